@@ -1,0 +1,166 @@
+// Package dualsig signs with ML-DSA-65 (FIPS 204): alone, for what others must be
+// able to check, and together with HMAC-SHA-512, for what only the vault checks.
+//
+// A dual signature holds when both parts do. Both are always made and both are
+// always evaluated over the same framed bytes, which name the pair of algorithms,
+// the key version and the ML-DSA-65 key; the MAC covers the ML-DSA-65 signature
+// too. So neither part can be stripped, swapped or taken from another signature,
+// and nothing in a signature chooses how it is checked. Whoever breaks or steals
+// one of the two keys still forges nothing. The MAC proves nothing to third
+// parties; the ML-DSA-65 part does.
+//
+// Signing is hedged: circl's crypto.Signer is deterministic and ignores its
+// reader, so only mldsa65.SignTo with randomized = true is used. Keys are seeds;
+// every length is checked before circl sees it. The package is pure and keeps no
+// keys; which context belongs to which use is the caller's to say.
+package dualsig
+
+import (
+	"crypto/hmac"
+	"crypto/sha512"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/frame"
+)
+
+// Sizes in bytes.
+const (
+	SeedSize      = 32   // ξ, FIPS 204 §6.1
+	PublicKeySize = 1952 // FIPS 204 table 2
+	SignatureSize = 3309 // an ML-DSA-65 signature alone
+
+	// MACKeySize is the only length of a MAC key: HMAC pads shorter keys with
+	// zeros, so that without this a key and the same key with zeros would collide.
+	MACKeySize = 64
+	MACSize    = sha512.Size
+
+	dualHeader = 1 + 4
+	// DualSize is the size of a dual signature.
+	DualSize = dualHeader + SignatureSize + MACSize
+)
+
+const (
+	version = 1
+
+	algorithms = "ML-DSA-65+HMAC-SHA-512"
+	labelDual  = "latticekeep/dual-signature/v1"
+	labelMAC   = "latticekeep/dual-signature/mac/v1"
+
+	maxContext = 255 // FIPS 204 §5.2
+	maxMessage = 64 << 20
+)
+
+// Key makes and checks dual signatures. It is safe for concurrent use; the zero
+// value signs and verifies nothing.
+type Key struct {
+	version uint32
+	private *PrivateKey
+	id      []byte // of the public key: SHA3-256, 32 bytes
+	mac     [MACKeySize]byte
+}
+
+// NewKey returns the key of that version with an ML-DSA-65 seed (32 bytes) and an
+// independent MAC key (64 bytes). It copies both.
+func NewKey(version uint32, seed, macKey []byte) (*Key, error) {
+	if len(macKey) != MACKeySize {
+		return nil, fmt.Errorf("making dual key: MAC key has %d bytes, not %d", len(macKey), MACKeySize)
+	}
+	private, err := NewPrivateKey(seed)
+	if err != nil {
+		return nil, fmt.Errorf("making dual key: %w", err)
+	}
+	id, err := hex.DecodeString(private.public.id)
+	if err != nil {
+		return nil, fmt.Errorf("making dual key: %w", err)
+	}
+	k := &Key{version: version, private: private, id: id}
+	copy(k.mac[:], macKey)
+	return k, nil
+}
+
+// Version returns the key version that every signature of this key carries.
+func (k *Key) Version() uint32 {
+	if k == nil {
+		return 0
+	}
+	return k.version
+}
+
+// Public returns the ML-DSA-65 public key; nil for a zero key.
+func (k *Key) Public() *PublicKey {
+	if k == nil {
+		return nil
+	}
+	return k.private.Public()
+}
+
+// frame returns what both parts sign.
+func (k *Key) frame(context string, msg []byte) []byte {
+	return frame.Join(labelDual, []byte(algorithms), binary.BigEndian.AppendUint32(nil, k.version), k.id, []byte(context), msg)
+}
+
+// Sign returns version ‖ key version ‖ ML-DSA-65 signature ‖ MAC, [DualSize] bytes.
+// context is 1 to 255 bytes and names the use; msg is at most 64 MiB.
+func (k *Key) Sign(context string, msg []byte) ([]byte, error) {
+	if k == nil || k.private == nil {
+		return nil, errors.New("signing: no key")
+	}
+	if context == "" {
+		return nil, errors.New("signing: a dual signature needs a context")
+	}
+	if len(msg) > maxMessage {
+		return nil, fmt.Errorf("signing: message is over %d bytes", maxMessage)
+	}
+	framed := k.frame(context, msg)
+	sig := make([]byte, DualSize)
+	sig[0] = version
+	binary.BigEndian.PutUint32(sig[1:], k.version)
+	pqc := sig[dualHeader : dualHeader+SignatureSize]
+	if err := k.private.sign(context, framed, true, pqc); err != nil {
+		return nil, err
+	}
+	copy(sig[dualHeader+SignatureSize:], mac(k.mac[:], frame.Join(labelMAC, framed, pqc)))
+	return sig, nil
+}
+
+// Verify reports whether both parts of sig are this key's for context and msg.
+// Only what is public (length, version, key version) decides early.
+func (k *Key) Verify(context string, msg, sig []byte) bool {
+	if k == nil || k.private == nil || context == "" || len(context) > maxContext || len(msg) > maxMessage {
+		return false
+	}
+	if v, err := KeyVersion(sig); err != nil || v != k.version {
+		return false
+	}
+	framed := k.frame(context, msg)
+	pqc, tag := sig[dualHeader:dualHeader+SignatureSize], sig[dualHeader+SignatureSize:]
+	pqcHolds := asInt(k.private.public.Verify(context, framed, pqc))
+	macHolds := subtle.ConstantTimeCompare(tag, mac(k.mac[:], frame.Join(labelMAC, framed, pqc)))
+	return pqcHolds&macHolds == 1
+}
+
+// KeyVersion returns the version of the key that made the dual signature sig.
+func KeyVersion(sig []byte) (uint32, error) {
+	if len(sig) != DualSize || sig[0] != version {
+		return 0, errors.New("reading dual signature: wrong length or unknown version")
+	}
+	return binary.BigEndian.Uint32(sig[1:]), nil
+}
+
+// mac is HMAC-SHA-512 (RFC 2104).
+func mac(key, msg []byte) []byte {
+	h := hmac.New(sha512.New, key)
+	h.Write(msg)
+	return h.Sum(nil)
+}
+
+func asInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

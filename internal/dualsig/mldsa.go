@@ -1,0 +1,155 @@
+package dualsig
+
+import (
+	"bytes"
+	"crypto/sha3"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+
+	"github.com/cloudflare/circl/sign/mldsa/mldsa65"
+
+	"github.com/latticekeep/latticekeep/internal/frame"
+)
+
+// PrivateKey makes ML-DSA-65 signatures. It is safe for concurrent use; the zero
+// value signs nothing.
+type PrivateKey struct {
+	key    *mldsa65.PrivateKey
+	public *PublicKey
+}
+
+// NewPrivateKey derives the key from its 32-byte seed ξ (FIPS 204 §6.1). Expanded
+// keys are not accepted anywhere: circl imports damaged ones without an error.
+func NewPrivateKey(seed []byte) (*PrivateKey, error) {
+	if len(seed) != SeedSize {
+		return nil, fmt.Errorf("deriving ML-DSA-65 key: seed has %d bytes, not %d", len(seed), SeedSize)
+	}
+	s := [SeedSize]byte(seed)
+	defer clear(s[:])
+	public, private := mldsa65.NewKeyFromSeed(&s)
+	return &PrivateKey{key: private, public: newPublicKey(public)}, nil
+}
+
+// Public returns the public key; nil for a zero key.
+func (k *PrivateKey) Public() *PublicKey {
+	if k == nil {
+		return nil
+	}
+	return k.public
+}
+
+// Sign returns a hedged ML-DSA-65 signature of msg (3309 bytes; FIPS 204 §5.2,
+// algorithm 2). context is at most 255 bytes and names the use; only signatures
+// that any FIPS 204 verifier must accept without knowing one leave it empty.
+func (k *PrivateKey) Sign(context string, msg []byte) ([]byte, error) {
+	sig := make([]byte, SignatureSize)
+	if err := k.sign(context, msg, true, sig); err != nil {
+		return nil, err
+	}
+	return sig, nil
+}
+
+// sign writes the signature to sig, which has SignatureSize bytes. Only tests
+// against vectors set hedged to false.
+func (k *PrivateKey) sign(context string, msg []byte, hedged bool, sig []byte) error {
+	if k == nil || k.key == nil {
+		return errors.New("signing: no key")
+	}
+	if len(context) > maxContext {
+		return fmt.Errorf("signing: context has %d bytes, over %d", len(context), maxContext)
+	}
+	if err := mldsa65.SignTo(k.key, msg, []byte(context), hedged, sig); err != nil {
+		return fmt.Errorf("signing with ML-DSA-65: %w", err)
+	}
+	return nil
+}
+
+// PublicKey checks ML-DSA-65 signatures. It is safe for concurrent use; the zero
+// value verifies nothing.
+type PublicKey struct {
+	key     *mldsa65.PublicKey
+	encoded []byte
+	id      string
+}
+
+// ParsePublicKey returns the key encoded in b, 1952 bytes (FIPS 204 §7.2, algorithm
+// 23). Every string of that length is a key.
+func ParsePublicKey(b []byte) (*PublicKey, error) {
+	if len(b) != PublicKeySize {
+		return nil, fmt.Errorf("parsing ML-DSA-65 public key: %d bytes, not %d", len(b), PublicKeySize)
+	}
+	key := new(mldsa65.PublicKey)
+	key.Unpack((*[PublicKeySize]byte)(b))
+	return newPublicKey(key), nil
+}
+
+func newPublicKey(key *mldsa65.PublicKey) *PublicKey {
+	encoded := key.Bytes()
+	id := sha3.Sum256(frame.Join("ML-DSA-65", encoded))
+	return &PublicKey{key: key, encoded: encoded, id: hex.EncodeToString(id[:])}
+}
+
+// Bytes returns the encoding that [ParsePublicKey] takes; nil for a zero key.
+func (k *PublicKey) Bytes() []byte {
+	if k == nil {
+		return nil
+	}
+	return bytes.Clone(k.encoded)
+}
+
+// ID returns the key's fingerprint: SHA3-256 over the framed algorithm and key, 64
+// lower-case hexadecimal digits; empty for a zero key.
+func (k *PublicKey) ID() string {
+	if k == nil {
+		return ""
+	}
+	return k.id
+}
+
+// Verify reports whether sig is this key's ML-DSA-65 signature of msg for context
+// (FIPS 204 §5.3, algorithm 3).
+func (k *PublicKey) Verify(context string, msg, sig []byte) bool {
+	if k == nil || k.key == nil || len(context) > maxContext || len(sig) != SignatureSize {
+		return false
+	}
+	return mldsa65.Verify(k.key, msg, []byte(context), sig)
+}
+
+// pemType and spkiHeader make up RFC 9881 §4: a SubjectPublicKeyInfo with
+// id-ml-dsa-65 (2.16.840.1.101.3.4.3.18), no parameters, and the key as the bit
+// string. Every length in it is fixed, so the DER is this header and the key.
+const (
+	pemType    = "PUBLIC KEY"
+	spkiHeader = "\x30\x82\x07\xb2" + "\x30\x0b\x06\x09\x60\x86\x48\x01\x65\x03\x04\x03\x12" + "\x03\x82\x07\xa1\x00"
+)
+
+// MarshalPEM returns the key as a PEM file (RFC 9881 §4); nil for a zero key.
+func (k *PublicKey) MarshalPEM() []byte {
+	if k == nil || k.key == nil {
+		return nil
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: pemType, Bytes: append([]byte(spkiHeader), k.encoded...)})
+}
+
+// ParsePEM is the inverse of MarshalPEM. It takes nothing but the canonical file:
+// 64 columns, line feeds, no text around it.
+func ParsePEM(b []byte) (*PublicKey, error) {
+	block, _ := pem.Decode(b)
+	if block == nil || block.Type != pemType {
+		return nil, fmt.Errorf("parsing public key: not a PEM block of type %s", pemType)
+	}
+	encoded, ok := bytes.CutPrefix(block.Bytes, []byte(spkiHeader))
+	if !ok {
+		return nil, errors.New("parsing public key: not an ML-DSA-65 key")
+	}
+	key, err := ParsePublicKey(encoded)
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(key.MarshalPEM(), b) {
+		return nil, errors.New("parsing public key: text around the key, headers, or other line breaks than PEM's own")
+	}
+	return key, nil
+}
