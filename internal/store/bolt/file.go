@@ -1,0 +1,346 @@
+package bolt
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	bbolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// The buckets carry the version of the layout in their names. The bucket of the
+// commit id is so small that bbolt keeps it inside the page of its root bucket,
+// which every commit writes anyway.
+const (
+	bucketData   = "latticekeep/store/v1"
+	bucketCommit = "latticekeep/commit/v1"
+	keyCommit    = "id"
+)
+
+const (
+	lockTimeout = time.Second
+	// mapSize is the address space mapped at once: bbolt grows its map only
+	// while no reader is open, and up to this size it need not.
+	mapSize = 1 << 30
+)
+
+// file is one opened database file. The os.File is the one bbolt uses, so the
+// lock covers what we write through it.
+type file struct {
+	*os.File
+	db     *bbolt.DB
+	wedged atomic.Bool // bbolt panicked with its locks held: they stay locked
+}
+
+// begin starts a transaction and returns the bucket of the data with it.
+func (f *file) begin(writable bool) (tx *bbolt.Tx, data *bbolt.Bucket, err error) {
+	err = guard(func() (err error) {
+		returned := false
+		defer func() {
+			if !returned {
+				f.wedged.Store(true)
+			}
+		}()
+		tx, err = f.db.Begin(writable)
+		returned = true
+		return err
+	})
+	if err == nil {
+		err = guard(func() error { data = tx.Bucket([]byte(bucketData)); return nil })
+	}
+	if err != nil && tx != nil {
+		err = errors.Join(err, f.rollback(tx))
+	}
+	return tx, data, err
+}
+
+// rollback ends tx without a trace; after a commit, whatever its outcome, it
+// does nothing.
+func (f *file) rollback(tx *bbolt.Tx) error {
+	err := guard(tx.Rollback)
+	if errors.Is(err, berrors.ErrTxClosed) {
+		return nil
+	}
+	if err != nil {
+		f.wedged.Store(true)
+	}
+	return err
+}
+
+// abandon releases the file and its lock without bbolt. The map leaks and keeps
+// the open file alive in the kernel, so closing alone would not unlock it.
+func (f *file) abandon() error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.File.Close())
+}
+
+// close releases the file and its lock.
+func (f *file) close() error {
+	if f.wedged.Load() {
+		return f.abandon() // bbolt would wait for its own locks for ever
+	}
+	if err := guard(f.db.Close); err != nil {
+		return fmt.Errorf("closing database: %w", err)
+	}
+	return nil
+}
+
+// create makes the database when there is none, so that a crash at any moment
+// leaves either none or a whole one: it is made under another name in the same
+// folder, synced, renamed, and the folder synced. The folder is locked, so that
+// of two processes that start together the second finds the first one's file,
+// and what a crash left under the other name can be removed.
+func create(path string, o *Options) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.Wrap(fault.NotFound, "the data directory does not exist: create it or choose another", err)
+	}
+	if err != nil {
+		return unavailable(fmt.Errorf("opening data directory: %w", err))
+	}
+	defer dir.Close()
+	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX); err != nil {
+		return unavailable(fmt.Errorf("locking data directory: %w", err))
+	}
+
+	temp := path + ".init"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return unavailable(fmt.Errorf("removing an unfinished database: %w", err))
+	}
+	_, err = os.Lstat(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return unavailable(fmt.Errorf("looking for database: %w", err))
+	}
+	if err != nil {
+		if err := o.durably("create", func() error { return initialise(temp) }); err != nil {
+			return unavailable(fmt.Errorf("initialising database: %w", err))
+		}
+		if err := o.durably("rename", func() error { return os.Rename(temp, path) }); err != nil {
+			return unavailable(fmt.Errorf("naming database: %w", err))
+		}
+	}
+	// Also when the database exists: a crash may have come before this.
+	if err := o.durably("sync folder", dir.Sync); err != nil {
+		return unavailable(fmt.Errorf("syncing data directory: %w", err))
+	}
+	return nil
+}
+
+// initialise writes an empty database and syncs it.
+func initialise(path string) error {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout})
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Update(func(tx *bbolt.Tx) error { // syncs the file, its size included
+		_, data := tx.CreateBucket([]byte(bucketData))
+		_, commit := tx.CreateBucket([]byte(bucketCommit))
+		return errors.Join(data, commit)
+	}), db.Sync(), db.Close())
+}
+
+// openFile locks, checks and maps an existing database.
+//
+// The check comes before the map: a page that the meta page promises and the
+// file does not have would be a SIGBUS. Then, unless it is opened to read, the
+// newest meta page is settled: written again as it is and synced. A process that
+// died between writing and syncing it, or whose sync failed, leaves a meta page
+// that is in the page cache and perhaps not on disk; going on from it would
+// overwrite pages of the one that is. Written twice, the same bytes cannot tear.
+func openFile(path string, o *Options) (*file, error) {
+	var (
+		f    = &file{}
+		flag int
+	)
+	err := guard(func() (err error) {
+		f.db, err = bbolt.Open(path, 0o600, &bbolt.Options{
+			Timeout:         lockTimeout,
+			ReadOnly:        o.ReadOnly,
+			FreelistType:    bbolt.FreelistMapType,
+			InitialMmapSize: mapSize,
+			NoStatistics:    true,
+			OpenFile: func(name string, given int, mode os.FileMode) (*os.File, error) {
+				flag = given &^ os.O_CREATE // create has made it; a missing file is an error
+				if f.File, err = os.OpenFile(name, flag, mode); err != nil {
+					return nil, err
+				}
+				if _, err := newestMeta(f.File); err != nil {
+					return nil, err
+				}
+				return f.File, nil
+			},
+		})
+		return err
+	})
+	if err == nil {
+		err = f.prepare(o)
+	}
+	if err == nil {
+		return f, nil
+	}
+	if f.File != nil {
+		_ = f.abandon() // bbolt has closed it already, unless it panicked
+	}
+	switch {
+	case errors.Is(err, berrors.ErrTimeout):
+		err = fault.Wrap(fault.Unavailable, "the data directory is in use by another latticekeep process: stop it or choose another directory", err)
+	case errors.Is(err, fs.ErrNotExist):
+		err = fault.Wrap(fault.NotFound, "there is no database in the data directory: check its path or restore a backup", err)
+	case errors.Is(err, fs.ErrPermission):
+		err = fault.Wrap(fault.Invalid, "the database file may not be opened: run as its owner", err)
+	}
+	return nil, unavailable(err)
+}
+
+// prepare makes sure that the opened file is ours, and settles it.
+func (f *file) prepare(o *Options) error {
+	err := guard(func() error {
+		return f.db.View(func(tx *bbolt.Tx) error {
+			if tx.Bucket([]byte(bucketData)) == nil || tx.Bucket([]byte(bucketCommit)) == nil {
+				return fault.New(fault.Invalid, foreign)
+			}
+			return nil
+		})
+	})
+	if err == nil && !o.ReadOnly {
+		err = o.durably("settle", f.settle)
+	}
+	if err != nil {
+		return errors.Join(err, f.close())
+	}
+	return nil
+}
+
+func (f *file) settle() error {
+	m, err := newestMeta(f.File)
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteAt(m.raw, m.offset); err != nil {
+		return fmt.Errorf("settling the database: %w", err)
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("settling the database: %w", err)
+	}
+	return nil
+}
+
+const (
+	foreign   = "the file is not a latticekeep database: choose another data directory or restore a backup"
+	truncated = "the database file is truncated: restore a backup"
+)
+
+// meta is a meta page of bbolt's file format, version 2: after a page header of
+// 16 bytes, in the byte order of the machine, magic, version, page size and flags
+// (4 bytes each), root page, sequence, freelist page, number of pages,
+// transaction and FNV-1a checksum of all that (8 bytes each).
+type meta struct {
+	offset   int64 // of raw in the file
+	raw      []byte
+	pageSize int64
+	freelist uint64 // page
+	high     uint64 // first page behind those in use
+	txid     uint64
+}
+
+const (
+	pageHeader = 16
+	metaSize   = 64
+	metaMagic  = 0xED0CDAED
+	noFreelist = 1<<64 - 1
+)
+
+// newestMeta returns the meta page that a fresh start would use, and an error
+// that names the remedy when there is none or the file is shorter than it says.
+func newestMeta(f *os.File) (meta, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return meta{}, fmt.Errorf("reading file size: %w", err)
+	}
+	if info.Size() == 0 {
+		return meta{}, fault.New(fault.Internal, truncated)
+	}
+	newest, ok := readMeta(f, 0, 0)
+	for size := int64(1 << 10); size <= 1<<16; size <<= 1 {
+		if ok && size != newest.pageSize {
+			continue // the first page tells where the second is
+		}
+		if m, valid := readMeta(f, size, size); valid && (!ok || m.txid > newest.txid) {
+			newest, ok = m, true
+			break
+		}
+	}
+	switch {
+	case !ok:
+		return meta{}, fault.Wrap(fault.Invalid, foreign, errors.New("neither meta page is valid"))
+	case newest.freelist == noFreelist: // ours always has one, and bbolt would write it now
+		return meta{}, fault.Wrap(fault.Invalid, foreign, errors.New("the freelist is not in the file"))
+	case newest.high > uint64(info.Size()/newest.pageSize):
+		return meta{}, fault.Wrap(fault.Internal, truncated, fmt.Errorf("%d bytes, %d pages of %d expected", info.Size(), newest.high, newest.pageSize))
+	}
+	return newest, nil
+}
+
+// readMeta reads the meta page at offset; pageSize is 0 when it is yet unknown.
+func readMeta(f io.ReaderAt, offset, pageSize int64) (m meta, valid bool) {
+	m.raw = make([]byte, metaSize)
+	m.offset = offset + pageHeader
+	if _, err := f.ReadAt(m.raw, m.offset); err != nil {
+		return m, false
+	}
+	u32, u64, b := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64, m.raw
+	sum := fnv.New64a()
+	sum.Write(b[:metaSize-8])
+	if u32(b) != metaMagic || u32(b[4:]) != 2 || u64(b[56:]) != sum.Sum64() {
+		return m, false
+	}
+	m.pageSize = int64(u32(b[8:]))
+	m.freelist, m.high, m.txid = u64(b[32:]), u64(b[40:]), u64(b[48:])
+	return m, m.pageSize >= 1<<10 && m.pageSize <= 1<<16 && m.pageSize&(m.pageSize-1) == 0 &&
+		(pageSize == 0 || pageSize == m.pageSize)
+}
+
+// freePages lists the pages that nothing reachable from m uses.
+func (m meta) freePages(f io.ReaderAt) ([]uint64, error) {
+	u64 := binary.NativeEndian.Uint64
+	if m.freelist >= m.high {
+		return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("the freelist is on page %d of %d", m.freelist, m.high))
+	}
+	at := int64(m.freelist) * m.pageSize
+	b := make([]byte, pageHeader+8)
+	if _, err := f.ReadAt(b, at); err != nil {
+		return nil, fmt.Errorf("reading freelist: %w", err)
+	}
+	at += pageHeader
+	const freelistFlag, long = 0x10, 0xffff
+	flags, count := binary.NativeEndian.Uint16(b[8:]), uint64(binary.NativeEndian.Uint16(b[10:]))
+	if count == long { // the first element is the count
+		count = u64(b[pageHeader:])
+		at += 8
+	}
+	if flags != freelistFlag || count > m.high {
+		return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has flags %#x and %d pages", flags, count))
+	}
+	b = make([]byte, 8*count)
+	if _, err := f.ReadAt(b, at); err != nil {
+		return nil, fmt.Errorf("reading freelist: %w", err)
+	}
+	free := make([]uint64, count)
+	for i := range free {
+		free[i] = u64(b[8*i:])
+		if free[i] < 2 || free[i] >= m.high {
+			return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has page %d", free[i]))
+		}
+	}
+	return free, nil
+}

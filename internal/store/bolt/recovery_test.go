@@ -1,0 +1,282 @@
+package bolt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+func TestConcurrentUpdatesShareCommits(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	const writers, each = 64, 10
+	var wg sync.WaitGroup
+	for i := range writers {
+		wg.Go(func() {
+			for j := range each {
+				if err := s.Update(context.Background(), func(tx store.Tx) error {
+					return tx.Put(fmt.Appendf(nil, "%d/%d", i, j), nil)
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(contents(t, s)); n != writers*each {
+		t.Errorf("%d values, want %d", n, writers*each)
+	}
+	if c := s.Commits(); c >= writers*each/2 {
+		t.Errorf("%d commits for %d updates", c, writers*each)
+	}
+}
+
+// faults fails the steps that are named, before or after they are done.
+type faults struct{ before, after sync.Map }
+
+func (f *faults) step(step string, do func() error) error {
+	if _, fail := f.before.Load(step); fail {
+		return errInjected
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	if _, fail := f.after.Load(step); fail {
+		return errInjected
+	}
+	return nil
+}
+
+func TestAStoreThatCannotBeOpenedAgainComesBack(t *testing.T) {
+	for _, persisted := range []bool{false, true} {
+		var f faults
+		s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: f.step})
+		put(t, s, "a", nil)
+		f.before.Store("settle", true)
+		if persisted {
+			f.after.Store("commit", true)
+		} else {
+			f.before.Store("commit", true)
+		}
+		write := func(tx store.Tx) error { return tx.Put([]byte("b"), nil) }
+		for range 2 {
+			wantKind(t, s.Update(t.Context(), write), fault.Unavailable)
+			wantKind(t, s.View(t.Context(), func(store.Reader) error { return nil }), fault.Unavailable)
+			wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+		}
+		f.before.Clear()
+		f.after.Clear()
+		must(t, s.Ready(t.Context()))
+		_, there := contents(t, s)["b"]
+		if there != persisted {
+			t.Errorf("persisted %v, and afterwards it is there: %v", persisted, there)
+		}
+		put(t, s, "c", nil)
+		must(t, s.Close())
+	}
+}
+
+func TestCloseOfABrokenStoreEnds(t *testing.T) {
+	var f faults
+	path := filepath.Join(t.TempDir(), "db")
+	s := open(t, path, Options{fault: f.step})
+	f.before.Store("settle", true)
+	f.before.Store("commit", true)
+	wantKind(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("a"), nil) }), fault.Unavailable)
+	_ = s.Close()
+	open(t, path, Options{})
+}
+
+// A reader of the snapshot before a commit of unknown outcome keeps its pages:
+// the file is opened again only when it has ended.
+func TestAViewOutlivesAFailedCommit(t *testing.T) {
+	var f faults
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: f.step})
+	want := marked("old", 100<<10)
+	put(t, s, "a", want)
+	f.after.Store("commit", true)
+	updated := make(chan error, 1)
+	must(t, s.View(t.Context(), func(r store.Reader) error {
+		go func() {
+			updated <- s.Update(context.Background(), func(tx store.Tx) error { return tx.Put([]byte("a"), []byte("new")) })
+		}()
+		// Until the writer has found the failure and turns Views away.
+		for s.View(context.Background(), func(store.Reader) error { return nil }) == nil {
+			runtime.Gosched()
+		}
+		got, err := r.Get([]byte("a"))
+		if !bytes.Equal(got, want) {
+			t.Error("the View reads something else")
+		}
+		return err
+	}))
+	must(t, <-updated)
+	f.after.Clear()
+	if got := contents(t, s)["a"]; got != "new" {
+		t.Errorf("the commit that persisted left %d bytes", len(got))
+	}
+}
+
+func TestAHookThatPanicsFailsItsGroup(t *testing.T) {
+	var panics atomic.Bool
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{Hook: func(store.Tx, []any) error {
+		if panics.Load() {
+			panic("boom")
+		}
+		return nil
+	}})
+	panics.Store(true)
+	err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("a"), nil) })
+	wantKind(t, err, fault.Internal)
+	panics.Store(false)
+	put(t, s, "b", nil)
+	if got := contents(t, s); len(got) != 1 {
+		t.Errorf("the store has %v", got)
+	}
+}
+
+// t.FailNow in a closure ends the goroutine; the store must go on.
+func TestAClosureThatExitsIsUndone(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_ = s.Update(context.Background(), func(tx store.Tx) error {
+			_ = tx.Put([]byte("a"), nil)
+			runtime.Goexit()
+			return nil
+		})
+	}()
+	<-gone
+	put(t, s, "b", nil)
+	if got := contents(t, s); len(got) != 1 {
+		t.Errorf("the store has %v", got)
+	}
+}
+
+// Whoever overwrites or cuts the file under a running store gets errors, not a
+// crash; when the file is put right, the store works again.
+func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
+	spoil := map[string]func(path string, m meta) error{
+		"meta pages": func(path string, m meta) error {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt(make([]byte, 2*m.pageSize), 0)
+			return errors.Join(err, f.Close())
+		},
+		"cut": func(path string, m meta) error { return os.Truncate(path, 2*m.pageSize) },
+	}
+	for name, spoil := range spoil {
+		for _, viewFirst := range []bool{true, false} {
+			path := filepath.Join(t.TempDir(), "db")
+			s := open(t, path, Options{pace: quick()})
+			for i := range 20 {
+				put(t, s, fmt.Sprint("key", i), make([]byte, 3<<10))
+			}
+			must(t, s.Scrubbed(t.Context()))
+			whole, err := os.ReadFile(path)
+			must(t, err)
+			must(t, spoil(path, newest(t, whole)))
+			get := func(r store.Reader) error { _, err := r.Get([]byte("key7")); return err }
+			if viewFirst {
+				wantKind(t, s.View(t.Context(), get), fault.Internal)
+			}
+			err = s.Update(t.Context(), func(tx store.Tx) error { return errors.Join(get(tx), tx.Put([]byte("x"), nil)) })
+			if k := fault.Of(err); err == nil || k != fault.Internal && k != fault.Invalid {
+				t.Errorf("%s: %v", name, err)
+			}
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			must(t, err)
+			_, err = f.Write(whole)
+			must(t, errors.Join(err, f.Close()))
+			put(t, s, "x", nil)
+			if n := len(contents(t, s)); n != 21 {
+				t.Errorf("%s: %d values, want 21", name, n)
+			}
+			must(t, s.Close())
+		}
+	}
+}
+
+// TestRandomOperationsAgreeWithAMap drives the store and a map by the same random
+// operations: closures that succeed and fail, commits that fail with and without
+// persisting, scrubs and reopenings.
+func TestRandomOperationsAgreeWithAMap(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 0))
+			path := filepath.Join(t.TempDir(), "db")
+			var f faults
+			o := Options{fault: f.step, pace: quick()}
+			s := open(t, path, o)
+			model := map[string]string{}
+			for range 150 {
+				f.before.Clear()
+				f.after.Clear()
+				next := maps.Clone(model)
+				wantFail := false
+				switch random.IntN(12) {
+				case 0:
+					f.before.Store("commit", true)
+					wantFail = true
+				case 1:
+					f.after.Store("commit", true)
+				case 2:
+					must(t, s.Close())
+					s = open(t, path, o)
+				}
+				fails := random.IntN(5) == 0
+				err := s.Update(t.Context(), func(tx store.Tx) error {
+					for range 1 + random.IntN(10) {
+						key := fmt.Sprintf("%03d", random.IntN(200))
+						if random.IntN(3) == 0 {
+							delete(next, key)
+							if err := tx.Delete([]byte(key)); err != nil {
+								return err
+							}
+							continue
+						}
+						value := string(marked(key, random.IntN(1<<random.IntN(15))))
+						next[key] = value
+						if err := tx.Put([]byte(key), []byte(value)); err != nil {
+							return err
+						}
+					}
+					if fails {
+						return errInjected
+					}
+					return tx.Put([]byte("always"), nil)
+				})
+				next["always"] = ""
+				switch {
+				case fails || wantFail:
+					if err == nil {
+						t.Fatal("no error")
+					}
+				case err != nil:
+					t.Fatal(err)
+				default:
+					model = next
+				}
+				if got := contents(t, s); !maps.Equal(got, model) {
+					t.Fatalf("the store has %d values, the map %d, or they differ", len(got), len(model))
+				}
+			}
+			must(t, s.Close())
+			sound(t, path)
+		})
+	}
+}

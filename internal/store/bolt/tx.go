@@ -1,0 +1,233 @@
+package bolt
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	bbolt "go.etcd.io/bbolt"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// reader reads one bbolt transaction. What it returns is copied out of the
+// memory map, under guard: a slice into the map would fault in the hands of the
+// closure when the disk fails, and kill the process when it outlives the map.
+type reader struct {
+	data    *bbolt.Bucket
+	check   func() error // whether the closure may read on
+	changes int          // counts writes, which invalidate cursors
+}
+
+// Get implements [store.Reader].
+func (r *reader) Get(key []byte) (value []byte, err error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	err = guard(func() error {
+		value = bytes.Clone(r.data.Get(key))
+		return nil
+	})
+	return value, err
+}
+
+// Scan implements [store.Reader].
+func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error {
+	var c cursor
+	if err := guard(func() error { c = cursor{r: r, rg: rg, bolt: r.data.Cursor()}; return nil }); err != nil {
+		return err
+	}
+	for {
+		if err := r.check(); err != nil {
+			return err
+		}
+		var key, value []byte
+		err := guard(func() error {
+			k, v := c.next()
+			key, value = bytes.Clone(k), bytes.Clone(v)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if key == nil {
+			return nil
+		}
+		c.last = append(c.last[:0], key...) // its own copy: visit gets the other
+		if !visit(key, value) {
+			return nil
+		}
+	}
+}
+
+// cursor walks a range. It seeks again after writes, since bbolt's cursor keeps
+// references to nodes that writes replace.
+type cursor struct {
+	r       *reader
+	rg      store.Range
+	bolt    *bbolt.Cursor
+	last    []byte // the key visited last; nil at the beginning
+	changes int    // of the reader, when bolt was positioned
+}
+
+// next returns the next pair of the range, or nil.
+func (c *cursor) next() (key, value []byte) {
+	moved := c.changes != c.r.changes
+	c.changes = c.r.changes
+	if c.rg.Reverse {
+		return c.prev(moved)
+	}
+	switch {
+	case c.last == nil:
+		key, value = c.bolt.Seek(c.rg.From)
+	case moved:
+		if key, value = c.bolt.Seek(c.last); bytes.Equal(key, c.last) {
+			key, value = c.bolt.Next()
+		}
+	default:
+		key, value = c.bolt.Next()
+	}
+	if c.rg.To != nil && bytes.Compare(key, c.rg.To) >= 0 {
+		return nil, nil
+	}
+	return key, value
+}
+
+func (c *cursor) prev(moved bool) (key, value []byte) {
+	below := c.last
+	if below == nil {
+		if below = c.rg.To; below == nil {
+			below = bytes.Repeat([]byte{0xff}, store.MaxKeySize+1)
+		}
+		moved = true
+	}
+	if moved {
+		c.bolt.Seek(below) // the first key that is not below, or past the end
+	}
+	key, value = c.bolt.Prev()
+	// bbolt's Prev also answers nil on a leaf that deletions in this
+	// transaction have emptied, and goes on from there when it is asked again.
+	// It is the end only when no key is left below.
+	for key == nil {
+		if first, _ := c.r.data.Cursor().First(); first == nil || bytes.Compare(first, below) >= 0 {
+			return nil, nil
+		}
+		key, value = c.bolt.Prev()
+	}
+	if bytes.Compare(key, c.rg.From) < 0 {
+		return nil, nil
+	}
+	return key, value
+}
+
+// tx is the transaction of one group. Its log of changes undoes closures that
+// fail and says afterwards what the group has done.
+type tx struct {
+	reader
+	bolt   *bbolt.Tx
+	log    []change
+	events []any
+	broken error // set when bbolt panicked: nothing of this may be committed
+}
+
+// change is one write and what was there before.
+type change struct {
+	key, before []byte // before is nil when the key was absent
+	deleted     bool
+}
+
+// Put implements [store.Tx].
+func (t *tx) Put(key, value []byte) error {
+	value = append([]byte{}, value...) // never nil, which would read as absent
+	return t.change(change{key: bytes.Clone(key)}, func(key []byte) error { return t.data.Put(key, value) })
+}
+
+// Delete implements [store.Tx].
+func (t *tx) Delete(key []byte) error {
+	return t.change(change{key: bytes.Clone(key), deleted: true}, t.data.Delete)
+}
+
+// Enqueue implements [store.Tx].
+func (t *tx) Enqueue(event any) { t.events = append(t.events, event) }
+
+func (t *tx) Get(key []byte) ([]byte, error) {
+	value, err := t.reader.Get(key)
+	return value, t.note(err)
+}
+
+func (t *tx) Scan(r store.Range, visit func(key, value []byte) bool) error {
+	return t.note(t.reader.Scan(r, visit))
+}
+
+func (t *tx) change(c change, do func(key []byte) error) error {
+	if err := t.check(); err != nil {
+		return err
+	}
+	if err := checkKey(c.key); err != nil {
+		return err
+	}
+	return t.note(guard(func() error {
+		// bbolt keeps this slice valid until the commit, which is after any undo.
+		c.before = t.data.Get(c.key)
+		if c.before == nil && c.deleted {
+			return nil
+		}
+		if err := do(c.key); err != nil {
+			return fmt.Errorf("writing to bbolt: %w", err)
+		}
+		t.log = append(t.log, c)
+		t.changes++
+		return nil
+	}))
+}
+
+// note remembers damage, after which the bbolt transaction cannot be trusted.
+func (t *tx) note(err error) error {
+	if t.broken == nil && errors.Is(err, fault.Internal) {
+		t.broken = err
+	}
+	return err
+}
+
+// mark is a point that undo goes back to.
+type mark struct{ changes, events int }
+
+func (t *tx) mark() mark { return mark{len(t.log), len(t.events)} }
+
+func (t *tx) undo(m mark) {
+	for i := len(t.log) - 1; i >= m.changes; i-- {
+		c := t.log[i]
+		_ = t.note(guard(func() error {
+			if c.before == nil {
+				return t.data.Delete(c.key)
+			}
+			return t.data.Put(c.key, c.before)
+		}))
+		t.changes++
+	}
+	t.log, t.events = t.log[:m.changes], t.events[:m.events]
+}
+
+// changed tells whether there is anything to commit.
+func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 }
+
+// deletes tells whether the group removed a key.
+func (t *tx) deletes() bool {
+	for _, c := range t.log {
+		if c.deleted {
+			return true
+		}
+	}
+	return false
+}
+
+func checkKey(key []byte) error {
+	if len(key) == 0 || len(key) > store.MaxKeySize {
+		return fault.New(fault.Invalid, "a key of the store has 1 to 1024 bytes")
+	}
+	return nil
+}

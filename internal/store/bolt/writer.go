@@ -1,0 +1,336 @@
+package bolt
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync/atomic"
+
+	bbolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// group is what shares one physical commit.
+type group struct {
+	requests []*request
+	commit   bool          // even when nothing changed: a probe of Ready is among them
+	tx       *tx           // set before the first turn
+	back     chan struct{} // a request hands the turn back
+	ran      chan struct{} // closed after the closures and the hook
+	done     chan struct{} // closed when err is final
+	err      error         // fails all members
+}
+
+// request is one Update. Its closure runs in its caller's goroutine, while the
+// writer waits: a panic then keeps its stack and ends the caller alone.
+type request struct {
+	started atomic.Bool   // by the writer, which gives the turn, or by the caller, which withdraws
+	turn    chan struct{} // the writer gives the turn
+	err     error
+}
+
+// errExited is the result of a closure that did not return.
+var errExited = errors.New("the closure panicked or exited")
+
+// Update implements [store.Store].
+func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.submit(ctx, false, fn)
+}
+
+func (s *Store) submit(ctx context.Context, commit bool, fn func(store.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return ended(err)
+	}
+	g, r, err := s.enqueue(commit)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-r.turn:
+	case <-g.done: // the group could not begin
+		return g.err
+	case <-ctx.Done():
+		if r.started.CompareAndSwap(false, true) {
+			s.withdraw(g, r)
+			return ended(ctx.Err())
+		}
+		<-r.turn
+	}
+	r.run(g, fn)
+	select {
+	case <-g.done:
+	case <-ctx.Done():
+		// The hook may still be writing into the events of fn.
+		<-g.ran
+		select {
+		case <-g.done:
+		default:
+			return fault.Wrap(fault.Unavailable, "the store did not confirm the write in time: look whether it happened before trying again", ctx.Err())
+		}
+	}
+	if g.err != nil {
+		return g.err
+	}
+	return r.err
+}
+
+func (r *request) run(g *group, fn func(store.Tx) error) {
+	defer func() { g.back <- struct{}{} }()
+	r.err = errExited
+	r.err = fn(g.tx)
+}
+
+func (s *Store) enqueue(commit bool) (*group, *request, error) {
+	if s.opts.ReadOnly {
+		return nil, nil, fault.Wrap(fault.Internal, fault.Internal.Error(), berrors.ErrDatabaseReadOnly)
+	}
+	r := &request{turn: make(chan struct{}, 1)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, errClosed()
+	}
+	if s.pending == nil {
+		s.pending = &group{back: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{})}
+		poke(s.wake)
+	}
+	s.pending.requests = append(s.pending.requests, r)
+	s.pending.commit = s.pending.commit || commit
+	return s.pending, r, nil
+}
+
+// withdraw forgets r, so that a hanging disk does not gather the dead.
+func (s *Store) withdraw(g *group, r *request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == g {
+		g.requests = slices.DeleteFunc(g.requests, func(q *request) bool { return q == r })
+	}
+}
+
+// write is the writer goroutine: groups, and scrubs between them.
+func (s *Store) write() {
+	for {
+		select {
+		case <-s.wake:
+		case <-s.left:
+		case <-s.wipe.resting:
+			s.wipe.resting = nil
+		case <-s.wipe.patience:
+			s.wipe.patience, s.wipe.overdue = nil, true
+		}
+		g, closed := s.take()
+		if g != nil {
+			s.serve(g)
+		}
+		if closed {
+			s.finish()
+			return
+		}
+		s.wipeFreed()
+	}
+}
+
+// take returns what is pending, and whether it is the last.
+//
+// It lets others run before, as long as that makes the group grow: callers just
+// answered get to their next Update and join this group, not the one after it.
+// It costs nothing when nobody can run, and waits for nobody who cannot.
+func (s *Store) take() (*group, bool) {
+	const enough = 32 // turns without anyone new; a turn is well under a microsecond when nobody else can run
+	for size, idle := 0, 0; idle < enough; {
+		runtime.Gosched()
+		if n := s.queued(); n > size {
+			size, idle = n, 0
+		} else {
+			idle++
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.pending
+	s.pending = nil
+	return g, s.closed
+}
+
+// queued returns the size of the group that is forming.
+func (s *Store) queued() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == nil {
+		return 0
+	}
+	return len(s.pending.requests)
+}
+
+func (s *Store) serve(g *group) {
+	defer close(g.done)
+	g.err = s.runClosures(g)
+	close(g.ran)
+	switch {
+	case g.tx == nil:
+	case g.err == nil && (g.commit || g.tx.changed()):
+		g.err = s.commit(g.tx)
+	default:
+		s.rollback(g.tx)
+	}
+}
+
+// runClosures gives each member its turn and then runs the hook.
+func (s *Store) runClosures(g *group) error {
+	t, err := s.begin()
+	if err != nil {
+		return err
+	}
+	g.tx = t
+	defer func() { t.check = over }()
+	for _, r := range g.requests {
+		if !r.started.CompareAndSwap(false, true) {
+			continue
+		}
+		m := t.mark()
+		r.turn <- struct{}{}
+		<-g.back
+		if r.err != nil {
+			t.undo(m)
+		}
+	}
+	if t.broken == nil && t.changed() && s.opts.Hook != nil {
+		if err := s.runHook(t); err != nil {
+			return err
+		}
+	}
+	return t.broken
+}
+
+func (s *Store) runHook(t *tx) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fault.Wrap(fault.Internal, fault.Internal.Error(), fmt.Errorf("the commit hook panicked: %v\n%s", p, debug.Stack()))
+		}
+	}()
+	if err := s.opts.Hook(t, t.events); err != nil {
+		return fmt.Errorf("running the commit hook: %w", err)
+	}
+	return nil
+}
+
+// begin starts the transaction of a group. After a failure that could not be
+// cleared up it tries to open the file again first.
+func (s *Store) begin() (*tx, error) {
+	if !s.usable() {
+		if err := s.reopen(); err != nil {
+			return nil, err
+		}
+	}
+	b, data, err := s.last.begin(true)
+	if err != nil {
+		s.failed.Store(true)
+		s.drop(s.last)
+		return nil, unavailable(err)
+	}
+	return &tx{bolt: b, reader: reader{data: data, check: func() error { return nil }}}, nil
+}
+
+func (s *Store) rollback(t *tx) {
+	if err := s.last.rollback(t.bolt); err != nil {
+		s.failed.Store(true)
+		s.drop(s.last)
+	}
+}
+
+// commit makes t durable, or finds out that it did not.
+func (s *Store) commit(t *tx) error {
+	defer s.busy()()
+	id := make([]byte, 16)
+	rand.Read(id) // never fails
+	err := s.opts.durably("commit", func() error {
+		return guard(func() error {
+			if err := t.bolt.Bucket([]byte(bucketCommit)).Put([]byte(keyCommit), id); err != nil {
+				return err
+			}
+			return t.bolt.Commit()
+		})
+	})
+	if err == nil {
+		s.failed.Store(false)
+		s.committed(t)
+		return nil
+	}
+	s.rollback(t)
+	s.failed.Store(true)
+	s.wipe.tail = true // pages of t may lie there
+	s.opts.Logger.Error("committing failed", "error", err)
+	if rerr := s.reopen(); rerr != nil {
+		return unavailable(errors.Join(err, rerr))
+	}
+	last, rerr := s.lastCommit()
+	if rerr != nil || !bytes.Equal(last, id) {
+		return unavailable(err)
+	}
+	s.opts.Logger.Info("the commit that failed has persisted")
+	s.committed(t)
+	return nil
+}
+
+// committed accounts for a commit that is on disk, before anybody hears of it.
+func (s *Store) committed(t *tx) {
+	s.commits.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.views.epoch++
+	s.views.older += s.views.current
+	s.views.current = 0
+	if t.deletes() && s.clean == nil {
+		s.clean = make(chan struct{})
+	}
+}
+
+// busy marks the time in which the disk decides how long it takes.
+func (s *Store) busy() (end func()) {
+	s.busySince.Store(s.opts.Now().UnixNano())
+	return func() { s.busySince.Store(0) }
+}
+
+// reopen replaces the file by a fresh view of what is on disk. Views that are
+// open keep the old one until they end, which is within two seconds; new ones
+// are turned away meanwhile.
+func (s *Store) reopen() error {
+	defer s.busy()()
+	if s.last != nil {
+		s.drop(s.last)
+		s.awaitViews(s.views.any, nil)
+		if err := s.last.close(); err != nil {
+			s.opts.Logger.Warn("closing the database failed", "error", err)
+		}
+		s.last = nil
+	}
+	f, err := openFile(s.path, &s.opts)
+	if err != nil {
+		return unavailable(fmt.Errorf("opening database again: %w", err))
+	}
+	s.last = f
+	s.mu.Lock()
+	s.open = f
+	s.mu.Unlock()
+	return nil
+}
+
+// lastCommit returns the id of the newest commit in the file.
+func (s *Store) lastCommit() (id []byte, err error) {
+	err = guard(func() error {
+		return s.last.db.View(func(tx *bbolt.Tx) error {
+			id = bytes.Clone(tx.Bucket([]byte(bucketCommit)).Get([]byte(keyCommit)))
+			return nil
+		})
+	})
+	return id, err
+}

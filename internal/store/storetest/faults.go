@@ -1,0 +1,271 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+func endedContext(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := s.Update(ctx, func(store.Tx) error { t.Error("the closure ran"); return nil })
+	wantKind(t, err, fault.Unavailable)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v does not wrap the context's error", err)
+	}
+	err = s.View(ctx, func(store.Reader) error { t.Error("the closure ran"); return nil })
+	wantKind(t, err, fault.Unavailable)
+}
+
+// gate blocks commits from the moment it is closed.
+type gate struct {
+	shut    atomic.Bool
+	entered chan struct{}
+	goOn    chan struct{}
+}
+
+func newGate() *gate {
+	return &gate{entered: make(chan struct{}, 1), goOn: make(chan struct{})}
+}
+
+func (g *gate) commit(do func() error) error {
+	if g.shut.CompareAndSwap(true, false) {
+		g.entered <- struct{}{}
+		<-g.goOn
+	}
+	return do()
+}
+
+// awaited is a context that tells when somebody begins to wait for its end.
+type awaited struct {
+	context.Context
+	cancel  context.CancelFunc
+	waiting chan struct{}
+	once    sync.Once
+}
+
+func newAwaited(parent context.Context) *awaited {
+	ctx, cancel := context.WithCancel(parent)
+	return &awaited{Context: ctx, cancel: cancel, waiting: make(chan struct{})}
+}
+
+func (a *awaited) Done() <-chan struct{} {
+	a.once.Do(func() { close(a.waiting) })
+	return a.Context.Done()
+}
+
+func withdrawn(t *testing.T, open Open) {
+	g := newGate()
+	s := start(t, open, Options{Commit: g.commit})
+	g.shut.Store(true)
+	first := make(chan error)
+	go func() {
+		first <- s.Update(context.Background(), func(tx store.Tx) error { return tx.Put([]byte("first"), nil) })
+	}()
+	<-g.entered
+
+	ctx := newAwaited(t.Context())
+	second := make(chan error)
+	var ran atomic.Bool
+	go func() {
+		second <- s.Update(ctx, func(tx store.Tx) error { ran.Store(true); return tx.Put([]byte("second"), nil) })
+	}()
+	<-ctx.waiting
+	ctx.cancel()
+	err := <-second
+	wantKind(t, err, fault.Unavailable)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v does not wrap the context's error", err)
+	}
+	close(g.goOn)
+	must(t, <-first)
+	put(t, s, "third=")
+	if ran.Load() {
+		t.Error("a withdrawn closure ran")
+	}
+	wantAll(t, s, "first=", "third=")
+}
+
+func hangingCommit(t *testing.T, open Open) {
+	var skew atomic.Int64
+	g := newGate()
+	s := start(t, open, Options{Commit: g.commit, Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }})
+	put(t, s, "a=1")
+	g.shut.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	updated := make(chan error)
+	go func() { updated <- s.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("b"), nil) }) }()
+	<-g.entered
+	must(t, s.Ready(t.Context())) // a commit under way is nothing to worry about
+	skew.Store(int64(time.Second))
+	wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+	wantAll(t, s, "a=1") // Views are answered
+	cancel()
+	wantKind(t, <-updated, fault.Unavailable)
+	close(g.goOn)
+	put(t, s, "c=1")
+	must(t, s.Ready(t.Context()))
+	wantAll(t, s, "a=1", "b=", "c=1")
+}
+
+// outlastsHook: the hook may write into events, which belong to the caller again
+// when Update returns, even one whose context has ended.
+func outlastsHook(t *testing.T, open Open) {
+	type event struct{ sequence int }
+	ctx, cancel := context.WithCancel(t.Context())
+	returned := make(chan struct{})
+	s := start(t, open, Options{Hook: func(_ store.Tx, events []any) error {
+		cancel()
+		select {
+		case <-returned:
+			t.Error("Update returned while the hook was running")
+		case <-time.After(20 * time.Millisecond): // to give it the chance
+		}
+		events[0].(*event).sequence = 1
+		return nil
+	}})
+	var e event
+	_ = s.Update(ctx, func(tx store.Tx) error { tx.Enqueue(&e); return nil }) // either outcome is right
+	close(returned)
+	if e.sequence != 1 {
+		t.Error("the hook had not written into the event")
+	}
+}
+
+func viewLimit(t *testing.T, open Open) {
+	var skew atomic.Int64
+	base := time.Now()
+	s := start(t, open, Options{Now: func() time.Time { return base.Add(time.Duration(skew.Load())) }})
+	put(t, s, "a=1", "b=1")
+	must(t, s.View(t.Context(), func(r store.Reader) error {
+		skew.Store(int64(1999 * time.Millisecond))
+		_, err := r.Get([]byte("a"))
+		return err
+	}))
+	visits := 0
+	err := s.View(t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Range{}, func(_, _ []byte) bool {
+			visits++
+			skew.Add(int64(3 * time.Second))
+			return true
+		})
+	})
+	wantKind(t, err, fault.Unavailable)
+	if visits != 1 {
+		t.Errorf("%d visits, want 1", visits)
+	}
+	err = s.View(t.Context(), func(r store.Reader) error {
+		skew.Add(int64(3 * time.Second))
+		_, err := r.Get([]byte("a"))
+		return err
+	})
+	wantKind(t, err, fault.Unavailable)
+}
+
+func viewContext(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	put(t, s, "a=1", "b=1")
+	ctx, cancel := context.WithCancel(t.Context())
+	visits := 0
+	err := s.View(ctx, func(r store.Reader) error {
+		return r.Scan(store.Range{}, func(_, _ []byte) bool { visits++; cancel(); return true })
+	})
+	wantKind(t, err, fault.Unavailable)
+	if visits != 1 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d visits, %v", visits, err)
+	}
+}
+
+// failing makes the commits it is told to fail, before or after the real one.
+type failing struct {
+	before, after atomic.Bool
+	commits       atomic.Int64
+}
+
+var errInjected = errors.New("injected")
+
+func (f *failing) commit(do func() error) error {
+	if f.before.Load() {
+		return errInjected
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	f.commits.Add(1)
+	if f.after.Load() {
+		return errInjected
+	}
+	return nil
+}
+
+// counting is an Update whose effect shows how often it was applied.
+func counting(s store.Store) error {
+	return s.Update(context.Background(), func(tx store.Tx) error { _, err := add(tx, "n", 1); return err })
+}
+
+func wantCount(t *testing.T, s store.Store, want uint64) {
+	t.Helper()
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		n, err := add(tx, "n", 0)
+		if n != want {
+			t.Errorf("the update was applied %d times, want %d", n, want)
+		}
+		return err
+	}))
+}
+
+func commitNotPersisted(t *testing.T, open Open) {
+	var f failing
+	s := start(t, open, Options{Commit: f.commit})
+	put(t, s, "a=1")
+	f.before.Store(true)
+	together(t, 4, func(int) error {
+		err := counting(s)
+		if fault.Of(err) != fault.Unavailable || !errors.Is(err, errInjected) {
+			return errors.Join(errors.New("not the failure of the commit"), err)
+		}
+		return nil
+	})
+	wantAll(t, s, "a=1")
+	f.before.Store(false)
+	must(t, counting(s))
+	wantCount(t, s, 1)
+}
+
+func commitPersisted(t *testing.T, open Open) {
+	var f failing
+	s := start(t, open, Options{Commit: f.commit})
+	f.after.Store(true)
+	together(t, 4, func(int) error { return counting(s) })
+	f.after.Store(false)
+	wantCount(t, s, 4)
+}
+
+func recovers(t *testing.T, open Open) {
+	var f failing
+	s := start(t, open, Options{Commit: f.commit})
+	must(t, s.Ready(t.Context()))
+	f.before.Store(true)
+	wantKind(t, counting(s), fault.Unavailable)
+	wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+	f.before.Store(false)
+	before := f.commits.Load()
+	must(t, s.Ready(t.Context()))
+	if f.commits.Load() != before+1 {
+		t.Error("Ready did not try a commit after a failed one")
+	}
+	must(t, s.Ready(t.Context()))
+	if f.commits.Load() != before+1 {
+		t.Error("Ready tried another commit after a good one")
+	}
+	must(t, counting(s))
+	wantCount(t, s, 1)
+}

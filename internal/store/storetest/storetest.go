@@ -1,0 +1,393 @@
+// Package storetest is the conformance suite of [store.Store]: what the contract
+// promises, put to a backend through the contract alone.
+//
+// A backend's test calls [Run] with a function that opens its store and obeys
+// [Options]. The suite knows nothing of files, locks or SQL; what is particular
+// to a backend is tested beside it.
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Options are what the suite asks of the store it opens.
+type Options struct {
+	Dir  string           // stores opened one after the other in one Dir have the same data
+	Hook store.Hook       // may be nil
+	Now  func() time.Time // measures Views and hanging commits; may be nil
+
+	// Commit stands in place of each physical commit when it is not nil; do
+	// makes the real one. It may fail before it, after it, or block.
+	Commit func(do func() error) error
+}
+
+// Open opens a store. The suite closes it.
+type Open func(t *testing.T, o Options) store.Store
+
+// Run puts every promise of the contract to the stores that open opens.
+func Run(t *testing.T, open Open) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, Open)
+	}{
+		{"AnAbsentKeyIsNilAndAnEmptyValueIsNot", absentAndEmpty},
+		{"KeysHaveLimits", keyLimits},
+		{"ScanKeepsBytewiseOrder", scanOrder},
+		{"ScanGoesOnFromWhatTheVisitorWrote", scanWhileWriting},
+		{"ScanBackwardsPassesEmptiedPages", scanEmptied},
+		{"AViewIsASnapshot", snapshot},
+		{"NobodyReadsWhatIsNotCommitted", noDirtyReads},
+		{"AnUpdateReadsItsOwnWrites", ownWrites},
+		{"NoUpdateIsLost", lostUpdates},
+		{"NoWriteSkew", writeSkew},
+		{"AFailedClosureLeavesNothing", failedClosure},
+		{"APanicContinuesInItsCallerAndLeavesNothing", panickingClosure},
+		{"AClosureMayRunAgain", rerun},
+		{"InputsAreCopied", inputsCopied},
+		{"ResultsAreCopies", resultsCopied},
+		{"AReaderEndsWithItsClosure", readerEnds},
+		{"TheHookJoinsItsCommit", hookJoins},
+		{"TheHookRunsOncePerCommit", hookOnce},
+		{"TheHookFailsTheGroup", hookFails},
+		{"AnEndedContextIsNotServed", endedContext},
+		{"AQueuedUpdateIsWithdrawn", withdrawn},
+		{"AHangingCommitHangsNobody", hangingCommit},
+		{"AnUpdateOutlastsTheHook", outlastsHook},
+		{"AViewLastsTwoSeconds", viewLimit},
+		{"AViewEndsWithItsContext", viewContext},
+		{"AFailedCommitLeavesNothing", commitNotPersisted},
+		{"AFailedCommitThatPersistedIsASuccess", commitPersisted},
+		{"TheStoreRecoversByItself", recovers},
+		{"ReopeningKeepsEverything", reopening},
+		{"CloseWaitsAndEnds", closing},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(t, open) })
+	}
+}
+
+// start opens a store in a fresh place and closes it at the end.
+func start(t *testing.T, open Open, o Options) store.Store {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = t.TempDir()
+	}
+	s := open(t, o)
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+	})
+	return s
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantKind(t *testing.T, err error, k fault.Kind) {
+	t.Helper()
+	if err == nil || fault.Of(err) != k {
+		t.Fatalf("got %v, want the kind %q", err, k)
+	}
+}
+
+// put writes pairs "key=value" in one Update.
+func put(t *testing.T, s store.Store, pairs ...string) {
+	t.Helper()
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for _, p := range pairs {
+			k, v, _ := bytes.Cut([]byte(p), []byte("="))
+			if err := tx.Put(k, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// scan returns the pairs of r as "key=value".
+func scan(r store.Reader, rg store.Range) ([]string, error) {
+	var got []string
+	err := r.Scan(rg, func(k, v []byte) bool {
+		got = append(got, string(k)+"="+string(v))
+		return true
+	})
+	return got, err
+}
+
+// all returns everything in the store.
+func all(t *testing.T, s store.Store) []string {
+	t.Helper()
+	var got []string
+	must(t, s.View(t.Context(), func(r store.Reader) (err error) {
+		got, err = scan(r, store.Range{})
+		return err
+	}))
+	return got
+}
+
+func wantAll(t *testing.T, s store.Store, want ...string) {
+	t.Helper()
+	if got := all(t, s); !slices.Equal(got, want) {
+		t.Fatalf("the store has %q, want %q", got, want)
+	}
+}
+
+func absentAndEmpty(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	check := func(r store.Reader) error {
+		for _, key := range []string{"empty", "nil"} {
+			if v, err := r.Get([]byte(key)); err != nil || v == nil || len(v) != 0 {
+				t.Errorf("%s value: %v, %v", key, v, err)
+			}
+		}
+		if v, err := r.Get([]byte("absent")); err != nil || v != nil {
+			t.Errorf("absent key: %v, %v", v, err)
+		}
+		return nil
+	}
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		err := errors.Join(tx.Put([]byte("empty"), []byte{}), tx.Put([]byte("nil"), nil), tx.Delete([]byte("absent")))
+		return errors.Join(err, check(tx))
+	}))
+	must(t, s.View(t.Context(), check))
+}
+
+func keyLimits(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	longest := bytes.Repeat([]byte{0xff}, store.MaxKeySize)
+	for _, key := range [][]byte{nil, {}, append(bytes.Clone(longest), 0)} {
+		wantKind(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, nil) }), fault.Invalid)
+		wantKind(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Delete(key) }), fault.Invalid)
+		wantKind(t, s.View(t.Context(), func(r store.Reader) error { _, err := r.Get(key); return err }), fault.Invalid)
+	}
+	put(t, s, string(longest)+"=v")
+	for _, reverse := range []bool{false, true} {
+		must(t, s.View(t.Context(), func(r store.Reader) error {
+			if got, err := scan(r, store.Range{Reverse: reverse}); err != nil || len(got) != 1 {
+				t.Errorf("reverse %v: the longest key is not found: %v", reverse, err)
+			}
+			return nil
+		}))
+	}
+}
+
+func scanOrder(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	keys := []string{"a", "a\x00", "a\x00\xff", "a\xff", "aa", "b", "b/1", "b/10", "b/2", "b0", "\x00", "\xff", "\xff\xff", "Z", "é"}
+	for _, k := range slices.Backward(keys) {
+		put(t, s, k+"="+strconv.Itoa(len(k)))
+	}
+	slices.Sort(keys) // strings compare bytewise
+	bounds := append([]string{"", "\x00\x00", "a/", "b/1\x00", "zzz"}, keys...)
+	read := func(r store.Reader) error {
+		for _, from := range bounds {
+			for _, to := range append([]string{"unbounded"}, bounds...) {
+				rg := store.Range{From: []byte(from), To: []byte(to)}
+				if to == "unbounded" {
+					rg.To = nil
+				}
+				var want []string
+				for _, k := range keys {
+					if k >= from && (rg.To == nil || k < to) {
+						want = append(want, k+"="+strconv.Itoa(len(k)))
+					}
+				}
+				for range 2 {
+					got, err := scan(r, rg)
+					if err != nil || !slices.Equal(got, want) {
+						t.Fatalf("scan %+v: %q, %v, want %q", rg, got, err, want)
+					}
+					rg.Reverse = true
+					slices.Reverse(want)
+				}
+			}
+		}
+		if got, err := scan(r, store.Prefix([]byte("b/"))); err != nil || !slices.Equal(got, []string{"b/1=3", "b/10=4", "b/2=3"}) {
+			t.Fatalf("prefix: %q, %v", got, err)
+		}
+		visits := 0
+		err := r.Scan(store.Range{}, func(_, _ []byte) bool { visits++; return visits < 3 })
+		if err != nil || visits != 3 {
+			t.Fatalf("visited %d after the visitor had enough at 3: %v", visits, err)
+		}
+		return nil
+	}
+	must(t, s.View(t.Context(), read))
+	must(t, s.Update(t.Context(), func(tx store.Tx) error { return read(tx) }))
+}
+
+func scanWhileWriting(t *testing.T, open Open) {
+	for _, reverse := range []bool{false, true} {
+		s := start(t, open, Options{})
+		const n = 400 // many pages of any backend that has pages
+		must(t, s.Update(t.Context(), func(tx store.Tx) error {
+			for i := range n {
+				if err := tx.Put(fmt.Appendf(nil, "k%03d", i), make([]byte, 200)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		must(t, s.Update(t.Context(), func(tx store.Tx) error {
+			visits := 0
+			var werr error
+			err := tx.Scan(store.Range{From: []byte("k"), To: []byte("l"), Reverse: reverse}, func(k, _ []byte) bool {
+				visits++
+				// Remove the visited pair, put one behind the scan, and one of another range.
+				behind := fmt.Appendf(nil, "a%s", k)
+				werr = errors.Join(werr, tx.Delete(k), tx.Put(behind, make([]byte, 300)), tx.Put(append([]byte("z"), k...), nil))
+				clear(k)
+				return true
+			})
+			if visits != n {
+				t.Errorf("reverse %v: %d visits, want %d", reverse, visits, n)
+			}
+			return errors.Join(err, werr)
+		}))
+		if got := len(all(t, s)); got != 2*n {
+			t.Errorf("reverse %v: %d pairs remain, want %d", reverse, got, 2*n)
+		}
+	}
+}
+
+func scanEmptied(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	const n = 600
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for i := range n {
+			if err := tx.Put(fmt.Appendf(nil, "%03d", i), make([]byte, 200)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for i := 1; i < n; i++ {
+			if err := tx.Delete(fmt.Appendf(nil, "%03d", i)); err != nil {
+				return err
+			}
+		}
+		if got, err := scan(tx, store.Range{Reverse: true}); err != nil || len(got) != 1 {
+			t.Errorf("one pair is left, a reverse scan finds %d: %v", len(got), err)
+		}
+		if err := tx.Delete([]byte("000")); err != nil {
+			return err
+		}
+		for _, reverse := range []bool{false, true} {
+			if got, err := scan(tx, store.Range{Reverse: reverse}); err != nil || len(got) != 0 {
+				t.Errorf("nothing is left, a scan finds %d: %v", len(got), err)
+			}
+		}
+		return nil
+	}))
+}
+
+func inputsCopied(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	key, value := []byte("key"), []byte("value")
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		err := tx.Put(key, value)
+		clear(key)
+		clear(value)
+		if v, gerr := tx.Get([]byte("key")); gerr != nil || string(v) != "value" {
+			t.Errorf("in the closure: %q, %v", v, gerr)
+		}
+		return err
+	}))
+	wantAll(t, s, "key=value")
+}
+
+func resultsCopied(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	put(t, s, "key=value")
+	// Callers must not do this; a store must survive it.
+	spoil := func(r store.Reader) error {
+		v, err := r.Get([]byte("key"))
+		clear(v)
+		return errors.Join(err, r.Scan(store.Range{}, func(k, v []byte) bool {
+			clear(k)
+			clear(v)
+			return true
+		}))
+	}
+	must(t, s.View(t.Context(), spoil))
+	must(t, s.Update(t.Context(), func(tx store.Tx) error { return spoil(tx) }))
+	wantAll(t, s, "key=value")
+}
+
+func readerEnds(t *testing.T, open Open) {
+	s := start(t, open, Options{})
+	put(t, s, "key=value")
+	var r store.Reader
+	var tx store.Tx
+	must(t, s.View(t.Context(), func(in store.Reader) error { r = in; return nil }))
+	must(t, s.Update(t.Context(), func(in store.Tx) error { tx = in; return in.Put([]byte("key"), []byte("2")) }))
+	for name, err := range map[string]error{
+		"View.Get":  second(r.Get([]byte("key"))),
+		"View.Scan": r.Scan(store.Range{}, func(_, _ []byte) bool { return true }),
+		"Tx.Get":    second(tx.Get([]byte("key"))),
+		"Tx.Put":    tx.Put([]byte("key"), nil),
+		"Tx.Delete": tx.Delete([]byte("key")),
+	} {
+		if fault.Of(err) != fault.Internal || err == nil {
+			t.Errorf("%s after the closure: %v", name, err)
+		}
+	}
+	wantAll(t, s, "key=2")
+}
+
+func second(_ []byte, err error) error { return err }
+
+func reopening(t *testing.T, open Open) {
+	dir := t.TempDir()
+	want := []string{}
+	for i := range 3 {
+		s := open(t, Options{Dir: dir})
+		wantAll(t, s, want...)
+		pair := fmt.Sprintf("key%d=%d", i, i)
+		put(t, s, pair)
+		must(t, s.Close())
+		want = append(want, pair)
+	}
+}
+
+func closing(t *testing.T, open Open) {
+	entered, goOn := make(chan struct{}), make(chan struct{})
+	var once bool
+	s := open(t, Options{Dir: t.TempDir(), Commit: func(do func() error) error {
+		if !once {
+			once = true
+			close(entered)
+			<-goOn
+		}
+		return do()
+	}})
+	updated := make(chan error, 1)
+	go func() {
+		updated <- s.Update(context.Background(), func(tx store.Tx) error { return tx.Put([]byte("key"), nil) })
+	}()
+	<-entered
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	close(goOn)
+	must(t, <-updated)
+	must(t, <-closed)
+	must(t, s.Close())
+	wantKind(t, s.View(t.Context(), func(store.Reader) error { return nil }), fault.Unavailable)
+	wantKind(t, s.Update(t.Context(), func(store.Tx) error { return nil }), fault.Unavailable)
+	wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+}
