@@ -1,0 +1,213 @@
+// Package sealing makes, checks and opens SealedCredential manifests, and the signed document that carries the public
+// key they are sealed with.
+//
+// A value is sealed by itself with HPKE (see package envelope). What it is bound to, namely suite, sealing key, scope,
+// namespace, name and credential type, is taken from the manifest in one place, so the same fields decide when sealing
+// and when opening; labels, annotations and everything else in a manifest have no influence. The data key and the time
+// of sealing are bound as associated data.
+//
+// HPKE's base mode says what a value is bound to, not who sealed it: whoever has the public key can seal. What may be
+// applied to a namespace is Kubernetes' decision.
+//
+// Every mistake of a manifest's author is a [fault.Invalid] whose message names the place and the remedy. Messages may
+// name data keys and metadata, which are not secret, and never quote a value, sealed or not.
+//
+// The package has no clock, no store and no network: fetching a key document, keeping private keys and remembering what
+// was accepted last are its callers' work.
+package sealing
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// header is the one mapping from a manifest to what its values are bound to.
+func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelope.Header {
+	return envelope.Header{
+		Suite:          envelope.Suite(spec.Sealed.Suite),
+		KeyID:          spec.Sealed.KeyID,
+		Scope:          envelope.Scope(scopeOf(spec)),
+		Namespace:      namespace,
+		Name:           name,
+		CredentialType: spec.CredentialType,
+	}
+}
+
+// scopeOf applies the API server's default, which a manifest that has not been applied yet may lack.
+func scopeOf(spec *v1alpha1.SealedCredentialSpec) v1alpha1.Scope {
+	if spec.Sealed.Scope == "" {
+		return v1alpha1.ScopeStrict
+	}
+	return spec.Sealed.Scope
+}
+
+// Request is what [Seal] seals.
+type Request struct {
+	Namespace      string // of the object; may be empty with scope Cluster only
+	Name           string // of the object
+	CredentialType string
+	TTLDays        int32          // 0 leaves the default to the API server
+	Scope          v1alpha1.Scope // "" means Strict
+	Values         map[string]secret.Bytes
+}
+
+// Seal makes the manifest of r with values that were sealed at now, in whole seconds, for the holder of key's private
+// half. What the API server would refuse is refused here.
+func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.SealedCredential, error) {
+	obj := &v1alpha1.SealedCredential{
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: v1alpha1.GroupVersion.String(),
+			Kind:       v1alpha1.KindSealedCredential,
+		},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name},
+		Spec: v1alpha1.SealedCredentialSpec{
+			CredentialType: r.CredentialType,
+			TTLDays:        r.TTLDays,
+			Sealed: v1alpha1.Sealed{
+				Version: v1alpha1.SealedVersion,
+				Suite:   v1alpha1.Suite(key.Suite()),
+				KeyID:   key.ID(),
+				Scope:   r.Scope,
+				Values:  make(map[string]v1alpha1.SealedValue, len(r.Values)),
+			},
+		},
+	}
+	obj.Spec.Sealed.Scope = scopeOf(&obj.Spec)
+	if r.Namespace == "" && obj.Spec.Sealed.Scope != v1alpha1.ScopeCluster {
+		return nil, fault.New(fault.Invalid, "the namespace is missing: with scope Strict or Namespace the values are bound to it")
+	}
+
+	if found := checkObject(obj); len(found) > 0 {
+		return nil, invalid(found)
+	}
+
+	at := now.UTC().Truncate(time.Second)
+	h := header(&obj.Spec, r.Namespace, r.Name)
+	for _, k := range slices.Sorted(maps.Keys(r.Values)) {
+		data, err := key.SealValue(h, k, at, r.Values[k])
+		if err != nil {
+			return nil, fmt.Errorf("sealing a value: %w", err)
+		}
+		obj.Spec.Sealed.Values[k] = v1alpha1.SealedValue{
+			SealedAt: metav1.Time{Time: at},
+			Data:     base64.StdEncoding.EncodeToString(data),
+		}
+	}
+	if found := checkSealed(&obj.Spec); len(found) > 0 {
+		return nil, invalid(found)
+	}
+	return obj, nil
+}
+
+// Open checks obj and opens its values. lookup finds the private sealing key of an id, and fails with fault.NotFound
+// when there is none; any other failure of it is returned as an infrastructure error. All other errors are
+// [fault.Invalid] and speak to the author of the manifest. The caller owns the values and zeroes them.
+func Open(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error)) (map[string]secret.Bytes, error) {
+	if found := check(obj); len(found) > 0 {
+		return nil, invalid(found)
+	}
+	sealed := &obj.Spec.Sealed
+	key, err := lookup(sealed.KeyID)
+	if errors.Is(err, fault.NotFound) {
+		return nil, fault.Wrap(fault.Invalid, "spec.sealed.keyID: this deployment has no such sealing key; seal the values again "+
+			"with its current key (latticekeep seal)", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking up sealing key %s: %w", sealed.KeyID, err)
+	}
+	if key.Public().Suite() != envelope.Suite(sealed.Suite) {
+		return nil, fault.New(fault.Invalid, "spec.sealed.suite: this is not the suite of the sealing key that keyID names; "+
+			"restore the manifest as it was sealed, or seal the values again")
+	}
+
+	h := header(&obj.Spec, obj.Namespace, obj.Name)
+	values := make(map[string]secret.Bytes, len(sealed.Values))
+	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
+		plaintext, err := openValue(key, h, k, sealed.Values[k])
+		if err != nil {
+			for _, v := range values {
+				v.Zero()
+			}
+			return nil, fault.Wrap(fault.Invalid, fmt.Sprintf("%s: does not open here: either it was sealed for another %s, data key "+
+				"or sealedAt, or its scope, type or data were changed afterwards; restore the manifest as it was "+
+				"sealed, or seal the value again for this object (latticekeep seal)", valuePath(k), boundTo(h.Scope)), err)
+		}
+		values[k] = plaintext
+	}
+	return values, nil
+}
+
+func openValue(key *envelope.SealingKey, h envelope.Header, dataKey string, v v1alpha1.SealedValue) (secret.Bytes, error) {
+	data, err := decode(v.Data)
+	if err != nil {
+		return nil, err
+	}
+	return key.OpenValue(h, dataKey, v.SealedAt.UTC(), data)
+}
+
+// boundTo lists, for an error message, what a value of this scope is bound to beside its data key.
+func boundTo(s envelope.Scope) string {
+	switch v1alpha1.Scope(s) {
+	case v1alpha1.ScopeCluster:
+		return "scope, credential type"
+	case v1alpha1.ScopeNamespace:
+		return "namespace, scope, credential type"
+	default:
+		return "namespace, name, scope, credential type"
+	}
+}
+
+// SealedAt returns when each value of obj was sealed.
+func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
+	at := make(map[string]time.Time, len(obj.Spec.Sealed.Values))
+	for k, v := range obj.Spec.Sealed.Values {
+		at[k] = v.SealedAt.UTC()
+	}
+	return at
+}
+
+// Older returns a [fault.Invalid] when a value of obj was sealed before the one that was accepted last for its key, as
+// an old manifest applied again would; nil when obj allows older values.
+func Older(obj *v1alpha1.SealedCredential, accepted map[string]time.Time) error {
+	if obj.Spec.Sealed.AllowOlder {
+		return nil
+	}
+	var found report
+	at := SealedAt(obj)
+	for _, k := range slices.Sorted(maps.Keys(at)) {
+		if at[k].Before(accepted[k]) {
+			found.add(valuePath(k), "was sealed before the value that was last accepted for this key; "+
+				"apply the newer manifest, seal the value again, or set spec.sealed.allowOlder to go back on purpose")
+		}
+	}
+	return invalid(found)
+}
+
+// invalid turns problems into one error, nil when there are none. It shows a few of them: the message ends up in a
+// condition.
+func invalid(problems []Problem) error {
+	const shown = 3
+	if len(problems) == 0 {
+		return nil
+	}
+	var text []string
+	for _, p := range problems[:min(shown, len(problems))] {
+		text = append(text, p.String())
+	}
+	if more := len(problems) - shown; more > 0 {
+		text = append(text, fmt.Sprintf("and %d more like these", more))
+	}
+	return fault.New(fault.Invalid, strings.Join(text, "; "))
+}

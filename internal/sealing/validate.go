@@ -1,0 +1,203 @@
+package sealing
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+)
+
+// Problem is one mistake in a manifest.
+type Problem struct {
+	Path    string // of the field, such as spec.sealed.keyID
+	Message string // what is wrong with it and what to do
+}
+
+func (p Problem) String() string { return p.Path + ": " + p.Message }
+
+// Expect says what a manifest is for. Zero fields are not checked.
+type Expect struct {
+	Namespace string
+	Name      string
+	Scope     v1alpha1.Scope
+	Key       *envelope.SealingPublicKey
+}
+
+// Validate checks without any private key whether obj is well-formed and made for what want says. It finds what the API
+// server would refuse and values that cannot open; whether a value does open, and what it was bound to, only the vault
+// can tell.
+func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
+	found := check(obj)
+	add := found.add
+	sealed := &obj.Spec.Sealed
+	// A manifest without a namespace goes where kubectl puts it, which is what want then says.
+	if want.Namespace != "" && obj.Namespace != "" && obj.Namespace != want.Namespace {
+		add("metadata.namespace", "the manifest is for another namespace than %s", want.Namespace)
+	}
+	if want.Name != "" && obj.Name != want.Name {
+		add("metadata.name", "the manifest is for another name than %s", want.Name)
+	}
+	if want.Scope != "" && scopeOf(&obj.Spec) != want.Scope {
+		add("spec.sealed.scope", "the values have another scope than %s; a scope cannot be changed in the manifest: seal them again", want.Scope)
+	}
+	if want.Key != nil {
+		if sealed.KeyID != want.Key.ID() {
+			add("spec.sealed.keyID", "the values are sealed for another key than %s; seal them again with this one", want.Key.ID())
+		} else if sealed.Suite != v1alpha1.Suite(want.Key.Suite()) {
+			add("spec.sealed.suite", "the suite is not the key's, which is %s", want.Key.Suite())
+		}
+	}
+	return found
+}
+
+// report collects problems.
+type report []Problem
+
+func (r *report) add(path, format string, args ...any) {
+	*r = append(*r, Problem{path, fmt.Sprintf(format, args...)})
+}
+
+// check finds everything that is wrong about obj whatever it is for, in the order of the manifest. The schema of the CRD
+// has the same rules; they are here too for manifests that no API server has seen.
+func check(obj *v1alpha1.SealedCredential) report {
+	return append(checkObject(obj), checkSealed(&obj.Spec)...)
+}
+
+// checkObject checks everything but spec.sealed.
+func checkObject(obj *v1alpha1.SealedCredential) report {
+	var found report
+	add := found.add
+	spec := &obj.Spec
+	if len(validation.IsDNS1123Subdomain(obj.Name)) > 0 {
+		add("metadata.name", "not a name for an object: 1 to 253 lower-case letters, digits, '-' and '.'")
+	}
+	if obj.Namespace != "" && len(validation.IsDNS1123Label(obj.Namespace)) > 0 {
+		add("metadata.namespace", "not a namespace: 1 to 63 lower-case letters, digits and '-'")
+	}
+	if n := len(spec.CredentialType); n < 1 || n > v1alpha1.MaxCredentialTypeBytes {
+		add("spec.credentialType", "has %d bytes; it has 1 to %d", n, v1alpha1.MaxCredentialTypeBytes)
+	}
+	ttl := spec.TTLDays
+	if ttl == 0 {
+		ttl = v1alpha1.DefaultTTLDays
+	}
+	if ttl < 1 || ttl > v1alpha1.MaxTTLDays {
+		add("spec.ttlDays", "is %d; it is 1 to %d", ttl, v1alpha1.MaxTTLDays)
+	}
+	switch spec.DeletionPolicy {
+	case "", v1alpha1.DeletionDelete, v1alpha1.DeletionRetain:
+	default:
+		add("spec.deletionPolicy", "is neither Delete nor Retain")
+	}
+	if r := spec.Rotation; r != nil {
+		if r.Before != nil {
+			if longest := time.Duration(ttl)*24*time.Hour - time.Hour; r.Before.Duration <= 0 || r.Before.Duration > longest {
+				add("spec.rotation.before", "is not more than 0 and at least an hour shorter than the TTL")
+			}
+		}
+		if len(r.Trigger) > v1alpha1.MaxTriggerBytes {
+			add("spec.rotation.trigger", "is longer than %d bytes", v1alpha1.MaxTriggerBytes)
+		}
+	}
+	return found
+}
+
+func checkSealed(spec *v1alpha1.SealedCredentialSpec) report {
+	var found report
+	add := found.add
+	sealed := &spec.Sealed
+	if sealed.Version != v1alpha1.SealedVersion {
+		add("spec.sealed.version", "is %d; this program knows version %d", sealed.Version, v1alpha1.SealedVersion)
+	}
+	smallest := smallestValue(envelope.Suite(sealed.Suite))
+	if smallest == 0 {
+		add("spec.sealed.suite", "is neither %s nor %s", envelope.SuiteMLKEM768X25519, envelope.SuiteMLKEM768)
+	}
+	if id, err := hex.DecodeString(sealed.KeyID); err != nil || len(id) != 32 || hex.EncodeToString(id) != sealed.KeyID {
+		add("spec.sealed.keyID", "is not the id of a sealing key, which has 64 lower-case hexadecimal digits")
+	}
+	switch scopeOf(spec) {
+	case v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster:
+	default:
+		add("spec.sealed.scope", "is none of Strict, Namespace and Cluster")
+	}
+	if n := len(sealed.Values); n < 1 || n > v1alpha1.MaxValues {
+		add("spec.sealed.values", "has %d values; it has 1 to %d", n, v1alpha1.MaxValues)
+	}
+	total := 0
+	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
+		v := sealed.Values[k]
+		total += len(v.Data)
+		if !isDataKey(k) {
+			// Not quoted: it may be a value in the wrong place.
+			add("spec.sealed.values", "a data key is not 1 to 253 letters, digits, '-', '_' or '.'")
+			continue
+		}
+		if at := v.SealedAt.Time; at.IsZero() {
+			add(valuePath(k)+".sealedAt", "is missing")
+		} else if at.Nanosecond() != 0 {
+			add(valuePath(k)+".sealedAt", "is not in whole seconds")
+		}
+		data, err := decode(v.Data)
+		switch {
+		case err != nil:
+			add(valuePath(k)+".data", "%v; copy the manifest again or seal the value again", err)
+		case len(data) < 1 || data[0] != valueVersion:
+			add(valuePath(k)+".data", "is not a sealed value of a version that this program knows; seal the value again")
+		case len(data) < smallest:
+			add(valuePath(k)+".data", "has %d bytes, and a sealed value of suite %s at least %d: it was cut or belongs to another suite; seal the value again",
+				len(data), sealed.Suite, smallest)
+		}
+	}
+	if total > v1alpha1.MaxSealedText {
+		add("spec.sealed.values", "the values together are larger than 256 KiB; split them over several objects")
+	}
+	return found
+}
+
+// valueVersion is the first byte of every sealed value.
+const valueVersion = 1
+
+// smallestValue is the length of an empty sealed value in bytes: version, encapsulated key (ML-KEM-768: 1088, FIPS 203
+// §8; X25519: 32) and AES-256-GCM tag; 0 for an unknown suite.
+func smallestValue(s envelope.Suite) int {
+	switch s {
+	case envelope.SuiteMLKEM768X25519:
+		return 1 + 1088 + 32 + 16
+	case envelope.SuiteMLKEM768:
+		return 1 + 1088 + 16
+	}
+	return 0
+}
+
+// isDataKey holds the pattern of spec.sealed.values' keys.
+func isDataKey(k string) bool {
+	for _, c := range []byte(k) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return 1 <= len(k) && len(k) <= v1alpha1.MaxDataKeyBytes
+}
+
+// decode reads standard base64 in the one form it is written in.
+func decode(text string) ([]byte, error) {
+	data, err := base64.StdEncoding.Strict().DecodeString(text)
+	if err != nil || strings.ContainsAny(text, "\r\n") {
+		return nil, errors.New("is not standard base64")
+	}
+	return data, nil
+}
+
+func valuePath(dataKey string) string { return "spec.sealed.values[" + dataKey + "]" }
