@@ -1,0 +1,405 @@
+// Package audit keeps the hash chain: one log for the whole deployment, in
+// which every entry names the hash of the one before it and is signed with
+// ML-DSA-65.
+//
+// An event joins the transaction of the change it records ([Log.Append]), so
+// that there is never one without the other. Its place in the chain is decided
+// when the store commits: the hook [Log.Commit] gives each event of the group
+// its sequence and time, links it, and signs the group on all cores. Besides
+// the entries the log keeps an index per tenant for [Log.Query] and, per
+// credential, the entry of its current version ([Anchor]).
+//
+// A chain shows that nothing inside it was changed, dropped or moved. Alone it
+// does not show that its tail was cut, nor that whoever holds the key wrote it
+// anew: for that, compare with a hash that was kept elsewhere, such as the
+// status of a SealedCredential.
+package audit
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha3"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Attributes of the first entry of every tenant's chain, the deployment's own
+// included: trust in a chain starts there.
+const (
+	attributeChainID   = "chain_id"
+	attributePublicKey = "public_key" // of the log, base64
+)
+
+// Receipt tells the place that an event was given. It is filled in when the
+// Update it joined has returned nil, and means nothing before.
+type Receipt struct {
+	Sequence uint64
+	Hash     string // lower-case hex
+}
+
+// Log is the chain of one deployment.
+type Log struct {
+	store   store.Store
+	signer  *dualsig.PrivateKey
+	keyID   string
+	chainID string
+	public  string // base64 of the signer's public key
+	now     func() time.Time
+}
+
+// New returns a log that can serve as the store's commit hook but has no store
+// and no key yet; [Log.Use] gives it both. Two steps, because the key is in
+// the store and the store wants its hook when it is opened.
+func New(now func() time.Time) *Log { return &Log{now: now} }
+
+// Use must be called once, before the first event.
+func (l *Log) Use(s store.Store, signer *dualsig.PrivateKey, chainID string) {
+	l.store, l.signer, l.chainID = s, signer, chainID
+	l.keyID = signer.Public().ID()
+	l.public = base64.StdEncoding.EncodeToString(signer.Public().Bytes())
+}
+
+// Fingerprint identifies a chain by what its first entry says: 64 lower-case
+// hex digits. Whoever pins it knows whose log is being verified.
+func Fingerprint(chainID string, publicKey []byte) string {
+	sum := sha3.Sum256(frame.Join("latticekeep/chain/v1", []byte(chainID), publicKey))
+	return hex.EncodeToString(sum[:])
+}
+
+// Fingerprint returns that of this log.
+func (l *Log) Fingerprint() string { return Fingerprint(l.chainID, l.signer.Public().Bytes()) }
+
+// Ready reports whether an entry could be written now. It is asked before
+// anything is looked up for a caller.
+func (l *Log) Ready(ctx context.Context) error { return l.store.Ready(ctx) }
+
+// pending is an event on its way through a commit.
+type pending struct {
+	Event
+	receipt *Receipt
+}
+
+// Append lets the event join the caller's transaction.
+func (l *Log) Append(tx store.Tx, e Event) *Receipt {
+	r := new(Receipt)
+	tx.Enqueue(pending{e, r})
+	return r
+}
+
+// Record writes one event in a transaction of its own.
+func (l *Log) Record(ctx context.Context, e Event) error {
+	return l.store.Update(ctx, func(tx store.Tx) error {
+		l.Append(tx, e)
+		return nil
+	})
+}
+
+// Authorize reports whether p may do a. A refusal is recorded before it is
+// returned: asking and recording are one call. Errors: fault.Forbidden, or
+// fault.Unavailable when the refusal could not be recorded.
+func (l *Log) Authorize(ctx context.Context, p authz.Principal, a authz.Action) error {
+	if p.May(a) {
+		return nil
+	}
+	attempt := attempts[a]
+	if err := l.Record(ctx, Event{
+		Type: attempt.event, Outcome: Denied, Principal: p,
+		Resource:   Resource{Type: attempt.resource},
+		Attributes: map[string]string{AttributeReason: "missing_scope"},
+	}); err != nil {
+		return err
+	}
+	return fault.New(fault.Forbidden, "access denied")
+}
+
+// Keys of the rows. Sequences are big-endian, so that byte order is theirs.
+func entryKey(sequence uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte("audit/entry/"), sequence)
+}
+
+func tenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
+
+func tenantKey(tenant string, sequence uint64) []byte {
+	return binary.BigEndian.AppendUint64(tenantPrefix(tenant), sequence)
+}
+
+func anchorKey(tenant, credential string) []byte {
+	return []byte("audit/anchor/" + tenant + "/" + credential)
+}
+
+var (
+	headKey        = []byte("audit/head")
+	entryRange     = store.Prefix([]byte("audit/entry/"))
+	tenantRange    = store.Prefix([]byte("audit/tenant/"))
+	anchorRange    = store.Prefix([]byte("audit/anchor/"))
+	errDamagedLog  = fault.New(fault.Internal, "the audit log is damaged: run latticekeep audit verify")
+	errNotEquipped = errors.New("the log has no key yet")
+)
+
+// link is a position in the chain or in a tenant's part of it: sequence u64,
+// Unix microseconds u64, 32 bytes hash.
+type link struct {
+	sequence uint64
+	micros   int64
+	hash     [32]byte
+}
+
+func (k link) encode() []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 48), k.sequence)
+	b = binary.BigEndian.AppendUint64(b, uint64(k.micros))
+	return append(b, k.hash[:]...)
+}
+
+func decodeLink(b []byte) (k link, err error) {
+	if b == nil {
+		return link{}, nil // nothing before the first entry
+	}
+	if len(b) != 48 {
+		return link{}, errDamagedLog
+	}
+	k.sequence = binary.BigEndian.Uint64(b)
+	k.micros = int64(binary.BigEndian.Uint64(b[8:]))
+	copy(k.hash[:], b[16:])
+	return k, nil
+}
+
+func (k link) previous() string {
+	if k.sequence == 0 {
+		return zeroHash
+	}
+	return hex.EncodeToString(k.hash[:])
+}
+
+// indexRow is the value under tenantKey: what [Log.Query] filters by, so that
+// it reads only the entries it returns.
+type indexRow struct {
+	link
+	eventType EventType
+	actor     string
+}
+
+func (r indexRow) encode() []byte {
+	return append(r.link.encode(), string(r.eventType)+"\x00"+r.actor...)
+}
+
+func decodeIndexRow(b []byte) (indexRow, error) {
+	if len(b) < 48 {
+		return indexRow{}, errDamagedLog
+	}
+	k, err := decodeLink(b[:48])
+	eventType, actor, ok := strings.Cut(string(b[48:]), "\x00")
+	if err != nil || !ok {
+		return indexRow{}, errDamagedLog
+	}
+	return indexRow{k, EventType(eventType), actor}, nil
+}
+
+// lastOf returns a tenant's newest position.
+func lastOf(r store.Reader, tenant string) (tenantSequence uint64, last link, err error) {
+	rng := store.Prefix(tenantPrefix(tenant))
+	rng.Reverse = true
+	var bad error
+	err = r.Scan(rng, func(key, value []byte) bool {
+		row, err := decodeIndexRow(value)
+		if err != nil || len(key) < 8 {
+			bad = errDamagedLog
+			return false
+		}
+		tenantSequence, last = binary.BigEndian.Uint64(key[len(key)-8:]), row.link
+		return false
+	})
+	return tenantSequence, last, errors.Join(err, bad)
+}
+
+// Commit is the store's hook: it turns the events of one physical commit into
+// entries, in their order.
+func (l *Log) Commit(tx store.Tx, events []any) error {
+	if len(events) == 0 {
+		return nil
+	}
+	if l.signer == nil {
+		return fault.Wrap(fault.Internal, "internal error", errNotEquipped)
+	}
+	b, err := tx.Get(headKey)
+	if err != nil {
+		return fmt.Errorf("reading the head of the chain: %w", err)
+	}
+	head, err := decodeLink(b)
+	if err != nil {
+		return err
+	}
+	now := l.now().UnixMicro()
+	type position struct {
+		sequence uint64
+		last     link
+	}
+	tenants := make(map[string]position)
+	cores := make([][]byte, len(events))
+	signatures := l.signInBackground(len(events))
+	defer signatures.stop()
+	for i, event := range events {
+		p, ok := event.(pending)
+		if !ok {
+			return fault.Wrap(fault.Internal, "internal error", fmt.Errorf("an event of type %T is not for the log", event))
+		}
+		tenant := string(p.Principal.Tenant)
+		at, ok := tenants[tenant]
+		if !ok {
+			if at.sequence, at.last, err = lastOf(tx, tenant); err != nil {
+				return fmt.Errorf("reading a tenant's last entry: %w", err)
+			}
+		}
+		next := link{sequence: head.sequence + 1, micros: max(now, head.micros)}
+		entry := l.entry(p.Event, tenant, next)
+		entry.PreviousHash = head.previous()
+		entry.TenantPreviousHash = at.last.previous()
+		entry.TenantSequence = at.sequence + 1
+		if entry.TenantSequence == 1 {
+			if entry.Attributes = maps.Clone(entry.Attributes); entry.Attributes == nil {
+				entry.Attributes = make(map[string]string)
+			}
+			entry.Attributes[attributeChainID] = l.chainID
+			entry.Attributes[attributePublicKey] = l.public
+		}
+		if cores[i], err = entry.canonical(make([]byte, 0, 1024), false); err != nil {
+			return fault.Wrap(fault.Internal, "internal error", err)
+		}
+		next.hash = sha3.Sum256(cores[i])
+		signatures.add(i, next.hash)
+		head, tenants[tenant] = next, position{entry.TenantSequence, next}
+		row := indexRow{next, p.Type, p.Principal.ID}
+		if err := tx.Put(tenantKey(tenant, entry.TenantSequence), row.encode()); err != nil {
+			return err
+		}
+		if p.anchors() {
+			if err := tx.Put(anchorKey(tenant, p.Resource.ID), next.encode()); err != nil {
+				return err
+			}
+		}
+		*p.receipt = Receipt{next.sequence, hex.EncodeToString(next.hash[:])}
+	}
+	signed, err := signatures.wait()
+	if err != nil {
+		return fmt.Errorf("signing audit entries: %w", err)
+	}
+	first := head.sequence - uint64(len(events)) + 1
+	for i := range cores {
+		if err := tx.Put(entryKey(first+uint64(i)), encodeRow(cores[i], signed[i])); err != nil {
+			return err
+		}
+	}
+	return tx.Put(headKey, head.encode())
+}
+
+func (l *Log) entry(e Event, tenant string, at link) *Entry {
+	var salt [16]byte
+	_, _ = rand.Read(salt[:]) // never fails
+	return &Entry{
+		Actor:      Actor{ID: e.Principal.ID, Type: string(e.Principal.Kind)},
+		Attributes: e.Attributes,
+		EventType:  e.Type,
+		KeyID:      l.keyID,
+		Outcome:    e.Outcome,
+		RequestID:  e.Principal.RequestID,
+		Resource:   e.Resource,
+		Salt:       base64.StdEncoding.EncodeToString(salt[:]),
+		Sequence:   at.sequence,
+		SourceIP:   e.Principal.SourceIP,
+		TenantID:   tenant,
+		Timestamp:  time.UnixMicro(at.micros).UTC().Format(timeFormat),
+	}
+}
+
+// anchors reports whether the event is the newest version of a credential.
+func (e Event) anchors() bool {
+	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.changesVersion()
+}
+
+// signatures signs hashes on all cores while the chain is still being linked:
+// linking is serial, and signing is most of the work.
+type signatures struct {
+	signer *dualsig.PrivateKey
+	hashes [][32]byte
+	linked chan int // indexes into hashes
+	stop   func()   // no more hashes; safe to call again
+	done   [][]byte
+	errs   []error
+	wg     sync.WaitGroup
+}
+
+// signInBackground expects n hashes.
+func (l *Log) signInBackground(n int) *signatures {
+	s := &signatures{
+		signer: l.signer, hashes: make([][32]byte, n), linked: make(chan int, n),
+		done: make([][]byte, n), errs: make([]error, n),
+	}
+	s.stop = sync.OnceFunc(func() { close(s.linked) })
+	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
+		s.wg.Go(s.work)
+	}
+	return s
+}
+
+func (s *signatures) work() {
+	for i := range s.linked {
+		s.done[i], s.errs[i] = s.signer.Sign(signingContext, s.hashes[i][:])
+	}
+}
+
+func (s *signatures) add(i int, hash [32]byte) {
+	s.hashes[i] = hash
+	s.linked <- i
+}
+
+// wait helps with what is left and returns the signatures in their order.
+func (s *signatures) wait() ([][]byte, error) {
+	s.stop()
+	s.work()
+	s.wg.Wait()
+	return s.done, errors.Join(s.errs...)
+}
+
+// onAllCores calls do for 0 to n-1, each once, and returns when all are done.
+func onAllCores(n int, do func(i int)) {
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			do(i)
+		}
+	}
+	var wg sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
+		wg.Go(work)
+	}
+	work()
+	wg.Wait()
+}
+
+// Anchor returns the entry of the credential's current version: what its
+// owner's status shows.
+func Anchor(r store.Reader, tenant authz.TenantID, credential string) (Receipt, error) {
+	b, err := r.Get(anchorKey(string(tenant), credential))
+	if err != nil {
+		return Receipt{}, err
+	}
+	k, err := decodeLink(b)
+	if err != nil || k.sequence == 0 {
+		return Receipt{}, errors.Join(errDamagedLog, err)
+	}
+	return Receipt{k.sequence, hex.EncodeToString(k.hash[:])}, nil
+}

@@ -1,0 +1,352 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"filippo.io/mldsa"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+const (
+	tenantA = authz.TenantID("ten_aaaaaaaaaaaaaaaaaaaaaaaaaa")
+	tenantB = authz.TenantID("ten_eeeeeeeeeeeeeeeeeeeeeeeeee")
+)
+
+// fixture is a log on a real store, with a clock that the test moves.
+type fixture struct {
+	t     testing.TB
+	path  string
+	log   *Log
+	store store.Store
+	mu    sync.Mutex
+	clock time.Time
+}
+
+func (f *fixture) now() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.clock
+}
+
+func (f *fixture) advance(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock = f.clock.Add(d)
+}
+
+func newFixture(t testing.TB) *fixture {
+	t.Helper()
+	f := &fixture{t: t, path: filepath.Join(t.TempDir(), "audit.db"), clock: time.Date(2026, 11, 21, 12, 0, 0, 123456789, time.UTC)}
+	f.log = New(f.now)
+	s, err := bolt.Open(f.path, bolt.Options{Hook: f.log.Commit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	f.store = s
+	seed := make([]byte, dualsig.SeedSize)
+	_, _ = rand.Read(seed)
+	signer, err := dualsig.NewPrivateKey(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.log.Use(s, signer, "chain_test")
+	f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource, ID: "chain_test"}})
+	return f
+}
+
+func principal(tenant authz.TenantID) authz.Principal {
+	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: "key_of_" + string(tenant), Scopes: authz.TenantScopes(), RequestID: "req", SourceIP: "127.0.0.1"}
+}
+
+func (f *fixture) record(e Event) {
+	f.t.Helper()
+	if err := f.log.Record(context.Background(), e); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) sealed(tenant authz.TenantID, id, version, digest string) {
+	f.t.Helper()
+	f.record(Event{
+		Type: CredentialSealed, Outcome: Success, Principal: principal(tenant), Resource: Resource{ID: id, Type: CredentialResource},
+		Attributes: map[string]string{AttributeVersion: version, AttributeDigest: digest},
+	})
+}
+
+func (f *fixture) verify() (Report, error) {
+	return VerifyStore(context.Background(), f.store, Options{})
+}
+
+func (f *fixture) export() []byte {
+	f.t.Helper()
+	var out bytes.Buffer
+	if err := f.log.Export(context.Background(), &out); err != nil {
+		f.t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// fill makes a log of two tenants with concurrent writers.
+func (f *fixture) fill(n int) {
+	f.t.Helper()
+	var wg sync.WaitGroup
+	errs := make(chan error, n)
+	for i := range n {
+		wg.Go(func() {
+			tenant := tenantA
+			if i%3 == 0 {
+				tenant = tenantB
+			}
+			errs <- f.log.Record(context.Background(), Event{
+				Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenant),
+				Resource:   Resource{ID: fmt.Sprintf("cred_%d", i), Type: CredentialResource},
+				Attributes: map[string]string{"note": "<&>\"\\\u2028é"},
+			})
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+func TestConcurrentAppendsMakeOneWholeChain(t *testing.T) {
+	f := newFixture(t)
+	f.fill(120)
+	report, err := f.verify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Entries != 121 || report.Sequence != 121 || report.Pinned || report.ChainID != "chain_test" {
+		t.Fatalf("%+v", report)
+	}
+	pinned, err := VerifyStore(t.Context(), f.store, Options{Fingerprint: f.log.Fingerprint(), PublicKey: report.PublicKey})
+	if err != nil || !pinned.Pinned || pinned.Fingerprint != f.log.Fingerprint() {
+		t.Fatal(pinned, err)
+	}
+	if _, err := VerifyStore(t.Context(), f.store, Options{Fingerprint: strings.Repeat("0", 64)}); err == nil {
+		t.Fatal("a foreign fingerprint was accepted")
+	}
+	seed := make([]byte, dualsig.SeedSize)
+	other, err := dualsig.NewPrivateKey(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := VerifyStore(t.Context(), f.store, Options{PublicKey: other.Public()}); err == nil {
+		t.Fatal("a foreign public key was accepted")
+	}
+}
+
+func TestTheReceiptNamesTheEntry(t *testing.T) {
+	f := newFixture(t)
+	var receipt *Receipt
+	err := f.store.Update(t.Context(), func(tx store.Tx) error {
+		receipt = f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := f.verify()
+	if err != nil || receipt.Sequence != report.Sequence || receipt.Hash != report.Hash {
+		t.Fatal(receipt, report, err)
+	}
+}
+
+func TestAFailedTransactionLeavesNoEntry(t *testing.T) {
+	f := newFixture(t)
+	wrong := errors.New("wrong")
+	err := f.store.Update(t.Context(), func(tx store.Tx) error {
+		f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+		return wrong
+	})
+	if !errors.Is(err, wrong) {
+		t.Fatal(err)
+	}
+	if report, err := f.verify(); err != nil || report.Entries != 1 {
+		t.Fatal(report, err)
+	}
+}
+
+func TestTimeNeverGoesBackAlongTheChain(t *testing.T) {
+	f := newFixture(t)
+	f.advance(-time.Hour)
+	f.sealed(tenantA, "cred_a", "1", "00")
+	if _, err := f.verify(); err != nil {
+		t.Fatal(err)
+	}
+	entries, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 1})
+	if err != nil || entries[0].Timestamp != "2026-11-21T12:00:00.123456Z" {
+		t.Fatal(entries, err)
+	}
+}
+
+// The signature of an entry, checked with an implementation that is not the
+// product's: any FIPS 204 verifier can follow docs/formats.md.
+func TestAnIndependentImplementationVerifiesEntries(t *testing.T) {
+	f := newFixture(t)
+	f.fill(5)
+	key, err := mldsa.NewPublicKey(mldsa.MLDSA65(), f.log.signer.Public().Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.Split(bytes.TrimSpace(f.export()), []byte("\n"))
+	for _, line := range lines[:len(lines)-1] {
+		e, err := ParseEntry(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hash, _ := hex.DecodeString(e.Hash)
+		signature, _ := base64.StdEncoding.DecodeString(e.Signature)
+		if err := mldsa.Verify(key, hash, signature, &mldsa.Options{Context: "latticekeep/audit/v1"}); err != nil {
+			t.Fatalf("sequence %d: %v", e.Sequence, err)
+		}
+		if mldsa.Verify(key, hash, signature, &mldsa.Options{Context: "latticekeep/record/v1"}) == nil {
+			t.Fatal("the context does not bind")
+		}
+	}
+}
+
+func TestQueryFiltersAndPages(t *testing.T) {
+	f := newFixture(t)
+	start := f.now()
+	for i := range 10 {
+		f.advance(time.Minute)
+		e := Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{ID: fmt.Sprint(i), Type: CredentialResource}}
+		if i%2 == 0 {
+			e.Type = CredentialListed
+			e.Principal.ID = "key_other"
+		}
+		f.record(e)
+		f.record(Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantB)})
+	}
+	ids := func(q Query) (got []string) {
+		t.Helper()
+		for {
+			entries, next, err := f.log.Query(t.Context(), principal(tenantA), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(entries) > q.Limit {
+				t.Fatalf("%d entries on a page of %d", len(entries), q.Limit)
+			}
+			for _, e := range entries {
+				if e.TenantID != string(tenantA) {
+					t.Fatal("another tenant's entry")
+				}
+				if e.EventType != AuditRead { // the queries record themselves
+					got = append(got, e.Resource.ID)
+				}
+			}
+			if q.Cursor = next; next == "" {
+				return got
+			}
+		}
+	}
+	check := func(name string, got, want []string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	all := []string{"9", "8", "7", "6", "5", "4", "3", "2", "1", "0"}
+	check("all", ids(Query{Limit: 100}), all)
+	check("pages of three", ids(Query{Limit: 3}), all)
+	check("pages of one", ids(Query{Limit: 1}), all)
+	check("type", ids(Query{Limit: 2, EventType: string(CredentialUnsealed)}), []string{"9", "7", "5", "3", "1"})
+	check("user", ids(Query{Limit: 2, UserID: "key_other"}), []string{"8", "6", "4", "2", "0"})
+	check("range", ids(Query{Limit: 2, From: start.Add(3 * time.Minute).Truncate(time.Microsecond), To: start.Add(5 * time.Minute)}), []string{"4", "3", "2"})
+	check("nothing", ids(Query{Limit: 2, EventType: "NO_SUCH"}), nil)
+	if _, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 1, Cursor: "??"}); fault.Of(err) != fault.Invalid {
+		t.Error("a junk cursor:", err)
+	}
+	if _, err := f.verify(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestADeniedReadIsRecordedAndShowsNothing(t *testing.T) {
+	f := newFixture(t)
+	p := principal(tenantA)
+	p.Scopes = []authz.Scope{authz.VaultRead}
+	entries, _, err := f.log.Query(t.Context(), p, Query{Limit: 10})
+	if fault.Of(err) != fault.Forbidden || entries != nil {
+		t.Fatal(entries, err)
+	}
+	entries, _, err = f.log.Query(t.Context(), principal(tenantA), Query{Limit: 10})
+	if err != nil || len(entries) != 1 || entries[0].Outcome != Denied || entries[0].EventType != AuditRead {
+		t.Fatal(entries, err)
+	}
+}
+
+func TestATenantProvesItsOwnHistory(t *testing.T) {
+	f := newFixture(t)
+	f.fill(60)
+	entries, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Reverse(entries)
+	report, err := VerifyTenant(entries, Options{Fingerprint: f.log.Fingerprint()})
+	if err != nil || !report.Pinned || report.Entries != 40 {
+		t.Fatal(report, err)
+	}
+	for name, forged := range map[string][]Entry{
+		"first dropped":  entries[1:],
+		"middle dropped": slices.Delete(slices.Clone(entries), 7, 8),
+		"swapped":        append([]Entry{entries[0], entries[2], entries[1]}, entries[3:]...),
+		"repeated":       slices.Insert(slices.Clone(entries), 5, entries[4]),
+		"empty":          nil,
+	} {
+		if _, err := VerifyTenant(forged, Options{}); err == nil {
+			t.Errorf("%s: accepted", name)
+		} else if _, ok := IsBroken(err); !ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestAnAnchorNamesTheCurrentVersion(t *testing.T) {
+	f := newFixture(t)
+	f.sealed(tenantA, "cred_a", "1", "00")
+	f.sealed(tenantA, "cred_a", "2", "01")
+	report, err := f.verify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.record(Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{ID: "cred_a", Type: CredentialResource}})
+	err = f.store.View(t.Context(), func(r store.Reader) error {
+		anchor, err := Anchor(r, tenantA, "cred_a")
+		if err != nil || anchor.Sequence != report.Sequence || anchor.Hash != report.Hash {
+			t.Error(anchor, err)
+		}
+		if _, err := Anchor(r, tenantB, "cred_a"); err == nil {
+			t.Error("an anchor of another tenant")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,120 @@
+package audit
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Query selects entries of the asking principal's tenant; zero fields select
+// all. From and To are inclusive.
+type Query struct {
+	EventType string
+	UserID    string // the actor's id
+	From, To  time.Time
+	Limit     int    // at least 1
+	Cursor    string // from the page before; empty for the newest entries
+}
+
+// maxScan bounds the index rows that one query looks at. A page may then hold
+// fewer entries than the limit and still name a next one.
+const maxScan = 50_000
+
+// Query returns entries of p's tenant, newest first, and the cursor of the
+// next page, empty after the last. The read is itself recorded before it
+// returns. Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
+// fault.Unavailable.
+func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []Entry, next string, err error) {
+	if err := l.Ready(ctx); err != nil {
+		return nil, "", err
+	}
+	if err := l.Authorize(ctx, p, authz.ReadAudit); err != nil {
+		return nil, "", err
+	}
+	rng := store.Prefix(tenantPrefix(string(p.Tenant)))
+	rng.Reverse = true
+	if q.Cursor != "" {
+		before, err := base64.RawURLEncoding.DecodeString(q.Cursor)
+		if err != nil || len(before) != 8 {
+			return nil, "", fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
+		}
+		rng.To = append(tenantPrefix(string(p.Tenant)), before...)
+	}
+	err = l.store.View(ctx, func(r store.Reader) error {
+		entries, next, err = q.run(r, rng)
+		return err
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("querying the audit log: %w", err)
+	}
+	err = l.Record(ctx, Event{
+		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource},
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return entries, next, nil
+}
+
+func (q Query) run(r store.Reader, rng store.Range) (entries []Entry, next string, err error) {
+	var found []uint64
+	var bad error
+	scanned := 0
+	err = r.Scan(rng, func(key, value []byte) bool {
+		row, err := decodeIndexRow(value)
+		if err != nil {
+			bad = err
+			return false
+		}
+		at := time.UnixMicro(row.micros)
+		if !q.From.IsZero() && at.Before(q.From) {
+			next = "" // times never decrease along the chain: nothing older can match
+			return false
+		}
+		if len(found) == q.Limit || scanned == maxScan {
+			return false // there is more: next is the last row looked at
+		}
+		scanned++
+		next = base64.RawURLEncoding.EncodeToString(key[len(key)-8:])
+		if (q.To.IsZero() || !at.After(q.To)) &&
+			(q.EventType == "" || q.EventType == string(row.eventType)) &&
+			(q.UserID == "" || q.UserID == row.actor) {
+			found = append(found, row.sequence)
+		}
+		if binary.BigEndian.Uint64(key[len(key)-8:]) == 1 {
+			next = "" // the tenant's first entry
+		}
+		return true
+	})
+	if err != nil || bad != nil {
+		return nil, "", fmt.Errorf("scanning the index: %w", firstError(err, bad))
+	}
+	entries = make([]Entry, 0, len(found))
+	for _, sequence := range found {
+		b, err := r.Get(entryKey(sequence))
+		if err != nil {
+			return nil, "", err
+		}
+		e, err := decodeRow(b)
+		if err != nil || e.Sequence != sequence {
+			return nil, "", errDamagedLog
+		}
+		entries = append(entries, *e)
+	}
+	return entries, next, nil
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

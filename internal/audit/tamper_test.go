@@ -1,0 +1,194 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// alter changes the log behind its back: the same file, opened without the
+// hook.
+func (f *fixture) alter(change func(tx store.Tx) error) {
+	f.t.Helper()
+	if err := f.store.Close(); err != nil {
+		f.t.Fatal(err)
+	}
+	raw, err := bolt.Open(f.path, bolt.Options{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := raw.Update(context.Background(), change); err != nil {
+		f.t.Fatal(err)
+	}
+	f.store = raw
+	f.t.Cleanup(func() { raw.Close() })
+}
+
+func get(tx store.Tx, key []byte) []byte {
+	b, err := tx.Get(key)
+	if err != nil || b == nil {
+		panic(fmt.Sprint("no row: ", key, err))
+	}
+	return bytes.Clone(b)
+}
+
+// Each kind of tampering with the stored log is reported, with the first bad
+// sequence.
+func TestTamperingWithTheStoreIsReported(t *testing.T) {
+	flip := func(tx store.Tx, key []byte, at int) error {
+		b := get(tx, key)
+		if at < 0 {
+			at += len(b)
+		}
+		b[at] ^= 1
+		return tx.Put(key, b)
+	}
+	cases := map[string]struct {
+		first  uint64
+		change func(tx store.Tx) error
+	}{
+		"a flipped byte of an entry":    {7, func(tx store.Tx) error { return flip(tx, entryKey(7), -3) }},
+		"a flipped byte of a signature": {7, func(tx store.Tx) error { return flip(tx, entryKey(7), 100) }},
+		"a flipped version byte":        {7, func(tx store.Tx) error { return flip(tx, entryKey(7), 0) }},
+		"a dropped entry":               {7, func(tx store.Tx) error { return tx.Delete(entryKey(7)) }},
+		"a dropped first entry":         {1, func(tx store.Tx) error { return tx.Delete(entryKey(1)) }},
+		"a cut entry":                   {7, func(tx store.Tx) error { return tx.Put(entryKey(7), get(tx, entryKey(7))[:200]) }},
+		"an empty entry":                {7, func(tx store.Tx) error { return tx.Put(entryKey(7), nil) }},
+		"a row between two entries":     {8, func(tx store.Tx) error { return tx.Put(append(entryKey(7), 0), get(tx, entryKey(7))) }},
+		"an entry repeated at the end":  {22, func(tx store.Tx) error { return tx.Put(entryKey(22), get(tx, entryKey(21))) }},
+		"a changed head":                {21, func(tx store.Tx) error { return flip(tx, headKey, -1) }},
+		"a missing head":                {21, func(tx store.Tx) error { return tx.Delete(headKey) }},
+		"a changed index row":           {4, func(tx store.Tx) error { return flip(tx, indexOf(tx, 4), -1) }},
+		"a dropped index row":           {4, func(tx store.Tx) error { return tx.Delete(indexOf(tx, 4)) }},
+		"an index row of no entry":      {4, func(tx store.Tx) error { return tx.Put(tenantKey(string(tenantA), 999), get(tx, indexOf(tx, 4))) }},
+		"two entries exchanged": {7, func(tx store.Tx) error {
+			a, b := get(tx, entryKey(7)), get(tx, entryKey(8))
+			return firstError(tx.Put(entryKey(7), b), tx.Put(entryKey(8), a))
+		}},
+		"a cut tail": {20, func(tx store.Tx) error {
+			return firstError(tx.Delete(entryKey(21)), tx.Delete(entryKey(20)))
+		}},
+		"an inserted entry, the rest moved up": {8, func(tx store.Tx) error {
+			for n := uint64(21); n >= 8; n-- {
+				if err := tx.Put(entryKey(n+1), get(tx, entryKey(n))); err != nil {
+					return err
+				}
+			}
+			return tx.Put(entryKey(8), get(tx, entryKey(7)))
+		}},
+		"an anchor moved to another entry": {3, func(tx store.Tx) error { return flip(tx, anchorKey(string(tenantB), "cred_sealed"), -1) }},
+		"an anchor lost":                   {21, func(tx store.Tx) error { return tx.Delete(anchorKey(string(tenantB), "cred_sealed")) }},
+		"an entry with other words, hashed anew": {7, func(tx store.Tx) error {
+			b := get(tx, entryKey(7))
+			return tx.Put(entryKey(7), bytes.Replace(b, []byte("success"), []byte("failure"), 1))
+		}},
+		"a space in an entry": {7, func(tx store.Tx) error {
+			return tx.Put(entryKey(7), bytes.Replace(get(tx, entryKey(7)), []byte(`,"`), []byte(`, "`), 1))
+		}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t)
+			f.record(Event{Type: TenantCreated, Outcome: Success, Principal: principal(tenantB)})
+			f.sealed(tenantB, "cred_sealed", "1", strings.Repeat("0", 64))
+			f.fill(18)
+			if _, err := f.verify(); err != nil {
+				t.Fatal("whole at first:", err)
+			}
+			f.alter(c.change)
+			_, err := f.verify()
+			broken, ok := IsBroken(err)
+			if !ok {
+				t.Fatalf("not reported: %v", err)
+			}
+			if broken.Sequence != c.first {
+				t.Errorf("reported at %d (%s), want %d", broken.Sequence, broken.Reason, c.first)
+			}
+		})
+	}
+}
+
+// indexOf returns the key of the index row that names the sequence.
+func indexOf(tx store.Tx, sequence uint64) (found []byte) {
+	err := tx.Scan(tenantRange, func(key, value []byte) bool {
+		if sequenceOf(value) == sequence {
+			found = bytes.Clone(key)
+		}
+		return found == nil
+	})
+	if err != nil || found == nil {
+		panic("no index row")
+	}
+	return found
+}
+
+func TestTamperingWithAnExportIsReported(t *testing.T) {
+	f := newFixture(t)
+	f.fill(20)
+	whole := f.export()
+	if report, err := VerifyExport(bytes.NewReader(whole), Options{}); err != nil || report.Entries != 21 {
+		t.Fatal(report, err)
+	}
+	lines := strings.SplitAfter(string(whole), "\n")
+	lines = lines[:len(lines)-1] // what is behind the last newline
+	end := len(lines) - 1
+	cases := map[string]struct {
+		first uint64
+		lines []string
+	}{
+		"flipped":             {7, replace(lines, 6, strings.Replace(lines[6], "success", "denied", 1))},
+		"dropped":             {7, slices.Delete(slices.Clone(lines), 6, 7)},
+		"reordered":           {7, replace(replace(lines, 6, lines[7]), 7, lines[6])},
+		"inserted":            {8, slices.Insert(slices.Clone(lines), 7, lines[6])},
+		"beginning cut":       {1, lines[1:]},
+		"closing line cut":    {22, lines[:end]},
+		"tail cut":            {20, append(slices.Clone(lines[:end-2]), lines[end])},
+		"last line cut short": {22, replace(lines, end, lines[end][:40])},
+		"line cut short":      {7, append(slices.Clone(lines[:6]), lines[6][:90])},
+		"goes on":             {22, append(slices.Clone(lines), lines[3])},
+		"reformatted":         {7, replace(lines, 6, strings.Replace(lines[6], ":", ": ", 1))},
+		"field added":         {7, replace(lines, 6, strings.Replace(lines[6], `{"actor"`, `{"a":1,"actor"`, 1))},
+		"field repeated":      {7, replace(lines, 6, strings.Replace(lines[6], `"key_id"`, `"hash":"","key_id"`, 1))},
+		"escaped otherwise":   {7, replace(lines, 6, strings.Replace(lines[6], "success", `\u0073uccess`, 1))},
+		"blank line":          {7, slices.Insert(slices.Clone(lines), 6, "\n")},
+		"empty":               {1, nil},
+		"another's ending":    {22, replace(lines, end, strings.Replace(lines[end], "chain_test", "chain_tesT", 1))},
+	}
+	for name, c := range cases {
+		_, err := VerifyExport(strings.NewReader(strings.Join(c.lines, "")), Options{})
+		broken, ok := IsBroken(err)
+		if !ok {
+			t.Errorf("%s: not reported: %v", name, err)
+		} else if broken.Sequence != c.first {
+			t.Errorf("%s: reported at %d (%s), want %d", name, broken.Sequence, broken.Reason, c.first)
+		}
+	}
+}
+
+func replace(lines []string, i int, line string) []string {
+	lines = slices.Clone(lines)
+	lines[i] = line
+	return lines
+}
+
+// A log that someone wrote anew with a key of their own holds by itself; the
+// pin is what tells.
+func TestARewrittenLogIsToldByThePin(t *testing.T) {
+	honest, forged := newFixture(t), newFixture(t)
+	honest.fill(3)
+	forged.fill(3)
+	report, err := VerifyExport(bytes.NewReader(forged.export()), Options{})
+	if err != nil || report.Pinned {
+		t.Fatal(report, err)
+	}
+	_, err = VerifyExport(bytes.NewReader(forged.export()), Options{Fingerprint: honest.log.Fingerprint()})
+	if broken, ok := IsBroken(err); !ok || broken.Sequence != 1 {
+		t.Fatal(err)
+	}
+}
