@@ -1,0 +1,151 @@
+package identity
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+func newService(t *testing.T) *Service {
+	t.Helper()
+	dir := t.TempDir()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(kms.CreateLocal(filepath.Join(dir, "kms.key")))
+	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
+	must(err)
+	log := audit.New(time.Now)
+	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
+	must(err)
+	t.Cleanup(func() { s.Close() })
+	keys, first, err := keyring.Create(t.Context(), s, k, keyring.Config{CacheTTL: time.Minute})
+	must(err)
+	log.Use(s, keys.Audit(), keys.ChainID())
+	must(s.Update(t.Context(), func(tx store.Tx) error {
+		log.Append(tx, audit.Event{Type: audit.ChainStarted, Outcome: audit.Success, Principal: System(authz.SystemTenant)})
+		return first.Put(tx)
+	}))
+	return New(s, log, keys, time.Now)
+}
+
+func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {
+	s := newService(t)
+	tenant, key, err := s.Dev(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Authenticate(t.Context(), key)
+	if err != nil || p.Tenant != tenant || p.Kind != authz.APIKey || len(p.Scopes) != len(authz.TenantScopes()) || !strings.HasPrefix(key, "lk_live_") {
+		t.Fatal(p, err)
+	}
+	tenant2, key2, err := s.Dev(t.Context())
+	if err != nil || tenant2 != tenant || key2 == key {
+		t.Fatal(tenant2, err)
+	}
+	if _, err := s.Authenticate(t.Context(), key); !errors.Is(err, fault.Unauthenticated) {
+		t.Fatal("the former key still works:", err)
+	}
+	if _, err := s.Authenticate(t.Context(), key2); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKeysAreStoredAsHashesOnly(t *testing.T) {
+	s := newService(t)
+	_, key, err := s.Dev(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.store.View(t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Range{}, func(k, v []byte) bool {
+			if strings.Contains(string(k)+string(v), key[len(apiKeyPrefix):]) {
+				t.Errorf("the key lies under %q", k)
+			}
+			return true
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWhatIsNotAKeyIsRefusedAlike(t *testing.T) {
+	s := newService(t)
+	_, key, err := s.Dev(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{
+		"", "lk_live_", key + "a", key[:len(key)-1], strings.ToUpper(key), " " + key, key + "\n", key[len(apiKeyPrefix):],
+		"lk_test_" + key[len(apiKeyPrefix):], apiKeyPrefix + strings.Repeat("a", 52), key[:len(key)-1] + "7", strings.Repeat("x", 1<<20),
+	} {
+		if bad == key {
+			continue
+		}
+		if _, err := s.Authenticate(t.Context(), bad); !errors.Is(err, fault.Unauthenticated) || fault.Message(err) != fault.Message(errUnauthenticated) {
+			t.Errorf("%.20q: %v", bad, err)
+		}
+	}
+}
+
+func TestANamespaceIsATenantOfItsOwn(t *testing.T) {
+	s := newService(t)
+	dev, _, err := s.Dev(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	seen := make(map[authz.TenantID]bool)
+	var wg sync.WaitGroup
+	for range 8 { // at the same time: still one tenant
+		wg.Go(func() {
+			tenant, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-1")
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			seen[tenant] = true
+		})
+	}
+	wg.Wait()
+	if len(seen) != 1 {
+		t.Fatalf("%d tenants for one namespace", len(seen))
+	}
+	for _, other := range [][2]string{{"cluster-1", "ns-2"}, {"cluster-2", "ns-1"}} {
+		tenant, err := s.NamespaceTenant(t.Context(), other[0], other[1])
+		if err != nil || seen[tenant] {
+			t.Fatal(tenant, err)
+		}
+		if _, err := s.keys.Current(t.Context(), tenant); err != nil {
+			t.Fatal("a tenant without keys:", err)
+		}
+	}
+	if err := s.MapNamespace(t.Context(), "cluster-1", "ns-3", dev); err != nil {
+		t.Fatal(err)
+	}
+	if tenant, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-3"); err != nil || tenant != dev {
+		t.Fatal(tenant, err)
+	}
+	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+		t.Fatal(err)
+	}
+}

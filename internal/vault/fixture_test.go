@@ -1,0 +1,218 @@
+package vault
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// fixture is a vault on real parts: a database file, a key file, a log. The
+// clock is the test's, and the KMS can be told to be down.
+type fixture struct {
+	t     testing.TB
+	dir   string
+	store *watchedStore
+	log   *audit.Log
+	keys  *keyring.Ring
+	kms   *switchedKMS
+	vault *Vault
+	a, b  authz.Principal // of two tenants, with all scopes
+
+	mu    sync.Mutex
+	clock time.Time
+}
+
+// switchedKMS is the local key, with a switch in front of it and a counter.
+type switchedKMS struct {
+	*kms.Local
+	down  atomic.Bool
+	calls atomic.Int64
+}
+
+var errDown = errors.New("connection refused")
+
+func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
+	k.calls.Add(1)
+	if k.down.Load() {
+		return nil, errDown
+	}
+	return k.Local.Unwrap(ctx, keyContext, wrapped)
+}
+
+// watchedStore is the database, with a counter of reads and a switch that
+// makes it answer as one whose disk is full.
+type watchedStore struct {
+	*bolt.Store
+	views, updates atomic.Int64
+	full           atomic.Bool
+}
+
+func (s *watchedStore) View(ctx context.Context, fn func(store.Reader) error) error {
+	s.views.Add(1)
+	return s.Store.View(ctx, fn)
+}
+
+func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	s.updates.Add(1)
+	if s.full.Load() {
+		return fault.New(fault.Unavailable, "no space left")
+	}
+	return s.Store.Update(ctx, fn)
+}
+
+func (s *watchedStore) Ready(ctx context.Context) error {
+	if s.full.Load() {
+		return fault.New(fault.Unavailable, "no space left")
+	}
+	return s.Store.Ready(ctx)
+}
+
+func (f *fixture) now() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.clock
+}
+
+func (f *fixture) advance(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock = f.clock.Add(d)
+}
+
+func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: t.TempDir(), clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
+	keyFile := filepath.Join(t.TempDir(), "kms.key") // not where the store lies
+	must(t, kms.CreateLocal(keyFile))
+	local, err := kms.OpenLocal(keyFile)
+	must(t, err)
+	f.kms = &switchedKMS{Local: local}
+	f.open(cacheTTL)
+	f.a, f.b = f.tenant(), f.tenant()
+	return f
+}
+
+func (f *fixture) open(cacheTTL time.Duration) {
+	t := f.t
+	t.Helper()
+	f.log = audit.New(f.now)
+	s, err := bolt.Open(filepath.Join(f.dir, "vault.db"), bolt.Options{Hook: f.log.Commit})
+	must(t, err)
+	t.Cleanup(func() { s.Close() })
+	f.store = &watchedStore{Store: s}
+	config := keyring.Config{CacheTTL: cacheTTL, Now: f.now}
+	var first *keyring.First
+	f.keys, err = keyring.Open(t.Context(), f.store, f.kms, config)
+	if errors.Is(err, fault.NotFound) {
+		f.keys, first, err = keyring.Create(t.Context(), f.store, f.kms, config)
+	}
+	must(t, err)
+	f.log.Use(f.store, f.keys.Audit(), f.keys.ChainID())
+	if first != nil {
+		must(t, s.Update(t.Context(), func(tx store.Tx) error {
+			f.log.Append(tx, audit.Event{Type: audit.ChainStarted, Outcome: audit.Success, Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System}})
+			return first.Put(tx)
+		}))
+	}
+	f.vault = New(f.store, f.log, f.keys, f.now)
+}
+
+func (f *fixture) tenant() authz.Principal {
+	f.t.Helper()
+	id := authz.TenantID(authz.NewID("ten"))
+	set, err := f.keys.NewSet(f.t.Context(), id, 1)
+	must(f.t, err)
+	must(f.t, f.store.Update(f.t.Context(), set.Put))
+	return authz.Principal{Tenant: id, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
+}
+
+func (f *fixture) seal(p authz.Principal, values map[string]string) Credential {
+	f.t.Helper()
+	c, err := f.vault.Seal(f.t.Context(), p, SealRequest{Name: "db", Type: "database", TTLDays: 30, Values: secrets(values)})
+	must(f.t, err)
+	return c
+}
+
+func (f *fixture) verify() audit.Report {
+	f.t.Helper()
+	report, err := VerifyStore(f.t.Context(), f.store, audit.Options{})
+	must(f.t, err)
+	return report
+}
+
+// last returns the newest entry of p's tenant, read from the store itself.
+func (f *fixture) last(p authz.Principal) audit.Entry {
+	f.t.Helper()
+	entries, _, err := f.log.Query(f.t.Context(), p, audit.Query{Limit: 1})
+	must(f.t, err)
+	return entries[0]
+}
+
+// records returns the raw rows under the prefix.
+func (f *fixture) rows(prefix string) (keys, values [][]byte) {
+	f.t.Helper()
+	must(f.t, f.store.Store.View(f.t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Prefix([]byte(prefix)), func(k, v []byte) bool {
+			keys, values = append(keys, append([]byte(nil), k...)), append(values, append([]byte(nil), v...))
+			return true
+		})
+	}))
+	return keys, values
+}
+
+// tamper changes rows behind the vault's back.
+func (f *fixture) tamper(change func(tx store.Tx) error) {
+	f.t.Helper()
+	must(f.t, f.store.Store.Update(f.t.Context(), change))
+}
+
+// files returns the bytes of every file in the data directory.
+func (f *fixture) files() []byte {
+	f.t.Helper()
+	var all []byte
+	entries, err := os.ReadDir(f.dir)
+	must(f.t, err)
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(f.dir, e.Name()))
+		must(f.t, err)
+		all = append(all, b...)
+	}
+	return all
+}
+
+func secrets(values map[string]string) map[string]secret.Bytes {
+	s := make(map[string]secret.Bytes, len(values))
+	for k, v := range values {
+		s[k] = secret.Bytes(v)
+	}
+	return s
+}
+
+func plain(values map[string]secret.Bytes) map[string]string {
+	s := make(map[string]string, len(values))
+	for k, v := range values {
+		s[k] = string(v)
+	}
+	return s
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

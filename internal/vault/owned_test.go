@@ -1,0 +1,253 @@
+package vault
+
+import (
+	"crypto/sha3"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+const uid = "8c2b1c1e-0000-4000-8000-000000000001"
+
+func (f *fixture) operator() authz.Principal {
+	return authz.Principal{Tenant: f.a.Tenant, Kind: authz.Operator, ID: uid, Scopes: []authz.Scope{authz.VaultRead, authz.VaultWrite}}
+}
+
+func (f *fixture) desired(values map[string]string, spec string) Desired {
+	sealedAt := make(map[string]time.Time)
+	for k := range values {
+		sealedAt[k] = f.now()
+	}
+	return Desired{
+		Name: "db", Type: "database", TTLDays: 30, Values: secrets(values), SealedAt: sealedAt,
+		SpecDigest: sha3.Sum256([]byte(spec)), ValuesDigest: sha3.Sum256(fmt.Append(nil, values)),
+	}
+}
+
+func TestAnOwnedCredentialFollowsItsObject(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	op := f.operator()
+	if o, err := f.vault.Owned(t.Context(), op, uid); err != nil || o != nil {
+		t.Fatal(o, err)
+	}
+	first, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(map[string]string{"p": "1", "q": "x"}, "a"))
+	must(t, err)
+	seen, err := f.vault.Owned(t.Context(), op, uid)
+	must(t, err)
+	if seen.Credential != first.Credential || seen.Audit != first.Audit || seen.SpecDigest != first.SpecDigest || !seen.Owned || seen.Missing {
+		t.Fatalf("applied %+v, holds %+v", first, seen)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialSealed || e.Sequence != seen.Audit.Sequence || e.Hash != seen.Audit.Hash {
+		t.Fatalf("%+v", e)
+	}
+
+	f.advance(day)
+	next, err := f.vault.Apply(t.Context(), op, uid, 1, f.desired(map[string]string{"p": "2"}, "b"))
+	must(t, err)
+	if next.ID != first.ID || next.Version != 2 || !next.CreatedAt.Equal(first.CreatedAt) {
+		t.Fatalf("%+v", next)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialRotated {
+		t.Fatalf("new values are recorded as %s", e.EventType)
+	}
+	if at := next.ValueSealedAt["q"]; !at.Equal(f.now().Add(-day)) {
+		t.Fatal("a dropped key was forgotten: its old value could come back")
+	}
+	longer := f.desired(map[string]string{"p": "2"}, "c")
+	longer.TTLDays = 60
+	_, err = f.vault.Apply(t.Context(), op, uid, 2, longer)
+	must(t, err)
+	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted {
+		t.Fatalf("a new TTL is recorded as %s", e.EventType)
+	}
+	again, err := f.vault.Reencrypt(t.Context(), op, uid, 3, "now")
+	must(t, err)
+	if again.Version != 4 || again.Trigger != "now" || !again.ExpiresAt.Equal(f.now().Add(60*day)) || again.SpecDigest != longer.SpecDigest {
+		t.Fatalf("%+v", again)
+	}
+	got, err := f.vault.Unseal(t.Context(), f.a, first.ID)
+	must(t, err)
+	if !maps.Equal(plain(got.Values), map[string]string{"p": "2"}) {
+		t.Fatal(plain(got.Values))
+	}
+	// It can still be encrypted anew when it has expired: the object stands.
+	f.advance(61 * day)
+	_, err = f.vault.Reencrypt(t.Context(), op, uid, 4, "now")
+	must(t, err)
+	f.verify()
+}
+
+func TestAnOwnedCredentialIsReadOnlyForOthers(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	o, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
+	must(t, err)
+	if _, err := f.vault.Rotate(t.Context(), f.a, o.ID); !errors.Is(err, fault.Forbidden) {
+		t.Error(err)
+	}
+	if err := f.vault.Delete(t.Context(), f.a, o.ID); !errors.Is(err, fault.Forbidden) {
+		t.Error(err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonOwned {
+		t.Errorf("%+v", e)
+	}
+	if got, err := f.vault.Unseal(t.Context(), f.a, o.ID); err != nil || !got.Owned {
+		t.Error(err)
+	}
+}
+
+func TestAStaleExpectationChangesNothing(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	op := f.operator()
+	var won atomic.Int64
+	var wg sync.WaitGroup
+	for range 5 { // as by five leaders that all believe to be the first
+		wg.Go(func() {
+			_, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
+			switch {
+			case err == nil:
+				won.Add(1)
+			case !errors.Is(err, fault.Conflict):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if keys, _ := f.rows("credential/"); won.Load() != 1 || len(keys) != 1 {
+		t.Fatal(won.Load(), len(keys))
+	}
+	for range 5 {
+		wg.Go(func() {
+			if _, err := f.vault.Reencrypt(t.Context(), op, uid, 1, "x"); err == nil {
+				won.Add(1)
+			} else if !errors.Is(err, fault.Conflict) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if o, err := f.vault.Owned(t.Context(), op, uid); err != nil || o.Version != 2 || won.Load() != 2 {
+		t.Fatal(o, err, won.Load())
+	}
+	f.verify()
+}
+
+func TestALostCredentialIsMadeAgainUnderItsID(t *testing.T) {
+	losses := map[string]func(f *fixture, o *Owned){
+		"deleted": func(f *fixture, o *Owned) {
+			system := f.a
+			system.Kind = authz.System
+			must(t, f.vault.Delete(t.Context(), system, o.ID))
+		},
+		"damaged": func(f *fixture, o *Owned) {
+			f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, o.ID, o.Version), []byte("junk")) })
+		},
+		"an old row": func(f *fixture, o *Owned) {
+			_, values := f.rows("credential/")
+			f.tamper(func(tx store.Tx) error {
+				r, err := decodeRecord(values[0])
+				if err != nil {
+					return err
+				}
+				r.version += 7
+				return errors.Join(tx.Delete(recordKey(f.a.Tenant, o.ID, o.Version)), putRecord(tx, r))
+			})
+		},
+	}
+	for name, lose := range losses {
+		f := newFixture(t, time.Minute)
+		op := f.operator()
+		o, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
+		must(t, err)
+		lose(f, o)
+		seen, err := f.vault.Owned(t.Context(), op, uid)
+		must(t, err)
+		if !seen.Missing || seen.ID != o.ID || seen.Version != 1 {
+			t.Fatalf("%s: %+v", name, seen)
+		}
+		if _, err := f.vault.Reencrypt(t.Context(), op, uid, 1, ""); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", name, err)
+		}
+		again, err := f.vault.Apply(t.Context(), op, uid, 1, f.desired(login, "a"))
+		must(t, err)
+		if again.ID != o.ID || again.Version != 2 {
+			t.Fatalf("%s: %+v", name, again)
+		}
+		got, err := f.vault.Unseal(t.Context(), f.a, o.ID)
+		must(t, err)
+		if !maps.Equal(plain(got.Values), login) {
+			t.Errorf("%s: other values", name)
+		}
+		f.verify()
+	}
+}
+
+func TestReleaseDeletesOrLetsGo(t *testing.T) {
+	for _, deleteEntry := range []bool{true, false} {
+		f := newFixture(t, time.Minute)
+		op := f.operator()
+		o, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
+		must(t, err)
+		for range 2 { // again is no error
+			must(t, f.vault.Release(t.Context(), op, uid, deleteEntry))
+		}
+		_, err = f.vault.Rotate(t.Context(), f.a, o.ID)
+		if deleteEntry != errors.Is(err, fault.Forbidden) || (!deleteEntry && err != nil) {
+			t.Errorf("delete %v: %v", deleteEntry, err)
+		}
+		if keys, _ := f.rows("own"); len(keys) != 0 {
+			t.Errorf("rows left: %q", keys)
+		}
+		f.verify()
+	}
+}
+
+func TestAnObjectReachesOnlyItsTenant(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	_, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
+	must(t, err)
+	foreign := f.operator()
+	foreign.Tenant = f.b.Tenant
+	if o, err := f.vault.Owned(t.Context(), foreign, uid); err != nil || o != nil {
+		t.Fatal(o, err)
+	}
+	must(t, f.vault.Release(t.Context(), foreign, uid, true))
+	if keys, _ := f.rows("credential/"); len(keys) != 1 {
+		t.Fatal("released by another tenant")
+	}
+}
+
+func TestAnInvalidSpecIsRefused(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	d := f.desired(map[string]string{"k": strings.Repeat("x", MaxValuesBytes)}, "a")
+	if _, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, d); !errors.Is(err, fault.Invalid) {
+		t.Fatal(err)
+	}
+}
+
+func TestDecodeRecordRefusesEverythingButItsOwn(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.seal(f.a, login)
+	_, values := f.rows("credential/")
+	row := values[0]
+	if r, err := decodeRecord(row); err != nil || string(r.encode()) != string(row) {
+		t.Fatal("not its own", err)
+	}
+	for n := range row {
+		if _, err := decodeRecord(row[:n]); err == nil {
+			t.Fatalf("%d bytes of %d accepted", n, len(row))
+		}
+	}
+	if _, err := decodeRecord(append(row, 0)); err == nil {
+		t.Fatal("a byte too many accepted")
+	}
+}

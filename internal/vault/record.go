@@ -1,0 +1,231 @@
+package vault
+
+import (
+	"bytes"
+	"crypto/sha3"
+	"encoding/binary"
+	"encoding/hex"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+const (
+	recordVersion = 1
+	recordContext = "latticekeep/record/v1"
+	digestLabel   = "latticekeep/record-digest/v1"
+)
+
+// record is one version of a credential as it is stored: a version byte and
+// the fields in this order, strings and blobs behind their u32 length, numbers
+// as u64, all big-endian. Times are Unix microseconds.
+//
+// Everything up to and including body is signed. The wrap is not: its own
+// associated data binds it to the record, so that the seed can be wrapped
+// again without signing again.
+type record struct {
+	tenant    authz.TenantID
+	id        string
+	version   uint64
+	name      string
+	kind      string // the credential type
+	ttlDays   uint64
+	createdAt time.Time
+	sealedAt  time.Time
+	expiresAt time.Time
+	body      []byte // envelope.Credential
+	signature []byte // dualsig over everything above
+	wrap      []byte // seed and r under the tenant's wrapping key
+}
+
+func (r *record) signed() []byte {
+	b := make([]byte, 0, 256+len(r.body)+len(r.signature)+len(r.wrap))
+	b = append(b, recordVersion)
+	b = appendBlob(b, []byte(r.tenant))
+	b = appendBlob(b, []byte(r.id))
+	b = binary.BigEndian.AppendUint64(b, r.version)
+	b = appendBlob(b, []byte(r.name))
+	b = appendBlob(b, []byte(r.kind))
+	b = binary.BigEndian.AppendUint64(b, r.ttlDays)
+	for _, t := range []time.Time{r.createdAt, r.sealedAt, r.expiresAt} {
+		b = binary.BigEndian.AppendUint64(b, uint64(t.UnixMicro()))
+	}
+	return appendBlob(b, r.body)
+}
+
+func (r *record) encode() []byte {
+	return appendBlob(appendBlob(r.signed(), r.signature), r.wrap)
+}
+
+// digest is what the record's audit entry names: SHA3-256 over the signed part
+// and the signature, lower-case hex.
+func (r *record) digest() string {
+	sum := sha3.Sum256(frame.Join(digestLabel, r.signed(), r.signature))
+	return hex.EncodeToString(sum[:])
+}
+
+func appendBlob(b, blob []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(blob))), blob...)
+}
+
+var errDamaged = fault.New(fault.Internal, "the stored record is damaged")
+
+// fields reads what appendBlob and AppendUint64 wrote.
+type fields struct {
+	rest []byte
+	bad  bool
+}
+
+func (f *fields) take(n int) []byte {
+	if f.bad || n > len(f.rest) {
+		f.bad = true
+		return nil
+	}
+	b := f.rest[:n:n]
+	f.rest = f.rest[n:]
+	return b
+}
+
+func (f *fields) number() uint64 {
+	b := f.take(8)
+	if f.bad {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
+}
+
+func (f *fields) blob() []byte {
+	b := f.take(4)
+	if f.bad {
+		return nil
+	}
+	n := binary.BigEndian.Uint32(b)
+	if n > math.MaxInt32 {
+		f.bad = true
+		return nil
+	}
+	return f.take(int(n))
+}
+
+func (f *fields) time() time.Time { return time.UnixMicro(int64(f.number())).UTC() }
+
+// decodeRecord reads a record. The result shares nothing with row.
+func decodeRecord(row []byte) (*record, error) {
+	f := fields{rest: bytes.Clone(row)}
+	if v := f.take(1); f.bad || v[0] != recordVersion {
+		return nil, errDamaged
+	}
+	r := &record{
+		tenant: authz.TenantID(f.blob()), id: string(f.blob()), version: f.number(),
+		name: string(f.blob()), kind: string(f.blob()), ttlDays: f.number(),
+		createdAt: f.time(), sealedAt: f.time(), expiresAt: f.time(),
+		body: f.blob(), signature: f.blob(), wrap: f.blob(),
+	}
+	if f.bad || len(f.rest) != 0 {
+		return nil, errDamaged
+	}
+	return r, nil
+}
+
+// seal fills in body, wrap and signature around the values.
+func (r *record) seal(keys *keyring.Keys, values map[string]secret.Bytes) error {
+	plaintext := encodeValues(values)
+	defer plaintext.Zero()
+	body, wrap, err := envelope.SealCredential(keys.Wrapping, keys.Version, r.context(), plaintext)
+	if err != nil {
+		return err
+	}
+	if r.body, err = body.MarshalBinary(); err != nil {
+		return err
+	}
+	r.wrap = wrap
+	r.signature, err = keys.Signing.Sign(recordContext, r.signed())
+	return err
+}
+
+// open verifies both signatures and then decrypts. Keys holds the versions of
+// the tenant's keys that the record names. All failures are alike.
+func (r *record) open(wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
+	if !signing.Signing.Verify(recordContext, r.signed(), r.signature) {
+		return nil, errDamaged
+	}
+	body, err := envelope.ParseCredential(r.body)
+	if err != nil {
+		return nil, errDamaged
+	}
+	plaintext, err := envelope.OpenCredential(wrapping.Wrapping, r.context(), body, r.wrap)
+	if err != nil {
+		return nil, errDamaged
+	}
+	defer plaintext.Zero()
+	return decodeValues(plaintext)
+}
+
+// keyVersions tells which versions of the tenant's keys open the record.
+func (r *record) keyVersions() (wrapping, signing uint32, err error) {
+	wrapping, err = envelope.WrapKeyVersion(r.wrap)
+	if err == nil {
+		signing, err = dualsig.KeyVersion(r.signature)
+	}
+	if err != nil {
+		return 0, 0, errDamaged
+	}
+	return wrapping, signing, nil
+}
+
+func (r *record) context() envelope.Context {
+	return envelope.Context{Tenant: string(r.tenant), ID: r.id, Version: r.version}
+}
+
+func (r *record) credential(now time.Time, owned bool) Credential {
+	return Credential{
+		ID: r.id, Name: r.name, Type: r.kind, Version: r.version,
+		CreatedAt: r.createdAt, SealedAt: r.sealedAt, ExpiresAt: r.expiresAt,
+		Expired: !now.Before(r.expiresAt), Owned: owned,
+	}
+}
+
+// The plaintext of a record is a version byte, and for each value in the byte
+// order of its key: key and value, each behind its u32 length.
+const valuesVersion = 1
+
+func encodeValues(values map[string]secret.Bytes) secret.Bytes {
+	n := 1
+	for k, v := range values {
+		n += 8 + len(k) + len(v)
+	}
+	b := append(make([]byte, 0, n), valuesVersion) // never grows: no copy is left behind
+	for _, k := range slices.Sorted(maps.Keys(values)) {
+		b = appendBlob(appendBlob(b, []byte(k)), values[k])
+	}
+	return b
+}
+
+func decodeValues(plaintext []byte) (map[string]secret.Bytes, error) {
+	f := fields{rest: plaintext}
+	if v := f.take(1); f.bad || v[0] != valuesVersion {
+		return nil, errDamaged
+	}
+	values := make(map[string]secret.Bytes)
+	last := ""
+	for len(f.rest) > 0 {
+		k, v := string(f.blob()), f.blob()
+		if f.bad || (len(values) > 0 && k <= last) {
+			return nil, errDamaged
+		}
+		values[k], last = bytes.Clone(v), k
+		if values[k] == nil {
+			values[k] = secret.Bytes{}
+		}
+	}
+	return values, nil
+}

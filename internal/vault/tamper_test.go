@@ -1,0 +1,177 @@
+package vault
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+type ctx = context.Context
+
+// Whoever can write the database can move rows about. Nothing is unsealed from
+// a row that is not where it belongs, the attempt is recorded, and the
+// verification says which credential it is.
+func TestTamperingWithRowsIsReported(t *testing.T) {
+	type rows struct{ a1, a2, b, old []byte } // two credentials of a, one of b, and a1 before its rotation
+	cases := map[string]struct {
+		change func(tx store.Tx, key func(p authz.Principal, id string, version uint64) []byte, ids [3]string, r rows) error
+		says   string
+		opens  bool // an old state in its own place is whole by itself: only the log tells
+	}{
+		"swapped between credentials": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			return errors.Join(tx.Put(key(a, ids[0], 2), r.a2), tx.Put(key(a, ids[1], 1), r.a1))
+		}, says: "damaged or stands where it does not belong"},
+		"swapped between tenants": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			return errors.Join(tx.Delete(key(a, ids[0], 2)), tx.Put(key(a, ids[0], 1), r.b))
+		}, says: "damaged or stands where it does not belong"},
+		"another tenant's bytes under its own id": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			other, err := decodeRecord(r.b)
+			if err != nil {
+				return err
+			}
+			mine, err := decodeRecord(r.a1)
+			if err != nil {
+				return err
+			}
+			other.tenant, other.id, other.version = mine.tenant, mine.id, mine.version
+			return tx.Put(key(a, ids[0], 2), other.encode())
+		}, says: "not the version that the log recorded"},
+		"an old version under the newest number": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			old, err := decodeRecord(r.old)
+			if err != nil {
+				return err
+			}
+			old.version = 2
+			return tx.Put(key(a, ids[0], 2), old.encode())
+		}, says: "not the version that the log recorded"},
+		"an old row put back": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			return errors.Join(tx.Delete(key(a, ids[0], 2)), tx.Put(key(a, ids[0], 1), r.old))
+		}, says: "not the version that the log recorded", opens: true},
+		"a flipped byte": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			b := bytes.Clone(r.a1)
+			b[len(b)/3] ^= 1
+			return tx.Put(key(a, ids[0], 2), b)
+		}, says: "not the version that the log recorded"},
+		"cut short": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			return tx.Put(key(a, ids[0], 2), r.a1[:len(r.a1)-1])
+		}, says: "damaged"},
+		"dropped": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+			return tx.Delete(key(a, ids[0], 2))
+		}, says: "has no row"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, time.Minute)
+			ids := [3]string{f.seal(f.a, login).ID, f.seal(f.a, login).ID, f.seal(f.b, login).ID}
+			row := func(p authz.Principal, id string) []byte {
+				_, values := f.rows("credential/" + string(p.Tenant) + "/" + id)
+				return values[0]
+			}
+			old := row(f.a, ids[0])
+			_, err := f.vault.Rotate(t.Context(), f.a, ids[0])
+			must(t, err)
+			f.verify()
+			r := rows{row(f.a, ids[0]), row(f.a, ids[1]), row(f.b, ids[2]), old}
+			f.tamper(func(tx store.Tx) error {
+				key := func(who authz.Principal, id string, version uint64) []byte {
+					if who.ID == a.ID {
+						return recordKey(f.a.Tenant, id, version)
+					}
+					return recordKey(f.b.Tenant, id, version)
+				}
+				return c.change(tx, key, ids, r)
+			})
+			_, err = VerifyStore(t.Context(), f.store, audit.Options{})
+			broken, ok := audit.IsBroken(err)
+			if !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
+				t.Errorf("reported as %v, want %q", err, c.says)
+			}
+			got, err := f.vault.Unseal(t.Context(), f.a, ids[0])
+			if c.opens {
+				must(t, err)
+			} else if !errors.Is(err, fault.Forbidden) || got.Values != nil {
+				t.Errorf("unsealed from it: %v", err)
+			} else if e := f.last(f.a); e.Outcome == audit.Success || e.Resource.ID != ids[0] {
+				t.Errorf("recorded as %+v", e)
+			}
+			if _, err := f.vault.Unseal(t.Context(), f.b, ids[2]); err != nil {
+				t.Errorf("another tenant's credential suffers: %v", err)
+			}
+		})
+	}
+}
+
+// a stands for the fixture's first tenant in the table above.
+var a = authz.Principal{ID: "a"}
+
+func TestADeletedCredentialThatIsBackIsReported(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	keys, values := f.rows("credential/")
+	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], values[0]) })
+	_, err := VerifyStore(t.Context(), f.store, audit.Options{})
+	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "recorded its deletion") {
+		t.Fatal(err)
+	}
+}
+
+func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.seal(f.a, login)
+	_, values := f.rows("credential/")
+	r, err := decodeRecord(values[0])
+	must(t, err)
+	r.id = authz.NewID("cred")
+	f.tamper(func(tx store.Tx) error { return putRecord(tx, r) })
+	_, err = VerifyStore(t.Context(), f.store, audit.Options{})
+	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "never recorded") {
+		t.Fatal(err)
+	}
+}
+
+// The wrap is outside the digest and the signature: its own associated data
+// keeps it in its place.
+func TestAWrapOfAnotherVersionOpensNothing(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	_, values := f.rows("credential/")
+	old, err := decodeRecord(values[0])
+	must(t, err)
+	_, err = f.vault.Rotate(t.Context(), f.a, c.ID)
+	must(t, err)
+	keys, values := f.rows("credential/")
+	current, err := decodeRecord(values[0])
+	must(t, err)
+	current.wrap = old.wrap
+	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], current.encode()) })
+	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
+		t.Fatal(err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
+		t.Fatalf("%+v", e)
+	}
+}
+
+func TestADamagedRecordIsListedAroundAndCanBeDeleted(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	good, bad := f.seal(f.a, login).ID, f.seal(f.a, login).ID
+	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, bad, 1), []byte("junk")) })
+	list, _, err := f.vault.List(t.Context(), f.a, ListQuery{})
+	if err != nil || len(list) != 1 || list[0].ID != good {
+		t.Fatal(list, err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes["damaged"] != "1" {
+		t.Fatalf("%+v", e)
+	}
+	must(t, f.vault.Delete(t.Context(), f.a, bad))
+	f.verify()
+}

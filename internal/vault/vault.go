@@ -1,0 +1,600 @@
+// Package vault stores credentials: it seals, lists, unseals, rotates and
+// deletes them, and lets them expire.
+//
+// A credential is one signed record per tenant, id and version, of which only
+// the newest is kept. Each version has its own ML-KEM-768 key pair, whose seed
+// is wrapped under the tenant's key, which only the KMS opens. Records are
+// looked up by (tenant, id), so that what belongs to another tenant does not
+// exist; and every lookup that finds nothing does the work of one that does.
+//
+// Every operation is recorded in the audit log in the transaction of its
+// change, and reads return only after their entry is durable.
+package vault
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Bounds of a credential. The contract and the CRD name the same ones.
+const (
+	MaxValues      = 64
+	MaxValuesBytes = 256 << 10 // keys and values together
+	MaxNameBytes   = 255
+	MaxTTLDays     = 3650
+	DefaultTTLDays = 90
+)
+
+// Credential is what may be known of a credential without opening it.
+type Credential struct {
+	ID        string
+	Name      string
+	Type      string
+	Version   uint64
+	CreatedAt time.Time // of the first version
+	SealedAt  time.Time // of this version
+	ExpiresAt time.Time
+	Expired   bool
+	Owned     bool // by a SealedCredential: read-only over REST
+}
+
+// Unsealed is a credential with its values. The caller zeroes them.
+type Unsealed struct {
+	Credential
+	Values map[string]secret.Bytes
+}
+
+// SealRequest asks for a new credential.
+type SealRequest struct {
+	Name    string
+	Type    string
+	TTLDays int // 0 means DefaultTTLDays
+	Values  map[string]secret.Bytes
+}
+
+// Vault is safe for concurrent use.
+type Vault struct {
+	store  store.Store
+	log    *audit.Log
+	keys   *keyring.Ring
+	now    func() time.Time
+	decoys sync.Map // tenant → *decoy
+}
+
+// New returns the vault in s.
+func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time) *Vault {
+	return &Vault{store: s, log: log, keys: keys, now: now}
+}
+
+// readTimeout bounds a read, so that one that cannot be recorded is refused
+// within a second whatever hangs.
+const readTimeout = time.Second
+
+// errDenied is the one answer to a credential that is not there for the
+// caller, whatever the reason.
+var errDenied = fault.New(fault.Forbidden, "access denied")
+
+// Reasons in audit entries.
+const (
+	reasonMissing   = "no_such_credential" // foreign, deleted and never existing alike
+	reasonExpired   = "expired"
+	reasonOwned     = "owned_by_object"
+	reasonIntegrity = "integrity"
+)
+
+// Seal stores a new credential. Errors: fault.Forbidden, fault.Invalid,
+// fault.Unavailable.
+func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (Credential, error) {
+	if err := v.log.Authorize(ctx, p, authz.SealCredential); err != nil {
+		return Credential{}, err
+	}
+	if err := req.validate(); err != nil {
+		return Credential{}, err
+	}
+	now := v.now()
+	r := newRecord(p.Tenant, authz.NewID(idPrefix), 1, now, now, req)
+	if err := v.sealRecord(ctx, r, req.Values); err != nil {
+		return Credential{}, err
+	}
+	err := v.store.Update(ctx, func(tx store.Tx) error {
+		v.log.Append(tx, r.event(audit.CredentialSealed, p))
+		return putRecord(tx, r)
+	})
+	if err != nil {
+		return Credential{}, fmt.Errorf("storing a credential: %w", err)
+	}
+	return r.credential(now, false), nil
+}
+
+const idPrefix = "cred"
+
+func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record {
+	ttl := req.ttlDays()
+	now = now.UTC().Truncate(time.Microsecond)
+	return &record{
+		tenant: tenant, id: id, version: version, name: req.Name, kind: req.Type, ttlDays: uint64(ttl),
+		createdAt: created.UTC().Truncate(time.Microsecond), sealedAt: now, expiresAt: now.AddDate(0, 0, ttl),
+	}
+}
+
+func (v *Vault) sealRecord(ctx context.Context, r *record, values map[string]secret.Bytes) error {
+	keys, err := v.keys.Current(ctx, r.tenant)
+	if err != nil {
+		return fmt.Errorf("sealing a credential: %w", err)
+	}
+	if err := r.seal(keys, values); err != nil {
+		return fmt.Errorf("sealing a credential: %w", err)
+	}
+	return nil
+}
+
+// event is the entry of a new version.
+func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{
+		Type: t, Outcome: audit.Success, Principal: p,
+		Resource: audit.Resource{Type: audit.CredentialResource, ID: r.id},
+		Attributes: map[string]string{
+			audit.AttributeVersion: strconv.FormatUint(r.version, 10),
+			audit.AttributeDigest:  r.digest(),
+		},
+	}
+}
+
+// Rows. A new version is a new row and the old one is deleted, which has the
+// store scrub what it leaves behind.
+func credentialPrefix(tenant authz.TenantID) []byte {
+	return []byte("credential/" + string(tenant) + "/")
+}
+
+func versionsPrefix(tenant authz.TenantID, id string) []byte {
+	return append(credentialPrefix(tenant), id+"/"...)
+}
+
+func recordKey(tenant authz.TenantID, id string, version uint64) []byte {
+	return binary.BigEndian.AppendUint64(versionsPrefix(tenant, id), version)
+}
+
+func ownerKey(tenant authz.TenantID, id string) []byte {
+	return []byte("owner/" + string(tenant) + "/" + id)
+}
+
+func putRecord(tx store.Tx, r *record) error {
+	return tx.Put(recordKey(r.tenant, r.id, r.version), r.encode())
+}
+
+func deleteRecord(tx store.Tx, r *record) error {
+	return tx.Delete(recordKey(r.tenant, r.id, r.version))
+}
+
+// find returns the newest version of a credential, and nil when there is none.
+// A row that stands under another key than its own is damage.
+func find(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
+	var r *record
+	var bad error
+	newest := store.Prefix(versionsPrefix(tenant, id))
+	newest.Reverse = true
+	err := rd.Scan(newest, func(key, value []byte) bool {
+		r, bad = recordAt(key, value)
+		return false
+	})
+	return r, errors.Join(err, bad)
+}
+
+func recordAt(key, value []byte) (*record, error) {
+	r, err := decodeRecord(value)
+	if err != nil || string(recordKey(r.tenant, r.id, r.version)) != string(key) {
+		return nil, errDamaged
+	}
+	return r, nil
+}
+
+// ListQuery selects a page of the list; zero means all of it.
+type ListQuery struct {
+	Limit  int
+	Cursor string // from the page before
+}
+
+// List returns the credentials of p's tenant in the order of their ids,
+// expired ones included and marked, and the cursor of the next page, if any.
+// Damaged records are left out and counted in the entry.
+// Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
+// fault.Unavailable.
+func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := v.ready(ctx, p, authz.ListCredentials); err != nil {
+		return nil, "", err
+	}
+	rng := store.Prefix(credentialPrefix(p.Tenant))
+	if q.Cursor != "" {
+		if !authz.ValidID(idPrefix, q.Cursor) {
+			return nil, "", fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
+		}
+		rng.From = store.Prefix(versionsPrefix(p.Tenant, q.Cursor)).To
+	}
+	now := v.now()
+	list = []Credential{}
+	damaged := 0
+	err = v.store.View(ctx, func(rd store.Reader) error {
+		var bad error
+		err := rd.Scan(rng, func(key, value []byte) bool {
+			if q.Limit > 0 && len(list) == q.Limit {
+				next = list[len(list)-1].ID
+				return false
+			}
+			r, err := recordAt(key, value)
+			if err != nil {
+				damaged++ // one damaged record does not hide the others
+				return true
+			}
+			owner, err := rd.Get(ownerKey(p.Tenant, r.id))
+			if err != nil {
+				bad = err
+				return false
+			}
+			list = append(list, r.credential(now, owner != nil))
+			return true
+		})
+		return errors.Join(err, bad)
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("listing credentials: %w", err)
+	}
+	e := audit.Event{
+		Type: audit.CredentialListed, Outcome: audit.Success, Principal: p,
+		Resource:   audit.Resource{Type: audit.CredentialResource},
+		Attributes: map[string]string{"count": strconv.Itoa(len(list))},
+	}
+	if damaged > 0 {
+		e.Outcome = audit.Failure
+		e.Attributes[audit.AttributeReason], e.Attributes["damaged"] = reasonIntegrity, strconv.Itoa(damaged)
+	}
+	if err := v.log.Record(ctx, e); err != nil {
+		return nil, "", fmt.Errorf("recording a list: %w", err)
+	}
+	return list, next, nil
+}
+
+// ready finds out, before anything is looked up, whether p may do a, whether
+// that could be recorded, and whether the tenant's keys can be used.
+func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) error {
+	if err := v.log.Ready(ctx); err != nil {
+		return err
+	}
+	if err := v.log.Authorize(ctx, p, a); err != nil {
+		return err
+	}
+	_, err := v.keys.Current(ctx, p.Tenant)
+	return err
+}
+
+// Unseal returns a credential with its values. Both signatures are verified
+// before anything is decrypted, and the read is recorded before it returns.
+// Errors: fault.Forbidden for all that is not there for p, fault.Unavailable.
+func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsealed, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := v.ready(ctx, p, authz.UnsealCredential); err != nil {
+		return Unsealed{}, err
+	}
+	found, err := v.open(ctx, p.Tenant, id)
+	if err != nil {
+		return Unsealed{}, err
+	}
+	now := v.now()
+	e := found.event(audit.CredentialUnsealed, p, now)
+	if err := v.log.Record(ctx, e); err != nil {
+		found.zero()
+		return Unsealed{}, fmt.Errorf("recording an unseal: %w", err)
+	}
+	if e.Outcome != audit.Success {
+		found.zero()
+		return Unsealed{}, errDenied
+	}
+	return Unsealed{found.record.credential(now, found.owned), found.values}, nil
+}
+
+// lookup is what an attempt to open a credential came to.
+type lookup struct {
+	id     string // as asked for, empty when it is not well formed
+	record *record
+	owned  bool
+	values map[string]secret.Bytes
+	failed bool // the record is there and does not hold
+}
+
+// open looks a credential up, verifies and decrypts it. When there is none, or
+// it does not decode, the tenant's decoy is opened in its place: the same
+// reads, the same signature and decryption work, and no values. An error means
+// that the outcome is unknown.
+func (v *Vault) open(ctx context.Context, tenant authz.TenantID, id string) (*lookup, error) {
+	decoy, err := v.decoy(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	l := &lookup{}
+	wanted := decoy.id // an id that cannot be there, for one that is malformed
+	if authz.ValidID(idPrefix, id) {
+		l.id, wanted = id, id
+	}
+	err = v.store.View(ctx, func(rd store.Reader) error {
+		r, err := find(rd, tenant, wanted)
+		owner, err2 := rd.Get(ownerKey(tenant, wanted))
+		l.record, l.owned = r, owner != nil
+		if errors.Is(err, fault.Internal) {
+			l.failed, err = true, nil
+		}
+		return errors.Join(err, err2)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading a credential: %w", err)
+	}
+	subject := l.record
+	if subject == nil || !v.now().Before(subject.expiresAt) {
+		subject = decoy
+	}
+	values, err := v.openRecord(ctx, subject)
+	switch {
+	case errors.Is(err, fault.Internal):
+		l.failed = true
+	case err != nil:
+		return nil, err
+	case subject == l.record:
+		l.values = values
+	}
+	return l, nil
+}
+
+func (v *Vault) openRecord(ctx context.Context, r *record) (map[string]secret.Bytes, error) {
+	wrapping, signing, err := r.keyVersions()
+	if err != nil {
+		return nil, err
+	}
+	keys, err := v.keys.Version(ctx, r.tenant, wrapping)
+	if err != nil {
+		return nil, fmt.Errorf("opening a credential: %w", err)
+	}
+	signer := keys
+	if signing != wrapping {
+		if signer, err = v.keys.Version(ctx, r.tenant, signing); err != nil {
+			return nil, fmt.Errorf("opening a credential: %w", err)
+		}
+	}
+	return r.open(keys, signer)
+}
+
+// decoy returns a record of the tenant that is in no store.
+func (v *Vault) decoy(ctx context.Context, tenant authz.TenantID) (*record, error) {
+	keys, err := v.keys.Current(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	if d, ok := v.decoys.Load(tenant); ok {
+		r := d.(*record)
+		if wrapping, _, err := r.keyVersions(); err == nil && wrapping == keys.Version {
+			return r, nil
+		}
+	}
+	now := v.now()
+	r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{})
+	if err := r.seal(keys, map[string]secret.Bytes{"decoy": make(secret.Bytes, 64)}); err != nil {
+		return nil, fmt.Errorf("sealing a decoy: %w", err)
+	}
+	v.decoys.Store(tenant, r)
+	return r, nil
+}
+
+// event says what a lookup came to. The resource is named only when the id is
+// well formed.
+func (l *lookup) event(t audit.EventType, p authz.Principal, now time.Time) audit.Event {
+	e := audit.Event{
+		Type: t, Outcome: audit.Denied, Principal: p,
+		Resource:   audit.Resource{Type: audit.CredentialResource, ID: l.id},
+		Attributes: map[string]string{},
+	}
+	switch {
+	case l.failed:
+		e.Outcome = audit.Failure
+		e.Attributes[audit.AttributeReason] = reasonIntegrity
+	case l.record == nil:
+		e.Attributes[audit.AttributeReason] = reasonMissing
+	case !now.Before(l.record.expiresAt):
+		e.Attributes[audit.AttributeReason] = reasonExpired
+	default:
+		e.Outcome = audit.Success
+		e.Attributes[audit.AttributeVersion] = strconv.FormatUint(l.record.version, 10)
+	}
+	return e
+}
+
+func (l *lookup) zero() { zero(l.values) }
+
+func zero(values map[string]secret.Bytes) {
+	for _, value := range values {
+		value.Zero()
+	}
+}
+
+// maxAttempts bounds how often an operation starts again because another one
+// changed the credential between its lookup and its commit.
+const maxAttempts = 8
+
+var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
+
+// Rotate encrypts a credential anew with a new ML-KEM-768 key pair, as its
+// next version with a full TTL; the old ciphertext is gone. Errors:
+// fault.Forbidden for all that is not there for p or belongs to an object,
+// fault.Unavailable.
+func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
+	for range maxAttempts {
+		c, err := v.rotate(ctx, p, id)
+		if !errors.Is(err, fault.Conflict) {
+			return c, err
+		}
+	}
+	return Credential{}, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
+}
+
+func (v *Vault) rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
+	if err := v.ready(ctx, p, authz.RotateCredential); err != nil {
+		return Credential{}, err
+	}
+	found, err := v.open(ctx, p.Tenant, id)
+	if err != nil {
+		return Credential{}, err
+	}
+	defer found.zero()
+	now := v.now()
+	e := found.event(audit.CredentialReencrypted, p, now)
+	if e.Outcome == audit.Success && found.owned && !managesOwned(p) {
+		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
+	}
+	if e.Outcome != audit.Success {
+		return Credential{}, v.deny(ctx, e)
+	}
+	old := found.record
+	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, now,
+		SealRequest{Name: old.name, Type: old.kind, TTLDays: int(old.ttlDays)})
+	if err := v.sealRecord(ctx, r, found.values); err != nil {
+		return Credential{}, err
+	}
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		v.log.Append(tx, r.event(audit.CredentialReencrypted, p))
+		return replace(tx, old, r)
+	})
+	if err != nil {
+		return Credential{}, fmt.Errorf("rotating a credential: %w", err)
+	}
+	return r.credential(now, found.owned), nil
+}
+
+// replace puts next in the place of old, if that is still the newest version.
+func replace(tx store.Tx, old, next *record) error {
+	current, err := find(tx, old.tenant, old.id)
+	if err != nil {
+		return err
+	}
+	if current == nil || current.version != old.version {
+		return errMoved
+	}
+	if err := deleteRecord(tx, old); err != nil {
+		return err
+	}
+	return putRecord(tx, next)
+}
+
+// managesOwned reports whether p may change what belongs to an object.
+func managesOwned(p authz.Principal) bool {
+	return p.Kind == authz.Operator || p.Kind == authz.System
+}
+
+func (v *Vault) deny(ctx context.Context, e audit.Event) error {
+	if err := v.log.Record(ctx, e); err != nil {
+		return fmt.Errorf("recording a refusal: %w", err)
+	}
+	return errDenied
+}
+
+// Delete removes a credential, expired or not, with its ciphertext. Errors:
+// fault.Forbidden for all that is not there for p or belongs to an object,
+// fault.Unavailable.
+func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error {
+	if err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
+		return err
+	}
+	e := audit.Event{
+		Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: p,
+		Resource: audit.Resource{Type: audit.CredentialResource},
+	}
+	if authz.ValidID(idPrefix, id) {
+		e.Resource.ID = id
+	}
+	denied := false
+	err := v.store.Update(ctx, func(tx store.Tx) error {
+		e, reason := e, ""
+		current, err := find(tx, p.Tenant, e.Resource.ID)
+		damaged := errors.Is(err, fault.Internal) // which can be deleted like any other
+		if err != nil && !damaged {
+			return err
+		}
+		owner, err := tx.Get(ownerKey(p.Tenant, e.Resource.ID))
+		if err != nil {
+			return err
+		}
+		switch {
+		case current == nil && !damaged:
+			reason = reasonMissing
+		case owner != nil && !managesOwned(p):
+			reason = reasonOwned
+		default:
+			err = deleteVersions(tx, p.Tenant, e.Resource.ID)
+		}
+		if denied = reason != ""; denied {
+			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reason}
+		}
+		v.log.Append(tx, e)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("deleting a credential: %w", err)
+	}
+	if denied {
+		return errDenied
+	}
+	return nil
+}
+
+var (
+	typePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]{0,62}$`)
+	keyPattern  = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
+)
+
+func (req SealRequest) ttlDays() int {
+	if req.TTLDays == 0 {
+		return DefaultTTLDays
+	}
+	return req.TTLDays
+}
+
+func (req SealRequest) validate() error {
+	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
+	if req.Name == "" || len(req.Name) > MaxNameBytes || !utf8.ValidString(req.Name) || strings.ContainsFunc(req.Name, unicode.IsControl) {
+		return invalid("name must have 1 to 255 bytes of text without control characters")
+	}
+	if !typePattern.MatchString(req.Type) {
+		return invalid("credential_type must have 1 to 63 letters, digits, '-', '.' or '_', and begin with a letter or digit")
+	}
+	if ttl := req.ttlDays(); ttl < 1 || ttl > MaxTTLDays {
+		return invalid("ttl_days must be 1 to 3650")
+	}
+	if len(req.Values) < 1 || len(req.Values) > MaxValues {
+		return invalid("values must have 1 to 64 keys")
+	}
+	total := 0
+	for k, v := range req.Values {
+		if !keyPattern.MatchString(k) {
+			return invalid("the keys of values must have 1 to 253 letters, digits, '-', '.' or '_'")
+		}
+		total += len(k) + len(v)
+	}
+	if total > MaxValuesBytes {
+		return invalid("values must be at most 256 KiB in all")
+	}
+	return nil
+}

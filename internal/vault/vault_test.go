@@ -1,0 +1,429 @@
+package vault
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+const day = 24 * time.Hour
+
+var login = map[string]string{"user": "app", "password": "s3cret-canary-0123456789", "empty": "", "binary": "\x00\xff\xfe"}
+
+func TestACredentialLivesFromSealToDelete(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	if c.Version != 1 || c.Expired || !c.ExpiresAt.Equal(f.now().Add(30*day)) || !authz.ValidID("cred", c.ID) {
+		t.Fatalf("%+v", c)
+	}
+	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	must(t, err)
+	if !maps.Equal(plain(got.Values), login) || got.Credential != c {
+		t.Fatalf("%+v", got.Credential)
+	}
+	f.advance(5 * day)
+	rotated, err := f.vault.Rotate(t.Context(), f.a, c.ID)
+	must(t, err)
+	if rotated.Version != 2 || !rotated.ExpiresAt.Equal(f.now().Add(30*day)) || !rotated.CreatedAt.Equal(c.CreatedAt) {
+		t.Fatalf("%+v", rotated)
+	}
+	got, err = f.vault.Unseal(t.Context(), f.a, c.ID)
+	must(t, err)
+	if !maps.Equal(plain(got.Values), login) {
+		t.Fatal("the values changed")
+	}
+	list, _, err := f.vault.List(t.Context(), f.a, ListQuery{})
+	must(t, err)
+	if len(list) != 1 || list[0] != rotated {
+		t.Fatalf("%+v", list)
+	}
+	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
+		t.Fatal(err)
+	}
+	if keys, _ := f.rows("credential/"); len(keys) != 0 {
+		t.Fatal("a row is left")
+	}
+	f.verify()
+}
+
+// Promise 1: a change and its entry are one transaction.
+func TestAChangeAndItsEntryAreOneCommit(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	before := f.verify()
+	f.store.full.Store(true)
+	if _, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "n", Type: "t", Values: secrets(login)}); !errors.Is(err, fault.Unavailable) {
+		t.Fatal(err)
+	}
+	if _, err := f.vault.Rotate(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) {
+		t.Fatal(err)
+	}
+	if err := f.vault.Delete(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) {
+		t.Fatal(err)
+	}
+	f.store.full.Store(false)
+	after := f.verify()
+	if before.Hash != after.Hash {
+		t.Fatal("an entry without its change")
+	}
+	for _, change := range []func() error{
+		func() error { f.seal(f.a, login); return nil },
+		func() error { _, err := f.vault.Rotate(t.Context(), f.a, c.ID); return err },
+		func() error { return f.vault.Delete(t.Context(), f.a, c.ID) },
+	} {
+		n := f.verify().Entries
+		commits := f.store.Commits()
+		must(t, change())
+		if f.verify().Entries != n+1 || f.store.Commits() != commits+1 {
+			t.Fatal("a change is not exactly one entry in one commit")
+		}
+	}
+}
+
+// Promise 2: nothing is looked up, and nothing secret leaves, while the read
+// could not be recorded or the key not be unwrapped; whatever the id.
+func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
+	f := newFixture(t, 0)
+	c := f.seal(f.a, login)
+	foreign := f.seal(f.b, login)
+	ids := []string{c.ID, foreign.ID, authz.NewID("cred"), "junk"}
+	for name, broken := range map[string]func(bool){"full disk": f.store.full.Store, "KMS down": f.kms.down.Store} {
+		broken(true)
+		for _, id := range ids {
+			began := time.Now()
+			got, err := f.vault.Unseal(t.Context(), f.a, id)
+			if !errors.Is(err, fault.Unavailable) || got.Values != nil {
+				t.Errorf("%s: %v %v", name, got.Values, err)
+			}
+			if time.Since(began) > 5*time.Second { // a second, and room for a slow machine
+				t.Errorf("%s: hung", name)
+			}
+		}
+		if list, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); !errors.Is(err, fault.Unavailable) || list != nil {
+			t.Errorf("%s: %v %v", name, list, err)
+		}
+		broken(false)
+		if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil {
+			t.Errorf("%s: no recovery: %v", name, err)
+		}
+	}
+	f.verify()
+}
+
+// The entry of a read is durable when the read returns: here it fails between
+// the lookup and the record.
+func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	readOnly := &lateStore{watchedStore: f.store}
+	v := New(readOnly, f.log, f.keys, f.now)
+	f.log.Use(readOnly, f.keys.Audit(), f.keys.ChainID())
+	if got, err := v.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got.Values != nil {
+		t.Fatal(got.Values, err)
+	}
+	if list, _, err := v.List(t.Context(), f.a, ListQuery{}); !errors.Is(err, fault.Unavailable) || list != nil {
+		t.Fatal(list, err)
+	}
+}
+
+// lateStore is ready, and then cannot be written.
+type lateStore struct{ *watchedStore }
+
+func (s *lateStore) Update(ctx ctx, fn func(store.Tx) error) error {
+	return fault.New(fault.Unavailable, "no space left")
+}
+
+// Promise 3: who lacks a scope is refused, and that is recorded.
+func TestDenialsAreRecorded(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	weak := f.a
+	weak.Scopes = []authz.Scope{authz.AuditRead}
+	attempts := map[audit.EventType]func() error{
+		audit.CredentialSealed: func() error {
+			_, err := f.vault.Seal(t.Context(), weak, SealRequest{Name: "n", Type: "t", Values: secrets(login)})
+			return err
+		},
+		audit.CredentialListed:      func() error { _, _, err := f.vault.List(t.Context(), weak, ListQuery{}); return err },
+		audit.CredentialUnsealed:    func() error { _, err := f.vault.Unseal(t.Context(), weak, c.ID); return err },
+		audit.CredentialReencrypted: func() error { _, err := f.vault.Rotate(t.Context(), weak, c.ID); return err },
+		audit.CredentialDeleted:     func() error { return f.vault.Delete(t.Context(), weak, c.ID) },
+	}
+	for what, attempt := range attempts {
+		if err := attempt(); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("%s: %v", what, err)
+		}
+		e := f.last(f.a)
+		if e.EventType != what || e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != "missing_scope" || e.Actor.ID != weak.ID {
+			t.Errorf("%s: recorded as %+v", what, e)
+		}
+	}
+	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil {
+		t.Error("a refused attempt changed something:", err)
+	}
+}
+
+// Promise 7: foreign, deleted, expired, never existing and malformed are one
+// case, in the answer and in the work.
+func TestAllThatIsNotThereIsOneCase(t *testing.T) {
+	f := newFixture(t, 0)
+	foreign := f.seal(f.b, login).ID
+	deleted := f.seal(f.a, login).ID
+	must(t, f.vault.Delete(t.Context(), f.a, deleted))
+	expired := f.seal(f.a, login).ID
+	f.advance(31 * day)
+	there := f.seal(f.a, login).ID
+	_, err := f.vault.Unseal(t.Context(), f.a, there) // makes the decoy
+	must(t, err)
+
+	type work struct{ views, updates, kms int64 }
+	measure := func(do func() error) (work, error) {
+		before := work{f.store.views.Load(), f.store.updates.Load(), f.kms.calls.Load()}
+		err := do()
+		return work{f.store.views.Load() - before.views, f.store.updates.Load() - before.updates, f.kms.calls.Load() - before.kms}, err
+	}
+	operations := map[string]func(id string) error{
+		"unseal": func(id string) error { _, err := f.vault.Unseal(t.Context(), f.a, id); return err },
+		"rotate": func(id string) error { _, err := f.vault.Rotate(t.Context(), f.a, id); return err },
+		"delete": func(id string) error { return f.vault.Delete(t.Context(), f.a, id) },
+	}
+	cases := map[string]string{
+		"foreign": foreign, "deleted": deleted, "never existing": authz.NewID("cred"), "malformed": "../x",
+		"empty": "", "upper case": strings.ToUpper(foreign), "expired": expired,
+	}
+	for operation, do := range operations {
+		var want work
+		var message string
+		for name, id := range cases {
+			if operation == "delete" && name == "expired" {
+				continue // what has expired can be deleted
+			}
+			did, err := measure(func() error { return do(id) })
+			if !errors.Is(err, fault.Forbidden) {
+				t.Errorf("%s %s: %v", operation, name, err)
+				continue
+			}
+			if message == "" {
+				want, message = did, err.Error()
+			}
+			if did != want || err.Error() != message {
+				t.Errorf("%s %s: did %+v and said %q, another case did %+v and said %q", operation, name, did, err, want, message)
+			}
+		}
+	}
+	unsealed, err := measure(func() error { return operations["unseal"](there) })
+	must(t, err)
+	if missed, _ := measure(func() error { return operations["unseal"](foreign) }); missed != unsealed {
+		t.Errorf("a hit does %+v, a miss %+v", unsealed, missed)
+	}
+	must(t, f.vault.Delete(t.Context(), f.a, expired))
+	f.verify()
+}
+
+func TestExpiredCredentialsAreListedAsSuch(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	f.advance(30*day - time.Second)
+	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil {
+		t.Fatal(err)
+	}
+	f.advance(time.Second)
+	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
+		t.Fatal(err)
+	}
+	if e := f.last(f.a); e.Attributes[audit.AttributeReason] != reasonExpired || e.Outcome != audit.Denied {
+		t.Fatalf("%+v", e)
+	}
+	list, _, err := f.vault.List(t.Context(), f.a, ListQuery{})
+	if err != nil || len(list) != 1 || !list[0].Expired {
+		t.Fatal(list, err)
+	}
+}
+
+func TestListPages(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	all := make(map[string]bool)
+	for range 7 {
+		all[f.seal(f.a, login).ID] = true
+	}
+	f.seal(f.b, login)
+	for _, limit := range []int{0, 1, 3, 7, 100} {
+		seen := make(map[string]bool)
+		for cursor := ""; ; {
+			list, next, err := f.vault.List(t.Context(), f.a, ListQuery{Limit: limit, Cursor: cursor})
+			must(t, err)
+			for _, c := range list {
+				seen[c.ID] = true
+			}
+			if cursor = next; cursor == "" {
+				break
+			}
+		}
+		if !maps.Equal(seen, all) {
+			t.Errorf("pages of %d: %d of %d", limit, len(seen), len(all))
+		}
+	}
+	if _, _, err := f.vault.List(t.Context(), f.a, ListQuery{Cursor: "x"}); !errors.Is(err, fault.Invalid) {
+		t.Error(err)
+	}
+}
+
+func TestBadRequestsAreRefusedWithTheRemedy(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	good := func() SealRequest { return SealRequest{Name: "n", Type: "t", Values: secrets(login)} }
+	many := make(map[string]string)
+	for i := range 65 {
+		many[strings.Repeat("k", i+1)] = "v"
+	}
+	before := f.verify().Entries
+	for says, change := range map[string]func(*SealRequest){
+		"name must":            func(r *SealRequest) { r.Name = "" },
+		"name must ":           func(r *SealRequest) { r.Name = strings.Repeat("n", 256) },
+		"name must have":       func(r *SealRequest) { r.Name = "a\x00b" },
+		"name must have 1":     func(r *SealRequest) { r.Name = "\xff" },
+		"credential_type":      func(r *SealRequest) { r.Type = "" },
+		"credential_type must": func(r *SealRequest) { r.Type = "a/b" },
+		"ttl_days":             func(r *SealRequest) { r.TTLDays = -1 },
+		"ttl_days must":        func(r *SealRequest) { r.TTLDays = 3651 },
+		"values must":          func(r *SealRequest) { r.Values = nil },
+		"values must have":     func(r *SealRequest) { r.Values = secrets(many) },
+		"the keys of values":   func(r *SealRequest) { r.Values = secrets(map[string]string{"a b": ""}) },
+		"the keys of":          func(r *SealRequest) { r.Values = secrets(map[string]string{"": ""}) },
+		"256 KiB":              func(r *SealRequest) { r.Values = map[string]secret.Bytes{"k": make(secret.Bytes, MaxValuesBytes)} },
+	} {
+		req := good()
+		change(&req)
+		_, err := f.vault.Seal(t.Context(), f.a, req)
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), strings.TrimSpace(says)) {
+			t.Errorf("%q: %v", says, err)
+		}
+	}
+	largest := good()
+	largest.Values = map[string]secret.Bytes{"k": make(secret.Bytes, MaxValuesBytes-1)}
+	if _, err := f.vault.Seal(t.Context(), f.a, largest); err != nil {
+		t.Error(err)
+	}
+	if f.verify().Entries != before+1 {
+		t.Error("a refused request was recorded as a seal")
+	}
+}
+
+func TestConcurrentRotationsAllCount(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			if _, err := f.vault.Rotate(t.Context(), f.a, c.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	must(t, err)
+	if got.Version != 7 || !maps.Equal(plain(got.Values), login) {
+		t.Fatal(got.Version)
+	}
+	f.verify()
+}
+
+// Promise 8: the old ciphertext and its wrapped seed are in no file.
+func TestDeletedIsGoneFromEveryFile(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	large := map[string]string{"k": strings.Repeat("0123456789abcdef", 8<<10)}
+	for range 20 { // neighbours, so that pages are shared, split and copied
+		f.seal(f.a, login)
+	}
+	gone := func(what string, r *record) {
+		t.Helper()
+		must(t, f.store.Scrubbed(t.Context()))
+		files := f.files()
+		for name, blob := range map[string][]byte{"wrapped seed": r.wrap, "ciphertext": r.body, "signature": r.signature} {
+			for at := 0; at+32 <= len(blob); at += max(32, len(blob)/64) {
+				if bytes.Contains(files, blob[at:at+32]) {
+					t.Fatalf("%s: bytes %d of the %s are still in a file", what, at, name)
+				}
+			}
+		}
+	}
+	read := func(id string) *record {
+		t.Helper()
+		_, values := f.rows("credential/" + string(f.a.Tenant) + "/" + id)
+		r, err := decodeRecord(values[0])
+		must(t, err)
+		if !bytes.Contains(f.files(), r.wrap) {
+			t.Fatal("the search would not find what is there")
+		}
+		return r
+	}
+	for what, values := range map[string]map[string]string{"small": login, "large": large} {
+		c := f.seal(f.a, values)
+		old := read(c.ID)
+		_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
+		must(t, err)
+		gone(what+" after a rotation", old)
+		f.seal(f.a, login)
+		current := read(c.ID)
+		must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+		gone(what+" after a deletion", current)
+	}
+	f.verify()
+}
+
+// Promise 6, as far as the vault goes: no value, key name or credential name
+// is in an entry.
+func TestNoEntryHoldsAnythingSecret(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "name-canary", Type: "type-canary", Values: secrets(map[string]string{"key-canary": "value-canary"})})
+	must(t, err)
+	_, err = f.vault.Unseal(t.Context(), f.a, c.ID)
+	must(t, err)
+	_, err = f.vault.Unseal(t.Context(), f.a, "id-canary")
+	if err == nil || strings.Contains(err.Error(), "canary") {
+		t.Fatal(err)
+	}
+	_, err = f.vault.Rotate(t.Context(), f.a, c.ID)
+	must(t, err)
+	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+	_, entries := f.rows("audit/")
+	if bytes.Contains(bytes.Join(entries, nil), []byte("canary")) {
+		t.Fatal("an entry holds what it must not")
+	}
+}
+
+func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	set, err := f.keys.NewSet(t.Context(), f.a.Tenant, 2)
+	must(t, err)
+	must(t, f.store.Update(t.Context(), set.Put))
+	if err := f.store.Update(t.Context(), set.Put); !errors.Is(err, fault.Conflict) {
+		t.Fatal("a version was stored twice:", err)
+	}
+	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	must(t, err)
+	if !maps.Equal(plain(got.Values), login) {
+		t.Fatal("the values changed")
+	}
+	_, err = f.vault.Rotate(t.Context(), f.a, c.ID)
+	must(t, err)
+	_, values := f.rows("credential/")
+	r, err := decodeRecord(values[0])
+	must(t, err)
+	if wrapping, signing, err := r.keyVersions(); err != nil || wrapping != 2 || signing != 2 {
+		t.Fatal(wrapping, signing, err)
+	}
+	f.verify()
+}
