@@ -1,0 +1,308 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// service is a whole service of real parts: a store on disk, real keys, and a
+// listener on loopback.
+type service struct {
+	t        testing.TB
+	server   *Server
+	store    store.Store
+	vault    *vault.Vault
+	identity *identity.Service
+	clock    *clock
+	log      *buffer
+	url      string
+	client   *http.Client // holds every exchange against the contract
+
+	tenant authz.TenantID
+	key    string // with all scopes of tenant
+}
+
+// assemble makes a service that listens nowhere yet.
+func assemble(t testing.TB) *service {
+	t.Helper()
+	ctx := context.Background()
+	s := &service{
+		t:      t,
+		clock:  &clock{now: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)},
+		log:    &buffer{},
+		client: &http.Client{Transport: newContract(t)},
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	chain := audit.New(s.clock.Now)
+	db, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: chain.Commit})
+	check(err)
+	s.store = db
+	t.Cleanup(func() { _ = db.Close() })
+
+	check(kms.CreateLocal(filepath.Join(dir, "kms.key")))
+	local, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
+	check(err)
+	keys, first, err := keyring.Create(ctx, db, local, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: s.clock.Now})
+	check(err)
+	chain.Use(db, keys.Audit(), keys.ChainID())
+	deployment := identity.System(authz.SystemTenant)
+	check(db.Update(ctx, func(tx store.Tx) error {
+		chain.Append(tx, audit.Event{Type: audit.ChainStarted, Outcome: audit.Success, Principal: deployment})
+		return first.Put(tx)
+	}))
+	sealing, err := keys.NewSealingKey(ctx, envelope.SuiteMLKEM768X25519)
+	check(err)
+	check(db.Update(ctx, func(tx store.Tx) error {
+		chain.Append(tx, audit.Event{Type: audit.SealingKeyCreated, Outcome: audit.Success, Principal: deployment})
+		return sealing.Put(tx)
+	}))
+
+	s.identity = identity.New(db, chain, keys, s.clock.Now)
+	s.vault = vault.New(db, chain, keys, s.clock.Now)
+	s.tenant, s.key, err = s.identity.Dev(ctx)
+	check(err)
+	s.server, err = New(Config{
+		Vault: s.vault, Identity: s.identity, Audit: chain, Keys: keys, Store: db,
+		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",
+	})
+	check(err)
+	return s
+}
+
+// grant gives the service's only API key other scopes.
+func (s *service) grant(scopes ...authz.Scope) {
+	s.t.Helper()
+	err := s.store.Update(context.Background(), func(tx store.Tx) error {
+		var failed error
+		err := tx.Scan(store.Prefix([]byte("apikey/hash/")), func(key, value []byte) bool {
+			var row map[string]any
+			if failed = json.Unmarshal(value, &row); failed == nil {
+				row["scopes"] = scopes
+				value, failed = json.Marshal(row)
+			}
+			if failed == nil {
+				failed = tx.Put(key, value)
+			}
+			return failed == nil
+		})
+		return errors.Join(err, failed)
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// newService starts a service and stops it with the test.
+func newService(t testing.TB) *service {
+	t.Helper()
+	s := assemble(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.url = "http://" + l.Addr().String()
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- s.server.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		s.client.CloseIdleConnections()
+		stop()
+		if err := <-served; err != nil {
+			t.Errorf("serving: %v", err)
+		}
+	})
+	return s
+}
+
+// clock is a clock that tests move.
+type clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+// buffer is a bytes.Buffer for concurrent writers.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// request is what a test sends. The zero value of each field sends nothing.
+type request struct {
+	method, path string
+	key          string // X-API-Key
+	body         string
+	contentType  string // default application/json when there is a body
+	chunked      bool   // no Content-Length
+	header       http.Header
+}
+
+// reply is what came back.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (s *service) call(r request) reply {
+	s.t.Helper()
+	var body io.Reader
+	if r.body != "" {
+		body = strings.NewReader(r.body)
+		if r.chunked {
+			body = io.MultiReader(body) // hides the length
+		}
+	}
+	req, err := http.NewRequest(r.method, s.url+r.path, body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for name, values := range r.header {
+		req.Header[http.CanonicalHeaderKey(name)] = values
+	}
+	if r.key != "" {
+		req.Header.Set("X-API-Key", r.key)
+	}
+	if r.body != "" && r.contentType == "" {
+		r.contentType = "application/json"
+	}
+	if r.contentType != "" {
+		req.Header.Set("Content-Type", r.contentType)
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", r.method, r.path, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", r.method, r.path, err)
+	}
+	return reply{resp.StatusCode, resp.Header, b}
+}
+
+// get, post and remove call with the key of all scopes.
+func (s *service) get(path string) reply {
+	s.t.Helper()
+	return s.call(request{method: "GET", path: path, key: s.key})
+}
+
+func (s *service) post(path, body string) reply {
+	s.t.Helper()
+	return s.call(request{method: "POST", path: path, key: s.key, body: body})
+}
+
+func (s *service) remove(path string) reply {
+	s.t.Helper()
+	return s.call(request{method: "DELETE", path: path, key: s.key})
+}
+
+// want fails the test unless the reply has the status; it decodes the body.
+func (r reply) want(t testing.TB, status int) map[string]any {
+	t.Helper()
+	if r.status != status {
+		t.Fatalf("status %d, want %d: %s", r.status, status, r.body)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(r.body, &fields); err != nil {
+		t.Fatalf("body %q: %v", r.body, err)
+	}
+	return fields
+}
+
+// message returns the message of an error reply.
+func (r reply) message(t testing.TB, status int) string {
+	t.Helper()
+	fields := r.want(t, status)
+	detail, ok := fields["error"].(map[string]any)
+	if !ok || fields["success"] != false || detail["code"] != float64(status) {
+		t.Fatalf("no error envelope: %s", r.body)
+	}
+	return detail["message"].(string)
+}
+
+// seal stores a credential with one value and returns its id.
+func (s *service) seal(value string) string {
+	s.t.Helper()
+	body, err := json.Marshal(map[string]any{
+		"name": "n", "credential_type": "api_key", "values": map[string]string{"key": value}, "ttl_days": 10,
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.post("/api/v2/vault/seal", string(body)).want(s.t, http.StatusCreated)["credential_id"].(string)
+}
+
+func (s *service) entries(query string) []map[string]any {
+	s.t.Helper()
+	var entries []map[string]any
+	for _, e := range s.get("/api/v2/audit/logs?"+query).want(s.t, http.StatusOK)["entries"].([]any) {
+		entries = append(entries, e.(map[string]any))
+	}
+	return entries
+}
+
+// operator returns the principal that the reconciler would be for the tenant.
+func (s *service) operator() authz.Principal {
+	return authz.Principal{Tenant: s.tenant, Kind: authz.Operator, ID: "operator", Scopes: authz.TenantScopes()}
+}
+
+// stranger returns a principal of another tenant.
+func (s *service) stranger() authz.Principal {
+	s.t.Helper()
+	tenant, err := s.identity.NamespaceTenant(context.Background(), "cluster", "stranger")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: "stranger", Scopes: authz.TenantScopes()}
+}

@@ -1,0 +1,93 @@
+package server
+
+import (
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	v2 "github.com/latticekeep/latticekeep/server/v2"
+)
+
+// observe names the request, sets the headers of every response, and when all
+// is done logs and counts it.
+func (s *Server) observe(c *gin.Context) {
+	start := s.config.Now()
+	id := authz.NewID("req")
+	h := c.Writer.Header()
+	h.Set(v2.RequestIDHeader, id)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store") // public answers replace it
+	defer func() {
+		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
+		took := s.config.Now().Sub(start)
+		s.metrics.observe(method, route, status, took)
+		attrs := []slog.Attr{
+			slog.String("request_id", id),
+			slog.String("method", method),
+			slog.String("route", route),
+			slog.Int("status", status),
+			slog.Duration("duration", took),
+		}
+		level := slog.LevelInfo
+		if status >= http.StatusInternalServerError {
+			level = slog.LevelError
+			if err := c.Errors.Last(); err != nil {
+				attrs = append(attrs, slog.String("error", err.Error()))
+			}
+		}
+		s.config.Logger.LogAttrs(c.Request.Context(), level, "request", attrs...)
+	}()
+	c.Next()
+}
+
+// recover turns a panic into a 500. The value that was panicked with is not
+// logged, since it may quote a secret; its type and the stack say enough.
+func (s *Server) recover(c *gin.Context) {
+	defer func() {
+		v := recover()
+		if v == nil {
+			return
+		}
+		s.config.Logger.LogAttrs(c.Request.Context(), slog.LevelError, "panic",
+			slog.String("request_id", c.Writer.Header().Get(v2.RequestIDHeader)),
+			slog.String("route", routeOf(c)),
+			slog.String("type", fmt.Sprintf("%T", v)),
+			slog.String("stack", string(debug.Stack())))
+		if c.Writer.Written() {
+			// The response is broken: break the connection too, so that the
+			// caller does not take it for whole.
+			panic(http.ErrAbortHandler)
+		}
+		v2.Fail(c, s.config.Now(), fault.Internal)
+	}()
+	c.Next()
+}
+
+// refuse answers what reaches no endpoint.
+func (s *Server) refuse(status int, message string) gin.HandlerFunc {
+	return func(c *gin.Context) { v2.Fail(c, s.config.Now(), v2.NewRefusal(status, message)) }
+}
+
+// routeOf returns the template that the request matched: a path may hold
+// anything, and templates are few.
+func routeOf(c *gin.Context) string {
+	if route := c.FullPath(); route != "" {
+		return route
+	}
+	return "none"
+}
+
+// knownMethod returns one of a few words for the method, which is the caller's
+// to choose.
+func knownMethod(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return method
+	}
+	return "other"
+}

@@ -1,0 +1,120 @@
+// Package server is the HTTP side of the service: the engine, the middleware
+// that every request passes, the operational endpoints and the listener's
+// life. The interface itself is in the packages below, one per version.
+//
+// What every request gets, whatever it asks: an id of the server's own making
+// ([v2.RequestIDHeader]), one access log line, two metrics and, when something
+// panics, a 500. Logs and metrics speak of route templates, never of paths,
+// queries, headers or bodies, since any of them can hold a secret by mistake.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault"
+	v2 "github.com/latticekeep/latticekeep/server/v2"
+)
+
+// Config of a [Server]. Vault, Identity, Audit, Keys and Store are required.
+type Config struct {
+	Vault    *vault.Vault
+	Identity *identity.Service
+	Audit    *audit.Log
+	Keys     *keyring.Ring
+	Store    store.Store
+
+	Logger  *slog.Logger     // default slog.Default()
+	Now     func() time.Time // default time.Now
+	Version string           // of the program, for the metric latticekeep_build_info
+}
+
+// Server answers HTTP.
+type Server struct {
+	config  Config
+	engine  *gin.Engine
+	metrics *metrics
+}
+
+// Limits of a connection. A request has ReadTimeout to arrive whole, so that a
+// slow sender holds no connection for long.
+const (
+	readHeaderTimeout = 10 * time.Second
+	readTimeout       = 30 * time.Second
+	writeTimeout      = 60 * time.Second
+	idleTimeout       = 2 * time.Minute
+	maxHeaderBytes    = 16 << 10
+	drainTimeout      = 30 * time.Second // for requests in flight at the end
+)
+
+// New returns a server that is not listening yet.
+func New(config Config) (*Server, error) {
+	if config.Vault == nil || config.Identity == nil || config.Audit == nil || config.Keys == nil || config.Store == nil {
+		return nil, errors.New("making the server: vault, identity, audit, keys and store are required")
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	if config.Now == nil {
+		config.Now = time.Now
+	}
+	s := &Server{config: config, metrics: newMetrics(config.Version)}
+
+	gin.SetMode(gin.ReleaseMode) // otherwise gin prints its routes on stdout
+	s.engine = gin.New()
+	if err := s.engine.SetTrustedProxies(nil); err != nil {
+		return nil, fmt.Errorf("trusting no proxies: %w", err)
+	}
+	s.engine.HandleMethodNotAllowed = true
+	s.engine.RedirectTrailingSlash = false // a redirect has no envelope
+	s.engine.UseEscapedPath = true         // an escaped slash in an id is part of the id
+	s.engine.Use(s.observe, s.recover)
+	s.engine.NoRoute(s.refuse(http.StatusNotFound, "there is no such endpoint"))
+	s.engine.NoMethod(s.refuse(http.StatusMethodNotAllowed, "the endpoint does not have this method"))
+
+	s.engine.GET("/healthz", s.health)
+	s.engine.GET("/readyz", s.ready)
+	s.engine.GET("/metrics", gin.WrapH(s.metrics.handler()))
+	s.engine.GET("/api/v2/openapi.yaml", s.contract)
+	api := v2.API{Vault: config.Vault, Identity: config.Identity, Audit: config.Audit, Keys: config.Keys, Now: config.Now}
+	api.Register(s.engine)
+	return s, nil
+}
+
+// Serve answers connections of l until ctx ends, then stops accepting, waits
+// for the requests in flight (at most 30 s) and returns nil. It closes l.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	h := &http.Server{
+		Handler:           s.engine,
+		ReadHeaderTimeout: readHeaderTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- h.Serve(l) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serving HTTP: %w", err)
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	if err := h.Shutdown(drain); err != nil {
+		return fmt.Errorf("finishing requests in flight: %w", errors.Join(err, h.Close()))
+	}
+	return nil
+}

@@ -1,0 +1,257 @@
+package server
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+func TestACredentialIsSealedListedUnsealedRotatedAndDeleted(t *testing.T) {
+	s := newService(t)
+	sealed := s.post("/api/v2/vault/seal",
+		`{"name":"payments","credential_type":"api_key","values":{"a":"one","b":"tw\u0000o"},"ttl_days":10,"unknown":[null]}`).want(t, http.StatusCreated)
+	id := sealed["credential_id"].(string)
+	want := map[string]any{
+		"success": true, "credential_id": id, "name": "payments", "credential_type": "api_key", "version": 1.0,
+		"status": "active", "owned": false,
+		"created_at": "2026-11-21T10:00:00Z", "sealed_at": "2026-11-21T10:00:00Z", "expires_at": "2026-12-01T10:00:00Z",
+	}
+	if !reflect.DeepEqual(sealed, want) {
+		t.Errorf("sealed: %v", sealed)
+	}
+
+	delete(want, "success")
+	listed := s.get("/api/v2/vault/list").want(t, http.StatusOK)
+	if !reflect.DeepEqual(listed, map[string]any{"success": true, "credentials": []any{want}}) {
+		t.Errorf("listed: %v", listed)
+	}
+
+	wantPlain := map[string]any{
+		"success": true, "credential_id": id, "name": "payments", "credential_type": "api_key", "version": 1.0,
+		"values":     map[string]any{"a": "one", "b": "tw\x00o"},
+		"created_at": "2026-11-21T10:00:00Z", "expires_at": "2026-12-01T10:00:00Z",
+	}
+	unsealed := s.get("/api/v2/vault/"+id).want(t, http.StatusOK)
+	if !reflect.DeepEqual(unsealed, wantPlain) {
+		t.Errorf("unsealed: %v", unsealed)
+	}
+
+	s.clock.advance(24 * time.Hour)
+	rotated := s.call(request{method: "POST", path: "/api/v2/vault/rotate/" + id, key: s.key}).want(t, http.StatusOK)
+	want["success"], want["version"] = true, 2.0
+	want["sealed_at"], want["expires_at"] = "2026-11-22T10:00:00Z", "2026-12-02T10:00:00Z"
+	if !reflect.DeepEqual(rotated, want) {
+		t.Errorf("rotated: %v", rotated)
+	}
+	again := s.get("/api/v2/vault/"+id).want(t, http.StatusOK)
+	if !reflect.DeepEqual(again["values"], wantPlain["values"]) || again["version"] != 2.0 {
+		t.Errorf("unsealed after the rotation: %v", again)
+	}
+
+	removed := s.remove("/api/v2/vault/"+id).want(t, http.StatusOK)
+	if !reflect.DeepEqual(removed, map[string]any{"success": true, "credential_id": id}) {
+		t.Errorf("deleted: %v", removed)
+	}
+	if listed := s.get("/api/v2/vault/list").want(t, http.StatusOK); len(listed["credentials"].([]any)) != 0 {
+		t.Errorf("listed after the deletion: %v", listed)
+	}
+
+	var types []string
+	for _, e := range s.entries("limit=9") {
+		if e["outcome"] == "success" && e["event_type"] != "AUDIT_READ" {
+			types = append(types, strings.TrimPrefix(e["event_type"].(string), "CREDENTIAL_"))
+		}
+	}
+	if want := []string{"LISTED", "DELETED", "UNSEALED", "REENCRYPTED", "UNSEALED", "LISTED", "SEALED"}; !slices.Equal(types[:7], want) {
+		t.Errorf("audit entries, newest first: %v", types)
+	}
+}
+
+func TestLifetime(t *testing.T) {
+	s := newService(t)
+	for ttl, days := range map[string]int{"": 90, `,"ttl_days":1`: 1, `,"ttl_days":3650`: 3650} {
+		sealed := s.post("/api/v2/vault/seal", `{"name":"n","credential_type":"t","values":{"k":"v"}`+ttl+`}`).want(t, http.StatusCreated)
+		if want := s.clock.Now().AddDate(0, 0, days).Format(time.RFC3339); sealed["expires_at"] != want {
+			t.Errorf("%q expires at %v, want %s", ttl, sealed["expires_at"], want)
+		}
+	}
+}
+
+func TestExpiredCredentialsAreListedAsSuchAndCanBeDeleted(t *testing.T) {
+	s := newService(t)
+	id := s.seal("v")
+	s.clock.advance(10 * 24 * time.Hour) // exactly its lifetime
+	listed := s.get("/api/v2/vault/list").want(t, http.StatusOK)["credentials"].([]any)
+	if len(listed) != 1 || listed[0].(map[string]any)["status"] != "expired" {
+		t.Fatalf("listed: %v", listed)
+	}
+	s.get("/api/v2/vault/"+id).message(t, http.StatusForbidden)
+	s.remove("/api/v2/vault/"+id).want(t, http.StatusOK)
+}
+
+func TestListPages(t *testing.T) {
+	s := newService(t)
+	var sealed []string
+	for i := range 5 {
+		sealed = append(sealed, s.seal(fmt.Sprint(i)))
+	}
+	slices.Sort(sealed)
+	var paged []string
+	cursor, pages := "", 0
+	for {
+		page := s.get("/api/v2/vault/list?limit=2"+cursor).want(t, http.StatusOK)
+		pages++
+		for _, c := range page["credentials"].([]any) {
+			paged = append(paged, c.(map[string]any)["credential_id"].(string))
+		}
+		next, more := page["next_cursor"].(string)
+		if !more {
+			break
+		}
+		cursor = "&cursor=" + next
+	}
+	if !slices.Equal(paged, sealed) || pages != 3 {
+		t.Errorf("%d pages: %v, want %v", pages, paged, sealed)
+	}
+	if all := s.get("/api/v2/vault/list").want(t, http.StatusOK); len(all["credentials"].([]any)) != 5 || all["next_cursor"] != nil {
+		t.Errorf("without parameters: %v", all)
+	}
+}
+
+func TestValuesThatAreNoTextComeInBase64(t *testing.T) {
+	s := newService(t)
+	binary := []byte{0xff, 0x00, 0xfe}
+	owned, err := s.vault.Apply(context.Background(), s.operator(), "uid", 0, vault.Desired{
+		Name: "n", Type: "t", Values: map[string]secret.Bytes{"text": secret.Bytes("v"), "key.der": append(secret.Bytes{}, binary...)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := s.get("/api/v2/vault/"+owned.ID).want(t, http.StatusOK)
+	if !reflect.DeepEqual(got["values"], map[string]any{"text": "v"}) ||
+		!reflect.DeepEqual(got["binary_values"], map[string]any{"key.der": base64.StdEncoding.EncodeToString(binary)}) {
+		t.Errorf("unsealed: %v", got)
+	}
+}
+
+func TestCredentialsOfAnObjectAreReadOnly(t *testing.T) {
+	s := newService(t)
+	owned, err := s.vault.Apply(context.Background(), s.operator(), "uid", 0, vault.Desired{
+		Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.call(request{method: "POST", path: "/api/v2/vault/rotate/" + owned.ID, key: s.key}).message(t, http.StatusForbidden)
+	s.remove("/api/v2/vault/"+owned.ID).message(t, http.StatusForbidden)
+	s.get("/api/v2/vault/"+owned.ID).want(t, http.StatusOK)
+	listed := s.get("/api/v2/vault/list").want(t, http.StatusOK)["credentials"].([]any)
+	if listed[0].(map[string]any)["owned"] != true {
+		t.Errorf("listed: %v", listed)
+	}
+}
+
+// faceless returns an error body without the two fields that differ by design.
+func faceless(t *testing.T, r reply) string {
+	t.Helper()
+	var body struct {
+		Success *bool                      `json:"success"`
+		Error   map[string]json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(r.body, &body); err != nil {
+		t.Fatalf("%q: %v", r.body, err)
+	}
+	out := string(r.body)
+	for _, field := range []string{"request_id", "timestamp"} {
+		if len(body.Error[field]) < 20 {
+			t.Fatalf("no %s in %s", field, r.body)
+		}
+		out = strings.Replace(out, string(body.Error[field]), "x", 1)
+	}
+	return out
+}
+
+func TestAllFailuresOfAVaultEndpointAreAlike(t *testing.T) {
+	s := newService(t)
+	foreign, err := s.vault.Seal(context.Background(), s.stranger(), vault.SealRequest{
+		Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	deleted := s.seal("v")
+	s.remove("/api/v2/vault/"+deleted).want(t, http.StatusOK)
+	expired := s.seal("v")
+	s.clock.advance(11 * 24 * time.Hour)
+	ids := map[string]string{
+		"foreign": foreign.ID, "deleted": deleted, "never existed": authz.NewID("cred"),
+		"too short": "cred_a", "another prefix": authz.NewID("key"), "upper case": strings.ToUpper(deleted), "a word": "x",
+		"the name of an endpoint": "seal", "escaped slash": "cred%2Faaaa", "escaped dots": "%2e%2e", "NUL": "%00", "not UTF-8": "%ff",
+		"spaces": "%20", "very long": strings.Repeat("a", 4000), "HTML": "%3Cscript%3E",
+	}
+	want := ""
+	for _, endpoint := range []struct{ method, path string }{
+		{"GET", "/api/v2/vault/"}, {"POST", "/api/v2/vault/rotate/"}, {"DELETE", "/api/v2/vault/"},
+	} {
+		cases := map[string]string{}
+		for name, id := range ids {
+			cases[name] = id
+		}
+		if endpoint.method != "DELETE" {
+			cases["expired"] = expired
+		}
+		for name, id := range cases {
+			r := s.call(request{method: endpoint.method, path: endpoint.path + id, key: s.key})
+			r.message(t, http.StatusForbidden)
+			got := faceless(t, r)
+			if want == "" {
+				want = got
+			}
+			if got != want {
+				t.Errorf("%s %s: %s, want %s", endpoint.method, name, got, want)
+			}
+			names := func(h http.Header) (names []string) {
+				for name := range h {
+					names = append(names, name)
+				}
+				slices.Sort(names)
+				return names
+			}
+			if got, want := names(r.header), []string{"Cache-Control", "Content-Length", "Content-Type", "Date", "X-Content-Type-Options", "X-Request-Id"}; !slices.Equal(got, want) {
+				t.Errorf("%s %s: headers %v", endpoint.method, name, got)
+			}
+		}
+	}
+	s.grant()
+	if got := faceless(t, s.get("/api/v2/vault/"+deleted)); got != want {
+		t.Errorf("without the scope: %s, want %s", got, want)
+	}
+}
+
+func TestDeniedAttemptsAreInTheAuditLog(t *testing.T) {
+	s := newService(t)
+	id := authz.NewID("cred")
+	r := s.get("/api/v2/vault/" + id)
+	e := s.entries("limit=1")[0]
+	resource := e["resource"].(map[string]any)
+	if e["event_type"] != "CREDENTIAL_UNSEALED" || e["outcome"] != "denied" || resource["id"] != id ||
+		e["request_id"] != r.header.Get("X-Request-ID") || e["source_ip"] != "127.0.0.1" {
+		t.Errorf("entry %v", e)
+	}
+	s.grant(authz.AuditRead)
+	s.post("/api/v2/vault/seal", `{}`).message(t, http.StatusForbidden)
+	if e := s.entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_SEALED" || e["outcome"] != "denied" {
+		t.Errorf("entry %v", e)
+	}
+}
