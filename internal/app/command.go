@@ -1,0 +1,44 @@
+// Package app wires the parts together and is the only package that does. It
+// holds the commands of the program; each parses its flags and calls one
+// function.
+package app
+
+import (
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// Command returns the program's root command. It writes to the command's own
+// streams, returns its errors and never ends the process.
+func Command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "latticekeep",
+		Short:         "Quantum-safe credential vault for Kubernetes",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version(),
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newServerCommand(), newSealCommand(), newValidateCommand(), newAuditCommand())
+	return root
+}
+
+// version returns the module's version, or the commit of a build from a
+// checkout.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			v = s.Value
+		}
+	}
+	if v == "" {
+		return "unknown"
+	}
+	return v
+}
