@@ -162,6 +162,7 @@ type SealedCredentialSpec struct {
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-zA-Z0-9][-._a-zA-Z0-9]*$`
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="credentialType is immutable: delete the object and create it with values sealed for the new type"
 	CredentialType string `json:"credentialType"`
 

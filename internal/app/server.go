@@ -126,7 +126,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
 		logger.Warn("the ready line could not be written", "err", err)
 	}
-	fmt.Fprint(c.Stderr, nextSteps(line, d.keys.Identity().ID(), d.log.Fingerprint(), cluster != nil))
+	fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], d.keys.Identity().ID(), d.log.Fingerprint(), cluster != nil))
 	return parts.Wait()
 }
 
@@ -149,7 +149,7 @@ func clusterConfig(kubeconfig string) (*rest.Config, error) {
 }
 
 // nextSteps tells a person what to type.
-func nextSteps(r ready, identity, chain string, operator bool) string {
+func nextSteps(r ready, program, identity, chain string, operator bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `
 latticekeep is ready on %[1]s (development: plain HTTP, the KMS key lies beside the database)
@@ -170,15 +170,15 @@ Type next, in another terminal:
   curl -s $BASE/api/v2/vault/$ID -H "X-API-Key: $KEY"
 
   # the audit log, and the proof that it is whole
-  curl -s "$BASE/api/v2/audit/logs?limit=5" -H "X-API-Key: $KEY"
-  latticekeep audit verify --url $BASE --api-key $KEY --fingerprint %[3]s
-`, r.BaseURL, identity, chain, r.APIKey)
+  curl -s "$BASE/api/v2/audit/logs?limit=1" -H "X-API-Key: $KEY"
+  %[5]s audit verify --url $BASE --api-key $KEY --fingerprint %[3]s
+`, r.BaseURL, identity, chain, r.APIKey, program)
 	if operator {
 		fmt.Fprintf(&b, `
   # seal values into a manifest for the namespace default, and apply it
-  latticekeep seal --url $BASE --identity %s \
+  %s seal --url $BASE --identity %s \
     --name app-db --namespace default --type database --from-literal password=s3cret | kubectl apply -f -
-`, identity)
+`, program, identity)
 	}
 	return b.String() + "\n"
 }

@@ -235,6 +235,7 @@ func badManifests(t testing.TB) map[string]struct {
 		"no time":            {value(func(v *v1alpha1.SealedValue) { v.SealedAt = metav1.Time{} }), "sealedAt: is missing", true},
 		"fraction of second": {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(1) }), "whole seconds", true},
 		"no type":            {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = "" }, "spec.credentialType", true},
+		"odd type":           {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = "a/b" }, "spec.credentialType", true},
 		"long type":          {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = strings.Repeat("t", 64) }, "spec.credentialType", true},
 		"ttl":                {func(o *v1alpha1.SealedCredential) { o.Spec.TTLDays = 3651 }, "spec.ttlDays", true},
 		"negative ttl":       {func(o *v1alpha1.SealedCredential) { o.Spec.TTLDays = -1 }, "spec.ttlDays", true},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -59,6 +60,9 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	return found
 }
 
+// credentialTypePattern is the schema's, and the vault's for every credential.
+var credentialTypePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]*$`)
+
 // report collects problems.
 type report []Problem
 
@@ -85,6 +89,8 @@ func checkObject(obj *v1alpha1.SealedCredential) report {
 	}
 	if n := len(spec.CredentialType); n < 1 || n > v1alpha1.MaxCredentialTypeBytes {
 		add("spec.credentialType", "has %d bytes; it has 1 to %d", n, v1alpha1.MaxCredentialTypeBytes)
+	} else if !credentialTypePattern.MatchString(spec.CredentialType) {
+		add("spec.credentialType", "has characters that are not allowed: it has letters, digits, '-', '.' and '_', and begins with a letter or digit")
 	}
 	ttl := spec.TTLDays
 	if ttl == 0 {
