@@ -41,7 +41,6 @@ const (
 // Reasons of status conditions.
 const (
 	ReasonSealed           = "Sealed"           // Ready: the vault entry holds what the spec says
-	ReasonProgressing      = "Progressing"      // Reconciling: a change is being applied
 	ReasonSuspended        = "Suspended"        // spec.suspend is set: nothing is changed
 	ReasonInvalidSealed    = "InvalidSealed"    // Stalled: the sealed values are malformed or do not open here
 	ReasonOlderValue       = "OlderValue"       // Stalled: a value is older than the last one accepted for its key

@@ -1,0 +1,120 @@
+package controllers
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// tick is how often the schedule looks at the clock, and so how late an object may be.
+const tick = time.Second
+
+// schedule is a source of reconcile requests: it enqueues each object when its time has come. Times are compared with
+// now at every tick rather than handed to a timer, so that they follow the clock of the vault, wherever that is set.
+//
+// An object has at most one time: the memory is bounded by the number of objects. A time that has come is forgotten,
+// and whoever reconciles the object sets the next one. It is safe for concurrent use.
+type schedule struct {
+	now func() time.Time
+
+	mu    sync.Mutex
+	heap  dueHeap
+	entry map[types.NamespacedName]*due
+}
+
+// due is one object's time and its place in the heap.
+type due struct {
+	object types.NamespacedName
+	at     time.Time
+	index  int
+}
+
+func newSchedule(now func() time.Time) *schedule {
+	return &schedule{now: now, entry: make(map[types.NamespacedName]*due)}
+}
+
+// Set replaces the object's time.
+func (s *schedule) Set(object types.NamespacedName, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d, ok := s.entry[object]; ok {
+		d.at = at
+		heap.Fix(&s.heap, d.index)
+		return
+	}
+	d := &due{object: object, at: at}
+	s.entry[object] = d
+	heap.Push(&s.heap, d)
+}
+
+// Forget drops the object's time.
+func (s *schedule) Forget(object types.NamespacedName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d, ok := s.entry[object]; ok {
+		heap.Remove(&s.heap, d.index)
+		delete(s.entry, object)
+	}
+}
+
+// Due takes out the objects whose time has come, the earliest first.
+func (s *schedule) Due() []types.NamespacedName {
+	now := s.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var objects []types.NamespacedName
+	for len(s.heap) > 0 && !s.heap[0].at.After(now) {
+		d := heap.Pop(&s.heap).(*due)
+		delete(s.entry, d.object)
+		objects = append(objects, d.object)
+	}
+	return objects
+}
+
+// Start implements source.Source: until ctx ends, it adds to the queue what is due.
+func (s *schedule) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	go func() {
+		ticker := time.NewTicker(tick)
+		defer ticker.Stop()
+		for {
+			for _, object := range s.Due() {
+				queue.Add(reconcile.Request{NamespacedName: object})
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+		}
+	}()
+	return nil
+}
+
+// dueHeap implements heap.Interface with the earliest time on top.
+type dueHeap []*due
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+func (h *dueHeap) Push(x any) {
+	d := x.(*due)
+	d.index = len(*h)
+	*h = append(*h, d)
+}
+
+func (h *dueHeap) Pop() any {
+	last := len(*h) - 1
+	d := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return d
+}

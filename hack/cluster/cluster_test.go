@@ -1,0 +1,52 @@
+package main
+
+import (
+	"bytes"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/kubetest"
+)
+
+// The same steps as `make cluster`, up to where that waits for an interrupt.
+func TestClusterProvesTheMainJob(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	binary := filepath.Join(t.TempDir(), "latticekeep")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("building latticekeep: %v\n%s", err, out)
+	}
+	var out bytes.Buffer
+	c, err := start(t.Context(), binary, &out)
+	if err == nil {
+		err = c.prove(t.Context())
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	if strings.Contains(out.String(), "correct-horse") {
+		t.Errorf("a secret value was printed:\n%s", &out)
+	}
+	server := c.server
+	if err := c.stop(); err != nil {
+		t.Errorf("stopping: %v", err)
+	}
+	if server == nil {
+		return
+	}
+	select {
+	case <-server.Done():
+	default:
+		t.Error("latticekeep is still running")
+	}
+}
+
+// What is committed as an illustration is at least what the API server would take.
+func TestSampleIsAValidObject(t *testing.T) {
+	t.Chdir(filepath.Join("..", ".."))
+	plane := kubetest.ForTest(t)
+	if out, err := plane.Kubectl(t.Context(), "apply", "--dry-run=server", "-f", "config/samples/sealedcredential.yaml").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}

@@ -1,0 +1,186 @@
+package main_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/latticekeep/latticekeep"
+
+// ours says, for every package of the module, which others it may import (not counting its tests). Imports run downward: a package stands
+// below everything that may import it. A new package is entered here first. In particular:
+//
+//   - controllers never imports server, nor the other way round;
+//   - envelope and dualsig take bytes and keys and return bytes (see pure);
+//   - internal/kubetest runs a control plane for tests and for hack/cluster: nothing in the product imports it, nor storetest.
+var ours = map[string]string{
+	".": "internal/app",
+	"internal/app": "api/v1alpha1 controllers server internal/vault internal/identity internal/keyring internal/audit internal/authz " +
+		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/fault internal/secret",
+
+	"server":       "api/openapi server/v2 internal/vault internal/identity internal/keyring internal/audit internal/authz internal/store internal/fault",
+	"server/v2":    "internal/vault internal/identity internal/keyring internal/audit internal/authz internal/fault internal/secret",
+	"controllers":  "api/v1alpha1 internal/vault internal/identity internal/keyring internal/authz internal/sealing internal/envelope internal/fault",
+	"api/openapi":  "",
+	"api/v1alpha1": "",
+
+	"internal/vault":    "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
+	"internal/identity": "internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault",
+	"internal/keyring":  "internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
+	"internal/audit":    "internal/authz internal/dualsig internal/store internal/frame internal/fault",
+	"internal/sealing":  "api/v1alpha1 internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
+
+	"internal/authz":           "",
+	"internal/envelope":        "internal/frame internal/secret",
+	"internal/dualsig":         "internal/frame",
+	"internal/kms":             "internal/frame internal/fault",
+	"internal/store":           "",
+	"internal/store/bolt":      "internal/store internal/fault",
+	"internal/store/storetest": "internal/store internal/fault",
+
+	"internal/frame":  "",
+	"internal/fault":  "",
+	"internal/secret": "",
+
+	"internal/kubetest": "",
+	"hack/cluster":      "internal/kubetest",
+	"hack/gotest":       "",
+}
+
+// vendors says which packages may import a module that is not ours: themselves and everything below them. "tests" means no package at
+// all, only tests.
+var vendors = map[string]string{
+	"github.com/cloudflare/circl": "internal/envelope internal/dualsig",
+	"github.com/gin-gonic/gin":    "server",
+	"go.etcd.io/bbolt":            "internal/store/bolt",
+	"github.com/spf13/cobra":      ". internal/app",
+
+	"github.com/prometheus/client_golang": "server internal/app",
+
+	"sigs.k8s.io/controller-runtime": "controllers internal/app",
+	"k8s.io/client-go":               "controllers internal/app",
+	"k8s.io/api":                     "controllers internal/app",
+	"k8s.io/apimachinery":            "api/v1alpha1 controllers internal/app internal/sealing",
+	"github.com/go-logr/logr":        "controllers",
+	"k8s.io/klog/v2":                 "controllers",
+	"sigs.k8s.io/yaml":               "internal/app",
+
+	"github.com/go-json-experiment/json": "internal/audit server",
+	"golang.org/x/sync":                  "internal",
+
+	"filippo.io/mldsa":                "tests",
+	"github.com/c2sp/wycheproof":      "tests",
+	"github.com/getkin/kin-openapi":   "tests",
+	"github.com/rogpeppe/go-internal": "tests",
+}
+
+// pure packages have no context, store, clock, file or network, so that vectors, fuzzers and an offline verifier use the code of the server.
+// (They may import time for its type.)
+var pure = []string{"internal/frame", "internal/envelope", "internal/dualsig", "internal/authz"}
+
+var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
+
+// harness packages are the only ones outside tests that may import testing.
+var harness = []string{"internal/kubetest", "internal/store/storetest"}
+
+func TestImportsFollowTheTable(t *testing.T) {
+	tree := importsOfTree(t)
+	for pkg := range ours {
+		if _, ok := tree[pkg]; !ok {
+			t.Errorf("the table names %s, which does not exist", pkg)
+		}
+	}
+	for _, pkg := range slices.Sorted(maps.Keys(tree)) {
+		allowed, known := ours[pkg]
+		if !known {
+			t.Errorf("%s is not in the table: enter it with what it may import", pkg)
+			continue
+		}
+		for _, path := range tree[pkg] {
+			if own, ok := strings.CutPrefix(path, module+"/"); ok {
+				if !slices.Contains(strings.Fields(allowed), own) {
+					t.Errorf("%s must not import %s", pkg, own)
+				}
+				continue
+			}
+			checkOther(t, pkg, path)
+		}
+	}
+}
+
+func checkOther(t *testing.T, pkg, path string) {
+	t.Helper()
+	if isStandard(path) {
+		if path == "testing" && !slices.Contains(harness, pkg) {
+			t.Errorf("%s must not import testing: only tests and %v do", pkg, harness)
+		}
+		if slices.Contains(pure, pkg) && slices.Contains(impure, path) {
+			t.Errorf("%s must not import %s: it is pure", pkg, path)
+		}
+		return
+	}
+	for vendor, allowed := range vendors {
+		if !within(path, vendor) {
+			continue
+		}
+		if !slices.ContainsFunc(strings.Fields(allowed), func(a string) bool { return within(pkg, a) }) {
+			t.Errorf("%s must not import %s: only %s may", pkg, path, allowed)
+		}
+		return
+	}
+	t.Errorf("%s imports %s, whose module is not in the table of vendors: enter it with who may", pkg, path)
+}
+
+// importsOfTree is what each package imports, its tests not counted.
+func importsOfTree(t *testing.T) map[string][]string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,GoFiles", "./...").Output()
+	if err != nil {
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
+			t.Logf("%s", exit.Stderr)
+		}
+		t.Fatalf("go list: %v", err)
+	}
+	tree := map[string][]string{}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath       string
+			Imports, GoFiles []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("reading the output of go list: %v", err)
+		}
+		if len(p.GoFiles) == 0 {
+			continue // tests only
+		}
+		name := strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+		if name == "" {
+			name = "."
+		}
+		tree[name] = p.Imports
+	}
+	if len(tree) == 0 {
+		t.Fatal("go list names no package")
+	}
+	return tree
+}
+
+// isStandard says whether an import path is of the standard library: only others begin with a domain name.
+func isStandard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".")
+}
+
+// within says whether a path is root or below it.
+func within(path, root string) bool {
+	return path == root || strings.HasPrefix(path, root+"/")
+}

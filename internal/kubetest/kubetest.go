@@ -1,0 +1,349 @@
+// Package kubetest runs a real Kubernetes control plane, etcd and kube-apiserver, for tests and for `make cluster`.
+//
+// Everything listens on loopback or on a socket in a temporary directory, which also holds the certificates and the kubeconfigs. RBAC
+// is on, and the custom resource definitions of config/crd are installed. Two things are promised: once Start has returned, the
+// API answers and serves SealedCredentials; and both processes end with Stop, or with the process that started them.
+//
+// There is no controller manager, scheduler or kubelet: no pod runs, no ServiceAccount token appears by itself, an owner's end deletes nothing,
+// and a deleted namespace stays terminating. The package starts the processes itself, since envtest's outlive a test that is killed; it
+// talks to them through kubectl, so that it needs no client library. No part of the product imports it.
+package kubetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+)
+
+// startTimeout bounds Start when its context has no deadline. Five seconds are usual; a machine that compiles at the same time takes longer.
+const startTimeout = 3 * time.Minute
+
+// ControlPlane is a running etcd and kube-apiserver.
+type ControlPlane struct {
+	// Kubeconfig is the path of a kubeconfig for a cluster administrator.
+	Kubeconfig string
+
+	dir  string // removed by Stop
+	url  string
+	ca   *authority
+	etcd *Process
+	api  *Process
+}
+
+// Start starts a control plane of the binaries that `make control-plane` compiled, or of those in KUBEBUILDER_ASSETS, and installs
+// config/crd. The context bounds the start only. The working directory must be inside the repository.
+func Start(ctx context.Context) (*ControlPlane, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	root, err := repositoryRoot()
+	if err != nil {
+		return nil, err
+	}
+	bin, err := binaries(root)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := exec.LookPath("kubectl"); err != nil {
+		return nil, errors.New("kubectl is not on the PATH: install it (any version from 1.30 on)")
+	}
+	// A short path, since that of a socket has at most 107 bytes.
+	dir, err := os.MkdirTemp("", "latticekeep-kube-")
+	if err != nil {
+		return nil, fmt.Errorf("making the control plane's directory: %w", err)
+	}
+	c := &ControlPlane{dir: dir}
+	if err := c.start(ctx, bin, filepath.Join(root, "config", "crd")); err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	return c, nil
+}
+
+func (c *ControlPlane) start(ctx context.Context, bin, crds string) (err error) {
+	if c.ca, err = newAuthority(); err != nil {
+		return fmt.Errorf("making the certificate authority: %w", err)
+	}
+	if err := c.writeServerFiles(); err != nil {
+		return fmt.Errorf("writing the API server's keys: %w", err)
+	}
+	if err := c.startEtcd(bin); err != nil {
+		return err
+	}
+	// The API server cannot be handed a listener: between the moment in which its port was seen free and the moment in which it binds
+	// it, another process may have taken it.
+	const attempts = 5
+	for range attempts {
+		if err = c.startAPIServer(ctx, bin); err == nil || !errors.Is(err, errPortTaken) {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if c.Kubeconfig, err = c.KubeconfigFor("admin", "system:masters"); err != nil {
+		return err
+	}
+	return c.installCRDs(ctx, crds)
+}
+
+// KubeconfigFor writes a kubeconfig for a user with a client certificate and returns its path. A ServiceAccount is the user
+// system:serviceaccount:<namespace>:<name>.
+func (c *ControlPlane) KubeconfigFor(user string, groups ...string) (string, error) {
+	cert, key, err := c.ca.clientPair(user, groups)
+	if err != nil {
+		return "", fmt.Errorf("issuing a client certificate: %w", err)
+	}
+	// JSON is YAML, and []byte becomes the base64 that the format wants.
+	config, err := json.MarshalIndent(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "latticekeep",
+		"clusters": []any{map[string]any{"name": "latticekeep", "cluster": map[string]any{
+			"server": c.url, "certificate-authority-data": c.ca.pem}}},
+		"users": []any{map[string]any{"name": user, "user": map[string]any{
+			"client-certificate-data": cert, "client-key-data": key}}},
+		"contexts": []any{map[string]any{"name": "latticekeep", "context": map[string]any{
+			"cluster": "latticekeep", "user": user, "namespace": "default"}}},
+	}, "", "  ")
+	if err != nil {
+		return "", fmt.Errorf("encoding a kubeconfig: %w", err)
+	}
+	f, err := os.CreateTemp(c.dir, "*.kubeconfig") // mode 0600
+	if err != nil {
+		return "", fmt.Errorf("creating a kubeconfig: %w", err)
+	}
+	_, err = f.Write(config)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return "", fmt.Errorf("writing a kubeconfig: %w", err)
+	}
+	return f.Name(), nil
+}
+
+// Kubectl is a kubectl command, not yet started, for the cluster administrator. It leaves the caches and the configuration of whoever runs it alone.
+func (c *ControlPlane) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
+	global := []string{"--kubeconfig", c.Kubeconfig, "--cache-dir", filepath.Join(c.dir, "cache")}
+	return exec.CommandContext(ctx, "kubectl", append(global, args...)...)
+}
+
+// Stop kills both processes, waits until they are gone and removes all they wrote. What they held was never meant to last, so nothing is
+// owed a graceful end.
+func (c *ControlPlane) Stop() error {
+	var errs []error
+	for _, p := range []*Process{c.api, c.etcd} {
+		if p != nil {
+			errs = append(errs, p.Stop(0))
+		}
+	}
+	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
+}
+
+func (c *ControlPlane) path(name string) string { return filepath.Join(c.dir, name) }
+
+func (c *ControlPlane) writeServerFiles() error {
+	cert, key, err := c.ca.servingPair()
+	if err != nil {
+		return err
+	}
+	tokens, err := newKey()
+	if err != nil {
+		return err
+	}
+	for name, data := range map[string][]byte{"ca.crt": c.ca.pem, "api.crt": cert, "api.key": key, "tokens.key": tokens} {
+		if err := os.WriteFile(c.path(name), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startEtcd does not wait: the API server retries until etcd answers. Sockets need no free port, and no other user of the machine can read
+// through them what the cluster stores.
+func (c *ControlPlane) startEtcd(bin string) (err error) {
+	client, peer := "unix://"+c.path("etcd.sock"), "unix://"+c.path("peer.sock")
+	c.etcd, err = c.run(filepath.Join(bin, "etcd"),
+		"--data-dir", c.path("etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer)
+	return err
+}
+
+var errPortTaken = errors.New("port taken")
+
+func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
+	port, err := freePort()
+	if err != nil {
+		return fmt.Errorf("finding a free port: %w", err)
+	}
+	c.url = "https://127.0.0.1:" + port
+	const issuer = "https://kubernetes.default.svc.cluster.local"
+	c.api, err = c.run(filepath.Join(bin, "kube-apiserver"),
+		"--etcd-servers", "unix://"+c.path("etcd.sock"),
+		"--bind-address", "127.0.0.1", "--secure-port", port,
+		// Without these two it looks for the address of a network card, and there may be none.
+		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
+		"--cert-dir", c.dir, "--tls-cert-file", c.path("api.crt"), "--tls-private-key-file", c.path("api.key"),
+		"--client-ca-file", c.path("ca.crt"), "--authorization-mode", "RBAC",
+		"--service-account-issuer", issuer,
+		"--service-account-key-file", c.path("tokens.key"), "--service-account-signing-key-file", c.path("tokens.key"),
+		// It wants every namespace to have the ServiceAccount that the controller manager would make.
+		"--disable-admission-plugins", "ServiceAccount",
+		"--service-cluster-ip-range", "10.0.0.0/24")
+	if err != nil {
+		return err
+	}
+	return c.waitReady(ctx)
+}
+
+// waitReady returns when the API server is ready and has made its first namespace, or says which process ended instead.
+func (c *ControlPlane) waitReady(ctx context.Context) error {
+	client, err := c.adminClient()
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for _, path := range []string{"/readyz", "/api/v1/namespaces/default"} {
+		for !answers(ctx, client, c.url+path) {
+			select {
+			case <-ticker.C:
+			case <-c.etcd.Done():
+				return fmt.Errorf("etcd ended while starting: %s", c.logTail("etcd"))
+			case <-c.api.Done():
+				tail := c.logTail("kube-apiserver")
+				if bytes.Contains(tail, []byte("address already in use")) {
+					return fmt.Errorf("starting kube-apiserver at %s: %w", c.url, errPortTaken)
+				}
+				return fmt.Errorf("kube-apiserver ended while starting: %s", tail)
+			case <-ctx.Done():
+				return fmt.Errorf("waiting for %s%s: %w: %s", c.url, path, ctx.Err(), c.logTail("kube-apiserver"))
+			}
+		}
+	}
+	return nil
+}
+
+func (c *ControlPlane) adminClient() (*http.Client, error) {
+	cert, key, err := c.ca.clientPair("admin", []string{"system:masters"})
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(c.ca.cert)
+	// The certificate also tells our server from another that got the port.
+	config := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}, Timeout: 5 * time.Second}, nil
+}
+
+func answers(ctx context.Context, client *http.Client, url string) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+func (c *ControlPlane) installCRDs(ctx context.Context, folder string) error {
+	for _, args := range [][]string{
+		{"apply", "-k", folder},
+		{"wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"},
+	} {
+		if out, err := c.Kubectl(ctx, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("installing config/crd: kubectl %s: %w: %s", args[0], err, out)
+		}
+	}
+	return nil
+}
+
+// run starts a program with its output in a file of its name.
+func (c *ControlPlane) run(program string, args ...string) (*Process, error) {
+	log, err := os.Create(c.path(filepath.Base(program) + ".log"))
+	if err != nil {
+		return nil, fmt.Errorf("creating a log: %w", err)
+	}
+	defer log.Close() // the child has its own
+	cmd := exec.Command(program, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.dir, log, log
+	return StartProcess(cmd)
+}
+
+// logTail is the end of a program's output, where it says why it ended.
+func (c *ControlPlane) logTail(program string) []byte {
+	data, err := os.ReadFile(c.path(program + ".log"))
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return data[max(0, len(data)-4096):]
+}
+
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port), nil
+}
+
+// repositoryRoot is the nearest directory, from the working directory up, that records the version of the control plane.
+func repositoryRoot() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("finding the working directory: %w", err)
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, versionFile)); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("%s is not inside the repository: no directory above it has %s", start, versionFile)
+		}
+	}
+}
+
+// versionFile is the one place that names the version of Kubernetes; hack/control-plane.sh reads it too.
+const versionFile = "hack/k8s/go.mod"
+
+// binaries is the directory of kube-apiserver and etcd. Its error names the remedy.
+func binaries(root string) (string, error) {
+	dir, remedy := os.Getenv("KUBEBUILDER_ASSETS"), "correct KUBEBUILDER_ASSETS, or unset it and run `make control-plane`"
+	if dir == "" {
+		mod, err := os.ReadFile(filepath.Join(root, versionFile))
+		if err != nil {
+			return "", fmt.Errorf("reading the version of Kubernetes: %w", err)
+		}
+		version := regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v\S+)`).FindSubmatch(mod)
+		if version == nil {
+			return "", fmt.Errorf("%s requires no k8s.io/kubernetes", versionFile)
+		}
+		dir, remedy = filepath.Join("bin", "k8s", string(version[1])), "run `make control-plane`"
+	}
+	// Tests run in the directory of their package; a relative path means the repository's root.
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(root, dir)
+	}
+	for _, name := range []string{"kube-apiserver", "etcd"} {
+		if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
+			return "", fmt.Errorf("%s cannot be run (%w): %s", name, err, remedy)
+		}
+	}
+	return dir, nil
+}

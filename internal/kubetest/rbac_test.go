@@ -1,0 +1,48 @@
+package kubetest
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// What config/rbac grants is generated from markers; this is what it must never come to grant, and what the operator cannot do without.
+func TestOperatorHasLeastPrivilege(t *testing.T) {
+	c := ForTest(t)
+	root, err := repositoryRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, c, "", "apply", "-k", root+"/config/rbac")
+	for _, tc := range []struct {
+		may  bool
+		what string
+	}{
+		{true, "watch sealedcredentials.latticekeep.dev --all-namespaces"},
+		{true, "patch sealedcredentials.latticekeep.dev --subresource=status --namespace=default"},
+		{true, "patch configmaps/latticekeep-sealing-key --namespace=latticekeep-system"},
+		{true, "create events.events.k8s.io --namespace=default"},
+		{false, "list secrets --all-namespaces"},
+		{false, "watch secrets --namespace=latticekeep-system"},
+		{false, "get secrets --namespace=default"},
+		{false, "create sealedcredentials.latticekeep.dev --namespace=default"},
+		{false, "delete sealedcredentials.latticekeep.dev --namespace=default"},
+		{false, "patch configmaps/other --namespace=latticekeep-system"},
+		{false, "create configmaps --namespace=default"},
+		{false, "list namespaces"},
+		{false, "impersonate users"},
+		{false, "create clusterrolebindings.rbac.authorization.k8s.io"},
+		{false, "create serviceaccounts --subresource=token --namespace=latticekeep-system"},
+		{false, "* *"},
+	} {
+		args := append([]string{"auth", "can-i", "--as=system:serviceaccount:latticekeep-system:latticekeep"}, strings.Fields(tc.what)...)
+		out, err := c.Kubectl(t.Context(), args...).Output()
+		if exit := new(exec.ExitError); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // 1 is no
+			t.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
+		}
+		if got := strings.TrimSpace(string(out)); (got == "yes") != tc.may || (got == "no") == tc.may {
+			t.Errorf("can it %s? %s", tc.what, got)
+		}
+	}
+}
