@@ -89,12 +89,3 @@ func FuzzVerifyExport(f *testing.F) {
 		}
 	})
 }
-
-func TestEveryFuzzTargetHasSeeds(t *testing.T) {
-	for _, target := range []string{"FuzzParseEntry", "FuzzDecodeRow", "FuzzVerifyExport"} {
-		seeds, err := filepath.Glob(filepath.Join("testdata", "fuzz", target, "*"))
-		if err != nil || len(seeds) == 0 {
-			t.Errorf("%s has no seeds: %v", target, err)
-		}
-	}
-}

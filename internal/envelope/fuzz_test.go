@@ -2,40 +2,8 @@ package envelope
 
 import (
 	"bytes"
-	"os"
-	"regexp"
 	"testing"
 )
-
-// TestEveryFuzzTargetHasACorpus keeps the committed seeds, which a plain
-// "go test" runs, from going missing or astray.
-func TestEveryFuzzTargetHasACorpus(t *testing.T) {
-	source, err := os.ReadFile("fuzz_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	targets := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`).FindAllSubmatch(source, -1) {
-		targets[string(m[1])] = true
-	}
-	if len(targets) == 0 {
-		t.Fatal("no fuzz target found")
-	}
-	for target := range targets {
-		if seeds, err := os.ReadDir("testdata/fuzz/" + target); err != nil || len(seeds) == 0 {
-			t.Errorf("%s has %d seeds (%v)", target, len(seeds), err)
-		}
-	}
-	dirs, err := os.ReadDir("testdata/fuzz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range dirs {
-		if !targets[d.Name()] {
-			t.Errorf("testdata/fuzz/%s belongs to no target", d.Name())
-		}
-	}
-}
 
 func FuzzParseCredential(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {

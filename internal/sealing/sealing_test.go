@@ -427,7 +427,6 @@ func TestAnEmptyValueIsTheSmallestSealedValue(t *testing.T) {
 }
 
 func FuzzManifest(f *testing.F) {
-	needCorpus(f)
 	f.Add(golden(f, "manifest.yaml"))
 	_, key := goldenKeys(f)
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -13,16 +13,11 @@ package vault
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -30,15 +25,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
-)
-
-// Bounds of a credential. The contract and the CRD name the same ones.
-const (
-	MaxValues      = 64
-	MaxValuesBytes = 256 << 10 // keys and values together
-	MaxNameBytes   = 255
-	MaxTTLDays     = 3650
-	DefaultTTLDays = 90
 )
 
 // Credential is what may be known of a credential without opening it.
@@ -58,14 +44,6 @@ type Credential struct {
 type Unsealed struct {
 	Credential
 	Values map[string]secret.Bytes
-}
-
-// SealRequest asks for a new credential.
-type SealRequest struct {
-	Name    string
-	Type    string
-	TTLDays int // 0 means DefaultTTLDays
-	Values  map[string]secret.Bytes
 }
 
 // Vault is safe for concurrent use.
@@ -122,8 +100,6 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	return r.credential(now, false), nil
 }
 
-const idPrefix = "cred"
-
 func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record {
 	ttl := req.ttlDays()
 	now = now.UTC().Truncate(time.Microsecond)
@@ -154,54 +130,6 @@ func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
 			audit.AttributeDigest:  r.digest(),
 		},
 	}
-}
-
-// Rows. A new version is a new row and the old one is deleted, which has the
-// store scrub what it leaves behind.
-func credentialPrefix(tenant authz.TenantID) []byte {
-	return []byte("credential/" + string(tenant) + "/")
-}
-
-func versionsPrefix(tenant authz.TenantID, id string) []byte {
-	return append(credentialPrefix(tenant), id+"/"...)
-}
-
-func recordKey(tenant authz.TenantID, id string, version uint64) []byte {
-	return binary.BigEndian.AppendUint64(versionsPrefix(tenant, id), version)
-}
-
-func ownerKey(tenant authz.TenantID, id string) []byte {
-	return []byte("owner/" + string(tenant) + "/" + id)
-}
-
-func putRecord(tx store.Tx, r *record) error {
-	return tx.Put(recordKey(r.tenant, r.id, r.version), r.encode())
-}
-
-func deleteRecord(tx store.Tx, r *record) error {
-	return tx.Delete(recordKey(r.tenant, r.id, r.version))
-}
-
-// find returns the newest version of a credential, and nil when there is none.
-// A row that stands under another key than its own is damage.
-func find(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
-	var r *record
-	var bad error
-	newest := store.Prefix(versionsPrefix(tenant, id))
-	newest.Reverse = true
-	err := rd.Scan(newest, func(key, value []byte) bool {
-		r, bad = recordAt(key, value)
-		return false
-	})
-	return r, errors.Join(err, bad)
-}
-
-func recordAt(key, value []byte) (*record, error) {
-	r, err := decodeRecord(value)
-	if err != nil || string(recordKey(r.tenant, r.id, r.version)) != string(key) {
-		return nil, errDamaged
-	}
-	return r, nil
 }
 
 // ListQuery selects a page of the list; zero means all of it.
@@ -435,8 +363,6 @@ func zero(values map[string]secret.Bytes) {
 // changed the credential between its lookup and its commit.
 const maxAttempts = 8
 
-var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
-
 // Rotate encrypts a credential anew with a new ML-KEM-768 key pair, as its
 // next version with a full TTL; the old ciphertext is gone. Errors:
 // fault.Forbidden for all that is not there for p or belongs to an object,
@@ -482,21 +408,6 @@ func (v *Vault) rotate(ctx context.Context, p authz.Principal, id string) (Crede
 		return Credential{}, fmt.Errorf("rotating a credential: %w", err)
 	}
 	return r.credential(now, found.owned), nil
-}
-
-// replace puts next in the place of old, if that is still the newest version.
-func replace(tx store.Tx, old, next *record) error {
-	current, err := find(tx, old.tenant, old.id)
-	if err != nil {
-		return err
-	}
-	if current == nil || current.version != old.version {
-		return errMoved
-	}
-	if err := deleteRecord(tx, old); err != nil {
-		return err
-	}
-	return putRecord(tx, next)
 }
 
 // managesOwned reports whether p may change what belongs to an object.
@@ -556,45 +467,6 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 	}
 	if denied {
 		return errDenied
-	}
-	return nil
-}
-
-var (
-	typePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]{0,62}$`)
-	keyPattern  = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
-)
-
-func (req SealRequest) ttlDays() int {
-	if req.TTLDays == 0 {
-		return DefaultTTLDays
-	}
-	return req.TTLDays
-}
-
-func (req SealRequest) validate() error {
-	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
-	if req.Name == "" || len(req.Name) > MaxNameBytes || !utf8.ValidString(req.Name) || strings.ContainsFunc(req.Name, unicode.IsControl) {
-		return invalid("name must have 1 to 255 bytes of text without control characters")
-	}
-	if !typePattern.MatchString(req.Type) {
-		return invalid("credential_type must have 1 to 63 letters, digits, '-', '.' or '_', and begin with a letter or digit")
-	}
-	if ttl := req.ttlDays(); ttl < 1 || ttl > MaxTTLDays {
-		return invalid("ttl_days must be 1 to 3650")
-	}
-	if len(req.Values) < 1 || len(req.Values) > MaxValues {
-		return invalid("values must have 1 to 64 keys")
-	}
-	total := 0
-	for k, v := range req.Values {
-		if !keyPattern.MatchString(k) {
-			return invalid("the keys of values must have 1 to 253 letters, digits, '-', '.' or '_'")
-		}
-		total += len(k) + len(v)
-	}
-	if total > MaxValuesBytes {
-		return invalid("values must be at most 256 KiB in all")
 	}
 	return nil
 }

@@ -1,0 +1,67 @@
+package vault
+
+import (
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// Bounds of a credential. The contract and the CRD name the same ones.
+const (
+	MaxValues      = 64
+	MaxValuesBytes = 256 << 10 // keys and values together
+	MaxNameBytes   = 255
+	MaxTTLDays     = 3650
+	DefaultTTLDays = 90
+)
+
+// SealRequest asks for a new credential.
+type SealRequest struct {
+	Name    string
+	Type    string
+	TTLDays int // 0 means DefaultTTLDays
+	Values  map[string]secret.Bytes
+}
+
+var (
+	typePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]{0,62}$`)
+	keyPattern  = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
+)
+
+func (req SealRequest) ttlDays() int {
+	if req.TTLDays == 0 {
+		return DefaultTTLDays
+	}
+	return req.TTLDays
+}
+
+func (req SealRequest) validate() error {
+	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
+	if req.Name == "" || len(req.Name) > MaxNameBytes || !utf8.ValidString(req.Name) || strings.ContainsFunc(req.Name, unicode.IsControl) {
+		return invalid("name must have 1 to 255 bytes of text without control characters")
+	}
+	if !typePattern.MatchString(req.Type) {
+		return invalid("credential_type must have 1 to 63 letters, digits, '-', '.' or '_', and begin with a letter or digit")
+	}
+	if ttl := req.ttlDays(); ttl < 1 || ttl > MaxTTLDays {
+		return invalid("ttl_days must be 1 to 3650")
+	}
+	if len(req.Values) < 1 || len(req.Values) > MaxValues {
+		return invalid("values must have 1 to 64 keys")
+	}
+	total := 0
+	for k, v := range req.Values {
+		if !keyPattern.MatchString(k) {
+			return invalid("the keys of values must have 1 to 253 letters, digits, '-', '.' or '_'")
+		}
+		total += len(k) + len(v)
+	}
+	if total > MaxValuesBytes {
+		return invalid("values must be at most 256 KiB in all")
+	}
+	return nil
+}
