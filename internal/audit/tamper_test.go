@@ -3,6 +3,8 @@ package audit
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -190,5 +192,81 @@ func TestARewrittenLogIsToldByThePin(t *testing.T) {
 	_, err = VerifyExport(bytes.NewReader(forged.export()), Options{Fingerprint: honest.log.Fingerprint()})
 	if broken, ok := IsBroken(err); !ok || broken.Sequence != 1 {
 		t.Fatal(err)
+	}
+}
+
+// Whoever holds the key can sign anything; still each link must fit. Here one
+// entry is changed, and it and all that follow are linked and signed anew.
+func TestEveryLinkIsCheckedBeyondTheSignature(t *testing.T) {
+	f := newFixture(t)
+	f.fill(20)
+	var honest []Entry
+	for line := range bytes.Lines(f.export()) {
+		if e, err := ParseEntry(bytes.TrimSuffix(line, []byte("\n"))); err == nil {
+			honest = append(honest, *e)
+		}
+	}
+	verify := func(entries []Entry) error {
+		v := NewVerifier(Options{})
+		for i := range entries {
+			if err := v.Add(&entries[i]); err != nil {
+				return err
+			}
+		}
+		_, err := v.Finish()
+		return err
+	}
+	for name, change := range map[string]func(e *Entry){
+		"nothing":                  func(*Entry) {},
+		"previous hash":            func(e *Entry) { e.PreviousHash = zeroHash },
+		"tenant's previous hash":   func(e *Entry) { e.TenantPreviousHash = strings.Repeat("1", 64) },
+		"tenant's sequence":        func(e *Entry) { e.TenantSequence++ },
+		"sequence":                 func(e *Entry) { e.Sequence++ },
+		"an earlier time":          func(e *Entry) { e.Timestamp = "2026-11-21T11:59:59.000000Z" },
+		"another spelling of time": func(e *Entry) { e.Timestamp = strings.Replace(e.Timestamp, "Z", "+00:00", 1) },
+		"no time":                  func(e *Entry) { e.Timestamp = "" },
+		"another key id":           func(e *Entry) { e.KeyID = strings.Repeat("0", 64) },
+	} {
+		forged := slices.Clone(honest)
+		const at = 12
+		change(&forged[at])
+		relink(t, f, forged[at:])
+		err := verify(forged)
+		if name == "nothing" {
+			if err != nil {
+				t.Fatal("the forger's tools do not work: ", err)
+			}
+			continue
+		}
+		if broken, ok := IsBroken(err); !ok || broken.Sequence != honest[at].Sequence {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// relink hashes and signs the entries anew, each named by the next as its
+// predecessor.
+func relink(t *testing.T, f *fixture, entries []Entry) {
+	t.Helper()
+	renamed := make(map[string]string)
+	for i := range entries {
+		e := &entries[i]
+		if to, ok := renamed[e.PreviousHash]; ok {
+			e.PreviousHash = to
+		}
+		if to, ok := renamed[e.TenantPreviousHash]; ok {
+			e.TenantPreviousHash = to
+		}
+		sum, err := e.digest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		renamed[e.Hash] = hex.EncodeToString(sum[:])
+		e.Hash = renamed[e.Hash]
+		signature, err := f.log.signer.Sign(signingContext, sum[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Signature = base64.StdEncoding.EncodeToString(signature)
 	}
 }
