@@ -32,8 +32,8 @@ var ours = map[string]string{
 	"api/v1alpha1": "",
 
 	"internal/vault":    "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
-	"internal/identity": "internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault",
-	"internal/keyring":  "internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
+	"internal/identity": "internal/envelope internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault",
+	"internal/keyring":  "internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
 	"internal/audit":    "internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/sealing":  "api/v1alpha1 internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 

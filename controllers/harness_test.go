@@ -31,14 +31,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/kubetest"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
-	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -115,26 +113,8 @@ func (w *world) open(crash *crash) {
 	w.store = &flaky{Store: db, crash: crash}
 	key, err := kms.OpenLocal(filepath.Join(w.dir, "kms.key"))
 	must(w.t, err)
-	config := keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now}
-	w.keys, err = keyring.Open(ctx, w.store, key, config)
-	if errors.Is(err, fault.NotFound) {
-		var first *keyring.First
-		w.keys, first, err = keyring.Create(ctx, w.store, key, config)
-		must(w.t, err)
-		w.log.Use(w.store, w.keys.Audit(), w.keys.ChainID())
-		must(w.t, db.Update(ctx, func(tx store.Tx) error {
-			w.log.Append(tx, audit.Event{
-				Type: audit.ChainStarted, Outcome: audit.Success, Principal: identity.System(authz.SystemTenant),
-				Resource: audit.Resource{Type: audit.ChainResource, ID: w.keys.ChainID()},
-			})
-			return first.Put(tx)
-		}))
-		w.addSealingKey(w.newSealingKey())
-	} else {
-		must(w.t, err)
-		w.log.Use(w.store, w.keys.Audit(), w.keys.ChainID())
-	}
-	w.identity = identity.New(w.store, w.log, w.keys, now)
+	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
+	must(w.t, err)
 	w.vault = vault.New(w.store, w.log, w.keys, now)
 }
 

@@ -17,7 +17,6 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -34,6 +33,7 @@ type service struct {
 	store    store.Store
 	vault    *vault.Vault
 	identity *identity.Service
+	keys     *keyring.Ring
 	clock    *clock
 	log      *buffer
 	url      string
@@ -69,27 +69,13 @@ func assemble(t testing.TB) *service {
 	check(kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	local, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	check(err)
-	keys, first, err := keyring.Create(ctx, db, local, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: s.clock.Now})
+	s.identity, s.keys, err = identity.Open(ctx, db, chain, local, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: s.clock.Now})
 	check(err)
-	chain.Use(db, keys.Audit(), keys.ChainID())
-	deployment := identity.System(authz.SystemTenant)
-	check(db.Update(ctx, func(tx store.Tx) error {
-		chain.Append(tx, audit.Event{Type: audit.ChainStarted, Outcome: audit.Success, Principal: deployment})
-		return first.Put(tx)
-	}))
-	sealing, err := keys.NewSealingKey(ctx, envelope.SuiteMLKEM768X25519)
-	check(err)
-	check(db.Update(ctx, func(tx store.Tx) error {
-		chain.Append(tx, audit.Event{Type: audit.SealingKeyCreated, Outcome: audit.Success, Principal: deployment})
-		return sealing.Put(tx)
-	}))
-
-	s.identity = identity.New(db, chain, keys, s.clock.Now)
-	s.vault = vault.New(db, chain, keys, s.clock.Now)
+	s.vault = vault.New(db, chain, s.keys, s.clock.Now)
 	s.tenant, s.key, err = s.identity.Dev(ctx)
 	check(err)
 	s.server, err = New(Config{
-		Vault: s.vault, Identity: s.identity, Audit: chain, Keys: keys, Store: db,
+		Vault: s.vault, Identity: s.identity, Audit: chain, Keys: s.keys, Store: db,
 		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",
 	})
 	check(err)
@@ -103,9 +89,13 @@ func (s *service) grant(scopes ...authz.Scope) {
 		var failed error
 		err := tx.Scan(store.Prefix([]byte("apikey/hash/")), func(key, value []byte) bool {
 			var row map[string]any
-			if failed = json.Unmarshal(value, &row); failed == nil {
+			if value, failed = s.keys.OpenRow(key, value); failed == nil {
+				failed = json.Unmarshal(value, &row)
+			}
+			if failed == nil {
 				row["scopes"] = scopes
 				value, failed = json.Marshal(row)
+				value = s.keys.SealRow(key, value)
 			}
 			if failed == nil {
 				failed = tx.Put(key, value)

@@ -46,13 +46,18 @@ name the first bad sequence.
               every credential row held against it
   --file      an export (latticekeep audit export); - is standard input
   --url       your tenant's part of the log of a running server, by its own
-              links; the API key needs the scope audit:read
+              links; the API key needs the scope audit:read. That the server
+              left out the newest entries does not show: compare the head
+              with one that you kept
 
 --fingerprint (printed by the server as "chain") or --public-key says whose log
 it must be. Without either a log that holds is self-consistent only: someone
 with another key could have written all of it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseEmpty(cmd, "fingerprint", "public-key"); err != nil {
+				return err
+			}
 			o := audit.Options{Fingerprint: fingerprint}
 			if publicKey != "" {
 				pem, err := os.ReadFile(publicKey)
@@ -105,8 +110,12 @@ func printReport(w io.Writer, r audit.Report) error {
 			live++
 		}
 	}
-	_, err := fmt.Fprintf(w, "ok: %d entries, %d live credentials\nhead: %d %s\nchain: %s (%s)\n",
-		r.Entries, live, r.Sequence, r.Hash, r.Fingerprint, whose)
+	part := "the whole log"
+	if r.Tenant != "" {
+		part = "the log of tenant " + r.Tenant + ", as far as the server showed it"
+	}
+	_, err := fmt.Fprintf(w, "ok: %s: %d entries, %d live credentials\nhead: %d %s\nchain: %s (%s)\n",
+		part, r.Entries, live, r.Sequence, r.Hash, r.Fingerprint, whose)
 	return err
 }
 
@@ -137,14 +146,23 @@ func verifyURL(ctx context.Context, base, apiKey string, o audit.Options) (audit
 	if apiKey == "" {
 		return audit.Report{}, errors.New("an API key is needed: set $" + apiKeyVariable + " or --api-key")
 	}
-	client := &http.Client{Timeout: 30 * time.Second}
+	client := &http.Client{
+		Timeout: 30 * time.Second,
+		// The key is for this server and no other.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 	var entries []audit.Entry
 	for cursor := ""; ; {
 		page, err := fetchLog(ctx, client, base, apiKey, cursor)
 		if err != nil {
 			return audit.Report{}, err
 		}
-		entries = append(entries, page.Entries...)
+		for _, e := range page.Entries {
+			if n := len(entries); n > 0 && e.TenantSequence >= entries[n-1].TenantSequence {
+				return audit.Report{}, &audit.Broken{Sequence: e.Sequence, Reason: "the server does not list the log newest first"}
+			}
+			entries = append(entries, e)
+		}
 		if cursor = page.NextCursor; cursor == "" {
 			break
 		}
@@ -225,6 +243,8 @@ func exportDataDir(ctx context.Context, dir, publicKey string, w io.Writer) (err
 		}
 	}
 	log := audit.New(time.Now)
-	log.Use(s, keys.Audit(), keys.ChainID())
+	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
+		return err
+	}
 	return log.Export(ctx, w)
 }

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"fmt"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,17 @@ func Command() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), newSealCommand(), newValidateCommand(), newAuditCommand())
 	return root
+}
+
+// refuseEmpty fails when one of the flags was given without a value, as by an
+// unset variable: a pin that pins nothing must not look like one.
+func refuseEmpty(cmd *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+			return fmt.Errorf("--%s is empty: give it a value, or leave it out", name)
+		}
+	}
+	return nil
 }
 
 // version returns the module's version, or the commit of a build from a

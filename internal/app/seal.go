@@ -73,6 +73,9 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or the c
   latticekeep seal -f secret.yaml --type database --url https://vault.example.com > sealed.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseEmpty(cmd, "identity"); err != nil {
+				return err
+			}
 			return o.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}

@@ -245,6 +245,8 @@ func TestAuditVerifyFromTheCommandLine(t *testing.T) {
 	fingerprint := strings.Fields(out[strings.Index(out, "chain: "):])[1]
 	good("the pinned one", "verify", "--data-dir", dir, "--fingerprint", fingerprint)
 	bad("sequence 1", "verify", "--data-dir", dir, "--fingerprint", strings.Repeat("0", 64))
+	bad("--fingerprint is empty", "verify", "--data-dir", dir, "--fingerprint", "")
+	bad("--public-key is empty", "verify", "--data-dir", dir, "--public-key=")
 
 	pem := filepath.Join(t.TempDir(), "audit.pem")
 	export := good(`{"end":`, "export", "--data-dir", dir, "--public-key-out", pem)

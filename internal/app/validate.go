@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -101,6 +102,9 @@ func (o *validateOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 	return errors.Join(problems...)
 }
 
+// yamlLine is where a YAML parser says that it stumbled.
+var yamlLine = regexp.MustCompile(`line [0-9]+`)
+
 // decodeSealedCredential returns nil for an object that is not ours. Its errors quote nothing of other objects, which may
 // be plain Secrets.
 func decodeSealedCredential(doc []byte) (*v1alpha1.SealedCredential, error) {
@@ -112,6 +116,14 @@ func decodeSealedCredential(doc []byte) (*v1alpha1.SealedCredential, error) {
 		return nil, nil
 	case runtime.IsNotRegisteredError(err):
 		return nil, fmt.Errorf("is not of a kind that this program knows: it reads %s %s", v1alpha1.GroupVersion, v1alpha1.KindSealedCredential)
+	case err != nil && kind == nil:
+		// Not even the kind could be read, so it may be anything, and a parser's
+		// message quotes what it stumbled over.
+		where := ""
+		if line := yamlLine.FindString(err.Error()); line != "" {
+			where = " (" + line + ")"
+		}
+		return nil, errors.New("is not well-formed YAML or JSON" + where)
 	case err != nil:
 		return nil, err
 	}

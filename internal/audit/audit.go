@@ -60,6 +60,11 @@ type Log struct {
 	chainID string
 	public  string // base64 of the signer's public key
 	now     func() time.Time
+
+	// The heads that the store may show at the next commit: the one before the
+	// last commit, should that have failed, or the one after. Only the hook,
+	// which is never called twice at a time, changes them.
+	committed, proposed link
 }
 
 // New returns a log that can serve as the store's commit hook but has no store
@@ -67,11 +72,49 @@ type Log struct {
 // the store and the store wants its hook when it is opened.
 func New(now func() time.Time) *Log { return &Log{now: now} }
 
-// Use must be called once, before the first event.
-func (l *Log) Use(s store.Store, signer *dualsig.PrivateKey, chainID string) {
+// Use must be called once, before the first event. Error: fault.Internal when
+// the head that is stored is not the last entry, signed with this key.
+func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey, chainID string) error {
 	l.store, l.signer, l.chainID = s, signer, chainID
 	l.keyID = signer.Public().ID()
 	l.public = base64.StdEncoding.EncodeToString(signer.Public().Bytes())
+	head, err := l.head(ctx)
+	if err != nil {
+		return fmt.Errorf("reading the head of the chain: %w", err)
+	}
+	l.committed, l.proposed = head, head
+	return nil
+}
+
+// head returns the stored head after holding it against the last entry.
+func (l *Log) head(ctx context.Context) (head link, err error) {
+	var last *Entry
+	err = l.store.View(ctx, func(r store.Reader) error {
+		b, err := r.Get(headKey)
+		if err != nil {
+			return err
+		}
+		if head, err = decodeLink(b); err != nil {
+			return err
+		}
+		newest := entryRange
+		newest.Reverse = true
+		var bad error
+		err = r.Scan(newest, func(_, row []byte) bool {
+			last, bad = decodeRow(row)
+			return false
+		})
+		return errors.Join(err, bad)
+	})
+	switch {
+	case err != nil:
+		return link{}, err
+	case last == nil && head == link{}:
+		return head, nil
+	case last == nil || last.link() != head || !last.verify(l.signer.Public()):
+		return link{}, errDamagedLog
+	}
+	return head, nil
 }
 
 // Fingerprint identifies a chain by what its first entry says: 64 lower-case
@@ -94,18 +137,23 @@ type pending struct {
 	receipt *Receipt
 }
 
-// Append lets the event join the caller's transaction.
-func (l *Log) Append(tx store.Tx, e Event) *Receipt {
+// Append lets the event join the caller's transaction. Error: fault.Internal
+// when the tenant's part of the log is damaged, which so fails this caller and
+// not all that share its commit.
+func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
+	if _, _, err := lastOf(tx, string(e.Principal.Tenant)); err != nil {
+		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
+	}
 	r := new(Receipt)
 	tx.Enqueue(pending{e, r})
-	return r
+	return r, nil
 }
 
 // Record writes one event in a transaction of its own.
 func (l *Log) Record(ctx context.Context, e Event) error {
 	return l.store.Update(ctx, func(tx store.Tx) error {
-		l.Append(tx, e)
-		return nil
+		_, err := l.Append(tx, e)
+		return err
 	})
 }
 
@@ -243,6 +291,10 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if err != nil {
 		return err
 	}
+	if head != l.committed && head != l.proposed {
+		return errDamagedLog // someone else has written to the store: nothing more is signed
+	}
+	l.committed = head
 	now := l.now().UnixMicro()
 	type position struct {
 		sequence uint64
@@ -263,6 +315,9 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 			if at.sequence, at.last, err = lastOf(tx, tenant); err != nil {
 				return fmt.Errorf("reading a tenant's last entry: %w", err)
 			}
+		}
+		if (head.sequence == 0) != (p.Type == ChainStarted) {
+			return errDamagedLog // the log begins once
 		}
 		next := link{sequence: head.sequence + 1, micros: max(now, head.micros)}
 		entry := l.entry(p.Event, tenant, next)
@@ -303,6 +358,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 			return err
 		}
 	}
+	l.proposed = head
 	return tx.Put(headKey, head.encode())
 }
 

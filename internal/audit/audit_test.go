@@ -67,7 +67,9 @@ func newFixture(t testing.TB) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.log.Use(s, signer, "chain_test")
+	if err := f.log.Use(context.Background(), s, signer, "chain_test"); err != nil {
+		t.Fatal(err)
+	}
 	f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource, ID: "chain_test"}})
 	return f
 }
@@ -161,9 +163,9 @@ func TestConcurrentAppendsMakeOneWholeChain(t *testing.T) {
 func TestTheReceiptNamesTheEntry(t *testing.T) {
 	f := newFixture(t)
 	var receipt *Receipt
-	err := f.store.Update(t.Context(), func(tx store.Tx) error {
-		receipt = f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
-		return nil
+	err := f.store.Update(t.Context(), func(tx store.Tx) (err error) {
+		receipt, err = f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -178,8 +180,8 @@ func TestAFailedTransactionLeavesNoEntry(t *testing.T) {
 	f := newFixture(t)
 	wrong := errors.New("wrong")
 	err := f.store.Update(t.Context(), func(tx store.Tx) error {
-		f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
-		return wrong
+		_, err := f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+		return errors.Join(err, wrong)
 	})
 	if !errors.Is(err, wrong) {
 		t.Fatal(err)

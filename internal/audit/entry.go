@@ -56,6 +56,33 @@ func (e *Entry) Time() time.Time {
 	return t
 }
 
+// link returns the entry's position. Its hash is the zero one when malformed.
+func (e *Entry) link() link {
+	k := link{sequence: e.Sequence, micros: e.Time().UnixMicro()}
+	if b, err := hex.DecodeString(e.Hash); err == nil && len(b) == len(k.hash) {
+		k.hash = [32]byte(b)
+	}
+	return k
+}
+
+// verify reports whether the signature is key's over the hash, in the one
+// spelling that base64 has for it.
+func (e *Entry) verify(key *dualsig.PublicKey) bool {
+	hash, err := hex.DecodeString(e.Hash)
+	if err != nil {
+		return false
+	}
+	signature, ok := decodeBase64(e.Signature)
+	return ok && key.Verify(signingContext, hash, signature)
+}
+
+// decodeBase64 accepts the one standard spelling only: Go's decoder would skip
+// line breaks.
+func decodeBase64(s string) ([]byte, bool) {
+	b, err := base64.StdEncoding.DecodeString(s)
+	return b, err == nil && base64.StdEncoding.EncodeToString(b) == s
+}
+
 // canonical appends the RFC 8785 form of the entry: whole, or only what the
 // hash covers. Every string must be valid UTF-8.
 func (e *Entry) canonical(dst []byte, whole bool) ([]byte, error) {

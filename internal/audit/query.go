@@ -22,6 +22,10 @@ type Query struct {
 	Cursor    string // from the page before; empty for the newest entries
 }
 
+// readTimeout bounds a query, so that one that cannot be recorded is refused
+// within a second whatever hangs.
+const readTimeout = 900 * time.Millisecond
+
 // maxScan bounds the index rows that one query looks at. A page may then hold
 // fewer entries than the limit and still name a next one.
 const maxScan = 50_000
@@ -31,6 +35,8 @@ const maxScan = 50_000
 // returns. Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
 // fault.Unavailable.
 func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []Entry, next string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	if err := l.Ready(ctx); err != nil {
 		return nil, "", err
 	}
@@ -47,7 +53,7 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 		rng.To = append(tenantPrefix(string(p.Tenant)), before...)
 	}
 	err = l.store.View(ctx, func(r store.Reader) error {
-		entries, next, err = q.run(r, rng)
+		entries, next, err = q.run(r, p.Tenant, rng)
 		return err
 	})
 	if err != nil {
@@ -62,7 +68,7 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 	return entries, next, nil
 }
 
-func (q Query) run(r store.Reader, rng store.Range) (entries []Entry, next string, err error) {
+func (q Query) run(r store.Reader, tenant authz.TenantID, rng store.Range) (entries []Entry, next string, err error) {
 	var found []uint64
 	var bad error
 	scanned := 0
@@ -102,7 +108,7 @@ func (q Query) run(r store.Reader, rng store.Range) (entries []Entry, next strin
 			return nil, "", err
 		}
 		e, err := decodeRow(b)
-		if err != nil || e.Sequence != sequence {
+		if err != nil || e.Sequence != sequence || e.TenantID != string(tenant) {
 			return nil, "", errDamagedLog
 		}
 		entries = append(entries, *e)

@@ -11,7 +11,6 @@ import (
 	"io"
 
 	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -53,14 +52,8 @@ func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) 
 	v := NewVerifier(o)
 	index := make(map[string]indexRow)
 	err := ScanAll(ctx, s, entryRange, func(key, value []byte) error {
-		if want := entryKey(v.Next()); !bytes.Equal(key, want) {
-			return &Broken{v.Next(), "the entry is missing, or a row stands where none belongs"}
-		}
-		e, err := decodeRow(value)
+		e, err := v.addRow(key, value)
 		if err != nil {
-			return &Broken{v.Next(), err.Error()}
-		}
-		if err := v.Add(e); err != nil {
 			return err
 		}
 		index[string(tenantKey(e.TenantID, e.TenantSequence))] = indexRow{v.head, e.EventType, e.Actor.ID}
@@ -161,43 +154,57 @@ type closingLine struct {
 	End closing `json:"end"`
 }
 
-const closingContext = "latticekeep/checkpoint/v1"
+const closingContext = "latticekeep/export-end/v1"
 
 func (c closing) signed() []byte {
 	return frame.Join(closingContext, []byte(c.ChainID), []byte(c.KeyID), frame.Uint64(c.Sequence), []byte(c.Hash))
 }
 
+// line returns the closing line in its only form.
+func (c closing) line() ([]byte, error) { return json.Marshal(closingLine{c}) }
+
 // Export writes the whole log as JSON lines: each entry in its canonical form,
-// oldest first, and a signed line that says where the export ends.
+// oldest first, and a signed line that says where the export ends. It verifies
+// what it writes, up to the head, and signs nothing about a log that does not
+// hold: the error is then a [Broken].
 func (l *Log) Export(ctx context.Context, w io.Writer) error {
 	out := bufio.NewWriter(w)
-	var last *Entry
-	err := ScanAll(ctx, l.store, entryRange, func(_, value []byte) error {
-		e, err := decodeRow(value)
-		if err != nil {
-			return errDamagedLog
+	v := NewVerifier(Options{PublicKey: l.signer.Public()})
+	head, err := l.head(ctx)
+	if err != nil {
+		return fmt.Errorf("exporting the log: %w", err)
+	}
+	err = ScanAll(ctx, l.store, entryRange, func(key, value []byte) error {
+		if v.Next() > head.sequence {
+			return errEnd // written since
 		}
-		line, err := e.JSON()
+		e, err := v.addRow(key, value)
 		if err != nil {
 			return err
 		}
-		last = e
-		_, err = out.Write(append(line, '\n'))
+		line, err := e.JSON()
+		if err == nil {
+			_, err = out.Write(append(line, '\n'))
+		}
 		return err
 	})
-	if err == nil && last == nil {
-		err = errDamagedLog
+	if err != nil && !errors.Is(err, errEnd) {
+		return fmt.Errorf("exporting the log: %w", err)
+	}
+	report, err := v.Finish()
+	if err == nil && v.head != head {
+		err = &Broken{v.Next(), fmt.Sprintf("the log was cut: its head is at %d", head.sequence)}
 	}
 	if err != nil {
 		return fmt.Errorf("exporting the log: %w", err)
 	}
-	end := closing{ChainID: l.chainID, Hash: last.Hash, KeyID: l.keyID, Sequence: last.Sequence}
+	end := closing{ChainID: l.chainID, Hash: report.Hash, KeyID: l.keyID, Sequence: report.Sequence}
 	signature, err := l.signer.Sign(closingContext, end.signed())
 	if err != nil {
 		return fmt.Errorf("signing the end of the export: %w", err)
 	}
 	end.Signature = base64.StdEncoding.EncodeToString(signature)
-	line, err := json.Marshal(closingLine{end})
+	line, err := end.line()
 	if err != nil {
 		return err
 	}
@@ -205,6 +212,20 @@ func (l *Log) Export(ctx context.Context, w io.Writer) error {
 		return fmt.Errorf("exporting the log: %w", err)
 	}
 	return out.Flush()
+}
+
+var errEnd = errors.New("the end of the export")
+
+// addRow checks the next row of the store.
+func (v *Verifier) addRow(key, value []byte) (*Entry, error) {
+	if !bytes.Equal(key, entryKey(v.Next())) {
+		return nil, &Broken{v.Next(), "the entry is missing, or a row stands where none belongs"}
+	}
+	e, err := decodeRow(value)
+	if err != nil {
+		return nil, &Broken{v.Next(), err.Error()}
+	}
+	return e, v.Add(e)
 }
 
 // maxLine bounds one line of an export: an entry is a few KiB.
@@ -216,6 +237,7 @@ func VerifyExport(r io.Reader, o Options) (Report, error) {
 	v := NewVerifier(o)
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 16<<10), maxLine)
+	lines.Split(splitLines)
 	var end *closing
 	for lines.Scan() {
 		line := lines.Bytes()
@@ -224,7 +246,8 @@ func VerifyExport(r io.Reader, o Options) (Report, error) {
 		}
 		if bytes.HasPrefix(line, []byte(`{"end":`)) {
 			var c closingLine
-			if err := json.Unmarshal(line, &c, json.RejectUnknownMembers(true), jsontext.AllowDuplicateNames(false)); err != nil {
+			err := json.Unmarshal(line, &c)
+			if again, err2 := c.End.line(); err != nil || err2 != nil || !bytes.Equal(again, line) {
 				return Report{}, &Broken{v.Next(), "the closing line is malformed"}
 			}
 			end = &c.End
@@ -251,8 +274,8 @@ func VerifyExport(r io.Reader, o Options) (Report, error) {
 	if end == nil {
 		return Report{}, &Broken{v.Next(), "the export was cut: its closing line is missing"}
 	}
-	signature, err := base64.StdEncoding.DecodeString(end.Signature)
-	if err != nil || end.KeyID != v.keyID || end.ChainID != report.ChainID ||
+	signature, ok := decodeBase64(end.Signature)
+	if !ok || end.KeyID != v.keyID || end.ChainID != report.ChainID ||
 		!report.PublicKey.Verify(closingContext, end.signed(), signature) {
 		return Report{}, &Broken{v.Next(), "the closing line does not verify"}
 	}
@@ -260,6 +283,18 @@ func VerifyExport(r io.Reader, o Options) (Report, error) {
 		return Report{}, &Broken{v.Next(), fmt.Sprintf("the export was cut: it says that it ends at %d", end.Sequence)}
 	}
 	return report, nil
+}
+
+// splitLines is [bufio.ScanLines] without its leniency: a line ends in one
+// newline, the last one too, and a carriage return is part of it.
+func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, '\n'); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF && len(data) > 0 {
+		return len(data), data, nil // an entry cut short parses as little as one with junk
+	}
+	return 0, nil, nil
 }
 
 // VerifyTenant checks one tenant's part of the chain, given oldest first, as a

@@ -6,8 +6,10 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -153,6 +155,8 @@ func TestTamperingWithAnExportIsReported(t *testing.T) {
 		"tail cut":            {20, append(slices.Clone(lines[:end-2]), lines[end])},
 		"last line cut short": {22, replace(lines, end, lines[end][:40])},
 		"line cut short":      {7, append(slices.Clone(lines[:6]), lines[6][:90])},
+		"CRLF":                {1, replace(lines, 0, strings.Replace(lines[0], "\n", "\r\n", 1))},
+		"closing reformatted": {22, replace(lines, end, strings.Replace(lines[end], ":", ": ", 2))},
 		"goes on":             {22, append(slices.Clone(lines), lines[3])},
 		"reformatted":         {7, replace(lines, 6, strings.Replace(lines[6], ":", ": ", 1))},
 		"field added":         {7, replace(lines, 6, strings.Replace(lines[6], `{"actor"`, `{"a":1,"actor"`, 1))},
@@ -268,5 +272,141 @@ func relink(t *testing.T, f *fixture, entries []Entry) {
 			t.Fatal(err)
 		}
 		e.Signature = base64.StdEncoding.EncodeToString(signature)
+	}
+}
+
+// An export says nothing about a log that does not hold, and what the server
+// would link to is held against the log before anything is signed.
+func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
+	damages := map[string]func(tx store.Tx) error{
+		"a cut tail": func(tx store.Tx) error { return tx.Delete(entryKey(21)) },
+		"a row far beyond the head": func(tx store.Tx) error {
+			e, err := decodeRow(get(tx, entryKey(21)))
+			if err != nil {
+				return err
+			}
+			e.Sequence = maxInteger
+			core, err := e.canonical(nil, false)
+			return firstError(err, tx.Put(entryKey(maxInteger), encodeRow(core, make([]byte, 3309))))
+		},
+		"a changed head": func(tx store.Tx) error {
+			b := get(tx, headKey)
+			b[20] ^= 1
+			return tx.Put(headKey, b)
+		},
+		"an earlier head": func(tx store.Tx) error {
+			e, err := decodeRow(get(tx, entryKey(20)))
+			if err != nil {
+				return err
+			}
+			return tx.Put(headKey, e.link().encode())
+		},
+		"a wiped log": func(tx store.Tx) error {
+			var keys [][]byte
+			err := tx.Scan(store.Prefix([]byte("audit/")), func(key, _ []byte) bool {
+				keys = append(keys, bytes.Clone(key))
+				return true
+			})
+			for _, key := range keys {
+				err = firstError(err, tx.Delete(key))
+			}
+			return err
+		},
+	}
+	for name, damage := range damages {
+		t.Run(name+", found at start", func(t *testing.T) {
+			f := newFixture(t)
+			f.fill(20)
+			f.alter(damage)
+			log := New(f.now)
+			err := log.Use(t.Context(), f.store, f.log.signer, "chain_test")
+			if name == "a wiped log" { // looks like a new one, until something is written
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = log.Export(t.Context(), io.Discard)
+			}
+			if err == nil {
+				t.Error("not found")
+			}
+		})
+		if name == "a cut tail" || name == "a row far beyond the head" {
+			continue // a running log goes on from its head; the verification and the next start find these
+		}
+		t.Run(name+", found while running", func(t *testing.T) {
+			f := newFixture(t)
+			f.fill(20)
+			if err := f.store.Update(t.Context(), damage); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.log.Record(t.Context(), Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)}); err == nil {
+				t.Error("an entry was signed")
+			}
+		})
+	}
+}
+
+// A log that was wiped, and that the server wrote on, has the right key and
+// the right chain id, and does not begin with its beginning.
+func TestALogThatBeginsAnewIsReported(t *testing.T) {
+	f := newFixture(t)
+	f.fill(3)
+	var lines []string
+	for line := range bytes.Lines(f.export()) {
+		lines = append(lines, string(line))
+	}
+	e, err := ParseEntry([]byte(strings.TrimSuffix(lines[1], "\n"))) // the first of its tenant: it names the key
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Sequence, e.PreviousHash = 1, zeroHash
+	forged := []Entry{*e}
+	relink(t, f, forged)
+	v := NewVerifier(Options{Fingerprint: f.log.Fingerprint()})
+	if broken, ok := IsBroken(v.Add(&forged[0])); !ok || broken.Sequence != 1 {
+		t.Fatal("accepted")
+	}
+}
+
+// One tenant's damaged rows are that tenant's trouble.
+func TestADamagedTenantStopsNobodyElse(t *testing.T) {
+	f := newFixture(t)
+	f.sealed(tenantA, "cred_a", "1", "00")
+	f.sealed(tenantB, "cred_b", "1", "00")
+	err := f.store.Update(t.Context(), func(tx store.Tx) error {
+		return tx.Put(tenantKey(string(tenantB), 1), []byte("junk"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			tenant := tenantA
+			if i%2 == 0 {
+				tenant = tenantB
+			}
+			err := f.log.Record(context.Background(), Event{Type: AuditRead, Outcome: Success, Principal: principal(tenant)})
+			if (err == nil) != (tenant == tenantA) {
+				t.Errorf("%s: %v", tenant, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// The index says which entries a tenant sees; the entry says whose it is.
+func TestASwappedIndexShowsNobodyElsesEntries(t *testing.T) {
+	f := newFixture(t)
+	f.sealed(tenantA, "cred_a", "1", "00")
+	f.sealed(tenantB, "cred_b", "1", "00")
+	err := f.store.Update(t.Context(), func(tx store.Tx) error {
+		return tx.Put(tenantKey(string(tenantA), 1), get(tx, tenantKey(string(tenantB), 1)))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entries, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 10}); err == nil {
+		t.Fatal(entries)
 	}
 }

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"crypto/subtle"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -52,6 +51,7 @@ type CredentialKey struct {
 // Report is what a verification that found nothing wrong has seen.
 type Report struct {
 	Entries     uint64
+	Tenant      string // whose part it is; empty for a whole chain
 	Sequence    uint64 // of the last entry
 	Hash        string // of the last entry
 	ChainID     string
@@ -121,9 +121,7 @@ func (v *Verifier) Finish() (Report, error) {
 func (v *Verifier) flush() error {
 	good := make([]bool, len(v.batch))
 	onAllCores(len(v.batch), func(i int) {
-		hash, err := hex.DecodeString(v.batch[i].Hash)
-		signature, err2 := base64.StdEncoding.DecodeString(v.batch[i].Signature)
-		good[i] = err == nil && err2 == nil && v.report.PublicKey.Verify(signingContext, hash, signature)
+		good[i] = v.batch[i].verify(v.report.PublicKey)
 	})
 	for i, ok := range good {
 		if !ok {
@@ -189,13 +187,20 @@ func (v *Verifier) link(e *Entry) error {
 // start takes chain id and key from the first entry, and holds them against
 // what was pinned.
 func (v *Verifier) start(e *Entry) error {
-	raw, err := base64.StdEncoding.DecodeString(e.Attributes[attributePublicKey])
-	var key *dualsig.PublicKey
-	if err == nil {
-		key, err = dualsig.ParsePublicKey(raw)
+	raw, ok := decodeBase64(e.Attributes[attributePublicKey])
+	key, err := dualsig.ParsePublicKey(raw)
+	// A whole log begins with the start of its chain; a log that was wiped and
+	// written on begins with something else.
+	begins := v.options.Tenant || (e.EventType == ChainStarted && e.TenantID == string(authz.SystemTenant))
+	if !ok || err != nil || !begins || e.Attributes[attributeChainID] == "" {
+		first := e.Sequence
+		if !v.options.Tenant {
+			first = 1
+		}
+		return &Broken{first, "the first entry does not name a chain id and a public key: the beginning of the log is missing"}
 	}
-	if err != nil || e.Attributes[attributeChainID] == "" {
-		return &Broken{e.Sequence, "the first entry does not name a chain id and a public key: the beginning of the chain is missing"}
+	if v.options.Tenant {
+		v.report.Tenant = e.TenantID
 	}
 	v.report.ChainID = e.Attributes[attributeChainID]
 	v.report.Fingerprint = Fingerprint(v.report.ChainID, raw)

@@ -7,6 +7,7 @@
 package identity
 
 import (
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -27,7 +28,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Service is safe for concurrent use.
+// Service is safe for concurrent use. [Open] makes it.
 type Service struct {
 	store store.Store
 	log   *audit.Log
@@ -35,12 +36,7 @@ type Service struct {
 	now   func() time.Time
 }
 
-// New returns the identities in s.
-func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time) *Service {
-	return &Service{store: s, log: log, keys: keys, now: now}
-}
-
-// Rows: a tenant; an API key under its hash, and the hash under the key's id;
+// Rows, each with the keyring's MAC in front: a tenant; an API key under its hash, and the hash under the key's id;
 // the tenant of a namespace.
 type tenantRow struct {
 	CreatedAt time.Time `json:"created_at"`
@@ -87,19 +83,38 @@ func (s *Service) Authenticate(ctx context.Context, apiKey string) (authz.Princi
 	}
 	var row apiKeyRow
 	err = s.store.View(ctx, func(r store.Reader) error {
-		b, err := r.Get(apiKeyKey(s.hash(raw)))
+		key := apiKeyKey(s.hash(raw))
+		b, err := r.Get(key)
 		if err != nil {
 			return err
 		}
 		if b == nil {
 			return errUnauthenticated
 		}
-		return json.Unmarshal(b, &row)
+		return s.decode(key, b, &row)
 	})
 	if err != nil {
 		return authz.Principal{}, fmt.Errorf("looking up an API key: %w", err)
 	}
 	return authz.Principal{Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes}, nil
+}
+
+// encode returns a row that only this deployment can have written, since a row
+// decides whose secrets a caller may see.
+func (s *Service) encode(key []byte, row any) ([]byte, error) {
+	b, err := json.Marshal(row)
+	if err != nil {
+		return nil, err
+	}
+	return s.keys.SealRow(key, b), nil
+}
+
+func (s *Service) decode(key, stored []byte, row any) error {
+	b, err := s.keys.OpenRow(key, stored)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(b, row)
 }
 
 func (s *Service) hash(key []byte) string {
@@ -118,7 +133,7 @@ type newTenant struct {
 func (s *Service) newTenant(ctx context.Context) (*newTenant, error) {
 	t := &newTenant{id: authz.TenantID(authz.NewID("ten"))}
 	var err error
-	if t.row, err = json.Marshal(tenantRow{s.now().UTC()}); err != nil {
+	if t.row, err = s.encode(tenantKey(t.id), tenantRow{s.now().UTC()}); err != nil {
 		return nil, err
 	}
 	if t.set, err = s.keys.NewSet(ctx, t.id, 1); err != nil {
@@ -128,14 +143,11 @@ func (s *Service) newTenant(ctx context.Context) (*newTenant, error) {
 }
 
 func (s *Service) putTenant(tx store.Tx, t *newTenant) error {
-	s.log.Append(tx, audit.Event{
+	_, err := s.log.Append(tx, audit.Event{
 		Type: audit.TenantCreated, Outcome: audit.Success, Principal: System(t.id),
 		Resource: audit.Resource{Type: audit.TenantResource, ID: string(t.id)},
 	})
-	if err := t.set.Put(tx); err != nil {
-		return err
-	}
-	return tx.Put(tenantKey(t.id), t.row)
+	return errors.Join(err, t.set.Put(tx), tx.Put(tenantKey(t.id), t.row))
 }
 
 // System is the deployment acting in a tenant of its own accord.
@@ -160,25 +172,27 @@ func (s *Service) newAPIKey(tenant authz.TenantID, scopes []authz.Scope) *newAPI
 }
 
 func (s *Service) putAPIKey(tx store.Tx, k *newAPIKey) error {
-	b, err := json.Marshal(k.row)
+	b, err := s.encode(apiKeyKey(k.hash), k.row)
 	if err != nil {
 		return err
 	}
-	s.log.Append(tx, apiKeyEvent(audit.APIKeyCreated, k.row.Tenant, k.id))
-	if err := tx.Put(apiKeyIDKey(k.id), []byte(k.hash)); err != nil {
-		return err
-	}
-	return tx.Put(apiKeyKey(k.hash), b)
+	_, err = s.log.Append(tx, apiKeyEvent(audit.APIKeyCreated, k.row.Tenant, k.id))
+	byID := apiKeyIDKey(k.id)
+	return errors.Join(err, tx.Put(byID, s.keys.SealRow(byID, []byte(k.hash))), tx.Put(apiKeyKey(k.hash), b))
 }
 
 func (s *Service) revokeAPIKey(tx store.Tx, tenant authz.TenantID, id string) error {
-	hash, err := tx.Get(apiKeyIDKey(id))
-	if err != nil || hash == nil {
+	b, err := tx.Get(apiKeyIDKey(id))
+	if err != nil || b == nil {
+		return err
+	}
+	hash, err := s.keys.OpenRow(apiKeyIDKey(id), b)
+	if err != nil {
 		return err
 	}
 	key := apiKeyKey(string(hash))
-	s.log.Append(tx, apiKeyEvent(audit.APIKeyRevoked, tenant, id))
-	return errors.Join(tx.Delete(key), tx.Delete(apiKeyIDKey(id)))
+	_, err = s.log.Append(tx, apiKeyEvent(audit.APIKeyRevoked, tenant, id))
+	return errors.Join(err, tx.Delete(key), tx.Delete(apiKeyIDKey(id)))
 }
 
 func apiKeyEvent(t audit.EventType, tenant authz.TenantID, id string) audit.Event {
@@ -208,7 +222,7 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 		if err != nil || b == nil {
 			return err
 		}
-		return json.Unmarshal(b, &row)
+		return s.decode(devKey, b, &row)
 	}
 	if err := s.store.View(ctx, read); err != nil {
 		return "", "", fmt.Errorf("reading the development tenant: %w", err)
@@ -236,7 +250,7 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 		if err := s.putAPIKey(tx, key); err != nil {
 			return err
 		}
-		b, err := json.Marshal(devRow{tenant, key.id})
+		b, err := s.encode(devKey, devRow{tenant, key.id})
 		if err != nil {
 			return err
 		}
@@ -254,28 +268,32 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (authz.TenantID, error) {
 	key := namespaceKey(clusterUID, namespaceUID)
 	var tenant authz.TenantID
-	err := s.store.View(ctx, func(r store.Reader) error {
+	read := func(r store.Reader) (authz.TenantID, error) {
 		b, err := r.Get(key)
-		tenant = authz.TenantID(b)
+		if err == nil {
+			b, err = s.keys.OpenRow(key, b)
+		}
+		return authz.TenantID(b), err
+	}
+	err := s.store.View(ctx, func(r store.Reader) (err error) {
+		tenant, err = read(r)
 		return err
 	})
-	if err != nil || tenant != "" {
-		return tenant, err
+	if err != nil {
+		return "", fmt.Errorf("reading a namespace's tenant: %w", err)
+	}
+	if tenant != "" {
+		return tenant, nil
 	}
 	fresh, err := s.newTenant(ctx)
 	if err != nil {
 		return "", err
 	}
-	err = s.store.Update(ctx, func(tx store.Tx) error {
-		tenant = fresh.id
-		b, err := tx.Get(key)
-		if err != nil {
+	err = s.store.Update(ctx, func(tx store.Tx) (err error) {
+		if tenant, err = read(tx); err != nil || tenant != "" { // made meanwhile
 			return err
 		}
-		if b != nil { // made meanwhile
-			tenant = authz.TenantID(b)
-			return nil
-		}
+		tenant = fresh.id
 		if err := s.putTenant(tx, fresh); err != nil {
 			return err
 		}
@@ -290,8 +308,9 @@ func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID 
 // MapNamespace makes a namespace part of an existing tenant.
 func (s *Service) MapNamespace(ctx context.Context, clusterUID, namespaceUID string, tenant authz.TenantID) error {
 	err := s.store.Update(ctx, func(tx store.Tx) error {
-		b, err := tx.Get(namespaceKey(clusterUID, namespaceUID))
-		if err != nil || authz.TenantID(b) == tenant {
+		key := namespaceKey(clusterUID, namespaceUID)
+		b, err := tx.Get(key)
+		if err != nil || bytes.Equal(b, s.keys.SealRow(key, []byte(tenant))) {
 			return err
 		}
 		return s.mapNamespace(tx, clusterUID, namespaceUID, tenant)
@@ -303,10 +322,11 @@ func (s *Service) MapNamespace(ctx context.Context, clusterUID, namespaceUID str
 }
 
 func (s *Service) mapNamespace(tx store.Tx, clusterUID, namespaceUID string, tenant authz.TenantID) error {
-	s.log.Append(tx, audit.Event{
+	_, err := s.log.Append(tx, audit.Event{
 		Type: audit.NamespaceMapped, Outcome: audit.Success, Principal: System(tenant),
 		Resource:   audit.Resource{Type: audit.TenantResource, ID: string(tenant)},
 		Attributes: map[string]string{"cluster_uid": clusterUID, "namespace_uid": namespaceUID},
 	})
-	return tx.Put(namespaceKey(clusterUID, namespaceUID), []byte(tenant))
+	key := namespaceKey(clusterUID, namespaceUID)
+	return errors.Join(err, tx.Put(key, s.keys.SealRow(key, []byte(tenant))))
 }

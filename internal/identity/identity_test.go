@@ -33,14 +33,9 @@ func newService(t *testing.T) *Service {
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(err)
 	t.Cleanup(func() { s.Close() })
-	keys, first, err := keyring.Create(t.Context(), s, k, keyring.Config{CacheTTL: time.Minute})
+	service, _, err := Open(t.Context(), s, log, k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
 	must(err)
-	log.Use(s, keys.Audit(), keys.ChainID())
-	must(s.Update(t.Context(), func(tx store.Tx) error {
-		log.Append(tx, audit.Event{Type: audit.ChainStarted, Outcome: audit.Success, Principal: System(authz.SystemTenant)})
-		return first.Put(tx)
-	}))
-	return New(s, log, keys, time.Now)
+	return service
 }
 
 func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {

@@ -309,3 +309,25 @@ func TestKeysCannotBeMovedBetweenOwnersAndVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Whoever can write the store cannot publish a sealing key of their own.
+func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
+	f, foreign := newFixture(t, time.Minute), newFixture(t, time.Minute)
+	key, err := f.ring.NewSealingKey(t.Context(), envelope.SuiteMLKEM768X25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.put(t, key.Put)
+	theirs, err := foreign.ring.NewSealingKey(t.Context(), envelope.SuiteMLKEM768X25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.put(t, func(tx store.Tx) error { return tx.Put(sealingKeyRow(key.ID), theirs.row) })
+	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
+		t.Error("in the place of ours:", err)
+	}
+	f.put(t, theirs.Put)
+	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
+		t.Error("beside ours:", err)
+	}
+}

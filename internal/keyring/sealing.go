@@ -30,8 +30,9 @@ func sealingContext(id string) string { return "sealing/" + id }
 
 // NewSealingKey is a freshly made sealing key that is not stored yet.
 type NewSealingKey struct {
-	ID  string
-	row []byte
+	ID      string
+	row     []byte
+	current []byte
 }
 
 // NewSealingKey makes a key pair and its signed document. The deployment must
@@ -67,7 +68,7 @@ func (r *Ring) NewSealingKey(ctx context.Context, suite envelope.Suite) (*NewSea
 	if err != nil {
 		return nil, fmt.Errorf("making a sealing key: %w", err)
 	}
-	return &NewSealingKey{id, row}, nil
+	return &NewSealingKey{id, row, r.SealRow(currentSealingRow, []byte(id))}, nil
 }
 
 // Put stores the key and makes it the one that is published. Earlier ones keep
@@ -76,7 +77,7 @@ func (k *NewSealingKey) Put(tx store.Tx) error {
 	if err := tx.Put(sealingKeyRow(k.ID), k.row); err != nil {
 		return err
 	}
-	return tx.Put(currentSealingRow, []byte(k.ID))
+	return tx.Put(currentSealingRow, k.current)
 }
 
 // SealingDocument returns the signed public document of the newest sealing
@@ -85,6 +86,9 @@ func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	var id string
 	err := r.store.View(ctx, func(rd store.Reader) error {
 		b, err := rd.Get(currentSealingRow)
+		if err == nil {
+			b, err = r.OpenRow(currentSealingRow, b)
+		}
 		id = string(b)
 		return err
 	})
@@ -98,6 +102,10 @@ func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {
 		return sealing.Document{}, fault.Wrap(fault.Internal, fault.Message(errDamaged), err)
+	}
+	// Whoever can write the store could have put a document of their own there.
+	if document.Identity() != r.Identity().ID() || document.Key().ID() != id {
+		return sealing.Document{}, errDamaged
 	}
 	return document, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -114,20 +115,8 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	f.store = &watchedStore{Store: s}
-	config := keyring.Config{CacheTTL: cacheTTL, Now: f.now}
-	var first *keyring.First
-	f.keys, err = keyring.Open(t.Context(), f.store, f.kms, config)
-	if errors.Is(err, fault.NotFound) {
-		f.keys, first, err = keyring.Create(t.Context(), f.store, f.kms, config)
-	}
+	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
-	f.log.Use(f.store, f.keys.Audit(), f.keys.ChainID())
-	if first != nil {
-		must(t, s.Update(t.Context(), func(tx store.Tx) error {
-			f.log.Append(tx, audit.Event{Type: audit.ChainStarted, Outcome: audit.Success, Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System}})
-			return first.Put(tx)
-		}))
-	}
 	f.vault = New(f.store, f.log, f.keys, f.now)
 }
 

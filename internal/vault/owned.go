@@ -57,8 +57,12 @@ func ownedKey(tenant authz.TenantID, uid string) []byte {
 	return []byte("owned/" + string(tenant) + "/" + uid)
 }
 
-func getOwned(rd store.Reader, tenant authz.TenantID, uid string) (*ownedRow, error) {
-	b, err := rd.Get(ownedKey(tenant, uid))
+func (v *Vault) getOwned(rd store.Reader, tenant authz.TenantID, uid string) (*ownedRow, error) {
+	key := ownedKey(tenant, uid)
+	b, err := rd.Get(key)
+	if err == nil {
+		b, err = v.keys.OpenRow(key, b)
+	}
 	if err != nil || b == nil {
 		return nil, err
 	}
@@ -69,15 +73,16 @@ func getOwned(rd store.Reader, tenant authz.TenantID, uid string) (*ownedRow, er
 	return &row, nil
 }
 
-func putOwned(tx store.Tx, tenant authz.TenantID, uid string, row *ownedRow) error {
+func (v *Vault) putOwned(tx store.Tx, tenant authz.TenantID, uid string, row *ownedRow) error {
 	b, err := json.Marshal(row)
 	if err != nil {
 		return err
 	}
+	key := ownedKey(tenant, uid)
 	if err := tx.Put(ownerKey(tenant, row.Credential), []byte(uid)); err != nil {
 		return err
 	}
-	return tx.Put(ownedKey(tenant, uid), b)
+	return tx.Put(key, v.keys.SealRow(key, b))
 }
 
 // Owned returns what the vault holds for the object with that UID in p's
@@ -94,7 +99,7 @@ func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owne
 func (v *Vault) owned(ctx context.Context, tenant authz.TenantID, uid string) (o *Owned, r *record, err error) {
 	now := v.now()
 	err = v.store.View(ctx, func(rd store.Reader) error {
-		row, err := getOwned(rd, tenant, uid)
+		row, err := v.getOwned(rd, tenant, uid)
 		if err != nil || row == nil {
 			return err
 		}
@@ -149,8 +154,12 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 			}
 		}
 	}
+	keys, err := v.current(ctx, p.Tenant)
+	if err != nil {
+		return nil, err
+	}
 	r := newRecord(p.Tenant, id, expect+1, created, now, req)
-	if err := v.sealRecord(ctx, r, d.Values); err != nil {
+	if err := r.seal(keys, d.Values); err != nil {
 		return nil, err
 	}
 	return v.commitOwned(ctx, p, uid, expect, r, what, &ownedRow{
@@ -188,7 +197,8 @@ func accepted(before *Owned, d Desired) map[string]time.Time {
 // fault.NotFound when there is nothing to encrypt anew, which [Vault.Apply]
 // mends; otherwise those of Apply.
 func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (*Owned, error) {
-	if err := v.ready(ctx, p, authz.RotateCredential); err != nil {
+	keys, err := v.ready(ctx, p, authz.RotateCredential)
+	if err != nil {
 		return nil, err
 	}
 	before, old, err := v.owned(ctx, p.Tenant, uid)
@@ -201,14 +211,16 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 	if before.Version != expect {
 		return nil, errMoved
 	}
-	values, err := v.openRecord(ctx, old)
+	values, err := v.openRecord(ctx, keys, old)
 	if errors.Is(err, fault.Internal) {
-		err := v.log.Record(ctx, audit.Event{
+		if err := v.log.Record(ctx, audit.Event{
 			Type: audit.CredentialReencrypted, Outcome: audit.Failure, Principal: p,
 			Resource:   audit.Resource{Type: audit.CredentialResource, ID: old.id},
 			Attributes: map[string]string{audit.AttributeReason: reasonIntegrity},
-		})
-		return nil, errors.Join(fault.New(fault.NotFound, "the credential in the vault is damaged"), err)
+		}); err != nil {
+			return nil, fmt.Errorf("recording a damaged credential: %w", err)
+		}
+		return nil, fault.New(fault.NotFound, "the credential in the vault is damaged")
 	}
 	if err != nil {
 		return nil, err
@@ -216,7 +228,7 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 	defer zero(values)
 	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, v.now(),
 		SealRequest{Name: old.name, Type: old.kind, TTLDays: int(old.ttlDays)})
-	if err := v.sealRecord(ctx, r, values); err != nil {
+	if err := r.seal(keys, values); err != nil {
 		return nil, err
 	}
 	return v.commitOwned(ctx, p, uid, expect, r, audit.CredentialReencrypted, &ownedRow{
@@ -231,7 +243,7 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 	var receipt *audit.Receipt
 	e := r.event(what, p)
 	err := v.store.Update(ctx, func(tx store.Tx) error {
-		current, err := getOwned(tx, p.Tenant, uid)
+		current, err := v.getOwned(tx, p.Tenant, uid)
 		if err != nil {
 			return err
 		}
@@ -244,8 +256,10 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 		if err := putRecord(tx, r); err != nil {
 			return err
 		}
-		receipt = v.log.Append(tx, e)
-		return putOwned(tx, p.Tenant, uid, row)
+		if receipt, err = v.log.Append(tx, e); err != nil {
+			return err
+		}
+		return v.putOwned(tx, p.Tenant, uid, row)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("storing an object's credential: %w", err)
@@ -285,7 +299,7 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 		return err
 	}
 	err := v.store.Update(ctx, func(tx store.Tx) error {
-		row, err := getOwned(tx, p.Tenant, uid)
+		row, err := v.getOwned(tx, p.Tenant, uid)
 		if err != nil || row == nil {
 			return err
 		}
@@ -304,7 +318,9 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 				return err
 			}
 		}
-		v.log.Append(tx, e)
+		if err := v.append(tx, e); err != nil {
+			return err
+		}
 		if err := tx.Delete(ownerKey(p.Tenant, row.Credential)); err != nil {
 			return err
 		}

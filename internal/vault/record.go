@@ -5,6 +5,7 @@ import (
 	"crypto/sha3"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -142,14 +143,16 @@ func (r *record) seal(keys *keyring.Keys, values map[string]secret.Bytes) error 
 	defer plaintext.Zero()
 	body, wrap, err := envelope.SealCredential(keys.Wrapping, keys.Version, r.context(), plaintext)
 	if err != nil {
-		return err
+		return fmt.Errorf("sealing a credential: %w", err)
 	}
 	if r.body, err = body.MarshalBinary(); err != nil {
-		return err
+		return fmt.Errorf("encoding a credential: %w", err)
 	}
 	r.wrap = wrap
-	r.signature, err = keys.Signing.Sign(recordContext, r.signed())
-	return err
+	if r.signature, err = keys.Signing.Sign(recordContext, r.signed()); err != nil {
+		return fmt.Errorf("signing a credential: %w", err)
+	}
+	return nil
 }
 
 // open verifies both signatures and then decrypts. Keys holds the versions of

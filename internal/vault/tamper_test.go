@@ -2,7 +2,6 @@ package vault
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -13,8 +12,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-type ctx = context.Context
 
 // Whoever can write the database can move rows about. Nothing is unsealed from
 // a row that is not where it belongs, the attempt is recorded, and the
@@ -174,4 +171,29 @@ func TestADamagedRecordIsListedAroundAndCanBeDeleted(t *testing.T) {
 	}
 	must(t, f.vault.Delete(t.Context(), f.a, bad))
 	f.verify()
+}
+
+// What an object owns decides which credential its changes replace.
+func TestWhatAnObjectOwnsCannotBeRewritten(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	victim := f.seal(f.a, map[string]string{"other": "value"})
+	o, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
+	must(t, err)
+	f.tamper(func(tx store.Tx) error {
+		key := ownedKey(f.a.Tenant, uid)
+		row, err := tx.Get(key)
+		if err != nil {
+			return err
+		}
+		return tx.Put(key, bytes.ReplaceAll(row, []byte(o.ID), []byte(victim.ID)))
+	})
+	if _, err := f.vault.Owned(t.Context(), f.operator(), uid); !errors.Is(err, fault.Internal) {
+		t.Error(err)
+	}
+	if _, err := f.vault.Apply(t.Context(), f.operator(), uid, 1, f.desired(login, "b")); !errors.Is(err, fault.Internal) {
+		t.Error(err)
+	}
+	if got, err := f.vault.Unseal(t.Context(), f.a, victim.ID); err != nil || string(got.Values["other"]) != "value" {
+		t.Error("another credential was replaced:", err)
+	}
 }

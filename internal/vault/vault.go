@@ -62,7 +62,7 @@ func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time
 
 // readTimeout bounds a read, so that one that cannot be recorded is refused
 // within a second whatever hangs.
-const readTimeout = time.Second
+const readTimeout = 900 * time.Millisecond
 
 // errDenied is the one answer to a credential that is not there for the
 // caller, whatever the reason.
@@ -85,14 +85,17 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := req.validate(); err != nil {
 		return Credential{}, err
 	}
-	now := v.now()
-	r := newRecord(p.Tenant, authz.NewID(idPrefix), 1, now, now, req)
-	if err := v.sealRecord(ctx, r, req.Values); err != nil {
+	keys, err := v.current(ctx, p.Tenant)
+	if err != nil {
 		return Credential{}, err
 	}
-	err := v.store.Update(ctx, func(tx store.Tx) error {
-		v.log.Append(tx, r.event(audit.CredentialSealed, p))
-		return putRecord(tx, r)
+	now := v.now()
+	r := newRecord(p.Tenant, authz.NewID(idPrefix), 1, now, now, req)
+	if err := r.seal(keys, req.Values); err != nil {
+		return Credential{}, err
+	}
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		return errors.Join(putRecord(tx, r), v.append(tx, r.event(audit.CredentialSealed, p)))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)
@@ -109,15 +112,19 @@ func newRecord(tenant authz.TenantID, id string, version uint64, created, now ti
 	}
 }
 
-func (v *Vault) sealRecord(ctx context.Context, r *record, values map[string]secret.Bytes) error {
-	keys, err := v.keys.Current(ctx, r.tenant)
+// current returns the tenant's keys, of which each operation asks the KMS once.
+func (v *Vault) current(ctx context.Context, tenant authz.TenantID) (*keyring.Keys, error) {
+	keys, err := v.keys.Current(ctx, tenant)
 	if err != nil {
-		return fmt.Errorf("sealing a credential: %w", err)
+		return nil, fmt.Errorf("unwrapping the tenant's keys: %w", err)
 	}
-	if err := r.seal(keys, values); err != nil {
-		return fmt.Errorf("sealing a credential: %w", err)
-	}
-	return nil
+	return keys, nil
+}
+
+// append is [audit.Log.Append] for those who do not need the receipt.
+func (v *Vault) append(tx store.Tx, e audit.Event) error {
+	_, err := v.log.Append(tx, e)
+	return err
 }
 
 // event is the entry of a new version.
@@ -146,7 +153,7 @@ type ListQuery struct {
 func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := v.ready(ctx, p, authz.ListCredentials); err != nil {
+	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
 		return nil, "", err
 	}
 	rng := store.Prefix(credentialPrefix(p.Tenant))
@@ -200,16 +207,16 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 }
 
 // ready finds out, before anything is looked up, whether p may do a, whether
-// that could be recorded, and whether the tenant's keys can be used.
-func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) error {
+// that could be recorded, and whether the tenant's keys can be used; these it
+// returns.
+func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) (*keyring.Keys, error) {
 	if err := v.log.Ready(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	if err := v.log.Authorize(ctx, p, a); err != nil {
-		return err
+		return nil, err
 	}
-	_, err := v.keys.Current(ctx, p.Tenant)
-	return err
+	return v.current(ctx, p.Tenant)
 }
 
 // Unseal returns a credential with its values. Both signatures are verified
@@ -218,10 +225,11 @@ func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) er
 func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsealed, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := v.ready(ctx, p, authz.UnsealCredential); err != nil {
+	keys, err := v.ready(ctx, p, authz.UnsealCredential)
+	if err != nil {
 		return Unsealed{}, err
 	}
-	found, err := v.open(ctx, p.Tenant, id)
+	found, err := v.open(ctx, keys, p.Tenant, id)
 	if err != nil {
 		return Unsealed{}, err
 	}
@@ -251,8 +259,8 @@ type lookup struct {
 // it does not decode, the tenant's decoy is opened in its place: the same
 // reads, the same signature and decryption work, and no values. An error means
 // that the outcome is unknown.
-func (v *Vault) open(ctx context.Context, tenant authz.TenantID, id string) (*lookup, error) {
-	decoy, err := v.decoy(ctx, tenant)
+func (v *Vault) open(ctx context.Context, keys *keyring.Keys, tenant authz.TenantID, id string) (*lookup, error) {
+	decoy, err := v.decoy(keys, tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +285,7 @@ func (v *Vault) open(ctx context.Context, tenant authz.TenantID, id string) (*lo
 	if subject == nil || !v.now().Before(subject.expiresAt) {
 		subject = decoy
 	}
-	values, err := v.openRecord(ctx, subject)
+	values, err := v.openRecord(ctx, keys, subject)
 	switch {
 	case errors.Is(err, fault.Internal):
 		l.failed = true
@@ -289,30 +297,27 @@ func (v *Vault) open(ctx context.Context, tenant authz.TenantID, id string) (*lo
 	return l, nil
 }
 
-func (v *Vault) openRecord(ctx context.Context, r *record) (map[string]secret.Bytes, error) {
+// openRecord opens a record with the current keys, or with the earlier versions
+// that it names.
+func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record) (map[string]secret.Bytes, error) {
 	wrapping, signing, err := r.keyVersions()
 	if err != nil {
 		return nil, err
 	}
-	keys, err := v.keys.Version(ctx, r.tenant, wrapping)
-	if err != nil {
-		return nil, fmt.Errorf("opening a credential: %w", err)
-	}
-	signer := keys
-	if signing != wrapping {
-		if signer, err = v.keys.Version(ctx, r.tenant, signing); err != nil {
+	keys := map[uint32]*keyring.Keys{current.Version: current}
+	for _, version := range []uint32{wrapping, signing} {
+		if keys[version] != nil {
+			continue
+		}
+		if keys[version], err = v.keys.Version(ctx, r.tenant, version); err != nil {
 			return nil, fmt.Errorf("opening a credential: %w", err)
 		}
 	}
-	return r.open(keys, signer)
+	return r.open(keys[wrapping], keys[signing])
 }
 
 // decoy returns a record of the tenant that is in no store.
-func (v *Vault) decoy(ctx context.Context, tenant authz.TenantID) (*record, error) {
-	keys, err := v.keys.Current(ctx, tenant)
-	if err != nil {
-		return nil, err
-	}
+func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record, error) {
 	if d, ok := v.decoys.Load(tenant); ok {
 		r := d.(*record)
 		if wrapping, _, err := r.keyVersions(); err == nil && wrapping == keys.Version {
@@ -378,17 +383,18 @@ func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string) (Crede
 }
 
 func (v *Vault) rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
-	if err := v.ready(ctx, p, authz.RotateCredential); err != nil {
+	keys, err := v.ready(ctx, p, authz.RotateCredential)
+	if err != nil {
 		return Credential{}, err
 	}
-	found, err := v.open(ctx, p.Tenant, id)
+	found, err := v.open(ctx, keys, p.Tenant, id)
 	if err != nil {
 		return Credential{}, err
 	}
 	defer found.zero()
 	now := v.now()
 	e := found.event(audit.CredentialReencrypted, p, now)
-	if e.Outcome == audit.Success && found.owned && !managesOwned(p) {
+	if e.Outcome == audit.Success && found.owned {
 		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
 	}
 	if e.Outcome != audit.Success {
@@ -397,22 +403,16 @@ func (v *Vault) rotate(ctx context.Context, p authz.Principal, id string) (Crede
 	old := found.record
 	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, now,
 		SealRequest{Name: old.name, Type: old.kind, TTLDays: int(old.ttlDays)})
-	if err := v.sealRecord(ctx, r, found.values); err != nil {
+	if err := r.seal(keys, found.values); err != nil {
 		return Credential{}, err
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		v.log.Append(tx, r.event(audit.CredentialReencrypted, p))
-		return replace(tx, old, r)
+		return errors.Join(replace(tx, old, r), v.append(tx, r.event(audit.CredentialReencrypted, p)))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("rotating a credential: %w", err)
 	}
-	return r.credential(now, found.owned), nil
-}
-
-// managesOwned reports whether p may change what belongs to an object.
-func managesOwned(p authz.Principal) bool {
-	return p.Kind == authz.Operator || p.Kind == authz.System
+	return r.credential(now, false), nil
 }
 
 func (v *Vault) deny(ctx context.Context, e audit.Event) error {
@@ -426,7 +426,7 @@ func (v *Vault) deny(ctx context.Context, e audit.Event) error {
 // fault.Forbidden for all that is not there for p or belongs to an object,
 // fault.Unavailable.
 func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error {
-	if err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
+	if _, err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
 		return err
 	}
 	e := audit.Event{
@@ -451,7 +451,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 		switch {
 		case current == nil && !damaged:
 			reason = reasonMissing
-		case owner != nil && !managesOwned(p):
+		case owner != nil && p.Kind != authz.System:
 			reason = reasonOwned
 		default:
 			err = deleteVersions(tx, p.Tenant, e.Resource.ID)
@@ -459,8 +459,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 		if denied = reason != ""; denied {
 			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reason}
 		}
-		v.log.Append(tx, e)
-		return err
+		return errors.Join(err, v.append(tx, e))
 	})
 	if err != nil {
 		return fmt.Errorf("deleting a credential: %w", err)

@@ -2,6 +2,7 @@ package vault
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"maps"
 	"strings"
@@ -131,7 +132,7 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	c := f.seal(f.a, login)
 	readOnly := &lateStore{watchedStore: f.store}
 	v := New(readOnly, f.log, f.keys, f.now)
-	f.log.Use(readOnly, f.keys.Audit(), f.keys.ChainID())
+	must(t, f.log.Use(t.Context(), readOnly, f.keys.Audit(), f.keys.ChainID()))
 	if got, err := v.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 		t.Fatal(got.Values, err)
 	}
@@ -143,7 +144,7 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 // lateStore is ready, and then cannot be written.
 type lateStore struct{ *watchedStore }
 
-func (s *lateStore) Update(ctx ctx, fn func(store.Tx) error) error {
+func (s *lateStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return fault.New(fault.Unavailable, "no space left")
 }
 
@@ -429,4 +430,57 @@ func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
 		t.Fatal(wrapping, signing, err)
 	}
 	f.verify()
+}
+
+// A disk that hangs is no reason to hang: each read is refused in time, though
+// its caller would wait for ever.
+func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	hanging := &hangingStore{watchedStore: f.store}
+	v := New(hanging, f.log, f.keys, f.now)
+	must(t, f.log.Use(t.Context(), hanging, f.keys.Audit(), f.keys.ChainID()))
+	for what, read := range map[string]func() error{
+		"unseal": func() error { _, err := v.Unseal(context.Background(), f.a, c.ID); return err },
+		"list":   func() error { _, _, err := v.List(context.Background(), f.a, ListQuery{}); return err },
+		"audit":  func() error { _, _, err := f.log.Query(context.Background(), f.a, audit.Query{Limit: 1}); return err },
+	} {
+		answered := make(chan error, 1)
+		go func() { answered <- read() }()
+		select {
+		case err := <-answered:
+			if !errors.Is(err, fault.Unavailable) {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-time.After(20 * time.Second): // a second, and room for a slow machine
+			t.Fatalf("%s hangs", what)
+		}
+	}
+}
+
+// hangingStore believes to be ready, and its commits end with their caller.
+type hangingStore struct{ *watchedStore }
+
+func (s *hangingStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	<-ctx.Done()
+	return fault.Wrap(fault.Unavailable, "the disk hangs", ctx.Err())
+}
+
+// Without a cache an operation is one call to the KMS, not more.
+func TestAnOperationAsksTheKMSOnce(t *testing.T) {
+	f := newFixture(t, 0)
+	c := f.seal(f.a, login)
+	for what, do := range map[string]func() error{
+		"seal":   func() error { f.seal(f.a, login); return nil },
+		"list":   func() error { _, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); return err },
+		"unseal": func() error { _, err := f.vault.Unseal(t.Context(), f.a, c.ID); return err },
+		"rotate": func() error { _, err := f.vault.Rotate(t.Context(), f.a, c.ID); return err },
+		"missed": func() error { _, err := f.vault.Unseal(t.Context(), f.b, c.ID); _ = err; return nil }, // refused, as it must be
+	} {
+		f.kms.calls.Store(0)
+		must(t, do())
+		if n := f.kms.calls.Load(); n != 1 {
+			t.Errorf("%s: %d calls", what, n)
+		}
+	}
 }

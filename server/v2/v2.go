@@ -14,6 +14,7 @@
 package v2
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -88,17 +89,22 @@ func (a *API) Register(r gin.IRouter) {
 // answer runs the checks in the order of the contract (the route is already
 // found), then the endpoint.
 func (a *API) answer(c *gin.Context, e endpoint) (any, error) {
-	body, err := readBody(c)
+	// The principal is looked up first, so that no memory is held for the body
+	// of a stranger; a body that is too large is answered before all the same.
+	var p authz.Principal
+	var unknown error
+	if e.action != "" {
+		p, unknown = a.authenticate(c)
+	}
+	body, err := readBody(c, unknown == nil)
 	defer secret.Bytes(body).Zero()
-	if err != nil {
+	if err := cmp.Or(err, unknown); err != nil {
 		return nil, err
 	}
-	ctx := c.Request.Context()
-	var p authz.Principal
+	// From here on the answer takes at most a second, whatever hangs.
+	ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
+	defer cancel()
 	if e.action != "" {
-		if p, err = a.authenticate(c); err != nil {
-			return nil, err
-		}
 		if err := a.Audit.Authorize(ctx, p, e.action); err != nil {
 			return nil, err
 		}
@@ -121,14 +127,22 @@ func (a *API) answer(c *gin.Context, e endpoint) (any, error) {
 // maxBody bounds the body of a request.
 const maxBody = 1 << 20
 
-// readBody returns the whole body. It comes before authentication, since how
-// large a chunked body is shows only when it is read.
-func readBody(c *gin.Context) ([]byte, error) {
+// patience leaves room, within a second, to answer that there is no answer.
+const patience = 900 * time.Millisecond
+
+// readBody reads the whole body, since how large a chunked body is shows only
+// then, and returns it if it is to be kept.
+func readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	if c.Request.ContentLength > maxBody {
 		// net/http will not keep a connection whose body was left unread.
 		return nil, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
+	limited := http.MaxBytesReader(c.Writer, c.Request.Body, maxBody)
+	if keep {
+		body, err = io.ReadAll(limited)
+	} else {
+		_, err = io.Copy(io.Discard, limited)
+	}
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
 		return body, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}

@@ -430,3 +430,12 @@ func TestSettlingReportsItsFailure(t *testing.T) {
 		t.Error("a file that takes no writes was settled")
 	}
 }
+
+// A kill cannot tell whether a commit was synced, since the page cache survives
+// it: that takes a power cut. So this holds the setting itself.
+func TestCommitsAreSynced(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "s.db"), Options{})
+	if db := s.last.db; db.NoSync || db.NoGrowSync {
+		t.Fatal("bbolt was told not to sync")
+	}
+}

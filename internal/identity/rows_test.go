@@ -1,0 +1,69 @@
+package identity
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Whoever can write the database, and has a key of one tenant, must not become
+// another tenant by it.
+func TestRowsThatDecideWhoIsWhoCannotBeRewritten(t *testing.T) {
+	s := newService(t)
+	tenant, key, err := s.Dev(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.NamespaceTenant(t.Context(), "cluster", "namespace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := s.NamespaceTenant(t.Context(), "cluster", "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rewrite := func(prefix string, change func(row []byte) []byte) {
+		t.Helper()
+		err := s.store.Update(t.Context(), func(tx store.Tx) error {
+			var failed error
+			err := tx.Scan(store.Prefix([]byte(prefix)), func(k, v []byte) bool {
+				failed = tx.Put(k, change(bytes.Clone(v)))
+				return failed == nil
+			})
+			return errors.Join(err, failed)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	toOther := func(row []byte) []byte {
+		return bytes.ReplaceAll(row, []byte(tenant), []byte(other))
+	}
+
+	rewrite("apikey/hash/", toOther)
+	if p, err := s.Authenticate(t.Context(), key); !errors.Is(err, fault.Internal) || p.Tenant != "" {
+		t.Errorf("a key of %s became one of %s: %v", tenant, p.Tenant, err)
+	}
+	rewrite("apikey/hash/", func([]byte) []byte { // without the MAC
+		row, _ := json.Marshal(apiKeyRow{Tenant: other, Scopes: authz.TenantScopes()})
+		return row
+	})
+	if _, err := s.Authenticate(t.Context(), key); !errors.Is(err, fault.Internal) {
+		t.Error(err)
+	}
+	rewrite("dev", toOther)
+	if got, _, err := s.Dev(t.Context()); !errors.Is(err, fault.Internal) {
+		t.Errorf("the development server became %s: %v", got, err)
+	}
+	var moved []byte
+	rewrite("namespace/cluster/other", func(row []byte) []byte { moved = row; return row })
+	rewrite("namespace/cluster/namespace", func([]byte) []byte { return moved }) // a row of another key
+	if got, err := s.NamespaceTenant(t.Context(), "cluster", "namespace"); !errors.Is(err, fault.Internal) {
+		t.Errorf("the namespace of %s became part of %s, %s: %v", other, foreign, got, err)
+	}
+}
