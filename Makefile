@@ -1,5 +1,5 @@
-# Latticekeep's commands. A fresh machine needs Go, make, git, a C compiler and kubectl; everything else is compiled from the Go module
-# proxy into bin/, once.
+# Latticekeep's commands. A fresh machine needs Go, make, git and kubectl; everything else is compiled from the Go module proxy into
+# bin/, once.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

@@ -94,6 +94,15 @@ func report(events io.Reader, w io.Writer) (skipped []string, err error) {
 			if e.Action == "fail" {
 				fmt.Fprint(w, output)
 			}
+			if e.Action == "fail" && e.Test == "" {
+				// A panic, a time-out or an exit ends the process without an end of the tests that ran.
+				for test, b := range outputs {
+					if test[0] == e.Package {
+						fmt.Fprint(w, b)
+						delete(outputs, test)
+					}
+				}
+			}
 			if e.Action == "skip" && e.Test != "" {
 				skipped = append(skipped, fmt.Sprintf("skipped %s %s: %s", e.Package, e.Test, reason(output)))
 			}

@@ -30,6 +30,10 @@ func TestSkippedTestsAreToldWithTheirReason(t *testing.T) {
 		"one fails": {inner: `t.Error("wrong sum")`, status: 1,
 			want:  []string{"wrong sum", "--- FAIL: TestMain2/inner", "FAIL\tsample", "skipped sample TestSkipped"},
 			never: []string{"quiet", "TestPasses"}},
+		"dies": {inner: `go func() { panic("in the background") }(); select {}`, status: 1,
+			want: []string{"panic: in the background", "goroutine ", "FAIL\tsample"}},
+		"hangs": {inner: `select {}`, status: 1,
+			want: []string{"panic: test timed out", "TestMain2/inner", "FAIL\tsample"}},
 		"does not compile": {inner: "undefined()", status: 1,
 			want: []string{"undefined: undefined", "[build failed]"}},
 	} {
@@ -45,7 +49,7 @@ func TestSkippedTestsAreToldWithTheirReason(t *testing.T) {
 			}
 			t.Chdir(dir)
 			var out strings.Builder
-			if got := run(t.Context(), []string{"-count=1", "./..."}, &out, &out); got != c.status {
+			if got := run(t.Context(), []string{"-count=1", "-timeout=5s", "./..."}, &out, &out); got != c.status {
 				t.Errorf("exit status %d, want %d", got, c.status)
 			}
 			missing := slices.DeleteFunc(slices.Clone(c.want), func(s string) bool { return strings.Contains(out.String(), s) })

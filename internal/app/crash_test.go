@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -30,7 +29,6 @@ func launch(t *testing.T, program, dir string) (*process, time.Duration) {
 	t.Helper()
 	cmd := exec.Command(program, "server", "--dev", "--data-dir", dir, "--listen", "127.0.0.1:0")
 	cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=") // not the operator of the cluster the test may run in
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -45,6 +43,18 @@ func launch(t *testing.T, program, dir string) (*process, time.Duration) {
 		t.Fatal("no ready line: ", err)
 	}
 	return p, time.Since(began)
+}
+
+// killAtStart starts a server and kills it at a random moment before or around
+// the time it is ready.
+func killAtStart(t *testing.T, program, dir string) {
+	t.Helper()
+	cmd := exec.Command(program, "server", "--dev", "--data-dir", dir, "--listen", "127.0.0.1:0")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(time.Duration(rand.Int64N(int64(30*time.Millisecond))), func() { _ = cmd.Process.Kill() })
+	_ = cmd.Wait() // killed
 }
 
 // kill ends the process as a power cut would, as far as the process goes.
@@ -81,7 +91,7 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 	var entries uint64
 	p, _ := launch(t, program, dir)
 	for i := range kills {
-		fresh := load(t, p, all)
+		load(t, p, all)
 		report, err := verifyDataDir(t.Context(), dir, audit.Options{})
 		if err != nil {
 			t.Fatalf("kill %d: %v", i, err)
@@ -90,25 +100,27 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 			t.Fatalf("kill %d: the log shrank from %d to %d entries", i, entries, report.Entries)
 		}
 		entries = report.Entries
+		if i%5 == 0 { // recovery itself may be cut off, too
+			killAtStart(t, program, dir)
+		}
 		var took time.Duration
 		p, took = launch(t, program, dir)
 		recoveries = append(recoveries, took)
-		all.check(t, p, fresh)
+		all.check(t, p)
 	}
-	all.check(t, p, all.ids())
 	p.kill()
 	slices.Sort(recoveries)
+	longest := recoveries[len(recoveries)-1]
 	t.Logf("%d kills, %d entries, %d credentials; restart to ready: median %v, longest %v",
-		kills, entries, len(all.values), recoveries[len(recoveries)/2], recoveries[len(recoveries)-1])
-	// The median, so that one hiccup of a loaded machine is no failure.
-	if median := recoveries[len(recoveries)/2]; median > 2*time.Second {
-		t.Errorf("the median recovery took %v, more than two seconds", median)
+		kills, entries, len(all.values), recoveries[len(recoveries)/2], longest)
+	if longest > 2*time.Second {
+		t.Errorf("a recovery took %v, more than two seconds", longest)
 	}
 }
 
 // load has eight clients seal, rotate and delete until the process is killed,
-// which happens at a random moment, and returns the ids that were touched.
-func load(t *testing.T, p *process, all *acknowledged) []string {
+// which happens at a random moment.
+func load(t *testing.T, p *process, all *acknowledged) {
 	t.Helper()
 	const clients = 8
 	killAt := rand.Int64N(60) + 1
@@ -118,7 +130,6 @@ func load(t *testing.T, p *process, all *acknowledged) []string {
 	var once sync.Once
 	var killed sync.WaitGroup
 	killed.Add(1)
-	var touched sync.Map
 	var wg sync.WaitGroup
 	for client := range clients {
 		wg.Go(func() {
@@ -131,7 +142,6 @@ func load(t *testing.T, p *process, all *acknowledged) []string {
 					var id string
 					if id, err = all.seal(p.ready, fmt.Sprintf("value-%d-%d", client, n)); err == nil {
 						mine = append(mine, id)
-						touched.Store(id, true)
 					}
 				}
 				if err != nil {
@@ -157,9 +167,6 @@ func load(t *testing.T, p *process, all *acknowledged) []string {
 	if t.Failed() {
 		t.FailNow()
 	}
-	var ids []string
-	touched.Range(func(id, _ any) bool { ids = append(ids, id.(string)); return true })
-	return ids
 }
 
 func (a *acknowledged) seal(r ready, value string) (string, error) {
@@ -206,19 +213,12 @@ func (a *acknowledged) change(r ready, id string, remove bool) error {
 	return nil
 }
 
-func (a *acknowledged) ids() (ids []string) {
-	for id := range a.values {
-		ids = append(ids, id)
-	}
-	return ids
-}
-
 // check reads every credential back.
-func (a *acknowledged) check(t *testing.T, p *process, ids []string) {
+func (a *acknowledged) check(t *testing.T, p *process) {
 	t.Helper()
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 32)
-	for _, id := range ids {
+	for id := range a.values {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()

@@ -18,29 +18,32 @@ import (
 
 // page is how many rows one snapshot reads, so that a long log is no long
 // transaction.
-const page = 1000
+const page = 500
 
 // ScanAll visits every row of the range in order, in snapshots of [page] rows.
 // Rows that are only ever added at the end read the same as in one snapshot.
 func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
+	type row struct{ key, value []byte }
 	for {
-		var last []byte
-		n := 0
-		var bad error
+		var rows []row
 		err := s.View(ctx, func(r store.Reader) error {
 			return r.Scan(rng, func(key, value []byte) bool {
-				if bad = visit(key, value); bad != nil {
-					return false
-				}
-				last = append(last[:0], key...)
-				n++
-				return n < page
+				rows = append(rows, row{bytes.Clone(key), bytes.Clone(value)})
+				return len(rows) < page
 			})
 		})
-		if err = firstError(bad, err); err != nil || n < page {
+		if err != nil {
 			return err
 		}
-		rng.From = append(bytes.Clone(last), 0)
+		for _, row := range rows { // visit may take its time: the snapshot is over
+			if err := visit(row.key, row.value); err != nil {
+				return err
+			}
+		}
+		if len(rows) < page {
+			return nil
+		}
+		rng.From = append(rows[len(rows)-1].key, 0)
 	}
 }
 
