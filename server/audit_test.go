@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -136,5 +137,22 @@ func TestWrongQueriesAreRefused(t *testing.T) {
 		if m := s.get("/api/v2/audit/logs?"+query).message(t, http.StatusBadRequest); strings.Contains(m, canary) {
 			t.Errorf("%s is quoted: %s", query, m)
 		}
+	}
+}
+
+func TestARefusedStrangerIsRecordedOnceAMinute(t *testing.T) {
+	s := newService(t)
+	before, err := audit.VerifyStore(t.Context(), s.store, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if got := s.call(request{method: "GET", path: "/api/v2/vault/list", key: "lk_live_none"}); got.status != http.StatusUnauthorized {
+			t.Fatal(got.status)
+		}
+	}
+	after, err := audit.VerifyStore(t.Context(), s.store, audit.Options{})
+	if err != nil || after.Entries != before.Entries+1 {
+		t.Fatalf("%d entries for 20 requests of one source, %v", after.Entries-before.Entries, err)
 	}
 }

@@ -24,8 +24,9 @@ const (
 	CredentialRotated     EventType = "CREDENTIAL_ROTATED"     // new values
 	CredentialReencrypted EventType = "CREDENTIAL_REENCRYPTED" // new keys around the same values
 	CredentialDeleted     EventType = "CREDENTIAL_DELETED"     //
-	CredentialReleased    EventType = "CREDENTIAL_RELEASED"    // its owner is gone; the credential stays
+	CredentialReleased    EventType = "CREDENTIAL_RELEASED"    // its owner is gone; if the credential was there, it stays
 	AuditRead             EventType = "AUDIT_READ"             //
+	AccessRefused         EventType = "ACCESS_REFUSED"         // no principal; once per source and minute, in the tenant system
 )
 
 // EventTypes returns all event types in the order of the documentation.
@@ -33,7 +34,7 @@ func EventTypes() []EventType {
 	return []EventType{
 		ChainStarted, SealingKeyCreated, TenantCreated, NamespaceMapped, APIKeyCreated, APIKeyRevoked,
 		CredentialSealed, CredentialListed, CredentialUnsealed, CredentialRotated, CredentialReencrypted,
-		CredentialDeleted, CredentialReleased, AuditRead,
+		CredentialDeleted, CredentialReleased, AuditRead, AccessRefused,
 	}
 }
 
@@ -73,9 +74,10 @@ const (
 	SealingKeyResource = "sealing_key"
 	ChainResource      = "chain"
 	LogResource        = "audit_log"
+	InterfaceResource  = "interface"
 )
 
-// Attributes with a meaning to [Verify]. The digest is that of the credential's
+// Attributes with a meaning to the verification. The digest is that of the credential's
 // record as the vault stores it.
 const (
 	AttributeVersion = "version" // of a credential, decimal

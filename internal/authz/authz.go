@@ -75,6 +75,7 @@ const (
 	APIKey   Kind = "api_key"
 	Operator Kind = "operator" // the reconciler, in the tenant of an object's namespace
 	System   Kind = "system"   // the deployment itself
+	Stranger Kind = "stranger" // who was refused before it was known who it is; has no id
 )
 
 // Principal is who asks, and from where. It is an explicit argument right

@@ -75,6 +75,8 @@ type Ring struct {
 	flight singleflight.Group
 	mu     sync.Mutex
 	cache  map[cacheKey]cached
+
+	published *published // under mu
 }
 
 type cacheKey struct {

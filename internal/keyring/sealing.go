@@ -1,6 +1,7 @@
 package keyring
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -99,6 +100,13 @@ func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	if err != nil {
 		return sealing.Document{}, err
 	}
+	// Anyone may ask for the document, so its signature is not verified each time.
+	r.mu.Lock()
+	known := r.published
+	r.mu.Unlock()
+	if known != nil && known.id == id && bytes.Equal(known.encoded, row.Document) {
+		return known.document, nil
+	}
 	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {
 		return sealing.Document{}, fault.Wrap(fault.Internal, fault.Message(errDamaged), err)
@@ -107,7 +115,17 @@ func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	if document.Identity() != r.Identity().ID() || document.Key().ID() != id {
 		return sealing.Document{}, errDamaged
 	}
+	r.mu.Lock()
+	r.published = &published{id, row.Document, document}
+	r.mu.Unlock()
 	return document, nil
+}
+
+// published is the last document that was found to be ours.
+type published struct {
+	id       string
+	encoded  []byte
+	document sealing.Document
 }
 
 // SealingKey returns the private sealing key with that id, newest or not.

@@ -41,6 +41,8 @@ type API struct {
 	Audit    *audit.Log
 	Keys     *keyring.Ring
 	Now      func() time.Time
+
+	refusals refusals
 }
 
 // endpoint is one row of the interface.
@@ -98,6 +100,9 @@ func (a *API) answer(c *gin.Context, e endpoint) (any, error) {
 	}
 	body, err := readBody(c, unknown == nil)
 	defer secret.Bytes(body).Zero()
+	if err == nil && errors.Is(unknown, fault.Unauthenticated) {
+		a.recordRefusal(c)
+	}
 	if err := cmp.Or(err, unknown); err != nil {
 		return nil, err
 	}
@@ -153,6 +158,27 @@ func readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	return body, nil
 }
 
+// recordRefusal leaves an entry of a request without a principal. The answer is
+// the same whether that works or not.
+func (a *API) recordRefusal(c *gin.Context) {
+	source := address(c)
+	if !a.refusals.first(source, a.Now()) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
+	defer cancel()
+	_ = a.Audit.Record(ctx, audit.Event{
+		Type: audit.AccessRefused, Outcome: audit.Denied, Resource: audit.Resource{Type: audit.InterfaceResource},
+		Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: requestID(c), SourceIP: source},
+	})
+}
+
+// address is the connection's own: headers that name another are ignored.
+func address(c *gin.Context) string {
+	host, _, _ := net.SplitHostPort(c.Request.RemoteAddr)
+	return host
+}
+
 // authenticate finds the principal behind the X-API-Key header.
 func (a *API) authenticate(c *gin.Context) (authz.Principal, error) {
 	// Two keys are as good as none: which one a proxy before us looked at is
@@ -166,7 +192,6 @@ func (a *API) authenticate(c *gin.Context) (authz.Principal, error) {
 		return authz.Principal{}, err
 	}
 	p.RequestID = requestID(c)
-	// The connection's own address: headers that name another are ignored.
-	p.SourceIP, _, _ = net.SplitHostPort(c.Request.RemoteAddr)
+	p.SourceIP = address(c)
 	return p, nil
 }
