@@ -19,6 +19,8 @@
 //     whose answers all wait for that commit.
 //   - A failed commit is answered as a success only when it is known to have
 //     persisted, and it is never applied twice.
+//   - A store that a failure has stopped works again soon after its cause is gone,
+//     without any call.
 //
 // The package knows no schema, no encryption and no tenants, and retries
 // nothing: whoever gets fault.Unavailable decides whether to ask again.
@@ -54,9 +56,9 @@ type Store interface {
 	// Either way fn, the hook and the events are done with when Update returns.
 	Update(ctx context.Context, fn func(Tx) error) error
 
-	// Ready returns nil while commits succeed. After a failed one it tries an
-	// empty commit, so that the store recovers by itself; and it fails when a
-	// commit has been hanging for more than 750 ms.
+	// Ready returns nil while Views are answered and commits succeed. After a
+	// failure it tries an empty commit, so that its answer is of now; and it
+	// fails when a commit has been hanging for more than 750 ms.
 	Ready(ctx context.Context) error
 
 	// Close waits for everything queued and in flight, Views included, and
@@ -110,8 +112,9 @@ type Tx interface {
 
 	// Delete removes key; removing an absent key is no error. An embedded
 	// backend wipes the old bytes from its files within five seconds of the
-	// commit. Overwriting by Put starts no such wipe: a value that must be
-	// gone is deleted, and its successor has a key of its own.
+	// commit, even if it answered fault.Unavailable; while the disk fails, of
+	// its recovery. Overwriting by Put starts no such wipe: a value that must
+	// be gone is deleted, and its successor has a key of its own.
 	Delete(key []byte) error
 
 	// Enqueue hands an event to the hook of the commit that this closure joins.

@@ -13,6 +13,8 @@
 //
 //   - Only the writer goroutine writes to the file: commits, the settling of the
 //     newest meta page at open, and the wiping of freed pages all happen there.
+//   - Only the writer goroutine opens the file again, and it does so unasked: while
+//     no file is in use it is opening one or a timer or poke will make it.
 //   - Only bbolt's own panics (assertions, faults of the memory map) become
 //     errors; they are caught around the calls to bbolt alone. So every byte that
 //     a closure sees is a copy.
@@ -31,7 +33,11 @@
 //
 // What remains: a disk that fails while the file is opened again leaves the
 // outcome unknown; the members get fault.Unavailable and may later find their
-// writes. And a disk that acknowledges a sync it did not do cannot be noticed.
+// writes. The writer then tries until it succeeds, and Views are turned away
+// until it has. A disk that acknowledges a sync it did not do cannot be noticed.
+// And when somebody overwrites the meta pages while a commit is under way, a View
+// that panics over them can leave that commit waiting for a lock of bbolt that
+// nobody will release: Ready reports it, and only a restart helps.
 //
 // The package does not encrypt, keeps no schema, and does not back up: a backup
 // is a logical copy, because a page copy would carry freed pages with it.
@@ -59,7 +65,7 @@ const (
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
 	Hook     store.Hook       // nil: no hook
-	ReadOnly bool             // share the file with other readers; Update fails
+	ReadOnly bool             // share the file with other readers; Update fails, and a file that breaks stays so
 	Logger   *slog.Logger     // nil: discard
 	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
 
@@ -83,21 +89,24 @@ type Store struct {
 	opts Options
 
 	mu      sync.Mutex
-	open    *file  // what Views and groups use; nil while the file is being opened again
+	open    *file  // what Views and groups use; nil until the file has been opened again
 	pending *group // what the writer takes next; nil when nobody waits
 	closed  bool
 	views   views
-	clean   chan struct{} // closed by the scrub that wipes what has been deleted; nil when nothing has
+	clean   chan struct{} // closed by the scrub that wipes what may have been deleted; nil when nothing has
 
-	last *file // the writer's: the newest file, to be closed before the next is opened
-	wipe wiper // the writer's
+	// The writer's.
+	last    *file            // the newest file, to be closed before the next is opened
+	retry   <-chan time.Time // until then it does not open the file again unless a group needs it
+	backoff time.Duration    // how long retry was last
+	wipe    wiper
 
-	wake      chan struct{} // pokes the writer: something is pending, or Close
+	wake      chan struct{} // pokes the writer: something is pending, the file went out of use, or Close
 	left      chan struct{} // pokes the writer: an awaited View has ended
 	stopped   chan struct{} // closed when the writer has ended and the file is closed
 	closeErr  error         // of the file; read after stopped
 	commits   atomic.Uint64
-	failed    atomic.Bool  // no commit has succeeded since one failed
+	failed    atomic.Bool  // no commit has succeeded since one failed or the file went out of use
 	busySince atomic.Int64 // Unix nanoseconds since which the writer waits for the disk; 0 when it does not
 }
 
@@ -181,12 +190,12 @@ func (s *Store) Ready(ctx context.Context) error {
 		return fault.New(fault.Unavailable, "the store does not answer: check the disk")
 	}
 	s.mu.Lock()
-	closed := s.closed
+	closed, usable := s.closed, s.open != nil
 	s.mu.Unlock()
 	switch {
 	case closed:
 		return errClosed()
-	case !s.failed.Load():
+	case usable && !s.failed.Load():
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)
@@ -239,12 +248,14 @@ func (s *Store) usable() bool {
 	return s.open != nil
 }
 
-// drop takes f out of use; the writer opens the file again.
+// drop takes f out of use and has the writer open the file again.
 func (s *Store) drop(f *file) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open == f {
 		s.open = nil
+		s.failed.Store(true)
+		poke(s.wake)
 	}
 }
 
@@ -269,7 +280,7 @@ func (s *Store) enter() (*file, uint64, error) {
 		return nil, 0, errClosed()
 	}
 	if s.open == nil {
-		return nil, 0, fault.New(fault.Unavailable, "the store is recovering from a failed write: retry")
+		return nil, 0, errRecovering()
 	}
 	s.views.current++
 	return s.open, s.views.epoch, nil
@@ -338,6 +349,10 @@ func ended(err error) error {
 }
 
 func errClosed() error { return fault.New(fault.Unavailable, "the store is closed") }
+
+func errRecovering() error {
+	return fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
+}
 
 // over is the check of a Reader whose closure has returned.
 func over() error {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -39,13 +40,22 @@ const (
 // lock covers what we write through it.
 type file struct {
 	*os.File
-	db     *bbolt.DB
-	wedged atomic.Bool // bbolt panicked with its locks held: they stay locked
+	db *bbolt.DB
+
+	// A panic of bbolt with its locks held leaves them locked. Whoever begins
+	// asks first, one at a time, so that none waits for such a lock for ever.
+	beginning sync.Mutex
+	wedged    atomic.Bool
 }
 
 // begin starts a transaction and returns the bucket of the data with it.
 func (f *file) begin(writable bool) (tx *bbolt.Tx, data *bbolt.Bucket, err error) {
 	err = guard(func() (err error) {
+		f.beginning.Lock()
+		defer f.beginning.Unlock()
+		if f.wedged.Load() {
+			return errRecovering()
+		}
 		returned := false
 		defer func() {
 			if !returned {
@@ -66,8 +76,14 @@ func (f *file) begin(writable bool) (tx *bbolt.Tx, data *bbolt.Bucket, err error
 }
 
 // rollback ends tx without a trace; after a commit, whatever its outcome, it
-// does nothing.
+// does nothing. A wedged file is abandoned with its transactions.
+//
+// It does not exclude begin: bbolt may let a reader begin only after another has
+// ended, so that the map can grow.
 func (f *file) rollback(tx *bbolt.Tx) error {
+	if f.wedged.Load() {
+		return nil
+	}
 	err := guard(tx.Rollback)
 	if errors.Is(err, berrors.ErrTxClosed) {
 		return nil

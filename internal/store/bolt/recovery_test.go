@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -85,6 +86,50 @@ func TestAStoreThatCannotBeOpenedAgainComesBack(t *testing.T) {
 		put(t, s, "c", nil)
 		must(t, s.Close())
 	}
+}
+
+// eventually waits for what the store does by itself.
+func eventually(t *testing.T, what string, happens func() bool) {
+	t.Helper()
+	poll := time.NewTicker(time.Millisecond)
+	defer poll.Stop()
+	deadline := time.After(10 * time.Second)
+	for !happens() {
+		select {
+		case <-poll.C:
+		case <-deadline:
+			t.Fatalf("%s: not within ten seconds", what)
+		}
+	}
+}
+
+func look(s *Store) error {
+	return s.View(context.Background(), func(r store.Reader) error { _, err := r.Get([]byte("key7")); return err })
+}
+
+// Every request looks up its key first, so that in an outage nobody gets to an Update.
+func TestAStoreThatIsOnlyReadComesBackAfterAFailedCommit(t *testing.T) {
+	var f faults
+	var attempts atomic.Int64
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
+		if step == "settle" {
+			attempts.Add(1)
+		}
+		return f.step(step, do)
+	}})
+	put(t, s, "a", nil)
+	f.before.Store("settle", true)
+	f.before.Store("commit", true)
+	wantKind(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("b"), nil) }), fault.Unavailable)
+	failed := attempts.Load()
+	eventually(t, "the second attempt that nobody asked for", func() bool { return attempts.Load() >= failed+2 })
+	wantKind(t, look(s), fault.Unavailable)
+	f.before.Clear()
+	eventually(t, "a View", func() bool { return look(s) == nil })
+	if got := contents(t, s); len(got) != 1 {
+		t.Errorf("the store has %v", got)
+	}
+	must(t, s.Ready(t.Context()))
 }
 
 func TestCloseOfABrokenStoreEnds(t *testing.T) {
@@ -169,15 +214,8 @@ func TestAClosureThatExitsIsUndone(t *testing.T) {
 // crash; when the file is put right, the store works again.
 func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
 	spoil := map[string]func(path string, m meta) error{
-		"meta pages": func(path string, m meta) error {
-			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			_, err = f.WriteAt(make([]byte, 2*m.pageSize), 0)
-			return errors.Join(err, f.Close())
-		},
-		"cut": func(path string, m meta) error { return os.Truncate(path, 2*m.pageSize) },
+		"meta pages": func(path string, m meta) error { return overwrite(path, make([]byte, 2*m.pageSize)) },
+		"cut":        func(path string, m meta) error { return os.Truncate(path, 2*m.pageSize) },
 	}
 	for name, spoil := range spoil {
 		for _, viewFirst := range []bool{true, false} {
@@ -198,10 +236,7 @@ func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
 			if k := fault.Of(err); err == nil || k != fault.Internal && k != fault.Invalid {
 				t.Errorf("%s: %v", name, err)
 			}
-			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			must(t, err)
-			_, err = f.Write(whole)
-			must(t, errors.Join(err, f.Close()))
+			must(t, overwrite(path, whole))
 			put(t, s, "x", nil)
 			if n := len(contents(t, s)); n != 21 {
 				t.Errorf("%s: %d values, want 21", name, n)
@@ -209,6 +244,84 @@ func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
 			must(t, s.Close())
 		}
 	}
+}
+
+// overwrite replaces the beginning of the file, in place.
+func overwrite(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close())
+}
+
+// A View that finds the meta pages spoiled leaves bbolt's locks locked. Neither the
+// Views around it nor the store may hang on them.
+func TestAStoreThatIsOnlyReadComesBackWhenItsFileIsPutRight(t *testing.T) {
+	for _, askReady := range []bool{false, true} {
+		path := filepath.Join(t.TempDir(), "db")
+		s := open(t, path, Options{pace: quick()})
+		for i := range 20 {
+			put(t, s, fmt.Sprint("key", i), make([]byte, 3<<10))
+		}
+		must(t, s.Scrubbed(t.Context()))
+		whole, err := os.ReadFile(path)
+		must(t, err)
+		must(t, s.View(t.Context(), func(store.Reader) error { // one that is open all the while
+			must(t, overwrite(path, make([]byte, 2*newest(t, whole).pageSize)))
+			var views sync.WaitGroup
+			for range 16 {
+				views.Go(func() {
+					if look(s) == nil {
+						t.Error("a View read a spoiled file")
+					}
+				})
+			}
+			views.Wait()
+			if !s.failed.Load() {
+				t.Error("Ready would call the store healthy")
+			}
+			return nil
+		}))
+		if askReady {
+			if err := s.Ready(t.Context()); err == nil {
+				t.Error("Ready calls a store healthy that answers no View")
+			}
+		}
+		must(t, overwrite(path, whole))
+		eventually(t, "a View", func() bool { return look(s) == nil })
+		must(t, s.Ready(t.Context()))
+		if n := len(contents(t, s)); n != 20 {
+			t.Errorf("%d values, want 20", n)
+		}
+		must(t, s.Close())
+		sound(t, path)
+	}
+}
+
+// Also a scrub may be the first to find out, and it holds bbolt's lock of writers.
+func TestAScrubOfASpoiledFileDoesNotStopTheWriter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	s := open(t, path, Options{pace: quick()})
+	put(t, s, "gone", marked("gone", 100<<10))
+	must(t, s.Scrubbed(t.Context()))
+	var whole []byte
+	must(t, s.View(t.Context(), func(store.Reader) error { // holds the scrub back
+		remove(t, s, "gone")
+		var err error
+		whole, err = os.ReadFile(path)
+		must(t, err)
+		return overwrite(path, make([]byte, 2*newest(t, whole).pageSize))
+	}))
+	eventually(t, "the scrub finds out", func() bool { return !s.usable() })
+	must(t, overwrite(path, whole))
+	eventually(t, "a View", func() bool { return look(s) == nil })
+	must(t, s.Scrubbed(t.Context()))
+	if found(t, path, "gone") {
+		t.Error("the value is still in the folder")
+	}
+	put(t, s, "a", nil)
 }
 
 // TestRandomOperationsAgreeWithAMap drives the store and a map by the same random

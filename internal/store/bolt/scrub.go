@@ -13,7 +13,9 @@ import (
 // bbolt never overwrites a page in place: a changed page is written elsewhere,
 // and the old one, with all the values on it, stays in the file as a free page
 // until it is used again. So after a Delete the writer wipes: with the write
-// transaction in hand it zeroes every free page and syncs.
+// transaction in hand it zeroes every free page and syncs. It does the same each
+// time it has opened the file, because a process that died may not have wiped,
+// and a Delete that was answered with fault.Unavailable may have persisted.
 //
 // Which pages are free is read from the file, not from bbolt's memory: the
 // newest meta page names the freelist page, and that lists every page which the
@@ -31,13 +33,14 @@ import (
 // (its pool zeroes what it takes back, and takes nothing back from a commit that
 // failed), and separator keys in branch pages are rewritten with their leaf.
 // Behind the last page in use lies what failed commits may have left, which is
-// wiped at open and after a failure.
+// wiped when the file has been opened, for the first time or after a failure.
 //
 // Out of reach are copies that the file system or the drive keeps (journals of
 // data, snapshots, worn flash), and swap.
 
 // pace is how scrubs and groups share the writer. A Delete is wiped within the
-// sum of the three, which is less than five seconds, and the time of one scrub.
+// sum of the three, which is less than five seconds, and the time of one scrub,
+// from its commit on; when that failed, from when the file is open again.
 type pace struct {
 	pause    time.Duration // between two scrubs, so that they cost a steady load little
 	patience time.Duration // how long a scrub that old Views hold back lets groups go first
@@ -83,7 +86,8 @@ func (s *Store) wipeFreed() {
 }
 
 // Scrubbed returns when the bytes of everything deleted by Updates that have
-// returned are wiped from the file, or with an error when ctx ends first.
+// returned, whatever their answer, are wiped from the file, or with an error when
+// ctx ends first.
 func (s *Store) Scrubbed(ctx context.Context) error {
 	s.mu.Lock()
 	clean := s.clean
@@ -102,12 +106,12 @@ func (s *Store) Scrubbed(ctx context.Context) error {
 // scrub wipes all free pages. The caller has seen to it that no View is older
 // than the last commit.
 func (s *Store) scrub() error {
-	tx, _, err := s.last.begin(true)
+	tx, _, err := s.beginWrite()
 	if err != nil {
 		return fmt.Errorf("beginning to scrub: %w", err)
 	}
 	err = s.wipePages(s.last, tx.ID())
-	if err := errors.Join(err, s.last.rollback(tx)); err != nil {
+	if err := errors.Join(err, s.rollback(tx)); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -13,6 +13,7 @@ import (
 
 	bbolt "go.etcd.io/bbolt"
 
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -287,13 +288,19 @@ func TestTheTailIsWiped(t *testing.T) {
 	}
 }
 
+// What a failed commit leaves is wiped without another Delete.
 func TestWhatAFailedCommitLeavesIsWiped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
-	var fail atomic.Bool
+	var fail, failed atomic.Bool
+	looked := make(chan struct{})
 	s := open(t, path, Options{pace: quick(), fault: func(step string, do func() error) error {
+		if step == "wipe" && failed.Load() {
+			<-looked
+		}
 		if step != "commit" || !fail.Swap(false) {
 			return do()
 		}
+		failed.Store(true)
 		// As if the pages of this commit were written, and its meta page was not.
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
@@ -308,13 +315,42 @@ func TestWhatAFailedCommitLeavesIsWiped(t *testing.T) {
 	if err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("b"), nil) }); !errors.Is(err, errInjected) {
 		t.Fatal(err)
 	}
-	if !found(t, path, "left") {
+	there := found(t, path, "left")
+	close(looked)
+	if !there {
 		t.Fatal("the test shows nothing")
 	}
-	remove(t, s, "a")
 	must(t, s.Scrubbed(t.Context()))
 	if found(t, path, "left") {
 		t.Error("it is still in the folder")
+	}
+}
+
+// A Delete that persisted is wiped, though its caller was told that it may have not.
+func TestADeleteOfUnknownOutcomeIsWiped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	var f faults
+	s := open(t, path, Options{pace: quick(), fault: f.step})
+	put(t, s, "gone", marked("gone", 512<<10))
+	must(t, s.Scrubbed(t.Context()))
+	f.after.Store("commit", true)
+	f.before.Store("settle", true)
+	wantKind(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Delete([]byte("gone")) }), fault.Unavailable)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s.Scrubbed(ctx) == nil || !found(t, path, "gone") {
+		t.Error("nothing is left to be wiped, or Scrubbed says so")
+	}
+	f.before.Clear()
+	f.after.Clear()
+	ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	must(t, s.Scrubbed(ctx))
+	if found(t, path, "gone") {
+		t.Error("the value is still in the folder")
+	}
+	if got := contents(t, s); len(got) != 0 {
+		t.Errorf("%d values remain", len(got))
 	}
 }
 

@@ -10,12 +10,19 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	bbolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// The pauses between attempts to open the file again grow from the first to the last.
+const (
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = time.Second
 )
 
 // group is what shares one physical commit.
@@ -116,12 +123,15 @@ func (s *Store) withdraw(g *group, r *request) {
 	}
 }
 
-// write is the writer goroutine: groups, and scrubs between them.
+// write is the writer goroutine: groups, and between them recovery and scrubs, in
+// this order: a file opened again is to be scrubbed.
 func (s *Store) write() {
 	for {
 		select {
 		case <-s.wake:
 		case <-s.left:
+		case <-s.retry:
+			s.retry = nil
 		case <-s.wipe.resting:
 			s.wipe.resting = nil
 		case <-s.wipe.patience:
@@ -135,7 +145,19 @@ func (s *Store) write() {
 			s.finish()
 			return
 		}
+		s.mend()
 		s.wipeFreed()
+	}
+}
+
+// mend opens the file again when it is out of use. It does not leave that to the
+// next group: callers that look something up before they update never get to one.
+func (s *Store) mend() {
+	if s.usable() || s.retry != nil {
+		return
+	}
+	if s.reopen() == nil {
+		s.opts.Logger.Info("the database has been opened again")
 	}
 }
 
@@ -180,7 +202,7 @@ func (s *Store) serve(g *group) {
 	case g.err == nil && (g.commit || g.tx.changed()):
 		g.err = s.commit(g.tx)
 	default:
-		s.rollback(g.tx)
+		_ = s.rollback(g.tx.bolt) // whatever becomes of it, nothing was committed
 	}
 }
 
@@ -223,28 +245,37 @@ func (s *Store) runHook(t *tx) (err error) {
 	return nil
 }
 
-// begin starts the transaction of a group. After a failure that could not be
-// cleared up it tries to open the file again first.
+// begin starts the transaction of a group. After a failure that is not cleared up
+// yet it tries to open the file again first.
 func (s *Store) begin() (*tx, error) {
 	if !s.usable() {
 		if err := s.reopen(); err != nil {
 			return nil, err
 		}
 	}
-	b, data, err := s.last.begin(true)
+	b, data, err := s.beginWrite()
 	if err != nil {
-		s.failed.Store(true)
-		s.drop(s.last)
 		return nil, unavailable(err)
 	}
 	return &tx{bolt: b, reader: reader{data: data, check: func() error { return nil }}}, nil
 }
 
-func (s *Store) rollback(t *tx) {
-	if err := s.last.rollback(t.bolt); err != nil {
-		s.failed.Store(true)
+// beginWrite starts a write transaction; a file that cannot is out of use.
+func (s *Store) beginWrite() (*bbolt.Tx, *bbolt.Bucket, error) {
+	tx, data, err := s.last.begin(true)
+	if err != nil {
 		s.drop(s.last)
 	}
+	return tx, data, err
+}
+
+// rollback ends a write transaction; a file that cannot is out of use.
+func (s *Store) rollback(tx *bbolt.Tx) error {
+	err := s.last.rollback(tx)
+	if err != nil {
+		s.drop(s.last)
+	}
+	return err
 }
 
 // commit makes t durable, or finds out that it did not.
@@ -265,9 +296,7 @@ func (s *Store) commit(t *tx) error {
 		s.committed(t)
 		return nil
 	}
-	s.rollback(t)
-	s.failed.Store(true)
-	s.wipe.tail = true // pages of t may lie there
+	_ = s.rollback(t.bolt) // the file is opened again anyway
 	s.opts.Logger.Error("committing failed", "error", err)
 	if rerr := s.reopen(); rerr != nil {
 		return unavailable(errors.Join(err, rerr))
@@ -302,7 +331,7 @@ func (s *Store) busy() (end func()) {
 
 // reopen replaces the file by a fresh view of what is on disk. Views that are
 // open keep the old one until they end, which is within two seconds; new ones
-// are turned away meanwhile.
+// are turned away meanwhile. When it fails the writer tries again, see mend.
 func (s *Store) reopen() error {
 	defer s.busy()()
 	if s.last != nil {
@@ -313,15 +342,31 @@ func (s *Store) reopen() error {
 		}
 		s.last = nil
 	}
+	s.suspect()
 	f, err := openFile(s.path, &s.opts)
 	if err != nil {
+		s.opts.Logger.Error("opening the database again failed, will be tried again", "error", err)
+		s.backoff = min(max(2*s.backoff, firstRetry), lastRetry)
+		s.retry = time.After(s.backoff)
 		return unavailable(fmt.Errorf("opening database again: %w", err))
 	}
-	s.last = f
+	s.last, s.retry, s.backoff = f, nil, 0
 	s.mu.Lock()
 	s.open = f
 	s.mu.Unlock()
 	return nil
+}
+
+// suspect makes a scrub due: a commit of unknown outcome may have deleted, or have
+// left pages in the tail. It comes before the outcome is known, so that Scrubbed
+// waits for it from the moment at which the members are answered.
+func (s *Store) suspect() {
+	s.wipe.tail = true
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clean == nil {
+		s.clean = make(chan struct{})
+	}
 }
 
 // lastCommit returns the id of the newest commit in the file.
