@@ -4,7 +4,10 @@
 // The model: an object is identified by its UID, its tenant by the UIDs of cluster and namespace. Each reconcile
 // compares the object with what the vault holds for it, changes the vault by compare-and-set on the version, and then
 // writes a status that is a function of what it saw (see outcome). Nothing is remembered between two reconciles but
-// when to look again (see schedule), so the operator may be stopped anywhere, and two of them do no harm.
+// when to look again (see schedule), so the operator may be stopped anywhere, and two that share one store do no harm.
+//
+// Two with stores of their own would overwrite each other's statuses without end, so a cluster belongs to one
+// deployment: the one whose sealing key is published there (see publisher). An operator of another one refuses to run.
 //
 // What holds: a finalizer is on the object before anything is sealed for it; a spec that is refused leaves the last
 // good version serving, and rotating; in a terminating namespace nothing is made; no value, and no hash of one, is
@@ -86,15 +89,16 @@ type Options struct {
 	// Tenants names by namespace the existing tenants that these are part of. Every other namespace is a tenant of
 	// its own, made when it has its first object. The namespaces must exist.
 	Tenants map[string]authz.TenantID
-	// Namespace is where the sealing key is published; default DefaultNamespace. It is created if it is missing and
-	// the operator may.
+	// Namespace is where the sealing key is published, and so the cluster claimed; default DefaultNamespace. It is
+	// created if it is missing and the operator may.
 	Namespace string
 	Logger    *slog.Logger     // default slog.Default()
 	Now       func() time.Time // the clock of the vault; default time.Now
 }
 
 // Run runs the operator against the cluster of cfg until ctx ends, and then returns nil once the reconciles in flight
-// have finished. It fails at once when the API server does not answer or lacks the CRD.
+// have finished. It fails at once when the API server does not answer or lacks the CRD, or when the cluster belongs to
+// another deployment; and later when one of these becomes so. It may be called again in the same process.
 func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if o.Namespace == "" {
 		o.Namespace = DefaultNamespace
@@ -136,10 +140,13 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 	if err := mapTenants(ctx, mgr, o, cluster); err != nil {
 		return nil, err
 	}
+	if err := addSealingKey(ctx, mgr, o); err != nil { // first, since it fails unless the cluster is ours
+		return nil, err
+	}
 	if err := addSealedCredentials(mgr, o, cluster); err != nil {
 		return nil, err
 	}
-	return mgr, addSealingKey(mgr, o)
+	return mgr, addSweeper(mgr, o, cluster)
 }
 
 // checkCRD returns an error that names the remedy when the cluster does not know SealedCredential.
@@ -153,7 +160,7 @@ func checkCRD(ctx context.Context, cfg *rest.Config) error {
 		return errors.New("the cluster does not know SealedCredential: install it with `kubectl apply -k config/crd`")
 	}
 	if err != nil {
-		return fmt.Errorf("asking the API server for its resources: %w", err)
+		return fmt.Errorf("asking the API server for its resources (is it up, and does the kubeconfig name it?): %w", err)
 	}
 	return nil
 }

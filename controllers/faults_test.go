@@ -55,7 +55,7 @@ func (c *crash) transport(next http.RoundTripper) http.RoundTripper {
 			return next.RoundTrip(r)
 		}
 		stepErr := c.step(func() error {
-			response, err = next.RoundTrip(r)
+			response, err = next.RoundTrip(r) //nolint:bodyclose // it is closed below, or goes to the caller
 			return err
 		})
 		if stepErr != nil {

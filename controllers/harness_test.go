@@ -140,14 +140,18 @@ func (w *world) start(crash *crash) {
 	w.open(crash)
 	done := make(chan error, 1)
 	go func() {
-		done <- controllers.Run(ctx, cfg, controllers.Options{
-			Vault: w.vault, Identity: w.identity, Keys: w.keys,
-			Logger: slog.New(slog.NewTextHandler(&w.logs, nil)), Now: w.clock.Now,
-		})
+		done <- controllers.Run(ctx, cfg, w.options())
 	}()
 	w.stop = func() error {
 		cancel()
 		return errors.Join(<-done, w.store.Close())
+	}
+}
+
+func (w *world) options() controllers.Options {
+	return controllers.Options{
+		Vault: w.vault, Identity: w.identity, Keys: w.keys,
+		Logger: slog.New(slog.NewTextHandler(&w.logs, nil)), Now: w.clock.Now,
 	}
 }
 

@@ -30,7 +30,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// abandonAnnotation, set to "true", lets a deleted object go although its vault entry cannot be released.
+// abandonAnnotation, set to "true", lets a deleted object go even when its vault entry cannot be released. The entry is
+// kept: it is released by now, or the sweeper does that once it can.
 const abandonAnnotation = "latticekeep.dev/abandon"
 
 const (
@@ -140,11 +141,15 @@ func (r *reconciler) principal(ctx context.Context, namespace, object types.UID)
 	if err != nil {
 		return authz.Principal{}, fmt.Errorf("finding tenant of namespace: %w", err)
 	}
+	return actingFor(ctx, tenant, object), nil
+}
+
+func actingFor(ctx context.Context, tenant authz.TenantID, object types.UID) authz.Principal {
 	return authz.Principal{
 		Tenant: tenant, Kind: authz.Operator, ID: string(object),
 		Scopes:    []authz.Scope{authz.VaultRead, authz.VaultWrite},
 		RequestID: string(controller.ReconcileIDFromContext(ctx)), // which is in every line of the log
-	}, nil
+	}
 }
 
 // hold puts the finalizer on sc, so that it does not go without its vault entry.
@@ -191,6 +196,7 @@ func (r *reconciler) seal(ctx context.Context, p authz.Principal, sc *v1alpha1.S
 		Name: sc.Name, Type: sc.Spec.CredentialType, TTLDays: int(sc.Spec.TTLDays), Values: values,
 		SpecDigest: sealing.SpecDigest(sc), ValuesDigest: sealing.ValuesDigest(sc),
 		SealedAt: sealing.SealedAt(sc), Trigger: trigger(sc),
+		Object: vault.Object{Cluster: r.cluster, Namespace: sc.Namespace, Name: sc.Name},
 	}
 	var version uint64
 	reason, note := "Sealed", "sealed into the vault as version %d"
@@ -257,7 +263,16 @@ func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential)
 	if err != nil {
 		return err
 	}
-	return r.vault.Release(ctx, p, string(sc.UID), sc.Spec.DeletionPolicy != v1alpha1.DeletionRetain)
+	return r.vault.Release(ctx, p, string(sc.UID), !retained(sc))
+}
+
+// retained reports whether the vault entry outlives sc.
+func retained(sc *v1alpha1.SealedCredential) bool {
+	return sc.Spec.DeletionPolicy == v1alpha1.DeletionRetain || abandoned(sc)
+}
+
+func abandoned(sc *v1alpha1.SealedCredential) bool {
+	return sc.Annotations[abandonAnnotation] == "true"
 }
 
 // letGo removes the finalizer once the vault entry has been released, or err, the reason why it has not, no longer
@@ -265,12 +280,12 @@ func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential)
 func (r *reconciler) letGo(ctx context.Context, sc *v1alpha1.SealedCredential, err error) (*outcome, error) {
 	note := "the vault entry is deleted"
 	switch {
-	case err != nil && sc.Annotations[abandonAnnotation] != "true":
+	case err != nil && !abandoned(sc):
 		return &outcome{trouble: err}, nil
 	case err != nil:
 		log.FromContext(ctx).Error(err, "the vault entry could not be released")
-		note = "the vault entry is abandoned: it could not be released"
-	case sc.Spec.DeletionPolicy == v1alpha1.DeletionRetain:
+		note = "the vault entry is abandoned: it could not be released yet"
+	case retained(sc):
 		note = "the vault entry is kept, and no longer tied to this object"
 	}
 	before := sc.DeepCopy()

@@ -8,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corev1apply "k8s.io/client-go/applyconfigurations/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -16,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
 const (
@@ -24,23 +24,57 @@ const (
 	sealingKeyData      = "sealing-key.json"
 )
 
+// repairPace is the least time between two repairs of the ConfigMap: whoever keeps changing it does not make the
+// operator write as often.
+const repairPace = 10 * time.Second
+
 // publisher keeps the ConfigMap with the public sealing key as the keyring has it. The ConfigMap is a convenience, not
 // a trust anchor: whoever seals checks the signature and the identity in it.
+//
+// It is also the deployment's claim on the cluster. A ConfigMap that is missing, damaged or from the same identity is
+// written, provided that it has not changed since it was looked at, so that of two deployments one wins. That of another
+// identity is never written: before the controllers start it keeps them from starting, and later it ends them.
 type publisher struct {
-	client client.Client // reads the ConfigMap from the cache
-	keys   *keyring.Ring
-	object client.ObjectKey
-	due    *schedule // a missing ConfigMap causes no event, and neither does a newer key
-	now    func() time.Time
+	live     client.Reader // asks the API server: the claim must not be judged from an old ConfigMap
+	client   client.Client
+	keys     *keyring.Ring
+	object   client.ObjectKey
+	due      *schedule // a missing ConfigMap causes no event, and neither does a newer key
+	now      func() time.Time
+	repaired time.Time
+	lost     chan error
 }
 
-func addSealingKey(mgr manager.Manager, o Options) error {
+// addSealingKey claims the cluster, or returns an error that names the remedy.
+func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
 	p := &publisher{
-		client: mgr.GetClient(), keys: o.Keys,
+		live: mgr.GetAPIReader(), client: mgr.GetClient(), keys: o.Keys,
 		object: client.ObjectKey{Namespace: o.Namespace, Name: sealingKeyConfigMap},
-		due:    newSchedule(o.Now), now: o.Now,
+		due:    newSchedule(o.Now), now: o.Now, lost: make(chan error, 1),
+	}
+	published, want, err := p.look(ctx)
+	if err != nil {
+		return err
+	}
+	if err := p.foreign(published); err != nil {
+		return err
+	}
+	if err := p.write(ctx, published, want); err != nil {
+		return err
 	}
 	p.due.Set(p.object, p.now())
+	// The manager ends with the first of its parts that fails.
+	claimed := manager.RunnableFunc(func(ctx context.Context) error {
+		select {
+		case err := <-p.lost:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	})
+	if err := mgr.Add(claimed); err != nil {
+		return err
+	}
 	return builder.ControllerManagedBy(mgr).
 		Named("sealingkey").
 		For(&corev1.ConfigMap{}).
@@ -52,40 +86,95 @@ func addSealingKey(mgr manager.Manager, o Options) error {
 // Reconcile implements reconcile.Reconciler.
 func (p *publisher) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	now := p.now()
-	document, err := p.keys.SealingDocument(ctx)
+	published, want, err := p.look(ctx)
 	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("reading sealing key document: %w", err)
+		return reconcile.Result{}, err
 	}
-	want, err := document.MarshalJSON()
-	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("encoding sealing key document: %w", err)
+	if err := p.foreign(published); err != nil {
+		select {
+		case p.lost <- err:
+		default: // it has been told
+		}
+		return reconcile.Result{}, nil
 	}
-	published := new(corev1.ConfigMap)
-	if err := p.client.Get(ctx, p.object, published); client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("reading ConfigMap: %w", err)
-	}
-	if published.Data[sealingKeyData] != string(want) {
-		if err := p.publish(ctx, string(want)); err != nil {
+	if published.Data[sealingKeyData] != want {
+		// A clock that was set back is not waited for.
+		if since := now.Sub(p.repaired); since >= 0 && since < repairPace {
+			p.due.Set(p.object, p.repaired.Add(repairPace))
+			return reconcile.Result{}, nil
+		}
+		err := p.write(ctx, published, want)
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+			return reconcile.Result{RequeueAfter: again}, nil
+		}
+		if err != nil {
 			return reconcile.Result{}, err
 		}
+		p.repaired = now
 	}
 	p.due.Set(p.object, now.Add(recheck))
 	return reconcile.Result{}, nil
 }
 
-func (p *publisher) publish(ctx context.Context, document string) error {
-	config := corev1apply.ConfigMap(p.object.Name, p.object.Namespace).WithData(map[string]string{sealingKeyData: document})
-	err := p.client.Apply(ctx, config, client.FieldOwner(operatorName), client.ForceOwnership)
-	if apierrors.IsNotFound(err) {
-		// The namespace is missing. A deployed operator lives in it, so this is one that runs outside the cluster.
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.object.Namespace}}
-		if err := p.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("creating namespace for ConfigMap %s (create it with kubectl, or name another one): %w", p.object, err)
-		}
-		err = p.client.Apply(ctx, config, client.FieldOwner(operatorName), client.ForceOwnership)
+// look returns the ConfigMap as it is, empty when it is missing, and the document that it should hold.
+func (p *publisher) look(ctx context.Context) (*corev1.ConfigMap, string, error) {
+	document, err := p.keys.SealingDocument(ctx)
+	if err != nil {
+		return nil, "", fmt.Errorf("reading sealing key document: %w", err)
+	}
+	want, err := document.MarshalJSON()
+	if err != nil {
+		return nil, "", fmt.Errorf("encoding sealing key document: %w", err)
+	}
+	published := new(corev1.ConfigMap)
+	if err := p.live.Get(ctx, p.object, published); apierrors.IsNotFound(err) {
+		published = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: p.object.Namespace, Name: p.object.Name}}
+	} else if err != nil {
+		return nil, "", fmt.Errorf("reading ConfigMap %s: %w", p.object, err)
+	}
+	return published, string(want), nil
+}
+
+// foreign returns an error that names the remedy when the ConfigMap holds the document of another deployment.
+func (p *publisher) foreign(published *corev1.ConfigMap) error {
+	document, err := sealing.ParseDocument([]byte(published.Data[sealingKeyData]))
+	own := p.keys.Identity().ID()
+	if err != nil || document.Identity() == own {
+		return nil
+	}
+	return fmt.Errorf("the cluster belongs to another deployment: ConfigMap %s holds the sealing key of identity %s, and this is identity %s; "+
+		"stop this operator or the other one, and once the other one is gone for good (as a development server without --data-dir is when it "+
+		"stops), end its claim with `kubectl delete configmap -n %s %s`", p.object, document.Identity(), own, p.object.Namespace, p.object.Name)
+}
+
+// write makes the ConfigMap hold document, unless it does or is no longer the published one.
+func (p *publisher) write(ctx context.Context, published *corev1.ConfigMap, document string) error {
+	if published.Data[sealingKeyData] == document {
+		return nil
+	}
+	before := published.DeepCopy()
+	published.Data = map[string]string{sealingKeyData: document}
+	var err error
+	if published.ResourceVersion == "" {
+		err = p.create(ctx, published)
+	} else {
+		err = p.client.Patch(ctx, published, changes(before), client.FieldOwner(operatorName))
 	}
 	if err != nil {
 		return fmt.Errorf("writing ConfigMap %s: %w", p.object, err)
 	}
 	return nil
+}
+
+func (p *publisher) create(ctx context.Context, config *corev1.ConfigMap) error {
+	err := p.client.Create(ctx, config, client.FieldOwner(operatorName))
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	// The namespace is missing. A deployed operator lives in it, so this is one that runs outside the cluster.
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.object.Namespace}}
+	if err := p.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("creating its namespace (create it with kubectl, or name another one): %w", err)
+	}
+	return p.client.Create(ctx, config, client.FieldOwner(operatorName))
 }

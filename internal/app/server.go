@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -26,7 +27,7 @@ import (
 type Config struct {
 	DataDir    string // default: a temporary one that is removed at the end
 	Listen     string // default DefaultListen; port 0 takes a free one
-	Kubeconfig string // turns the operator on; in a pod its own configuration does
+	Kubeconfig string // turns the operator on; in a pod its ServiceAccount token does
 	Now        func() time.Time
 
 	Stdout io.Writer // takes one JSON line once the server is ready
@@ -43,7 +44,9 @@ func newServerCommand() *cobra.Command {
 		Use:   "server --dev",
 		Short: "Run the HTTP service, and the operator beside it",
 		Long: `Run the HTTP service on an embedded store, and the operator when --kubeconfig
-is given or the process runs in a pod.
+is given or the process runs in a pod with a ServiceAccount token. While the
+cluster does not answer, lacks the CRD or belongs to another deployment, the
+HTTP service runs alone and the operator is tried again.
 
 Once ready, one JSON line on stdout says where: base_url, tenant_id, api_key,
 data_dir and dashboard_url. The API key has all scopes of the tenant. Started
@@ -116,9 +119,11 @@ func Run(ctx context.Context, c Config) (err error) {
 	parts.Go(func() error { return s.Serve(running, l) })
 	if cluster != nil {
 		parts.Go(func() error {
-			return controllers.Run(running, cluster, controllers.Options{
-				Vault: d.vault, Identity: d.identity, Keys: d.keys, Logger: logger, Now: c.Now,
-				Tenants: map[string]authz.TenantID{"default": tenant},
+			return operate(running, logger, func() error {
+				return controllers.Run(running, cluster, controllers.Options{
+					Vault: d.vault, Identity: d.identity, Keys: d.keys, Logger: logger, Now: c.Now,
+					Tenants: map[string]authz.TenantID{"default": tenant},
+				})
 			})
 		})
 	}
@@ -128,6 +133,34 @@ func Run(ctx context.Context, c Config) (err error) {
 	}
 	fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], d.keys.Identity().ID(), d.log.Fingerprint(), cluster != nil))
 	return parts.Wait()
+}
+
+// The operator is run again after operatorFirstRetry, then twice as long each
+// time, up to operatorLastRetry.
+const operatorFirstRetry, operatorLastRetry = time.Second, time.Minute
+
+// operate runs the operator again and again until ctx ends. What ends it early
+// is trouble with the cluster, which is no reason to end the HTTP service that
+// workloads read from: it is logged, with the remedy that the error names.
+func operate(ctx context.Context, logger *slog.Logger, run func() error) error {
+	wait := operatorFirstRetry
+	for {
+		began := time.Now()
+		err := run()
+		if ctx.Err() != nil {
+			return err
+		}
+		if time.Since(began) > operatorLastRetry { // this is new trouble
+			wait = operatorFirstRetry
+		}
+		logger.Error("the operator is not running, it is tried again", "in", wait, "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, operatorLastRetry)
+	}
 }
 
 // clusterConfig returns the cluster to be the operator of, and nil for none.
@@ -140,7 +173,8 @@ func clusterConfig(kubeconfig string) (*rest.Config, error) {
 		return cfg, nil
 	}
 	cfg, err := rest.InClusterConfig()
-	if errors.Is(err, rest.ErrNotInCluster) {
+	// A pod without a ServiceAccount token is meant to have nothing to do with its cluster.
+	if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("reading the pod's cluster configuration: %w", err)

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -29,6 +30,16 @@ type Desired struct {
 	ValuesDigest [32]byte             // over the sealed values alone: tells new values from new keys
 	SealedAt     map[string]time.Time // per key, when its value was sealed
 	Trigger      string               // of a rotation on demand
+
+	Object Object // who asks
+}
+
+// Object is where a SealedCredential stands. Together with its UID it can be
+// found again, or found to be gone.
+type Object struct {
+	Cluster   string `json:"cluster"` // UID
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 }
 
 // Owned is what the vault holds for an object. It is the operator's memory:
@@ -39,6 +50,7 @@ type Owned struct {
 	ValuesDigest  [32]byte
 	ValueSealedAt map[string]time.Time
 	Trigger       string
+	Object        Object
 	Audit         audit.Receipt // entry of the current version
 	Missing       bool          // the credential was deleted behind the operator's back
 }
@@ -51,6 +63,7 @@ type ownedRow struct {
 	ValuesDigest []byte               `json:"values_digest"`
 	SealedAt     map[string]time.Time `json:"sealed_at"`
 	Trigger      string               `json:"trigger"`
+	Object       Object               `json:"object"`
 }
 
 func ownedKey(tenant authz.TenantID, uid string) []byte {
@@ -60,10 +73,15 @@ func ownedKey(tenant authz.TenantID, uid string) []byte {
 func (v *Vault) getOwned(rd store.Reader, tenant authz.TenantID, uid string) (*ownedRow, error) {
 	key := ownedKey(tenant, uid)
 	b, err := rd.Get(key)
-	if err == nil {
-		b, err = v.keys.OpenRow(key, b)
-	}
 	if err != nil || b == nil {
+		return nil, err
+	}
+	return v.decodeOwned(key, b)
+}
+
+func (v *Vault) decodeOwned(key, stored []byte) (*ownedRow, error) {
+	b, err := v.keys.OpenRow(key, stored)
+	if err != nil {
 		return nil, err
 	}
 	var row ownedRow
@@ -106,7 +124,7 @@ func (v *Vault) owned(ctx context.Context, tenant authz.TenantID, uid string) (o
 		o = &Owned{
 			Credential: Credential{ID: row.Credential, Version: row.Version, Owned: true},
 			SpecDigest: [32]byte(row.SpecDigest), ValuesDigest: [32]byte(row.ValuesDigest),
-			ValueSealedAt: row.SealedAt, Trigger: row.Trigger,
+			ValueSealedAt: row.SealedAt, Trigger: row.Trigger, Object: row.Object,
 		}
 		r, err = find(rd, tenant, row.Credential)
 		if errors.Is(err, fault.Internal) {
@@ -164,7 +182,7 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 	}
 	return v.commitOwned(ctx, p, uid, expect, r, what, &ownedRow{
 		Credential: id, Version: r.version, SpecDigest: d.SpecDigest[:], ValuesDigest: d.ValuesDigest[:],
-		SealedAt: accepted(before, d), Trigger: d.Trigger,
+		SealedAt: accepted(before, d), Trigger: d.Trigger, Object: d.Object,
 	})
 }
 
@@ -233,7 +251,7 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 	}
 	return v.commitOwned(ctx, p, uid, expect, r, audit.CredentialReencrypted, &ownedRow{
 		Credential: r.id, Version: r.version, SpecDigest: before.SpecDigest[:], ValuesDigest: before.ValuesDigest[:],
-		SealedAt: before.ValueSealedAt, Trigger: trigger,
+		SealedAt: before.ValueSealedAt, Trigger: trigger, Object: before.Object,
 	})
 }
 
@@ -267,7 +285,7 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 	return &Owned{
 		Credential: r.credential(v.now(), true),
 		SpecDigest: [32]byte(row.SpecDigest), ValuesDigest: [32]byte(row.ValuesDigest),
-		ValueSealedAt: row.SealedAt, Trigger: row.Trigger, Audit: *receipt,
+		ValueSealedAt: row.SealedAt, Trigger: row.Trigger, Object: row.Object, Audit: *receipt,
 	}, nil
 }
 
@@ -330,4 +348,31 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 		return fmt.Errorf("releasing an object's credential: %w", err)
 	}
 	return nil
+}
+
+// Owner is an object that owns a credential.
+type Owner struct {
+	Object
+	UID    string
+	Tenant authz.TenantID
+}
+
+// Owners returns the objects of a cluster that own a credential, those of all
+// tenants: it is the deployment that asks, and it learns no credential. Rows
+// that are damaged name no cluster and are left out.
+func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
+	var owners []Owner
+	err := audit.ScanAll(ctx, v.store, store.Prefix([]byte("owned/")), func(key, value []byte) error {
+		_, rest, _ := strings.Cut(string(key), "/")
+		tenant, uid, _ := strings.Cut(rest, "/")
+		row, err := v.decodeOwned(key, value)
+		if err == nil && row.Object.Cluster == cluster {
+			owners = append(owners, Owner{row.Object, uid, authz.TenantID(tenant)})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading which objects own credentials: %w", err)
+	}
+	return owners, nil
 }

@@ -211,6 +211,42 @@ func TestReleaseDeletesOrLetsGo(t *testing.T) {
 	}
 }
 
+func TestOwnersAreThoseOfOneCluster(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	here := Object{Cluster: "c1", Namespace: "ns", Name: "db"}
+	apply := func(tenant authz.TenantID, id string, o Object) *Owned {
+		t.Helper()
+		op, d := f.operator(), f.desired(login, "a")
+		op.Tenant, op.ID, d.Object = tenant, id, o
+		owned, err := f.vault.Apply(t.Context(), op, id, 0, d)
+		must(t, err)
+		return owned
+	}
+	apply(f.a.Tenant, uid, here)
+	apply(f.b.Tenant, "other-tenant", Object{"c1", "ns2", "db2"})
+	apply(f.a.Tenant, "other-cluster", Object{"c2", "ns", "db"})
+	apply(f.a.Tenant, "damaged", here)
+	f.tamper(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, "damaged"), []byte("junk")) })
+
+	_, err := f.vault.Reencrypt(t.Context(), f.operator(), uid, 1, "now")
+	must(t, err)
+	owners, err := f.vault.Owners(t.Context(), "c1")
+	must(t, err)
+	got := make(map[Owner]bool)
+	for _, o := range owners {
+		got[o] = true
+	}
+	if want := (map[Owner]bool{
+		{here, uid, f.a.Tenant}: true, {Object{"c1", "ns2", "db2"}, "other-tenant", f.b.Tenant}: true,
+	}); !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	must(t, f.vault.Release(t.Context(), f.operator(), uid, false))
+	if owners, err := f.vault.Owners(t.Context(), "c1"); err != nil || len(owners) != 1 {
+		t.Error("a released object still owns:", owners, err)
+	}
+}
+
 func TestAnObjectReachesOnlyItsTenant(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	_, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
