@@ -12,7 +12,7 @@ export CGO_ENABLED := 0
 BIN := $(CURDIR)/bin
 DATA_DIR ?= .latticekeep
 FUZZTIME ?= 30s
-BENCHTIME ?= 1s
+BENCHTIME ?= 3s
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
 

@@ -98,7 +98,7 @@ type Options struct {
 
 // Run runs the operator against the cluster of cfg until ctx ends, and then returns nil once the reconciles in flight
 // have finished. It fails at once when the API server does not answer or lacks the CRD, or when the cluster belongs to
-// another deployment; and later when one of these becomes so. It may be called again in the same process.
+// another deployment; and later when the cluster comes to belong to another. It may be called again in the same process.
 func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if o.Namespace == "" {
 		o.Namespace = DefaultNamespace

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -89,6 +90,9 @@ func Run(ctx context.Context, c Config) (err error) {
 			return fmt.Errorf("making a data directory: %w", err)
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(c.DataDir)) }()
+	}
+	if c.DataDir, err = filepath.Abs(c.DataDir); err != nil { // for scripts that run elsewhere
+		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
 	cluster, err := clusterConfig(c.Kubeconfig)

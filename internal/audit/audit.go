@@ -62,9 +62,17 @@ type Log struct {
 	now     func() time.Time
 
 	// The heads that the store may show at the next commit: the one before the
-	// last commit, should that have failed, or the one after. Only the hook,
-	// which is never called twice at a time, changes them.
-	committed, proposed link
+	// last commit, should that have failed, or the one after; and the positions
+	// of the tenants that either brought. Only closures and the hook, which the
+	// store runs one at a time, use them.
+	committed, proposed               link
+	committedTenants, proposedTenants map[string]position
+}
+
+// position is the newest entry of a tenant.
+type position struct {
+	sequence uint64 // of the tenant
+	last     link
 }
 
 // New returns a log that can serve as the store's commit hook but has no store
@@ -83,6 +91,7 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 		return fmt.Errorf("reading the head of the chain: %w", err)
 	}
 	l.committed, l.proposed = head, head
+	l.committedTenants, l.proposedTenants = make(map[string]position), nil
 	return nil
 }
 
@@ -141,7 +150,7 @@ type pending struct {
 // when the tenant's part of the log is damaged, which so fails this caller and
 // not all that share its commit.
 func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
-	if _, _, err := lastOf(tx, string(e.Principal.Tenant)); err != nil {
+	if _, err := l.position(tx, string(e.Principal.Tenant)); err != nil {
 		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
 	}
 	r := new(Receipt)
@@ -257,7 +266,17 @@ func decodeIndexRow(b []byte) (indexRow, error) {
 	return indexRow{k, EventType(eventType), actor}, nil
 }
 
-// lastOf returns a tenant's newest position.
+// position returns a tenant's newest committed entry, which is read when the
+// process first meets the tenant and then remembered.
+func (l *Log) position(r store.Reader, tenant string) (p position, err error) {
+	if p, ok := l.committedTenants[tenant]; ok {
+		return p, nil
+	}
+	p.sequence, p.last, err = lastOf(r, tenant)
+	return p, err
+}
+
+// lastOf reads a tenant's newest entry from its index.
 func lastOf(r store.Reader, tenant string) (tenantSequence uint64, last link, err error) {
 	rng := store.Prefix(tenantPrefix(tenant))
 	rng.Reverse = true
@@ -294,12 +313,11 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if head != l.committed && head != l.proposed {
 		return errDamagedLog // someone else has written to the store: nothing more is signed
 	}
-	l.committed = head
-	now := l.now().UnixMicro()
-	type position struct {
-		sequence uint64
-		last     link
+	if head == l.proposed {
+		maps.Copy(l.committedTenants, l.proposedTenants)
 	}
+	l.committed, l.proposedTenants = head, nil
+	now := l.now().UnixMicro()
 	tenants := make(map[string]position)
 	cores := make([][]byte, len(events))
 	signatures := l.signInBackground(len(events))
@@ -312,7 +330,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		tenant := string(p.Principal.Tenant)
 		at, ok := tenants[tenant]
 		if !ok {
-			if at.sequence, at.last, err = lastOf(tx, tenant); err != nil {
+			if at, err = l.position(tx, tenant); err != nil {
 				return fmt.Errorf("reading a tenant's last entry: %w", err)
 			}
 		}
@@ -358,7 +376,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 			return err
 		}
 	}
-	l.proposed = head
+	l.proposed, l.proposedTenants = head, tenants
 	return tx.Put(headKey, head.encode())
 }
 

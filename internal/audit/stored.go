@@ -16,20 +16,26 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// page is how many rows one snapshot reads, so that a long log is no long
-// transaction.
-const page = 500
+// A page is what one snapshot reads at the most, so that a long log is no long
+// transaction, and large rows are not many at a time.
+const (
+	pageRows  = 500
+	pageBytes = 4 << 20
+)
 
-// ScanAll visits every row of the range in order, in snapshots of [page] rows.
+// ScanAll visits every row of the range in order, in snapshots of a page each.
 // Rows that are only ever added at the end read the same as in one snapshot.
 func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
 	type row struct{ key, value []byte }
 	for {
 		var rows []row
+		size, full := 0, false
 		err := s.View(ctx, func(r store.Reader) error {
 			return r.Scan(rng, func(key, value []byte) bool {
 				rows = append(rows, row{bytes.Clone(key), bytes.Clone(value)})
-				return len(rows) < page
+				size += len(value)
+				full = len(rows) == pageRows || size >= pageBytes
+				return !full
 			})
 		})
 		if err != nil {
@@ -40,7 +46,7 @@ func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key
 				return err
 			}
 		}
-		if len(rows) < page {
+		if !full {
 			return nil
 		}
 		rng.From = append(rows[len(rows)-1].key, 0)

@@ -379,6 +379,9 @@ func TestADamagedTenantStopsNobodyElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := f.log.Use(t.Context(), f.store, f.log.signer, "chain_test"); err != nil { // as after a restart
+		t.Fatal(err)
+	}
 	var wg sync.WaitGroup
 	for i := range 40 {
 		wg.Go(func() {

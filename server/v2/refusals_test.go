@@ -20,6 +20,9 @@ func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
 	if count("192.0.2.1") != 1 || count("192.0.2.2") != 1 || count("192.0.2.1") != 0 {
 		t.Error("not once per source")
 	}
+	if count("2001:db8::1") != 1 || count("2001:db8::2") != 0 || count("2001:db8:0:1::1") != 1 {
+		t.Error("not once per IPv6 network")
+	}
 	now = now.Add(time.Minute)
 	if count("192.0.2.1") != 1 {
 		t.Error("not once per minute")

@@ -165,7 +165,8 @@ func (a *API) recordRefusal(c *gin.Context) {
 	if !a.refusals.first(source, a.Now()) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
+	// Not under the request's own context: that ends when the stranger hangs up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 	defer cancel()
 	_ = a.Audit.Record(ctx, audit.Event{
 		Type: audit.AccessRefused, Outcome: audit.Denied, Resource: audit.Resource{Type: audit.InterfaceResource},

@@ -167,7 +167,11 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 		}
 		return unavailable(err)
 	}
-	defer func() { _ = f.rollback(tx) }() // a reader has nothing to lose
+	defer func() {
+		if err := f.rollback(tx); err != nil {
+			s.drop(f) // this reader has nothing to lose; the next ones get a fresh file
+		}
+	}()
 
 	r := &reader{data: data}
 	deadline := s.opts.Now().Add(viewLimit)

@@ -94,6 +94,15 @@ func (f *file) rollback(tx *bbolt.Tx) error {
 	return err
 }
 
+// view reads the file with what begin guards against.
+func (f *file) view(read func(*bbolt.Tx) error) error {
+	tx, _, err := f.begin(false)
+	if err != nil {
+		return err
+	}
+	return errors.Join(guard(func() error { return read(tx) }), f.rollback(tx))
+}
+
 // abandon releases the file and its lock without bbolt. The map leaks and keeps
 // the open file alive in the kernel, so closing alone would not unlock it.
 func (f *file) abandon() error {
@@ -220,13 +229,11 @@ func openFile(path string, o *Options) (*file, error) {
 
 // prepare makes sure that the opened file is ours, and settles it.
 func (f *file) prepare(o *Options) error {
-	err := guard(func() error {
-		return f.db.View(func(tx *bbolt.Tx) error {
-			if tx.Bucket([]byte(bucketData)) == nil || tx.Bucket([]byte(bucketCommit)) == nil {
-				return fault.New(fault.Invalid, foreign)
-			}
-			return nil
-		})
+	err := f.view(func(tx *bbolt.Tx) error {
+		if tx.Bucket([]byte(bucketData)) == nil || tx.Bucket([]byte(bucketCommit)) == nil {
+			return fault.New(fault.Invalid, foreign)
+		}
+		return nil
 	})
 	if err == nil && !o.ReadOnly {
 		err = o.durably("settle", f.settle)

@@ -345,7 +345,9 @@ func (s *Store) reopen() error {
 	s.suspect()
 	f, err := openFile(s.path, &s.opts)
 	if err != nil {
-		s.opts.Logger.Error("opening the database again failed, will be tried again", "error", err)
+		if s.backoff == 0 { // once an outage
+			s.opts.Logger.Error("opening the database again failed, will be tried again", "error", err)
+		}
 		s.backoff = min(max(2*s.backoff, firstRetry), lastRetry)
 		s.retry = time.After(s.backoff)
 		return unavailable(fmt.Errorf("opening database again: %w", err))
@@ -371,11 +373,12 @@ func (s *Store) suspect() {
 
 // lastCommit returns the id of the newest commit in the file.
 func (s *Store) lastCommit() (id []byte, err error) {
-	err = guard(func() error {
-		return s.last.db.View(func(tx *bbolt.Tx) error {
-			id = bytes.Clone(tx.Bucket([]byte(bucketCommit)).Get([]byte(keyCommit)))
-			return nil
-		})
+	err = s.last.view(func(tx *bbolt.Tx) error {
+		id = bytes.Clone(tx.Bucket([]byte(bucketCommit)).Get([]byte(keyCommit)))
+		return nil
 	})
+	if err != nil {
+		s.drop(s.last)
+	}
 	return id, err
 }
