@@ -49,7 +49,7 @@ func CreateLocal(path string) error {
 		return fmt.Errorf("creating the key file: %w", err)
 	}
 	defer os.Remove(f.Name())
-	_, err = f.WriteString(filePrefix + base64.StdEncoding.EncodeToString(key[:]) + "\n")
+	_, err = f.WriteString(formatFile(key[:]))
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
 		err = os.Link(f.Name(), path) // unlike a rename it never replaces a key
@@ -92,13 +92,26 @@ func OpenLocal(path string) (*Local, error) {
 	if err != nil && n == 0 {
 		return nil, fault.Wrap(fault.Invalid, "the KMS key file is empty: restore it from where you keep it", err)
 	}
-	encoded, ok := strings.CutPrefix(strings.TrimSuffix(string(text[:n]), "\n"), filePrefix)
-	key, err := base64.StdEncoding.Strict().DecodeString(encoded)
-	if !ok || err != nil || len(key) != keySize {
-		return nil, fault.New(fault.Invalid, "the KMS key file is not a latticekeep key: restore it from where you keep it")
+	key, err := parseFile(text[:n])
+	if err != nil {
+		return nil, err
 	}
 	defer clear(key)
 	return newLocal(key)
+}
+
+// formatFile returns the one form of a key file, which parseFile reads.
+func formatFile(key []byte) string {
+	return filePrefix + base64.StdEncoding.EncodeToString(key) + "\n"
+}
+
+func parseFile(text []byte) ([]byte, error) {
+	encoded, ok := strings.CutPrefix(string(text), filePrefix)
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSuffix(encoded, "\n"))
+	if !ok || err != nil || len(key) != keySize || formatFile(key) != string(text) {
+		return nil, fault.New(fault.Invalid, "the KMS key file is not a latticekeep key: restore it from where you keep it")
+	}
+	return key, nil
 }
 
 func newLocal(key []byte) (*Local, error) {

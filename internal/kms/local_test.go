@@ -116,3 +116,11 @@ func TestAnUnusableKeyFileIsRefusedWithARemedy(t *testing.T) {
 		t.Fatal("a directory was read as a key")
 	}
 }
+
+func FuzzParseFile(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if key, err := parseFile(text); err == nil && formatFile(key) != string(text) {
+			t.Fatal("parse and format differ")
+		}
+	})
+}

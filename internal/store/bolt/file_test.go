@@ -439,3 +439,18 @@ func TestCommitsAreSynced(t *testing.T) {
 		t.Fatal("bbolt was told not to sync")
 	}
 }
+
+// A damaged file is refused, never a panic and never a page beyond its end.
+func FuzzNewestMeta(f *testing.F) {
+	f.Fuzz(func(t *testing.T, content []byte) {
+		path := filepath.Join(t.TempDir(), "s.db")
+		must(t, os.WriteFile(path, content, 0o600))
+		file, err := os.Open(path)
+		must(t, err)
+		defer file.Close()
+		m, err := newestMeta(file)
+		if err == nil && m.high*uint64(m.pageSize) > uint64(len(content)) {
+			t.Fatalf("%d pages of %d in %d bytes", m.high, m.pageSize, len(content))
+		}
+	})
+}
