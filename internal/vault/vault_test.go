@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"sync"
@@ -475,7 +476,12 @@ func TestAnOperationAsksTheKMSOnce(t *testing.T) {
 		"list":   func() error { _, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); return err },
 		"unseal": func() error { _, err := f.vault.Unseal(t.Context(), f.a, c.ID); return err },
 		"rotate": func() error { _, err := f.vault.Rotate(t.Context(), f.a, c.ID); return err },
-		"missed": func() error { _, err := f.vault.Unseal(t.Context(), f.b, c.ID); _ = err; return nil }, // refused, as it must be
+		"missed": func() error {
+			if _, err := f.vault.Unseal(t.Context(), f.b, c.ID); !errors.Is(err, fault.Forbidden) {
+				return fmt.Errorf("not refused: %w", err)
+			}
+			return nil
+		},
 	} {
 		f.kms.calls.Store(0)
 		must(t, do())
