@@ -111,6 +111,7 @@ func Write(c *gin.Context, now time.Time, code int, body any) {
 		Fail(c, now, fault.Wrap(fault.Internal, "internal error", err))
 		return
 	}
+	b.WriteByte('\n')      // for people at a terminal
 	defer clear(b.Bytes()) // it may hold plaintext
 	c.Header("Content-Length", strconv.Itoa(b.Len()))
 	c.Data(code, "application/json; charset=utf-8", b.Bytes())
