@@ -12,11 +12,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // lines returns the log lines with that message.
@@ -280,5 +282,49 @@ func TestOversizedHeadersAreRefused(t *testing.T) {
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("status %d", resp.StatusCode)
+	}
+}
+
+// While the store's writer is held up, each call that has to write is answered
+// and nobody waits for it.
+func TestAHangingStoreIsA503(t *testing.T) {
+	s := newService(t)
+	id := s.seal("value")
+	held, release := make(chan struct{}), make(chan struct{})
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.store.Update(context.Background(), func(store.Tx) error {
+			close(held)
+			<-release
+			return nil
+		})
+	}()
+	<-held
+	answers := make(chan int, 4)
+	for _, r := range []request{
+		{method: "POST", path: "/api/v2/vault/seal", body: `{"name":"n","credential_type":"t","values":{"k":"v"}}`},
+		{method: "POST", path: "/api/v2/vault/rotate/" + id},
+		{method: "DELETE", path: "/api/v2/vault/" + id},
+		{method: "GET", path: "/api/v2/audit/logs"},
+	} {
+		r.key = s.key
+		go func() { answers <- s.call(r).status }()
+	}
+	for range cap(answers) {
+		select {
+		case status := <-answers:
+			if status != http.StatusServiceUnavailable {
+				t.Errorf("status %d", status)
+			}
+		case <-time.After(20 * time.Second): // a second, and room for a slow machine
+			t.Error("a call hangs")
+		}
+	}
+	close(release)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if got := s.get("/api/v2/vault/" + id); got.status != http.StatusOK {
+		t.Errorf("no recovery: %d", got.status)
 	}
 }

@@ -162,6 +162,7 @@ func TestTamperingWithAnExportIsReported(t *testing.T) {
 		"field added":         {7, replace(lines, 6, strings.Replace(lines[6], `{"actor"`, `{"a":1,"actor"`, 1))},
 		"field repeated":      {7, replace(lines, 6, strings.Replace(lines[6], `"key_id"`, `"hash":"","key_id"`, 1))},
 		"escaped otherwise":   {7, replace(lines, 6, strings.Replace(lines[6], "success", `\u0073uccess`, 1))},
+		"signature respelled": {7, replace(lines, 6, strings.Replace(lines[6], `"signature":"`, `"signature":"\n`, 1))},
 		"blank line":          {7, slices.Insert(slices.Clone(lines), 6, "\n")},
 		"empty":               {1, nil},
 		"another's ending":    {22, replace(lines, end, strings.Replace(lines[end], "chain_test", "chain_tesT", 1))},

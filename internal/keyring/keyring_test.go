@@ -1,7 +1,9 @@
 package keyring
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -15,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
@@ -326,8 +329,36 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("in the place of ours:", err)
 	}
+	// Our key, in a document that another identity signed.
+	document, err := sealing.ParseDocument(documentOf(t, key.row))
+	if err != nil {
+		t.Fatal(err)
+	}
+	signedByThem, err := sealing.Sign(foreign.ring.identity, document.Key(), f.now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := signedByThem.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.put(t, func(tx store.Tx) error {
+		return tx.Put(sealingKeyRow(key.ID), bytes.Replace(key.row, documentOf(t, key.row), public, 1))
+	})
+	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
+		t.Error("signed by another identity:", err)
+	}
 	f.put(t, theirs.Put)
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("beside ours:", err)
 	}
+}
+
+func documentOf(t *testing.T, row []byte) []byte {
+	t.Helper()
+	var r sealingRow
+	if err := json.Unmarshal(row, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Document
 }
