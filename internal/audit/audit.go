@@ -67,6 +67,8 @@ type Log struct {
 	// store runs one at a time, use them.
 	committed, proposed               link
 	committedTenants, proposedTenants map[string]position
+
+	refusals refusals
 }
 
 // position is the newest entry of a tenant.
@@ -166,22 +168,35 @@ func (l *Log) Record(ctx context.Context, e Event) error {
 	})
 }
 
+// errTrialEnded is told to the caller: nothing but the activation helps.
+var errTrialEnded = fault.New(fault.Forbidden, "the trial has ended and the tenant is read-only: ask the operator of this service to activate it")
+
 // Authorize reports whether p may do a. A refusal is recorded before it is
 // returned: asking and recording are one call. Errors: fault.Forbidden, or
 // fault.Unavailable when the refusal could not be recorded.
 func (l *Log) Authorize(ctx context.Context, p authz.Principal, a authz.Action) error {
-	if p.May(a) {
+	why := p.Denies(a)
+	if why == "" {
 		return nil
 	}
-	attempt := attempts[a]
-	if err := l.Record(ctx, Event{
-		Type: attempt.event, Outcome: Denied, Principal: p,
-		Resource:   Resource{Type: attempt.resource},
-		Attributes: map[string]string{AttributeReason: "missing_scope"},
-	}); err != nil {
+	if err := l.Attempt(ctx, p, a, Denied, string(why)); err != nil {
 		return err
 	}
+	if why == authz.TrialEnded {
+		return errTrialEnded
+	}
 	return fault.New(fault.Forbidden, "access denied")
+}
+
+// Attempt records that p tried a and that it was not carried out; the reason
+// is one of a few fixed words.
+func (l *Log) Attempt(ctx context.Context, p authz.Principal, a authz.Action, o Outcome, reason string) error {
+	tried := attempts[a]
+	return l.Record(ctx, Event{
+		Type: tried.event, Outcome: o, Principal: p,
+		Resource:   Resource{Type: tried.resource},
+		Attributes: map[string]string{AttributeReason: reason},
+	})
 }
 
 // Keys of the rows. Sequences are big-endian, so that byte order is theirs.

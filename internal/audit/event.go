@@ -12,29 +12,107 @@ type EventType string
 
 // The event types: all there are.
 const (
-	ChainStarted          EventType = "CHAIN_STARTED"          // the first entry: chain id and audit key
-	SealingKeyCreated     EventType = "SEALING_KEY_CREATED"    // a key for SealedCredential values
-	TenantCreated         EventType = "TENANT_CREATED"         //
-	NamespaceMapped       EventType = "NAMESPACE_MAPPED"       // a Kubernetes namespace belongs to the tenant
-	APIKeyCreated         EventType = "API_KEY_CREATED"        //
-	APIKeyRevoked         EventType = "API_KEY_REVOKED"        //
-	CredentialSealed      EventType = "CREDENTIAL_SEALED"      // a new credential, or a deleted one made again
-	CredentialListed      EventType = "CREDENTIAL_LISTED"      //
-	CredentialUnsealed    EventType = "CREDENTIAL_UNSEALED"    //
-	CredentialRotated     EventType = "CREDENTIAL_ROTATED"     // new values
-	CredentialReencrypted EventType = "CREDENTIAL_REENCRYPTED" // new keys around the same values
-	CredentialDeleted     EventType = "CREDENTIAL_DELETED"     //
-	CredentialReleased    EventType = "CREDENTIAL_RELEASED"    // its owner is gone; if the credential was there, it stays
-	AuditRead             EventType = "AUDIT_READ"             //
-	AccessRefused         EventType = "ACCESS_REFUSED"         // no principal; once per source and minute, in the tenant system
+	ChainStarted           EventType = "CHAIN_STARTED"       // the first entry: chain id and audit key
+	SealingKeyCreated      EventType = "SEALING_KEY_CREATED" // a key for SealedCredential values
+	TenantCreated          EventType = "TENANT_CREATED"
+	TenantListed           EventType = "TENANT_LISTED"
+	TenantActivated        EventType = "TENANT_ACTIVATED"    // no longer on trial
+	TenantLimited          EventType = "TENANT_LIMITED"      // its rate limits were set
+	TenantKeysRotated      EventType = "TENANT_KEYS_ROTATED" // a new version of wrapping and signing keys
+	NamespaceMapped        EventType = "NAMESPACE_MAPPED"    // a Kubernetes namespace belongs to the tenant
+	APIKeyCreated          EventType = "API_KEY_CREATED"
+	APIKeyListed           EventType = "API_KEY_LISTED"
+	APIKeyRevoked          EventType = "API_KEY_REVOKED"
+	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one made again
+	CredentialListed       EventType = "CREDENTIAL_LISTED" // all of them, or the versions of one
+	CredentialUnsealed     EventType = "CREDENTIAL_UNSEALED"
+	CredentialRotated      EventType = "CREDENTIAL_ROTATED"     // new values
+	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED" // new keys around the same values
+	CredentialDeleted      EventType = "CREDENTIAL_DELETED"
+	CredentialReleased     EventType = "CREDENTIAL_RELEASED" // its owner is gone; if the credential was there, it stays
+	KeyCreated             EventType = "KEY_CREATED"         // a named key
+	KeyListed              EventType = "KEY_LISTED"
+	KeyRotated             EventType = "KEY_ROTATED"
+	DataEncrypted          EventType = "DATA_ENCRYPTED"
+	DataDecrypted          EventType = "DATA_DECRYPTED"
+	DataRewrapped          EventType = "DATA_REWRAPPED" // encrypted anew with the newest version of its key
+	DataSigned             EventType = "DATA_SIGNED"
+	DataVerified           EventType = "DATA_VERIFIED"
+	PublicKeyRead          EventType = "PUBLIC_KEY_READ"
+	UserRegistered         EventType = "USER_REGISTERED"
+	UserSignedIn           EventType = "USER_SIGNED_IN"
+	UserSignedOut          EventType = "USER_SIGNED_OUT"
+	AccountRead            EventType = "ACCOUNT_READ"
+	SessionRefreshed       EventType = "SESSION_REFRESHED" // denied: a refresh token was used twice, and its session is over
+	SessionListed          EventType = "SESSION_LISTED"
+	SessionEnded           EventType = "SESSION_ENDED"
+	EmailVerified          EventType = "EMAIL_VERIFIED"
+	VerificationRequested  EventType = "VERIFICATION_REQUESTED"
+	PasswordChanged        EventType = "PASSWORD_CHANGED"
+	PasswordResetRequested EventType = "PASSWORD_RESET_REQUESTED"
+	PasswordReset          EventType = "PASSWORD_RESET"
+	MemberListed           EventType = "MEMBER_LISTED"
+	MemberInvited          EventType = "MEMBER_INVITED"
+	MemberJoined           EventType = "MEMBER_JOINED"
+	MemberChanged          EventType = "MEMBER_CHANGED" // another role
+	MemberRemoved          EventType = "MEMBER_REMOVED"
+	InvitationRevoked      EventType = "INVITATION_REVOKED"
+	AuditRead              EventType = "AUDIT_READ"
+	RateLimited            EventType = "RATE_LIMITED"   // once per principal and minute
+	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, in the tenant system
 )
 
 // EventTypes returns all event types in the order of the documentation.
 func EventTypes() []EventType {
 	return []EventType{
-		ChainStarted, SealingKeyCreated, TenantCreated, NamespaceMapped, APIKeyCreated, APIKeyRevoked,
-		CredentialSealed, CredentialListed, CredentialUnsealed, CredentialRotated, CredentialReencrypted,
-		CredentialDeleted, CredentialReleased, AuditRead, AccessRefused,
+		ChainStarted,
+		SealingKeyCreated,
+		TenantCreated,
+		TenantListed,
+		TenantActivated,
+		TenantLimited,
+		TenantKeysRotated,
+		NamespaceMapped,
+		APIKeyCreated,
+		APIKeyListed,
+		APIKeyRevoked,
+		CredentialSealed,
+		CredentialListed,
+		CredentialUnsealed,
+		CredentialRotated,
+		CredentialReencrypted,
+		CredentialDeleted,
+		CredentialReleased,
+		KeyCreated,
+		KeyListed,
+		KeyRotated,
+		DataEncrypted,
+		DataDecrypted,
+		DataRewrapped,
+		DataSigned,
+		DataVerified,
+		PublicKeyRead,
+		UserRegistered,
+		UserSignedIn,
+		UserSignedOut,
+		AccountRead,
+		SessionRefreshed,
+		SessionListed,
+		SessionEnded,
+		EmailVerified,
+		VerificationRequested,
+		PasswordChanged,
+		PasswordResetRequested,
+		PasswordReset,
+		MemberListed,
+		MemberInvited,
+		MemberJoined,
+		MemberChanged,
+		MemberRemoved,
+		InvitationRevoked,
+		AuditRead,
+		RateLimited,
+		AccessRefused,
 	}
 }
 
@@ -69,8 +147,13 @@ type Resource struct {
 // Resource types.
 const (
 	CredentialResource = "credential"
+	KeyResource        = "key"
+	DataResource       = "data" // of the caller, never kept
 	TenantResource     = "tenant"
 	APIKeyResource     = "api_key"
+	UserResource       = "user"
+	SessionResource    = "session"
+	InvitationResource = "invitation"
 	SealingKeyResource = "sealing_key"
 	ChainResource      = "chain"
 	LogResource        = "audit_log"
@@ -94,15 +177,47 @@ type Event struct {
 	Attributes map[string]string // ASCII snake-case keys; never a value, a name or an address
 }
 
-// The event of an attempt at each action, for [Log.Authorize].
-var attempts = map[authz.Action]struct {
+// attempt is the event of an action that was not carried out.
+type attempt struct {
 	event    EventType
 	resource string
-}{
-	authz.SealCredential:   {CredentialSealed, CredentialResource},
-	authz.ListCredentials:  {CredentialListed, CredentialResource},
-	authz.UnsealCredential: {CredentialUnsealed, CredentialResource},
-	authz.RotateCredential: {CredentialReencrypted, CredentialResource},
-	authz.DeleteCredential: {CredentialDeleted, CredentialResource},
-	authz.ReadAudit:        {AuditRead, LogResource},
+}
+
+var attempts = map[authz.Action]attempt{
+	authz.SealCredential:     {CredentialSealed, CredentialResource},
+	authz.ListCredentials:    {CredentialListed, CredentialResource},
+	authz.ListVersions:       {CredentialListed, CredentialResource},
+	authz.UnsealCredential:   {CredentialUnsealed, CredentialResource},
+	authz.ReplaceCredential:  {CredentialRotated, CredentialResource},
+	authz.RotateCredential:   {CredentialReencrypted, CredentialResource},
+	authz.DeleteCredential:   {CredentialDeleted, CredentialResource},
+	authz.EncryptData:        {DataEncrypted, DataResource},
+	authz.DecryptData:        {DataDecrypted, DataResource},
+	authz.RewrapData:         {DataRewrapped, DataResource},
+	authz.SignData:           {DataSigned, DataResource},
+	authz.VerifyData:         {DataVerified, DataResource},
+	authz.ReadPublicKeys:     {PublicKeyRead, TenantResource},
+	authz.CreateKey:          {KeyCreated, KeyResource},
+	authz.ListKeys:           {KeyListed, KeyResource},
+	authz.RotateKey:          {KeyRotated, KeyResource},
+	authz.ReadAudit:          {AuditRead, LogResource},
+	authz.CreateAPIKey:       {APIKeyCreated, APIKeyResource},
+	authz.ListAPIKeys:        {APIKeyListed, APIKeyResource},
+	authz.RevokeAPIKey:       {APIKeyRevoked, APIKeyResource},
+	authz.InviteMember:       {MemberInvited, InvitationResource},
+	authz.ListMembers:        {MemberListed, UserResource},
+	authz.ChangeMember:       {MemberChanged, UserResource},
+	authz.RemoveMember:       {MemberRemoved, UserResource},
+	authz.RevokeInvitation:   {InvitationRevoked, InvitationResource},
+	authz.ReadAccount:        {AccountRead, UserResource},
+	authz.ListSessions:       {SessionListed, SessionResource},
+	authz.EndSession:         {SessionEnded, SessionResource},
+	authz.SignOut:            {UserSignedOut, SessionResource},
+	authz.ChangePassword:     {PasswordChanged, UserResource},
+	authz.ResendVerification: {VerificationRequested, UserResource},
+	authz.ListTenants:        {TenantListed, TenantResource},
+	authz.CreateTenant:       {TenantCreated, TenantResource},
+	authz.ActivateTenant:     {TenantActivated, TenantResource},
+	authz.LimitTenant:        {TenantLimited, TenantResource},
+	authz.CreateTenantAPIKey: {APIKeyCreated, APIKeyResource},
 }

@@ -5,6 +5,7 @@ package authz
 import (
 	"crypto/rand"
 	"encoding/base32"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -73,6 +74,7 @@ type Kind string
 // The kinds of principal.
 const (
 	APIKey   Kind = "api_key"
+	User     Kind = "user"     // a person with a session
 	Operator Kind = "operator" // the reconciler, in the tenant of an object's namespace
 	System   Kind = "system"   // the deployment itself
 	Stranger Kind = "stranger" // who was refused before it was known who it is; has no id
@@ -81,40 +83,167 @@ const (
 // Principal is who asks, and from where. It is an explicit argument right
 // after the context, never inside it.
 type Principal struct {
-	Tenant TenantID
-	Kind   Kind
-	ID     string // pseudonymous: a key id, an object's UID; never a name or an address
-	Scopes []Scope
+	Tenant   TenantID
+	Kind     Kind
+	ID       string // pseudonymous: a key id, a user id, an object's UID; never a name or an address
+	Scopes   []Scope
+	ReadOnly bool // the tenant's trial has ended: it may read, delete and revoke, no more
 
 	RequestID string // of the request or reconcile; the same in log, header and audit entry
 	SourceIP  string // of the connection; empty inside the process
 }
 
+// Role is what a user is in its tenant.
+type Role string
+
+// The roles. Each stands for scopes; an owner is an admin that only owners can
+// make, change and remove.
+const (
+	Owner   Role = "owner"
+	Admin   Role = "admin"
+	Member  Role = "member"
+	Auditor Role = "auditor"
+)
+
+// Roles returns all roles, the strongest first.
+func Roles() []Role { return []Role{Owner, Admin, Member, Auditor} }
+
+// Scopes returns what a user of the role may do: none for an unknown one.
+func (r Role) Scopes() []Scope {
+	switch r {
+	case Owner, Admin:
+		return TenantScopes()
+	case Member:
+		return []Scope{VaultRead, VaultWrite, CryptoEncrypt, CryptoDecrypt, CryptoSign, CryptoVerify, KeysRead}
+	case Auditor:
+		return []Scope{CryptoVerify, KeysRead, AuditRead, ComplianceRead}
+	}
+	return nil
+}
+
 // Action is something a principal does to a resource.
 type Action string
 
-// The actions, each with the scope it takes in [required].
+// The actions, each with what it takes in [rules].
 const (
-	SealCredential   Action = "seal"
-	ListCredentials  Action = "list"
-	UnsealCredential Action = "unseal"
-	RotateCredential Action = "rotate"
-	DeleteCredential Action = "delete"
-	ReadAudit        Action = "read_audit"
+	SealCredential     Action = "seal"
+	ListCredentials    Action = "list"
+	ListVersions       Action = "list_versions"
+	UnsealCredential   Action = "unseal"
+	ReplaceCredential  Action = "replace"
+	RotateCredential   Action = "rotate"
+	DeleteCredential   Action = "delete"
+	EncryptData        Action = "encrypt"
+	DecryptData        Action = "decrypt"
+	RewrapData         Action = "rewrap"
+	SignData           Action = "sign"
+	VerifyData         Action = "verify"
+	ReadPublicKeys     Action = "read_public_keys"
+	CreateKey          Action = "create_key"
+	ListKeys           Action = "list_keys"
+	RotateKey          Action = "rotate_key"
+	ReadAudit          Action = "read_audit"
+	CreateAPIKey       Action = "create_api_key"
+	ListAPIKeys        Action = "list_api_keys"
+	RevokeAPIKey       Action = "revoke_api_key"
+	InviteMember       Action = "invite_member"
+	ListMembers        Action = "list_members"
+	ChangeMember       Action = "change_member"
+	RemoveMember       Action = "remove_member"
+	RevokeInvitation   Action = "revoke_invitation"
+	ReadAccount        Action = "read_account"
+	ListSessions       Action = "list_sessions"
+	EndSession         Action = "end_session"
+	SignOut            Action = "sign_out"
+	ChangePassword     Action = "change_password"
+	ResendVerification Action = "resend_verification"
+	ListTenants        Action = "list_tenants"
+	CreateTenant       Action = "create_tenant"
+	ActivateTenant     Action = "activate_tenant"
+	LimitTenant        Action = "limit_tenant"
+	CreateTenantAPIKey Action = "create_tenant_api_key"
 )
 
-var required = map[Action]Scope{
-	SealCredential:   VaultWrite,
-	ListCredentials:  VaultRead,
-	UnsealCredential: VaultRead,
-	RotateCredential: VaultWrite,
-	DeleteCredential: VaultWrite,
-	ReadAudit:        AuditRead,
+// rule says what an action takes.
+type rule struct {
+	scope   Scope // empty: none, any principal with a tenant
+	user    bool  // only a user, for itself
+	trialed bool  // allowed when the tenant's trial has ended
 }
 
-// May reports whether the principal holds the scope that the action takes. An
-// unknown action is refused.
-func (p Principal) May(a Action) bool {
-	s, ok := required[a]
-	return ok && p.Tenant != "" && slices.Contains(p.Scopes, s)
+var rules = map[Action]rule{
+	SealCredential:     {scope: VaultWrite},
+	ListCredentials:    {scope: VaultRead, trialed: true},
+	ListVersions:       {scope: VaultRead, trialed: true},
+	UnsealCredential:   {scope: VaultRead, trialed: true},
+	ReplaceCredential:  {scope: VaultWrite},
+	RotateCredential:   {scope: VaultWrite},
+	DeleteCredential:   {scope: VaultWrite, trialed: true},
+	EncryptData:        {scope: CryptoEncrypt},
+	DecryptData:        {scope: CryptoDecrypt, trialed: true},
+	RewrapData:         {scope: CryptoEncrypt},
+	SignData:           {scope: CryptoSign},
+	VerifyData:         {scope: CryptoVerify, trialed: true},
+	ReadPublicKeys:     {scope: CryptoVerify, trialed: true},
+	CreateKey:          {scope: KeysWrite},
+	ListKeys:           {scope: KeysRead, trialed: true},
+	RotateKey:          {scope: KeysWrite},
+	ReadAudit:          {scope: AuditRead, trialed: true},
+	CreateAPIKey:       {scope: AccountAdmin},
+	ListAPIKeys:        {scope: AccountAdmin, trialed: true},
+	RevokeAPIKey:       {scope: AccountAdmin, trialed: true},
+	InviteMember:       {scope: AccountAdmin},
+	ListMembers:        {scope: AccountAdmin, trialed: true},
+	ChangeMember:       {scope: AccountAdmin},
+	RemoveMember:       {scope: AccountAdmin, trialed: true},
+	RevokeInvitation:   {scope: AccountAdmin, trialed: true},
+	ReadAccount:        {trialed: true},
+	ListSessions:       {user: true, trialed: true},
+	EndSession:         {user: true, trialed: true},
+	SignOut:            {user: true, trialed: true},
+	ChangePassword:     {user: true, trialed: true},
+	ResendVerification: {user: true, trialed: true},
+	ListTenants:        {scope: SystemAdmin},
+	CreateTenant:       {scope: SystemAdmin},
+	ActivateTenant:     {scope: SystemAdmin},
+	LimitTenant:        {scope: SystemAdmin},
+	CreateTenantAPIKey: {scope: SystemAdmin},
 }
+
+// Denial is why an action is refused; empty when it is not.
+type Denial string
+
+// The denials, as audit entries name them.
+const (
+	MissingScope Denial = "missing_scope"
+	TrialEnded   Denial = "trial_ended"
+)
+
+// Denies returns why the principal may not do a, and nothing when it may. An
+// unknown action is refused.
+func (p Principal) Denies(a Action) Denial {
+	r, ok := rules[a]
+	switch {
+	case !ok, p.Tenant == "", r.scope != "" && !slices.Contains(p.Scopes, r.scope), r.user && p.Kind != User:
+		return MissingScope
+	case p.ReadOnly && !r.trialed:
+		return TrialEnded
+	}
+	return ""
+}
+
+// May reports whether the principal may do a.
+func (p Principal) May(a Action) bool { return p.Denies(a) == "" }
+
+// Holds reports whether the principal has every one of the scopes: nobody gives
+// another what it has not itself.
+func (p Principal) Holds(scopes []Scope) bool {
+	return !slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(p.Scopes, s) })
+}
+
+// Required returns the scope that the action takes, empty for none, and whether
+// only a user may do it.
+func Required(a Action) (scope Scope, user bool) { return rules[a].scope, rules[a].user }
+
+// Actions returns every action.
+func Actions() []Action { return slices.Sorted(maps.Keys(rules)) }

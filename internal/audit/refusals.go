@@ -1,10 +1,20 @@
-package v2
+package audit
 
 import (
+	"context"
 	"net/netip"
 	"sync"
 	"time"
 )
+
+// Refused records the refusal of a stranger, or of a principal over its limit,
+// unless one of the same source was recorded in this minute already.
+func (l *Log) Refused(ctx context.Context, source string, e Event) error {
+	if !l.refusals.first(source, l.now()) {
+		return nil
+	}
+	return l.Record(ctx, e)
+}
 
 // refusals decides which requests of strangers are recorded: the first of each
 // source in a minute, and not more than maxSources in all, so that neither a
@@ -21,10 +31,7 @@ const maxSources = 16
 
 // first reports whether the refusal is to be recorded.
 func (r *refusals) first(source string, now time.Time) bool {
-	if ip, err := netip.ParseAddr(source); err == nil && ip.Is6() && !ip.Is4In6() {
-		network, _ := ip.Prefix(64) // an IPv6 address has one
-		source = network.Masked().String()
-	}
+	source = Source(source)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if minute := now.Truncate(time.Minute); !minute.Equal(r.minute) {
@@ -35,4 +42,14 @@ func (r *refusals) first(source string, now time.Time) bool {
 	}
 	r.sources[source] = true
 	return true
+}
+
+// Source returns what stands for the host at an address: an IPv4 address as it
+// is, an IPv6 address's network of 64 bits, and anything else as it is.
+func Source(address string) string {
+	if ip, err := netip.ParseAddr(address); err == nil && ip.Is6() && !ip.Is4In6() {
+		network, _ := ip.Prefix(64) // an IPv6 address has one
+		return network.Masked().String()
+	}
+	return address
 }
