@@ -22,21 +22,33 @@ const module = "github.com/latticekeep/latticekeep"
 //   - internal/kubetest runs a control plane for tests and for hack/cluster: nothing in the product imports it, nor storetest.
 var ours = map[string]string{
 	".": "internal/app",
-	"internal/app": "api/v1alpha1 controllers server internal/vault internal/identity internal/keyring internal/audit internal/authz " +
-		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/fault internal/secret",
+	"internal/app": "api/v1alpha1 api/client api/openapi/v2 controllers server server/gate internal/vault internal/transit internal/identity internal/mail " +
+		"internal/keyring internal/audit internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store " +
+		"internal/store/bolt internal/fault internal/secret",
 
-	"server":       "api/openapi server/v2 internal/vault internal/identity internal/keyring internal/audit internal/authz internal/store internal/fault",
-	"server/v2":    "internal/vault internal/identity internal/keyring internal/audit internal/authz internal/fault internal/secret",
-	"controllers":  "api/v1alpha1 internal/vault internal/identity internal/keyring internal/authz internal/sealing internal/envelope internal/fault",
-	"api/openapi":  "",
-	"api/v1alpha1": "",
+	"server": "api/openapi server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/keyring " +
+		"internal/audit internal/authz internal/store internal/fault",
+	"server/v1":   "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/authz internal/fault internal/secret",
+	"server/v2":   "api/openapi api/openapi/v2 server/gate internal/vault internal/transit internal/identity internal/keyring internal/audit internal/authz internal/fault internal/secret",
+	"server/gate": "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
+	"server/docs": "",
+	"controllers": "api/v1alpha1 internal/vault internal/identity internal/keyring internal/authz internal/sealing internal/envelope internal/fault",
+
+	"api/openapi":    "",
+	"api/openapi/v1": "",
+	"api/openapi/v2": "",
+	"api/client":     "api/openapi/v1 api/openapi/v2",
+	"api/v1alpha1":   "",
 
 	"internal/vault":    "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
-	"internal/identity": "internal/envelope internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault",
+	"internal/transit":  "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
+	"internal/identity": "internal/mail internal/envelope internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault internal/secret",
+	"internal/mail":     "internal/keyring internal/authz internal/envelope internal/store internal/fault internal/secret",
 	"internal/keyring":  "internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
 	"internal/audit":    "internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/sealing":  "api/v1alpha1 internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
+	"internal/quota":           "",
 	"internal/authz":           "",
 	"internal/envelope":        "internal/frame internal/secret",
 	"internal/dualsig":         "internal/frame",
@@ -72,12 +84,22 @@ var vendors = map[string]string{
 	"k8s.io/klog/v2":                 "controllers",
 	"sigs.k8s.io/yaml":               "internal/app",
 
+	"github.com/golang-jwt/jwt/v5":    "internal/identity",
+	"golang.org/x/crypto":             "internal/identity", // argon2id
+	"golang.org/x/net":                "internal/identity", // international domain names
+	"golang.org/x/text":               "internal/identity", // PRECIS
+	"github.com/wneessen/go-mail":     "internal/mail",
+	"go.yaml.in/yaml/v3":              "internal/app",
+	"github.com/oapi-codegen/runtime": "api/openapi api/client server internal/app",
+	"github.com/getkin/kin-openapi":   "server",
+
 	"github.com/go-json-experiment/json": "internal/audit server",
 	"golang.org/x/sync":                  "internal",
 
 	"filippo.io/mldsa":                "tests",
 	"github.com/c2sp/wycheproof":      "tests",
-	"github.com/getkin/kin-openapi":   "tests",
+	"github.com/emersion/go-smtp":     "tests",
+	"github.com/emersion/go-sasl":     "tests",
 	"github.com/rogpeppe/go-internal": "tests",
 }
 

@@ -7,7 +7,8 @@
 // too. So neither part can be stripped, swapped or taken from another signature,
 // and nothing in a signature chooses how it is checked. Whoever breaks or steals
 // one of the two keys still forges nothing. The MAC proves nothing to third
-// parties; the ML-DSA-65 part does.
+// parties; the ML-DSA-65 part does. A signature of a caller's data is the same in
+// two pieces, of which ML-DSA-65 covers the bare data ([Key.SignData]).
 //
 // Signing is hedged: circl's crypto.Signer is deterministic and ignores its
 // reader, so only mldsa65.SignTo with randomized = true is used. Keys are seeds;

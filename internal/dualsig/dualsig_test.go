@@ -13,7 +13,7 @@ import (
 
 // contexts are all the uses a signature has in the product, and two that are not.
 var contexts = []string{
-	"latticekeep/audit/v1", "latticekeep/record/v1", "latticekeep/sealing-key/v1", "latticekeep/checkpoint/v1",
+	"latticekeep/audit/v1", "latticekeep/record/v1", "latticekeep/sealing-key/v1", "latticekeep/checkpoint/v1", "latticekeep/message/v1",
 	"latticekeep/audit/v2", "latticekeep/audit/v",
 }
 

@@ -1,12 +1,13 @@
-// Package envelope encrypts: credentials in three layers, the keyring's keys, and
-// the values of a SealedCredential.
+// Package envelope encrypts: credentials in three layers, messages to a named key,
+// the keyring's keys, and the values of a SealedCredential.
 //
 // A credential is sealed under a fresh ML-KEM-768 key pair (layer 1) whose seed,
 // with 32 random bytes beside it, is wrapped by the tenant's wrapping key
 // (layer 2); the key for AES-256-GCM (layer 3) is derived from the shared secret
 // and those 32 bytes together. So breaking ML-KEM alone opens nothing, and
-// neither does the database without the wrapping key. A value of a
-// SealedCredential is one HPKE message to the deployment's sealing key.
+// neither does the database without the wrapping key. A message is encapsulated to
+// a key pair that many messages share ([KEMKey]). A value of a SealedCredential is
+// one HPKE message to the deployment's sealing key.
 //
 // What must stay true:
 //   - keys are stored as seeds and every length is checked before a primitive

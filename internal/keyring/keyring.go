@@ -57,8 +57,9 @@ type Keys struct {
 	Wrapping secret.Bytes // 32 bytes
 	Signing  *dualsig.Key // nil in the deployment's own set
 
-	mu      sync.Mutex
-	sealing map[string]*envelope.SealingKey // by key id; only in the deployment's set
+	mu       sync.Mutex
+	sealing  map[string]*envelope.SealingKey // by key id; only in the deployment's set
+	messages map[string]*envelope.KEMKey     // by context
 }
 
 // Ring gives out keys. It is safe for concurrent use.
@@ -71,6 +72,7 @@ type Ring struct {
 	audit      *dualsig.PrivateKey
 	identity   *dualsig.PrivateKey
 	apiKeyHash secret.Bytes
+	tokenKey   secret.Bytes
 
 	flight singleflight.Group
 	mu     sync.Mutex
@@ -151,11 +153,49 @@ type NewSet struct {
 // more than the current version to rotate. It calls the KMS and stores
 // nothing; [NewSet.Put] does, in the caller's transaction.
 func (r *Ring) NewSet(ctx context.Context, owner authz.TenantID, version uint32) (*NewSet, error) {
-	set, plain, err := newSet(ctx, r.kms, owner, version)
-	for _, key := range plain {
-		key.Zero()
+	set, keys, err := r.NextSet(ctx, owner, version)
+	if err != nil {
+		return nil, err
 	}
-	return set, err
+	keys.Wrapping.Zero()
+	return set, nil
+}
+
+// NextSet is [Ring.NewSet] for who puts other keys under the new wrapping key
+// in the same transaction: it returns the set unwrapped as well. Nobody else
+// has it, and the caller zeroes its wrapping key.
+func (r *Ring) NextSet(ctx context.Context, owner authz.TenantID, version uint32) (*NewSet, *Keys, error) {
+	set, plain, err := newSet(ctx, r.kms, owner, version)
+	if err != nil {
+		return nil, nil, err
+	}
+	keys, err := newKeys(owner, version, plain)
+	if err != nil {
+		return nil, nil, err
+	}
+	if keys.Signing != nil {
+		row := publicRow(owner, version)
+		set.rows[string(row)] = r.SealRow(row, keys.Signing.Public().Bytes())
+	}
+	return set, keys, nil
+}
+
+// newKeys parses an unwrapped set and zeroes what is then not needed.
+func newKeys(owner authz.TenantID, version uint32, plain map[purpose]secret.Bytes) (*Keys, error) {
+	keys := &Keys{
+		Version: version, Wrapping: plain[wrapping],
+		sealing: make(map[string]*envelope.SealingKey), messages: make(map[string]*envelope.KEMKey),
+	}
+	if owner != authz.SystemTenant {
+		var err error
+		if keys.Signing, err = dualsig.NewKey(version, plain[signing], plain[mac]); err != nil {
+			return nil, fmt.Errorf("parsing signing keys: %w", err)
+		}
+	}
+	for p := range setOf(owner) {
+		plain[p].Zero() // parsed, or the deployment's: not needed here
+	}
+	return keys, nil
 }
 
 func newSet(ctx context.Context, kms KMS, owner authz.TenantID, version uint32) (*NewSet, map[purpose]secret.Bytes, error) {
@@ -263,10 +303,11 @@ func newRing(s store.Store, kms KMS, c Config, d deployment) *Ring {
 
 // take keeps the keys that live with the process.
 func (r *Ring) take(plain map[purpose]secret.Bytes) (err error) {
-	var errs [2]error
+	var errs [3]error
 	r.audit, errs[0] = dualsig.NewPrivateKey(plain[auditing])
 	r.identity, errs[1] = dualsig.NewPrivateKey(plain[identity])
 	r.apiKeyHash = plain[apiKeyHash]
+	r.tokenKey, errs[2] = deriveTokenKey(r.apiKeyHash)
 	for _, p := range []purpose{wrapping, auditing, identity} {
 		plain[p].Zero()
 	}
@@ -368,14 +409,9 @@ func (r *Ring) load(ctx context.Context, key cacheKey) (*Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys := &Keys{Version: key.version, Wrapping: plain[wrapping], sealing: make(map[string]*envelope.SealingKey)}
-	if key.owner != authz.SystemTenant {
-		if keys.Signing, err = dualsig.NewKey(key.version, plain[signing], plain[mac]); err != nil {
-			return nil, fmt.Errorf("parsing signing keys: %w", err)
-		}
-	}
-	for p := range setOf(key.owner) {
-		plain[p].Zero() // parsed, or the deployment's: not needed here
+	keys, err := newKeys(key.owner, key.version, plain)
+	if err != nil {
+		return nil, err
 	}
 	if ttl := r.config.CacheTTL; ttl > 0 {
 		entry := cached{keys, asked.Add(ttl)}

@@ -1,0 +1,144 @@
+package transit
+
+import (
+	"bytes"
+	"encoding/base32"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/frame"
+)
+
+const (
+	idPrefix = "tkey"
+
+	messageContext = "latticekeep/message/v1"
+	labelSigned    = "latticekeep/message/signed/v1"
+
+	// ciphertextVersion is the first byte of Data and of the joined form alike.
+	ciphertextVersion = 1
+
+	nonceSize  = 12
+	tagSize    = 16
+	idSize     = 16
+	headerSize = 1 + idSize + 4 + 32 + 32 // what Data begins with and its signature covers
+	dataFixed  = headerSize + dualsig.DualSize + tagSize
+	joinedSize = 1 + envelope.KEMCiphertextSize + nonceSize // before Data in the joined form
+)
+
+// Ciphertext is encrypted data as its owner keeps it: nothing of it is stored
+// here. KeyID and KeyVersion repeat what Data says, for whoever shows it; they
+// are never believed.
+type Ciphertext struct {
+	KEM   []byte // ML-KEM-768 ciphertext, 1088 bytes
+	Nonce []byte // 12 bytes
+	Data  []byte // header, dual signature, AES-256-GCM ciphertext
+
+	KeyID      string
+	KeyVersion uint32
+}
+
+var errMalformed = errors.New("the bytes are not a ciphertext")
+
+// MarshalBinary returns the one-piece form: version ‖ KEM ‖ nonce ‖ Data.
+func (c Ciphertext) MarshalBinary() ([]byte, error) {
+	if _, err := c.parse(); err != nil {
+		return nil, fmt.Errorf("encoding ciphertext: %w", err)
+	}
+	b := append(make([]byte, 0, joinedSize+len(c.Data)), ciphertextVersion)
+	return append(append(append(b, c.KEM...), c.Nonce...), c.Data...), nil
+}
+
+// ParseCiphertext is the inverse of MarshalBinary. The result shares no memory
+// with b.
+func ParseCiphertext(b []byte) (Ciphertext, error) {
+	if len(b) < joinedSize+dataFixed || b[0] != ciphertextVersion {
+		return Ciphertext{}, fmt.Errorf("decoding ciphertext: %w", errMalformed)
+	}
+	b = bytes.Clone(b[1:])
+	nonce, data := b[envelope.KEMCiphertextSize:joinedSize-1:joinedSize-1], b[joinedSize-1:]
+	c := Ciphertext{KEM: b[:envelope.KEMCiphertextSize:envelope.KEMCiphertextSize], Nonce: nonce, Data: data}
+	s, err := c.parse()
+	if err != nil {
+		return Ciphertext{}, fmt.Errorf("decoding ciphertext: %w", err)
+	}
+	c.KeyID, c.KeyVersion = s.keyID, s.version
+	return c, nil
+}
+
+// sealed is a ciphertext taken apart.
+type sealed struct {
+	keyID     string
+	version   uint32
+	message   envelope.Message
+	signature []byte
+}
+
+// parse takes c apart by its lengths and its version byte; whether anything in
+// it is true, the signature says.
+func (c Ciphertext) parse() (*sealed, error) {
+	if len(c.KEM) != envelope.KEMCiphertextSize || len(c.Nonce) != nonceSize ||
+		len(c.Data) < dataFixed || len(c.Data) > dataFixed+MaxData || c.Data[0] != ciphertextVersion {
+		return nil, errMalformed
+	}
+	rest := c.Data[1:]
+	s := &sealed{keyID: joinID(rest[:idSize])}
+	rest = rest[idSize:]
+	s.version = binary.BigEndian.Uint32(rest)
+	rest = rest[4:]
+	rest = rest[copy(s.message.Salt[:], rest):]
+	rest = rest[copy(s.message.Commitment[:], rest):]
+	s.signature, s.message.Ciphertext = rest[:dualsig.DualSize], rest[dualsig.DualSize:]
+	s.message.KEM = c.KEM
+	copy(s.message.Nonce[:], c.Nonce)
+	return s, nil
+}
+
+// header returns what Data begins with. Error: a key id that is none.
+func (s *sealed) header() ([]byte, error) {
+	id, err := splitID(s.keyID)
+	if err != nil {
+		return nil, err
+	}
+	b := append(make([]byte, 0, headerSize), ciphertextVersion)
+	b = append(b, id...)
+	b = binary.BigEndian.AppendUint32(b, s.version)
+	b = append(b, s.message.Salt[:]...)
+	return append(b, s.message.Commitment[:]...), nil
+}
+
+// signed returns what the dual signature covers: all of the ciphertext and whose
+// it is.
+func (s *sealed) signed(tenant authz.TenantID) ([]byte, error) {
+	header, err := s.header()
+	if err != nil {
+		return nil, err
+	}
+	return frame.Join(labelSigned, header, []byte(tenant), s.message.KEM, s.message.Nonce[:], s.message.Ciphertext), nil
+}
+
+// join is the inverse of parse.
+func (s *sealed) join() (Ciphertext, error) {
+	data, err := s.header()
+	if err != nil {
+		return Ciphertext{}, err
+	}
+	data = append(append(data, s.signature...), s.message.Ciphertext...)
+	return Ciphertext{KEM: s.message.KEM, Nonce: s.message.Nonce[:], Data: data, KeyID: s.keyID, KeyVersion: s.version}, nil
+}
+
+// The 16 bytes of a key id and its text are the same thing in two spellings.
+var idEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+func joinID(raw []byte) string { return idPrefix + "_" + idEncoding.EncodeToString(raw) }
+
+func splitID(id string) ([]byte, error) {
+	if !authz.ValidID(idPrefix, id) {
+		return nil, errors.New("not a key id")
+	}
+	return idEncoding.DecodeString(id[len(idPrefix)+1:])
+}

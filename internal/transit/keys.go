@@ -1,0 +1,233 @@
+package transit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Bounds of a key, and how many of them a tenant has.
+const (
+	MaxNameBytes        = 255
+	MaxRotationDays     = 3650
+	DefaultRotationDays = 90
+	MaxKeys             = 1000
+
+	// maxVersions is more than a key that is rotated every day reaches in ten
+	// years, and few enough to be encrypted anew in one transaction.
+	maxVersions = 4096
+
+	defaultName = "default"
+)
+
+// Key is what may be known of a named key.
+type Key struct {
+	ID           string
+	Name         string
+	Version      uint32 // the newest
+	RotationDays int
+	Default      bool // encrypts when no key is named
+	CreatedAt    time.Time
+	RotatedAt    time.Time // when the newest version was made
+	NextRotation time.Time
+}
+
+func (k *namedKey) public() Key {
+	return Key{
+		ID: k.id, Name: k.Name, Version: k.Version, RotationDays: k.RotationDays, Default: k.Default,
+		CreatedAt: k.CreatedAt, RotatedAt: k.RotatedAt, NextRotation: k.NextRotation,
+	}
+}
+
+// due reports whether the key is to be rotated of its own accord.
+func (k *namedKey) due(now time.Time) bool {
+	return k.Version < maxVersions && !now.Before(k.NextRotation)
+}
+
+// stamp is the clock as rows keep it.
+func (t *Transit) stamp() time.Time { return t.now().UTC().Truncate(time.Microsecond) }
+
+// newKey makes version 1 of a key.
+func (t *Transit) newKey(tenant authz.TenantID, name string, days int) *namedKey {
+	now := t.stamp()
+	return &namedKey{tenant, authz.NewID(idPrefix), keyRow{
+		Name: name, Version: 1, RotationDays: days, CreatedAt: now, RotatedAt: now, NextRotation: now.AddDate(0, 0, days),
+	}}
+}
+
+// newSeed makes the seed of the key's newest version under wrapper.
+func (k *namedKey) newSeed(wrapper *keyring.Keys) (*seedRow, error) {
+	blob, err := wrapper.NewMessageKey(seedContext(k.tenant, k.id, k.Version))
+	if err != nil {
+		return nil, fmt.Errorf("making an encryption key: %w", err)
+	}
+	return &seedRow{k.Version, wrapper.Version, blob}, nil
+}
+
+// putSeed stores a seed, and never over another.
+func (k *namedKey) putSeed(tx store.Tx, seed *seedRow) error {
+	key := seedKey(k.tenant, k.id, seed.version, seed.wrapping)
+	if b, err := tx.Get(key); err != nil || b != nil {
+		return errors.Join(err, errDamaged)
+	}
+	return tx.Put(key, seed.blob)
+}
+
+// event is the entry of a new key or version.
+func (k *namedKey) event(what audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{
+		Type: what, Outcome: audit.Success, Principal: p,
+		Resource:   audit.Resource{Type: audit.KeyResource, ID: k.id},
+		Attributes: map[string]string{attributeKeyVersion: number(k.Version)},
+	}
+}
+
+func (t *Transit) append(tx store.Tx, e audit.Event) error {
+	_, err := t.log.Append(tx, e)
+	return err
+}
+
+func checkKey(name string, rotationDays int) error {
+	if name == "" || len(name) > MaxNameBytes || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
+		return fault.New(fault.Invalid, "name must have 1 to 255 bytes of text without control characters")
+	}
+	if rotationDays < 0 || rotationDays > MaxRotationDays {
+		return fault.New(fault.Invalid, "rotation_period must be 1 to 3650 days")
+	}
+	return nil
+}
+
+var errTooMany = fault.New(fault.Forbidden, "the tenant has 1000 keys, which is the most: use one of them")
+
+// CreateKey makes a named key; 0 days mean [DefaultRotationDays]. Names need not
+// differ. Errors: fault.Forbidden, also when the tenant has [MaxKeys],
+// fault.Invalid, fault.Unavailable.
+func (t *Transit) CreateKey(ctx context.Context, p authz.Principal, name string, rotationDays int) (Key, error) {
+	if err := t.log.Authorize(ctx, p, authz.CreateKey); err != nil {
+		return Key{}, err
+	}
+	if err := checkKey(name, rotationDays); err != nil {
+		return Key{}, err
+	}
+	keys, err := t.current(ctx, p.Tenant)
+	if err != nil {
+		return Key{}, err
+	}
+	key := t.newKey(p.Tenant, name, cmp.Or(rotationDays, DefaultRotationDays))
+	seed, err := key.newSeed(keys)
+	if err != nil {
+		return Key{}, err
+	}
+	full := false
+	err = t.store.Update(ctx, func(tx store.Tx) error {
+		n, err := countKeys(tx, p.Tenant)
+		if err != nil {
+			return err
+		}
+		if full = n >= MaxKeys; full {
+			return t.append(tx, audit.Event{
+				Type: audit.KeyCreated, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.KeyResource},
+				Attributes: map[string]string{audit.AttributeReason: reasonLimit},
+			})
+		}
+		return errors.Join(key.putSeed(tx, seed), t.put(tx, nil, key), t.append(tx, key.event(audit.KeyCreated, p)))
+	})
+	if err != nil {
+		return Key{}, fmt.Errorf("storing a key: %w", err)
+	}
+	if full {
+		return Key{}, errTooMany
+	}
+	return key.public(), nil
+}
+
+func countKeys(rd store.Reader, tenant authz.TenantID) (n int, err error) {
+	err = rd.Scan(store.Prefix(keysPrefix(tenant)), func(_, _ []byte) bool {
+		n++
+		return true
+	})
+	return n, err
+}
+
+// createDefault makes the tenant's default key, unless it was made meanwhile.
+func (t *Transit) createDefault(ctx context.Context, p authz.Principal, keys *keyring.Keys) error {
+	key := t.newKey(p.Tenant, defaultName, DefaultRotationDays)
+	key.Default = true
+	seed, err := key.newSeed(keys)
+	if err != nil {
+		return err
+	}
+	err = t.store.Update(ctx, func(tx store.Tx) error {
+		if id, err := t.getDefault(tx, p.Tenant); err != nil || id != "" {
+			return err
+		}
+		row := defaultKey(p.Tenant)
+		return errors.Join(key.putSeed(tx, seed), t.put(tx, nil, key), tx.Put(row, t.keys.SealRow(row, []byte(key.id))),
+			t.append(tx, key.event(audit.KeyCreated, p)))
+	})
+	if err != nil {
+		return fmt.Errorf("storing the default key: %w", err)
+	}
+	return nil
+}
+
+// Keys returns up to limit of the tenant's keys from offset on, oldest first,
+// and how many there are. Damaged rows are left out and counted in the entry.
+// Errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
+func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int) (page []Key, total int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout(1))
+	defer cancel()
+	if err := t.ready(ctx, p, authz.ListKeys); err != nil {
+		return nil, 0, err
+	}
+	if offset < 0 || limit < 1 {
+		return nil, 0, fault.New(fault.Invalid, "page and limit must be positive")
+	}
+	var all []Key
+	damaged := 0
+	err = t.store.View(ctx, func(rd store.Reader) error {
+		prefix := keysPrefix(p.Tenant)
+		return rd.Scan(store.Prefix(prefix), func(key, value []byte) bool {
+			k, err := t.decode(p.Tenant, string(key[len(prefix):]), value)
+			if err != nil {
+				damaged++
+				return true
+			}
+			all = append(all, k.public())
+			return true
+		})
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("listing keys: %w", err)
+	}
+	slices.SortFunc(all, func(a, b Key) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
+	})
+	from := min(offset, len(all))
+	page = append([]Key{}, all[from:from+min(limit, len(all)-from)]...)
+	e := audit.Event{
+		Type: audit.KeyListed, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.KeyResource},
+		Attributes: map[string]string{attributeCount: strconv.Itoa(len(page))},
+	}
+	if damaged > 0 {
+		e.Outcome = audit.Failure
+		e.Attributes[audit.AttributeReason], e.Attributes["damaged"] = reasonIntegrity, strconv.Itoa(damaged)
+	}
+	if err := t.record(ctx, e); err != nil {
+		return nil, 0, err
+	}
+	return page, len(all), nil
+}

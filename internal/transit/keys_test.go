@@ -1,0 +1,387 @@
+package transit
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+func TestKeysAreListedOldestFirst(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.create(f.b, "theirs", 30)
+	var want []string
+	for i := range 5 {
+		f.mu.Lock()
+		f.clock = f.clock.Add(time.Second)
+		f.mu.Unlock()
+		want = append(want, f.create(f.a, fmt.Sprint("key ", i), 0).ID)
+	}
+	for _, page := range []struct{ offset, limit, from, to int }{
+		{0, 10, 0, 5}, {0, 2, 0, 2}, {2, 2, 2, 4}, {4, 2, 4, 5}, {5, 2, 5, 5}, {900, 2, 5, 5}, {1, int(^uint(0) >> 1), 1, 5},
+	} {
+		keys, total, err := f.Keys(t.Context(), f.a, page.offset, page.limit)
+		must(t, err)
+		var got []string
+		for _, k := range keys {
+			got = append(got, k.ID)
+		}
+		if total != 5 || keys == nil || !slices.Equal(got, want[page.from:page.to]) {
+			t.Errorf("%+v: %v of %d", page, got, total)
+		}
+	}
+	keys, _, err := f.Keys(t.Context(), f.a, 0, 1)
+	must(t, err)
+	k := keys[0]
+	if k.Name != "key 0" || k.Version != 1 || k.RotationDays != 90 || k.Default || !k.CreatedAt.Equal(k.RotatedAt) || !k.NextRotation.Equal(k.CreatedAt.AddDate(0, 0, 90)) {
+		t.Errorf("%+v", k)
+	}
+}
+
+func TestATenantHasABoundedNumberOfKeys(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.create(f.a, "one", 30)
+	f.tamper(func(tx store.Tx) error {
+		for i := range MaxKeys - 1 {
+			if err := tx.Put(keyKey(f.a.Tenant, fmt.Sprintf("row-%d", i)), []byte{0}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	entries := f.leaves(f.a, func() {
+		if _, err := f.CreateKey(t.Context(), f.a, "one more", 30); !errors.Is(err, fault.Forbidden) || !strings.Contains(fault.Message(err), "1000 keys") {
+			t.Error(err)
+		}
+	})
+	if len(entries) != 1 || entries[0].Outcome != audit.Denied || entries[0].Attributes["reason"] != "limit" {
+		t.Error(entries)
+	}
+	f.create(f.b, "another tenant's", 30)
+	if _, total, err := f.Keys(t.Context(), f.a, 0, 10); err != nil || total != 1 {
+		t.Error("damaged rows hide the others:", total, err)
+	}
+}
+
+func TestARotatedKeyEncryptsWithItsNewVersionAndDecryptsAll(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k := f.create(f.a, "payments", 30)
+	first := f.encrypt(f.a, k.ID, "first")
+	f.advance(3)
+	rotated, moved := f.rotate(f.a, k.ID, false)
+	if rotated.Version != 2 || moved != 0 || !rotated.CreatedAt.Equal(k.CreatedAt) || !rotated.RotatedAt.Equal(f.now()) ||
+		!rotated.NextRotation.Equal(f.now().AddDate(0, 0, 30)) || rotated.Name != "payments" {
+		t.Fatalf("%+v, %d", rotated, moved)
+	}
+	second := f.encrypt(f.a, k.ID, "second")
+	if first.KeyVersion != 1 || second.KeyVersion != 2 {
+		t.Fatal(first.KeyVersion, second.KeyVersion)
+	}
+	f.mustOpen(f.a, k.ID, first, "first")
+	f.mustOpen(f.a, k.ID, second, "second")
+	again, err := f.Rewrap(t.Context(), f.a, k.ID, first)
+	must(t, err)
+	if again.KeyVersion != 2 || again.KeyID != k.ID {
+		t.Fatal(again.KeyID, again.KeyVersion)
+	}
+	f.mustOpen(f.a, k.ID, again, "first")
+	if again, err = f.Rewrap(t.Context(), f.a, "", first); err != nil || again.KeyVersion != 2 {
+		t.Fatal("without naming the key:", again.KeyVersion, err)
+	}
+	f.verify()
+}
+
+func TestEncryptingAKeyAnewMovesAllItsVersionsToANewWrappingKey(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k, other := f.create(f.a, "payments", 30), f.create(f.a, "other", 30)
+	ciphertexts := map[string]Ciphertext{"1": f.encrypt(f.a, k.ID, "1"), "other": f.encrypt(f.a, other.ID, "other")}
+	for _, v := range []string{"2", "3"} {
+		f.rotate(f.a, k.ID, false)
+		ciphertexts[v] = f.encrypt(f.a, k.ID, v)
+	}
+	prefix := string(seedsPrefix(f.a.Tenant, k.ID))
+	_, before := f.rows(prefix)
+
+	entries := f.leaves(f.a, func() {
+		rotated, moved := f.rotate(f.a, k.ID, true)
+		if rotated.Version != 4 || moved != 3 {
+			t.Fatalf("%+v, %d", rotated, moved)
+		}
+	})
+	if len(entries) != 1 || entries[0].EventType != audit.KeyRotated || entries[0].Attributes["re_encrypted"] != "3" ||
+		entries[0].Attributes["wrapping_version"] != "2" || entries[0].Attributes["key_version"] != "4" {
+		t.Fatalf("%+v", entries)
+	}
+	keys, after := f.rows(prefix)
+	var want []string
+	for v := uint32(1); v <= 4; v++ {
+		want = append(want, string(seedKey(f.a.Tenant, k.ID, v, 2)))
+	}
+	if !slices.Equal(keys, want) {
+		t.Fatal(keys)
+	}
+	for _, blob := range before {
+		if slices.Contains(after, blob) {
+			t.Error("a seed was not encrypted anew")
+		}
+	}
+	ciphertexts["4"] = f.encrypt(f.a, k.ID, "4")
+	f.advance(1) // past the cache: everything comes from the rows
+	for data, c := range ciphertexts {
+		f.mustOpen(f.a, c.KeyID, c, data)
+	}
+	// The rows of the old wrapping key are gone from the files as well.
+	deadline := time.Now().Add(20 * time.Second)
+	for _, blob := range before {
+		for f.inFiles(blob[13:45]) {
+			if time.Now().After(deadline) {
+				t.Fatal("what lay under the old wrapping key is still in the files")
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	f.rotate(f.a, k.ID, true)
+	f.mustOpen(f.a, k.ID, ciphertexts["1"], "1")
+	f.verify()
+}
+
+func TestConcurrentRotationsAndEncryptionsLoseNothing(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k, other := f.create(f.a, "payments", 30), f.create(f.a, "other", 30)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() { f.rotate(f.a, k.ID, i%2 == 0) })
+		wg.Go(func() { f.rotate(f.a, other.ID, i%2 == 1) })
+		wg.Go(func() {
+			for n := range 5 {
+				data := fmt.Sprint(i, n)
+				f.mustOpen(f.a, "", f.encrypt(f.a, k.ID, data), data)
+			}
+		})
+	}
+	wg.Wait()
+	for _, id := range []string{k.ID, other.ID} {
+		keys, _ := f.rows(string(seedsPrefix(f.a.Tenant, id)))
+		if len(keys) != 5 {
+			t.Errorf("%d seeds of 5 versions", len(keys))
+		}
+	}
+	f.verify()
+}
+
+func TestAKeyIsRotatedByItsPeriod(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	daily, yearly, theirs := f.create(f.a, "daily", 1), f.create(f.a, "yearly", 365), f.create(f.b, "daily", 1)
+	if n, err := f.RotateDue(t.Context()); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	f.advance(1)
+	beforeA, beforeB := len(f.entries(f.a)), len(f.entries(f.b))
+	if n, err := f.RotateDue(t.Context()); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+	for id, entries := range map[string][]audit.Entry{daily.ID: f.entries(f.a)[beforeA:], theirs.ID: f.entries(f.b)[beforeB:]} {
+		if len(entries) != 1 || entries[0].EventType != audit.KeyRotated || entries[0].Resource.ID != id || entries[0].Actor.Type != string(authz.System) {
+			t.Errorf("%+v", entries)
+		}
+	}
+	if n, err := f.RotateDue(t.Context()); n != 0 || err != nil {
+		t.Fatal("twice:", n, err)
+	}
+	keys, _, err := f.Keys(t.Context(), f.a, 0, 10)
+	must(t, err)
+	for _, k := range keys {
+		if want := map[string]uint32{daily.ID: 2, yearly.ID: 1}[k.ID]; k.Version != want {
+			t.Errorf("%s has version %d, want %d", k.Name, k.Version, want)
+		}
+	}
+	due, _ := f.rows("transit/due/")
+	if len(due) != 3 {
+		t.Errorf("%d due rows of 3 keys", len(due))
+	}
+	f.verify()
+}
+
+func TestAKeyThatIsDueIsRotatedBeforeItEncrypts(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k := f.create(f.a, "daily", 1)
+	first := f.encrypt(f.a, k.ID, "first")
+	f.advance(400)
+	entries := f.leaves(f.a, func() {
+		c := f.encrypt(f.a, k.ID, "second")
+		if c.KeyVersion != 2 {
+			t.Fatal(c.KeyVersion)
+		}
+	})
+	if len(entries) != 2 || entries[0].EventType != audit.KeyRotated || entries[0].Actor.Type != string(authz.System) ||
+		entries[0].RequestID != "req" || entries[1].EventType != audit.DataEncrypted || entries[1].Attributes["key_version"] != "2" {
+		t.Fatalf("%+v", entries)
+	}
+	f.mustOpen(f.a, k.ID, first, "first")
+	if n, err := f.RotateDue(t.Context()); n != 0 || err != nil {
+		t.Fatal("still in the index:", n, err)
+	}
+	f.advance(1)
+	again, err := f.Rewrap(t.Context(), f.a, k.ID, first)
+	if err != nil || again.KeyVersion != 3 {
+		t.Fatal(again.KeyVersion, err)
+	}
+}
+
+func TestADamagedDueKeyDoesNotKeepTheOthersFromRotating(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	bad, good := f.create(f.a, "bad", 1), f.create(f.a, "good", 1)
+	f.tamper(func(tx store.Tx) error {
+		stale := &namedKey{tenant: f.a.Tenant, id: authz.NewID(idPrefix), keyRow: keyRow{NextRotation: f.now()}}
+		wrong := &namedKey{tenant: f.a.Tenant, id: good.ID, keyRow: keyRow{NextRotation: f.now()}}
+		return errors.Join(tx.Put(keyKey(f.a.Tenant, bad.ID), []byte("damaged")),
+			tx.Put(dueKey(stale), nil), tx.Put(dueKey(wrong), nil), tx.Put([]byte("transit/due/x"), nil))
+	})
+	if n, err := f.RotateDue(t.Context()); n != 0 || err != nil {
+		t.Fatal("a row of the index alone rotated a key:", n, err)
+	}
+	f.advance(1)
+	n, err := f.RotateDue(t.Context())
+	if n != 1 || !errors.Is(err, fault.Internal) {
+		t.Fatal(n, err)
+	}
+	due, _ := f.rows("transit/due/")
+	if len(due) != 2+1 { // bad, good, and one that lies in no time that comes
+		t.Errorf("%q", due)
+	}
+}
+
+func TestRotationsWaitForTheKMS(t *testing.T) {
+	f := newFixture(t, 0)
+	f.create(f.a, "daily", 1)
+	f.create(f.b, "daily", 1)
+	f.advance(1)
+	f.kms.down.Store(true)
+	f.kms.calls.Store(0)
+	if n, err := f.RotateDue(t.Context()); n != 0 || !errors.Is(err, fault.Unavailable) || f.kms.calls.Load() != 1 {
+		t.Fatal(n, f.kms.calls.Load(), err)
+	}
+	f.kms.down.Store(false)
+	if n, err := f.RotateDue(t.Context()); n != 2 || err != nil {
+		t.Fatal(n, err)
+	}
+}
+
+func TestAKeyOfTooManyVersionsIsNotRotatedAnyMore(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k := f.create(f.a, "daily", 1)
+	f.setVersion(k.ID, maxVersions-1)
+	f.advance(1)
+	if n, err := f.RotateDue(t.Context()); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	f.advance(1)
+	if n, err := f.RotateDue(t.Context()); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	if due, _ := f.rows("transit/due/"); len(due) != 0 {
+		t.Errorf("%q", due)
+	}
+	f.mustOpen(f.a, "", f.encrypt(f.a, k.ID, "data"), "data")
+	entries := f.leaves(f.a, func() {
+		if _, _, err := f.RotateKey(t.Context(), f.a, k.ID, false); !errors.Is(err, fault.Forbidden) {
+			t.Fatal(err)
+		}
+	})
+	if len(entries) != 1 || entries[0].Outcome != audit.Denied || entries[0].Attributes["reason"] != "limit" {
+		t.Error(entries)
+	}
+}
+
+// setVersion lets a key pretend to have been rotated often.
+func (f *fixture) setVersion(id string, version uint32) {
+	f.t.Helper()
+	f.tamper(func(tx store.Tx) error {
+		old, err := f.get(tx, f.a.Tenant, id)
+		if err != nil {
+			return err
+		}
+		next := *old
+		next.Version = version
+		return f.put(tx, old, &next)
+	})
+}
+
+// A row of the database that is older than the seeds must not have them
+// overwritten.
+func TestARolledBackKeyOverwritesNoSeed(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k := f.create(f.a, "one", 30)
+	f.rotate(f.a, k.ID, false)
+	c := f.encrypt(f.a, k.ID, "second")
+	f.setVersion(k.ID, 1)
+	for _, rewrap := range []bool{false, true} {
+		if _, _, err := f.RotateKey(t.Context(), f.a, k.ID, rewrap); !errors.Is(err, fault.Internal) {
+			t.Errorf("encrypt anew %v: %v", rewrap, err)
+		}
+	}
+	f.mustOpen(f.a, k.ID, c, "second")
+}
+
+func TestSignaturesVerifyForTheirTenantAcrossVersions(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	data := []secret.Bytes{secret.Bytes("one"), secret.Bytes("two"), {}}
+	k := f.create(f.a, "k", 30)
+	old, err := f.Sign(t.Context(), f.a, data)
+	must(t, err)
+	f.rotate(f.a, k.ID, true) // gives the tenant new signing keys
+	current, err := f.Sign(t.Context(), f.a, data)
+	must(t, err)
+	public, err := f.PublicKeys(t.Context(), f.a)
+	must(t, err)
+	if len(public) != 2 || public[0].Version != 2 || public[0].Key.ID() != current[0].KeyID || public[1].Key.ID() != old[0].KeyID || old[0].KeyID == current[0].KeyID {
+		t.Fatal("the keys that signed are not the ones that are published, newest first")
+	}
+	var s []Signed
+	for i := range data {
+		if !public[0].Key.Verify("", data[i], current[i].PQC) || !public[1].Key.Verify("", data[i], old[i].PQC) {
+			t.Errorf("item %d does not verify with the public key alone", i)
+		}
+		s = append(s, Signed{data[i], old[i].PQC, old[i].HMAC}, Signed{data[i], current[i].PQC, current[i].HMAC})
+	}
+	good := len(s)
+	s = append(s,
+		Signed{data[1], old[0].PQC, old[0].HMAC},
+		Signed{data[0], old[0].PQC, current[0].HMAC},
+		Signed{data[0], current[0].PQC, old[0].HMAC},
+		Signed{data[0], nil, old[0].HMAC},
+		Signed{data[0], old[0].PQC, nil},
+		Signed{data[0], flip(old[0].PQC, 0), old[0].HMAC},
+		Signed{data[0], old[0].PQC, flip(old[0].HMAC, 68)},
+		Signed{data[0], old[0].PQC, append([]byte{1, 0, 0, 0, 9}, old[0].HMAC[5:]...)},
+		Signed{data[0], old[0].PQC, append([]byte{1, 0, 0, 0, 0}, old[0].HMAC[5:]...)},
+		Signed{},
+	)
+	var valid []bool
+	entries := f.leaves(f.a, func() {
+		valid, err = f.Verify(t.Context(), f.a, s)
+		must(t, err)
+	})
+	for i, v := range valid {
+		if v != (i < good) {
+			t.Errorf("item %d: %v", i, v)
+		}
+	}
+	if entries[0].Attributes["count"] != "16" || entries[0].Attributes["failed"] != "10" {
+		t.Errorf("%v", entries[0].Attributes)
+	}
+	valid, err = f.Verify(t.Context(), f.b, s[:2])
+	must(t, err)
+	if valid[0] || valid[1] {
+		t.Error("another tenant's signatures verify")
+	}
+}

@@ -1,0 +1,318 @@
+package transit
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Opened is what a ciphertext came to: data, which the caller zeroes, or Err,
+// which is always [ErrDecrypt].
+type Opened struct {
+	Data       secret.Bytes
+	KeyID      string
+	KeyVersion uint32
+	Err        error
+}
+
+// Decrypt decrypts every item with the version of the key that it names; an
+// empty keyID allows all keys of the tenant. An item that does not decrypt does
+// not stop the others. Errors of the call as a whole: fault.Forbidden,
+// fault.NotFound for a keyID that is not there, fault.Invalid for too many
+// items, fault.Unavailable.
+func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, c []Ciphertext) ([]Opened, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout(len(c)))
+	defer cancel()
+	if err := t.ready(ctx, p, authz.DecryptData); err != nil {
+		return nil, err
+	}
+	if err := checkCount(len(c)); err != nil {
+		return nil, err
+	}
+	keys, err := t.current(ctx, p.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	e := entry(audit.DataDecrypted, p, validID(keyID), len(c))
+	a, err := t.open(ctx, keys, keyID, c, e)
+	if err != nil {
+		return nil, err
+	}
+	a.describe(&e)
+	if err := t.record(ctx, e); err != nil {
+		a.zero()
+		return nil, err
+	}
+	return a.opened, nil
+}
+
+// Rewrap encrypts a ciphertext anew with the newest version of the key, without
+// its data leaving the process. An empty keyID is the key that the ciphertext
+// names. Errors: [ErrDecrypt], fault.Forbidden, fault.NotFound for a keyID that
+// is not there, fault.Unavailable.
+func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c Ciphertext) (Ciphertext, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout(1))
+	defer cancel()
+	if err := t.ready(ctx, p, authz.RewrapData); err != nil {
+		return Ciphertext{}, err
+	}
+	keys, err := t.current(ctx, p.Tenant)
+	if err != nil {
+		return Ciphertext{}, err
+	}
+	e := entry(audit.DataRewrapped, p, validID(keyID), 1)
+	a, err := t.open(ctx, keys, keyID, []Ciphertext{c}, e)
+	if err != nil {
+		return Ciphertext{}, err
+	}
+	defer a.zero()
+	a.describe(&e)
+	if a.failed > 0 {
+		if err := t.record(ctx, e); err != nil {
+			return Ciphertext{}, err
+		}
+		return Ciphertext{}, ErrDecrypt
+	}
+	key, err := t.sealing(ctx, keys, a.opened[0].KeyID, e)
+	if err != nil {
+		return Ciphertext{}, err
+	}
+	again, err := key.seal(a.opened[0].Data)
+	if err != nil {
+		return Ciphertext{}, err
+	}
+	e.Attributes[attributeKeyVersion] = number(key.version)
+	if err := t.record(ctx, e); err != nil {
+		return Ciphertext{}, err
+	}
+	return again, nil
+}
+
+// decoy stands in for what a ciphertext lacks: for a key that is not there, and
+// for the whole of it when it is malformed. It belongs to nobody.
+type decoy struct {
+	kem    *envelope.KEMKey
+	sealed sealed
+}
+
+// newDecoy makes all of it from random bytes: sizes are all that could be wrong.
+func newDecoy() decoy {
+	random := make([]byte, envelope.KEMSeedSize+dualsig.SeedSize+dualsig.MACKeySize)
+	_, _ = rand.Read(random) // never fails
+	seed, rest := random[:envelope.KEMSeedSize], random[envelope.KEMSeedSize:]
+	kem, err := envelope.NewKEMKey(seed)
+	signing, err2 := dualsig.NewKey(1, rest[:dualsig.SeedSize], rest[dualsig.SeedSize:])
+	d := decoy{kem: kem, sealed: sealed{keyID: authz.NewID(idPrefix), version: 1}}
+	message, err3 := kem.Seal(envelope.MessageContext{}, make([]byte, 64))
+	signature, err4 := signing.Sign(messageContext, seed)
+	if err := errors.Join(err, err2, err3, err4); err != nil {
+		panic("transit: making a decoy: " + err.Error())
+	}
+	d.sealed.message, d.sealed.signature = *message, signature
+	return d
+}
+
+// instead returns the decoy of a ciphertext, with a signature that names the
+// current keys, so that verifying it is all of the work.
+func (d *decoy) instead(current *keyring.Keys) *sealed {
+	s := d.sealed
+	s.signature = append([]byte(nil), s.signature...)
+	binary.BigEndian.PutUint32(s.signature[1:], current.Version)
+	return &s
+}
+
+// attempt is what a call to open came to.
+type attempt struct {
+	opened  []Opened
+	keyID   string // of all items that name one, and of the call
+	failed  int
+	damaged bool // a stored key did not open
+}
+
+// open opens every item. When keyID names no key, that is recorded as the
+// outcome of e.
+func (t *Transit) open(ctx context.Context, current *keyring.Keys, keyID string, c []Ciphertext, e audit.Event) (*attempt, error) {
+	tenant := e.Principal.Tenant
+	items := make([]item, len(c))
+	for i := range c {
+		items[i] = t.newItem(c[i], current, keyID)
+	}
+	missing := false
+	a := &attempt{opened: make([]Opened, len(items)), keyID: validID(keyID)}
+	err := t.store.View(ctx, func(rd store.Reader) error {
+		if keyID != "" {
+			key, err := t.get(rd, tenant, validID(keyID))
+			if errors.Is(err, fault.Internal) {
+				a.damaged, err = true, nil
+			} else {
+				missing = key == nil
+			}
+			if err != nil {
+				return err
+			}
+		}
+		for i := range items {
+			if err := items[i].read(rd, tenant); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading keys: %w", err)
+	case missing:
+		return nil, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
+	}
+	for i := range items {
+		if a.opened[i], err = t.openItem(ctx, tenant, current, &items[i]); err != nil {
+			a.zero()
+			return nil, err
+		}
+		if a.opened[i].Err != nil {
+			a.failed++
+		}
+		a.damaged = a.damaged || items[i].damaged
+	}
+	if keyID == "" {
+		a.keyID = common(items)
+	}
+	return a, nil
+}
+
+// item is a ciphertext on its way to be opened.
+type item struct {
+	*sealed
+	good    bool // nothing is known yet that keeps it from opening
+	decoy   bool // in the place of what is no ciphertext
+	seed    *seedRow
+	damaged bool
+}
+
+func (t *Transit) newItem(c Ciphertext, current *keyring.Keys, keyID string) item {
+	s, err := c.parse()
+	if err == nil {
+		var signing uint32
+		signing, err = dualsig.KeyVersion(s.signature)
+		if signing == 0 || signing > current.Version {
+			err = errMalformed
+		}
+	}
+	if err != nil {
+		return item{sealed: t.decoy.instead(current), decoy: true}
+	}
+	return item{sealed: s, good: keyID == "" || keyID == s.keyID}
+}
+
+func (m *item) read(rd store.Reader, tenant authz.TenantID) (err error) {
+	m.seed, err = newestSeed(rd, tenant, m.keyID, m.version)
+	if errors.Is(err, fault.Internal) {
+		m.damaged, err = true, nil
+	}
+	return err
+}
+
+// openItem verifies both signatures and then decrypts, unless something is wrong
+// already: then, and when the signatures do not hold, it is the decoy's key that
+// does the work. An error means that the outcome is unknown.
+func (t *Transit) openItem(ctx context.Context, tenant authz.TenantID, current *keyring.Keys, m *item) (Opened, error) {
+	kem := t.decoy.kem
+	if m.seed != nil {
+		key, err := t.messageKey(ctx, tenant, m.keyID, current, m.seed)
+		switch {
+		case errors.Is(err, fault.Internal):
+			m.damaged = true
+		case err != nil:
+			return Opened{}, err
+		default:
+			kem = key
+		}
+	}
+	verified, err := t.verify(ctx, tenant, current, m.sealed)
+	if errors.Is(err, fault.Internal) {
+		m.damaged, err = true, nil
+	}
+	if err != nil {
+		return Opened{}, err
+	}
+	if !m.good || !verified {
+		kem = t.decoy.kem
+	}
+	data, err := kem.Open(envelope.MessageContext{Tenant: string(tenant), KeyID: m.keyID, Version: m.version}, &m.message)
+	if err != nil {
+		return Opened{Err: ErrDecrypt}, nil
+	}
+	return Opened{Data: data, KeyID: m.keyID, KeyVersion: m.version}, nil
+}
+
+// verify reports whether both signatures of s hold. The version of the signing
+// keys that it names exists.
+func (t *Transit) verify(ctx context.Context, tenant authz.TenantID, current *keyring.Keys, s *sealed) (bool, error) {
+	version, err := dualsig.KeyVersion(s.signature)
+	if err != nil {
+		return false, nil
+	}
+	signer, err := t.version(ctx, tenant, current, version)
+	if err != nil {
+		return false, err
+	}
+	signed, err := s.signed(tenant)
+	if err != nil {
+		return false, err
+	}
+	return signer.Signing.Verify(messageContext, signed, s.signature), nil
+}
+
+// common returns the key that all items name, and nothing when they name several.
+func common(items []item) string {
+	for _, m := range items {
+		if m.decoy || m.keyID != items[0].keyID {
+			return ""
+		}
+	}
+	return items[0].keyID
+}
+
+// describe says in e what the attempt came to.
+func (a *attempt) describe(e *audit.Event) {
+	e.Resource.ID = a.keyID
+	if a.failed == 0 {
+		if version := a.opened[0].KeyVersion; a.sameVersion(version) {
+			e.Attributes[attributeKeyVersion] = number(version)
+		}
+		return
+	}
+	e.Outcome = audit.Failure
+	e.Attributes[attributeFailed] = strconv.Itoa(a.failed)
+	e.Attributes[audit.AttributeReason] = reasonOpen
+	if a.damaged {
+		e.Attributes[audit.AttributeReason] = reasonIntegrity
+	}
+}
+
+func (a *attempt) sameVersion(version uint32) bool {
+	for _, o := range a.opened {
+		if o.KeyVersion != version || o.KeyID != a.opened[0].KeyID {
+			return false
+		}
+	}
+	return true
+}
+
+func (a *attempt) zero() {
+	for _, o := range a.opened {
+		o.Data.Zero()
+	}
+}
