@@ -1,10 +1,12 @@
 package audit
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"sort"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -53,7 +55,10 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 		rng.To = append(tenantPrefix(string(p.Tenant)), before...)
 	}
 	err = l.store.View(ctx, func(r store.Reader) error {
-		entries, next, err = q.run(r, p.Tenant, rng)
+		rng, err := q.until(r, string(p.Tenant), rng)
+		if err == nil {
+			entries, next, err = q.run(r, p.Tenant, rng)
+		}
 		return err
 	})
 	if err != nil {
@@ -66,6 +71,34 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 		return nil, "", err
 	}
 	return entries, next, nil
+}
+
+// until cuts off the range what is later than To: times never decrease along
+// the chain, so that a binary search finds where.
+func (q Query) until(r store.Reader, tenant string, rng store.Range) (store.Range, error) {
+	if q.To.IsZero() {
+		return rng, nil
+	}
+	n, _, err := lastOf(r, tenant)
+	if err != nil {
+		return rng, err
+	}
+	later := sort.Search(int(n), func(i int) bool {
+		if err != nil {
+			return true
+		}
+		var b []byte
+		if b, err = r.Get(tenantKey(tenant, uint64(i)+1)); err != nil {
+			return true
+		}
+		row, bad := decodeIndexRow(b)
+		err = bad
+		return bad != nil || time.UnixMicro(row.micros).After(q.To)
+	})
+	if to := tenantKey(tenant, uint64(later)+1); err == nil && bytes.Compare(to, rng.To) < 0 {
+		rng.To = to
+	}
+	return rng, err
 }
 
 func (q Query) run(r store.Reader, tenant authz.TenantID, rng store.Range) (entries []Entry, next string, err error) {
@@ -88,8 +121,7 @@ func (q Query) run(r store.Reader, tenant authz.TenantID, rng store.Range) (entr
 		}
 		scanned++
 		next = base64.RawURLEncoding.EncodeToString(key[len(key)-8:])
-		if (q.To.IsZero() || !at.After(q.To)) &&
-			(q.EventType == "" || q.EventType == string(row.eventType)) &&
+		if (q.EventType == "" || q.EventType == string(row.eventType)) &&
 			(q.UserID == "" || q.UserID == row.actor) {
 			found = append(found, row.sequence)
 		}
@@ -123,4 +155,22 @@ func firstError(errs ...error) error {
 		}
 	}
 	return nil
+}
+
+// LastChange returns the type of the event that gave a credential its current
+// version.
+func LastChange(r store.Reader, tenant authz.TenantID, credential string) (EventType, error) {
+	at, err := Anchor(r, tenant, credential)
+	if err != nil {
+		return "", err
+	}
+	b, err := r.Get(entryKey(at.Sequence))
+	if err != nil {
+		return "", err
+	}
+	e, err := decodeRow(b)
+	if err != nil || e.Hash != at.Hash || e.TenantID != string(tenant) || e.Resource.ID != credential || !e.EventType.changesVersion() {
+		return "", errDamagedLog
+	}
+	return e.EventType, nil
 }

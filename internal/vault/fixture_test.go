@@ -32,6 +32,7 @@ type fixture struct {
 	kms   *switchedKMS
 	vault *Vault
 	a, b  authz.Principal // of two tenants, with all scopes
+	opens atomic.Int64    // of records: two signatures and a decryption each
 
 	mu    sync.Mutex
 	clock time.Time
@@ -54,17 +55,52 @@ func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []b
 	return k.Local.Unwrap(ctx, keyContext, wrapped)
 }
 
-// watchedStore is the database, with a counter of reads and a switch that
-// makes it answer as one whose disk is full.
+// watchedStore is the database, with counters and a switch that makes it
+// answer as one whose disk is full.
 type watchedStore struct {
 	*bolt.Store
-	views, updates atomic.Int64
-	full           atomic.Bool
+	views, updates, gets, scans, writes, events atomic.Int64
+	full                                        atomic.Bool
+}
+
+type watchedReader struct {
+	store.Reader
+	s *watchedStore
+}
+
+func (r watchedReader) Get(key []byte) ([]byte, error) {
+	r.s.gets.Add(1)
+	return r.Reader.Get(key)
+}
+
+func (r watchedReader) Scan(rng store.Range, visit func(key, value []byte) bool) error {
+	r.s.scans.Add(1)
+	return r.Reader.Scan(rng, visit)
+}
+
+type watchedTx struct {
+	watchedReader
+	tx store.Tx
+}
+
+func (tx watchedTx) Put(key, value []byte) error {
+	tx.s.writes.Add(1)
+	return tx.tx.Put(key, value)
+}
+
+func (tx watchedTx) Delete(key []byte) error {
+	tx.s.writes.Add(1)
+	return tx.tx.Delete(key)
+}
+
+func (tx watchedTx) Enqueue(event any) {
+	tx.s.events.Add(1)
+	tx.tx.Enqueue(event)
 }
 
 func (s *watchedStore) View(ctx context.Context, fn func(store.Reader) error) error {
 	s.views.Add(1)
-	return s.Store.View(ctx, fn)
+	return s.Store.View(ctx, func(r store.Reader) error { return fn(watchedReader{r, s}) })
 }
 
 func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -72,7 +108,7 @@ func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 	if s.full.Load() {
 		return fault.New(fault.Unavailable, "no space left")
 	}
-	return s.Store.Update(ctx, fn)
+	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
 }
 
 func (s *watchedStore) Ready(ctx context.Context) error {
@@ -118,6 +154,10 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.vault = New(f.store, f.log, f.keys, f.now)
+	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
+		f.opens.Add(1)
+		return r.open(wrapping, signing)
+	}
 }
 
 func (f *fixture) tenant() authz.Principal {
@@ -131,7 +171,12 @@ func (f *fixture) tenant() authz.Principal {
 
 func (f *fixture) seal(p authz.Principal, values map[string]string) Credential {
 	f.t.Helper()
-	c, err := f.vault.Seal(f.t.Context(), p, SealRequest{Name: "db", Type: "database", TTLDays: 30, Values: secrets(values)})
+	return f.sealNamed(p, "db", values)
+}
+
+func (f *fixture) sealNamed(p authz.Principal, name string, values map[string]string) Credential {
+	f.t.Helper()
+	c, err := f.vault.Seal(f.t.Context(), p, SealRequest{Name: name, Type: "database", TTLDays: 30, Values: secrets(values)})
 	must(f.t, err)
 	return c
 }

@@ -268,10 +268,10 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 		if version := versionOf(current); version != expect || (current != nil && current.Credential != r.id) {
 			return errMoved
 		}
-		if err := deleteVersions(tx, p.Tenant, r.id); err != nil {
+		if err := deleteAll(tx, versionsPrefix(p.Tenant, r.id)); err != nil {
 			return err
 		}
-		if err := putRecord(tx, r); err != nil {
+		if err := v.put(tx, r, what); err != nil {
 			return err
 		}
 		if receipt, err = v.log.Append(tx, e); err != nil {
@@ -294,19 +294,6 @@ func versionOf(row *ownedRow) uint64 {
 		return 0
 	}
 	return row.Version
-}
-
-// deleteVersions deletes whatever rows a credential has, damaged ones too.
-func deleteVersions(tx store.Tx, tenant authz.TenantID, id string) error {
-	var keys [][]byte
-	err := tx.Scan(store.Prefix(versionsPrefix(tenant, id)), func(key, _ []byte) bool {
-		keys = append(keys, append([]byte(nil), key...))
-		return true
-	})
-	for _, key := range keys {
-		err = errors.Join(err, tx.Delete(key))
-	}
-	return err
 }
 
 // Release ends the ownership of an object that is going away, and deletes its
@@ -332,7 +319,7 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 		}
 		if deleteEntry && (current != nil || err != nil) {
 			e.Type = audit.CredentialDeleted
-			if err := deleteVersions(tx, p.Tenant, row.Credential); err != nil {
+			if err := v.remove(tx, p.Tenant, row.Credential); err != nil {
 				return err
 			}
 		}

@@ -94,6 +94,12 @@ func TestAnOwnedCredentialIsReadOnlyForOthers(t *testing.T) {
 	if _, err := f.vault.Rotate(t.Context(), f.a, o.ID); !errors.Is(err, fault.Forbidden) {
 		t.Error(err)
 	}
+	if _, err := f.vault.Replace(t.Context(), f.a, o.ID, ReplaceRequest{Values: secrets(login)}); !errors.Is(err, fault.Forbidden) {
+		t.Error(err)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonOwned {
+		t.Errorf("%+v", e)
+	}
 	if err := f.vault.Delete(t.Context(), f.a, o.ID); !errors.Is(err, fault.Forbidden) {
 		t.Error(err)
 	}

@@ -120,8 +120,11 @@ func (f *fields) blob() []byte {
 func (f *fields) time() time.Time { return time.UnixMicro(int64(f.number())).UTC() }
 
 // decodeRecord reads a record. The result shares nothing with row.
-func decodeRecord(row []byte) (*record, error) {
-	f := fields{rest: bytes.Clone(row)}
+func decodeRecord(row []byte) (*record, error) { return viewRecord(bytes.Clone(row)) }
+
+// viewRecord is decodeRecord whose result shares row's memory.
+func viewRecord(row []byte) (*record, error) {
+	f := fields{rest: row}
 	if v := f.take(1); f.bad || v[0] != recordVersion {
 		return nil, errDamaged
 	}

@@ -17,6 +17,8 @@ const (
 	MaxNameBytes   = 255
 	MaxTTLDays     = 3650
 	DefaultTTLDays = 90
+
+	maxIdempotencyKey = 255
 )
 
 // SealRequest asks for a new credential.
@@ -25,6 +27,10 @@ type SealRequest struct {
 	Type    string
 	TTLDays int // 0 means DefaultTTLDays
 	Values  map[string]secret.Bytes
+
+	// IdempotencyKey makes a repeated request safe: 1 to 255 visible ASCII
+	// characters, of the caller's choice. Empty means none.
+	IdempotencyKey string
 }
 
 var (
@@ -41,7 +47,7 @@ func (req SealRequest) ttlDays() int {
 
 func (req SealRequest) validate() error {
 	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
-	if req.Name == "" || len(req.Name) > MaxNameBytes || !utf8.ValidString(req.Name) || strings.ContainsFunc(req.Name, unicode.IsControl) {
+	if !validName(req.Name) {
 		return invalid("name must have 1 to 255 bytes of text without control characters")
 	}
 	if !typePattern.MatchString(req.Type) {
@@ -50,11 +56,32 @@ func (req SealRequest) validate() error {
 	if ttl := req.ttlDays(); ttl < 1 || ttl > MaxTTLDays {
 		return invalid("ttl_days must be 1 to 3650")
 	}
-	if len(req.Values) < 1 || len(req.Values) > MaxValues {
+	if len(req.IdempotencyKey) > maxIdempotencyKey || strings.ContainsFunc(req.IdempotencyKey, invisible) {
+		return invalid("Idempotency-Key must have 1 to 255 visible ASCII characters")
+	}
+	return validateValues(req.Values)
+}
+
+func (req ReplaceRequest) validate() error {
+	if req.TTLDays < 0 || req.TTLDays > MaxTTLDays {
+		return fault.New(fault.Invalid, "ttl_days must be 1 to 3650")
+	}
+	return validateValues(req.Values)
+}
+
+func validName(name string) bool {
+	return name != "" && len(name) <= MaxNameBytes && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
+}
+
+func invisible(r rune) bool { return r <= ' ' || r > '~' }
+
+func validateValues(values map[string]secret.Bytes) error {
+	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
+	if len(values) < 1 || len(values) > MaxValues {
 		return invalid("values must have 1 to 64 keys")
 	}
 	total := 0
-	for k, v := range req.Values {
+	for k, v := range values {
 		if !keyPattern.MatchString(k) {
 			return invalid("the keys of values must have 1 to 253 letters, digits, '-', '.' or '_'")
 		}

@@ -1,9 +1,11 @@
 package vault
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -52,7 +54,12 @@ func find(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
 }
 
 func recordAt(key, value []byte) (*record, error) {
-	r, err := decodeRecord(value)
+	return viewRecordAt(key, bytes.Clone(value))
+}
+
+// viewRecordAt is recordAt whose result shares value's memory.
+func viewRecordAt(key, value []byte) (*record, error) {
+	r, err := viewRecord(value)
 	if err != nil || string(recordKey(r.tenant, r.id, r.version)) != string(key) {
 		return nil, errDamaged
 	}
@@ -62,7 +69,7 @@ func recordAt(key, value []byte) (*record, error) {
 var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
 
 // replace puts next in the place of old, if that is still the newest version.
-func replace(tx store.Tx, old, next *record) error {
+func (v *Vault) replace(tx store.Tx, old, next *record, what audit.EventType) error {
 	current, err := find(tx, old.tenant, old.id)
 	if err != nil {
 		return err
@@ -73,5 +80,18 @@ func replace(tx store.Tx, old, next *record) error {
 	if err := deleteRecord(tx, old); err != nil {
 		return err
 	}
-	return putRecord(tx, next)
+	return v.put(tx, next, what)
+}
+
+// deleteAll deletes whatever rows there are under a prefix.
+func deleteAll(tx store.Tx, prefix []byte) error {
+	var keys [][]byte
+	err := tx.Scan(store.Prefix(prefix), func(key, _ []byte) bool {
+		keys = append(keys, append([]byte(nil), key...))
+		return true
+	})
+	for _, key := range keys {
+		err = errors.Join(err, tx.Delete(key))
+	}
+	return err
 }

@@ -7,6 +7,11 @@
 // looked up by (tenant, id), so that what belongs to another tenant does not
 // exist; and every lookup that finds nothing does the work of one that does.
 //
+// Beside the record stand its place in an index of names, whose rows hold keyed
+// hashes, and a history of its versions, which has no values. Both change in the
+// transaction of the record and go with it. A repeated seal is known by its
+// idempotency key for a day; what tells of its values goes with them.
+//
 // Every operation is recorded in the audit log in the transaction of its
 // change, and reads return only after their entry is durable.
 package vault
@@ -52,12 +57,13 @@ type Vault struct {
 	log    *audit.Log
 	keys   *keyring.Ring
 	now    func() time.Time
-	decoys sync.Map // tenant → *decoy
+	decoys sync.Map // tenant → *record
+	opener func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error)
 }
 
 // New returns the vault in s.
 func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time) *Vault {
-	return &Vault{store: s, log: log, keys: keys, now: now}
+	return &Vault{store: s, log: log, keys: keys, now: now, opener: (*record).open}
 }
 
 // readTimeout bounds a read, so that one that cannot be recorded is refused
@@ -76,8 +82,10 @@ const (
 	reasonIntegrity = "integrity"
 )
 
-// Seal stores a new credential. Errors: fault.Forbidden, fault.Invalid,
-// fault.Unavailable.
+// Seal stores a new credential, or, when the request has an idempotency key
+// that made one within a day, returns what it answered then. Errors:
+// fault.Forbidden; fault.Invalid, also for a key that came with another
+// request; fault.Unavailable.
 func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (Credential, error) {
 	if err := v.log.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, err
@@ -85,6 +93,20 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := req.validate(); err != nil {
 		return Credential{}, err
 	}
+	once := v.once(p.Tenant, req)
+	return retried(func() (Credential, error) {
+		if once != nil {
+			if first, err := v.replay(ctx, p, once); err != nil {
+				return Credential{}, err
+			} else if first != nil {
+				return *first, nil
+			}
+		}
+		return v.seal(ctx, p, req, once)
+	})
+}
+
+func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, once *once) (Credential, error) {
 	keys, err := v.current(ctx, p.Tenant)
 	if err != nil {
 		return Credential{}, err
@@ -95,7 +117,10 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 		return Credential{}, err
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		return errors.Join(putRecord(tx, r), v.append(tx, r.event(audit.CredentialSealed, p)))
+		if err := v.remember(tx, once, r, now); err != nil {
+			return err
+		}
+		return errors.Join(v.put(tx, r, audit.CredentialSealed), v.append(tx, r.event(audit.CredentialSealed, p)))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)
@@ -173,7 +198,7 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 				next = list[len(list)-1].ID
 				return false
 			}
-			r, err := recordAt(key, value)
+			r, err := viewRecordAt(key, value)
 			if err != nil {
 				damaged++ // one damaged record does not hide the others
 				return true
@@ -223,13 +248,17 @@ func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) (*
 // before anything is decrypted, and the read is recorded before it returns.
 // Errors: fault.Forbidden for all that is not there for p, fault.Unavailable.
 func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsealed, error) {
+	return v.unseal(ctx, p, byID(id))
+}
+
+func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Unsealed, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	keys, err := v.ready(ctx, p, authz.UnsealCredential)
 	if err != nil {
 		return Unsealed{}, err
 	}
-	found, err := v.open(ctx, keys, p.Tenant, id)
+	found, err := v.open(ctx, keys, p.Tenant, which)
 	if err != nil {
 		return Unsealed{}, err
 	}
@@ -244,228 +273,4 @@ func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsea
 		return Unsealed{}, errDenied
 	}
 	return Unsealed{found.record.credential(now, found.owned), found.values}, nil
-}
-
-// lookup is what an attempt to open a credential came to.
-type lookup struct {
-	id     string // as asked for, empty when it is not well formed
-	record *record
-	owned  bool
-	values map[string]secret.Bytes
-	failed bool // the record is there and does not hold
-}
-
-// open looks a credential up, verifies and decrypts it. When there is none, or
-// it does not decode, the tenant's decoy is opened in its place: the same
-// reads, the same signature and decryption work, and no values. An error means
-// that the outcome is unknown.
-func (v *Vault) open(ctx context.Context, keys *keyring.Keys, tenant authz.TenantID, id string) (*lookup, error) {
-	decoy, err := v.decoy(keys, tenant)
-	if err != nil {
-		return nil, err
-	}
-	l := &lookup{}
-	wanted := decoy.id // an id that cannot be there, for one that is malformed
-	if authz.ValidID(idPrefix, id) {
-		l.id, wanted = id, id
-	}
-	err = v.store.View(ctx, func(rd store.Reader) error {
-		r, err := find(rd, tenant, wanted)
-		owner, err2 := rd.Get(ownerKey(tenant, wanted))
-		l.record, l.owned = r, owner != nil
-		if errors.Is(err, fault.Internal) {
-			l.failed, err = true, nil
-		}
-		return errors.Join(err, err2)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading a credential: %w", err)
-	}
-	subject := l.record
-	if subject == nil || !v.now().Before(subject.expiresAt) {
-		subject = decoy
-	}
-	values, err := v.openRecord(ctx, keys, subject)
-	switch {
-	case errors.Is(err, fault.Internal):
-		l.failed = true
-	case err != nil:
-		return nil, err
-	case subject == l.record:
-		l.values = values
-	}
-	return l, nil
-}
-
-// openRecord opens a record with the current keys, or with the earlier versions
-// that it names.
-func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record) (map[string]secret.Bytes, error) {
-	wrapping, signing, err := r.keyVersions()
-	if err != nil {
-		return nil, err
-	}
-	keys := map[uint32]*keyring.Keys{current.Version: current}
-	for _, version := range []uint32{wrapping, signing} {
-		if keys[version] != nil {
-			continue
-		}
-		if keys[version], err = v.keys.Version(ctx, r.tenant, version); err != nil {
-			return nil, fmt.Errorf("opening a credential: %w", err)
-		}
-	}
-	return r.open(keys[wrapping], keys[signing])
-}
-
-// decoy returns a record of the tenant that is in no store.
-func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record, error) {
-	if d, ok := v.decoys.Load(tenant); ok {
-		r := d.(*record)
-		if wrapping, _, err := r.keyVersions(); err == nil && wrapping == keys.Version {
-			return r, nil
-		}
-	}
-	now := v.now()
-	r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{})
-	if err := r.seal(keys, map[string]secret.Bytes{"decoy": make(secret.Bytes, 64)}); err != nil {
-		return nil, fmt.Errorf("sealing a decoy: %w", err)
-	}
-	v.decoys.Store(tenant, r)
-	return r, nil
-}
-
-// event says what a lookup came to. The resource is named only when the id is
-// well formed.
-func (l *lookup) event(t audit.EventType, p authz.Principal, now time.Time) audit.Event {
-	e := audit.Event{
-		Type: t, Outcome: audit.Denied, Principal: p,
-		Resource:   audit.Resource{Type: audit.CredentialResource, ID: l.id},
-		Attributes: map[string]string{},
-	}
-	switch {
-	case l.failed:
-		e.Outcome = audit.Failure
-		e.Attributes[audit.AttributeReason] = reasonIntegrity
-	case l.record == nil:
-		e.Attributes[audit.AttributeReason] = reasonMissing
-	case !now.Before(l.record.expiresAt):
-		e.Attributes[audit.AttributeReason] = reasonExpired
-	default:
-		e.Outcome = audit.Success
-		e.Attributes[audit.AttributeVersion] = strconv.FormatUint(l.record.version, 10)
-	}
-	return e
-}
-
-func (l *lookup) zero() { zero(l.values) }
-
-func zero(values map[string]secret.Bytes) {
-	for _, value := range values {
-		value.Zero()
-	}
-}
-
-// maxAttempts bounds how often an operation starts again because another one
-// changed the credential between its lookup and its commit.
-const maxAttempts = 8
-
-// Rotate encrypts a credential anew with a new ML-KEM-768 key pair, as its
-// next version with a full TTL; the old ciphertext is gone. Errors:
-// fault.Forbidden for all that is not there for p or belongs to an object,
-// fault.Unavailable.
-func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
-	for range maxAttempts {
-		c, err := v.rotate(ctx, p, id)
-		if !errors.Is(err, fault.Conflict) {
-			return c, err
-		}
-	}
-	return Credential{}, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
-}
-
-func (v *Vault) rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
-	keys, err := v.ready(ctx, p, authz.RotateCredential)
-	if err != nil {
-		return Credential{}, err
-	}
-	found, err := v.open(ctx, keys, p.Tenant, id)
-	if err != nil {
-		return Credential{}, err
-	}
-	defer found.zero()
-	now := v.now()
-	e := found.event(audit.CredentialReencrypted, p, now)
-	if e.Outcome == audit.Success && found.owned {
-		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
-	}
-	if e.Outcome != audit.Success {
-		return Credential{}, v.deny(ctx, e)
-	}
-	old := found.record
-	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, now,
-		SealRequest{Name: old.name, Type: old.kind, TTLDays: int(old.ttlDays)})
-	if err := r.seal(keys, found.values); err != nil {
-		return Credential{}, err
-	}
-	err = v.store.Update(ctx, func(tx store.Tx) error {
-		return errors.Join(replace(tx, old, r), v.append(tx, r.event(audit.CredentialReencrypted, p)))
-	})
-	if err != nil {
-		return Credential{}, fmt.Errorf("rotating a credential: %w", err)
-	}
-	return r.credential(now, false), nil
-}
-
-func (v *Vault) deny(ctx context.Context, e audit.Event) error {
-	if err := v.log.Record(ctx, e); err != nil {
-		return fmt.Errorf("recording a refusal: %w", err)
-	}
-	return errDenied
-}
-
-// Delete removes a credential, expired or not, with its ciphertext. Errors:
-// fault.Forbidden for all that is not there for p or belongs to an object,
-// fault.Unavailable.
-func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error {
-	if _, err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
-		return err
-	}
-	e := audit.Event{
-		Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: p,
-		Resource: audit.Resource{Type: audit.CredentialResource},
-	}
-	if authz.ValidID(idPrefix, id) {
-		e.Resource.ID = id
-	}
-	denied := false
-	err := v.store.Update(ctx, func(tx store.Tx) error {
-		e, reason := e, ""
-		current, err := find(tx, p.Tenant, e.Resource.ID)
-		damaged := errors.Is(err, fault.Internal) // which can be deleted like any other
-		if err != nil && !damaged {
-			return err
-		}
-		owner, err := tx.Get(ownerKey(p.Tenant, e.Resource.ID))
-		if err != nil {
-			return err
-		}
-		switch {
-		case current == nil && !damaged:
-			reason = reasonMissing
-		case owner != nil && p.Kind != authz.System:
-			reason = reasonOwned
-		default:
-			err = deleteVersions(tx, p.Tenant, e.Resource.ID)
-		}
-		if denied = reason != ""; denied {
-			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reason}
-		}
-		return errors.Join(err, v.append(tx, e))
-	})
-	if err != nil {
-		return fmt.Errorf("deleting a credential: %w", err)
-	}
-	if denied {
-		return errDenied
-	}
-	return nil
 }

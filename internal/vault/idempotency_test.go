@@ -1,0 +1,207 @@
+package vault
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+func onceRequest(key, name string, values map[string]string) SealRequest {
+	return SealRequest{Name: name, Type: "database", Values: secrets(values), IdempotencyKey: key}
+}
+
+func (f *fixture) sealOnce(key, name string, values map[string]string) Credential {
+	f.t.Helper()
+	c, err := f.vault.Seal(f.t.Context(), f.a, onceRequest(key, name, values))
+	must(f.t, err)
+	return c
+}
+
+func TestARepeatedSealAnswersAsTheFirst(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	first := f.sealOnce("retry-1", "db", login)
+	f.advance(time.Hour)
+	_, err := f.vault.Rotate(t.Context(), f.a, first.ID) // the values are still those of the request
+	must(t, err)
+	if again := f.sealOnce("retry-1", "db", login); again != first {
+		t.Fatalf("first %+v, again %+v", first, again)
+	}
+	e := f.last(f.a)
+	if e.EventType != audit.CredentialListed || e.Outcome != audit.Success || e.Resource.ID != first.ID || e.Attributes["replay"] != "true" {
+		t.Fatalf("recorded as %+v", e)
+	}
+	explicit := onceRequest("retry-1", "db", login)
+	explicit.TTLDays = DefaultTTLDays
+	if again, err := f.vault.Seal(t.Context(), f.a, explicit); err != nil || again != first {
+		t.Fatal("the default TTL is another request when it is named:", err)
+	}
+	if other := f.sealOnce("retry-2", "db", login); other.ID == first.ID {
+		t.Fatal("another key made no other credential")
+	}
+	foreign, err := f.vault.Seal(t.Context(), f.b, onceRequest("retry-1", "db", login))
+	if err != nil || foreign.ID == first.ID {
+		t.Fatal("another tenant's key is the same:", err)
+	}
+	f.verify()
+}
+
+func TestAnIdempotencyKeyIsForOneRequest(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.sealOnce("k", "db", login)
+	before := f.verify().Entries
+	for what, change := range map[string]func(*SealRequest){
+		"name":   func(r *SealRequest) { r.Name = "other" },
+		"type":   func(r *SealRequest) { r.Type = "other" },
+		"TTL":    func(r *SealRequest) { r.TTLDays = 1 },
+		"values": func(r *SealRequest) { r.Values = secrets(map[string]string{"p": "q"}) },
+	} {
+		req := onceRequest("k", "db", login)
+		change(&req)
+		if _, err := f.vault.Seal(t.Context(), f.a, req); !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), "another request") {
+			t.Errorf("another %s: %v", what, err)
+		}
+	}
+	for _, key := range []string{"a b", "a\n", "é", "\x7f", strings.Repeat("k", 256)} {
+		if _, err := f.vault.Seal(t.Context(), f.a, onceRequest(key, "db", login)); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q: %v", key, err)
+		}
+	}
+	if f.verify().Entries != before {
+		t.Error("a bad request left an entry")
+	}
+	f.sealOnce(strings.Repeat("~", 255), "db", login)
+}
+
+// What says anything of the values goes with them; the key still makes nothing twice.
+func TestARequestIsForgottenWithItsValues(t *testing.T) {
+	for what, end := range map[string]func(f *fixture, id string){
+		"deleted":  func(f *fixture, id string) { must(t, f.vault.Delete(t.Context(), f.a, id)) },
+		"replaced": func(f *fixture, id string) { f.replace(id, 0, login) },
+	} {
+		f := newFixture(t, time.Minute)
+		c := f.sealOnce("k", "db", login)
+		end(f, c.ID)
+		if keys, _ := f.rows("idempotency/request/"); len(keys) != 0 {
+			t.Errorf("%s: the request is remembered: %q", what, keys)
+		}
+		if _, err := f.vault.Seal(t.Context(), f.a, onceRequest("k", "db", login)); !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), "replaced or deleted") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func TestConcurrentRetriesMakeOneCredential(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	var mu sync.Mutex
+	ids := make(map[Credential]int)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			c, err := f.vault.Seal(t.Context(), f.a, onceRequest("k", "db", login))
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ids[c]++
+		})
+	}
+	wg.Wait()
+	if keys, _ := f.rows("credential/"); len(ids) != 1 || len(keys) != 1 {
+		t.Fatal(ids, len(keys))
+	}
+	f.verify()
+}
+
+func TestAnIdempotencyKeyIsGoodForADay(t *testing.T) {
+	for _, swept := range []bool{true, false} {
+		f := newFixture(t, time.Minute)
+		first := f.sealOnce("k", "db", login)
+		f.advance(day - time.Second)
+		if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 {
+			t.Fatal("swept early:", n, err)
+		}
+		if again := f.sealOnce("k", "db", login); again != first {
+			t.Fatal("forgotten early")
+		}
+		f.advance(time.Second)
+		if swept {
+			if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+			if keys, _ := f.rows("idempotency/"); len(keys) != 0 {
+				t.Fatalf("left behind: %q", keys)
+			}
+		}
+		second := f.sealOnce("k", "other", login)
+		if second.ID == first.ID {
+			t.Fatal("never forgotten")
+		}
+		if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 {
+			t.Fatal("the second was swept:", n, err)
+		}
+		if keys, _ := f.rows("idempotency/"); len(keys) != 3 {
+			t.Fatalf("%q", keys)
+		}
+		if again := f.sealOnce("k", "other", login); again != second {
+			t.Fatal("the second is not remembered")
+		}
+		f.verify()
+	}
+}
+
+func TestSweepGoesThroughAllThatIsDue(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.sealOnce("real", "db", login)
+	f.tamper(func(tx store.Tx) error {
+		for i := range sweepBatch + 10 {
+			if err := tx.Put(dueKey(f.now().Add(time.Duration(i)), "ten", strings.Repeat("x", i+1)), nil); err != nil {
+				return err
+			}
+		}
+		return errors.Join(
+			tx.Put(idempotencyKey("ten", "x"), []byte("damaged")),
+			tx.Put(append(duePrefix[:len(duePrefix):len(duePrefix)], 0), nil), // a row that no program wrote
+		)
+	})
+	f.advance(day)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != sweepBatch+12 {
+		t.Fatal(n, err)
+	}
+	if keys, _ := f.rows("idempotency/"); len(keys) != 0 {
+		t.Fatalf("left behind: %q", keys)
+	}
+	commits := f.store.Commits()
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 || f.store.Commits() != commits {
+		t.Fatal("nothing to do, and it wrote:", n, err)
+	}
+}
+
+func TestARepeatThatCannotBeRecordedIsNotAnswered(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.sealOnce("k", "db", login)
+	f.store.full.Store(true)
+	if c, err := f.vault.Seal(t.Context(), f.a, onceRequest("k", "db", login)); !errors.Is(err, fault.Unavailable) || c.ID != "" {
+		t.Fatal(c, err)
+	}
+}
+
+func TestWhatAKeyMadeCannotBeRewritten(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.sealOnce("k", "db", login)
+	keys, values := f.rows("idempotency/key/")
+	f.tamper(func(tx store.Tx) error {
+		row := append([]byte(nil), values[0]...)
+		row[len(row)-3] ^= 1
+		return tx.Put(keys[0], row)
+	})
+	if _, err := f.vault.Seal(t.Context(), f.a, onceRequest("k", "db", login)); !errors.Is(err, fault.Internal) {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,341 @@
+package vault
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+func (f *fixture) replace(id string, ttl int, values map[string]string) Credential {
+	f.t.Helper()
+	c, err := f.vault.Replace(f.t.Context(), f.a, id, ReplaceRequest{Values: secrets(values), TTLDays: ttl})
+	must(f.t, err)
+	return c
+}
+
+func (f *fixture) versions(id string) []Version {
+	f.t.Helper()
+	list, err := f.vault.Versions(f.t.Context(), f.a, id)
+	must(f.t, err)
+	return list
+}
+
+func TestReplaceStoresNewValuesAsTheNextVersion(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	f.advance(day)
+	next := f.replace(c.ID, 0, map[string]string{"password": "new"})
+	if next.Version != 2 || next.Name != c.Name || next.Type != c.Type || !next.CreatedAt.Equal(c.CreatedAt) || !next.ExpiresAt.Equal(f.now().Add(30*day)) {
+		t.Fatalf("%+v", next)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Outcome != audit.Success || e.Resource.ID != c.ID || e.Attributes[audit.AttributeVersion] != "2" {
+		t.Fatalf("%+v", e)
+	}
+	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	must(t, err)
+	if !maps.Equal(plain(got.Values), map[string]string{"password": "new"}) || got.Credential != next {
+		t.Fatal(plain(got.Values), got.Credential)
+	}
+	if longer := f.replace(c.ID, 60, login); !longer.ExpiresAt.Equal(f.now().Add(60 * day)) {
+		t.Fatal(longer.ExpiresAt)
+	}
+	if kept, err := f.vault.Rotate(t.Context(), f.a, c.ID); err != nil || !kept.ExpiresAt.Equal(f.now().Add(60*day)) {
+		t.Fatal("the new TTL is not kept:", kept.ExpiresAt, err)
+	}
+	f.verify()
+}
+
+func TestABadReplacementIsRefusedWhateverTheID(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c, foreign := f.seal(f.a, login), f.seal(f.b, login)
+	before := f.verify().Entries
+	for says, req := range map[string]ReplaceRequest{
+		"values must have":   {},
+		"ttl_days must":      {Values: secrets(login), TTLDays: 3651},
+		"ttl_days must be 1": {Values: secrets(login), TTLDays: -1},
+		"the keys of values": {Values: secrets(map[string]string{"a b": ""})},
+		"256 KiB":            {Values: secrets(map[string]string{"k": strings.Repeat("x", MaxValuesBytes)})},
+	} {
+		for _, id := range []string{c.ID, foreign.ID, "junk"} {
+			_, err := f.vault.Replace(t.Context(), f.a, id, req)
+			if !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), says) {
+				t.Errorf("%q: %v", says, err)
+			}
+		}
+	}
+	if f.verify().Entries != before {
+		t.Error("a bad request left an entry")
+	}
+}
+
+func TestReplacedValuesAreGoneFromEveryFile(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	_, rows := f.rows("credential/")
+	old, err := decodeRecord(rows[0])
+	must(t, err)
+	f.replace(c.ID, 0, login)
+	must(t, f.store.Scrubbed(t.Context()))
+	files := string(f.files())
+	if strings.Contains(files, string(old.body[:64])) || strings.Contains(files, string(old.wrap)) {
+		t.Fatal("the replaced version is still in a file")
+	}
+}
+
+func TestVersionsTellHowACredentialCameToBe(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	sealed := f.now()
+	f.advance(day)
+	_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
+	must(t, err)
+	f.advance(day)
+	f.replace(c.ID, 7, login)
+	want := []Version{
+		{3, "rotated", true, sealed.Add(2 * day), sealed.Add(9 * day)},
+		{2, "reencrypted", false, sealed.Add(day), sealed.Add(31 * day)},
+		{1, "sealed", false, sealed, sealed.Add(30 * day)},
+	}
+	if got := f.versions(c.ID); !slices.Equal(got, want) {
+		t.Fatalf("%+v", got)
+	}
+	e := f.last(f.a)
+	if e.EventType != audit.CredentialListed || e.Outcome != audit.Success || e.Resource.ID != c.ID || e.Attributes["count"] != "3" {
+		t.Fatalf("%+v", e)
+	}
+	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+	if keys, _ := f.rows("credential-"); len(keys) != 0 {
+		t.Fatalf("left behind: %q", keys)
+	}
+	f.verify()
+}
+
+func TestTheVersionsOfAnObjectsCredentialAreKept(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	op := f.operator()
+	o, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
+	must(t, err)
+	_, err = f.vault.Apply(t.Context(), op, uid, 1, f.desired(map[string]string{"p": "2"}, "b"))
+	must(t, err)
+	_, err = f.vault.Reencrypt(t.Context(), op, uid, 2, "now")
+	must(t, err)
+	var got []string
+	for _, v := range f.versions(o.ID) {
+		got = append(got, fmt.Sprintf("%d %s %t", v.Number, v.Change, v.Current))
+	}
+	if want := []string{"3 reencrypted true", "2 rotated false", "1 sealed false"}; !slices.Equal(got, want) {
+		t.Fatal(got)
+	}
+	must(t, f.vault.Release(t.Context(), op, uid, true))
+	if keys, _ := f.rows("credential-"); len(keys) != 0 {
+		t.Fatalf("left behind: %q", keys)
+	}
+}
+
+func TestOnlySoManyVersionsAreRemembered(t *testing.T) {
+	f := newFixture(t, time.Hour)
+	c := f.seal(f.a, login)
+	for range MaxVersions + 5 {
+		_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
+		must(t, err)
+	}
+	list := f.versions(c.ID)
+	if len(list) != MaxVersions || list[0].Number != MaxVersions+6 || !list[0].Current || list[len(list)-1].Number != 7 {
+		t.Fatal(len(list), list[0], list[len(list)-1])
+	}
+}
+
+func TestAChangedHistoryIsNotShown(t *testing.T) {
+	changes := map[string]func(tx store.Tx, key, value []byte) error{
+		"a changed row": func(tx store.Tx, key, value []byte) error {
+			return tx.Put(key, []byte(strings.Replace(string(value), "sealed", "Sealed", 1)))
+		},
+		"junk":   func(tx store.Tx, key, _ []byte) error { return tx.Put(key, []byte("junk")) },
+		"no row": func(tx store.Tx, key, _ []byte) error { return tx.Delete(key) },
+		"a moved row": func(tx store.Tx, key, value []byte) error {
+			key = slices.Clone(key)
+			key[len(key)-1]++
+			return tx.Put(key, value)
+		},
+	}
+	for name, change := range changes {
+		f := newFixture(t, time.Minute)
+		c := f.seal(f.a, login)
+		keys, values := f.rows("credential-version/")
+		f.tamper(func(tx store.Tx) error { return change(tx, keys[0], values[0]) })
+		if list, err := f.vault.Versions(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) || list != nil {
+			t.Errorf("%s: %v %v", name, list, err)
+		}
+		if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
+			t.Errorf("%s: recorded as %+v", name, e)
+		}
+		// The credential itself is whole, and can be changed and deleted.
+		_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
+		must(t, err)
+		must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+		if keys, _ := f.rows("credential-"); len(keys) != 0 && name != "a changed row" {
+			t.Errorf("%s: left behind: %q", name, keys)
+		}
+	}
+}
+
+func (f *fixture) named(name string) (Unsealed, error) {
+	return f.vault.UnsealByName(f.t.Context(), f.a, name)
+}
+
+func TestANameStandsForItsNewestActiveCredential(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	is := func(when string, want Credential) {
+		t.Helper()
+		got, err := f.named("db")
+		if err != nil || got.ID != want.ID || got.Version != want.Version || !maps.Equal(plain(got.Values), login) {
+			t.Fatalf("%s: %v %+v", when, err, got.Credential)
+		}
+		if e := f.last(f.a); e.EventType != audit.CredentialUnsealed || e.Outcome != audit.Success || e.Resource.ID != want.ID {
+			t.Fatalf("%s: recorded as %+v", when, e)
+		}
+	}
+	first := f.seal(f.a, login)
+	f.sealNamed(f.a, "db2", map[string]string{"other": "name"})
+	f.sealNamed(f.b, "db", map[string]string{"other": "tenant"})
+	is("alone", first)
+	f.advance(day)
+	second, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "db", Type: "database", TTLDays: 2, Values: secrets(login)})
+	must(t, err)
+	is("a second", second)
+	f.advance(day)
+	first, err = f.vault.Rotate(t.Context(), f.a, first.ID)
+	must(t, err)
+	is("a rotation makes no credential newer", second)
+	f.advance(2 * day)
+	is("the second has expired", first)
+	third := f.seal(f.a, login)
+	is("a third", third)
+	must(t, f.vault.Delete(t.Context(), f.a, third.ID))
+	is("the third is deleted", first)
+	f.advance(31 * day)
+	if _, err := f.named("db"); !errors.Is(err, fault.Forbidden) {
+		t.Fatal("all have expired:", err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonExpired || e.Resource.ID != second.ID {
+		t.Fatalf("recorded as %+v", e)
+	}
+	f.verify()
+}
+
+func TestAnObjectsCredentialIsFoundByItsNewName(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	_, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
+	must(t, err)
+	renamed := f.desired(login, "b")
+	renamed.Name = "renamed"
+	o, err := f.vault.Apply(t.Context(), f.operator(), uid, 1, renamed)
+	must(t, err)
+	if got, err := f.named("renamed"); err != nil || got.ID != o.ID || !got.Owned {
+		t.Fatal(err)
+	}
+	if _, err := f.named("db"); !errors.Is(err, fault.Forbidden) {
+		t.Fatal(err)
+	}
+	if keys, _ := f.rows("credential-name/"); len(keys) != 1 {
+		t.Fatalf("%q", keys)
+	}
+}
+
+// Whoever can write the database cannot make a name stand for another credential.
+func TestANameCannotBePointedElsewhere(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.seal(f.a, login)
+	other := f.sealNamed(f.a, "other", login)
+	prefix := string(namePrefix(f.a.Tenant, f.vault.nameHash(f.a.Tenant, "db")))
+	keys, values := f.rows(prefix)
+	f.tamper(func(tx store.Tx) error {
+		return errors.Join(tx.Delete(keys[0]), tx.Put([]byte(string(keys[0][:len(prefix)+8])+other.ID), values[0]))
+	})
+	if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
+		t.Error("a moved row:", err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
+		t.Errorf("recorded as %+v", e)
+	}
+	// A row of the right form whose credential has another name, as an old state of a renamed one would be.
+	f.tamper(func(tx store.Tx) error {
+		key := []byte(string(keys[0][:len(prefix)+8]) + other.ID)
+		return tx.Put(key, f.keys.SealRow(key, []byte{0x7f, 0, 0, 0, 0, 0, 0, 0}))
+	})
+	if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
+		t.Error("another name:", err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Failure {
+		t.Errorf("recorded as %+v", e)
+	}
+}
+
+func TestNamesAndKeysAreInNoKeyOfTheStore(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.sealOnce("idem-canary", "name-canary", login)
+	keys, _ := f.rows("")
+	for _, key := range keys {
+		if strings.Contains(string(key), "canary") {
+			t.Errorf("%q", key)
+		}
+	}
+}
+
+// A data directory of the release before has records and nothing else.
+func TestReindexFindsTheCredentialsOfAnEarlierRelease(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	var all []Credential
+	for i := range 2*reindexBatch + 3 {
+		all = append(all, f.sealNamed(f.a, fmt.Sprint("n", i), login))
+	}
+	rotated, err := f.vault.Rotate(t.Context(), f.a, all[1].ID)
+	must(t, err)
+	owned, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
+	must(t, err)
+	f.tamper(func(tx store.Tx) error {
+		return errors.Join(
+			deleteAll(tx, []byte("credential-")),
+			tx.Put(recordKey(f.a.Tenant, authz.NewID("cred"), 1), []byte("damaged")),
+			tx.Delete([]byte("audit/anchor/"+string(f.a.Tenant)+"/"+all[2].ID)),
+		)
+	})
+	if _, err := f.named("n0"); !errors.Is(err, fault.Forbidden) {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time there is nothing to do
+		commits := f.store.Commits()
+		must(t, f.vault.Reindex(t.Context()))
+		if n := f.store.Commits() - commits; n != 3 && n != 0 {
+			t.Fatalf("%d commits", n)
+		}
+	}
+	for i, c := range all {
+		if got, err := f.named(c.Name); err != nil || got.ID != c.ID {
+			t.Fatal(i, err)
+		}
+	}
+	for id, want := range map[string]Version{
+		all[0].ID:  {1, "sealed", true, all[0].SealedAt, all[0].ExpiresAt},
+		rotated.ID: {2, "reencrypted", true, rotated.SealedAt, rotated.ExpiresAt},
+		all[2].ID:  {1, "sealed", true, all[2].SealedAt, all[2].ExpiresAt},
+		owned.ID:   {1, "sealed", true, owned.SealedAt, owned.ExpiresAt},
+	} {
+		if got := f.versions(id); !slices.Equal(got, []Version{want}) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+	must(t, f.vault.Delete(t.Context(), f.a, all[0].ID))
+	if _, err := f.named("n0"); !errors.Is(err, fault.Forbidden) {
+		t.Fatal(err)
+	}
+}
