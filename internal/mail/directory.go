@@ -1,0 +1,66 @@
+package mail
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/mail"
+	"os"
+	"path/filepath"
+	"strings"
+
+	gomail "github.com/wneessen/go-mail"
+)
+
+// Directory puts each mail into a file of its own, id.eml with mode 0600, for
+// a person to read. It is for development: the tokens lie open in the files.
+type Directory string
+
+// Send implements [Transport].
+func (d Directory) Send(_ context.Context, e Envelope) error {
+	m, err := compose(e)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if _, err := m.WriteTo(&b); err != nil {
+		return errors.New("writing out a mail failed")
+	}
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return fmt.Errorf("making the mail directory: %w", err)
+	}
+	f, err := os.CreateTemp(string(d), ".new-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("creating a mail file: %w", err)
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(b.Bytes())
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), filepath.Join(string(d), e.ID+".eml")) // so that a reader sees whole mails
+	}
+	if err != nil {
+		return fmt.Errorf("writing a mail file: %w", err)
+	}
+	return nil
+}
+
+// compose makes the Internet message (RFC 5322) of a mail.
+func compose(e Envelope) (*gomail.Msg, error) {
+	from, err := mail.ParseAddress(e.From)
+	if err != nil {
+		return nil, errors.New("the configured sender is not an e-mail address")
+	}
+	m := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingUSASCII))
+	m.FromMailAddress(from)
+	if err := m.To(e.To); err != nil { // which quotes the address
+		return nil, fmt.Errorf("%w: the address is not one", ErrRefused)
+	}
+	domain := from.Address[strings.LastIndexByte(from.Address, '@')+1:]
+	m.SetMessageIDWithValue(e.ID + "@" + domain)
+	m.SetDateWithValue(e.Date)
+	m.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: nobody is to answer by machine
+	m.Subject(e.Subject)
+	m.SetBodyString(gomail.TypeTextPlain, e.Text)
+	return m, nil
+}

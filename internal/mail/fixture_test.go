@@ -1,0 +1,276 @@
+package mail
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/emersion/go-sasl"
+	"github.com/emersion/go-smtp"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// fixture is an outbox on a database file, with the test's clock.
+type fixture struct {
+	t      *testing.T
+	dir    string
+	key    string
+	store  *bolt.Store
+	keys   *keyring.Ring
+	outbox *Outbox
+	log    *buffer
+
+	mu    sync.Mutex
+	clock time.Time
+}
+
+// buffer is a log that is read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{
+		t: t, dir: t.TempDir(), key: filepath.Join(t.TempDir(), "kms.key"), log: &buffer{},
+		clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC),
+	}
+	must(t, kms.CreateLocal(f.key))
+	f.open()
+	return f
+}
+
+// open opens the outbox, anew if it was closed.
+func (f *fixture) open() {
+	f.t.Helper()
+	k, err := kms.OpenLocal(f.key)
+	must(f.t, err)
+	f.store, err = bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{})
+	must(f.t, err)
+	f.t.Cleanup(func() { _ = f.store.Close() })
+	c := keyring.Config{CacheTTL: time.Hour, Now: f.now}
+	f.keys, err = keyring.Open(f.t.Context(), f.store, k, c)
+	if errors.Is(err, fault.NotFound) {
+		var first *keyring.First
+		f.keys, first, err = keyring.Create(f.t.Context(), f.store, k, c)
+		must(f.t, err)
+		must(f.t, f.store.Update(f.t.Context(), first.Put))
+	}
+	must(f.t, err)
+	f.outbox = NewOutbox(f.store, f.keys, f.now)
+}
+
+func (f *fixture) now() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.clock
+}
+
+func (f *fixture) advance(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock = f.clock.Add(d)
+}
+
+const (
+	recipient = "canary-recipient@example.org"
+	token     = "canary-token-0123456789"
+)
+
+// post stores a mail and returns its id.
+func (f *fixture) post(m Message) string {
+	f.t.Helper()
+	p, err := f.outbox.Prepare(f.t.Context(), m)
+	must(f.t, err)
+	must(f.t, f.store.Update(f.t.Context(), p.Put))
+	f.outbox.Notify()
+	return letter{key: p.key}.id()
+}
+
+// stored returns how many mails wait.
+func (f *fixture) stored() (n int) {
+	f.t.Helper()
+	must(f.t, f.store.View(f.t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Prefix([]byte(rowPrefix)), func(_, _ []byte) bool {
+			n++
+			return true
+		})
+	}))
+	return n
+}
+
+func (f *fixture) options() Options {
+	return Options{PublicURL: "https://vault.example.com", From: "Latticekeep <noreply@example.com>", Logger: slog.New(slog.NewTextHandler(f.log, nil))}
+}
+
+// courier is Run, for a test that calls its passes itself.
+func (f *fixture) courier(t Transport) *courier {
+	return &courier{Outbox: f.outbox, transport: t, options: f.options(), tries: make(map[string]try)}
+}
+
+func (f *fixture) pass(c *courier) time.Duration {
+	f.t.Helper()
+	wait, err := c.pass(f.t.Context())
+	must(f.t, err)
+	return wait
+}
+
+// files returns the bytes of the database.
+func (f *fixture) files() []byte {
+	f.t.Helper()
+	b, err := os.ReadFile(filepath.Join(f.dir, "store.db"))
+	must(f.t, err)
+	return b
+}
+
+// sendFunc is a transport that a test writes down.
+type sendFunc func(ctx context.Context, e Envelope) error
+
+func (f sendFunc) Send(ctx context.Context, e Envelope) error { return f(ctx, e) }
+
+// mailServer is a real SMTP server on loopback. Its hooks, where set, decide
+// about recipients and texts; what it took is in received.
+type mailServer struct {
+	address string
+	roots   *x509.CertPool
+	rcpt    func() error
+	data    func(*smtp.Conn) error
+
+	mu       sync.Mutex
+	received []string
+	sessions int
+}
+
+const username, password = "postmaster", "canary-password"
+
+// startMailServer starts a server that offers what the security demands.
+func startMailServer(t *testing.T, security Security, authenticated bool) *mailServer {
+	t.Helper()
+	certs := httptest.NewTLSServer(nil) // for its certificate, which is for 127.0.0.1
+	certs.Close()
+	m := &mailServer{roots: x509.NewCertPool()}
+	m.roots.AddCert(certs.Certificate())
+	config := &tls.Config{Certificates: certs.TLS.Certificates}
+	s := smtp.NewServer(smtp.BackendFunc(func(c *smtp.Conn) (smtp.Session, error) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.sessions++
+		return &session{server: m, conn: c, anonymous: authenticated}, nil
+	}))
+	s.Domain, s.ErrorLog = "localhost", slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
+	s.AllowInsecureAuth = security == Plain
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	m.address = l.Addr().String()
+	switch security {
+	case STARTTLS:
+		s.TLSConfig = config
+	case TLS:
+		l = tls.NewListener(l, config)
+	}
+	go func() { _ = s.Serve(l) }() // ends with Close
+	t.Cleanup(func() { _ = s.Close() })
+	return m
+}
+
+func (m *mailServer) mails() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]string(nil), m.received...)
+}
+
+// transport returns the transport for the server.
+func (m *mailServer) transport(t *testing.T, security Security, username, password string) *SMTP {
+	t.Helper()
+	s, err := NewSMTP(SMTPConfig{Address: m.address, Security: security, Username: username, Password: []byte(password), RootCAs: m.roots})
+	must(t, err)
+	return s
+}
+
+// session is one connection to a mailServer.
+type session struct {
+	server    *mailServer
+	conn      *smtp.Conn
+	anonymous bool // and must not be
+}
+
+func (s *session) AuthMechanisms() []string { return []string{sasl.Plain} }
+
+func (s *session) Auth(string) (sasl.Server, error) {
+	return sasl.NewPlainServer(func(_, user, pass string) error {
+		if user != username || pass != password {
+			return &smtp.SMTPError{Code: 535, EnhancedCode: smtp.EnhancedCode{5, 7, 8}, Message: "wrong: " + user + " " + pass}
+		}
+		s.anonymous = false
+		return nil
+	}), nil
+}
+
+func (s *session) Reset()        {}
+func (s *session) Logout() error { return nil }
+
+func (s *session) Mail(string, *smtp.MailOptions) error {
+	if s.anonymous {
+		return smtp.ErrAuthRequired
+	}
+	return nil
+}
+
+func (s *session) Rcpt(string, *smtp.RcptOptions) error {
+	if s.server.rcpt != nil {
+		return s.server.rcpt()
+	}
+	return nil
+}
+
+func (s *session) Data(r io.Reader) error {
+	if s.server.data != nil {
+		if err := s.server.data(s.conn); err != nil {
+			return err
+		}
+	}
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	s.server.mu.Lock()
+	defer s.server.mu.Unlock()
+	s.server.received = append(s.server.received, string(b))
+	return nil
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,130 @@
+// Package mail delivers the product's few mails: an outbox in the store, and
+// the transports that empty it.
+//
+// # Model
+//
+// A [Message] is what happened, for whom, and the token that answers it. It is
+// sealed under the deployment's wrapping key by [Outbox.Prepare] and stored by
+// [Pending.Put] in the transaction of the change that it tells of, so that
+// there is a mail exactly when there is that change. [Outbox.Run] renders what
+// is stored, hands it to a [Transport] and deletes it. No request waits for a
+// mail server.
+//
+// # Invariants
+//
+//   - A stored mail survives a restart and is sent at least once: after a crash
+//     between sending and deleting it is sent again, under the same Message-ID.
+//   - Address and token lie in the database as ciphertext only, and are in no
+//     log line, error or metric: mails are known by their ids there.
+//   - A text holds nothing that a user wrote (no name, no tenant), and links
+//     only to the configured public URL.
+//
+// The package makes no tokens and knows no users, and it tells nobody that a
+// mail could not be delivered, except the log.
+package mail
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Kind is what a mail is about.
+type Kind string
+
+// The kinds. Each but the last carries a token.
+const (
+	VerifyEmail     Kind = "verify_email"
+	ResetPassword   Kind = "reset_password"
+	Invite          Kind = "invite"
+	PasswordChanged Kind = "password_changed"
+)
+
+// Message is a mail to be. One without To is dropped where others are sent:
+// so an answer to a stranger takes the same work whether the address is known
+// or not.
+type Message struct {
+	Kind  Kind
+	To    string // address
+	Token string
+}
+
+// Outbox keeps mails until they are sent. It is safe for concurrent use.
+type Outbox struct {
+	store store.Store
+	keys  *keyring.Ring
+	now   func() time.Time
+	wake  chan struct{} // holds at most one call
+}
+
+// NewOutbox returns the outbox of a store. now is the clock, time.Now if nil.
+func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox {
+	if now == nil {
+		now = time.Now
+	}
+	return &Outbox{store: s, keys: keys, now: now, wake: make(chan struct{}, 1)}
+}
+
+// Pending is a mail that is sealed and not stored.
+type Pending struct{ key, row []byte }
+
+// stored is the plaintext of a row.
+type stored struct {
+	Kind      Kind      `json:"kind"`
+	To        string    `json:"to"`
+	Token     string    `json:"token"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// rowPrefix is followed by the mail's id. A row is the version of the wrapping
+// key (four bytes, big endian) and the sealed message, which is bound to the
+// row's key.
+const (
+	rowPrefix = "mail/"
+	idPrefix  = "mail"
+)
+
+func contextOf(key []byte) string { return string(key) }
+
+// Prepare seals a message. It stores nothing; [Pending.Put] does, in the
+// caller's transaction. Errors: fault.Unavailable when the KMS or the store
+// does not answer.
+func (o *Outbox) Prepare(ctx context.Context, m Message) (*Pending, error) {
+	if _, known := templates[m.Kind]; !known {
+		return nil, fmt.Errorf("preparing a mail: there is no kind %q", m.Kind)
+	}
+	keys, err := o.keys.Current(ctx, authz.SystemTenant)
+	if err != nil {
+		return nil, fmt.Errorf("preparing a mail: %w", err)
+	}
+	plain, err := json.Marshal(stored{m.Kind, m.To, m.Token, o.now().UTC()})
+	if err != nil {
+		return nil, fmt.Errorf("preparing a mail: %w", err)
+	}
+	defer secret.Bytes(plain).Zero()
+	key := []byte(rowPrefix + authz.NewID(idPrefix))
+	blob, err := envelope.SealKey(keys.Wrapping, contextOf(key), plain)
+	if err != nil {
+		return nil, fmt.Errorf("preparing a mail: %w", err)
+	}
+	return &Pending{key: key, row: encodeRow(keys.Version, blob)}, nil
+}
+
+// Put stores the mail. After the commit, [Outbox.Notify] has it sent at once.
+func (p *Pending) Put(tx store.Tx) error { return tx.Put(p.key, p.row) }
+
+// Notify tells [Outbox.Run] that a mail was stored. It never blocks. Without
+// it the mail leaves within a minute.
+func (o *Outbox) Notify() {
+	select {
+	case o.wake <- struct{}{}:
+	default: // Run is told already
+	}
+}

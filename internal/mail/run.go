@@ -1,0 +1,259 @@
+package mail
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Envelope is a rendered mail.
+type Envelope struct {
+	ID      string // the mail's, the same at every try
+	From    string // address, with or without a name
+	To      string // address
+	Subject string
+	Text    string // ASCII
+	Date    time.Time
+}
+
+// Transport hands a mail on. Send returns nil once somebody else is
+// responsible for it, an error that wraps [ErrRefused] when no later try can
+// help, and any other error when one may. It gives up when ctx ends. An error
+// quotes neither the address nor the text. Calls are concurrent.
+type Transport interface {
+	Send(ctx context.Context, e Envelope) error
+}
+
+// ErrRefused is the cause of a failure that is permanent for this one mail.
+var ErrRefused = errors.New("the recipient or the mail was refused for good")
+
+// Options of [Outbox.Run]. PublicURL and From are required.
+type Options struct {
+	PublicURL string       // where users reach the service
+	From      string       // address of the sender, with or without a name
+	Logger    *slog.Logger // default slog.Default()
+}
+
+const (
+	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles in between
+	maxAge                = 3 * 24 * time.Hour     // after which a mail is given up
+	sendTimeout           = 30 * time.Second
+	pollInterval          = time.Minute // for mails that nobody notified of
+	parallel              = 4           // mails on their way at a time
+	passSize              = 32          // mails of one pass, so that new ones are soon seen beside many that fail
+)
+
+// Run sends what is in the outbox until ctx ends, and returns nil then. Only
+// one Run may work on a store. A failure of a mail, the mail server, the store
+// or the KMS is logged and tried again.
+func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
+	if t == nil || opts.PublicURL == "" || opts.From == "" {
+		return errors.New("sending mails: transport, public URL and sender are required")
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	c := &courier{Outbox: o, transport: t, options: opts, tries: make(map[string]try)}
+	for ctx.Err() == nil {
+		wait, err := c.pass(ctx)
+		if err != nil && ctx.Err() == nil {
+			c.options.Logger.Error("the mail outbox cannot be used, it is tried again", "in", firstRetry, "err", err)
+			wait = firstRetry
+		}
+		if wait <= 0 {
+			continue
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+		case <-o.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	return nil
+}
+
+// courier is one Run. What it knows of failures is lost with it: after a
+// restart every mail is tried at once.
+type courier struct {
+	*Outbox
+	transport Transport
+	options   Options
+
+	mu    sync.Mutex
+	tries map[string]try // by row key; only of mails that failed
+}
+
+type try struct {
+	failures int
+	next     time.Time
+}
+
+// letter is a row of the outbox.
+type letter struct{ key, row []byte }
+
+func (l letter) id() string { return strings.TrimPrefix(string(l.key), rowPrefix) }
+
+// pass tries mails that are due, and returns how long nothing will be due if
+// nobody calls Notify.
+func (c *courier) pass(ctx context.Context) (time.Duration, error) {
+	due, wait, err := c.due(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for _, l := range due {
+		group.Go(func() error {
+			c.deliver(ctx, l)
+			return nil
+		})
+	}
+	_ = group.Wait() // failures are the mails' own
+	if len(due) > 0 {
+		return 0, nil // and look again: other mails may be due by now
+	}
+	return wait, nil
+}
+
+// due returns up to passSize mails that may be tried now and, if there are
+// none, the time until there is one.
+func (c *courier) due(ctx context.Context) (due []letter, wait time.Duration, err error) {
+	now := c.now()
+	wait = pollInterval
+	err = c.store.View(ctx, func(r store.Reader) error {
+		return r.Scan(store.Prefix([]byte(rowPrefix)), func(key, row []byte) bool {
+			if left := c.next(key).Sub(now); left > 0 {
+				wait = min(wait, left)
+				return true
+			}
+			due = append(due, letter{append([]byte(nil), key...), append([]byte(nil), row...)})
+			return len(due) < passSize
+		})
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("reading the outbox: %w", err)
+	}
+	return due, wait, nil
+}
+
+func (c *courier) next(key []byte) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tries[string(key)].next
+}
+
+// deliver tries one mail and does what follows from the outcome.
+func (c *courier) deliver(ctx context.Context, l letter) {
+	m, err := c.open(ctx, l)
+	switch {
+	case errors.Is(err, envelope.ErrOpen):
+		c.giveUp(ctx, l, "", "it was not sealed by this deployment, or is damaged")
+		return
+	case err != nil:
+		c.postpone(ctx, l, "", err)
+		return
+	case m.To == "":
+		c.remove(ctx, l)
+		return
+	case c.now().Sub(m.CreatedAt) > min(maxAge, templates[m.Kind].lasts):
+		c.giveUp(ctx, l, m.Kind, "it could not be delivered in time")
+		return
+	}
+	sending, cancel := context.WithTimeout(ctx, sendTimeout)
+	defer cancel()
+	switch err := c.transport.Send(sending, render(l.id(), m, c.options)); {
+	case err == nil:
+		c.remove(ctx, l)
+	case errors.Is(err, ErrRefused):
+		c.giveUp(ctx, l, m.Kind, err.Error())
+	default:
+		c.postpone(ctx, l, m.Kind, err)
+	}
+}
+
+// open returns the message of a row. Error: [envelope.ErrOpen] for a row that
+// will never open.
+func (c *courier) open(ctx context.Context, l letter) (stored, error) {
+	version, blob, ok := decodeRow(l.row)
+	if !ok {
+		return stored{}, envelope.ErrOpen
+	}
+	keys, err := c.keys.Version(ctx, authz.SystemTenant, version)
+	if err != nil {
+		return stored{}, fmt.Errorf("opening a mail: %w", err)
+	}
+	plain, err := envelope.OpenKey(keys.Wrapping, contextOf(l.key), blob)
+	if err != nil {
+		return stored{}, err
+	}
+	defer plain.Zero()
+	var m stored
+	if err := json.Unmarshal(plain, &m); err != nil {
+		return stored{}, envelope.ErrOpen
+	}
+	if _, known := templates[m.Kind]; !known {
+		return stored{}, envelope.ErrOpen
+	}
+	return m, nil
+}
+
+// postpone has a mail wait for its next try.
+func (c *courier) postpone(ctx context.Context, l letter, kind Kind, err error) {
+	if ctx.Err() != nil {
+		return // what failed is the end of Run
+	}
+	c.mu.Lock()
+	t := c.tries[string(l.key)]
+	wait := lastRetry
+	if t.failures < 12 { // beyond, a second doubled is more than an hour
+		wait = min(firstRetry<<t.failures, lastRetry)
+	}
+	c.tries[string(l.key)] = try{t.failures + 1, c.now().Add(wait)}
+	c.mu.Unlock()
+	c.options.Logger.Warn("a mail could not be sent, it is tried again", "mail", l.id(), "kind", kind, "in", wait, "err", err)
+}
+
+func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {
+	c.options.Logger.Error("a mail is given up", "mail", l.id(), "kind", kind, "why", why)
+	c.remove(ctx, l)
+}
+
+// remove deletes a mail that is done with, even when ctx has ended meanwhile:
+// it would be sent twice.
+func (c *courier) remove(ctx context.Context, l letter) {
+	deleting, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendTimeout)
+	defer cancel()
+	err := c.store.Update(deleting, func(tx store.Tx) error { return tx.Delete(l.key) })
+	if err != nil {
+		c.postpone(ctx, l, "", fmt.Errorf("removing a mail from the outbox: %w", err))
+		return
+	}
+	c.mu.Lock()
+	delete(c.tries, string(l.key))
+	c.mu.Unlock()
+}
+
+func encodeRow(version uint32, blob []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, version), blob...)
+}
+
+func decodeRow(row []byte) (version uint32, blob []byte, ok bool) {
+	if len(row) < 4 {
+		return 0, nil, false
+	}
+	return binary.BigEndian.Uint32(row), row[4:], true
+}
