@@ -6,27 +6,47 @@ import (
 	"testing"
 )
 
-// The truth table of every action and every scope, written out on its own: a
-// change of the table in the code must be a change here.
-func TestActionsTakeExactlyTheirScope(t *testing.T) {
-	want := map[Action]Scope{
-		SealCredential: "vault:write", ListCredentials: "vault:read", UnsealCredential: "vault:read",
-		RotateCredential: "vault:write", DeleteCredential: "vault:write", ReadAudit: "audit:read",
+// The truth table of every action, written out on its own: a change of the
+// table in the code must be a change here. A "!" says that the action stays
+// allowed after a trial.
+var table = map[Action]string{
+	SealCredential: "vault:write", ListCredentials: "vault:read!", ListVersions: "vault:read!", UnsealCredential: "vault:read!",
+	ReplaceCredential: "vault:write", RotateCredential: "vault:write", DeleteCredential: "vault:write!",
+	EncryptData: "crypto:encrypt", DecryptData: "crypto:decrypt!", RewrapData: "crypto:encrypt", SignData: "crypto:sign",
+	VerifyData: "crypto:verify!", ReadPublicKeys: "crypto:verify!",
+	CreateKey: "keys:write", ListKeys: "keys:read!", RotateKey: "keys:write", ReadAudit: "audit:read!",
+	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",
+	InviteMember: "account:admin", ListMembers: "account:admin!", ChangeMember: "account:admin", RemoveMember: "account:admin!",
+	RevokeInvitation: "account:admin!",
+	ReadAccount:      "any!", ListSessions: "user!", EndSession: "user!", SignOut: "user!", ChangePassword: "user!", ResendVerification: "user!",
+	ListTenants: "system:admin", CreateTenant: "system:admin", ActivateTenant: "system:admin", LimitTenant: "system:admin",
+	CreateTenantAPIKey: "system:admin",
+}
+
+func TestActionsTakeExactlyWhatTheTableSays(t *testing.T) {
+	if len(table) != len(Actions()) {
+		t.Fatalf("the table names %d actions, the code %d", len(table), len(Actions()))
 	}
-	if len(want) != len(required) {
-		t.Fatalf("the table names %d actions, the code %d", len(want), len(required))
-	}
-	for action, scope := range want {
+	for action, rule := range table {
+		takes, trialed := strings.CutSuffix(rule, "!")
 		for _, held := range append(TenantScopes(), SystemAdmin) {
-			p := Principal{Tenant: "ten_x", Kind: APIKey, Scopes: []Scope{held}}
-			if got := p.May(action); got != (held == scope) {
-				t.Errorf("%s with %s: %v", action, held, got)
+			for _, kind := range []Kind{APIKey, User, Operator} {
+				for _, ended := range []bool{false, true} {
+					p := Principal{Tenant: "ten_x", Kind: kind, Scopes: []Scope{held}, ReadOnly: ended}
+					want := takes == string(held) || takes == "any" || takes == "user" && kind == User
+					if got := p.May(action); got != (want && (trialed || !ended)) {
+						t.Errorf("%s by a %s with %s, trial ended %v: %v", action, kind, held, ended, got)
+					}
+					if why := p.Denies(action); want && ended && !trialed && why != TrialEnded || !want && why != MissingScope {
+						t.Errorf("%s by a %s with %s, trial ended %v: %q", action, kind, held, ended, why)
+					}
+				}
 			}
 		}
-		if (Principal{Tenant: "ten_x"}).May(action) {
+		if (Principal{Tenant: "ten_x", Kind: APIKey}).May(action) != (takes == "any") {
 			t.Errorf("%s without any scope", action)
 		}
-		if (Principal{Scopes: TenantScopes()}).May(action) {
+		if (Principal{Kind: User, Scopes: append(TenantScopes(), SystemAdmin)}).May(action) {
 			t.Errorf("%s without a tenant", action)
 		}
 	}
@@ -35,6 +55,34 @@ func TestActionsTakeExactlyTheirScope(t *testing.T) {
 	}
 	if slices.Contains(TenantScopes(), SystemAdmin) {
 		t.Error("a tenant can be given system:admin")
+	}
+}
+
+func TestRoles(t *testing.T) {
+	for role, want := range map[Role]string{
+		Owner:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read compliance:read account:admin",
+		Admin:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read compliance:read account:admin",
+		Member:  "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read",
+		Auditor: "crypto:verify keys:read audit:read compliance:read",
+		"root":  "",
+	} {
+		var got []string
+		for _, s := range role.Scopes() {
+			got = append(got, string(s))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %v", role, got)
+		}
+	}
+	if len(Roles()) != 4 {
+		t.Error(Roles())
+	}
+}
+
+func TestNobodyHoldsWhatItHasNot(t *testing.T) {
+	p := Principal{Scopes: []Scope{VaultRead, AuditRead}}
+	if !p.Holds([]Scope{AuditRead}) || !p.Holds(nil) || p.Holds([]Scope{AuditRead, VaultWrite}) {
+		t.Error(p)
 	}
 }
 

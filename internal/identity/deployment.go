@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -11,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -42,7 +44,10 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 			return nil, nil, fmt.Errorf("starting the deployment: %w", err)
 		}
 	}
-	service := &Service{store: s, log: log, keys: keys, now: c.Now}
+	service := &Service{store: s, log: log, keys: keys, now: c.Now, outbox: mail.NewOutbox(s, keys, c.Now)}
+	if err := service.upgrade(ctx); err != nil {
+		return nil, nil, err
+	}
 	if _, err := keys.SealingDocument(ctx); errors.Is(err, fault.NotFound) {
 		err = service.newSealingKey(ctx)
 		return service, keys, err
@@ -50,6 +55,91 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 		return nil, nil, err
 	}
 	return service, keys, nil
+}
+
+// formerAPIKeys is where a former release kept the hash of each API key, by id.
+var formerAPIKeys = store.Prefix([]byte("apikey/id/"))
+
+// upgrade gives the store what a former release did not: the system's own
+// tenant, and the list of each tenant's API keys.
+func (s *Service) upgrade(ctx context.Context) error {
+	missing := false
+	err := s.store.View(ctx, func(r store.Reader) error {
+		b, err := r.Get(tenantKey(authz.SystemTenant))
+		missing = b == nil
+		return errors.Join(err, r.Scan(formerAPIKeys, func(_, _ []byte) bool {
+			missing = true
+			return false
+		}))
+	})
+	if err != nil {
+		return fmt.Errorf("reading the identities: %w", err)
+	}
+	if !missing {
+		return nil
+	}
+	system := tenantRow{Name: "system", CreatedAt: s.now().UTC()}
+	err = s.store.Update(ctx, func(tx store.Tx) error {
+		var failed error
+		err := tx.Scan(formerAPIKeys, func(key, value []byte) bool {
+			failed = s.listFormerAPIKey(tx, slices.Clone(key), slices.Clone(value))
+			return failed == nil
+		})
+		if b, err := tx.Get(tenantKey(authz.SystemTenant)); err != nil || b != nil {
+			return errors.Join(err, failed)
+		}
+		return errors.Join(err, failed, s.put(tx, tenantKey(authz.SystemTenant), system))
+	})
+	if err != nil {
+		return fmt.Errorf("upgrading the identities: %w", err)
+	}
+	return nil
+}
+
+func (s *Service) listFormerAPIKey(tx store.Tx, key, value []byte) error {
+	hash, err := s.keys.OpenRow(key, value)
+	if err != nil {
+		return err
+	}
+	var row apiKeyRow
+	if found, err := s.get(tx, apiKeyKey(string(hash)), &row); err != nil {
+		return err
+	} else if !found {
+		return tx.Delete(key)
+	}
+	return errors.Join(s.put(tx, apiKeyNameKey(apiKeyName{row.Tenant, row.ID}), string(hash)), tx.Delete(key))
+}
+
+// FirstSystemKey gives a deployment that nobody can operate an API key to do it
+// with: one in which no unexpired key carries system:admin. deliver hands the
+// key to the operator before it is stored, so that a key that was lost on the
+// way never worked. Errors: fault.Unavailable, or deliver's own.
+func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) error) error {
+	var keys []APIKey
+	err := s.store.View(ctx, func(r store.Reader) (err error) {
+		keys, err = s.apiKeysOf(r, authz.SystemTenant)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("reading the system's API keys: %w", err)
+	}
+	now := s.now()
+	operates := func(k APIKey) bool { return slices.Contains(k.Scopes, authz.SystemAdmin) && !k.expired(now) }
+	if slices.ContainsFunc(keys, operates) {
+		return nil
+	}
+	p := System(authz.SystemTenant)
+	k := s.newAPIKey(p.Tenant, p.ID, APIKeyRequest{
+		Name: "first system key", Scopes: []authz.Scope{authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead},
+	})
+	if err := deliver(k.key); err != nil {
+		return fmt.Errorf("delivering the first system key: %w", err)
+	}
+	err = s.commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, k.row.ID), func(tx store.Tx, _ *audit.Event) error { return s.putAPIKey(tx, k) })
+	if err != nil {
+		return fmt.Errorf("storing the first system key: %w", err)
+	}
+	return nil
 }
 
 func (s *Service) newSealingKey(ctx context.Context) error {

@@ -1,0 +1,171 @@
+package identity
+
+import (
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// openIn opens the deployment of a folder, which it makes at first.
+func openIn(t *testing.T, dir string) *Service {
+	t.Helper()
+	file := filepath.Join(dir, "kms.key")
+	k, err := kms.OpenLocal(file)
+	if err != nil {
+		must(t, kms.CreateLocal(file))
+		k, err = kms.OpenLocal(file)
+	}
+	must(t, err)
+	log := audit.New(time.Now)
+	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
+	must(t, err)
+	t.Cleanup(func() { s.Close() })
+	service, _, err := Open(t.Context(), s, log, k, keyring.Config{})
+	must(t, err)
+	return service
+}
+
+func (s *Service) count(t *testing.T, prefix string) (n int) {
+	t.Helper()
+	must(t, s.store.View(t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Prefix([]byte(prefix)), func(_, _ []byte) bool { n++; return true })
+	}))
+	return n
+}
+
+func TestKeysOfAFormerReleaseAreKept(t *testing.T) {
+	dir := t.TempDir()
+	s := openIn(t, dir)
+	tenant, secretKey, err := s.Dev(t.Context())
+	must(t, err)
+	raw, err := encoding.DecodeString(secretKey[len(apiKeyPrefix):])
+	must(t, err)
+	hash := s.apiKeyHash(raw)
+	var id string
+	must(t, s.store.Update(t.Context(), func(tx store.Tx) error { // as it was then
+		var row apiKeyRow
+		if found, err := s.get(tx, apiKeyKey(hash), &row); err != nil || !found {
+			return errors.Join(err, errDamaged)
+		}
+		id = row.ID
+		put := func(key, content []byte) error { return tx.Put(key, s.keys.SealRow(key, content)) }
+		old, _ := json.Marshal(map[string]any{"id": id, "tenant": tenant, "scopes": row.Scopes, "created_at": row.CreatedAt})
+		return errors.Join(tx.Delete(tenantKey(authz.SystemTenant)), tx.Delete(apiKeyNameKey(apiKeyName{tenant, id})),
+			put(apiKeyKey(hash), old), put([]byte("apikey/id/"+id), []byte(hash)),
+			put([]byte("apikey/id/key_gone"), []byte("no such hash")),
+			put(tenantKey(tenant), []byte(`{"created_at":"2026-01-02T03:04:05Z"}`)))
+	}))
+	must(t, s.store.Close())
+
+	s = openIn(t, dir)
+	c, err := s.Authenticate(t.Context(), secretKey)
+	if err != nil || c.Tenant != tenant || c.ID != id || c.ReadOnly || !c.Holds(authz.TenantScopes()) {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	list, err := s.APIKeys(t.Context(), c.Principal)
+	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Name != "" || !list[0].ExpiresAt.IsZero() || list[0].LastUsedAt.IsZero() {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if n := s.count(t, "apikey/id/"); n != 0 {
+		t.Errorf("%d former rows are left", n)
+	}
+	got, _, err := s.Account(t.Context(), c)
+	if err != nil || got.Status(time.Now()) != "active" || got.CreatedAt.Year() != 2026 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	must(t, s.RevokeAPIKey(t.Context(), c.Principal, id))
+	if _, err := s.Authenticate(t.Context(), secretKey); !errors.Is(err, fault.Unauthenticated) {
+		t.Error(err)
+	}
+	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {
+	dir := t.TempDir()
+	s := openIn(t, dir)
+	var delivered []string
+	deliver := func(key string) error {
+		delivered = append(delivered, key)
+		if _, err := s.Authenticate(t.Context(), key); !errors.Is(err, fault.Unauthenticated) {
+			t.Error("the key works before it is delivered")
+		}
+		return nil
+	}
+	full := errors.New("no space left")
+	if err := s.FirstSystemKey(t.Context(), func(string) error { return full }); !errors.Is(err, full) {
+		t.Error(err)
+	}
+	if n := s.count(t, "apikey/"); n != 0 {
+		t.Errorf("%d rows of a key that nobody has", n)
+	}
+	for range 2 {
+		must(t, s.FirstSystemKey(t.Context(), deliver))
+	}
+	must(t, s.store.Close())
+	s = openIn(t, dir)
+	must(t, s.FirstSystemKey(t.Context(), deliver))
+	if len(delivered) != 1 {
+		t.Fatalf("%d keys", len(delivered))
+	}
+
+	c, err := s.Authenticate(t.Context(), delivered[0])
+	if err != nil || c.Tenant != authz.SystemTenant || !slices.Equal(c.Scopes, []authz.Scope{authz.AuditRead, authz.AccountAdmin, authz.SystemAdmin}) {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	tenant, _, err := s.Account(t.Context(), c)
+	if err != nil || tenant.ID != authz.SystemTenant || tenant.Name != "system" || tenant.CreatedAt.IsZero() || tenant.Status(time.Now()) != "active" {
+		t.Errorf("%+v, %v", tenant, err)
+	}
+	if list, _, err := s.Tenants(t.Context(), c.Principal, 0, ""); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+
+	// An auditor's key does not make a deployment operable: the next start makes one that does.
+	if _, _, err := s.CreateAPIKey(t.Context(), c.Principal, APIKeyRequest{Name: "auditor", Scopes: []authz.Scope{authz.AuditRead}}); err != nil {
+		t.Error(err)
+	}
+	must(t, s.RevokeAPIKey(t.Context(), c.Principal, c.ID))
+	must(t, s.FirstSystemKey(t.Context(), deliver))
+	if len(delivered) != 2 || delivered[0] == delivered[1] {
+		t.Errorf("%d keys", len(delivered))
+	}
+	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnExpiredSystemKeyOperatesNothing(t *testing.T) {
+	f := newPeople(t)
+	delivered := 0
+	start := func() {
+		t.Helper()
+		must(t, f.FirstSystemKey(t.Context(), func(string) error { delivered++; return nil }))
+	}
+	admin := APIKeyRequest{Name: "short", Scopes: []authz.Scope{authz.SystemAdmin}, ExpiresInDays: 1}
+	if _, _, err := f.CreateAPIKey(t.Context(), operator(), admin); err != nil {
+		t.Fatal(err)
+	}
+	start()
+	if delivered != 0 {
+		t.Error("a second key was made")
+	}
+	f.advance(24 * time.Hour)
+	start()
+	start()
+	if delivered != 1 {
+		t.Errorf("%d keys", delivered)
+	}
+}

@@ -1,0 +1,70 @@
+package identity
+
+import (
+	"errors"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/net/idna"
+	"golang.org/x/text/secure/precis"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+const (
+	maxEmail     = 254 // RFC 5321 §4.5.3.1.3
+	maxLocalPart = 64  // RFC 5321 §4.5.3.1.1
+)
+
+var errEmail = fault.New(fault.Invalid, "the e-mail address is not valid: give one such as name@example.com")
+
+// domains maps a domain name as a browser does and then holds it to the rules
+// of host names, the lengths of the DNS included.
+var domains = idna.New(idna.MapForLookup(), idna.BidiRule(), idna.StrictDomainName(true), idna.VerifyDNSLength(true))
+
+// canonicalEmail returns the one spelling of an e-mail address. Everything that
+// asks whose address it is (lookup, uniqueness, slow-down, mail) uses it, so
+// that no other spelling is another account. The local part is mapped by the
+// PRECIS profile UsernameCaseMapped (RFC 8265 §3.3), the domain by IDNA to its
+// ASCII form. Quoted local parts, comments and address literals are refused.
+// Error: fault.Invalid.
+func canonicalEmail(s string) (string, error) {
+	if len(s) > 2*maxEmail || !utf8.ValidString(s) {
+		return "", errEmail
+	}
+	local, domain, ok := strings.Cut(strings.TrimSpace(s), "@")
+	if !ok {
+		return "", errEmail
+	}
+	local, err1 := settled(local, precis.UsernameCaseMapped.String)
+	domain, err2 := settled(domain, domains.ToASCII)
+	canonical := local + "@" + domain
+	if errors.Join(err1, err2) != nil || !dotAtom(local) || len(local) > maxLocalPart || strings.HasSuffix(domain, ".") || len(canonical) > maxEmail {
+		return "", errEmail
+	}
+	return canonical, nil
+}
+
+// settled applies a mapping until it changes nothing, since neither is promised
+// to be idempotent (RFC 8264 §7 names the reasons).
+func settled(s string, apply func(string) (string, error)) (string, error) {
+	for range 4 {
+		next, err := apply(s)
+		if err != nil || next == s {
+			return next, err
+		}
+		s = next
+	}
+	return "", errEmail
+}
+
+// dotAtom reports whether s is a dot-atom of RFC 5322 §3.2.3, with the letters
+// of RFC 6531 §3.3: no character of it means anything to a mail header.
+func dotAtom(s string) bool {
+	for atom := range strings.SplitSeq(s, ".") {
+		if atom == "" || strings.ContainsAny(atom, "\"(),:;<>@[]\\ ") {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,103 @@
+package identity
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+func TestAPasswordIsKeptAsArgon2id(t *testing.T) {
+	var p passwords
+	stored, err := p.hash(t.Context(), secret.Bytes(goodPassword))
+	must(t, err)
+	if !strings.HasPrefix(stored, "$argon2id$v=19$m=19456,t=2,p=1$") {
+		t.Error(stored)
+	}
+	again, err := p.hash(t.Context(), secret.Bytes(goodPassword))
+	if err != nil || again == stored {
+		t.Error("two hashes of one password are the same")
+	}
+	for password, want := range map[string]bool{goodPassword: true, otherPassword: false, "": false, goodPassword + "\x00": false, goodPassword + " ": false} {
+		if right, err := p.check(t.Context(), stored, secret.Bytes(password)); err != nil || right != want {
+			t.Errorf("%q: %v, %v", password, right, err)
+		}
+	}
+	if right, err := p.check(t.Context(), "", secret.Bytes(goodPassword)); err != nil || right {
+		t.Error("no user has a password:", right, err)
+	}
+}
+
+// From the reference implementation (github.com/P-H-C/phc-winner-argon2, test.c),
+// with other parameters and another salt length than ours.
+func TestAHashNamesItsOwnParameters(t *testing.T) {
+	var p passwords
+	const reference = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"
+	if right, err := p.check(t.Context(), reference, secret.Bytes("password")); err != nil || !right {
+		t.Error(right, err)
+	}
+	if right, err := p.check(t.Context(), reference, secret.Bytes("differentpassword")); err != nil || right {
+		t.Error(right, err)
+	}
+}
+
+func TestADamagedHashIsAnError(t *testing.T) {
+	var p passwords
+	good := newHash().String()
+	parts := strings.Split(good, "$")
+	with := func(i int, s string) string {
+		changed := append([]string(nil), parts...)
+		changed[i] = s
+		return strings.Join(changed, "$")
+	}
+	for _, bad := range []string{
+		"x", good + "$", good[1:], with(1, "argon2i"), with(2, "v=16"), with(3, "m=19456,t=0,p=1"), with(3, "m=19456,t=2,p=0"), with(3, "m=19456,t=2"),
+		with(3, "m=019456,t=2,p=1"), with(3, "m=-1,t=2,p=1"), with(3, "m=19456,t=2,p=300"), with(4, "!"), with(5, ""), with(5, parts[5]+"="), with(5, parts[5][:20]),
+	} {
+		if right, err := p.check(t.Context(), bad, secret.Bytes(goodPassword)); !errors.Is(err, fault.Internal) || right {
+			t.Errorf("%q: %v, %v", bad, right, err)
+		}
+	}
+}
+
+func TestAFloodOfPasswordsIsTurnedAway(t *testing.T) {
+	var p passwords
+	turns := max(1, runtime.GOMAXPROCS(0)/2)
+	var done []func()
+	for range turns {
+		d, err := p.start(t.Context())
+		must(t, err)
+		done = append(done, d)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error, maxWaiting)
+	for range maxWaiting {
+		go func() {
+			d, err := p.start(ctx)
+			if err == nil {
+				d()
+			}
+			waited <- err
+		}()
+	}
+	for p.waiting.Load() < maxWaiting {
+		runtime.Gosched()
+	}
+	if _, err := p.check(t.Context(), "", secret.Bytes(goodPassword)); !errors.Is(err, fault.Unavailable) {
+		t.Error("one more waits:", err)
+	}
+	cancel() // who gives up leaves the queue
+	for range maxWaiting {
+		if err := <-waited; !errors.Is(err, fault.Unavailable) {
+			t.Error(err)
+		}
+	}
+	done[0]()
+	if _, err := p.hash(t.Context(), secret.Bytes(goodPassword)); err != nil {
+		t.Error("a free turn is not taken:", err)
+	}
+}

@@ -1,0 +1,390 @@
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+func (f *people) alive(t Tokens) bool {
+	f.t.Helper()
+	_, err := f.AuthenticateToken(f.t.Context(), t.Access)
+	if err != nil && !errors.Is(err, fault.Unauthenticated) {
+		f.t.Error(err)
+	}
+	return err == nil
+}
+
+func TestASignInBeginsASession(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	tokens := f.signIn(" ADA@example.com", goodPassword)
+	if !tokens.AccessExpires.Equal(f.time().Add(30*time.Minute)) || !tokens.RefreshExpires.Equal(f.time().Add(7*24*time.Hour)) {
+		t.Error(tokens.AccessExpires, tokens.RefreshExpires)
+	}
+	c := f.caller(tokens)
+	if c.Tenant != u.Tenant || c.Kind != authz.User || c.ID != u.ID || c.ReadOnly ||
+		!slices.Equal(c.Scopes, authz.Owner.Scopes()) || !authz.ValidID("ses", c.Session) {
+		t.Errorf("%+v", c)
+	}
+	f.advance(30*time.Minute - time.Second)
+	if !f.alive(tokens) {
+		t.Error("an access token ended early")
+	}
+	f.advance(time.Second)
+	if f.alive(tokens) {
+		t.Error("an access token is good for more than 30 minutes")
+	}
+}
+
+func TestARefreshTokenCountsOnce(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	first := f.signIn("ada@example.com", goodPassword)
+	bystander := f.signIn("ada@example.com", goodPassword)
+	n := len(f.history(u.Tenant))
+	f.advance(time.Hour)
+	second, err := f.Refresh(t.Context(), stranger, first.Refresh)
+	must(t, err)
+	if f.caller(second).Session == "" || second.Refresh == first.Refresh || !second.RefreshExpires.Equal(first.RefreshExpires) {
+		t.Fatal("the refresh did not go on with the session")
+	}
+	third, err := f.Refresh(t.Context(), stranger, second.Refresh)
+	must(t, err)
+	if _, err := f.Refresh(t.Context(), stranger, first.Refresh); !errors.Is(err, fault.Unauthenticated) {
+		t.Fatal("a used token counts:", err)
+	}
+	if f.alive(third) {
+		t.Error("the session outlived the reuse of its token")
+	}
+	if _, err := f.Refresh(t.Context(), stranger, third.Refresh); !errors.Is(err, fault.Unauthenticated) {
+		t.Error("the newest token outlived the reuse of an old one:", err)
+	}
+	if _, err := f.Refresh(t.Context(), stranger, bystander.Refresh); err != nil {
+		t.Error("another session ended too:", err)
+	}
+	f.recorded(u.Tenant, n, "SESSION_REFRESHED success", "SESSION_REFRESHED success", "SESSION_REFRESHED denied reused", "SESSION_REFRESHED success")
+	if h := f.history(authz.SystemTenant); h[len(h)-1] != "SESSION_REFRESHED denied no_such_session" {
+		t.Error(h)
+	}
+}
+
+func TestOfAHundredRefreshesOneWinsAndTheSessionIsOver(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	tokens := f.signIn("ada@example.com", goodPassword)
+	var won, lost atomic.Int64
+	var winner atomic.Pointer[Tokens]
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			next, err := f.Refresh(t.Context(), stranger, tokens.Refresh)
+			switch {
+			case err == nil:
+				won.Add(1)
+				winner.Store(&next)
+			case errors.Is(err, fault.Unauthenticated):
+				lost.Add(1)
+			default:
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if won.Load() != 1 || lost.Load() != 99 {
+		t.Fatalf("%d won, %d lost", won.Load(), lost.Load())
+	}
+	if f.alive(*winner.Load()) {
+		t.Error("the family lives on")
+	}
+	if _, err := f.Refresh(t.Context(), stranger, winner.Load().Refresh); !errors.Is(err, fault.Unauthenticated) {
+		t.Error(err)
+	}
+	if n := len(f.rows("session/")); n != 0 {
+		t.Errorf("%d rows of a dead session", n)
+	}
+}
+
+func TestWhatIsNoRefreshTokenIsRefused(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	tokens := f.signIn("ada@example.com", goodPassword)
+	body := tokens.Refresh[len(refreshPrefix):]
+	foreign, _, _ := f.newRefresh(nil)
+	for _, bad := range []string{
+		"", refreshPrefix, body, tokens.Refresh + "a", tokens.Refresh[:len(tokens.Refresh)-1],
+		" " + tokens.Refresh, "lk_live_" + body, foreign, tokens.Access,
+	} {
+		if _, err := f.Refresh(t.Context(), stranger, bad); !errors.Is(err, fault.Unauthenticated) {
+			t.Errorf("%.20q: %v", bad, err)
+		}
+	}
+	if _, err := f.Refresh(t.Context(), stranger, tokens.Refresh); err != nil {
+		t.Error("what is not a token of it ended the session:", err)
+	}
+}
+
+func TestASessionEndsSevenDaysAfterTheSignIn(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	tokens := f.signIn("ada@example.com", goodPassword)
+	f.advance(7*24*time.Hour - 10*time.Minute)
+	tokens, err := f.Refresh(t.Context(), stranger, tokens.Refresh)
+	must(t, err)
+	if !tokens.AccessExpires.Equal(tokens.RefreshExpires) {
+		t.Error("an access token is promised beyond its session:", tokens.AccessExpires, tokens.RefreshExpires)
+	}
+	f.advance(10 * time.Minute)
+	if f.alive(tokens) {
+		t.Error("the access token outlived the session")
+	}
+	if _, err := f.Refresh(t.Context(), stranger, tokens.Refresh); !errors.Is(err, fault.Unauthenticated) {
+		t.Error(err)
+	}
+	f.signIn("ada@example.com", goodPassword)
+	if n := len(f.rows("session/row/")); n != 1 {
+		t.Errorf("%d sessions are kept", n)
+	}
+}
+
+func TestSignInsAreRefusedAlike(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	f.register("slow@example.com")
+	f.mails()
+	for range freeFailures {
+		_, _ = f.SignIn(t.Context(), stranger, "slow@example.com", secret.Bytes("wrong"))
+	}
+	cases := map[string][2]string{
+		"unknown":          {"nobody@example.com", goodPassword},
+		"wrong password":   {"ada@example.com", otherPassword},
+		"empty password":   {"ada@example.com", ""},
+		"huge password":    {"ada@example.com", string(make([]byte, 1<<20))},
+		"slowed down":      {"slow@example.com", otherPassword},
+		"slowed and right": {"slow@example.com", goodPassword},
+		"no address":       {"ada", goodPassword},
+		"empty address":    {"", goodPassword},
+	}
+	type work struct{ gets, updates int64 }
+	var first *work
+	for name, c := range cases {
+		gets, updates := f.store.gets.Load(), f.store.updates.Load()
+		_, err := f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1]))
+		if !errors.Is(err, fault.Unauthenticated) || err.Error() != errSignIn.Error() {
+			t.Errorf("%s: %v", name, err)
+		}
+		did := work{f.store.gets.Load() - gets, f.store.updates.Load() - updates}
+		if first == nil {
+			first = &did
+		}
+		if did != *first || did.gets == 0 {
+			t.Errorf("%s did %+v, another %+v", name, did, *first)
+		}
+	}
+	f.passwords.waiting.Store(maxWaiting) // every one of them hashes: nothing is answered without a turn
+	for name, c := range cases {
+		if _, err := f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1])); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("%s: answered without hashing: %v", name, err)
+		}
+	}
+}
+
+func TestAFailedSignInIsRecordedWhereItWasTried(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	n := len(f.history(u.Tenant))
+	for range 3 {
+		_, _ = f.SignIn(t.Context(), from("192.0.2.7"), "ada@example.com", secret.Bytes(otherPassword))
+	}
+	f.recorded(u.Tenant, n, "USER_SIGNED_IN denied wrong_credentials") // once a minute
+	entries := f.entries(u.Tenant)
+	for _, e := range entries {
+		if e.EventType == audit.UserSignedIn && (e.Actor.Type != "stranger" || e.Actor.ID != "" || e.Resource.ID != "" || e.SourceIP != "192.0.2.7") {
+			t.Errorf("%+v", e)
+		}
+	}
+	n = len(f.history(authz.SystemTenant))
+	_, _ = f.SignIn(t.Context(), from("192.0.2.8"), "nobody@example.com", secret.Bytes(otherPassword))
+	f.recorded(authz.SystemTenant, n, "USER_SIGNED_IN denied wrong_credentials")
+}
+
+func TestGuessingSlowsAnAccountDown(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	f.register("bob@example.com")
+	try := func(email, password string) bool {
+		_, err := f.SignIn(t.Context(), stranger, email, secret.Bytes(password))
+		if err != nil && !errors.Is(err, fault.Unauthenticated) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	for i := range freeFailures {
+		if try([]string{"ada@example.com", "ADA@example.com ", "ａｄａ@example.com"}[i%3], otherPassword) {
+			t.Fatal("signed in with a wrong password")
+		}
+	}
+	if try("ada@example.com", goodPassword) {
+		t.Error("the right password counts while the account waits")
+	}
+	if !try("bob@example.com", goodPassword) {
+		t.Error("another account waits too")
+	}
+	f.advance(time.Second)
+	if !try("ada@example.com", goodPassword) {
+		t.Error("a second after the fifth failure the right password is refused")
+	}
+	if try("ada@example.com", otherPassword) || !try("ada@example.com", goodPassword) {
+		t.Error("a success does not begin anew")
+	}
+}
+
+func TestParallelGuessesGainNothing(t *testing.T) {
+	var s slowdown
+	now := time.Now()
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() { s.verdict("a", false, now) })
+	}
+	wg.Wait()
+	if s.verdict("a", true, now) || s.accounts["a"].count != freeFailures {
+		t.Errorf("%+v", s.accounts["a"])
+	}
+}
+
+func TestTheWaitDoublesToAQuarterOfAnHour(t *testing.T) {
+	var s slowdown
+	now := time.Now()
+	for i := range 100 {
+		s.verdict("a", false, now)
+		want := time.Duration(0)
+		if i >= freeFailures-1 {
+			want = min(time.Second<<min(i-freeFailures+1, 20), 15*time.Minute)
+		}
+		if wait := s.accounts["a"].until.Sub(now); wait != want {
+			t.Fatalf("failure %d: %v, want %v", i+1, wait, want)
+		}
+		now = now.Add(want)
+	}
+	now = now.Add(forgetAfter + time.Second)
+	if s.verdict("a", false, now); s.accounts["a"].count != 1 {
+		t.Error("failures of long ago count")
+	}
+}
+
+func TestMadeUpAddressesDoNotPushOutAnAccount(t *testing.T) {
+	var s slowdown
+	now := time.Now()
+	for range freeFailures {
+		s.verdict("victim", false, now)
+	}
+	for i := range maxSlowed + 1000 {
+		s.verdict(fmt.Sprint(i), false, now)
+	}
+	if len(s.accounts) != maxSlowed {
+		t.Errorf("%d accounts are remembered", len(s.accounts))
+	}
+	if s.accounts["victim"].count != freeFailures {
+		t.Error("the account that waits was forgotten")
+	}
+}
+
+func TestSessionsAreListedAndEnded(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	first := f.signIn("ada@example.com", goodPassword)
+	f.advance(time.Minute)
+	second := f.signIn("ada@example.com", goodPassword)
+	me := f.caller(second)
+	n := len(f.history(u.Tenant))
+	list, err := f.Sessions(t.Context(), me)
+	must(t, err)
+	if len(list) != 2 || list[0].Current || !list[1].Current || list[1].ID != me.Session || !list[0].CreatedAt.Before(list[1].CreatedAt) {
+		t.Fatalf("%+v", list)
+	}
+	must(t, f.EndSession(t.Context(), me, list[0].ID))
+	if f.alive(first) || !f.alive(second) {
+		t.Error("not the session that was named ended")
+	}
+	f.register("eve@example.com")
+	foreign := f.caller(f.signIn("eve@example.com", goodPassword)).Session
+	for _, id := range []string{list[0].ID, authz.NewID("ses"), foreign, "", "ses_x", u.ID, "../" + me.Session} {
+		if err := f.EndSession(t.Context(), me, id); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	if list, _ = f.Sessions(t.Context(), me); len(list) != 1 {
+		t.Error(list)
+	}
+	must(t, f.SignOut(t.Context(), me))
+	if f.alive(second) {
+		t.Error("signed out, and the access token still counts")
+	}
+	if _, err := f.Refresh(t.Context(), stranger, second.Refresh); !errors.Is(err, fault.Unauthenticated) {
+		t.Error("signed out, and the refresh token still counts:", err)
+	}
+	denied := "SESSION_ENDED denied no_such_session"
+	f.recorded(u.Tenant, n, "SESSION_LISTED success", "SESSION_ENDED success", denied, denied, denied, denied, denied, denied, denied,
+		"SESSION_LISTED success", "USER_SIGNED_OUT success")
+}
+
+func TestARefreshTokenSignsOut(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	tokens := f.signIn("ada@example.com", goodPassword)
+	n := len(f.history(u.Tenant))
+	must(t, f.SignOutRefresh(t.Context(), stranger, tokens.Refresh))
+	if f.alive(tokens) {
+		t.Error("the session goes on")
+	}
+	if err := f.SignOutRefresh(t.Context(), stranger, tokens.Refresh); !errors.Is(err, fault.Unauthenticated) {
+		t.Error(err)
+	}
+	f.recorded(u.Tenant, n, "USER_SIGNED_OUT success")
+}
+
+func TestAUserHasABoundedNumberOfSessions(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	l := f.login("ada@example.com")
+	first, err := f.beginSession(t.Context(), stranger, l)
+	must(t, err)
+	for range maxSessions {
+		f.advance(time.Second)
+		_, err := f.beginSession(t.Context(), stranger, l)
+		must(t, err)
+	}
+	if n := len(f.rows("session/row/")); n != maxSessions || len(f.rows("session/selector/")) != maxSessions {
+		t.Errorf("%d sessions", n)
+	}
+	if f.alive(first) {
+		t.Error("the oldest session was not the one to go")
+	}
+}
+
+func TestAUserOfAnEndedTrialSignsInAndIsReadOnly(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	f.advance(14*24*time.Hour - time.Second)
+	c := f.caller(f.signIn("ada@example.com", goodPassword))
+	if c.ReadOnly {
+		t.Error("read-only before the trial ended")
+	}
+	f.advance(time.Second)
+	if c = f.caller(f.signIn("ada@example.com", goodPassword)); !c.ReadOnly {
+		t.Error("the trial does not end")
+	}
+	if _, err := f.Invite(t.Context(), c.Principal, "bob@example.com", authz.Member); !errors.Is(err, fault.Forbidden) {
+		t.Error(err)
+	}
+	must(t, f.SignOut(t.Context(), c))
+}
