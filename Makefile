@@ -54,7 +54,11 @@ lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
 
 .PHONY: generate
-generate: tools ## regenerate deep copies, the CRD and the operator's roles from the markers in the code
+generate: tools ## regenerate types, clients and routes from the contracts; deep copies, CRD and roles from the markers in the code
+	$(BIN)/tools/oapi-codegen -config api/openapi/v1/oapi-codegen.yaml api/openapi/v1.yaml
+	$(BIN)/tools/oapi-codegen -config api/openapi/v1/routes.yaml api/openapi/v1.yaml
+	$(BIN)/tools/oapi-codegen -config api/openapi/v2/oapi-codegen.yaml api/openapi/v2.yaml
+	$(BIN)/tools/oapi-codegen -config api/openapi/v2/routes.yaml api/openapi/v2.yaml
 	$(BIN)/tools/controller-gen object paths=./api/...
 	$(BIN)/tools/controller-gen crd paths=./api/... output:crd:dir=config/crd/bases
 	$(BIN)/tools/controller-gen rbac:roleName=latticekeep-operator paths=./controllers/... output:rbac:dir=config/rbac

@@ -43,46 +43,13 @@ func TestARequestIsAnsweredForTheFirstRuleItBreaks(t *testing.T) {
 		{"id after the JSON", request{method: "DELETE", path: "/api/v2/vault/x", key: s.key, body: "["}, all, 400},
 		{"id", request{method: "DELETE", path: "/api/v2/vault/x", key: s.key, body: "[]"}, all, 403},
 	} {
-		s.grant(c.scopes...)
+		if c.key != "" {
+			c.key = s.grant(c.scopes...)
+		}
 		if r := s.call(c.request); r.status != c.want {
 			t.Errorf("%s: %d, want %d: %s", c.name, r.status, c.want, r.body)
 		}
 	}
-}
-
-func TestEveryEndpointTakesExactlyItsScope(t *testing.T) {
-	s := newService(t)
-	id := s.seal("v")
-	endpoints := []struct {
-		request
-		scope  authz.Scope
-		status int
-	}{
-		{request{method: "POST", path: "/api/v2/vault/seal", body: `{"name":"n","credential_type":"t","values":{"k":"v"}}`}, authz.VaultWrite, 201},
-		{request{method: "GET", path: "/api/v2/vault/list"}, authz.VaultRead, 200},
-		{request{method: "GET", path: "/api/v2/vault/" + id}, authz.VaultRead, 200},
-		{request{method: "POST", path: "/api/v2/vault/rotate/" + id}, authz.VaultWrite, 200},
-		{request{method: "GET", path: "/api/v2/audit/logs"}, authz.AuditRead, 200},
-		{request{method: "DELETE", path: "/api/v2/vault/" + id}, authz.VaultWrite, 200},
-	}
-	for _, held := range append(authz.TenantScopes(), authz.SystemAdmin) {
-		s.grant(held)
-		for _, e := range endpoints {
-			if held == e.scope && e.method == "DELETE" {
-				continue // once, at the end
-			}
-			want := http.StatusForbidden
-			if held == e.scope {
-				want = e.status
-			}
-			e.key = s.key
-			if r := s.call(e.request); r.status != want {
-				t.Errorf("%s %s with %s: %d, want %d", e.method, e.path, held, r.status, want)
-			}
-		}
-	}
-	s.grant(authz.VaultWrite)
-	s.remove("/api/v2/vault/"+id).want(t, http.StatusOK)
 }
 
 func TestAuthentication(t *testing.T) {
@@ -211,7 +178,7 @@ func many(n int) string {
 func TestUnknownRoutesAndMethodsHaveTheEnvelope(t *testing.T) {
 	s := newService(t)
 	for _, path := range []string{"/", "/api", "/api/v2", "/api/v2/", "/api/v2/vault", "/api/v2/vault/", "/API/v2/vault/list",
-		"/api/v2/vault/list/", "//api/v2/vault/list", "/api/v2/vault/../vault/list", "/v1/keys", "/debug/pprof/", "/healthz/", "/%00", "/api/v2/vault/a/b"} {
+		"/api/v2/vault/list/", "//api/v2/vault/list", "/api/v2/vault/../vault/list", "/v1", "/v1/", "/debug/pprof/", "/healthz/", "/%00", "/api/v2/vault/a/b"} {
 		if r := s.get(path); r.status != http.StatusNotFound {
 			t.Errorf("%s: %d", path, r.status)
 		}

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -20,9 +20,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
 // service is a whole service of real parts: a store on disk, real keys, and a
@@ -32,6 +35,7 @@ type service struct {
 	server   *Server
 	store    store.Store
 	vault    *vault.Vault
+	transit  *transit.Transit
 	identity *identity.Service
 	keys     *keyring.Ring
 	clock    *clock
@@ -41,16 +45,18 @@ type service struct {
 
 	tenant authz.TenantID
 	key    string // with all scopes of tenant
+	mails  *mailbox
 }
 
 // assemble makes a service that listens nowhere yet.
-func assemble(t testing.TB) *service {
+func assemble(t testing.TB, change ...func(*Config)) *service {
 	t.Helper()
 	ctx := context.Background()
 	s := &service{
 		t:      t,
 		clock:  &clock{now: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)},
 		log:    &buffer{},
+		mails:  &mailbox{arrived: make(chan struct{}, 1)},
 		client: &http.Client{Transport: newContract(t)},
 	}
 	check := func(err error) {
@@ -74,56 +80,120 @@ func assemble(t testing.TB) *service {
 	s.vault = vault.New(db, chain, s.keys, s.clock.Now)
 	s.tenant, s.key, err = s.identity.Dev(ctx)
 	check(err)
-	s.server, err = New(Config{
-		Vault: s.vault, Identity: s.identity, Audit: chain, Keys: s.keys, Store: db,
+	s.transit = transit.New(db, chain, s.keys, s.clock.Now)
+	config := Config{
+		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Store: db,
+		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: plenty, V2: plenty, Address: plenty},
 		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",
-	})
+	}
+	for _, c := range change {
+		c(&config)
+	}
+	s.server, err = New(config)
 	check(err)
 	return s
 }
 
-// grant gives the service's only API key other scopes.
-func (s *service) grant(scopes ...authz.Scope) {
+// plenty is a rate that no test reaches by accident.
+const plenty = 1_000_000
+
+// grant returns a new API key of the tenant with those scopes.
+func (s *service) grant(scopes ...authz.Scope) string {
 	s.t.Helper()
-	err := s.store.Update(context.Background(), func(tx store.Tx) error {
-		var failed error
-		err := tx.Scan(store.Prefix([]byte("apikey/hash/")), func(key, value []byte) bool {
-			var row map[string]any
-			if value, failed = s.keys.OpenRow(key, value); failed == nil {
-				failed = json.Unmarshal(value, &row)
-			}
-			if failed == nil {
-				row["scopes"] = scopes
-				value, failed = json.Marshal(row)
-				value = s.keys.SealRow(key, value)
-			}
-			if failed == nil {
-				failed = tx.Put(key, value)
-			}
-			return failed == nil
-		})
-		return errors.Join(err, failed)
-	})
+	return s.grantIn(s.tenant, scopes...)
+}
+
+func (s *service) grantIn(tenant authz.TenantID, scopes ...authz.Scope) string {
+	s.t.Helper()
+	p := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: append(authz.TenantScopes(), authz.SystemAdmin)}
+	_, key, err := s.identity.CreateAPIKey(context.Background(), p, identity.APIKeyRequest{Name: "test", Scopes: scopes})
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	return key
+}
+
+// systemKey returns a key of the deployment itself.
+func (s *service) systemKey() string {
+	s.t.Helper()
+	return s.grantIn(authz.SystemTenant, authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead)
+}
+
+// mailbox takes the service's mail.
+type mailbox struct {
+	mu       sync.Mutex
+	received []mail.Envelope
+	arrived  chan struct{}
+}
+
+func (m *mailbox) Send(_ context.Context, e mail.Envelope) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.received = append(m.received, e)
+	select {
+	case m.arrived <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// to waits for the n-th message to an address.
+func (s *service) mailTo(address string, n int) mail.Envelope {
+	s.t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		s.mails.mu.Lock()
+		found := 0
+		for _, e := range s.mails.received {
+			if e.To == address {
+				if found++; found == n {
+					s.mails.mu.Unlock()
+					return e
+				}
+			}
+		}
+		s.mails.mu.Unlock()
+		select {
+		case <-s.mails.arrived:
+		case <-deadline:
+			s.t.Fatalf("no mail number %d to the address", n)
+		}
+	}
+}
+
+var mailedToken = regexp.MustCompile(`"token":\s*"([^"]+)"`)
+
+// tokenTo returns the token in the n-th message to an address.
+func (s *service) tokenTo(address string, n int) string {
+	s.t.Helper()
+	m := mailedToken.FindStringSubmatch(s.mailTo(address, n).Text)
+	if m == nil {
+		s.t.Fatal("the mail has no token")
+	}
+	return m[1]
 }
 
 // newService starts a service and stops it with the test.
-func newService(t testing.TB) *service {
+func newService(t testing.TB, change ...func(*Config)) *service {
 	t.Helper()
-	s := assemble(t)
+	s := assemble(t, change...)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.url = "http://" + l.Addr().String()
 	ctx, stop := context.WithCancel(context.Background())
-	served := make(chan error, 1)
+	served, mailed := make(chan error, 1), make(chan error, 1)
 	go func() { served <- s.server.Serve(ctx, l) }()
+	go func() {
+		mailed <- s.identity.Outbox().Run(ctx, s.mails, mail.Options{PublicURL: s.url, From: "vault@example.org", Logger: slog.New(slog.DiscardHandler)})
+	}()
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		stop()
+		if err := <-mailed; err != nil {
+			t.Errorf("sending mail: %v", err)
+		}
 		if err := <-served; err != nil {
 			t.Errorf("serving: %v", err)
 		}
@@ -171,6 +241,7 @@ func (b *buffer) String() string {
 type request struct {
 	method, path string
 	key          string // X-API-Key
+	bearer       string // Authorization
 	body         string
 	contentType  string // default application/json when there is a body
 	chunked      bool   // no Content-Length
@@ -202,6 +273,9 @@ func (s *service) call(r request) reply {
 	}
 	if r.key != "" {
 		req.Header.Set("X-API-Key", r.key)
+	}
+	if r.bearer != "" {
+		req.Header.Set("Authorization", "Bearer "+r.bearer)
 	}
 	if r.body != "" && r.contentType == "" {
 		r.contentType = "application/json"

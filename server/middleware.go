@@ -1,16 +1,18 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	v2 "github.com/latticekeep/latticekeep/server/v2"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
 // observe names the request, sets the headers of every response, and when all
@@ -19,9 +21,10 @@ func (s *Server) observe(c *gin.Context) {
 	start := s.config.Now()
 	id := authz.NewID("req")
 	h := c.Writer.Header()
-	h.Set(v2.RequestIDHeader, id)
+	h.Set(gate.RequestIDHeader, id)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store") // public answers replace it
+	s.gate.ShowRate(c)                 // likewise
 	defer func() {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
@@ -54,7 +57,7 @@ func (s *Server) recover(c *gin.Context) {
 			return
 		}
 		s.config.Logger.LogAttrs(c.Request.Context(), slog.LevelError, "panic",
-			slog.String("request_id", c.Writer.Header().Get(v2.RequestIDHeader)),
+			slog.String("request_id", c.Writer.Header().Get(gate.RequestIDHeader)),
 			slog.String("route", routeOf(c)),
 			slog.String("type", fmt.Sprintf("%T", v)),
 			slog.String("stack", string(debug.Stack())))
@@ -63,14 +66,24 @@ func (s *Server) recover(c *gin.Context) {
 			// caller does not take it for whole.
 			panic(http.ErrAbortHandler)
 		}
-		v2.Fail(c, s.config.Now(), fault.Internal)
+		s.version(c).Refuse(c, fault.Internal)
 	}()
 	c.Next()
 }
 
 // refuse answers what reaches no endpoint.
 func (s *Server) refuse(status int, message string) gin.HandlerFunc {
-	return func(c *gin.Context) { v2.Fail(c, s.config.Now(), v2.NewRefusal(status, message)) }
+	return func(c *gin.Context) {
+		s.version(c).Refuse(c, cmp.Or(s.gate.CountStranger(c), gate.Refusal(status, message)))
+	}
+}
+
+// version returns the version whose envelopes a path gets.
+func (s *Server) version(c *gin.Context) *gate.Version {
+	if strings.HasPrefix(c.Request.URL.Path, "/v1/") {
+		return s.v1
+	}
+	return s.v2
 }
 
 // routeOf returns the template that the request matched: a path may hold

@@ -11,9 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
 // metrics counts requests in a registry of the server's own.
@@ -23,7 +21,7 @@ type metrics struct {
 	duration *prometheus.HistogramVec
 }
 
-func newMetrics(version string) *metrics {
+func newMetrics(version string, more ...prometheus.Collector) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -44,6 +42,7 @@ func newMetrics(version string) *metrics {
 	build.Set(1)
 	m.registry.MustRegister(m.requests, m.duration, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(more...)
 	return m
 }
 
@@ -64,7 +63,7 @@ type health struct {
 // health says that the process answers, and nothing about what it needs: a
 // restart would not bring back a full disk.
 func (s *Server) health(c *gin.Context) {
-	v2.Write(c, s.config.Now(), http.StatusOK, health{true, "ok"})
+	s.v2.Write(c, http.StatusOK, health{true, "ok"})
 }
 
 // readyTimeout bounds the time that a probe waits.
@@ -80,13 +79,16 @@ func (s *Server) ready(c *gin.Context) {
 		_, err = s.config.Keys.SealingDocument(ctx)
 	}
 	if err != nil {
-		v2.Fail(c, s.config.Now(), fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err))
+		s.v2.Refuse(c, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err))
 		return
 	}
-	v2.Write(c, s.config.Now(), http.StatusOK, health{true, "ok"})
+	s.v2.Write(c, http.StatusOK, health{true, "ok"})
 }
 
-func (s *Server) contract(c *gin.Context) {
-	c.Header("Cache-Control", "public, max-age=60")
-	c.Data(http.StatusOK, "application/yaml", []byte(openapi.V2()))
+// served answers with an OpenAPI document, as it is.
+func served(document string) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		c.Header("Cache-Control", "public, max-age=60")
+		c.Data(http.StatusOK, "application/yaml", []byte(document))
+	}
 }

@@ -3,7 +3,7 @@
 // life. The interface itself is in the packages below, one per version.
 //
 // What every request gets, whatever it asks: an id of the server's own making
-// ([v2.RequestIDHeader]), one access log line, two metrics and, when something
+// ([gate.RequestIDHeader]), the state of a rate limit, one access log line, two metrics and, when something
 // panics, a 500. Logs and metrics speak of route templates, never of paths,
 // queries, headers or bodies, since any of them can hold a secret by mistake.
 package server
@@ -15,25 +15,41 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/server/docs"
+	"github.com/latticekeep/latticekeep/server/gate"
+	v1 "github.com/latticekeep/latticekeep/server/v1"
 	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
-// Config of a [Server]. Vault, Identity, Audit, Keys and Store are required.
+// Config of a [Server]. Vault, Transit, Identity, Audit, Keys and Store are
+// required.
 type Config struct {
 	Vault    *vault.Vault
+	Transit  *transit.Transit
 	Identity *identity.Service
 	Audit    *audit.Log
 	Keys     *keyring.Ring
 	Store    store.Store
+
+	PublicURL      string     // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
+	Rates          gate.Rates // zero fields take the defaults
+	TrustedProxies []string   // addresses or networks whose X-Forwarded-For is believed; default none
+
+	Collectors []prometheus.Collector // more metrics than the server's own, such as those of its listener
 
 	Logger  *slog.Logger     // default slog.Default()
 	Now     func() time.Time // default time.Now
@@ -45,6 +61,8 @@ type Server struct {
 	config  Config
 	engine  *gin.Engine
 	metrics *metrics
+	gate    *gate.Gate
+	v1, v2  *gate.Version
 }
 
 // Limits of a connection. A request has ReadTimeout to arrive whole, so that a
@@ -60,8 +78,8 @@ const (
 
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
-	if config.Vault == nil || config.Identity == nil || config.Audit == nil || config.Keys == nil || config.Store == nil {
-		return nil, errors.New("making the server: vault, identity, audit, keys and store are required")
+	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Keys == nil || config.Store == nil {
+		return nil, errors.New("making the server: vault, transit, identity, audit, keys and store are required")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
@@ -69,16 +87,27 @@ func New(config Config) (*Server, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	s := &Server{config: config, metrics: newMetrics(config.Version)}
+	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors...)}
+	origin, secure, err := origin(config.PublicURL)
+	if err != nil {
+		return nil, err
+	}
+	s.gate, err = gate.New(gate.Config{
+		Identity: config.Identity, Audit: config.Audit, Now: config.Now, Rates: config.Rates, Origin: origin,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the server: %w", err)
+	}
 
 	gin.SetMode(gin.ReleaseMode) // otherwise gin prints its routes on stdout
 	s.engine = gin.New()
-	if err := s.engine.SetTrustedProxies(nil); err != nil {
-		return nil, fmt.Errorf("trusting no proxies: %w", err)
+	if err := s.engine.SetTrustedProxies(config.TrustedProxies); err != nil {
+		return nil, fmt.Errorf("trusting proxies: %w", err)
 	}
 	s.engine.HandleMethodNotAllowed = true
 	s.engine.RedirectTrailingSlash = false // a redirect has no envelope
 	s.engine.UseEscapedPath = true         // an escaped slash in an id is part of the id
+	s.engine.UnescapePathValues = false    // the generated routes do it, and once is enough
 	s.engine.Use(s.observe, s.recover)
 	s.engine.NoRoute(s.refuse(http.StatusNotFound, "there is no such endpoint"))
 	s.engine.NoMethod(s.refuse(http.StatusMethodNotAllowed, "the endpoint does not have this method"))
@@ -86,10 +115,39 @@ func New(config Config) (*Server, error) {
 	s.engine.GET("/healthz", s.health)
 	s.engine.GET("/readyz", s.ready)
 	s.engine.GET("/metrics", gin.WrapH(s.metrics.handler()))
-	s.engine.GET("/api/v2/openapi.yaml", s.contract)
-	api := v2.API{Vault: config.Vault, Identity: config.Identity, Audit: config.Audit, Keys: config.Keys, Now: config.Now}
-	api.Register(s.engine)
+	s.engine.GET("/v1/openapi.yaml", served(openapi.V1()))
+	s.engine.GET("/api/v2/openapi.yaml", served(openapi.V2()))
+	docs.Register(s.engine)
+	s.v1, err = v1.Register(s.engine, s.gate, &v1.API{Transit: config.Transit, Audit: config.Audit})
+	if err != nil {
+		return nil, fmt.Errorf("making the server: %w", err)
+	}
+	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
+		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Keys: config.Keys,
+		Now: config.Now, SecureCookies: secure,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the server: %w", err)
+	}
 	return s, nil
+}
+
+// origin returns scheme and host of the public URL, and whether cookies are for
+// encrypted connections only: unless the service is reached by plain HTTP on
+// loopback.
+func origin(publicURL string) (origin string, secure bool, err error) {
+	if publicURL == "" {
+		return "", true, nil
+	}
+	u, err := url.Parse(publicURL)
+	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+		return "", false, fmt.Errorf("making the server: the public URL is not one like https://vault.example.org")
+	}
+	local := u.Hostname() == "localhost"
+	if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
+		local = ip.IsLoopback()
+	}
+	return u.Scheme + "://" + u.Host, u.Scheme == "https" || !local, nil
 }
 
 // Serve answers connections of l until ctx ends, then stops accepting, waits

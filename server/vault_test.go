@@ -228,13 +228,14 @@ func TestAllFailuresOfAVaultEndpointAreAlike(t *testing.T) {
 				slices.Sort(names)
 				return names
 			}
-			if got, want := names(r.header), []string{"Cache-Control", "Content-Length", "Content-Type", "Date", "X-Content-Type-Options", "X-Request-Id"}; !slices.Equal(got, want) {
+			if got, want := names(r.header), []string{"Cache-Control", "Content-Length", "Content-Type", "Date", "X-Content-Type-Options",
+				"X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset", "X-Request-Id"}; !slices.Equal(got, want) {
 				t.Errorf("%s %s: headers %v", endpoint.method, name, got)
 			}
 		}
 	}
-	s.grant()
-	if got := faceless(t, s.get("/api/v2/vault/"+deleted)); got != want {
+	weak := s.grant(authz.ComplianceRead)
+	if got := faceless(t, s.call(request{method: "GET", path: "/api/v2/vault/" + deleted, key: weak})); got != want {
 		t.Errorf("without the scope: %s, want %s", got, want)
 	}
 }
@@ -249,8 +250,8 @@ func TestDeniedAttemptsAreInTheAuditLog(t *testing.T) {
 		e["request_id"] != r.header.Get("X-Request-ID") || e["source_ip"] != "127.0.0.1" {
 		t.Errorf("entry %v", e)
 	}
-	s.grant(authz.AuditRead)
-	s.post("/api/v2/vault/seal", `{}`).message(t, http.StatusForbidden)
+	weak := s.grant(authz.AuditRead)
+	s.call(request{method: "POST", path: "/api/v2/vault/seal", key: weak, body: `{}`}).message(t, http.StatusForbidden)
 	if e := s.entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_SEALED" || e["outcome"] != "denied" {
 		t.Errorf("entry %v", e)
 	}

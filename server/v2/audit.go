@@ -2,54 +2,63 @@ package v2
 
 import (
 	"context"
-	"slices"
+	"net/http"
 	"time"
 
+	"github.com/gin-gonic/gin"
+
+	. "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// maxHours bounds the look-back window: ten years.
-const maxHours = 10 * 365 * 24
+// defaultLimit is the length of a page when the caller names none.
+const defaultLimit = 20
 
+// auditEntries is the generated type with entries as the log gives them, whose
+// bytes are what was hashed and signed.
 type auditEntries struct {
-	success
+	Success    bool          `json:"success"`
 	Entries    []audit.Entry `json:"entries"`
 	NextCursor string        `json:"next_cursor,omitzero"`
 }
 
-func (a *API) auditLogs(ctx context.Context, p authz.Principal, in input) (any, error) {
-	params := parameters{query: in.query}
-	q := audit.Query{
-		EventType: params.text("event_type", 64),
-		UserID:    params.text("user_id", 128),
-		From:      params.time("from"),
-		To:        params.time("to"),
-		Limit:     params.integer("limit", maxLimit),
-		Cursor:    params.text("cursor", maxCursorLength),
-	}
-	hours := params.integer("hours", maxHours)
-	if params.err != nil {
-		return nil, params.err
-	}
-	if q.EventType != "" && !slices.Contains(audit.EventTypes(), audit.EventType(q.EventType)) {
-		return nil, badQuery("the query parameter event_type is none of the event types")
-	}
-	if hours > 0 {
-		if !q.From.IsZero() || !q.To.IsZero() {
-			return nil, badQuery("the query parameter hours excludes from and to")
+// QueryAuditLog answers entries of the caller's tenant, newest first.
+func (a *API) QueryAuditLog(c *gin.Context, params QueryAuditLogParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		q := audit.Query{
+			EventType: string(value(params.EventType)), UserID: value(params.UserId),
+			From: value(params.From), To: value(params.To),
+			Limit: value(params.Limit), Cursor: value(params.Cursor),
 		}
-		q.From = a.Now().Add(-time.Duration(hours) * time.Hour)
-	}
-	if !q.From.IsZero() && !q.To.IsZero() && q.To.Before(q.From) {
-		return nil, badQuery("the query parameter to is earlier than from")
-	}
-	if q.Limit == 0 {
-		q.Limit = defaultLimit
-	}
-	entries, next, err := a.Audit.Query(ctx, p, q)
-	if err != nil {
-		return nil, badCursor(err)
-	}
-	return auditEntries{success{true}, entries, next}, nil
+		if hours := value(params.Hours); hours > 0 {
+			if !q.From.IsZero() || !q.To.IsZero() {
+				return nil, gate.BadRequest("the parameter hours excludes from and to")
+			}
+			q.From = a.Now().Add(-time.Duration(hours) * time.Hour)
+		}
+		if !q.From.IsZero() && !q.To.IsZero() && q.To.Before(q.From) {
+			return nil, gate.BadRequest("the parameter to is earlier than from")
+		}
+		if q.Limit == 0 {
+			q.Limit = defaultLimit
+		}
+		entries, next, err := a.Audit.Query(ctx, call.Principal(), q)
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return auditEntries{true, entries, next}, nil
+	})
+}
+
+// GetSealingKey answers the document as it was signed: a field beside it would
+// make it another document, and the answer can be kept as a key file.
+func (a *API) GetSealingKey(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
+		document, err := a.Keys.SealingDocument(ctx)
+		if err == nil {
+			c.Header("Cache-Control", "public, max-age=60") // the same for everyone
+		}
+		return document, err
+	})
 }

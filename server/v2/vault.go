@@ -2,163 +2,214 @@ package v2
 
 import (
 	"context"
-	"time"
+	"net/http"
 	"unicode/utf8"
 
-	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/gin-gonic/gin"
+
+	. "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// credential is the metadata of a vault entry.
-type credential struct {
-	CredentialID   string    `json:"credential_id"`
-	Name           string    `json:"name"`
-	CredentialType string    `json:"credential_type"`
-	Version        uint64    `json:"version"`
-	Status         string    `json:"status"`
-	Owned          bool      `json:"owned"`
-	CreatedAt      time.Time `json:"created_at"`
-	SealedAt       time.Time `json:"sealed_at"`
-	ExpiresAt      time.Time `json:"expires_at"`
-}
-
-func metadata(c vault.Credential) credential {
-	status := "active"
+func metadata(c vault.Credential) Credential {
+	status := CredentialStatusActive
 	if c.Expired {
-		status = "expired"
+		status = CredentialStatusExpired
 	}
-	return credential{
-		CredentialID: c.ID, Name: c.Name, CredentialType: c.Type, Version: c.Version,
+	return Credential{
+		CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Version: int64(c.Version),
 		Status: status, Owned: c.Owned,
 		CreatedAt: c.CreatedAt.UTC(), SealedAt: c.SealedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
 	}
 }
 
-type credentialAnswer struct {
-	success
-	credential
+func credentialAnswer(c vault.Credential) CredentialAnswer {
+	m := metadata(c)
+	return CredentialAnswer{
+		Success: true, CredentialId: m.CredentialId, Name: m.Name, CredentialType: m.CredentialType, Version: m.Version,
+		Status: CredentialAnswerStatus(m.Status), Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt,
+	}
 }
 
-type sealRequest struct {
-	Name           string          `json:"name"`
-	CredentialType string          `json:"credential_type"`
-	Values         map[string]text `json:"values"`
-	TTLDays        *int            `json:"ttl_days"`
-}
-
-func (a *API) seal(ctx context.Context, p authz.Principal, in input) (any, error) {
-	var body sealRequest
-	err := decode(in.body, &body)
-	values := make(map[string]secret.Bytes, len(body.Values))
-	for key, value := range body.Values {
-		values[key] = secret.Bytes(value)
+// secrets copies values into bytes that can be overwritten.
+func secrets(values map[string]string) map[string]secret.Bytes {
+	copied := make(map[string]secret.Bytes, len(values))
+	for key, value := range values {
+		copied[key] = secret.Bytes(value)
 	}
-	defer zero(values)
-	if err != nil {
-		return nil, err
-	}
-	r := vault.SealRequest{Name: body.Name, Type: body.CredentialType, Values: values}
-	if body.TTLDays != nil {
-		// To the vault zero means the default; here the absent field does.
-		if r.TTLDays = *body.TTLDays; r.TTLDays == 0 {
-			return nil, fault.New(fault.Invalid, "ttl_days is from 1 to 3650")
-		}
-	}
-	c, err := a.Vault.Seal(ctx, p, r)
-	if err != nil {
-		return nil, err
-	}
-	return credentialAnswer{success{true}, metadata(c)}, nil
-}
-
-type credentials struct {
-	success
-	Credentials []credential `json:"credentials"`
-	NextCursor  string       `json:"next_cursor,omitzero"`
-}
-
-func (a *API) list(ctx context.Context, p authz.Principal, in input) (any, error) {
-	params := parameters{query: in.query}
-	q := vault.ListQuery{
-		Limit:  params.integer("limit", maxLimit),
-		Cursor: params.text("cursor", maxCursorLength),
-	}
-	if params.err != nil {
-		return nil, params.err
-	}
-	found, next, err := a.Vault.List(ctx, p, q)
-	if err != nil {
-		return nil, badCursor(err)
-	}
-	answer := credentials{success{true}, make([]credential, len(found)), next}
-	for i, c := range found {
-		answer.Credentials[i] = metadata(c)
-	}
-	return answer, nil
-}
-
-type unsealed struct {
-	success
-	CredentialID   string            `json:"credential_id"`
-	Name           string            `json:"name"`
-	CredentialType string            `json:"credential_type"`
-	Values         map[string]text   `json:"values"`
-	BinaryValues   map[string]binary `json:"binary_values,omitempty"`
-	Version        uint64            `json:"version"`
-	CreatedAt      time.Time         `json:"created_at"`
-	ExpiresAt      time.Time         `json:"expires_at"`
-
-	plaintext map[string]secret.Bytes
-}
-
-// zero overwrites the values; the server calls it once the answer is written.
-func (u unsealed) zero() { zero(u.plaintext) }
-
-func (a *API) unseal(ctx context.Context, p authz.Principal, in input) (any, error) {
-	c, err := a.Vault.Unseal(ctx, p, in.id)
-	if err != nil {
-		return nil, err
-	}
-	answer := unsealed{
-		success: success{true}, CredentialID: c.ID, Name: c.Name, CredentialType: c.Type,
-		Values: make(map[string]text), BinaryValues: make(map[string]binary),
-		Version: c.Version, CreatedAt: c.CreatedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
-		plaintext: c.Values,
-	}
-	for key, value := range c.Values {
-		if utf8.Valid(value) {
-			answer.Values[key] = text(value)
-		} else {
-			answer.BinaryValues[key] = binary(value)
-		}
-	}
-	return answer, nil
-}
-
-func (a *API) rotate(ctx context.Context, p authz.Principal, in input) (any, error) {
-	c, err := a.Vault.Rotate(ctx, p, in.id)
-	if err != nil {
-		return nil, err
-	}
-	return credentialAnswer{success{true}, metadata(c)}, nil
-}
-
-type removed struct {
-	success
-	CredentialID string `json:"credential_id"`
-}
-
-func (a *API) remove(ctx context.Context, p authz.Principal, in input) (any, error) {
-	if err := a.Vault.Delete(ctx, p, in.id); err != nil {
-		return nil, err
-	}
-	return removed{success{true}, in.id}, nil
+	return copied
 }
 
 func zero(values map[string]secret.Bytes) {
 	for _, value := range values {
 		value.Zero()
 	}
+}
+
+// ttl returns the days of a request. To the vault zero means that none were
+// given; here the absent field does.
+func ttl(days *int) (int, error) {
+	switch {
+	case days == nil:
+		return 0, nil
+	case *days == 0:
+		return 0, fault.New(fault.Invalid, "ttl_days is from 1 to 3650")
+	}
+	return *days, nil
+}
+
+// SealCredential stores a new credential.
+func (a *API) SealCredential(c *gin.Context, params SealCredentialParams) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body SealRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		days, err := ttl(body.TtlDays)
+		if err != nil {
+			return nil, err
+		}
+		r := vault.SealRequest{Name: body.Name, Type: body.CredentialType, Values: secrets(body.Values), TTLDays: days}
+		if params.IdempotencyKey != nil {
+			r.IdempotencyKey = *params.IdempotencyKey
+		}
+		defer zero(r.Values)
+		sealed, err := a.Vault.Seal(ctx, call.Principal(), r)
+		if err != nil {
+			return nil, err
+		}
+		return credentialAnswer(sealed), nil
+	})
+}
+
+// ListCredentials answers metadata only.
+func (a *API) ListCredentials(c *gin.Context, params ListCredentialsParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{Limit: value(params.Limit), Cursor: value(params.Cursor)})
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		answer := CredentialList{Success: true, Credentials: make([]Credential, len(found)), NextCursor: optional(next)}
+		for i, c := range found {
+			answer.Credentials[i] = metadata(c)
+		}
+		return answer, nil
+	})
+}
+
+// UnsealCredential answers a credential with its values.
+func (a *API) UnsealCredential(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return unsealed(a.Vault.Unseal(ctx, call.Principal(), id))
+	})
+}
+
+// UnsealCredentialByName answers the newest active credential of a name.
+func (a *API) UnsealCredentialByName(c *gin.Context, name string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return unsealed(a.Vault.UnsealByName(ctx, call.Principal(), name))
+	})
+}
+
+func unsealed(c vault.Unsealed, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer zero(c.Values)
+	answer := UnsealedCredential{
+		Success: true, CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Values: make(map[string]string),
+		Version: int64(c.Version), CreatedAt: c.CreatedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
+	}
+	binary := make(map[string][]byte)
+	for key, value := range c.Values {
+		if utf8.Valid(value) {
+			answer.Values[key] = string(value)
+		} else {
+			binary[key] = append([]byte(nil), value...)
+		}
+	}
+	if len(binary) > 0 {
+		answer.BinaryValues = &binary
+	}
+	return answer, nil
+}
+
+// ReplaceCredential stores new values as the next version.
+func (a *API) ReplaceCredential(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body ReplaceRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		days, err := ttl(body.TtlDays)
+		if err != nil {
+			return nil, err
+		}
+		r := vault.ReplaceRequest{Values: secrets(body.Values), TTLDays: days}
+		defer zero(r.Values)
+		replaced, err := a.Vault.Replace(ctx, call.Principal(), id, r)
+		if err != nil {
+			return nil, err
+		}
+		return credentialAnswer(replaced), nil
+	})
+}
+
+// RotateCredential encrypts a credential anew.
+func (a *API) RotateCredential(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		rotated, err := a.Vault.Rotate(ctx, call.Principal(), id)
+		if err != nil {
+			return nil, err
+		}
+		return credentialAnswer(rotated), nil
+	})
+}
+
+// DeleteCredential removes a credential for good.
+func (a *API) DeleteCredential(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.Vault.Delete(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return DeletedCredential{Success: true, CredentialId: id}, nil
+	})
+}
+
+// ListCredentialVersions answers what is known of a credential's versions.
+func (a *API) ListCredentialVersions(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		versions, err := a.Vault.Versions(ctx, call.Principal(), id)
+		if err != nil {
+			return nil, err
+		}
+		answer := CredentialVersionList{Success: true, CredentialId: id, Versions: make([]CredentialVersion, len(versions))}
+		for i, v := range versions {
+			answer.Versions[i] = CredentialVersion{
+				Version: int64(v.Number), Change: CredentialVersionChange(v.Change), Current: v.Current,
+				SealedAt: v.SealedAt.UTC(), ExpiresAt: v.ExpiresAt.UTC(),
+			}
+		}
+		return answer, nil
+	})
+}
+
+// value returns what p points to, and zero for an absent parameter.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// optional leaves a zero value out of an answer.
+func optional[T comparable](v T) *T {
+	var none T
+	if v == none {
+		return nil
+	}
+	return &v
 }

@@ -1,0 +1,154 @@
+package gate
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/go-json-experiment/json"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// RequestIDHeader carries the id of a request on its response. The server sets
+// it before anything else runs; it is the one place where the id is kept.
+const RequestIDHeader = "X-Request-ID"
+
+func requestID(c *gin.Context) string { return c.Writer.Header().Get(RequestIDHeader) }
+
+// refusal is an error of the transport: a status that no [fault.Kind] stands
+// for. Its message is safe for the caller.
+type refusal struct {
+	status  int
+	message string
+}
+
+func (r *refusal) Error() string { return r.message }
+
+// unrecorded reports whether nobody has left an entry of the request.
+func (r *refusal) unrecorded() bool {
+	switch r.status {
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
+		return true
+	}
+	return false
+}
+
+// BadRequest returns a 400 that nothing has been recorded of.
+func BadRequest(message string) error { return &refusal{http.StatusBadRequest, message} }
+
+// Refusal returns the error of a request that a service has refused and
+// recorded, or that reached no operation.
+func Refusal(status int, message string) error { return &recorded{refusal{status, message}} }
+
+// recorded is a refusal that has its entry.
+type recorded struct{ refusal }
+
+// InvalidParameter turns a service's complaint into a 400, for an operation
+// without a body: it has no other input that could be invalid.
+func InvalidParameter(err error) error {
+	if fault.Of(err) == fault.Invalid {
+		return BadRequest(fault.Message(err))
+	}
+	return err
+}
+
+// Problem is what the caller is told of an error.
+type Problem struct {
+	Code      int    // the HTTP status
+	Message   string // generic
+	Details   string // which rule was broken and what to do; never what was sent
+	RequestID string
+	Timestamp string // RFC 3339 in UTC
+}
+
+// status is the one table from kinds to statuses.
+func (v *Version) status(k fault.Kind) int {
+	switch k {
+	case fault.Invalid:
+		return v.schema
+	case fault.Unauthenticated:
+		return http.StatusUnauthorized
+	case fault.Forbidden:
+		return http.StatusForbidden
+	case fault.NotFound:
+		return http.StatusNotFound
+	case fault.Conflict:
+		return http.StatusConflict
+	case fault.Exhausted:
+		return http.StatusTooManyRequests
+	case fault.Unavailable:
+		return http.StatusServiceUnavailable
+	default:
+		return http.StatusInternalServerError
+	}
+}
+
+// describe returns the status of err and what a caller is told of it. The
+// message of a defect, of an outage and of a request without a principal is
+// that of the kind, so that no two failures can be told apart.
+func (v *Version) describe(err error) (int, string) {
+	var r *refusal
+	var done *recorded
+	var t *tooMany
+	switch {
+	case errors.As(err, &t):
+		return http.StatusTooManyRequests, t.Error()
+	case errors.As(err, &done):
+		return done.status, done.message
+	case errors.As(err, &r):
+		return r.status, r.message
+	}
+	kind := fault.Of(err)
+	switch kind {
+	case fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict:
+		return v.status(kind), fault.Message(err)
+	}
+	return v.status(kind), kind.Error()
+}
+
+// fail answers with the envelope of err and leaves err itself to the log.
+func (v *Version) fail(c *gin.Context, err error) {
+	_ = c.Error(err)
+	code, details := v.describe(err)
+	if c.Request.Context().Err() != nil && code == http.StatusInternalServerError {
+		// The caller is gone or the time is up, and what failed because of it
+		// is no defect of ours.
+		code, details = http.StatusServiceUnavailable, fault.Unavailable.Error()
+	}
+	if isTooMany(code) {
+		v.retryAfter(c, err)
+	}
+	v.Write(c, code, v.envelope(Problem{
+		Code: code, Message: generic(code), Details: details,
+		RequestID: requestID(c), Timestamp: v.gate.config.Now().UTC().Format(time.RFC3339),
+	}))
+}
+
+// Refuse answers a request that no operation will see.
+func (v *Version) Refuse(c *gin.Context, err error) { v.fail(c, err) }
+
+// generic is the message of a status that goes with details.
+func generic(code int) string {
+	if code == http.StatusRequestEntityTooLarge {
+		return "Payload Too Large" // RFC 9110 says Content, users of proxies Payload
+	}
+	return http.StatusText(code)
+}
+
+// Write answers with body as JSON. Nothing is sent before all of it is encoded.
+func (v *Version) Write(c *gin.Context, code int, body any) {
+	var b bytes.Buffer
+	if err := json.MarshalWrite(&b, body, json.Deterministic(true)); err != nil {
+		// Only a defect gets here, and an error envelope always encodes.
+		v.fail(c, fault.Wrap(fault.Internal, "internal error", err))
+		return
+	}
+	b.WriteByte('\n')      // for people at a terminal
+	defer clear(b.Bytes()) // it may hold plaintext
+	c.Header("Content-Length", strconv.Itoa(b.Len()))
+	c.Data(code, "application/json; charset=utf-8", b.Bytes())
+}

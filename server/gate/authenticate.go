@@ -1,0 +1,118 @@
+package gate
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
+)
+
+// Scheme is how the callers of a version say who they are.
+type Scheme uint8
+
+// The schemes.
+const (
+	BearerKey Scheme = iota // v1: an API key in Authorization
+	KeyOrUser               // v2: an API key in X-API-Key, or an access token in Authorization or a cookie
+)
+
+// AccessCookie holds the access token.
+const AccessCookie = "accessToken"
+
+// Auth says whom an operation lets in.
+type Auth uint8
+
+// The ways in.
+const (
+	Required Auth = iota // a known principal
+	Optional             // a known principal, or someone whom the operation itself recognises
+	Public               // everybody; nobody is looked up
+)
+
+// Stranger is who asks before it is known who it is.
+func stranger(c *gin.Context) authz.Principal {
+	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: requestID(c), SourceIP: c.ClientIP()}
+}
+
+// authenticate finds the caller. Two credentials are as good as none: which one
+// a proxy before us looked at is unknown.
+func (call *Call) authenticate(c *gin.Context) error {
+	call.Caller = identity.Caller{Principal: stranger(c)}
+	if call.operation.Auth == Public {
+		return nil
+	}
+	caller, err := call.lookUp(c.Request)
+	if err != nil {
+		if call.operation.Auth == Optional && fault.Of(err) == fault.Unauthenticated {
+			return nil
+		}
+		return err
+	}
+	caller.RequestID, caller.SourceIP = call.Caller.RequestID, call.Caller.SourceIP
+	call.Caller = caller
+	return nil
+}
+
+func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
+	keys, authorization := r.Header.Values("X-API-Key"), r.Header.Values("Authorization")
+	service := call.gate.config.Identity
+	if call.version.scheme == BearerKey {
+		token, ok := bearer(authorization)
+		if !ok {
+			return identity.Caller{}, fault.Unauthenticated
+		}
+		return service.Authenticate(r.Context(), token)
+	}
+	switch {
+	case len(keys)+len(authorization) > 1:
+		return identity.Caller{}, fault.Unauthenticated
+	case len(keys) == 1:
+		return service.Authenticate(r.Context(), keys[0])
+	case len(authorization) == 1:
+		token, ok := bearer(authorization)
+		if !ok {
+			return identity.Caller{}, fault.Unauthenticated
+		}
+		return service.AuthenticateToken(r.Context(), token)
+	}
+	cookies := r.CookiesNamed(AccessCookie)
+	if len(cookies) != 1 {
+		return identity.Caller{}, fault.Unauthenticated
+	}
+	return service.AuthenticateToken(r.Context(), cookies[0].Value)
+}
+
+// bearer returns the token of an Authorization header (RFC 6750 §2.1).
+func bearer(values []string) (string, bool) {
+	if len(values) != 1 {
+		return "", false
+	}
+	scheme, token, ok := strings.Cut(values[0], " ")
+	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
+}
+
+// sentByHeader reports whether the request names its caller by a header, which
+// no page of another origin can make a browser send.
+func sentByHeader(r *http.Request) bool {
+	return r.Header.Get("X-API-Key") != "" || r.Header.Get("Authorization") != ""
+}
+
+// recordStranger leaves an entry of a request without a principal, unless its
+// source has one in this minute. The answer is the same whether that works or
+// not.
+func (g *Gate) recordStranger(c *gin.Context, event audit.EventType, tenant authz.TenantID) {
+	p := stranger(c)
+	p.Tenant = tenant
+	// Not under the request's own context: that ends when the stranger hangs up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
+	defer cancel()
+	_ = g.config.Audit.Refused(ctx, audit.Source(p.SourceIP), audit.Event{
+		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},
+	})
+}

@@ -1,0 +1,54 @@
+package gate
+
+import (
+	"bytes"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// checkContentType accepts application/json, in UTF-8 if it names a charset.
+func checkContentType(h http.Header) error {
+	refused := &refusal{http.StatusUnsupportedMediaType, "send the body as application/json"}
+	values := h.Values("Content-Type")
+	if len(values) != 1 {
+		return refused
+	}
+	mediaType, params, err := mime.ParseMediaType(values[0])
+	if err != nil || mediaType != "application/json" {
+		return refused
+	}
+	charset, named := params["charset"]
+	if named && !strings.EqualFold(charset, "utf-8") {
+		return refused
+	}
+	return nil
+}
+
+// maxDepth bounds the nesting of a body, far above what any endpoint takes.
+const maxDepth = 32
+
+// checkJSON reports whether body is one well-formed JSON value (RFC 8259) and
+// interoperable (RFC 7493): UTF-8, no lone surrogates, no duplicate names.
+func checkJSON(body []byte) error {
+	malformed := &refusal{http.StatusBadRequest, "the request body is not well-formed JSON"}
+	d := jsontext.NewDecoder(bytes.NewBuffer(body))
+	for {
+		if _, err := d.ReadToken(); err != nil {
+			return malformed
+		}
+		if d.StackDepth() > maxDepth {
+			return &refusal{http.StatusBadRequest, "the request body is nested too deeply"}
+		}
+		if d.StackDepth() == 0 {
+			break
+		}
+	}
+	if _, err := d.ReadToken(); err != io.EOF {
+		return malformed
+	}
+	return nil
+}

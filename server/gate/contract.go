@@ -1,0 +1,253 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// Operation is what the gate has to know of an operation beside its contract.
+type Operation struct {
+	Action authz.Action // empty when everybody may
+	Auth   Auth
+}
+
+// Definition of a [Version].
+type Definition struct {
+	Name       string               // "v1"
+	Contract   string               // its OpenAPI 3.0 document
+	Scheme     Scheme               // how callers say who they are
+	Operations map[string]Operation // by operationId: all of the document's that are not tagged operations
+	Envelope   func(Problem) any    // the body of an error
+	Schema     int                  // the status of a body that is not of its schema
+}
+
+// Version is a version of the interface as the gate lets requests into it.
+type Version struct {
+	gate       *Gate
+	name       string
+	scheme     Scheme
+	envelope   func(Problem) any
+	schema     int
+	operations map[string]*operation // by method and gin's route
+}
+
+type operation struct {
+	Operation
+	parameters []*openapi3.Parameter
+	body       *openapi3.Schema // nil when the operation takes none
+	required   bool             // the body
+}
+
+// operational marks the operations of the process, which are outside the gate.
+const operational = "operations"
+
+// Version returns a version's checks. Error: a document that is not valid, or
+// whose operations are not those of the definition.
+func (g *Gate) Version(d Definition) (*Version, error) {
+	doc, err := openapi3.NewLoader().LoadFromData([]byte(d.Contract))
+	if err != nil {
+		return nil, fmt.Errorf("reading the contract of %s: %w", d.Name, err)
+	}
+	v := &Version{gate: g, name: d.Name, scheme: d.Scheme, envelope: d.Envelope, schema: d.Schema, operations: make(map[string]*operation)}
+	left := maps.Clone(d.Operations)
+	for path, item := range doc.Paths.Map() {
+		for method, written := range item.Operations() {
+			if slices.Contains(written.Tags, operational) {
+				continue
+			}
+			known, ok := left[written.OperationID]
+			if !ok {
+				return nil, fmt.Errorf("reading the contract of %s: operation %s is not implemented", d.Name, written.OperationID)
+			}
+			delete(left, written.OperationID)
+			op := &operation{Operation: known}
+			for _, p := range append(slices.Clone(item.Parameters), written.Parameters...) {
+				op.parameters = append(op.parameters, p.Value)
+			}
+			if written.RequestBody != nil {
+				op.body = written.RequestBody.Value.Content.Get("application/json").Schema.Value
+				op.required = written.RequestBody.Value.Required
+			}
+			v.operations[method+" "+Route(path)] = op
+		}
+	}
+	if len(left) > 0 {
+		return nil, fmt.Errorf("reading the contract of %s: it has no operation %v", d.Name, slices.Sorted(maps.Keys(left)))
+	}
+	return v, nil
+}
+
+// Route returns gin's route of a path template.
+func Route(path string) string {
+	parts := strings.Split(path, "/")
+	for i, part := range parts {
+		if name, ok := strings.CutPrefix(part, "{"); ok {
+			parts[i] = ":" + strings.TrimSuffix(name, "}")
+		}
+	}
+	return strings.Join(parts, "/")
+}
+
+// checkParameters holds query and header against the contract. Each is given at
+// most once and is not empty; unknown ones are ignored, as unknown fields of a
+// body are. What is wrong with an id in the path is for the service to say.
+func (op *operation) checkParameters(r *http.Request, query url.Values) error {
+	input := &openapi3filter.RequestValidationInput{
+		Request: r, QueryParams: query, Options: &openapi3filter.Options{SkipSettingDefaults: true},
+	}
+	for _, p := range op.parameters {
+		var values []string
+		switch p.In {
+		case openapi3.ParameterInQuery:
+			values = query[p.Name]
+		case openapi3.ParameterInHeader:
+			values = r.Header.Values(p.Name)
+		}
+		if len(values) == 0 {
+			continue
+		}
+		if len(values) > 1 || values[0] == "" || openapi3filter.ValidateParameter(context.Background(), input, p) != nil {
+			return BadRequest("the parameter " + p.Name + " must be given once, " + want(p.Schema.Value))
+		}
+	}
+	return nil
+}
+
+// want says in words what a schema takes.
+func want(s *openapi3.Schema) string {
+	number := func(f *float64) string { return strconv.FormatFloat(*f, 'f', -1, 64) }
+	switch {
+	case len(s.Enum) > 0 && len(s.Enum) <= 5:
+		var values []string
+		for _, v := range s.Enum {
+			values = append(values, fmt.Sprint(v))
+		}
+		return "as one of " + strings.Join(values, ", ")
+	case len(s.Enum) > 0:
+		return "as one of the values that the contract lists"
+	case s.Type.Is("integer") && s.Min != nil && s.Max != nil:
+		return "as a whole number from " + number(s.Min) + " to " + number(s.Max)
+	case s.Type.Is("integer") && s.Min != nil:
+		return "as a whole number of at least " + number(s.Min)
+	case s.Type.Is("integer"):
+		return "as a whole number"
+	case s.Format == "date-time":
+		return "as a time such as 2006-01-02T15:04:05Z"
+	case s.Format == "date":
+		return "as a date such as 2006-01-02"
+	case s.Type.Is("string") && s.MaxLength != nil:
+		return fmt.Sprintf("as a string of %d to %d characters", s.MinLength, *s.MaxLength)
+	case s.Type.Is("string"):
+		return "as a string"
+	case s.Type.Is("boolean"):
+		return "as true or false"
+	case s.Type.Is("array") && s.MaxItems != nil:
+		return fmt.Sprintf("as a list of %d to %d items", s.MinItems, *s.MaxItems)
+	case s.Type.Is("array"):
+		return "as a list"
+	}
+	return "as the contract says"
+}
+
+// checkBody holds a well-formed body against the operation's schema.
+func (op *operation) checkBody(body []byte) error {
+	switch {
+	case op.body == nil:
+		return nil
+	case len(body) == 0 && op.required:
+		return BadRequest("a request body is required")
+	case len(body) == 0:
+		return nil
+	}
+	var value any
+	if err := json.Unmarshal(body, &value, json.WithUnmarshalers(json.UnmarshalFromFunc(clamp))); err != nil {
+		return fault.New(fault.Invalid, "the request body does not match the schema")
+	}
+	err := op.body.VisitJSON(value, openapi3.VisitAsRequest(), openapi3.FailFast())
+	if err == nil {
+		return nil
+	}
+	// With FailFast an error has no details: what is wrong is found by asking
+	// again, field by field, so that only names of the contract are ever shown.
+	return fault.New(fault.Invalid, "the request body does not match the schema: "+op.complaint(value))
+}
+
+// clamp reads a number that is too large for a float64 as the largest one: a
+// field with bounds refuses it, and an unknown field may hold anything.
+func clamp(d *jsontext.Decoder, v *any) error {
+	if d.PeekKind() != '0' {
+		return errors.ErrUnsupported // leaves the value to the ordinary rules
+	}
+	number, err := d.ReadValue()
+	if err != nil {
+		return err
+	}
+	f, err := strconv.ParseFloat(string(number), 64)
+	if err != nil {
+		f = math.Copysign(math.MaxFloat64, f)
+	}
+	*v = f
+	return nil
+}
+
+// complaint names the field that is wrong and what the contract takes there.
+func (op *operation) complaint(value any) string {
+	object, ok := value.(map[string]any)
+	if !ok {
+		return "send an object"
+	}
+	for _, name := range op.body.Required {
+		if _, there := object[name]; !there {
+			return "the field " + name + " is missing"
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(op.body.Properties)) {
+		field := op.body.Properties[name].Value
+		given, there := object[name]
+		if !there {
+			continue
+		}
+		err := field.VisitJSON(given, openapi3.VisitAsRequest())
+		var inside *openapi3.SchemaError
+		if errors.As(err, &inside) && len(inside.JSONPointer()) > 0 {
+			return "check what is inside " + name
+		}
+		if err != nil {
+			return "send " + name + " " + want(field)
+		}
+	}
+	return "check its fields"
+}
+
+// Decode fills v from the body, which passed the checks. Unknown fields are
+// ignored and names match case-sensitively.
+func (call *Call) Decode(v any) error {
+	if err := json.Unmarshal(call.body, v); err != nil {
+		// A number such as 1.0, which is an integer to the contract, or an
+		// address that is none.
+		var semantic *json.SemanticError
+		if errors.As(err, &semantic) {
+			for field := range semantic.JSONPointer.Tokens() {
+				return fault.New(fault.Invalid, "the request body does not match the schema: check the type of "+field)
+			}
+		}
+		return fault.New(fault.Invalid, "the request body does not match the schema")
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+// Package gate is the way that every request of the REST interface takes before
+// an endpoint sees it, and that every answer takes back, in both versions.
+//
+// The checks run in one fixed order, so that a request that breaks several
+// rules is always answered for the same one, and a caller without the scope
+// learns nothing about what it sent: size of the body, authentication, rate,
+// scope, content type, well-formed JSON, parameters, schema. What an operation
+// takes comes from the OpenAPI document of its version; what it requires of the
+// caller from authz.
+//
+// A call of a known principal leaves exactly one audit entry: that of the
+// service which carried it out or refused it, and that of the gate when it never
+// came so far. Strangers are counted by address and recorded once a minute.
+//
+// Request bodies are overwritten after the call and answers after they were
+// written. The strings that JSON decoding makes of them are not: Go offers no
+// way to. What is kept any longer is [secret.Bytes] in the services.
+package gate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/quota"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// Config of a [Gate]. Identity, Audit and Now are required.
+type Config struct {
+	Identity *identity.Service
+	Audit    *audit.Log
+	Now      func() time.Time
+	Rates    Rates
+	Origin   string // scheme and host of the public URL, whose pages may send cookies; may be empty
+}
+
+// Gate is safe for concurrent use.
+type Gate struct {
+	config    Config
+	tenants   *quota.Limiter
+	addresses *quota.Limiter
+	origins   *http.CrossOriginProtection
+}
+
+// New returns a gate. Error: an origin that is none.
+func New(c Config) (*Gate, error) {
+	c.Rates = c.Rates.withDefaults()
+	g := &Gate{config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), origins: http.NewCrossOriginProtection()}
+	if c.Origin != "" {
+		if err := g.origins.AddTrustedOrigin(c.Origin); err != nil {
+			return nil, fmt.Errorf("trusting the public URL's origin: %w", err)
+		}
+	}
+	return g, nil
+}
+
+// Call is a request that is on its way through the gate.
+type Call struct {
+	// Caller is who asks; of kind authz.Stranger in an operation that needs
+	// nobody.
+	Caller identity.Caller
+
+	gate      *Gate
+	version   *Version
+	operation *operation
+	body      []byte // well-formed, of the operation's schema, and overwritten after the call
+}
+
+const callKey = "latticekeep/call"
+
+// Checks returns the middleware of a version's endpoints.
+func (v *Version) Checks() gin.HandlerFunc {
+	return func(c *gin.Context) {
+		op := v.operations[c.Request.Method+" "+c.FullPath()]
+		call := &Call{gate: v.gate, version: v, operation: op}
+		c.Set(callKey, call)
+		// From here on the answer takes at most a second, whatever hangs; a
+		// body has its own time to arrive.
+		err := call.admit(c)
+		defer secret.Bytes(call.body).Zero()
+		if err == nil {
+			ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
+			defer cancel()
+			c.Request = c.Request.WithContext(ctx)
+			err = call.check(c)
+		}
+		if err != nil {
+			call.fail(c, err)
+			c.Abort()
+			return
+		}
+		c.Next()
+	}
+}
+
+// patience leaves room, within a second, to answer that there is no answer.
+const patience = 900 * time.Millisecond
+
+// admit finds out who asks, counts the request and takes in its body.
+func (call *Call) admit(c *gin.Context) error {
+	// The principal is looked up first, so that no memory is held for the body
+	// of a stranger; a body that is too large is answered before all the same.
+	unknown := call.authenticate(c)
+	usage := call.count(c)
+	body, err := readBody(c, unknown == nil && !usage.Exceeded)
+	call.body = body
+	if err := cmp.Or(err, call.limited(c, usage)); err != nil {
+		return err
+	}
+	if errors.Is(unknown, fault.Unauthenticated) {
+		call.gate.recordStranger(c, audit.AccessRefused, authz.SystemTenant)
+	}
+	return unknown
+}
+
+// check holds an admitted request against its operation.
+func (call *Call) check(c *gin.Context) error {
+	if !sentByHeader(c.Request) {
+		if err := call.gate.origins.Check(c.Request); err != nil {
+			return call.refuse(c, "cross_origin", &refusal{http.StatusForbidden, "cross-origin requests with cookies are refused"})
+		}
+	}
+	op := call.operation
+	if op.Action != "" && call.Caller.Kind != authz.Stranger {
+		if err := call.gate.config.Audit.Authorize(c.Request.Context(), call.Caller.Principal, op.Action); err != nil {
+			return err
+		}
+	}
+	if len(call.body) > 0 {
+		if err := checkContentType(c.Request.Header); err != nil {
+			return err
+		}
+		if err := checkJSON(call.body); err != nil {
+			return err
+		}
+	}
+	query, err := url.ParseQuery(c.Request.URL.RawQuery)
+	if err != nil {
+		return BadRequest("the query string is malformed")
+	}
+	if err := op.checkParameters(c.Request, query); err != nil {
+		return err
+	}
+	return op.checkBody(call.body)
+}
+
+// refuse records that the caller, if it is known, may not.
+func (call *Call) refuse(c *gin.Context, reason string, refused error) error {
+	if call.Caller.Kind == authz.Stranger || call.operation.Action == "" {
+		return refused
+	}
+	return cmp.Or(call.gate.config.Audit.Attempt(c.Request.Context(), call.Caller.Principal, call.operation.Action, audit.Denied, reason), refused)
+}
+
+// Answer carries out an operation whose checks have passed and answers with
+// the status and what do returns, or with the envelope of its error.
+func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, error)) {
+	call := c.MustGet(callKey).(*Call)
+	answer, err := do(c.Request.Context(), call)
+	if err != nil {
+		call.fail(c, err)
+		return
+	}
+	call.version.Write(c, status, answer)
+}
+
+// Principal is who asks.
+func (call *Call) Principal() authz.Principal { return call.Caller.Principal }
+
+// HasBody reports whether the request came with a body, where it need not.
+func (call *Call) HasBody() bool { return len(call.body) > 0 }
+
+// Fail answers a request whose parameters the generated code could not read.
+func (v *Version) Fail(c *gin.Context, _ error, _ int) {
+	c.MustGet(callKey).(*Call).fail(c, BadRequest("a parameter of the path or the query is malformed"))
+}
+
+// fail answers with the envelope of err. A known principal whose request was
+// invalid has left no entry yet.
+func (call *Call) fail(c *gin.Context, err error) {
+	var r *refusal
+	invalid := fault.Of(err) == fault.Invalid || errors.As(err, &r) && r.unrecorded()
+	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
+		defer cancel()
+		err = cmp.Or(call.gate.config.Audit.Attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request"), err)
+	}
+	call.version.fail(c, err)
+}
+
+// maxBody bounds the body of a request.
+const maxBody = 1 << 20
+
+// readBody reads the whole body, since how large a chunked body is shows only
+// then, and returns it if it is to be kept.
+func readBody(c *gin.Context, keep bool) (body []byte, err error) {
+	if c.Request.ContentLength > maxBody {
+		// net/http will not keep a connection whose body was left unread.
+		return nil, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
+	}
+	limited := http.MaxBytesReader(c.Writer, c.Request.Body, maxBody)
+	if keep {
+		body, err = io.ReadAll(limited)
+	} else {
+		_, err = io.Copy(io.Discard, limited)
+	}
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) {
+		return body, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
+	}
+	if err != nil {
+		return body, BadRequest("the request body ended early")
+	}
+	return body, nil
+}

@@ -1,0 +1,266 @@
+// Package v1 is version 1 of the REST interface, as api/openapi/v1.yaml states
+// it: each endpoint decodes, calls one service and encodes. Routes and types are
+// generated from the contract; what a request must fulfil before an endpoint
+// sees it is in package gate.
+package v1
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/api/openapi"
+	. "github.com/latticekeep/latticekeep/api/openapi/v1"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/transit"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// API answers the endpoints of version 1. All fields are required.
+type API struct {
+	Transit *transit.Transit
+	Audit   *audit.Log
+}
+
+var _ ServerInterface = (*API)(nil)
+
+// Operations says, for every operation of the contract, what it does.
+func Operations() map[string]gate.Operation {
+	return map[string]gate.Operation{
+		"encryptData":    {Action: authz.EncryptData},
+		"decryptData":    {Action: authz.DecryptData},
+		"rewrapData":     {Action: authz.RewrapData},
+		"generateKey":    {Action: authz.CreateKey},
+		"listKeys":       {Action: authz.ListKeys},
+		"rotateKey":      {Action: authz.RotateKey},
+		"queryAuditLogs": {Action: authz.ReadAudit},
+	}
+}
+
+// Register adds the endpoints to r, behind g.
+func Register(r gin.IRouter, g *gate.Gate, a *API) (*gate.Version, error) {
+	v, err := g.Version(gate.Definition{
+		Name: "v1", Contract: openapi.V1(), Scheme: gate.BearerKey, Operations: Operations(),
+		Envelope: envelope, Schema: http.StatusBadRequest,
+	})
+	if err != nil {
+		return nil, err
+	}
+	RegisterHandlersWithOptions(r.Group("", v.Checks()), a, GinServerOptions{ErrorHandler: v.Fail})
+	return v, nil
+}
+
+// errorBody is the error envelope of version 1.
+type errorBody struct {
+	Error errorDetail `json:"error"`
+}
+
+type errorDetail struct {
+	Code      int    `json:"code"`
+	Message   string `json:"message"`
+	Details   string `json:"details"`
+	RequestID string `json:"request_id"`
+	Timestamp string `json:"timestamp"`
+}
+
+func envelope(p gate.Problem) any {
+	return errorBody{errorDetail{p.Code, p.Message, p.Details, p.RequestID, p.Timestamp}}
+}
+
+const (
+	algorithm    = "ML-KEM-768" // the only one there is
+	maxData      = 700 << 10    // so that the ciphertext fits into a request
+	defaultLimit = 20
+)
+
+var errUndecryptable = gate.Refusal(http.StatusBadRequest, "the ciphertext cannot be decrypted with this key: send encrypted_data as encrypt answered it")
+
+// value returns what p points to, and zero for an absent field.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// parse reads a ciphertext. What is none goes to the service all the same, which
+// refuses it like any other and says so in the log.
+func parse(encrypted string) transit.Ciphertext {
+	b, err := base64.StdEncoding.Strict().DecodeString(encrypted)
+	if err != nil || base64.StdEncoding.EncodeToString(b) != encrypted { // one spelling: no line breaks
+		return transit.Ciphertext{}
+	}
+	c, err := transit.ParseCiphertext(b)
+	if err != nil {
+		return transit.Ciphertext{}
+	}
+	return c
+}
+
+func encrypted(c transit.Ciphertext) (EncryptAnswer, error) {
+	b, err := c.MarshalBinary()
+	if err != nil {
+		return EncryptAnswer{}, err
+	}
+	return EncryptAnswer{
+		EncryptedData: base64.StdEncoding.EncodeToString(b), KeyId: c.KeyID, KeyVersion: int64(c.KeyVersion), Algorithm: algorithm,
+	}, nil
+}
+
+// EncryptData encrypts with a named key, by default the tenant's own.
+func (a *API) EncryptData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body EncryptRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		if len(body.Data) > maxData {
+			return nil, fault.New(fault.Invalid, "data must have at most 700 KiB")
+		}
+		data := secret.Bytes(body.Data)
+		defer data.Zero()
+		sealed, err := a.Transit.Encrypt(ctx, call.Principal(), value(body.KeyId), []secret.Bytes{data})
+		if err != nil {
+			return nil, err
+		}
+		return encrypted(sealed[0])
+	})
+}
+
+// DecryptData decrypts after the signatures were verified.
+func (a *API) DecryptData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body DecryptRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		opened, err := a.Transit.Decrypt(ctx, call.Principal(), body.KeyId, []transit.Ciphertext{parse(body.EncryptedData)})
+		if err != nil {
+			return nil, err
+		}
+		o := opened[0]
+		if o.Err != nil {
+			return nil, errUndecryptable
+		}
+		defer o.Data.Zero()
+		return DecryptAnswer{Data: string(o.Data), KeyId: o.KeyID, KeyVersion: int64(o.KeyVersion)}, nil
+	})
+}
+
+// RewrapData encrypts a ciphertext anew with the newest version of its key.
+func (a *API) RewrapData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body DecryptRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		sealed, err := a.Transit.Rewrap(ctx, call.Principal(), body.KeyId, parse(body.EncryptedData))
+		if errors.Is(err, transit.ErrDecrypt) {
+			return nil, errUndecryptable
+		}
+		if err != nil {
+			return nil, err
+		}
+		return encrypted(sealed)
+	})
+}
+
+func key(k transit.Key) Key {
+	return Key{
+		KeyId: k.ID, Name: k.Name, Algorithm: algorithm, Version: int64(k.Version), RotationPeriod: k.RotationDays,
+		CreatedAt: k.CreatedAt.UTC(), RotatedAt: k.RotatedAt.UTC(), NextRotationAt: k.NextRotation.UTC(),
+	}
+}
+
+// GenerateKey makes a named key.
+func (a *API) GenerateKey(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body GenerateKeyRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		k, err := a.Transit.CreateKey(ctx, call.Principal(), body.Name, value(body.RotationPeriod))
+		if err != nil {
+			return nil, err
+		}
+		return key(k), nil
+	})
+}
+
+// ListKeys answers a page of the tenant's keys.
+func (a *API) ListKeys(c *gin.Context, params ListKeysParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		page, limit := max(1, value(params.Page)), value(params.Limit)
+		if limit == 0 {
+			limit = defaultLimit
+		}
+		found, total, err := a.Transit.Keys(ctx, call.Principal(), (page-1)*limit, limit)
+		if err != nil {
+			return nil, err
+		}
+		answer := KeyList{Keys: make([]Key, len(found)), Page: page, Limit: limit, Total: total}
+		for i, k := range found {
+			answer.Keys[i] = key(k)
+		}
+		return answer, nil
+	})
+}
+
+// RotateKey gives a key a new version.
+func (a *API) RotateKey(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body RotateKeyRequest
+		if call.HasBody() {
+			if err := call.Decode(&body); err != nil {
+				return nil, err
+			}
+		}
+		k, rewrapped, err := a.Transit.RotateKey(ctx, call.Principal(), id, value(body.ReEncryptData))
+		if err != nil {
+			return nil, err
+		}
+		r := key(k)
+		return RotatedKey{
+			KeyId: r.KeyId, Name: r.Name, Algorithm: r.Algorithm, Version: r.Version, RotationPeriod: r.RotationPeriod,
+			CreatedAt: r.CreatedAt, RotatedAt: r.RotatedAt, NextRotationAt: r.NextRotationAt, ReEncryptedVersions: rewrapped,
+		}, nil
+	})
+}
+
+// auditLogs is the generated type with entries as the log gives them, whose
+// bytes are what was hashed and signed.
+type auditLogs struct {
+	Logs       []audit.Entry `json:"logs"`
+	NextCursor string        `json:"next_cursor,omitzero"`
+}
+
+// QueryAuditLogs answers entries of the caller's tenant, newest first.
+func (a *API) QueryAuditLogs(c *gin.Context, params QueryAuditLogsParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		q := audit.Query{Limit: value(params.Limit), Cursor: value(params.Cursor)}
+		if params.StartDate != nil {
+			q.From = params.StartDate.Time
+		}
+		if params.EndDate != nil { // the whole day
+			q.To = params.EndDate.AddDate(0, 0, 1).Add(-time.Nanosecond)
+		}
+		if !q.From.IsZero() && !q.To.IsZero() && q.To.Before(q.From) {
+			return nil, gate.BadRequest("the parameter end_date is earlier than start_date")
+		}
+		if q.Limit == 0 {
+			q.Limit = defaultLimit
+		}
+		entries, next, err := a.Audit.Query(ctx, call.Principal(), q)
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return auditLogs{entries, next}, nil
+	})
+}

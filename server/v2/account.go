@@ -1,0 +1,172 @@
+package v2
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+	"github.com/oapi-codegen/runtime/types"
+
+	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+func scopes(held []authz.Scope) []Scope {
+	answer := make([]Scope, len(held))
+	for i, s := range held {
+		answer[i] = Scope(s)
+	}
+	return answer
+}
+
+func invitation(i identity.Invitation) Invitation {
+	return Invitation{
+		InvitationId: i.ID, Email: types.Email(i.Email), Role: Role(i.Role), CreatedAt: i.CreatedAt.UTC(), ExpiresAt: i.ExpiresAt.UTC(),
+	}
+}
+
+// ListMembers answers the tenant's users and who is invited.
+func (a *API) ListMembers(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		members, invited, err := a.Identity.Members(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		answer := MemberList{Success: true, Members: make([]User, len(members)), Invitations: make([]Invitation, len(invited))}
+		for i, m := range members {
+			answer.Members[i] = user(m)
+		}
+		for i, v := range invited {
+			answer.Invitations[i] = invitation(v)
+		}
+		return answer, nil
+	})
+}
+
+// InviteMember sends an invitation by mail.
+func (a *API) InviteMember(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body InviteRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		i, err := a.Identity.Invite(ctx, call.Principal(), body.Email, authz.Role(body.Role))
+		if err != nil {
+			return nil, err
+		}
+		v := invitation(i)
+		return InvitationAnswer{
+			Success: true, InvitationId: v.InvitationId, Email: v.Email, Role: v.Role, CreatedAt: v.CreatedAt, ExpiresAt: v.ExpiresAt,
+		}, nil
+	})
+}
+
+// ChangeMember gives a member another role.
+func (a *API) ChangeMember(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body RoleRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		u, err := a.Identity.ChangeMember(ctx, call.Principal(), id, authz.Role(body.Role))
+		if err != nil {
+			return nil, err
+		}
+		return UserAnswer{Success: true, User: user(u)}, nil
+	})
+}
+
+// RemoveMember removes a user and ends its sessions.
+func (a *API) RemoveMember(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.Identity.RemoveMember(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return RemovedMember{Success: true, UserId: id}, nil
+	})
+}
+
+// RevokeInvitation makes an invitation worthless.
+func (a *API) RevokeInvitation(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.Identity.RevokeInvitation(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return RevokedInvitation{Success: true, InvitationId: id}, nil
+	})
+}
+
+func apiKeyRequest(body CreateAPIKeyRequest) identity.APIKeyRequest {
+	r := identity.APIKeyRequest{Name: body.Name, ExpiresInDays: value(body.ExpiresInDays)}
+	for _, s := range body.Scopes {
+		r.Scopes = append(r.Scopes, authz.Scope(s))
+	}
+	return r
+}
+
+func createdAPIKey(k identity.APIKey, key string) CreatedAPIKey {
+	answer := CreatedAPIKey{
+		Success: true, ApiKey: key, KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), CreatedAt: k.CreatedAt.UTC(),
+	}
+	if !k.ExpiresAt.IsZero() {
+		expires := k.ExpiresAt.UTC()
+		answer.ExpiresAt = &expires
+	}
+	return answer
+}
+
+// CreateAPIKey answers the key itself, this once.
+func (a *API) CreateAPIKey(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body CreateAPIKeyRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		k, key, err := a.Identity.CreateAPIKey(ctx, call.Principal(), apiKeyRequest(body))
+		if err != nil {
+			return nil, err
+		}
+		return createdAPIKey(k, key), nil
+	})
+}
+
+// ListAPIKeys answers all keys of the tenant, never a key itself.
+func (a *API) ListAPIKeys(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		keys, err := a.Identity.APIKeys(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		answer := APIKeyList{Success: true, ApiKeys: make([]APIKey, len(keys))}
+		for i, k := range keys {
+			status := APIKeyStatusActive
+			if !k.ExpiresAt.IsZero() && !a.Now().Before(k.ExpiresAt) {
+				status = APIKeyStatusExpired
+			}
+			answer.ApiKeys[i] = APIKey{
+				KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), Status: status, CreatedBy: k.CreatedBy, CreatedAt: k.CreatedAt.UTC(),
+			}
+			if !k.ExpiresAt.IsZero() {
+				expires := k.ExpiresAt.UTC()
+				answer.ApiKeys[i].ExpiresAt = &expires
+			}
+			if !k.LastUsedAt.IsZero() {
+				used := k.LastUsedAt.UTC()
+				answer.ApiKeys[i].LastUsedAt = &used
+			}
+		}
+		return answer, nil
+	})
+}
+
+// RevokeAPIKey makes a key worthless at once.
+func (a *API) RevokeAPIKey(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.Identity.RevokeAPIKey(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return RevokedAPIKey{Success: true, KeyId: id}, nil
+	})
+}

@@ -1,0 +1,286 @@
+package v2
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/oapi-codegen/runtime/types"
+
+	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// The cookie of the refresh token goes nowhere but to these endpoints.
+const (
+	refreshCookie = "refreshToken"
+	refreshPath   = "/api/v2/auth"
+)
+
+func user(u identity.User) User {
+	return User{
+		UserId: u.ID, Email: types.Email(u.Email), Role: Role(u.Role), EmailVerified: u.EmailVerified, CreatedAt: u.CreatedAt.UTC(),
+	}
+}
+
+func (a *API) tenant(t identity.Tenant) Tenant {
+	answer := Tenant{TenantId: string(t.ID), Name: t.Name, Status: TenantStatus(t.Status(a.Now())), CreatedAt: t.CreatedAt.UTC()}
+	if !t.TrialEnds.IsZero() {
+		ends := t.TrialEnds.UTC()
+		answer.TrialEndsAt = &ends
+	}
+	if t.Limits != (identity.Limits{}) {
+		answer.Limits = &TenantLimits{V1: optional(t.Limits.V1), V2: optional(t.Limits.V2)}
+	}
+	return answer
+}
+
+// RegisterUser makes a user and its tenant.
+func (a *API) RegisterUser(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body RegisterRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		password := secret.Bytes(body.Password)
+		defer password.Zero()
+		u, t, err := a.Identity.Register(ctx, call.Principal(), body.Email, password, body.TenantName)
+		if err != nil {
+			return nil, err
+		}
+		return RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
+	})
+}
+
+// Login begins a session.
+func (a *API) Login(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body LoginRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		password := secret.Bytes(body.Password)
+		defer password.Zero()
+		tokens, err := a.Identity.SignIn(ctx, call.Principal(), body.Email, password)
+		if err != nil {
+			return nil, err
+		}
+		return a.tokens(c, tokens), nil
+	})
+}
+
+// RefreshSession exchanges the refresh token for new tokens.
+func (a *API) RefreshSession(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		token, ok := refreshToken(c)
+		if !ok {
+			return nil, fault.Unauthenticated
+		}
+		tokens, err := a.Identity.Refresh(ctx, call.Principal(), token)
+		if errors.Is(err, fault.Unauthenticated) {
+			a.clearCookies(c)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return a.tokens(c, tokens), nil
+	})
+}
+
+// refreshToken returns the cookie's value. Two are as good as none.
+func refreshToken(c *gin.Context) (string, bool) {
+	cookies := c.Request.CookiesNamed(refreshCookie)
+	if len(cookies) != 1 || cookies[0].Value == "" {
+		return "", false
+	}
+	return cookies[0].Value, true
+}
+
+func (a *API) tokens(c *gin.Context, t identity.Tokens) TokenAnswer {
+	now := a.Now()
+	a.setCookie(c, gate.AccessCookie, "/", t.Access, t.AccessExpires.Sub(now))
+	a.setCookie(c, refreshCookie, refreshPath, t.Refresh, t.RefreshExpires.Sub(now))
+	return TokenAnswer{
+		Success: true, AccessToken: t.Access, TokenType: "Bearer", ExpiresIn: seconds(t.AccessExpires.Sub(now)),
+	}
+}
+
+func (a *API) setCookie(c *gin.Context, name, path, value string, age time.Duration) {
+	maxAge := seconds(age)
+	if value == "" {
+		maxAge = -1 // deletes it
+	}
+	http.SetCookie(c.Writer, &http.Cookie{
+		Name: name, Value: value, Path: path, MaxAge: maxAge,
+		HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: a.SecureCookies,
+	})
+}
+
+// seconds rounds up: a JWT tells its end in whole seconds.
+func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
+
+func (a *API) clearCookies(c *gin.Context) {
+	a.setCookie(c, gate.AccessCookie, "/", "", 0)
+	a.setCookie(c, refreshCookie, refreshPath, "", 0)
+}
+
+// Logout ends the session of the access token, or of the refresh token when
+// the other has expired.
+func (a *API) Logout(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		err := error(fault.Unauthenticated)
+		if token, ok := refreshToken(c); call.Caller.Kind != authz.Stranger {
+			err = a.Identity.SignOut(ctx, call.Caller)
+		} else if ok {
+			err = a.Identity.SignOutRefresh(ctx, call.Principal(), token)
+		}
+		if err == nil || errors.Is(err, fault.Unauthenticated) { // there is no session, or no longer
+			a.clearCookies(c)
+		}
+		return done(err)
+	})
+}
+
+// done answers an operation that has nothing to say.
+func done(err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return EmptyAnswer{Success: true}, nil
+}
+
+// VerifyEmail takes the token of a verification mail.
+func (a *API) VerifyEmail(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body TokenRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return done(badToken(a.Identity.VerifyEmail(ctx, call.Principal(), body.Token)))
+	})
+}
+
+// badToken is the one answer to a token of a mail that is not, or no longer,
+// one.
+func badToken(err error) error {
+	if errors.Is(err, identity.ErrTicket) {
+		return gate.BadRequest(fault.Message(err))
+	}
+	return err
+}
+
+// ResendVerification sends the verification mail again.
+func (a *API) ResendVerification(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return done(a.Identity.ResendVerification(ctx, call.Caller))
+	})
+}
+
+// ChangePassword ends all other sessions.
+func (a *API) ChangePassword(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body ChangePasswordRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		current, next := secret.Bytes(body.CurrentPassword), secret.Bytes(body.NewPassword)
+		defer current.Zero()
+		defer next.Zero()
+		return done(a.Identity.ChangePassword(ctx, call.Caller, current, next))
+	})
+}
+
+// RequestPasswordReset answers alike whether the address is known or not.
+func (a *API) RequestPasswordReset(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body EmailRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return done(a.Identity.RequestPasswordReset(ctx, call.Principal(), body.Email))
+	})
+}
+
+// ResetPassword takes the token of a reset mail and ends all sessions.
+func (a *API) ResetPassword(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body ResetPasswordRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		next := secret.Bytes(body.NewPassword)
+		defer next.Zero()
+		return done(badToken(a.Identity.ResetPassword(ctx, call.Principal(), body.Token, next)))
+	})
+}
+
+// GetAccount answers who asks.
+func (a *API) GetAccount(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		t, u, err := a.Identity.Account(ctx, call.Caller)
+		if err != nil {
+			return nil, err
+		}
+		answer := AccountAnswer{
+			Success:   true,
+			Principal: Principal{Kind: PrincipalKind(call.Caller.Kind), Id: call.Caller.ID, Scopes: scopes(call.Caller.Scopes)},
+			Tenant:    a.tenant(t),
+		}
+		if u != nil {
+			own := user(*u)
+			answer.User = &own
+		}
+		return answer, nil
+	})
+}
+
+// ListSessions answers the caller's own sessions.
+func (a *API) ListSessions(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		sessions, err := a.Identity.Sessions(ctx, call.Caller)
+		if err != nil {
+			return nil, err
+		}
+		answer := SessionList{Success: true, Sessions: make([]Session, len(sessions))}
+		for i, s := range sessions {
+			answer.Sessions[i] = Session{
+				SessionId: s.ID, Current: s.Current,
+				CreatedAt: s.CreatedAt.UTC(), LastUsedAt: s.LastUsedAt.UTC(), ExpiresAt: s.ExpiresAt.UTC(),
+			}
+		}
+		return answer, nil
+	})
+}
+
+// EndSession ends one of the caller's own sessions.
+func (a *API) EndSession(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.Identity.EndSession(ctx, call.Caller, id); err != nil {
+			return nil, err
+		}
+		return SessionAnswer{Success: true, SessionId: id}, nil
+	})
+}
+
+// AcceptInvitation makes the invited user.
+func (a *API) AcceptInvitation(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body AcceptInvitationRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		password := secret.Bytes(body.Password)
+		defer password.Zero()
+		u, t, err := a.Identity.AcceptInvitation(ctx, call.Principal(), body.Token, password)
+		if err != nil {
+			return nil, badToken(err)
+		}
+		return RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
+	})
+}

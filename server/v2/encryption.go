@@ -1,0 +1,291 @@
+package v2
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+
+	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/transit"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// maxData bounds what is encrypted or signed at once, so that its envelope fits
+// into a request.
+const maxData = 700 << 10
+
+// algorithm is the only one there is.
+const algorithm = "ML-KEM-768"
+
+// undecryptable is the one answer to a ciphertext that does not decrypt.
+const undecryptable = "the ciphertext cannot be decrypted: send the envelope as encrypt answered it"
+
+var errUndecryptable = gate.Refusal(http.StatusBadRequest, undecryptable)
+
+// data copies the items of a request into bytes that can be overwritten.
+func data[T any](items []T, text func(T) string) ([]secret.Bytes, error) {
+	copied := make([]secret.Bytes, len(items))
+	for i, item := range items {
+		s := text(item)
+		if len(s) > maxData {
+			return nil, fault.New(fault.Invalid, "data must have at most 700 KiB")
+		}
+		copied[i] = secret.Bytes(s)
+	}
+	return copied, nil
+}
+
+func zeroAll(data []secret.Bytes) {
+	for _, d := range data {
+		d.Zero()
+	}
+}
+
+func (a *API) encrypt(ctx context.Context, p authz.Principal, items []EncryptRequest) ([]EncryptedData, error) {
+	plain, err := data(items, func(r EncryptRequest) string { return r.Data })
+	if err != nil {
+		return nil, err
+	}
+	defer zeroAll(plain)
+	sealed, err := a.Transit.Encrypt(ctx, p, "", plain)
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]EncryptedData, len(sealed))
+	for i, c := range sealed {
+		answers[i] = EncryptedData{
+			CiphertextKem:  base64.StdEncoding.EncodeToString(c.KEM),
+			CiphertextData: base64.StdEncoding.EncodeToString(c.Data),
+			Nonce:          base64.StdEncoding.EncodeToString(c.Nonce),
+			Algorithm:      algorithm, KeyId: c.KeyID, KeyVersion: int64(c.KeyVersion),
+		}
+	}
+	return answers, nil
+}
+
+// EncryptData encrypts with the tenant's default key.
+func (a *API) EncryptData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body EncryptRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		done, err := a.encrypt(ctx, call.Principal(), []EncryptRequest{body})
+		if err != nil {
+			return nil, err
+		}
+		e := done[0]
+		return EncryptAnswer{
+			Success: true, CiphertextKem: e.CiphertextKem, CiphertextData: e.CiphertextData, Nonce: e.Nonce,
+			Algorithm: e.Algorithm, KeyId: e.KeyId, KeyVersion: e.KeyVersion,
+		}, nil
+	})
+}
+
+// EncryptBatch is EncryptData for many items.
+func (a *API) EncryptBatch(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body EncryptBatchRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		done, err := a.encrypt(ctx, call.Principal(), body.Items)
+		if err != nil {
+			return nil, err
+		}
+		return EncryptBatchAnswer{Success: true, Results: done}, nil
+	})
+}
+
+// decrypt opens envelopes. One that is not even base64 goes to the service all
+// the same, which refuses it like any other and says so in the log.
+func (a *API) decrypt(ctx context.Context, p authz.Principal, items []DecryptRequest) ([]transit.Opened, error) {
+	sealed := make([]transit.Ciphertext, len(items))
+	for i, item := range items {
+		kem, err1 := decodeBase64(item.CiphertextKem)
+		nonce, err2 := decodeBase64(item.Nonce)
+		body, err3 := decodeBase64(item.CiphertextData)
+		if errors.Join(err1, err2, err3) == nil {
+			sealed[i] = transit.Ciphertext{KEM: kem, Nonce: nonce, Data: body}
+		}
+	}
+	return a.Transit.Decrypt(ctx, p, "", sealed)
+}
+
+// decodeBase64 takes the one canonical spelling: no line breaks, no spare bits.
+func decodeBase64(s string) ([]byte, error) {
+	b, err := base64.StdEncoding.Strict().DecodeString(s)
+	if err != nil || base64.StdEncoding.EncodeToString(b) != s {
+		return nil, errors.New("decoding base64: not canonical")
+	}
+	return b, nil
+}
+
+// DecryptData decrypts an envelope after its signatures were verified.
+func (a *API) DecryptData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body DecryptRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		opened, err := a.decrypt(ctx, call.Principal(), []DecryptRequest{body})
+		if err != nil {
+			return nil, err
+		}
+		if opened[0].Err != nil {
+			return nil, errUndecryptable
+		}
+		defer opened[0].Data.Zero()
+		return DecryptAnswer{Success: true, Data: string(opened[0].Data)}, nil
+	})
+}
+
+// DecryptBatch is DecryptData for many items, each with a result of its own.
+func (a *API) DecryptBatch(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body DecryptBatchRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		opened, err := a.decrypt(ctx, call.Principal(), body.Items)
+		if err != nil {
+			return nil, err
+		}
+		answer := DecryptBatchAnswer{Success: true, Results: make([]DecryptResult, len(opened))}
+		for i, o := range opened {
+			if o.Err != nil {
+				answer.Results[i].Error = &ItemError{Code: http.StatusBadRequest, Message: undecryptable}
+				continue
+			}
+			text := string(o.Data)
+			answer.Results[i].Data = &text
+			o.Data.Zero()
+		}
+		return answer, nil
+	})
+}
+
+func (a *API) sign(ctx context.Context, p authz.Principal, items []SignRequest) ([]Signatures, error) {
+	plain, err := data(items, func(r SignRequest) string { return r.Data })
+	if err != nil {
+		return nil, err
+	}
+	defer zeroAll(plain)
+	signed, err := a.Transit.Sign(ctx, p, plain)
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]Signatures, len(signed))
+	for i, s := range signed {
+		answers[i] = Signatures{
+			PqcSignature:  base64.StdEncoding.EncodeToString(s.PQC),
+			HmacSignature: base64.StdEncoding.EncodeToString(s.HMAC),
+			KeyId:         s.KeyID,
+		}
+	}
+	return answers, nil
+}
+
+// SignData answers both signatures.
+func (a *API) SignData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body SignRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		signed, err := a.sign(ctx, call.Principal(), []SignRequest{body})
+		if err != nil {
+			return nil, err
+		}
+		s := signed[0]
+		return SignAnswer{Success: true, PqcSignature: s.PqcSignature, HmacSignature: s.HmacSignature, KeyId: s.KeyId}, nil
+	})
+}
+
+// SignBatch is SignData for many items.
+func (a *API) SignBatch(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body SignBatchRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		signed, err := a.sign(ctx, call.Principal(), body.Items)
+		if err != nil {
+			return nil, err
+		}
+		return SignBatchAnswer{Success: true, Results: signed}, nil
+	})
+}
+
+// verify checks signatures. One that is not base64 is as wrong as any other.
+func (a *API) verify(ctx context.Context, p authz.Principal, items []VerifyRequest) ([]bool, error) {
+	plain, err := data(items, func(r VerifyRequest) string { return r.Data })
+	if err != nil {
+		return nil, err
+	}
+	defer zeroAll(plain)
+	signed := make([]transit.Signed, len(items))
+	for i, item := range items {
+		signed[i].Data = plain[i]
+		signed[i].PQC, _ = decodeBase64(item.PqcSignature)
+		signed[i].HMAC, _ = decodeBase64(item.HmacSignature)
+	}
+	return a.Transit.Verify(ctx, p, signed)
+}
+
+// VerifyData answers whether both signatures hold.
+func (a *API) VerifyData(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body VerifyRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		valid, err := a.verify(ctx, call.Principal(), []VerifyRequest{body})
+		if err != nil {
+			return nil, err
+		}
+		return VerifyAnswer{Success: true, Valid: valid[0]}, nil
+	})
+}
+
+// VerifyBatch is VerifyData for many items.
+func (a *API) VerifyBatch(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body VerifyBatchRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		valid, err := a.verify(ctx, call.Principal(), body.Items)
+		if err != nil {
+			return nil, err
+		}
+		answer := VerifyBatchAnswer{Success: true, Results: make([]VerifyResult, len(valid))}
+		for i, v := range valid {
+			answer.Results[i].Valid = v
+		}
+		return answer, nil
+	})
+}
+
+// ListPublicKeys answers the tenant's ML-DSA-65 keys as JWKs (RFC 9964).
+func (a *API) ListPublicKeys(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		keys, err := a.Transit.PublicKeys(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		answer := PublicKeyList{Success: true, Keys: make([]JWK, len(keys))}
+		for i, k := range keys {
+			answer.Keys[i] = JWK{
+				Kty: "AKP", Alg: "ML-DSA-65", Use: "sig", Kid: k.Key.ID(), Pub: base64.RawURLEncoding.EncodeToString(k.Key.Bytes()),
+			}
+		}
+		return answer, nil
+	})
+}

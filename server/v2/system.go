@@ -1,0 +1,84 @@
+package v2
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+
+	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+func (a *API) tenantAnswer(t identity.Tenant, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return TenantAnswer{Success: true, Tenant: a.tenant(t)}, nil
+}
+
+// ListTenants answers all tenants of the deployment.
+func (a *API) ListTenants(c *gin.Context, params ListTenantsParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		limit := value(params.Limit)
+		if limit == 0 {
+			limit = defaultLimit
+		}
+		found, next, err := a.Identity.Tenants(ctx, call.Principal(), limit, value(params.Cursor))
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		answer := TenantList{Success: true, Tenants: make([]Tenant, len(found)), NextCursor: optional(next)}
+		for i, t := range found {
+			answer.Tenants[i] = a.tenant(t)
+		}
+		return answer, nil
+	})
+}
+
+// CreateTenant makes a tenant that is active at once.
+func (a *API) CreateTenant(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body CreateTenantRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return a.tenantAnswer(a.Identity.CreateTenant(ctx, call.Principal(), body.Name))
+	})
+}
+
+// ActivateTenant ends a tenant's trial for good.
+func (a *API) ActivateTenant(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return a.tenantAnswer(a.Identity.ActivateTenant(ctx, call.Principal(), authz.TenantID(id)))
+	})
+}
+
+// SetTenantLimits gives a tenant rate limits of its own.
+func (a *API) SetTenantLimits(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body TenantLimits
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return a.tenantAnswer(a.Identity.LimitTenant(ctx, call.Principal(), authz.TenantID(id),
+			identity.Limits{V1: value(body.V1), V2: value(body.V2)}))
+	})
+}
+
+// CreateTenantAPIKey makes an API key of a tenant.
+func (a *API) CreateTenantAPIKey(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body CreateAPIKeyRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		k, key, err := a.Identity.CreateTenantAPIKey(ctx, call.Principal(), authz.TenantID(id), apiKeyRequest(body))
+		if err != nil {
+			return nil, err
+		}
+		return createdAPIKey(k, key), nil
+	})
+}
