@@ -21,7 +21,8 @@ func Command() *cobra.Command {
 		Version:       version(),
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newServerCommand(), newSealCommand(), newValidateCommand(), newAuditCommand())
+	root.AddCommand(newServerCommand(), newSealCommand(), newValidateCommand(), newAuditCommand(),
+		newTenantCommand(), newAPIKeyCommand(), newUserCommand())
 	return root
 }
 

@@ -15,13 +15,16 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// Files of a data directory.
+// Names in a data directory. The KMS key is there in development only, as are
+// the mails.
 const (
-	databaseFile = "latticekeep.db"
-	kmsKeyFile   = "kms.key"
+	databaseFile  = "latticekeep.db"
+	kmsKeyFile    = "kms.key"
+	mailDirectory = "mail"
 )
 
 // deployment is a data directory, opened: the core that server and operator
@@ -32,44 +35,87 @@ type deployment struct {
 	keys     *keyring.Ring
 	identity *identity.Service
 	vault    *vault.Vault
+	transit  *transit.Transit
+}
+
+// place says where a deployment is and how it is opened.
+type place struct {
+	dir      string
+	keyFile  string // of the KMS key
+	cacheTTL time.Duration
+	logger   *slog.Logger
+	now      func() time.Time
 }
 
 // openDeployment opens the data directory, and fills it when it is empty.
-func openDeployment(ctx context.Context, dir string, logger *slog.Logger, now func() time.Time) (*deployment, error) {
-	k, err := openDataDir(dir)
+func openDeployment(ctx context.Context, p place) (*deployment, error) {
+	k, err := openDataDir(p.dir, p.keyFile)
 	if err != nil {
 		return nil, err
 	}
-	d := &deployment{log: audit.New(now)}
-	if d.store, err = bolt.Open(filepath.Join(dir, databaseFile), bolt.Options{Hook: d.log.Commit, Logger: logger}); err != nil {
+	d := &deployment{log: audit.New(p.now)}
+	if d.store, err = bolt.Open(filepath.Join(p.dir, databaseFile), bolt.Options{Hook: d.log.Commit, Logger: p.logger}); err != nil {
 		return nil, fmt.Errorf("opening %s: %w", databaseFile, err)
 	}
-	d.identity, d.keys, err = identity.Open(ctx, d.store, d.log, k, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
+	d.identity, d.keys, err = identity.Open(ctx, d.store, d.log, k, keyring.Config{CacheTTL: p.cacheTTL, Now: p.now})
 	if err != nil {
 		return nil, errors.Join(err, d.store.Close())
 	}
-	d.vault = vault.New(d.store, d.log, d.keys, now)
+	d.vault = vault.New(d.store, d.log, d.keys, p.now)
+	d.transit = transit.New(d.store, d.log, d.keys, p.now)
+	if err := d.vault.Reindex(ctx); err != nil {
+		return nil, errors.Join(err, d.store.Close())
+	}
 	return d, nil
 }
 
-// openDataDir makes the directory with its KMS key if there is none, and
+// openDataDir makes the directory and the KMS key if there are none, and
 // returns the key. A directory that has a database is never given a new key.
-func openDataDir(dir string) (*kms.Local, error) {
+func openDataDir(dir, keyFile string) (*kms.Local, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
-	key := filepath.Join(dir, kmsKeyFile)
 	_, err := os.Stat(filepath.Join(dir, databaseFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(key); errors.Is(err, fs.ErrNotExist) {
-			if err := kms.CreateLocal(key); err != nil {
+		if _, err := os.Stat(keyFile); errors.Is(err, fs.ErrNotExist) {
+			if err := kms.CreateLocal(keyFile); err != nil {
 				return nil, err
 			}
 		}
 	}
-	k, err := kms.OpenLocal(key)
+	k, err := kms.OpenLocal(keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w", kmsKeyFile, err)
+		return nil, fmt.Errorf("opening %s: %w", filepath.Base(keyFile), err)
 	}
 	return k, nil
+}
+
+// outside says whether a file lies outside a directory, wherever links lead.
+// What does not exist yet is judged by the folder it will be in.
+func outside(dir, file string) (bool, error) {
+	dir, err := resolve(dir)
+	if err != nil {
+		return false, err
+	}
+	file, err = resolve(file)
+	if err != nil {
+		return false, err
+	}
+	relative, err := filepath.Rel(dir, file)
+	return err != nil || !filepath.IsLocal(relative), nil
+}
+
+// resolve returns the absolute path without links. It may end in names that do
+// not exist.
+func resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(path) == path {
+		return real, err
+	}
+	parent, err := resolve(filepath.Dir(path))
+	return filepath.Join(parent, filepath.Base(path)), err
 }

@@ -21,10 +21,12 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/server"
 )
 
-// Config of a server. Zero fields take the defaults.
+// Config of a development server. Zero fields take the defaults.
 type Config struct {
 	DataDir    string // default: a temporary one that is removed at the end
 	Listen     string // default DefaultListen; port 0 takes a free one
@@ -35,38 +37,62 @@ type Config struct {
 	Stderr io.Writer // takes everything else
 }
 
-// DefaultListen is where a development server listens.
+// DefaultListen is where a server listens that is told nothing else.
 const DefaultListen = "127.0.0.1:8200"
 
 func newServerCommand() *cobra.Command {
 	var c Config
 	var dev bool
+	var file string
 	cmd := &cobra.Command{
-		Use:   "server --dev",
+		Use:   "server --config FILE | --dev",
 		Short: "Run the HTTP service, and the operator beside it",
-		Long: `Run the HTTP service on an embedded store, and the operator when --kubeconfig
-is given or the process runs in a pod with a ServiceAccount token. While the
+		Long: `Run the HTTP service on an embedded store, and the operator when there is a
+kubeconfig or the process runs in a pod with a ServiceAccount token. While the
 cluster does not answer, lacks the CRD or belongs to another deployment, the
 HTTP service runs alone and the operator is tried again.
 
-Once ready, one JSON line on stdout says where: base_url, tenant_id, api_key,
-data_dir and dashboard_url. The API key has all scopes of the tenant. Started
-again on the same --data-dir the server keeps all data and the tenant, makes a
-new key and revokes the one it made before.`,
+--config runs a production server; docs/operations.md tells of every key.
+Environment variables (LATTICEKEEP_DATA_DIR is dataDir) go before the file, and
+flags before both. On its first start it writes the system key to the file that
+systemKeyFile names. Once ready, one JSON line on stdout says base_url,
+data_dir, identity and chain.
+
+--dev runs a development server, which needs nothing and reads no
+configuration. Once ready, one JSON line on stdout says where: base_url,
+tenant_id, api_key, data_dir and dashboard_url. The API key has all scopes of
+the tenant. Started again on the same --data-dir the server keeps all data and
+the tenant, makes a new key and revokes the one it made before. Mails are files
+in the folder mail of the data directory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !dev {
-				return errors.New("this release runs development servers only: add --dev")
-			}
 			c.Stdout, c.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return Run(cmd.Context(), c)
+			switch {
+			case dev:
+				return Run(cmd.Context(), c)
+			case file == "":
+				return errors.New("say which server to run: --config FILE for production, or --dev")
+			}
+			flags := make(map[string]string)
+			for flag, key := range map[string]string{"listen": "listen", "data-dir": "dataDir", "kubeconfig": "kubernetes.kubeconfig"} {
+				if f := cmd.Flags().Lookup(flag); f.Changed {
+					flags[key] = f.Value.String()
+				}
+			}
+			s, err := Load(file, os.Environ(), flags)
+			if err != nil {
+				return err
+			}
+			return Serve(cmd.Context(), s, c.Stdout, c.Stderr)
 		},
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&dev, "dev", false, "run a development server: embedded store, key file beside it, plain HTTP")
-	flags.StringVar(&c.DataDir, "data-dir", "", "folder of database and key (default a temporary one, removed at the end)")
+	flags.StringVar(&file, "config", "", "run a production server with this configuration file")
+	flags.StringVar(&c.DataDir, "data-dir", "", "folder of the database (with --dev also of the key; default a temporary one, removed at the end)")
 	flags.StringVar(&c.Listen, "listen", DefaultListen, "address to listen on; port 0 takes a free one")
 	flags.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to be the operator of")
+	cmd.MarkFlagsMutuallyExclusive("dev", "config")
 	return cmd
 }
 
@@ -78,6 +104,9 @@ type ready struct {
 	DataDir      string         `json:"data_dir"`
 	DashboardURL *string        `json:"dashboard_url"` // null: this release has no dashboard
 }
+
+// devSender is who mails of a development server come from.
+const devSender = "Latticekeep <noreply@latticekeep.localhost>"
 
 // Run runs a development server until ctx ends, and returns nil once requests
 // and reconciles in flight have finished.
@@ -95,48 +124,115 @@ func Run(ctx context.Context, c Config) (err error) {
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
-	cluster, err := clusterConfig(c.Kubeconfig)
-	if err != nil {
+	s := service{logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender}
+	if s.cluster, err = clusterConfig(c.Kubeconfig); err != nil {
 		return err
 	}
-	d, err := openDeployment(ctx, c.DataDir, logger, c.Now)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.store.Close()) }()
-	tenant, key, err := d.identity.Dev(ctx)
-	if err != nil {
-		return err
-	}
-	s, err := server.New(server.Config{
-		Vault: d.vault, Identity: d.identity, Audit: d.log, Keys: d.keys, Store: d.store,
-		Logger: logger, Now: c.Now, Version: version(),
+	s.deployment, err = openDeployment(ctx, place{
+		dir: c.DataDir, keyFile: filepath.Join(c.DataDir, kmsKeyFile), cacheTTL: keyring.DefaultCacheTTL, logger: logger, now: c.Now,
 	})
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, s.store.Close()) }()
+	var systemKey string
+	if err := s.identity.FirstSystemKey(ctx, func(key string) error { systemKey = key; return nil }); err != nil {
+		return err
+	}
+	tenant, key, err := s.identity.Dev(ctx)
+	if err != nil {
+		return err
+	}
+	s.tenants = map[string]authz.TenantID{"default": tenant}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
+	line := ready{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
+	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL}, func() {
+		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
+			logger.Warn("the ready line could not be written", "err", err)
+		}
+		fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], s.keys.Identity().ID(), s.log.Fingerprint(), systemKey, s.cluster != nil))
+	})
+}
+
+// service is everything that runs beside each other, whether in development or
+// in production.
+type service struct {
+	*deployment
+	logger  *slog.Logger
+	now     func() time.Time
+	mails   mail.Transport
+	sender  string                    // of mails
+	cluster *rest.Config              // nil: there is no operator
+	tenants map[string]authz.TenantID // by namespace
+}
+
+// maintenance is how often the work is done that nobody waits for.
+const maintenance = time.Minute
+
+// run serves on l, which it closes, until ctx ends. config is what the two
+// kinds of server differ in; ready is called once the rest is made.
+func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
+	config.Vault, config.Transit, config.Identity, config.Audit, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.keys, s.store
+	config.Logger, config.Now, config.Version = s.logger, s.now, version()
+	h, err := server.New(config)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
 	parts, running := errgroup.WithContext(ctx)
-	parts.Go(func() error { return s.Serve(running, l) })
-	if cluster != nil {
+	parts.Go(func() error { return h.Serve(running, l) })
+	parts.Go(func() error {
+		return s.identity.Outbox().Run(running, s.mails, mail.Options{PublicURL: config.PublicURL, From: s.sender, Logger: s.logger})
+	})
+	parts.Go(func() error {
+		s.maintain(running)
+		return nil
+	})
+	if s.cluster != nil {
 		parts.Go(func() error {
-			return operate(running, logger, func() error {
-				return controllers.Run(running, cluster, controllers.Options{
-					Vault: d.vault, Identity: d.identity, Keys: d.keys, Logger: logger, Now: c.Now,
-					Tenants: map[string]authz.TenantID{"default": tenant},
+			return operate(running, s.logger, func() error {
+				return controllers.Run(running, s.cluster, controllers.Options{
+					Vault: s.vault, Identity: s.identity, Keys: s.keys, Logger: s.logger, Now: s.now, Tenants: s.tenants,
 				})
 			})
 		})
 	}
-	line := ready{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
-	if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
-		logger.Warn("the ready line could not be written", "err", err)
-	}
-	fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], d.keys.Identity().ID(), d.log.Fingerprint(), cluster != nil))
+	ready()
 	return parts.Wait()
+}
+
+// maintain rotates the keys that are due and writes down when API keys were
+// last used, until ctx ends. Trouble with either is tried again the next time.
+func (s *service) maintain(ctx context.Context) {
+	tick := time.NewTicker(maintenance)
+	defer tick.Stop()
+	for {
+		if n, err := s.transit.RotateDue(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("keys that are due could not be rotated, it is tried again", "in", maintenance, "err", err)
+		} else if n > 0 {
+			s.logger.Info("keys that were due are rotated", "keys", n)
+		}
+		select {
+		case <-tick.C:
+			s.flush(ctx)
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+			defer cancel()
+			s.flush(last)
+			return
+		}
+	}
+}
+
+// flushTimeout bounds what a server that ends still writes.
+const flushTimeout = 5 * time.Second
+
+func (s *service) flush(ctx context.Context) {
+	if err := s.identity.FlushLastUsed(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("the last use of API keys could not be written, it is tried again", "in", maintenance, "err", err)
+	}
 }
 
 // The operator is run again after operatorFirstRetry, then twice as long each
@@ -187,7 +283,7 @@ func clusterConfig(kubeconfig string) (*rest.Config, error) {
 }
 
 // nextSteps tells a person what to type.
-func nextSteps(r ready, program, identity, chain string, operator bool) string {
+func nextSteps(r ready, program, identity, chain, systemKey string, operator bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `
 latticekeep is ready on %[1]s (development: plain HTTP, the KMS key lies beside the database)
@@ -211,6 +307,13 @@ Type next, in another terminal:
   curl -s "$BASE/api/v2/audit/logs?limit=1" -H "X-API-Key: $KEY"
   %[5]s audit verify --url $BASE --api-key $KEY --fingerprint %[3]s
 `, r.BaseURL, identity, chain, r.APIKey, program)
+	if systemKey != "" {
+		fmt.Fprintf(&b, `
+  # the system key, which administers tenants, is shown at this first start only
+  export SYSTEM_KEY=%s
+  curl -s $BASE/api/v2/system/tenants -H "X-API-Key: $SYSTEM_KEY"
+`, systemKey)
+	}
 	if operator {
 		fmt.Fprintf(&b, `
   # seal values into a manifest for the namespace default, and apply it

@@ -1,0 +1,340 @@
+package app
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	netmail "net/mail"
+	"net/netip"
+	"net/url"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/mail"
+)
+
+// Settings of a production server. [Load] reads them; docs/operations.md tells
+// of every key. Secrets are in files that the settings name.
+type Settings struct {
+	Listen    string `yaml:"listen"`    // address; default DefaultListen
+	PublicURL string `yaml:"publicURL"` // where users reach the service: in mails, and the origin that cookies are for
+	DataDir   string `yaml:"dataDir"`   // folder of the database
+
+	TLS TLSSettings `yaml:"tls"`
+
+	KMS struct {
+		KeyFile  string        `yaml:"keyFile"`  // outside dataDir; made when there is no database yet
+		CacheTTL time.Duration `yaml:"cacheTTL"` // how long an unwrapped key is used; default 5m
+	} `yaml:"kms"`
+
+	SystemKeyFile string `yaml:"systemKeyFile"` // takes the first system key, once
+
+	Mail struct {
+		From string `yaml:"from"` // address of the sender
+		SMTP struct {
+			Address      string        `yaml:"address"`  // host:port
+			Security     mail.Security `yaml:"security"` // starttls (default), tls or none
+			Username     string        `yaml:"username"`
+			PasswordFile string        `yaml:"passwordFile"`
+		} `yaml:"smtp"`
+	} `yaml:"mail"`
+
+	Rate struct {
+		V1      int `yaml:"v1"`      // requests a minute of a tenant; default 1000
+		V2      int `yaml:"v2"`      // likewise; default 5000
+		Address int `yaml:"address"` // of strangers from one address; default 1000
+	} `yaml:"rate"`
+
+	TrustedProxies []string `yaml:"trustedProxies"` // addresses and networks whose X-Forwarded-For is believed
+
+	Registration struct {
+		Closed bool `yaml:"closed"` // nobody registers
+	} `yaml:"registration"`
+
+	Kubernetes struct {
+		Kubeconfig string            `yaml:"kubeconfig"` // of the cluster to be the operator of; default the pod's own
+		Namespaces map[string]string `yaml:"namespaces"` // namespace: id of the tenant it is part of
+	} `yaml:"kubernetes"`
+}
+
+// TLSSettings say how the listener is encrypted, or who does it instead.
+type TLSSettings struct {
+	CertFile    string `yaml:"certFile"`    // PEM, with the chain; read again when it changes
+	KeyFile     string `yaml:"keyFile"`     // PEM; read again when it changes
+	KeyExchange string `yaml:"keyExchange"` // preferred (default) or required: X25519MLKEM768 first, or nothing else
+	Terminated  bool   `yaml:"terminated"`  // a proxy in front terminates TLS
+}
+
+// Values of tls.keyExchange.
+const (
+	keyExchangePreferred = "preferred"
+	keyExchangeRequired  = "required"
+)
+
+func defaults() Settings {
+	var s Settings
+	s.Listen = DefaultListen
+	s.TLS.KeyExchange = keyExchangePreferred
+	s.KMS.CacheTTL = keyring.DefaultCacheTTL
+	s.Mail.SMTP.Security = mail.STARTTLS
+	s.Rate.V1, s.Rate.V2, s.Rate.Address = 1000, 5000, 1000
+	return s
+}
+
+// Load reads settings from the YAML file at path, then from the variables of
+// environ (as [os.Environ] returns them) whose names begin with LATTICEKEEP_,
+// then from flags, by key. The later one wins. A key or variable that does not
+// exist is an error, as is a combination that cannot be run.
+func Load(path string, environ []string, flags map[string]string) (Settings, error) {
+	s := defaults()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Settings{}, fmt.Errorf("reading the configuration: %w", err)
+	}
+	if err := s.readYAML(text); err != nil {
+		return Settings{}, fmt.Errorf("reading the configuration %s: %w", path, err)
+	}
+	if err := s.readEnvironment(environ); err != nil {
+		return Settings{}, err
+	}
+	for _, k := range s.keys() {
+		if value, ok := flags[k.name]; ok {
+			if err := k.set(value); err != nil {
+				return Settings{}, err
+			}
+		}
+	}
+	if err := s.check(); err != nil {
+		return Settings{}, fmt.Errorf("the configuration cannot be used:\n%w", err)
+	}
+	return s, nil
+}
+
+var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
+
+func (s *Settings) readYAML(text []byte) error {
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	d.KnownFields(true)
+	err := d.Decode(s)
+	if errors.Is(err, io.EOF) {
+		return nil // an empty file; the environment may hold everything
+	}
+	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
+		return errors.New(unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here"))
+	} else if err != nil {
+		return err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("it holds more than one document: keep the first")
+	}
+	return nil
+}
+
+const variablePrefix = "LATTICEKEEP_"
+
+// otherVariables are those of other commands, which a shell may have set.
+var otherVariables = []string{identityEnv, apiKeyVariable, "LATTICEKEEP_URL"}
+
+// serviceLink matches what Kubernetes sets in every pod of a namespace for a
+// Service whose name begins with latticekeep.
+var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
+
+func (s *Settings) readEnvironment(environ []string) error {
+	known := make(map[string]key)
+	for _, k := range s.keys() {
+		known[k.variable] = k
+	}
+	for _, pair := range environ {
+		name, value, _ := strings.Cut(pair, "=")
+		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(otherVariables, name) || serviceLink.MatchString(name) {
+			continue
+		}
+		k, ok := known[name]
+		if !ok {
+			return fmt.Errorf("reading the environment: no configuration key belongs to the variable %s: unset it, or mend its name", name)
+		}
+		if err := k.set(value); err != nil {
+			return fmt.Errorf("reading the environment: %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// key is one setting, by its full name.
+type key struct {
+	name     string // such as kms.cacheTTL
+	variable string // LATTICEKEEP_KMS_CACHE_TTL
+	value    reflect.Value
+}
+
+// keys returns every key of s, which they set.
+func (s *Settings) keys() []key {
+	var all []key
+	var walk func(v reflect.Value, path string)
+	walk = func(v reflect.Value, path string) {
+		if v.Kind() != reflect.Struct {
+			all = append(all, key{path, variableOf(path), v})
+			return
+		}
+		for i := range v.NumField() {
+			name := v.Type().Field(i).Tag.Get("yaml")
+			if path != "" {
+				name = path + "." + name
+			}
+			walk(v.Field(i), name)
+		}
+	}
+	walk(reflect.ValueOf(s).Elem(), "")
+	return all
+}
+
+var camelHump = regexp.MustCompile(`([a-z])([A-Z])`)
+
+func variableOf(name string) string {
+	return variablePrefix + strings.ToUpper(strings.ReplaceAll(camelHump.ReplaceAllString(name, "${1}_$2"), ".", "_"))
+}
+
+// set reads a value as it is written in a variable or after a flag: a list
+// with commas, a map as name=value with commas.
+func (k key) set(text string) error {
+	switch v := k.value.Addr().Interface().(type) {
+	case *bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%s is true or false", k.name)
+		}
+		*v = b
+	case *int:
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%s is a whole number", k.name)
+		}
+		*v = n
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%s is a time such as 5m", k.name)
+		}
+		*v = d
+	case *[]string:
+		*v = fields(text)
+	case *map[string]string:
+		m := make(map[string]string)
+		for _, pair := range fields(text) {
+			name, value, ok := strings.Cut(pair, "=")
+			if !ok {
+				return fmt.Errorf("%s is a list such as name=value,name=value", k.name)
+			}
+			m[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		}
+		*v = m
+	default: // a string, of whatever type
+		k.value.SetString(text)
+	}
+	return nil
+}
+
+func fields(text string) (list []string) {
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			list = append(list, item)
+		}
+	}
+	return list
+}
+
+// check returns everything that is wrong, by key, as far as it shows without
+// looking at files.
+func (s *Settings) check() error {
+	var wrong []error
+	need := func(ok bool, format string, args ...any) {
+		if !ok {
+			wrong = append(wrong, fmt.Errorf(format, args...))
+		}
+	}
+	need(s.DataDir != "", "dataDir: name the folder of the database")
+	need(s.KMS.KeyFile != "", "kms.keyFile: name a file outside dataDir")
+	need(s.KMS.CacheTTL == 0 || s.KMS.CacheTTL >= time.Second, "kms.cacheTTL: give 0s or at least 1s, with its unit")
+	need(s.SystemKeyFile != "", "systemKeyFile: name the file that takes the first system key")
+	need(checkPublicURL(s.PublicURL), "publicURL: give where users reach the service, such as https://vault.example.org, without a path; http only on a loopback address")
+	need(s.Rate.V1 > 0, "rate.v1: give at least 1")
+	need(s.Rate.V2 > 0, "rate.v2: give at least 1")
+	need(s.Rate.Address > 0, "rate.address: give at least 1")
+	for _, proxy := range s.TrustedProxies {
+		_, addrErr := netip.ParseAddr(proxy)
+		_, prefixErr := netip.ParsePrefix(proxy)
+		need(addrErr == nil || prefixErr == nil, "trustedProxies: %q is neither an address nor a network such as 10.0.0.0/8", proxy)
+	}
+	for namespace, tenant := range s.Kubernetes.Namespaces {
+		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)
+	}
+	return errors.Join(append(wrong, s.checkListener(), s.checkMail())...)
+}
+
+func (s *Settings) checkListener() error {
+	host, _, err := net.SplitHostPort(s.Listen)
+	t := s.TLS
+	switch {
+	case err != nil:
+		return errors.New("listen: give host:port")
+	case (t.CertFile == "") != (t.KeyFile == ""):
+		return errors.New("tls.certFile and tls.keyFile go together: give both or neither")
+	case t.KeyExchange != keyExchangePreferred && t.KeyExchange != keyExchangeRequired:
+		return errors.New("tls.keyExchange: it is preferred or required")
+	case t.Terminated && t.CertFile != "":
+		return errors.New("tls.terminated: it is for a server without tls.certFile: leave one out")
+	case t.KeyExchange == keyExchangeRequired && t.CertFile == "":
+		return errors.New("tls.keyExchange: required needs tls.certFile, since a proxy decides for itself")
+	case t.CertFile == "" && !t.Terminated && !isLoopback(host):
+		return errors.New("listen: beyond a loopback address give tls.certFile and tls.keyFile, or tls.terminated: true behind a proxy that encrypts")
+	}
+	return nil
+}
+
+// checkMail lets a deployment without accounts do without a mail server.
+func (s *Settings) checkMail() error {
+	smtp := s.Mail.SMTP
+	if smtp.Address == "" {
+		if smtp.Username != "" || smtp.PasswordFile != "" {
+			return errors.New("mail.smtp.address: name the mail server, host:port")
+		}
+		if !s.Registration.Closed {
+			return errors.New("mail.smtp.address: name the mail server, host:port, or set registration.closed: true")
+		}
+		return nil
+	}
+	if (smtp.Username == "") != (smtp.PasswordFile == "") {
+		return errors.New("mail.smtp.username and mail.smtp.passwordFile go together: give both or neither")
+	}
+	if _, err := netmail.ParseAddress(s.Mail.From); err != nil {
+		return errors.New("mail.from: give the sender's address, such as Latticekeep <noreply@example.org>")
+	}
+	if _, err := mail.NewSMTP(mail.SMTPConfig{Address: smtp.Address, Security: smtp.Security}); err != nil {
+		return fmt.Errorf("mail.smtp: %w", err)
+	}
+	return nil
+}
+
+func checkPublicURL(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || u.User != nil || strings.TrimSuffix(u.Path, "/") != "" || strings.ContainsAny(text, "?#'") {
+		return false
+	}
+	return u.Scheme == "https" || u.Scheme == "http" && isLoopback(u.Hostname())
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}

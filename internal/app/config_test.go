@@ -1,0 +1,266 @@
+package app
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// minimal is a configuration with nothing that could be left out.
+const minimal = `
+publicURL: https://vault.example.org
+dataDir: /var/lib/latticekeep
+kms:
+  keyFile: /etc/latticekeep/kms.key
+systemKeyFile: /run/latticekeep/system.key
+registration:
+  closed: true
+`
+
+// whole sets every key.
+const whole = `
+listen: 0.0.0.0:8443
+publicURL: https://vault.example.org
+dataDir: /var/lib/latticekeep
+tls:
+  certFile: /etc/latticekeep/tls.crt
+  keyFile: /etc/latticekeep/tls.key
+  keyExchange: required
+  terminated: false
+kms:
+  keyFile: /etc/latticekeep/kms.key
+  cacheTTL: 90s
+systemKeyFile: /run/latticekeep/system.key
+mail:
+  from: Latticekeep <noreply@example.org>
+  smtp:
+    address: mail.example.org:465
+    security: tls
+    username: vault
+    passwordFile: /etc/latticekeep/smtp
+rate:
+  v1: 11
+  v2: 12
+  address: 13
+trustedProxies: [10.0.0.0/8, 192.0.2.1]
+registration:
+  closed: false
+kubernetes:
+  kubeconfig: /etc/latticekeep/kubeconfig
+  namespaces:
+    shop: ten_aaaaaaaaaaaaaaaaaaaaaaaaaa
+`
+
+func settings(t *testing.T, text string, environ []string, flags map[string]string) (Settings, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Load(path, environ, flags)
+}
+
+// shown is a setting as %v prints it.
+func shown(s Settings, name string) string {
+	for _, k := range s.keys() {
+		if k.name == name {
+			return fmt.Sprint(k.value.Interface())
+		}
+	}
+	return "there is no such key"
+}
+
+func TestAnEmptyKeyHasItsDefault(t *testing.T) {
+	s, err := settings(t, minimal, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"listen": "127.0.0.1:8200", "tls.keyExchange": "preferred", "tls.terminated": "false", "kms.cacheTTL": "5m0s",
+		"mail.smtp.security": "starttls", "rate.v1": "1000", "rate.v2": "5000", "rate.address": "1000", "trustedProxies": "[]",
+		"kubernetes.namespaces": "map[]",
+	} {
+		if got := shown(s, name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestEveryKeyIsReadFromTheFile(t *testing.T) {
+	s, err := settings(t, whole, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := Settings{}
+	empty := make(map[string]bool)
+	for _, k := range none.keys() {
+		empty[k.name] = true
+	}
+	for _, k := range s.keys() {
+		if k.value.IsZero() && k.value.Kind() != reflect.Bool {
+			t.Errorf("%s is empty", k.name)
+		}
+		delete(empty, k.name)
+	}
+	if len(empty) != 0 || s.KMS.CacheTTL != 90*time.Second || s.Kubernetes.Namespaces["shop"] == "" || len(s.TrustedProxies) != 2 {
+		t.Errorf("%v %+v", empty, s)
+	}
+}
+
+func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
+	for variable, c := range map[string]struct{ value, key, want string }{
+		"LATTICEKEEP_LISTEN":                  {"127.0.0.1:1", "listen", "127.0.0.1:1"},
+		"LATTICEKEEP_PUBLIC_URL":              {"https://other.example.org/", "publicURL", "https://other.example.org/"},
+		"LATTICEKEEP_DATA_DIR":                {"/data", "dataDir", "/data"},
+		"LATTICEKEEP_TLS_KEY_EXCHANGE":        {"preferred", "tls.keyExchange", "preferred"},
+		"LATTICEKEEP_KMS_CACHE_TTL":           {"0s", "kms.cacheTTL", "0s"},
+		"LATTICEKEEP_MAIL_SMTP_PASSWORD_FILE": {"/other", "mail.smtp.passwordFile", "/other"},
+		"LATTICEKEEP_MAIL_SMTP_SECURITY":      {"starttls", "mail.smtp.security", "starttls"},
+		"LATTICEKEEP_RATE_V1":                 {"7", "rate.v1", "7"},
+		"LATTICEKEEP_TRUSTED_PROXIES":         {" 10.1.0.0/16, ::1 ", "trustedProxies", "[10.1.0.0/16 ::1]"},
+		"LATTICEKEEP_REGISTRATION_CLOSED":     {"true", "registration.closed", "true"},
+		"LATTICEKEEP_KUBERNETES_NAMESPACES": {"a=ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", "kubernetes.namespaces",
+			"map[a:ten_aaaaaaaaaaaaaaaaaaaaaaaaaa]"},
+	} {
+		s, err := settings(t, whole, []string{"HOME=/root", variable + "=" + c.value}, nil)
+		if err != nil {
+			t.Errorf("%s: %v", variable, err)
+		} else if got := shown(s, c.key); got != c.want {
+			t.Errorf("%s: %s is %s, want %s", variable, c.key, got, c.want)
+		}
+	}
+	s, err := settings(t, whole, []string{"LATTICEKEEP_DATA_DIR=/environment"}, map[string]string{"dataDir": "/flag"})
+	if err != nil || s.DataDir != "/flag" {
+		t.Error(s.DataDir, err)
+	}
+	var bare []string // everything may come from the environment
+	for _, pair := range []string{"PUBLIC_URL=https://vault.example.org", "DATA_DIR=/d", "KMS_KEY_FILE=/k", "SYSTEM_KEY_FILE=/s", "REGISTRATION_CLOSED=true"} {
+		bare = append(bare, "LATTICEKEEP_"+pair)
+	}
+	if _, err := settings(t, "", bare, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatIsUnknownIsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		text, variable, says string
+	}{
+		"a key":               {minimal + "lisen: x", "", "line 9: there is no key lisen"},
+		"a key below another": {minimal + "tls:\n  cert: x", "", "line 10: there is no key cert"},
+		"a key in capitals":   {minimal + "Listen: 127.0.0.1:1", "", "no key Listen"},
+		"a key twice":         {minimal + "dataDir: /x", "", "already defined"},
+		"a second document":   {minimal + "---\nlisten: x", "", "more than one document"},
+		"no YAML":             {"{", "", "yaml"},
+		"a list for a map":    {"tls: [x]", "", "line 1"},
+		"a variable":          {minimal, "LATTICEKEEP_LISEN=x", "LATTICEKEEP_LISEN"},
+		"a bad number":        {minimal, "LATTICEKEEP_RATE_V1=many", "rate.v1 is a whole number"},
+		"a bad truth":         {minimal, "LATTICEKEEP_TLS_TERMINATED=perhaps", "tls.terminated is true or false"},
+		"a bad time":          {minimal, "LATTICEKEEP_KMS_CACHE_TTL=5", "kms.cacheTTL is a time"},
+		"a bad map":           {minimal, "LATTICEKEEP_KUBERNETES_NAMESPACES=a", "kubernetes.namespaces is a list"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := settings(t, c.text, []string{c.variable}, nil)
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Fatalf("%v, want %q", err, c.says)
+			}
+		})
+	}
+	if _, err := Load(filepath.Join(t.TempDir(), "none"), nil, nil); err == nil {
+		t.Error("a missing file was read")
+	}
+}
+
+// A Service named latticekeep gives every pod beside it variables with our prefix.
+func TestVariablesOfKubernetesAndOfOtherCommandsAreNoConfiguration(t *testing.T) {
+	_, err := settings(t, minimal, []string{
+		"LATTICEKEEP_SERVICE_HOST=10.0.0.1", "LATTICEKEEP_SERVICE_PORT=443", "LATTICEKEEP_SERVICE_PORT_HTTPS=443", "LATTICEKEEP_PORT=tcp://10.0.0.1:443",
+		"LATTICEKEEP_PORT_443_TCP=tcp://10.0.0.1:443", "LATTICEKEEP_PORT_443_TCP_ADDR=10.0.0.1", "LATTICEKEEP_WEBHOOK_PORT_443_TCP_PROTO=tcp",
+		"LATTICEKEEP_IDENTITY=x", "LATTICEKEEP_API_KEY=x", "LATTICEKEEP_URL=x",
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range new(Settings).keys() {
+		if serviceLink.MatchString(k.variable) {
+			t.Errorf("%s is taken for a variable of Kubernetes", k.variable)
+		}
+	}
+}
+
+func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
+	cert := []string{"LATTICEKEEP_TLS_CERT_FILE=/c", "LATTICEKEEP_TLS_KEY_FILE=/k"}
+	smtp := []string{"LATTICEKEEP_MAIL_SMTP_ADDRESS=mail.example.org:587", "LATTICEKEEP_MAIL_FROM=a@example.org"}
+	for says, environ := range map[string][]string{
+		"dataDir: ":                             {"LATTICEKEEP_DATA_DIR="},
+		"kms.keyFile: ":                         {"LATTICEKEEP_KMS_KEY_FILE="},
+		"kms.cacheTTL: ":                        {"LATTICEKEEP_KMS_CACHE_TTL=5ns"},
+		"systemKeyFile: ":                       {"LATTICEKEEP_SYSTEM_KEY_FILE="},
+		"publicURL: ":                           {"LATTICEKEEP_PUBLIC_URL="},
+		"publicURL: give":                       {"LATTICEKEEP_PUBLIC_URL=http://vault.example.org"},
+		"publicURL: give where":                 {"LATTICEKEEP_PUBLIC_URL=https://vault.example.org/path"},
+		"publicURL: give where users":           {"LATTICEKEEP_PUBLIC_URL=https://vault.example.org?a"},
+		"publicURL: give where users reach":     {"LATTICEKEEP_PUBLIC_URL=https://u:p@vault.example.org"},
+		"publicURL: give where users reach the": {"LATTICEKEEP_PUBLIC_URL=https://vault'.example.org"},
+		"rate.v1: ":                             {"LATTICEKEEP_RATE_V1=0"},
+		"rate.v2: ":                             {"LATTICEKEEP_RATE_V2=-1"},
+		"rate.address: ":                        {"LATTICEKEEP_RATE_ADDRESS=0"},
+		"trustedProxies: ":                      {"LATTICEKEEP_TRUSTED_PROXIES=proxy.example.org"},
+		"kubernetes.namespaces: ":               {"LATTICEKEEP_KUBERNETES_NAMESPACES=a=b"},
+		"listen: give host:port":                {"LATTICEKEEP_LISTEN=8200"},
+		"listen: beyond a loopback address":     {"LATTICEKEEP_LISTEN=:8200"},
+		"listen: beyond":                        {"LATTICEKEEP_LISTEN=0.0.0.0:8200"},
+		"tls.certFile and tls.keyFile":          cert[:1],
+		"tls.terminated: ":                      append([]string{"LATTICEKEEP_TLS_TERMINATED=true"}, cert...),
+		"tls.keyExchange: required needs":       {"LATTICEKEEP_TLS_KEY_EXCHANGE=required"},
+		"tls.keyExchange: it is":                {"LATTICEKEEP_TLS_KEY_EXCHANGE=classical"},
+		"mail.smtp.address: ":                   {"LATTICEKEEP_REGISTRATION_CLOSED=false"},
+		"mail.smtp.address: name":               {"LATTICEKEEP_MAIL_SMTP_USERNAME=u"},
+		"mail.smtp.username and":                append([]string{"LATTICEKEEP_MAIL_SMTP_USERNAME=u"}, smtp...),
+		"mail.from: ":                           smtp[:1],
+		"mail.smtp: the security":               append([]string{"LATTICEKEEP_MAIL_SMTP_SECURITY=opportunistic"}, smtp...),
+		"mail.smtp: ":                           append([]string{"LATTICEKEEP_MAIL_SMTP_SECURITY=none"}, smtp...),
+	} {
+		if _, err := settings(t, minimal, environ, nil); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: %v, want %q", environ, err, says)
+		}
+	}
+	for name, environ := range map[string][]string{
+		"TLS on every address":   append([]string{"LATTICEKEEP_LISTEN=:8443", "LATTICEKEEP_TLS_KEY_EXCHANGE=required"}, cert...),
+		"behind a proxy":         {"LATTICEKEEP_LISTEN=:8200", "LATTICEKEEP_TLS_TERMINATED=true"},
+		"a public URL on a port": {"LATTICEKEEP_PUBLIC_URL=http://localhost:8200/"},
+		"a mail server":          smtp,
+	} {
+		if _, err := settings(t, minimal, environ, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestEveryKeyIsDocumentedWithItsVariable(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := defaults()
+	for _, k := range s.keys() {
+		line := ""
+		for l := range strings.Lines(string(doc)) {
+			if strings.HasPrefix(l, "| `"+k.name+"` |") {
+				line = l
+			}
+		}
+		if !strings.Contains(line, "`"+k.variable+"`") {
+			t.Errorf("%s: no row that names it and %s: %q", k.name, k.variable, line)
+		}
+		if !k.value.IsZero() {
+			if want := "`" + strings.TrimSuffix(fmt.Sprint(k.value.Interface()), "0s") + "`"; !strings.Contains(line, want) {
+				t.Errorf("%s: its row lacks the default %s", k.name, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What the README tells people to paste after `make run` works: every line of
+// its tour, with an error for every status that is none of success.
+func TestTheTourOfTheREADMEWorks(t *testing.T) {
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		t.Skip("curl is not on the PATH, and the tour is made of it")
+	}
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, tour, found := strings.Cut(string(readme), "## A tour of the API")
+	_, tour, _ = strings.Cut(tour, "```\n")
+	tour, _, ended := strings.Cut(tour, "\n```")
+	first, tour, _ := strings.Cut(tour, "\n")
+	if !found || !ended || !strings.HasPrefix(first, "export BASE=") {
+		t.Fatal("the README has no tour that begins with an export")
+	}
+
+	ctx, stop := context.WithCancel(t.Context())
+	out, in := io.Pipe()
+	served := make(chan error, 1)
+	go func() {
+		err := Run(ctx, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Stdout: in, Stderr: io.Discard})
+		in.CloseWithError(io.ErrUnexpectedEOF)
+		served <- err
+	}()
+	defer func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	var line ready
+	if err := json.NewDecoder(out).Decode(&line); err != nil {
+		t.Fatal(err)
+	}
+
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(program, filepath.Join(dir, "bin", "latticekeep")); err != nil {
+		t.Fatal(err)
+	}
+	script := `curl() { "` + curl + `" --fail-with-body --show-error "$@"; }` + "\n" + tour
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "BASE="+line.BaseURL, "KEY="+line.APIKey)
+	var printed bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &printed, &printed
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, printed.Bytes())
+	}
+	for _, want := range []string{`"password":"n3w"`, `"data":"hello"`, `"valid":true`, `"kty":"AKP"`, `"re_encrypted_versions":1`, `"status":"trial"`, "ok: the log of tenant"} {
+		if !bytes.Contains(printed.Bytes(), []byte(want)) {
+			t.Errorf("the tour does not print %s:\n%s", want, printed.Bytes())
+		}
+	}
+}

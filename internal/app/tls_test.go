@@ -1,0 +1,196 @@
+package app
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// writeCertificate writes a self-signed certificate for 127.0.0.1 with the
+// serial number to tls.crt and tls.key in dir.
+func writeCertificate(t *testing.T, dir string, serial int64) (s TLSSettings, roots *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = TLSSettings{CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), KeyExchange: keyExchangePreferred}
+	writeFile(t, s.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	writeFile(t, s.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))
+	roots = x509.NewCertPool()
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots.AddCert(cert)
+	return s, roots
+}
+
+func writeFile(t *testing.T, path string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shake makes one handshake with a server of the configuration.
+func shake(t *testing.T, server, client *tls.Config) (tls.ConnectionState, error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		conn, err := l.Accept()
+		if err != nil {
+			return // the client says what is wrong
+		}
+		defer conn.Close()
+		_ = tls.Server(conn, server).HandshakeContext(t.Context())
+	}()
+	conn, err := tls.Dial("tcp", l.Addr().String(), client)
+	if err != nil {
+		return tls.ConnectionState{}, err
+	}
+	defer conn.Close()
+	<-done
+	return conn.ConnectionState(), nil
+}
+
+// counted returns the handshakes by group.
+func counted(t *testing.T, handshakes prometheus.Collector) map[string]float64 {
+	t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(handshakes)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups := make(map[string]float64)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			groups[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+		}
+	}
+	return groups
+}
+
+func TestTheKeyExchangeIsPostQuantumAndCounted(t *testing.T) {
+	classical := []tls.CurveID{tls.X25519}
+	for name, c := range map[string]struct {
+		keyExchange string
+		client      []tls.CurveID
+		max         uint16
+		want        string // the group; empty for a refusal
+	}{
+		"preferred, a client of today":       {keyExchangePreferred, nil, 0, "X25519MLKEM768"},
+		"preferred, a classical client":      {keyExchangePreferred, classical, 0, "X25519"},
+		"preferred, one that prefers X25519": {keyExchangePreferred, []tls.CurveID{tls.X25519, tls.X25519MLKEM768}, 0, "X25519MLKEM768"},
+		"preferred, TLS 1.2":                 {keyExchangePreferred, classical, tls.VersionTLS12, ""},
+		"required, a client of today":        {keyExchangeRequired, nil, 0, "X25519MLKEM768"},
+		"required, a classical client":       {keyExchangeRequired, classical, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, roots := writeCertificate(t, t.TempDir(), 1)
+			s.KeyExchange = c.keyExchange
+			handshakes := newHandshakeCounter()
+			config, err := tlsConfig(s, handshakes, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			state, err := shake(t, config, &tls.Config{RootCAs: roots, CurvePreferences: c.client, MaxVersion: c.max})
+			if c.want == "" {
+				if n := counted(t, handshakes); err == nil || len(n) != 0 {
+					t.Fatalf("%v, %v, counted %v", state.CurveID, err, n)
+				}
+				return
+			}
+			if err != nil || state.CurveID.String() != c.want || state.Version != tls.VersionTLS13 {
+				t.Fatal(state.CurveID, state.Version, err)
+			}
+			if n := counted(t, handshakes); len(n) != 1 || n[c.want] != 1 {
+				t.Error("counted", n)
+			}
+		})
+	}
+}
+
+func TestANewCertificateIsTakenWithoutARestart(t *testing.T) {
+	dir := t.TempDir()
+	s, roots := writeCertificate(t, dir, 1)
+	var log buffer
+	config, err := tlsConfig(s, newHandshakeCounter(), slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial := func(roots *x509.CertPool) int64 {
+		t.Helper()
+		state, err := shake(t, config, &tls.Config{RootCAs: roots})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return state.PeerCertificates[0].SerialNumber.Int64()
+	}
+	if n := serial(roots); n != 1 {
+		t.Fatal(n)
+	}
+	writeFile(t, s.KeyFile, []byte("half of a new key")) // renewal is not one step
+	for range 3 {
+		if n := serial(roots); n != 1 {
+			t.Fatal("the former certificate is gone:", n)
+		}
+	}
+	if n := strings.Count(log.String(), "cannot be used"); n != 1 {
+		t.Errorf("logged %d times: %s", n, log.String())
+	}
+	if err := os.Remove(s.CertFile); err != nil {
+		t.Fatal(err)
+	}
+	if n := serial(roots); n != 1 {
+		t.Fatal("the former certificate is gone:", n)
+	}
+	_, roots = writeCertificate(t, dir, 2)
+	if n := serial(roots); n != 2 {
+		t.Fatal("the new certificate is not used:", n)
+	}
+}
+
+func TestAMissingCertificateIsRefusedAtStart(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := writeCertificate(t, dir, 1)
+	writeFile(t, s.KeyFile, []byte("junk"))
+	for _, files := range []TLSSettings{s, {CertFile: filepath.Join(dir, "none"), KeyFile: s.KeyFile}, {CertFile: s.CertFile, KeyFile: filepath.Join(dir, "none")}} {
+		if _, err := tlsConfig(files, newHandshakeCounter(), slog.New(slog.DiscardHandler)); err == nil {
+			t.Errorf("%+v was taken", files)
+		}
+	}
+}
