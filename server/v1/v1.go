@@ -14,7 +14,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/api/openapi"
-	. "github.com/latticekeep/latticekeep/api/openapi/v1"
+	api "github.com/latticekeep/latticekeep/api/openapi/v1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -104,12 +104,12 @@ func parse(encrypted string) transit.Ciphertext {
 	return c
 }
 
-func encrypted(c transit.Ciphertext) (EncryptAnswer, error) {
+func encrypted(c transit.Ciphertext) (api.EncryptAnswer, error) {
 	b, err := c.MarshalBinary()
 	if err != nil {
-		return EncryptAnswer{}, err
+		return api.EncryptAnswer{}, err
 	}
-	return EncryptAnswer{
+	return api.EncryptAnswer{
 		EncryptedData: base64.StdEncoding.EncodeToString(b), KeyId: c.KeyID, KeyVersion: int64(c.KeyVersion), Algorithm: algorithm,
 	}, nil
 }
@@ -117,7 +117,7 @@ func encrypted(c transit.Ciphertext) (EncryptAnswer, error) {
 // EncryptData encrypts with a named key, by default the tenant's own.
 func (a *API) EncryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body EncryptRequest
+		var body api.EncryptRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -137,7 +137,7 @@ func (a *API) EncryptData(c *gin.Context) {
 // DecryptData decrypts after the signatures were verified.
 func (a *API) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body DecryptRequest
+		var body api.DecryptRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -150,14 +150,14 @@ func (a *API) DecryptData(c *gin.Context) {
 			return nil, errUndecryptable
 		}
 		defer o.Data.Zero()
-		return DecryptAnswer{Data: string(o.Data), KeyId: o.KeyID, KeyVersion: int64(o.KeyVersion)}, nil
+		return api.DecryptAnswer{Data: string(o.Data), KeyId: o.KeyID, KeyVersion: int64(o.KeyVersion)}, nil
 	})
 }
 
 // RewrapData encrypts a ciphertext anew with the newest version of its key.
 func (a *API) RewrapData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body DecryptRequest
+		var body api.DecryptRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -172,8 +172,8 @@ func (a *API) RewrapData(c *gin.Context) {
 	})
 }
 
-func key(k transit.Key) Key {
-	return Key{
+func key(k transit.Key) api.Key {
+	return api.Key{
 		KeyId: k.ID, Name: k.Name, Algorithm: algorithm, Version: int64(k.Version), RotationPeriod: k.RotationDays,
 		CreatedAt: k.CreatedAt.UTC(), RotatedAt: k.RotatedAt.UTC(), NextRotationAt: k.NextRotation.UTC(),
 	}
@@ -182,7 +182,7 @@ func key(k transit.Key) Key {
 // GenerateKey makes a named key.
 func (a *API) GenerateKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body GenerateKeyRequest
+		var body api.GenerateKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -195,7 +195,7 @@ func (a *API) GenerateKey(c *gin.Context) {
 }
 
 // ListKeys answers a page of the tenant's keys.
-func (a *API) ListKeys(c *gin.Context, params ListKeysParams) {
+func (a *API) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		page, limit := max(1, value(params.Page)), value(params.Limit)
 		if limit == 0 {
@@ -205,7 +205,7 @@ func (a *API) ListKeys(c *gin.Context, params ListKeysParams) {
 		if err != nil {
 			return nil, err
 		}
-		answer := KeyList{Keys: make([]Key, len(found)), Page: page, Limit: limit, Total: total}
+		answer := api.KeyList{Keys: make([]api.Key, len(found)), Page: page, Limit: limit, Total: total}
 		for i, k := range found {
 			answer.Keys[i] = key(k)
 		}
@@ -216,7 +216,7 @@ func (a *API) ListKeys(c *gin.Context, params ListKeysParams) {
 // RotateKey gives a key a new version.
 func (a *API) RotateKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body RotateKeyRequest
+		var body api.RotateKeyRequest
 		if call.HasBody() {
 			if err := call.Decode(&body); err != nil {
 				return nil, err
@@ -227,7 +227,7 @@ func (a *API) RotateKey(c *gin.Context, id string) {
 			return nil, err
 		}
 		r := key(k)
-		return RotatedKey{
+		return api.RotatedKey{
 			KeyId: r.KeyId, Name: r.Name, Algorithm: r.Algorithm, Version: r.Version, RotationPeriod: r.RotationPeriod,
 			CreatedAt: r.CreatedAt, RotatedAt: r.RotatedAt, NextRotationAt: r.NextRotationAt, ReEncryptedVersions: rewrapped,
 		}, nil
@@ -242,7 +242,7 @@ type auditLogs struct {
 }
 
 // QueryAuditLogs answers entries of the caller's tenant, newest first.
-func (a *API) QueryAuditLogs(c *gin.Context, params QueryAuditLogsParams) {
+func (a *API) QueryAuditLogs(c *gin.Context, params api.QueryAuditLogsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{Limit: value(params.Limit), Cursor: value(params.Cursor)}
 		if params.StartDate != nil {

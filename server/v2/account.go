@@ -7,23 +7,23 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/oapi-codegen/runtime/types"
 
-	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-func scopes(held []authz.Scope) []Scope {
-	answer := make([]Scope, len(held))
+func scopes(held []authz.Scope) []api.Scope {
+	answer := make([]api.Scope, len(held))
 	for i, s := range held {
-		answer[i] = Scope(s)
+		answer[i] = api.Scope(s)
 	}
 	return answer
 }
 
-func invitation(i identity.Invitation) Invitation {
-	return Invitation{
-		InvitationId: i.ID, Email: types.Email(i.Email), Role: Role(i.Role), CreatedAt: i.CreatedAt.UTC(), ExpiresAt: i.ExpiresAt.UTC(),
+func invitation(i identity.Invitation) api.Invitation {
+	return api.Invitation{
+		InvitationId: i.ID, Email: types.Email(i.Email), Role: api.Role(i.Role), CreatedAt: i.CreatedAt.UTC(), ExpiresAt: i.ExpiresAt.UTC(),
 	}
 }
 
@@ -34,7 +34,7 @@ func (a *API) ListMembers(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := MemberList{Success: true, Members: make([]User, len(members)), Invitations: make([]Invitation, len(invited))}
+		answer := api.MemberList{Success: true, Members: make([]api.User, len(members)), Invitations: make([]api.Invitation, len(invited))}
 		for i, m := range members {
 			answer.Members[i] = user(m)
 		}
@@ -48,7 +48,7 @@ func (a *API) ListMembers(c *gin.Context) {
 // InviteMember sends an invitation by mail.
 func (a *API) InviteMember(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body InviteRequest
+		var body api.InviteRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -57,7 +57,7 @@ func (a *API) InviteMember(c *gin.Context) {
 			return nil, err
 		}
 		v := invitation(i)
-		return InvitationAnswer{
+		return api.InvitationAnswer{
 			Success: true, InvitationId: v.InvitationId, Email: v.Email, Role: v.Role, CreatedAt: v.CreatedAt, ExpiresAt: v.ExpiresAt,
 		}, nil
 	})
@@ -66,7 +66,7 @@ func (a *API) InviteMember(c *gin.Context) {
 // ChangeMember gives a member another role.
 func (a *API) ChangeMember(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body RoleRequest
+		var body api.RoleRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -74,7 +74,7 @@ func (a *API) ChangeMember(c *gin.Context, id string) {
 		if err != nil {
 			return nil, err
 		}
-		return UserAnswer{Success: true, User: user(u)}, nil
+		return api.UserAnswer{Success: true, User: user(u)}, nil
 	})
 }
 
@@ -84,7 +84,7 @@ func (a *API) RemoveMember(c *gin.Context, id string) {
 		if err := a.Identity.RemoveMember(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
-		return RemovedMember{Success: true, UserId: id}, nil
+		return api.RemovedMember{Success: true, UserId: id}, nil
 	})
 }
 
@@ -94,11 +94,11 @@ func (a *API) RevokeInvitation(c *gin.Context, id string) {
 		if err := a.Identity.RevokeInvitation(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
-		return RevokedInvitation{Success: true, InvitationId: id}, nil
+		return api.RevokedInvitation{Success: true, InvitationId: id}, nil
 	})
 }
 
-func apiKeyRequest(body CreateAPIKeyRequest) identity.APIKeyRequest {
+func apiKeyRequest(body api.CreateAPIKeyRequest) identity.APIKeyRequest {
 	r := identity.APIKeyRequest{Name: body.Name, ExpiresInDays: value(body.ExpiresInDays)}
 	for _, s := range body.Scopes {
 		r.Scopes = append(r.Scopes, authz.Scope(s))
@@ -106,8 +106,8 @@ func apiKeyRequest(body CreateAPIKeyRequest) identity.APIKeyRequest {
 	return r
 }
 
-func createdAPIKey(k identity.APIKey, key string) CreatedAPIKey {
-	answer := CreatedAPIKey{
+func createdAPIKey(k identity.APIKey, key string) api.CreatedAPIKey {
+	answer := api.CreatedAPIKey{
 		Success: true, ApiKey: key, KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), CreatedAt: k.CreatedAt.UTC(),
 	}
 	if !k.ExpiresAt.IsZero() {
@@ -120,7 +120,7 @@ func createdAPIKey(k identity.APIKey, key string) CreatedAPIKey {
 // CreateAPIKey answers the key itself, this once.
 func (a *API) CreateAPIKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body CreateAPIKeyRequest
+		var body api.CreateAPIKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -139,13 +139,13 @@ func (a *API) ListAPIKeys(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := APIKeyList{Success: true, ApiKeys: make([]APIKey, len(keys))}
+		answer := api.APIKeyList{Success: true, ApiKeys: make([]api.APIKey, len(keys))}
 		for i, k := range keys {
-			status := APIKeyStatusActive
+			status := api.APIKeyStatusActive
 			if !k.ExpiresAt.IsZero() && !a.Now().Before(k.ExpiresAt) {
-				status = APIKeyStatusExpired
+				status = api.APIKeyStatusExpired
 			}
-			answer.ApiKeys[i] = APIKey{
+			answer.ApiKeys[i] = api.APIKey{
 				KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), Status: status, CreatedBy: k.CreatedBy, CreatedAt: k.CreatedAt.UTC(),
 			}
 			if !k.ExpiresAt.IsZero() {
@@ -167,6 +167,6 @@ func (a *API) RevokeAPIKey(c *gin.Context, id string) {
 		if err := a.Identity.RevokeAPIKey(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
-		return RevokedAPIKey{Success: true, KeyId: id}, nil
+		return api.RevokedAPIKey{Success: true, KeyId: id}, nil
 	})
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -24,7 +24,7 @@ type auditEntries struct {
 }
 
 // QueryAuditLog answers entries of the caller's tenant, newest first.
-func (a *API) QueryAuditLog(c *gin.Context, params QueryAuditLogParams) {
+func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{
 			EventType: string(value(params.EventType)), UserID: value(params.UserId),

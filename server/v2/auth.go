@@ -9,7 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"github.com/oapi-codegen/runtime/types"
 
-	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -23,20 +23,20 @@ const (
 	refreshPath   = "/api/v2/auth"
 )
 
-func user(u identity.User) User {
-	return User{
-		UserId: u.ID, Email: types.Email(u.Email), Role: Role(u.Role), EmailVerified: u.EmailVerified, CreatedAt: u.CreatedAt.UTC(),
+func user(u identity.User) api.User {
+	return api.User{
+		UserId: u.ID, Email: types.Email(u.Email), Role: api.Role(u.Role), EmailVerified: u.EmailVerified, CreatedAt: u.CreatedAt.UTC(),
 	}
 }
 
-func (a *API) tenant(t identity.Tenant) Tenant {
-	answer := Tenant{TenantId: string(t.ID), Name: t.Name, Status: TenantStatus(t.Status(a.Now())), CreatedAt: t.CreatedAt.UTC()}
+func (a *API) tenant(t identity.Tenant) api.Tenant {
+	answer := api.Tenant{TenantId: string(t.ID), Name: t.Name, Status: api.TenantStatus(t.Status(a.Now())), CreatedAt: t.CreatedAt.UTC()}
 	if !t.TrialEnds.IsZero() {
 		ends := t.TrialEnds.UTC()
 		answer.TrialEndsAt = &ends
 	}
 	if t.Limits != (identity.Limits{}) {
-		answer.Limits = &TenantLimits{V1: optional(t.Limits.V1), V2: optional(t.Limits.V2)}
+		answer.Limits = &api.TenantLimits{V1: optional(t.Limits.V1), V2: optional(t.Limits.V2)}
 	}
 	return answer
 }
@@ -44,7 +44,7 @@ func (a *API) tenant(t identity.Tenant) Tenant {
 // RegisterUser makes a user and its tenant.
 func (a *API) RegisterUser(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body RegisterRequest
+		var body api.RegisterRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -54,14 +54,14 @@ func (a *API) RegisterUser(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		return RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
+		return api.RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
 	})
 }
 
 // Login begins a session.
 func (a *API) Login(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body LoginRequest
+		var body api.LoginRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -102,11 +102,11 @@ func refreshToken(c *gin.Context) (string, bool) {
 	return cookies[0].Value, true
 }
 
-func (a *API) tokens(c *gin.Context, t identity.Tokens) TokenAnswer {
+func (a *API) tokens(c *gin.Context, t identity.Tokens) api.TokenAnswer {
 	now := a.Now()
 	a.setCookie(c, gate.AccessCookie, "/", t.Access, t.AccessExpires.Sub(now))
 	a.setCookie(c, refreshCookie, refreshPath, t.Refresh, t.RefreshExpires.Sub(now))
-	return TokenAnswer{
+	return api.TokenAnswer{
 		Success: true, AccessToken: t.Access, TokenType: "Bearer", ExpiresIn: seconds(t.AccessExpires.Sub(now)),
 	}
 }
@@ -152,13 +152,13 @@ func done(err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return EmptyAnswer{Success: true}, nil
+	return api.EmptyAnswer{Success: true}, nil
 }
 
 // VerifyEmail takes the token of a verification mail.
 func (a *API) VerifyEmail(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body TokenRequest
+		var body api.TokenRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -185,7 +185,7 @@ func (a *API) ResendVerification(c *gin.Context) {
 // ChangePassword ends all other sessions.
 func (a *API) ChangePassword(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body ChangePasswordRequest
+		var body api.ChangePasswordRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func (a *API) ChangePassword(c *gin.Context) {
 // RequestPasswordReset answers alike whether the address is known or not.
 func (a *API) RequestPasswordReset(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body EmailRequest
+		var body api.EmailRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -210,7 +210,7 @@ func (a *API) RequestPasswordReset(c *gin.Context) {
 // ResetPassword takes the token of a reset mail and ends all sessions.
 func (a *API) ResetPassword(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body ResetPasswordRequest
+		var body api.ResetPasswordRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -227,9 +227,9 @@ func (a *API) GetAccount(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := AccountAnswer{
+		answer := api.AccountAnswer{
 			Success:   true,
-			Principal: Principal{Kind: PrincipalKind(call.Caller.Kind), Id: call.Caller.ID, Scopes: scopes(call.Caller.Scopes)},
+			Principal: api.Principal{Kind: api.PrincipalKind(call.Caller.Kind), Id: call.Caller.ID, Scopes: scopes(call.Caller.Scopes)},
 			Tenant:    a.tenant(t),
 		}
 		if u != nil {
@@ -247,9 +247,9 @@ func (a *API) ListSessions(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := SessionList{Success: true, Sessions: make([]Session, len(sessions))}
+		answer := api.SessionList{Success: true, Sessions: make([]api.Session, len(sessions))}
 		for i, s := range sessions {
-			answer.Sessions[i] = Session{
+			answer.Sessions[i] = api.Session{
 				SessionId: s.ID, Current: s.Current,
 				CreatedAt: s.CreatedAt.UTC(), LastUsedAt: s.LastUsedAt.UTC(), ExpiresAt: s.ExpiresAt.UTC(),
 			}
@@ -264,14 +264,14 @@ func (a *API) EndSession(c *gin.Context, id string) {
 		if err := a.Identity.EndSession(ctx, call.Caller, id); err != nil {
 			return nil, err
 		}
-		return SessionAnswer{Success: true, SessionId: id}, nil
+		return api.SessionAnswer{Success: true, SessionId: id}, nil
 	})
 }
 
 // AcceptInvitation makes the invited user.
 func (a *API) AcceptInvitation(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body AcceptInvitationRequest
+		var body api.AcceptInvitationRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -281,6 +281,6 @@ func (a *API) AcceptInvitation(c *gin.Context) {
 		if err != nil {
 			return nil, badToken(err)
 		}
-		return RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
+		return api.RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
 	})
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -47,8 +47,8 @@ func zeroAll(data []secret.Bytes) {
 	}
 }
 
-func (a *API) encrypt(ctx context.Context, p authz.Principal, items []EncryptRequest) ([]EncryptedData, error) {
-	plain, err := data(items, func(r EncryptRequest) string { return r.Data })
+func (a *API) encrypt(ctx context.Context, p authz.Principal, items []api.EncryptRequest) ([]api.EncryptedData, error) {
+	plain, err := data(items, func(r api.EncryptRequest) string { return r.Data })
 	if err != nil {
 		return nil, err
 	}
@@ -57,9 +57,9 @@ func (a *API) encrypt(ctx context.Context, p authz.Principal, items []EncryptReq
 	if err != nil {
 		return nil, err
 	}
-	answers := make([]EncryptedData, len(sealed))
+	answers := make([]api.EncryptedData, len(sealed))
 	for i, c := range sealed {
-		answers[i] = EncryptedData{
+		answers[i] = api.EncryptedData{
 			CiphertextKem:  base64.StdEncoding.EncodeToString(c.KEM),
 			CiphertextData: base64.StdEncoding.EncodeToString(c.Data),
 			Nonce:          base64.StdEncoding.EncodeToString(c.Nonce),
@@ -72,16 +72,16 @@ func (a *API) encrypt(ctx context.Context, p authz.Principal, items []EncryptReq
 // EncryptData encrypts with the tenant's default key.
 func (a *API) EncryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body EncryptRequest
+		var body api.EncryptRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		done, err := a.encrypt(ctx, call.Principal(), []EncryptRequest{body})
+		done, err := a.encrypt(ctx, call.Principal(), []api.EncryptRequest{body})
 		if err != nil {
 			return nil, err
 		}
 		e := done[0]
-		return EncryptAnswer{
+		return api.EncryptAnswer{
 			Success: true, CiphertextKem: e.CiphertextKem, CiphertextData: e.CiphertextData, Nonce: e.Nonce,
 			Algorithm: e.Algorithm, KeyId: e.KeyId, KeyVersion: e.KeyVersion,
 		}, nil
@@ -91,7 +91,7 @@ func (a *API) EncryptData(c *gin.Context) {
 // EncryptBatch is EncryptData for many items.
 func (a *API) EncryptBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body EncryptBatchRequest
+		var body api.EncryptBatchRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -99,13 +99,13 @@ func (a *API) EncryptBatch(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		return EncryptBatchAnswer{Success: true, Results: done}, nil
+		return api.EncryptBatchAnswer{Success: true, Results: done}, nil
 	})
 }
 
 // decrypt opens envelopes. One that is not even base64 goes to the service all
 // the same, which refuses it like any other and says so in the log.
-func (a *API) decrypt(ctx context.Context, p authz.Principal, items []DecryptRequest) ([]transit.Opened, error) {
+func (a *API) decrypt(ctx context.Context, p authz.Principal, items []api.DecryptRequest) ([]transit.Opened, error) {
 	sealed := make([]transit.Ciphertext, len(items))
 	for i, item := range items {
 		kem, err1 := decodeBase64(item.CiphertextKem)
@@ -130,11 +130,11 @@ func decodeBase64(s string) ([]byte, error) {
 // DecryptData decrypts an envelope after its signatures were verified.
 func (a *API) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body DecryptRequest
+		var body api.DecryptRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		opened, err := a.decrypt(ctx, call.Principal(), []DecryptRequest{body})
+		opened, err := a.decrypt(ctx, call.Principal(), []api.DecryptRequest{body})
 		if err != nil {
 			return nil, err
 		}
@@ -142,14 +142,14 @@ func (a *API) DecryptData(c *gin.Context) {
 			return nil, errUndecryptable
 		}
 		defer opened[0].Data.Zero()
-		return DecryptAnswer{Success: true, Data: string(opened[0].Data)}, nil
+		return api.DecryptAnswer{Success: true, Data: string(opened[0].Data)}, nil
 	})
 }
 
 // DecryptBatch is DecryptData for many items, each with a result of its own.
 func (a *API) DecryptBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body DecryptBatchRequest
+		var body api.DecryptBatchRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -157,10 +157,10 @@ func (a *API) DecryptBatch(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := DecryptBatchAnswer{Success: true, Results: make([]DecryptResult, len(opened))}
+		answer := api.DecryptBatchAnswer{Success: true, Results: make([]api.DecryptResult, len(opened))}
 		for i, o := range opened {
 			if o.Err != nil {
-				answer.Results[i].Error = &ItemError{Code: http.StatusBadRequest, Message: undecryptable}
+				answer.Results[i].Error = &api.ItemError{Code: http.StatusBadRequest, Message: undecryptable}
 				continue
 			}
 			text := string(o.Data)
@@ -171,8 +171,8 @@ func (a *API) DecryptBatch(c *gin.Context) {
 	})
 }
 
-func (a *API) sign(ctx context.Context, p authz.Principal, items []SignRequest) ([]Signatures, error) {
-	plain, err := data(items, func(r SignRequest) string { return r.Data })
+func (a *API) sign(ctx context.Context, p authz.Principal, items []api.SignRequest) ([]api.Signatures, error) {
+	plain, err := data(items, func(r api.SignRequest) string { return r.Data })
 	if err != nil {
 		return nil, err
 	}
@@ -181,9 +181,9 @@ func (a *API) sign(ctx context.Context, p authz.Principal, items []SignRequest) 
 	if err != nil {
 		return nil, err
 	}
-	answers := make([]Signatures, len(signed))
+	answers := make([]api.Signatures, len(signed))
 	for i, s := range signed {
-		answers[i] = Signatures{
+		answers[i] = api.Signatures{
 			PqcSignature:  base64.StdEncoding.EncodeToString(s.PQC),
 			HmacSignature: base64.StdEncoding.EncodeToString(s.HMAC),
 			KeyId:         s.KeyID,
@@ -195,23 +195,23 @@ func (a *API) sign(ctx context.Context, p authz.Principal, items []SignRequest) 
 // SignData answers both signatures.
 func (a *API) SignData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body SignRequest
+		var body api.SignRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		signed, err := a.sign(ctx, call.Principal(), []SignRequest{body})
+		signed, err := a.sign(ctx, call.Principal(), []api.SignRequest{body})
 		if err != nil {
 			return nil, err
 		}
 		s := signed[0]
-		return SignAnswer{Success: true, PqcSignature: s.PqcSignature, HmacSignature: s.HmacSignature, KeyId: s.KeyId}, nil
+		return api.SignAnswer{Success: true, PqcSignature: s.PqcSignature, HmacSignature: s.HmacSignature, KeyId: s.KeyId}, nil
 	})
 }
 
 // SignBatch is SignData for many items.
 func (a *API) SignBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body SignBatchRequest
+		var body api.SignBatchRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -219,13 +219,13 @@ func (a *API) SignBatch(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		return SignBatchAnswer{Success: true, Results: signed}, nil
+		return api.SignBatchAnswer{Success: true, Results: signed}, nil
 	})
 }
 
 // verify checks signatures. One that is not base64 is as wrong as any other.
-func (a *API) verify(ctx context.Context, p authz.Principal, items []VerifyRequest) ([]bool, error) {
-	plain, err := data(items, func(r VerifyRequest) string { return r.Data })
+func (a *API) verify(ctx context.Context, p authz.Principal, items []api.VerifyRequest) ([]bool, error) {
+	plain, err := data(items, func(r api.VerifyRequest) string { return r.Data })
 	if err != nil {
 		return nil, err
 	}
@@ -242,22 +242,22 @@ func (a *API) verify(ctx context.Context, p authz.Principal, items []VerifyReque
 // VerifyData answers whether both signatures hold.
 func (a *API) VerifyData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body VerifyRequest
+		var body api.VerifyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		valid, err := a.verify(ctx, call.Principal(), []VerifyRequest{body})
+		valid, err := a.verify(ctx, call.Principal(), []api.VerifyRequest{body})
 		if err != nil {
 			return nil, err
 		}
-		return VerifyAnswer{Success: true, Valid: valid[0]}, nil
+		return api.VerifyAnswer{Success: true, Valid: valid[0]}, nil
 	})
 }
 
 // VerifyBatch is VerifyData for many items.
 func (a *API) VerifyBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body VerifyBatchRequest
+		var body api.VerifyBatchRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -265,7 +265,7 @@ func (a *API) VerifyBatch(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := VerifyBatchAnswer{Success: true, Results: make([]VerifyResult, len(valid))}
+		answer := api.VerifyBatchAnswer{Success: true, Results: make([]api.VerifyResult, len(valid))}
 		for i, v := range valid {
 			answer.Results[i].Valid = v
 		}
@@ -280,9 +280,9 @@ func (a *API) ListPublicKeys(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := PublicKeyList{Success: true, Keys: make([]JWK, len(keys))}
+		answer := api.PublicKeyList{Success: true, Keys: make([]api.JWK, len(keys))}
 		for i, k := range keys {
-			answer.Keys[i] = JWK{
+			answer.Keys[i] = api.JWK{
 				Kty: "AKP", Alg: "ML-DSA-65", Use: "sig", Kid: k.Key.ID(), Pub: base64.RawURLEncoding.EncodeToString(k.Key.Bytes()),
 			}
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -16,11 +16,11 @@ func (a *API) tenantAnswer(t identity.Tenant, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return TenantAnswer{Success: true, Tenant: a.tenant(t)}, nil
+	return api.TenantAnswer{Success: true, Tenant: a.tenant(t)}, nil
 }
 
 // ListTenants answers all tenants of the deployment.
-func (a *API) ListTenants(c *gin.Context, params ListTenantsParams) {
+func (a *API) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		limit := value(params.Limit)
 		if limit == 0 {
@@ -30,7 +30,7 @@ func (a *API) ListTenants(c *gin.Context, params ListTenantsParams) {
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		answer := TenantList{Success: true, Tenants: make([]Tenant, len(found)), NextCursor: optional(next)}
+		answer := api.TenantList{Success: true, Tenants: make([]api.Tenant, len(found)), NextCursor: optional(next)}
 		for i, t := range found {
 			answer.Tenants[i] = a.tenant(t)
 		}
@@ -41,7 +41,7 @@ func (a *API) ListTenants(c *gin.Context, params ListTenantsParams) {
 // CreateTenant makes a tenant that is active at once.
 func (a *API) CreateTenant(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body CreateTenantRequest
+		var body api.CreateTenantRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -59,7 +59,7 @@ func (a *API) ActivateTenant(c *gin.Context, id string) {
 // SetTenantLimits gives a tenant rate limits of its own.
 func (a *API) SetTenantLimits(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body TenantLimits
+		var body api.TenantLimits
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -71,7 +71,7 @@ func (a *API) SetTenantLimits(c *gin.Context, id string) {
 // CreateTenantAPIKey makes an API key of a tenant.
 func (a *API) CreateTenantAPIKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body CreateAPIKeyRequest
+		var body api.CreateAPIKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}

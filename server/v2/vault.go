@@ -7,30 +7,30 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	. "github.com/latticekeep/latticekeep/api/openapi/v2"
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-func metadata(c vault.Credential) Credential {
-	status := CredentialStatusActive
+func metadata(c vault.Credential) api.Credential {
+	status := api.CredentialStatusActive
 	if c.Expired {
-		status = CredentialStatusExpired
+		status = api.CredentialStatusExpired
 	}
-	return Credential{
+	return api.Credential{
 		CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Version: int64(c.Version),
 		Status: status, Owned: c.Owned,
 		CreatedAt: c.CreatedAt.UTC(), SealedAt: c.SealedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
 	}
 }
 
-func credentialAnswer(c vault.Credential) CredentialAnswer {
+func credentialAnswer(c vault.Credential) api.CredentialAnswer {
 	m := metadata(c)
-	return CredentialAnswer{
+	return api.CredentialAnswer{
 		Success: true, CredentialId: m.CredentialId, Name: m.Name, CredentialType: m.CredentialType, Version: m.Version,
-		Status: CredentialAnswerStatus(m.Status), Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt,
+		Status: api.CredentialAnswerStatus(m.Status), Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt,
 	}
 }
 
@@ -62,9 +62,9 @@ func ttl(days *int) (int, error) {
 }
 
 // SealCredential stores a new credential.
-func (a *API) SealCredential(c *gin.Context, params SealCredentialParams) {
+func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body SealRequest
+		var body api.SealRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -86,13 +86,13 @@ func (a *API) SealCredential(c *gin.Context, params SealCredentialParams) {
 }
 
 // ListCredentials answers metadata only.
-func (a *API) ListCredentials(c *gin.Context, params ListCredentialsParams) {
+func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{Limit: value(params.Limit), Cursor: value(params.Cursor)})
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		answer := CredentialList{Success: true, Credentials: make([]Credential, len(found)), NextCursor: optional(next)}
+		answer := api.CredentialList{Success: true, Credentials: make([]api.Credential, len(found)), NextCursor: optional(next)}
 		for i, c := range found {
 			answer.Credentials[i] = metadata(c)
 		}
@@ -119,7 +119,7 @@ func unsealed(c vault.Unsealed, err error) (any, error) {
 		return nil, err
 	}
 	defer zero(c.Values)
-	answer := UnsealedCredential{
+	answer := api.UnsealedCredential{
 		Success: true, CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Values: make(map[string]string),
 		Version: int64(c.Version), CreatedAt: c.CreatedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
 	}
@@ -140,7 +140,7 @@ func unsealed(c vault.Unsealed, err error) (any, error) {
 // ReplaceCredential stores new values as the next version.
 func (a *API) ReplaceCredential(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body ReplaceRequest
+		var body api.ReplaceRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
@@ -175,7 +175,7 @@ func (a *API) DeleteCredential(c *gin.Context, id string) {
 		if err := a.Vault.Delete(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
-		return DeletedCredential{Success: true, CredentialId: id}, nil
+		return api.DeletedCredential{Success: true, CredentialId: id}, nil
 	})
 }
 
@@ -186,10 +186,10 @@ func (a *API) ListCredentialVersions(c *gin.Context, id string) {
 		if err != nil {
 			return nil, err
 		}
-		answer := CredentialVersionList{Success: true, CredentialId: id, Versions: make([]CredentialVersion, len(versions))}
+		answer := api.CredentialVersionList{Success: true, CredentialId: id, Versions: make([]api.CredentialVersion, len(versions))}
 		for i, v := range versions {
-			answer.Versions[i] = CredentialVersion{
-				Version: int64(v.Number), Change: CredentialVersionChange(v.Change), Current: v.Current,
+			answer.Versions[i] = api.CredentialVersion{
+				Version: int64(v.Number), Change: api.CredentialVersionChange(v.Change), Current: v.Current,
 				SealedAt: v.SealedAt.UTC(), ExpiresAt: v.ExpiresAt.UTC(),
 			}
 		}
