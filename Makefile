@@ -86,6 +86,10 @@ fuzz: ## run every fuzz target for FUZZTIME (30s) each
 bench: ## run the benchmarks that docs/benchmarks.md publishes
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit ./internal/vault
 
+.PHONY: bench-timing
+bench-timing: ## compare how long unseals and sign-ins of different kinds take, 2,000 each (minutes)
+	go test -run '^$$' -bench Timing -benchtime 1x -timeout 30m -p 1 ./internal/vault ./internal/identity
+
 .PHONY: clean
 clean: ## remove everything that make compiled
 	rm -rf $(BIN)

@@ -203,8 +203,9 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	return parts.Wait()
 }
 
-// maintain rotates the keys that are due and writes down when API keys were
-// last used, until ctx ends. Trouble with either is tried again the next time.
+// maintain rotates the keys that are due, forgets idempotency keys and writes
+// down when API keys were last used, until ctx ends. Trouble with any of it is
+// tried again the next time.
 func (s *service) maintain(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
@@ -213,6 +214,9 @@ func (s *service) maintain(ctx context.Context) {
 			s.logger.Error("keys that are due could not be rotated, it is tried again", "in", maintenance, "err", err)
 		} else if n > 0 {
 			s.logger.Info("keys that were due are rotated", "keys", n)
+		}
+		if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("idempotency keys could not be forgotten, it is tried again", "in", maintenance, "err", err)
 		}
 		select {
 		case <-tick.C:

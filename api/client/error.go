@@ -1,0 +1,151 @@
+package client
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// What errors.Is asks of an [*Error]. Each stands for the statuses that call
+// for the same reaction.
+var (
+	ErrInvalid         = errors.New("invalid request")         // 400, 413, 415, 422: change the request
+	ErrUnauthenticated = errors.New("authentication required") // 401: another key, or sign in again
+	ErrForbidden       = errors.New("access denied")           // 403: another scope; in the vault also: there is no such credential
+	ErrNotFound        = errors.New("not found")               // 404
+	ErrConflict        = errors.New("conflict")                // 409
+	ErrRateLimited     = errors.New("rate limit exceeded")     // 429: later, see Error.RetryAfter
+	ErrUnavailable     = errors.New("temporarily unavailable") // 503: later; whether it was done is unknown
+)
+
+// Error is a refusal or a failure that the server answered with. That no
+// answer came is another error.
+type Error struct {
+	Status     int           // of the HTTP response
+	Code       int           // of the body; the same number, unless something between client and server answered
+	Message    string        // what went wrong and what to do; it never repeats what was sent
+	Details    string        // of v1 only
+	RequestID  string        // to quote when asking for help; the audit entry has it too
+	RetryAfter time.Duration // how long the server asked to wait; 0 when it did not
+}
+
+// Error returns the answer in one line.
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "latticekeep answered %d: %s", e.Status, e.Message)
+	if e.Details != "" {
+		b.WriteString(": " + e.Details)
+	}
+	if e.RequestID != "" {
+		b.WriteString(" (request " + e.RequestID + ")")
+	}
+	return b.String()
+}
+
+// Is reports whether target is the error that stands for the status.
+func (e *Error) Is(target error) bool {
+	switch e.Status {
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
+		return target == ErrInvalid
+	case http.StatusUnauthorized:
+		return target == ErrUnauthenticated
+	case http.StatusForbidden:
+		return target == ErrForbidden
+	case http.StatusNotFound:
+		return target == ErrNotFound
+	case http.StatusConflict:
+		return target == ErrConflict
+	case http.StatusTooManyRequests:
+		return target == ErrRateLimited
+	case http.StatusServiceUnavailable:
+		return target == ErrUnavailable
+	}
+	return false
+}
+
+// reply is a response that was a success.
+type reply struct {
+	body    []byte
+	cookies []*http.Cookie
+}
+
+// read takes what the generated methods return, reads the response and closes
+// it. What is no success is an error.
+func read(r *http.Response, err error) (*reply, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, fmt.Errorf("reading the answer: %w", err)
+	}
+	if r.StatusCode < 200 || r.StatusCode > 299 {
+		return nil, errorOf(r, body)
+	}
+	return &reply{body, r.Cookies()}, nil
+}
+
+// answer is what an operation answers in JSON.
+func answer[T any](r *reply, err error) (*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	t := new(T)
+	if err := json.Unmarshal(r.body, t); err != nil {
+		return nil, fmt.Errorf("reading the answer: %w", err)
+	}
+	return t, nil
+}
+
+// text is answer for the operations that do not speak JSON.
+func text(r *reply, err error) (string, error) {
+	if err != nil {
+		return "", err
+	}
+	return string(r.body), nil
+}
+
+// done is answer for the operations whose success says everything.
+func done(_ *reply, err error) error { return err }
+
+// errorOf returns the error of a response. What is not an envelope of ours, as
+// a proxy's page, is described by its status alone.
+func errorOf(r *http.Response, body []byte) *Error {
+	var envelope struct {
+		Error struct {
+			Code      int    `json:"code"`
+			Message   string `json:"message"`
+			Details   string `json:"details"`
+			RequestID string `json:"request_id"`
+		} `json:"error"`
+	}
+	e := &Error{Status: r.StatusCode, RetryAfter: retryAfter(r)}
+	if json.Unmarshal(body, &envelope) == nil {
+		e.Code, e.Message, e.Details, e.RequestID = envelope.Error.Code, envelope.Error.Message, envelope.Error.Details, envelope.Error.RequestID
+	}
+	if e.Message == "" {
+		e.Message = strings.ToLower(http.StatusText(r.StatusCode))
+	}
+	if e.RequestID == "" {
+		e.RequestID = r.Header.Get("X-Request-ID")
+	}
+	return e
+}
+
+// retryAfter reads the Retry-After header (RFC 9110 §10.2.3), 0 for none.
+func retryAfter(r *http.Response) time.Duration {
+	value := r.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(0, time.Until(at))
+	}
+	return 0
+}

@@ -1,0 +1,151 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+)
+
+// V2 has a method for every operation of version 2. Methods that have nothing
+// to tell besides success return only an error. Errors are as the package says.
+type V2 struct {
+	api     *v2.Client
+	session session
+}
+
+// idempotencyKey is the header that makes a request the same as an earlier one.
+const idempotencyKey = "Idempotency-Key"
+
+// SealCredential stores a new credential. When p names no idempotency key the
+// method makes one, so that the call may be sent again; a caller that wants to
+// repeat the call itself, after a crash for example, brings its own.
+func (v *V2) SealCredential(ctx context.Context, r v2.SealRequest, p *v2.SealCredentialParams) (*v2.CredentialAnswer, error) {
+	if p == nil || p.IdempotencyKey == nil {
+		key := rand.Text()
+		p = &v2.SealCredentialParams{IdempotencyKey: &key}
+	}
+	return answer[v2.CredentialAnswer](read(v.api.SealCredential(ctx, p, r)))
+}
+
+// ListCredentials answers the metadata of the tenant's credentials; nil is all
+// of them.
+func (v *V2) ListCredentials(ctx context.Context, p *v2.ListCredentialsParams) (*v2.CredentialList, error) {
+	return answer[v2.CredentialList](read(v.api.ListCredentials(ctx, p)))
+}
+
+// UnsealCredential answers a credential with its values. ErrForbidden stands
+// for everything that fails, an id that does not exist included; that holds for
+// all methods that take a credential's id or name.
+func (v *V2) UnsealCredential(ctx context.Context, credentialID string) (*v2.UnsealedCredential, error) {
+	return answer[v2.UnsealedCredential](read(v.api.UnsealCredential(ctx, credentialID)))
+}
+
+// UnsealCredentialByName answers the newest active credential of a name.
+func (v *V2) UnsealCredentialByName(ctx context.Context, name string) (*v2.UnsealedCredential, error) {
+	return answer[v2.UnsealedCredential](read(v.api.UnsealCredentialByName(ctx, name)))
+}
+
+// ReplaceCredential stores new values as the next version.
+func (v *V2) ReplaceCredential(ctx context.Context, credentialID string, r v2.ReplaceRequest) (*v2.CredentialAnswer, error) {
+	return answer[v2.CredentialAnswer](read(v.api.ReplaceCredential(ctx, credentialID, r)))
+}
+
+// RotateCredential encrypts a credential anew under fresh keys. Its values stay.
+func (v *V2) RotateCredential(ctx context.Context, credentialID string) (*v2.CredentialAnswer, error) {
+	return answer[v2.CredentialAnswer](read(v.api.RotateCredential(ctx, credentialID)))
+}
+
+// DeleteCredential removes a credential for good.
+func (v *V2) DeleteCredential(ctx context.Context, credentialID string) error {
+	return done(read(v.api.DeleteCredential(ctx, credentialID)))
+}
+
+// ListCredentialVersions answers what is known of a credential's versions,
+// newest first.
+func (v *V2) ListCredentialVersions(ctx context.Context, credentialID string) (*v2.CredentialVersionList, error) {
+	return answer[v2.CredentialVersionList](read(v.api.ListCredentialVersions(ctx, credentialID)))
+}
+
+// EncryptData encrypts with the tenant's default key. The answer is what
+// DecryptData takes.
+func (v *V2) EncryptData(ctx context.Context, r v2.EncryptRequest) (*v2.EncryptAnswer, error) {
+	return answer[v2.EncryptAnswer](read(v.api.EncryptData(repeatable(ctx), r)))
+}
+
+// DecryptData decrypts after both signatures were verified. ErrInvalid: it
+// cannot be decrypted, whatever the cause.
+func (v *V2) DecryptData(ctx context.Context, r v2.DecryptRequest) (*v2.DecryptAnswer, error) {
+	return answer[v2.DecryptAnswer](read(v.api.DecryptData(repeatable(ctx), r)))
+}
+
+// SignData answers an ML-DSA-65 and an HMAC-SHA-512 signature; both are needed
+// to verify.
+func (v *V2) SignData(ctx context.Context, r v2.SignRequest) (*v2.SignAnswer, error) {
+	return answer[v2.SignAnswer](read(v.api.SignData(repeatable(ctx), r)))
+}
+
+// VerifyData answers whether both signatures hold.
+func (v *V2) VerifyData(ctx context.Context, r v2.VerifyRequest) (*v2.VerifyAnswer, error) {
+	return answer[v2.VerifyAnswer](read(v.api.VerifyData(repeatable(ctx), r)))
+}
+
+// EncryptBatch is EncryptData for up to 100 items.
+func (v *V2) EncryptBatch(ctx context.Context, r v2.EncryptBatchRequest) (*v2.EncryptBatchAnswer, error) {
+	return answer[v2.EncryptBatchAnswer](read(v.api.EncryptBatch(repeatable(ctx), r)))
+}
+
+// DecryptBatch is DecryptData for up to 100 items. An item that fails has its
+// error in its own result, and the method returns nil.
+func (v *V2) DecryptBatch(ctx context.Context, r v2.DecryptBatchRequest) (*v2.DecryptBatchAnswer, error) {
+	return answer[v2.DecryptBatchAnswer](read(v.api.DecryptBatch(repeatable(ctx), r)))
+}
+
+// SignBatch is SignData for up to 100 items.
+func (v *V2) SignBatch(ctx context.Context, r v2.SignBatchRequest) (*v2.SignBatchAnswer, error) {
+	return answer[v2.SignBatchAnswer](read(v.api.SignBatch(repeatable(ctx), r)))
+}
+
+// VerifyBatch is VerifyData for up to 100 items.
+func (v *V2) VerifyBatch(ctx context.Context, r v2.VerifyBatchRequest) (*v2.VerifyBatchAnswer, error) {
+	return answer[v2.VerifyBatchAnswer](read(v.api.VerifyBatch(repeatable(ctx), r)))
+}
+
+// ListPublicKeys answers the tenant's ML-DSA-65 keys, newest first, for
+// verifying elsewhere.
+func (v *V2) ListPublicKeys(ctx context.Context) (*v2.PublicKeyList, error) {
+	return answer[v2.PublicKeyList](read(v.api.ListPublicKeys(ctx)))
+}
+
+// QueryAuditLog answers entries of the tenant's audit log, newest first.
+func (v *V2) QueryAuditLog(ctx context.Context, p *v2.QueryAuditLogParams) (*v2.AuditEntryList, error) {
+	return answer[v2.AuditEntryList](read(v.api.QueryAuditLog(ctx, p)))
+}
+
+// GetSealingKey answers the key that manifests are sealed to, as a signed
+// document. Whoever seals with it checks the signature against a pinned
+// identity, as the command latticekeep seal does; this method does not.
+func (v *V2) GetSealingKey(ctx context.Context) (*v2.SealingKeyDocument, error) {
+	return answer[v2.SealingKeyDocument](read(v.api.GetSealingKey(anonymous(ctx))))
+}
+
+// GetContract answers the OpenAPI document of version 2 in YAML.
+func (v *V2) GetContract(ctx context.Context) (string, error) {
+	return text(read(v.api.GetContract(anonymous(ctx))))
+}
+
+// GetHealth reports whether the process answers. It is asked once.
+func (v *V2) GetHealth(ctx context.Context) (*v2.Health, error) {
+	return answer[v2.Health](read(v.api.GetHealth(probe(ctx))))
+}
+
+// GetReadiness reports whether requests can be served; ErrUnavailable: not now.
+// It is asked once.
+func (v *V2) GetReadiness(ctx context.Context) (*v2.Health, error) {
+	return answer[v2.Health](read(v.api.GetReadiness(probe(ctx))))
+}
+
+// GetMetrics answers the metrics in the text format of Prometheus.
+func (v *V2) GetMetrics(ctx context.Context) (string, error) {
+	return text(read(v.api.GetMetrics(probe(ctx))))
+}
