@@ -22,8 +22,15 @@ func Command() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), newSealCommand(), newValidateCommand(), newAuditCommand(),
-		newTenantCommand(), newAPIKeyCommand(), newUserCommand())
+		newTenantCommand(), newAPIKeyCommand(), newUserCommand(), newVersionCommand())
 	return root
+}
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), version()) },
+	}
 }
 
 // refuseEmpty fails when one of the flags was given without a value, as by an

@@ -267,7 +267,8 @@ func (s *Settings) check() error {
 	need(s.KMS.KeyFile != "", "kms.keyFile: name a file outside dataDir")
 	need(s.KMS.CacheTTL == 0 || s.KMS.CacheTTL >= time.Second, "kms.cacheTTL: give 0s or at least 1s, with its unit")
 	need(s.SystemKeyFile != "", "systemKeyFile: name the file that takes the first system key")
-	need(checkPublicURL(s.PublicURL), "publicURL: give where users reach the service, such as https://vault.example.org, without a path; http only on a loopback address")
+	need(checkPublicURL(s.PublicURL),
+		"publicURL: give where users reach the service, such as https://vault.example.org, without a path; http only on a loopback address")
 	need(s.Rate.V1 > 0, "rate.v1: give at least 1")
 	need(s.Rate.V2 > 0, "rate.v2: give at least 1")
 	need(s.Rate.Address > 0, "rate.address: give at least 1")
