@@ -104,11 +104,12 @@ func New(config Config) (*Server, error) {
 	if err := s.engine.SetTrustedProxies(config.TrustedProxies); err != nil {
 		return nil, fmt.Errorf("trusting proxies: %w", err)
 	}
+	s.engine.RemoteIPHeaders = []string{"X-Forwarded-For"} // and no header that a proxy may pass on as it came
 	s.engine.HandleMethodNotAllowed = true
 	s.engine.RedirectTrailingSlash = false // a redirect has no envelope
 	s.engine.UseEscapedPath = true         // an escaped slash in an id is part of the id
-	s.engine.UnescapePathValues = false    // the generated routes do it, and once is enough
-	s.engine.Use(s.observe, s.recover)
+	s.engine.UnescapePathValues = false    // it would take a plus sign for a space; unescape does not
+	s.engine.Use(s.observe, s.recover, unescape)
 	s.engine.NoRoute(s.refuse(http.StatusNotFound, "there is no such endpoint"))
 	s.engine.NoMethod(s.refuse(http.StatusMethodNotAllowed, "the endpoint does not have this method"))
 
@@ -130,6 +131,16 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	return s, nil
+}
+
+// unescape decodes the parameters of the path, which the generated routes take
+// as they are.
+func unescape(c *gin.Context) {
+	for i, p := range c.Params {
+		if value, err := url.PathUnescape(p.Value); err == nil { // net/http refuses what cannot be
+			c.Params[i].Value = value
+		}
+	}
 }
 
 // origin returns scheme and host of the public URL, and whether cookies are for

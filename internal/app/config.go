@@ -54,6 +54,8 @@ type Settings struct {
 		V1      int `yaml:"v1"`      // requests a minute of a tenant; default 1000
 		V2      int `yaml:"v2"`      // likewise; default 5000
 		Address int `yaml:"address"` // of strangers from one address; default 1000
+
+		Registrations int `yaml:"registrations"` // of those, registrations; default 30
 	} `yaml:"rate"`
 
 	TrustedProxies []string `yaml:"trustedProxies"` // addresses and networks whose X-Forwarded-For is believed
@@ -88,7 +90,7 @@ func defaults() Settings {
 	s.TLS.KeyExchange = keyExchangePreferred
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL
 	s.Mail.SMTP.Security = mail.STARTTLS
-	s.Rate.V1, s.Rate.V2, s.Rate.Address = 1000, 5000, 1000
+	s.Rate.V1, s.Rate.V2, s.Rate.Address, s.Rate.Registrations = 1000, 5000, 1000, 30
 	return s
 }
 
@@ -272,10 +274,12 @@ func (s *Settings) check() error {
 	need(s.Rate.V1 > 0, "rate.v1: give at least 1")
 	need(s.Rate.V2 > 0, "rate.v2: give at least 1")
 	need(s.Rate.Address > 0, "rate.address: give at least 1")
+	need(s.Rate.Registrations > 0, "rate.registrations: give at least 1")
 	for _, proxy := range s.TrustedProxies {
 		_, addrErr := netip.ParseAddr(proxy)
-		_, prefixErr := netip.ParsePrefix(proxy)
+		network, prefixErr := netip.ParsePrefix(proxy)
 		need(addrErr == nil || prefixErr == nil, "trustedProxies: %q is neither an address nor a network such as 10.0.0.0/8", proxy)
+		need(prefixErr != nil || network.Bits() > 0, "trustedProxies: %q is everybody, who could then call from any address: name the proxy", proxy)
 	}
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)
@@ -295,6 +299,10 @@ func (s *Settings) checkListener() error {
 		return errors.New("tls.keyExchange: it is preferred or required")
 	case t.Terminated && t.CertFile != "":
 		return errors.New("tls.terminated: it is for a server without tls.certFile: leave one out")
+	case t.Terminated && len(s.TrustedProxies) == 0:
+		return errors.New("tls.terminated: name the proxy in trustedProxies, since all its clients would share one address and so one rate limit")
+	case (t.Terminated || t.CertFile != "") && strings.HasPrefix(s.PublicURL, "http:"):
+		return errors.New("publicURL: it is https when TLS is used, since cookies would go over plain HTTP too")
 	case t.KeyExchange == keyExchangeRequired && t.CertFile == "":
 		return errors.New("tls.keyExchange: required needs tls.certFile, since a proxy decides for itself")
 	case t.CertFile == "" && !t.Terminated && !isLoopback(host):

@@ -46,6 +46,7 @@ rate:
   v1: 11
   v2: 12
   address: 13
+  registrations: 14
 trustedProxies: [10.0.0.0/8, 192.0.2.1]
 registration:
   closed: false
@@ -81,7 +82,7 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"listen": "127.0.0.1:8200", "tls.keyExchange": "preferred", "tls.terminated": "false", "kms.cacheTTL": "5m0s",
-		"mail.smtp.security": "starttls", "rate.v1": "1000", "rate.v2": "5000", "rate.address": "1000", "trustedProxies": "[]",
+		"mail.smtp.security": "starttls", "rate.v1": "1000", "rate.v2": "5000", "rate.address": "1000", "rate.registrations": "30", "trustedProxies": "[]",
 		"kubernetes.namespaces": "map[]",
 	} {
 		if got := shown(s, name); got != want {
@@ -209,7 +210,11 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"rate.v1: ":                             {"LATTICEKEEP_RATE_V1=0"},
 		"rate.v2: ":                             {"LATTICEKEEP_RATE_V2=-1"},
 		"rate.address: ":                        {"LATTICEKEEP_RATE_ADDRESS=0"},
+		"rate.registrations: ":                  {"LATTICEKEEP_RATE_REGISTRATIONS=0"},
 		"trustedProxies: ":                      {"LATTICEKEEP_TRUSTED_PROXIES=proxy.example.org"},
+		"trustedProxies: \"0.0.0.0/0\" is":      {"LATTICEKEEP_TRUSTED_PROXIES=0.0.0.0/0"},
+		"tls.terminated: name the proxy":        {"LATTICEKEEP_TLS_TERMINATED=true"},
+		"publicURL: it is https":                append([]string{"LATTICEKEEP_PUBLIC_URL=http://localhost:8200"}, cert...),
 		"kubernetes.namespaces: ":               {"LATTICEKEEP_KUBERNETES_NAMESPACES=a=b"},
 		"listen: give host:port":                {"LATTICEKEEP_LISTEN=8200"},
 		"listen: beyond a loopback address":     {"LATTICEKEEP_LISTEN=:8200"},
@@ -231,7 +236,7 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 	}
 	for name, environ := range map[string][]string{
 		"TLS on every address":   append([]string{"LATTICEKEEP_LISTEN=:8443", "LATTICEKEEP_TLS_KEY_EXCHANGE=required"}, cert...),
-		"behind a proxy":         {"LATTICEKEEP_LISTEN=:8200", "LATTICEKEEP_TLS_TERMINATED=true"},
+		"behind a proxy":         {"LATTICEKEEP_LISTEN=:8200", "LATTICEKEEP_TLS_TERMINATED=true", "LATTICEKEEP_TRUSTED_PROXIES=10.0.0.1"},
 		"a public URL on a port": {"LATTICEKEEP_PUBLIC_URL=http://localhost:8200/"},
 		"a mail server":          smtp,
 	} {

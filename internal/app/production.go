@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
 // serving is the line of a production server that scripts read. Its fields
@@ -93,7 +94,7 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	config := server.Config{
 		PublicURL: strings.TrimSuffix(s.PublicURL, "/"), TrustedProxies: s.TrustedProxies, Collectors: []prometheus.Collector{handshakes},
 	}
-	config.Rates.V1, config.Rates.V2, config.Rates.Address = s.Rate.V1, s.Rate.V2, s.Rate.Address
+	config.Rates = gate.Rates{V1: s.Rate.V1, V2: s.Rate.V2, Address: s.Rate.Address, Registrations: s.Rate.Registrations}
 	return h.run(ctx, l, config, func() {
 		logger.Info("ready", "base_url", line.BaseURL, "version", version())
 		if err := json.NewEncoder(stdout).Encode(line); err != nil {

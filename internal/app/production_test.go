@@ -115,7 +115,7 @@ func (s *site) client(groups ...tls.CurveID) *http.Client {
 }
 
 // ask sends a request and returns the answer with its body.
-func (s *site) ask(c *http.Client, method, url, key, body string) (*http.Response, string) {
+func (s *site) ask(c *http.Client, method, url, key, body string) (status int, text string) {
 	s.t.Helper()
 	request, err := http.NewRequestWithContext(s.t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
@@ -132,11 +132,14 @@ func (s *site) ask(c *http.Client, method, url, key, body string) (*http.Respons
 		s.t.Fatal(err)
 	}
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
+	if answer.TLS != nil && answer.ProtoMajor != 2 {
+		s.t.Errorf("%s over TLS", answer.Proto)
+	}
+	b, err := io.ReadAll(answer.Body)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return answer, string(text)
+	return answer.StatusCode, string(b)
 }
 
 func (s *site) systemKey() string {
@@ -164,24 +167,24 @@ func TestAProductionServerStartsEmptyAndIsOperatedByItsSystemKey(t *testing.T) {
 		t.Fatalf("%+v", line)
 	}
 	c := s.client()
-	answer, body := s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants", key, `{"name":"shop"}`)
-	if answer.StatusCode != http.StatusCreated || answer.ProtoMajor != 2 {
-		t.Fatal(answer.Status, answer.Proto, body)
+	status, body := s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants", key, `{"name":"shop"}`)
+	if status != http.StatusCreated {
+		t.Fatal(status, body)
 	}
 	tenant := field(t, body, "tenant_id")
-	answer, body = s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants/"+tenant+"/api-keys", key, `{"name":"first","scopes":["vault:read","vault:write"]}`)
-	if answer.StatusCode != http.StatusCreated {
-		t.Fatal(answer.Status, body)
+	status, body = s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants/"+tenant+"/api-keys", key, `{"name":"first","scopes":["vault:read","vault:write"]}`)
+	if status != http.StatusCreated {
+		t.Fatal(status, body)
 	}
 	tenantKey := field(t, body, "api_key")
-	answer, body = s.ask(c, "POST", line.BaseURL+"/api/v2/vault/seal", tenantKey, sealBody)
-	if answer.StatusCode != http.StatusCreated {
-		t.Fatal(answer.Status, body)
+	status, body = s.ask(c, "POST", line.BaseURL+"/api/v2/vault/seal", tenantKey, sealBody)
+	if status != http.StatusCreated {
+		t.Fatal(status, body)
 	}
 	id := field(t, body, "credential_id")
-	if answer, body := s.ask(c, "POST", line.BaseURL+"/api/v2/auth/register", "",
-		`{"email":"a@example.org","password":"a long password","tenant_name":"t"}`); answer.StatusCode != http.StatusForbidden {
-		t.Error("registration is closed:", answer.Status, body)
+	if status, body := s.ask(c, "POST", line.BaseURL+"/api/v2/auth/register", "",
+		`{"email":"a@example.org","password":"a long password","tenant_name":"t"}`); status != http.StatusForbidden {
+		t.Error("registration is closed:", status, body)
 	}
 	stop()
 
@@ -189,11 +192,11 @@ func TestAProductionServerStartsEmptyAndIsOperatedByItsSystemKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	line, stop = s.serve()
-	if answer, body := s.ask(c, "GET", line.BaseURL+"/api/v2/vault/"+id, tenantKey, ""); answer.StatusCode != http.StatusOK || !strings.Contains(body, "s3cret") {
-		t.Error(answer.Status, body)
+	if status, body := s.ask(c, "GET", line.BaseURL+"/api/v2/vault/"+id, tenantKey, ""); status != http.StatusOK || !strings.Contains(body, "s3cret") {
+		t.Error(status, body)
 	}
-	if answer, body := s.ask(c, "GET", line.BaseURL+"/api/v2/system/tenants", key, ""); answer.StatusCode != http.StatusOK {
-		t.Error("the system key after a restart:", answer.Status, body)
+	if status, body := s.ask(c, "GET", line.BaseURL+"/api/v2/system/tenants", key, ""); status != http.StatusOK {
+		t.Error("the system key after a restart:", status, body)
 	}
 	stop()
 	if _, err := os.Stat(s.path("system.key")); err == nil {
@@ -305,8 +308,8 @@ func TestAFirstStartThatWasCutOffIsRepeatedWithoutItsFile(t *testing.T) {
 	}
 	line, stop := s.serve()
 	defer stop()
-	if answer, body := s.ask(s.client(), "GET", line.BaseURL+"/api/v2/system/tenants", s.systemKey(), ""); answer.StatusCode != http.StatusOK {
-		t.Error(answer.Status, body)
+	if status, body := s.ask(s.client(), "GET", line.BaseURL+"/api/v2/system/tenants", s.systemKey(), ""); status != http.StatusOK {
+		t.Error(status, body)
 	}
 }
 
@@ -350,17 +353,17 @@ func TestAVerificationMailArrivesAndItsTokenCounts(t *testing.T) {
 	s := newSite(t, "mail: {from: keeper@example.org, smtp: {address: '"+l.Addr().String()+"', security: none}}\n")
 	line, stop := s.serve()
 	defer stop()
-	answer, body := s.ask(s.client(), "POST", line.BaseURL+"/api/v2/auth/register", "",
+	status, body := s.ask(s.client(), "POST", line.BaseURL+"/api/v2/auth/register", "",
 		`{"email":"user@example.org","password":"a long password","tenant_name":"Canary Ltd"}`)
-	if answer.StatusCode != http.StatusCreated {
-		t.Fatal(answer.Status, body)
+	if status != http.StatusCreated {
+		t.Fatal(status, body)
 	}
 	text := <-box.mails
 	if !strings.Contains(text, "https://127.0.0.1:8200/api/v2/auth/verify-email") || strings.Contains(text, "Canary") {
 		t.Fatal(text)
 	}
-	if answer, body := s.ask(s.client(), "POST", line.BaseURL+"/api/v2/auth/verify-email", "", `{"token":"`+field(t, text, "token")+`"}`); answer.StatusCode != http.StatusOK {
-		t.Error(answer.Status, body)
+	if status, body := s.ask(s.client(), "POST", line.BaseURL+"/api/v2/auth/verify-email", "", `{"token":"`+field(t, text, "token")+`"}`); status != http.StatusOK {
+		t.Error(status, body)
 	}
 	for _, canary := range []string{"user@example.org", "Canary", field(t, text, "token")} {
 		if strings.Contains(s.log.String(), canary) {

@@ -68,7 +68,7 @@ type Log struct {
 	committed, proposed               link
 	committedTenants, proposedTenants map[string]position
 
-	refusals refusals
+	strangers, limited refusals
 }
 
 // position is the newest entry of a tenant.
@@ -80,7 +80,9 @@ type position struct {
 // New returns a log that can serve as the store's commit hook but has no store
 // and no key yet; [Log.Use] gives it both. Two steps, because the key is in
 // the store and the store wants its hook when it is opened.
-func New(now func() time.Time) *Log { return &Log{now: now} }
+func New(now func() time.Time) *Log {
+	return &Log{now: now, strangers: refusals{most: maxStrangers}}
+}
 
 // Use must be called once, before the first event. Error: fault.Internal when
 // the head that is stored is not the last entry, signed with this key.

@@ -16,15 +16,14 @@ const (
 	SealingKeyCreated      EventType = "SEALING_KEY_CREATED" // a key for SealedCredential values
 	TenantCreated          EventType = "TENANT_CREATED"
 	TenantListed           EventType = "TENANT_LISTED"
-	TenantActivated        EventType = "TENANT_ACTIVATED"    // no longer on trial
-	TenantLimited          EventType = "TENANT_LIMITED"      // its rate limits were set
-	TenantKeysRotated      EventType = "TENANT_KEYS_ROTATED" // a new version of wrapping and signing keys
-	NamespaceMapped        EventType = "NAMESPACE_MAPPED"    // a Kubernetes namespace belongs to the tenant
+	TenantActivated        EventType = "TENANT_ACTIVATED" // no longer on trial
+	TenantLimited          EventType = "TENANT_LIMITED"   // its rate limits were set
+	NamespaceMapped        EventType = "NAMESPACE_MAPPED" // a Kubernetes namespace belongs to the tenant
 	APIKeyCreated          EventType = "API_KEY_CREATED"
 	APIKeyListed           EventType = "API_KEY_LISTED"
 	APIKeyRevoked          EventType = "API_KEY_REVOKED"
 	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one made again
-	CredentialListed       EventType = "CREDENTIAL_LISTED" // all of them, or the versions of one
+	CredentialListed       EventType = "CREDENTIAL_LISTED" // all of them, the versions of one, or a seal that was sent again
 	CredentialUnsealed     EventType = "CREDENTIAL_UNSEALED"
 	CredentialRotated      EventType = "CREDENTIAL_ROTATED"     // new values
 	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED" // new keys around the same values
@@ -59,7 +58,7 @@ const (
 	InvitationRevoked      EventType = "INVITATION_REVOKED"
 	AuditRead              EventType = "AUDIT_READ"
 	RateLimited            EventType = "RATE_LIMITED"   // once per principal and minute
-	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, in the tenant system
+	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, of 16 sources at most, in the tenant system
 )
 
 // EventTypes returns all event types in the order of the documentation.
@@ -71,7 +70,6 @@ func EventTypes() []EventType {
 		TenantListed,
 		TenantActivated,
 		TenantLimited,
-		TenantKeysRotated,
 		NamespaceMapped,
 		APIKeyCreated,
 		APIKeyListed,

@@ -5,47 +5,67 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// Refused records the refusal of a stranger, or of a principal over its limit,
-// unless one of the same source was recorded in this minute already.
+// Refused records the refusal of a stranger, unless one of the same source and
+// type was recorded in the same tenant's history in this minute already.
 func (l *Log) Refused(ctx context.Context, source string, e Event) error {
-	if !l.refusals.first(source, l.now()) {
+	if !l.strangers.first(e.Principal.Tenant, string(e.Type)+" "+Source(source), l.now()) {
 		return nil
 	}
 	return l.Record(ctx, e)
 }
 
-// refusals decides which requests of strangers are recorded: the first of each
-// source in a minute, and not more than maxSources in all, so that neither a
-// stranger nor one with many addresses fills the log. A source is an IPv4
-// address, or an IPv6 network of 64 bits, which is what one host commonly has.
-// Every refusal is counted by the request metric.
-type refusals struct {
-	mu      sync.Mutex
-	minute  time.Time
-	sources map[string]bool // recorded in this minute
+// Limited records that a known principal was over its rate, once in a minute.
+func (l *Log) Limited(ctx context.Context, p authz.Principal) error {
+	if !l.limited.first(p.Tenant, p.ID, l.now()) {
+		return nil
+	}
+	return l.Record(ctx, Event{
+		Type: RateLimited, Outcome: Denied, Principal: p, Resource: Resource{Type: InterfaceResource},
+	})
 }
 
-const maxSources = 16
+// refusals decides which of them are recorded: the first of each source in a
+// minute, and in each tenant's history not more than most. For strangers that
+// keeps one with many addresses from filling the log, and one that is refused
+// elsewhere from hiding what it tries here; principals are known, and have no such
+// bound. Every refusal is counted by the request metric.
+type refusals struct {
+	most int // 0: no bound
+
+	mu       sync.Mutex
+	minute   time.Time
+	recorded map[authz.TenantID]map[string]bool // in this minute, by source
+}
+
+// maxStrangers are recorded in a minute.
+const maxStrangers = 16
 
 // first reports whether the refusal is to be recorded.
-func (r *refusals) first(source string, now time.Time) bool {
-	source = Source(source)
+func (r *refusals) first(tenant authz.TenantID, source string, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if minute := now.Truncate(time.Minute); !minute.Equal(r.minute) {
-		r.minute, r.sources = minute, make(map[string]bool)
+		r.minute, r.recorded = minute, make(map[authz.TenantID]map[string]bool)
 	}
-	if r.sources[source] || len(r.sources) == maxSources {
+	sources := r.recorded[tenant]
+	if sources[source] || r.most > 0 && len(sources) == r.most {
 		return false
 	}
-	r.sources[source] = true
+	if sources == nil {
+		sources = make(map[string]bool)
+		r.recorded[tenant] = sources
+	}
+	sources[source] = true
 	return true
 }
 
 // Source returns what stands for the host at an address: an IPv4 address as it
-// is, an IPv6 address's network of 64 bits, and anything else as it is.
+// is, an IPv6 address's network of 64 bits, which is what one host commonly has,
+// and anything else as it is.
 func Source(address string) string {
 	if ip, err := netip.ParseAddr(address); err == nil && ip.Is6() && !ip.Is4In6() {
 		network, _ := ip.Prefix(64) // an IPv6 address has one

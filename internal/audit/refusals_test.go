@@ -4,36 +4,57 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
-	var r refusals
+	r := refusals{most: maxStrangers}
 	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
-	count := func(source string) (n int) {
+	count := func(tenant authz.TenantID, source string) (n int) {
 		for range 100 {
-			if r.first(source, now) {
+			if r.first(tenant, Source(source), now) {
 				n++
 			}
 		}
 		return n
 	}
-	if count("192.0.2.1") != 1 || count("192.0.2.2") != 1 || count("192.0.2.1") != 0 {
+	if count("a", "192.0.2.1") != 1 || count("a", "192.0.2.2") != 1 || count("a", "192.0.2.1") != 0 {
 		t.Error("not once per source")
 	}
-	if count("2001:db8::1") != 1 || count("2001:db8::2") != 0 || count("2001:db8:0:1::1") != 1 {
+	if count("a", "2001:db8::1") != 1 || count("a", "2001:db8::2") != 0 || count("a", "2001:db8:0:1::1") != 1 {
 		t.Error("not once per IPv6 network")
 	}
+	if count("b", "192.0.2.1") != 1 {
+		t.Error("one tenant's entry hides another's")
+	}
 	now = now.Add(time.Minute)
-	if count("192.0.2.1") != 1 {
+	if count("a", "192.0.2.1") != 1 {
 		t.Error("not once per minute")
 	}
 	recorded := 1
-	for i := range 10 * maxSources {
-		if r.first(fmt.Sprint("source ", i), now) {
+	for i := range 10 * maxStrangers {
+		if r.first("a", fmt.Sprint("source ", i), now) {
 			recorded++
 		}
 	}
-	if recorded != maxSources {
+	if recorded != maxStrangers {
 		t.Errorf("%d recorded in a minute, however many the sources", recorded)
+	}
+	if count("b", "192.0.2.9") != 1 {
+		t.Error("many sources in one tenant's history hide another's")
+	}
+}
+
+func TestPrincipalsOverTheirLimitAreAllRecorded(t *testing.T) {
+	var r refusals
+	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
+	for i := range 10 * maxStrangers {
+		if !r.first("a", fmt.Sprint("principal ", i), now) {
+			t.Fatal("principal", i, "has no entry")
+		}
+	}
+	if r.first("a", "principal 1", now) {
+		t.Error("not once per minute")
 	}
 }

@@ -51,7 +51,7 @@ func compose(e Envelope) (*gomail.Msg, error) {
 	if err != nil {
 		return nil, errors.New("the configured sender is not an e-mail address")
 	}
-	m := gomail.NewMsg(gomail.WithNoDefaultUserAgent(), gomail.WithEncoding(gomail.EncodingUSASCII))
+	m := gomail.NewMsg(gomail.WithNoDefaultUserAgent())
 	m.FromMailAddress(from)
 	if err := m.To(e.To); err != nil { // which quotes the address
 		return nil, fmt.Errorf("%w: the address is not one", ErrRefused)
@@ -61,6 +61,8 @@ func compose(e Envelope) (*gomail.Msg, error) {
 	m.SetDateWithValue(e.Date)
 	m.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: nobody is to answer by machine
 	m.Subject(e.Subject)
-	m.SetBodyString(gomail.TypeTextPlain, e.Text)
+	// As it is: quoted-printable would break the long line of a token, for those who read the file and for scripts. The
+	// text is ASCII, so that a server without 8BITMIME takes it, too.
+	m.SetBodyString(gomail.TypeTextPlain, e.Text, gomail.WithPartEncoding(gomail.NoEncoding))
 	return m, nil
 }

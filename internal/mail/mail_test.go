@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -215,38 +216,47 @@ func TestADirectoryHoldsOneReadableFileForEachMail(t *testing.T) {
 func TestRunEmptiesTheOutboxUntilItsContextEnds(t *testing.T) {
 	f := newFixture(t)
 	ctx, stop := context.WithCancel(t.Context())
-	sent := make(chan string)
-	var fail atomic.Bool
-	done := make(chan error)
+	sent, outcome := make(chan string), make(chan error)
+	logged := make(lines, 100)
+	options := f.options()
+	options.Logger = slog.New(slog.NewTextHandler(logged, nil))
 	before := f.post(Message{Kind: Invite, To: recipient, Token: token})
+	done := make(chan error)
 	go func() {
 		done <- f.outbox.Run(ctx, sendFunc(func(_ context.Context, e Envelope) error {
 			sent <- e.ID
-			if fail.Load() {
-				return errors.New("connection refused")
-			}
-			return nil
-		}), f.options())
+			return <-outcome
+		}), options)
 	}()
-	if id := <-sent; id != before {
-		t.Fatal(id)
+	try := func(want string, err error) {
+		t.Helper()
+		if id := <-sent; id != want {
+			t.Fatal(id)
+		}
+		outcome <- err
 	}
-	fail.Store(true)
+	try(before, nil)
 	later := f.post(Message{Kind: Invite, To: recipient, Token: token})
-	if id := <-sent; id != later {
-		t.Fatal(id)
+	try(later, errors.New("connection refused"))
+	if line := <-logged; !strings.Contains(line, later) { // and so the next try has its time
+		t.Fatal(line)
 	}
-	fail.Store(false)
 	f.advance(firstRetry)
 	f.outbox.Notify()
-	if id := <-sent; id != later {
-		t.Fatal(id)
-	}
+	try(later, nil)
 	stop()
 	must(t, <-done)
 	if f.stored() != 0 {
 		t.Error("something is left, after it was sent")
 	}
+}
+
+// lines is a log that a test waits for.
+type lines chan string
+
+func (l lines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
 }
 
 func TestRunSurvivesAStoreThatFails(t *testing.T) {
@@ -283,7 +293,9 @@ func TestManyFailingMailsDoNotHoldUpANewOne(t *testing.T) {
 		f.post(Message{Kind: Invite, To: recipient, Token: token})
 	}
 	var sent []string
+	var tries atomic.Int64
 	c := f.courier(sendFunc(func(_ context.Context, e Envelope) error {
+		tries.Add(1)
 		if e.To == recipient {
 			return errors.New("connection refused")
 		}
@@ -291,7 +303,11 @@ func TestManyFailingMailsDoNotHoldUpANewOne(t *testing.T) {
 		return nil
 	}))
 	for range 4 {
+		before := tries.Load()
 		f.pass(c)
+		if n := tries.Load() - before; n > passSize {
+			t.Fatalf("%d mails in one pass", n)
+		}
 	}
 	id := f.post(Message{Kind: Invite, To: "new@example.org", Token: token})
 	f.pass(c)

@@ -44,7 +44,9 @@ func (l *Limiter) count(bucket string, limit, n int) Usage {
 	minute := l.now().UTC().Truncate(time.Minute)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if minute.After(l.minute) { // a clock that was set back does not give a minute twice
+	// A clock that is set back a little does not give a minute twice; one that
+	// was far ahead and is corrected does not lock everybody out until then.
+	if minute.After(l.minute) || l.minute.Sub(minute) > time.Minute {
 		l.minute, l.taken = minute, make(map[string]int)
 	}
 	if _, known := l.taken[bucket]; !known && len(l.taken) >= maxBuckets {

@@ -33,6 +33,10 @@ func TestABucketIsFullAfterItsLimitAndNewTheNextMinute(t *testing.T) {
 	if u := l.Peek("a", 3); u.Remaining != 2 {
 		t.Fatal("a clock set back gives a minute twice:", u)
 	}
+	now = now.Add(-time.Hour)
+	if u := l.Take("a", 3); u.Remaining != 2 || u.Reset.Sub(now) > time.Minute {
+		t.Fatal("a clock that was far ahead locks everybody out:", u)
+	}
 }
 
 func TestParallelRequestsNeverExceedTheLimit(t *testing.T) {

@@ -54,6 +54,7 @@ func (call *Call) authenticate(c *gin.Context) error {
 		}
 		return err
 	}
+	call.byHeader = len(c.Request.Header.Values("X-API-Key"))+len(c.Request.Header.Values("Authorization")) > 0
 	caller.RequestID, caller.SourceIP = call.Caller.RequestID, call.Caller.SourceIP
 	call.Caller = caller
 	return nil
@@ -95,12 +96,6 @@ func bearer(values []string) (string, bool) {
 	}
 	scheme, token, ok := strings.Cut(values[0], " ")
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
-}
-
-// sentByHeader reports whether the request names its caller by a header, which
-// no page of another origin can make a browser send.
-func sentByHeader(r *http.Request) bool {
-	return r.Header.Get("X-API-Key") != "" || r.Header.Get("Authorization") != ""
 }
 
 // recordStranger leaves an entry of a request without a principal, unless its

@@ -23,8 +23,9 @@ import (
 
 // Operation is what the gate has to know of an operation beside its contract.
 type Operation struct {
-	Action authz.Action // empty when everybody may
-	Auth   Auth
+	Action    authz.Action // empty when everybody may
+	Auth      Auth
+	Registers bool // it makes a tenant for a stranger, which has a rate of its own
 }
 
 // Definition of a [Version].

@@ -3,8 +3,9 @@
 //
 // The checks run in one fixed order, so that a request that breaks several
 // rules is always answered for the same one, and a caller without the scope
-// learns nothing about what it sent: size of the body, authentication, rate,
-// scope, content type, well-formed JSON, parameters, schema. What an operation
+// learns nothing about what it sent: size of the body, authentication, rate (a
+// stranger whose address is over it is told so, whatever it presents), scope,
+// content type, well-formed JSON, parameters, schema. What an operation
 // takes comes from the OpenAPI document of its version; what it requires of the
 // caller from authz.
 //
@@ -25,6 +26,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"runtime"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -52,12 +54,16 @@ type Gate struct {
 	tenants   *quota.Limiter
 	addresses *quota.Limiter
 	origins   *http.CrossOriginProtection
+	parsing   chan struct{} // a place for each body that is being parsed
 }
 
 // New returns a gate. Error: an origin that is none.
 func New(c Config) (*Gate, error) {
 	c.Rates = c.Rates.withDefaults()
-	g := &Gate{config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), origins: http.NewCrossOriginProtection()}
+	g := &Gate{
+		config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), origins: http.NewCrossOriginProtection(),
+		parsing: make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
+	}
 	if c.Origin != "" {
 		if err := g.origins.AddTrustedOrigin(c.Origin); err != nil {
 			return nil, fmt.Errorf("trusting the public URL's origin: %w", err)
@@ -75,6 +81,8 @@ type Call struct {
 	gate      *Gate
 	version   *Version
 	operation *operation
+	byHeader  bool   // the caller is known by a header, which no page of another origin can make a browser send
+	exceeded  bool   // the request is over its rate
 	body      []byte // well-formed, of the operation's schema, and overwritten after the call
 }
 
@@ -114,7 +122,8 @@ func (call *Call) admit(c *gin.Context) error {
 	// of a stranger; a body that is too large is answered before all the same.
 	unknown := call.authenticate(c)
 	usage := call.count(c)
-	body, err := readBody(c, unknown == nil && !usage.Exceeded)
+	call.exceeded = usage.Exceeded
+	body, err := call.readBody(c, unknown == nil && !usage.Exceeded)
 	call.body = body
 	if err := cmp.Or(err, call.limited(c, usage)); err != nil {
 		return err
@@ -127,7 +136,7 @@ func (call *Call) admit(c *gin.Context) error {
 
 // check holds an admitted request against its operation.
 func (call *Call) check(c *gin.Context) error {
-	if !sentByHeader(c.Request) {
+	if !call.byHeader {
 		if err := call.gate.origins.Check(c.Request); err != nil {
 			return call.refuse(c, "cross_origin", &refusal{http.StatusForbidden, "cross-origin requests with cookies are refused"})
 		}
@@ -142,6 +151,15 @@ func (call *Call) check(c *gin.Context) error {
 		if err := checkContentType(c.Request.Header); err != nil {
 			return err
 		}
+	}
+	// What JSON becomes in memory is many times its size.
+	select {
+	case call.gate.parsing <- struct{}{}:
+		defer func() { <-call.gate.parsing }()
+	case <-c.Request.Context().Done():
+		return fault.Unavailable
+	}
+	if len(call.body) > 0 {
 		if err := checkJSON(call.body); err != nil {
 			return err
 		}
@@ -192,6 +210,9 @@ func (v *Version) Fail(c *gin.Context, _ error, _ int) {
 func (call *Call) fail(c *gin.Context, err error) {
 	var r *refusal
 	invalid := fault.Of(err) == fault.Invalid || errors.As(err, &r) && r.unrecorded()
+	if call.exceeded { // one entry a minute is enough of a caller over its rate, whatever else is wrong
+		invalid = false
+	}
 	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 		defer cancel()
@@ -200,17 +221,24 @@ func (call *Call) fail(c *gin.Context, err error) {
 	call.version.fail(c, err)
 }
 
-// maxBody bounds the body of a request.
-const maxBody = 1 << 20
+// Bounds of a request's body. Nobody is known to an operation that everybody
+// may call, and none of those takes more than an address and a password.
+const (
+	maxBody       = 1 << 20
+	maxPublicBody = 16 << 10
+)
 
 // readBody reads the whole body, since how large a chunked body is shows only
 // then, and returns it if it is to be kept.
-func readBody(c *gin.Context, keep bool) (body []byte, err error) {
-	if c.Request.ContentLength > maxBody {
-		// net/http will not keep a connection whose body was left unread.
-		return nil, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
+func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
+	most, refused := int64(maxBody), &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
+	if call.operation.Auth != Required {
+		most, refused = maxPublicBody, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 16 KiB"}
 	}
-	limited := http.MaxBytesReader(c.Writer, c.Request.Body, maxBody)
+	if c.Request.ContentLength > most {
+		return nil, refused // net/http will not keep a connection whose body was left unread
+	}
+	limited := http.MaxBytesReader(c.Writer, c.Request.Body, most)
 	if keep {
 		body, err = io.ReadAll(limited)
 	} else {
@@ -218,7 +246,7 @@ func readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	}
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
-		return body, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
+		return body, refused
 	}
 	if err != nil {
 		return body, BadRequest("the request body ended early")

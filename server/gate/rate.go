@@ -20,6 +20,8 @@ type Rates struct {
 	V1      int // of a tenant; default 1000
 	V2      int // of a tenant; default 5000
 	Address int // of strangers from one address; default 1000
+
+	Registrations int // of those, registrations; default 30
 }
 
 func (r Rates) withDefaults() Rates {
@@ -31,6 +33,7 @@ func (r Rates) withDefaults() Rates {
 	orElse(&r.V1, 1000)
 	orElse(&r.V2, 5000)
 	orElse(&r.Address, 1000)
+	orElse(&r.Registrations, 30)
 	return r
 }
 
@@ -50,8 +53,11 @@ func (call *Call) limit() int {
 // of a stranger's address. A known caller never pays for its neighbours.
 func (call *Call) count(c *gin.Context) quota.Usage {
 	var u quota.Usage
-	if call.Caller.Kind == authz.Stranger {
-		u = call.gate.addresses.Take(audit.Source(c.ClientIP()), call.gate.config.Rates.Address)
+	if source := audit.Source(c.ClientIP()); call.Caller.Kind == authz.Stranger {
+		u = call.gate.addresses.Take(source, call.gate.config.Rates.Address)
+		if call.operation.Registers && !u.Exceeded { // what a registration leaves, nothing removes
+			u = call.gate.addresses.Take("register/"+source, call.gate.config.Rates.Registrations)
+		}
 	} else {
 		u = call.gate.tenants.Take(call.version.name+"/"+string(call.Caller.Tenant), call.limit())
 	}
@@ -95,9 +101,7 @@ func (call *Call) limited(c *gin.Context, u quota.Usage) error {
 	} else {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 		defer cancel()
-		_ = call.gate.config.Audit.Refused(ctx, "principal "+p.ID, audit.Event{
-			Type: audit.RateLimited, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},
-		})
+		_ = call.gate.config.Audit.Limited(ctx, p)
 	}
 	return &tooMany{u.Reset.Sub(call.gate.config.Now())}
 }

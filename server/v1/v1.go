@@ -76,7 +76,6 @@ func envelope(p gate.Problem) any {
 
 const (
 	algorithm    = "ML-KEM-768" // the only one there is
-	maxData      = 700 << 10    // so that the ciphertext fits into a request
 	defaultLimit = 20
 )
 
@@ -104,6 +103,18 @@ func parse(encrypted string) transit.Ciphertext {
 	return c
 }
 
+// decode reads a ciphertext's request. To the service an empty key id means
+// whichever key the ciphertext names; here one has to be said.
+func decode(call *gate.Call) (body api.DecryptRequest, err error) {
+	if err := call.Decode(&body); err != nil {
+		return body, err
+	}
+	if body.KeyId == "" {
+		return body, fault.New(fault.Invalid, "the field key_id is empty: send it as encrypt answered it")
+	}
+	return body, nil
+}
+
 func encrypted(c transit.Ciphertext) (api.EncryptAnswer, error) {
 	b, err := c.MarshalBinary()
 	if err != nil {
@@ -121,9 +132,6 @@ func (a *API) EncryptData(c *gin.Context) {
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		if len(body.Data) > maxData {
-			return nil, fault.New(fault.Invalid, "data must have at most 700 KiB")
-		}
 		data := secret.Bytes(body.Data)
 		defer data.Zero()
 		sealed, err := a.Transit.Encrypt(ctx, call.Principal(), value(body.KeyId), []secret.Bytes{data})
@@ -137,8 +145,8 @@ func (a *API) EncryptData(c *gin.Context) {
 // DecryptData decrypts after the signatures were verified.
 func (a *API) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body api.DecryptRequest
-		if err := call.Decode(&body); err != nil {
+		body, err := decode(call)
+		if err != nil {
 			return nil, err
 		}
 		opened, err := a.Transit.Decrypt(ctx, call.Principal(), body.KeyId, []transit.Ciphertext{parse(body.EncryptedData)})
@@ -157,8 +165,8 @@ func (a *API) DecryptData(c *gin.Context) {
 // RewrapData encrypts a ciphertext anew with the newest version of its key.
 func (a *API) RewrapData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body api.DecryptRequest
-		if err := call.Decode(&body); err != nil {
+		body, err := decode(call)
+		if err != nil {
 			return nil, err
 		}
 		sealed, err := a.Transit.Rewrap(ctx, call.Principal(), body.KeyId, parse(body.EncryptedData))

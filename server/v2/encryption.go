@@ -10,15 +10,10 @@ import (
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
-
-// maxData bounds what is encrypted or signed at once, so that its envelope fits
-// into a request.
-const maxData = 700 << 10
 
 // algorithm is the only one there is.
 const algorithm = "ML-KEM-768"
@@ -29,16 +24,12 @@ const undecryptable = "the ciphertext cannot be decrypted: send the envelope as 
 var errUndecryptable = gate.Refusal(http.StatusBadRequest, undecryptable)
 
 // data copies the items of a request into bytes that can be overwritten.
-func data[T any](items []T, text func(T) string) ([]secret.Bytes, error) {
+func data[T any](items []T, text func(T) string) []secret.Bytes {
 	copied := make([]secret.Bytes, len(items))
 	for i, item := range items {
-		s := text(item)
-		if len(s) > maxData {
-			return nil, fault.New(fault.Invalid, "data must have at most 700 KiB")
-		}
-		copied[i] = secret.Bytes(s)
+		copied[i] = secret.Bytes(text(item))
 	}
-	return copied, nil
+	return copied
 }
 
 func zeroAll(data []secret.Bytes) {
@@ -48,10 +39,7 @@ func zeroAll(data []secret.Bytes) {
 }
 
 func (a *API) encrypt(ctx context.Context, p authz.Principal, items []api.EncryptRequest) ([]api.EncryptedData, error) {
-	plain, err := data(items, func(r api.EncryptRequest) string { return r.Data })
-	if err != nil {
-		return nil, err
-	}
+	plain := data(items, func(r api.EncryptRequest) string { return r.Data })
 	defer zeroAll(plain)
 	sealed, err := a.Transit.Encrypt(ctx, p, "", plain)
 	if err != nil {
@@ -172,10 +160,7 @@ func (a *API) DecryptBatch(c *gin.Context) {
 }
 
 func (a *API) sign(ctx context.Context, p authz.Principal, items []api.SignRequest) ([]api.Signatures, error) {
-	plain, err := data(items, func(r api.SignRequest) string { return r.Data })
-	if err != nil {
-		return nil, err
-	}
+	plain := data(items, func(r api.SignRequest) string { return r.Data })
 	defer zeroAll(plain)
 	signed, err := a.Transit.Sign(ctx, p, plain)
 	if err != nil {
@@ -225,10 +210,7 @@ func (a *API) SignBatch(c *gin.Context) {
 
 // verify checks signatures. One that is not base64 is as wrong as any other.
 func (a *API) verify(ctx context.Context, p authz.Principal, items []api.VerifyRequest) ([]bool, error) {
-	plain, err := data(items, func(r api.VerifyRequest) string { return r.Data })
-	if err != nil {
-		return nil, err
-	}
+	plain := data(items, func(r api.VerifyRequest) string { return r.Data })
 	defer zeroAll(plain)
 	signed := make([]transit.Signed, len(items))
 	for i, item := range items {

@@ -58,7 +58,7 @@ func Operations() map[string]gate.Operation {
 		"verifyBatch":    {Action: authz.VerifyData},
 		"listPublicKeys": {Action: authz.ReadPublicKeys},
 
-		"registerUser":         public,
+		"registerUser":         {Auth: gate.Public, Registers: true},
 		"login":                public,
 		"refreshSession":       public, // by its own cookie
 		"verifyEmail":          public,

@@ -139,7 +139,6 @@ const (
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
 	EventTypeTENANTACTIVATED        EventType = "TENANT_ACTIVATED"
 	EventTypeTENANTCREATED          EventType = "TENANT_CREATED"
-	EventTypeTENANTKEYSROTATED      EventType = "TENANT_KEYS_ROTATED"
 	EventTypeTENANTLIMITED          EventType = "TENANT_LIMITED"
 	EventTypeTENANTLISTED           EventType = "TENANT_LISTED"
 	EventTypeUSERREGISTERED         EventType = "USER_REGISTERED"
@@ -232,8 +231,6 @@ func (e EventType) Valid() bool {
 	case EventTypeTENANTACTIVATED:
 		return true
 	case EventTypeTENANTCREATED:
-		return true
-	case EventTypeTENANTKEYSROTATED:
 		return true
 	case EventTypeTENANTLIMITED:
 		return true

@@ -235,7 +235,6 @@ const (
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
 	EventTypeTENANTACTIVATED        EventType = "TENANT_ACTIVATED"
 	EventTypeTENANTCREATED          EventType = "TENANT_CREATED"
-	EventTypeTENANTKEYSROTATED      EventType = "TENANT_KEYS_ROTATED"
 	EventTypeTENANTLIMITED          EventType = "TENANT_LIMITED"
 	EventTypeTENANTLISTED           EventType = "TENANT_LISTED"
 	EventTypeUSERREGISTERED         EventType = "USER_REGISTERED"
@@ -328,8 +327,6 @@ func (e EventType) Valid() bool {
 	case EventTypeTENANTACTIVATED:
 		return true
 	case EventTypeTENANTCREATED:
-		return true
-	case EventTypeTENANTKEYSROTATED:
 		return true
 	case EventTypeTENANTLIMITED:
 		return true
@@ -1544,7 +1541,7 @@ type ListCredentialsParams struct {
 // SealCredentialParams defines parameters for SealCredential.
 type SealCredentialParams struct {
 	// IdempotencyKey Makes the call safe to repeat: for 24 hours the same key with the same body answers the credential that the
-	// first call made. The key is refused with 422 when it comes with another body, or when the credential was
+	// first call made (recorded as `CREDENTIAL_LISTED` with the attribute `replay`). The key is refused with 422 when it comes with another body, or when the credential was
 	// replaced or deleted since.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }

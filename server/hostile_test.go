@@ -1,0 +1,442 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+)
+
+// canary stands in every hostile request: no refusal may repeat it.
+const canary = "c4n4ry"
+
+// besieged is a service with a caller of every kind.
+type besieged struct {
+	*service
+	user   account
+	system string
+}
+
+func newBesieged(t *testing.T) besieged {
+	t.Helper()
+	s := newService(t, func(c *Config) { c.Rates.Registrations = plenty })
+	return besieged{s, s.register("owner@example.org"), s.systemKey()}
+}
+
+// request returns the example of an operation from a caller who may.
+func (b besieged) request(o listed) request {
+	id, _ := o.pathExample()
+	r := request{method: o.method, path: o.to(id)}
+	if o.schema != nil {
+		r.body = marshal(b.t, o.example)
+	}
+	switch {
+	case o.public:
+	case strings.HasPrefix(o.id, "v1 "):
+		r.bearer = b.key
+	case o.scope == "system:admin":
+		r.key = b.system
+	case o.id == "v2 refreshSession":
+		r.header = cookies("refreshToken", b.user.refresh)
+	case o.user:
+		r.bearer = b.user.access
+	default:
+		r.key = b.key
+	}
+	return r
+}
+
+// refused fails the test unless the request is answered with the status and
+// without anything of what was sent. That the envelope is its version's and
+// that the headers are there, the contract's transport sees to.
+func (b besieged) refused(t *testing.T, name string, r request, want int) reply {
+	t.Helper()
+	got := b.call(r)
+	if got.status != want {
+		t.Errorf("%s: %d, want %d: %.300s", name, got.status, want, got.body)
+	}
+	if echoed(got) {
+		t.Errorf("%s: the answer repeats what was sent: %v %s", name, got.header, got.body)
+	}
+	return got
+}
+
+// unlessTooLarge returns the status of a body, which is first of all held to
+// its bound.
+func (o listed) unlessTooLarge(body string, status int) int {
+	if len(body) > o.most {
+		return http.StatusRequestEntityTooLarge
+	}
+	return status
+}
+
+func echoed(r reply) bool {
+	return strings.Contains(strings.ToLower(fmt.Sprint(r.header, string(r.body))), canary)
+}
+
+// untouched fails the test unless the caller's session outlived the attempts.
+func (b besieged) untouched(t *testing.T) {
+	t.Helper()
+	b.call(request{method: "GET", path: "/api/v2/auth/me", bearer: b.user.access}).want(t, http.StatusOK)
+	b.call(request{method: "POST", path: "/api/v2/auth/refresh", header: cookies("refreshToken", b.user.refresh)}).want(t, http.StatusOK)
+}
+
+func TestEveryOperationRefusesHostileBodies(t *testing.T) {
+	b := newBesieged(t)
+	nested := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	for _, o := range listedOperations(t) {
+		valid := b.request(o)
+		object := `{"` + canary + `":1}`
+		if o.schema != nil {
+			object = valid.body
+		}
+		more := func(member string) string { return strings.TrimSuffix(object, "}") + "," + member + "}" }
+		if object == "{}" {
+			more = func(member string) string { return "{" + member + "}" }
+		}
+		for name, body := range map[string]string{
+			"blank": " ", "open": object[:len(object)-1], "unopened": "}", "trailing": object + object, "trailing comma": object[:len(object)-1] + ",}",
+			"words": canary, "comment": "/*" + canary + "*/" + object, "single quotes": "{'" + canary + "':1}", "byte order mark": "\xef\xbb\xbf" + object,
+			"invalid UTF-8": more("\"x\":\"" + canary + "\xff\""), "overlong UTF-8": more("\"x\":\"" + canary + "\xc0\x80\""),
+			"encoded surrogate": more("\"x\":\"" + canary + "\xed\xa0\x80\""), "raw NUL": more("\"x\":\"" + canary + "\x00\""),
+			"NUL behind": object + "\x00", "control character": more("\"x\":\"" + canary + "\n\""),
+			"high surrogate": more(`"x":"` + canary + `\ud800"`), "low surrogate": more(`"x":"\udc00` + canary + `"`),
+			"bad escape": more(`"x":"\q` + canary + `"`),
+			"NaN":        more(`"x":NaN`), "infinity": more(`"x":-Infinity`), "leading zero": more(`"x":01`), "hexadecimal": more(`"x":0x1`),
+			"bare point": more(`"x":1.`),
+			"duplicate":  more(`"x":"` + canary + `","x":1`), "duplicate by an escape": more(`"` + canary + `":1,"\u0063` + canary[1:] + `":1`),
+			"duplicate below": more(`"x":[{"` + canary + `":1,"` + canary + `":2}]`),
+			"33 deep":         more(`"x":` + nested(32)), "33 deep, alone": nested(33), "100,000 deep": nested(100_000),
+			"deep and open": strings.Repeat(`{"`+canary+`":`, 100_000),
+		} {
+			r := valid
+			r.body = body
+			b.refused(t, o.id+", "+name, r, o.unlessTooLarge(r.body, http.StatusBadRequest))
+		}
+		for _, contentType := range []string{"text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=" + canary,
+			"application/json; charset=latin1",
+			"application/json; charset", "application/json, text/plain", "application/" + canary + "+json", "*/*", " "} {
+			r := valid
+			r.body, r.contentType = object, contentType
+			b.refused(t, o.id+", "+contentType, r, http.StatusUnsupportedMediaType)
+		}
+		for _, chunked := range []bool{false, true} {
+			r := valid
+			r.body, r.chunked = object+strings.Repeat(" ", o.most+1-len(object)), chunked
+			b.refused(t, o.id+", too large", r, http.StatusRequestEntityTooLarge)
+		}
+		for _, query := range []string{"?x=%zz" + canary, "?x=1;y=" + canary} {
+			r := valid
+			r.path += query
+			b.refused(t, o.id+", "+query, r, http.StatusBadRequest)
+		}
+		if o.required {
+			r := valid
+			r.body = ""
+			b.refused(t, o.id+", empty", r, http.StatusBadRequest)
+			r.contentType = "application/json"
+			b.refused(t, o.id+", empty JSON", r, http.StatusBadRequest)
+		}
+	}
+	b.untouched(t)
+	login := `{"email":"nobody@example.org","password":"` + canary + `"}`
+	login += strings.Repeat(" ", 16<<10-len(login))
+	b.refused(t, "exactly 16 KiB", request{method: "POST", path: "/api/v2/auth/login", body: login}, http.StatusUnauthorized)
+	b.post("/api/v2/encryption/encrypt", `{"data":"d","x":`+nested(31)+`}`).want(t, http.StatusOK) // 32 deep, and unknown
+}
+
+// variant is a body with one thing wrong.
+type variant struct {
+	name  string
+	value any
+}
+
+// wrongs returns values that a schema forbids, each one step away from valid.
+func wrongs(s *openapi3.Schema, valid any) []variant {
+	var all []variant
+	add := func(name string, value any) { all = append(all, variant{name, value}) }
+	kinds := map[string]any{
+		"boolean": true, "number": json.Number("17"), "string": canary, "array": []any{canary}, "object": map[string]any{canary: canary},
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		if !s.Type.Is(kind) && !(s.Type.Is("integer") && kind == "number") {
+			add(kind, kinds[kind])
+		}
+	}
+	if !s.Nullable {
+		add("null", nil)
+	}
+	switch {
+	case s.Type.Is("string"):
+		if s.MinLength > 0 {
+			add("empty string", "")
+			add("too short", strings.Repeat("a", int(s.MinLength)-1))
+		}
+		if s.MaxLength != nil {
+			add("too long", strings.Repeat("a", int(*s.MaxLength)+1))
+		}
+		if len(s.Enum) > 0 {
+			add("not of the list", canary)
+			add("other case", strings.ToUpper(valid.(string))+strings.ToLower(valid.(string)))
+			add("NUL behind", valid.(string)+"\x00")
+		}
+		if s.Pattern != "" {
+			add("of other characters", "/"+canary)
+			add("with a line behind", valid.(string)+"\n")
+		}
+	case s.Type.Is("integer"):
+		for _, text := range []string{strconv.FormatFloat(*s.Min-1, 'f', -1, 64), strconv.FormatFloat(*s.Max+1, 'f', -1, 64), "1.5", "-1", "-0.5",
+			"1e999", "-1e999",
+			"9223372036854775808", "18446744073709551617", strings.Repeat("9", 1000)} {
+			add(text, json.Number(text))
+		}
+	case s.Type.Is("array"):
+		all = append(all, wrongItems(s, valid.([]any))...)
+	case s.Type.Is("object"):
+		all = append(all, wrongMembers(s, valid.(map[string]any))...)
+	}
+	return all
+}
+
+func wrongItems(s *openapi3.Schema, valid []any) []variant {
+	all := []variant{{"no items", []any{}}}
+	if s.MaxItems != nil {
+		all = append(all, variant{"too many items", slices.Repeat(valid[:1], int(*s.MaxItems)+1)})
+	}
+	if s.UniqueItems {
+		all = append(all, variant{"an item twice", slices.Repeat(valid[:1], 2)})
+	}
+	for _, w := range wrongs(s.Items.Value, valid[0]) {
+		all = append(all, variant{"an item: " + w.name, append(slices.Clone(valid), w.value)})
+	}
+	return all
+}
+
+func wrongMembers(s *openapi3.Schema, valid map[string]any) []variant {
+	var all []variant
+	with := func(name, member string, change func(map[string]any)) {
+		changed := maps.Clone(valid)
+		change(changed)
+		all = append(all, variant{member + ": " + name, changed})
+	}
+	for _, name := range s.Required {
+		with("missing", name, func(m map[string]any) { delete(m, name) })
+		with("in another case", name, func(m map[string]any) { m[strings.ToUpper(name)] = m[name]; delete(m, name) })
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+		field := s.Properties[name].Value
+		example, there := valid[name]
+		if !there {
+			example = map[bool]any{true: field.Default, false: field.Example}[field.Default != nil]
+		}
+		if example == nil && len(field.Enum) > 0 {
+			example = field.Enum[0]
+		}
+		for _, w := range wrongs(field, example) {
+			with(w.name, name, func(m map[string]any) { m[name] = w.value })
+		}
+	}
+	if more := s.AdditionalProperties.Schema; more != nil {
+		all = append(all, variant{"no members", map[string]any{}})
+		with("too many members", "", func(m map[string]any) {
+			for i := range int(*s.MaxProps) + 1 {
+				m["k"+strconv.Itoa(i)] = canary
+			}
+		})
+		for _, w := range wrongs(more.Value, canary) {
+			with(w.name, "a member", func(m map[string]any) { m["k"] = w.value })
+		}
+	}
+	return all
+}
+
+func TestEveryFieldOfEveryBodyIsHeldToItsSchema(t *testing.T) {
+	b := newBesieged(t)
+	fields := 0
+	for _, o := range listedOperations(t) {
+		if o.schema == nil {
+			continue
+		}
+		for _, w := range wrongs(o.schema, o.example) {
+			r := b.request(o)
+			r.body = marshal(t, w.value)
+			b.refused(t, o.id+", "+w.name, r, o.unlessTooLarge(r.body, o.schemaStatus))
+			fields++
+		}
+	}
+	if fields < 500 {
+		t.Errorf("only %d bodies were sent", fields)
+	}
+	b.untouched(t)
+}
+
+// What a schema cannot say: lengths in bytes, control characters, addresses.
+func TestValuesThatOnlyTheServicesRefuse(t *testing.T) {
+	b := newBesieged(t)
+	wide := strings.Repeat("ä", 200) // 400 bytes
+	names := []string{canary + "\x00", canary + "\n", canary + "\x7f", canary + "\u0085", wide}
+	addresses := []string{canary, "@" + canary, canary + "@", canary + "@example..org", canary + "@example.org.", "a@b@" + canary + ".org",
+		canary + "@-a.org", `"` + canary + `"@example.org`,
+		canary + "@[192.0.2.1]", canary + " x@example.org", canary + "\x00@example.org", canary + "@exa\r\nmple.org", "<" + canary + "@example.org>",
+		canary + "@example.org,x@example.org",
+		strings.Repeat("a", 65) + "@" + canary + ".org", canary + "@" + strings.Repeat("a", 64) + ".org", "\u202e" + canary + "@example.org"}
+	passwords := []string{strings.Repeat("ä", 513)}
+	big := strings.Repeat("ä", 360_000) // 720,000 bytes in fewer characters than the schema allows
+	hostile := map[string]map[string][]string{
+		"v1 encryptData":        {"data": {big}},
+		"v1 generateKey":        {"name": names},
+		"v2 sealCredential":     {"name": names, "credential_type": {"ключ"}},
+		"v2 encryptData":        {"data": {big}},
+		"v2 signData":           {"data": {big}},
+		"v2 verifyData":         {"data": {big}},
+		"v2 registerUser":       {"email": addresses, "password": passwords, "tenant_name": names},
+		"v2 inviteMember":       {"email": addresses},
+		"v2 createTenant":       {"name": names},
+		"v2 createAPIKey":       {"name": names},
+		"v2 createTenantAPIKey": {"name": names},
+		"v2 resetPassword":      {"new_password": passwords},
+		"v2 acceptInvitation":   {"password": passwords},
+		"v2 changePassword":     {"new_password": passwords},
+	}
+	for _, o := range listedOperations(t) {
+		for field, values := range hostile[o.id] {
+			for _, value := range values {
+				r := b.request(o)
+				body := maps.Clone(o.example.(map[string]any))
+				body[field] = value
+				r.body = marshal(t, body)
+				b.refused(t, fmt.Sprintf("%s, %s %.40q", o.id, field, value), r, o.schemaStatus)
+			}
+		}
+		delete(hostile, o.id)
+	}
+	if len(hostile) > 0 {
+		t.Errorf("no such operations: %v", hostile)
+	}
+	// Whoever forgot a password, or tries one, is told nothing of the address.
+	for _, address := range addresses {
+		body := map[string]string{"email": address, "password": canary}
+		b.refused(t, "forgot", request{method: "POST", path: "/api/v2/auth/forgot-password", body: marshal(t, body)}, http.StatusOK)
+	}
+	for _, address := range addresses[:3] {
+		body := map[string]string{"email": address, "password": canary}
+		b.refused(t, "login", request{method: "POST", path: "/api/v2/auth/login", body: marshal(t, body)}, http.StatusUnauthorized)
+	}
+	b.untouched(t)
+}
+
+// badParameters returns values, in the escaping of a query, that a parameter's
+// schema forbids.
+func badParameters(s *openapi3.Schema) []string {
+	switch {
+	case s.Type.Is("integer"):
+		return []string{canary, strconv.FormatFloat(*s.Min-1, 'f', -1, 64), strconv.FormatFloat(*s.Max+1, 'f', -1, 64), "-1", "1.5", "1e1", "0x1",
+			"%201", "1%00", "9223372036854775808", "NaN", "null",
+			strings.Repeat("9", 400), "1,2"}
+	case s.Format == "date":
+		return []string{canary, "2026-13-01", "2026-02-30", "2026-1-1", "2026-11-21T10:00:00Z", "21.11.2026", "2026-11-21%00", "02026-11-21"}
+	case s.Format == "date-time":
+		return []string{canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21%2010:00:00Z", "2026-11-21T25:00:00Z", "2026-02-30T10:00:00Z",
+			"2026-11-21T10:00:00+01:00", "1795255260"}
+	case len(s.Enum) > 0:
+		return []string{canary, strings.ToLower(fmt.Sprint(s.Enum[0])), fmt.Sprint(s.Enum[0], "%00"), fmt.Sprint(s.Enum[0], ",", s.Enum[1])}
+	}
+	return []string{strings.Repeat("a", int(*s.MaxLength)+1)}
+}
+
+func TestEveryParameterIsHeldToItsSchema(t *testing.T) {
+	b := newBesieged(t)
+	sent := 0
+	for _, o := range listedOperations(t) {
+		for _, p := range o.parameters {
+			if p.In == openapi3.ParameterInPath {
+				continue
+			}
+			values := badParameters(p.Schema.Value)
+			if p.Name == "cursor" {
+				values = append(values, canary, "AAAA", "%00", "..%2F..", "AAAAAAAAAAE=", strings.Repeat("a", 512))
+			}
+			for _, value := range append(values, "") {
+				r := b.request(o)
+				if p.In == openapi3.ParameterInHeader {
+					r.header = http.Header{p.Name: {value}}
+				} else {
+					r.path += "?" + p.Name + "=" + value
+				}
+				b.refused(t, fmt.Sprintf("%s, %s=%.30s", o.id, p.Name, value), r, http.StatusBadRequest)
+				sent++
+			}
+			twice := b.request(o)
+			example := fmt.Sprint(map[bool]any{true: p.Example, false: 1}[p.Example != nil])
+			if p.In == openapi3.ParameterInHeader {
+				twice.header = http.Header{p.Name: {example, example}}
+			} else {
+				twice.path += "?" + p.Name + "=" + url.QueryEscape(example) + "&" + p.Name + "=" + url.QueryEscape(example)
+			}
+			b.refused(t, o.id+", "+p.Name+" twice", twice, http.StatusBadRequest)
+		}
+	}
+	if sent < 100 {
+		t.Errorf("only %d parameters were sent", sent)
+	}
+	for _, value := range []string{"a b", canary + "é", canary + "\t" + canary, "\x80"} {
+		b.refused(t, "Idempotency-Key", request{method: "POST", path: "/api/v2/vault/seal", key: b.key,
+			body:   `{"name":"n","credential_type":"t","values":{"k":"v"}}`,
+			header: http.Header{"Idempotency-Key": {value}}}, http.StatusBadRequest)
+	}
+	for _, query := range []string{"hours=1&from=2026-11-21T10:00:00Z", "hours=1&to=2026-11-21T10:00:00Z",
+		"from=2026-11-21T10:00:00Z&to=2026-11-21T09:59:59Z"} {
+		b.refused(t, query, request{method: "GET", path: "/api/v2/audit/logs?" + query, key: b.key}, http.StatusBadRequest)
+	}
+	b.refused(t, "days", request{method: "GET", path: "/v1/audit/logs?start_date=2026-11-21&end_date=2026-11-20", bearer: b.key}, http.StatusBadRequest)
+	b.get("/api/v2/audit/logs?Limit=x&LIMIT="+canary+"&limit%5B%5D=0").want(t, http.StatusOK) // unknown, all of them
+}
+
+func TestHostileIDsAreIDsOfNothing(t *testing.T) {
+	b := newBesieged(t)
+	for _, o := range listedOperations(t) {
+		example, ok := o.pathExample()
+		if !ok {
+			continue
+		}
+		want := http.StatusNotFound
+		if strings.HasPrefix(o.path, "/api/v2/vault/") {
+			want = http.StatusForbidden
+		}
+		var bodies []string
+		for _, id := range []string{example, canary, strings.ToUpper(example), example + "a", example[:len(example)-1], "x" + example, example + "%00",
+			example + "%20", example + "%0A", "%00", "%20", "*",
+			"%2F", "..%2F" + example, "%2e%2e", "%2e%2e%2f%2e%2e", "%252e", "%ff%fe", "%C0%80", "%F0%9F%94%91", "%0d%0aX-" + canary + ":%201",
+			"'%20OR%20'1'='1", "$ne", "%7B%7D",
+			"req_mfrggzdfmztwq2lknnwg23tpoa", "cred_" + strings.Repeat("%E2%80%AE", 26), strings.Repeat("a", 4096)} {
+			r := b.request(o)
+			r.path = o.to(id)
+			got := b.refused(t, fmt.Sprintf("%s, %.60s", o.id, id), r, want)
+			bodies = append(bodies, got.alike(t))
+		}
+		if n := len(slices.Compact(bodies)); n != 1 {
+			t.Errorf("%s: %d different answers to ids of nothing", o.id, n)
+		}
+	}
+}
+
+// alike returns the body of an error without what is different every time.
+func (r reply) alike(t testing.TB) string {
+	t.Helper()
+	var fields map[string]any
+	if err := json.Unmarshal(r.body, &fields); err != nil {
+		t.Fatalf("body %q: %v", r.body, err)
+	}
+	if detail, ok := fields["error"].(map[string]any); ok {
+		delete(detail, "request_id")
+		delete(detail, "timestamp")
+	}
+	return marshal(t, fields)
+}
