@@ -83,7 +83,7 @@ func assemble(t testing.TB, change ...func(*Config)) *service {
 	s.transit = transit.New(db, chain, s.keys, s.clock.Now)
 	config := Config{
 		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Store: db,
-		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: plenty, V2: plenty, Address: plenty},
+		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: plenty, V2: plenty, Address: plenty, Registrations: plenty},
 		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",
 	}
 	for _, c := range change {

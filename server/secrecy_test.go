@@ -2,7 +2,13 @@ package server
 
 import (
 	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -88,5 +94,270 @@ func TestASecretIsOnlyEverTheValueOfAnUnseal(t *testing.T) {
 	}
 	if r := s.call(request{method: "GET", path: "/metrics"}); bytes.Contains(r.body, []byte(canary)) {
 		t.Error("it is in the metrics")
+	}
+}
+
+// mayReturn are the fields in which an operation's successful answer gives back
+// what was sent to it or to another: what it is for.
+var mayReturn = map[string]string{
+	"v1 decryptData": "data", "v2 decryptData": "data", "v2 decryptBatch": "data",
+	"v1 generateKey": "name", "v1 listKeys": "name", "v1 rotateKey": "name",
+	"v2 sealCredential": "name credential_type", "v2 listCredentials": "name credential_type",
+	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type",
+	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
+	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",
+	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",
+	"v2 createAPIKey": "name", "v2 listAPIKeys": "name", "v2 createTenantAPIKey": "name",
+	"v2 listTenants": "name", "v2 createTenant": "name", "v2 activateTenant": "name", "v2 setTenantLimits": "name",
+}
+
+// A word in every place of every request: whatever of it is a secret, a name or
+// an address, it is in no log, entry, metric, mail, header or error.
+func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
+	w := newWorld(t, "c4n4ry7q2w9x8z")
+	issued := &issued{w: w}
+	all := operations(t)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		o := all[name]
+		r := w.authorized(o, examples[name](w, o))
+		got := w.call(r)
+		if got.status >= 300 {
+			t.Errorf("%s: %d %s", name, got.status, got.body)
+		}
+		issued.hold(o, r, got)
+		valid := w.authorized(o, examples[name](w, o))
+		for _, r := range w.spoiled(o, valid) {
+			issued.hold(o, r, w.call(r))
+		}
+	}
+	var left []request // for a service that has lost its store
+	for name, o := range all {
+		if access[name] == "public" || access[name] == "refresh" {
+			left = append(left, examples[name](w, o))
+		}
+	}
+	issued.mails()
+	if issued.count() < 100 {
+		t.Errorf("only %d secrets were issued: the test has lost sight of them", issued.count())
+	}
+	metrics := w.call(request{method: "GET", path: "/metrics"})
+	issued.absent("the metrics", metrics.body)
+	entries, err := json.Marshal(w.records(1))
+	w.must(err)
+	issued.absent("the entries", entries)
+	var export bytes.Buffer
+	w.must(w.server.config.Audit.Export(context.Background(), &export))
+	issued.absent("the exported entries", export.Bytes())
+	w.must(w.store.Close())
+	for _, r := range left {
+		if got := w.call(r); got.status != http.StatusOK { // the sealing key is known
+			got.message(t, http.StatusServiceUnavailable)
+			issued.absent("the answer of a service without a store", got.body)
+		}
+	}
+	issued.absent("the log", []byte(w.log.String()))
+}
+
+// spoiled returns requests with the word wherever a request has a place for it,
+// by what the contract and a valid request say.
+func (w *world) spoiled(o operation, valid request) (all []request) {
+	add := func(change func(*request)) {
+		r := valid
+		r.header = valid.header.Clone()
+		if r.header == nil {
+			r.header = http.Header{}
+		}
+		change(&r)
+		all = append(all, r)
+	}
+	word := w.word
+	body := func(text string) { add(func(r *request) { r.body = text }) }
+	header := func(pairs ...string) {
+		add(func(r *request) {
+			for i := 0; i < len(pairs); i += 2 {
+				r.header.Set(pairs[i], pairs[i+1])
+			}
+		})
+	}
+	header("X-Request-ID", word, "User-Agent", word, "X-Forwarded-For", word, "X-Real-IP", word, "Forwarded", "for="+word,
+		"Referer", "http://"+word, "Traceparent", word, "X-"+word, word, "Accept", word, "Accept-Language", word, "Origin", "http://"+word)
+	header("Idempotency-Key", word+" "+word)
+	header("Cookie", "accessToken="+word+"; refreshToken="+word)
+	header("Cookie", word+"="+word, "Sec-Fetch-Site", "cross-site", "Origin", "http://"+word)
+	token := word + "." + word + "." + word
+	for _, authorization := range []string{word, "Bearer " + word, "Basic " + word, "Bearer lk_live_" + word, "Bearer " + token} {
+		add(func(r *request) { r.key, r.bearer, r.header = "", "", http.Header{"Authorization": {authorization}} })
+	}
+	for _, key := range []string{word, "lk_live_" + word} {
+		add(func(r *request) { r.key, r.bearer, r.header = key, "", nil })
+	}
+	for _, contentType := range []string{word + "/" + word, "application/json; charset=" + word, "application/json; " + word} {
+		add(func(r *request) { r.body, r.contentType = `{"`+word+`":1}`, contentType })
+	}
+	for _, text := range []string{word, `"` + word + `"`, `["` + word + `"]`, `{"` + word + `":"` + word + `","` + word + `":1}`, `{"x":` + word + `}`} {
+		body(text)
+	}
+	for _, id := range []string{word, "%00" + word, word + "%2F" + word, word + "%ff", "cred_" + word, word + "/" + word} {
+		add(func(r *request) { r.path = o.at(id) })
+	}
+	add(func(r *request) { r.path += "/" + word })
+	add(func(r *request) { r.method = word })
+	bare, _, _ := strings.Cut(valid.path, "?")
+	query := func(text string) { add(func(r *request) { r.path = bare + "?" + text }) }
+	query(word + "=" + word)
+	query("%zz" + word)
+	for _, p := range o.parameters {
+		if p.Value.In == "query" {
+			query(p.Value.Name + "=" + word)
+			query(p.Value.Name + "=" + word + "&" + p.Value.Name + "=" + word)
+			query(p.Value.Name + "=" + word + "%00")
+		}
+	}
+	if valid.body == "" {
+		return all
+	}
+	var fields any
+	w.must(json.Unmarshal([]byte(valid.body), &fields))
+	for _, other := range []any{
+		word, word + "@example.org", word + "@" + word, "/" + word, word + "\x00",
+		strings.Repeat(word, 1000), []any{word}, object{word: word}, object{"/" + word: word},
+	} {
+		for _, changed := range replaced(fields, other) {
+			body(marshal(w.t, changed))
+		}
+	}
+	withMore := maps.Clone(fields.(object))
+	withMore[word] = word
+	body(marshal(w.t, withMore))
+	for name := range fields.(object) {
+		without := maps.Clone(fields.(object))
+		delete(without, name)
+		without[strings.ToUpper(name)] = word
+		body(marshal(w.t, without))
+	}
+	return all
+}
+
+// replaced returns copies of a JSON value with other in the place of each of its
+// parts.
+func replaced(v, other any) (all []any) {
+	switch v := v.(type) {
+	case object:
+		for name, part := range v {
+			for _, changed := range append(replaced(part, other), other) {
+				c := maps.Clone(v)
+				c[name] = changed
+				all = append(all, c)
+			}
+		}
+	case []any:
+		for i, part := range v {
+			for _, changed := range append(replaced(part, other), other) {
+				c := slices.Clone(v)
+				c[i] = changed
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// issued are the secrets that the service made itself: tokens and API keys.
+type issued struct {
+	w   *world
+	all []string
+}
+
+func (i *issued) count() int { return len(i.all) }
+
+// hold checks an answer and takes note of the secrets in it.
+func (i *issued) hold(o operation, r request, got reply) {
+	i.w.t.Helper()
+	what := o.name + " as " + r.method + " " + r.path
+	for name, values := range got.header {
+		if strings.Contains(strings.ToLower(name+strings.Join(values, "")), i.w.word) {
+			i.w.t.Errorf("%s: the header %s has it", what, name)
+		}
+	}
+	for _, old := range i.all {
+		if bytes.Contains(got.body, []byte(old)) {
+			i.w.t.Errorf("%s: the answer has a secret of another one", what)
+		}
+	}
+	if got.status >= 300 {
+		i.absent(what+" with "+r.body[:min(len(r.body), 200)], got.body)
+		return
+	}
+	var answer any
+	i.w.must(json.Unmarshal(got.body, &answer))
+	i.walk(what, answer, strings.Fields(mayReturn[o.name]))
+	for _, name := range []string{"access_token", "api_key"} {
+		if secret, ok := answer.(object)[name].(string); ok {
+			i.all = append(i.all, secret)
+		}
+	}
+	for _, c := range (&http.Response{Header: got.header}).Cookies() {
+		if c.Name == "refreshToken" && c.Value != "" {
+			i.all = append(i.all, c.Value)
+		}
+	}
+}
+
+// walk looks for the word in an answer beside the fields that may have it.
+func (i *issued) walk(what string, v any, but []string) {
+	i.w.t.Helper()
+	switch v := v.(type) {
+	case object:
+		for name, part := range v {
+			i.absent(what, []byte(name))
+			if !slices.Contains(but, name) {
+				i.walk(what+", "+name, part, but)
+			}
+		}
+	case []any:
+		for _, part := range v {
+			i.walk(what, part, but)
+		}
+	case string:
+		i.absent(what, []byte(v))
+	}
+}
+
+// mails checks what was mailed, and takes note of the tokens.
+func (i *issued) mails() {
+	i.w.t.Helper()
+	i.w.mails.mu.Lock()
+	defer i.w.mails.mu.Unlock()
+	for _, e := range i.w.mails.received {
+		i.forms("a mail", []byte(e.From+e.Subject+e.Text))
+		if m := mailedToken.FindStringSubmatch(e.Text); m != nil {
+			i.all = append(i.all, m[1])
+		}
+	}
+}
+
+// absent fails the test when text has the word in any form, or a secret.
+func (i *issued) absent(what string, text []byte) {
+	i.w.t.Helper()
+	i.forms(what, text)
+	for _, secret := range append(slices.Collect(maps.Values(i.w.keys)), i.all...) {
+		if bytes.Contains(text, []byte(secret)) {
+			i.w.t.Errorf("%s: it has a token or an API key", what)
+		}
+	}
+}
+
+func (i *issued) forms(what string, text []byte) {
+	i.w.t.Helper()
+	word := []byte(i.w.word)
+	forms := []string{i.w.word, strings.ToUpper(i.w.word), hex.EncodeToString(word), "of twelve bytes", testPassword, "owner@example"}
+	for n := range 3 { // in base64, wherever it begins
+		encoded := base64.RawStdEncoding.EncodeToString(append(make([]byte, n), word...))
+		forms = append(forms, encoded[4:len(encoded)-2])
+	}
+	for _, form := range forms {
+		if bytes.Contains(text, []byte(form)) {
+			i.w.t.Errorf("%s: it has %s: %.500s", what, form, text)
+		}
 	}
 }

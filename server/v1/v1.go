@@ -17,7 +17,6 @@ import (
 	api "github.com/latticekeep/latticekeep/api/openapi/v1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -103,18 +102,6 @@ func parse(encrypted string) transit.Ciphertext {
 	return c
 }
 
-// decode reads a ciphertext's request. To the service an empty key id means
-// whichever key the ciphertext names; here one has to be said.
-func decode(call *gate.Call) (body api.DecryptRequest, err error) {
-	if err := call.Decode(&body); err != nil {
-		return body, err
-	}
-	if body.KeyId == "" {
-		return body, fault.New(fault.Invalid, "the field key_id is empty: send it as encrypt answered it")
-	}
-	return body, nil
-}
-
 func encrypted(c transit.Ciphertext) (api.EncryptAnswer, error) {
 	b, err := c.MarshalBinary()
 	if err != nil {
@@ -145,8 +132,8 @@ func (a *API) EncryptData(c *gin.Context) {
 // DecryptData decrypts after the signatures were verified.
 func (a *API) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		body, err := decode(call)
-		if err != nil {
+		var body api.DecryptRequest
+		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
 		opened, err := a.Transit.Decrypt(ctx, call.Principal(), body.KeyId, []transit.Ciphertext{parse(body.EncryptedData)})
@@ -165,8 +152,8 @@ func (a *API) DecryptData(c *gin.Context) {
 // RewrapData encrypts a ciphertext anew with the newest version of its key.
 func (a *API) RewrapData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		body, err := decode(call)
-		if err != nil {
+		var body api.DecryptRequest
+		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
 		sealed, err := a.Transit.Rewrap(ctx, call.Principal(), body.KeyId, parse(body.EncryptedData))

@@ -1,0 +1,372 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+)
+
+// access is who may do what, written out on its own: a change in the contracts
+// or in authz must be a change here. A scope is what the caller must hold, "any"
+// takes everybody who is known, "user" users alone, "public" everybody, and
+// "refresh" who sends the refresh token. A "!" says that the operation stays
+// allowed after a trial.
+var access = map[string]string{
+	"v1 encryptData":    "crypto:encrypt",
+	"v1 decryptData":    "crypto:decrypt!",
+	"v1 rewrapData":     "crypto:encrypt",
+	"v1 generateKey":    "keys:write",
+	"v1 listKeys":       "keys:read!",
+	"v1 rotateKey":      "keys:write",
+	"v1 queryAuditLogs": "audit:read!",
+
+	"v2 sealCredential":         "vault:write",
+	"v2 listCredentials":        "vault:read!",
+	"v2 unsealCredential":       "vault:read!",
+	"v2 unsealCredentialByName": "vault:read!",
+	"v2 listCredentialVersions": "vault:read!",
+	"v2 replaceCredential":      "vault:write",
+	"v2 rotateCredential":       "vault:write",
+	"v2 deleteCredential":       "vault:write!",
+
+	"v2 encryptData":    "crypto:encrypt",
+	"v2 encryptBatch":   "crypto:encrypt",
+	"v2 decryptData":    "crypto:decrypt!",
+	"v2 decryptBatch":   "crypto:decrypt!",
+	"v2 signData":       "crypto:sign",
+	"v2 signBatch":      "crypto:sign",
+	"v2 verifyData":     "crypto:verify!",
+	"v2 verifyBatch":    "crypto:verify!",
+	"v2 listPublicKeys": "crypto:verify!",
+
+	"v2 registerUser":         "public",
+	"v2 login":                "public",
+	"v2 verifyEmail":          "public",
+	"v2 requestPasswordReset": "public",
+	"v2 resetPassword":        "public",
+	"v2 acceptInvitation":     "public",
+	"v2 getSealingKey":        "public",
+	"v2 refreshSession":       "refresh",
+	"v2 logout":               "user!",
+	"v2 resendVerification":   "user!",
+	"v2 changePassword":       "user!",
+	"v2 listSessions":         "user!",
+	"v2 endSession":           "user!",
+	"v2 getAccount":           "any!",
+
+	"v2 listMembers":      "account:admin!",
+	"v2 inviteMember":     "account:admin",
+	"v2 changeMember":     "account:admin",
+	"v2 removeMember":     "account:admin!",
+	"v2 revokeInvitation": "account:admin!",
+	"v2 createAPIKey":     "account:admin",
+	"v2 listAPIKeys":      "account:admin!",
+	"v2 revokeAPIKey":     "account:admin!",
+
+	"v2 listTenants":        "system:admin",
+	"v2 createTenant":       "system:admin",
+	"v2 activateTenant":     "system:admin",
+	"v2 setTenantLimits":    "system:admin",
+	"v2 createTenantAPIKey": "system:admin",
+
+	"v2 queryAuditLog": "audit:read!",
+}
+
+// The scopes that there are, and which of them each role stands for.
+const everyScope = "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify " +
+	"keys:read keys:write audit:read compliance:read account:admin"
+
+var roles = map[string]string{
+	"owner":   everyScope,
+	"admin":   everyScope,
+	"member":  "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read",
+	"auditor": "crypto:verify keys:read audit:read compliance:read",
+}
+
+// operation is one of the contracts', that a caller has to do with.
+type operation struct {
+	name         string // version and operationId
+	method, path string
+	*openapi3.Operation
+	parameters openapi3.Parameters
+}
+
+// operations returns all of both contracts but those of the process, by name.
+func operations(t testing.TB) map[string]operation {
+	t.Helper()
+	all := make(map[string]operation)
+	both := newContract(t)
+	for version, doc := range map[string]document{"v1": both.v1, "v2": both.v2} {
+		for path, item := range doc.Paths.Map() {
+			for method, op := range item.Operations() {
+				if !slices.Contains(op.Tags, "operations") {
+					name := version + " " + op.OperationID
+					all[name] = operation{name, method, path, op, append(slices.Clone(item.Parameters), op.Parameters...)}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// at returns the operation's path with a value for its parameter.
+func (o operation) at(value string) string {
+	before, after, ok := strings.Cut(o.path, "{")
+	if !ok {
+		return o.path
+	}
+	_, after, _ = strings.Cut(after, "}")
+	return before + value + after
+}
+
+func (o operation) v1() bool { return strings.HasPrefix(o.name, "v1 ") }
+
+// principal is somebody who asks, as the table sees it.
+type principal struct {
+	name   string
+	sends  func(*request)
+	scopes string
+	user   bool
+	ended  bool // its trial
+	v1, v2 bool // who is known to the version by what it sends
+}
+
+// apiKey is a principal that sends the key the way each version takes it.
+func apiKey(o operation, r *request, key string) {
+	if o.v1() {
+		r.bearer = key
+	} else {
+		r.key = key
+	}
+}
+
+// wants is the table read out: 401, 403, or 0 for being let in.
+func (p principal) wants(o operation) int {
+	rule, trialed := strings.CutSuffix(access[o.name], "!")
+	known := o.v1() && p.v1 || !o.v1() && p.v2
+	switch {
+	case rule == "public":
+		return 0
+	case rule == "refresh", !known:
+		return http.StatusUnauthorized
+	case rule == "user" && !p.user:
+		return http.StatusForbidden
+	case rule != "user" && rule != "any" && !slices.Contains(strings.Fields(p.scopes), rule):
+		return http.StatusForbidden
+	case p.ended && !trialed:
+		return http.StatusForbidden
+	}
+	return 0
+}
+
+// probe asks for the operation in a way that harms nothing: whoever is let in
+// is told that the body is of the wrong type, which is looked at right after
+// who asks.
+func (s *service) probe(o operation, p principal) reply {
+	s.t.Helper()
+	r := request{method: o.method, path: o.at("x"), body: "x", contentType: "text/plain"}
+	if o.name == "v2 refreshSession" || o.name == "v2 logout" && !p.v2 {
+		r.body, r.contentType = "", "" // it looks for the cookie last
+	}
+	if p.sends != nil {
+		p.sends(&r)
+	}
+	if p.v1 && p.v2 { // an API key
+		apiKey(o, &r, r.key)
+		if o.v1() {
+			r.key = ""
+		}
+	}
+	return s.call(r)
+}
+
+// holdAccess compares what every operation answers each of the principals with the
+// table.
+func (s *service) holdAccess(principals []principal) {
+	s.t.Helper()
+	for name, o := range operations(s.t) {
+		for _, p := range principals {
+			want := p.wants(o)
+			if want == 0 {
+				want = http.StatusUnsupportedMediaType
+			}
+			if r := s.probe(o, p); r.status != want {
+				s.t.Errorf("%s by %s: %d, want %d: %s", name, p.name, r.status, want, r.body)
+			}
+		}
+	}
+}
+
+func keyPrincipal(name, key, scopes string) principal {
+	return principal{name: name, sends: func(r *request) { r.key = key }, scopes: scopes, v1: true, v2: true}
+}
+
+// userPrincipals returns the user as it asks with a header and with a cookie.
+func userPrincipals(role string, a account) []principal {
+	bearer := func(r *request) { r.bearer = a.access }
+	cookie := func(r *request) { r.header = cookies("accessToken", a.access) }
+	return []principal{
+		{name: role + " by bearer", sends: bearer, scopes: roles[role], user: true, v2: true},
+		{name: role + " by cookie", sends: cookie, scopes: roles[role], user: true, v2: true},
+	}
+}
+
+// join makes a user of the tenant with a role and signs it in.
+func (s *service) join(tenant authz.TenantID, email, role string) account {
+	s.t.Helper()
+	ctx := context.Background()
+	if _, err := s.identity.Invite(ctx, administrator(tenant), email, authz.Role(role)); err != nil {
+		s.t.Fatal(err)
+	}
+	token := s.tokenTo(email, 1)
+	body := marshal(s.t, map[string]string{"token": token, "password": testPassword})
+	s.call(request{method: "POST", path: "/api/v2/auth/accept-invitation", body: body}).want(s.t, http.StatusCreated)
+	return s.login(email, testPassword)
+}
+
+// administrator is who prepares things in a tenant for a test, whatever the
+// tenant itself may do.
+func administrator(tenant authz.TenantID) authz.Principal {
+	return authz.Principal{Tenant: tenant, Kind: authz.Operator, ID: "operator", Scopes: authz.TenantScopes()}
+}
+
+// tenantOf returns the tenant of a user.
+func (s *service) tenantOf(a account) authz.TenantID {
+	s.t.Helper()
+	me := s.call(request{method: "GET", path: "/api/v2/auth/me", bearer: a.access}).want(s.t, http.StatusOK)
+	return authz.TenantID(me["tenant"].(map[string]any)["tenant_id"].(string))
+}
+
+func TestTheTableNamesEveryOperation(t *testing.T) {
+	all := operations(t)
+	for name := range all {
+		if access[name] == "" {
+			t.Errorf("%s is not in the table", name)
+		}
+	}
+	for name := range access {
+		if all[name].Operation == nil {
+			t.Errorf("%s is in no contract", name)
+		}
+	}
+}
+
+func TestOperationsAnswerExactlyWhomTheTableLetsIn(t *testing.T) {
+	s := newService(t, manyRegister)
+	principals := []principal{
+		{name: "a stranger"},
+		keyPrincipal("the system's key", s.systemKey(), "system:admin account:admin audit:read"),
+		keyPrincipal("a key of system:admin alone", s.grantIn(authz.SystemTenant, authz.SystemAdmin), "system:admin"),
+		keyPrincipal("a key of all scopes", s.key, everyScope),
+		{name: "a key as bearer of v2", sends: func(r *request) { r.bearer = s.key }, scopes: everyScope, v1: true},
+		{name: "a key in the cookie", sends: func(r *request) { r.header = cookies("accessToken", s.key) }},
+	}
+	for _, scope := range strings.Fields(everyScope) {
+		principals = append(principals, keyPrincipal("a key of "+scope, s.grant(authz.Scope(scope)), scope))
+	}
+	for role := range roles {
+		a := s.join(s.tenant, role+"@example.org", role)
+		principals = append(principals, userPrincipals(role, a)...)
+		principals = append(principals, principal{name: role + "'s token as a key", sends: func(r *request) { r.key = a.access }})
+	}
+	s.holdAccess(principals)
+	for _, p := range principals { // some scopes open nothing that a user can reach
+		r := request{method: "GET", path: "/api/v2/auth/me"}
+		if p.sends == nil || !p.v2 {
+			continue
+		}
+		p.sends(&r)
+		held := s.call(r).want(t, http.StatusOK)["principal"].(map[string]any)["scopes"].([]any)
+		got := strings.Fields(strings.Trim(fmt.Sprint(held), "[]"))
+		want := strings.Fields(p.scopes)
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s holds %v, want %v", p.name, got, want)
+		}
+	}
+}
+
+func TestATrialThatEndedLeavesWhatTheTableSays(t *testing.T) {
+	s := newService(t, manyRegister)
+	owner := s.register("owner@example.org")
+	tenant := s.tenantOf(owner)
+	s.join(tenant, "auditor@example.org", "auditor")
+	all := s.grantIn(tenant, authz.TenantScopes()...)
+	reader := s.grantIn(tenant, authz.VaultRead)
+	principals := func(ended bool) []principal {
+		list := []principal{keyPrincipal("a key of all scopes", all, everyScope), keyPrincipal("a key of vault:read", reader, "vault:read")}
+		list = append(list, userPrincipals("owner", s.login("owner@example.org", testPassword))...)
+		list = append(list, userPrincipals("auditor", s.login("auditor@example.org", testPassword))...)
+		for i := range list {
+			list[i].ended = ended
+		}
+		return list
+	}
+	status := func(want string) {
+		t.Helper()
+		me := s.call(request{method: "GET", path: "/api/v2/auth/me", key: all}).want(t, http.StatusOK)
+		if got := me["tenant"].(map[string]any)["status"]; got != want {
+			t.Errorf("the tenant is %v, want %s", got, want)
+		}
+	}
+	s.clock.advance(14*24*time.Hour - time.Second)
+	status("trial")
+	s.holdAccess(principals(false))
+	s.clock.advance(time.Second)
+	status("read_only")
+	s.holdAccess(principals(true))
+	path := "/api/v2/system/tenants/" + string(tenant) + "/activate"
+	s.call(request{method: "POST", path: path, key: all}).message(t, http.StatusForbidden)
+	s.call(request{method: "POST", path: path, key: s.systemKey()}).want(t, http.StatusOK)
+	status("active")
+	s.holdAccess(principals(false))
+}
+
+// What the gate lets in the services let in too: everything works for a key of
+// the one scope that the table names, and after a trial what the table says.
+func TestTheOneScopeOfTheTableIsEnough(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		name := map[bool]string{false: "active", true: "trial ended"}[ended]
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "plain")
+			all := operations(t)
+			requests := make(map[string]request)
+			prepare := func(users bool) {
+				for name, rule := range access {
+					if rule != "public" && rule != "refresh" && users == (rule == "user!") {
+						requests[name] = examples[name](w, all[name])
+					}
+				}
+			}
+			prepare(false)
+			if ended {
+				for range 3 {
+					w.spare = append(w.spare, w.newUser())
+				}
+				w.clock.advance(14 * 24 * time.Hour)
+				w.owner = w.login(w.owner.email, testPassword)
+			}
+			prepare(true)
+			for name, r := range requests {
+				o := all[name]
+				got := w.call(w.authorized(o, r))
+				if ended && !strings.HasSuffix(access[name], "!") && access[name] != "system:admin" {
+					if !strings.Contains(string(got.body), "the trial has ended") || got.status != http.StatusForbidden {
+						t.Errorf("%s: %d %s", name, got.status, got.body)
+					}
+				} else if got.status >= 300 {
+					t.Errorf("%s: %d %s", name, got.status, got.body)
+				}
+			}
+		})
+	}
+}

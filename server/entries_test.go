@@ -1,0 +1,349 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// records returns the entries of all tenants from a sequence on.
+func (s *service) records(from uint64) (all []audit.Entry) {
+	s.t.Helper()
+	rng := store.Prefix([]byte("audit/entry/"))
+	rng.From = binary.BigEndian.AppendUint64([]byte("audit/entry/"), from)
+	err := audit.ScanAll(context.Background(), s.store, rng, func(_, value []byte) error {
+		var e audit.Entry
+		err := json.Unmarshal(value[1+dualsig.SignatureSize:], &e)
+		all = append(all, e)
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return all
+}
+
+// event is the documented type of every operation's entry.
+var event = map[string]string{
+	"v1 encryptData": "DATA_ENCRYPTED", "v1 decryptData": "DATA_DECRYPTED", "v1 rewrapData": "DATA_REWRAPPED",
+	"v1 generateKey": "KEY_CREATED", "v1 listKeys": "KEY_LISTED", "v1 rotateKey": "KEY_ROTATED", "v1 queryAuditLogs": "AUDIT_READ",
+	"v2 sealCredential": "CREDENTIAL_SEALED", "v2 listCredentials": "CREDENTIAL_LISTED", "v2 listCredentialVersions": "CREDENTIAL_LISTED",
+	"v2 unsealCredential": "CREDENTIAL_UNSEALED", "v2 unsealCredentialByName": "CREDENTIAL_UNSEALED",
+	"v2 replaceCredential": "CREDENTIAL_ROTATED", "v2 rotateCredential": "CREDENTIAL_REENCRYPTED", "v2 deleteCredential": "CREDENTIAL_DELETED",
+	"v2 encryptData": "DATA_ENCRYPTED", "v2 encryptBatch": "DATA_ENCRYPTED", "v2 decryptData": "DATA_DECRYPTED", "v2 decryptBatch": "DATA_DECRYPTED",
+	"v2 signData": "DATA_SIGNED", "v2 signBatch": "DATA_SIGNED", "v2 verifyData": "DATA_VERIFIED", "v2 verifyBatch": "DATA_VERIFIED",
+	"v2 listPublicKeys": "PUBLIC_KEY_READ",
+	"v2 registerUser":   "USER_REGISTERED", "v2 login": "USER_SIGNED_IN", "v2 refreshSession": "SESSION_REFRESHED", "v2 logout": "USER_SIGNED_OUT",
+	"v2 verifyEmail": "EMAIL_VERIFIED", "v2 resendVerification": "VERIFICATION_REQUESTED", "v2 changePassword": "PASSWORD_CHANGED",
+	"v2 requestPasswordReset": "PASSWORD_RESET_REQUESTED", "v2 resetPassword": "PASSWORD_RESET", "v2 acceptInvitation": "MEMBER_JOINED",
+	"v2 getAccount": "ACCOUNT_READ", "v2 listSessions": "SESSION_LISTED", "v2 endSession": "SESSION_ENDED",
+	"v2 listMembers": "MEMBER_LISTED", "v2 inviteMember": "MEMBER_INVITED", "v2 changeMember": "MEMBER_CHANGED",
+	"v2 removeMember": "MEMBER_REMOVED", "v2 revokeInvitation": "INVITATION_REVOKED",
+	"v2 createAPIKey": "API_KEY_CREATED", "v2 listAPIKeys": "API_KEY_LISTED", "v2 revokeAPIKey": "API_KEY_REVOKED",
+	"v2 listTenants": "TENANT_LISTED", "v2 createTenant": "TENANT_CREATED", "v2 activateTenant": "TENANT_ACTIVATED",
+	"v2 setTenantLimits": "TENANT_LIMITED", "v2 createTenantAPIKey": "API_KEY_CREATED", "v2 queryAuditLog": "AUDIT_READ",
+}
+
+// leaves sends a request and fails the test unless it is answered with the
+// status and leaves the one entry, of that request.
+func (w *world) leaves(o operation, what string, r request, status int, outcome audit.Outcome, reason string) {
+	w.t.Helper()
+	next := uint64(len(w.records(1))) + 1
+	got := w.call(r)
+	if got.status != status {
+		w.t.Errorf("%s, %s: %d, want %d: %s", o.name, what, got.status, status, got.body)
+		return
+	}
+	entries := w.records(next)
+	if o.name == "v2 registerUser" && outcome == audit.Success { // it begins a tenant, whose history begins with that
+		if len(entries) == 0 || entries[0].EventType != audit.TenantCreated || entries[0].RequestID != got.header.Get("X-Request-ID") {
+			w.t.Errorf("%s: the tenant's history does not begin: %v", o.name, summary(entries))
+			return
+		}
+		entries = entries[1:]
+	}
+	if len(entries) != 1 {
+		w.t.Errorf("%s, %s: %d entries: %v", o.name, what, len(entries), summary(entries))
+		return
+	}
+	e := entries[0]
+	if string(e.EventType) != event[o.name] || e.Outcome != outcome || e.Attributes[audit.AttributeReason] != reason {
+		w.t.Errorf("%s, %s: %v, want %s %s %q", o.name, what, summary(entries), event[o.name], outcome, reason)
+	}
+	if e.RequestID != got.header.Get("X-Request-ID") || e.SourceIP != "127.0.0.1" {
+		w.t.Errorf("%s, %s: the entry is of request %s from %q", o.name, what, e.RequestID, e.SourceIP)
+	}
+	known := r.key != "" || r.bearer != "" || r.header.Get("Cookie") != ""
+	if known && (e.Actor.ID == "" || e.Actor.Type == string(authz.Stranger)) {
+		w.t.Errorf("%s, %s: the actor is %v", o.name, what, e.Actor)
+	}
+}
+
+func summary(entries []audit.Entry) (all []string) {
+	for _, e := range entries {
+		all = append(all, fmt.Sprint(e.EventType, " ", e.Outcome, " ", e.Attributes))
+	}
+	return all
+}
+
+func TestEverySuccessLeavesOneEntry(t *testing.T) {
+	w := newWorld(t, "plain")
+	w.envelope() // makes the default key
+	for name, o := range operations(t) {
+		r := w.authorized(o, examples[name](w, o))
+		status := http.StatusOK
+		if o.Responses.Value("201") != nil {
+			status = http.StatusCreated
+		}
+		if name == "v2 getSealingKey" { // it is everybody's
+			before := len(w.records(1))
+			if w.call(r).want(t, status); len(w.records(1)) != before {
+				t.Error("reading the public sealing key left an entry")
+			}
+			continue
+		}
+		w.leaves(o, "success", r, status, audit.Success, "")
+	}
+}
+
+func TestEveryRefusalOfAKnownCallerLeavesOneEntry(t *testing.T) {
+	w := newWorld(t, "plain")
+	huge := strings.Repeat("x", tooLarge)
+	for name, o := range operations(t) {
+		rule := strings.TrimSuffix(access[name], "!")
+		if rule == "public" || rule == "refresh" {
+			continue
+		}
+		may := w.authorized(o, request{method: o.method, path: o.at("x")})
+		as := func(r request) request {
+			r.method, r.path, r.key, r.bearer = may.method, may.path+r.path, may.key, may.bearer
+			return r
+		}
+		if rule != "any" {
+			weak := request{method: o.method, path: o.at("x")}
+			apiKey(o, &weak, w.keys["compliance:read"])
+			w.leaves(o, "no scope", weak, http.StatusForbidden, audit.Denied, "missing_scope")
+		}
+		const invalid = "invalid_request"
+		schema := http.StatusUnprocessableEntity
+		if o.v1() {
+			schema = http.StatusBadRequest
+		}
+		w.leaves(o, "size", as(request{body: huge}), http.StatusRequestEntityTooLarge, audit.Failure, invalid)
+		w.leaves(o, "content type", as(request{body: "{}", contentType: "text/plain"}), http.StatusUnsupportedMediaType, audit.Failure, invalid)
+		w.leaves(o, "malformed", as(request{body: "{"}), http.StatusBadRequest, audit.Failure, invalid)
+		w.leaves(o, "query string", as(request{path: "?%zz"}), http.StatusBadRequest, audit.Failure, invalid)
+		if o.RequestBody != nil {
+			w.leaves(o, "schema", as(request{body: "[]"}), schema, audit.Failure, invalid)
+			if o.RequestBody.Value.Required {
+				w.leaves(o, "no body", as(request{}), http.StatusBadRequest, audit.Failure, invalid)
+			}
+		}
+		for _, p := range o.parameters {
+			switch p.Value.In {
+			case "query":
+				w.leaves(o, "parameter "+p.Value.Name, as(request{path: "?" + p.Value.Name + "="}), http.StatusBadRequest, audit.Failure, invalid)
+			case "header":
+				w.leaves(o, "header "+p.Value.Name, as(request{header: http.Header{p.Value.Name: {""}}}), http.StatusBadRequest, audit.Failure, invalid)
+			}
+		}
+		if o.method != http.MethodGet && !o.v1() && rule != "system:admin" {
+			h := cookies("accessToken", w.owner.access)
+			h.Set("Sec-Fetch-Site", "cross-site")
+			w.leaves(o, "another origin", request{method: o.method, path: o.at("x"), header: h}, http.StatusForbidden, audit.Denied, "cross_origin")
+		}
+	}
+}
+
+// What the services refuse, each once.
+func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
+	w := newWorld(t, "plain")
+	all := operations(t)
+	const invalid = "invalid_request"
+	noKey, noUser := authz.NewID("tkey"), authz.NewID("usr")
+	owner := w.caller(w.owner).ID
+	unverified := w.login(w.newUser(), w.password())
+	junk := object{"ciphertext_kem": "AAAA", "ciphertext_data": "AAAA", "nonce": "AAAA"}
+	apiKey := object{"name": "n", "scopes": []string{"vault:read"}}
+	admin := w.join(w.tenant, "admin@example.org", "admin")
+	for _, c := range []struct {
+		name, id string
+		body     object
+		query    string
+		status   int
+		outcome  audit.Outcome
+		reason   string
+		bearer   string
+	}{
+		{name: "v1 encryptData", body: object{"data": "x", "algorithm": "ML-KEM-768", "key_id": noKey}, status: 404, reason: "no_such_key"},
+		{name: "v1 encryptData", body: object{"data": "x", "algorithm": "ML-KEM-768", "key_id": "x"}, status: 404, reason: "no_such_key"},
+		{name: "v1 decryptData", body: object{"encrypted_data": "AAAA", "key_id": noKey}, status: 404, reason: "no_such_key"},
+		{name: "v1 decryptData", body: object{"encrypted_data": "AAAA", "key_id": w.namedKey()}, status: 400, reason: "does_not_open"},
+		{name: "v1 rewrapData", body: object{"encrypted_data": "AAAA", "key_id": noKey}, status: 404, reason: "no_such_key"},
+		{name: "v1 rewrapData", body: object{"encrypted_data": "AAAA", "key_id": w.namedKey()}, status: 400, reason: "does_not_open"},
+		{name: "v1 rotateKey", id: noKey, status: 404, reason: "no_such_key"},
+		{name: "v1 rotateKey", id: "x", status: 404, reason: "no_such_key"},
+		{name: "v1 generateKey", body: object{"algorithm": "ML-KEM-768", "name": "\x00"}, status: 400, reason: invalid},
+		{name: "v1 queryAuditLogs", query: "?cursor=x", status: 400, reason: invalid},
+		{name: "v2 queryAuditLog", query: "?cursor=x", status: 400, reason: invalid},
+		{name: "v2 queryAuditLog", query: "?hours=1&from=2026-11-21T10:00:00Z", status: 400, reason: invalid},
+		{name: "v2 listCredentials", query: "?cursor=x", status: 400, reason: invalid},
+		{name: "v2 listTenants", query: "?cursor=x", status: 400, reason: invalid},
+		{name: "v2 sealCredential", body: object{"name": "\x00", "credential_type": "t", "values": object{"k": "v"}}, status: 422, reason: invalid},
+		{name: "v2 unsealCredential", id: "x", status: 403, reason: "no_such_credential"},
+		{name: "v2 unsealCredential", id: authz.NewID("cred"), status: 403, reason: "no_such_credential"},
+		{name: "v2 unsealCredentialByName", id: "x", status: 403, reason: "no_such_credential"},
+		{name: "v2 listCredentialVersions", id: "x", status: 403, reason: "no_such_credential"},
+		{name: "v2 replaceCredential", id: "x", body: object{"values": object{"k": "v"}}, status: 403, reason: "no_such_credential"},
+		{name: "v2 replaceCredential", id: w.credential(), body: object{"values": object{"/": "v"}}, status: 422, reason: invalid},
+		{name: "v2 rotateCredential", id: "x", status: 403, reason: "no_such_credential"},
+		{name: "v2 deleteCredential", id: "x", status: 403, reason: "no_such_credential"},
+		{name: "v2 decryptData", body: junk, status: 400, reason: "does_not_open"},
+		{name: "v2 changePassword", body: object{"current_password": "x", "new_password": testPassword}, status: 403, reason: "wrong_password"},
+		{name: "v2 changePassword", body: object{"current_password": "x", "new_password": strings.Repeat("é", 1000)}, status: 422, reason: invalid},
+		{name: "v2 endSession", id: authz.NewID("ses"), status: 404, reason: "no_such_session"},
+		{name: "v2 endSession", id: "x", status: 404, reason: "no_such_session"},
+		{name: "v2 inviteMember", body: object{"email": "owner@example.org", "role": "member"}, status: 409, reason: "email_taken"},
+		{name: "v2 inviteMember", body: object{"email": "new@example.org", "role": "owner"}, bearer: admin.access, status: 403, reason: "role_beyond_own"},
+		{name: "v2 inviteMember", body: object{"email": "not one", "role": "member"}, status: 422, reason: invalid},
+		{name: "v2 inviteMember", body: object{"email": "new@example.org", "role": "member"}, bearer: unverified.access,
+			status: 403, reason: "email_not_verified"},
+		{name: "v2 changeMember", id: noUser, body: object{"role": "member"}, status: 404, reason: "no_such_member"},
+		{name: "v2 changeMember", id: "x", body: object{"role": "member"}, status: 404, reason: "no_such_member"},
+		{name: "v2 changeMember", id: owner, body: object{"role": "member"}, bearer: w.owner.access, status: 409, reason: "last_owner"},
+		{name: "v2 changeMember", id: owner, body: object{"role": "member"}, bearer: admin.access, status: 403, reason: "role_beyond_own"},
+		{name: "v2 removeMember", id: noUser, status: 404, reason: "no_such_member"},
+		{name: "v2 removeMember", id: owner, bearer: w.owner.access, status: 409, reason: "last_owner"},
+		{name: "v2 revokeInvitation", id: authz.NewID("inv"), status: 404, reason: "no_such_invitation"},
+		{name: "v2 createAPIKey", body: apiKey, status: 403, reason: "scopes_beyond_own"},
+		{name: "v2 createAPIKey", body: object{"name": "\x00", "scopes": []string{"account:admin"}}, status: 422, reason: invalid},
+		{name: "v2 revokeAPIKey", id: authz.NewID("key"), status: 404, reason: "no_such_api_key"},
+		{name: "v2 revokeAPIKey", id: "x", status: 404, reason: "no_such_api_key"},
+		{name: "v2 createTenant", body: object{"name": "\x00"}, status: 422, reason: invalid},
+		{name: "v2 activateTenant", id: authz.NewID("ten"), status: 404, reason: "no_such_tenant"},
+		{name: "v2 activateTenant", id: "system", status: 404, reason: "no_such_tenant"},
+		{name: "v2 setTenantLimits", id: authz.NewID("ten"), body: object{}, status: 404, reason: "no_such_tenant"},
+		{name: "v2 createTenantAPIKey", id: authz.NewID("ten"), body: apiKey, status: 404, reason: "no_such_tenant"},
+		{name: "v2 createTenantAPIKey", id: "system", body: apiKey, status: 404, reason: "no_such_tenant"},
+		{name: "v2 createTenantAPIKey", id: w.newTenant(), body: object{"name": "n", "scopes": []string{"system:admin"}},
+			status: 403, reason: "scopes_beyond_own"},
+	} {
+		o := all[c.name]
+		r := w.send(o, c.id, c.body)
+		r.path += c.query
+		r.bearer = c.bearer
+		outcome := audit.Denied
+		if c.reason == invalid || c.reason == "does_not_open" {
+			outcome = audit.Failure
+		}
+		w.leaves(o, fmt.Sprint(c.id, c.body, c.query), w.authorized(o, r), c.status, outcome, c.reason)
+	}
+
+	// A seal that is sent again is answered from memory, and says so; with
+	// another body it is a mistake.
+	o := all["v2 sealCredential"]
+	r := w.authorized(o, examples[o.name](w, o))
+	w.leaves(o, "first", r, http.StatusCreated, audit.Success, "")
+	next := uint64(len(w.records(1))) + 1
+	w.call(r).want(t, http.StatusCreated)
+	e := w.records(next)
+	if len(e) != 1 || e[0].EventType != audit.CredentialListed || !maps.Equal(e[0].Attributes, map[string]string{"replay": "true"}) {
+		t.Errorf("sent again: %v", summary(e))
+	}
+	r.body = strings.Replace(r.body, "30", "31", 1)
+	w.leaves(o, "another body", r, http.StatusUnprocessableEntity, audit.Failure, invalid)
+}
+
+// A batch is one entry, which counts; wrong signatures are an answer.
+func TestABatchIsOneEntryThatCounts(t *testing.T) {
+	w := newWorld(t, "plain")
+	all := operations(t)
+	junk := object{"ciphertext_kem": "AAAA", "ciphertext_data": "AAAA", "nonce": "AAAA"}
+	forged := w.signed()
+	forged["data"] = "other"
+	for name, body := range map[string]object{
+		"v2 encryptBatch": {"items": []any{object{"data": "a"}, object{"data": "b"}, object{"data": "c"}}},
+		"v2 decryptBatch": {"items": []any{w.envelope(), junk, junk}},
+		"v2 signBatch":    {"items": []any{object{"data": "a"}, object{"data": "b"}, object{"data": "c"}}},
+		"v2 verifyBatch":  {"items": []any{w.signed(), forged, w.signed()}},
+	} {
+		next := uint64(len(w.records(1))) + 1
+		w.call(w.authorized(all[name], w.send(all[name], "", body))).want(t, http.StatusOK)
+		e := w.records(next)
+		if len(e) != 1 || string(e[0].EventType) != event[name] || e[0].Attributes["count"] != "3" {
+			t.Errorf("%s: %v", name, summary(e))
+		}
+		failed := map[string]string{"v2 decryptBatch": "2", "v2 verifyBatch": "1"}[name]
+		if len(e) == 1 && failed != "" && e[0].Attributes["failed"] != failed {
+			t.Errorf("%s: %v", name, summary(e))
+		}
+	}
+}
+
+// Strangers do not fill the log, whatever they try.
+func TestStrangersLeaveOneEntryOfASortAMinute(t *testing.T) {
+	w := newWorld(t, "plain")
+	all := operations(t)
+	bad := map[string]object{
+		"v2 registerUser":         {"email": "owner@example.org", "password": testPassword, "tenant_name": "n"},
+		"v2 login":                {"email": "nobody@example.org", "password": "x"},
+		"v2 verifyEmail":          {"token": "x"},
+		"v2 requestPasswordReset": {"email": "nobody@example.org"},
+		"v2 resetPassword":        {"token": "x", "new_password": testPassword},
+		"v2 acceptInvitation":     {"token": "x", "password": testPassword},
+	}
+	for minute := range 2 {
+		w.clock.advance(time.Minute)
+		next := uint64(len(w.records(1))) + 1
+		for _, o := range all {
+			body := bad[o.name]
+			for range 2 {
+				w.call(w.send(o, "x", body))
+				w.call(request{method: o.method, path: o.at("x"), body: "{"})
+				w.call(request{method: o.method, path: o.at("x"), header: cookies("accessToken", "x", "refreshToken", "x")})
+			}
+		}
+		var left []string // one of each sort
+		e := w.records(next)
+		for _, e := range e {
+			left = append(left, string(e.EventType+" ")+string(e.Outcome))
+		}
+		slices.Sort(left)
+		if !slices.Equal(left, []string{
+			"ACCESS_REFUSED denied", "PASSWORD_RESET_REQUESTED denied", "SESSION_REFRESHED denied",
+			"USER_REGISTERED denied", "USER_SIGNED_IN denied", "USER_SIGNED_OUT denied",
+		}) {
+			t.Errorf("minute %d: %v", minute, summary(e))
+		}
+	}
+	// Each of them alone leaves one of its own kind, and a token that is none
+	// leaves nothing.
+	for name, want := range map[string]string{
+		"v2 registerUser": "USER_REGISTERED", "v2 login": "USER_SIGNED_IN", "v2 requestPasswordReset": "PASSWORD_RESET_REQUESTED",
+		"v2 verifyEmail": "", "v2 resetPassword": "", "v2 acceptInvitation": "",
+		"v2 refreshSession": "SESSION_REFRESHED", "v2 logout": "USER_SIGNED_OUT", "v2 listCredentials": "ACCESS_REFUSED",
+	} {
+		w.clock.advance(time.Minute)
+		next := uint64(len(w.records(1))) + 1
+		r := w.send(all[name], "", bad[name])
+		r.header = cookies("refreshToken", "x")
+		w.call(r)
+		e := w.records(next)
+		one := len(e) == 1 && string(e[0].EventType) == want && e[0].Actor.Type == string(authz.Stranger)
+		if want == "" && len(e) > 0 || want != "" && !one {
+			t.Errorf("%s: %v, want %q", name, summary(e), want)
+		}
+	}
+}

@@ -1,0 +1,311 @@
+package server
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/transit"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// world is a service with a tenant on trial in which an example of every
+// operation can be carried out. All text in the examples is made of one word.
+type world struct {
+	*service
+	word   string
+	tenant authz.TenantID
+	owner  account
+	keys   map[string]string // API keys by their one scope
+	spare  []string          // addresses of users that nothing was done with
+	n      int
+}
+
+func newWorld(t *testing.T, word string) *world {
+	t.Helper()
+	w := &world{service: newService(t, manyRegister), word: word, keys: make(map[string]string)}
+	w.owner = w.register("owner@example.org")
+	w.tenant = w.tenantOf(w.owner)
+	w.verify("owner@example.org")
+	for _, scope := range strings.Fields(everyScope) {
+		w.keys[scope] = w.grantIn(w.tenant, authz.Scope(scope))
+	}
+	w.keys["system:admin"] = w.grantIn(authz.SystemTenant, authz.SystemAdmin)
+	return w
+}
+
+// manyRegister lets one address register as many users as a test wants.
+func manyRegister(c *Config) { c.Rates.Registrations = plenty }
+
+func (w *world) verify(email string) {
+	w.t.Helper()
+	body := marshal(w.t, map[string]string{"token": w.tokenTo(email, 1)})
+	w.call(request{method: "POST", path: "/api/v2/auth/verify-email", body: body}).want(w.t, http.StatusOK)
+}
+
+// authorized adds the credential of the least principal that may, unless the
+// request has its own.
+func (w *world) authorized(o operation, r request) request {
+	rule := strings.TrimSuffix(access[o.name], "!")
+	switch {
+	case rule == "public" || rule == "refresh" || r.key != "" || r.bearer != "":
+	case rule == "user", o.name == "v2 inviteMember", o.name == "v2 changeMember": // nobody grants a role beyond their own
+		r.bearer = w.owner.access
+	case rule == "any":
+		r.key = w.keys["compliance:read"]
+	default:
+		apiKey(o, &r, w.keys[rule])
+	}
+	return r
+}
+
+func (w *world) system() authz.Principal {
+	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "test", Scopes: []authz.Scope{authz.SystemAdmin}}
+}
+
+// caller returns the user of an account as the services know it.
+func (w *world) caller(a account) identity.Caller {
+	w.t.Helper()
+	c, err := w.identity.AuthenticateToken(context.Background(), a.access)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// examples is a request for every operation that succeeds for whoever may,
+// and carries the word of the world wherever text is free.
+var examples = map[string]func(*world, operation) request{
+	"v1 encryptData": func(w *world, o operation) request {
+		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768", "key_id": w.namedKey()})
+	},
+	"v1 decryptData": (*world).exampleCiphertext,
+	"v1 rewrapData":  (*world).exampleCiphertext,
+	"v1 generateKey": func(w *world, o operation) request {
+		return w.send(o, "", object{"algorithm": "ML-KEM-768", "name": w.word, "rotation_period": 30})
+	},
+	"v1 listKeys":       example("?page=1&limit=10", nil),
+	"v1 rotateKey":      func(w *world, o operation) request { return w.send(o, w.namedKey(), object{"re_encrypt_data": true}) },
+	"v1 queryAuditLogs": example("?start_date=2026-11-21&limit=100", nil),
+
+	"v2 sealCredential": func(w *world, o operation) request {
+		r := w.send(o, "", object{"name": w.word, "credential_type": w.word, "values": object{w.word: w.word}, "ttl_days": 30})
+		r.header = http.Header{"Idempotency-Key": {w.unique()}}
+		return r
+	},
+	"v2 listCredentials":        example("?limit=100", nil),
+	"v2 unsealCredential":       (*world).exampleCredential,
+	"v2 unsealCredentialByName": func(w *world, o operation) request { w.credential(); return w.send(o, w.word, nil) },
+	"v2 listCredentialVersions": (*world).exampleCredential,
+	"v2 replaceCredential": func(w *world, o operation) request {
+		return w.send(o, w.credential(), object{"values": object{w.word: w.word}, "ttl_days": 30})
+	},
+	"v2 rotateCredential": (*world).exampleCredential,
+	"v2 deleteCredential": (*world).exampleCredential,
+
+	"v2 encryptData": func(w *world, o operation) request {
+		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768"})
+	},
+	"v2 encryptBatch": func(w *world, o operation) request { return w.send(o, "", items(object{"data": w.word})) },
+	"v2 decryptData":  func(w *world, o operation) request { return w.send(o, "", w.envelope()) },
+	"v2 decryptBatch": func(w *world, o operation) request { return w.send(o, "", items(w.envelope())) },
+	"v2 signData":     func(w *world, o operation) request { return w.send(o, "", object{"data": w.word}) },
+	"v2 signBatch":    func(w *world, o operation) request { return w.send(o, "", items(object{"data": w.word})) },
+	"v2 verifyData":   func(w *world, o operation) request { return w.send(o, "", w.signed()) },
+	"v2 verifyBatch":  func(w *world, o operation) request { return w.send(o, "", items(w.signed())) },
+
+	"v2 listPublicKeys": example("", nil),
+	"v2 registerUser": func(w *world, o operation) request {
+		return w.send(o, "", object{"email": w.address(), "password": w.password(), "tenant_name": w.word})
+	},
+	"v2 login": func(w *world, o operation) request {
+		return w.send(o, "", object{"email": w.newUser(), "password": w.password()})
+	},
+	"v2 refreshSession": func(w *world, o operation) request {
+		r := w.send(o, "", nil)
+		r.header = cookies("refreshToken", w.login(w.newUser(), w.password()).refresh)
+		return r
+	},
+	"v2 logout": (*world).exampleOfUser,
+	"v2 verifyEmail": func(w *world, o operation) request {
+		return w.send(o, "", object{"token": w.tokenTo(w.newUser(), 1)})
+	},
+	"v2 resendVerification": (*world).exampleOfUser,
+	"v2 changePassword": func(w *world, o operation) request {
+		r := w.exampleOfUser(o)
+		r.body = marshal(w.t, object{"current_password": w.password(), "new_password": w.password() + " 2"})
+		return r
+	},
+	"v2 requestPasswordReset": func(w *world, o operation) request { return w.send(o, "", object{"email": w.newUser()}) },
+	"v2 resetPassword": func(w *world, o operation) request {
+		email := w.newUser()
+		w.must(w.identity.RequestPasswordReset(context.Background(), nobody, email))
+		return w.send(o, "", object{"token": w.tokenTo(email, 2), "new_password": w.password() + " 2"})
+	},
+	"v2 acceptInvitation": func(w *world, o operation) request {
+		email, _ := w.invitation()
+		return w.send(o, "", object{"token": w.tokenTo(email, 1), "password": w.password()})
+	},
+	"v2 getAccount":   example("", nil),
+	"v2 listSessions": example("", nil),
+	"v2 endSession": func(w *world, o operation) request {
+		return w.send(o, w.caller(w.login(w.owner.email, testPassword)).Session, nil)
+	},
+
+	"v2 listMembers": example("", nil),
+	"v2 inviteMember": func(w *world, o operation) request {
+		return w.send(o, "", object{"email": w.address(), "role": "auditor"})
+	},
+	"v2 changeMember": func(w *world, o operation) request { return w.send(o, w.member(), object{"role": "auditor"}) },
+	"v2 removeMember": func(w *world, o operation) request { return w.send(o, w.member(), nil) },
+	"v2 revokeInvitation": func(w *world, o operation) request {
+		_, id := w.invitation()
+		return w.send(o, id, nil)
+	},
+	"v2 createAPIKey": func(w *world, o operation) request {
+		return w.send(o, "", object{"name": w.word, "scopes": []string{"account:admin"}, "expires_in_days": 30})
+	},
+	"v2 listAPIKeys": example("", nil),
+	"v2 revokeAPIKey": func(w *world, o operation) request {
+		k, _, err := w.identity.CreateAPIKey(context.Background(), administrator(w.tenant),
+			identity.APIKeyRequest{Name: w.word, Scopes: []authz.Scope{authz.VaultRead}})
+		w.must(err)
+		return w.send(o, k.ID, nil)
+	},
+
+	"v2 listTenants":     example("?limit=100", nil),
+	"v2 createTenant":    func(w *world, o operation) request { return w.send(o, "", object{"name": w.word}) },
+	"v2 activateTenant":  func(w *world, o operation) request { return w.send(o, w.newTenant(), nil) },
+	"v2 setTenantLimits": func(w *world, o operation) request { return w.send(o, w.newTenant(), object{"v1": 10, "v2": nil}) },
+	"v2 createTenantAPIKey": func(w *world, o operation) request {
+		return w.send(o, w.newTenant(), object{"name": w.word, "scopes": []string{"vault:read"}, "expires_in_days": 30})
+	},
+
+	"v2 queryAuditLog": example("?event_type=AUDIT_READ&hours=24&limit=100", nil),
+	"v2 getSealingKey": example("", nil),
+}
+
+type object = map[string]any
+
+func items(one any) object { return object{"items": []any{one}} }
+
+func example(query string, body object) func(*world, operation) request {
+	return func(w *world, o operation) request {
+		r := w.send(o, "", body)
+		r.path += query
+		return r
+	}
+}
+
+// nobody is who asks before it is known who it is.
+var nobody = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}
+
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) send(o operation, id string, body object) request {
+	r := request{method: o.method, path: o.at(id)}
+	if body != nil {
+		r.body = marshal(w.t, body)
+	}
+	return r
+}
+
+func (w *world) exampleCredential(o operation) request { return w.send(o, w.credential(), nil) }
+
+func (w *world) exampleCiphertext(o operation) request {
+	id := w.namedKey()
+	sealed, err := w.transit.Encrypt(context.Background(), administrator(w.tenant), id, []secret.Bytes{secret.Bytes(w.word)})
+	w.must(err)
+	b, err := sealed[0].MarshalBinary()
+	w.must(err)
+	return w.send(o, "", object{"encrypted_data": base64.StdEncoding.EncodeToString(b), "key_id": id})
+}
+
+// exampleOfUser asks as a user that nobody else is.
+func (w *world) exampleOfUser(o operation) request {
+	r := w.send(o, "", nil)
+	if len(w.spare) == 0 {
+		w.spare = append(w.spare, w.newUser())
+	}
+	r.bearer = w.login(w.spare[0], w.password()).access
+	w.spare = w.spare[1:]
+	return r
+}
+
+func (w *world) unique() string   { w.n++; return fmt.Sprintf("%s-%d", w.word, w.n) }
+func (w *world) address() string  { return w.unique() + "@example.org" }
+func (w *world) password() string { return w.word + " of twelve bytes" }
+
+func (w *world) namedKey() string {
+	k, err := w.transit.CreateKey(context.Background(), administrator(w.tenant), w.word, 0)
+	w.must(err)
+	return k.ID
+}
+
+func (w *world) credential() string {
+	c, err := w.vault.Seal(context.Background(), administrator(w.tenant), vault.SealRequest{
+		Name: w.word, Type: w.word, Values: map[string]secret.Bytes{w.word: secret.Bytes(w.word)},
+	})
+	w.must(err)
+	return c.ID
+}
+
+func (w *world) envelope() object {
+	sealed, err := w.transit.Encrypt(context.Background(), administrator(w.tenant), "", []secret.Bytes{secret.Bytes(w.word)})
+	w.must(err)
+	return object{
+		"ciphertext_kem":  base64.StdEncoding.EncodeToString(sealed[0].KEM),
+		"ciphertext_data": base64.StdEncoding.EncodeToString(sealed[0].Data),
+		"nonce":           base64.StdEncoding.EncodeToString(sealed[0].Nonce),
+	}
+}
+
+func (w *world) signed() object {
+	var signed []transit.Signatures
+	signed, err := w.transit.Sign(context.Background(), administrator(w.tenant), []secret.Bytes{secret.Bytes(w.word)})
+	w.must(err)
+	return object{
+		"data":           w.word,
+		"pqc_signature":  base64.StdEncoding.EncodeToString(signed[0].PQC),
+		"hmac_signature": base64.StdEncoding.EncodeToString(signed[0].HMAC),
+	}
+}
+
+// newUser registers a user with a tenant of its own.
+func (w *world) newUser() string {
+	email := w.address()
+	_, _, err := w.identity.Register(context.Background(), nobody, email, secret.Bytes(w.password()), w.word)
+	w.must(err)
+	return email
+}
+
+func (w *world) invitation() (email, id string) {
+	email = w.address()
+	i, err := w.identity.Invite(context.Background(), administrator(w.tenant), email, authz.Member)
+	w.must(err)
+	return email, i.ID
+}
+
+func (w *world) member() string {
+	email, _ := w.invitation()
+	u, _, err := w.identity.AcceptInvitation(context.Background(), nobody, w.tokenTo(email, 1), secret.Bytes(w.password()))
+	w.must(err)
+	return u.ID
+}
+
+func (w *world) newTenant() string {
+	t, err := w.identity.CreateTenant(context.Background(), w.system(), w.word)
+	w.must(err)
+	return string(t.ID)
+}
