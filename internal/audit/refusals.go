@@ -10,9 +10,10 @@ import (
 )
 
 // Refused records the refusal of a stranger, unless one of the same source and
-// type was recorded in the same tenant's history in this minute already.
+// type was recorded in this minute already: in whichever tenant's history, since
+// otherwise the time it takes would tell which tenant has an account.
 func (l *Log) Refused(ctx context.Context, source string, e Event) error {
-	if !l.strangers.first(e.Principal.Tenant, string(e.Type)+" "+Source(source), l.now()) {
+	if !l.strangers.first(string(e.Type), Source(source), l.now()) {
 		return nil
 	}
 	return l.Record(ctx, e)
@@ -20,7 +21,7 @@ func (l *Log) Refused(ctx context.Context, source string, e Event) error {
 
 // Limited records that a known principal was over its rate, once in a minute.
 func (l *Log) Limited(ctx context.Context, p authz.Principal) error {
-	if !l.limited.first(p.Tenant, p.ID, l.now()) {
+	if !l.limited.first(string(p.Tenant), p.ID, l.now()) {
 		return nil
 	}
 	return l.Record(ctx, Event{
@@ -28,36 +29,36 @@ func (l *Log) Limited(ctx context.Context, p authz.Principal) error {
 	})
 }
 
-// refusals decides which of them are recorded: the first of each source in a
-// minute, and in each tenant's history not more than most. For strangers that
-// keeps one with many addresses from filling the log, and one that is refused
-// elsewhere from hiding what it tries here; principals are known, and have no such
-// bound. Every refusal is counted by the request metric.
+// refusals decides which of them are recorded: in each group the first of every
+// source in a minute, and not more than most. For strangers that keeps one with
+// many addresses from filling the log, and one that is refused in one way from
+// hiding what it tries in another; principals are known, and have no such bound.
+// Every refusal is counted by the request metric.
 type refusals struct {
 	most int // 0: no bound
 
 	mu       sync.Mutex
 	minute   time.Time
-	recorded map[authz.TenantID]map[string]bool // in this minute, by source
+	recorded map[string]map[string]bool // in this minute, by group and source
 }
 
 // maxStrangers are recorded in a minute.
 const maxStrangers = 16
 
 // first reports whether the refusal is to be recorded.
-func (r *refusals) first(tenant authz.TenantID, source string, now time.Time) bool {
+func (r *refusals) first(group, source string, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if minute := now.Truncate(time.Minute); !minute.Equal(r.minute) {
-		r.minute, r.recorded = minute, make(map[authz.TenantID]map[string]bool)
+		r.minute, r.recorded = minute, make(map[string]map[string]bool)
 	}
-	sources := r.recorded[tenant]
+	sources := r.recorded[group]
 	if sources[source] || r.most > 0 && len(sources) == r.most {
 		return false
 	}
 	if sources == nil {
 		sources = make(map[string]bool)
-		r.recorded[tenant] = sources
+		r.recorded[group] = sources
 	}
 	sources[source] = true
 	return true

@@ -4,16 +4,14 @@ import (
 	"fmt"
 	"testing"
 	"time"
-
-	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
 	r := refusals{most: maxStrangers}
 	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
-	count := func(tenant authz.TenantID, source string) (n int) {
+	count := func(group, source string) (n int) {
 		for range 100 {
-			if r.first(tenant, Source(source), now) {
+			if r.first(group, Source(source), now) {
 				n++
 			}
 		}
@@ -26,7 +24,7 @@ func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
 		t.Error("not once per IPv6 network")
 	}
 	if count("b", "192.0.2.1") != 1 {
-		t.Error("one tenant's entry hides another's")
+		t.Error("a refusal of one type hides one of another")
 	}
 	now = now.Add(time.Minute)
 	if count("a", "192.0.2.1") != 1 {
@@ -42,7 +40,7 @@ func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
 		t.Errorf("%d recorded in a minute, however many the sources", recorded)
 	}
 	if count("b", "192.0.2.9") != 1 {
-		t.Error("many sources in one tenant's history hide another's")
+		t.Error("many sources of one type hide another")
 	}
 }
 

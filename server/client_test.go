@@ -1,0 +1,438 @@
+package server
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
+)
+
+// tour makes calls through the Go client, holds them against the contract and
+// notes which operations were answered well.
+type tour struct {
+	*service
+	mu     sync.Mutex
+	called map[string]int // by version and operation id
+}
+
+func newTour(t *testing.T, change ...func(*Config)) *tour {
+	t.Helper()
+	return &tour{service: newService(t, change...), called: make(map[string]int)}
+}
+
+func (o *tour) RoundTrip(r *http.Request) (*http.Response, error) {
+	both := o.client.Transport.(*contract)
+	route, _, unknown := both.of(r.URL.Path).router.FindRoute(r)
+	resp, err := both.RoundTrip(r)
+	if err == nil && unknown == nil && resp.StatusCode < 300 {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.called[versionOf(r.URL.Path)+route.Operation.OperationID]++
+	}
+	return resp, err
+}
+
+func versionOf(path string) string {
+	if strings.HasPrefix(path, "/v1/") {
+		return "v1 "
+	}
+	return "v2 "
+}
+
+// connect returns a client that sends every call once.
+func (o *tour) connect(options ...client.Option) *client.Client {
+	o.t.Helper()
+	c, err := client.New(o.url, append([]client.Option{client.WithHTTPClient(&http.Client{Transport: o}), client.WithRetries(0)}, options...)...)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return c
+}
+
+// answered returns the answer of a call that has to succeed.
+func answered[T any](answer T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+}
+
+func succeeds(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pointer[T any](v T) *T { return &v }
+
+// Each operation of the two contracts, the operational ones included, works
+// through its method of the Go client.
+func TestEveryOperationWorksThroughTheClient(t *testing.T) {
+	o := newTour(t)
+	machine := o.connect(client.WithAPIKey(o.key))
+	t.Run("vault", func(t *testing.T) { o.vaultThrough(t, machine) })
+	t.Run("encryption", func(t *testing.T) { o.encryptionThrough(t, machine) })
+	t.Run("v1", func(t *testing.T) { o.version1Through(t, machine) })
+	t.Run("account", o.accountThrough)
+	t.Run("members", o.membersThrough)
+	t.Run("API keys", func(t *testing.T) { o.apiKeysThrough(t, machine) })
+	t.Run("system", o.systemThrough)
+	t.Run("operational", o.operationalThrough)
+
+	both := newContract(t)
+	methods := map[string]reflect.Type{"v1 ": reflect.TypeFor[*client.V1](), "v2 ": reflect.TypeFor[*client.V2]()}
+	var named []string
+	for version, doc := range map[string]document{"v1 ": both.v1, "v2 ": both.v2} {
+		for _, item := range doc.Paths.Map() {
+			for _, op := range item.Operations() {
+				name := strings.ToUpper(op.OperationID[:1]) + op.OperationID[1:]
+				if _, ok := methods[version].MethodByName(name); !ok {
+					t.Errorf("the client has no method for %s%s", version, op.OperationID)
+				}
+				if o.called[version+op.OperationID] == 0 {
+					t.Errorf("%s%s was not called", version, op.OperationID)
+				}
+				named = append(named, version+name)
+			}
+		}
+	}
+	for version, of := range methods {
+		for m := range of.Methods() {
+			if !slices.Contains(named, version+m.Name) {
+				t.Errorf("the client's method %s%s is no operation", version, m.Name)
+			}
+		}
+	}
+	if len(o.called) != len(named) {
+		t.Errorf("%d operations called, %d in the contracts: %v", len(o.called), len(named), slices.Sorted(maps.Keys(o.called)))
+	}
+}
+
+func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
+	ctx := t.Context()
+	seal := v2.SealRequest{Name: "payments", CredentialType: "api_key", Values: map[string]string{"k": "one"}, TtlDays: pointer(10)}
+	sealed := answered(c.V2.SealCredential(ctx, seal, nil))(t)
+	id := sealed.CredentialId
+	if sealed.Version != 1 || sealed.ExpiresAt.Sub(sealed.SealedAt) != 10*24*time.Hour || sealed.Name != seal.Name || !sealed.Success {
+		t.Errorf("sealed %+v", sealed)
+	}
+	replaced := answered(c.V2.ReplaceCredential(ctx, id, v2.ReplaceRequest{Values: map[string]string{"k": "two"}}))(t)
+	rotated := answered(c.V2.RotateCredential(ctx, id))(t)
+	if replaced.Version != 2 || rotated.Version != 3 {
+		t.Errorf("versions %d and %d", replaced.Version, rotated.Version)
+	}
+	byID, byName := answered(c.V2.UnsealCredential(ctx, id))(t), answered(c.V2.UnsealCredentialByName(ctx, seal.Name))(t)
+	if !reflect.DeepEqual(byID, byName) || byID.Values["k"] != "two" || byID.Version != 3 {
+		t.Errorf("unsealed %+v and by name %+v", byID, byName)
+	}
+	versions := answered(c.V2.ListCredentialVersions(ctx, id))(t).Versions
+	var changes []string
+	for _, v := range versions {
+		changes = append(changes, string(v.Change))
+	}
+	if !slices.Equal(changes, []string{"reencrypted", "rotated", "sealed"}) || !versions[0].Current {
+		t.Errorf("versions %+v", versions)
+	}
+	answered(c.V2.SealCredential(ctx, seal, nil))(t) // another credential: each call has a key of its own
+	first := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: pointer(1)}))(t)
+	if first.NextCursor == nil {
+		t.Fatal("two credentials are one page of one")
+	}
+	second := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: pointer(1), Cursor: first.NextCursor}))(t)
+	if len(first.Credentials) != 1 || len(second.Credentials) != 1 || first.Credentials[0] == second.Credentials[0] || second.NextCursor != nil {
+		t.Errorf("pages %+v and %+v", first, second)
+	}
+	succeeds(t, c.V2.DeleteCredential(ctx, id))
+	entries := answered(c.V2.QueryAuditLog(ctx, &v2.QueryAuditLogParams{Limit: pointer(1)}))(t)
+	if len(entries.Entries) != 1 || entries.Entries[0].EventType != "CREDENTIAL_DELETED" || entries.Entries[0].Resource.Id != id {
+		t.Errorf("entries %+v", entries.Entries)
+	}
+}
+
+func (o *tour) encryptionThrough(t *testing.T, c *client.Client) {
+	ctx := t.Context()
+	const text = "größer than \x00 ASCII"
+	e := answered(c.V2.EncryptData(ctx, v2.EncryptRequest{Data: text}))(t)
+	own := v2.DecryptRequest{CiphertextKem: e.CiphertextKem, CiphertextData: e.CiphertextData, Nonce: e.Nonce}
+	if got := answered(c.V2.DecryptData(ctx, own))(t).Data; got != text {
+		t.Errorf("decrypted %q", got)
+	}
+	batch := answered(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{Items: []v2.EncryptRequest{{Data: "a"}, {Data: "b"}}}))(t).Results
+	opened := answered(c.V2.DecryptBatch(ctx, v2.DecryptBatchRequest{Items: []v2.DecryptRequest{
+		{CiphertextKem: batch[1].CiphertextKem, CiphertextData: batch[1].CiphertextData, Nonce: batch[1].Nonce},
+		{CiphertextKem: batch[1].CiphertextKem, CiphertextData: batch[0].CiphertextData, Nonce: batch[1].Nonce}, // mixed
+		own,
+	}}))(t).Results
+	if len(opened) != 3 || *opened[0].Data != "b" || opened[1].Data != nil || opened[1].Error.Code != 400 || *opened[2].Data != text {
+		t.Errorf("results %+v", opened)
+	}
+	s := answered(c.V2.SignData(ctx, v2.SignRequest{Data: text}))(t)
+	verify := v2.VerifyRequest{Data: text, PqcSignature: s.PqcSignature, HmacSignature: s.HmacSignature}
+	if !answered(c.V2.VerifyData(ctx, verify))(t).Valid {
+		t.Error("a signature is not valid")
+	}
+	signed := answered(c.V2.SignBatch(ctx, v2.SignBatchRequest{Items: []v2.SignRequest{{Data: "a"}, {Data: "b"}}}))(t).Results
+	items := []v2.VerifyRequest{verify, {Data: "b", PqcSignature: signed[0].PqcSignature, HmacSignature: signed[0].HmacSignature}}
+	verified := answered(c.V2.VerifyBatch(ctx, v2.VerifyBatchRequest{Items: items}))(t).Results
+	if len(verified) != 2 || !verified[0].Valid || verified[1].Valid {
+		t.Errorf("verified %+v", verified)
+	}
+	if keys := answered(c.V2.ListPublicKeys(ctx))(t).Keys; len(keys) == 0 || keys[0].Kid != s.KeyId {
+		t.Errorf("public keys %+v", keys)
+	}
+}
+
+func (o *tour) version1Through(t *testing.T, c *client.Client) {
+	ctx := t.Context()
+	key := answered(c.V1.GenerateKey(ctx, v1.GenerateKeyRequest{Algorithm: "ML-KEM-768", Name: "orders", RotationPeriod: pointer(30)}))(t)
+	old := answered(c.V1.EncryptData(ctx, v1.EncryptRequest{Algorithm: "ML-KEM-768", Data: "hello", KeyId: &key.KeyId}))(t)
+	rotated := answered(c.V1.RotateKey(ctx, key.KeyId, v1.RotateKeyRequest{ReEncryptData: pointer(true)}))(t)
+	if key.Version != 1 || key.RotationPeriod != 30 || rotated.Version != 2 || rotated.ReEncryptedVersions != 1 {
+		t.Errorf("key %+v, rotated %+v", key, rotated)
+	}
+	rewrapped := answered(c.V1.RewrapData(ctx, v1.DecryptRequest{EncryptedData: old.EncryptedData, KeyId: key.KeyId}))(t)
+	for version, data := range map[int64]string{1: old.EncryptedData, 2: rewrapped.EncryptedData} {
+		d := answered(c.V1.DecryptData(ctx, v1.DecryptRequest{EncryptedData: data, KeyId: key.KeyId}))(t)
+		if d.Data != "hello" || d.KeyVersion != version || d.KeyId != key.KeyId {
+			t.Errorf("version %d: %+v", version, d)
+		}
+	}
+	list := answered(c.V1.ListKeys(ctx, &v1.ListKeysParams{Page: pointer(1), Limit: pointer(100)}))(t)
+	if !slices.ContainsFunc(list.Keys, func(k v1.Key) bool { return k.KeyId == key.KeyId && k.Version == 2 }) || list.Total != len(list.Keys) {
+		t.Errorf("keys %+v", list)
+	}
+	page := answered(c.V1.QueryAuditLogs(ctx, &v1.QueryAuditLogsParams{Limit: pointer(1)}))(t)
+	rest := answered(c.V1.QueryAuditLogs(ctx, &v1.QueryAuditLogsParams{Cursor: page.NextCursor}))(t)
+	if len(page.Logs) != 1 || page.Logs[0].EventType != "KEY_LISTED" || len(rest.Logs) == 0 || rest.Logs[0].Sequence >= page.Logs[0].Sequence {
+		t.Errorf("logs %+v", page.Logs)
+	}
+	if text := answered(c.V1.GetContract(ctx))(t); !strings.HasPrefix(text, "openapi: 3.0") {
+		t.Errorf("contract of v1: %.20q", text)
+	}
+}
+
+func (o *tour) accountThrough(t *testing.T) {
+	ctx, c := t.Context(), o.connect()
+	const email = "tour@example.org"
+	registered := answered(c.V2.RegisterUser(ctx, v2.RegisterRequest{Email: email, Password: testPassword, TenantName: "Tour"}))(t)
+	first := answered(c.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	succeeds(t, c.V2.ResendVerification(ctx))
+	succeeds(t, c.V2.VerifyEmail(ctx, v2.TokenRequest{Token: o.tokenTo(email, 1)}))
+	o.clock.advance(time.Second) // tokens tell whole seconds
+	second := answered(c.V2.RefreshSession(ctx))(t)
+	if second.AccessToken == first.AccessToken || second.TokenType != "Bearer" || second.ExpiresIn != 1800 {
+		t.Errorf("refreshed %+v", second)
+	}
+	me := answered(c.V2.GetAccount(ctx))(t)
+	if me.User == nil || !me.User.EmailVerified || me.User.UserId != registered.User.UserId ||
+		me.Tenant.TenantId != registered.Tenant.TenantId || me.Tenant.Status != "trial" {
+		t.Errorf("me %+v", me)
+	}
+	other := o.connect()
+	answered(other.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	for _, s := range answered(c.V2.ListSessions(ctx))(t).Sessions {
+		if !s.Current {
+			succeeds(t, c.V2.EndSession(ctx, s.SessionId))
+		}
+	}
+	if _, err := other.V2.GetAccount(ctx); !errors.Is(err, client.ErrUnauthenticated) {
+		t.Errorf("an ended session: %v", err)
+	}
+	succeeds(t, c.V2.ChangePassword(ctx, v2.ChangePasswordRequest{CurrentPassword: testPassword, NewPassword: testPassword + "!"}))
+	succeeds(t, c.V2.RequestPasswordReset(ctx, v2.EmailRequest{Email: email}))
+	succeeds(t, c.V2.ResetPassword(ctx, v2.ResetPasswordRequest{Token: o.resetTokenTo(email), NewPassword: testPassword}))
+	answered(c.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	succeeds(t, c.V2.Logout(ctx))
+	if _, err := c.V2.GetAccount(ctx); !errors.Is(err, client.ErrUnauthenticated) {
+		t.Errorf("after logout: %v", err)
+	}
+}
+
+func (o *tour) membersThrough(t *testing.T) {
+	ctx, owner := t.Context(), o.connect()
+	const email, guest = "host@example.org", "guest@example.org"
+	answered(owner.V2.RegisterUser(ctx, v2.RegisterRequest{Email: email, Password: testPassword, TenantName: "Members"}))(t)
+	succeeds(t, owner.V2.VerifyEmail(ctx, v2.TokenRequest{Token: o.tokenTo(email, 1)}))
+	answered(owner.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+
+	revoked := answered(owner.V2.InviteMember(ctx, v2.InviteRequest{Email: "nobody@example.org", Role: "auditor"}))(t)
+	answered(owner.V2.InviteMember(ctx, v2.InviteRequest{Email: guest, Role: "member"}))(t)
+	succeeds(t, owner.V2.RevokeInvitation(ctx, revoked.InvitationId))
+	joined := answered(o.connect().V2.AcceptInvitation(ctx, v2.AcceptInvitationRequest{Token: o.tokenTo(guest, 1), Password: testPassword}))(t)
+	changed := answered(owner.V2.ChangeMember(ctx, joined.User.UserId, v2.RoleRequest{Role: "auditor"}))(t)
+	if joined.User.Role != "member" || changed.User.Role != "auditor" || changed.User.UserId != joined.User.UserId {
+		t.Errorf("joined %+v, changed %+v", joined, changed)
+	}
+	list := answered(owner.V2.ListMembers(ctx))(t)
+	if len(list.Members) != 2 || len(list.Invitations) != 0 {
+		t.Errorf("members %+v", list)
+	}
+	succeeds(t, owner.V2.RemoveMember(ctx, joined.User.UserId))
+}
+
+func (o *tour) apiKeysThrough(t *testing.T, c *client.Client) {
+	ctx := t.Context()
+	made := answered(c.V2.CreateAPIKey(ctx, v2.CreateAPIKeyRequest{Name: "ci", Scopes: []v2.Scope{"vault:read"}, ExpiresInDays: pointer(1)}))(t)
+	if me := answered(o.connect(client.WithAPIKey(made.ApiKey)).V2.GetAccount(ctx))(t); me.Principal.Id != made.KeyId || me.User != nil {
+		t.Errorf("me %+v", me)
+	}
+	listed := answered(c.V2.ListAPIKeys(ctx))(t).ApiKeys
+	if !slices.ContainsFunc(listed, func(k v2.APIKey) bool { return k.KeyId == made.KeyId && k.LastUsedAt != nil }) {
+		t.Errorf("keys %+v", listed)
+	}
+	succeeds(t, c.V2.RevokeAPIKey(ctx, made.KeyId))
+}
+
+func (o *tour) systemThrough(t *testing.T) {
+	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.systemKey()))
+	made := answered(operator.V2.CreateTenant(ctx, v2.CreateTenantRequest{Name: "Made"}))(t).Tenant
+	limited := answered(operator.V2.SetTenantLimits(ctx, made.TenantId, v2.TenantLimits{V2: pointer(7)}))(t).Tenant
+	if limited.Limits == nil || *limited.Limits.V2 != 7 || limited.Limits.V1 != nil {
+		t.Errorf("limits %+v", limited.Limits)
+	}
+	if active := answered(operator.V2.ActivateTenant(ctx, made.TenantId))(t).Tenant; active.Status != "active" || active.Name != "Made" {
+		t.Errorf("activated %+v", active)
+	}
+	key := answered(operator.V2.CreateTenantAPIKey(ctx, made.TenantId, v2.CreateAPIKeyRequest{Name: "first", Scopes: []v2.Scope{"account:admin"}}))(t)
+	if me := answered(o.connect(client.WithAPIKey(key.ApiKey)).V2.GetAccount(ctx))(t); me.Tenant.TenantId != made.TenantId {
+		t.Errorf("a key of another tenant: %+v", me)
+	}
+	seen := 0
+	for params := (&v2.ListTenantsParams{Limit: pointer(1)}); ; {
+		page := answered(operator.V2.ListTenants(ctx, params))(t)
+		if seen += len(page.Tenants); page.NextCursor == nil {
+			break
+		}
+		params.Cursor = page.NextCursor
+	}
+	if seen < 2 {
+		t.Errorf("%d tenants", seen)
+	}
+}
+
+func (o *tour) operationalThrough(t *testing.T) {
+	ctx, c := t.Context(), o.connect()
+	if answered(c.V2.GetHealth(ctx))(t).Status != "ok" || answered(c.V2.GetReadiness(ctx))(t).Status != "ok" {
+		t.Error("the service is not well")
+	}
+	if len(answered(c.V2.GetSealingKey(ctx))(t).PublicKey) == 0 {
+		t.Error("no sealing key")
+	}
+	if text := answered(c.V2.GetMetrics(ctx))(t); !strings.Contains(text, "latticekeep_build_info") {
+		t.Errorf("metrics: %d bytes", len(text))
+	}
+	if text := answered(c.V2.GetContract(ctx))(t); !strings.HasPrefix(text, "openapi: 3.0") {
+		t.Errorf("contract of v2: %.20q", text)
+	}
+}
+
+// A name goes through the path of a URL and back without a change.
+func TestACredentialIsFoundByWhateverItIsCalled(t *testing.T) {
+	o := newTour(t)
+	ctx, c := t.Context(), o.connect(client.WithAPIKey(o.key))
+	for _, name := range []string{
+		"a b", "a+b", "a%20b", "a%2Fb", "a/b", "/", "a//b", "a?b", "a#b", "a;b,c", "größer", "日本", "a&b=c", "a:b@c", `a"b\c`,
+		"list", "seal", "...", "%", strings.Repeat("n", 255),
+	} {
+		sealed := answered(c.V2.SealCredential(ctx, v2.SealRequest{Name: name, CredentialType: "t", Values: map[string]string{"k": name}}, nil))(t)
+		found, err := c.V2.UnsealCredentialByName(ctx, name)
+		if err != nil || found.CredentialId != sealed.CredentialId || found.Name != name || found.Values["k"] != name {
+			t.Errorf("%q: %+v, %v", name, found, err)
+		}
+	}
+}
+
+// Every refusal of the real service is the error that its documentation says.
+func TestTheClientTellsRefusalsApart(t *testing.T) {
+	o := newTour(t)
+	ctx, c, weak := t.Context(), o.connect(client.WithAPIKey(o.key)), o.connect(client.WithAPIKey(o.grant(authz.ComplianceRead)))
+	taken := v2.RegisterRequest{Email: "taken@example.org", Password: testPassword, TenantName: "Taken"}
+	answered(c.V2.RegisterUser(ctx, taken))(t)
+	limited := o.connect(client.WithAPIKey(o.grantIn(o.stranger().Tenant, authz.VaultRead)))
+	operator := o.connect(client.WithAPIKey(o.systemKey()))
+	answered(operator.V2.SetTenantLimits(ctx, string(o.stranger().Tenant), v2.TenantLimits{V2: pointer(1)}))(t)
+	answered(limited.V2.ListCredentials(ctx, nil))(t)
+	all := []error{
+		client.ErrInvalid, client.ErrUnauthenticated, client.ErrForbidden, client.ErrNotFound, client.ErrConflict,
+		client.ErrRateLimited, client.ErrUnavailable,
+	}
+	check := func(name string, err error, want error, status int) {
+		t.Helper()
+		var e *client.Error
+		if !errors.As(err, &e) {
+			t.Errorf("%s: %v", name, err)
+			return
+		}
+		if e.Status != status || e.Code != status || e.Message == "" || !authz.ValidID("req", e.RequestID) || (e.RetryAfter > 0) != (status == 429) {
+			t.Errorf("%s: %+v", name, e)
+		}
+		for _, other := range all {
+			if errors.Is(err, other) != (other == want) {
+				t.Errorf("%s: %v is %v", name, err, other)
+			}
+		}
+	}
+	_, err := c.V1.EncryptData(ctx, v1.EncryptRequest{Algorithm: "RSA", Data: "x"})
+	check("a wrong request of v1", err, client.ErrInvalid, 400)
+	_, err = c.V2.SealCredential(ctx, v2.SealRequest{}, nil)
+	check("a wrong request of v2", err, client.ErrInvalid, 422)
+	_, err = c.V2.EncryptData(ctx, v2.EncryptRequest{Data: strings.Repeat("x", tooLarge)})
+	check("a huge request", err, client.ErrInvalid, 413)
+	_, err = o.connect(client.WithAPIKey("lk_live_x")).V2.ListCredentials(ctx, nil)
+	check("no credential", err, client.ErrUnauthenticated, 401)
+	_, err = weak.V2.ListCredentials(ctx, nil)
+	check("no scope", err, client.ErrForbidden, 403)
+	_, err = c.V2.UnsealCredential(ctx, authz.NewID("cred"))
+	check("no such credential", err, client.ErrForbidden, 403)
+	check("no such API key", c.V2.RevokeAPIKey(ctx, authz.NewID("key")), client.ErrNotFound, 404)
+	_, err = c.V2.RegisterUser(ctx, taken)
+	check("a taken address", err, client.ErrConflict, 409)
+	_, err = limited.V2.ListCredentials(ctx, nil)
+	check("over the limit", err, client.ErrRateLimited, 429)
+	succeeds(t, o.store.Close())
+	_, err = c.V2.ListCredentials(ctx, nil)
+	check("no store", err, client.ErrUnavailable, 503)
+}
+
+// An access token that expires while many calls are under way is renewed once;
+// when the session is over, the calls say so.
+func TestTheClientOutlivesItsAccessToken(t *testing.T) {
+	o := newTour(t)
+	ctx, c := t.Context(), o.connect()
+	o.register("long@example.org")
+	answered(c.V2.Login(ctx, v2.LoginRequest{Email: "long@example.org", Password: testPassword}))(t)
+	for range 3 {
+		o.clock.advance(31 * time.Minute)
+		before := o.called["v2 refreshSession"]
+		var calls sync.WaitGroup
+		for range 20 {
+			calls.Go(func() {
+				if _, err := c.V2.ListCredentials(ctx, nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+		if n := o.called["v2 refreshSession"] - before; n != 1 {
+			t.Errorf("%d refreshes for 20 calls", n)
+		}
+	}
+	o.clock.advance(7 * 24 * time.Hour)
+	if _, err := c.V2.ListCredentials(ctx, nil); !errors.Is(err, client.ErrUnauthenticated) {
+		t.Errorf("after the session: %v", err)
+	}
+}
