@@ -19,7 +19,7 @@ func (v *V2) Login(ctx context.Context, r v2.LoginRequest) (*v2.TokenAnswer, err
 	if err != nil {
 		return nil, err
 	}
-	v.session.set(t.AccessToken, refresh)
+	v.session.begin(t.AccessToken, refresh)
 	return t, nil
 }
 
@@ -34,16 +34,16 @@ func (v *V2) RefreshSession(ctx context.Context) (*v2.TokenAnswer, error) {
 // methods of V2 carry the API key again, if there is one.
 func (v *V2) Logout(ctx context.Context) error {
 	access, refresh := v.session.tokens()
-	if access == "" {
+	if access == (credential{}) {
 		return nil
 	}
 	// The server takes either token, so an access token that has expired is no
 	// reason to renew it first.
-	err := done(read(v.api.Logout(with(ctx, manner{refresh: refresh, keepSession: true}))))
+	err := done(read(v.api.Logout(with(ctx, manner{access: access, refresh: refresh}))))
 	if err != nil && !errors.Is(err, ErrUnauthenticated) {
 		return err
 	}
-	v.session.set("", "")
+	v.session.end(access.session)
 	return nil
 }
 
@@ -106,7 +106,7 @@ func (v *V2) ListSessions(ctx context.Context) (*v2.SessionList, error) {
 
 // EndSession ends one of the user's own sessions.
 func (v *V2) EndSession(ctx context.Context, sessionID string) error {
-	return done(read(v.api.EndSession(ctx, sessionID)))
+	return done(read(v.api.EndSession(ctx, segment(sessionID))))
 }
 
 // AcceptInvitation makes the invited user, who then signs in by Login.
@@ -126,18 +126,18 @@ func (v *V2) InviteMember(ctx context.Context, r v2.InviteRequest) (*v2.Invitati
 
 // ChangeMember gives a user another role. ErrConflict: it is the last owner.
 func (v *V2) ChangeMember(ctx context.Context, userID string, r v2.RoleRequest) (*v2.UserAnswer, error) {
-	return answer[v2.UserAnswer](read(v.api.ChangeMember(repeatable(ctx), userID, r)))
+	return answer[v2.UserAnswer](read(v.api.ChangeMember(repeatable(ctx), segment(userID), r)))
 }
 
 // RemoveMember removes a user and ends its sessions. ErrConflict: it is the
 // last owner.
 func (v *V2) RemoveMember(ctx context.Context, userID string) error {
-	return done(read(v.api.RemoveMember(ctx, userID)))
+	return done(read(v.api.RemoveMember(ctx, segment(userID))))
 }
 
 // RevokeInvitation makes an invitation worthless.
 func (v *V2) RevokeInvitation(ctx context.Context, invitationID string) error {
-	return done(read(v.api.RevokeInvitation(ctx, invitationID)))
+	return done(read(v.api.RevokeInvitation(ctx, segment(invitationID))))
 }
 
 // CreateAPIKey makes an API key of the caller's tenant. The answer is the only
@@ -153,7 +153,7 @@ func (v *V2) ListAPIKeys(ctx context.Context) (*v2.APIKeyList, error) {
 
 // RevokeAPIKey makes an API key worthless at once.
 func (v *V2) RevokeAPIKey(ctx context.Context, keyID string) error {
-	return done(read(v.api.RevokeAPIKey(ctx, keyID)))
+	return done(read(v.api.RevokeAPIKey(ctx, segment(keyID))))
 }
 
 // ListTenants answers a page of the deployment's tenants.
@@ -168,16 +168,16 @@ func (v *V2) CreateTenant(ctx context.Context, r v2.CreateTenantRequest) (*v2.Te
 
 // ActivateTenant ends a tenant's trial for good.
 func (v *V2) ActivateTenant(ctx context.Context, tenantID string) (*v2.TenantAnswer, error) {
-	return answer[v2.TenantAnswer](read(v.api.ActivateTenant(repeatable(ctx), tenantID)))
+	return answer[v2.TenantAnswer](read(v.api.ActivateTenant(repeatable(ctx), segment(tenantID))))
 }
 
 // SetTenantLimits gives a tenant rate limits of its own; nil is the
 // deployment's.
 func (v *V2) SetTenantLimits(ctx context.Context, tenantID string, r v2.TenantLimits) (*v2.TenantAnswer, error) {
-	return answer[v2.TenantAnswer](read(v.api.SetTenantLimits(repeatable(ctx), tenantID, r)))
+	return answer[v2.TenantAnswer](read(v.api.SetTenantLimits(repeatable(ctx), segment(tenantID), r)))
 }
 
 // CreateTenantAPIKey makes an API key of another tenant.
 func (v *V2) CreateTenantAPIKey(ctx context.Context, tenantID string, r v2.CreateAPIKeyRequest) (*v2.CreatedAPIKey, error) {
-	return answer[v2.CreatedAPIKey](read(v.api.CreateTenantAPIKey(ctx, tenantID, r)))
+	return answer[v2.CreatedAPIKey](read(v.api.CreateTenantAPIKey(ctx, segment(tenantID), r)))
 }

@@ -14,6 +14,9 @@
 // # Errors and repetition
 //
 // Every answer that is no success is an [*Error]; errors.Is asks for its kind.
+// An empty id or name is [ErrInvalid], and nothing is sent. After another Login
+// or a Logout, a call that began before and is refused is [ErrUnauthenticated]:
+// it is not sent again as somebody else.
 // A call that is refused with 429 is sent again after the time that the server
 // asks for, since nothing was done. After a 503 or a broken connection nobody
 // knows whether it was done, so only those calls are sent again that may be: all
@@ -100,7 +103,7 @@ func New(baseURL string, options ...Option) (*Client, error) {
 	}
 	h := sender(c.http)
 
-	api1, err := v1.NewClient(base, v1.WithHTTPClient(&doer{
+	api1, err := v1.NewClient(base, v1.WithRequestEditorFn(unmark), v1.WithHTTPClient(&doer{
 		http: h, retries: c.retries, credential: c.credentialV1,
 	}))
 	if err != nil {
@@ -108,7 +111,7 @@ func New(baseURL string, options ...Option) (*Client, error) {
 	}
 	second := &V2{}
 	second.session.exchange = second.exchange
-	second.api, err = v2.NewClient(base, v2.WithHTTPClient(&doer{
+	second.api, err = v2.NewClient(base, v2.WithRequestEditorFn(unmark), v2.WithHTTPClient(&doer{
 		http: h, retries: c.retries, renew: second.session.renew,
 		credential: func() credential { return c.credentialV2(&second.session) },
 	}))
@@ -169,8 +172,8 @@ func (c *config) credentialV1() credential {
 func (c *config) credentialV2(s *session) credential {
 	access, _ := s.tokens()
 	switch {
-	case access != "":
-		return bearer(access)
+	case access != credential{}:
+		return access
 	case c.apiKey != "":
 		return credential{header: "X-API-Key", value: c.apiKey}
 	}

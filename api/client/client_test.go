@@ -166,13 +166,13 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 					operations = append(operations, id)
 					n := &wire{answer: always(http.StatusOK)}
 					c := n.client(t)
-					c.V2.session.set("access", "refresh")
+					c.V2.session.begin("access", "refresh")
 					m := reflect.ValueOf(version.methods(c)).MethodByName(id)
 					if !m.IsValid() {
 						t.Errorf("%s has no method", id)
 						continue
 					}
-					m.Call(arguments(t, m.Type()))
+					m.Call(arguments(t, m.Type(), "an/id"))
 					template := regexp.MustCompile(`\\\{[^}]*\\\}`).ReplaceAllString(regexp.QuoteMeta(path), "an%2Fid")
 					sent := n.all()
 					if len(sent) != 1 || sent[0].method != method || !regexp.MustCompile("^"+template+"$").MatchString(sent[0].escaped) {
@@ -196,14 +196,14 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 	}
 }
 
-// arguments returns zero values, and for an id one that must be escaped.
-func arguments(t *testing.T, method reflect.Type) []reflect.Value {
+// arguments returns zero values, and the given one for an id.
+func arguments(t *testing.T, method reflect.Type, id string) []reflect.Value {
 	t.Helper()
 	args := []reflect.Value{reflect.ValueOf(t.Context())}
 	for i := 1; i < method.NumIn(); i++ {
 		in := method.In(i)
 		if in.Kind() == reflect.String {
-			args = append(args, reflect.ValueOf("an/id").Convert(in))
+			args = append(args, reflect.ValueOf(id).Convert(in))
 			continue
 		}
 		args = append(args, reflect.Zero(in))

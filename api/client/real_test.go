@@ -147,6 +147,21 @@ func TestTheLifeOfACredential(t *testing.T) {
 	fails(t, err, client.ErrForbidden)
 }
 
+func TestACredentialMayHaveANameOfDots(t *testing.T) {
+	ctx, c := t.Context(), connect(t, withKey())
+	for _, name := range []string{".", "..", "../" + rand.Text(), "%2E%2E" + rand.Text()} {
+		sealed := must(c.V2.SealCredential(ctx, v2.SealRequest{Name: name, CredentialType: "database", Values: map[string]string{"k": name}}, nil))(t)
+		if got := must(c.V2.UnsealCredentialByName(ctx, name))(t); got.CredentialId != sealed.CredentialId || got.Values["k"] != name {
+			t.Errorf("%q is answered with another", name)
+		}
+	}
+	_, err := c.V2.UnsealCredential(ctx, "..")
+	fails(t, err, client.ErrForbidden)
+	fails(t, c.V2.DeleteCredential(ctx, "."), client.ErrForbidden)
+	_, err = c.V2.UnsealCredentialByName(ctx, "")
+	fails(t, err, client.ErrInvalid)
+}
+
 func TestBatchesAnswerEachItem(t *testing.T) {
 	ctx, c := t.Context(), connect(t, withKey())
 	encrypted := must(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{Items: []v2.EncryptRequest{{Data: "a"}, {Data: "b"}}}))(t).Results

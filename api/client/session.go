@@ -24,6 +24,7 @@ type session struct {
 	exchange func(ctx context.Context, refresh string) (*v2.TokenAnswer, string, error)
 
 	mu      sync.Mutex
+	number  uint64 // of the session: another after each Login and Logout, the same after a renewal
 	access  string // "" before Login and after Logout
 	refresh string // "" also when the session has ended
 	renewal *renewal
@@ -37,36 +38,56 @@ type renewal struct {
 	err     error           // likewise
 }
 
-// tokens returns the present tokens.
-func (s *session) tokens() (access, refresh string) {
+// tokens returns the present tokens; the credential is the zero value when
+// nobody is signed in.
+func (s *session) tokens() (access credential, refresh string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.access, s.refresh
+	if s.access == "" {
+		return credential{}, ""
+	}
+	return bearer(s.access, s.number), s.refresh
 }
 
-// set begins a session, or ends it when the tokens are empty.
-func (s *session) set(access, refresh string) {
+// begin replaces the session, if there is one.
+func (s *session) begin(access, refresh string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.number++
 	s.access, s.refresh = access, refresh
 }
 
-// renew returns an access token in place of the refused one. When the session
-// has ended the error is ErrUnauthenticated; the refused token stays, so that no
-// other credential takes its place unasked.
-func (s *session) renew(ctx context.Context, refused string) (access string, err error) {
+// end forgets a session, unless another has taken its place.
+func (s *session) end(number uint64) {
 	s.mu.Lock()
-	if s.access != refused && s.access != "" { // somebody was faster
+	defer s.mu.Unlock()
+	if s.number == number {
+		s.number++
+		s.access, s.refresh = "", ""
+	}
+}
+
+// renew returns a credential of the same session in place of the refused one.
+// When the session has ended, or another has taken its place, the error is
+// ErrUnauthenticated: the call goes on as nobody else. The refused token stays,
+// so that no other credential takes its place unasked.
+func (s *session) renew(ctx context.Context, refused credential) (credential, error) {
+	s.mu.Lock()
+	if s.number != refused.session {
 		defer s.mu.Unlock()
-		return s.access, nil
+		return credential{}, fmt.Errorf("the session of this call was replaced: %w", ErrUnauthenticated)
+	}
+	if s.access != refused.access { // somebody was faster
+		defer s.mu.Unlock()
+		return bearer(s.access, s.number), nil
 	}
 	r := s.join(ctx)
 	s.mu.Unlock()
 	answer, err := r.wait(ctx)
 	if err != nil {
-		return "", err
+		return credential{}, err
 	}
-	return answer.AccessToken, nil
+	return bearer(answer.AccessToken, refused.session), nil
 }
 
 // force exchanges the refresh token although nothing was refused.

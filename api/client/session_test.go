@@ -293,7 +293,7 @@ func TestLogoutOfASessionThatHasEndedForgetsItWithoutRenewing(t *testing.T) {
 	if err := c.V2.Logout(t.Context()); err != nil || s.renewals != 0 {
 		t.Error(err, s.renewals)
 	}
-	if access, refresh := c.V2.session.tokens(); access != "" || refresh != "" {
+	if access, refresh := c.V2.session.tokens(); access != (credential{}) || refresh != "" {
 		t.Error("it is still there")
 	}
 }
@@ -319,7 +319,7 @@ func TestARenewalDoesNotBringBackASessionThatWasSignedOutMeanwhile(t *testing.T)
 				t.Error("a call of the user went on with the API key")
 			}
 		}
-		if access, refresh := c.V2.session.tokens(); access != "" || refresh != "" {
+		if access, refresh := c.V2.session.tokens(); access != (credential{}) || refresh != "" {
 			t.Error("it is back")
 		}
 	})

@@ -16,11 +16,11 @@ import (
 type manner struct {
 	// repeatable: carrying it out twice does no more than once, so that it may
 	// be sent again although its outcome is unknown.
-	repeatable  bool
-	anonymous   bool   // it carries no credential
-	once        bool   // it is not sent again, whatever the answer
-	keepSession bool   // its 401 does not renew the session
-	refresh     string // it carries this refresh token
+	repeatable bool
+	anonymous  bool       // it carries no credential
+	once       bool       // it is not sent again, whatever the answer
+	access     credential // if not zero, it carries this one, and its 401 does not renew the session
+	refresh    string     // it carries this refresh token
 }
 
 type mannerKey struct{}
@@ -55,9 +55,12 @@ func mannerOf(r *http.Request) manner {
 type credential struct {
 	header, value string
 	access        string // the access token, if it is one
+	session       uint64 // the number of its session
 }
 
-func bearer(access string) credential { return credential{"Authorization", "Bearer " + access, access} }
+func bearer(access string, session uint64) credential {
+	return credential{"Authorization", "Bearer " + access, access, session}
+}
 
 // doer sends the requests of the generated code: it puts the credential on
 // them, renews the session and sends again what may be sent again. A call keeps
@@ -66,25 +69,27 @@ type doer struct {
 	http       *http.Client
 	retries    int
 	credential func() credential
-	// renew returns an access token in place of one that was refused.
-	renew func(ctx context.Context, refused string) (access string, err error)
+	// renew returns a credential of the same principal in place of one that was
+	// refused.
+	renew func(ctx context.Context, refused credential) (credential, error)
 }
 
 // Do sends one request and returns the last answer to it.
 func (d *doer) Do(request *http.Request) (*http.Response, error) {
 	ctx, m := request.Context(), mannerOf(request)
-	var c credential
-	if !m.anonymous {
+	c := m.access
+	own := c != credential{}
+	if !own && !m.anonymous {
 		c = d.credential()
 	}
-	renewable := c.access != "" && !m.keepSession
+	renewable := c.access != "" && !own
 	for attempt := 0; ; attempt++ {
 		response, err := d.send(request, m, c)
 		if renewable && err == nil && response.StatusCode == http.StatusUnauthorized {
-			access, failed := d.renew(ctx, c.access)
+			renewed, failed := d.renew(ctx, c)
 			if failed == nil {
 				discard(response)
-				c = bearer(access)
+				c = renewed
 				response, err = d.send(request, m, c)
 			} else if !errors.Is(failed, ErrUnauthenticated) {
 				discard(response)

@@ -41,7 +41,7 @@ func (v *V1) ListKeys(ctx context.Context, p *v1.ListKeysParams) (*v1.KeyList, e
 // RotateKey gives a key a new version. Ciphertexts of earlier versions still
 // decrypt.
 func (v *V1) RotateKey(ctx context.Context, keyID string, r v1.RotateKeyRequest) (*v1.RotatedKey, error) {
-	return answer[v1.RotatedKey](read(v.api.RotateKey(ctx, keyID, r)))
+	return answer[v1.RotatedKey](read(v.api.RotateKey(ctx, segment(keyID), r)))
 }
 
 // QueryAuditLogs answers entries of the tenant's audit log, newest first.

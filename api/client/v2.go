@@ -38,33 +38,33 @@ func (v *V2) ListCredentials(ctx context.Context, p *v2.ListCredentialsParams) (
 // for everything that fails, an id that does not exist included; that holds for
 // all methods that take a credential's id or name.
 func (v *V2) UnsealCredential(ctx context.Context, credentialID string) (*v2.UnsealedCredential, error) {
-	return answer[v2.UnsealedCredential](read(v.api.UnsealCredential(ctx, credentialID)))
+	return answer[v2.UnsealedCredential](read(v.api.UnsealCredential(ctx, segment(credentialID))))
 }
 
 // UnsealCredentialByName answers the newest active credential of a name.
 func (v *V2) UnsealCredentialByName(ctx context.Context, name string) (*v2.UnsealedCredential, error) {
-	return answer[v2.UnsealedCredential](read(v.api.UnsealCredentialByName(ctx, name)))
+	return answer[v2.UnsealedCredential](read(v.api.UnsealCredentialByName(ctx, segment(name))))
 }
 
 // ReplaceCredential stores new values as the next version.
 func (v *V2) ReplaceCredential(ctx context.Context, credentialID string, r v2.ReplaceRequest) (*v2.CredentialAnswer, error) {
-	return answer[v2.CredentialAnswer](read(v.api.ReplaceCredential(ctx, credentialID, r)))
+	return answer[v2.CredentialAnswer](read(v.api.ReplaceCredential(ctx, segment(credentialID), r)))
 }
 
 // RotateCredential encrypts a credential anew under fresh keys. Its values stay.
 func (v *V2) RotateCredential(ctx context.Context, credentialID string) (*v2.CredentialAnswer, error) {
-	return answer[v2.CredentialAnswer](read(v.api.RotateCredential(ctx, credentialID)))
+	return answer[v2.CredentialAnswer](read(v.api.RotateCredential(ctx, segment(credentialID))))
 }
 
 // DeleteCredential removes a credential for good.
 func (v *V2) DeleteCredential(ctx context.Context, credentialID string) error {
-	return done(read(v.api.DeleteCredential(ctx, credentialID)))
+	return done(read(v.api.DeleteCredential(ctx, segment(credentialID))))
 }
 
 // ListCredentialVersions answers what is known of a credential's versions,
 // newest first.
 func (v *V2) ListCredentialVersions(ctx context.Context, credentialID string) (*v2.CredentialVersionList, error) {
-	return answer[v2.CredentialVersionList](read(v.api.ListCredentialVersions(ctx, credentialID)))
+	return answer[v2.CredentialVersionList](read(v.api.ListCredentialVersions(ctx, segment(credentialID))))
 }
 
 // EncryptData encrypts with the tenant's default key. The answer is what
