@@ -45,7 +45,10 @@ type switchedKMS struct {
 	calls atomic.Int64
 }
 
-var errDown = errors.New("connection refused")
+var (
+	errDown       = errors.New("connection refused")
+	errRolledBack = errors.New("rolled back, to be run again")
+)
 
 func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
 	k.calls.Add(1)
@@ -56,11 +59,13 @@ func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []b
 }
 
 // watchedStore is the database, with counters and a switch that makes it
-// answer as one whose disk is full.
+// answer as one whose disk is full. In tests it runs every closure of Update
+// twice, as a backend may that has to retry.
 type watchedStore struct {
 	*bolt.Store
-	views, updates, gets, scans, writes, events atomic.Int64
-	full                                        atomic.Bool
+	twice                                             bool
+	views, updates, gets, scans, rows, writes, events atomic.Int64
+	full                                              atomic.Bool
 }
 
 type watchedReader struct {
@@ -75,7 +80,10 @@ func (r watchedReader) Get(key []byte) ([]byte, error) {
 
 func (r watchedReader) Scan(rng store.Range, visit func(key, value []byte) bool) error {
 	r.s.scans.Add(1)
-	return r.Reader.Scan(rng, visit)
+	return r.Reader.Scan(rng, func(key, value []byte) bool {
+		r.s.rows.Add(1)
+		return visit(key, value)
+	})
 }
 
 type watchedTx struct {
@@ -107,6 +115,11 @@ func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 	s.updates.Add(1)
 	if s.full.Load() {
 		return fault.New(fault.Unavailable, "no space left")
+	}
+	if s.twice {
+		if err := s.Store.Update(ctx, func(tx store.Tx) error { return errors.Join(fn(tx), errRolledBack) }); !errors.Is(err, errRolledBack) {
+			return err
+		}
 	}
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
 }
@@ -150,7 +163,8 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	s, err := bolt.Open(filepath.Join(f.dir, "vault.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	f.store = &watchedStore{Store: s}
+	_, benchmark := t.(*testing.B)
+	f.store = &watchedStore{Store: s, twice: !benchmark}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.vault = New(f.store, f.log, f.keys, f.now)

@@ -28,8 +28,10 @@ func idempotencyKey(tenant authz.TenantID, hash string) []byte {
 	return []byte("idempotency/key/" + string(tenant) + "/" + hash)
 }
 
+var requestPrefix = []byte("idempotency/request/")
+
 func requestKey(tenant authz.TenantID, id string) []byte {
-	return []byte("idempotency/request/" + string(tenant) + "/" + id)
+	return []byte(string(requestPrefix) + string(tenant) + "/" + id)
 }
 
 var duePrefix = []byte("idempotency/due/")
@@ -178,9 +180,18 @@ func (v *Vault) Sweep(ctx context.Context) (n int, err error) {
 			return n, fmt.Errorf("forgetting idempotency keys: %w", err)
 		}
 		if n += len(keys); len(keys) < sweepBatch {
-			return n, nil
+			break
 		}
 	}
+	if v.tidy.Load() {
+		return n, nil
+	}
+	v.tidy.Store(true)
+	if err := v.sweepRequests(ctx); err != nil {
+		v.tidy.Store(false)
+		return n, fmt.Errorf("forgetting requests: %w", err)
+	}
+	return n, nil
 }
 
 func (v *Vault) sweep(tx store.Tx, due [][]byte) error {
@@ -192,8 +203,11 @@ func (v *Vault) sweep(tx store.Tx, due [][]byte) error {
 		row, err := getRow[keyRow](v, tx, idempotencyKey(authz.TenantID(tenant), hash))
 		switch {
 		case errors.Is(err, fault.Internal): // it can be replayed no more
+			v.tidy.Store(false) // nor tell of what request it was
 			err = tx.Delete(idempotencyKey(authz.TenantID(tenant), hash))
-		case err == nil && row != nil && string(dueKey(row.ExpiresAt, authz.TenantID(tenant), hash)) == string(key):
+		case err == nil && row == nil:
+			v.tidy.Store(false)
+		case err == nil && string(dueKey(row.ExpiresAt, authz.TenantID(tenant), hash)) == string(key):
 			err = v.forget(tx, authz.TenantID(tenant), hash, row)
 		}
 		if err != nil {
@@ -203,12 +217,55 @@ func (v *Vault) sweep(tx store.Tx, due [][]byte) error {
 	return nil
 }
 
+// sweepRequests deletes the requests that are a day old by their own word, and
+// those that say nothing. There are some only where an idempotency key was
+// damaged or lost, so it goes through all of them once after the start, when a
+// sweep before may have met one, and when a sweep met one since.
+func (v *Vault) sweepRequests(ctx context.Context) error {
+	rng, now := store.Prefix(requestPrefix), v.now()
+	for {
+		var keys [][]byte
+		var next []byte
+		err := v.store.View(ctx, func(rd store.Reader) error {
+			rows := 0
+			return rd.Scan(rng, func(key, stored []byte) bool {
+				if rows == sweepBatch {
+					next = append([]byte(nil), key...)
+					return false
+				}
+				rows++
+				row, err := decodeRow[requestRow](v, key, stored)
+				if err != nil || !now.Before(row.SealedAt.Add(idempotencyTime)) {
+					keys = append(keys, append([]byte(nil), key...))
+				}
+				return true
+			})
+		})
+		if err == nil && len(keys) > 0 {
+			err = v.store.Update(ctx, func(tx store.Tx) (err error) {
+				for _, key := range keys { // never written twice
+					err = errors.Join(err, tx.Delete(key))
+				}
+				return err
+			})
+		}
+		if err != nil || next == nil {
+			return err
+		}
+		rng.From = next
+	}
+}
+
 // getRow reads a JSON row under a MAC, nil when there is none.
 func getRow[T any](v *Vault, rd store.Reader, key []byte) (*T, error) {
 	stored, err := rd.Get(key)
 	if err != nil || stored == nil {
 		return nil, err
 	}
+	return decodeRow[T](v, key, stored)
+}
+
+func decodeRow[T any](v *Vault, key, stored []byte) (*T, error) {
 	b, err := v.keys.OpenRow(key, stored)
 	if err != nil {
 		return nil, err

@@ -183,6 +183,62 @@ func TestSweepGoesThroughAllThatIsDue(t *testing.T) {
 	}
 }
 
+// A request is found when the key that led to it is not.
+func TestSweepForgetsRequestsWhoseKeyIsDamagedOrLost(t *testing.T) {
+	for name, damage := range map[string]func(f *fixture, tx store.Tx, key, request, due []byte) error{
+		"a damaged key": func(_ *fixture, tx store.Tx, key, _, _ []byte) error { return tx.Put(key, []byte("junk")) },
+		"a lost key":    func(_ *fixture, tx store.Tx, key, _, _ []byte) error { return tx.Delete(key) },
+		"both damaged": func(_ *fixture, tx store.Tx, key, request, _ []byte) error {
+			return errors.Join(tx.Put(key, []byte("junk")), tx.Put(request, []byte("junk")))
+		},
+		"swept by the release before": func(f *fixture, tx store.Tx, key, _, due []byte) error {
+			f.vault = New(f.store, f.log, f.keys, f.now)
+			return errors.Join(tx.Delete(key), tx.Delete(due))
+		},
+	} {
+		f := newFixture(t, time.Minute)
+		_, err := f.vault.Sweep(t.Context()) // the first one after the start
+		must(t, err)
+		f.sealOnce("k", "db", login)
+		keys, _ := f.rows("idempotency/key/")
+		requests, _ := f.rows("idempotency/request/")
+		due, _ := f.rows("idempotency/due/")
+		f.tamper(func(tx store.Tx) error { return damage(f, tx, keys[0], requests[0], due[0]) })
+		f.advance(day - time.Second)
+		young := f.sealOnce("young", "db", login)
+		f.advance(time.Second)
+		_, err = f.vault.Sweep(t.Context())
+		must(t, err)
+		if keys, _ := f.rows("idempotency/"); len(keys) != 3 {
+			t.Errorf("%s: %q", name, keys)
+		}
+		if again := f.sealOnce("young", "db", login); again != young {
+			t.Errorf("%s: another key was forgotten with it", name)
+		}
+	}
+}
+
+// What a full disk did not let it forget, the next sweep forgets.
+func TestASweepThatFailsIsMadeUpFor(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.tamper(func(tx store.Tx) (err error) {
+		for i := range sweepBatch + 10 {
+			err = errors.Join(err, tx.Put(requestKey("ten", strings.Repeat("x", i+1)), []byte("junk")))
+		}
+		return err
+	})
+	f.store.full.Store(true)
+	if _, err := f.vault.Sweep(t.Context()); !errors.Is(err, fault.Unavailable) {
+		t.Fatal(err)
+	}
+	f.store.full.Store(false)
+	_, err := f.vault.Sweep(t.Context())
+	must(t, err)
+	if keys, _ := f.rows("idempotency/"); len(keys) != 0 {
+		t.Fatalf("left behind: %d", len(keys))
+	}
+}
+
 func TestARepeatThatCannotBeRecordedIsNotAnswered(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.sealOnce("k", "db", login)

@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/sha512"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -31,14 +33,16 @@ func (v *Vault) nameHash(tenant authz.TenantID, name string) string {
 	return hex.EncodeToString(v.keyedHash("latticekeep/credential-name/v1", []byte(tenant), []byte(name)))
 }
 
-// The index of names: a row per credential whose key orders those of one name
-// by their creation, and whose value says until when it is active.
+// The index of names: a row per credential, whose key orders those of one name
+// by when they expire, so that however many have expired, looking for one that
+// is active reads at most one of them. The value is the row's MAC.
 func namePrefix(tenant authz.TenantID, hash string) []byte {
 	return []byte("credential-name/" + string(tenant) + "/" + hash + "/")
 }
 
-func nameKey(tenant authz.TenantID, hash string, created time.Time, id string) []byte {
-	return append(binary.BigEndian.AppendUint64(namePrefix(tenant, hash), uint64(created.UnixMicro())), id...)
+func nameKey(tenant authz.TenantID, hash string, expires, created time.Time, id string) []byte {
+	key := binary.BigEndian.AppendUint64(namePrefix(tenant, hash), uint64(expires.UnixMicro()))
+	return append(binary.BigEndian.AppendUint64(key, uint64(created.UnixMicro())), id...)
 }
 
 // UnsealByName is [Vault.Unseal] of the credential of that name which was
@@ -48,53 +52,58 @@ func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string
 }
 
 // byName finds the newest credential of a name that is active at now, or else
-// the newest, which is then known to have expired.
+// the one that expired last. One row is verified, whichever it is: that of the
+// answer, or one that is in no store.
 func (v *Vault) byName(tenant authz.TenantID, name string, now time.Time) finder {
 	if !validName(name) {
 		name = "" // which no credential has
 	}
-	prefix := namePrefix(tenant, v.nameHash(tenant, name))
-	rng := store.Prefix(prefix)
+	hash := v.nameHash(tenant, name)
+	rng := store.Prefix(namePrefix(tenant, hash))
 	rng.Reverse = true
+	expires := len(namePrefix(tenant, hash))
+	created, id := expires+8, expires+16
+	absent := nameKey(tenant, hash, now, now, authz.NewID(idPrefix))
 	return finder{name: name, id: func(rd store.Reader) (string, error) {
-		active, newest := "", ""
-		var bad error
-		err := rd.Scan(rng, func(key, stored []byte) bool {
-			b, err := v.keys.OpenRow(key, stored)
-			if err != nil || len(b) != 8 || len(key) < len(prefix)+8 {
-				bad = errDamaged
+		key, row := absent, absent
+		found, damaged := false, false
+		err := rd.Scan(rng, func(k, stored []byte) bool {
+			if len(k) <= id {
+				damaged = true
 				return false
 			}
-			id := string(key[len(prefix)+8:])
-			if newest == "" {
-				newest = id
+			active := now.UnixMicro() < int64(binary.BigEndian.Uint64(k[expires:]))
+			if !found || active && bytes.Compare(k[created:], key[created:]) > 0 {
+				key, row, found = k, stored, true
 			}
-			if now.UnixMicro() < int64(binary.BigEndian.Uint64(b)) {
-				active = id
-				return false
-			}
-			return true
+			return active // all that follow have expired before this one
 		})
-		if active == "" {
-			active = newest
+		content, bad := v.keys.OpenRow(key, row)
+		switch {
+		case err != nil:
+			return "", err
+		case damaged, found && (bad != nil || len(content) != 0):
+			return "", errDamaged
+		case !found:
+			return "", nil
 		}
-		return active, errors.Join(err, bad)
+		return string(key[id:]), nil
 	}}
 }
 
-// put stores r as the newest version of its credential, with its line in the
-// history and its place in the index of names.
+// put stores r as the one version of its credential, in the place of whatever
+// stood there, with its line in the history and its place in the index of names.
 func (v *Vault) put(tx store.Tx, r *record, what audit.EventType) error {
-	if err := putRecord(tx, r); err != nil {
-		return err
-	}
-	return v.index(tx, r, what)
-}
-
-func (v *Vault) index(tx store.Tx, r *record, what audit.EventType) error {
 	if err := v.unindex(tx, r.tenant, r.id); err != nil {
 		return err
 	}
+	if err := deleteAll(tx, versionsPrefix(r.tenant, r.id)); err != nil {
+		return err
+	}
+	return errors.Join(putRecord(tx, r), v.index(tx, r, what))
+}
+
+func (v *Vault) index(tx store.Tx, r *record, what audit.EventType) error {
 	row := versionRow{
 		Change: changes[what], CreatedAt: r.createdAt, SealedAt: r.sealedAt, ExpiresAt: r.expiresAt,
 		Name: v.nameHash(r.tenant, r.name),
@@ -112,25 +121,38 @@ func (v *Vault) index(tx store.Tx, r *record, what audit.EventType) error {
 			return err
 		}
 	}
-	key = nameKey(r.tenant, row.Name, r.createdAt, r.id)
-	until := binary.BigEndian.AppendUint64(nil, uint64(r.expiresAt.UnixMicro()))
-	return tx.Put(key, v.keys.SealRow(key, until))
+	key = v.nameKeyOf(r)
+	return tx.Put(key, v.keys.SealRow(key, nil))
 }
 
-// unindex takes a credential out of the index of names, where its newest line
-// in the history says that it stands. A damaged line is passed over.
+func (v *Vault) nameKeyOf(r *record) []byte {
+	return nameKey(r.tenant, v.nameHash(r.tenant, r.name), r.expiresAt, r.createdAt, r.id)
+}
+
+// unindex takes a credential out of the index of names, where its record and
+// its newest line in the history say that it stands: when one of them is
+// damaged, the other still tells.
 func (v *Vault) unindex(tx store.Tx, tenant authz.TenantID, id string) error {
+	r, err := find(tx, tenant, id)
+	if err != nil && !errors.Is(err, fault.Internal) {
+		return err
+	}
+	if r != nil {
+		if err := tx.Delete(v.nameKeyOf(r)); err != nil {
+			return err
+		}
+	}
 	rng := store.Prefix(historyPrefix(tenant, id))
 	rng.Reverse = true
 	var row *versionRow
-	err := tx.Scan(rng, func(key, value []byte) bool {
+	err = tx.Scan(rng, func(key, value []byte) bool {
 		_, row, _ = v.decodeVersion(key, value)
 		return row == nil
 	})
 	if err != nil || row == nil {
 		return err
 	}
-	return tx.Delete(nameKey(tenant, row.Name, row.CreatedAt, id))
+	return tx.Delete(nameKey(tenant, row.Name, row.ExpiresAt, row.CreatedAt, id))
 }
 
 // remove deletes all rows of a credential, damaged ones too.
@@ -143,8 +165,9 @@ func (v *Vault) remove(tx store.Tx, tenant authz.TenantID, id string) error {
 	)
 }
 
-// indexedRow stands in a store whose credentials are all indexed.
-var indexedRow = []byte("credential-indexed/1")
+// indexedRow stands in a store whose credentials are all indexed. The index
+// that 1 stood for was in the order of creation.
+var indexedRow = []byte("credential-indexed/2")
 
 // reindexBatch bounds how many records one transaction of [Vault.Reindex]
 // reads.
@@ -162,17 +185,14 @@ func (v *Vault) Reindex(ctx context.Context) error {
 		return err
 	})
 	for err == nil && !done {
-		err = v.store.Update(ctx, func(tx store.Tx) error {
-			next, err := v.reindex(tx, rng)
-			if err != nil {
+		var next []byte // the closure may run again: the batch is done when it is committed
+		err = v.store.Update(ctx, func(tx store.Tx) (err error) {
+			if next, err = v.reindex(tx, rng); err != nil || next != nil {
 				return err
 			}
-			if done = next == nil; done {
-				return tx.Put(indexedRow, nil)
-			}
-			rng.From = next
-			return nil
+			return tx.Put(indexedRow, nil)
 		})
+		rng.From, done = next, next == nil
 	}
 	if err != nil {
 		return fmt.Errorf("indexing the credentials of an earlier release: %w", err)
@@ -204,8 +224,14 @@ func (v *Vault) reindex(tx store.Tx, rng store.Range) (next []byte, err error) {
 			}
 		}
 		if err == nil {
-			err = v.index(tx, r, what)
+			err = errors.Join(tx.Delete(v.createdKey(r)), v.index(tx, r, what))
 		}
 	}
 	return next, err
+}
+
+// createdKey is where r stood in the index that was in the order of creation.
+func (v *Vault) createdKey(r *record) []byte {
+	prefix := namePrefix(r.tenant, v.nameHash(r.tenant, r.name))
+	return append(binary.BigEndian.AppendUint64(prefix, uint64(r.createdAt.UnixMicro())), r.id...)
 }

@@ -268,9 +268,6 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 		if version := versionOf(current); version != expect || (current != nil && current.Credential != r.id) {
 			return errMoved
 		}
-		if err := deleteAll(tx, versionsPrefix(p.Tenant, r.id)); err != nil {
-			return err
-		}
 		if err := v.put(tx, r, what); err != nil {
 			return err
 		}

@@ -35,10 +35,6 @@ func putRecord(tx store.Tx, r *record) error {
 	return tx.Put(recordKey(r.tenant, r.id, r.version), r.encode())
 }
 
-func deleteRecord(tx store.Tx, r *record) error {
-	return tx.Delete(recordKey(r.tenant, r.id, r.version))
-}
-
 // find returns the newest version of a credential, and nil when there is none.
 // A row that stands under another key than its own is damage.
 func find(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
@@ -76,9 +72,6 @@ func (v *Vault) replace(tx store.Tx, old, next *record, what audit.EventType) er
 	}
 	if current == nil || current.version != old.version {
 		return errMoved
-	}
-	if err := deleteRecord(tx, old); err != nil {
-		return err
 	}
 	return v.put(tx, next, what)
 }

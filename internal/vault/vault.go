@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -57,7 +58,8 @@ type Vault struct {
 	log    *audit.Log
 	keys   *keyring.Ring
 	now    func() time.Time
-	decoys sync.Map // tenant → *record
+	decoys sync.Map    // tenant → *record
+	tidy   atomic.Bool // no request outlives its idempotency key
 	opener func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error)
 }
 

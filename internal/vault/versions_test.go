@@ -226,7 +226,7 @@ func TestANameStandsForItsNewestActiveCredential(t *testing.T) {
 	if _, err := f.named("db"); !errors.Is(err, fault.Forbidden) {
 		t.Fatal("all have expired:", err)
 	}
-	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonExpired || e.Resource.ID != second.ID {
+	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonExpired || e.Resource.ID != first.ID {
 		t.Fatalf("recorded as %+v", e)
 	}
 	f.verify()
@@ -254,12 +254,13 @@ func TestAnObjectsCredentialIsFoundByItsNewName(t *testing.T) {
 // Whoever can write the database cannot make a name stand for another credential.
 func TestANameCannotBePointedElsewhere(t *testing.T) {
 	f := newFixture(t, time.Minute)
-	f.seal(f.a, login)
+	db := f.seal(f.a, login)
 	other := f.sealNamed(f.a, "other", login)
 	prefix := string(namePrefix(f.a.Tenant, f.vault.nameHash(f.a.Tenant, "db")))
 	keys, values := f.rows(prefix)
+	moved := []byte(string(keys[0][:len(prefix)+16]) + other.ID)
 	f.tamper(func(tx store.Tx) error {
-		return errors.Join(tx.Delete(keys[0]), tx.Put([]byte(string(keys[0][:len(prefix)+8])+other.ID), values[0]))
+		return errors.Join(tx.Delete(keys[0]), tx.Put(moved, values[0]))
 	})
 	if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
 		t.Error("a moved row:", err)
@@ -268,15 +269,82 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 		t.Errorf("recorded as %+v", e)
 	}
 	// A row of the right form whose credential has another name, as an old state of a renamed one would be.
-	f.tamper(func(tx store.Tx) error {
-		key := []byte(string(keys[0][:len(prefix)+8]) + other.ID)
-		return tx.Put(key, f.keys.SealRow(key, []byte{0x7f, 0, 0, 0, 0, 0, 0, 0}))
-	})
+	f.tamper(func(tx store.Tx) error { return tx.Put(moved, f.keys.SealRow(moved, nil)) })
 	if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
 		t.Error("another name:", err)
 	}
 	if e := f.last(f.a); e.Outcome != audit.Failure {
 		t.Errorf("recorded as %+v", e)
+	}
+	// Rows without a MAC that would be the newest, one of them for a credential of that name.
+	f.tamper(func(tx store.Tx) error { return errors.Join(tx.Delete(moved), tx.Put(keys[0], values[0])) })
+	for _, key := range []string{prefix + "\x7f", prefix + strings.Repeat("\x7f", 16) + db.ID} {
+		f.tamper(func(tx store.Tx) error { return tx.Put([]byte(key), nil) })
+		if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
+			t.Errorf("%q: %v", key, err)
+		}
+		f.tamper(func(tx store.Tx) error { return tx.Delete([]byte(key)) })
+	}
+	if got, err := f.named("db"); err != nil || got.ID != db.ID {
+		t.Error("the index as it was:", err)
+	}
+}
+
+// However many have expired, a name is found, or found to be of none that is
+// active, by reading the same number of rows.
+func TestExpiredNamesakesCostNothing(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	names := []string{"expired", "active"}
+	f.sealNamed(f.a, "expired", login)
+	f.advance(31 * day)
+	active := f.sealNamed(f.a, "active", login)
+	f.advance(day)
+	read := func(name string) int64 {
+		t.Helper()
+		before := f.store.rows.Load()
+		got, err := f.named(name)
+		if (name == "active") != (err == nil) || err == nil && got.ID != active.ID {
+			t.Fatal(name, got.ID, err)
+		}
+		return f.store.rows.Load() - before
+	}
+	namesakes := func(n int) { // younger than the active one
+		f.tamper(func(tx store.Tx) (err error) {
+			for i := range n {
+				for _, name := range names {
+					at := f.now().Add(time.Duration(-i) * time.Second)
+					key := nameKey(f.a.Tenant, f.vault.nameHash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
+					err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
+				}
+			}
+			return err
+		})
+	}
+	namesakes(1)
+	few := []int64{read("expired"), read("active")}
+	namesakes(2000)
+	if many := []int64{read("expired"), read("active")}; !slices.Equal(many, few) {
+		t.Errorf("beside one namesake %d rows are read, beside 2000 %d", few, many)
+	}
+}
+
+// Its place in the index is known to a credential's record and to its history.
+func TestDamageLeavesNoOldPlaceInTheIndex(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	c := f.seal(f.a, login)
+	keys, _ := f.rows("credential-version/")
+	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], []byte("junk")) })
+	f.advance(day)
+	_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
+	must(t, err)
+	if keys, _ := f.rows("credential-name/"); len(keys) != 1 {
+		t.Fatalf("%q", keys)
+	}
+	keys, _ = f.rows("credential/")
+	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], []byte("junk")) })
+	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
+	if keys, _ := f.rows("credential-name/"); len(keys) != 0 {
+		t.Fatalf("after the deletion: %q", keys)
 	}
 }
 
@@ -302,9 +370,19 @@ func TestReindexFindsTheCredentialsOfAnEarlierRelease(t *testing.T) {
 	must(t, err)
 	owned, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
 	must(t, err)
+	_, records := f.rows("credential/")
 	f.tamper(func(tx store.Tx) error {
-		return errors.Join(
-			deleteAll(tx, []byte("credential-")),
+		err := deleteAll(tx, []byte("credential-"))
+		for _, b := range records[:9] { // those that stood in the index of before
+			r, bad := decodeRecord(b)
+			if bad != nil {
+				return bad
+			}
+			key := f.vault.createdKey(r)
+			err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, make([]byte, 8))))
+		}
+		return errors.Join(err,
+			tx.Put([]byte("credential-indexed/1"), nil),
 			tx.Put(recordKey(f.a.Tenant, authz.NewID("cred"), 1), []byte("damaged")),
 			tx.Delete([]byte("audit/anchor/"+string(f.a.Tenant)+"/"+all[2].ID)),
 		)
@@ -318,6 +396,9 @@ func TestReindexFindsTheCredentialsOfAnEarlierRelease(t *testing.T) {
 		if n := f.store.Commits() - commits; n != 3 && n != 0 {
 			t.Fatalf("%d commits", n)
 		}
+	}
+	if keys, _ := f.rows("credential-name/"); len(keys) != len(all)+1 {
+		t.Fatalf("%d places in the index for %d credentials", len(keys), len(all)+1)
 	}
 	for i, c := range all {
 		if got, err := f.named(c.Name); err != nil || got.ID != c.ID {
