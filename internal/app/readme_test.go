@@ -61,7 +61,11 @@ func TestTheTourOfTheREADMEWorks(t *testing.T) {
 	if err := os.Symlink(program, filepath.Join(dir, "bin", "latticekeep")); err != nil {
 		t.Fatal(err)
 	}
-	script := `curl() { "` + curl + `" --fail-with-body --show-error "$@"; }` + "\n" + tour
+	if err := os.Symlink(line.DataDir, filepath.Join(dir, ".latticekeep")); err != nil {
+		t.Fatal(err)
+	}
+	// A person is slower than the mail.
+	script := `ls() { until compgen -G "${@: -1}" >/dev/null; do :; done; command ls $*; }; curl() { "` + curl + `" --fail-with-body --show-error "$@"; }` + "\n" + tour
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "BASE="+line.BaseURL, "KEY="+line.APIKey)

@@ -28,6 +28,8 @@ type APIKey struct {
 	ExpiresAt  time.Time // zero: never
 	LastUsedAt time.Time // to the minute or so; zero: never
 	CreatedBy  string    // id of the principal
+
+	user string // who answers for it
 }
 
 // APIKeyRequest asks for an API key.
@@ -83,6 +85,7 @@ type apiKeyRow struct {
 	CreatedAt time.Time      `json:"created_at"`
 	CreatedBy string         `json:"created_by,omitempty"`
 	ExpiresAt time.Time      `json:"expires_at,omitzero"`
+	User      string         `json:"user,omitempty"` // who answers for it, whatever API keys it was made by
 }
 
 // apiKeyName is where an API key is listed.
@@ -112,7 +115,7 @@ func (r apiKeyRow) expired(now time.Time) bool { return r.apiKey(time.Time{}).ex
 func (k APIKey) expired(now time.Time) bool { return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) }
 
 func (r apiKeyRow) apiKey(used time.Time) APIKey {
-	return APIKey{r.ID, r.Name, r.Tenant, r.Scopes, r.CreatedAt, r.ExpiresAt, used, r.CreatedBy}
+	return APIKey{r.ID, r.Name, r.Tenant, r.Scopes, r.CreatedAt, r.ExpiresAt, used, r.CreatedBy, r.User}
 }
 
 // newAPIKey is an API key that is not stored yet.
@@ -142,6 +145,18 @@ func (k *newAPIKey) name() apiKeyName { return apiKeyName{k.row.Tenant, k.row.ID
 
 func (s *Service) putAPIKey(tx store.Tx, k *newAPIKey) error {
 	return errors.Join(s.put(tx, apiKeyNameKey(k.name()), k.hash), s.put(tx, apiKeyKey(k.hash), k.row))
+}
+
+// findAPIKey reads a key and reports whether there is one.
+func (s *Service) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found bool, err error) {
+	var hash string
+	if found, err := s.get(r, apiKeyNameKey(n), &hash); err != nil || !found {
+		return row, false, err
+	}
+	if found, err = s.get(r, apiKeyKey(hash), &row); err == nil && !found {
+		err = errDamaged
+	}
+	return row, found, err
 }
 
 // deleteAPIKey reports whether there was such a key.
@@ -181,9 +196,11 @@ func apiKeyEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.APIKeyResource, ID: id}}
 }
 
-// CreateAPIKey makes an API key of p's tenant and returns it, this once. Errors:
-// fault.Invalid, fault.Forbidden for scopes that p does not hold,
-// fault.Conflict for too many keys, fault.Unavailable.
+// CreateAPIKey makes an API key of p's tenant and returns it, this once. When p
+// is an API key that expires, the new one does so no later. Errors:
+// fault.Invalid, fault.Forbidden for scopes that p does not hold and for a user
+// whose address is not verified, fault.Unauthenticated for one who is gone by
+// now, fault.Conflict for too many keys, fault.Unavailable.
 func (s *Service) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.ready(ctx, p, authz.CreateAPIKey); err != nil {
 		return APIKey{}, "", err
@@ -198,7 +215,8 @@ func (s *Service) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 }
 
 // CreateTenantAPIKey makes an API key of any tenant for the deployment's
-// operator, who may hold fewer scopes than the key. Errors: fault.Invalid,
+// operator, who may hold fewer scopes than the key. Its entry is in that
+// tenant's history, and names p. Errors: fault.Invalid,
 // fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
 // fault.Unavailable.
 func (s *Service) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
@@ -224,9 +242,20 @@ func grantable(tenant authz.TenantID, scopes []authz.Scope) bool {
 
 func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	k := s.newAPIKey(tenant, p.ID, r)
+	expires := k.row.ExpiresAt
 	err := s.commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
 		if _, err := s.findTenant(tx, tenant); err != nil {
 			return err
+		}
+		if tenant == p.Tenant { // the operator's own for others are the tenant's
+			by, err := s.grantor(tx, p, authz.CreateAPIKey)
+			if err != nil {
+				return err
+			}
+			if !by.Holds(k.row.Scopes) {
+				return refuse(reasonScopes, errScopesBeyond)
+			}
+			k.row.User, k.row.ExpiresAt = by.user, by.bound(expires)
 		}
 		n := 0
 		err := tx.Scan(store.Prefix(apiKeysPrefix(tenant)), func(_, _ []byte) bool { n++; return true })
@@ -237,9 +266,7 @@ func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 			return refuse(reasonTooManyAPIKeys, errAPIKeys)
 		}
 		e.Resource.ID = k.row.ID
-		if tenant != p.Tenant {
-			e.Attributes = map[string]string{"tenant": string(tenant)}
-		}
+		e.Principal.Tenant = tenant
 		return s.putAPIKey(tx, k)
 	})
 	if err != nil {

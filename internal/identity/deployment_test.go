@@ -155,7 +155,9 @@ func TestAnExpiredSystemKeyOperatesNothing(t *testing.T) {
 		must(t, f.FirstSystemKey(t.Context(), func(string) error { delivered++; return nil }))
 	}
 	admin := APIKeyRequest{Name: "short", Scopes: []authz.Scope{authz.SystemAdmin}, ExpiresInDays: 1}
-	if _, _, err := f.CreateAPIKey(t.Context(), operator(), admin); err != nil {
+	p := operator()
+	p.Kind = authz.System // no key that would operate in its place
+	if _, _, err := f.CreateAPIKey(t.Context(), p, admin); err != nil {
 		t.Fatal(err)
 	}
 	start()

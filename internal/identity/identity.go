@@ -18,6 +18,10 @@
 //   - Every request reads the key or session and the tenant anew, so that
 //     revoking, another role and the end of a trial count at once.
 //   - Nobody gives another what it has not itself, except the deployment.
+//   - An API key and an invitation name the user who answers for them, and are
+//     revoked when that user is removed or may no longer give them.
+//   - An address that nobody verified is kept for two days, and whoever proves to
+//     own it finds nothing in the account that lets others in.
 //
 // The package limits no rates and speaks no HTTP. Mail leaves by the outbox.
 package identity

@@ -13,10 +13,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
+// key is an API key that is in no store.
 func key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: scopes}
+}
+
+// key is an API key that the operator made.
+func (f *people) key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
+	f.t.Helper()
+	k := f.newAPIKey(tenant, "test", APIKeyRequest{Name: "test", Scopes: scopes})
+	must(f.t, f.store.Update(f.t.Context(), func(tx store.Tx) error { return f.putAPIKey(tx, k) }))
+	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: k.row.ID, Scopes: scopes}
 }
 
 func TestAnInvitedPersonBecomesAMember(t *testing.T) {
@@ -92,9 +102,9 @@ func TestWhoMayGrantWhichRole(t *testing.T) {
 	f.join(owner, "second@example.com", authz.Owner)
 	actors := map[string]authz.Principal{
 		"owner":            owner.Principal,
-		"all scopes key":   key(owner.Tenant, authz.TenantScopes()...),
-		"account:admin":    key(owner.Tenant, authz.AccountAdmin),
-		"auditor's scopes": key(owner.Tenant, append(authz.Auditor.Scopes(), authz.AccountAdmin)...),
+		"all scopes key":   f.key(owner.Tenant, authz.TenantScopes()...),
+		"account:admin":    f.key(owner.Tenant, authz.AccountAdmin),
+		"auditor's scopes": f.key(owner.Tenant, append(authz.Auditor.Scopes(), authz.AccountAdmin)...),
 	}
 	for _, role := range authz.Roles()[1:] {
 		f.join(owner, string(role)+"@example.com", role)
@@ -185,7 +195,7 @@ func TestATenantWithoutAnOwnerGetsOne(t *testing.T) {
 	f := newPeople(t)
 	tenant, _, err := f.Dev(t.Context())
 	must(t, err)
-	p := key(tenant, authz.TenantScopes()...)
+	p := f.key(tenant, authz.TenantScopes()...)
 	f.join(Caller{Principal: p}, "ada@example.com", authz.Owner)
 	if _, err := f.Invite(t.Context(), p, "bob@example.com", authz.Owner); !errors.Is(err, fault.Forbidden) {
 		t.Error("a key makes a second owner:", err)
@@ -238,6 +248,7 @@ func TestAnInvitationIsReplacedRevokedAndExpires(t *testing.T) {
 		return err
 	}
 	_, first := invite("bob@example.com")
+	f.advance(mailInterval)
 	second, token := invite("bob@example.com")
 	if err := accept(first); !errors.Is(err, ErrTicket) {
 		t.Error("a replaced invitation counts:", err)
@@ -296,6 +307,7 @@ func TestATenantHasABoundedNumberOfOpenInvitations(t *testing.T) {
 		_, err := f.Invite(t.Context(), owner.Principal, fmt.Sprintf("guest-%d@example.com", i), authz.Member)
 		must(t, err)
 	}
+	f.advance(invitationPeriod)
 	if _, err := f.Invite(t.Context(), owner.Principal, "one-more@example.com", authz.Member); !errors.Is(err, fault.Conflict) {
 		t.Error(err)
 	}

@@ -155,7 +155,7 @@ func (p *passwords) check(ctx context.Context, stored string, password secret.By
 // ready.
 type slowdown struct {
 	mu       sync.Mutex
-	accounts map[string]failures // by keyed hash of the canonical address
+	accounts map[string]failures // by keyed hash of the canonical address; by user for changes of the password
 }
 
 type failures struct {

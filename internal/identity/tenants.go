@@ -223,18 +223,20 @@ func (s *Service) LimitTenant(ctx context.Context, p authz.Principal, id authz.T
 	return s.changeTenant(ctx, e, func(row *tenantRow) { row.Limits = l })
 }
 
-// changeTenant changes the row of the tenant that an event names. An id that
-// cannot be one is not recorded.
+// changeTenant changes the row of the tenant that an event names. The change is
+// recorded in that tenant's own history, a refusal in p's. An id that cannot be
+// one is not recorded.
 func (s *Service) changeTenant(ctx context.Context, e audit.Event, change func(*tenantRow)) (changed Tenant, err error) {
 	id := authz.TenantID(e.Resource.ID)
 	if !isTenant(id) {
 		id, e.Resource.ID = "", ""
 	}
-	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		row, err := s.findTenant(tx, id)
 		if err != nil {
 			return err
 		}
+		e.Principal.Tenant = id
 		change(&row)
 		changed = row.tenant(id)
 		return s.put(tx, tenantKey(id), row)

@@ -42,14 +42,15 @@ func TestATrialEndsInReadOnlyUntilItIsActivated(t *testing.T) {
 	if c := f.caller(session); !c.ReadOnly {
 		t.Error("a user of an ended trial is not read-only")
 	}
-	n := len(f.history(authz.SystemTenant))
+	n, system := len(f.history(u.Tenant)), len(f.history(authz.SystemTenant))
 	for range 2 { // the second changes nothing
 		tenant, err := f.ActivateTenant(t.Context(), operator(), u.Tenant)
 		if err != nil || tenant.Status(f.time()) != "active" || tenant.Name != "Example Ltd" || !tenant.TrialEnds.IsZero() {
 			t.Errorf("%+v, %v", tenant, err)
 		}
 	}
-	f.recorded(authz.SystemTenant, n, "TENANT_ACTIVATED success", "TENANT_ACTIVATED success")
+	f.recorded(u.Tenant, n, "TENANT_ACTIVATED success", "TENANT_ACTIVATED success")
+	f.recorded(authz.SystemTenant, system)
 	check("active", false)
 	if c := f.caller(session); c.ReadOnly {
 		t.Error("a user of an active tenant is read-only")
@@ -70,8 +71,8 @@ func TestATenantHasLimitsOfItsOwn(t *testing.T) {
 			t.Errorf("%+v, %v", c.Limits, err)
 		}
 	}
-	e := f.newest(authz.SystemTenant, audit.TenantLimited)
-	if e.Resource.ID != string(tenant) || e.Attributes["v1"] != "0" || e.Attributes["v2"] != "0" {
+	e := f.newest(tenant, audit.TenantLimited)
+	if e.Resource.ID != string(tenant) || e.Actor.Type != "api_key" || e.Attributes["v1"] != "0" || e.Attributes["v2"] != "0" {
 		t.Errorf("%+v", e)
 	}
 	n := len(f.history(authz.SystemTenant))

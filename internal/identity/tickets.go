@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -33,9 +34,14 @@ var lifetimes = map[ticketKind]time.Duration{
 	inviteTicket: 7 * 24 * time.Hour,
 }
 
-// mailInterval is how long an account is not mailed the same kind of ticket
-// again, so that nobody's mailbox can be filled.
-const mailInterval = time.Minute
+// mailInterval is how long an address is not mailed the same kind of ticket
+// again, so that nobody's mailbox can be filled. Anybody can ask for a reset,
+// and a newer token replaces the older: resetInterval is how long that one
+// counts whatever others ask for.
+const (
+	mailInterval  = time.Minute
+	resetInterval = 15 * time.Minute
+)
 
 // ErrTicket is the one answer to a mailed token that is not good for what it
 // is presented for: unknown, used, replaced, expired or of another kind. It is
@@ -137,11 +143,15 @@ func (s *Service) findTicket(r store.Reader, k ticketKind, token string, now tim
 
 // recent reports whether the subject's ticket was made a moment ago.
 func (s *Service) recent(r store.Reader, k ticketKind, subject string, now time.Time) (bool, error) {
+	interval := mailInterval
+	if k == resetTicket {
+		interval = resetInterval
+	}
 	var hash string
 	var row ticketRow
 	_, err1 := s.get(r, ticketOfKey(k, subject), &hash)
 	found, err2 := s.get(r, ticketKey(k, hash), &row) // read in any case: the same work for an account that has none
-	return found && now.Before(row.CreatedAt.Add(mailInterval)), errors.Join(err1, err2)
+	return found && now.Before(row.CreatedAt.Add(interval)), errors.Join(err1, err2)
 }
 
 // VerifyEmail notes that mail to a user's address arrives. Errors: ErrTicket,
@@ -289,8 +299,9 @@ func (s *Service) RequestPasswordReset(ctx context.Context, from authz.Principal
 var errUnsent = errors.New("the account is gone, or was mailed a moment ago")
 
 // ResetPassword gives the user of a mailed token a new password and ends all
-// its sessions. Errors: fault.Invalid, which ErrTicket is one of,
-// fault.Unavailable.
+// its sessions. If the address was not verified it is now, and whatever lets
+// others in is revoked: it was a stranger who registered, perhaps. Errors:
+// fault.Invalid, which ErrTicket is one of, fault.Unavailable.
 func (s *Service) ResetPassword(ctx context.Context, from authz.Principal, token string, next secret.Bytes) error {
 	if err := checkPassword(next); err != nil {
 		return err
@@ -308,9 +319,12 @@ func (s *Service) ResetPassword(ctx context.Context, from authz.Principal, token
 	if err != nil {
 		return fmt.Errorf("resetting a password: %w", err)
 	}
-	err = s.setPassword(ctx, userEvent(audit.PasswordReset, l.as(from)), l, next, "", func(tx store.Tx) error {
-		_, err := s.findTicket(tx, resetTicket, token, now)
-		return err
+	err = s.setPassword(ctx, userEvent(audit.PasswordReset, l.as(from)), l, next, "", func(tx store.Tx, row *userRow) (map[string]string, error) {
+		if _, err := s.findTicket(tx, resetTicket, token, now); err != nil || row.Verified {
+			return nil, err
+		}
+		row.Verified = true
+		return s.startAfresh(tx, l.account, *row)
 	})
 	if err != nil {
 		return fmt.Errorf("resetting a password: %w", err)
@@ -318,9 +332,23 @@ func (s *Service) ResetPassword(ctx context.Context, from authz.Principal, token
 	return nil
 }
 
-// setPassword replaces a user's password and ends its sessions but one. The
-// guard runs first in the transaction.
-func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next secret.Bytes, keep string, guard func(store.Tx) error) error {
+// startAfresh revokes what came of an account before the owner of its address
+// took it over: everything of the tenant, if the account owns that. It returns
+// an entry's attributes.
+func (s *Service) startAfresh(tx store.Tx, a account, row userRow) (map[string]string, error) {
+	revoked, err := s.revokeGrants(tx, a.Tenant, func(g grant) bool { return row.Role == authz.Owner || g.user == a.User })
+	if err != nil {
+		return nil, err
+	}
+	revoked["email_verified"] = "true"
+	return revoked, s.dropTicket(tx, verifyTicket, a.User)
+}
+
+// setPassword replaces a user's password and ends its sessions but one. In the
+// transaction, also comes first and may refuse, change the user's row and add
+// attributes to the entry.
+func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next secret.Bytes, keep string,
+	also func(store.Tx, *userRow) (map[string]string, error)) error {
 	hash, err := s.passwords.hash(ctx, next)
 	if err != nil {
 		return err
@@ -331,13 +359,16 @@ func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next 
 	}
 	id := authz.NewID(passwordIDPrefix)
 	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
-		if err := guard(tx); err != nil {
+		var row userRow
+		found, err := s.get(tx, userKey(l.account), &row)
+		if err != nil {
 			return err
 		}
-		var row userRow
-		if found, err := s.get(tx, userKey(l.account), &row); err != nil {
+		attributes, err := also(tx, &row)
+		if err != nil {
 			return err
-		} else if !found || row.Password != l.row.Password {
+		}
+		if !found || row.Password != l.row.Password {
 			return refuse(reasonPassword, errWrongPassword)
 		}
 		ended, err := s.endSessions(tx, l.User, keep)
@@ -345,6 +376,7 @@ func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next 
 			return err
 		}
 		e.Attributes = map[string]string{"sessions_ended": strconv.Itoa(ended)}
+		maps.Copy(e.Attributes, attributes)
 		former := row.Password
 		row.Password = id
 		return errors.Join(s.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, former)),
@@ -354,6 +386,7 @@ func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next 
 		return err
 	}
 	s.slowdown.forget(s.emailHash(l.row.Email))
+	s.slowdown.forget(l.User)
 	s.outbox.Notify()
 	return nil
 }
@@ -380,10 +413,12 @@ func (s *Service) ChangePassword(ctx context.Context, p Caller, current, next se
 	if err != nil {
 		return fmt.Errorf("checking a password: %w", err)
 	}
-	if !s.slowdown.verdict(s.emailHash(l.row.Email), right, s.now()) {
+	// Counted apart from sign-ins: failures of strangers do not keep out who is in.
+	if !s.slowdown.verdict(l.User, right, s.now()) {
 		return s.deny(ctx, p.Principal, authz.ChangePassword, reasonPassword, errWrongPassword)
 	}
-	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session, func(store.Tx) error { return nil })
+	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,
+		func(store.Tx, *userRow) (map[string]string, error) { return nil, nil })
 	if err != nil {
 		return fmt.Errorf("changing a password: %w", err)
 	}

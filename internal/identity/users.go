@@ -31,6 +31,10 @@ const userIDPrefix = "usr"
 // trialPeriod is how long a tenant that registered itself may do everything.
 const trialPeriod = 14 * 24 * time.Hour
 
+// verifyPeriod is how long an address is kept for a user who has not verified
+// it, so that nobody can keep its owner out for good.
+const verifyPeriod = 48 * time.Hour
+
 // readTimeout bounds a read, so that one that cannot be recorded is refused
 // within a second whatever hangs.
 const readTimeout = 900 * time.Millisecond
@@ -44,21 +48,19 @@ var (
 
 // Reasons in audit entries.
 const (
-	reasonClosed        = "registration_closed"
-	reasonTaken         = "email_taken"
-	reasonTrialEnded    = string(authz.TrialEnded)
-	reasonCredentials   = "wrong_credentials" // unknown, slowed down and wrong password alike
-	reasonPassword      = "wrong_password"
-	reasonUnknown       = "no_such_account" // or one that was mailed a moment ago
-	reasonNoSession     = "no_such_session"
-	reasonReused        = "reused"
-	reasonNoMember      = "no_such_member"
-	reasonNoInvitation  = "no_such_invitation"
-	reasonUnverified    = "email_not_verified"
-	reasonRole          = "role_beyond_own"
-	reasonLastOwner     = "last_owner"
-	reasonSystem        = "system_tenant"
-	reasonTooManyInvite = "too_many_invitations"
+	reasonClosed      = "registration_closed"
+	reasonTaken       = "email_taken"
+	reasonTrialEnded  = string(authz.TrialEnded)
+	reasonCredentials = "wrong_credentials" // unknown, slowed down and wrong password alike
+	reasonPassword    = "wrong_password"
+	reasonUnknown     = "no_such_account" // or one that was mailed a moment ago
+	reasonNoSession   = "no_such_session"
+	reasonReused      = "reused"
+	reasonNoMember    = "no_such_member"
+	reasonUnverified  = "email_not_verified"
+	reasonRole        = "role_beyond_own"
+	reasonLastOwner   = "last_owner"
+	reasonSystem      = "system_tenant"
 )
 
 // Rows, each with the keyring's MAC in front: a user, under its tenant; whose
@@ -209,16 +211,49 @@ func (s *Service) newUser(ctx context.Context, tenant authz.TenantID, email stri
 
 const passwordIDPrefix = "pwd"
 
-// putNewUser stores u. Error: errEmailTaken.
+// putNewUser stores u. Error: errEmailTaken, and then nothing is written.
 func (s *Service) putNewUser(tx store.Tx, u *newUser) error {
-	key := emailKey(s.emailHash(u.row.Email))
-	if b, err := tx.Get(key); err != nil {
-		return err
-	} else if b != nil {
-		return errEmailTaken
+	lapsed, err := s.holder(tx, u.row.Email, u.row.CreatedAt)
+	if err == nil && lapsed != nil {
+		err = s.displace(tx, *lapsed)
 	}
-	return errors.Join(s.put(tx, key, u.account), s.put(tx, userKey(u.account), u.row),
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.put(tx, emailKey(s.emailHash(u.row.Email)), u.account), s.put(tx, userKey(u.account), u.row),
 		s.put(tx, passwordKey(u.User, u.row.Password), u.hash))
+}
+
+// holder reads who has a canonical address but keeps it no longer: nobody, or a
+// user whose time to verify it is over. Error: errEmailTaken.
+func (s *Service) holder(r store.Reader, canonical string, now time.Time) (*member, error) {
+	var m member
+	found, err := s.get(r, emailKey(s.emailHash(canonical)), &m.account)
+	if err != nil || !found {
+		return nil, err
+	}
+	switch found, err := s.get(r, userKey(m.account), &m.row); {
+	case err != nil:
+		return nil, err
+	case !found:
+		return nil, errDamaged
+	case m.row.Verified || now.Before(m.row.CreatedAt.Add(verifyPeriod)):
+		return nil, errEmailTaken
+	}
+	return &m, nil
+}
+
+// displace removes a user who lost its address to another, which its tenant's
+// history tells.
+func (s *Service) displace(tx store.Tx, m member) error {
+	e := memberEvent(audit.MemberRemoved, System(m.Tenant), m.User)
+	var err error
+	if e.Attributes, err = s.revokeGrants(tx, m.Tenant, of(m.User)); err != nil {
+		return err
+	}
+	e.Attributes["cause"] = reasonUnverified
+	_, err = s.log.Append(tx, e)
+	return errors.Join(err, s.deleteUser(tx, m.account, m.row))
 }
 
 // deleteUser removes a user with all that is its own.
@@ -329,10 +364,7 @@ func (s *Service) Register(ctx context.Context, from authz.Principal, email stri
 
 func (s *Service) register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
 	err := s.store.View(ctx, func(r store.Reader) error { // before the work that a new account takes
-		b, err := r.Get(emailKey(s.emailHash(email)))
-		if err == nil && b != nil {
-			err = errEmailTaken
-		}
+		_, err := s.holder(r, email, s.now())
 		return err
 	})
 	if err != nil {

@@ -1698,8 +1698,8 @@ type ClientInterface interface {
 
 	// CreateAPIKeyWithBody Create an API key
 	//
-	// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold. 409: the
-	// tenant has 1000 keys.
+	// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold, or a later end
+	// than their own key's; a user needs a verified address. 409: the tenant has 1000 keys.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1708,8 +1708,8 @@ type ClientInterface interface {
 
 	// CreateAPIKey Create an API key
 	//
-	// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold. 409: the
-	// tenant has 1000 keys.
+	// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold, or a later end
+	// than their own key's; a user needs a verified address. 409: the tenant has 1000 keys.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -2094,7 +2094,8 @@ type ClientInterface interface {
 	//
 	// Mails a token that makes its holder a user of the tenant. Nobody grants a role whose scopes they do not hold, and only
 	// owners make owners; a user needs a verified address to invite. A new invitation of the same address replaces the
-	// earlier one. 409: the address has an account, or 100 invitations are open.
+	// earlier one. 409: the address has an account or was invited less than a minute ago, 100 invitations are open, or 100 were
+	// mailed within the hour.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -2105,7 +2106,8 @@ type ClientInterface interface {
 	//
 	// Mails a token that makes its holder a user of the tenant. Nobody grants a role whose scopes they do not hold, and only
 	// owners make owners; a user needs a verified address to invite. A new invitation of the same address replaces the
-	// earlier one. 409: the address has an account, or 100 invitations are open.
+	// earlier one. 409: the address has an account or was invited less than a minute ago, 100 invitations are open, or 100 were
+	// mailed within the hour.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -2350,8 +2352,8 @@ func (c *Client) ListAPIKeys(ctx context.Context, reqEditors ...RequestEditorFn)
 
 // CreateAPIKeyWithBody Create an API key
 //
-// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold. 409: the
-// tenant has 1000 keys.
+// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold, or a later end
+// than their own key's; a user needs a verified address. 409: the tenant has 1000 keys.
 //
 // Takes any type of body and a specified content type.
 //
@@ -2370,8 +2372,8 @@ func (c *Client) CreateAPIKeyWithBody(ctx context.Context, contentType string, b
 
 // CreateAPIKey Create an API key
 //
-// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold. 409: the
-// tenant has 1000 keys.
+// The answer is the one place where the key is ever shown. Nobody gives a key scopes that they do not hold, or a later end
+// than their own key's; a user needs a verified address. 409: the tenant has 1000 keys.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -3176,7 +3178,8 @@ func (c *Client) RevokeInvitation(ctx context.Context, invitationId string, reqE
 //
 // Mails a token that makes its holder a user of the tenant. Nobody grants a role whose scopes they do not hold, and only
 // owners make owners; a user needs a verified address to invite. A new invitation of the same address replaces the
-// earlier one. 409: the address has an account, or 100 invitations are open.
+// earlier one. 409: the address has an account or was invited less than a minute ago, 100 invitations are open, or 100 were
+// mailed within the hour.
 //
 // Takes any type of body and a specified content type.
 //
@@ -3197,7 +3200,8 @@ func (c *Client) InviteMemberWithBody(ctx context.Context, contentType string, b
 //
 // Mails a token that makes its holder a user of the tenant. Nobody grants a role whose scopes they do not hold, and only
 // owners make owners; a user needs a verified address to invite. A new invitation of the same address replaces the
-// earlier one. 409: the address has an account, or 100 invitations are open.
+// earlier one. 409: the address has an account or was invited less than a minute ago, 100 invitations are open, or 100 were
+// mailed within the hour.
 //
 // Takes a body of the `application/json` content type.
 //

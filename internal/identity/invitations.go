@@ -1,0 +1,304 @@
+package identity
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Invitation is a role in a tenant that is offered to the owner of an address.
+type Invitation struct {
+	ID                   string
+	Email                string // canonical
+	Role                 authz.Role
+	CreatedAt, ExpiresAt time.Time
+
+	user string // who answers for it
+}
+
+const (
+	invitationIDPrefix = "inv"
+	maxInvitations     = 100       // of one tenant at a time
+	maxInvitationMails = 100       // of one tenant in the following
+	invitationPeriod   = time.Hour // begins with the first of them
+)
+
+var (
+	errInvitation      = fault.New(fault.NotFound, "there is no such invitation: list the members for those there are")
+	errInvitations     = fault.New(fault.Conflict, "100 invitations are open: revoke those that nobody will accept")
+	errInvitationMails = fault.New(fault.Conflict, "100 invitations were sent within an hour: try again later")
+	errInvitedRecently = fault.New(fault.Conflict, "an invitation was sent a moment ago: wait a minute before sending another")
+)
+
+// Reasons in audit entries.
+const (
+	reasonNoInvitation   = "no_such_invitation"
+	reasonTooManyInvite  = "too_many_invitations"
+	reasonTooManyMails   = "too_many_mails"
+	reasonRecentlyMailed = "mailed_a_moment_ago"
+)
+
+type invitationRow struct {
+	Email     string     `json:"email"`
+	Role      authz.Role `json:"role"`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt time.Time  `json:"expires_at"`
+	User      string     `json:"user,omitempty"` // who answers for it
+}
+
+// invitedRow counts a tenant's invitations on its own, so that revoking them
+// does not make room for more mails.
+type invitedRow struct {
+	Since time.Time `json:"since"`
+	Count int       `json:"count"`
+}
+
+func invitedKey(tenant authz.TenantID) []byte { return []byte("invited/" + string(tenant)) }
+
+func invitationsPrefix(tenant authz.TenantID) []byte {
+	return []byte("invitation/" + string(tenant) + "/")
+}
+
+func invitationKey(tenant authz.TenantID, id string) []byte {
+	return append(invitationsPrefix(tenant), id...)
+}
+
+func (r invitationRow) invitation(id string) Invitation {
+	return Invitation{id, r.Email, r.Role, r.CreatedAt, r.ExpiresAt, r.User}
+}
+
+func (s *Service) invitationsOf(r store.Reader, tenant authz.TenantID) (all []Invitation, err error) {
+	prefix := invitationsPrefix(tenant)
+	var bad error
+	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
+		var row invitationRow
+		if bad = s.decode(key, value, &row); bad != nil {
+			return false
+		}
+		all = append(all, row.invitation(string(key[len(prefix):])))
+		return true
+	})
+	slices.SortFunc(all, func(a, b Invitation) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return all, errors.Join(err, bad)
+}
+
+func (s *Service) deleteInvitation(tx store.Tx, tenant authz.TenantID, id string) error {
+	return errors.Join(s.dropTicket(tx, inviteTicket, id), tx.Delete(invitationKey(tenant, id)))
+}
+
+// Invite mails the owner of an address a token that makes it a member of p's
+// tenant. An invitation of the same address that is still open is replaced.
+// Errors: fault.Invalid, fault.Forbidden, fault.Conflict for an address that
+// has an account or was invited a moment ago, and for too many invitations,
+// fault.Unavailable.
+func (s *Service) Invite(ctx context.Context, p authz.Principal, email string, role authz.Role) (Invitation, error) {
+	if err := s.readyForMembers(ctx, p, authz.InviteMember); err != nil {
+		return Invitation{}, err
+	}
+	email, err := canonicalEmail(email)
+	if err != nil {
+		return Invitation{}, err
+	}
+	if !slices.Contains(authz.Roles(), role) {
+		return Invitation{}, errRole
+	}
+	id := authz.NewID(invitationIDPrefix)
+	t := s.newTicket(inviteTicket, account{p.Tenant, id})
+	row := invitationRow{Email: email, Role: role, CreatedAt: t.row.CreatedAt, ExpiresAt: t.row.ExpiresAt}
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: email, Token: t.token})
+	if err != nil {
+		return Invitation{}, fmt.Errorf("preparing a mail: %w", err)
+	}
+	e := audit.Event{
+		Type: audit.MemberInvited, Outcome: audit.Success, Principal: p,
+		Resource: audit.Resource{Type: audit.InvitationResource}, Attributes: map[string]string{"role": string(role)},
+	}
+	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+		by, err := s.grantor(tx, p, authz.InviteMember)
+		if err != nil {
+			return err
+		}
+		stale, err := s.mayInvite(tx, by, row)
+		if err != nil {
+			return err
+		}
+		invited, err := s.countInvitation(tx, p.Tenant, row.CreatedAt)
+		if err != nil {
+			return err
+		}
+		e.Resource.ID, row.User = id, by.user
+		for _, old := range stale {
+			err = errors.Join(err, s.deleteInvitation(tx, p.Tenant, old.ID))
+		}
+		return errors.Join(err, s.put(tx, invitationKey(p.Tenant, id), row), s.put(tx, invitedKey(p.Tenant), invited),
+			s.putTicket(tx, t), post.Put(tx))
+	})
+	if err != nil {
+		return Invitation{}, fmt.Errorf("inviting a member: %w", err)
+	}
+	s.outbox.Notify()
+	return row.invitation(id), nil
+}
+
+// mayInvite decides whether by may make an invitation, and returns the ones
+// that go when it is made: those that expired, and a former one of the address.
+func (s *Service) mayInvite(r store.Reader, by grantor, row invitationRow) (stale []Invitation, err error) {
+	if err := s.someoneAnswers(r, by); err != nil {
+		return nil, err
+	}
+	if err := s.mayGrant(r, by.Principal, row.Role); err != nil {
+		return nil, err
+	}
+	if _, err := s.holder(r, row.Email, row.CreatedAt); errors.Is(err, errEmailTaken) {
+		return nil, refuse(reasonTaken, errEmailTaken)
+	} else if err != nil {
+		return nil, err
+	}
+	all, err := s.invitationsOf(r, by.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range all {
+		if i.Email == row.Email && row.CreatedAt.Before(i.CreatedAt.Add(mailInterval)) {
+			return nil, refuse(reasonRecentlyMailed, errInvitedRecently)
+		}
+		if i.Email == row.Email || !row.CreatedAt.Before(i.ExpiresAt) {
+			stale = append(stale, i)
+		}
+	}
+	if len(all)-len(stale) >= maxInvitations {
+		return nil, refuse(reasonTooManyInvite, errInvitations)
+	}
+	return stale, nil
+}
+
+// someoneAnswers refuses an API key of a tenant whose users have all verified
+// nothing: a stranger registered it, whoever made the key. One without users is
+// the operator's.
+func (s *Service) someoneAnswers(r store.Reader, by grantor) error {
+	if by.Kind != authz.APIKey {
+		return nil
+	}
+	members, err := s.membersOf(r, by.Tenant)
+	if err != nil {
+		return err
+	}
+	if len(members) > 0 && !slices.ContainsFunc(members, func(m member) bool { return m.row.Verified }) {
+		return refuse(reasonUnverified, errUnverified)
+	}
+	return nil
+}
+
+// countInvitation returns the count with one more. Error: a refusal.
+func (s *Service) countInvitation(r store.Reader, tenant authz.TenantID, now time.Time) (row invitedRow, err error) {
+	if _, err := s.get(r, invitedKey(tenant), &row); err != nil {
+		return row, err
+	}
+	if !now.Before(row.Since.Add(invitationPeriod)) {
+		row = invitedRow{Since: now}
+	}
+	if row.Count >= maxInvitationMails {
+		return row, refuse(reasonTooManyMails, errInvitationMails)
+	}
+	row.Count++
+	return row, nil
+}
+
+// AcceptInvitation makes whoever holds an invitation's token a user of the
+// tenant, with a verified address. Errors: fault.Invalid, which ErrTicket is
+// one of, fault.Conflict for an address that has an account by now,
+// fault.Forbidden when the tenant's trial has ended, fault.Unavailable.
+func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, token string, password secret.Bytes) (User, Tenant, error) {
+	if err := checkPassword(password); err != nil {
+		return User{}, Tenant{}, err
+	}
+	now := s.now()
+	var invited account
+	var row invitationRow
+	var tenant Tenant
+	find := func(r store.Reader) (err error) {
+		var found bool
+		if invited, err = s.findTicket(r, inviteTicket, token, now); err != nil {
+			return err
+		}
+		if found, err = s.get(r, invitationKey(invited.Tenant, invited.User), &row); err != nil {
+			return err
+		} else if !found {
+			return ErrTicket
+		}
+		tenant, err = s.readTenant(r, invited.Tenant)
+		return err
+	}
+	if err := s.store.View(ctx, find); err != nil {
+		return User{}, Tenant{}, fmt.Errorf("looking up an invitation: %w", err)
+	}
+	u, err := s.newUser(ctx, invited.Tenant, row.Email, row.Role, password)
+	if err != nil {
+		return User{}, Tenant{}, err
+	}
+	u.row.Verified = true
+	err = s.commit(ctx, userEvent(audit.MemberJoined, u.as(from)), func(tx store.Tx, e *audit.Event) error {
+		if err := find(tx); err != nil {
+			return err
+		}
+		if tenant.readOnly(now) {
+			return s.refuseJoin(e, from, reasonTrialEnded, errTrialEnded)
+		}
+		if err := s.putNewUser(tx, u); errors.Is(err, errEmailTaken) {
+			return s.refuseJoin(e, from, reasonTaken, errEmailTaken)
+		} else if err != nil {
+			return err
+		}
+		e.Attributes = map[string]string{"invitation": invited.User, "role": string(row.Role)}
+		return s.deleteInvitation(tx, invited.Tenant, invited.User)
+	})
+	if err != nil {
+		return User{}, Tenant{}, fmt.Errorf("accepting an invitation: %w", err)
+	}
+	return u.row.user(u.account), tenant, nil
+}
+
+// refuseJoin names no user in the entry, since none was made.
+func (s *Service) refuseJoin(e *audit.Event, from authz.Principal, reason string, err error) error {
+	from.Tenant = e.Principal.Tenant
+	e.Principal, e.Resource.ID = from, ""
+	return refuse(reason, err)
+}
+
+// RevokeInvitation makes an invitation's token worthless. Errors:
+// fault.Forbidden, fault.NotFound, fault.Unavailable.
+func (s *Service) RevokeInvitation(ctx context.Context, p authz.Principal, id string) error {
+	if err := s.readyForMembers(ctx, p, authz.RevokeInvitation); err != nil {
+		return err
+	}
+	e := audit.Event{
+		Type: audit.InvitationRevoked, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.InvitationResource},
+	}
+	if authz.ValidID(invitationIDPrefix, id) {
+		e.Resource.ID = id
+	}
+	err := s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+		if b, err := tx.Get(invitationKey(p.Tenant, e.Resource.ID)); err != nil {
+			return err
+		} else if b == nil {
+			return refuse(reasonNoInvitation, errInvitation)
+		}
+		return s.deleteInvitation(tx, p.Tenant, e.Resource.ID)
+	})
+	if err != nil {
+		return fmt.Errorf("revoking an invitation: %w", err)
+	}
+	return nil
+}
