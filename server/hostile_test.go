@@ -361,7 +361,7 @@ func TestEveryParameterIsHeldToItsSchema(t *testing.T) {
 			}
 			values := badParameters(p.Schema.Value)
 			if p.Name == "cursor" {
-				values = append(values, canary, "AAAA", "%00", "..%2F..", "AAAAAAAAAAE=", strings.Repeat("a", 512))
+				values = append(values, canary, "AAAA", "%00", "..%2F..", "AAAAAAAAAAE=", "AAAAAAAAAAE%0A", "AAAAAAAAAAF", strings.Repeat("a", 512))
 			}
 			for _, value := range append(values, "") {
 				r := b.request(o)

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
@@ -49,7 +50,7 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 	rng.Reverse = true
 	if q.Cursor != "" {
 		before, err := base64.RawURLEncoding.DecodeString(q.Cursor)
-		if err != nil || len(before) != 8 {
+		if err != nil || len(before) != 8 || base64.RawURLEncoding.EncodeToString(before) != q.Cursor { // it has one spelling
 			return nil, "", fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
 		}
 		rng.To = append(tenantPrefix(string(p.Tenant)), before...)
@@ -131,7 +132,7 @@ func (q Query) run(r store.Reader, tenant authz.TenantID, rng store.Range) (entr
 		return true
 	})
 	if err != nil || bad != nil {
-		return nil, "", fmt.Errorf("scanning the index: %w", firstError(err, bad))
+		return nil, "", fmt.Errorf("scanning the index: %w", cmp.Or(err, bad))
 	}
 	entries = make([]Entry, 0, len(found))
 	for _, sequence := range found {
@@ -146,15 +147,6 @@ func (q Query) run(r store.Reader, tenant authz.TenantID, rng store.Range) (entr
 		entries = append(entries, *e)
 	}
 	return entries, next, nil
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // LastChange returns the type of the event that gave a credential its current

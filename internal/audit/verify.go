@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"crypto/subtle"
 	"encoding/hex"
 	"errors"
@@ -94,7 +95,7 @@ var batchSize = 64 * runtime.GOMAXPROCS(0)
 func (v *Verifier) Add(e *Entry) error {
 	if err := v.link(e); err != nil {
 		// An earlier signature may be wrong as well, and comes first.
-		return firstError(v.flush(), err)
+		return cmp.Or(v.flush(), err)
 	}
 	v.batch = append(v.batch, e)
 	if len(v.batch) >= batchSize {

@@ -19,26 +19,43 @@ const SystemTenant TenantID = "system"
 
 var encoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-const idLength = 26 // 128 bits in base32
+const (
+	idSize   = 16
+	idLength = 26 // 128 bits in base32
+)
 
 // NewID returns prefix, "_" and 128 random bits in lower-case base32.
 func NewID(prefix string) string {
-	var b [16]byte
+	var b [idSize]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the program instead
+	return IDFromBytes(prefix, b)
+}
+
+// IDFromBytes returns the id that has these bits.
+func IDFromBytes(prefix string, b [idSize]byte) string {
 	return prefix + "_" + encoding.EncodeToString(b[:])
+}
+
+// IDBytes is the inverse of [IDFromBytes]. ok is what [ValidID] says of s.
+func IDBytes(prefix, s string) (b [idSize]byte, ok bool) {
+	body, ok := strings.CutPrefix(s, prefix+"_")
+	if !ok || len(body) != idLength {
+		return b, false
+	}
+	// 26 characters carry 130 bits: the two spare ones must be zero, so that
+	// an id has one spelling.
+	raw, err := encoding.DecodeString(body)
+	if err != nil || len(raw) != idSize || encoding.EncodeToString(raw) != body {
+		return b, false
+	}
+	return [idSize]byte(raw), true
 }
 
 // ValidID reports whether s is an id as [NewID] makes it. Only well-formed ids
 // are looked up or recorded.
 func ValidID(prefix, s string) bool {
-	body, ok := strings.CutPrefix(s, prefix+"_")
-	if !ok || len(body) != idLength {
-		return false
-	}
-	b, err := encoding.DecodeString(body)
-	// 26 characters carry 130 bits: the two spare ones must be zero, so that
-	// an id has one spelling.
-	return err == nil && len(b) == 16 && encoding.EncodeToString(b) == body
+	_, ok := IDBytes(prefix, s)
+	return ok
 }
 
 // Scope is a permission that an API key or a session carries.

@@ -105,3 +105,19 @@ func TestIDs(t *testing.T) {
 		t.Error("the system tenant is a well-formed tenant id")
 	}
 }
+
+func TestAnIDAndItsBytesAreTheSameInTwoSpellings(t *testing.T) {
+	raw := [16]byte{0: 0xff, 7: 1, 15: 0x80}
+	id := IDFromBytes("cred", raw)
+	if id != "cred_74aaaaaaaaaacaaaaaaaaaaaqa" {
+		t.Error(id)
+	}
+	if b, ok := IDBytes("cred", id); !ok || b != raw || !ValidID("cred", id) {
+		t.Error(b, ok)
+	}
+	for _, bad := range []string{"", "cred_", id[:len(id)-1], id + "a", "ten" + id[4:], id[:len(id)-1] + "b"} {
+		if b, ok := IDBytes("cred", bad); ok || b != [16]byte{} {
+			t.Errorf("%q has bytes %x", bad, b)
+		}
+	}
+}

@@ -226,6 +226,72 @@ func TestWrongLengthsOfDataSignaturesDoNotHold(t *testing.T) {
 	}
 }
 
+// Both parts are evaluated, once each and over whole inputs, whatever is wrong.
+func TestBothPartsOfADataSignatureAreAlwaysEvaluated(t *testing.T) {
+	k, data := mustKey(t, 258, 1, 2), []byte("data")
+	pqc, tag := mustSignData(t, k, data)
+	for name, c := range map[string]struct {
+		pqc, tag []byte
+		holds    bool
+	}{
+		"valid":                {pqc, tag, true},
+		"changed ML-DSA-65":    {flipped(pqc, 0), tag, false},
+		"changed tag":          {pqc, flipped(tag, DataTagSize-1), false},
+		"no ML-DSA-65":         {nil, tag, false},
+		"cut ML-DSA-65":        {pqc[:SignatureSize-1], tag, false},
+		"long ML-DSA-65":       {append(bytes.Clone(pqc), 0), tag, false},
+		"no tag":               {pqc, nil, false},
+		"cut tag":              {pqc, tag[:DataTagSize-1], false},
+		"long tag":             {pqc, append(bytes.Clone(tag), 0), false},
+		"another format":       {pqc, flipped(tag, 0), false},
+		"another key version":  {pqc, flipped(tag, 4), false},
+		"nothing":              {nil, nil, false},
+		"the two interchanged": {tag, pqc, false},
+	} {
+		verified, summed := 0, 0
+		holds := k.verifyData(data, c.pqc, c.tag, func(context string, msg, sig []byte) bool {
+			verified++
+			if context != "" || !bytes.Equal(msg, data) || len(sig) != SignatureSize {
+				t.Errorf("%s: ML-DSA-65 over other inputs", name)
+			}
+			return k.private.public.Verify(context, msg, sig)
+		}, func(data, sig []byte) []byte {
+			summed++
+			return k.dataMAC(data, sig)
+		})
+		if holds != c.holds || verified != 1 || summed != 1 || k.VerifyData(data, c.pqc, c.tag) != c.holds {
+			t.Errorf("%s: holds %v after %d and %d evaluations", name, holds, verified, summed)
+		}
+	}
+	// Nor does a length or a version that is wrong pass when both evaluations would.
+	yes := func(string, []byte, []byte) bool { return true }
+	none := func(_, _ []byte) []byte { return make([]byte, MACSize) }
+	zero := []byte{1, 0, 0, 1, 2}
+	if !k.verifyData(data, pqc, join(zero, make([]byte, MACSize)), yes, none) {
+		t.Error("the stand-ins do not hold")
+	}
+	for name, c := range map[string][2][]byte{
+		"no ML-DSA-65": {nil, join(zero, make([]byte, MACSize))}, "no tag": {pqc, nil}, "cut tag": {pqc, join(zero, make([]byte, MACSize-1))},
+		"another key version": {pqc, join(flipped(zero, 4), make([]byte, MACSize))}, "another format": {pqc, join(flipped(zero, 0), make([]byte, MACSize))},
+	} {
+		if k.verifyData(data, c[0], c[1], yes, none) {
+			t.Errorf("%s: holds", name)
+		}
+	}
+}
+
+func TestThePublicKeyIDNeedsNoParsedKey(t *testing.T) {
+	public := mustKey(t, 1, 1, 2).Public()
+	if id, err := PublicKeyID(public.Bytes()); err != nil || id != public.ID() {
+		t.Error(id, err)
+	}
+	for _, n := range []int{0, PublicKeySize - 1, PublicKeySize + 1} {
+		if id, err := PublicKeyID(make([]byte, n)); err == nil {
+			t.Errorf("%d bytes have id %s", n, id)
+		}
+	}
+}
+
 func FuzzVerifyData(f *testing.F) {
 	g, k := loadGoldenData(f)
 	f.Fuzz(func(t *testing.T, pqc, tag []byte) {

@@ -87,8 +87,21 @@ func ParsePublicKey(b []byte) (*PublicKey, error) {
 
 func newPublicKey(key *mldsa65.PublicKey) *PublicKey {
 	encoded := key.Bytes()
+	return &PublicKey{key: key, encoded: encoded, id: publicKeyID(encoded)}
+}
+
+func publicKeyID(encoded []byte) string {
 	id := sha3.Sum256(frame.Join("ML-DSA-65", encoded))
-	return &PublicKey{key: key, encoded: encoded, id: hex.EncodeToString(id[:])}
+	return hex.EncodeToString(id[:])
+}
+
+// PublicKeyID returns the id of an encoded public key, as [PublicKey.ID] does,
+// without the work of parsing it.
+func PublicKeyID(encoded []byte) (string, error) {
+	if len(encoded) != PublicKeySize {
+		return "", fmt.Errorf("naming ML-DSA-65 public key: %d bytes, not %d", len(encoded), PublicKeySize)
+	}
+	return publicKeyID(encoded), nil
 }
 
 // Bytes returns the encoding that [ParsePublicKey] takes; nil for a zero key.

@@ -107,12 +107,15 @@ var deploymentRow = []byte("deployment")
 type purpose string
 
 const (
-	wrapping   purpose = "wrapping"
-	signing    purpose = "signing"      // ML-DSA-65 seed of credential records
-	mac        purpose = "mac"          // HMAC-SHA-512 beside it
-	auditing   purpose = "audit"        // ML-DSA-65 seed of the chain
-	identity   purpose = "identity"     // ML-DSA-65 seed of sealing-key documents
-	apiKeyHash purpose = "api-key-hash" // HMAC key of stored API keys
+	wrapping purpose = "wrapping"
+	signing  purpose = "signing"  // ML-DSA-65 seed: credential records, encrypted data, data that callers sign
+	mac      purpose = "mac"      // HMAC-SHA-512 beside it, for all three
+	auditing purpose = "audit"    // ML-DSA-65 seed of the chain
+	identity purpose = "identity" // ML-DSA-65 seed of sealing-key documents
+	// The HMAC key of whatever is stored as a keyed hash or under a MAC, each with a label of its own: API keys, rows, names of
+	// credentials, idempotency keys and their requests, e-mail addresses, refresh tokens and mailed tickets. The key of access
+	// tokens is derived from it.
+	apiKeyHash purpose = "api-key-hash"
 )
 
 // sizes of the keys of a tenant's set and of the deployment's, in bytes.
@@ -165,6 +168,8 @@ func (r *Ring) NewSet(ctx context.Context, owner authz.TenantID, version uint32)
 // in the same transaction: it returns the set unwrapped as well. Nobody else
 // has it, and the caller zeroes its wrapping key.
 func (r *Ring) NextSet(ctx context.Context, owner authz.TenantID, version uint32) (*NewSet, *Keys, error) {
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
 	set, plain, err := newSet(ctx, r.kms, owner, version)
 	if err != nil {
 		return nil, nil, err
@@ -216,8 +221,10 @@ func newSet(ctx context.Context, kms KMS, owner authz.TenantID, version uint32) 
 	return set, plain, nil
 }
 
-// Put stores the set and makes it the current one. Error: fault.Conflict when
-// the owner's current version is not the one before.
+// Put stores the set and makes it the current one. It overwrites nothing: a
+// current version that was rolled back must not cost the keys of later ones.
+// Errors: fault.Conflict when the owner's current version is not the one before,
+// fault.Internal when there are keys of this version already.
 func (s *NewSet) Put(tx store.Tx) error {
 	current, err := currentVersion(tx, s.owner)
 	if err != nil {
@@ -227,6 +234,13 @@ func (s *NewSet) Put(tx store.Tx) error {
 		return fault.New(fault.Conflict, "the keys were rotated meanwhile: retry")
 	}
 	for key, value := range s.rows {
+		b, err := tx.Get([]byte(key))
+		if err != nil {
+			return err
+		}
+		if b != nil {
+			return errDamaged
+		}
 		if err := tx.Put([]byte(key), value); err != nil {
 			return err
 		}
@@ -353,7 +367,8 @@ func (r *Ring) Audit() *dualsig.PrivateKey { return r.audit }
 // Identity is the deployment's identity key, which signs its public documents.
 func (r *Ring) Identity() *dualsig.PublicKey { return r.identity.Public() }
 
-// APIKeyHash is the HMAC key under which API keys are stored.
+// APIKeyHash is the HMAC key under which API keys and everything else that is
+// stored as a keyed hash are stored, each with a label of its own.
 func (r *Ring) APIKeyHash() secret.Bytes { return r.apiKeyHash }
 
 // Current returns the newest version of a tenant's keys. Errors:
@@ -374,7 +389,7 @@ func (r *Ring) Current(ctx context.Context, owner authz.TenantID) (*Keys, error)
 	return r.Version(ctx, owner, version)
 }
 
-// loadTimeout bounds one unwrapping, so that a hanging KMS is an error within
+// loadTimeout bounds one wrapping or unwrapping, so that a hanging KMS is an error within
 // a second.
 const loadTimeout = 900 * time.Millisecond
 

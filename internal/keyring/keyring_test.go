@@ -27,7 +27,7 @@ type slowKMS struct {
 	*kms.Local
 	calls atomic.Int64
 	down  atomic.Bool
-	gate  chan struct{} // when set, Unwrap waits for it
+	gate  chan struct{} // when set, Wrap and Unwrap wait for it
 }
 
 func (k *slowKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
@@ -43,6 +43,17 @@ func (k *slowKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte)
 		return nil, errors.New("connection refused")
 	}
 	return k.Local.Unwrap(ctx, keyContext, wrapped)
+}
+
+func (k *slowKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, error) {
+	if k.gate != nil {
+		select {
+		case <-k.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return k.Local.Wrap(ctx, keyContext, key)
 }
 
 func newKMS(t *testing.T) *slowKMS {
@@ -207,6 +218,36 @@ func TestAHangingKMSIsAnErrorWithinASecond(t *testing.T) {
 	_, err := f.ring.Current(t.Context(), tenant)
 	if !errors.Is(err, fault.Unavailable) || time.Since(began) > 5*time.Second {
 		t.Fatal(err, time.Since(began))
+	}
+}
+
+func TestAKMSThatHangsAtANewSetIsAnErrorWithinASecond(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	synctest.Test(t, func(t *testing.T) {
+		f.kms.gate = make(chan struct{}) // never opened
+		began := time.Now()
+		_, _, err := f.ring.NextSet(context.Background(), tenant, 2)
+		if !errors.Is(err, fault.Unavailable) || time.Since(began) > time.Second {
+			t.Fatal(err, time.Since(began))
+		}
+	})
+}
+
+// A current version that was rolled back is damage, and costs no keys.
+func TestANewSetOverwritesNoKeys(t *testing.T) {
+	f := newFixture(t, 0)
+	second := f.nextSet(t, 2)
+	f.put(t, func(tx store.Tx) error { return tx.Put(currentRow(tenant), []byte{0, 0, 0, 1}) })
+	set, err := f.ring.NewSet(t.Context(), tenant, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.store.Update(t.Context(), set.Put); !errors.Is(err, fault.Internal) {
+		t.Error(err)
+	}
+	keys, err := f.ring.Version(t.Context(), tenant, 2)
+	if err != nil || keys.Signing.Public().ID() != second.Signing.Public().ID() {
+		t.Error("other keys under the same version", err)
 	}
 }
 

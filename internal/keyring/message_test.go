@@ -2,11 +2,14 @@ package keyring
 
 import (
 	"bytes"
+	"crypto/hkdf"
+	"crypto/sha512"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -21,6 +24,11 @@ func TestTheTokenKeyIsTheSameAfterEveryStartAndNoOtherKey(t *testing.T) {
 	key := f.ring.TokenKey()
 	if len(key) != 64 || !bytes.Equal(key, again.TokenKey()) || bytes.Equal(key, f.ring.APIKeyHash()) {
 		t.Fatal("another token key")
+	}
+	// As docs/formats.md has it, with the frame written out.
+	documented, err := hkdf.Key(sha512.New, f.ring.APIKeyHash(), nil, "\x00\x00\x00\x1blatticekeep/access-token/v1", 64)
+	if err != nil || !bytes.Equal(key, documented) {
+		t.Fatal("not the documented token key", err)
 	}
 	if other := newFixture(t, time.Minute).ring.TokenKey(); bytes.Equal(key, other) {
 		t.Fatal("two deployments share a token key")
@@ -136,13 +144,13 @@ func TestPublicKeysOfAllVersionsAreReadWithoutUnwrapping(t *testing.T) {
 	f := newFixture(t, 0)
 	f.nextSet(t, 2)
 	f.nextSet(t, 3)
-	want := map[uint32]string{}
+	want := map[uint32]*dualsig.PublicKey{}
 	for v := uint32(1); v <= 3; v++ {
 		keys, err := f.ring.Version(t.Context(), tenant, v)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want[v] = keys.Signing.Public().ID()
+		want[v] = keys.Signing.Public()
 	}
 	check := func(calls int64) {
 		t.Helper()
@@ -152,7 +160,7 @@ func TestPublicKeysOfAllVersionsAreReadWithoutUnwrapping(t *testing.T) {
 			t.Fatal(len(list), f.kms.calls.Load(), err)
 		}
 		for i, k := range list {
-			if k.Version != uint32(3-i) || k.Key.ID() != want[k.Version] {
+			if k.Version != uint32(3-i) || k.ID != want[k.Version].ID() || !bytes.Equal(k.Bytes, want[k.Version].Bytes()) {
 				t.Errorf("at %d: version %d", i, k.Version)
 			}
 		}
@@ -173,5 +181,16 @@ func TestPublicKeysOfAllVersionsAreReadWithoutUnwrapping(t *testing.T) {
 	})
 	if _, err := f.ring.PublicKeys(t.Context(), tenant); !errors.Is(err, fault.Internal) {
 		t.Error("a row of another version:", err)
+	}
+}
+
+func TestPublicKeysThatAreNoneAreDamage(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	row := publicRow(tenant, 1)
+	for _, content := range [][]byte{{}, make([]byte, dualsig.PublicKeySize-1), make([]byte, dualsig.PublicKeySize+1)} {
+		f.put(t, func(tx store.Tx) error { return tx.Put(row, f.ring.SealRow(row, content)) })
+		if _, err := f.ring.PublicKeys(t.Context(), tenant); !errors.Is(err, fault.Internal) {
+			t.Errorf("%d bytes: %v", len(content), err)
+		}
 	}
 }

@@ -11,10 +11,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// PublicKey is the public half of one version of a tenant's signing keys.
+// PublicKey is the public half of one version of a tenant's signing keys, as it
+// is published: its encoding and the id of that, and nothing parsed.
 type PublicKey struct {
 	Version uint32
-	Key     *dualsig.PublicKey
+	ID      string
+	Bytes   []byte // 1952
 }
 
 // publicRow holds a public signing key under the row MAC, so that publishing all
@@ -52,25 +54,24 @@ func (r *Ring) PublicKeys(ctx context.Context, owner authz.TenantID) ([]PublicKe
 	}
 	keys := make([]PublicKey, len(rows))
 	for i, row := range rows {
-		keys[i].Version = uint32(len(rows) - i)
-		if keys[i].Key, err = r.publicKey(ctx, owner, keys[i].Version, row); err != nil {
+		if keys[i], err = r.publicKey(ctx, owner, uint32(len(rows)-i), row); err != nil {
 			return nil, err
 		}
 	}
 	return keys, nil
 }
 
-func (r *Ring) publicKey(ctx context.Context, owner authz.TenantID, version uint32, row []byte) (*dualsig.PublicKey, error) {
+func (r *Ring) publicKey(ctx context.Context, owner authz.TenantID, version uint32, row []byte) (PublicKey, error) {
 	if row == nil {
 		keys, err := r.Version(ctx, owner, version)
 		if err != nil {
-			return nil, err
+			return PublicKey{}, err
 		}
-		return keys.Signing.Public(), nil
+		row = keys.Signing.Public().Bytes()
 	}
-	key, err := dualsig.ParsePublicKey(row)
+	id, err := dualsig.PublicKeyID(row)
 	if err != nil {
-		return nil, errDamaged
+		return PublicKey{}, errDamaged
 	}
-	return key, nil
+	return PublicKey{version, id, row}, nil
 }

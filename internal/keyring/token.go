@@ -5,6 +5,7 @@ import (
 	"crypto/sha512"
 	"fmt"
 
+	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
@@ -19,7 +20,7 @@ const (
 func (r *Ring) TokenKey() secret.Bytes { return r.tokenKey }
 
 func deriveTokenKey(apiKeyHash []byte) (secret.Bytes, error) {
-	key, err := hkdf.Key(sha512.New, apiKeyHash, nil, labelTokenKey, tokenKeySize)
+	key, err := hkdf.Key(sha512.New, apiKeyHash, nil, string(frame.Join(labelTokenKey)), tokenKeySize)
 	if err != nil {
 		return nil, fmt.Errorf("deriving the access-token key: %w", err)
 	}

@@ -2,7 +2,6 @@ package transit
 
 import (
 	"bytes"
-	"encoding/base32"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -86,7 +85,7 @@ func (c Ciphertext) parse() (*sealed, error) {
 		return nil, errMalformed
 	}
 	rest := c.Data[1:]
-	s := &sealed{keyID: joinID(rest[:idSize])}
+	s := &sealed{keyID: authz.IDFromBytes(idPrefix, [idSize]byte(rest))}
 	rest = rest[idSize:]
 	s.version = binary.BigEndian.Uint32(rest)
 	rest = rest[4:]
@@ -100,12 +99,12 @@ func (c Ciphertext) parse() (*sealed, error) {
 
 // header returns what Data begins with. Error: a key id that is none.
 func (s *sealed) header() ([]byte, error) {
-	id, err := splitID(s.keyID)
-	if err != nil {
-		return nil, err
+	id, ok := authz.IDBytes(idPrefix, s.keyID)
+	if !ok {
+		return nil, errors.New("not a key id")
 	}
 	b := append(make([]byte, 0, headerSize), ciphertextVersion)
-	b = append(b, id...)
+	b = append(b, id[:]...)
 	b = binary.BigEndian.AppendUint32(b, s.version)
 	b = append(b, s.message.Salt[:]...)
 	return append(b, s.message.Commitment[:]...), nil
@@ -129,16 +128,4 @@ func (s *sealed) join() (Ciphertext, error) {
 	}
 	data = append(append(data, s.signature...), s.message.Ciphertext...)
 	return Ciphertext{KEM: s.message.KEM, Nonce: s.message.Nonce[:], Data: data, KeyID: s.keyID, KeyVersion: s.version}, nil
-}
-
-// The 16 bytes of a key id and its text are the same thing in two spellings.
-var idEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
-
-func joinID(raw []byte) string { return idPrefix + "_" + idEncoding.EncodeToString(raw) }
-
-func splitID(id string) ([]byte, error) {
-	if !authz.ValidID(idPrefix, id) {
-		return nil, errors.New("not a key id")
-	}
-	return idEncoding.DecodeString(id[len(idPrefix)+1:])
 }

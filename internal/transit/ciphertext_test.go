@@ -81,7 +81,8 @@ func writeGolden(t *testing.T) {
 	t.Helper()
 	g := &golden{
 		Seed: hex.EncodeToString(counting(64, 1)), SigningSeed: hex.EncodeToString(counting(32, 2)), MACKey: hex.EncodeToString(counting(64, 3)),
-		SigningVersion: 3, Tenant: "ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", KeyID: joinID(counting(idSize, 4)), KeyVersion: 258, Data: "correct horse",
+		SigningVersion: 3, Tenant: "ten_aaaaaaaaaaaaaaaaaaaaaaaaaa",
+		KeyID: authz.IDFromBytes(idPrefix, [idSize]byte(counting(idSize, 4))), KeyVersion: 258, Data: "correct horse",
 	}
 	c, err := g.key(t).seal([]byte(g.Data))
 	must(t, err)

@@ -42,12 +42,16 @@ type switchedKMS struct {
 	*kms.Local
 	down  atomic.Bool
 	calls atomic.Int64
+	asked func() // when set, called by every Unwrap
 }
 
 var errDown = errors.New("connection refused")
 
 func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
 	k.calls.Add(1)
+	if k.asked != nil {
+		k.asked()
+	}
 	if k.down.Load() {
 		return nil, errDown
 	}
@@ -66,6 +70,7 @@ func (k *switchedKMS) Wrap(ctx context.Context, keyContext string, key []byte) (
 type switchedStore struct {
 	*bolt.Store
 	views, gets atomic.Int64
+	patience    atomic.Int64 // of the first read with a deadline since it was set to 0
 	full        atomic.Bool
 	refuse      atomic.Bool
 }
@@ -87,6 +92,9 @@ func (r countedReader) Scan(rng store.Range, visit func(key, value []byte) bool)
 
 func (s *switchedStore) View(ctx context.Context, fn func(store.Reader) error) error {
 	s.views.Add(1)
+	if end, ok := ctx.Deadline(); ok {
+		s.patience.CompareAndSwap(0, int64(time.Until(end)))
+	}
 	return s.Store.View(ctx, func(r store.Reader) error { return fn(countedReader{r, &s.gets}) })
 }
 
@@ -114,6 +122,12 @@ func (f *fixture) advance(days int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.clock = f.clock.AddDate(0, 0, days)
+}
+
+func (f *fixture) advanceBy(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.clock = f.clock.Add(d)
 }
 
 func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {

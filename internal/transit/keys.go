@@ -127,7 +127,7 @@ func (t *Transit) CreateKey(ctx context.Context, p authz.Principal, name string,
 		return Key{}, err
 	}
 	key := t.newKey(p.Tenant, name, cmp.Or(rotationDays, DefaultRotationDays))
-	seed, err := key.newSeed(keys)
+	seed, err := key.newSeed(keys.Keys)
 	if err != nil {
 		return Key{}, err
 	}
@@ -188,7 +188,7 @@ func (t *Transit) createDefault(ctx context.Context, p authz.Principal, keys *ke
 // and how many there are. Damaged rows are left out and counted in the entry.
 // Errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int) (page []Key, total int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout(1))
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := t.ready(ctx, p, authz.ListKeys); err != nil {
 		return nil, 0, err

@@ -1,6 +1,7 @@
 package transit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -263,16 +265,65 @@ func TestADamagedDueKeyDoesNotKeepTheOthersFromRotating(t *testing.T) {
 func TestRotationsWaitForTheKMS(t *testing.T) {
 	f := newFixture(t, 0)
 	f.create(f.a, "daily", 1)
+	f.create(f.a, "daily too", 1) // is not tried: its tenant's keys were not to be had
 	f.create(f.b, "daily", 1)
+	f.create(f.tenant(), "daily", 1) // nor this one: two tenants in a row are enough
 	f.advance(1)
 	f.kms.down.Store(true)
 	f.kms.calls.Store(0)
-	if n, err := f.RotateDue(t.Context()); n != 0 || !errors.Is(err, fault.Unavailable) || f.kms.calls.Load() != 1 {
+	if n, err := f.RotateDue(t.Context()); n != 0 || !errors.Is(err, fault.Unavailable) || f.kms.calls.Load() != 2 {
 		t.Fatal(n, f.kms.calls.Load(), err)
 	}
 	f.kms.down.Store(false)
-	if n, err := f.RotateDue(t.Context()); n != 2 || err != nil {
+	if n, err := f.RotateDue(t.Context()); n != 4 || err != nil {
 		t.Fatal(n, err)
+	}
+}
+
+func TestRotationsEndWithTheirContext(t *testing.T) {
+	f := newFixture(t, 0)
+	f.create(f.a, "daily", 1)
+	f.create(f.b, "daily", 1)
+	f.advance(1)
+	ctx, end := context.WithCancel(t.Context())
+	f.kms.asked = func() {
+		end()
+		f.db.views.Store(0)
+	}
+	if n, err := f.RotateDue(ctx); n > 1 || !errors.Is(err, context.Canceled) {
+		t.Fatal(n, err)
+	}
+	if n := f.db.views.Load(); n != 0 {
+		t.Errorf("%d reads after the end", n)
+	}
+}
+
+// A wrapping key that the KMS does not open looks like a KMS that is down, and
+// stays that way: the tenants that are due after it are rotated all the same.
+func TestATenantWhoseKeysDoNotOpenDoesNotKeepTheOthersFromRotating(t *testing.T) {
+	f := newFixture(t, 0)
+	bad := f.tenant()
+	f.create(bad, "daily", 1)
+	f.create(bad, "daily too", 1)
+	later := []authz.Principal{f.a, f.b}
+	for _, p := range later {
+		f.advanceBy(time.Second)
+		f.create(p, "daily", 1)
+	}
+	f.tamper(func(tx store.Tx) error {
+		return tx.Put([]byte("key/"+string(bad.Tenant)+"/00000001/wrapping"), []byte("damaged"))
+	})
+	f.advance(2)
+	f.kms.calls.Store(0)
+	n, err := f.RotateDue(t.Context())
+	if n != 2 || !errors.Is(err, fault.Unavailable) || f.kms.calls.Load() != 3 {
+		t.Fatal(n, f.kms.calls.Load(), err)
+	}
+	for _, p := range later {
+		keys, _, err := f.Keys(t.Context(), p, 0, 1)
+		if err != nil || keys[0].Version != 2 {
+			t.Error(keys, err)
+		}
 	}
 }
 
@@ -343,12 +394,12 @@ func TestSignaturesVerifyForTheirTenantAcrossVersions(t *testing.T) {
 	must(t, err)
 	public, err := f.PublicKeys(t.Context(), f.a)
 	must(t, err)
-	if len(public) != 2 || public[0].Version != 2 || public[0].Key.ID() != current[0].KeyID || public[1].Key.ID() != old[0].KeyID || old[0].KeyID == current[0].KeyID {
+	if len(public) != 2 || public[0].Version != 2 || public[0].ID != current[0].KeyID || public[1].ID != old[0].KeyID || old[0].KeyID == current[0].KeyID {
 		t.Fatal("the keys that signed are not the ones that are published, newest first")
 	}
 	var s []Signed
 	for i := range data {
-		if !public[0].Key.Verify("", data[i], current[i].PQC) || !public[1].Key.Verify("", data[i], old[i].PQC) {
+		if !parsed(t, public[0]).Verify("", data[i], current[i].PQC) || !parsed(t, public[1]).Verify("", data[i], old[i].PQC) {
 			t.Errorf("item %d does not verify with the public key alone", i)
 		}
 		s = append(s, Signed{data[i], old[i].PQC, old[i].HMAC}, Signed{data[i], current[i].PQC, current[i].HMAC})
@@ -384,4 +435,11 @@ func TestSignaturesVerifyForTheirTenantAcrossVersions(t *testing.T) {
 	if valid[0] || valid[1] {
 		t.Error("another tenant's signatures verify")
 	}
+}
+
+func parsed(t *testing.T, k PublicKey) *dualsig.PublicKey {
+	t.Helper()
+	key, err := dualsig.ParsePublicKey(k.Bytes)
+	must(t, err)
+	return key
 }

@@ -33,7 +33,7 @@ type Opened struct {
 // fault.NotFound for a keyID that is not there, fault.Invalid for too many
 // items, fault.Unavailable.
 func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, c []Ciphertext) ([]Opened, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout(len(c)))
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := t.ready(ctx, p, authz.DecryptData); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, 
 // names. Errors: [ErrDecrypt], fault.Forbidden, fault.NotFound for a keyID that
 // is not there, fault.Unavailable.
 func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c Ciphertext) (Ciphertext, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout(1))
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := t.ready(ctx, p, authz.RewrapData); err != nil {
 		return Ciphertext{}, err
@@ -143,11 +143,11 @@ type attempt struct {
 
 // open opens every item. When keyID names no key, that is recorded as the
 // outcome of e.
-func (t *Transit) open(ctx context.Context, current *keyring.Keys, keyID string, c []Ciphertext, e audit.Event) (*attempt, error) {
+func (t *Transit) open(ctx context.Context, keys *keySet, keyID string, c []Ciphertext, e audit.Event) (*attempt, error) {
 	tenant := e.Principal.Tenant
 	items := make([]item, len(c))
 	for i := range c {
-		items[i] = t.newItem(c[i], current, keyID)
+		items[i] = t.newItem(c[i], keys.Keys, keyID)
 	}
 	missing := false
 	a := &attempt{opened: make([]Opened, len(items)), keyID: validID(keyID)}
@@ -177,7 +177,7 @@ func (t *Transit) open(ctx context.Context, current *keyring.Keys, keyID string,
 		return nil, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
 	}
 	for i := range items {
-		if a.opened[i], err = t.openItem(ctx, tenant, current, &items[i]); err != nil {
+		if a.opened[i], err = t.openItem(ctx, keys, &items[i]); err != nil {
 			a.zero()
 			return nil, err
 		}
@@ -227,10 +227,10 @@ func (m *item) read(rd store.Reader, tenant authz.TenantID) (err error) {
 // openItem verifies both signatures and then decrypts, unless something is wrong
 // already: then, and when the signatures do not hold, it is the decoy's key that
 // does the work. An error means that the outcome is unknown.
-func (t *Transit) openItem(ctx context.Context, tenant authz.TenantID, current *keyring.Keys, m *item) (Opened, error) {
+func (t *Transit) openItem(ctx context.Context, keys *keySet, m *item) (Opened, error) {
 	kem := t.decoy.kem
 	if m.seed != nil {
-		key, err := t.messageKey(ctx, tenant, m.keyID, current, m.seed)
+		key, err := keys.messageKey(ctx, m.keyID, m.seed)
 		switch {
 		case errors.Is(err, fault.Internal):
 			m.damaged = true
@@ -240,7 +240,7 @@ func (t *Transit) openItem(ctx context.Context, tenant authz.TenantID, current *
 			kem = key
 		}
 	}
-	verified, err := t.verify(ctx, tenant, current, m.sealed)
+	verified, err := keys.verify(ctx, m.sealed)
 	if errors.Is(err, fault.Internal) {
 		m.damaged, err = true, nil
 	}
@@ -250,7 +250,7 @@ func (t *Transit) openItem(ctx context.Context, tenant authz.TenantID, current *
 	if !m.good || !verified {
 		kem = t.decoy.kem
 	}
-	data, err := kem.Open(envelope.MessageContext{Tenant: string(tenant), KeyID: m.keyID, Version: m.version}, &m.message)
+	data, err := kem.Open(envelope.MessageContext{Tenant: string(keys.tenant), KeyID: m.keyID, Version: m.version}, &m.message)
 	if err != nil {
 		return Opened{Err: ErrDecrypt}, nil
 	}
@@ -259,16 +259,16 @@ func (t *Transit) openItem(ctx context.Context, tenant authz.TenantID, current *
 
 // verify reports whether both signatures of s hold. The version of the signing
 // keys that it names exists.
-func (t *Transit) verify(ctx context.Context, tenant authz.TenantID, current *keyring.Keys, s *sealed) (bool, error) {
+func (k *keySet) verify(ctx context.Context, s *sealed) (bool, error) {
 	version, err := dualsig.KeyVersion(s.signature)
 	if err != nil {
 		return false, nil
 	}
-	signer, err := t.version(ctx, tenant, current, version)
+	signer, err := k.at(ctx, version)
 	if err != nil {
 		return false, err
 	}
-	signed, err := s.signed(tenant)
+	signed, err := s.signed(k.tenant)
 	if err != nil {
 		return false, err
 	}

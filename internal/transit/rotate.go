@@ -70,13 +70,13 @@ func (t *Transit) RotateKey(ctx context.Context, p authz.Principal, id string, r
 // rotate makes the version after old and records it as p's doing. Errors:
 // fault.Conflict when the key or the tenant's keys changed meanwhile,
 // fault.Internal when rewrap meets a damaged seed, fault.Unavailable.
-func (t *Transit) rotate(ctx context.Context, p authz.Principal, old *namedKey, keys *keyring.Keys, rewrap bool) (*namedKey, error) {
+func (t *Transit) rotate(ctx context.Context, p authz.Principal, old *namedKey, keys *keySet, rewrap bool) (*namedKey, error) {
 	next := *old
 	next.Version++
 	next.RotatedAt = t.stamp()
 	next.NextRotation = next.RotatedAt.AddDate(0, 0, next.RotationDays)
 	e := next.event(audit.KeyRotated, p)
-	wrapper := keys
+	wrapper := keys.Keys
 	var m *move
 	if rewrap {
 		var err error
@@ -124,7 +124,7 @@ type move struct {
 
 // newMove makes the tenant's next keys and encrypts the seeds anew. Nothing is
 // stored before put.
-func (t *Transit) newMove(ctx context.Context, key *namedKey, current *keyring.Keys) (*move, error) {
+func (t *Transit) newMove(ctx context.Context, key *namedKey, current *keySet) (*move, error) {
 	m := new(move)
 	err := t.store.View(ctx, func(rd store.Reader) (err error) {
 		m.from, err = seeds(rd, key.tenant, key.id)
@@ -141,7 +141,7 @@ func (t *Transit) newMove(ctx context.Context, key *namedKey, current *keyring.K
 		return nil, fmt.Errorf("making the tenant's next keys: %w", err)
 	}
 	for _, seed := range m.from {
-		blob, err := t.moveSeed(ctx, key, current, m.to, seed)
+		blob, err := current.moveSeed(ctx, key, m.to, seed)
 		if err != nil {
 			m.to.Wrapping.Zero()
 			return nil, err
@@ -168,8 +168,8 @@ func (t *Transit) incomplete(ctx context.Context, key *namedKey) error {
 	return errDamaged
 }
 
-func (t *Transit) moveSeed(ctx context.Context, key *namedKey, current, to *keyring.Keys, seed *seedRow) ([]byte, error) {
-	wrapper, err := t.version(ctx, key.tenant, current, seed.wrapping)
+func (s *keySet) moveSeed(ctx context.Context, key *namedKey, to *keyring.Keys, seed *seedRow) ([]byte, error) {
+	wrapper, err := s.at(ctx, seed.wrapping)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +198,10 @@ func (m *move) put(tx store.Tx, key *namedKey) error {
 }
 
 // RotateDue rotates every key of every tenant whose time has come, and returns
-// how many there were. A damaged key does not keep the others from it.
+// how many there were. A damaged key does not keep the others from it, nor does a
+// tenant whose keys cannot be unwrapped, which is passed over until the next
+// time. Two such tenants in a row are taken for a KMS or a store that is down:
+// that ends it, and so does ctx.
 func (t *Transit) RotateDue(ctx context.Context) (n int, err error) {
 	now := t.now()
 	until := dueRange
@@ -212,31 +215,40 @@ func (t *Transit) RotateDue(ctx context.Context) (n int, err error) {
 		return 0, fmt.Errorf("reading which keys are due: %w", err)
 	}
 	var errs []error
+	passed := make(map[authz.TenantID]bool)
+	inARow := 0
 	for _, row := range rows {
-		rotated, err := t.rotateDue(ctx, row)
+		if ctx.Err() != nil {
+			return n, errors.Join(append(errs, ctx.Err())...)
+		}
+		tenant, id := parseDue(row)
+		if passed[tenant] {
+			continue
+		}
+		rotated, err := t.rotateDue(ctx, row, tenant, id)
+		errs = append(errs, err)
 		if rotated {
-			n++
+			n, inARow = n+1, 0
 		}
 		if errors.Is(err, fault.Unavailable) {
-			return n, errors.Join(append(errs, err)...) // nor would the others work
+			passed[tenant] = true
+			if inARow++; inARow == 2 {
+				break
+			}
 		}
-		errs = append(errs, err)
 	}
 	return n, errors.Join(errs...)
 }
 
 // rotateDue rotates the key of a due row, or removes a row that holds no longer.
-func (t *Transit) rotateDue(ctx context.Context, row []byte) (bool, error) {
-	tenant, id, ok := parseDue(row)
+func (t *Transit) rotateDue(ctx context.Context, row []byte, tenant authz.TenantID, id string) (bool, error) {
 	var key *namedKey
-	if ok {
-		err := t.store.View(ctx, func(rd store.Reader) (err error) {
-			key, err = t.get(rd, tenant, id)
-			return err
-		})
-		if err != nil {
-			return false, fmt.Errorf("reading a key that is due: %w", err)
-		}
+	err := t.store.View(ctx, func(rd store.Reader) (err error) {
+		key, err = t.get(rd, tenant, id)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("reading a key that is due: %w", err)
 	}
 	if key == nil || !key.due(t.now()) || string(dueKey(key)) != string(row) {
 		return false, t.dropDue(ctx, row, tenant, id)

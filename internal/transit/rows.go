@@ -72,14 +72,12 @@ func dueKey(k *namedKey) []byte {
 	return append(b, string(k.tenant)+"/"+k.id...)
 }
 
-// parseDue tells from a due row which key it is of.
-func parseDue(key []byte) (tenant authz.TenantID, id string, ok bool) {
-	rest, ok := bytes.CutPrefix(key, dueRange.From)
-	if !ok || len(rest) < 8 {
-		return "", "", false
-	}
-	owner, id, ok := strings.Cut(string(rest[8:]), "/")
-	return authz.TenantID(owner), id, ok
+// parseDue tells from a due row which key it is of; what is no due row has an id
+// that is no key's.
+func parseDue(key []byte) (tenant authz.TenantID, id string) {
+	rest := bytes.TrimPrefix(key, dueRange.From)
+	owner, id, _ := strings.Cut(string(rest[min(8, len(rest)):]), "/")
+	return authz.TenantID(owner), id
 }
 
 var errDamaged = fault.New(fault.Internal, "a stored encryption key is damaged: restore a backup")

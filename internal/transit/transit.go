@@ -79,11 +79,9 @@ func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time
 	return &Transit{store: s, log: log, keys: keys, now: now, decoy: newDecoy()}
 }
 
-// timeout bounds a call, so that one that cannot be recorded is refused within a
-// second whatever hangs; a batch may take longer by what its items cost.
-func timeout(items int) time.Duration {
-	return 900*time.Millisecond + time.Duration(min(items, MaxItems))*20*time.Millisecond
-}
+// timeout bounds a call, a batch too, so that one that cannot be recorded is
+// refused within a second whatever hangs.
+const timeout = 900 * time.Millisecond
 
 // ready finds out, before anything is looked up, whether p may do a and whether
 // that could be recorded.
@@ -92,15 +90,6 @@ func (t *Transit) ready(ctx context.Context, p authz.Principal, a authz.Action) 
 		return err
 	}
 	return t.log.Authorize(ctx, p, a)
-}
-
-// current returns the tenant's newest keys.
-func (t *Transit) current(ctx context.Context, tenant authz.TenantID) (*keyring.Keys, error) {
-	keys, err := t.keys.Current(ctx, tenant)
-	if err != nil {
-		return nil, fmt.Errorf("unwrapping the tenant's keys: %w", err)
-	}
-	return keys, nil
 }
 
 // checkCount refuses what the contract would have refused.
@@ -160,7 +149,7 @@ func validID(id string) string {
 // means the tenant's default key. Errors: fault.Forbidden, fault.NotFound for a
 // key that is not there, fault.Invalid, fault.Unavailable.
 func (t *Transit) Encrypt(ctx context.Context, p authz.Principal, keyID string, data []secret.Bytes) ([]Ciphertext, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout(len(data)))
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := t.ready(ctx, p, authz.EncryptData); err != nil {
 		return nil, err
@@ -223,7 +212,7 @@ const maxAttempts = 8
 // sealing returns the newest version of a key, which it makes if it is a default
 // key that is not there yet, and rotates if it is due. When there is no key, that
 // is recorded as the outcome of e.
-func (t *Transit) sealing(ctx context.Context, keys *keyring.Keys, keyID string, e audit.Event) (*sealingKey, error) {
+func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e audit.Event) (*sealingKey, error) {
 	p := e.Principal
 	for range maxAttempts {
 		key, seed, err := t.lookup(ctx, p.Tenant, keyID)
@@ -233,7 +222,7 @@ func (t *Transit) sealing(ctx context.Context, keys *keyring.Keys, keyID string,
 		case err != nil:
 			return nil, err
 		case key == nil && keyID == "":
-			if err := t.createDefault(ctx, deployment(p), keys); err != nil {
+			if err := t.createDefault(ctx, deployment(p), keys.Keys); err != nil {
 				return nil, err
 			}
 			continue
@@ -249,7 +238,7 @@ func (t *Transit) sealing(ctx context.Context, keys *keyring.Keys, keyID string,
 			}
 			continue
 		}
-		kem, err := t.messageKey(ctx, p.Tenant, key.id, keys, seed)
+		kem, err := keys.messageKey(ctx, key.id, seed)
 		if errors.Is(err, fault.Internal) {
 			return nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 		}
@@ -286,28 +275,6 @@ func (t *Transit) lookup(ctx context.Context, tenant authz.TenantID, id string) 
 		return nil, nil, fmt.Errorf("reading a key: %w", err)
 	}
 	return key, seed, nil
-}
-
-// messageKey opens a seed with the wrapping key that it names.
-func (t *Transit) messageKey(ctx context.Context, tenant authz.TenantID, id string, current *keyring.Keys, seed *seedRow) (*envelope.KEMKey, error) {
-	wrapper, err := t.version(ctx, tenant, current, seed.wrapping)
-	if err != nil {
-		return nil, err
-	}
-	return wrapper.MessageKey(seedContext(tenant, id, seed.version), seed.blob)
-}
-
-// version returns one version of the tenant's keys without asking again for the
-// current one.
-func (t *Transit) version(ctx context.Context, tenant authz.TenantID, current *keyring.Keys, version uint32) (*keyring.Keys, error) {
-	if version == current.Version {
-		return current, nil
-	}
-	keys, err := t.keys.Version(ctx, tenant, version)
-	if err != nil {
-		return nil, fmt.Errorf("unwrapping earlier keys: %w", err)
-	}
-	return keys, nil
 }
 
 // deployment is the deployment acting of its own accord, on the occasion of p's

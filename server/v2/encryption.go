@@ -265,7 +265,7 @@ func (a *API) ListPublicKeys(c *gin.Context) {
 		answer := api.PublicKeyList{Success: true, Keys: make([]api.JWK, len(keys))}
 		for i, k := range keys {
 			answer.Keys[i] = api.JWK{
-				Kty: "AKP", Alg: "ML-DSA-65", Use: "sig", Kid: k.Key.ID(), Pub: base64.RawURLEncoding.EncodeToString(k.Key.Bytes()),
+				Kty: "AKP", Alg: "ML-DSA-65", Use: "sig", Kid: k.ID, Pub: base64.RawURLEncoding.EncodeToString(k.Bytes),
 			}
 		}
 		return answer, nil
