@@ -58,7 +58,7 @@ const (
 	InvitationRevoked      EventType = "INVITATION_REVOKED"
 	AuditRead              EventType = "AUDIT_READ"
 	RateLimited            EventType = "RATE_LIMITED"   // once per principal and minute
-	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, of 16 sources at most, in the tenant system
+	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, 64 a minute at most, in the tenant system
 )
 
 // EventTypes returns all event types in the order of the documentation.

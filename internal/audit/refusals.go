@@ -11,9 +11,11 @@ import (
 
 // Refused records the refusal of a stranger, unless one of the same source and
 // type was recorded in this minute already: in whichever tenant's history, since
-// otherwise the time it takes would tell which tenant has an account.
+// otherwise the time it takes would tell which tenant has an account. To the
+// source belongs what the stranger asked for, where one address may not hide what
+// it tries on another.
 func (l *Log) Refused(ctx context.Context, source string, e Event) error {
-	if !l.strangers.first(string(e.Type), Source(source), l.now()) {
+	if !l.strangers.first(string(e.Type), source, l.now()) {
 		return nil
 	}
 	return l.Record(ctx, e)
@@ -43,7 +45,7 @@ type refusals struct {
 }
 
 // maxStrangers are recorded in a minute.
-const maxStrangers = 16
+const maxStrangers = 64
 
 // first reports whether the refusal is to be recorded.
 func (r *refusals) first(group, source string, now time.Time) bool {

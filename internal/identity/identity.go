@@ -20,8 +20,9 @@
 //   - Nobody gives another what it has not itself, except the deployment.
 //   - An API key and an invitation name the user who answers for them, and are
 //     revoked when that user is removed or may no longer give them.
-//   - An address that nobody verified is kept for two days, and whoever proves to
-//     own it finds nothing in the account that lets others in.
+//   - Whoever resets the password of an account that was never verified proves to
+//     own its address, and shares the account with nobody: its sessions end, and
+//     until then it could make no API key and no invitation.
 //
 // The package limits no rates and speaks no HTTP. Mail leaves by the outbox.
 package identity

@@ -161,7 +161,7 @@ func (s *Service) mayInvite(r store.Reader, by grantor, row invitationRow) (stal
 	if err := s.mayGrant(r, by.Principal, row.Role); err != nil {
 		return nil, err
 	}
-	if _, err := s.holder(r, row.Email, row.CreatedAt); errors.Is(err, errEmailTaken) {
+	if _, err := s.holder(r, row.Email, row.CreatedAt, true); errors.Is(err, errEmailTaken) {
 		return nil, refuse(reasonTaken, errEmailTaken)
 	} else if err != nil {
 		return nil, err

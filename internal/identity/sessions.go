@@ -112,8 +112,8 @@ func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string
 	if err != nil {
 		return Tokens{}, fmt.Errorf("checking a password: %w", err)
 	}
-	if !s.slowdown.verdict(s.emailHash(canonical), right, s.now()) {
-		return Tokens{}, s.refuseSignIn(ctx, from, l.account)
+	if asked := s.emailHash(canonical); !s.slowdown.verdict(asked, right, s.now()) {
+		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account)
 	}
 	tokens, err := s.beginSession(ctx, from, l)
 	if err != nil {
@@ -126,11 +126,11 @@ var errSignIn = fault.New(fault.Unauthenticated, "the e-mail address or the pass
 
 // refuseSignIn records a failed sign-in in the history of the tenant whose
 // account it was tried on, if there is one.
-func (s *Service) refuseSignIn(ctx context.Context, from authz.Principal, a account) error {
+func (s *Service) refuseSignIn(ctx context.Context, asked string, from authz.Principal, a account) error {
 	if a.Tenant != "" {
 		from.Tenant = a.Tenant
 	}
-	return s.refuseStranger(ctx, from, audit.UserSignedIn, audit.UserResource, reasonCredentials, errSignIn)
+	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reasonCredentials, errSignIn)
 }
 
 func (s *Service) beginSession(ctx context.Context, from authz.Principal, l login) (Tokens, error) {

@@ -156,6 +156,19 @@ func TestASessionEndsSevenDaysAfterTheSignIn(t *testing.T) {
 	}
 }
 
+// Failing on an address that nobody has does not hide what is tried on another.
+func TestAGuessIsInTheHistoryOfItsTenant(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	n := len(f.history(u.Tenant))
+	for range 3 {
+		for _, address := range []string{"nobody@example.com", "ada@example.com"} {
+			_, _ = f.SignIn(t.Context(), stranger, address, secret.Bytes("wrong"))
+		}
+	}
+	f.recorded(u.Tenant, n, "USER_SIGNED_IN denied wrong_credentials")
+}
+
 func TestSignInsAreRefusedAlike(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")
@@ -173,6 +186,9 @@ func TestSignInsAreRefusedAlike(t *testing.T) {
 		"slowed and right": {"slow@example.com", goodPassword},
 		"no address":       {"ada", goodPassword},
 		"empty address":    {"", goodPassword},
+	}
+	for _, c := range cases { // the first refusal of each in a minute leaves an entry
+		_, _ = f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1]))
 	}
 	type work struct{ gets, updates int64 }
 	var first *work

@@ -299,9 +299,9 @@ func (s *Service) RequestPasswordReset(ctx context.Context, from authz.Principal
 var errUnsent = errors.New("the account is gone, or was mailed a moment ago")
 
 // ResetPassword gives the user of a mailed token a new password and ends all
-// its sessions. If the address was not verified it is now, and whatever lets
-// others in is revoked: it was a stranger who registered, perhaps. Errors:
-// fault.Invalid, which ErrTicket is one of, fault.Unavailable.
+// its sessions. If the address was not verified it is now; until then the
+// account can have made no API key and no invitation. Errors: fault.Invalid,
+// which ErrTicket is one of, fault.Unavailable.
 func (s *Service) ResetPassword(ctx context.Context, from authz.Principal, token string, next secret.Bytes) error {
 	if err := checkPassword(next); err != nil {
 		return err
@@ -324,24 +324,12 @@ func (s *Service) ResetPassword(ctx context.Context, from authz.Principal, token
 			return nil, err
 		}
 		row.Verified = true
-		return s.startAfresh(tx, l.account, *row)
+		return map[string]string{"email_verified": "true"}, s.dropTicket(tx, verifyTicket, l.User)
 	})
 	if err != nil {
 		return fmt.Errorf("resetting a password: %w", err)
 	}
 	return nil
-}
-
-// startAfresh revokes what came of an account before the owner of its address
-// took it over: everything of the tenant, if the account owns that. It returns
-// an entry's attributes.
-func (s *Service) startAfresh(tx store.Tx, a account, row userRow) (map[string]string, error) {
-	revoked, err := s.revokeGrants(tx, a.Tenant, func(g grant) bool { return row.Role == authz.Owner || g.user == a.User })
-	if err != nil {
-		return nil, err
-	}
-	revoked["email_verified"] = "true"
-	return revoked, s.dropTicket(tx, verifyTicket, a.User)
 }
 
 // setPassword replaces a user's password and ends its sessions but one. In the

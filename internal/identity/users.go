@@ -32,7 +32,7 @@ const userIDPrefix = "usr"
 const trialPeriod = 14 * 24 * time.Hour
 
 // verifyPeriod is how long an address is kept for a user who has not verified
-// it, so that nobody can keep its owner out for good.
+// it. After that whoever proves to own it, by an invitation, takes it over.
 const verifyPeriod = 48 * time.Hour
 
 // readTimeout bounds a read, so that one that cannot be recorded is refused
@@ -213,7 +213,7 @@ const passwordIDPrefix = "pwd"
 
 // putNewUser stores u. Error: errEmailTaken, and then nothing is written.
 func (s *Service) putNewUser(tx store.Tx, u *newUser) error {
-	lapsed, err := s.holder(tx, u.row.Email, u.row.CreatedAt)
+	lapsed, err := s.holder(tx, u.row.Email, u.row.CreatedAt, u.row.Verified)
 	if err == nil && lapsed != nil {
 		err = s.displace(tx, *lapsed)
 	}
@@ -224,9 +224,10 @@ func (s *Service) putNewUser(tx store.Tx, u *newUser) error {
 		s.put(tx, passwordKey(u.User, u.row.Password), u.hash))
 }
 
-// holder reads who has a canonical address but keeps it no longer: nobody, or a
-// user whose time to verify it is over. Error: errEmailTaken.
-func (s *Service) holder(r store.Reader, canonical string, now time.Time) (*member, error) {
+// holder reads who has a canonical address but does not keep it from one who
+// proves to own it: nobody, or a user on trial whose time to verify it is over.
+// Error: errEmailTaken.
+func (s *Service) holder(r store.Reader, canonical string, now time.Time, proven bool) (*member, error) {
 	var m member
 	found, err := s.get(r, emailKey(s.emailHash(canonical)), &m.account)
 	if err != nil || !found {
@@ -237,7 +238,12 @@ func (s *Service) holder(r store.Reader, canonical string, now time.Time) (*memb
 		return nil, err
 	case !found:
 		return nil, errDamaged
-	case m.row.Verified || now.Before(m.row.CreatedAt.Add(verifyPeriod)):
+	case !proven || m.row.Verified || now.Before(m.row.CreatedAt.Add(verifyPeriod)):
+		return nil, errEmailTaken
+	}
+	if t, err := s.readTenant(r, m.Tenant); err != nil {
+		return nil, err
+	} else if t.TrialEnds.IsZero() { // the operator knows who this is
 		return nil, errEmailTaken
 	}
 	return &m, nil
@@ -318,7 +324,12 @@ func (s *Service) deny(ctx context.Context, p authz.Principal, a authz.Action, r
 // refused, and returns err. The entry is of the system's tenant unless from
 // names another.
 func (s *Service) refuseStranger(ctx context.Context, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
-	failed := s.log.Refused(ctx, from.SourceIP, audit.Event{
+	return s.refuseAbout(ctx, "", from, t, resource, reason, err)
+}
+
+// refuseAbout is refuseStranger, once also for each of what was asked for.
+func (s *Service) refuseAbout(ctx context.Context, about string, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
+	failed := s.log.Refused(ctx, audit.Source(from.SourceIP)+" "+about, audit.Event{
 		Type: t, Outcome: audit.Denied, Principal: from, Resource: audit.Resource{Type: resource},
 		Attributes: map[string]string{audit.AttributeReason: reason},
 	})
@@ -364,7 +375,7 @@ func (s *Service) Register(ctx context.Context, from authz.Principal, email stri
 
 func (s *Service) register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
 	err := s.store.View(ctx, func(r store.Reader) error { // before the work that a new account takes
-		_, err := s.holder(r, email, s.now())
+		_, err := s.holder(r, email, s.now(), false)
 		return err
 	})
 	if err != nil {

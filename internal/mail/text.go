@@ -27,7 +27,8 @@ var templates = map[Kind]template{
 To verify that it is yours, run this command within 48 hours:
 
 %s
-If it was not you, do nothing.
+If it was not you, do nothing: who verifies an account that somebody else
+registered lets them act in their name.
 `,
 	},
 	ResetPassword: {

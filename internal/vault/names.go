@@ -45,8 +45,12 @@ func nameKey(tenant authz.TenantID, hash string, expires, created time.Time, id 
 	return append(binary.BigEndian.AppendUint64(key, uint64(created.UnixMicro())), id...)
 }
 
+// maxNamesakes bounds the active credentials of a name that a lookup compares.
+const maxNamesakes = 1000
+
 // UnsealByName is [Vault.Unseal] of the credential of that name which was
-// created last among those that have not expired.
+// created last among those that have not expired (among the 1000 of them that
+// expire last, should there be more).
 func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
 	return v.unseal(ctx, p, v.byName(p.Tenant, name, v.now()))
 }
@@ -66,7 +70,7 @@ func (v *Vault) byName(tenant authz.TenantID, name string, now time.Time) finder
 	absent := nameKey(tenant, hash, now, now, authz.NewID(idPrefix))
 	return finder{name: name, id: func(rd store.Reader) (string, error) {
 		key, row := absent, absent
-		found, damaged := false, false
+		found, damaged, seen := false, false, 0
 		err := rd.Scan(rng, func(k, stored []byte) bool {
 			if len(k) <= id {
 				damaged = true
@@ -76,7 +80,8 @@ func (v *Vault) byName(tenant authz.TenantID, name string, now time.Time) finder
 			if !found || active && bytes.Compare(k[created:], key[created:]) > 0 {
 				key, row, found = k, stored, true
 			}
-			return active // all that follow have expired before this one
+			seen++
+			return active && seen < maxNamesakes // all that follow expire before this one
 		})
 		content, bad := v.keys.OpenRow(key, row)
 		switch {

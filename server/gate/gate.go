@@ -54,7 +54,7 @@ type Gate struct {
 	tenants   *quota.Limiter
 	addresses *quota.Limiter
 	origins   *http.CrossOriginProtection
-	parsing   chan struct{} // a place for each body that is being parsed
+	parsing   chan struct{} // a place for each large body that is being parsed; some cores stay for all else
 }
 
 // New returns a gate. Error: an origin that is none.
@@ -62,7 +62,7 @@ func New(c Config) (*Gate, error) {
 	c.Rates = c.Rates.withDefaults()
 	g := &Gate{
 		config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), origins: http.NewCrossOriginProtection(),
-		parsing: make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
+		parsing: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	if c.Origin != "" {
 		if err := g.origins.AddTrustedOrigin(c.Origin); err != nil {
@@ -152,12 +152,14 @@ func (call *Call) check(c *gin.Context) error {
 			return err
 		}
 	}
-	// What JSON becomes in memory is many times its size.
-	select {
-	case call.gate.parsing <- struct{}{}:
-		defer func() { <-call.gate.parsing }()
-	case <-c.Request.Context().Done():
-		return fault.Unavailable
+	// What JSON becomes in memory is many times its size, and takes its time.
+	if len(call.body) > smallBody {
+		select {
+		case call.gate.parsing <- struct{}{}:
+			defer func() { <-call.gate.parsing }()
+		case <-c.Request.Context().Done():
+			return fault.Unavailable
+		}
 	}
 	if len(call.body) > 0 {
 		if err := checkJSON(call.body); err != nil {
@@ -226,6 +228,7 @@ func (call *Call) fail(c *gin.Context, err error) {
 const (
 	maxBody       = 1 << 20
 	maxPublicBody = 16 << 10
+	smallBody     = 16 << 10 // is parsed without waiting
 )
 
 // readBody reads the whole body, since how large a chunked body is shows only

@@ -1,11 +1,16 @@
 package gate
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
 func TestRoutesAreThoseOfGin(t *testing.T) {
@@ -51,5 +56,28 @@ func TestRetryAfterIsJitteredInVersionTwoOnly(t *testing.T) {
 	}
 	if isTooMany(http.StatusServiceUnavailable) {
 		t.Error("a 503 would have Retry-After")
+	}
+}
+
+// While large bodies take every place, all else goes on.
+func TestOnlyLargeBodiesWaitForAPlace(t *testing.T) {
+	full := make(chan struct{}, 1)
+	full <- struct{}{}
+	check := func(body string) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // no time to wait
+		c, _ := gin.CreateTestContext(httptest.NewRecorder())
+		c.Request = httptest.NewRequestWithContext(ctx, http.MethodPost, "/", strings.NewReader(body))
+		c.Request.Header.Set("Content-Type", "application/json")
+		call := &Call{gate: &Gate{origins: http.NewCrossOriginProtection(), parsing: full}, operation: &operation{}, body: []byte(body)}
+		return call.check(c)
+	}
+	for _, size := range []int{0, 2, smallBody} {
+		if err := check(strings.Repeat(" ", max(0, size-2)) + "{}"[:min(2, size)]); err != nil {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	if err := check(strings.Repeat(" ", smallBody) + "{}"); !errors.Is(err, fault.Unavailable) {
+		t.Errorf("a large body: %v", err)
 	}
 }

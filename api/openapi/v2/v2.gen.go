@@ -1772,7 +1772,7 @@ type ClientInterface interface {
 
 	// RequestPasswordResetWithBody Ask for a password reset
 	//
-	// Mails a token, valid for an hour and once, if the address has an account and was not mailed to a moment ago. The answer is
+	// Mails a token, valid for an hour and once, if the address has an account and was not mailed to within 15 minutes. The answer is
 	// the same if not.
 	//
 	// Takes any type of body and a specified content type.
@@ -1782,7 +1782,7 @@ type ClientInterface interface {
 
 	// RequestPasswordReset Ask for a password reset
 	//
-	// Mails a token, valid for an hour and once, if the address has an account and was not mailed to a moment ago. The answer is
+	// Mails a token, valid for an hour and once, if the address has an account and was not mailed to within 15 minutes. The answer is
 	// the same if not.
 	//
 	// Takes a body of the `application/json` content type.
@@ -1865,8 +1865,8 @@ type ClientInterface interface {
 
 	// ResetPasswordWithBody Reset the password
 	//
-	// Takes the token of a reset mail, sets the password and ends all sessions of the user. A token that is wrong, used or
-	// expired is one and the same 400.
+	// Takes the token of a reset mail, sets the password and ends all sessions of the user. An account that was never verified is
+	// verified by it. A token that is wrong, used or expired is one and the same 400.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1875,8 +1875,8 @@ type ClientInterface interface {
 
 	// ResetPassword Reset the password
 	//
-	// Takes the token of a reset mail, sets the password and ends all sessions of the user. A token that is wrong, used or
-	// expired is one and the same 400.
+	// Takes the token of a reset mail, sets the password and ends all sessions of the user. An account that was never verified is
+	// verified by it. A token that is wrong, used or expired is one and the same 400.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -2506,7 +2506,7 @@ func (c *Client) ChangePassword(ctx context.Context, body ChangePasswordJSONRequ
 
 // RequestPasswordResetWithBody Ask for a password reset
 //
-// Mails a token, valid for an hour and once, if the address has an account and was not mailed to a moment ago. The answer is
+// Mails a token, valid for an hour and once, if the address has an account and was not mailed to within 15 minutes. The answer is
 // the same if not.
 //
 // Takes any type of body and a specified content type.
@@ -2526,7 +2526,7 @@ func (c *Client) RequestPasswordResetWithBody(ctx context.Context, contentType s
 
 // RequestPasswordReset Ask for a password reset
 //
-// Mails a token, valid for an hour and once, if the address has an account and was not mailed to a moment ago. The answer is
+// Mails a token, valid for an hour and once, if the address has an account and was not mailed to within 15 minutes. The answer is
 // the same if not.
 //
 // Takes a body of the `application/json` content type.
@@ -2699,8 +2699,8 @@ func (c *Client) ResendVerification(ctx context.Context, reqEditors ...RequestEd
 
 // ResetPasswordWithBody Reset the password
 //
-// Takes the token of a reset mail, sets the password and ends all sessions of the user. A token that is wrong, used or
-// expired is one and the same 400.
+// Takes the token of a reset mail, sets the password and ends all sessions of the user. An account that was never verified is
+// verified by it. A token that is wrong, used or expired is one and the same 400.
 //
 // Takes any type of body and a specified content type.
 //
@@ -2719,8 +2719,8 @@ func (c *Client) ResetPasswordWithBody(ctx context.Context, contentType string, 
 
 // ResetPassword Reset the password
 //
-// Takes the token of a reset mail, sets the password and ends all sessions of the user. A token that is wrong, used or
-// expired is one and the same 400.
+// Takes the token of a reset mail, sets the password and ends all sessions of the user. An account that was never verified is
+// verified by it. A token that is wrong, used or expired is one and the same 400.
 //
 // Takes a body of the `application/json` content type.
 //
