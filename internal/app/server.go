@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
 // Config of a development server. Zero fields take the defaults.
@@ -149,7 +150,8 @@ func Run(ctx context.Context, c Config) (err error) {
 		return fmt.Errorf("listening: %w", err)
 	}
 	line := ready{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
-	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL}, func() {
+	rates := gate.Rates{Registrations: 1000} // scripts that try things out register a lot
+	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Rates: rates}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
 			logger.Warn("the ready line could not be written", "err", err)
 		}
