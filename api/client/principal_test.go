@@ -34,7 +34,7 @@ func (u *users) answer(w http.ResponseWriter, r *http.Request, _ int) {
 		if r.URL.Path == "/api/v2/auth/logout" {
 			pause /= 4
 		}
-		defer time.Sleep(pause)
+		defer time.Sleep(pause) // on the clock of the test's bubble
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -124,7 +124,7 @@ func TestACallIsNeverSentAsSomebodyElse(t *testing.T) {
 					}
 				})
 				synctest.Wait()
-				time.Sleep(test.after)
+				time.Sleep(test.after) // on the bubble's clock, which decides the order
 				test.happens(t, c)
 				calls.Wait()
 				if got := deletions(n); !slices.Equal(got, test.want) {

@@ -65,7 +65,7 @@ func (s *sessions) answer(w http.ResponseWriter, r *http.Request, _ int) {
 		success(w, nil)
 	default:
 		if strings.HasSuffix(r.URL.Path, "/slow") {
-			defer time.Sleep(5 * time.Second)
+			defer time.Sleep(5 * time.Second) // likewise
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -184,7 +184,7 @@ func TestACallThatIsCancelledDoesNotSpoilTheRenewalForTheOthers(t *testing.T) {
 			}
 		})
 		calls.Go(func() {
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // on the bubble's clock: after the other
 			if _, err := c.V2.ListCredentials(t.Context(), nil); err != nil {
 				t.Error("the second:", err)
 			}
@@ -309,7 +309,7 @@ func TestARenewalDoesNotBringBackASessionThatWasSignedOutMeanwhile(t *testing.T)
 				t.Error("the call that waited for it:", err)
 			}
 		})
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // on the bubble's clock: in the middle of the renewal
 		if err := c.V2.Logout(t.Context()); err != nil {
 			t.Fatal(err)
 		}

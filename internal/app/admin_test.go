@@ -1,9 +1,7 @@
 package app
 
 import (
-	"context"
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,33 +16,14 @@ import (
 // The administrative commands against a running server: a tenant from nothing
 // to a member, with the first system key.
 func TestTheCommandLineAdministersAServer(t *testing.T) {
-	ctx, stop := context.WithCancel(t.Context())
-	out, in := io.Pipe()
-	var log buffer
-	served := make(chan error, 1)
-	go func() {
-		err := Run(ctx, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Stdout: in, Stderr: &log})
-		in.CloseWithError(io.ErrUnexpectedEOF)
-		served <- err
-	}()
-	t.Cleanup(func() { // after the script, which testscript runs beside this function
-		stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	var line ready
-	if err := json.NewDecoder(out).Decode(&line); err != nil {
-		t.Fatal(err)
+	stderr := make(said, 10_000) // more than a test makes
+	server := startWith(t, Config{DataDir: t.TempDir(), Stderr: stderr})
+	t.Cleanup(server.end) // after the script, which testscript runs beside this function
+	key := regexp.MustCompile(`SYSTEM_KEY=(lk_live_\w+)\n`).FindStringSubmatch(stderr.await(t, "SYSTEM_KEY="))
+	if key == nil {
+		t.Fatal("the system key is not printed as a line to paste")
 	}
-	var key []string
-	for key == nil { // it is printed after the line
-		key = regexp.MustCompile(`SYSTEM_KEY=(lk_live_\w+)\n`).FindStringSubmatch(log.String())
-		if ctx.Err() != nil {
-			t.Fatal(ctx.Err())
-		}
-	}
-	script := strings.NewReplacer("$BASE", line.BaseURL, "$SYSTEM_KEY", key[1]).Replace(`
+	script := strings.NewReplacer("$BASE", server.BaseURL, "$SYSTEM_KEY", key[1]).Replace(`
 env LATTICEKEEP_URL=$BASE
 latticekeep tenant create payments --api-key $SYSTEM_KEY
 stdout 'ten_\w+ +active .*payments'

@@ -2,9 +2,7 @@ package app
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -47,20 +45,8 @@ func (s said) await(t *testing.T, words string) string {
 // startOperator runs a server with its operator and returns once it printed its line.
 func startOperator(t *testing.T, kubeconfig string) (*running, said) {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	t.Cleanup(stop)
-	stdout, line := io.Pipe()
-	r := &running{t: t, stop: stop, done: make(chan error, 1)}
 	stderr := make(said, 10_000) // more than a test makes
-	go func() {
-		err := Run(ctx, Config{Listen: "127.0.0.1:0", Kubeconfig: kubeconfig, Stdout: line, Stderr: stderr})
-		line.CloseWithError(errors.Join(err, io.EOF))
-		r.done <- err
-	}()
-	if err := json.NewDecoder(stdout).Decode(&r.ready); err != nil {
-		t.Fatal("no ready line: ", err)
-	}
-	return r, stderr
+	return startWith(t, Config{Kubeconfig: kubeconfig, Stderr: stderr}), stderr
 }
 
 func (r *running) checkServes() {

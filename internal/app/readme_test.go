@@ -2,9 +2,6 @@ package app
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,24 +28,8 @@ func TestTheTourOfTheREADMEWorks(t *testing.T) {
 		t.Fatal("the README has no tour that begins with an export")
 	}
 
-	ctx, stop := context.WithCancel(t.Context())
-	out, in := io.Pipe()
-	served := make(chan error, 1)
-	go func() {
-		err := Run(ctx, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Stdout: in, Stderr: io.Discard})
-		in.CloseWithError(io.ErrUnexpectedEOF)
-		served <- err
-	}()
-	defer func() {
-		stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}()
-	var line ready
-	if err := json.NewDecoder(out).Decode(&line); err != nil {
-		t.Fatal(err)
-	}
+	server := start(t, t.TempDir())
+	defer server.end()
 
 	dir := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
@@ -61,14 +42,14 @@ func TestTheTourOfTheREADMEWorks(t *testing.T) {
 	if err := os.Symlink(program, filepath.Join(dir, "bin", "latticekeep")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(line.DataDir, filepath.Join(dir, ".latticekeep")); err != nil {
+	if err := os.Symlink(server.DataDir, filepath.Join(dir, ".latticekeep")); err != nil {
 		t.Fatal(err)
 	}
 	// A person is slower than the mail.
 	script := `ls() { until compgen -G "${@: -1}" >/dev/null; do :; done; command ls $*; }; curl() { "` + curl + `" --fail-with-body --show-error "$@"; }` + "\n" + tour
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "BASE="+line.BaseURL, "KEY="+line.APIKey)
+	cmd.Env = append(os.Environ(), "BASE="+server.BaseURL, "KEY="+server.APIKey)
 	var printed bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &printed, &printed
 	if err := cmd.Run(); err != nil {

@@ -25,11 +25,18 @@ type running struct {
 // start runs a server on dir and returns once it printed its line.
 func start(t *testing.T, dir string) *running {
 	t.Helper()
+	return startWith(t, Config{DataDir: dir, Stderr: io.Discard})
+}
+
+// startWith is start for any other configuration, on a free port.
+func startWith(t *testing.T, c Config) *running {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	stdout, line := io.Pipe()
 	r := &running{t: t, stop: stop, done: make(chan error, 1)}
 	go func() {
-		err := Run(ctx, Config{DataDir: dir, Listen: "127.0.0.1:0", Stdout: line, Stderr: io.Discard})
+		c.Listen, c.Stdout = "127.0.0.1:0", line
+		err := Run(ctx, c)
 		line.CloseWithError(errors.Join(err, io.EOF))
 		r.done <- err
 	}()

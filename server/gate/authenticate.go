@@ -35,7 +35,7 @@ const (
 	Public               // everybody; nobody is looked up
 )
 
-// Stranger is who asks before it is known who it is.
+// stranger is who asks before it is known who it is.
 func stranger(c *gin.Context) authz.Principal {
 	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: requestID(c), SourceIP: c.ClientIP()}
 }
@@ -101,9 +101,8 @@ func bearer(values []string) (string, bool) {
 // recordStranger leaves an entry of a request without a principal, unless its
 // source has one in this minute. The answer is the same whether that works or
 // not.
-func (g *Gate) recordStranger(c *gin.Context, event audit.EventType, tenant authz.TenantID) {
+func (g *Gate) recordStranger(c *gin.Context, event audit.EventType) {
 	p := stranger(c)
-	p.Tenant = tenant
 	// Not under the request's own context: that ends when the stranger hangs up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 	defer cancel()

@@ -2,6 +2,8 @@ package gate
 
 import (
 	"bytes"
+	"encoding/base64"
+	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -51,4 +53,26 @@ func checkJSON(body []byte) error {
 		return malformed
 	}
 	return nil
+}
+
+// DefaultLimit is the length of a page when the caller names none.
+const DefaultLimit = 20
+
+// Value returns what an optional field or parameter holds, and zero when it is
+// absent.
+func Value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// DecodeBase64 takes the one canonical spelling (RFC 4648 §3.5): no line breaks,
+// no spare bits. It returns nothing beside an error.
+func DecodeBase64(s string) ([]byte, error) {
+	b, err := base64.StdEncoding.Strict().DecodeString(s)
+	if err != nil || base64.StdEncoding.EncodeToString(b) != s {
+		return nil, errors.New("decoding base64: not canonical")
+	}
+	return b, nil
 }

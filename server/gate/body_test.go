@@ -57,3 +57,14 @@ func TestWellFormedJSONIsAccepted(t *testing.T) {
 		}
 	}
 }
+
+func TestBase64HasOneSpelling(t *testing.T) {
+	if b, err := DecodeBase64("AQI="); err != nil || string(b) != "\x01\x02" {
+		t.Error(b, err)
+	}
+	for _, bad := range []string{"AQI", "AQJ=", "AQI=\n", "AQ\nI=", "AQI==", "AQI= ", "_-8="} {
+		if b, err := DecodeBase64(bad); err == nil || b != nil {
+			t.Errorf("%q: %v", bad, b)
+		}
+	}
+}

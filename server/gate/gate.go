@@ -94,11 +94,10 @@ func (v *Version) Checks() gin.HandlerFunc {
 		op := v.operations[c.Request.Method+" "+c.FullPath()]
 		call := &Call{gate: v.gate, version: v, operation: op}
 		c.Set(callKey, call)
-		// From here on the answer takes at most a second, whatever hangs; a
-		// body has its own time to arrive.
-		err := call.admit(c)
+		err := call.admit(c) // a body has its own time to arrive
 		defer secret.Bytes(call.body).Zero()
 		if err == nil {
+			// From here on the answer takes at most a second, whatever hangs.
 			ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
 			defer cancel()
 			c.Request = c.Request.WithContext(ctx)
@@ -129,7 +128,7 @@ func (call *Call) admit(c *gin.Context) error {
 		return err
 	}
 	if errors.Is(unknown, fault.Unauthenticated) {
-		call.gate.recordStranger(c, audit.AccessRefused, authz.SystemTenant)
+		call.gate.recordStranger(c, audit.AccessRefused)
 	}
 	return unknown
 }

@@ -79,7 +79,7 @@ func (g *Gate) CountStranger(c *gin.Context) error {
 	if !u.Exceeded {
 		return nil
 	}
-	g.recordStranger(c, audit.RateLimited, authz.SystemTenant)
+	g.recordStranger(c, audit.RateLimited)
 	return &tooMany{u.Reset.Sub(g.config.Now())}
 }
 
@@ -97,7 +97,7 @@ func (call *Call) limited(c *gin.Context, u quota.Usage) error {
 		return nil
 	}
 	if p := call.Caller.Principal; p.Kind == authz.Stranger {
-		call.gate.recordStranger(c, audit.RateLimited, authz.SystemTenant)
+		call.gate.recordStranger(c, audit.RateLimited)
 	} else {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 		defer cancel()

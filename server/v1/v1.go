@@ -73,26 +73,16 @@ func envelope(p gate.Problem) any {
 	return errorBody{errorDetail{p.Code, p.Message, p.Details, p.RequestID, p.Timestamp}}
 }
 
-const (
-	algorithm    = "ML-KEM-768" // the only one there is
-	defaultLimit = 20
-)
+// algorithm is the only one there is.
+const algorithm = "ML-KEM-768"
 
 var errUndecryptable = gate.Refusal(http.StatusBadRequest, "the ciphertext cannot be decrypted with this key: send encrypted_data as encrypt answered it")
-
-// value returns what p points to, and zero for an absent field.
-func value[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
-}
 
 // parse reads a ciphertext. What is none goes to the service all the same, which
 // refuses it like any other and says so in the log.
 func parse(encrypted string) transit.Ciphertext {
-	b, err := base64.StdEncoding.Strict().DecodeString(encrypted)
-	if err != nil || base64.StdEncoding.EncodeToString(b) != encrypted { // one spelling: no line breaks
+	b, err := gate.DecodeBase64(encrypted)
+	if err != nil {
 		return transit.Ciphertext{}
 	}
 	c, err := transit.ParseCiphertext(b)
@@ -121,7 +111,7 @@ func (a *API) EncryptData(c *gin.Context) {
 		}
 		data := secret.Bytes(body.Data)
 		defer data.Zero()
-		sealed, err := a.Transit.Encrypt(ctx, call.Principal(), value(body.KeyId), []secret.Bytes{data})
+		sealed, err := a.Transit.Encrypt(ctx, call.Principal(), gate.Value(body.KeyId), []secret.Bytes{data})
 		if err != nil {
 			return nil, err
 		}
@@ -181,7 +171,7 @@ func (a *API) GenerateKey(c *gin.Context) {
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		k, err := a.Transit.CreateKey(ctx, call.Principal(), body.Name, value(body.RotationPeriod))
+		k, err := a.Transit.CreateKey(ctx, call.Principal(), body.Name, gate.Value(body.RotationPeriod))
 		if err != nil {
 			return nil, err
 		}
@@ -192,9 +182,9 @@ func (a *API) GenerateKey(c *gin.Context) {
 // ListKeys answers a page of the tenant's keys.
 func (a *API) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		page, limit := max(1, value(params.Page)), value(params.Limit)
+		page, limit := max(1, gate.Value(params.Page)), gate.Value(params.Limit)
 		if limit == 0 {
-			limit = defaultLimit
+			limit = gate.DefaultLimit
 		}
 		found, total, err := a.Transit.Keys(ctx, call.Principal(), (page-1)*limit, limit)
 		if err != nil {
@@ -217,7 +207,7 @@ func (a *API) RotateKey(c *gin.Context, id string) {
 				return nil, err
 			}
 		}
-		k, rewrapped, err := a.Transit.RotateKey(ctx, call.Principal(), id, value(body.ReEncryptData))
+		k, rewrapped, err := a.Transit.RotateKey(ctx, call.Principal(), id, gate.Value(body.ReEncryptData))
 		if err != nil {
 			return nil, err
 		}
@@ -239,7 +229,7 @@ type auditLogs struct {
 // QueryAuditLogs answers entries of the caller's tenant, newest first.
 func (a *API) QueryAuditLogs(c *gin.Context, params api.QueryAuditLogsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		q := audit.Query{Limit: value(params.Limit), Cursor: value(params.Cursor)}
+		q := audit.Query{Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor)}
 		if params.StartDate != nil {
 			q.From = params.StartDate.Time
 		}
@@ -250,7 +240,7 @@ func (a *API) QueryAuditLogs(c *gin.Context, params api.QueryAuditLogsParams) {
 			return nil, gate.BadRequest("the parameter end_date is earlier than start_date")
 		}
 		if q.Limit == 0 {
-			q.Limit = defaultLimit
+			q.Limit = gate.DefaultLimit
 		}
 		entries, next, err := a.Audit.Query(ctx, call.Principal(), q)
 		if err != nil {

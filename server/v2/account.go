@@ -99,7 +99,7 @@ func (a *API) RevokeInvitation(c *gin.Context, id string) {
 }
 
 func apiKeyRequest(body api.CreateAPIKeyRequest) identity.APIKeyRequest {
-	r := identity.APIKeyRequest{Name: body.Name, ExpiresInDays: value(body.ExpiresInDays)}
+	r := identity.APIKeyRequest{Name: body.Name, ExpiresInDays: gate.Value(body.ExpiresInDays)}
 	for _, s := range body.Scopes {
 		r.Scopes = append(r.Scopes, authz.Scope(s))
 	}

@@ -12,9 +12,6 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// defaultLimit is the length of a page when the caller names none.
-const defaultLimit = 20
-
 // auditEntries is the generated type with entries as the log gives them, whose
 // bytes are what was hashed and signed.
 type auditEntries struct {
@@ -27,11 +24,11 @@ type auditEntries struct {
 func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{
-			EventType: string(value(params.EventType)), UserID: value(params.UserId),
-			From: value(params.From), To: value(params.To),
-			Limit: value(params.Limit), Cursor: value(params.Cursor),
+			EventType: string(gate.Value(params.EventType)), UserID: gate.Value(params.UserId),
+			From: gate.Value(params.From), To: gate.Value(params.To),
+			Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
 		}
-		if hours := value(params.Hours); hours > 0 {
+		if hours := gate.Value(params.Hours); hours > 0 {
 			if !q.From.IsZero() || !q.To.IsZero() {
 				return nil, gate.BadRequest("the parameter hours excludes from and to")
 			}
@@ -41,7 +38,7 @@ func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 			return nil, gate.BadRequest("the parameter to is earlier than from")
 		}
 		if q.Limit == 0 {
-			q.Limit = defaultLimit
+			q.Limit = gate.DefaultLimit
 		}
 		entries, next, err := a.Audit.Query(ctx, call.Principal(), q)
 		if err != nil {

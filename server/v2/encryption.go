@@ -96,23 +96,14 @@ func (a *API) EncryptBatch(c *gin.Context) {
 func (a *API) decrypt(ctx context.Context, p authz.Principal, items []api.DecryptRequest) ([]transit.Opened, error) {
 	sealed := make([]transit.Ciphertext, len(items))
 	for i, item := range items {
-		kem, err1 := decodeBase64(item.CiphertextKem)
-		nonce, err2 := decodeBase64(item.Nonce)
-		body, err3 := decodeBase64(item.CiphertextData)
+		kem, err1 := gate.DecodeBase64(item.CiphertextKem)
+		nonce, err2 := gate.DecodeBase64(item.Nonce)
+		body, err3 := gate.DecodeBase64(item.CiphertextData)
 		if errors.Join(err1, err2, err3) == nil {
 			sealed[i] = transit.Ciphertext{KEM: kem, Nonce: nonce, Data: body}
 		}
 	}
 	return a.Transit.Decrypt(ctx, p, "", sealed)
-}
-
-// decodeBase64 takes the one canonical spelling: no line breaks, no spare bits.
-func decodeBase64(s string) ([]byte, error) {
-	b, err := base64.StdEncoding.Strict().DecodeString(s)
-	if err != nil || base64.StdEncoding.EncodeToString(b) != s {
-		return nil, errors.New("decoding base64: not canonical")
-	}
-	return b, nil
 }
 
 // DecryptData decrypts an envelope after its signatures were verified.
@@ -215,8 +206,8 @@ func (a *API) verify(ctx context.Context, p authz.Principal, items []api.VerifyR
 	signed := make([]transit.Signed, len(items))
 	for i, item := range items {
 		signed[i].Data = plain[i]
-		signed[i].PQC, _ = decodeBase64(item.PqcSignature)
-		signed[i].HMAC, _ = decodeBase64(item.HmacSignature)
+		signed[i].PQC, _ = gate.DecodeBase64(item.PqcSignature)
+		signed[i].HMAC, _ = gate.DecodeBase64(item.HmacSignature)
 	}
 	return a.Transit.Verify(ctx, p, signed)
 }

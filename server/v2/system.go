@@ -22,11 +22,11 @@ func (a *API) tenantAnswer(t identity.Tenant, err error) (any, error) {
 // ListTenants answers all tenants of the deployment.
 func (a *API) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		limit := value(params.Limit)
+		limit := gate.Value(params.Limit)
 		if limit == 0 {
-			limit = defaultLimit
+			limit = gate.DefaultLimit
 		}
-		found, next, err := a.Identity.Tenants(ctx, call.Principal(), limit, value(params.Cursor))
+		found, next, err := a.Identity.Tenants(ctx, call.Principal(), limit, gate.Value(params.Cursor))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -64,7 +64,7 @@ func (a *API) SetTenantLimits(c *gin.Context, id string) {
 			return nil, err
 		}
 		return a.tenantAnswer(a.Identity.LimitTenant(ctx, call.Principal(), authz.TenantID(id),
-			identity.Limits{V1: value(body.V1), V2: value(body.V2)}))
+			identity.Limits{V1: gate.Value(body.V1), V2: gate.Value(body.V2)}))
 	})
 }
 

@@ -88,7 +88,7 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 // ListCredentials answers metadata only.
 func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{Limit: value(params.Limit), Cursor: value(params.Cursor)})
+		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor)})
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -195,14 +195,6 @@ func (a *API) ListCredentialVersions(c *gin.Context, id string) {
 		}
 		return answer, nil
 	})
-}
-
-// value returns what p points to, and zero for an absent parameter.
-func value[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
 }
 
 // optional leaves a zero value out of an answer.
