@@ -421,7 +421,8 @@ func TestNothingSecretIsKept(t *testing.T) {
 	all := f.rows("")
 	for k, v := range all {
 		for _, token := range []string{reset, invite, tokens.Refresh, tokens.Access, goodPassword, "canary-wrong-password"} {
-			if body := token[strings.LastIndexAny(token, "_")+1:]; strings.Contains(k+v, body) {
+			// What an access token ends in after some "_" of its base64 would be anywhere.
+			if body := regexp.MustCompile(`^lk_[a-z]+_`).ReplaceAllString(token, ""); strings.Contains(k+v, body) {
 				t.Errorf("%.8q lies under %q", token, k)
 			}
 		}
