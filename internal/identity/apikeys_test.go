@@ -72,8 +72,9 @@ func TestAnAPIKeyIsWhoItWasMadeFor(t *testing.T) {
 		}
 	}
 	for _, e := range f.entries(tenant) {
+		e.Signature = "" // random base64, in which any few letters stand sooner or later
 		b, _ := json.Marshal(e)
-		for _, secret := range []string{"donn", "Example", secretKey[len(apiKeyPrefix):]} {
+		for _, secret := range []string{"ci: donn", "Example Ltd", secretKey[len(apiKeyPrefix):]} {
 			if strings.Contains(string(b), secret) {
 				t.Errorf("%q stands in %s", secret, b)
 			}
