@@ -65,8 +65,8 @@ func CreateLocal(path string) error {
 	return d.Sync()
 }
 
-// OpenLocal reads the key at path. It refuses a file that others can read, and
-// one that is not a key file.
+// OpenLocal reads the key at path. It refuses a file that is open to others than
+// its owner and group, and one that is not a key file.
 func OpenLocal(path string) (*Local, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -82,9 +82,10 @@ func OpenLocal(path string) (*Local, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fault.New(fault.Invalid, "the KMS key file is not a regular file")
 	}
-	if info.Mode().Perm()&0o077 != 0 {
+	// In a pod the group is that of the pod alone, and kubelet gives it what the owner has: a Secret becomes 0440, a file of a volume 0660.
+	if info.Mode().Perm()&0o007 != 0 {
 		return nil, fault.New(fault.Invalid, fmt.Sprintf(
-			"the KMS key file can be read by others (mode %04o): run chmod 600 on it, and replace the key if it was exposed", info.Mode().Perm()))
+			"the KMS key file is open to others than its owner and group (mode %04o): run chmod 600 on it, and replace the key if it was exposed", info.Mode().Perm()))
 	}
 	var text [128]byte
 	defer clear(text[:])

@@ -2,6 +2,7 @@ package kms
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,17 +88,18 @@ func TestAnUnusableKeyFileIsRefusedWithARemedy(t *testing.T) {
 		mode    os.FileMode
 		says    string
 	}{
-		"readable by the group": {good, 0o640, "chmod 600"},
-		"readable by others":    {good, 0o604, "chmod 600"},
-		"empty":                 {nil, 0o600, "restore"},
-		"truncated":             {good[:len(good)-8], 0o600, "restore"},
-		"another format":        {[]byte("-----BEGIN PRIVATE KEY-----\n"), 0o600, "restore"},
-		"trailing bytes":        {append(bytes.Clone(good), "x\n"...), 0o600, "restore"},
+		"readable by others":  {good, 0o604, "chmod 600"},
+		"writable by others":  {good, 0o662, "chmod 600"},
+		"traversed by others": {good, 0o601, "chmod 600"},
+		"empty":               {nil, 0o600, "restore"},
+		"truncated":           {good[:len(good)-8], 0o600, "restore"},
+		"another format":      {[]byte("-----BEGIN PRIVATE KEY-----\n"), 0o600, "restore"},
+		"trailing bytes":      {append(bytes.Clone(good), "x\n"...), 0o600, "restore"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			p := filepath.Join(t.TempDir(), "k")
-			if err := os.WriteFile(p, c.content, c.mode); err != nil {
+			if err := errors.Join(os.WriteFile(p, c.content, 0o600), os.Chmod(p, c.mode)); err != nil {
 				t.Fatal(err)
 			}
 			_, err := OpenLocal(p)
@@ -108,6 +110,14 @@ func TestAnUnusableKeyFileIsRefusedWithARemedy(t *testing.T) {
 				t.Fatal("the error quotes the key")
 			}
 		})
+	}
+	for _, mode := range []os.FileMode{0o400, 0o440, 0o640, 0o660} { // a Secret, and a file of a volume, as a pod has them
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenLocal(path); err != nil {
+			t.Errorf("a file of mode %04o: %v", mode, err)
+		}
 	}
 	if _, err := OpenLocal(filepath.Join(t.TempDir(), "none")); fault.Of(err) != fault.Invalid {
 		t.Fatal(err)

@@ -1,0 +1,201 @@
+// Package generate makes the values of a SealedCredential whose secrets are born
+// inside the vault, so that nobody has ever seen them: random text and key pairs.
+//
+// Random text is drawn by rejection sampling, so that every character of a
+// charset is equally likely. Key pairs are PEM files: PKCS#8 for the private key,
+// and SubjectPublicKeyInfo for the public one. Private keys of ML-DSA-65 and
+// ML-KEM-768 are seeds (RFC 9881 §6, RFC 9935 §6).
+//
+// The package is pure but for crypto/rand, and the work of a call is bounded.
+// What it holds of a secret besides its result is zeroed; what the standard
+// library keeps of a key inside itself is out of its reach.
+package generate
+
+import (
+	"crypto/rand"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// Spec says what to make under a data key: exactly one of Random and KeyPair.
+type Spec struct {
+	Key     string
+	Random  *Random
+	KeyPair *KeyPair
+}
+
+// Random is text of characters drawn from a charset.
+type Random struct {
+	Length  int    // in characters, 16 to 4096; 0 means 32
+	Charset string // Alphanumeric (the default), Hex, Base64URL or ASCII
+}
+
+// KeyPair is a private key under the data key of its [Spec] and the public key
+// under another.
+type KeyPair struct {
+	Algorithm     string // Ed25519, ECDSA-P256, ECDSA-P384, RSA-3072, RSA-4096, ML-DSA-65 or ML-KEM-768
+	PublicKeyName string // data key of the public key; the private one's with ".pub" behind it by default
+}
+
+const (
+	maxSpecs   = 64
+	maxRSAKeys = 2 // in one call: making one takes seconds
+
+	minLength, maxLength, defaultLength = 16, 4096, 32
+
+	defaultCharset = "Alphanumeric"
+)
+
+// charsets by name. ASCII is what can be printed, without the space: a value
+// that begins or ends with one is too easily cut when it is copied.
+var charsets = map[string]string{
+	defaultCharset: "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789",
+	"Hex":          "0123456789abcdef",
+	"Base64URL":    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_",
+	"ASCII": "!\"#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`" +
+		"abcdefghijklmnopqrstuvwxyz{|}~",
+}
+
+var dataKey = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
+
+// Names returns the data keys that s makes, the private key's before the public
+// key's.
+func Names(s Spec) []string {
+	switch {
+	case s.KeyPair == nil:
+		return []string{s.Key}
+	case s.KeyPair.PublicKeyName == "":
+		return []string{s.Key, s.Key + ".pub"}
+	default:
+		return []string{s.Key, s.KeyPair.PublicKeyName}
+	}
+}
+
+// Values makes what specs say, by data key. A mistake in specs is a
+// [fault.Invalid] that names the field and the remedy, and nothing is made then.
+// The caller owns the values and zeroes them.
+func Values(specs []Spec) (map[string]secret.Bytes, error) {
+	if err := Check(specs); err != nil {
+		return nil, err
+	}
+	values := make(map[string]secret.Bytes)
+	for i, s := range specs {
+		names := Names(s)
+		if s.Random != nil {
+			values[names[0]] = text(*s.Random)
+			continue
+		}
+		private, public, err := keyPairs[s.KeyPair.Algorithm]()
+		if err != nil {
+			for _, v := range values {
+				v.Zero()
+			}
+			return nil, fmt.Errorf("making key pair of spec.generate[%d]: %w", i, err)
+		}
+		values[names[0]], values[names[1]] = private, public
+	}
+	return values, nil
+}
+
+// Heavy reports whether making what specs say keeps a core busy for seconds.
+func Heavy(specs []Spec) bool { return slices.ContainsFunc(specs, Spec.isRSA) }
+
+func (s Spec) isRSA() bool {
+	return s.KeyPair != nil && strings.HasPrefix(s.KeyPair.Algorithm, "RSA-")
+}
+
+// Check finds the first mistake in specs, before anything is made of them. It is a
+// [fault.Invalid] whose message is the path of the field, a colon, and the remedy.
+func Check(specs []Spec) error {
+	if n := len(specs); n < 1 || n > maxSpecs {
+		return invalid("spec.generate: has %d entries; give it 1 to %d", n, maxSpecs)
+	}
+	taken := make(map[string]bool)
+	rsaKeys := 0
+	for i, s := range specs {
+		at := fmt.Sprintf("spec.generate[%d]", i)
+		if (s.Random == nil) == (s.KeyPair == nil) {
+			return invalid("%s: needs exactly one of random and keyPair", at)
+		}
+		if s.Random != nil {
+			if n := s.Random.Length; n != 0 && (n < minLength || n > maxLength) {
+				return invalid("%s.random.length: is %d; give it %d to %d characters", at, n, minLength, maxLength)
+			}
+			if _, ok := charsets[s.Random.charset()]; !ok {
+				return invalid("%s.random.charset: give it Alphanumeric, Hex, Base64URL or ASCII", at)
+			}
+		} else {
+			if _, ok := keyPairs[s.KeyPair.Algorithm]; !ok {
+				return invalid("%s.keyPair.algorithm: give it Ed25519, ECDSA-P256, ECDSA-P384, RSA-3072, RSA-4096, ML-DSA-65 or ML-KEM-768", at)
+			}
+			if s.isRSA() {
+				rsaKeys++
+			}
+		}
+		for j, name := range Names(s) {
+			field := at + ".key"
+			if j > 0 {
+				field = at + ".keyPair.publicKeyName"
+			}
+			if !dataKey.MatchString(name) {
+				return invalid("%s: give it 1 to 253 letters, digits, '-', '_' or '.'", field)
+			}
+			if taken[name] {
+				return invalid("%s: the data key %s is made by another entry too; give one of them another name", field, name)
+			}
+			taken[name] = true
+		}
+	}
+	if rsaKeys > maxRSAKeys {
+		return invalid("spec.generate: has %d RSA key pairs; give one object at most %d, or use another algorithm", rsaKeys, maxRSAKeys)
+	}
+	return nil
+}
+
+func invalid(format string, args ...any) error {
+	return fault.New(fault.Invalid, fmt.Sprintf(format, args...))
+}
+
+func (r Random) charset() string {
+	if r.Charset == "" {
+		return defaultCharset
+	}
+	return r.Charset
+}
+
+// text draws the characters of r.
+func text(r Random) secret.Bytes {
+	length := r.Length
+	if length == 0 {
+		length = defaultLength
+	}
+	out := make(secret.Bytes, 0, length)
+	var random [256]byte
+	defer clear(random[:])
+	for len(out) < length {
+		rand.Read(random[:]) // never fails: crypto/rand ends the program instead
+		out = draw(out, charsets[r.charset()], random[:])
+	}
+	return out
+}
+
+// draw fills out up to its capacity with characters of the alphabet, one for each
+// random byte. Bytes at and above the largest multiple of the alphabet's size are
+// rejected: they would make its first characters more likely than the others.
+func draw(out []byte, alphabet string, random []byte) []byte {
+	n := len(alphabet)
+	for _, b := range random {
+		if len(out) == cap(out) {
+			break
+		}
+		if int(b) < 256-256%n {
+			out = append(out, alphabet[int(b)%n])
+		}
+	}
+	return out
+}
