@@ -45,6 +45,9 @@ const (
 	attributePublicKey = "public_key" // of the log, base64
 )
 
+// attributePod is in every entry of a principal that is a pod: its UID.
+const attributePod = "pod_uid"
+
 // Receipt tells the place that an event was given. It is filled in when the
 // Update it joined has returned nil, and means nothing before.
 type Receipt struct {
@@ -68,7 +71,9 @@ type Log struct {
 	committed, proposed               link
 	committedTenants, proposedTenants map[string]position
 
-	strangers, limited refusals
+	written tally
+
+	strangers, limited, repeated refusals
 }
 
 // position is the newest entry of a tenant.
@@ -334,6 +339,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		maps.Copy(l.committedTenants, l.proposedTenants)
 	}
 	l.committed, l.proposedTenants = head, nil
+	l.written.propose(head.sequence, events)
 	now := l.now().UnixMicro()
 	tenants := make(map[string]position)
 	cores := make([][]byte, len(events))
@@ -360,11 +366,8 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		entry.TenantPreviousHash = at.last.previous()
 		entry.TenantSequence = at.sequence + 1
 		if entry.TenantSequence == 1 {
-			if entry.Attributes = maps.Clone(entry.Attributes); entry.Attributes == nil {
-				entry.Attributes = make(map[string]string)
-			}
-			entry.Attributes[attributeChainID] = l.chainID
-			entry.Attributes[attributePublicKey] = l.public
+			entry.add(attributeChainID, l.chainID)
+			entry.add(attributePublicKey, l.public)
 		}
 		if cores[i], err = entry.canonical(make([]byte, 0, 1024), false); err != nil {
 			return fault.Wrap(fault.Internal, "internal error", err)
@@ -400,7 +403,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 func (l *Log) entry(e Event, tenant string, at link) *Entry {
 	var salt [16]byte
 	_, _ = rand.Read(salt[:]) // never fails
-	return &Entry{
+	entry := &Entry{
 		Actor:      Actor{ID: e.Principal.ID, Type: string(e.Principal.Kind)},
 		Attributes: e.Attributes,
 		EventType:  e.Type,
@@ -414,6 +417,18 @@ func (l *Log) entry(e Event, tenant string, at link) *Entry {
 		TenantID:   tenant,
 		Timestamp:  time.UnixMicro(at.micros).UTC().Format(timeFormat),
 	}
+	if e.Principal.Pod != "" {
+		entry.add(attributePod, e.Principal.Pod)
+	}
+	return entry
+}
+
+// add adds an attribute, to a copy: the event's own are its caller's.
+func (e *Entry) add(attribute, value string) {
+	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
+		e.Attributes = make(map[string]string)
+	}
+	e.Attributes[attribute] = value
 }
 
 // anchors reports whether the event is the newest version of a credential.

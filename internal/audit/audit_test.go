@@ -133,6 +133,36 @@ func (f *fixture) fill(n int) {
 	}
 }
 
+// Also in the first entry of a tenant, which gets more attributes, and in an event that has none.
+func TestEveryEntryOfAPodNamesIt(t *testing.T) {
+	f := newFixture(t)
+	pod := principal(tenantA)
+	pod.Kind, pod.ID, pod.Pod = authz.ServiceAccount, "account", "pod"
+	own := map[string]string{"count": "2"}
+	f.record(Event{Type: CredentialListed, Outcome: Success, Principal: pod, Resource: Resource{Type: CredentialResource}, Attributes: own})
+	f.record(Event{Type: RateLimited, Outcome: Denied, Principal: pod, Resource: Resource{Type: InterfaceResource}})
+	if err := f.log.Attempt(t.Context(), pod, authz.UnsealCredential, Denied, "missing_scope"); err != nil {
+		t.Fatal(err)
+	}
+	f.record(Event{Type: CredentialListed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: CredentialResource}, Attributes: own})
+	if len(own) != 1 {
+		t.Errorf("the caller's own attributes became %v", own)
+	}
+	var got []string
+	for line := range bytes.Lines(f.export()) {
+		e, err := ParseEntry(bytes.TrimSuffix(line, []byte("\n")))
+		if err == nil && e.TenantID == string(tenantA) {
+			got = append(got, e.Actor.Type+" "+e.Attributes["pod_uid"])
+		}
+	}
+	if want := []string{"service_account pod", "service_account pod", "service_account pod", "api_key "}; !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	if _, err := f.verify(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestConcurrentAppendsMakeOneWholeChain(t *testing.T) {
 	f := newFixture(t)
 	f.fill(120)

@@ -14,6 +14,12 @@ type EventType string
 const (
 	ChainStarted           EventType = "CHAIN_STARTED"       // the first entry: chain id and audit key
 	SealingKeyCreated      EventType = "SEALING_KEY_CREATED" // a key for SealedCredential values
+	SealingKeyListed       EventType = "SEALING_KEY_LISTED"
+	SealingKeyRetired      EventType = "SEALING_KEY_RETIRED"  // archived: what is sealed for it is refused
+	SealingKeyRestored     EventType = "SEALING_KEY_RESTORED" // taken back into use
+	ManifestResealed       EventType = "MANIFEST_RESEALED"    // the values of a manifest were sealed for the current key
+	ManifestChecked        EventType = "MANIFEST_CHECKED"     // whether a manifest would be accepted
+	BackupTaken            EventType = "BACKUP_TAKEN"
 	TenantCreated          EventType = "TENANT_CREATED"
 	TenantListed           EventType = "TENANT_LISTED"
 	TenantActivated        EventType = "TENANT_ACTIVATED" // no longer on trial
@@ -25,8 +31,9 @@ const (
 	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one made again
 	CredentialListed       EventType = "CREDENTIAL_LISTED" // all of them, the versions of one, or a seal that was sent again
 	CredentialUnsealed     EventType = "CREDENTIAL_UNSEALED"
-	CredentialRotated      EventType = "CREDENTIAL_ROTATED"     // new values
-	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED" // new keys around the same values
+	CredentialRotated      EventType = "CREDENTIAL_ROTATED"       // new values
+	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED"   // new keys around the same values
+	CredentialVersionEnded EventType = "CREDENTIAL_VERSION_ENDED" // the former version is no longer readable
 	CredentialDeleted      EventType = "CREDENTIAL_DELETED"
 	CredentialReleased     EventType = "CREDENTIAL_RELEASED" // its owner is gone; if the credential was there, it stays
 	KeyCreated             EventType = "KEY_CREATED"         // a named key
@@ -66,6 +73,12 @@ func EventTypes() []EventType {
 	return []EventType{
 		ChainStarted,
 		SealingKeyCreated,
+		SealingKeyListed,
+		SealingKeyRetired,
+		SealingKeyRestored,
+		ManifestResealed,
+		ManifestChecked,
+		BackupTaken,
 		TenantCreated,
 		TenantListed,
 		TenantActivated,
@@ -79,6 +92,7 @@ func EventTypes() []EventType {
 		CredentialUnsealed,
 		CredentialRotated,
 		CredentialReencrypted,
+		CredentialVersionEnded,
 		CredentialDeleted,
 		CredentialReleased,
 		KeyCreated,
@@ -153,6 +167,8 @@ const (
 	SessionResource    = "session"
 	InvitationResource = "invitation"
 	SealingKeyResource = "sealing_key"
+	ManifestResource   = "manifest"
+	BackupResource     = "backup"
 	ChainResource      = "chain"
 	LogResource        = "audit_log"
 	InterfaceResource  = "interface"
@@ -164,6 +180,10 @@ const (
 	AttributeVersion = "version" // of a credential, decimal
 	AttributeDigest  = "digest"  // of its record, lower-case hex
 	AttributeReason  = "reason"  // why something was denied or failed, one of a few fixed words
+
+	// AttributeOverlapUntil is of a rotation that left the version before
+	// readable: until when, RFC 3339.
+	AttributeOverlapUntil = "overlap_until"
 )
 
 // Event is an entry before the log gave it its place.
@@ -182,6 +202,13 @@ type attempt struct {
 }
 
 var attempts = map[authz.Action]attempt{
+	authz.ListSealingKeys:    {SealingKeyListed, SealingKeyResource},
+	authz.RotateSealingKey:   {SealingKeyCreated, SealingKeyResource},
+	authz.RetireSealingKey:   {SealingKeyRetired, SealingKeyResource},
+	authz.RestoreSealingKey:  {SealingKeyRestored, SealingKeyResource},
+	authz.BackUp:             {BackupTaken, BackupResource},
+	authz.ResealManifest:     {ManifestResealed, ManifestResource},
+	authz.CheckManifest:      {ManifestChecked, ManifestResource},
 	authz.SealCredential:     {CredentialSealed, CredentialResource},
 	authz.ListCredentials:    {CredentialListed, CredentialResource},
 	authz.ListVersions:       {CredentialListed, CredentialResource},

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -147,6 +148,37 @@ func (q Query) run(r store.Reader, tenant authz.TenantID, rng store.Range) (entr
 		entries = append(entries, *e)
 	}
 	return entries, next, nil
+}
+
+// Visit calls visit with the entries of a tenant that are of one of the types,
+// oldest first, each after verifying its signature. Error: fault.Internal for a
+// damaged one.
+func (l *Log) Visit(ctx context.Context, tenant authz.TenantID, visit func(*Entry), types ...EventType) error {
+	return ScanAll(ctx, l.store, store.Prefix(tenantPrefix(string(tenant))), func(_, value []byte) error {
+		row, err := decodeIndexRow(value)
+		if err != nil || !slices.Contains(types, row.eventType) {
+			return err
+		}
+		var e *Entry
+		err = l.store.View(ctx, func(r store.Reader) error {
+			b, err := r.Get(entryKey(row.sequence))
+			if err != nil {
+				return err
+			}
+			if e, err = decodeRow(b); err != nil {
+				return errDamagedLog
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if e.link() != row.link || e.TenantID != string(tenant) || !e.verify(l.signer.Public()) {
+			return errDamagedLog
+		}
+		visit(e)
+		return nil
+	})
 }
 
 // LastChange returns the type of the event that gave a credential its current

@@ -1,7 +1,9 @@
 package audit
 
 import (
+	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -200,6 +202,69 @@ func TestTheLastChangeOfACredentialIsNamed(t *testing.T) {
 				t.Error("another tenant's credential has a change")
 			}
 			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestVisitShowsEntriesOfTypesThatHold(t *testing.T) {
+	f := newFixture(t)
+	for i := range 3 {
+		id := fmt.Sprint("key-", i)
+		f.record(Event{Type: SealingKeyCreated, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: SealingKeyResource, ID: id}})
+		f.record(Event{Type: SealingKeyRetired, Outcome: Denied, Principal: principal(tenantA), Resource: Resource{Type: SealingKeyResource, ID: id}})
+		f.record(Event{Type: SealingKeyCreated, Outcome: Success, Principal: principal(tenantB), Resource: Resource{Type: SealingKeyResource, ID: "other"}})
+		f.record(Event{Type: SealingKeyListed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: SealingKeyResource}})
+	}
+	visit := func() (seen string, err error) {
+		err = f.log.Visit(t.Context(), tenantA, func(e *Entry) {
+			seen += fmt.Sprint(e.EventType, " ", e.Outcome, " ", e.Resource.ID, "; ")
+		}, SealingKeyCreated, SealingKeyRetired)
+		return seen, err
+	}
+	want := ""
+	for i := range 3 {
+		want += fmt.Sprintf("SEALING_KEY_CREATED success key-%d; SEALING_KEY_RETIRED denied key-%[1]d; ", i)
+	}
+	if seen, err := visit(); err != nil || seen != want {
+		t.Errorf("%s %v", seen, err)
+	}
+	// Entry 3 is of SEALING_KEY_RETIRED, and 6 another tenant's.
+	for name, change := range map[string]func(row []byte) []byte{
+		"changed":  func(row []byte) []byte { return bytes.Replace(row, []byte("denied"), []byte("success"), 1) },
+		"unsigned": func(row []byte) []byte { row[1] ^= 1; return row },
+		"missing":  func([]byte) []byte { return nil },
+		"another's": func([]byte) (row []byte) {
+			_ = f.store.View(t.Context(), func(r store.Reader) error {
+				b, err := r.Get(entryKey(2))
+				row = bytes.Clone(b)
+				return err
+			})
+			return row
+		},
+	} {
+		err := f.store.Update(t.Context(), func(tx store.Tx) error {
+			kept, err := tx.Get(entryKey(3))
+			if err != nil {
+				return err
+			}
+			kept = bytes.Clone(kept)
+			if err := tx.Put(entryKey(3), change(bytes.Clone(kept))); err != nil {
+				return err
+			}
+			return tx.Put([]byte("kept"), kept)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen, err := visit(); !errors.Is(err, fault.Internal) {
+			t.Errorf("%s: %s %v", name, seen, err)
+		}
+		err = f.store.Update(t.Context(), func(tx store.Tx) error {
+			kept, err := tx.Get([]byte("kept"))
+			return errors.Join(err, tx.Put(entryKey(3), bytes.Clone(kept)))
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -29,6 +30,32 @@ func (l *Log) Limited(ctx context.Context, p authz.Principal) error {
 	return l.Record(ctx, Event{
 		Type: RateLimited, Outcome: Denied, Principal: p, Resource: Resource{Type: InterfaceResource},
 	})
+}
+
+// Repeated records an event of which one says as much as many, unless one like it
+// was recorded in this minute: of the same principal and pod, type, outcome and
+// attributes.
+func (l *Log) Repeated(ctx context.Context, e Event) error {
+	p := e.Principal
+	who := string(p.Tenant) + " " + p.ID + " " + p.Pod
+	what := fmt.Sprint(e.Type, e.Outcome, e.Attributes)
+	if !l.repeated.first(who, what, l.now()) {
+		return nil
+	}
+	err := l.Record(ctx, e)
+	if err != nil {
+		l.repeated.forget(who, what)
+	}
+	return err
+}
+
+// AttemptOnce is [Log.Attempt], once in a minute for a principal, an action and a
+// reason.
+func (l *Log) AttemptOnce(ctx context.Context, p authz.Principal, a authz.Action, o Outcome, reason string) error {
+	if !l.limited.first("attempt/"+string(p.Tenant)+"/"+string(a)+"/"+reason, p.ID, l.now()) {
+		return nil
+	}
+	return l.Attempt(ctx, p, a, o, reason)
 }
 
 // refusals decides which of them are recorded: in each group the first of every
@@ -64,6 +91,13 @@ func (r *refusals) first(group, source string, now time.Time) bool {
 	}
 	sources[source] = true
 	return true
+}
+
+// forget has the next one recorded, because this one could not be.
+func (r *refusals) forget(group, source string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.recorded[group], source)
 }
 
 // Source returns what stands for the host at an address: an IPv4 address as it

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -55,4 +56,41 @@ func TestPrincipalsOverTheirLimitAreAllRecorded(t *testing.T) {
 	if r.first("a", "principal 1", now) {
 		t.Error("not once per minute")
 	}
+}
+
+func TestWhatIsRepeatedIsRecordedOnceAMinuteAndNeverNot(t *testing.T) {
+	f := newFixture(t)
+	event := Event{
+		Type: ManifestChecked, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: ManifestResource},
+		Attributes: map[string]string{"verdict": "accepted"},
+	}
+	record := func(ctx context.Context, e Event, want uint64) {
+		t.Helper()
+		before, _ := f.progress()
+		if err := f.log.Repeated(ctx, e); (err == nil) != (ctx.Err() == nil) {
+			t.Error(err)
+		}
+		if after, _ := f.progress(); after-before != want {
+			t.Errorf("%d entries of %+v, want %d", after-before, e, want)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	record(ended, event, 0)
+	record(t.Context(), event, 1) // since the one before could not be
+	record(t.Context(), event, 0)
+	for _, change := range []func(*Event){
+		func(e *Event) { e.Principal.Tenant = tenantB },
+		func(e *Event) { e.Principal.ID = "other" },
+		func(e *Event) { e.Principal.Pod = "other" },
+		func(e *Event) { e.Outcome = Denied },
+		func(e *Event) { e.Attributes = map[string]string{"verdict": "malformed"} },
+	} {
+		other := event
+		change(&other)
+		record(t.Context(), other, 1)
+		record(t.Context(), other, 0)
+	}
+	f.advance(time.Minute)
+	record(t.Context(), event, 1)
 }

@@ -40,7 +40,14 @@ type State struct {
 	Deleted  bool
 	Version  string // decimal
 	Digest   string // of the record, lower-case hex
+	Former   Former // zero when no former version may be there
 	anchor   link
+}
+
+// Former is the version that a rotation of a credential left readable.
+type Former struct {
+	Version string // decimal
+	Digest  string // of its record
 }
 
 // CredentialKey names a credential of a tenant.
@@ -226,13 +233,24 @@ func (v *Verifier) replay(e *Entry) {
 		return
 	}
 	key := CredentialKey{authz.TenantID(e.TenantID), e.Resource.ID}
+	before, known := v.report.Credentials[key]
 	switch {
 	case e.EventType.changesVersion():
-		v.report.Credentials[key] = State{
+		next := State{
 			Sequence: e.Sequence, Version: e.Attributes[AttributeVersion], Digest: e.Attributes[AttributeDigest], anchor: v.head,
 		}
+		switch {
+		case e.EventType == CredentialReencrypted:
+			next.Former = before.Former
+		case e.Attributes[AttributeOverlapUntil] != "":
+			next.Former = Former{before.Version, before.Digest}
+		}
+		v.report.Credentials[key] = next
 	case e.EventType == CredentialDeleted:
 		v.report.Credentials[key] = State{Sequence: e.Sequence, Deleted: true}
+	case known && (e.EventType == CredentialReleased || e.EventType == CredentialVersionEnded):
+		before.Former = Former{}
+		v.report.Credentials[key] = before
 	}
 }
 

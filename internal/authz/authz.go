@@ -94,8 +94,13 @@ const (
 	User     Kind = "user"     // a person with a session
 	Operator Kind = "operator" // the reconciler, in the tenant of an object's namespace
 	System   Kind = "system"   // the deployment itself
-	Stranger Kind = "stranger" // who was refused before it was known who it is; has no id
+	// ServiceAccount is a pod of the cluster, in the tenant of its namespace.
+	ServiceAccount Kind = "service_account"
+	Stranger       Kind = "stranger" // who was refused before it was known who it is; has no id
 )
+
+// Namespace is one of a cluster, which is known by its UID.
+type Namespace struct{ Cluster, Name string }
 
 // Principal is who asks, and from where. It is an explicit argument right
 // after the context, never inside it.
@@ -106,6 +111,9 @@ type Principal struct {
 	Scopes   []Scope
 	ReadOnly bool // the tenant's trial has ended: it may read, delete and revoke, no more
 
+	Namespace Namespace // that a service account is in; zero for all others
+
+	Pod       string // UID of the pod that a service account's token was made for; empty for all others
 	RequestID string // of the request or reconcile; the same in log, header and audit entry
 	SourceIP  string // of the connection; empty inside the process
 }
@@ -179,6 +187,13 @@ const (
 	ActivateTenant     Action = "activate_tenant"
 	LimitTenant        Action = "limit_tenant"
 	CreateTenantAPIKey Action = "create_tenant_api_key"
+	ListSealingKeys    Action = "list_sealing_keys"
+	RotateSealingKey   Action = "rotate_sealing_key"
+	RetireSealingKey   Action = "retire_sealing_key"
+	RestoreSealingKey  Action = "restore_sealing_key"
+	BackUp             Action = "back_up"
+	ResealManifest     Action = "reseal"
+	CheckManifest      Action = "check"
 )
 
 // rule says what an action takes.
@@ -225,6 +240,13 @@ var rules = map[Action]rule{
 	ActivateTenant:     {scope: SystemAdmin},
 	LimitTenant:        {scope: SystemAdmin},
 	CreateTenantAPIKey: {scope: SystemAdmin},
+	ListSealingKeys:    {scope: SystemAdmin},
+	RotateSealingKey:   {scope: SystemAdmin},
+	RetireSealingKey:   {scope: SystemAdmin},
+	RestoreSealingKey:  {scope: SystemAdmin},
+	BackUp:             {scope: SystemAdmin},
+	ResealManifest:     {scope: VaultWrite},
+	CheckManifest:      {scope: VaultWrite},
 }
 
 // Denial is why an action is refused; empty when it is not.

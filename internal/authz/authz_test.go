@@ -21,6 +21,8 @@ var table = map[Action]string{
 	ReadAccount:      "any!", ListSessions: "user!", EndSession: "user!", SignOut: "user!", ChangePassword: "user!", ResendVerification: "user!",
 	ListTenants: "system:admin", CreateTenant: "system:admin", ActivateTenant: "system:admin", LimitTenant: "system:admin",
 	CreateTenantAPIKey: "system:admin",
+	ListSealingKeys:    "system:admin", RotateSealingKey: "system:admin", RetireSealingKey: "system:admin", RestoreSealingKey: "system:admin",
+	BackUp: "system:admin", ResealManifest: "vault:write", CheckManifest: "vault:write",
 }
 
 func TestActionsTakeExactlyWhatTheTableSays(t *testing.T) {
@@ -30,7 +32,7 @@ func TestActionsTakeExactlyWhatTheTableSays(t *testing.T) {
 	for action, rule := range table {
 		takes, trialed := strings.CutSuffix(rule, "!")
 		for _, held := range append(TenantScopes(), SystemAdmin) {
-			for _, kind := range []Kind{APIKey, User, Operator} {
+			for _, kind := range []Kind{APIKey, User, Operator, ServiceAccount} {
 				for _, ended := range []bool{false, true} {
 					p := Principal{Tenant: "ten_x", Kind: kind, Scopes: []Scope{held}, ReadOnly: ended}
 					want := takes == string(held) || takes == "any" || takes == "user" && kind == User

@@ -58,7 +58,7 @@ type Keys struct {
 	Signing  *dualsig.Key // nil in the deployment's own set
 
 	mu       sync.Mutex
-	sealing  map[string]*envelope.SealingKey // by key id; only in the deployment's set
+	sealing  map[string]*envelope.SealingKey // by wrapped private key; only in the deployment's set
 	messages map[string]*envelope.KEMKey     // by context
 }
 

@@ -1,9 +1,7 @@
 package keyring
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"path/filepath"
 	"strings"
@@ -370,8 +368,9 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("in the place of ours:", err)
 	}
-	// Our key, in a document that another identity signed.
-	document, err := sealing.ParseDocument(documentOf(t, key.row))
+	// Our key, in a document that another identity signed, as a former release would have written it.
+	row := contentOf(t, f.ring, key)
+	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,13 +378,10 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	public, err := signedByThem.MarshalJSON()
-	if err != nil {
+	if row.Document, err = signedByThem.MarshalJSON(); err != nil {
 		t.Fatal(err)
 	}
-	f.put(t, func(tx store.Tx) error {
-		return tx.Put(sealingKeyRow(key.ID), bytes.Replace(key.row, documentOf(t, key.row), public, 1))
-	})
+	f.put(t, func(tx store.Tx) error { return tx.Put(sealingKeyRow(key.ID), plainRow(t, row)) })
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("signed by another identity:", err)
 	}
@@ -393,13 +389,4 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("beside ours:", err)
 	}
-}
-
-func documentOf(t *testing.T, row []byte) []byte {
-	t.Helper()
-	var r sealingRow
-	if err := json.Unmarshal(row, &r); err != nil {
-		t.Fatal(err)
-	}
-	return r.Document
 }

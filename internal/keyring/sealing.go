@@ -2,9 +2,14 @@ package keyring
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -16,22 +21,54 @@ import (
 // sealingRow is a key pair for SealedCredential values as it is stored: the
 // signed public document, and the private key under the deployment's wrapping
 // key.
+//
+// Whether the key is retired is part of what the private key is bound to, and
+// the row has the keyring's MAC in front, so that nobody who can only write the
+// store takes a key out of use or back into it with a row of their own making. A
+// row that was ours once can be put back, and with it the key's former state:
+// only the audit log says otherwise, so that package sealingkey asks it. A former
+// release wrote rows without a MAC; none of those is retired.
 type sealingRow struct {
 	Document        json.RawMessage `json:"document"`
 	Suite           envelope.Suite  `json:"suite"`
 	WrappingVersion uint32          `json:"wrapping_version"`
 	PrivateKey      []byte          `json:"private_key"`
+	RetiredAt       time.Time       `json:"retired_at,omitzero"`
 }
 
-var currentSealingRow = []byte("sealing/current")
+var (
+	currentSealingRow = []byte("sealing/current")
+	sealingKeyPrefix  = []byte("sealing/key/")
+)
 
-func sealingKeyRow(id string) []byte { return []byte("sealing/key/" + id) }
+func sealingKeyRow(id string) []byte { return append(slices.Clone(sealingKeyPrefix), id...) }
 
-func sealingContext(id string) string { return "sealing/" + id }
+// context is what the private key is bound to.
+func (s sealingRow) context(id string) string {
+	if s.RetiredAt.IsZero() {
+		return "sealing/" + id
+	}
+	return "sealing/" + id + "/retired"
+}
+
+// ErrRetired is in the tree of the errors about a sealing key that was retired,
+// beside fault.NotFound, or fault.Internal when it is the one to be published.
+var ErrRetired = errors.New("the sealing key is retired")
+
+var (
+	errNoSealingKey = fault.New(fault.NotFound, "this deployment has no such sealing key; seal the values again with its current key (latticekeep seal)")
+	errRetired      = fault.Wrap(fault.NotFound, "the sealing key is retired; seal the values again with the current key (latticekeep seal), "+
+		"or restore it (latticekeep sealing-key restore) and move the manifest to the current key (latticekeep reseal)", ErrRetired)
+	errCurrentRetired = fault.Wrap(fault.Internal, "the sealing key that the database says to publish is retired, which only somebody who writes to the database can have done: "+
+		"make a new key (latticekeep sealing-key rotate), and run latticekeep audit verify", ErrRetired)
+	errSealingMoved = fault.New(fault.Conflict, "the sealing key changed meanwhile: retry")
+	errCurrent      = fault.New(fault.Conflict, "the current sealing key is not retired: make a new one first (latticekeep sealing-key rotate)")
+)
 
 // NewSealingKey is a freshly made sealing key that is not stored yet.
 type NewSealingKey struct {
 	ID      string
+	ring    *Ring
 	row     []byte
 	current []byte
 }
@@ -39,37 +76,44 @@ type NewSealingKey struct {
 // NewSealingKey makes a key pair and its signed document. The deployment must
 // be stored already, since the private key goes under its wrapping key.
 func (r *Ring) NewSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
-	wrapper, err := r.Current(ctx, authz.SystemTenant)
+	k, err := r.newSealingKey(ctx, suite)
 	if err != nil {
 		return nil, fmt.Errorf("making a sealing key: %w", err)
+	}
+	return k, nil
+}
+
+func (r *Ring) newSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
+	wrapper, err := r.Current(ctx, authz.SystemTenant)
+	if err != nil {
+		return nil, err
 	}
 	key, err := envelope.GenerateSealingKey(suite)
 	if err != nil {
-		return nil, fmt.Errorf("making a sealing key: %w", err)
+		return nil, err
 	}
 	private, err := key.Bytes()
 	if err != nil {
-		return nil, fmt.Errorf("making a sealing key: %w", err)
+		return nil, err
 	}
 	defer private.Zero()
 	id := key.Public().ID()
-	blob, err := envelope.SealKey(wrapper.Wrapping, sealingContext(id), private)
-	if err != nil {
-		return nil, fmt.Errorf("making a sealing key: %w", err)
-	}
 	document, err := sealing.Sign(r.identity, key.Public(), r.config.Now())
 	if err != nil {
-		return nil, fmt.Errorf("making a sealing key: %w", err)
+		return nil, err
 	}
-	public, err := document.MarshalJSON()
+	row := sealingRow{Suite: suite, WrappingVersion: wrapper.Version}
+	if row.Document, err = document.MarshalJSON(); err != nil {
+		return nil, err
+	}
+	if row.PrivateKey, err = envelope.SealKey(wrapper.Wrapping, row.context(id), private); err != nil {
+		return nil, err
+	}
+	stored, err := r.sealSealingRow(id, row)
 	if err != nil {
-		return nil, fmt.Errorf("making a sealing key: %w", err)
+		return nil, err
 	}
-	row, err := json.Marshal(sealingRow{public, suite, wrapper.Version, blob})
-	if err != nil {
-		return nil, fmt.Errorf("making a sealing key: %w", err)
-	}
-	return &NewSealingKey{id, row, r.SealRow(currentSealingRow, []byte(id))}, nil
+	return &NewSealingKey{id, r, stored, r.SealRow(currentSealingRow, []byte(id))}, nil
 }
 
 // Put stores the key and makes it the one that is published. Earlier ones keep
@@ -81,24 +125,60 @@ func (k *NewSealingKey) Put(tx store.Tx) error {
 	return tx.Put(currentSealingRow, k.current)
 }
 
+// PutAfter is [NewSealingKey.Put] unless the current key is another one than
+// former. Error: fault.Conflict then.
+func (k *NewSealingKey) PutAfter(tx store.Tx, former string) error {
+	current, err := k.ring.currentSealingKey(tx)
+	if err != nil {
+		return err
+	}
+	if current != former {
+		return errSealingMoved
+	}
+	return k.Put(tx)
+}
+
+// currentSealingKey returns the id of the published key, and "" while there is
+// none.
+func (r *Ring) currentSealingKey(rd store.Reader) (string, error) {
+	b, err := rd.Get(currentSealingRow)
+	if err == nil {
+		b, err = r.OpenRow(currentSealingRow, b)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the current sealing key: %w", err)
+	}
+	return string(b), nil
+}
+
+// CurrentSealingKey returns the id of the sealing key that the store says to
+// publish, whether or not it can be, and "" while there is none.
+func (r *Ring) CurrentSealingKey(ctx context.Context) (id string, err error) {
+	err = r.store.View(ctx, func(rd store.Reader) (err error) {
+		id, err = r.currentSealingKey(rd)
+		return err
+	})
+	return id, err
+}
+
 // SealingDocument returns the signed public document of the newest sealing
-// key. Error: fault.NotFound while there is none.
+// key. Errors: fault.NotFound while there is none; fault.Internal when it is not
+// ours, and with [ErrRetired] when it is retired: nothing is published then.
 func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	var id string
-	err := r.store.View(ctx, func(rd store.Reader) error {
-		b, err := rd.Get(currentSealingRow)
-		if err == nil {
-			b, err = r.OpenRow(currentSealingRow, b)
+	var row sealingRow
+	err := r.store.View(ctx, func(rd store.Reader) (err error) {
+		if id, err = r.currentSealingKey(rd); err != nil {
+			return err
 		}
-		id = string(b)
+		row, err = r.sealingRow(rd, id)
 		return err
 	})
 	if err != nil {
-		return sealing.Document{}, fmt.Errorf("reading the current sealing key: %w", err)
-	}
-	row, err := r.sealingRow(ctx, id)
-	if err != nil {
 		return sealing.Document{}, err
+	}
+	if !row.RetiredAt.IsZero() {
+		return sealing.Document{}, errCurrentRetired
 	}
 	// Anyone may ask for the document, so its signature is not verified each time.
 	r.mu.Lock()
@@ -107,17 +187,26 @@ func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	if known != nil && known.id == id && bytes.Equal(known.encoded, row.Document) {
 		return known.document, nil
 	}
-	document, err := sealing.ParseDocument(row.Document)
+	document, err := r.document(id, row)
 	if err != nil {
-		return sealing.Document{}, fault.Wrap(fault.Internal, fault.Message(errDamaged), err)
-	}
-	// Whoever can write the store could have put a document of their own there.
-	if document.Identity() != r.Identity().ID() || document.Key().ID() != id {
-		return sealing.Document{}, errDamaged
+		return sealing.Document{}, err
 	}
 	r.mu.Lock()
 	r.published = &published{id, row.Document, document}
 	r.mu.Unlock()
+	return document, nil
+}
+
+// document parses a stored document. Whoever can write the store could have put
+// one of their own there.
+func (r *Ring) document(id string, row sealingRow) (sealing.Document, error) {
+	document, err := sealing.ParseDocument(row.Document)
+	if err != nil {
+		return sealing.Document{}, fault.Wrap(fault.Internal, fault.Message(errDamaged), err)
+	}
+	if document.Identity() != r.Identity().ID() || document.Key().ID() != id {
+		return sealing.Document{}, errDamaged
+	}
 	return document, nil
 }
 
@@ -129,23 +218,37 @@ type published struct {
 }
 
 // SealingKey returns the private sealing key with that id, newest or not.
-// Errors: fault.NotFound for an unknown id, fault.Unavailable when the KMS
-// does not answer.
+// Errors: fault.NotFound for an unknown id and, with [ErrRetired], for a retired
+// key; fault.Unavailable when the KMS does not answer.
 func (r *Ring) SealingKey(ctx context.Context, id string) (*envelope.SealingKey, error) {
-	row, err := r.sealingRow(ctx, id)
+	var row sealingRow
+	err := r.store.View(ctx, func(rd store.Reader) (err error) {
+		row, err = r.sealingRow(rd, id)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
+	if !row.RetiredAt.IsZero() {
+		return nil, errRetired
+	}
+	return r.privateSealingKey(ctx, id, row)
+}
+
+// privateSealingKey opens the private key of a row. Only keys in use are kept,
+// by their ciphertext, which is another one once the key is retired.
+func (r *Ring) privateSealingKey(ctx context.Context, id string, row sealingRow) (*envelope.SealingKey, error) {
 	wrapper, err := r.Version(ctx, authz.SystemTenant, row.WrappingVersion)
 	if err != nil {
 		return nil, err
 	}
 	wrapper.mu.Lock()
 	defer wrapper.mu.Unlock()
-	if key, ok := wrapper.sealing[id]; ok {
+	kept := string(row.PrivateKey)
+	if key, ok := wrapper.sealing[kept]; ok && row.RetiredAt.IsZero() && key.Public().ID() == id {
 		return key, nil
 	}
-	private, err := envelope.OpenKey(wrapper.Wrapping, sealingContext(id), row.PrivateKey)
+	private, err := envelope.OpenKey(wrapper.Wrapping, row.context(id), row.PrivateKey)
 	if err != nil {
 		return nil, errDamaged
 	}
@@ -154,23 +257,225 @@ func (r *Ring) SealingKey(ctx context.Context, id string) (*envelope.SealingKey,
 	if err != nil || key.Public().ID() != id {
 		return nil, errDamaged
 	}
-	wrapper.sealing[id] = key
+	if row.RetiredAt.IsZero() {
+		wrapper.sealing[kept] = key
+	}
 	return key, nil
 }
 
-func (r *Ring) sealingRow(ctx context.Context, id string) (row sealingRow, err error) {
-	err = r.store.View(ctx, func(rd store.Reader) error {
-		b, err := rd.Get(sealingKeyRow(id))
-		if err != nil {
+func (r *Ring) sealSealingRow(id string, row sealingRow) ([]byte, error) {
+	b, err := json.Marshal(row)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a sealing key: %w", err)
+	}
+	return r.SealRow(sealingKeyRow(id), b), nil
+}
+
+func (r *Ring) sealingRow(rd store.Reader, id string) (row sealingRow, err error) {
+	b, err := rd.Get(sealingKeyRow(id))
+	if err != nil {
+		return sealingRow{}, fmt.Errorf("reading a sealing key: %w", err)
+	}
+	if b == nil {
+		return sealingRow{}, errNoSealingKey
+	}
+	return r.decodeSealingRow(id, b)
+}
+
+func (r *Ring) decodeSealingRow(id string, b []byte) (row sealingRow, err error) {
+	content, foreign := r.OpenRow(sealingKeyRow(id), b)
+	if foreign != nil {
+		content = b // of a former release, which had no MAC and retired nothing
+	}
+	if json.Unmarshal(content, &row) != nil || foreign != nil && !row.RetiredAt.IsZero() {
+		return sealingRow{}, errDamaged
+	}
+	return row, nil
+}
+
+// SealingKeyState says what a sealing key is for.
+type SealingKeyState string
+
+// The states: seal for the current key; earlier ones open, retired ones do not.
+const (
+	SealingKeyCurrent SealingKeyState = "current"
+	SealingKeyEarlier SealingKeyState = "earlier"
+	SealingKeyRetired SealingKeyState = "retired"
+)
+
+// SealingKeyInfo is what is public about a sealing key.
+type SealingKeyInfo struct {
+	ID        string
+	Suite     envelope.Suite
+	State     SealingKeyState
+	CreatedAt time.Time
+	RetiredAt time.Time // zero unless it is retired
+}
+
+// SealingKeys returns all sealing keys, the current one first and then the
+// newest first. Error: fault.Internal when one of them is not ours.
+func (r *Ring) SealingKeys(ctx context.Context) ([]SealingKeyInfo, error) {
+	var current string
+	rows := make(map[string]sealingRow)
+	err := r.store.View(ctx, func(rd store.Reader) (err error) {
+		if current, err = r.currentSealingKey(rd); err != nil {
 			return err
 		}
-		if b == nil {
-			return fault.New(fault.NotFound, "this deployment has no sealing key with that id: seal the values again with its current key")
-		}
-		if err := json.Unmarshal(b, &row); err != nil {
-			return errDamaged
-		}
-		return nil
+		var bad error
+		err = rd.Scan(store.Prefix(sealingKeyPrefix), func(key, value []byte) bool {
+			id := string(key[len(sealingKeyPrefix):])
+			rows[id], bad = r.decodeSealingRow(id, value)
+			return bad == nil
+		})
+		return errors.Join(err, bad)
 	})
-	return row, err
+	if err != nil {
+		return nil, fmt.Errorf("reading the sealing keys: %w", err)
+	}
+	keys := make([]SealingKeyInfo, 0, len(rows))
+	for id, row := range rows {
+		info, err := r.sealingKeyInfo(id, row, current)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, info)
+	}
+	slices.SortFunc(keys, func(a, b SealingKeyInfo) int {
+		if a.State == SealingKeyCurrent || b.State == SealingKeyCurrent {
+			return cmp.Compare(rank(a.State), rank(b.State))
+		}
+		return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), strings.Compare(a.ID, b.ID))
+	})
+	return keys, nil
+}
+
+func rank(s SealingKeyState) int {
+	if s == SealingKeyCurrent {
+		return 0
+	}
+	return 1
+}
+
+func (r *Ring) sealingKeyInfo(id string, row sealingRow, current string) (SealingKeyInfo, error) {
+	document, err := r.document(id, row)
+	if err != nil {
+		return SealingKeyInfo{}, err
+	}
+	info := SealingKeyInfo{ID: id, Suite: row.Suite, State: SealingKeyEarlier, CreatedAt: document.CreatedAt(), RetiredAt: row.RetiredAt}
+	switch {
+	case !row.RetiredAt.IsZero():
+		info.State = SealingKeyRetired
+	case id == current:
+		info.State = SealingKeyCurrent
+	}
+	return info, nil
+}
+
+// SealingKeyChange takes a sealing key out of use or back into it. It is not
+// stored yet.
+type SealingKeyChange struct {
+	Key SealingKeyInfo // after the change
+
+	ring     *Ring
+	from, to []byte // rows; the same when the key is in that state already
+}
+
+// RetireSealingKey archives a key: its private half stays, and opens nothing.
+// Errors: fault.NotFound, fault.Conflict for the current key, fault.Unavailable.
+func (r *Ring) RetireSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
+	return r.changeSealingKey(ctx, id, r.config.Now().UTC().Truncate(time.Second))
+}
+
+// RestoreSealingKey takes a retired key back into use, as an earlier one.
+// Errors: fault.NotFound, fault.Unavailable.
+func (r *Ring) RestoreSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
+	return r.changeSealingKey(ctx, id, time.Time{})
+}
+
+// changeSealingKey prepares a key's row with another time of retirement, zero
+// for none. A key that is retired already keeps the time it has.
+func (r *Ring) changeSealingKey(ctx context.Context, id string, retiredAt time.Time) (*SealingKeyChange, error) {
+	var current string
+	c := &SealingKeyChange{ring: r}
+	err := r.store.View(ctx, func(rd store.Reader) (err error) {
+		if current, err = r.currentSealingKey(rd); err != nil {
+			return err
+		}
+		b, err := rd.Get(sealingKeyRow(id))
+		c.from = bytes.Clone(b)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading a sealing key: %w", err)
+	}
+	if c.from == nil {
+		return nil, errNoSuchKey
+	}
+	row, err := r.decodeSealingRow(id, c.from)
+	if err != nil {
+		return nil, err
+	}
+	if id == current && !retiredAt.IsZero() {
+		return nil, errCurrent
+	}
+	if c.to = c.from; row.RetiredAt.IsZero() != retiredAt.IsZero() {
+		if row, err = r.rebindSealingKey(ctx, id, row, retiredAt); err != nil {
+			return nil, err
+		}
+		if c.to, err = r.sealSealingRow(id, row); err != nil {
+			return nil, err
+		}
+	}
+	c.Key, err = r.sealingKeyInfo(id, row, current)
+	return c, err
+}
+
+// errNoSuchKey speaks to who names a key, not to who sealed for one.
+var errNoSuchKey = fault.New(fault.NotFound, "there is no sealing key with that id: list the keys to see which there are")
+
+// rebindSealingKey puts the private key of a row under what it is bound to after
+// the change.
+func (r *Ring) rebindSealingKey(ctx context.Context, id string, row sealingRow, retiredAt time.Time) (sealingRow, error) {
+	key, err := r.privateSealingKey(ctx, id, row)
+	if err != nil {
+		return sealingRow{}, err
+	}
+	private, err := key.Bytes()
+	if err != nil {
+		return sealingRow{}, fmt.Errorf("changing a sealing key: %w", err)
+	}
+	defer private.Zero()
+	wrapper, err := r.Current(ctx, authz.SystemTenant)
+	if err != nil {
+		return sealingRow{}, err
+	}
+	row.RetiredAt, row.WrappingVersion = retiredAt, wrapper.Version
+	if row.PrivateKey, err = envelope.SealKey(wrapper.Wrapping, row.context(id), private); err != nil {
+		return sealingRow{}, fmt.Errorf("changing a sealing key: %w", err)
+	}
+	return row, nil
+}
+
+// Changes reports whether the key was in another state before.
+func (c *SealingKeyChange) Changes() bool { return !bytes.Equal(c.from, c.to) }
+
+// Put stores the change. Error: fault.Conflict when the key changed meanwhile,
+// or became the current one.
+func (c *SealingKeyChange) Put(tx store.Tx) error {
+	key := sealingKeyRow(c.Key.ID)
+	b, err := tx.Get(key)
+	if err != nil {
+		return err
+	}
+	current, err := c.ring.currentSealingKey(tx)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(b, c.from) || c.Key.State == SealingKeyRetired && c.Key.ID == current {
+		return errSealingMoved
+	}
+	if !c.Changes() {
+		return nil
+	}
+	return tx.Put(key, c.to)
 }

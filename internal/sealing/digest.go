@@ -4,6 +4,7 @@ import (
 	"crypto/sha3"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/frame"
@@ -11,37 +12,59 @@ import (
 
 const (
 	specLabel   = "latticekeep/spec-digest/v1"
-	valuesLabel = "latticekeep/values-digest/v1"
+	sealedLabel = "latticekeep/values-digest/v1"
+	madeLabel   = "latticekeep/generate-digest/v1"
 )
 
 // SpecDigest is the SHA3-256 digest of everything in obj that leads to a new version of its vault entry: credential
-// type, TTL and the sealed values. It changes when, and only when, one of them does.
+// type, TTL, and the sealed values or what is to be generated. It changes when, and only when, one of them does. It covers
+// ciphertext only, so it says nothing about a value.
 func SpecDigest(obj *v1alpha1.SealedCredential) [32]byte {
 	ttl := obj.Spec.TTLDays
 	if ttl == 0 {
 		ttl = v1alpha1.DefaultTTLDays
 	}
-	values := ValuesDigest(obj)
+	var source [32]byte
+	switch {
+	case obj.Spec.Sealed != nil:
+		source = sealedDigest(obj.Spec.Sealed)
+	case len(obj.Spec.Generate) > 0:
+		source = generateDigest(obj.Spec.Generate)
+	}
 	return sha3.Sum256(frame.Join(specLabel,
 		[]byte(obj.Spec.CredentialType),
 		frame.Uint64(uint64(ttl)),
-		values[:],
+		source[:],
 	))
 }
 
-// ValuesDigest is the SHA3-256 digest of the sealed values of obj and what they are bound to in the spec. It tells new
-// values from a changed TTL. It covers ciphertext only, so it says nothing about a value.
-func ValuesDigest(obj *v1alpha1.SealedCredential) [32]byte {
-	sealed := &obj.Spec.Sealed
+// sealedDigest covers the sealed values and what they are bound to in the spec.
+func sealedDigest(sealed *v1alpha1.Sealed) [32]byte {
 	fields := [][]byte{
 		frame.Uint64(uint64(sealed.Version)),
 		[]byte(sealed.Suite),
 		[]byte(sealed.KeyID),
-		[]byte(scopeOf(&obj.Spec)),
+		[]byte(scopeOf(sealed)),
 	}
 	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
 		v := sealed.Values[k]
 		fields = append(fields, []byte(k), frame.Uint64(uint64(v.SealedAt.Unix())), []byte(v.Data))
 	}
-	return sha3.Sum256(frame.Join(valuesLabel, fields...))
+	return sha3.Sum256(frame.Join(sealedLabel, fields...))
+}
+
+// generateDigest covers what is generated, whatever the order of the entries.
+func generateDigest(entries []v1alpha1.Generator) [32]byte {
+	entries = slices.SortedFunc(slices.Values(entries), func(a, b v1alpha1.Generator) int { return strings.Compare(a.Key, b.Key) })
+	var fields [][]byte
+	for _, g := range entries {
+		fields = append(fields, []byte(g.Key))
+		if r := g.Random; r != nil {
+			fields = append(fields, []byte("random"), frame.Uint64(uint64(r.Length)), []byte(r.Charset))
+		}
+		if k := g.KeyPair; k != nil {
+			fields = append(fields, []byte("keyPair"), []byte(k.Algorithm), []byte(k.PublicKeyName))
+		}
+	}
+	return sha3.Sum256(frame.Join(madeLabel, fields...))
 }

@@ -38,7 +38,7 @@ func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelop
 	return envelope.Header{
 		Suite:          envelope.Suite(spec.Sealed.Suite),
 		KeyID:          spec.Sealed.KeyID,
-		Scope:          envelope.Scope(scopeOf(spec)),
+		Scope:          envelope.Scope(scopeOf(spec.Sealed)),
 		Namespace:      namespace,
 		Name:           name,
 		CredentialType: spec.CredentialType,
@@ -46,11 +46,11 @@ func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelop
 }
 
 // scopeOf applies the API server's default, which a manifest that has not been applied yet may lack.
-func scopeOf(spec *v1alpha1.SealedCredentialSpec) v1alpha1.Scope {
-	if spec.Sealed.Scope == "" {
+func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
+	if sealed.Scope == "" {
 		return v1alpha1.ScopeStrict
 	}
-	return spec.Sealed.Scope
+	return sealed.Scope
 }
 
 // Request is what [Seal] seals.
@@ -75,7 +75,7 @@ func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.S
 		Spec: v1alpha1.SealedCredentialSpec{
 			CredentialType: r.CredentialType,
 			TTLDays:        r.TTLDays,
-			Sealed: v1alpha1.Sealed{
+			Sealed: &v1alpha1.Sealed{
 				Version: v1alpha1.SealedVersion,
 				Suite:   v1alpha1.Suite(key.Suite()),
 				KeyID:   key.ID(),
@@ -84,7 +84,7 @@ func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.S
 			},
 		},
 	}
-	obj.Spec.Sealed.Scope = scopeOf(&obj.Spec)
+	obj.Spec.Sealed.Scope = scopeOf(obj.Spec.Sealed)
 	if r.Namespace == "" && obj.Spec.Sealed.Scope != v1alpha1.ScopeCluster {
 		return nil, fault.New(fault.Invalid, "the namespace is missing: with scope Strict or Namespace the values are bound to it")
 	}
@@ -105,24 +105,29 @@ func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.S
 			Data:     base64.StdEncoding.EncodeToString(data),
 		}
 	}
-	if found := checkSealed(&obj.Spec); len(found) > 0 {
+	if found := checkSealed(obj.Spec.Sealed); len(found) > 0 {
 		return nil, invalid(found)
 	}
 	return obj, nil
 }
 
-// Open checks obj and opens its values. lookup finds the private sealing key of an id, and fails with fault.NotFound
-// when there is none; any other failure of it is returned as an infrastructure error. All other errors are
-// [fault.Invalid] and speak to the author of the manifest. The caller owns the values and zeroes them.
+var errNotSealed = fault.New(fault.Invalid, "spec.sealed: is missing")
+
+// Open checks obj, which has sealed values, and opens them. lookup finds the private sealing key of an id, and fails with
+// fault.NotFound when there is none to use, in words for the author of the manifest; any other failure of it is returned
+// as an infrastructure error. All other errors are [fault.Invalid] and speak to the author. The caller owns the values and
+// zeroes them.
 func Open(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error)) (map[string]secret.Bytes, error) {
 	if found := check(obj); len(found) > 0 {
 		return nil, invalid(found)
 	}
-	sealed := &obj.Spec.Sealed
+	sealed := obj.Spec.Sealed
+	if sealed == nil {
+		return nil, errNotSealed
+	}
 	key, err := lookup(sealed.KeyID)
 	if errors.Is(err, fault.NotFound) {
-		return nil, fault.Wrap(fault.Invalid, "spec.sealed.keyID: this deployment has no such sealing key; seal the values again "+
-			"with its current key (latticekeep seal)", err)
+		return nil, fault.Wrap(fault.Invalid, "spec.sealed.keyID: "+fault.Message(err), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("looking up sealing key %s: %w", sealed.KeyID, err)
@@ -169,8 +174,11 @@ func boundTo(s envelope.Scope) string {
 	}
 }
 
-// SealedAt returns when each value of obj was sealed.
+// SealedAt returns when each value of obj was sealed; nothing when its values have another source.
 func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
+	if obj.Spec.Sealed == nil {
+		return nil
+	}
 	at := make(map[string]time.Time, len(obj.Spec.Sealed.Values))
 	for k, v := range obj.Spec.Sealed.Values {
 		at[k] = v.SealedAt.UTC()
@@ -181,7 +189,7 @@ func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
 // Older returns a [fault.Invalid] when a value of obj was sealed before the one that was accepted last for its key, as
 // an old manifest applied again would; nil when obj allows older values.
 func Older(obj *v1alpha1.SealedCredential, accepted map[string]time.Time) error {
-	if obj.Spec.Sealed.AllowOlder {
+	if obj.Spec.Sealed == nil || obj.Spec.Sealed.AllowOlder {
 		return nil
 	}
 	var found report

@@ -73,8 +73,8 @@ func TestGoldenManifestOpens(t *testing.T) {
 	if got := fmt.Sprintf("%x", SpecDigest(obj)); got != spec {
 		t.Errorf("spec digest %s, not %s", got, spec)
 	}
-	if got := fmt.Sprintf("%x", ValuesDigest(obj)); got != sealed {
-		t.Errorf("values digest %s, not %s", got, sealed)
+	if got := fmt.Sprintf("%x", sealedDigest(obj.Spec.Sealed)); got != sealed {
+		t.Errorf("digest of the sealed values %s, not %s", got, sealed)
 	}
 }
 
@@ -142,7 +142,7 @@ func TestValuesMoveOnlyAsFarAsTheirScope(t *testing.T) {
 		}
 		for _, claimed := range []v1alpha1.Scope{"", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
 			obj.Spec.Sealed.Scope = claimed
-			if scopeOf(&obj.Spec) == tc.scope {
+			if scopeOf(obj.Spec.Sealed) == tc.scope {
 				continue
 			}
 			if _, err := Open(obj, only(key)); fault.Of(err) != fault.Invalid {
@@ -155,7 +155,7 @@ func TestValuesMoveOnlyAsFarAsTheirScope(t *testing.T) {
 func TestLabelsAndAnnotationsHaveNoInfluence(t *testing.T) {
 	key := mustGenerate(t)
 	obj := seal(t, key, request())
-	obj.Annotations = map[string]string{"latticekeep.dev/scope": "Cluster", "latticekeep.dev/namespace": "shop"}
+	obj.Annotations = map[string]string{"sealedsecrets.bitnami.com/cluster-wide": "true", "example.org/namespace": "shop", v1alpha1.AnnotationAbandon: "true"}
 	obj.Labels = map[string]string{"latticekeep.dev/name": "db"}
 	if _, err := Open(obj, only(key)); err != nil {
 		t.Fatal(err)
@@ -163,6 +163,11 @@ func TestLabelsAndAnnotationsHaveNoInfluence(t *testing.T) {
 	obj.Namespace = "other"
 	if _, err := Open(obj, only(key)); fault.Of(err) != fault.Invalid {
 		t.Fatalf("moved with annotations: %v", err)
+	}
+	obj.Namespace = "shop"
+	obj.Annotations["latticekeep.dev/scope"] = "Cluster"
+	if _, err := Open(obj, only(key)); fault.Of(err) != fault.Invalid || !strings.Contains(fault.Message(err), "metadata.annotations") {
+		t.Fatalf("an annotation that could be meant to widen: %v", err)
 	}
 }
 
@@ -196,7 +201,7 @@ func badManifests(t testing.TB) map[string]struct {
 		})
 	}
 	sealed := func(f func(*v1alpha1.Sealed)) func(*v1alpha1.SealedCredential) {
-		return func(o *v1alpha1.SealedCredential) { f(&o.Spec.Sealed) }
+		return func(o *v1alpha1.SealedCredential) { f(o.Spec.Sealed) }
 	}
 	const noOpen = "spec.sealed.values[password]: does not open here"
 	return map[string]bad{

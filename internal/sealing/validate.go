@@ -6,12 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
-	"time"
-
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -34,12 +30,11 @@ type Expect struct {
 }
 
 // Validate checks without any private key whether obj is well-formed and made for what want says. It finds what the API
-// server would refuse and values that cannot open; whether a value does open, and what it was bound to, only the vault
-// can tell.
+// server would refuse, values that cannot open and a target that cannot be made; whether a value does open, and what it
+// was bound to, only the vault can tell.
 func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	found := check(obj)
 	add := found.add
-	sealed := &obj.Spec.Sealed
 	// A manifest without a namespace goes where kubectl puts it, which is what want then says.
 	if want.Namespace != "" && obj.Namespace != "" && obj.Namespace != want.Namespace {
 		add("metadata.namespace", "the manifest is for another namespace than %s", want.Namespace)
@@ -47,7 +42,12 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	if want.Name != "" && obj.Name != want.Name {
 		add("metadata.name", "the manifest is for another name than %s", want.Name)
 	}
-	if want.Scope != "" && scopeOf(&obj.Spec) != want.Scope {
+	found = append(found, checkComposition(obj)...)
+	sealed := obj.Spec.Sealed
+	if sealed == nil {
+		return found
+	}
+	if want.Scope != "" && scopeOf(sealed) != want.Scope {
 		add("spec.sealed.scope", "the values have another scope than %s; a scope cannot be changed in the manifest: seal them again", want.Scope)
 	}
 	if want.Key != nil {
@@ -60,9 +60,6 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	return found
 }
 
-// credentialTypePattern is the schema's, and the vault's for every credential.
-var credentialTypePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]*$`)
-
 // report collects problems.
 type report []Problem
 
@@ -70,57 +67,23 @@ func (r *report) add(path, format string, args ...any) {
 	*r = append(*r, Problem{path, fmt.Sprintf(format, args...)})
 }
 
+// Check returns a [fault.Invalid] when obj is not well-formed: when the API server would refuse it, or its values cannot
+// open anywhere. It is what [Open] begins with.
+func Check(obj *v1alpha1.SealedCredential) error { return invalid(check(obj)) }
+
 // check finds everything that is wrong about obj whatever it is for, in the order of the manifest. The schema of the CRD
 // has the same rules; they are here too for manifests that no API server has seen.
 func check(obj *v1alpha1.SealedCredential) report {
-	return append(checkObject(obj), checkSealed(&obj.Spec)...)
-}
-
-// checkObject checks everything but spec.sealed.
-func checkObject(obj *v1alpha1.SealedCredential) report {
-	var found report
-	add := found.add
-	spec := &obj.Spec
-	if len(validation.IsDNS1123Subdomain(obj.Name)) > 0 {
-		add("metadata.name", "not a name for an object: 1 to 253 lower-case letters, digits, '-' and '.'")
-	}
-	if obj.Namespace != "" && len(validation.IsDNS1123Label(obj.Namespace)) > 0 {
-		add("metadata.namespace", "not a namespace: 1 to 63 lower-case letters, digits and '-'")
-	}
-	if n := len(spec.CredentialType); n < 1 || n > v1alpha1.MaxCredentialTypeBytes {
-		add("spec.credentialType", "has %d bytes; it has 1 to %d", n, v1alpha1.MaxCredentialTypeBytes)
-	} else if !credentialTypePattern.MatchString(spec.CredentialType) {
-		add("spec.credentialType", "has characters that are not allowed: it has letters, digits, '-', '.' and '_', and begins with a letter or digit")
-	}
-	ttl := spec.TTLDays
-	if ttl == 0 {
-		ttl = v1alpha1.DefaultTTLDays
-	}
-	if ttl < 1 || ttl > v1alpha1.MaxTTLDays {
-		add("spec.ttlDays", "is %d; it is 1 to %d", ttl, v1alpha1.MaxTTLDays)
-	}
-	switch spec.DeletionPolicy {
-	case "", v1alpha1.DeletionDelete, v1alpha1.DeletionRetain:
-	default:
-		add("spec.deletionPolicy", "is neither Delete nor Retain")
-	}
-	if r := spec.Rotation; r != nil {
-		if r.Before != nil {
-			if longest := time.Duration(ttl)*24*time.Hour - time.Hour; r.Before.Duration <= 0 || r.Before.Duration > longest {
-				add("spec.rotation.before", "is not more than 0 and at least an hour shorter than the TTL")
-			}
-		}
-		if len(r.Trigger) > v1alpha1.MaxTriggerBytes {
-			add("spec.rotation.trigger", "is longer than %d bytes", v1alpha1.MaxTriggerBytes)
-		}
+	found := checkObject(obj)
+	if obj.Spec.Sealed != nil {
+		found = append(found, checkSealed(obj.Spec.Sealed)...)
 	}
 	return found
 }
 
-func checkSealed(spec *v1alpha1.SealedCredentialSpec) report {
+func checkSealed(sealed *v1alpha1.Sealed) report {
 	var found report
 	add := found.add
-	sealed := &spec.Sealed
 	if sealed.Version != v1alpha1.SealedVersion {
 		add("spec.sealed.version", "is %d; this program knows version %d", sealed.Version, v1alpha1.SealedVersion)
 	}
@@ -131,7 +94,7 @@ func checkSealed(spec *v1alpha1.SealedCredentialSpec) report {
 	if id, err := hex.DecodeString(sealed.KeyID); err != nil || len(id) != 32 || hex.EncodeToString(id) != sealed.KeyID {
 		add("spec.sealed.keyID", "is not the id of a sealing key, which has 64 lower-case hexadecimal digits")
 	}
-	switch scopeOf(spec) {
+	switch scopeOf(sealed) {
 	case v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster:
 	default:
 		add("spec.sealed.scope", "is none of Strict, Namespace and Cluster")

@@ -65,7 +65,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, a auth
 			return Credential{}, err
 		}
 	}
-	found, err := v.open(ctx, keys, p.Tenant, byID(id))
+	found, err := v.open(ctx, keys, p, byID(id))
 	if err != nil {
 		return Credential{}, err
 	}
@@ -136,14 +136,14 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 		if err != nil && !damaged {
 			return err
 		}
-		owner, err := tx.Get(ownerKey(p.Tenant, e.Resource.ID))
+		by, err := v.ownership(tx, p.Tenant, e.Resource.ID)
 		if err != nil {
 			return err
 		}
 		switch {
-		case current == nil && !damaged:
+		case current == nil && !damaged, by.hides(p):
 			reason = reasonMissing
-		case owner != nil && p.Kind != authz.System:
+		case by.owned && p.Kind != authz.System:
 			reason = reasonOwned
 		default:
 			err = v.remove(tx, p.Tenant, e.Resource.ID)

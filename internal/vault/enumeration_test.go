@@ -2,6 +2,7 @@ package vault
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -64,8 +65,12 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	operations := map[string]func(id string) error{
 		"Unseal":       func(id string) error { _, err := f.vault.Unseal(t.Context(), f.a, id); return err },
 		"UnsealByName": func(name string) error { _, err := f.vault.UnsealByName(t.Context(), f.a, name); return err },
-		"Versions":     func(id string) error { _, err := f.vault.Versions(t.Context(), f.a, id); return err },
-		"Rotate":       func(id string) error { _, err := f.vault.Rotate(t.Context(), f.a, id); return err },
+		"UnsealVersion": func(id string) error {
+			_, err := f.vault.UnsealVersion(t.Context(), f.a, id, 1)
+			return err
+		},
+		"Versions": func(id string) error { _, err := f.vault.Versions(t.Context(), f.a, id); return err },
+		"Rotate":   func(id string) error { _, err := f.vault.Rotate(t.Context(), f.a, id); return err },
 		"Replace": func(id string) error {
 			_, err := f.vault.Replace(t.Context(), f.a, id, ReplaceRequest{Values: secrets(login)})
 			return err
@@ -101,6 +106,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	// What only reads does the same work when it succeeds.
 	for operation, which := range map[string]struct{ hit, miss string }{
 		"Unseal": {there.ID, ids["foreign"]}, "UnsealByName": {"there", "foreign"}, "Versions": {there.ID, ids["foreign"]},
+		"UnsealVersion": {there.ID, ids["foreign"]},
 	} {
 		hit, err := f.measured(func() error { return operations[operation](which.hit) })
 		must(t, err)
@@ -114,7 +120,8 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	// A new method is entered above, or here with what it does not name.
 	others := map[string]string{
 		"Seal": "makes one", "List": "names none",
-		"Owned": "an object's", "Apply": "an object's", "Reencrypt": "an object's", "Release": "an object's", "Owners": "the deployment's",
+		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
+		"UnsealOwned": "an object's", "Holds": "an object's", "Owners": "the deployment's", "SealingKeyUse": "the deployment's",
 		"Reindex": "the deployment's", "Sweep": "the deployment's",
 	}
 	for method := range reflect.TypeFor[*Vault]().Methods() {
@@ -122,6 +129,98 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			t.Errorf("%s is not counted", method.Name)
 		}
 	}
+}
+
+// A version of a credential is there when it is the current one, or the former
+// one before its end. All others, of any credential, are one case with those
+// that do not exist.
+func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
+	f := newFixture(t, 0)
+	generate := func(op authz.Principal, expect uint64, overlap time.Duration) *Owned {
+		t.Helper()
+		return f.generate(op, expect, overlap, map[string]string{"p": fmt.Sprint(op.ID, expect)})
+	}
+	object := func(p authz.Principal, id string) authz.Principal {
+		op := f.operator()
+		op.Tenant, op.ID = p.Tenant, id
+		return op
+	}
+	ended, swept, released, deleted, foreign := object(f.a, "ended"), object(f.a, "swept"), object(f.a, "released"), object(f.a, "deleted"), object(f.b, "foreign")
+	ids := make(map[string]string)
+	for _, op := range []authz.Principal{ended, swept, released, deleted, foreign} {
+		generate(op, 0, 0)
+		ids[op.ID] = generate(op, 1, 20*day).ID
+	}
+	must(t, f.vault.Release(t.Context(), released, "released", false))
+	must(t, f.vault.Release(t.Context(), deleted, "deleted", true))
+	f.advance(10 * day)
+	again := object(f.a, "again")
+	generate(again, 0, 0)
+	generate(again, 1, day)
+	ids["again"] = generate(again, 2, 15*day).ID // which ended version 1
+	f.advance(10 * day)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 3 {
+		t.Fatal(n, err) // those of swept, ended and foreign
+	}
+	late := object(f.a, "late")
+	generate(late, 0, 0)
+	ids["late"] = generate(late, 1, time.Hour).ID
+	f.advance(time.Hour)
+	generate(foreign, 2, 15*day)
+	unowned := f.seal(f.a, login)
+	_, err := f.vault.Rotate(t.Context(), f.a, unowned.ID)
+	must(t, err)
+
+	read := func(id string, version uint64) (work, error) {
+		return f.measured(func() error {
+			_, err := f.vault.UnsealVersion(t.Context(), f.a, id, version)
+			return err
+		})
+	}
+	want, err := read(ids["again"], 2)
+	if err != nil {
+		t.Fatal("the former version cannot be read:", err)
+	}
+	if did, err := read(ids["again"], 3); err != nil || did != want {
+		t.Fatalf("the current version: did %+v, the former one %+v (%v)", did, want, err)
+	}
+	first := ""
+	for name, c := range map[string]struct {
+		id      string
+		version uint64
+	}{
+		"ended long ago":      {ids["ended"], 1},
+		"swept":               {ids["swept"], 1},
+		"ended, not swept":    {ids["late"], 1},
+		"of what is released": {ids["released"], 1},
+		"of what is deleted":  {ids["deleted"], 1},
+		"the current deleted": {ids["deleted"], 2},
+		"replaced":            {ids["again"], 1},
+		"none yet":            {ids["again"], 4},
+		"number 0":            {ids["again"], 0},
+		"the largest number":  {ids["again"], 1<<64 - 1},
+		"a foreign former":    {ids["foreign"], 2},
+		"a foreign current":   {ids["foreign"], 3},
+		"of no object's":      {unowned.ID, 1},
+		"never existing":      {authz.NewID("cred"), 1},
+		"malformed":           {"../x", 1},
+	} {
+		did, err := read(c.id, c.version)
+		if !errors.Is(err, fault.Forbidden) {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if first == "" {
+			first = err.Error()
+		}
+		if did != want || err.Error() != first {
+			t.Errorf("%s: did %+v and said %q, a hit did %+v, another case said %q", name, did, err, want, first)
+		}
+		if e := f.last(f.a); e.EventType != audit.CredentialUnsealed || e.Outcome != audit.Denied {
+			t.Errorf("%s: recorded as %+v", name, e)
+		}
+	}
+	f.verify()
 }
 
 // The same holds for objects that own nothing here.
@@ -138,6 +237,20 @@ func TestAForeignObjectIsNoObject(t *testing.T) {
 			_, err := f.vault.Reencrypt(t.Context(), foreign, uid, 1, "now")
 			if !errors.Is(err, fault.NotFound) {
 				t.Errorf("Reencrypt: %v", err)
+			}
+			return nil
+		},
+		"UnsealOwned": func(uid string) error {
+			_, err := f.vault.UnsealOwned(t.Context(), foreign, uid, 1)
+			if !errors.Is(err, fault.NotFound) {
+				t.Errorf("UnsealOwned: %v", err)
+			}
+			return nil
+		},
+		"Generate": func(uid string) error {
+			_, err := f.vault.Generate(t.Context(), foreign, uid, 1, f.desired(nil, "a"), f.makes(login))
+			if !errors.Is(err, fault.Conflict) {
+				t.Errorf("Generate: %v", err)
 			}
 			return nil
 		},

@@ -161,9 +161,16 @@ func (v *Vault) forget(tx store.Tx, tenant authz.TenantID, hash string, row *key
 // sweepBatch bounds one transaction of [Vault.Sweep].
 const sweepBatch = 256
 
-// Sweep forgets the idempotency keys that are a day old and returns how many
-// there were. It is called every minute or so.
-func (v *Vault) Sweep(ctx context.Context) (n int, err error) {
+// Sweep forgets the idempotency keys that are a day old, ends the former
+// versions whose time is over, and returns how many of both there were. It is
+// called every minute or so. Trouble with one does not keep it from the other.
+func (v *Vault) Sweep(ctx context.Context) (int, error) {
+	ended, err := v.endFormers(ctx)
+	forgotten, err2 := v.forgetKeys(ctx)
+	return ended + forgotten, errors.Join(err, err2)
+}
+
+func (v *Vault) forgetKeys(ctx context.Context) (n int, err error) {
 	due := store.Range{From: duePrefix, To: dueKey(v.now().Add(time.Microsecond), "", "")}
 	for {
 		var keys [][]byte

@@ -19,6 +19,8 @@ import (
 type lookup struct {
 	id     string // as asked for or found, empty when there is none that is well formed
 	record *record
+	until  time.Time // when the record can be opened no more
+	digest string    // that the record must have, if not empty
 	owned  bool
 	values map[string]secret.Bytes
 	failed bool // something is there and does not hold
@@ -29,6 +31,10 @@ type lookup struct {
 type finder struct {
 	id   func(rd store.Reader) (string, error)
 	name string // that the credential must have, if not empty
+
+	// version has l hold the version that is asked for; nil leaves the current
+	// one. wanted is the id that was looked up, by the object that owns it.
+	version func(rd store.Reader, l *lookup, wanted string, by ownership) error
 }
 
 // byID finds the credential of an id that the caller named.
@@ -43,19 +49,25 @@ func byID(id string) finder {
 // it does not decode, the tenant's decoy is opened in its place: the same
 // reads, the same signature and decryption work, and no values. An error means
 // that the outcome is unknown.
-func (v *Vault) open(ctx context.Context, keys *keyring.Keys, tenant authz.TenantID, which finder) (*lookup, error) {
-	decoy, err := v.decoy(keys, tenant)
+func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal, which finder) (*lookup, error) {
+	decoy, err := v.decoy(keys, p.Tenant)
 	if err != nil {
 		return nil, err
 	}
 	l := &lookup{}
-	err = v.store.View(ctx, func(rd store.Reader) error { return l.find(rd, tenant, which, decoy.id) })
+	err = v.store.View(ctx, func(rd store.Reader) error { return v.find(l, rd, p, which, decoy.id) })
 	if err != nil {
 		return nil, fmt.Errorf("reading a credential: %w", err)
 	}
 	subject := l.record
-	if subject == nil || !v.now().Before(subject.expiresAt) {
+	if subject == nil || !v.now().Before(l.until) {
 		subject = decoy
+	}
+	if which.version != nil {
+		digest := subject.digest() // made of the decoy too, for the same work
+		if subject == l.record && l.digest != "" && digest != l.digest {
+			l.failed, subject = true, decoy
+		}
 	}
 	values, err := v.openRecord(ctx, keys, subject)
 	switch {
@@ -69,9 +81,9 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, tenant authz.Tenan
 	return l, nil
 }
 
-// find reads the record and its owner, those of an id that cannot be there
-// when none is meant.
-func (l *lookup) find(rd store.Reader, tenant authz.TenantID, which finder, absent string) error {
+// find reads the record and its owner into l, those of an id that cannot be
+// there when none is meant.
+func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder, absent string) error {
 	*l = lookup{}
 	id, err := which.id(rd)
 	if errors.Is(err, fault.Internal) {
@@ -81,16 +93,25 @@ func (l *lookup) find(rd store.Reader, tenant authz.TenantID, which finder, abse
 	if l.id = id; id == "" {
 		wanted = absent
 	}
-	r, err2 := find(rd, tenant, wanted)
-	owner, err3 := rd.Get(ownerKey(tenant, wanted))
-	l.record, l.owned = r, owner != nil
+	r, err2 := find(rd, p.Tenant, wanted)
+	by, err3 := v.ownership(rd, p.Tenant, wanted)
+	l.record, l.owned = r, by.owned
+	if r != nil {
+		l.until = r.expiresAt
+	}
 	if errors.Is(err2, fault.Internal) {
 		l.failed, err2 = true, nil
 	}
 	if r != nil && which.name != "" && r.name != which.name {
 		l.failed, l.record = true, nil // the index is not of this state
 	}
-	return errors.Join(err, err2, err3)
+	if err = errors.Join(err, err2, err3); err == nil && which.version != nil {
+		err = which.version(rd, l, wanted, by)
+	}
+	if by.hides(p) {
+		l.record = nil
+	}
+	return err
 }
 
 // openRecord opens a record with the current keys, or with the earlier versions
@@ -142,7 +163,7 @@ func (l *lookup) event(t audit.EventType, p authz.Principal, now time.Time) audi
 		e.Attributes[audit.AttributeReason] = reasonIntegrity
 	case l.record == nil:
 		e.Attributes[audit.AttributeReason] = reasonMissing
-	case !now.Before(l.record.expiresAt):
+	case !now.Before(l.until):
 		e.Attributes[audit.AttributeReason] = reasonExpired
 	default:
 		e.Outcome = audit.Success

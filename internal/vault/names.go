@@ -33,9 +33,29 @@ func (v *Vault) nameHash(tenant authz.TenantID, name string) string {
 	return hex.EncodeToString(v.keyedHash("latticekeep/credential-name/v1", []byte(tenant), []byte(name)))
 }
 
-// The index of names: a row per credential, whose key orders those of one name
-// by when they expire, so that however many have expired, looking for one that
-// is active reads at most one of them. The value is the row's MAC.
+// The index of names has three sorts of places: of a name that no object's
+// credential has, of one that any object's has, and of one that an object's of
+// one namespace has. A credential without an object has a row in the first, an
+// object's one in each of the others. So what somebody else seals never comes in
+// between when an object's credential is looked up.
+func (v *Vault) places(tenant authz.TenantID, hash string, o *Object) []string {
+	if o == nil {
+		return []string{hash}
+	}
+	return []string{v.objectsPlace(tenant, hash), v.namespacePlace(tenant, hash, authz.Namespace{Cluster: o.Cluster, Name: o.Namespace})}
+}
+
+func (v *Vault) objectsPlace(tenant authz.TenantID, hash string) string {
+	return hex.EncodeToString(v.keyedHash("latticekeep/object-name/v1", []byte(tenant), []byte(hash)))
+}
+
+func (v *Vault) namespacePlace(tenant authz.TenantID, hash string, n authz.Namespace) string {
+	return hex.EncodeToString(v.keyedHash("latticekeep/namespace-name/v1", []byte(tenant), []byte(hash), []byte(n.Cluster), []byte(n.Name)))
+}
+
+// The key of a row orders those of one place by when the credentials expire, so
+// that however many have expired, looking for one that is active reads at most
+// one of them. The value is the row's MAC.
 func namePrefix(tenant authz.TenantID, hash string) []byte {
 	return []byte("credential-name/" + string(tenant) + "/" + hash + "/")
 }
@@ -48,70 +68,94 @@ func nameKey(tenant authz.TenantID, hash string, expires, created time.Time, id 
 // maxNamesakes bounds the active credentials of a name that a lookup compares.
 const maxNamesakes = 1000
 
-// UnsealByName is [Vault.Unseal] of the credential of that name which was
-// created last among those that have not expired (among the 1000 of them that
-// expire last, should there be more).
+// UnsealByName is [Vault.Unseal] of the credential of that name which an object
+// owns: to a ServiceAccount only one of its own namespace. When there is none,
+// not even an expired one, it is that of the credential without an object. Among
+// several it is the one which was created last among those that have not expired
+// (among the 1000 of them that expire last, should there be more).
 func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
-	return v.unseal(ctx, p, v.byName(p.Tenant, name, v.now()))
+	return v.unseal(ctx, p, v.byName(p, name, v.now()))
 }
 
-// byName finds the newest credential of a name that is active at now, or else
-// the one that expired last. One row is verified, whichever it is: that of the
-// answer, or one that is in no store.
-func (v *Vault) byName(tenant authz.TenantID, name string, now time.Time) finder {
+// byName finds the credential of a name. Both places are read, and one row is
+// verified, whichever it is: that of the answer, or one that is in no store.
+func (v *Vault) byName(p authz.Principal, name string, now time.Time) finder {
 	if !validName(name) {
 		name = "" // which no credential has
 	}
-	hash := v.nameHash(tenant, name)
-	rng := store.Prefix(namePrefix(tenant, hash))
-	rng.Reverse = true
-	expires := len(namePrefix(tenant, hash))
-	created, id := expires+8, expires+16
-	absent := nameKey(tenant, hash, now, now, authz.NewID(idPrefix))
+	hash := v.nameHash(p.Tenant, name)
+	objects := v.objectsPlace(p.Tenant, hash)
+	if p.Kind == authz.ServiceAccount {
+		objects = v.namespacePlace(p.Tenant, hash, p.Namespace)
+	}
+	absent := nameKey(p.Tenant, hash, now, now, authz.NewID(idPrefix))
 	return finder{name: name, id: func(rd store.Reader) (string, error) {
-		key, row := absent, absent
-		found, damaged, seen := false, false, 0
-		err := rd.Scan(rng, func(k, stored []byte) bool {
-			if len(k) <= id {
-				damaged = true
-				return false
-			}
-			active := now.UnixMicro() < int64(binary.BigEndian.Uint64(k[expires:]))
-			if !found || active && bytes.Compare(k[created:], key[created:]) > 0 {
-				key, row, found = k, stored, true
-			}
-			seen++
-			return active && seen < maxNamesakes // all that follow expire before this one
-		})
+		key, row, err := newest(rd, namePrefix(p.Tenant, objects), now)
+		other, otherRow, err2 := newest(rd, namePrefix(p.Tenant, hash), now)
+		if err := errors.Join(err, err2); err != nil {
+			return "", err
+		}
+		if key == nil {
+			key, row = other, otherRow
+		}
+		found := key != nil
+		if !found {
+			key, row = absent, absent
+		}
 		content, bad := v.keys.OpenRow(key, row)
 		switch {
-		case err != nil:
-			return "", err
-		case damaged, found && (bad != nil || len(content) != 0):
-			return "", errDamaged
 		case !found:
 			return "", nil
+		case bad != nil || len(content) != 0:
+			return "", errDamaged
 		}
-		return string(key[id:]), nil
+		return string(key[len(namePrefix(p.Tenant, hash))+16:]), nil
 	}}
 }
 
+// newest finds in one place the row of the newest credential that is active at
+// now, or else of the one that expired last; nil when there is none.
+func newest(rd store.Reader, place []byte, now time.Time) (key, row []byte, err error) {
+	rng := store.Prefix(place)
+	rng.Reverse = true
+	expires := len(place)
+	created, id := expires+8, expires+16
+	damaged, seen := false, 0
+	err = rd.Scan(rng, func(k, stored []byte) bool {
+		if len(k) <= id {
+			damaged = true
+			return false
+		}
+		active := now.UnixMicro() < int64(binary.BigEndian.Uint64(k[expires:]))
+		if key == nil || active && bytes.Compare(k[created:], key[created:]) > 0 {
+			key, row = k, stored
+		}
+		seen++
+		return active && seen < maxNamesakes // all that follow expire before this one
+	})
+	if err == nil && damaged {
+		err = errDamaged
+	}
+	return key, row, err
+}
+
 // put stores r as the one version of its credential, in the place of whatever
-// stood there, with its line in the history and its place in the index of names.
-func (v *Vault) put(tx store.Tx, r *record, what audit.EventType) error {
+// stood there, with its line in the history and its places in the index of
+// names, which depend on the object that owns it, if one does.
+func (v *Vault) put(tx store.Tx, r *record, what audit.EventType, o *Object) error {
 	if err := v.unindex(tx, r.tenant, r.id); err != nil {
 		return err
 	}
 	if err := deleteAll(tx, versionsPrefix(r.tenant, r.id)); err != nil {
 		return err
 	}
-	return errors.Join(putRecord(tx, r), v.index(tx, r, what))
+	return errors.Join(putRecord(tx, r), v.index(tx, r, what, o))
 }
 
-func (v *Vault) index(tx store.Tx, r *record, what audit.EventType) error {
+func (v *Vault) index(tx store.Tx, r *record, what audit.EventType, o *Object) error {
 	row := versionRow{
 		Change: changes[what], CreatedAt: r.createdAt, SealedAt: r.sealedAt, ExpiresAt: r.expiresAt,
-		Name: v.nameHash(r.tenant, r.name),
+		Name: v.nameHash(r.tenant, r.name), Object: o,
 	}
 	b, err := json.Marshal(row)
 	if err != nil {
@@ -126,26 +170,22 @@ func (v *Vault) index(tx store.Tx, r *record, what audit.EventType) error {
 			return err
 		}
 	}
-	key = v.nameKeyOf(r)
-	return tx.Put(key, v.keys.SealRow(key, nil))
+	for _, place := range v.places(r.tenant, row.Name, o) {
+		key := nameKey(r.tenant, place, r.expiresAt, r.createdAt, r.id)
+		if err := tx.Put(key, v.keys.SealRow(key, nil)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (v *Vault) nameKeyOf(r *record) []byte {
-	return nameKey(r.tenant, v.nameHash(r.tenant, r.name), r.expiresAt, r.createdAt, r.id)
-}
-
-// unindex takes a credential out of the index of names, where its record and
-// its newest line in the history say that it stands: when one of them is
-// damaged, the other still tells.
+// unindex takes a credential out of the index of names, from every place where
+// its record, its newest line in the history and the row of its object say that
+// it may stand: when one of them is damaged, the others still tell.
 func (v *Vault) unindex(tx store.Tx, tenant authz.TenantID, id string) error {
 	r, err := find(tx, tenant, id)
 	if err != nil && !errors.Is(err, fault.Internal) {
 		return err
-	}
-	if r != nil {
-		if err := tx.Delete(v.nameKeyOf(r)); err != nil {
-			return err
-		}
 	}
 	rng := store.Prefix(historyPrefix(tenant, id))
 	rng.Reverse = true
@@ -154,10 +194,46 @@ func (v *Vault) unindex(tx store.Tx, tenant authz.TenantID, id string) error {
 		_, row, _ = v.decodeVersion(key, value)
 		return row == nil
 	})
-	if err != nil || row == nil {
+	if err != nil {
 		return err
 	}
-	return tx.Delete(nameKey(tenant, row.Name, row.ExpiresAt, row.CreatedAt, id))
+	by, err := v.ownership(tx, tenant, id)
+	if err != nil {
+		return err
+	}
+	objects := []*Object{nil}
+	if by.row != nil {
+		objects = append(objects, &by.row.Object)
+	}
+	if row != nil && row.Object != nil {
+		objects = append(objects, row.Object)
+	}
+	leave := func(hash string, expires, created time.Time) (err error) {
+		for _, o := range objects {
+			for _, place := range v.places(tenant, hash, o) {
+				err = errors.Join(err, tx.Delete(nameKey(tenant, place, expires, created, id)))
+			}
+		}
+		return err
+	}
+	if r != nil {
+		err = leave(v.nameHash(tenant, r.name), r.expiresAt, r.createdAt)
+	}
+	if row != nil {
+		err = errors.Join(err, leave(row.Name, row.ExpiresAt, row.CreatedAt))
+	}
+	return err
+}
+
+// lastChange is what made the version that r is, as the log says.
+func lastChange(tx store.Tx, r *record) audit.EventType {
+	what, bad := audit.LastChange(tx, r.tenant, r.id)
+	if bad != nil { // of which audit verify tells
+		if what = audit.CredentialSealed; r.version > 1 {
+			what = audit.CredentialRotated
+		}
+	}
+	return what
 }
 
 // remove deletes all rows of a credential, damaged ones too.
@@ -166,13 +242,15 @@ func (v *Vault) remove(tx store.Tx, tenant authz.TenantID, id string) error {
 		v.unindex(tx, tenant, id),
 		deleteAll(tx, historyPrefix(tenant, id)),
 		deleteAll(tx, versionsPrefix(tenant, id)),
+		deleteAll(tx, formerPrefix(tenant, id)), // the object's row may still speak of it, and means nothing without it
 		tx.Delete(requestKey(tenant, id)),
 	)
 }
 
 // indexedRow stands in a store whose credentials are all indexed. The index
-// that 1 stood for was in the order of creation.
-var indexedRow = []byte("credential-indexed/2")
+// that 1 stood for was in the order of creation, and that of 2 did not tell the
+// credentials of objects from others.
+var indexedRow = []byte("credential-indexed/3")
 
 // reindexBatch bounds how many records one transaction of [Vault.Reindex]
 // reads.
@@ -222,17 +300,26 @@ func (v *Vault) reindex(tx store.Tx, rng store.Range) (next []byte, err error) {
 		return true
 	})
 	for _, r := range records {
-		what, bad := audit.LastChange(tx, r.tenant, r.id)
-		if bad != nil { // of which audit verify tells
-			if what = audit.CredentialSealed; r.version > 1 {
-				what = audit.CredentialRotated
-			}
-		}
 		if err == nil {
-			err = errors.Join(tx.Delete(v.createdKey(r)), v.index(tx, r, what))
+			err = v.reindexOne(tx, r)
 		}
 	}
 	return next, err
+}
+
+func (v *Vault) reindexOne(tx store.Tx, r *record) error {
+	by, err := v.ownership(tx, r.tenant, r.id)
+	if err != nil {
+		return err
+	}
+	var o *Object
+	if by.owned {
+		o = new(Object) // in no namespace, should its row be damaged
+	}
+	if by.row != nil {
+		o = &by.row.Object
+	}
+	return errors.Join(tx.Delete(v.createdKey(r)), v.unindex(tx, r.tenant, r.id), v.index(tx, r, lastChange(tx, r), o))
 }
 
 // createdKey is where r stood in the index that was in the order of creation.

@@ -1,8 +1,8 @@
 package vault
 
 import (
-	"cmp"
 	"context"
+	"crypto/hmac"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,21 +19,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Desired is what a SealedCredential asks for, its values opened.
-type Desired struct {
-	Name    string
-	Type    string
-	TTLDays int
-	Values  map[string]secret.Bytes
-
-	SpecDigest   [32]byte             // over all that must lead to a new version when it changes
-	ValuesDigest [32]byte             // over the sealed values alone: tells new values from new keys
-	SealedAt     map[string]time.Time // per key, when its value was sealed
-	Trigger      string               // of a rotation on demand
-
-	Object Object // who asks
-}
-
 // Object is where a SealedCredential stands. Together with its UID it can be
 // found again, or found to be gone.
 type Object struct {
@@ -46,24 +31,61 @@ type Object struct {
 // the object's status only shows it.
 type Owned struct {
 	Credential
-	SpecDigest    [32]byte
-	ValuesDigest  [32]byte
-	ValueSealedAt map[string]time.Time
-	Trigger       string
-	Object        Object
-	Audit         audit.Receipt // entry of the current version
-	Missing       bool          // the credential was deleted behind the operator's back
+	SpecDigest      [32]byte
+	ValuesChangedAt time.Time // as opposed to the keys around them
+	ValueSealedAt   map[string]time.Time
+	SealingKey      string // id of the key that the values were sealed for; empty when they were not
+	Trigger         string
+	Object          Object
+	Former          *Former       // nil when none is readable
+	Audit           audit.Receipt // entry of the current version
+	Missing         bool          // the credential was deleted behind the operator's back
+
+	row *ownedRow
 }
 
 // ownedRow is [Owned] as it is stored, under the object's UID.
 type ownedRow struct {
-	Credential   string               `json:"credential"`
-	Version      uint64               `json:"version"`
-	SpecDigest   []byte               `json:"spec_digest"`
-	ValuesDigest []byte               `json:"values_digest"`
-	SealedAt     map[string]time.Time `json:"sealed_at"`
-	Trigger      string               `json:"trigger"`
-	Object       Object               `json:"object"`
+	Credential      string               `json:"credential"`
+	Version         uint64               `json:"version"`
+	SpecDigest      []byte               `json:"spec_digest"`
+	Values          []byte               `json:"values,omitempty"` // keyed hash; a release before wrote none
+	ValuesChangedAt time.Time            `json:"values_changed_at,omitzero"`
+	SealedAt        map[string]time.Time `json:"sealed_at"`
+	SealingKey      string               `json:"sealing_key,omitempty"`
+	Trigger         string               `json:"trigger"`
+	Object          Object               `json:"object"`
+	Former          *formerRow           `json:"former,omitempty"`
+}
+
+// changedAt returns when the values changed last. Where a release before did
+// not write that down it is when the newest of them was sealed.
+func (row *ownedRow) changedAt() (at time.Time) {
+	if !row.ValuesChangedAt.IsZero() {
+		return row.ValuesChangedAt
+	}
+	for _, sealed := range row.SealedAt {
+		if sealed.After(at) {
+			at = sealed
+		}
+	}
+	return at
+}
+
+// hashValues tells whether values are the same, whatever they were sealed
+// with, and nothing to who has not the deployment's keys.
+func (v *Vault) hashValues(tenant authz.TenantID, uid string, values map[string]secret.Bytes) []byte {
+	fields := [][]byte{[]byte(tenant), []byte(uid)}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		fields = append(fields, []byte(key), values[key])
+	}
+	return v.keyedHash("latticekeep/owned-values/v1", fields...)
+}
+
+// Holds reports whether the current version that o speaks of was made of these
+// values.
+func (v *Vault) Holds(p authz.Principal, uid string, o *Owned, values map[string]secret.Bytes) bool {
+	return o != nil && o.row != nil && hmac.Equal(o.row.Values, v.hashValues(p.Tenant, uid, values))
 }
 
 func ownedKey(tenant authz.TenantID, uid string) []byte {
@@ -85,10 +107,52 @@ func (v *Vault) decodeOwned(key, stored []byte) (*ownedRow, error) {
 		return nil, err
 	}
 	var row ownedRow
-	if err := json.Unmarshal(b, &row); err != nil || len(row.SpecDigest) != 32 || len(row.ValuesDigest) != 32 {
+	if err := json.Unmarshal(b, &row); err != nil || len(row.SpecDigest) != 32 {
 		return nil, errDamaged
 	}
 	return &row, nil
+}
+
+// ownership is what is known of the object that owns a credential.
+type ownership struct {
+	owned   bool
+	row     *ownedRow // of the object; nil when no object owns it, or the row does not say so
+	damaged bool      // the row
+}
+
+// hides reports whether what is owned is not there for p: an object's credential
+// never is for a ServiceAccount of another namespace.
+func (o ownership) hides(p authz.Principal) bool {
+	if !o.owned || p.Kind != authz.ServiceAccount {
+		return false
+	}
+	return o.row == nil || p.Namespace != authz.Namespace{Cluster: o.row.Object.Cluster, Name: o.row.Object.Namespace}
+}
+
+// ownership reads and verifies the same rows whether there is an object or not.
+func (v *Vault) ownership(rd store.Reader, tenant authz.TenantID, id string) (o ownership, err error) {
+	owner, err := rd.Get(ownerKey(tenant, id))
+	if err != nil {
+		return o, err
+	}
+	key := ownedKey(tenant, string(owner))
+	if owner == nil || len(key) > store.MaxKeySize {
+		key = ownedKey(tenant, id) // of no object
+	}
+	stored, err := rd.Get(key)
+	if err != nil {
+		return o, err
+	}
+	there := stored != nil
+	if !there {
+		stored = key
+	}
+	row, bad := v.decodeOwned(key, stored)
+	o.owned, o.damaged = owner != nil, there && bad != nil
+	if bad == nil && row.Credential == id {
+		o.row = row
+	}
+	return o, nil
 }
 
 func (v *Vault) putOwned(tx store.Tx, tenant authz.TenantID, uid string, row *ownedRow) error {
@@ -114,6 +178,8 @@ func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owne
 	return o, err
 }
 
+// owned also returns the record, nil when there is none of the version that the
+// object's row names.
 func (v *Vault) owned(ctx context.Context, tenant authz.TenantID, uid string) (o *Owned, r *record, err error) {
 	now := v.now()
 	err = v.store.View(ctx, func(rd store.Reader) error {
@@ -121,21 +187,24 @@ func (v *Vault) owned(ctx context.Context, tenant authz.TenantID, uid string) (o
 		if err != nil || row == nil {
 			return err
 		}
-		o = &Owned{
-			Credential: Credential{ID: row.Credential, Version: row.Version, Owned: true},
-			SpecDigest: [32]byte(row.SpecDigest), ValuesDigest: [32]byte(row.ValuesDigest),
-			ValueSealedAt: row.SealedAt, Trigger: row.Trigger, Object: row.Object,
-		}
 		r, err = find(rd, tenant, row.Credential)
 		if errors.Is(err, fault.Internal) {
 			r, err = nil, nil // a damaged credential is made again, like a deleted one
 		}
-		if err != nil || r == nil || r.version != row.Version {
-			o.Missing = true
+		if err != nil {
 			return err
 		}
-		o.Credential = r.credential(now, true)
-		o.Audit, err = audit.Anchor(rd, tenant, row.Credential)
+		if r == nil || r.version != row.Version {
+			r = nil
+			o = row.owned(Credential{ID: row.Credential, Version: row.Version, Owned: true})
+			o.Missing = true
+			return nil
+		}
+		o = row.owned(r.credential(now, true))
+		if o.Audit, err = audit.Anchor(rd, tenant, row.Credential); err != nil {
+			return err
+		}
+		o.Former, err = readableFormer(rd, tenant, row, now)
 		return err
 	})
 	if err != nil {
@@ -144,158 +213,17 @@ func (v *Vault) owned(ctx context.Context, tenant authz.TenantID, uid string) (o
 	return o, r, nil
 }
 
-// Apply makes the vault hold what the object asks for: a first version, or the
-// next one. expect is the version last seen, 0 for none; when the vault has
-// moved on meanwhile the error is fault.Conflict and nothing changed. A
-// credential that was deleted is sealed again under its id. Other errors:
-// fault.Forbidden, fault.Invalid, fault.Unavailable.
-func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (*Owned, error) {
-	if err := v.log.Authorize(ctx, p, authz.SealCredential); err != nil {
-		return nil, err
-	}
-	req := SealRequest{Name: d.Name, Type: d.Type, TTLDays: d.TTLDays, Values: d.Values}
-	if err := req.validate(); err != nil {
-		return nil, err
-	}
-	before, old, err := v.owned(ctx, p.Tenant, uid)
-	if err != nil {
-		return nil, err
-	}
-	now := v.now()
-	id, created, what := authz.NewID(idPrefix), now, audit.CredentialSealed
-	if before != nil {
-		id = before.ID
-		if !before.Missing {
-			created, what = old.createdAt, audit.CredentialReencrypted
-			if d.ValuesDigest != before.ValuesDigest {
-				what = audit.CredentialRotated
-			}
-		}
-	}
-	keys, err := v.current(ctx, p.Tenant)
-	if err != nil {
-		return nil, err
-	}
-	r := newRecord(p.Tenant, id, expect+1, created, now, req)
-	if err := r.seal(keys, d.Values); err != nil {
-		return nil, err
-	}
-	return v.commitOwned(ctx, p, uid, expect, r, what, &ownedRow{
-		Credential: id, Version: r.version, SpecDigest: d.SpecDigest[:], ValuesDigest: d.ValuesDigest[:],
-		SealedAt: accepted(before, d), Trigger: d.Trigger, Object: d.Object,
-	})
-}
-
-// maxAccepted bounds how many keys that are no longer used are remembered.
-const maxAccepted = 4 * MaxValues
-
-// accepted returns when the last accepted value of each key was sealed. A key
-// that the object dropped is remembered, so that an old value of it cannot
-// come back as if the key were new.
-func accepted(before *Owned, d Desired) map[string]time.Time {
-	all := make(map[string]time.Time)
-	maps.Copy(all, d.SealedAt)
-	if before == nil {
-		return all
-	}
-	// Newest first: what is forgotten when there are too many is the oldest.
-	dropped := slices.SortedFunc(maps.Keys(before.ValueSealedAt), func(a, b string) int {
-		return cmp.Or(before.ValueSealedAt[b].Compare(before.ValueSealedAt[a]), cmp.Compare(a, b))
-	})
-	for _, key := range dropped {
-		if _, used := all[key]; !used && len(all) < maxAccepted {
-			all[key] = before.ValueSealedAt[key]
-		}
-	}
-	return all
-}
-
-// Reencrypt gives the object's credential new keys and a full TTL around the
-// same values, as its next version, and remembers the trigger. Errors:
-// fault.NotFound when there is nothing to encrypt anew, which [Vault.Apply]
-// mends; otherwise those of Apply.
-func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (*Owned, error) {
-	keys, err := v.ready(ctx, p, authz.RotateCredential)
-	if err != nil {
-		return nil, err
-	}
-	before, old, err := v.owned(ctx, p.Tenant, uid)
-	if err != nil {
-		return nil, err
-	}
-	if before == nil || before.Missing {
-		return nil, fault.New(fault.NotFound, "the credential is not in the vault")
-	}
-	if before.Version != expect {
-		return nil, errMoved
-	}
-	values, err := v.openRecord(ctx, keys, old)
-	if errors.Is(err, fault.Internal) {
-		if err := v.log.Record(ctx, audit.Event{
-			Type: audit.CredentialReencrypted, Outcome: audit.Failure, Principal: p,
-			Resource:   audit.Resource{Type: audit.CredentialResource, ID: old.id},
-			Attributes: map[string]string{audit.AttributeReason: reasonIntegrity},
-		}); err != nil {
-			return nil, fmt.Errorf("recording a damaged credential: %w", err)
-		}
-		return nil, fault.New(fault.NotFound, "the credential in the vault is damaged")
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer zero(values)
-	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, v.now(),
-		SealRequest{Name: old.name, Type: old.kind, TTLDays: int(old.ttlDays)})
-	if err := r.seal(keys, values); err != nil {
-		return nil, err
-	}
-	return v.commitOwned(ctx, p, uid, expect, r, audit.CredentialReencrypted, &ownedRow{
-		Credential: r.id, Version: r.version, SpecDigest: before.SpecDigest[:], ValuesDigest: before.ValuesDigest[:],
-		SealedAt: before.ValueSealedAt, Trigger: trigger, Object: before.Object,
-	})
-}
-
-// commitOwned compares with the expected version, replaces the credential's
-// record by r and the object's row by row, and records it: one transaction.
-func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, expect uint64, r *record, what audit.EventType, row *ownedRow) (*Owned, error) {
-	var receipt *audit.Receipt
-	e := r.event(what, p)
-	err := v.store.Update(ctx, func(tx store.Tx) error {
-		current, err := v.getOwned(tx, p.Tenant, uid)
-		if err != nil {
-			return err
-		}
-		if version := versionOf(current); version != expect || (current != nil && current.Credential != r.id) {
-			return errMoved
-		}
-		if err := v.put(tx, r, what); err != nil {
-			return err
-		}
-		if receipt, err = v.log.Append(tx, e); err != nil {
-			return err
-		}
-		return v.putOwned(tx, p.Tenant, uid, row)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("storing an object's credential: %w", err)
-	}
+func (row *ownedRow) owned(c Credential) *Owned {
 	return &Owned{
-		Credential: r.credential(v.now(), true),
-		SpecDigest: [32]byte(row.SpecDigest), ValuesDigest: [32]byte(row.ValuesDigest),
-		ValueSealedAt: row.SealedAt, Trigger: row.Trigger, Object: row.Object, Audit: *receipt,
-	}, nil
-}
-
-func versionOf(row *ownedRow) uint64 {
-	if row == nil {
-		return 0
+		Credential: c, SpecDigest: [32]byte(row.SpecDigest), ValuesChangedAt: row.changedAt(), ValueSealedAt: row.SealedAt,
+		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, row: row,
 	}
-	return row.Version
 }
 
 // Release ends the ownership of an object that is going away, and deletes its
 // credential if asked to; otherwise the credential stays, and can from now on
-// be changed over REST. Releasing what is not owned is no error.
+// be changed over REST. The former version ends either way. Releasing what is
+// not owned is no error.
 func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) error {
 	if err := v.log.Authorize(ctx, p, authz.DeleteCredential); err != nil {
 		return err
@@ -319,19 +247,32 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 			if err := v.remove(tx, p.Tenant, row.Credential); err != nil {
 				return err
 			}
+		} else if err := v.disown(tx, p.Tenant, row.Credential, current); err != nil {
+			return err
 		}
 		if err := v.append(tx, e); err != nil {
 			return err
 		}
-		if err := tx.Delete(ownerKey(p.Tenant, row.Credential)); err != nil {
-			return err
-		}
-		return tx.Delete(ownedKey(p.Tenant, uid))
+		return errors.Join(
+			dropFormer(tx, p.Tenant, uid, row),
+			tx.Delete(ownerKey(p.Tenant, row.Credential)),
+			tx.Delete(ownedKey(p.Tenant, uid)),
+		)
 	})
 	if err != nil {
 		return fmt.Errorf("releasing an object's credential: %w", err)
 	}
 	return nil
+}
+
+// disown has a credential whose object goes away found by its name as one that
+// no object owns. A damaged one is not found any more.
+func (v *Vault) disown(tx store.Tx, tenant authz.TenantID, id string, current *record) error {
+	err := v.unindex(tx, tenant, id)
+	if err != nil || current == nil {
+		return err
+	}
+	return v.index(tx, current, lastChange(tx, current), nil)
 }
 
 // Owner is an object that owns a credential.
@@ -346,17 +287,48 @@ type Owner struct {
 // that are damaged name no cluster and are left out.
 func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
 	var owners []Owner
+	err := v.allOwned(ctx, func(tenant authz.TenantID, uid string, row *ownedRow) {
+		if row != nil && row.Object.Cluster == cluster {
+			owners = append(owners, Owner{row.Object, uid, tenant})
+		}
+	})
+	return owners, err
+}
+
+// SealingKeyUse returns how many objects of all tenants hold values that were
+// sealed for each sealing key, by its id. It is for the deployment. Damaged
+// rows are an error: nobody knows which key they need.
+func (v *Vault) SealingKeyUse(ctx context.Context) (map[string]int, error) {
+	use := make(map[string]int)
+	damaged := 0
+	err := v.allOwned(ctx, func(_ authz.TenantID, _ string, row *ownedRow) {
+		switch {
+		case row == nil:
+			damaged++
+		case row.SealingKey != "":
+			use[row.SealingKey]++
+		}
+	})
+	if err == nil && damaged > 0 {
+		err = fmt.Errorf("%d rows of what objects own: %w", damaged, errDamaged)
+	}
+	return use, err
+}
+
+// allOwned visits every row, nil for one that is damaged.
+func (v *Vault) allOwned(ctx context.Context, visit func(tenant authz.TenantID, uid string, row *ownedRow)) error {
 	err := audit.ScanAll(ctx, v.store, store.Prefix([]byte("owned/")), func(key, value []byte) error {
 		_, rest, _ := strings.Cut(string(key), "/")
 		tenant, uid, _ := strings.Cut(rest, "/")
 		row, err := v.decodeOwned(key, value)
-		if err == nil && row.Object.Cluster == cluster {
-			owners = append(owners, Owner{row.Object, uid, authz.TenantID(tenant)})
+		if err != nil {
+			row = nil
 		}
+		visit(authz.TenantID(tenant), uid, row)
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading which objects own credentials: %w", err)
+		return fmt.Errorf("reading what objects own: %w", err)
 	}
-	return owners, nil
+	return nil
 }

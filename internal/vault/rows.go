@@ -73,7 +73,7 @@ func (v *Vault) replace(tx store.Tx, old, next *record, what audit.EventType) er
 	if current == nil || current.version != old.version {
 		return errMoved
 	}
-	return v.put(tx, next, what)
+	return v.put(tx, next, what, nil)
 }
 
 // deleteAll deletes whatever rows there are under a prefix.

@@ -2,7 +2,7 @@
 // deletes them, and lets them expire.
 //
 // A credential is one signed record per tenant, id and version, of which only
-// the newest is kept. Each version has its own ML-KEM-768 key pair, whose seed
+// the newest is listed and found by its name. Each version has its own ML-KEM-768 key pair, whose seed
 // is wrapped under the tenant's key, which only the KMS opens. Records are
 // looked up by (tenant, id), so that what belongs to another tenant does not
 // exist; and every lookup that finds nothing does the work of one that does.
@@ -11,6 +11,11 @@
 // hashes, and a history of its versions, which has no values. Both change in the
 // transaction of the record and go with it. A repeated seal is known by its
 // idempotency key for a day; what tells of its values goes with them.
+//
+// A credential can belong to a SealedCredential, which alone changes it, and is
+// then not there for the ServiceAccounts of other namespaces of the tenant. A row
+// of the object is the operator's memory: what was applied last, and the one
+// former version that new values may leave readable until its end.
 //
 // Every operation is recorded in the audit log in the transaction of its
 // change, and reads return only after their entry is durable.
@@ -122,7 +127,7 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, on
 		if err := v.remember(tx, once, r, now); err != nil {
 			return err
 		}
-		return errors.Join(v.put(tx, r, audit.CredentialSealed), v.append(tx, r.event(audit.CredentialSealed, p)))
+		return errors.Join(v.put(tx, r, audit.CredentialSealed, nil), v.append(tx, r.event(audit.CredentialSealed, p)))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)
@@ -173,7 +178,8 @@ type ListQuery struct {
 }
 
 // List returns the credentials of p's tenant in the order of their ids,
-// expired ones included and marked, and the cursor of the next page, if any.
+// expired ones included and marked, and the cursor of the next page, if any; to
+// a ServiceAccount without what objects of other namespaces own.
 // Damaged records are left out and counted in the entry.
 // Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
 // fault.Unavailable.
@@ -205,12 +211,15 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 				damaged++ // one damaged record does not hide the others
 				return true
 			}
-			owner, err := rd.Get(ownerKey(p.Tenant, r.id))
+			by, err := v.ownership(rd, p.Tenant, r.id)
 			if err != nil {
 				bad = err
 				return false
 			}
-			list = append(list, r.credential(now, owner != nil))
+			if by.hides(p) {
+				return true
+			}
+			list = append(list, r.credential(now, by.owned))
 			return true
 		})
 		return errors.Join(err, bad)
@@ -260,7 +269,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 	if err != nil {
 		return Unsealed{}, err
 	}
-	found, err := v.open(ctx, keys, p.Tenant, which)
+	found, err := v.open(ctx, keys, p, which)
 	if err != nil {
 		return Unsealed{}, err
 	}
@@ -274,5 +283,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 		found.zero()
 		return Unsealed{}, errDenied
 	}
-	return Unsealed{found.record.credential(now, found.owned), found.values}, nil
+	c := found.record.credential(now, found.owned)
+	c.ExpiresAt = found.until
+	return Unsealed{c, found.values}, nil
 }

@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -22,8 +23,9 @@ func ownerOfRow(key []byte) (id audit.CredentialKey) {
 
 // VerifyStore verifies the audit log in s and holds every credential row
 // against it: each row is the version that the log recorded last, each
-// recorded one has its row, and nothing deleted is back. It needs no key that
-// is secret. Nothing may write to the store meanwhile. An [audit.Broken] error
+// recorded one has its row, and nothing deleted is back. A former version that
+// is there is the one that the log says was kept, and has not ended; it may
+// also be gone. It needs no key that is secret. Nothing may write to the store meanwhile. An [audit.Broken] error
 // names the first bad sequence.
 func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
 	report, err := audit.VerifyStore(ctx, s, o)
@@ -63,6 +65,19 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 	})
 	if err != nil {
 		return audit.Report{}, fmt.Errorf("reading credentials: %w", err)
+	}
+	err = audit.ScanAll(ctx, s, store.Prefix([]byte("former/")), func(key, value []byte) error {
+		id := ownerOfRow(key)
+		state := report.Credentials[id]
+		r, err := formerAt(key, value)
+		if err != nil || state.Former != (audit.Former{Version: strconv.FormatUint(r.version, 10), Digest: r.digest()}) {
+			fault(cmp.Or(state.Sequence, report.Sequence),
+				"the former version of credential %q of tenant %q is not one that the log says is kept", id.Credential, id.Tenant)
+		}
+		return nil
+	})
+	if err != nil {
+		return audit.Report{}, fmt.Errorf("reading former versions: %w", err)
 	}
 	for id, state := range report.Credentials {
 		if !state.Deleted && !seen[id] {

@@ -19,7 +19,7 @@ import (
 const MaxVersions = 100
 
 // Version is what is known of one version of a credential. Only the current
-// one still has values.
+// one still has values, and the former one of an object's until its end.
 type Version struct {
 	Number    uint64
 	Change    string // what made it: sealed, rotated or reencrypted
@@ -43,7 +43,8 @@ type versionRow struct {
 	CreatedAt time.Time `json:"created_at"` // of the first version
 	SealedAt  time.Time `json:"sealed_at"`
 	ExpiresAt time.Time `json:"expires_at"`
-	Name      string    `json:"name"` // its keyed hash, as in the index
+	Name      string    `json:"name"`             // its keyed hash, as in the index
+	Object    *Object   `json:"object,omitempty"` // that owned it
 }
 
 func historyPrefix(tenant authz.TenantID, id string) []byte {
@@ -80,11 +81,11 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]V
 	l := &lookup{}
 	var list []Version
 	err := v.store.View(ctx, func(rd store.Reader) error {
-		if err := l.find(rd, p.Tenant, byID(id), absent); err != nil {
+		if err := v.find(l, rd, p, byID(id), absent); err != nil {
 			return err
 		}
 		wanted := l.id
-		if wanted == "" {
+		if l.record == nil {
 			wanted = absent
 		}
 		var err error

@@ -246,7 +246,7 @@ func TestAnObjectsCredentialIsFoundByItsNewName(t *testing.T) {
 	if _, err := f.named("db"); !errors.Is(err, fault.Forbidden) {
 		t.Fatal(err)
 	}
-	if keys, _ := f.rows("credential-name/"); len(keys) != 1 {
+	if keys, _ := f.rows("credential-name/"); len(keys) != 2 {
 		t.Fatalf("%q", keys)
 	}
 }
@@ -397,8 +397,8 @@ func TestReindexFindsTheCredentialsOfAnEarlierRelease(t *testing.T) {
 			t.Fatalf("%d commits", n)
 		}
 	}
-	if keys, _ := f.rows("credential-name/"); len(keys) != len(all)+1 {
-		t.Fatalf("%d places in the index for %d credentials", len(keys), len(all)+1)
+	if keys, _ := f.rows("credential-name/"); len(keys) != len(all)+2 {
+		t.Fatalf("%d places in the index for %d credentials, one of them an object's", len(keys), len(all)+1)
 	}
 	for i, c := range all {
 		if got, err := f.named(c.Name); err != nil || got.ID != c.ID {

@@ -39,8 +39,8 @@
 // that panics over them can leave that commit waiting for a lock of bbolt that
 // nobody will release: Ready reports it, and only a restart helps.
 //
-// The package does not encrypt, keeps no schema, and does not back up: a backup
-// is a logical copy, because a page copy would carry freed pages with it.
+// The package does not encrypt and keeps no schema. A backup is a logical copy
+// ([Store.Copy]), because a page copy would carry freed pages with it.
 package bolt
 
 import (
@@ -94,6 +94,7 @@ type Store struct {
 	closed  bool
 	views   views
 	clean   chan struct{} // closed by the scrub that wipes what may have been deleted; nil when nothing has
+	copying *copying      // what the running copy has yet to hear of; nil when none is running
 
 	// The writer's.
 	last    *file            // the newest file, to be closed before the next is opened
@@ -284,7 +285,7 @@ func (s *Store) enter() (*file, uint64, error) {
 		return nil, 0, errClosed()
 	}
 	if s.open == nil {
-		return nil, 0, errRecovering()
+		return nil, 0, errRecovering
 	}
 	s.views.current++
 	return s.open, s.views.epoch, nil
@@ -354,9 +355,7 @@ func ended(err error) error {
 
 func errClosed() error { return fault.New(fault.Unavailable, "the store is closed") }
 
-func errRecovering() error {
-	return fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
-}
+var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
 
 // over is the check of a Reader whose closure has returned.
 func over() error {

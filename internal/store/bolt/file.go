@@ -54,7 +54,7 @@ func (f *file) begin(writable bool) (tx *bbolt.Tx, data *bbolt.Bucket, err error
 		f.beginning.Lock()
 		defer f.beginning.Unlock()
 		if f.wedged.Load() {
-			return errRecovering()
+			return errRecovering
 		}
 		returned := false
 		defer func() {

@@ -281,6 +281,7 @@ func (s *Store) rollback(tx *bbolt.Tx) error {
 // commit makes t durable, or finds out that it did not.
 func (s *Store) commit(t *tx) error {
 	defer s.busy()()
+	s.note(t.log)
 	id := make([]byte, 16)
 	rand.Read(id) // never fails
 	err := s.opts.durably("commit", func() error {

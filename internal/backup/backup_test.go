@@ -1,0 +1,331 @@
+package backup
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha3"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"filippo.io/mldsa"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+func identity(t testing.TB, seed byte) *dualsig.PrivateKey {
+	t.Helper()
+	k, err := dualsig.NewPrivateKey(bytes.Repeat([]byte{seed}, dualsig.SeedSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func header(k *dualsig.PrivateKey) Header {
+	return Header{
+		Chain: strings.Repeat("0a", 32), Identity: k.Public(),
+		CreatedAt: time.Date(2026, 11, 21, 10, 30, 0, 0, time.UTC), Program: "v1.2.3",
+	}
+}
+
+// signer signs for a context as a keyring does.
+func signer(k *dualsig.PrivateKey, context string) func([]byte) ([]byte, error) {
+	return func(message []byte) ([]byte, error) { return k.Sign(context, message) }
+}
+
+type pair struct{ key, value []byte }
+
+// rows is a Source.
+type rows []pair
+
+func (r rows) Copy(_ context.Context, emit func(key, value []byte) error) error {
+	for _, p := range r {
+		if err := emit(p.key, p.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var some = rows{
+	{[]byte("a"), []byte("value")},
+	{[]byte("b"), []byte{}},
+	{[]byte{0, 0xff}, []byte{0}},
+	{[]byte("a"), nil},
+	{bytes.Repeat([]byte("k"), store.MaxKeySize), bytes.Repeat([]byte("v"), 300)},
+}
+
+func write(t testing.TB, k *dualsig.PrivateKey, r rows) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := Write(t.Context(), &b, r, header(k), signer(k, SigningContext)); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// read returns what a backup says, all of it believed.
+func read(in io.Reader) (Header, rows, error) {
+	r, err := NewReader(in)
+	if err != nil {
+		return Header{}, nil, err
+	}
+	var got rows
+	n, err := r.Rows(func(key, value []byte) error {
+		got = append(got, pair{bytes.Clone(key), bytes.Clone(value)})
+		return nil
+	})
+	if err == nil && n != uint64(len(got)) {
+		return Header{}, nil, fmt.Errorf("%d rows, and it says %d", len(got), n)
+	}
+	return r.Header, got, err
+}
+
+func equal(a, b rows) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if !bytes.Equal(a[i].key, b[i].key) || !bytes.Equal(a[i].value, b[i].value) || (a[i].value == nil) != (b[i].value == nil) {
+			return false
+		}
+	}
+	return true
+}
+
+func TestABackupReadsAsItWasWritten(t *testing.T) {
+	k := identity(t, 1)
+	for name, in := range map[string]rows{"rows": some, "nothing": nil, "the largest value": {{[]byte("a"), make([]byte, MaxValue)}}} {
+		b := write(t, k, in)
+		for _, source := range []io.Reader{bytes.NewReader(b), iotest.HalfReader(bytes.NewReader(b))} {
+			h, got, err := read(source)
+			if err != nil || !equal(got, in) {
+				t.Fatalf("%s: %d rows, %v", name, len(got), err)
+			}
+			if want := header(k); h.Chain != want.Chain || h.Identity.ID() != want.Identity.ID() || !h.CreatedAt.Equal(want.CreatedAt) || h.Program != want.Program {
+				t.Errorf("%s: header %+v", name, h)
+			}
+		}
+	}
+}
+
+func wantRefused(t *testing.T, what string, b []byte) {
+	t.Helper()
+	if _, _, err := read(bytes.NewReader(b)); fault.Of(err) != fault.Invalid {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+// Whatever is done to a backup shows.
+func TestAChangedBackupIsRefused(t *testing.T) {
+	k := identity(t, 1)
+	whole := write(t, k, some)
+	for i := range whole {
+		wantRefused(t, fmt.Sprint("cut at ", i), whole[:i])
+		changed := bytes.Clone(whole)
+		changed[i] ^= 1 << (i % 8)
+		wantRefused(t, fmt.Sprint("changed at ", i), changed)
+	}
+	wantRefused(t, "appended", append(bytes.Clone(whole), 0))
+	wantRefused(t, "twice", append(bytes.Clone(whole), whole...))
+
+	other := identity(t, 2)
+	start := func(k *dualsig.PrivateKey) []byte { b, _ := header(k).marshal(); return b }
+	body := whole[len(start(k)) : len(whole)-sumSize-dualsig.SignatureSize]
+	swapped := write(t, k, rows{some[1], some[0], some[2], some[3], some[4]})
+	wantRefused(t, "reordered", append(bytes.Clone(swapped[:len(swapped)-sumSize-dualsig.SignatureSize]), whole[len(whole)-sumSize-dualsig.SignatureSize:]...))
+	wantRefused(t, "under another identity", append(append(start(other), body...), whole[len(whole)-sumSize-dualsig.SignatureSize:]...))
+	for what, sign := range map[string]func([]byte) ([]byte, error){
+		"signed by another identity": signer(other, SigningContext),
+		"signed for another use":     signer(k, "latticekeep/sealing-key/v1"),
+	} {
+		var b bytes.Buffer
+		if err := Write(t.Context(), &b, some, header(k), sign); err != nil {
+			t.Fatal(err)
+		}
+		wantRefused(t, what, b.Bytes())
+	}
+	wantRefused(t, "another file", []byte("SQLite format 3\x00 and so on and so forth"))
+}
+
+// finish gives a body, header included, the end that belongs to it.
+func finish(t testing.TB, k *dualsig.PrivateKey, body []byte, rows uint64) []byte {
+	t.Helper()
+	b := binary.BigEndian.AppendUint64(append(bytes.Clone(body), tagEnd), rows)
+	sum := sha3.Sum256(b)
+	signature, err := k.Sign(SigningContext, signed(sum[:]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(append(b, sum[:]...), signature...)
+}
+
+// A signature does not make up for what a writer does not write.
+func TestASignedBackupOfAnotherFormIsRefused(t *testing.T) {
+	k := identity(t, 1)
+	start, err := header(k).marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := read(bytes.NewReader(finish(t, k, append(bytes.Clone(start), "\x01\x00\x01k\x00\x00\x00\x01v"...), 1))); err != nil {
+		t.Fatal(err)
+	}
+	for what, body := range map[string]string{
+		"an unknown tag":   "\x03\x00\x01k",
+		"an empty key":     "\x01\x00\x00\x00\x00\x00\x01v",
+		"a key too long":   "\x02\x04\x01" + strings.Repeat("k", 1025),
+		"a value too long": "\x01\x00\x01k\x02\x00\x00\x01",
+		"half a row":       "\x01\x00\x01k\x00\x00\x00\x02v",
+	} {
+		wantRefused(t, what, finish(t, k, append(bytes.Clone(start), body...), 1))
+	}
+	wantRefused(t, "another number of rows", finish(t, k, start, 1))
+	program := len(start) - len("v1.2.3")
+	for what, change := range map[string]func(b []byte){
+		"a version that is not printable": func(b []byte) { b[program] = 0x7f },
+		"a time after the year 9999":      func(b []byte) { b[program-8] = 0xff },
+	} {
+		changed := bytes.Clone(start)
+		change(changed)
+		wantRefused(t, what, finish(t, k, changed, 0))
+	}
+}
+
+func TestNothingIsSignedThatIsNotWhole(t *testing.T) {
+	k := identity(t, 1)
+	sign := func([]byte) ([]byte, error) {
+		t.Error("it was signed")
+		return nil, errors.New("unexpected")
+	}
+	broken := errors.New("the disk is full")
+	for what, write := range map[string]func() error{
+		"a source that fails": func() error {
+			return Write(t.Context(), io.Discard, failing{broken}, header(k), sign)
+		},
+		"a value too long": func() error {
+			return Write(t.Context(), io.Discard, rows{{[]byte("a"), make([]byte, MaxValue+1)}}, header(k), sign)
+		},
+		"a key too long": func() error {
+			return Write(t.Context(), io.Discard, rows{{make([]byte, store.MaxKeySize+1), nil}}, header(k), sign)
+		},
+		"no key":     func() error { return Write(t.Context(), io.Discard, rows{{nil, nil}}, header(k), sign) },
+		"no chain":   func() error { return Write(t.Context(), io.Discard, some, Header{Identity: k.Public()}, sign) },
+		"no version": func() error { h := header(k); h.Program = "\n"; return Write(t.Context(), io.Discard, some, h, sign) },
+	} {
+		if write() == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	if err := Write(t.Context(), io.Discard, some, header(k), func([]byte) ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	if err := Write(t.Context(), iotest.TruncateWriter(nil, 0), some, header(k), signer(k, SigningContext)); err != nil {
+		t.Error(err) // a writer that lies is not found out here, but when the backup is read
+	}
+	if _, _, err := read(iotest.ErrReader(broken)); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Copy(context.Context, func(key, value []byte) error) error { return f.err }
+
+// A claim of 32 MiB in a short file takes no 32 MiB.
+func TestMemoryGrowsWithWhatIsThere(t *testing.T) {
+	k := identity(t, 1)
+	start, err := header(k).marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := append(start, "\x01\x00\x01k\x02\x00\x00\x00v"...)
+	perRun := testing.Benchmark(func(b2 *testing.B) {
+		for b2.Loop() {
+			if _, _, err := read(bytes.NewReader(b)); !errors.Is(err, errCut) {
+				b2.Fatal(err)
+			}
+		}
+	}).AllocedBytesPerOp()
+	if perRun > 1<<20 {
+		t.Errorf("%d bytes", perRun)
+	}
+}
+
+// The bytes are those of docs/formats.md, and another implementation of ML-DSA
+// verifies them.
+func TestABackupFromTheDocumentation(t *testing.T) {
+	k := identity(t, 1)
+	b := write(t, k, some)
+	var want bytes.Buffer
+	want.WriteString("latticekeep-backup-1\n")
+	want.Write(bytes.Repeat([]byte{0x0a}, 32))
+	want.Write(k.Public().Bytes())
+	want.Write(binary.BigEndian.AppendUint64(nil, uint64(time.Date(2026, 11, 21, 10, 30, 0, 0, time.UTC).Unix())))
+	want.WriteString("\x06v1.2.3")
+	for _, row := range some {
+		if row.value == nil {
+			want.WriteByte(2)
+		} else {
+			want.WriteByte(1)
+		}
+		want.Write([]byte{byte(len(row.key) >> 8), byte(len(row.key))})
+		want.Write(row.key)
+		if row.value != nil {
+			want.Write([]byte{0, 0, byte(len(row.value) >> 8), byte(len(row.value))})
+			want.Write(row.value)
+		}
+	}
+	want.Write([]byte{0, 0, 0, 0, 0, 0, 0, 0, 5})
+	sum := sha3.Sum256(want.Bytes())
+	want.Write(sum[:])
+	signature, ok := bytes.CutPrefix(b, want.Bytes())
+	if !ok {
+		t.Fatal("the bytes are others")
+	}
+	message := append([]byte("\x00\x00\x00\x15latticekeep/backup/v1\x00\x00\x00\x20"), sum[:]...)
+	public, err := mldsa.NewPublicKey(mldsa.MLDSA65(), k.Public().Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := mldsa.Verify(public, message, signature, &mldsa.Options{Context: "latticekeep/backup/v1"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzRead reads what it is given, as it is and behind a header with a signature
+// that verifies. What is accepted is what would be written.
+func FuzzRead(f *testing.F) {
+	k := identity(f, 1)
+	start, err := header(k).marshal()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, body []byte, n uint64) {
+		if _, _, err := read(bytes.NewReader(body)); err == nil {
+			t.Error("a signature was made up")
+		}
+		for _, b := range [][]byte{append(bytes.Clone(start), body...), body} {
+			file := finish(t, k, b, n)
+			h, got, err := read(bytes.NewReader(file))
+			if err != nil {
+				continue
+			}
+			var again bytes.Buffer
+			if err := Write(t.Context(), &again, got, h, signer(k, SigningContext)); err != nil {
+				t.Fatal(err)
+			}
+			unsigned := len(file) - dualsig.SignatureSize
+			if again.Len() != len(file) || !bytes.Equal(again.Bytes()[:unsigned], file[:unsigned]) {
+				t.Error("it would be written otherwise")
+			}
+		}
+	})
+}

@@ -1,0 +1,172 @@
+package backup
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha3"
+	"crypto/subtle"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Reader reads a backup once, from its beginning to its end.
+type Reader struct {
+	Header Header // not to be believed before Rows has returned nil
+
+	in   *bufio.Reader
+	sum  hash.Hash
+	rows uint64
+}
+
+var (
+	errCut     = fault.New(fault.Invalid, "the backup is cut off: it was not finished, or its end was lost; use another one")
+	errChanged = fault.New(fault.Invalid, "the backup was changed since it was written: use another one")
+)
+
+// NewReader reads the header. Error: fault.Invalid for a file that is no backup,
+// and whatever r fails with.
+func NewReader(r io.Reader) (*Reader, error) {
+	in := &Reader{in: bufio.NewReaderSize(r, 64<<10), sum: sha3.New256()}
+	start := make([]byte, len(magic))
+	if err := in.read(start); err != nil && !errors.Is(err, errCut) {
+		return nil, err
+	}
+	if string(start) != magic {
+		return nil, fault.New(fault.Invalid, "the file is not a backup that this program reads: name another one, or use the release that wrote it")
+	}
+	fixed := make([]byte, chainSize+dualsig.PublicKeySize+8+1)
+	if err := in.read(fixed); err != nil {
+		return nil, err
+	}
+	program := make([]byte, fixed[len(fixed)-1])
+	if err := in.read(program); err != nil {
+		return nil, err
+	}
+	identity, err := dualsig.ParsePublicKey(fixed[chainSize : chainSize+dualsig.PublicKeySize])
+	if err != nil {
+		return nil, fmt.Errorf("reading the identity of the backup: %w", err)
+	}
+	created := binary.BigEndian.Uint64(fixed[chainSize+dualsig.PublicKeySize:])
+	if created > maxTime || !printable(program) {
+		return nil, errChanged
+	}
+	in.Header = Header{
+		Chain: hex.EncodeToString(fixed[:chainSize]), Identity: identity,
+		CreatedAt: time.Unix(int64(created), 0).UTC(), Program: string(program),
+	}
+	return in, nil
+}
+
+// maxTime is the end of the year 9999, so that every time can be printed.
+const maxTime = 253402300799
+
+// Rows calls visit for each row, a nil value being a deletion, and returns their
+// number once the trailer has been verified and the file is at its end. With an
+// error nothing that visit got, nor the header, is to be used. The slices are
+// valid during the call. Errors: fault.Invalid for a file that is not whole, and
+// whatever the file or visit fails with.
+func (r *Reader) Rows(visit func(key, value []byte) error) (rows uint64, err error) {
+	var key, value bytes.Buffer
+	for {
+		tag, err := r.number(1)
+		if err != nil {
+			return 0, err
+		}
+		switch tag {
+		case tagEnd:
+			return r.rows, r.end()
+		case tagPut, tagDelete:
+		default:
+			return 0, errChanged
+		}
+		if err := r.field(&key, 2, 1, store.MaxKeySize); err != nil {
+			return 0, err
+		}
+		given := []byte(nil)
+		if tag == tagPut {
+			if err := r.field(&value, 4, 0, MaxValue); err != nil {
+				return 0, err
+			}
+			if given = value.Bytes(); given == nil {
+				given = []byte{}
+			}
+		}
+		r.rows++
+		if err := visit(key.Bytes(), given); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// end verifies the trailer behind its tag, and that nothing follows.
+func (r *Reader) end() error {
+	rows, err := r.number(8)
+	if err != nil {
+		return err
+	}
+	sum := r.sum.Sum(nil)
+	trailer := make([]byte, sumSize+dualsig.SignatureSize)
+	if err := r.read(trailer); err != nil {
+		return err
+	}
+	written, signature := trailer[:sumSize], trailer[sumSize:]
+	if rows != r.rows || subtle.ConstantTimeCompare(written, sum) != 1 || !r.Header.Identity.Verify(SigningContext, signed(sum), signature) {
+		return errChanged
+	}
+	if _, err := r.in.ReadByte(); err == nil {
+		return fault.New(fault.Invalid, "something follows the end of the backup: use another one")
+	} else if !errors.Is(err, io.EOF) {
+		return fmt.Errorf("reading the backup: %w", err)
+	}
+	return nil
+}
+
+// read fills b and hashes it.
+func (r *Reader) read(b []byte) error {
+	if _, err := io.ReadFull(r.in, b); err != nil {
+		return cut(err)
+	}
+	_, _ = r.sum.Write(b) // a hash never fails
+	return nil
+}
+
+func cut(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errCut
+	}
+	return fmt.Errorf("reading the backup: %w", err)
+}
+
+func (r *Reader) number(size int) (uint64, error) {
+	var b [8]byte
+	if err := r.read(b[8-size:]); err != nil {
+		return 0, err
+	}
+	return binary.BigEndian.Uint64(b[:]), nil
+}
+
+// field reads a length of size bytes, which must be within the bounds, and what
+// is that long. Memory grows with what is there, not with what is claimed.
+func (r *Reader) field(into *bytes.Buffer, size int, least, most uint64) error {
+	n, err := r.number(size)
+	if err != nil {
+		return err
+	}
+	if n < least || n > most {
+		return errChanged
+	}
+	into.Reset()
+	if _, err := io.CopyN(io.MultiWriter(into, r.sum), r.in, int64(n)); err != nil {
+		return cut(err)
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package sealing
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// ErrDoesNotOpen is the one answer of [Reseal] to values that do not open, whatever the reason: an unknown or a retired
+// key, another suite, or values that were sealed for something else or changed.
+var ErrDoesNotOpen = errors.New("the values do not open")
+
+// Reseal opens the values of obj and seals the same values to another key, under the same header but for suite and key:
+// scope, namespace, name, credential type, data keys and times stay, and nothing else of obj has any influence. A
+// plaintext goes from one key to the other without being shown, compared or decided upon, and is zeroed.
+//
+// Errors: [fault.Invalid] for an obj that is not well-formed, which anybody could have seen; [ErrDoesNotOpen]; a failure
+// of lookup other than fault.NotFound, as it came.
+func Reseal(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error), to *envelope.SealingPublicKey) (*v1alpha1.Sealed, error) {
+	sealed := obj.Spec.Sealed
+	if sealed == nil {
+		return nil, errNotSealed
+	}
+	if found := check(obj); len(found) > 0 {
+		return nil, invalid(found)
+	}
+	key, err := lookup(sealed.KeyID)
+	if errors.Is(err, fault.NotFound) {
+		return nil, ErrDoesNotOpen
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking up sealing key %s: %w", sealed.KeyID, err)
+	}
+	from := header(&obj.Spec, obj.Namespace, obj.Name)
+	under := from
+	under.Suite, under.KeyID = to.Suite(), to.ID()
+	again := &v1alpha1.Sealed{
+		Version:    v1alpha1.SealedVersion,
+		Suite:      v1alpha1.Suite(under.Suite),
+		KeyID:      under.KeyID,
+		Scope:      v1alpha1.Scope(under.Scope),
+		Values:     make(map[string]v1alpha1.SealedValue, len(sealed.Values)),
+		AllowOlder: sealed.AllowOlder,
+	}
+	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
+		v := sealed.Values[k]
+		plaintext, err := openValue(key, from, k, v)
+		if err != nil {
+			return nil, ErrDoesNotOpen
+		}
+		data, err := to.SealValue(under, k, v.SealedAt.UTC(), plaintext)
+		plaintext.Zero()
+		if err != nil {
+			return nil, fmt.Errorf("sealing a value again: %w", err)
+		}
+		again.Values[k] = v1alpha1.SealedValue{SealedAt: metav1.Time{Time: v.SealedAt.UTC()}, Data: base64.StdEncoding.EncodeToString(data)}
+	}
+	if found := checkSealed(again); len(found) > 0 { // another suite may need more room
+		return nil, invalid(found)
+	}
+	return again, nil
+}

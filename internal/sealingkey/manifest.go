@@ -1,0 +1,170 @@
+package sealingkey
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+)
+
+// Attributes of entries.
+const (
+	attributeCount   = "count"
+	attributeFrom    = "from_key"
+	attributeTo      = "to_key"
+	attributeVerdict = "verdict"
+)
+
+// ErrDoesNotOpen is the only answer to values that are not resealed. It is of no
+// [fault.Kind], because unlike an invalid request it has been recorded.
+var ErrDoesNotOpen = sealing.ErrDoesNotOpen
+
+// take waits for one of the places to work on values.
+func take(ctx context.Context, places chan struct{}) (release func(), err error) {
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, fault.Unavailable
+	}
+}
+
+// lookup is how package sealing finds private keys.
+func (s *Service) lookup(ctx context.Context) func(string) (*envelope.SealingKey, error) {
+	return func(id string) (*envelope.SealingKey, error) { return s.keys.SealingKey(ctx, id) }
+}
+
+func manifestEvent(what audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{Type: what, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ManifestResource}}
+}
+
+// Reseal seals the values of obj, of which nothing but the sealed values and what
+// they are bound to has any influence, for the current key. Errors:
+// fault.Forbidden, fault.Invalid for an object that anybody could see is not
+// well-formed, [ErrDoesNotOpen], fault.Unavailable.
+func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (*v1alpha1.Sealed, error) {
+	if err := s.ready(ctx, p, authz.ResealManifest); err != nil {
+		return nil, err
+	}
+	if err := sealing.Check(obj); err != nil {
+		return nil, fault.Wrap(fault.Invalid, "the manifest is malformed: see what is wrong with latticekeep validate", err)
+	}
+	document, err := s.keys.SealingDocument(ctx)
+	if err != nil {
+		return nil, err
+	}
+	release, err := take(ctx, s.slots)
+	if err != nil {
+		return nil, err
+	}
+	again, err := sealing.Reseal(obj, s.lookup(ctx), document.Key())
+	release()
+	e := manifestEvent(audit.ManifestResealed, p)
+	if errors.Is(err, sealing.ErrDoesNotOpen) {
+		return nil, s.refuse(ctx, e, audit.Failure, reasonOpen, ErrDoesNotOpen)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("resealing a manifest: %w", err)
+	}
+	e.Attributes = map[string]string{
+		attributeFrom: obj.Spec.Sealed.KeyID, attributeTo: again.KeyID, attributeCount: strconv.Itoa(len(again.Values)),
+	}
+	if err := s.record(ctx, e); err != nil {
+		return nil, err
+	}
+	return again, nil
+}
+
+// Code says why a manifest would be refused; empty when it would not.
+type Code string
+
+// The codes. An object that is wrong in several ways gets the first of them.
+const (
+	Accepted    Code = ""
+	Malformed   Code = "malformed"
+	UnknownKey  Code = "unknown_key"
+	RetiredKey  Code = "retired_key"
+	DoesNotOpen Code = "does_not_open"
+	NotAllowed  Code = "policy"
+)
+
+// Verdict is the answer of [Service.Check].
+type Verdict struct {
+	Code    Code
+	Message string // what to do about it; empty when it is accepted
+}
+
+// doesNotOpen is the same whatever is wrong, and whichever value it is wrong with.
+const doesNotOpen = "spec.sealed: the values do not open here: either they were sealed for another object, scope or credential type than this one, " +
+	"or they were changed afterwards; restore the manifest as it was sealed, or seal the values again for this object (latticekeep seal)"
+
+// Check tells whether obj would be accepted: whether its values open, if it has
+// sealed ones, and whether the policy allows it. Errors: fault.Forbidden,
+// fault.Unavailable, also when its turn does not come before ctx ends; a manifest
+// that is refused is a verdict.
+func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (Verdict, error) {
+	if err := s.ready(ctx, p, authz.CheckManifest); err != nil {
+		return Verdict{}, err
+	}
+	places, record := s.slots, s.log.Record
+	if p.Kind == authz.ServiceAccount {
+		places, record = s.reviews, s.log.Repeated
+	}
+	v, err := s.judge(ctx, obj, places)
+	if err != nil {
+		return Verdict{}, fmt.Errorf("checking a manifest: %w", err)
+	}
+	e := manifestEvent(audit.ManifestChecked, p)
+	e.Attributes = map[string]string{attributeVerdict: "accepted"}
+	if v.Code != Accepted {
+		e.Attributes[attributeVerdict] = string(v.Code)
+	}
+	if err := record(ctx, e); err != nil {
+		return Verdict{}, fmt.Errorf("recording %s: %w", e.Type, err)
+	}
+	return v, nil
+}
+
+// judge begins with what anybody could see. Of an object without sealed values
+// the caller says no source, and it is judged by policy alone.
+func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, places chan struct{}) (Verdict, error) {
+	if obj.Spec.Sealed != nil {
+		if err := sealing.Check(obj); err != nil {
+			return Verdict{Malformed, fault.Message(err)}, nil
+		}
+	}
+	if err := s.options.Policy.Check(obj); err != nil {
+		return Verdict{NotAllowed, fault.Message(err)}, nil
+	}
+	if obj.Spec.Sealed == nil {
+		return Verdict{}, nil
+	}
+	release, err := take(ctx, places)
+	if err != nil {
+		return Verdict{}, err
+	}
+	defer release()
+	values, err := sealing.Open(obj, s.lookup(ctx))
+	for _, value := range values {
+		value.Zero()
+	}
+	switch {
+	case err == nil:
+		return Verdict{}, nil
+	case errors.Is(err, keyring.ErrRetired):
+		return Verdict{RetiredKey, fault.Message(err)}, nil
+	case errors.Is(err, fault.NotFound):
+		return Verdict{UnknownKey, fault.Message(err)}, nil
+	case fault.Of(err) == fault.Invalid:
+		return Verdict{DoesNotOpen, doesNotOpen}, nil
+	}
+	return Verdict{}, err
+}

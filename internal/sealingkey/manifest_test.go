@@ -1,0 +1,272 @@
+package sealingkey
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+func TestAManifestMovesToTheNewestKey(t *testing.T) {
+	f := newFixture(t)
+	for _, scope := range []v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
+		obj := f.manifest(func(r *sealing.Request) { r.Scope = scope })
+		_, err := f.service.Rotate(t.Context(), admin)
+		must(t, err)
+		_, next := f.entries(1)
+		again, err := f.service.Reseal(t.Context(), writer, obj)
+		must(t, err)
+		all, _ := f.entries(next)
+		if len(all) != 1 || all[0].EventType != audit.ManifestResealed || all[0].Outcome != audit.Success ||
+			all[0].Attributes["from_key"] != obj.Spec.Sealed.KeyID || all[0].Attributes["to_key"] != f.current() || all[0].Attributes["count"] != "2" {
+			t.Errorf("entries %+v", all)
+		}
+		if again.KeyID != f.current() || again.Scope != scope {
+			t.Errorf("resealed for %s in scope %s", again.KeyID, again.Scope)
+		}
+		obj.Spec.Sealed = again
+		values, err := sealing.Open(obj, func(id string) (*envelope.SealingKey, error) { return f.keys.SealingKey(t.Context(), id) })
+		if err != nil || string(values["password"]) != canary || string(values["username"]) != "app" {
+			t.Error(err)
+		}
+	}
+}
+
+// What an attacker could change about a manifest, and the code that says so.
+func manipulations(t *testing.T, f *fixture) map[string]struct {
+	change func(*v1alpha1.SealedCredential)
+	code   Code
+} {
+	other := f.manifest(func(r *sealing.Request) { r.Namespace = "bank" })
+	retired := f.manifest()
+	type object = v1alpha1.SealedCredential
+	value := func(change func(*v1alpha1.SealedValue)) func(*object) {
+		return func(o *object) {
+			v := o.Spec.Sealed.Values["password"]
+			change(&v)
+			o.Spec.Sealed.Values["password"] = v
+		}
+	}
+	blob := func(change func([]byte) []byte) func(*object) {
+		return value(func(v *v1alpha1.SealedValue) {
+			b, err := base64.StdEncoding.DecodeString(v.Data)
+			must(t, err)
+			v.Data = base64.StdEncoding.EncodeToString(change(b))
+		})
+	}
+	all := map[string]struct {
+		change func(*object)
+		code   Code
+	}{
+		"nothing":         {func(*object) {}, Accepted},
+		"labels":          {func(o *object) { o.Labels = map[string]string{"scope": "Cluster"} }, Accepted},
+		"namespace":       {func(o *object) { o.Namespace = "bank" }, DoesNotOpen},
+		"no namespace":    {func(o *object) { o.Namespace = "" }, DoesNotOpen},
+		"name":            {func(o *object) { o.Name = "cache" }, DoesNotOpen},
+		"type":            {func(o *object) { o.Spec.CredentialType = "api-key" }, DoesNotOpen},
+		"scope":           {func(o *object) { o.Spec.Sealed.Scope = v1alpha1.ScopeCluster }, DoesNotOpen},
+		"suite":           {func(o *object) { o.Spec.Sealed.Suite = "MLKEM768" }, DoesNotOpen},
+		"time":            {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(time.Second) }), DoesNotOpen},
+		"foreign value":   {value(func(v *v1alpha1.SealedValue) { *v = other.Spec.Sealed.Values["password"] }), DoesNotOpen},
+		"longer":          {blob(func(b []byte) []byte { return append(b, 0) }), DoesNotOpen},
+		"shorter":         {blob(func(b []byte) []byte { return b[:len(b)-1] }), DoesNotOpen},
+		"unknown key":     {func(o *object) { o.Spec.Sealed.KeyID = strings.Repeat("0", 64) }, UnknownKey},
+		"retired key":     {func(o *object) { o.Spec.Sealed.KeyID = retired.Spec.Sealed.KeyID }, RetiredKey},
+		"no base64":       {value(func(v *v1alpha1.SealedValue) { v.Data = canary }), Malformed},
+		"no whole second": {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(1) }), Malformed},
+		"no values":       {func(o *object) { o.Spec.Sealed.Values = nil }, Malformed},
+		"annotation":      {func(o *object) { o.Annotations = map[string]string{"latticekeep.dev/scope": "Cluster"} }, Malformed},
+	}
+	for _, at := range []int{1, 500, 1088, 1089, 1120, 1121, 1130, 1139} {
+		all[fmt.Sprint("bit at ", at)] = struct {
+			change func(*object)
+			code   Code
+		}{blob(func(b []byte) []byte { b[min(at, len(b)-1)] ^= 0x80; return b }), DoesNotOpen}
+	}
+	_, err := f.service.Rotate(t.Context(), admin)
+	must(t, err)
+	_, err = f.service.Retire(t.Context(), admin, retired.Spec.Sealed.KeyID)
+	must(t, err)
+	return all
+}
+
+// The answers to values that do not open are one, and so are the entries: nothing about the reason, the value or how far
+// it came can be learnt from them.
+func TestResealingAndCheckingAreNoOracle(t *testing.T) {
+	f := newFixture(t)
+	_, err := f.service.Check(t.Context(), writer, f.manifest()) // the tenant's history begins with more attributes
+	must(t, err)
+	answers := make(map[string]bool)
+	for name, tc := range manipulations(t, f) {
+		obj := f.manifest()
+		tc.change(obj)
+		_, next := f.entries(1)
+		again, err := f.service.Reseal(t.Context(), writer, obj)
+		entries, next := f.entries(next)
+		switch tc.code {
+		case Accepted:
+			must(t, err)
+		case Malformed:
+			if fault.Of(err) != fault.Invalid || again != nil {
+				t.Errorf("%s: resealed %v", name, err)
+			}
+		default:
+			if err != ErrDoesNotOpen || again != nil { //nolint:errorlint // the same, not one like it
+				t.Errorf("%s: resealed %v", name, err)
+			}
+			if len(entries) != 1 || entries[0].Outcome != audit.Failure || fmt.Sprint(entries[0].Attributes) != "map[reason:does_not_open]" {
+				t.Errorf("%s: entries %+v", name, entries)
+			}
+		}
+		v, err := f.service.Check(t.Context(), writer, obj)
+		if err != nil || v.Code != tc.code || (v.Message == "") != (tc.code == Accepted) || strings.Contains(v.Message, canary) {
+			t.Errorf("%s: checked %+v %v", name, v, err)
+		}
+		want := string(tc.code)
+		if tc.code == Accepted {
+			want = "accepted"
+		}
+		entries, _ = f.entries(next)
+		if len(entries) != 1 || entries[0].EventType != audit.ManifestChecked || entries[0].Outcome != audit.Success ||
+			fmt.Sprint(entries[0].Attributes) != "map[verdict:"+want+"]" {
+			t.Errorf("%s: entries %+v", name, entries)
+		}
+		if tc.code == DoesNotOpen {
+			answers[v.Message] = true
+		}
+	}
+	if len(answers) != 1 {
+		t.Errorf("%d different messages about values that do not open: %v", len(answers), answers)
+	}
+}
+
+func TestThePolicyIsCheckedOfEverySource(t *testing.T) {
+	f := newFixture(t)
+	f.service.options.Policy = sealing.Policy{MaxTTLDays: 60, Scopes: []v1alpha1.Scope{v1alpha1.ScopeStrict}}
+	short := func(r *sealing.Request) { r.TTLDays = 60 }
+	for name, tc := range map[string]struct {
+		obj  *v1alpha1.SealedCredential
+		code Code
+	}{
+		"allowed":  {f.manifest(short), Accepted},
+		"too long": {f.manifest(), NotAllowed}, // 90 days
+		"too wide": {f.manifest(short, func(r *sealing.Request) { r.Scope = v1alpha1.ScopeNamespace }), NotAllowed},
+		"another source": {&v1alpha1.SealedCredential{Spec: v1alpha1.SealedCredentialSpec{
+			CredentialType: "database", Generate: []v1alpha1.Generator{{Key: "k"}}}}, NotAllowed},
+		"another source, allowed": {&v1alpha1.SealedCredential{Spec: v1alpha1.SealedCredentialSpec{CredentialType: "database", TTLDays: 1}}, Accepted},
+	} {
+		if v, err := f.service.Check(t.Context(), writer, tc.obj); err != nil || v.Code != tc.code {
+			t.Errorf("%s: %+v %v", name, v, err)
+		}
+	}
+}
+
+func TestTroubleIsNoVerdict(t *testing.T) {
+	f := newFixture(t)
+	obj := f.manifest()
+	must(t, f.store.Close())
+	if _, err := f.service.Check(t.Context(), writer, obj); fault.Of(err) != fault.Unavailable {
+		t.Errorf("checked: %v", err)
+	}
+	if _, err := f.service.Reseal(t.Context(), writer, obj); fault.Of(err) != fault.Unavailable || errors.Is(err, ErrDoesNotOpen) {
+		t.Errorf("resealed: %v", err)
+	}
+}
+
+// Only so many manifests are worked on at the same time, and who does not get a place in time is told to come again.
+func TestWorkOnValuesIsBounded(t *testing.T) {
+	f := newFixture(t)
+	obj := f.manifest(func(r *sealing.Request) {
+		for i := range 62 {
+			r.Values[fmt.Sprint("k", i)] = secret.Bytes("v")
+		}
+	})
+	for range cap(f.service.slots) {
+		f.service.slots <- struct{}{}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := f.service.Reseal(ctx, writer, obj); fault.Of(err) != fault.Unavailable {
+		t.Errorf("resealed: %v", err)
+	}
+	if _, err := f.service.Check(ctx, writer, obj); fault.Of(err) != fault.Unavailable {
+		t.Errorf("checked: %v", err)
+	}
+	// Whatever tenants ask for, a pod that the cluster lets check does not wait for it, nor they for pods.
+	patient, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	defer stop()
+	if v, err := f.service.Check(patient, pod, obj); err != nil || v.Code != Accepted {
+		t.Errorf("a pod's check behind others: %+v %v", v, err)
+	}
+	for range cap(f.service.slots) {
+		<-f.service.slots
+	}
+	for range cap(f.service.reviews) {
+		f.service.reviews <- struct{}{}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := f.service.Check(ended, pod, obj); fault.Of(err) != fault.Unavailable {
+		t.Errorf("a pod's check whose turn does not come: %v", err)
+	}
+	if _, err := f.service.Check(patient, writer, obj); err != nil {
+		t.Errorf("a check behind pods: %v", err)
+	}
+	for range cap(f.service.reviews) {
+		<-f.service.reviews
+	}
+	_, err := f.service.Reseal(t.Context(), writer, obj)
+	must(t, err)
+	if len(f.service.slots)+len(f.service.reviews) != 0 {
+		t.Error("a place is not given back")
+	}
+}
+
+// A webhook checks with every kubectl apply, and one that somebody took over as often as it likes.
+func TestTheChecksOfAPodAreRecordedOnceAMinute(t *testing.T) {
+	f := newFixture(t)
+	good, bad := f.manifest(), f.manifest()
+	bad.Name = "cache"
+	another := pod
+	another.Pod = "another"
+	check := func(p authz.Principal, obj *v1alpha1.SealedCredential, want Code) {
+		t.Helper()
+		for range 3 {
+			if v, err := f.service.Check(t.Context(), p, obj); err != nil || v.Code != want {
+				t.Errorf("%+v %v", v, err)
+			}
+		}
+	}
+	_, next := f.entries(1)
+	recorded := func(want int) {
+		t.Helper()
+		var all []audit.Entry
+		if all, next = f.entries(next); len(all) != want {
+			t.Errorf("%d entries, want %d: %+v", len(all), want, all)
+		}
+	}
+	check(pod, good, Accepted)
+	recorded(1)
+	check(pod, bad, DoesNotOpen) // another verdict
+	recorded(1)
+	check(another, bad, DoesNotOpen)
+	recorded(1)
+	check(pod, good, Accepted)
+	recorded(0)
+	check(writer, good, Accepted) // no pod
+	recorded(3)
+	f.advance(time.Minute)
+	check(pod, good, Accepted)
+	recorded(1)
+}

@@ -1,0 +1,434 @@
+package bolt
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// copied applies what a copy hands on.
+type copied map[string]string
+
+func (c copied) emit(key, value []byte) error {
+	if value == nil {
+		delete(c, string(key))
+	} else {
+		c[string(key)] = string(value)
+	}
+	return nil
+}
+
+// history knows the contents of a store at each of its commits: its hook numbers
+// them in the row "commit" and keeps what each of them changed.
+type history struct {
+	mu      sync.Mutex
+	changes map[int][]write // by commit; of one that did not persist they are replaced by the next
+}
+
+type write struct {
+	key, value string
+	deleted    bool
+}
+
+func (h *history) hook(tx store.Tx, events []any) error {
+	last, err := tx.Get([]byte("commit"))
+	if err != nil {
+		return err
+	}
+	n, _ := strconv.Atoi(string(last)) // 0 before the first
+	number := strconv.Itoa(n + 1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.changes[n+1] = []write{{key: "commit", value: number}}
+	for _, e := range events {
+		h.changes[n+1] = append(h.changes[n+1], e.(write))
+	}
+	return tx.Put([]byte("commit"), []byte(number))
+}
+
+func (h *history) at(t *testing.T, commit string) map[string]string {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n, err := strconv.Atoi(commit)
+	must(t, err)
+	state := map[string]string{}
+	for i := 1; i <= n; i++ {
+		for _, w := range h.changes[i] {
+			if w.deleted {
+				delete(state, w.key)
+			} else {
+				state[w.key] = w.value
+			}
+		}
+	}
+	return state
+}
+
+// change writes at random. Its error may be that of an injected fault.
+func (h *history) change(s *Store, random *rand.Rand) error {
+	return s.Update(context.Background(), func(tx store.Tx) error {
+		for range 1 + random.IntN(8) {
+			w := write{key: fmt.Sprintf("%04d", random.IntN(4000)), deleted: random.IntN(3) == 0}
+			var err error
+			if w.deleted {
+				err = tx.Delete([]byte(w.key))
+			} else {
+				w.value = strconv.FormatUint(random.Uint64(), 36)
+				err = tx.Put([]byte(w.key), []byte(w.value))
+			}
+			if err != nil {
+				return err
+			}
+			tx.Enqueue(w)
+		}
+		return nil
+	})
+}
+
+// A copy that is made while others write, while commits fail before and after they
+// persist, and while the file is opened again, is the state of one commit.
+func TestACopyIsTheStateOfOneCommit(t *testing.T) {
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
+			h := &history{changes: map[int][]write{}}
+			var f faults
+			s := open(t, filepath.Join(t.TempDir(), "db"), Options{Hook: h.hook, fault: f.step, pace: quick()})
+			own := rand.New(rand.NewPCG(seed, 0))
+			for range 500 {
+				must(t, h.change(s, own))
+			}
+			var stop atomic.Bool
+			var writers sync.WaitGroup
+			for i := range uint64(3) {
+				writers.Go(func() {
+					random := rand.New(rand.NewPCG(seed, i+1))
+					for !stop.Load() {
+						_ = h.change(s, random) // fails when the fault is injected
+					}
+				})
+			}
+			before := s.Commits()
+			for range 2 {
+				got, n := copied{}, 0
+				must(t, s.Copy(t.Context(), func(key, value []byte) error {
+					// Between two rows of a page, and between two pages, rows change on both sides.
+					switch n++; {
+					case n%211 == 0:
+						step := &f.before
+						if own.IntN(2) == 0 {
+							step = &f.after
+						}
+						step.Store("commit", true)
+						_ = h.change(s, own)
+						step.Clear()
+					case n%13 == 0:
+						_ = h.change(s, own)
+					}
+					return got.emit(key, value)
+				}))
+				if want := h.at(t, got["commit"]); !maps.Equal(got, want) {
+					t.Errorf("the copy of commit %s has %d rows, the store had %d, or they differ", got["commit"], len(got), len(want))
+				}
+			}
+			stop.Store(true)
+			writers.Wait()
+			if s.Commits() < before+20 {
+				t.Error("hardly anything was written meanwhile")
+			}
+			got := copied{}
+			must(t, s.Copy(t.Context(), got.emit))
+			if !maps.Equal(got, contents(t, s)) {
+				t.Error("the copy of a store at rest differs from it")
+			}
+		})
+	}
+}
+
+// pages fills s with two pages of rows, and "z" on the second.
+func pages(t *testing.T, s *Store) {
+	t.Helper()
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for i := range pageRows {
+			if err := tx.Put(fmt.Appendf(nil, "%06d", i), nil); err != nil {
+				return err
+			}
+		}
+		return tx.Put([]byte("z"), nil)
+	}))
+}
+
+// A View sees a commit before the writer hears that it has succeeded.
+func TestACopySeesACommitThatIsNotAnsweredYet(t *testing.T) {
+	hang, hanging, goOn := atomic.Bool{}, make(chan struct{}), make(chan struct{})
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
+		err := do()
+		if step == "commit" && hang.CompareAndSwap(true, false) {
+			close(hanging)
+			<-goOn
+		}
+		return err
+	}})
+	pages(t, s)
+	done := make(chan error, 1)
+	got := copied{}
+	must(t, s.Copy(t.Context(), func(key, value []byte) error {
+		if string(key) == "000000" && len(value) == 0 {
+			hang.Store(true)
+			go func() {
+				done <- s.Update(t.Context(), func(tx store.Tx) error {
+					return errors.Join(tx.Put([]byte("000000"), []byte("new")), tx.Put([]byte("z"), []byte("new")))
+				})
+			}()
+			<-hanging
+		}
+		return got.emit(key, value)
+	}))
+	close(goOn)
+	must(t, <-done)
+	if got["000000"] != got["z"] {
+		t.Errorf("the copy has half of the commit: %q and %q", got["000000"], got["z"])
+	}
+}
+
+// waiting closes release once somebody waits for the writer, or ctx has ended.
+func waiting(ctx context.Context, s *Store, release chan struct{}) {
+	for s.queued() == 0 && ctx.Err() == nil {
+		runtime.Gosched()
+	}
+	close(release)
+}
+
+func TestACopyWaitsWhileTheFileIsOpenedAgain(t *testing.T) {
+	var f faults
+	broken, opening, goOn := atomic.Bool{}, make(chan struct{}), make(chan struct{})
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
+		if step == "settle" && broken.CompareAndSwap(true, false) {
+			close(opening)
+			<-goOn
+		}
+		return f.step(step, do)
+	}})
+	pages(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	got := copied{}
+	err := s.Copy(t.Context(), func(key, value []byte) error {
+		if len(got) == 0 {
+			f.before.Store("commit", true)
+			broken.Store(true)
+			go func() {
+				done <- s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("z"), []byte("new")) })
+			}()
+			<-opening
+			f.before.Clear()
+			go waiting(ctx, s, goOn)
+		}
+		return got.emit(key, value)
+	})
+	cancel()
+	must(t, err)
+	wantKind(t, <-done, fault.Unavailable)
+	if !maps.Equal(got, contents(t, s)) {
+		t.Error("the copy differs from the store")
+	}
+}
+
+// A commit that is under way when the copy takes the notes off the list is not
+// forgotten.
+func TestACopyTakesNotesBetweenCommits(t *testing.T) {
+	hang, hanging, goOn := atomic.Bool{}, make(chan struct{}), make(chan struct{})
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
+		if step == "commit" && hang.CompareAndSwap(true, false) {
+			close(hanging)
+			<-goOn
+		}
+		return do()
+	}})
+	pages(t, s)
+	done := make(chan error, 1)
+	got, first := copied{}, true
+	must(t, s.Copy(t.Context(), func(key, value []byte) error {
+		switch {
+		case string(key) == "z" && first: // the last row of the first round
+			first = false
+			must(t, s.Update(t.Context(), func(tx store.Tx) error { // more than the last View reads
+				return errors.Join(tx.Put([]byte("a"), make([]byte, lastBytes)), tx.Put([]byte("b"), nil))
+			}))
+			hang.Store(true)
+			go func() {
+				done <- s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("000000"), []byte("new")) })
+			}()
+			<-hanging
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			t.Cleanup(cancel)
+			go waiting(ctx, s, goOn)
+		case string(key) == "a": // in the second
+			must(t, <-done)
+		}
+		return got.emit(key, value)
+	}))
+	if !maps.Equal(got, contents(t, s)) {
+		t.Error("the copy differs from the store")
+	}
+}
+
+func TestACopyOfAReadOnlyStoreIsWhole(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	s := open(t, path, Options{})
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for i := range 3*pageRows + 1 {
+			if err := tx.Put(fmt.Appendf(nil, "%06d", i), make([]byte, i%3)); err != nil {
+				return err
+			}
+		}
+		return tx.Put([]byte("large"), make([]byte, pageBytes+1))
+	}))
+	want := contents(t, s)
+	must(t, s.Close())
+	got := copied{}
+	must(t, open(t, path, Options{ReadOnly: true}).Copy(t.Context(), got.emit))
+	if !maps.Equal(got, want) {
+		t.Errorf("%d rows, want %d", len(got), len(want))
+	}
+}
+
+// What is deleted while a copy waits for whoever takes it is wiped as fast as ever.
+func TestASlowCopyDoesNotHoldUpTheScrub(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "db")
+	s := open(t, path, Options{})
+	put(t, s, "a", []byte("first"))
+	put(t, s, "gone", marked("gone", 3<<10))
+	got, waited := copied{}, false
+	must(t, s.Copy(t.Context(), func(key, value []byte) error {
+		if !waited {
+			waited = true
+			remove(t, s, "gone")
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			must(t, s.Scrubbed(ctx))
+			if found(t, path, "gone") {
+				t.Error("the value is still in the folder")
+			}
+		}
+		return got.emit(key, value)
+	}))
+	if want := (copied{"a": "first"}); !maps.Equal(got, want) {
+		t.Errorf("the copy has %d rows", len(got))
+	}
+}
+
+func TestACopyEndsWithItsContextAndItsTaker(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	put(t, s, "a", nil)
+	put(t, s, "b", nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	err := s.Copy(ctx, func(_, _ []byte) error {
+		wantKind(t, s.Copy(t.Context(), copied{}.emit), fault.Conflict)
+		cancel()
+		return nil
+	})
+	wantKind(t, err, fault.Unavailable)
+	if err := s.Copy(t.Context(), func(_, _ []byte) error { return errInjected }); !errors.Is(err, errInjected) {
+		t.Error(err)
+	}
+	wantKind(t, s.Copy(ctx, copied{}.emit), fault.Unavailable)
+	must(t, s.Copy(t.Context(), copied{}.emit)) // none of them stands in the way of the next
+	s.mu.Lock()
+	if s.copying != nil {
+		t.Error("the writer still notes what it changes")
+	}
+	s.mu.Unlock()
+	must(t, s.Close())
+	wantKind(t, s.Copy(t.Context(), copied{}.emit), fault.Unavailable)
+}
+
+// churn changes n rows with keys of the greatest length.
+func churn(t *testing.T, s *Store, from, n, size int) {
+	t.Helper()
+	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		for i := range n {
+			key := append(bytes.Repeat([]byte("k"), store.MaxKeySize-8), fmt.Sprintf("%08d", from+i)...)
+			if err := tx.Put(key, make([]byte, size)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// When more changes than a copy may note, the copy is given up; what was noted is
+// let go at once.
+func TestACopyThatFallsTooFarBehindIsGivenUp(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	put(t, s, "a", nil)
+	fallen := false
+	err := s.Copy(t.Context(), func(_, _ []byte) error {
+		if !fallen {
+			fallen = true
+			churn(t, s, 0, noteBytes/(store.MaxKeySize+noteSize)+1, 0)
+			s.mu.Lock()
+			if n := len(s.copying.notes); n != 0 {
+				t.Errorf("%d keys are still noted", n)
+			}
+			s.mu.Unlock()
+		}
+		return nil
+	})
+	wantKind(t, err, fault.Unavailable)
+}
+
+// More than half of what may be noted, and more than the last View may read, is
+// read in rounds; a copy that never catches up ends all the same.
+func TestACopyCatchesUpInRounds(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	put(t, s, "a", nil)
+	got, rounds := copied{}, 0
+	emit := func(key, value []byte) error {
+		switch string(key) {
+		case "a":
+			churn(t, s, 0, noteBytes/2/(store.MaxKeySize+noteSize)+1, 0)
+			must(t, s.Update(t.Context(), func(tx store.Tx) error {
+				return errors.Join(tx.Put([]byte("b"), nil), tx.Put([]byte("c"), make([]byte, lastBytes)))
+			}))
+		case "b":
+			if rounds++; rounds < 4 {
+				must(t, s.Update(t.Context(), func(tx store.Tx) error {
+					return errors.Join(tx.Put([]byte("b"), []byte{byte(rounds)}), tx.Put([]byte("c"), make([]byte, lastBytes+rounds)), tx.Put([]byte("d"), nil))
+				}))
+			}
+		}
+		return got.emit(key, value)
+	}
+	must(t, s.Copy(t.Context(), emit))
+	if rounds != 4 || !maps.Equal(got, contents(t, s)) {
+		t.Errorf("%d rounds; the copy has %d rows, or they differ", rounds, len(got))
+	}
+	endless := 0
+	err := s.Copy(t.Context(), func(key, _ []byte) error {
+		if string(key) != "c" {
+			return nil
+		}
+		endless++
+		return s.Update(t.Context(), func(tx store.Tx) error {
+			return errors.Join(tx.Put([]byte("c"), make([]byte, lastBytes)), tx.Put([]byte("d"), nil))
+		})
+	})
+	wantKind(t, err, fault.Unavailable)
+	if endless != maxRounds+1 {
+		t.Errorf("%d rounds", endless)
+	}
+}

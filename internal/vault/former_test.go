@@ -1,0 +1,381 @@
+package vault
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// makes returns what Generate asks for values, whatever they were before.
+func (f *fixture) makes(values map[string]string) func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+	return func(map[string]secret.Bytes) (map[string]secret.Bytes, error) { return secrets(values), nil }
+}
+
+func (f *fixture) generate(op authz.Principal, expect uint64, overlap time.Duration, values map[string]string) *Owned {
+	f.t.Helper()
+	d := f.desired(nil, "generated")
+	d.Overlap = overlap
+	o, err := f.vault.Generate(f.t.Context(), op, op.ID, expect, d, f.makes(values))
+	must(f.t, err)
+	return o
+}
+
+// rotated is an object's credential whose first version, with the value old, is
+// readable for an hour beside the current one, with the value new.
+func (f *fixture) rotated() *Owned {
+	f.t.Helper()
+	f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
+	return f.generate(f.operator(), 1, time.Hour, map[string]string{"p": "new"})
+}
+
+// reads unseals a version, and returns what its one value is, or "" when it is
+// not there.
+func (f *fixture) reads(id string, version uint64) string {
+	f.t.Helper()
+	got, err := f.vault.UnsealVersion(f.t.Context(), f.a, id, version)
+	if errors.Is(err, fault.Forbidden) {
+		if got.Values != nil {
+			f.t.Fatal("values beside a refusal")
+		}
+		return ""
+	}
+	must(f.t, err)
+	return string(got.Values["p"])
+}
+
+func TestAFormerVersionIsReadableUntilItsEnd(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	o := f.rotated()
+	until := f.now().Add(time.Hour)
+	if o.Former == nil || *o.Former != (Former{1, until}) {
+		t.Fatalf("%+v", o.Former)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Attributes[audit.AttributeOverlapUntil] != "2026-11-21T13:00:00Z" {
+		t.Fatalf("%+v", e)
+	}
+	former, err := f.vault.UnsealVersion(t.Context(), f.a, o.ID, 1)
+	must(t, err)
+	if string(former.Values["p"]) != "old" || former.Version != 1 || !former.ExpiresAt.Equal(until) || former.Expired || !former.Owned || former.ID != o.ID {
+		t.Fatalf("%+v", former)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialUnsealed || e.Outcome != audit.Success || e.Resource.ID != o.ID || e.Attributes[audit.AttributeVersion] != "1" {
+		t.Fatalf("%+v", e)
+	}
+	current, err := f.vault.UnsealVersion(t.Context(), f.a, o.ID, 2)
+	must(t, err)
+	if string(current.Values["p"]) != "new" || current.Credential != o.Credential {
+		t.Fatalf("%+v", current)
+	}
+	if list, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); err != nil || len(list) != 1 || list[0].Version != 2 {
+		t.Fatal(list, err)
+	}
+	if got, err := f.vault.Unseal(t.Context(), f.a, o.ID); err != nil || string(got.Values["p"]) != "new" {
+		t.Fatal(err)
+	}
+	if got, err := f.named("db"); err != nil || string(got.Values["p"]) != "new" {
+		t.Fatal(err)
+	}
+	f.verify()
+
+	f.advance(time.Hour - time.Microsecond)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 || f.reads(o.ID, 1) != "old" {
+		t.Fatal("ended before its time", n, err)
+	}
+	f.advance(time.Microsecond)
+	opener := f.vault.opener
+	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
+		if r.id == o.ID {
+			t.Error("opened after its end")
+		}
+		return opener(r, wrapping, signing)
+	}
+	if f.reads(o.ID, 1) != "" {
+		t.Fatal("readable after its end")
+	}
+	f.vault.opener = opener
+	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonExpired {
+		t.Fatalf("%+v", e)
+	}
+	if seen, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || seen.Former != nil {
+		t.Fatal(seen.Former, err)
+	}
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	e := f.last(f.a)
+	if e.EventType != audit.CredentialVersionEnded || e.Outcome != audit.Success || e.Resource.ID != o.ID ||
+		e.Attributes[audit.AttributeVersion] != "1" || e.Actor.Type != string(authz.System) {
+		t.Fatalf("%+v", e)
+	}
+	if keys, _ := f.rows("former"); len(keys) != 0 {
+		t.Fatalf("left behind: %q", keys)
+	}
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 || f.reads(o.ID, 1) != "" || f.reads(o.ID, 2) != "new" {
+		t.Fatal(n, err)
+	}
+	f.verify()
+}
+
+func TestAFormerVersionEndsNoLaterThanItWouldHave(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	first := f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
+	f.advance(29 * day)
+	if o := f.generate(f.operator(), 1, 7*day, map[string]string{"p": "new"}); !o.Former.Until.Equal(first.ExpiresAt) {
+		t.Fatal(o.Former)
+	}
+	f.advance(40 * day) // the second has expired as well
+	if o := f.generate(f.operator(), 2, 7*day, map[string]string{"p": "newer"}); o.Former != nil {
+		t.Fatal("an expired version is readable again:", o.Former)
+	}
+	if keys, _ := f.rows("former"); len(keys) != 0 {
+		t.Fatalf("%q", keys)
+	}
+	f.verify()
+}
+
+func TestNewKeysLeaveAFormerVersionAlone(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	op, o := f.operator(), f.rotated()
+	again, err := f.vault.Reencrypt(t.Context(), op, uid, 2, "now")
+	must(t, err)
+	longer := f.desired(nil, "longer")
+	longer.TTLDays = 60
+	same, err := f.vault.Generate(t.Context(), op, uid, 3, longer, func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		return former, nil
+	})
+	must(t, err)
+	for _, o := range []*Owned{again, same} {
+		if o.Former == nil || *o.Former != (Former{1, f.now().Add(time.Hour)}) {
+			t.Fatalf("%+v", o.Former)
+		}
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted || e.Attributes[audit.AttributeOverlapUntil] != "" {
+		t.Fatalf("%+v", e)
+	}
+	for version, want := range map[uint64]string{1: "old", 2: "", 3: "", 4: "new"} {
+		if got := f.reads(o.ID, version); got != want {
+			t.Errorf("version %d: %q", version, got)
+		}
+	}
+	f.verify()
+	f.advance(time.Hour)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	f.verify()
+}
+
+func TestAFormerVersionGoesWithWhatEndsIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(f *fixture, o *Owned) error
+		kept int // former versions afterwards
+	}{
+		"a deletion": {end: func(f *fixture, o *Owned) error {
+			system := f.a
+			system.Kind = authz.System
+			return f.vault.Delete(f.t.Context(), system, o.ID)
+		}},
+		"a release that deletes": {end: func(f *fixture, o *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, true) }},
+		"a release that keeps":   {end: func(f *fixture, o *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, false) }},
+		"another former version": {kept: 1, end: func(f *fixture, o *Owned) error {
+			f.generate(f.operator(), 2, 2*time.Hour, map[string]string{"p": "newer"})
+			return nil
+		}},
+		"new values without an overlap": {end: func(f *fixture, o *Owned) error {
+			_, err := f.vault.Apply(f.t.Context(), f.operator(), uid, 2, f.desired(map[string]string{"p": "newer"}, "b"))
+			return err
+		}},
+		"a credential that is made again": {end: func(f *fixture, o *Owned) error {
+			f.tamper(func(tx store.Tx) error { return tx.Delete(recordKey(f.a.Tenant, o.ID, 2)) })
+			f.generate(f.operator(), 2, time.Hour, map[string]string{"p": "new"})
+			return nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // the scrubber takes its time
+			f := newFixture(t, time.Minute)
+			o := f.rotated()
+			keys, records := f.rows("former/")
+			old, err := decodeRecord(records[0])
+			must(t, err)
+			if f.reads(o.ID, 1) != "old" {
+				t.Fatal("no former version")
+			}
+			must(t, c.end(f, o))
+			if f.reads(o.ID, 1) != "" {
+				t.Error("it is still readable")
+			}
+			if left, _ := f.rows("former/"); len(left) != c.kept || c.kept > 0 && bytes.Equal(left[0], keys[0]) {
+				t.Errorf("left behind: %q", left)
+			}
+			f.verify()
+			must(t, f.store.Scrubbed(t.Context()))
+			if files := f.files(); bytes.Contains(files, old.body[:64]) || bytes.Contains(files, old.wrap) {
+				t.Error("its ciphertext is still in a file")
+			}
+			entries := f.verify().Entries
+			f.advance(time.Hour) // the end of what is gone is no event
+			if _, err := f.vault.Sweep(t.Context()); err != nil || f.verify().Entries != entries {
+				t.Errorf("the sweep recorded something (%v)", err)
+			}
+			if left, _ := f.rows("former-end/"); len(left) != c.kept {
+				t.Errorf("left in the index: %q", left)
+			}
+		})
+	}
+}
+
+func TestAnEndedFormerVersionIsInNoFile(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.rotated()
+	_, records := f.rows("former/")
+	old, err := decodeRecord(records[0])
+	must(t, err)
+	if !bytes.Contains(f.files(), old.body[:64]) {
+		t.Fatal("this cannot fail")
+	}
+	f.advance(time.Hour)
+	_, err = f.vault.Sweep(t.Context())
+	must(t, err)
+	must(t, f.store.Scrubbed(t.Context()))
+	if files := f.files(); bytes.Contains(files, old.body[:64]) || bytes.Contains(files, old.wrap) {
+		t.Fatal("its ciphertext is still in a file")
+	}
+}
+
+func TestAFormerVersionOutlivesARestart(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	o := f.rotated()
+	restart := func() {
+		t.Helper()
+		must(t, f.store.Close())
+		f.open(time.Minute)
+	}
+	restart()
+	if f.reads(o.ID, 1) != "old" || f.reads(o.ID, 2) != "new" {
+		t.Fatal("not readable after a restart")
+	}
+	f.advance(time.Hour)
+	restart() // it ended while nothing ran
+	if f.reads(o.ID, 1) != "" {
+		t.Fatal("readable after its end")
+	}
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	f.verify()
+}
+
+func TestAClockThatIsSetBackBringsNothingBack(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	o := f.rotated()
+	f.advance(-day)
+	if f.reads(o.ID, 1) != "old" {
+		t.Fatal("not readable before its end")
+	}
+	f.advance(day + time.Hour)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	f.advance(-day)
+	if f.reads(o.ID, 1) != "" {
+		t.Fatal("readable once more")
+	}
+	if seen, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || seen.Former != nil {
+		t.Fatal(seen.Former, err)
+	}
+}
+
+// Whatever is cut off, all of a step is there or nothing of it.
+func TestKeepingAndEndingAreOneCommitEach(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
+	commits := func(do func()) int64 {
+		before := f.store.updates.Load()
+		do()
+		return f.store.updates.Load() - before
+	}
+	if n := commits(func() { f.generate(f.operator(), 1, time.Hour, map[string]string{"p": "new"}) }); n != 1 {
+		t.Errorf("a rotation is %d commits", n)
+	}
+	f.advance(time.Hour)
+	sweep := func() {
+		t.Helper()
+		_, err := f.vault.Sweep(t.Context())
+		must(t, err)
+	}
+	if n := commits(sweep); n != 1 {
+		t.Errorf("the end is %d commits", n)
+	}
+	f.generate(f.operator(), 2, time.Hour, map[string]string{"p": "newer"})
+	f.advance(time.Hour)
+	f.store.full.Store(true)
+	if _, err := f.vault.Sweep(t.Context()); !errors.Is(err, fault.Unavailable) {
+		t.Fatal(err)
+	}
+	f.verify()
+	f.store.full.Store(false)
+	sweep()
+	if e := f.last(f.a); e.EventType != audit.CredentialVersionEnded || e.Attributes[audit.AttributeVersion] != "2" {
+		t.Fatalf("%+v", e)
+	}
+	f.verify()
+}
+
+func TestTheSweepEndsFormerVersionsInBatches(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	for i := range endBatch + 2 {
+		op := f.operator()
+		op.ID = fmt.Sprint("object-", i)
+		f.generate(op, 0, 0, map[string]string{"p": "old"})
+		f.generate(op, 1, time.Hour, map[string]string{"p": "new"})
+	}
+	f.advance(time.Hour)
+	before, entries := f.store.updates.Load(), f.verify().Entries
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != endBatch+2 {
+		t.Fatal(n, err)
+	}
+	if commits := f.store.updates.Load() - before; commits != 2 {
+		t.Errorf("%d commits", commits)
+	}
+	if keys, _ := f.rows("former"); len(keys) != 0 || f.verify().Entries != entries+endBatch+2 {
+		t.Errorf("left behind: %q", keys)
+	}
+}
+
+// The index of ends decides nothing by itself.
+func TestTheIndexOfEndsIsOnlyAnIndex(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	o := f.rotated()
+	early := f.now().Add(-time.Hour)
+	f.tamper(func(tx store.Tx) error {
+		return errors.Join(
+			tx.Put(endKey(early, f.a.Tenant, uid), nil),
+			tx.Put(endKey(early, f.a.Tenant, "nobody"), nil),
+			tx.Put(endKey(early, "", ""), nil),
+			tx.Put([]byte("former-end/\x00"), nil),
+			tx.Put([]byte("former-end/"), nil),
+		)
+	})
+	entries := f.verify().Entries
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 5 || f.verify().Entries != entries {
+		t.Fatal(n, err)
+	}
+	if keys, _ := f.rows("former-end/"); len(keys) != 1 || f.reads(o.ID, 1) != "old" {
+		t.Fatalf("%q", keys)
+	}
+	f.tamper(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, uid), []byte("junk")) })
+	f.advance(time.Hour)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal("a damaged row holds the sweep up:", n, err)
+	}
+}
