@@ -76,6 +76,14 @@ var access = map[string]string{
 	"v2 activateTenant":     "system:admin",
 	"v2 setTenantLimits":    "system:admin",
 	"v2 createTenantAPIKey": "system:admin",
+	"v2 listSealingKeys":    "system:admin",
+	"v2 rotateSealingKey":   "system:admin",
+	"v2 retireSealingKey":   "system:admin",
+	"v2 restoreSealingKey":  "system:admin",
+	"v2 getBackup":          "system:admin",
+
+	"v2 resealManifest": "vault:write",
+	"v2 checkManifest":  "vault:write",
 
 	"v2 queryAuditLog": "audit:read!",
 }

@@ -54,6 +54,9 @@ var event = map[string]string{
 	"v2 createAPIKey": "API_KEY_CREATED", "v2 listAPIKeys": "API_KEY_LISTED", "v2 revokeAPIKey": "API_KEY_REVOKED",
 	"v2 listTenants": "TENANT_LISTED", "v2 createTenant": "TENANT_CREATED", "v2 activateTenant": "TENANT_ACTIVATED",
 	"v2 setTenantLimits": "TENANT_LIMITED", "v2 createTenantAPIKey": "API_KEY_CREATED", "v2 queryAuditLog": "AUDIT_READ",
+	"v2 listSealingKeys": "SEALING_KEY_LISTED", "v2 rotateSealingKey": "SEALING_KEY_CREATED", "v2 retireSealingKey": "SEALING_KEY_RETIRED",
+	"v2 restoreSealingKey": "SEALING_KEY_RESTORED", "v2 resealManifest": "MANIFEST_RESEALED", "v2 checkManifest": "MANIFEST_CHECKED",
+	"v2 getBackup": "BACKUP_TAKEN",
 }
 
 // leaves sends a request and fails the test unless it is answered with the
@@ -204,6 +207,8 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 sealCredential", body: object{"name": "\x00", "credential_type": "t", "values": object{"k": "v"}}, status: 422, reason: invalid},
 		{name: "v2 unsealCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 unsealCredential", id: authz.NewID("cred"), status: 403, reason: "no_such_credential"},
+		{name: "v2 unsealCredential", id: w.credential(), query: "?version=2", status: 403, reason: "no_such_credential"},
+		{name: "v2 unsealCredential", id: "x", query: "?version=1", status: 403, reason: "no_such_credential"},
 		{name: "v2 unsealCredentialByName", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 listCredentialVersions", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 replaceCredential", id: "x", body: object{"values": object{"k": "v"}}, status: 403, reason: "no_such_credential"},
@@ -239,6 +244,14 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 createTenantAPIKey", id: "system", body: apiKey, status: 404, reason: "no_such_tenant"},
 		{name: "v2 createTenantAPIKey", id: w.newTenant(), body: object{"name": "n", "scopes": []string{"system:admin"}},
 			status: 403, reason: "scopes_beyond_own"},
+		{name: "v2 retireSealingKey", id: "x", status: 404, reason: "no_such_sealing_key"},
+		{name: "v2 retireSealingKey", id: strings.Repeat("0", 64), status: 404, reason: "no_such_sealing_key"},
+		{name: "v2 retireSealingKey", id: w.neededSealingKey(), status: 409, reason: "key_needed"},
+		{name: "v2 retireSealingKey", id: w.sealingKey(), status: 409, reason: "current_key"},
+		{name: "v2 restoreSealingKey", id: "x", status: 404, reason: "no_such_sealing_key"},
+		{name: "v2 restoreSealingKey", id: strings.Repeat("0", 64), status: 404, reason: "no_such_sealing_key"},
+		{name: "v2 resealManifest", body: w.moved(), status: 400, reason: "does_not_open"},
+		{name: "v2 resealManifest", body: w.manifestWith("suite", "RSA"), status: 422, reason: invalid},
 	} {
 		o := all[c.name]
 		r := w.send(o, c.id, c.body)

@@ -101,8 +101,11 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 	}
 	deleted, expired := s.sealNamed("deleted"), s.sealNamed("expired")
 	s.remove("/api/v2/vault/"+deleted).want(t, http.StatusOK)
+	ended := s.rotatedTo(s.operator(), "old", "new").ID
 	s.clock.advance(11 * 24 * time.Hour)
-	there := s.sealNamed("there")
+	there, replaced := s.sealNamed("there"), s.sealNamed("replaced")
+	s.call(request{method: "PUT", path: "/api/v2/vault/" + replaced, key: s.key, body: `{"values":{"k":"w"}}`}).want(t, http.StatusOK)
+	neighbours := s.rotatedTo(s.stranger(), "old", "new").ID
 	ids := map[string]string{
 		"foreign": foreign.ID, "deleted": deleted, "expired": expired, "never existing": authz.NewID("cred"), "malformed": "x",
 		"upper case": strings.ToUpper(there), "another spelling": "%20" + there, "too long": strings.Repeat("a", 3000), "NUL": "%00", "not UTF-8": "%ff",
@@ -112,12 +115,21 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 		"foreign": "foreign", "deleted": "deleted", "expired": "expired", "never existing": "never", "NUL": "%00", "not UTF-8": "%ff",
 		"too long": strings.Repeat("n", 256), "upper case": "There", "white space": "there%20", "slash": "there%2F", "an id": there,
 	}
+	versions := map[string]string{
+		"a neighbour's former": neighbours + "?version=1", "a neighbour's current": neighbours + "?version=2",
+		"ended": ended + "?version=1", "of an object, never made": ended + "?version=3",
+		"replaced": replaced + "?version=1", "never made": there + "?version=2", "the largest": there + "?version=9223372036854775807",
+	}
+	for name, id := range ids {
+		versions[name] = id + "?version=1"
+	}
 	const replacement = `{"values":{"k":"w"}}`
 	for _, op := range []struct {
 		name, method, before, after, body, event string
 		cases                                    map[string]string
 	}{
 		{"unseal", "GET", "/api/v2/vault/", "", "", "CREDENTIAL_UNSEALED", ids},
+		{"unseal a version", "GET", "/api/v2/vault/", "", "", "CREDENTIAL_UNSEALED", versions},
 		{"unseal by name", "GET", "/api/v2/vault/by-name/", "", "", "CREDENTIAL_UNSEALED", names},
 		{"versions", "GET", "/api/v2/vault/", "/versions", "", "CREDENTIAL_LISTED", ids},
 		{"replace", "PUT", "/api/v2/vault/", "", replacement, "CREDENTIAL_ROTATED", ids},
@@ -136,8 +148,9 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 			t.Errorf("%s: %d entries of %d attempts", op.name, n, 3*len(cases))
 		}
 	}
-	s.get("/api/v2/vault/"+there).want(t, http.StatusOK)
-	s.get("/api/v2/vault/by-name/there").want(t, http.StatusOK)
+	for _, path := range []string{there, there + "?version=1", replaced + "?version=2", ended, ended + "?version=2", "by-name/there"} {
+		s.get("/api/v2/vault/"+path).want(t, http.StatusOK)
+	}
 	if got, err := s.vault.Unseal(context.Background(), s.stranger(), foreign.ID); err != nil || got.Version != 1 {
 		t.Errorf("the neighbour's credential: %v", err)
 	}

@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -189,6 +191,20 @@ var examples = map[string]func(*world, operation) request{
 
 	"v2 queryAuditLog": example("?event_type=AUDIT_READ&hours=24&limit=100", nil),
 	"v2 getSealingKey": example("", nil),
+
+	"v2 listSealingKeys":  example("", nil),
+	"v2 rotateSealingKey": example("", nil),
+	"v2 retireSealingKey": func(w *world, o operation) request { return w.send(o, w.formerSealingKey(), nil) },
+	"v2 restoreSealingKey": func(w *world, o operation) request {
+		id := w.formerSealingKey()
+		_, err := w.sealing.Retire(context.Background(), w.system(), id)
+		w.must(err)
+		return w.send(o, id, nil)
+	},
+	"v2 resealManifest": func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
+	"v2 checkManifest":  func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
+
+	"v2 getBackup": example("", nil),
 }
 
 type object = map[string]any
@@ -280,6 +296,66 @@ func (w *world) signed() object {
 		"pqc_signature":  base64.StdEncoding.EncodeToString(signed[0].PQC),
 		"hmac_signature": base64.StdEncoding.EncodeToString(signed[0].HMAC),
 	}
+}
+
+// sealingKey returns the id of the current sealing key.
+func (w *world) sealingKey() string {
+	document, err := w.service.keys.SealingDocument(context.Background())
+	w.must(err)
+	return document.Key().ID()
+}
+
+// formerSealingKey returns the id of a sealing key that is not the current one,
+// and that nothing was sealed for.
+func (w *world) formerSealingKey() string {
+	former, err := w.sealing.Rotate(context.Background(), w.system())
+	w.must(err)
+	_, err = w.sealing.Rotate(context.Background(), w.system())
+	w.must(err)
+	return former.ID
+}
+
+// neededSealingKey returns the id of a sealing key that is not the current one
+// and that an object has values for.
+func (w *world) neededSealingKey() string {
+	id := w.formerSealingKey()
+	_, err := w.vault.Apply(context.Background(), administrator(w.tenant), w.unique(), 0, vault.Desired{
+		Name: w.unique(), Type: w.word, Values: map[string]secret.Bytes{w.word: secret.Bytes(w.word)}, SealingKey: id,
+	})
+	w.must(err)
+	return id
+}
+
+// manifest returns what requests say of a manifest that opens.
+func (w *world) manifest() object {
+	document, err := w.service.keys.SealingDocument(context.Background())
+	w.must(err)
+	obj, err := sealing.Seal(document.Key(), sealing.Request{
+		Namespace: "shop", Name: w.word, CredentialType: w.word, Values: map[string]secret.Bytes{w.word: secret.Bytes(w.word)},
+	}, w.clock.Now())
+	w.must(err)
+	sealed := obj.Spec.Sealed
+	values := object{}
+	for k, v := range sealed.Values {
+		values[k] = object{"sealed_at": v.SealedAt.UTC().Format(time.RFC3339), "data": v.Data}
+	}
+	return object{"namespace": "shop", "name": w.word, "credential_type": w.word, "sealed": object{
+		"version": 1, "suite": sealed.Suite, "key_id": sealed.KeyID, "scope": sealed.Scope, "values": values,
+	}}
+}
+
+// moved returns a manifest whose values were sealed for another namespace.
+func (w *world) moved() object {
+	m := w.manifest()
+	m["namespace"] = "elsewhere"
+	return m
+}
+
+// manifestWith returns a manifest with another value in spec.sealed.
+func (w *world) manifestWith(field string, value any) object {
+	m := w.manifest()
+	m["sealed"].(object)[field] = value
+	return m
 }
 
 // newUser registers a user with a tenant of its own.

@@ -21,6 +21,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/transit"
@@ -36,6 +37,7 @@ type service struct {
 	store    store.Store
 	vault    *vault.Vault
 	transit  *transit.Transit
+	sealing  *sealingkey.Service
 	identity *identity.Service
 	keys     *keyring.Ring
 	clock    *clock
@@ -81,8 +83,9 @@ func assemble(t testing.TB, change ...func(*Config)) *service {
 	s.tenant, s.key, err = s.identity.Dev(ctx)
 	check(err)
 	s.transit = transit.New(db, chain, s.keys, s.clock.Now)
+	s.sealing = sealingkey.New(db, chain, s.keys, sealingkey.Options{InUse: s.vault.SealingKeyUse, Now: s.clock.Now})
 	config := Config{
-		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Store: db,
+		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Sealing: s.sealing, Store: db,
 		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: plenty, V2: plenty, Address: plenty, Registrations: plenty},
 		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",
 	}

@@ -197,6 +197,10 @@ func (s *fuzzed) known(t *testing.T, text string) []string {
 		check(err)
 		pairs = append(pairs, "$pqc", encode(signed[0].PQC), "$hmac", encode(signed[0].HMAC))
 	}
+	if strings.Contains(text, "$opens") || strings.Contains(text, "$sealer") {
+		m := s.manifest(t, "shop", "db", "v")
+		pairs = append(pairs, "$opens", m.Sealed.Values["password"].Data, "$sealer", m.Sealed.KeyId)
+	}
 	if strings.Contains(text, "$tenant") {
 		pairs = append(pairs, "$tenant", string(s.stranger().Tenant))
 	}

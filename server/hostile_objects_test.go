@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -219,6 +220,67 @@ func TestADamagedSignatureNeverVerifies(t *testing.T) {
 		}
 		names = names[len(part):]
 	}
+}
+
+// What the schema lets through and anybody can see is no manifest is one refusal
+// of resealing, which says nothing of it, and one code of checking, which names
+// the field. Neither repeats what was sent, but for data keys, which have to be
+// named.
+func TestAMalformedManifestIsNotRepeated(t *testing.T) {
+	s := newService(t)
+	good := marshal(t, s.manifest(t, "shop", "db", canary+"!")) // a length that base64 pads
+	fresh := func() map[string]any {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(good), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	sealedOf := func(m map[string]any) map[string]any { return m["sealed"].(map[string]any) }
+	valuesOf := func(m map[string]any) map[string]any { return sealedOf(m)["values"].(map[string]any) }
+	changes := make(map[string]func(map[string]any))
+	for _, text := range []string{"/" + canary, canary + "\x00", canary + "\n", strings.ToUpper(canary), "-" + canary, canary + "ä", "$(" + canary + ")", " " + canary} {
+		for _, field := range []string{"namespace", "name", "credential_type"} {
+			if field != "credential_type" || text != strings.ToUpper(canary) { // a type may have capitals
+				changes[field+" "+text] = func(m map[string]any) { m[field] = text }
+			}
+		}
+		for _, field := range []string{"suite", "key_id"} {
+			changes[field+" "+text] = func(m map[string]any) { sealedOf(m)[field] = text }
+		}
+		changes["data "+text] = func(m map[string]any) { valuesOf(m)["password"].(map[string]any)["data"] = text }
+		if text != strings.ToUpper(canary) && text[0] != '-' { // data keys may
+			changes["data key "+text] = func(m map[string]any) { valuesOf(m)[text] = valuesOf(m)["password"] }
+		}
+	}
+	cut := valuesOf(fresh())["password"].(map[string]any)["data"].(string)
+	b, err := base64.StdEncoding.DecodeString(cut)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range misspelt(b) {
+		if name != "empty" && name != "hexadecimal" { // the schema's to refuse, and base64 of something else
+			changes["data, "+name] = func(m map[string]any) { valuesOf(m)["password"].(map[string]any)["data"] = text }
+		}
+	}
+	refusals := map[string]bool{}
+	for name, change := range changes {
+		m := fresh()
+		change(m)
+		r := s.post("/api/v2/sealing-key/reseal", marshal(t, m))
+		if r.status != http.StatusUnprocessableEntity || echoed(r) {
+			t.Errorf("%q: resealed with %d %s", name, r.status, r.body)
+		}
+		refusals[r.alike(t)] = true
+		r = s.post("/api/v2/sealing-key/check", marshal(t, m))
+		if v := r.want(t, http.StatusOK); v["accepted"] != false || v["code"] != "malformed" || echoed(r) && !strings.HasPrefix(name, "data key") {
+			t.Errorf("%q: checked with %s", name, r.body)
+		}
+	}
+	if len(refusals) != 1 || len(changes) < 50 {
+		t.Errorf("%d different refusals of %d manifests: %v", len(refusals), len(changes), refusals)
+	}
+	s.post("/api/v2/sealing-key/reseal", good).want(t, http.StatusOK)
 }
 
 // Whatever belongs to another tenant is there for nobody else: it is answered

@@ -191,6 +191,16 @@ func wrongs(s *openapi3.Schema, valid any) []variant {
 			add("of other characters", "/"+canary)
 			add("with a line behind", valid.(string)+"\n")
 		}
+		if s.Format == "date-time" {
+			for _, text := range []string{canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21 10:00:00Z", "2026-11-21t10:00:00z",
+				"2026-11-21T25:00:00Z", "2026-11-21T10:00:60Z", "2026-02-30T10:00:00Z", "2026-11-21T10:00:00+01:00", "2026-11-21T10:00:00Z\x00"} {
+				add("the time "+text, text)
+			}
+		}
+	case s.Type.Is("integer") && len(s.Enum) > 0:
+		for _, text := range []string{"0", "2", "-1", "1.5", "1e1", "1e999", "4294967297", "18446744073709551617"} {
+			add(text, json.Number(text))
+		}
 	case s.Type.Is("integer"):
 		for _, text := range []string{strconv.FormatFloat(*s.Min-1, 'f', -1, 64), strconv.FormatFloat(*s.Max+1, 'f', -1, 64), "1.5", "-1", "-0.5",
 			"1e999", "-1e999",
@@ -244,13 +254,14 @@ func wrongMembers(s *openapi3.Schema, valid map[string]any) []variant {
 		}
 	}
 	if more := s.AdditionalProperties.Schema; more != nil {
+		one := valid[slices.Sorted(maps.Keys(valid))[0]]
 		all = append(all, variant{"no members", map[string]any{}})
 		with("too many members", "", func(m map[string]any) {
 			for i := range int(*s.MaxProps) + 1 {
-				m["k"+strconv.Itoa(i)] = canary
+				m["k"+strconv.Itoa(i)] = one
 			}
 		})
-		for _, w := range wrongs(more.Value, canary) {
+		for _, w := range wrongs(more.Value, one) {
 			with(w.name, "a member", func(m map[string]any) { m["k"] = w.value })
 		}
 	}
@@ -263,6 +274,13 @@ func TestEveryFieldOfEveryBodyIsHeldToItsSchema(t *testing.T) {
 	for _, o := range listedOperations(t) {
 		if o.schema == nil {
 			continue
+		}
+		if o.id == "v2 resealManifest" { // the values of the contract's example do not open, with the same status
+			opens := marshal(t, b.manifest(t, "shop", "db", "v"))
+			b.call(request{method: o.method, path: o.path, key: b.key, body: opens}).want(t, http.StatusOK)
+			if err := json.Unmarshal([]byte(opens), &o.example); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for _, w := range wrongs(o.schema, o.example) {
 			r := b.request(o)
@@ -337,9 +355,12 @@ func TestValuesThatOnlyTheServicesRefuse(t *testing.T) {
 func badParameters(s *openapi3.Schema) []string {
 	switch {
 	case s.Type.Is("integer"):
-		return []string{canary, strconv.FormatFloat(*s.Min-1, 'f', -1, 64), strconv.FormatFloat(*s.Max+1, 'f', -1, 64), "-1", "1.5", "1e1", "0x1",
-			"%201", "1%00", "9223372036854775808", "NaN", "null",
-			strings.Repeat("9", 400), "1,2"}
+		values := []string{canary, strconv.FormatFloat(*s.Min-1, 'f', -1, 64), "-1", "1.5", "1e1", "0x1", "%201", "1%00", "9223372036854775808",
+			"18446744073709551617", "NaN", "null", strings.Repeat("9", 400), "1,2"}
+		if s.Max != nil {
+			values = append(values, strconv.FormatFloat(*s.Max+1, 'f', -1, 64))
+		}
+		return values
 	case s.Format == "date":
 		return []string{canary, "2026-13-01", "2026-02-30", "2026-1-1", "2026-11-21T10:00:00Z", "21.11.2026", "2026-11-21%00", "02026-11-21"}
 	case s.Format == "date-time":

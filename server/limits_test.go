@@ -3,10 +3,12 @@ package server
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 // Nobody is known to these operations, so nobody's megabyte is held for them.
@@ -47,6 +49,60 @@ func TestACallerOverItsRateFillsNoLog(t *testing.T) {
 	}
 	if n := entries() - before; n != 1 {
 		t.Errorf("%d entries of 40 requests over the rate", n)
+	}
+}
+
+// What takes a core for long counts like all else for the tenant that asks for
+// it, and is not begun for one over its rate. A neighbour does not pay.
+func TestSealingAndBackupsCountForWhoAsks(t *testing.T) {
+	s := newService(t)
+	m := s.manifest(t, "shop", "db", canary)
+	reseal := request{method: "POST", path: "/api/v2/sealing-key/reseal", body: marshal(t, m)}
+	check := request{method: "POST", path: "/api/v2/sealing-key/check", body: marshal(t, map[string]any{
+		"namespace": "shop", "name": "db", "credential_type": "database", "sealed": m.Sealed,
+	})}
+	ofSystem := []request{
+		{method: "GET", path: "/api/v2/system/sealing-keys"}, {method: "POST", path: "/api/v2/system/sealing-keys/rotate"},
+		{method: "POST", path: "/api/v2/system/sealing-keys/" + m.Sealed.KeyId + "/restore"}, {method: "GET", path: "/api/v2/system/backup"},
+		{method: "POST", path: "/api/v2/system/sealing-keys/" + m.Sealed.KeyId + "/retire"},
+	}
+	operator, neighbour := s.grantIn(authz.SystemTenant, authz.SystemAdmin), s.grantIn(s.stranger().Tenant, authz.VaultWrite)
+	another := s.grant(authz.VaultWrite) // of the same tenant
+	for _, tenant := range []authz.TenantID{s.tenant, s.stranger().Tenant} {
+		limits := "/api/v2/system/tenants/" + string(tenant) + "/limits"
+		s.call(request{method: "PUT", path: limits, key: operator, body: `{"v2":3}`}).want(t, http.StatusOK)
+	}
+	as := func(key string, r request, want int) {
+		t.Helper()
+		r.key = key
+		before := len(s.records(1))
+		if got := s.call(r); got.status != want {
+			t.Errorf("%s %s: %d, want %d: %s", r.method, r.path, got.status, want, got.body)
+		}
+		left := s.records(1)[before:]
+		if want == http.StatusTooManyRequests && len(left) > 0 && left[0].EventType != audit.RateLimited {
+			t.Errorf("%s %s over the rate left %v", r.method, r.path, summary(left))
+		}
+	}
+	for _, r := range []request{reseal, check, reseal} {
+		as(another, r, http.StatusOK)
+	}
+	for _, key := range []string{another, s.key} {
+		for _, r := range []request{reseal, check, {method: "GET", path: "/api/v2/vault/x?version=1"}} {
+			as(key, r, http.StatusTooManyRequests)
+		}
+	}
+	for _, r := range []request{check, reseal, check} {
+		as(neighbour, r, http.StatusOK)
+	}
+	as(neighbour, check, http.StatusTooManyRequests)
+	for i, r := range ofSystem {
+		r.key = operator
+		got := s.call(r)
+		if got.status >= 300 || got.header.Get("X-RateLimit-Limit") != strconv.Itoa(plenty) ||
+			got.header.Get("X-RateLimit-Remaining") != strconv.Itoa(plenty-3-i) {
+			t.Errorf("%s %s: %d, %v", r.method, r.path, got.status, got.header)
+		}
 	}
 }
 

@@ -9,6 +9,9 @@ import (
 	"strings"
 
 	"github.com/gin-gonic/gin"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -37,7 +40,11 @@ func (s *Server) observe(c *gin.Context) {
 			slog.Duration("duration", took),
 		}
 		level := slog.LevelInfo
-		if status >= http.StatusInternalServerError {
+		if operational(route) {
+			level = slog.LevelDebug
+		}
+		broken := c.Errors.ByType(gin.ErrorTypeRender) // an answer that was cut after its status
+		if status >= http.StatusInternalServerError || len(broken) > 0 {
 			level = slog.LevelError
 			if err := c.Errors.Last(); err != nil {
 				attrs = append(attrs, slog.String("error", err.Error()))
@@ -45,6 +52,31 @@ func (s *Server) observe(c *gin.Context) {
 		}
 		s.config.Logger.LogAttrs(c.Request.Context(), level, "request", attrs...)
 	}()
+	c.Next()
+}
+
+// trace makes a span of the request, and a trace of the span: what a stranger says
+// of its own trace is no more believed than what it says its request's id is. The
+// request's id leads from the span to the log and the audit log.
+func (s *Server) trace(c *gin.Context) {
+	method, route := knownMethod(c.Request.Method), routeOf(c)
+	if operational(route) {
+		c.Next()
+		return
+	}
+	ctx, span := s.config.Tracer.Start(c.Request.Context(), method+" "+route,
+		trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(attribute.String("http.request.method", method), attribute.String("http.route", route)))
+	defer func() { // End as the deferred function itself would record what is panicked with
+		status := c.Writer.Status()
+		span.SetAttributes(attribute.Int("http.response.status_code", status),
+			attribute.String("latticekeep.request_id", c.Writer.Header().Get(gate.RequestIDHeader)))
+		if status >= http.StatusInternalServerError {
+			span.SetStatus(codes.Error, "")
+		}
+		span.End()
+	}()
+	c.Request = c.Request.WithContext(ctx)
 	c.Next()
 }
 

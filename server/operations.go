@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -17,11 +18,12 @@ import (
 // metrics counts requests in a registry of the server's own.
 type metrics struct {
 	registry *prometheus.Registry
+	shown    prometheus.Gatherers // the registry and those of others
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
 
-func newMetrics(version string, more ...prometheus.Collector) *metrics {
+func newMetrics(version string, more []prometheus.Collector, others []prometheus.Gatherer) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -43,6 +45,7 @@ func newMetrics(version string, more ...prometheus.Collector) *metrics {
 	m.registry.MustRegister(m.requests, m.duration, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(more...)
+	m.shown = append(prometheus.Gatherers{m.registry}, others...)
 	return m
 }
 
@@ -52,7 +55,20 @@ func (m *metrics) observe(method, route string, status int, took time.Duration) 
 }
 
 func (m *metrics) handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(m.shown, promhttp.HandlerOpts{})
+}
+
+// operations adds the endpoints of the process itself.
+func (s *Server) operations(r gin.IRoutes) {
+	r.GET("/healthz", s.health)
+	r.GET("/readyz", s.ready)
+	r.GET("/metrics", gin.WrapH(s.metrics.handler()))
+}
+
+// operational reports whether a route is one of them: they are called every few
+// seconds by the platform and not by anybody.
+func operational(route string) bool {
+	return route == "/healthz" || route == "/readyz" || route == "/metrics"
 }
 
 type health struct {
@@ -69,20 +85,35 @@ func (s *Server) health(c *gin.Context) {
 // readyTimeout bounds the time that a probe waits.
 const readyTimeout = time.Second
 
-// ready says whether a request could be served: the store commits and the
-// deployment's keys can be used.
+// ready says whether a request could be served: the store commits, the
+// deployment's keys can be used, and the server is not about to end. The operator
+// is no part of it: workloads read while their cluster's API server is down.
 func (s *Server) ready(c *gin.Context) {
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readyTimeout)
 	defer cancel()
-	err := s.config.Store.Ready(ctx)
-	if err == nil {
-		_, err = s.config.Keys.SealingDocument(ctx)
-	}
-	if err != nil {
+	if err := s.couldServe(ctx); err != nil {
 		s.v2.Refuse(c, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err))
 		return
 	}
 	s.v2.Write(c, http.StatusOK, health{true, "ok"})
+}
+
+var errEnding = errors.New("the server is ending")
+
+func (s *Server) couldServe(ctx context.Context) error {
+	if s.ending.Load() {
+		return errEnding
+	}
+	if err := s.config.Store.Ready(ctx); err != nil {
+		return err
+	}
+	if _, err := s.config.Keys.SealingDocument(ctx); err != nil {
+		return err
+	}
+	if s.config.Ready == nil {
+		return nil
+	}
+	return s.config.Ready()
 }
 
 // served answers with an OpenAPI document, as it is.

@@ -109,6 +109,7 @@ var mayReturn = map[string]string{
 	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",
 	"v2 createAPIKey": "name", "v2 listAPIKeys": "name", "v2 createTenantAPIKey": "name",
 	"v2 listTenants": "name", "v2 createTenant": "name", "v2 activateTenant": "name", "v2 setTenantLimits": "name",
+	"v2 resealManifest": "sealed", "v2 checkManifest": "message", // with the data keys of the values
 }
 
 // A word in every place of every request: whatever of it is a secret, a name or
@@ -288,6 +289,15 @@ func (i *issued) hold(o operation, r request, got reply) {
 		i.absent(what+" with "+r.body[:min(len(r.body), 200)], got.body)
 		return
 	}
+	if o.name == "v2 getBackup" { // names and addresses are what it is for, and it is larger than a message should be
+		i.issuedOnly(what, got.body)
+		for _, form := range spellings(i.w.password()) {
+			if bytes.Contains(got.body, []byte(form)) {
+				i.w.t.Errorf("%s: it has a password", what)
+			}
+		}
+		return
+	}
 	var answer any
 	i.w.must(json.Unmarshal(got.body, &answer))
 	i.walk(what, answer, strings.Fields(mayReturn[o.name]))
@@ -340,6 +350,12 @@ func (i *issued) mails() {
 func (i *issued) absent(what string, text []byte) {
 	i.w.t.Helper()
 	i.forms(what, text)
+	i.issuedOnly(what, text)
+}
+
+// issuedOnly fails the test when text has a secret that the service made.
+func (i *issued) issuedOnly(what string, text []byte) {
+	i.w.t.Helper()
 	for _, secret := range append(slices.Collect(maps.Values(i.w.keys)), i.all...) {
 		if bytes.Contains(text, []byte(secret)) {
 			i.w.t.Errorf("%s: it has a token or an API key", what)
@@ -349,15 +365,90 @@ func (i *issued) absent(what string, text []byte) {
 
 func (i *issued) forms(what string, text []byte) {
 	i.w.t.Helper()
-	word := []byte(i.w.word)
-	forms := []string{i.w.word, strings.ToUpper(i.w.word), hex.EncodeToString(word), "of twelve bytes", testPassword, "owner@example"}
+	for _, form := range append(spellings(i.w.word), "of twelve bytes", testPassword, "owner@example") {
+		if bytes.Contains(text, []byte(form)) {
+			i.w.t.Errorf("%s: it has %s: %.500s", what, form, text)
+		}
+	}
+}
+
+// spellings returns the forms in which a word may be in a text.
+func spellings(word string) []string {
+	forms := []string{word, strings.ToUpper(word), hex.EncodeToString([]byte(word))}
 	for n := range 3 { // in base64, wherever it begins
 		encoded := base64.RawStdEncoding.EncodeToString(append(make([]byte, n), word...))
 		forms = append(forms, encoded[4:len(encoded)-2])
 	}
-	for _, form := range forms {
-		if bytes.Contains(text, []byte(form)) {
-			i.w.t.Errorf("%s: it has %s: %.500s", what, form, text)
+	return forms
+}
+
+// Whatever is given to the service to keep, and whatever it is only shown, is in
+// a backup as little as in the answers, the log and the entries about it.
+func TestABackupHasNoSecret(t *testing.T) {
+	s := newService(t)
+	const word = "c4n4ry7q2w9x8z"
+	post := func(path string, body any) map[string]any {
+		t.Helper()
+		r := request{method: "POST", path: path, key: s.key, body: marshal(t, body)}
+		if strings.HasPrefix(path, "/v1/") {
+			r.key, r.bearer = "", s.key
+		}
+		got := s.call(r)
+		if got.status >= 300 {
+			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		}
+		for _, form := range spellings(word) {
+			if bytes.Contains(got.body, []byte(form)) && !strings.HasSuffix(path, "/decrypt") {
+				t.Errorf("%s: the answer has %s", path, form)
+			}
+		}
+		var fields map[string]any
+		if err := json.Unmarshal(got.body, &fields); err != nil {
+			t.Fatal(err)
+		}
+		return fields
+	}
+	values := object{"key": word}
+	id := post("/api/v2/vault/seal", object{"name": "visible-name", "credential_type": "t", "values": values})["credential_id"].(string)
+	s.call(request{method: "PUT", path: "/api/v2/vault/" + id, key: s.key, body: marshal(t, object{"values": values})}).want(t, http.StatusOK)
+	post("/api/v2/vault/rotate/"+id, object{})
+	s.call(request{method: "POST", path: "/api/v2/vault/seal", key: s.key, header: http.Header{"Idempotency-Key": {word}},
+		body: marshal(t, object{"name": "n", "credential_type": "t", "values": values})}).want(t, http.StatusCreated)
+	sealed := post("/api/v2/encryption/encrypt", object{"data": word})
+	post("/api/v2/encryption/decrypt", sealed)
+	post("/api/v2/encryption/sign", object{"data": word})
+	post("/v1/encrypt", object{"data": word, "algorithm": "ML-KEM-768"})
+	s.call(request{method: "POST", path: "/api/v2/auth/register", body: marshal(t, object{"email": "a@example.org", "password": word, "tenant_name": "T"})}).want(t, http.StatusCreated)
+	session := s.login("a@example.org", word)
+	m := s.manifest(t, "shop", "db", word)
+	again := post("/api/v2/sealing-key/reseal", m)
+	check := object{"namespace": "shop", "name": "db", "credential_type": "database", "sealed": again["sealed"]}
+	if post("/api/v2/sealing-key/check", check)["accepted"] != true {
+		t.Error("what was resealed is not accepted")
+	}
+	check["name"] = "other"
+	if post("/api/v2/sealing-key/check", check)["accepted"] != false {
+		t.Error("what was sealed for another object is accepted")
+	}
+	owned := s.rotatedTo(s.operator(), "former "+word, word) // a current and a former version
+	if _, err := s.vault.UnsealVersion(t.Context(), s.operator(), owned.ID, 1); err != nil {
+		t.Fatal(err)
+	}
+
+	got := s.call(request{method: "GET", path: "/api/v2/system/backup", key: s.systemKey()})
+	if got.status != http.StatusOK || !bytes.Contains(got.body, []byte("visible-name")) || !bytes.Contains(got.body, []byte(owned.ID)) {
+		t.Fatalf("%d: a backup of %d bytes in which nothing can be found", got.status, len(got.body))
+	}
+	entries, err := json.Marshal(s.records(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics := s.call(request{method: "GET", path: "/metrics"}).body
+	for what, text := range map[string][]byte{"the backup": got.body, "the entries": entries, "the log": []byte(s.log.String()), "the metrics": metrics} {
+		for _, form := range append(spellings(word), s.key, session.access, session.refresh) {
+			if bytes.Contains(text, []byte(form)) {
+				t.Errorf("%s: it has %s", what, form)
+			}
 		}
 	}
 }

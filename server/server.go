@@ -3,9 +3,11 @@
 // life. The interface itself is in the packages below, one per version.
 //
 // What every request gets, whatever it asks: an id of the server's own making
-// ([gate.RequestIDHeader]), the state of a rate limit, one access log line, two metrics and, when something
-// panics, a 500. Logs and metrics speak of route templates, never of paths,
-// queries, headers or bodies, since any of them can hold a secret by mistake.
+// ([gate.RequestIDHeader]), the state of a rate limit, one access log line
+// (probes and scrapes only when they fail), two metrics, a span if there is a
+// tracer and, when something panics, a 500. Logs, metrics and spans speak of
+// route templates, never of paths, queries, headers or bodies, since any of them
+// can hold a secret by mistake.
 package server
 
 import (
@@ -17,15 +19,19 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -35,25 +41,41 @@ import (
 	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
-// Config of a [Server]. Vault, Transit, Identity, Audit, Keys and Store are
-// required.
+// Config of a [Server]. Vault, Transit, Identity, Audit, Keys, Sealing and Store
+// are required.
 type Config struct {
 	Vault    *vault.Vault
 	Transit  *transit.Transit
 	Identity *identity.Service
 	Audit    *audit.Log
 	Keys     *keyring.Ring
-	Store    store.Store
+	Sealing  *sealingkey.Service
+	Store    Store
 
 	PublicURL      string     // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
 	Rates          gate.Rates // zero fields take the defaults
 	TrustedProxies []string   // addresses or networks whose X-Forwarded-For is believed; default none
 
 	Collectors []prometheus.Collector // more metrics than the server's own, such as those of its listener
+	Gatherers  []prometheus.Gatherer  // registries of others, whose metrics have other names
+
+	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the
+	// interface: [Server.ServeOperations] serves them.
+	OperationsApart bool
+	// Ready says what /readyz fails for beside the store and the keys; may be nil.
+	Ready func() error
+	// Tracer makes a span of every request of the interface; nil: none.
+	Tracer trace.Tracer
 
 	Logger  *slog.Logger     // default slog.Default()
 	Now     func() time.Time // default time.Now
 	Version string           // of the program, for the metric latticekeep_build_info
+}
+
+// Store is what the server asks of the store itself.
+type Store interface {
+	store.Store
+	backup.Source
 }
 
 // Server answers HTTP.
@@ -63,6 +85,7 @@ type Server struct {
 	metrics *metrics
 	gate    *gate.Gate
 	v1, v2  *gate.Version
+	ending  atomic.Bool
 }
 
 // Limits of a connection. A request has ReadTimeout to arrive whole, so that a
@@ -78,8 +101,9 @@ const (
 
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
-	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Keys == nil || config.Store == nil {
-		return nil, errors.New("making the server: vault, transit, identity, audit, keys and store are required")
+	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Keys == nil || config.Sealing == nil ||
+		config.Store == nil {
+		return nil, errors.New("making the server: vault, transit, identity, audit, keys, sealing and store are required")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
@@ -87,7 +111,7 @@ func New(config Config) (*Server, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
-	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors...)}
+	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors, config.Gatherers)}
 	origin, secure, err := origin(config.PublicURL)
 	if err != nil {
 		return nil, err
@@ -109,13 +133,16 @@ func New(config Config) (*Server, error) {
 	s.engine.RedirectTrailingSlash = false // a redirect has no envelope
 	s.engine.UseEscapedPath = true         // an escaped slash in an id is part of the id
 	s.engine.UnescapePathValues = false    // it would take a plus sign for a space; unescape does not
+	if config.Tracer != nil {
+		s.engine.Use(s.trace)
+	}
 	s.engine.Use(s.observe, s.recover, unescape)
 	s.engine.NoRoute(s.refuse(http.StatusNotFound, "there is no such endpoint"))
 	s.engine.NoMethod(s.refuse(http.StatusMethodNotAllowed, "the endpoint does not have this method"))
 
-	s.engine.GET("/healthz", s.health)
-	s.engine.GET("/readyz", s.ready)
-	s.engine.GET("/metrics", gin.WrapH(s.metrics.handler()))
+	if !config.OperationsApart {
+		s.operations(s.engine)
+	}
 	s.engine.GET("/v1/openapi.yaml", served(openapi.V1()))
 	s.engine.GET("/api/v2/openapi.yaml", served(openapi.V2()))
 	docs.Register(s.engine)
@@ -125,7 +152,7 @@ func New(config Config) (*Server, error) {
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
 		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Keys: config.Keys,
-		Now: config.Now, SecureCookies: secure,
+		Sealing: config.Sealing, Store: config.Store, Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
@@ -161,11 +188,30 @@ func origin(publicURL string) (origin string, secure bool, err error) {
 	return u.Scheme + "://" + u.Host, u.Scheme == "https" || !local, nil
 }
 
-// Serve answers connections of l until ctx ends, then stops accepting, waits
-// for the requests in flight (at most 30 s) and returns nil. It closes l.
+// Serve answers connections of l until ctx ends, then stops accepting, breaks
+// off backups, waits for the requests in flight (at most 30 s) and returns nil.
+// It closes l. /readyz fails from then on.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	h := &http.Server{
-		Handler:           s.engine,
+	h := s.listener(s.engine)
+	h.RegisterOnShutdown(s.gate.EndStreams)
+	h.RegisterOnShutdown(func() { s.ending.Store(true) })
+	return serve(ctx, h, l)
+}
+
+// ServeOperations answers /healthz, /readyz and /metrics at l, which it closes,
+// until ctx ends. That should be after Serve has returned, so that probes are
+// answered while requests finish.
+func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
+	engine := gin.New()
+	engine.Use(s.observe, s.recover)
+	engine.NoRoute(func(c *gin.Context) { s.v2.Refuse(c, gate.Refusal(http.StatusNotFound, "there is no such endpoint")) })
+	s.operations(engine)
+	return serve(ctx, s.listener(engine), l)
+}
+
+func (s *Server) listener(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -173,6 +219,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
 	}
+}
+
+func serve(ctx context.Context, h *http.Server, l net.Listener) error {
 	failed := make(chan error, 1)
 	go func() { failed <- h.Serve(l) }()
 	select {

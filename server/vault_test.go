@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -160,6 +161,79 @@ func TestCredentialsOfAnObjectAreReadOnly(t *testing.T) {
 	if listed[0].(map[string]any)["owned"] != true {
 		t.Errorf("listed: %v", listed)
 	}
+}
+
+// rotatedTo generates a credential of an object and rotates it: its first version
+// is readable for an hour.
+func (s *service) rotatedTo(p authz.Principal, former, value string) *vault.Owned {
+	s.t.Helper()
+	var owned *vault.Owned
+	for i, value := range []string{former, value} {
+		var err error
+		owned, err = s.vault.Generate(context.Background(), p, "uid", uint64(i), vault.Desired{Name: "n", Type: "t", Overlap: time.Hour},
+			func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+				return map[string]secret.Bytes{"k": secret.Bytes(value)}, nil
+			})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return owned
+}
+
+func TestTheFormerVersionOfAnObjectsCredentialIsReadUntilItsEnd(t *testing.T) {
+	s := newTour(t)
+	owned := s.rotatedTo(s.operator(), "old", "new")
+	former := answered(s.connect(client.WithAPIKey(s.key)).V2.UnsealCredentialVersion(t.Context(), owned.ID, 1))(t)
+	if former.Version != 1 || former.Values["k"] != "old" || !former.ExpiresAt.Equal(owned.Former.Until) {
+		t.Errorf("through the client: %+v", former)
+	}
+	path := "/api/v2/vault/" + owned.ID
+	for _, c := range []struct {
+		query, value, expires string
+		version               float64
+	}{
+		{"", "new", "2027-02-19T10:00:00Z", 2},
+		{"?version=2", "new", "2027-02-19T10:00:00Z", 2},
+		{"?version=1", "old", "2026-11-21T11:00:00Z", 1},
+	} {
+		got := s.get(path+c.query).want(t, http.StatusOK)
+		if !reflect.DeepEqual(got["values"], map[string]any{"k": c.value}) || got["version"] != c.version || got["expires_at"] != c.expires {
+			t.Errorf("%q: %v", c.query, got)
+		}
+		if e := s.entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_UNSEALED" || e["attributes"].(map[string]any)["version"] != fmt.Sprint(c.version) {
+			t.Errorf("%q: recorded as %v", c.query, e)
+		}
+	}
+	want := faceless(t, s.get("/api/v2/vault/"+authz.NewID("cred")))
+	denied := func(queries ...string) {
+		t.Helper()
+		for _, query := range queries {
+			r := s.get(path + query)
+			r.message(t, http.StatusForbidden)
+			if got := faceless(t, r); got != want {
+				t.Errorf("%q: %s, want %s", query, got, want)
+			}
+		}
+	}
+	denied("?version=3", "?version=9223372036854775807")
+	for _, query := range []string{"?version=0", "?version=-1", "?version=", "?version=x", "?version=1.5", "?version=9223372036854775808", "?version=1&version=2"} {
+		s.get(path+query).message(t, http.StatusBadRequest)
+	}
+	weak := s.grant(authz.ComplianceRead)
+	if got := faceless(t, s.call(request{method: "GET", path: path + "?version=1", key: weak})); got != want {
+		t.Errorf("without the scope: %s, want %s", got, want)
+	}
+	s.clock.advance(time.Hour)
+	denied("?version=1")
+	if _, err := s.vault.Sweep(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	denied("?version=1")
+	if e := s.entries("event_type=CREDENTIAL_VERSION_ENDED"); len(e) != 1 {
+		t.Errorf("the end is recorded as %v", e)
+	}
+	s.get(path+"?version=2").want(t, http.StatusOK)
 }
 
 // faceless returns an error body without the two fields that differ by design.

@@ -181,3 +181,26 @@ func (v *V2) SetTenantLimits(ctx context.Context, tenantID string, r v2.TenantLi
 func (v *V2) CreateTenantAPIKey(ctx context.Context, tenantID string, r v2.CreateAPIKeyRequest) (*v2.CreatedAPIKey, error) {
 	return answer[v2.CreatedAPIKey](read(v.api.CreateTenantAPIKey(ctx, segment(tenantID), r)))
 }
+
+// ListSealingKeys answers every sealing key, the current one first, with how many
+// objects need it.
+func (v *V2) ListSealingKeys(ctx context.Context) (*v2.SealingKeyList, error) {
+	return answer[v2.SealingKeyList](read(v.api.ListSealingKeys(ctx)))
+}
+
+// RotateSealingKey makes a new sealing key and publishes it. It is not sent again
+// when its outcome is unknown.
+func (v *V2) RotateSealingKey(ctx context.Context) (*v2.SealingKeyAnswer, error) {
+	return answer[v2.SealingKeyAnswer](read(v.api.RotateSealingKey(ctx)))
+}
+
+// RetireSealingKey archives a sealing key; ErrConflict: it is the current one, or
+// an object needs it.
+func (v *V2) RetireSealingKey(ctx context.Context, keyID string) (*v2.SealingKeyAnswer, error) {
+	return answer[v2.SealingKeyAnswer](read(v.api.RetireSealingKey(repeatable(ctx), segment(keyID))))
+}
+
+// RestoreSealingKey takes a retired sealing key back into use.
+func (v *V2) RestoreSealingKey(ctx context.Context, keyID string) (*v2.SealingKeyAnswer, error) {
+	return answer[v2.SealingKeyAnswer](read(v.api.RestoreSealingKey(repeatable(ctx), segment(keyID))))
+}

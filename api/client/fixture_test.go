@@ -21,12 +21,12 @@ type wire struct {
 }
 
 type sent struct {
-	method, path, escaped, body string
-	header                      http.Header
+	method, path, escaped, query, body string
+	header                             http.Header
 }
 
 func (n *wire) RoundTrip(r *http.Request) (*http.Response, error) {
-	s := sent{method: r.Method, path: r.URL.Path, escaped: r.URL.EscapedPath(), header: r.Header}
+	s := sent{method: r.Method, path: r.URL.Path, escaped: r.URL.EscapedPath(), query: r.URL.RawQuery, header: r.Header}
 	if r.Body != nil {
 		b, err := io.ReadAll(r.Body)
 		if err != nil {

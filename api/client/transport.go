@@ -19,6 +19,7 @@ type manner struct {
 	repeatable bool
 	anonymous  bool       // it carries no credential
 	once       bool       // it is not sent again, whatever the answer
+	lasting    bool       // its answer may take as long as ctx allows
 	access     credential // if not zero, it carries this one, and its 401 does not renew the session
 	refresh    string     // it carries this refresh token
 }
@@ -126,7 +127,13 @@ func (d *doer) send(request *http.Request, m manner, c credential) (*http.Respon
 	if m.refresh != "" {
 		r.AddCookie(&http.Cookie{Name: refreshCookie, Value: m.refresh})
 	}
-	response, err := d.http.Do(r)
+	h := d.http
+	if m.lasting {
+		unlimited := *h
+		unlimited.Timeout = 0
+		h = &unlimited
+	}
+	response, err := h.Do(r)
 	if err != nil {
 		// Without the address, which may hold the name of a credential.
 		if e := new(url.Error); errors.As(err, &e) {

@@ -38,7 +38,13 @@ func (v *V2) ListCredentials(ctx context.Context, p *v2.ListCredentialsParams) (
 // for everything that fails, an id that does not exist included; that holds for
 // all methods that take a credential's id or name.
 func (v *V2) UnsealCredential(ctx context.Context, credentialID string) (*v2.UnsealedCredential, error) {
-	return answer[v2.UnsealedCredential](read(v.api.UnsealCredential(ctx, segment(credentialID))))
+	return answer[v2.UnsealedCredential](read(v.api.UnsealCredential(ctx, segment(credentialID), &v2.UnsealCredentialParams{})))
+}
+
+// UnsealCredentialVersion answers a version of a credential, the current one or
+// the one before, while that is readable.
+func (v *V2) UnsealCredentialVersion(ctx context.Context, credentialID string, version int64) (*v2.UnsealedCredential, error) {
+	return answer[v2.UnsealedCredential](read(v.api.UnsealCredential(ctx, segment(credentialID), &v2.UnsealCredentialParams{Version: &version})))
 }
 
 // UnsealCredentialByName answers the newest active credential of a name.
@@ -127,6 +133,19 @@ func (v *V2) QueryAuditLog(ctx context.Context, p *v2.QueryAuditLogParams) (*v2.
 // identity, as the command latticekeep seal does; this method does not.
 func (v *V2) GetSealingKey(ctx context.Context) (*v2.SealingKeyDocument, error) {
 	return answer[v2.SealingKeyDocument](read(v.api.GetSealingKey(anonymous(ctx))))
+}
+
+// ResealManifest answers the values of a manifest, sealed for the newest key and
+// bound to what they were bound to. Whoever takes them over compares scope, data
+// keys and times, as the command latticekeep reseal does.
+func (v *V2) ResealManifest(ctx context.Context, r v2.ResealRequest) (*v2.ResealedValues, error) {
+	return answer[v2.ResealedValues](read(v.api.ResealManifest(repeatable(ctx), r)))
+}
+
+// CheckManifest answers whether a manifest would be accepted, or the code of what
+// is wrong with it. Nothing is stored.
+func (v *V2) CheckManifest(ctx context.Context, r v2.CheckRequest) (*v2.CheckAnswer, error) {
+	return answer[v2.CheckAnswer](read(v.api.CheckManifest(repeatable(ctx), r)))
 }
 
 // GetContract answers the OpenAPI document of version 2 in YAML.

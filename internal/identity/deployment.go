@@ -51,7 +51,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 	if _, err := keys.SealingDocument(ctx); errors.Is(err, fault.NotFound) {
 		err = service.newSealingKey(ctx)
 		return service, keys, err
-	} else if err != nil {
+	} else if err != nil && !errors.Is(err, keyring.ErrRetired) { // then nothing is published until there is a new one
 		return nil, nil, err
 	}
 	return service, keys, nil

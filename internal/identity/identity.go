@@ -9,6 +9,9 @@
 // The deployment itself is the tenant [authz.SystemTenant]: it has API keys
 // only, and no other tenant's key can carry system:admin.
 //
+// Pods of a cluster present the token of their ServiceAccount. Who that is and
+// what it may do is the cluster's to say ([Cluster]); it is never stored.
+//
 // # Invariants
 //
 //   - Nothing that lets someone in is stored: of API keys and tokens only a keyed
@@ -59,6 +62,9 @@ type Service struct {
 
 	registrationClosed bool
 
+	cluster        Cluster // nil: nobody is a ServiceAccount
+	clusterTenants map[string]authz.TenantID
+
 	passwords passwords
 	slowdown  slowdown
 	decoy     decoy
@@ -78,6 +84,10 @@ type Caller struct {
 	authz.Principal
 	Session string // of a user
 	Limits  Limits // of the tenant
+
+	// ServiceAccount is who the caller is in its cluster; nil unless it is a
+	// ServiceAccount.
+	ServiceAccount *ServiceAccount
 }
 
 var encoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)

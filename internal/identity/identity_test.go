@@ -134,7 +134,7 @@ func TestANamespaceIsATenantOfItsOwn(t *testing.T) {
 			t.Fatal("a tenant without keys:", err)
 		}
 	}
-	if err := s.MapNamespace(t.Context(), "cluster-1", "ns-3", dev); err != nil {
+	if err := s.MapNamespace(t.Context(), "cluster-1", "three", "ns-3", dev); err != nil {
 		t.Fatal(err)
 	}
 	if tenant, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-3"); err != nil || tenant != dev {

@@ -76,6 +76,12 @@ func namespaceKey(clusterUID, namespaceUID string) []byte {
 	return []byte("namespace/" + clusterUID + "/" + namespaceUID)
 }
 
+// namespaceNameKey is of the UID that a namespace had when it was made part of a
+// tenant by its name.
+func namespaceNameKey(clusterUID, name string) []byte {
+	return []byte("namespace-name/" + clusterUID + "/" + name)
+}
+
 // isTenant reports whether id can be a tenant's other than the system's.
 func isTenant(id authz.TenantID) bool { return authz.ValidID(tenantIDPrefix, string(id)) }
 
@@ -247,35 +253,33 @@ func (s *Service) changeTenant(ctx context.Context, e audit.Event, change func(*
 	return changed, nil
 }
 
-// NamespaceTenant returns the tenant of a Kubernetes namespace, which it makes
-// when the namespace is new. A namespace is known by its UID: one that was
-// made again under an old name is a new tenant. Error: fault.Unavailable.
-func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (authz.TenantID, error) {
-	key := namespaceKey(clusterUID, namespaceUID)
-	var tenant authz.TenantID
-	read := func(r store.Reader) (authz.TenantID, error) {
-		b, err := r.Get(key)
-		if err == nil {
-			b, err = s.keys.OpenRow(key, b)
-		}
-		return authz.TenantID(b), err
-	}
-	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		tenant, err = read(r)
+// FindNamespaceTenant returns the tenant of a Kubernetes namespace, and nothing
+// when it has none yet. Error: fault.Unavailable.
+func (s *Service) FindNamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (tenant authz.TenantID, err error) {
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		tenant, err = s.namespaceTenant(r, clusterUID, namespaceUID)
 		return err
 	})
 	if err != nil {
 		return "", fmt.Errorf("reading a namespace's tenant: %w", err)
 	}
-	if tenant != "" {
-		return tenant, nil
+	return tenant, nil
+}
+
+// NamespaceTenant returns the tenant of a Kubernetes namespace, which it makes
+// when the namespace is new. A namespace is known by its UID: one that was
+// made again under an old name is a new tenant. Error: fault.Unavailable.
+func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (authz.TenantID, error) {
+	tenant, err := s.FindNamespaceTenant(ctx, clusterUID, namespaceUID)
+	if err != nil || tenant != "" {
+		return tenant, err
 	}
 	fresh, err := s.newTenant(ctx, "namespace "+namespaceUID, time.Time{})
 	if err != nil {
 		return "", err
 	}
 	err = s.store.Update(ctx, func(tx store.Tx) (err error) {
-		if tenant, err = read(tx); err != nil || tenant != "" { // made meanwhile
+		if tenant, err = s.namespaceTenant(tx, clusterUID, namespaceUID); err != nil || tenant != "" { // made meanwhile
 			return err
 		}
 		tenant = fresh.id
@@ -290,9 +294,43 @@ func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID 
 	return tenant, nil
 }
 
-// MapNamespace makes a namespace part of an existing tenant.
-func (s *Service) MapNamespace(ctx context.Context, clusterUID, namespaceUID string, tenant authz.TenantID) error {
+// namespaceTenant reads the tenant of a namespace, empty when it has none yet.
+func (s *Service) namespaceTenant(r store.Reader, clusterUID, namespaceUID string) (authz.TenantID, error) {
+	key := namespaceKey(clusterUID, namespaceUID)
+	b, err := r.Get(key)
+	if err == nil {
+		b, err = s.keys.OpenRow(key, b)
+	}
+	return authz.TenantID(b), err
+}
+
+// ErrRemade says that a namespace was made again after one of its name had been
+// made part of a tenant: it is not the one that was meant, and its own tenant.
+var ErrRemade = fault.New(fault.Conflict, "the namespace was deleted and made again, and has a tenant of its own: "+
+	"a name becomes part of a tenant once; take a namespace of another name, and take this one out of kubernetes.namespaces")
+
+// MapNamespace makes a namespace part of an existing tenant. Its name is taken
+// for one UID only, the first: whoever may delete and make a namespace does not
+// come into the tenant of another one by its name. Errors: ErrRemade,
+// fault.Unavailable.
+func (s *Service) MapNamespace(ctx context.Context, clusterUID, name, namespaceUID string, tenant authz.TenantID) error {
 	err := s.store.Update(ctx, func(tx store.Tx) error {
+		meant := namespaceNameKey(clusterUID, name)
+		first, err := tx.Get(meant)
+		switch {
+		case err != nil:
+			return err
+		case first == nil:
+			err = tx.Put(meant, s.keys.SealRow(meant, []byte(namespaceUID)))
+		default:
+			first, err = s.keys.OpenRow(meant, first)
+			if err == nil && string(first) != namespaceUID {
+				err = ErrRemade
+			}
+		}
+		if err != nil {
+			return err
+		}
 		key := namespaceKey(clusterUID, namespaceUID)
 		b, err := tx.Get(key)
 		if err != nil || bytes.Equal(b, s.keys.SealRow(key, []byte(tenant))) {

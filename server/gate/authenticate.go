@@ -1,7 +1,9 @@
 package gate
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -19,7 +21,7 @@ type Scheme uint8
 // The schemes.
 const (
 	BearerKey Scheme = iota // v1: an API key in Authorization
-	KeyOrUser               // v2: an API key in X-API-Key, or an access token in Authorization or a cookie
+	KeyOrUser               // v2: an API key in X-API-Key, an access or ServiceAccount token in Authorization, or an access token in a cookie
 )
 
 // AccessCookie holds the access token.
@@ -80,7 +82,7 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 		if !ok {
 			return identity.Caller{}, fault.Unauthenticated
 		}
-		return service.AuthenticateToken(r.Context(), token)
+		return service.AuthenticateBearer(r.Context(), token, !call.gate.addressUsedUp(call.Caller.SourceIP))
 	}
 	cookies := r.CookiesNamed(AccessCookie)
 	if len(cookies) != 1 {
@@ -98,13 +100,47 @@ func bearer(values []string) (string, bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
+// Review asks the cluster whether a ServiceAccount may do what it asks for: in its
+// own namespace, or in the one that is given, and with the SealedCredential of that
+// name, if any. A yes gives it the scope of the action. It is the scope check of
+// ServiceAccounts; all other callers have passed theirs. A yes also has the call
+// counted for the tenant: who may nothing there spends nothing of it. Errors:
+// fault.Forbidden, which is recorded once a minute, that of a tenant over its
+// rate, and fault.Unavailable.
+func (call *Call) Review(ctx context.Context, namespace, name string) error {
+	if call.Caller.ServiceAccount == nil {
+		return nil
+	}
+	caller, err := call.gate.config.Identity.Permit(ctx, call.Caller, call.operation.Action, namespace, name)
+	if err != nil {
+		return fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
+	}
+	call.Caller = caller
+	chain, denied := call.gate.config.Audit, fault.New(fault.Forbidden, "access denied")
+	switch {
+	case len(caller.Scopes) > 0:
+		call.permitted = true
+		if err := call.countPermitted(ctx); err != nil {
+			return err
+		}
+		return chain.Authorize(ctx, caller.Principal, call.operation.Action)
+	case caller.Kind == authz.Stranger: // of a namespace without a tenant
+		call.gate.recordRefusal(ctx, caller.Principal, audit.AccessRefused)
+		return denied
+	}
+	return cmp.Or(chain.AttemptOnce(ctx, caller.Principal, call.operation.Action, audit.Denied, string(authz.MissingScope)), denied)
+}
+
 // recordStranger leaves an entry of a request without a principal, unless its
 // source has one in this minute. The answer is the same whether that works or
 // not.
 func (g *Gate) recordStranger(c *gin.Context, event audit.EventType) {
-	p := stranger(c)
+	g.recordRefusal(c.Request.Context(), stranger(c), event)
+}
+
+func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit.EventType) {
 	// Not under the request's own context: that ends when the stranger hangs up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	_ = g.config.Audit.Refused(ctx, audit.Source(p.SourceIP), audit.Event{
 		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},

@@ -26,6 +26,12 @@ type Operation struct {
 	Action    authz.Action // empty when everybody may
 	Auth      Auth
 	Registers bool // it makes a tenant for a stranger, which has a rate of its own
+
+	// For the review of a ServiceAccount's access: the path parameter that is the
+	// name of a SealedCredential, if any; and whether the operation itself asks for
+	// the review, since only its body says where. Until then it has no scope.
+	Object  string
+	Reviews bool
 }
 
 // Definition of a [Version].

@@ -4,14 +4,15 @@
 // The checks run in one fixed order, so that a request that breaks several
 // rules is always answered for the same one, and a caller without the scope
 // learns nothing about what it sent: size of the body, authentication, rate (a
-// stranger whose address is over it is told so, whatever it presents), scope,
-// content type, well-formed JSON, parameters, schema. What an operation
-// takes comes from the OpenAPI document of its version; what it requires of the
-// caller from authz.
+// stranger whose address is over it is told so, whatever it presents), scope (of a
+// ServiceAccount: what its cluster allows, and then the rate of its tenant),
+// content type, well-formed JSON, parameters, schema. What an operation takes comes from the OpenAPI document of
+// its version; what it requires of the caller from authz.
 //
 // A call of a known principal leaves exactly one audit entry: that of the
 // service which carried it out or refused it, and that of the gate when it never
-// came so far. Strangers are counted by address and recorded once a minute.
+// came so far. Strangers are counted by address and recorded once a minute. So is,
+// by its UID, a ServiceAccount in what its cluster does not permit.
 //
 // Request bodies are overwritten after the call and answers after they were
 // written. The strings that JSON decoding makes of them are not: Go offers no
@@ -55,6 +56,9 @@ type Gate struct {
 	addresses *quota.Limiter
 	origins   *http.CrossOriginProtection
 	parsing   chan struct{} // a place for each large body that is being parsed; some cores stay for all else
+
+	streams    context.Context // of answers that take long
+	endStreams context.CancelFunc
 }
 
 // New returns a gate. Error: an origin that is none.
@@ -64,6 +68,7 @@ func New(c Config) (*Gate, error) {
 		config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), origins: http.NewCrossOriginProtection(),
 		parsing: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
+	g.streams, g.endStreams = context.WithCancel(context.Background())
 	if c.Origin != "" {
 		if err := g.origins.AddTrustedOrigin(c.Origin); err != nil {
 			return nil, fmt.Errorf("trusting the public URL's origin: %w", err)
@@ -81,8 +86,10 @@ type Call struct {
 	gate      *Gate
 	version   *Version
 	operation *operation
-	byHeader  bool   // the caller is known by a header, which no page of another origin can make a browser send
-	exceeded  bool   // the request is over its rate
+	byHeader  bool // the caller is known by a header, which no page of another origin can make a browser send
+	exceeded  bool // the request is over its rate
+	permitted bool // to a ServiceAccount, by its cluster
+	answer    http.Header
 	body      []byte // well-formed, of the operation's schema, and overwritten after the call
 }
 
@@ -92,8 +99,9 @@ const callKey = "latticekeep/call"
 func (v *Version) Checks() gin.HandlerFunc {
 	return func(c *gin.Context) {
 		op := v.operations[c.Request.Method+" "+c.FullPath()]
-		call := &Call{gate: v.gate, version: v, operation: op}
+		call := &Call{gate: v.gate, version: v, operation: op, answer: c.Writer.Header()}
 		c.Set(callKey, call)
+		defer call.countRefused()
 		err := call.admit(c) // a body has its own time to arrive
 		defer secret.Bytes(call.body).Zero()
 		if err == nil {
@@ -141,10 +149,8 @@ func (call *Call) check(c *gin.Context) error {
 		}
 	}
 	op := call.operation
-	if op.Action != "" && call.Caller.Kind != authz.Stranger {
-		if err := call.gate.config.Audit.Authorize(c.Request.Context(), call.Caller.Principal, op.Action); err != nil {
-			return err
-		}
+	if err := call.authorize(c); err != nil {
+		return err
 	}
 	if len(call.body) > 0 {
 		if err := checkContentType(c.Request.Header); err != nil {
@@ -173,6 +179,20 @@ func (call *Call) check(c *gin.Context) error {
 		return err
 	}
 	return op.checkBody(call.body)
+}
+
+// authorize is the check of the caller's scope.
+func (call *Call) authorize(c *gin.Context) error {
+	op := call.operation
+	switch {
+	case call.Caller.ServiceAccount != nil && op.Reviews:
+		return nil
+	case call.Caller.ServiceAccount != nil:
+		return call.Review(c.Request.Context(), "", c.Param(op.Object))
+	case op.Action == "" || call.Caller.Kind == authz.Stranger:
+		return nil
+	}
+	return call.gate.config.Audit.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
 }
 
 // refuse records that the caller, if it is known, may not.
@@ -217,7 +237,11 @@ func (call *Call) fail(c *gin.Context, err error) {
 	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 		defer cancel()
-		err = cmp.Or(call.gate.config.Audit.Attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request"), err)
+		attempt := call.gate.config.Audit.Attempt
+		if call.Caller.Kind == authz.ServiceAccount && !call.permitted {
+			attempt = call.gate.config.Audit.AttemptOnce
+		}
+		err = cmp.Or(attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request"), err)
 	}
 	call.version.fail(c, err)
 }

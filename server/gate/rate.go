@@ -50,32 +50,68 @@ func (call *Call) limit() int {
 }
 
 // count takes one request from the bucket of the caller's tenant, or from that
-// of a stranger's address. A known caller never pays for its neighbours.
+// of a stranger's address. A known caller never pays for its neighbours. Of a
+// ServiceAccount it only looks whether too much was refused to it: what its
+// cluster permits is counted once that is known, and what not when it is over.
 func (call *Call) count(c *gin.Context) quota.Usage {
 	var u quota.Usage
-	if source := audit.Source(c.ClientIP()); call.Caller.Kind == authz.Stranger {
+	source := audit.Source(c.ClientIP())
+	switch call.Caller.Kind {
+	case authz.Stranger:
 		u = call.gate.addresses.Take(source, call.gate.config.Rates.Address)
 		if call.operation.Registers && !u.Exceeded { // what a registration leaves, nothing removes
 			u = call.gate.addresses.Take("register/"+source, call.gate.config.Rates.Registrations)
 		}
-	} else {
-		u = call.gate.tenants.Take(call.version.name+"/"+string(call.Caller.Tenant), call.limit())
+	case authz.ServiceAccount:
+		u = call.gate.addresses.Peek(call.account(), call.gate.config.Rates.Address)
+		u.Exceeded = u.Remaining == 0
+	default:
+		u = call.takeOfTenant()
 	}
-	show(c, u)
+	show(c.Writer.Header(), u)
 	return u
+}
+
+func (call *Call) takeOfTenant() quota.Usage {
+	return call.gate.tenants.Take(call.version.name+"/"+string(call.Caller.Tenant), call.limit())
+}
+
+// account is the bucket of what is refused to a ServiceAccount.
+func (call *Call) account() string { return "account/" + call.Caller.ID }
+
+// countPermitted counts a call that the cluster permits for the tenant.
+func (call *Call) countPermitted(ctx context.Context) error {
+	u := call.takeOfTenant()
+	show(call.answer, u)
+	call.exceeded = u.Exceeded
+	return call.overRate(ctx, u)
+}
+
+// countRefused counts a ServiceAccount's call that was not permitted, for
+// whatever reason.
+func (call *Call) countRefused() {
+	if call.Caller.Kind == authz.ServiceAccount && !call.permitted {
+		call.gate.addresses.Take(call.account(), call.gate.config.Rates.Address)
+	}
 }
 
 // ShowRate puts the bucket of the caller's address on a response that nothing
 // is counted for, or not yet.
 func (g *Gate) ShowRate(c *gin.Context) {
-	show(c, g.addresses.Peek(audit.Source(c.ClientIP()), g.config.Rates.Address))
+	show(c.Writer.Header(), g.addresses.Peek(audit.Source(c.ClientIP()), g.config.Rates.Address))
+}
+
+// addressUsedUp reports whether nothing more is done for strangers of an address in
+// this minute. Who is known does not depend on it.
+func (g *Gate) addressUsedUp(address string) bool {
+	return g.addresses.Peek(audit.Source(address), g.config.Rates.Address).Remaining == 0
 }
 
 // CountStranger takes a request that reached no operation from the bucket of
 // its address and returns the refusal if that is used up.
 func (g *Gate) CountStranger(c *gin.Context) error {
 	u := g.addresses.Take(audit.Source(c.ClientIP()), g.config.Rates.Address)
-	show(c, u)
+	show(c.Writer.Header(), u)
 	if !u.Exceeded {
 		return nil
 	}
@@ -83,8 +119,7 @@ func (g *Gate) CountStranger(c *gin.Context) error {
 	return &tooMany{u.Reset.Sub(g.config.Now())}
 }
 
-func show(c *gin.Context, u quota.Usage) {
-	h := c.Writer.Header()
+func show(h http.Header, u quota.Usage) {
 	h.Set("X-RateLimit-Limit", strconv.Itoa(u.Limit))
 	h.Set("X-RateLimit-Remaining", strconv.Itoa(u.Remaining))
 	h.Set("X-RateLimit-Reset", strconv.FormatInt(u.Reset.Unix(), 10))
@@ -93,16 +128,21 @@ func show(c *gin.Context, u quota.Usage) {
 // limited returns the refusal of a request over its limit, which leaves one
 // entry per caller and minute.
 func (call *Call) limited(c *gin.Context, u quota.Usage) error {
+	if u.Exceeded && call.Caller.Kind == authz.Stranger {
+		call.gate.recordStranger(c, audit.RateLimited)
+		return &tooMany{u.Reset.Sub(call.gate.config.Now())}
+	}
+	return call.overRate(c.Request.Context(), u)
+}
+
+// overRate is limited of a known caller.
+func (call *Call) overRate(ctx context.Context, u quota.Usage) error {
 	if !u.Exceeded {
 		return nil
 	}
-	if p := call.Caller.Principal; p.Kind == authz.Stranger {
-		call.gate.recordStranger(c, audit.RateLimited)
-	} else {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
-		defer cancel()
-		_ = call.gate.config.Audit.Limited(ctx, p)
-	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	_ = call.gate.config.Audit.Limited(ctx, call.Caller.Principal)
 	return &tooMany{u.Reset.Sub(call.gate.config.Now())}
 }
 

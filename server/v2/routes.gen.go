@@ -110,6 +110,27 @@ type ServerInterface interface {
 	// GetSealingKey The public sealing key
 	// (GET /api/v2/sealing-key)
 	GetSealingKey(c *gin.Context)
+	// CheckManifest Ask whether a manifest would be accepted
+	// (POST /api/v2/sealing-key/check)
+	CheckManifest(c *gin.Context)
+	// ResealManifest Seal a manifest's values for the newest key
+	// (POST /api/v2/sealing-key/reseal)
+	ResealManifest(c *gin.Context)
+	// GetBackup Take a backup
+	// (GET /api/v2/system/backup)
+	GetBackup(c *gin.Context)
+	// ListSealingKeys List the sealing keys
+	// (GET /api/v2/system/sealing-keys)
+	ListSealingKeys(c *gin.Context)
+	// RotateSealingKey Make a new sealing key
+	// (POST /api/v2/system/sealing-keys/rotate)
+	RotateSealingKey(c *gin.Context)
+	// RestoreSealingKey Take a retired sealing key back into use
+	// (POST /api/v2/system/sealing-keys/{key_id}/restore)
+	RestoreSealingKey(c *gin.Context, keyId string)
+	// RetireSealingKey Retire a sealing key
+	// (POST /api/v2/system/sealing-keys/{key_id}/retire)
+	RetireSealingKey(c *gin.Context, keyId string)
 	// ListTenants List tenants
 	// (GET /api/v2/system/tenants)
 	ListTenants(c *gin.Context, params ListTenantsParams)
@@ -142,7 +163,7 @@ type ServerInterface interface {
 	DeleteCredential(c *gin.Context, credentialId CredentialPath)
 	// UnsealCredential Unseal a credential
 	// (GET /api/v2/vault/{credential_id})
-	UnsealCredential(c *gin.Context, credentialId CredentialPath)
+	UnsealCredential(c *gin.Context, credentialId CredentialPath, params UnsealCredentialParams)
 	// ReplaceCredential Replace the values of a credential
 	// (PUT /api/v2/vault/{credential_id})
 	ReplaceCredential(c *gin.Context, credentialId CredentialPath)
@@ -698,6 +719,121 @@ func (siw *ServerInterfaceWrapper) GetSealingKey(c *gin.Context) {
 	siw.Handler.GetSealingKey(c)
 }
 
+// CheckManifest operation middleware
+func (siw *ServerInterfaceWrapper) CheckManifest(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CheckManifest(c)
+}
+
+// ResealManifest operation middleware
+func (siw *ServerInterfaceWrapper) ResealManifest(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ResealManifest(c)
+}
+
+// GetBackup operation middleware
+func (siw *ServerInterfaceWrapper) GetBackup(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetBackup(c)
+}
+
+// ListSealingKeys operation middleware
+func (siw *ServerInterfaceWrapper) ListSealingKeys(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListSealingKeys(c)
+}
+
+// RotateSealingKey operation middleware
+func (siw *ServerInterfaceWrapper) RotateSealingKey(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateSealingKey(c)
+}
+
+// RestoreSealingKey operation middleware
+func (siw *ServerInterfaceWrapper) RestoreSealingKey(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "key_id" -------------
+	var keyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "key_id", c.Param("key_id"), &keyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter key_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RestoreSealingKey(c, keyId)
+}
+
+// RetireSealingKey operation middleware
+func (siw *ServerInterfaceWrapper) RetireSealingKey(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "key_id" -------------
+	var keyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "key_id", c.Param("key_id"), &keyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter key_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RetireSealingKey(c, keyId)
+}
+
 // ListTenants operation middleware
 func (siw *ServerInterfaceWrapper) ListTenants(c *gin.Context) {
 
@@ -986,6 +1122,17 @@ func (siw *ServerInterfaceWrapper) UnsealCredential(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params UnsealCredentialParams
+
+	// ------------- Optional query parameter "version" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "version", c.Request.URL.Query(), &params.Version, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter version: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -993,7 +1140,7 @@ func (siw *ServerInterfaceWrapper) UnsealCredential(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.UnsealCredential(c, credentialId)
+	siw.Handler.UnsealCredential(c, credentialId, params)
 }
 
 // ReplaceCredential operation middleware
@@ -1116,6 +1263,13 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/tenants/:tenant_id/activate", wrapper.ActivateTenant)
 	router.PUT(options.BaseURL+"/api/v2/system/tenants/:tenant_id/limits", wrapper.SetTenantLimits)
 	router.POST(options.BaseURL+"/api/v2/system/tenants/:tenant_id/api-keys", wrapper.CreateTenantAPIKey)
+	router.GET(options.BaseURL+"/api/v2/system/sealing-keys", wrapper.ListSealingKeys)
+	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/rotate", wrapper.RotateSealingKey)
+	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/:key_id/retire", wrapper.RetireSealingKey)
+	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/:key_id/restore", wrapper.RestoreSealingKey)
+	router.GET(options.BaseURL+"/api/v2/system/backup", wrapper.GetBackup)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
 	router.GET(options.BaseURL+"/api/v2/sealing-key", wrapper.GetSealingKey)
+	router.POST(options.BaseURL+"/api/v2/sealing-key/reseal", wrapper.ResealManifest)
+	router.POST(options.BaseURL+"/api/v2/sealing-key/check", wrapper.CheckManifest)
 }

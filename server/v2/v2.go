@@ -6,6 +6,7 @@ package v2
 
 import (
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -13,23 +14,31 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// API answers the endpoints of version 2. All fields but the last are required.
+// API answers the endpoints of version 2. All exported fields but
+// SecureCookies are required.
 type API struct {
 	Vault    *vault.Vault
 	Transit  *transit.Transit
 	Identity *identity.Service
 	Audit    *audit.Log
 	Keys     *keyring.Ring
+	Sealing  *sealingkey.Service
+	Store    backup.Source // what is backed up
+	Program  string        // its version, which a backup names
 	Now      func() time.Time
 
 	SecureCookies bool // cookies are for encrypted connections only
+
+	backingUp sync.Mutex // one at a time
 }
 
 var _ ServerInterface = (*API)(nil)
@@ -42,7 +51,7 @@ func Operations() map[string]gate.Operation {
 		"sealCredential":         {Action: authz.SealCredential},
 		"listCredentials":        {Action: authz.ListCredentials},
 		"unsealCredential":       {Action: authz.UnsealCredential},
-		"unsealCredentialByName": {Action: authz.UnsealCredential},
+		"unsealCredentialByName": {Action: authz.UnsealCredential, Object: "name"},
 		"replaceCredential":      {Action: authz.ReplaceCredential},
 		"rotateCredential":       {Action: authz.RotateCredential},
 		"deleteCredential":       {Action: authz.DeleteCredential},
@@ -89,7 +98,15 @@ func Operations() map[string]gate.Operation {
 		"createTenantAPIKey": {Action: authz.CreateTenantAPIKey},
 
 		"queryAuditLog": {Action: authz.ReadAudit},
-		"getSealingKey": public,
+		"getBackup":     {Action: authz.BackUp},
+
+		"getSealingKey":     public,
+		"resealManifest":    {Action: authz.ResealManifest, Reviews: true},
+		"checkManifest":     {Action: authz.CheckManifest, Reviews: true},
+		"listSealingKeys":   {Action: authz.ListSealingKeys},
+		"rotateSealingKey":  {Action: authz.RotateSealingKey},
+		"retireSealingKey":  {Action: authz.RetireSealingKey},
+		"restoreSealingKey": {Action: authz.RestoreSealingKey},
 	}
 }
 

@@ -100,10 +100,14 @@ func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) 
 	})
 }
 
-// UnsealCredential answers a credential with its values.
-func (a *API) UnsealCredential(c *gin.Context, id string) {
+// UnsealCredential answers a credential with its values, those of the version
+// that is asked for, if one is.
+func (a *API) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return unsealed(a.Vault.Unseal(ctx, call.Principal(), id))
+		if params.Version == nil {
+			return unsealed(a.Vault.Unseal(ctx, call.Principal(), id))
+		}
+		return unsealed(a.Vault.UnsealVersion(ctx, call.Principal(), id, uint64(*params.Version)))
 	})
 }
 

@@ -104,6 +104,7 @@ const (
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
 	EventTypeAUDITREAD              EventType = "AUDIT_READ"
+	EventTypeBACKUPTAKEN            EventType = "BACKUP_TAKEN"
 	EventTypeCHAINSTARTED           EventType = "CHAIN_STARTED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
@@ -112,6 +113,7 @@ const (
 	EventTypeCREDENTIALROTATED      EventType = "CREDENTIAL_ROTATED"
 	EventTypeCREDENTIALSEALED       EventType = "CREDENTIAL_SEALED"
 	EventTypeCREDENTIALUNSEALED     EventType = "CREDENTIAL_UNSEALED"
+	EventTypeCREDENTIALVERSIONENDED EventType = "CREDENTIAL_VERSION_ENDED"
 	EventTypeDATADECRYPTED          EventType = "DATA_DECRYPTED"
 	EventTypeDATAENCRYPTED          EventType = "DATA_ENCRYPTED"
 	EventTypeDATAREWRAPPED          EventType = "DATA_REWRAPPED"
@@ -122,6 +124,8 @@ const (
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
 	EventTypeKEYROTATED             EventType = "KEY_ROTATED"
+	EventTypeMANIFESTCHECKED        EventType = "MANIFEST_CHECKED"
+	EventTypeMANIFESTRESEALED       EventType = "MANIFEST_RESEALED"
 	EventTypeMEMBERCHANGED          EventType = "MEMBER_CHANGED"
 	EventTypeMEMBERINVITED          EventType = "MEMBER_INVITED"
 	EventTypeMEMBERJOINED           EventType = "MEMBER_JOINED"
@@ -134,6 +138,9 @@ const (
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
 	EventTypeSEALINGKEYCREATED      EventType = "SEALING_KEY_CREATED"
+	EventTypeSEALINGKEYLISTED       EventType = "SEALING_KEY_LISTED"
+	EventTypeSEALINGKEYRESTORED     EventType = "SEALING_KEY_RESTORED"
+	EventTypeSEALINGKEYRETIRED      EventType = "SEALING_KEY_RETIRED"
 	EventTypeSESSIONENDED           EventType = "SESSION_ENDED"
 	EventTypeSESSIONLISTED          EventType = "SESSION_LISTED"
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
@@ -162,6 +169,8 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeAUDITREAD:
 		return true
+	case EventTypeBACKUPTAKEN:
+		return true
 	case EventTypeCHAINSTARTED:
 		return true
 	case EventTypeCREDENTIALDELETED:
@@ -177,6 +186,8 @@ func (e EventType) Valid() bool {
 	case EventTypeCREDENTIALSEALED:
 		return true
 	case EventTypeCREDENTIALUNSEALED:
+		return true
+	case EventTypeCREDENTIALVERSIONENDED:
 		return true
 	case EventTypeDATADECRYPTED:
 		return true
@@ -197,6 +208,10 @@ func (e EventType) Valid() bool {
 	case EventTypeKEYLISTED:
 		return true
 	case EventTypeKEYROTATED:
+		return true
+	case EventTypeMANIFESTCHECKED:
+		return true
+	case EventTypeMANIFESTRESEALED:
 		return true
 	case EventTypeMEMBERCHANGED:
 		return true
@@ -221,6 +236,12 @@ func (e EventType) Valid() bool {
 	case EventTypeRATELIMITED:
 		return true
 	case EventTypeSEALINGKEYCREATED:
+		return true
+	case EventTypeSEALINGKEYLISTED:
+		return true
+	case EventTypeSEALINGKEYRESTORED:
+		return true
+	case EventTypeSEALINGKEYRETIRED:
 		return true
 	case EventTypeSESSIONENDED:
 		return true

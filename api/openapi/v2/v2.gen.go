@@ -72,6 +72,48 @@ func (e AuditEntryOutcome) Valid() bool {
 	}
 }
 
+// Defines values for CheckAnswerCode.
+const (
+	CheckAnswerCodeDoesNotOpen CheckAnswerCode = "does_not_open"
+	CheckAnswerCodeMalformed   CheckAnswerCode = "malformed"
+	CheckAnswerCodePolicy      CheckAnswerCode = "policy"
+	CheckAnswerCodeRetiredKey  CheckAnswerCode = "retired_key"
+	CheckAnswerCodeUnknownKey  CheckAnswerCode = "unknown_key"
+)
+
+// Valid indicates whether the value is a known member of the CheckAnswerCode enum.
+func (e CheckAnswerCode) Valid() bool {
+	switch e {
+	case CheckAnswerCodeDoesNotOpen:
+		return true
+	case CheckAnswerCodeMalformed:
+		return true
+	case CheckAnswerCodePolicy:
+		return true
+	case CheckAnswerCodeRetiredKey:
+		return true
+	case CheckAnswerCodeUnknownKey:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for CheckAnswerSuccess.
+const (
+	CheckAnswerSuccessTrue CheckAnswerSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the CheckAnswerSuccess enum.
+func (e CheckAnswerSuccess) Valid() bool {
+	switch e {
+	case CheckAnswerSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for CredentialStatus.
 const (
 	CredentialStatusActive  CredentialStatus = "active"
@@ -200,6 +242,7 @@ const (
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
 	EventTypeAUDITREAD              EventType = "AUDIT_READ"
+	EventTypeBACKUPTAKEN            EventType = "BACKUP_TAKEN"
 	EventTypeCHAINSTARTED           EventType = "CHAIN_STARTED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
@@ -208,6 +251,7 @@ const (
 	EventTypeCREDENTIALROTATED      EventType = "CREDENTIAL_ROTATED"
 	EventTypeCREDENTIALSEALED       EventType = "CREDENTIAL_SEALED"
 	EventTypeCREDENTIALUNSEALED     EventType = "CREDENTIAL_UNSEALED"
+	EventTypeCREDENTIALVERSIONENDED EventType = "CREDENTIAL_VERSION_ENDED"
 	EventTypeDATADECRYPTED          EventType = "DATA_DECRYPTED"
 	EventTypeDATAENCRYPTED          EventType = "DATA_ENCRYPTED"
 	EventTypeDATAREWRAPPED          EventType = "DATA_REWRAPPED"
@@ -218,6 +262,8 @@ const (
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
 	EventTypeKEYROTATED             EventType = "KEY_ROTATED"
+	EventTypeMANIFESTCHECKED        EventType = "MANIFEST_CHECKED"
+	EventTypeMANIFESTRESEALED       EventType = "MANIFEST_RESEALED"
 	EventTypeMEMBERCHANGED          EventType = "MEMBER_CHANGED"
 	EventTypeMEMBERINVITED          EventType = "MEMBER_INVITED"
 	EventTypeMEMBERJOINED           EventType = "MEMBER_JOINED"
@@ -230,6 +276,9 @@ const (
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
 	EventTypeSEALINGKEYCREATED      EventType = "SEALING_KEY_CREATED"
+	EventTypeSEALINGKEYLISTED       EventType = "SEALING_KEY_LISTED"
+	EventTypeSEALINGKEYRESTORED     EventType = "SEALING_KEY_RESTORED"
+	EventTypeSEALINGKEYRETIRED      EventType = "SEALING_KEY_RETIRED"
 	EventTypeSESSIONENDED           EventType = "SESSION_ENDED"
 	EventTypeSESSIONLISTED          EventType = "SESSION_LISTED"
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
@@ -258,6 +307,8 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeAUDITREAD:
 		return true
+	case EventTypeBACKUPTAKEN:
+		return true
 	case EventTypeCHAINSTARTED:
 		return true
 	case EventTypeCREDENTIALDELETED:
@@ -273,6 +324,8 @@ func (e EventType) Valid() bool {
 	case EventTypeCREDENTIALSEALED:
 		return true
 	case EventTypeCREDENTIALUNSEALED:
+		return true
+	case EventTypeCREDENTIALVERSIONENDED:
 		return true
 	case EventTypeDATADECRYPTED:
 		return true
@@ -293,6 +346,10 @@ func (e EventType) Valid() bool {
 	case EventTypeKEYLISTED:
 		return true
 	case EventTypeKEYROTATED:
+		return true
+	case EventTypeMANIFESTCHECKED:
+		return true
+	case EventTypeMANIFESTRESEALED:
 		return true
 	case EventTypeMEMBERCHANGED:
 		return true
@@ -317,6 +374,12 @@ func (e EventType) Valid() bool {
 	case EventTypeRATELIMITED:
 		return true
 	case EventTypeSEALINGKEYCREATED:
+		return true
+	case EventTypeSEALINGKEYLISTED:
+		return true
+	case EventTypeSEALINGKEYRESTORED:
+		return true
+	case EventTypeSEALINGKEYRETIRED:
 		return true
 	case EventTypeSESSIONENDED:
 		return true
@@ -438,6 +501,21 @@ func (e PrincipalKind) Valid() bool {
 	}
 }
 
+// Defines values for ResealedValuesSuccess.
+const (
+	ResealedValuesSuccessTrue ResealedValuesSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ResealedValuesSuccess enum.
+func (e ResealedValuesSuccess) Valid() bool {
+	switch e {
+	case ResealedValuesSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for Role.
 const (
 	RoleAdmin   Role = "admin"
@@ -510,6 +588,78 @@ func (e Scope) Valid() bool {
 	}
 }
 
+// Defines values for SealedValuesScope.
+const (
+	SealedValuesScopeCluster   SealedValuesScope = "Cluster"
+	SealedValuesScopeNamespace SealedValuesScope = "Namespace"
+	SealedValuesScopeStrict    SealedValuesScope = "Strict"
+)
+
+// Valid indicates whether the value is a known member of the SealedValuesScope enum.
+func (e SealedValuesScope) Valid() bool {
+	switch e {
+	case SealedValuesScopeCluster:
+		return true
+	case SealedValuesScopeNamespace:
+		return true
+	case SealedValuesScopeStrict:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SealedValuesVersion.
+const (
+	SealedValuesVersionN1 SealedValuesVersion = 1
+)
+
+// Valid indicates whether the value is a known member of the SealedValuesVersion enum.
+func (e SealedValuesVersion) Valid() bool {
+	switch e {
+	case SealedValuesVersionN1:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SealingKeyState.
+const (
+	SealingKeyStateCurrent SealingKeyState = "current"
+	SealingKeyStateEarlier SealingKeyState = "earlier"
+	SealingKeyStateRetired SealingKeyState = "retired"
+)
+
+// Valid indicates whether the value is a known member of the SealingKeyState enum.
+func (e SealingKeyState) Valid() bool {
+	switch e {
+	case SealingKeyStateCurrent:
+		return true
+	case SealingKeyStateEarlier:
+		return true
+	case SealingKeyStateRetired:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SealingKeyAnswerSuccess.
+const (
+	SealingKeyAnswerSuccessTrue SealingKeyAnswerSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the SealingKeyAnswerSuccess enum.
+func (e SealingKeyAnswerSuccess) Valid() bool {
+	switch e {
+	case SealingKeyAnswerSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SealingKeyDocumentIdentityAlgorithm.
 const (
 	SealingKeyDocumentIdentityAlgorithmMLDSA65 SealingKeyDocumentIdentityAlgorithm = "ML-DSA-65"
@@ -552,6 +702,21 @@ const (
 func (e SealingKeyDocumentVersion) Valid() bool {
 	switch e {
 	case SealingKeyDocumentVersionN1:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SealingKeyListSuccess.
+const (
+	SealingKeyListSuccessTrue SealingKeyListSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the SealingKeyListSuccess enum.
+func (e SealingKeyListSuccess) Valid() bool {
+	switch e {
+	case SealingKeyListSuccessTrue:
 		return true
 	default:
 		return false
@@ -723,6 +888,35 @@ type ChangePasswordRequest struct {
 
 	// NewPassword Any text of 12 to 1024 bytes.
 	NewPassword string `json:"new_password"`
+}
+
+// CheckAnswer defines model for CheckAnswer.
+type CheckAnswer struct {
+	Accepted bool `json:"accepted"`
+
+	// Code Why it would be refused. Absent when it is accepted.
+	Code *CheckAnswerCode `json:"code,omitempty"`
+
+	// Message What to do about it. Absent when it is accepted.
+	Message *string            `json:"message,omitempty"`
+	Success CheckAnswerSuccess `json:"success"`
+}
+
+// CheckAnswerCode Why it would be refused. Absent when it is accepted.
+type CheckAnswerCode string
+
+// CheckAnswerSuccess defines model for CheckAnswer.Success.
+type CheckAnswerSuccess bool
+
+// CheckRequest defines model for CheckRequest.
+type CheckRequest struct {
+	CredentialType string `json:"credential_type"`
+	Name           string `json:"name"`
+	Namespace      string `json:"namespace"`
+
+	// Sealed The `spec.sealed` of a SealedCredential.
+	Sealed  *SealedValues `json:"sealed,omitempty"`
+	TtlDays *int          `json:"ttl_days,omitempty"`
 }
 
 // CreateAPIKeyRequest defines model for CreateAPIKeyRequest.
@@ -1155,6 +1349,28 @@ type ReplaceRequest struct {
 // RequestID Example: req_mfrggzdfmztwq2lknnwg23tpoa
 type RequestID = string
 
+// ResealRequest defines model for ResealRequest.
+type ResealRequest struct {
+	CredentialType string `json:"credential_type"`
+	Name           string `json:"name"`
+
+	// Namespace Absent for values of scope Cluster that are for any namespace.
+	Namespace *string `json:"namespace,omitempty"`
+
+	// Sealed The `spec.sealed` of a SealedCredential.
+	Sealed SealedValues `json:"sealed"`
+}
+
+// ResealedValues defines model for ResealedValues.
+type ResealedValues struct {
+	// Sealed The `spec.sealed` of a SealedCredential.
+	Sealed  SealedValues          `json:"sealed"`
+	Success ResealedValuesSuccess `json:"success"`
+}
+
+// ResealedValuesSuccess defines model for ResealedValues.Success.
+type ResealedValuesSuccess bool
+
 // ResetPasswordRequest defines model for ResetPasswordRequest.
 type ResetPasswordRequest struct {
 	// NewPassword Any text of 12 to 1024 bytes.
@@ -1210,6 +1426,54 @@ type SealRequest struct {
 	Values map[string]string `json:"values"`
 }
 
+// SealedValue defines model for SealedValue.
+type SealedValue struct {
+	// Data Standard base64.
+	Data     string    `json:"data"`
+	SealedAt time.Time `json:"sealed_at"`
+}
+
+// SealedValues The `spec.sealed` of a SealedCredential.
+type SealedValues struct {
+	KeyId   string                 `json:"key_id"`
+	Scope   *SealedValuesScope     `json:"scope,omitempty"`
+	Suite   string                 `json:"suite"`
+	Values  map[string]SealedValue `json:"values"`
+	Version SealedValuesVersion    `json:"version"`
+}
+
+// SealedValuesScope defines model for SealedValues.Scope.
+type SealedValuesScope string
+
+// SealedValuesVersion defines model for SealedValues.Version.
+type SealedValuesVersion int
+
+// SealingKey defines model for SealingKey.
+type SealingKey struct {
+	CreatedAt time.Time `json:"created_at"`
+	KeyId     string    `json:"key_id"`
+
+	// Objects How many objects have values that are sealed for it.
+	Objects   int        `json:"objects"`
+	RetiredAt *time.Time `json:"retired_at,omitempty"`
+
+	// State Seal for the current one; earlier ones open, retired ones do not.
+	State SealingKeyState `json:"state"`
+	Suite string          `json:"suite"`
+}
+
+// SealingKeyState Seal for the current one; earlier ones open, retired ones do not.
+type SealingKeyState string
+
+// SealingKeyAnswer defines model for SealingKeyAnswer.
+type SealingKeyAnswer struct {
+	SealingKey SealingKey              `json:"sealing_key"`
+	Success    SealingKeyAnswerSuccess `json:"success"`
+}
+
+// SealingKeyAnswerSuccess defines model for SealingKeyAnswer.Success.
+type SealingKeyAnswerSuccess bool
+
 // SealingKeyDocument The document as it was signed, with nothing beside it, so that the response can be kept as the key file of
 // `latticekeep seal`. It is the one success body without `success`.
 type SealingKeyDocument struct {
@@ -1239,6 +1503,15 @@ type SealingKeyDocumentSuite string
 
 // SealingKeyDocumentVersion defines model for SealingKeyDocument.Version.
 type SealingKeyDocumentVersion int
+
+// SealingKeyList defines model for SealingKeyList.
+type SealingKeyList struct {
+	SealingKeys []SealingKey          `json:"sealing_keys"`
+	Success     SealingKeyListSuccess `json:"success"`
+}
+
+// SealingKeyListSuccess defines model for SealingKeyList.Success.
+type SealingKeyListSuccess bool
 
 // Session defines model for Session.
 type Session struct {
@@ -1546,6 +1819,12 @@ type SealCredentialParams struct {
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
+// UnsealCredentialParams defines parameters for UnsealCredential.
+type UnsealCredentialParams struct {
+	// Version The version to read, instead of the current one.
+	Version *int64 `form:"version,omitempty" json:"version,omitempty"`
+}
+
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody = CreateAPIKeyRequest
 
@@ -1599,6 +1878,12 @@ type InviteMemberJSONRequestBody = InviteRequest
 
 // ChangeMemberJSONRequestBody defines body for ChangeMember for application/json ContentType.
 type ChangeMemberJSONRequestBody = RoleRequest
+
+// CheckManifestJSONRequestBody defines body for CheckManifest for application/json ContentType.
+type CheckManifestJSONRequestBody = CheckRequest
+
+// ResealManifestJSONRequestBody defines body for ResealManifest for application/json ContentType.
+type ResealManifestJSONRequestBody = ResealRequest
 
 // CreateTenantJSONRequestBody defines body for CreateTenant for application/json ContentType.
 type CreateTenantJSONRequestBody = CreateTenantRequest
@@ -2155,6 +2440,94 @@ type ClientInterface interface {
 	// Corresponds with GET /api/v2/sealing-key (the `GetSealingKey` operationId).
 	GetSealingKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// CheckManifestWithBody Ask whether a manifest would be accepted
+	//
+	// Says whether the values of a SealedCredential manifest open here and whether the deployment's policy allows it: yes,
+	// or one code. Nothing is shown or stored. A manifest with another source than sealed values is judged by policy
+	// alone. A ServiceAccount needs the verb `check` on `sealedcredentials` in the manifest's namespace.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/sealing-key/check (the `CheckManifest` operationId).
+	CheckManifestWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CheckManifest Ask whether a manifest would be accepted
+	//
+	// Says whether the values of a SealedCredential manifest open here and whether the deployment's policy allows it: yes,
+	// or one code. Nothing is shown or stored. A manifest with another source than sealed values is judged by policy
+	// alone. A ServiceAccount needs the verb `check` on `sealedcredentials` in the manifest's namespace.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/sealing-key/check (the `CheckManifest` operationId).
+	CheckManifest(ctx context.Context, body CheckManifestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ResealManifestWithBody Seal a manifest's values for the newest key
+	//
+	// Opens the values of a SealedCredential manifest and seals the same values for the current sealing key, bound to the
+	// same scope, namespace, name, credential type, data keys and times. No value is shown, and nothing else of a
+	// manifest has any influence. Values that do not open are 400, whatever the reason. A ServiceAccount needs the verb
+	// `reseal` on `sealedcredentials` in the manifest's namespace, or in its own if the manifest names none.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/sealing-key/reseal (the `ResealManifest` operationId).
+	ResealManifestWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ResealManifest Seal a manifest's values for the newest key
+	//
+	// Opens the values of a SealedCredential manifest and seals the same values for the current sealing key, bound to the
+	// same scope, namespace, name, credential type, data keys and times. No value is shown, and nothing else of a
+	// manifest has any influence. Values that do not open are 400, whatever the reason. A ServiceAccount needs the verb
+	// `reseal` on `sealedcredentials` in the manifest's namespace, or in its own if the manifest names none.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/sealing-key/reseal (the `ResealManifest` operationId).
+	ResealManifest(ctx context.Context, body ResealManifestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetBackup Take a backup
+	//
+	// A logical copy of the embedded store as of one moment, signed with the deployment's identity key, for `latticekeep
+	// restore`. No value, password, token or private key in it is plaintext; names, addresses and the audit log are, as in
+	// the store. Keys are wrapped as the key-management service wrapped them, and the key-management service's own key is
+	// not part of it. A copy that was cut off lacks its signed end, and is refused.
+	//
+	// Corresponds with GET /api/v2/system/backup (the `GetBackup` operationId).
+	GetBackup(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListSealingKeys List the sealing keys
+	//
+	// Every sealing key of the deployment, newest first, and how many SealedCredential objects have values that are
+	// sealed for it.
+	//
+	// Corresponds with GET /api/v2/system/sealing-keys (the `ListSealingKeys` operationId).
+	ListSealingKeys(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateSealingKey Make a new sealing key
+	//
+	// Makes a key pair and publishes its public key as the current one. Earlier keys keep opening what was sealed for
+	// them. It needs no body.
+	//
+	// Corresponds with POST /api/v2/system/sealing-keys/rotate (the `RotateSealingKey` operationId).
+	RotateSealingKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RestoreSealingKey Take a retired sealing key back into use
+	//
+	// What is sealed for it opens again. It does not become the current key. It needs no body.
+	//
+	// Corresponds with POST /api/v2/system/sealing-keys/{key_id}/restore (the `RestoreSealingKey` operationId).
+	RestoreSealingKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RetireSealingKey Retire a sealing key
+	//
+	// What is sealed for a retired key is refused from now on. The private key is archived, never destroyed, since nobody
+	// can see every git repository: `restore` takes it back into use. The current key, and one that an object in the
+	// cluster needs, are not retired: 409. It needs no body.
+	//
+	// Corresponds with POST /api/v2/system/sealing-keys/{key_id}/retire (the `RetireSealingKey` operationId).
+	RetireSealingKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListTenants List tenants
 	//
 	// Corresponds with GET /api/v2/system/tenants (the `ListTenants` operationId).
@@ -2225,8 +2598,11 @@ type ClientInterface interface {
 
 	// UnsealCredentialByName Unseal a credential by its name
 	//
-	// Like unsealing by id, for the newest active credential of that name. A name that no active credential has is
-	// answered like an id that does not exist.
+	// Like unsealing by id, for the newest active credential of that name. Credentials of SealedCredential objects go
+	// before all others, so that nothing that is sealed here stands in for one; to a ServiceAccount those of its own
+	// namespace's objects do, and those of other namespaces are not there. When an object has the name and its credential
+	// has expired, no other credential is answered. A name that no active credential has is answered like an id that does
+	// not exist.
 	//
 	// Corresponds with GET /api/v2/vault/by-name/{name} (the `UnsealCredentialByName` operationId).
 	UnsealCredentialByName(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2234,7 +2610,8 @@ type ClientInterface interface {
 	// ListCredentials List credentials
 	//
 	// The metadata of the tenant's credentials, never a value. Without parameters it lists all of them; `limit` and
-	// `cursor` page through them. Expired credentials are listed with status `expired` until they are deleted.
+	// `cursor` page through them. Expired credentials are listed with status `expired` until they are deleted. To a
+	// ServiceAccount the credentials that belong to objects of other namespaces are not there.
 	//
 	// Corresponds with GET /api/v2/vault/list (the `ListCredentials` operationId).
 	ListCredentials(ctx context.Context, params *ListCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2278,10 +2655,12 @@ type ClientInterface interface {
 
 	// UnsealCredential Unseal a credential
 	//
-	// Verifies both signatures of the record (ML-DSA-65 and HMAC-SHA-512), decrypts it and returns its values.
+	// Verifies both signatures of the record (ML-DSA-65 and HMAC-SHA-512), decrypts it and returns its values. With `version`
+	// it is that version: the current one, or the one before while a rotation of its object left it readable
+	// (`spec.rotation.overlap`); `expires_at` says until when.
 	//
 	// Corresponds with GET /api/v2/vault/{credential_id} (the `UnsealCredential` operationId).
-	UnsealCredential(ctx context.Context, credentialId CredentialPath, reqEditors ...RequestEditorFn) (*http.Response, error)
+	UnsealCredential(ctx context.Context, credentialId CredentialPath, params *UnsealCredentialParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ReplaceCredentialWithBody Replace the values of a credential
 	//
@@ -3309,6 +3688,184 @@ func (c *Client) GetSealingKey(ctx context.Context, reqEditors ...RequestEditorF
 	return c.Client.Do(req)
 }
 
+// CheckManifestWithBody Ask whether a manifest would be accepted
+//
+// Says whether the values of a SealedCredential manifest open here and whether the deployment's policy allows it: yes,
+// or one code. Nothing is shown or stored. A manifest with another source than sealed values is judged by policy
+// alone. A ServiceAccount needs the verb `check` on `sealedcredentials` in the manifest's namespace.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/sealing-key/check (the `CheckManifest` operationId).
+func (c *Client) CheckManifestWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCheckManifestRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CheckManifest Ask whether a manifest would be accepted
+//
+// Says whether the values of a SealedCredential manifest open here and whether the deployment's policy allows it: yes,
+// or one code. Nothing is shown or stored. A manifest with another source than sealed values is judged by policy
+// alone. A ServiceAccount needs the verb `check` on `sealedcredentials` in the manifest's namespace.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/sealing-key/check (the `CheckManifest` operationId).
+func (c *Client) CheckManifest(ctx context.Context, body CheckManifestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCheckManifestRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ResealManifestWithBody Seal a manifest's values for the newest key
+//
+// Opens the values of a SealedCredential manifest and seals the same values for the current sealing key, bound to the
+// same scope, namespace, name, credential type, data keys and times. No value is shown, and nothing else of a
+// manifest has any influence. Values that do not open are 400, whatever the reason. A ServiceAccount needs the verb
+// `reseal` on `sealedcredentials` in the manifest's namespace, or in its own if the manifest names none.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/sealing-key/reseal (the `ResealManifest` operationId).
+func (c *Client) ResealManifestWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewResealManifestRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ResealManifest Seal a manifest's values for the newest key
+//
+// Opens the values of a SealedCredential manifest and seals the same values for the current sealing key, bound to the
+// same scope, namespace, name, credential type, data keys and times. No value is shown, and nothing else of a
+// manifest has any influence. Values that do not open are 400, whatever the reason. A ServiceAccount needs the verb
+// `reseal` on `sealedcredentials` in the manifest's namespace, or in its own if the manifest names none.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/sealing-key/reseal (the `ResealManifest` operationId).
+func (c *Client) ResealManifest(ctx context.Context, body ResealManifestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewResealManifestRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetBackup Take a backup
+//
+// A logical copy of the embedded store as of one moment, signed with the deployment's identity key, for `latticekeep
+// restore`. No value, password, token or private key in it is plaintext; names, addresses and the audit log are, as in
+// the store. Keys are wrapped as the key-management service wrapped them, and the key-management service's own key is
+// not part of it. A copy that was cut off lacks its signed end, and is refused.
+//
+// Corresponds with GET /api/v2/system/backup (the `GetBackup` operationId).
+func (c *Client) GetBackup(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetBackupRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListSealingKeys List the sealing keys
+//
+// Every sealing key of the deployment, newest first, and how many SealedCredential objects have values that are
+// sealed for it.
+//
+// Corresponds with GET /api/v2/system/sealing-keys (the `ListSealingKeys` operationId).
+func (c *Client) ListSealingKeys(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSealingKeysRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateSealingKey Make a new sealing key
+//
+// Makes a key pair and publishes its public key as the current one. Earlier keys keep opening what was sealed for
+// them. It needs no body.
+//
+// Corresponds with POST /api/v2/system/sealing-keys/rotate (the `RotateSealingKey` operationId).
+func (c *Client) RotateSealingKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateSealingKeyRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RestoreSealingKey Take a retired sealing key back into use
+//
+// What is sealed for it opens again. It does not become the current key. It needs no body.
+//
+// Corresponds with POST /api/v2/system/sealing-keys/{key_id}/restore (the `RestoreSealingKey` operationId).
+func (c *Client) RestoreSealingKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRestoreSealingKeyRequest(c.Server, keyId)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RetireSealingKey Retire a sealing key
+//
+// What is sealed for a retired key is refused from now on. The private key is archived, never destroyed, since nobody
+// can see every git repository: `restore` takes it back into use. The current key, and one that an object in the
+// cluster needs, are not retired: 409. It needs no body.
+//
+// Corresponds with POST /api/v2/system/sealing-keys/{key_id}/retire (the `RetireSealingKey` operationId).
+func (c *Client) RetireSealingKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRetireSealingKeyRequest(c.Server, keyId)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ListTenants List tenants
 //
 // Corresponds with GET /api/v2/system/tenants (the `ListTenants` operationId).
@@ -3459,8 +4016,11 @@ func (c *Client) SetTenantLimits(ctx context.Context, tenantId string, body SetT
 
 // UnsealCredentialByName Unseal a credential by its name
 //
-// Like unsealing by id, for the newest active credential of that name. A name that no active credential has is
-// answered like an id that does not exist.
+// Like unsealing by id, for the newest active credential of that name. Credentials of SealedCredential objects go
+// before all others, so that nothing that is sealed here stands in for one; to a ServiceAccount those of its own
+// namespace's objects do, and those of other namespaces are not there. When an object has the name and its credential
+// has expired, no other credential is answered. A name that no active credential has is answered like an id that does
+// not exist.
 //
 // Corresponds with GET /api/v2/vault/by-name/{name} (the `UnsealCredentialByName` operationId).
 func (c *Client) UnsealCredentialByName(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -3478,7 +4038,8 @@ func (c *Client) UnsealCredentialByName(ctx context.Context, name string, reqEdi
 // ListCredentials List credentials
 //
 // The metadata of the tenant's credentials, never a value. Without parameters it lists all of them; `limit` and
-// `cursor` page through them. Expired credentials are listed with status `expired` until they are deleted.
+// `cursor` page through them. Expired credentials are listed with status `expired` until they are deleted. To a
+// ServiceAccount the credentials that belong to objects of other namespaces are not there.
 //
 // Corresponds with GET /api/v2/vault/list (the `ListCredentials` operationId).
 func (c *Client) ListCredentials(ctx context.Context, params *ListCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -3572,11 +4133,13 @@ func (c *Client) DeleteCredential(ctx context.Context, credentialId CredentialPa
 
 // UnsealCredential Unseal a credential
 //
-// Verifies both signatures of the record (ML-DSA-65 and HMAC-SHA-512), decrypts it and returns its values.
+// Verifies both signatures of the record (ML-DSA-65 and HMAC-SHA-512), decrypts it and returns its values. With `version`
+// it is that version: the current one, or the one before while a rotation of its object left it readable
+// (`spec.rotation.overlap`); `expires_at` says until when.
 //
 // Corresponds with GET /api/v2/vault/{credential_id} (the `UnsealCredential` operationId).
-func (c *Client) UnsealCredential(ctx context.Context, credentialId CredentialPath, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewUnsealCredentialRequest(c.Server, credentialId)
+func (c *Client) UnsealCredential(ctx context.Context, credentialId CredentialPath, params *UnsealCredentialParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUnsealCredentialRequest(c.Server, credentialId, params)
 	if err != nil {
 		return nil, err
 	}
@@ -4955,6 +5518,235 @@ func NewGetSealingKeyRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewCheckManifestRequest calls the generic CheckManifest builder with application/json body
+func NewCheckManifestRequest(server string, body CheckManifestJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCheckManifestRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewCheckManifestRequestWithBody constructs an http.Request for the CheckManifest method, with any body, and a specified content type
+func NewCheckManifestRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/sealing-key/check")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewResealManifestRequest calls the generic ResealManifest builder with application/json body
+func NewResealManifestRequest(server string, body ResealManifestJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewResealManifestRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewResealManifestRequestWithBody constructs an http.Request for the ResealManifest method, with any body, and a specified content type
+func NewResealManifestRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/sealing-key/reseal")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetBackupRequest constructs an http.Request for the GetBackup method
+func NewGetBackupRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/backup")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListSealingKeysRequest constructs an http.Request for the ListSealingKeys method
+func NewListSealingKeysRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/sealing-keys")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRotateSealingKeyRequest constructs an http.Request for the RotateSealingKey method
+func NewRotateSealingKeyRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/sealing-keys/rotate")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRestoreSealingKeyRequest constructs an http.Request for the RestoreSealingKey method
+func NewRestoreSealingKeyRequest(server string, keyId string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "key_id", keyId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/sealing-keys/%s/restore", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRetireSealingKeyRequest constructs an http.Request for the RetireSealingKey method
+func NewRetireSealingKeyRequest(server string, keyId string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "key_id", keyId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/sealing-keys/%s/retire", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewListTenantsRequest constructs an http.Request for the ListTenants method
 func NewListTenantsRequest(server string, params *ListTenantsParams) (*http.Request, error) {
 	var err error
@@ -5413,7 +6205,7 @@ func NewDeleteCredentialRequest(server string, credentialId CredentialPath) (*ht
 }
 
 // NewUnsealCredentialRequest constructs an http.Request for the UnsealCredential method
-func NewUnsealCredentialRequest(server string, credentialId CredentialPath) (*http.Request, error) {
+func NewUnsealCredentialRequest(server string, credentialId CredentialPath, params *UnsealCredentialParams) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -5436,6 +6228,33 @@ func NewUnsealCredentialRequest(server string, credentialId CredentialPath) (*ht
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Version != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "version", *params.Version, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)

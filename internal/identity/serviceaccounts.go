@@ -1,0 +1,171 @@
+package identity
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// ServiceAccount is who a pod of the cluster is, as the cluster says of its
+// token.
+type ServiceAccount struct {
+	Cluster      string // its UID
+	Namespace    string
+	NamespaceUID string // of the namespace that the account is in, never of a later one of that name
+	Name         string
+	UID          string
+	Pod          string              // UID of the pod that the token was made for; may be empty
+	Groups       []string            // what the cluster decides by, beside the name
+	Extra        map[string][]string // the same
+	Expires      time.Time           // the token
+}
+
+// Cluster says who presents a token and what its RBAC allows. It may remember
+// for a few seconds what it said yes to, though never past the token's end.
+// Errors: fault.Unavailable, within half a second, when it cannot be asked; it is
+// never a yes.
+type Cluster interface {
+	// Review returns the ServiceAccount that a token was made for, and made for
+	// presenting it here. Without ask it answers from what it remembers.
+	// Error: fault.Unauthenticated for every other token.
+	Review(ctx context.Context, token string, ask bool) (ServiceAccount, error)
+	// Allowed reports whether the account may do verb to the SealedCredential of
+	// that name, or to all if it is empty, in a namespace.
+	Allowed(ctx context.Context, a ServiceAccount, verb, namespace, name string) (bool, error)
+}
+
+// UseCluster lets the ServiceAccounts of a cluster in. tenants names, by
+// namespace, the existing tenants that these are part of. It is called before the
+// service is used.
+func (s *Service) UseCluster(c Cluster, tenants map[string]authz.TenantID) {
+	s.cluster, s.clusterTenants = c, tenants
+}
+
+// AuthenticateBearer returns the caller that a token in the Authorization header
+// stands for: a user by an access token, or else, if there is a cluster, a
+// ServiceAccount. Without ask the cluster is not bothered with a token that it was
+// not asked about just now.
+//
+// A ServiceAccount has no scope until [Service.Permit] gave it one. In a namespace
+// without a tenant it is a stranger until then, so that a pod that may do nothing
+// leaves nothing. Errors: fault.Unauthenticated, fault.Unavailable.
+func (s *Service) AuthenticateBearer(ctx context.Context, token string, ask bool) (Caller, error) {
+	if s.cluster == nil || !foreign(token) {
+		return s.AuthenticateToken(ctx, token)
+	}
+	a, err := s.cluster.Review(ctx, token, ask)
+	if err != nil {
+		return Caller{}, fmt.Errorf("reviewing a ServiceAccount's token: %w", err)
+	}
+	return s.serviceAccount(ctx, a)
+}
+
+// foreign reports whether a token is a JWT with another header than ours have.
+// What it looks at is bounded before it is taken apart.
+func foreign(token string) bool {
+	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 {
+		return false
+	}
+	first, _, _ := strings.Cut(token, ".")
+	b, err := base64.RawURLEncoding.DecodeString(first)
+	if err != nil {
+		return false
+	}
+	var header struct {
+		Algorithm string `json:"alg"`
+		Type      string `json:"typ"`
+	}
+	return json.Unmarshal(b, &header) == nil && (header.Algorithm != tokenMethod.Alg() || header.Type != tokenType)
+}
+
+// serviceAccount returns the caller that an account is now.
+func (s *Service) serviceAccount(ctx context.Context, a ServiceAccount) (Caller, error) {
+	caller := Caller{Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}, ServiceAccount: &a}
+	err := s.store.View(ctx, func(r store.Reader) error {
+		id, err := s.namespaceTenant(r, a.Cluster, a.NamespaceUID)
+		if err != nil || id == "" {
+			return err
+		}
+		tenant, err := s.readTenant(r, id)
+		caller.Principal = authz.Principal{
+			Tenant: id, Kind: authz.ServiceAccount, ID: a.UID, Pod: a.Pod, ReadOnly: tenant.readOnly(s.now()),
+			Namespace: authz.Namespace{Cluster: a.Cluster, Name: a.Namespace},
+		}
+		caller.Limits = tenant.Limits
+		return err
+	})
+	if err != nil {
+		return Caller{}, fmt.Errorf("looking up a namespace's tenant: %w", err)
+	}
+	return caller, nil
+}
+
+// serviceAccountScopes are all that a ServiceAccount can be given: RBAC of a
+// cluster decides about secrets, not about accounts, members, keys that let
+// others in, or the deployment.
+var serviceAccountScopes = []authz.Scope{
+	authz.VaultRead, authz.VaultWrite, authz.CryptoEncrypt, authz.CryptoDecrypt, authz.CryptoSign, authz.CryptoVerify,
+	authz.KeysRead, authz.AuditRead,
+}
+
+// maxObjectName bounds what the cluster is asked about: nothing there has a longer
+// name.
+const maxObjectName = 253
+
+// Permit returns a ServiceAccount with the one scope that the action takes if the
+// cluster allows it the verb of the action's name, and as it was if not. The
+// namespace is its own unless it is given, and name that of the one object
+// concerned, if any. The first that is permitted in a namespace gives that its
+// tenant. Every other caller is returned as it is. Error: fault.Unavailable.
+func (s *Service) Permit(ctx context.Context, c Caller, a authz.Action, namespace, name string) (Caller, error) {
+	scope, _ := authz.Required(a)
+	if c.ServiceAccount == nil || !slices.Contains(serviceAccountScopes, scope) {
+		return c, nil
+	}
+	account := *c.ServiceAccount
+	if namespace == "" {
+		namespace = account.Namespace
+	}
+	// What is not UTF-8 would be another name to the cluster than to the vault.
+	if max(len(namespace), len(name)) > maxObjectName || !utf8.ValidString(namespace) || !utf8.ValidString(name) {
+		return c, nil
+	}
+	allowed, err := s.cluster.Allowed(ctx, account, string(a), namespace, name)
+	if err != nil || !allowed {
+		return c, err
+	}
+	if c.Kind == authz.Stranger {
+		if err := s.giveTenant(ctx, account); err != nil {
+			return c, err
+		}
+		known, err := s.serviceAccount(ctx, account)
+		if err != nil {
+			return c, err
+		}
+		known.RequestID, known.SourceIP = c.RequestID, c.SourceIP
+		c = known
+	}
+	c.Scopes = []authz.Scope{scope}
+	return c, nil
+}
+
+// giveTenant maps an account's namespace to the tenant that is configured for the
+// first namespace of that name, or else to one of its own.
+func (s *Service) giveTenant(ctx context.Context, a ServiceAccount) error {
+	if tenant, ok := s.clusterTenants[a.Namespace]; ok {
+		if err := s.MapNamespace(ctx, a.Cluster, a.Namespace, a.NamespaceUID, tenant); !errors.Is(err, ErrRemade) {
+			return err
+		}
+	}
+	_, err := s.NamespaceTenant(ctx, a.Cluster, a.NamespaceUID)
+	return err
+}

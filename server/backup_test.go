@@ -1,0 +1,230 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/backup"
+)
+
+// paced is a store whose copies the test paces.
+type paced struct {
+	Store
+	copy func(ctx context.Context, emit func(key, value []byte) error) error
+}
+
+func (p *paced) Copy(ctx context.Context, emit func(key, value []byte) error) error {
+	return p.copy(ctx, emit)
+}
+
+// withCopy makes a service whose copies are what copy makes of those of its store.
+func withCopy(t *testing.T, make func(real Store) func(context.Context, func(key, value []byte) error) error) *service {
+	t.Helper()
+	return assemble(t, func(c *Config) { c.Store = &paced{c.Store, make(c.Store)} })
+}
+
+// large are rows enough for the first byte to leave.
+func large(emit func(key, value []byte) error) error {
+	return emit([]byte("large"), make([]byte, 1<<20))
+}
+
+// takeBackup asks for a backup and returns the answer with its body open.
+func (s *service) takeBackup(url, key string) *http.Response {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, url+"/api/v2/system/backup", nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	r.Header.Set("X-API-Key", key)
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = answer.Body.Close() })
+	return answer
+}
+
+// backups returns the outcomes of the entries about backups.
+func (s *service) backups() (outcomes string) {
+	s.t.Helper()
+	for _, e := range s.records(1) {
+		if e.EventType == audit.BackupTaken {
+			if e.Resource.Type != audit.BackupResource || e.Resource.ID != "" || (e.Outcome == audit.Denied) == (e.TenantID == string(authz.SystemTenant)) {
+				s.t.Errorf("%+v", e)
+			}
+			outcomes += string(e.Outcome) + e.Attributes[audit.AttributeReason] + " "
+		}
+	}
+	return outcomes
+}
+
+// The entry is durable before the first byte leaves, bytes leave before the last
+// row is read, and neither a server's limits on an answer nor its one second of
+// patience cut a backup. Meanwhile nobody else takes one.
+func TestABackupIsStreamedAndRecordedBefore(t *testing.T) {
+	goOn := make(chan struct{})
+	s := withCopy(t, func(real Store) func(context.Context, func(key, value []byte) error) error {
+		return func(ctx context.Context, emit func(key, value []byte) error) error {
+			if _, limited := ctx.Deadline(); limited {
+				t.Error("a backup has a deadline")
+			}
+			if err := large(emit); err != nil {
+				return err
+			}
+			<-goOn
+			return real.Copy(ctx, emit)
+		}
+	})
+	h := httptest.NewUnstartedServer(s.server.engine)
+	h.Config.WriteTimeout = time.Nanosecond // of an ordinary answer
+	h.Start()
+	t.Cleanup(h.Close)
+	other := httptest.NewServer(s.server.engine)
+	t.Cleanup(other.Close)
+
+	key := s.systemKey()
+	answer := s.takeBackup(h.URL, key)
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(answer.Body, first); err != nil || answer.StatusCode != http.StatusOK || answer.Header.Get("Content-Type") != "application/octet-stream" {
+		t.Fatal(answer.Status, err)
+	}
+	if got := s.backups(); got != "success " {
+		t.Errorf("entries while the first bytes are here: %s", got)
+	}
+	if second := s.takeBackup(other.URL, key); second.StatusCode != http.StatusConflict {
+		t.Error("a second one: ", second.Status)
+	}
+	if denied := s.takeBackup(other.URL, s.key); denied.StatusCode != http.StatusForbidden {
+		t.Error("a tenant's key: ", denied.Status)
+	}
+	close(goOn)
+	in, err := backup.NewReader(io.MultiReader(bytes.NewReader(first), answer.Body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := 0
+	_, err = in.Rows(func(key, _ []byte) error {
+		if strings.HasPrefix(string(key), "audit/entry/") {
+			entries++
+		}
+		return nil
+	})
+	if err != nil || entries == 0 || in.Header.Identity.ID() != s.keys.Identity().ID() || in.Header.Program != "test" {
+		t.Errorf("%d entries, header %+v, %v", entries, in.Header, err)
+	}
+	if got := s.backups(); got != "success failurein_progress deniedmissing_scope " {
+		t.Errorf("entries: %s", got)
+	}
+	if again := s.takeBackup(other.URL, key); again.StatusCode != http.StatusOK {
+		t.Error("the next one: ", again.Status)
+	}
+}
+
+// A backup that fails in the middle does not look whole to HTTP either, and the
+// log says why; one that fails before is an error like any other.
+func TestABackupThatFailsIsBrokenOff(t *testing.T) {
+	begun := false
+	s := withCopy(t, func(Store) func(context.Context, func(key, value []byte) error) error {
+		return func(_ context.Context, emit func(key, value []byte) error) error {
+			if begun {
+				if err := large(emit); err != nil {
+					return err
+				}
+			}
+			return errors.New("the disk is gone")
+		}
+	})
+	key := s.systemKey()
+	for name, http2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2.0": true} {
+		t.Run(name, func(t *testing.T) {
+			handled := make(chan struct{})
+			h := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				s.server.engine.ServeHTTP(w, r)
+				go func() { handled <- struct{}{} }() // and logged
+			}))
+			h.EnableHTTP2 = http2
+			h.StartTLS()
+			t.Cleanup(h.Close)
+			ask := func() *http.Response {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.URL+"/api/v2/system/backup", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set("X-API-Key", key)
+				answer, err := h.Client().Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = answer.Body.Close() })
+				return answer
+			}
+			begun = false
+			if answer := ask(); answer.StatusCode != http.StatusInternalServerError || answer.Header.Get("Content-Type") != "application/json; charset=utf-8" {
+				t.Error(answer.Status, answer.Header)
+			}
+			<-handled
+			begun = true
+			answer := ask()
+			if answer.Proto != name {
+				t.Error(answer.Proto)
+			}
+			if _, err := io.Copy(io.Discard, answer.Body); err == nil {
+				t.Error("the answer ends as if it were whole")
+			}
+			<-handled
+		})
+	}
+	broken := 0
+	for _, line := range s.lines("request") {
+		if why, _ := line["error"].(string); line["status"] == 200.0 && strings.Contains(why, "the disk is gone") {
+			broken++
+		}
+	}
+	if broken != 2 {
+		t.Errorf("%d lines say why a backup was broken off", broken)
+	}
+}
+
+// A server that ends does not wait for a backup, which can be taken again.
+func TestAServerThatEndsBreaksOffABackup(t *testing.T) {
+	ended := make(chan struct{})
+	s := withCopy(t, func(Store) func(context.Context, func(key, value []byte) error) error {
+		return func(ctx context.Context, emit func(key, value []byte) error) error {
+			if err := large(emit); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			close(ended)
+			return ctx.Err()
+		}
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.server.Serve(ctx, l) }()
+	answer := s.takeBackup("http://"+l.Addr().String(), s.systemKey())
+	if _, err := io.ReadFull(answer.Body, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	<-ended
+	if _, err := io.Copy(io.Discard, answer.Body); err == nil {
+		t.Error("the answer ends as if it were whole")
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

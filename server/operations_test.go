@@ -1,0 +1,167 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// operate serves the operations of s on a listener of their own, and returns
+// where, and a function that ends that.
+func operate(t *testing.T, s *service) (url string, end func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- s.server.ServeOperations(ctx, l) }()
+	end = func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		served <- nil
+	}
+	t.Cleanup(end)
+	return "http://" + l.Addr().String(), end
+}
+
+func status(t *testing.T, url string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	b, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(b)
+}
+
+func TestOperationsApartAreOnTheirOwnListenerAlone(t *testing.T) {
+	s := newService(t, func(c *Config) { c.OperationsApart = true })
+	operations, _ := operate(t, s)
+	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+		if code, body := status(t, s.url+path); code != http.StatusNotFound {
+			t.Errorf("%s of the interface: %d %s", path, code, body)
+		}
+		if code, body := status(t, operations+path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	for _, path := range []string{"/api/v2/sealing-key", "/api/v2/openapi.yaml", "/v1/keys", "/"} {
+		if code, body := status(t, operations+path); code != http.StatusNotFound {
+			t.Errorf("%s among the operations: %d %s", path, code, body)
+		}
+	}
+}
+
+func TestReadinessTellsWhatCannotBeServed(t *testing.T) {
+	waiting := errors.New("there is no certificate yet")
+	s := newService(t, func(c *Config) {
+		c.OperationsApart = true
+		c.Ready = func() error { return waiting }
+	})
+	operations, _ := operate(t, s)
+	if code, body := status(t, operations+"/readyz"); code != http.StatusServiceUnavailable || strings.Contains(body, "certificate") {
+		t.Error("without a certificate:", code, body)
+	}
+	waiting = nil
+	if code, body := status(t, operations+"/readyz"); code != http.StatusOK {
+		t.Error(code, body)
+	}
+	if err := s.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := status(t, operations+"/readyz"); code != http.StatusServiceUnavailable {
+		t.Error("without the store:", code, body)
+	}
+	if code, body := status(t, operations+"/healthz"); code != http.StatusOK {
+		t.Error("a restart does not help:", code, body)
+	}
+	if lines := s.lines("request"); len(lines) != 2 || lines[0]["status"] != 503.0 || lines[0]["error"] == "" {
+		t.Error("not exactly the failures are logged:", lines)
+	}
+}
+
+// While requests finish, the process is alive and takes no new ones.
+func TestProbesAreAnsweredWhileTheServerEnds(t *testing.T) {
+	s := assemble(t, func(c *Config) { c.OperationsApart = true })
+	operations, _ := operate(t, s)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- s.server.Serve(ctx, l) }()
+	// A request whose body is on its way.
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const body = `{"name":"n","credential_type":"t","values":{"a":"b"}}`
+	for _, part := range []string{"POST /api/v2/vault/seal HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nX-API-Key: ", s.key,
+		"\r\nExpect: 100-continue\r\nContent-Length: 53\r\n\r\n"} {
+		if _, err := io.WriteString(conn, part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := make([]byte, len("HTTP/1.1 100 Continue\r\n\r\n"))
+	if _, err := io.ReadFull(conn, begun); err != nil {
+		t.Fatal(err)
+	}
+	if code, answer := status(t, operations+"/readyz"); code != http.StatusOK {
+		t.Fatal(code, answer)
+	}
+	stop()
+	patience := time.After(time.Minute)
+	for code := 0; code != http.StatusServiceUnavailable; { // Serve turns readiness off in the background
+		select {
+		case <-patience:
+			t.Fatal("a server that ends is ready")
+		default:
+			code, _ = status(t, operations+"/readyz")
+		}
+	}
+	if code, answer := status(t, operations+"/healthz"); code != http.StatusOK {
+		t.Error("not alive while a request is in flight:", code, answer)
+	}
+	if _, err := io.WriteString(conn, body); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 201 ") {
+		t.Errorf("%v %s", err, answer)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMetricsOfOthersAreShownToo(t *testing.T) {
+	others := prometheus.NewRegistry()
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "others_total", Help: "Of another registry."})
+	others.MustRegister(c)
+	s := newService(t, func(config *Config) { config.Gatherers = []prometheus.Gatherer{others} })
+	c.Inc()
+	code, metrics := status(t, s.url+"/metrics")
+	if code != http.StatusOK || !strings.Contains(metrics, "\nothers_total 1\n") || !strings.Contains(metrics, "\nlatticekeep_build_info") {
+		t.Error(code, metrics)
+	}
+}

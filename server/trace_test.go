@@ -1,0 +1,98 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/gin-gonic/gin"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+)
+
+// traced is a service whose spans are kept.
+func traced(t *testing.T) (*service, *tracetest.SpanRecorder) {
+	t.Helper()
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	return newService(t, func(c *Config) { c.Tracer = provider.Tracer("test") }), spans
+}
+
+func attributesOf(span sdktrace.ReadOnlySpan) map[string]string {
+	all := make(map[string]string)
+	for _, a := range span.Attributes() {
+		all[string(a.Key)] = a.Value.String()
+	}
+	return all
+}
+
+func TestASpanSaysWhatWasAskedAndAnsweredAndNothingElse(t *testing.T) {
+	s, spans := traced(t)
+	id := s.seal("v")
+	r := s.call(request{method: "GET", path: "/api/v2/vault/" + id + "?canary-query=1", key: s.key, header: http.Header{
+		"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "Tracestate": {"canary=state"}, "Baggage": {"canary=baggage"},
+	}})
+	r.want(t, http.StatusOK)
+	s.call(request{method: "GET", path: "/api/v2/vault/canary-path"}).message(t, http.StatusUnauthorized)
+	s.call(request{method: "CANARY", path: "/canary"})
+	s.get("/healthz")
+	s.get("/readyz")
+	s.get("/metrics")
+	ended := spans.Ended()
+	var got []string
+	for _, span := range ended {
+		a := attributesOf(span)
+		got = append(got, span.Name()+" "+a["http.response.status_code"])
+		if len(a) != 4 || !authz.ValidID("req", a["latticekeep.request_id"]) || len(span.Events()) != 0 || len(span.Links()) != 0 || span.Parent().IsValid() {
+			t.Errorf("%+v", span)
+		}
+	}
+	want := []string{"POST /api/v2/vault/seal 201", "GET /api/v2/vault/:credential_id 200", "GET /api/v2/vault/:credential_id 401", "other none 404"}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Fatalf("%q, want %q", got, want)
+	}
+	if id := attributesOf(ended[1])["latticekeep.request_id"]; id != r.header.Get("X-Request-ID") {
+		t.Error("the span does not lead to the log:", id)
+	}
+	for _, span := range ended {
+		text := fmt.Sprintf("%+v %s", span, span.SpanContext().TraceID())
+		for _, canary := range []string{"canary", "CANARY", id, s.key, string(s.tenant), "0af7651916cd43dd8448eb211c80319c", "127.0.0.1"} {
+			if strings.Contains(text, canary) {
+				t.Errorf("%s is in %s", canary, text)
+			}
+		}
+	}
+}
+
+func TestAPanicIsASpanThatFailedAndDoesNotQuoteIt(t *testing.T) {
+	s, spans := traced(t)
+	s.server.engine.GET("/test/panic", func(*gin.Context) { panic("canary") })
+	s.server.engine.GET("/test/late", func(c *gin.Context) {
+		c.String(http.StatusOK, "half")
+		panic("canary")
+	})
+	if code, _ := status(t, s.url+"/test/panic"); code != http.StatusInternalServerError {
+		t.Fatal(code)
+	}
+	once := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // a kept connection would be tried again
+	if answer, err := once.Get(s.url + "/test/late"); err == nil {
+		answer.Body.Close()
+	}
+	ended := spans.Ended()
+	if len(ended) != 2 || ended[0].Status().Code != codes.Error {
+		t.Fatal(ended)
+	}
+	for _, span := range ended {
+		if len(span.Events()) != 0 || strings.Contains(fmt.Sprintf("%+v", span), "canary") {
+			t.Errorf("%+v", span)
+		}
+	}
+	if a := ended[0].Attributes(); !strings.Contains(fmt.Sprint(a), fmt.Sprint(attribute.Int("http.response.status_code", 500))) {
+		t.Error(a)
+	}
+}

@@ -1,0 +1,153 @@
+package v2
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// errDoesNotOpen is the one answer to values that are not resealed.
+var errDoesNotOpen = gate.Refusal(http.StatusBadRequest, "the values do not open here: their sealing key is unknown or retired, "+
+	"or they were sealed for another object, scope or credential type, or changed afterwards; seal them again (latticekeep seal)")
+
+func sealingKey(k sealingkey.Key) api.SealingKey {
+	answer := api.SealingKey{
+		KeyId: k.ID, Suite: string(k.Suite), State: api.SealingKeyState(k.State), CreatedAt: k.CreatedAt.UTC(), Objects: k.Objects,
+	}
+	if !k.RetiredAt.IsZero() {
+		at := k.RetiredAt.UTC()
+		answer.RetiredAt = &at
+	}
+	return answer
+}
+
+func sealingKeyAnswer(k sealingkey.Key, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return api.SealingKeyAnswer{Success: true, SealingKey: sealingKey(k)}, nil
+}
+
+// ListSealingKeys answers all sealing keys, the current one first.
+func (a *API) ListSealingKeys(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		keys, err := a.Sealing.List(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		answer := api.SealingKeyList{Success: true, SealingKeys: make([]api.SealingKey, len(keys))}
+		for i, k := range keys {
+			answer.SealingKeys[i] = sealingKey(k)
+		}
+		return answer, nil
+	})
+}
+
+// RotateSealingKey makes a new sealing key, which is published from now on.
+func (a *API) RotateSealingKey(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		return sealingKeyAnswer(a.Sealing.Rotate(ctx, call.Principal()))
+	})
+}
+
+// RetireSealingKey archives a sealing key that no object needs.
+func (a *API) RetireSealingKey(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return sealingKeyAnswer(a.Sealing.Retire(ctx, call.Principal(), id))
+	})
+}
+
+// RestoreSealingKey takes a retired sealing key back into use.
+func (a *API) RestoreSealingKey(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return sealingKeyAnswer(a.Sealing.Restore(ctx, call.Principal(), id))
+	})
+}
+
+// sealedFrom returns what a request says of spec.sealed.
+func sealedFrom(s api.SealedValues) *v1alpha1.Sealed {
+	sealed := &v1alpha1.Sealed{
+		Version: int32(s.Version), Suite: v1alpha1.Suite(s.Suite), KeyID: s.KeyId, Scope: v1alpha1.Scope(gate.Value(s.Scope)),
+		Values: make(map[string]v1alpha1.SealedValue, len(s.Values)),
+	}
+	for key, v := range s.Values {
+		sealed.Values[key] = v1alpha1.SealedValue{SealedAt: metav1.Time{Time: v.SealedAt.UTC()}, Data: v.Data}
+	}
+	return sealed
+}
+
+// ResealManifest seals the values of a manifest for the current key.
+func (a *API) ResealManifest(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.ResealRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		if err := call.Review(ctx, gate.Value(body.Namespace), body.Name); err != nil {
+			return nil, err
+		}
+		obj := &v1alpha1.SealedCredential{
+			ObjectMeta: metav1.ObjectMeta{Namespace: gate.Value(body.Namespace), Name: body.Name},
+			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: body.CredentialType, Sealed: sealedFrom(body.Sealed)},
+		}
+		again, err := a.Sealing.Reseal(ctx, call.Principal(), obj)
+		if errors.Is(err, sealingkey.ErrDoesNotOpen) {
+			return nil, errDoesNotOpen
+		}
+		if err != nil {
+			return nil, err
+		}
+		scope := api.SealedValuesScope(again.Scope)
+		answer := api.ResealedValues{Success: true, Sealed: api.SealedValues{
+			Version: api.SealedValuesVersion(again.Version), Suite: string(again.Suite), KeyId: again.KeyID, Scope: &scope,
+			Values: make(map[string]api.SealedValue, len(again.Values)),
+		}}
+		for key, v := range again.Values {
+			answer.Sealed.Values[key] = api.SealedValue{SealedAt: v.SealedAt.UTC(), Data: v.Data}
+		}
+		return answer, nil
+	})
+}
+
+// CheckManifest answers whether a manifest would be accepted: yes, or one code.
+// What it says has no source other than sealed values, so that is not asked for.
+func (a *API) CheckManifest(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.CheckRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		if err := call.Review(ctx, body.Namespace, body.Name); err != nil {
+			return nil, err
+		}
+		days, err := ttl(body.TtlDays)
+		if err != nil {
+			return nil, err
+		}
+		obj := &v1alpha1.SealedCredential{
+			ObjectMeta: metav1.ObjectMeta{Namespace: body.Namespace, Name: body.Name},
+			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: body.CredentialType, TTLDays: int32(days)},
+		}
+		if body.Sealed != nil {
+			obj.Spec.Sealed = sealedFrom(*body.Sealed)
+		}
+		v, err := a.Sealing.Check(ctx, call.Principal(), obj)
+		if err != nil {
+			return nil, err
+		}
+		answer := api.CheckAnswer{Success: true, Accepted: v.Code == sealingkey.Accepted, Message: optional(v.Message)}
+		if !answer.Accepted {
+			code := api.CheckAnswerCode(v.Code)
+			answer.Code = &code
+		}
+		return answer, nil
+	})
+}
