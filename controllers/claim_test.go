@@ -159,13 +159,23 @@ func (w *world) testTwice(t *testing.T) {
 	if err := controllers.Run(t.Context(), admin, options); err == nil || !strings.Contains(err.Error(), "no-such-namespace") {
 		t.Errorf("with a tenant for a missing namespace: %v", err)
 	}
-	options.Tenants = map[string]authz.TenantID{ns: tenant.Tenant}
+	// A namespace whose name had another UID when it was made part of the tenant is not the one that is configured.
+	remade := w.namespace()
+	must(t, w.identity.MapNamespace(t.Context(), w.namespaceUID("kube-system"), remade, "the former's UID", tenant.Tenant))
+	options.Tenants = map[string]authz.TenantID{ns: tenant.Tenant, remade: tenant.Tenant}
+	started := len(w.logs.String())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- controllers.Run(ctx, admin, options) }()
 	await(w, client.ObjectKey{Namespace: options.Namespace, Name: "latticekeep-sealing-key"}, new(corev1.ConfigMapList),
 		"the sealing key in a new namespace", func(c *corev1.ConfigMap) bool { return c.Data["sealing-key.json"] != "" })
 
+	if logged := w.logs.String()[started:]; !strings.Contains(logged, "a configured namespace is not part of its tenant") || !strings.Contains(logged, remade) {
+		t.Errorf("nothing is said of a namespace that was made again:\n%s", logged)
+	}
+	if own := w.tenant(remade); own.Tenant == tenant.Tenant {
+		t.Error("a namespace that was made again is part of the tenant of the former")
+	}
 	before := len(w.logs.String())
 	values := w.values("token")
 	var objects []*v1alpha1.SealedCredential

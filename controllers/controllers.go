@@ -1,20 +1,23 @@
-// Package controllers is the operator: it makes the vault hold what SealedCredential objects say, and publishes the
-// public key that they are sealed with.
+// Package controllers is the operator: it makes the vault hold what SealedCredential objects say, makes the Secrets that
+// they ask for hold what the vault holds, and publishes the public key that they are sealed with.
 //
 // The model: an object is identified by its UID, its tenant by the UIDs of cluster and namespace. Each reconcile
-// compares the object with what the vault holds for it, changes the vault by compare-and-set on the version, and then
-// writes a status that is a function of what it saw (see outcome). Nothing is remembered between two reconciles but
-// when to look again (see schedule), so the operator may be stopped anywhere, and two that share one store do no harm.
+// compares the object with what the vault holds for it, changes the vault by compare-and-set on the version (see fill and
+// rotate), then its Secret (see targets), and then writes a status that is a function of what it saw (see outcome). A
+// rotation is the one commit of the next version; all that follows from it is derived from the vault, so it is finished by
+// whoever looks next. Nothing is remembered between two reconciles but when to look again (see schedule), so the operator
+// may be stopped anywhere, and two that share one store do no harm.
 //
 // Two with stores of their own would overwrite each other's statuses without end, so a cluster belongs to one
 // deployment: the one whose sealing key is published there (see publisher). An operator of another one refuses to run.
 //
 // What holds: a finalizer is on the object before anything is sealed for it; a spec that is refused leaves the last
-// good version serving, and rotating; in a terminating namespace nothing is made; no value, and no hash of one, is
-// written to the cluster or a log. The author's mistakes are conditions, and only trouble with the vault or the API
-// server is retried.
+// good version serving, and rotating; in a terminating namespace nothing is made; every name in an object is one of its own
+// namespace; a Secret that is not the object's is neither changed nor read, unless it names the object; no value is written
+// to the cluster but into a target Secret, and no hash of one anywhere. The author's mistakes are conditions, and only
+// trouble with the vault or the API server is retried.
 //
-// What it does not do: it reads and writes no Secrets, elects no leader (the lock of the embedded store is the
+// What it does not do: it lists and watches no Secrets, elects no leader (the lock of the embedded store is the
 // election), serves no endpoint, and opens no port.
 package controllers
 
@@ -27,11 +30,15 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel/trace"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
@@ -51,18 +58,27 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// What the operator may do. Reading SealedCredentials, and the one ConfigMap, is watching them; a namespace is read one
-// at a time, for its UID. The status and the finalizers are patched.
+// What the operator may do. Reading SealedCredentials, the metadata of namespaces, and the one ConfigMap, is watching them;
+// Secrets are read one at a time. The status and the finalizers are patched. Who calls in the cluster is reviewed by the
+// HTTP service of the same process.
 //
 // +kubebuilder:rbac:groups=latticekeep.dev,resources=sealedcredentials,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=latticekeep.dev,resources=sealedcredentials/status,verbs=patch
-// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;list;watch;patch,resourceNames=latticekeep-sealing-key,namespace=latticekeep-system
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=create,namespace=latticekeep-system
+//
+// Only with RestartWorkloads, and so in a role of its own:
+//
+// +kubebuilder:rbac:roleName=latticekeep-restart,groups=apps,resources=deployments;statefulsets;daemonsets,verbs=get;list;watch;patch
 
 // DefaultNamespace is the operator's own namespace unless it is configured otherwise.
 const DefaultNamespace = "latticekeep-system"
@@ -70,9 +86,10 @@ const DefaultNamespace = "latticekeep-system"
 // operatorName is who the operator is in events and as the owner of fields.
 const operatorName = "latticekeep"
 
+// DefaultWorkers reconcile at the same time; their changes share commits of the store.
+const DefaultWorkers = 16
+
 const (
-	// workers reconcile at the same time; their changes share commits of the store.
-	workers = 8
 	// A failing reconcile is retried after firstRetry, then twice as long each time, up to lastRetry: also how long
 	// the operator takes to notice that the vault is back.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
@@ -92,8 +109,18 @@ type Options struct {
 	// Namespace is where the sealing key is published, and so the cluster claimed; default DefaultNamespace. It is
 	// created if it is missing and the operator may.
 	Namespace string
-	Logger    *slog.Logger     // default slog.Default()
-	Now       func() time.Time // the clock of the vault; default time.Now
+	// Policy says which objects the deployment allows, beyond what the CRD does.
+	Policy sealing.Policy
+	// Workers is how many objects are reconciled at the same time; default DefaultWorkers.
+	Workers int
+	// RestartWorkloads has workloads that ask for it restarted when values change, which takes more rights.
+	RestartWorkloads bool
+	// Certificates are the serving certificates that the operator makes and renews; none when somebody else does.
+	Certificates []Certificate
+	Metrics      *Metrics         // may be nil
+	Tracer       trace.Tracer     // makes a span of each reconcile; nil: none
+	Logger       *slog.Logger     // default slog.Default()
+	Now          func() time.Time // the clock of the vault; default time.Now
 }
 
 // Run runs the operator against the cluster of cfg until ctx ends, and then returns nil once the reconciles in flight
@@ -109,6 +136,12 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.Workers == 0 {
+		o.Workers = DefaultWorkers
+	}
+	if o.Metrics == nil {
+		o.Metrics = NewMetrics()
+	}
 	mgr, err := setUp(ctx, cfg, o)
 	if ctx.Err() != nil {
 		return nil
@@ -116,6 +149,7 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err != nil {
 		return fmt.Errorf("setting up operator: %w", err)
 	}
+	defer o.Metrics.watch(nil)
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("running operator: %w", err)
 	}
@@ -143,7 +177,15 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 	if err := addSealingKey(ctx, mgr, o); err != nil { // first, since it fails unless the cluster is ours
 		return nil, err
 	}
-	if err := addSealedCredentials(mgr, o, cluster); err != nil {
+	if err := addSealedCredentials(ctx, mgr, o, cluster); err != nil {
+		return nil, err
+	}
+	if o.RestartWorkloads {
+		if err := addWorkloads(mgr, o); err != nil {
+			return nil, err
+		}
+	}
+	if err := addCertificates(mgr, o); err != nil {
 		return nil, err
 	}
 	return mgr, addSweeper(mgr, o, cluster)
@@ -165,7 +207,8 @@ func checkCRD(ctx context.Context, cfg *rest.Config) error {
 	return nil
 }
 
-// newManager returns a manager that caches SealedCredentials and the one ConfigMap, and nothing else.
+// newManager returns a manager that caches SealedCredentials, the metadata of namespaces and the one ConfigMap, and with
+// RestartWorkloads the metadata of workloads. No Secret is ever cached.
 func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // the API server's own priority and fairness is the limit
@@ -177,6 +220,9 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
+	if err := appsv1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
 	logger := logr.FromSlogHandler(o.Logger.Handler())
 	logLibrariesTo(logger)
 	skipNames := true // Run may be called again in the same process
@@ -185,7 +231,7 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 		Logger:  logger,
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{
-			DefaultTransform:            cache.TransformStripManagedFields(),
+			DefaultTransform:            lean,
 			ReaderFailOnMissingInformer: true,
 			ByObject: map[client.Object]cache.ByObject{
 				&v1alpha1.SealedCredential{}: {},
@@ -201,6 +247,17 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	})
 }
 
+// lean drops from what is cached the parts that nobody reads and that are as large as the rest together.
+func lean(object any) (any, error) {
+	if m, err := meta.Accessor(object); err == nil {
+		m.SetManagedFields(nil)
+		if annotations := m.GetAnnotations(); annotations != nil {
+			delete(annotations, corev1.LastAppliedConfigAnnotation)
+		}
+	}
+	return object, nil
+}
+
 // logLibrariesTo sends to logger what client-go and controller-runtime log outside of a manager. Both have one logger
 // for the process, and the first stays: klog's must not be replaced while anything logs.
 func logLibrariesTo(logger logr.Logger) {
@@ -210,41 +267,46 @@ func logLibrariesTo(logger logr.Logger) {
 	}
 }
 
-// mapTenants makes the configured namespaces part of their tenants.
+// mapTenants makes the configured namespaces part of their tenants, but for those that were made again since: they go on
+// with tenants of their own.
 func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
 	for name, tenant := range o.Tenants {
 		namespace, err := readNamespace(ctx, mgr.GetAPIReader(), name)
 		if err != nil {
 			return fmt.Errorf("reading a namespace that has a tenant configured: %w", err)
 		}
-		if err := o.Identity.MapNamespace(ctx, cluster, string(namespace.UID), tenant); err != nil {
+		err = o.Identity.MapNamespace(ctx, cluster, name, string(namespace.UID), tenant)
+		if errors.Is(err, identity.ErrRemade) {
+			o.Logger.ErrorContext(ctx, "a configured namespace is not part of its tenant", "namespace", name, "tenant", tenant, "error", err)
+		} else if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readNamespace returns the metadata of a namespace.
-func readNamespace(ctx context.Context, r client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
-	m := new(metav1.PartialObjectMetadata)
-	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	return m, r.Get(ctx, client.ObjectKey{Name: name}, m)
-}
-
-func addSealedCredentials(mgr manager.Manager, o Options, cluster string) error {
-	r := &reconciler{
-		client: mgr.GetClient(), namespaces: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-		vault: o.Vault, identity: o.Identity, keys: o.Keys,
-		cluster: cluster, due: newSchedule(o.Now), now: o.Now,
+func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
+	namespaces := new(metav1.PartialObjectMetadata)
+	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	if _, err := mgr.GetCache().GetInformer(ctx, namespaces, cache.BlockUntilSynced(false)); err != nil {
+		return err
 	}
+	r := &reconciler{
+		client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
+		tenants: &tenants{known: mgr.GetClient(), live: mgr.GetAPIReader(), identity: o.Identity, cluster: cluster},
+		targets: &targets{client: mgr.GetClient(), live: mgr.GetAPIReader(), now: o.Now, known: make(map[types.NamespacedName]*knownTarget)},
+		vault:   o.Vault, keys: o.Keys, policy: o.Policy,
+		cluster: cluster, due: newSchedule(o.Now), counters: o.Metrics, now: o.Now,
+	}
+	o.Metrics.watch(mgr.GetClient())
 	// Not for every change of the status, most of which are our own.
 	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).
 		Named("sealedcredential").
 		For(&v1alpha1.SealedCredential{}, builder.WithPredicates(changed)).
 		WatchesRawSource(r.due).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers, RateLimiter: retries()}).
-		Complete(r)
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Workers, RateLimiter: retries()}).
+		Complete(traced(o.Tracer, r))
 }
 
 func retries() workqueue.TypedRateLimiter[reconcile.Request] {

@@ -36,6 +36,7 @@ const (
 // One control plane and one deployment serve all of these, one after the other, each in namespaces of its own; what
 // they leave behind is verified as one chain.
 func TestOperator(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	t.Run("a cluster without the CRD is told apart", w.testMissingCRD)
 	t.Run("the schema refuses what the types say", w.testSchema)
@@ -53,6 +54,27 @@ func TestOperator(t *testing.T) {
 		{"values open only where they were sealed for", w.testScopes},
 		{"an older value is refused unless it is allowed", w.testOlder},
 		{"earlier and later sealing keys open", w.testLateKey},
+		{"values are imported from a Secret that names the object", w.testImport},
+		{"values are made where nobody sees them", w.testGenerate},
+		{"the target Secret holds what the vault holds", w.testTarget},
+		{"a foreign Secret is left alone unless it names the object", w.testAdoption},
+		{"a Secret moves into the vault without an outage", w.testMigration},
+		{"values that are too old are told", w.testValueAge},
+		{"a store that is set back is told from the one that was", w.testSetBack},
+		{"a spec that is refused uses up no new values", w.testRefusedRegenerate},
+		{"a source that cannot be read stops no rotation", w.testUnreadableSource},
+		{"the target of an object that is left alone or refused is watched over", w.testDriftOfTheRefused},
+		{"a rotation that is late is told", w.testExpiring},
+		{"workloads are restarted by new values alone", w.testRestart},
+		{"what the schema lets through does not get past the reconciler", w.testExploits},
+		{"a Secret of somebody else is adopted by no route", w.testForeignSecrets},
+		{"a namespace that is made again is another tenant", w.testNamespaceAgain},
+		{"whatever failed is ready once it is mended", w.testMended},
+		{"an API server that fails is waited for", w.testServerFaults},
+		{"damage ends in a condition, and not in a loop", w.testDamage},
+		{"the order of events does not matter", w.testAnyOrder},
+		{"nothing is unsealed or written in vain", w.testBounded},
+		{"the metrics say what the objects do", w.testMetrics},
 		{"a suspended object is left alone", w.testSuspended},
 		{"a retained entry outlives its object", w.testRetained},
 		{"an outage is waited out", w.testOutage},
@@ -66,7 +88,6 @@ func TestOperator(t *testing.T) {
 		t.Run(test.behaviour, test.run)
 	}
 	w.halt()
-	t.Run("a reconcile may be cut off at any step", w.testInterruptions)
 	t.Run("the chain holds", w.testChain)
 	t.Run("nothing secret is written anywhere", w.testNothingLeaks)
 }
@@ -80,7 +101,8 @@ func (w *world) testLife(t *testing.T) {
 	if !controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
 		t.Error("the object has no finalizer")
 	}
-	if !s.SealedAt.Time.Equal(w.clock.in(0)) || !s.ExpiresAt.Time.Equal(w.clock.in(90*day)) || !s.NextRotationTime.Time.Equal(w.clock.in(60*day)) {
+	if !s.SealedAt.Time.Equal(w.clock.in(0)) || !s.ExpiresAt.Time.Equal(w.clock.in(90*day)) ||
+		s.NextRotationTime.After(w.clock.in(60*day)) || s.NextRotationTime.Time.Before(w.clock.in(57*day)) {
 		t.Errorf("sealed at %v, expires at %v, next rotation at %v", s.SealedAt, s.ExpiresAt, s.NextRotationTime)
 	}
 	if s.SealingKeyID != sc.Spec.Sealed.KeyID {
@@ -120,8 +142,8 @@ func (w *world) testLife(t *testing.T) {
 	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
 		sc.Spec.Rotation = &v1alpha1.Rotation{Before: &metav1.Duration{Duration: day}}
 	}), 3)
-	if want := w.clock.in(29 * day); !sc.Status.NextRotationTime.Time.Equal(want) {
-		t.Errorf("next rotation at %v, want %v", sc.Status.NextRotationTime, want)
+	if want := w.clock.in(29 * day); sc.Status.NextRotationTime.After(want) || sc.Status.NextRotationTime.Time.Before(want.Add(-day/10)) {
+		t.Errorf("next rotation at %v, want %v or a little before", sc.Status.NextRotationTime, want)
 	}
 
 	w.awaitThat(w.change(sc, func(sc *v1alpha1.SealedCredential) {
@@ -220,6 +242,7 @@ func (w *world) testTrigger(t *testing.T) {
 		t.Errorf("the last trigger is %q", sc.Status.LastTrigger)
 	}
 	// A change with new values is one version, not two.
+	values = w.values("token")
 	fresh := w.manifest(ns, "triggered", values)
 	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
 		sc.Spec.Rotation.Trigger, sc.Spec.Sealed = "again", fresh.Spec.Sealed

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -56,7 +57,7 @@ func (c *clock) in(d time.Duration) time.Time { return c.Now().Add(d).Truncate(t
 // world is a cluster and a deployment: a real API server, a data directory, and the operator between them, which can be
 // stopped and started again.
 type world struct {
-	t        *testing.T
+	t        testing.TB
 	plane    *kubetest.ControlPlane
 	admin    client.WithWatch
 	operator *rest.Config // with the rights of config/rbac and no others
@@ -64,6 +65,10 @@ type world struct {
 	dir      string
 	logs     logs
 	canaries []string // every value sealed so far
+	wire     wire
+	metrics  *controllers.Metrics
+	policy   sealing.Policy // of the next start
+	restart  bool           // the next start restarts workloads
 
 	// What follows exists while the deployment is open.
 	store    *flaky
@@ -74,12 +79,12 @@ type world struct {
 	stop     func() error
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{t: t, plane: kubetest.ForTest(t), dir: t.TempDir()}
+func newWorld(t testing.TB, flags ...string) *world {
+	w := &world{t: t, plane: kubetest.ForTest(t, flags...), dir: t.TempDir(), metrics: controllers.NewMetrics()}
 	w.clock.micros.Store(time.Now().Truncate(time.Second).UnixMicro() + 123456) // no whole second, as usual
 
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme, appsv1.AddToScheme} {
 		must(t, add(scheme))
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", w.plane.Kubeconfig)
@@ -111,11 +116,20 @@ func (w *world) open(crash *crash) {
 	db, err := bolt.Open(filepath.Join(w.dir, "store.db"), bolt.Options{Hook: w.log.Commit})
 	must(w.t, err)
 	w.store = &flaky{Store: db, crash: crash}
+	if w.counting() {
+		w.store.looks = new(counts)
+	}
 	key, err := kms.OpenLocal(filepath.Join(w.dir, "kms.key"))
 	must(w.t, err)
 	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
 	must(w.t, err)
 	w.vault = vault.New(w.store, w.log, w.keys, now)
+}
+
+// counting reports whether calls are counted: not while memory is measured.
+func (w *world) counting() bool {
+	_, benchmark := w.t.(*testing.B)
+	return !benchmark
 }
 
 func (w *world) newSealingKey() *keyring.NewSealingKey {
@@ -133,6 +147,9 @@ func (w *world) start(crash *crash) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg := rest.CopyConfig(w.operator)
+	if w.counting() {
+		cfg.Wrap(w.wire.transport)
+	}
 	if crash != nil {
 		crash.kill = cancel
 		cfg.Wrap(crash.transport)
@@ -140,7 +157,9 @@ func (w *world) start(crash *crash) {
 	w.open(crash)
 	done := make(chan error, 1)
 	go func() {
-		done <- controllers.Run(ctx, cfg, w.options())
+		options := w.options()
+		options.Metrics = w.metrics
+		done <- controllers.Run(ctx, cfg, options)
 	}()
 	w.stop = func() error {
 		cancel()
@@ -150,7 +169,7 @@ func (w *world) start(crash *crash) {
 
 func (w *world) options() controllers.Options {
 	return controllers.Options{
-		Vault: w.vault, Identity: w.identity, Keys: w.keys,
+		Vault: w.vault, Identity: w.identity, Keys: w.keys, Policy: w.policy, RestartWorkloads: w.restart,
 		Logger: slog.New(slog.NewTextHandler(&w.logs, nil)), Now: w.clock.Now,
 	}
 }
@@ -188,7 +207,7 @@ func (l *logs) tail() string {
 	return s[max(0, len(s)-4096):]
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -331,7 +350,8 @@ func (w *world) awaitReady(sc *v1alpha1.SealedCredential, version int64) *v1alph
 	return w.awaitThat(sc, fmt.Sprintf("%s to be ready as version %d", sc.Name, version), func(now *v1alpha1.SealedCredential) bool {
 		s := now.Status
 		return now.Generation >= sc.Generation && s.ObservedGeneration == now.Generation && s.Version == version &&
-			len(s.Conditions) == 1 && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady)
+			meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) && !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionExpiring) &&
+			meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReconciling) == nil && meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionStalled) == nil
 	})
 }
 
@@ -370,16 +390,18 @@ func (w *world) awaitGone(sc *v1alpha1.SealedCredential) {
 // tenant is somebody who may do everything in the tenant of a namespace.
 func (w *world) tenant(namespace string) authz.Principal {
 	w.t.Helper()
-	uid := func(name string) string {
-		n := new(corev1.Namespace)
-		must(w.t, w.admin.Get(w.t.Context(), client.ObjectKey{Name: name}, n))
-		return string(n.UID)
-	}
-	tenant, err := w.identity.NamespaceTenant(w.t.Context(), uid("kube-system"), uid(namespace))
+	tenant, err := w.identity.NamespaceTenant(w.t.Context(), w.namespaceUID("kube-system"), w.namespaceUID(namespace))
 	must(w.t, err)
 	return authz.Principal{
 		Tenant: tenant, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes(), RequestID: authz.NewID("req"),
 	}
+}
+
+func (w *world) namespaceUID(name string) string {
+	w.t.Helper()
+	n := new(corev1.Namespace)
+	must(w.t, w.admin.Get(w.t.Context(), client.ObjectKey{Name: name}, n))
+	return string(n.UID)
 }
 
 // checkUnseals holds what the vault gives out against what was sealed.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -14,13 +15,42 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// testInterruptions ends the operator at each durable step of each kind of reconcile, once before the step has happened and
-// once after, and finds the same end state when it is started again.
-func (w *world) testInterruptions(t *testing.T) {
+func withTarget(sc *v1alpha1.SealedCredential) { sc.Spec.Target = &v1alpha1.Target{} }
+
+func withImport(sc *v1alpha1.SealedCredential) {
+	sc.Spec.Sealed = nil
+	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}, DeleteAfterImport: true}
+}
+
+func withGeneratedTarget(sc *v1alpha1.SealedCredential) {
+	withGenerate(sc)
+	withTarget(sc)
+}
+
+// withMigration imports the Secret that is the target, in place.
+func withMigration(sc *v1alpha1.SealedCredential) {
+	sc.Spec.Sealed, sc.Spec.Target = nil, &v1alpha1.Target{}
+	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: sc.Name}}
+}
+
+func withGenerate(sc *v1alpha1.SealedCredential) {
+	sc.Spec.Sealed, sc.Spec.Generate = nil, []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
+}
+
+// TestAReconcileMayBeCutOffAtAnyStep ends the operator at each durable step of each kind of reconcile, once before the step
+// has happened and once after, and finds the same end state when it is started again. A start is mostly waiting for caches, so
+// this goes on beside the other tests.
+func TestAReconcileMayBeCutOffAtAnyStep(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.start(nil)
+	w.published()
+	w.halt()
 	for _, c := range []struct {
 		name    string
 		steps   int64                                         // that the operator takes, and no more
 		sealed  bool                                          // the object has been sealed before
+		object  func(sc *v1alpha1.SealedCredential)           // what it is beside a sealed value; nil for nothing
 		act     func(w *world, sc *v1alpha1.SealedCredential) // while the operator is away
 		version int64                                         // in the end; 0 for none
 		history []audit.EventType
@@ -49,20 +79,117 @@ func (w *world) testInterruptions(t *testing.T) {
 			act:     func(w *world, sc *v1alpha1.SealedCredential) { must(w.t, w.admin.Delete(w.t.Context(), sc)) },
 			history: []audit.EventType{audit.CredentialSealed, audit.CredentialDeleted},
 		},
+		{
+			name: "create-with-target", steps: 5, object: withTarget, // tenant, finalizer, entry, Secret, status
+			act:     func(w *world, sc *v1alpha1.SealedCredential) { w.create(sc) },
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "rotate-with-target", steps: 4, sealed: true, object: withTarget, // entry, the reading of it, Secret, status
+			act: func(w *world, sc *v1alpha1.SealedCredential) {
+				w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} })
+			},
+			version: 2, history: []audit.EventType{audit.CredentialSealed, audit.CredentialReencrypted},
+		},
+		{
+			name: "adopt", steps: 3, sealed: true, // the reading of the entry, Secret, status
+			act: func(w *world, sc *v1alpha1.SealedCredential) {
+				w.secret(sc.Namespace, sc.Name, map[string]string{v1alpha1.AnnotationAdopt: sc.Name}, map[string]string{"token": "theirs"})
+				w.change(sc, withTarget)
+			},
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "regenerate-with-target", steps: 3, sealed: true, object: withGeneratedTarget, // entry, Secret, status
+			act: func(w *world, sc *v1alpha1.SealedCredential) {
+				w.change(sc, func(sc *v1alpha1.SealedCredential) {
+					sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate, Trigger: "now"}
+				})
+			},
+			version: 2, history: []audit.EventType{audit.CredentialSealed, audit.CredentialRotated},
+		},
+		{
+			name: "retype-target", steps: 4, sealed: true, object: withTarget, // the reading of the entry, the Secret's end, the next one, status
+			act: func(w *world, sc *v1alpha1.SealedCredential) {
+				w.change(sc, func(sc *v1alpha1.SealedCredential) {
+					sc.Spec.Target.Type, sc.Spec.Target.Keys = "kubernetes.io/basic-auth", []v1alpha1.TargetKey{{To: "password", From: "token"}}
+				})
+			},
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "migrate", steps: 6, object: withMigration, // tenant, finalizer, entry, a Secret in vain, the one that is there, status
+			act:     func(w *world, sc *v1alpha1.SealedCredential) { w.create(sc) },
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "drop-target", steps: 2, sealed: true, object: withTarget, // Secret, status
+			act: func(w *world, sc *v1alpha1.SealedCredential) {
+				w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = nil })
+			},
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "delete-with-target", steps: 3, sealed: true, object: withTarget, // Secret, entry, finalizer
+			act:     func(w *world, sc *v1alpha1.SealedCredential) { must(w.t, w.admin.Delete(w.t.Context(), sc)) },
+			history: []audit.EventType{audit.CredentialSealed, audit.CredentialDeleted},
+		},
+		{
+			name: "import", steps: 5, object: withImport, // tenant, finalizer, entry, the Secret's end, status
+			act:     func(w *world, sc *v1alpha1.SealedCredential) { w.create(sc) },
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "generate", steps: 4, object: withGenerate, // tenant, finalizer, entry, status
+			act:     func(w *world, sc *v1alpha1.SealedCredential) { w.create(sc) },
+			version: 1, history: []audit.EventType{audit.CredentialSealed},
+		},
+		{
+			name: "regenerate", steps: 2, sealed: true, object: withGenerate, // entry, status
+			act: func(w *world, sc *v1alpha1.SealedCredential) {
+				w.change(sc, func(sc *v1alpha1.SealedCredential) {
+					sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate, Trigger: "now", Overlap: &metav1.Duration{Duration: time.Hour}}
+				})
+			},
+			version: 2, history: []audit.EventType{audit.CredentialSealed, audit.CredentialRotated},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, _ := w.in(t)
 			// prepare returns an object that the operator, not running now, has something to do for.
-			prepare := func() (*v1alpha1.SealedCredential, map[string]string) {
+			type prepared struct {
+				sc     *v1alpha1.SealedCredential
+				values map[string]string
+			}
+			var all []prepared
+			for range 1 + 2*c.steps { // the whole reconcile, and each that is cut off
 				values := w.values("token")
 				sc := w.manifest(w.namespace(), c.name, values)
-				if c.sealed {
-					w.start(nil)
-					sc = w.awaitReady(w.create(sc), 1)
-					w.halt()
+				if c.object != nil {
+					c.object(sc)
 				}
-				c.act(w, sc)
-				return sc, values
+				if sc.Spec.ValuesFrom != nil {
+					w.secret(sc.Namespace, sc.Spec.ValuesFrom.SecretRef.Name, map[string]string{
+						v1alpha1.AnnotationImport: sc.Name, v1alpha1.AnnotationAdopt: sc.Name,
+					}, values)
+				}
+				all = append(all, prepared{sc, values})
+			}
+			if c.sealed {
+				w.start(nil)
+				for i := range all {
+					all[i].sc = w.create(all[i].sc)
+				}
+				for i := range all {
+					all[i].sc = w.awaitReady(all[i].sc, 1)
+				}
+				w.halt()
+			}
+			prepare := func() (*v1alpha1.SealedCredential, map[string]string) {
+				p := all[0]
+				all = all[1:]
+				c.act(w, p.sc)
+				return p.sc, p.values
 			}
 			finish := func(sc *v1alpha1.SealedCredential) {
 				t.Helper()
@@ -90,8 +217,18 @@ func (w *world) testInterruptions(t *testing.T) {
 					if !controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
 						t.Error("the object has no finalizer")
 					}
+					if len(sc.Spec.Generate) > 0 {
+						values = w.unsealed(sc)
+					}
 					w.checkUnseals(sc, values)
 					w.checkAuditReference(sc)
+					if t := sc.Spec.Target; t != nil {
+						want := values
+						if len(t.Keys) > 0 {
+							want = map[string]string{t.Keys[0].To: values[t.Keys[0].From]}
+						}
+						w.awaitTarget(sc, c.version, want)
+					}
 				}
 				w.checkHistory(sc, c.history...)
 			}
@@ -128,4 +265,6 @@ func (w *world) testInterruptions(t *testing.T) {
 			}
 		})
 	}
+	t.Run("the chain holds", w.testChain)
+	t.Run("nothing secret is written anywhere", w.testNothingLeaks)
 }

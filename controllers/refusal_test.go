@@ -30,8 +30,8 @@ func (w *world) testStalled(t *testing.T) {
 	request := sealing.Request{Namespace: ns, Name: "stalled", CredentialType: "database"}
 	unknown := w.sealed(foreign.Public(), request, values)
 
-	spoil := func(change func(map[string]v1alpha1.SealedValue)) v1alpha1.Sealed {
-		sealed := *good.Spec.Sealed.DeepCopy()
+	spoil := func(change func(map[string]v1alpha1.SealedValue)) *v1alpha1.Sealed {
+		sealed := good.Spec.Sealed.DeepCopy()
 		change(sealed.Values)
 		return sealed
 	}
@@ -41,7 +41,7 @@ func (w *world) testStalled(t *testing.T) {
 	var sc *v1alpha1.SealedCredential
 	for _, bad := range []struct {
 		name    string
-		sealed  v1alpha1.Sealed
+		sealed  *v1alpha1.Sealed
 		message string
 	}{
 		{"an unknown sealing key", unknown.Spec.Sealed, "no such sealing key"},
@@ -186,12 +186,12 @@ func (w *world) testOlder(t *testing.T) {
 		sc.Spec.Sealed = w.manifest(ns, "older", newer).Spec.Sealed
 		sc.Spec.Sealed.Values["dropped"] = first.Spec.Sealed.Values["dropped"]
 	}), v1alpha1.ReasonOlderValue)
-	if message := sc.Status.Conditions[len(sc.Status.Conditions)-1].Message; !strings.Contains(message, "dropped") || strings.Contains(message, "token") {
+	if message := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled).Message; !strings.Contains(message, "dropped") || strings.Contains(message, "token") {
 		t.Errorf("the message %q does not name the key", message)
 	}
 	w.checkUnseals(sc, newer)
 	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Sealed = *first.Spec.Sealed.DeepCopy()
+		sc.Spec.Sealed = first.Spec.Sealed.DeepCopy()
 		sc.Spec.Sealed.AllowOlder = true
 	}), 5)
 	w.checkUnseals(sc, older)

@@ -42,6 +42,19 @@ func newSchedule(now func() time.Time) *schedule {
 func (s *schedule) Set(object types.NamespacedName, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.set(object, at)
+}
+
+// Advance sets the object's time unless it has an earlier one.
+func (s *schedule) Advance(object types.NamespacedName, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d, ok := s.entry[object]; !ok || at.Before(d.at) {
+		s.set(object, at)
+	}
+}
+
+func (s *schedule) set(object types.NamespacedName, at time.Time) {
 	if d, ok := s.entry[object]; ok {
 		d.at = at
 		heap.Fix(&s.heap, d.index)

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -82,4 +83,20 @@ func TestScheduleEnqueuesWithinASecondOfTheClock(t *testing.T) {
 		cancel()
 		queue.ShutDown()
 	})
+}
+
+func TestARestartWaitsTenSecondsForFurtherValues(t *testing.T) {
+	now := epoch
+	clock := func() time.Time { return now }
+	r := &restarter{due: newSchedule(clock), now: clock}
+	workload := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "app"}}
+	for second := range 20 {
+		now = epoch.Add(time.Duration(second) * time.Second)
+		if due := r.due.Due(); len(due) > 0 != (second == 10) {
+			t.Errorf("after %d seconds %v are due", second, due)
+		}
+		if second < 10 { // values change each second
+			later{r}.set(workload)
+		}
+	}
 }

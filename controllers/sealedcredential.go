@@ -1,10 +1,13 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,17 +25,11 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
-
-// abandonAnnotation, set to "true", lets a deleted object go even when its vault entry cannot be released. The entry is
-// kept: it is released by now, or the sweeper does that once it can.
-const abandonAnnotation = "latticekeep.dev/abandon"
 
 const (
 	// recheck is how often an object is looked at when nothing happens to it: a vault entry may have been deleted, and
@@ -40,6 +37,9 @@ const (
 	recheck = 10 * time.Minute
 	// again is how soon an object is looked at that changed while it was reconciled.
 	again = 100 * time.Millisecond
+	// refusedRecheck is how often an object is looked at that is refused for something around it, such as a Secret of
+	// somebody else: the operator does not watch Secrets.
+	refusedRecheck = time.Minute
 )
 
 // reconciler makes the vault hold what SealedCredentials say.
@@ -47,15 +47,20 @@ const (
 // What has been done is read from the vault, never from the status, and every change names the version that it follows:
 // a reconcile that was cut off at any point, runs twice, or reads an old object, changes nothing twice.
 type reconciler struct {
-	client     client.Client // reads SealedCredentials from the cache
-	namespaces client.Reader // asks the API server
-	events     events.EventRecorder
-	vault      *vault.Vault
-	identity   *identity.Service
-	keys       *keyring.Ring
-	cluster    string // UID of the cluster
-	due        *schedule
-	now        func() time.Time
+	client   client.Client // reads SealedCredentials from the cache
+	live     client.Reader // asks the API server
+	tenants  *tenants
+	events   events.EventRecorder
+	vault    *vault.Vault
+	keys     *keyring.Ring
+	policy   sealing.Policy
+	cluster  string // UID of the cluster
+	due      *schedule
+	targets  *targets
+	counters *Metrics
+	now      func() time.Time
+
+	making sync.Mutex // held while RSA keys are made
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -63,6 +68,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	sc := new(v1alpha1.SealedCredential)
 	if err := r.client.Get(ctx, req.NamespacedName, sc); apierrors.IsNotFound(err) {
 		r.due.Forget(req.NamespacedName)
+		r.targets.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	} else if err != nil {
 		return reconcile.Result{}, fmt.Errorf("reading SealedCredential: %w", err)
@@ -70,6 +76,9 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 
 	now := r.now()
 	o, err := r.reconcile(ctx, sc, now)
+	if o != nil {
+		defer o.zero()
+	}
 	if err == nil && o != nil {
 		if fault.Of(o.trouble) == fault.Conflict {
 			return reconcile.Result{RequeueAfter: again}, nil
@@ -83,9 +92,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err
 	case o == nil: // nothing left to do until the object changes
 		r.due.Forget(req.NamespacedName)
+		r.targets.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	r.due.Set(req.NamespacedName, nextLook(sc.Status, now))
+	r.due.Set(req.NamespacedName, nextLook(sc, o, now))
 	return reconcile.Result{}, o.trouble
 }
 
@@ -98,50 +108,86 @@ func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredentia
 		}
 		return r.letGo(ctx, sc, r.release(ctx, sc))
 	}
-	namespace, err := readNamespace(ctx, r.namespaces, sc.Namespace)
-	if err != nil {
-		return nil, fmt.Errorf("reading namespace: %w", err)
-	}
-	if !namespace.DeletionTimestamp.IsZero() {
+	p, owned, err := r.find(ctx, sc)
+	switch {
+	case errors.Is(err, errTerminating):
 		return nil, nil // the object's own deletion follows
-	}
-	p, err := r.principal(ctx, namespace.UID, sc.UID)
-	if err != nil {
-		return &outcome{trouble: err}, nil
-	}
-	owned, err := r.vault.Owned(ctx, p, string(sc.UID))
-	if err != nil {
+	case errors.As(err, new(apiError)):
+		o := new(outcome)
+		return o, o.late(err)
+	case err != nil:
 		return &outcome{trouble: err}, nil
 	}
 	o := &outcome{owned: owned, known: true, current: holds(owned, sc)}
-	if owned != nil {
-		if err := r.hold(ctx, sc); err != nil {
-			return nil, err
+	if err := r.bring(ctx, p, sc, o, now); err != nil {
+		o.zero()
+		if errors.Is(err, errTerminating) {
+			return nil, nil
 		}
-	}
-	if sc.Spec.Suspend {
-		return o, nil
-	}
-	if !o.current {
-		if err := r.seal(ctx, p, sc, o); err != nil {
-			return nil, err
-		}
-	}
-	if rotationDue(sc, o, now) {
-		if err := r.rotate(ctx, p, sc, o); err != nil {
-			return nil, err
-		}
+		return nil, err
 	}
 	return o, nil
 }
 
-// principal is the operator acting for one object in the tenant of its namespace.
-func (r *reconciler) principal(ctx context.Context, namespace, object types.UID) (authz.Principal, error) {
-	tenant, err := r.identity.NamespaceTenant(ctx, r.cluster, string(namespace))
-	if err != nil {
-		return authz.Principal{}, fmt.Errorf("finding tenant of namespace: %w", err)
+// bring does what is to be done for sc: the vault entry first, then the target Secret. What came of it is in o; an error is
+// trouble with writing sc itself.
+func (r *reconciler) bring(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
+	if o.owned != nil {
+		if err := r.hold(ctx, sc); err != nil {
+			return err
+		}
 	}
-	return actingFor(ctx, tenant, object), nil
+	if sc.Spec.Suspend {
+		return r.inspect(ctx, sc, o)
+	}
+	if o.refused = r.allowed(sc); o.refused == nil {
+		if err := r.fill(ctx, p, sc, o); err != nil {
+			return err
+		}
+	}
+	if rotationDue(sc, o, now) {
+		if err := r.rotate(ctx, p, sc, o); err != nil {
+			return err
+		}
+	}
+	if o.trouble != nil {
+		return nil
+	}
+	return r.deliver(ctx, p, sc, o, now)
+}
+
+// find returns the operator as it acts for sc, and what the vault holds for sc. The namespace that is cached may be a
+// former one of the same name, and so another tenant; but what a tenant holds for the UID of sc was stored when sc was in
+// its namespace. Only when it holds nothing, the namespace is asked for.
+func (r *reconciler) find(ctx context.Context, sc *v1alpha1.SealedCredential) (authz.Principal, *vault.Owned, error) {
+	if tenant, ok := r.tenants.cached(ctx, sc.Namespace); ok {
+		p := actingFor(ctx, tenant, sc.UID)
+		if owned, err := r.vault.Owned(ctx, p, string(sc.UID)); owned != nil || err != nil {
+			return p, owned, err
+		}
+	}
+	tenant, err := r.tenants.of(ctx, sc.Namespace)
+	if err != nil {
+		return authz.Principal{}, nil, err
+	}
+	p := actingFor(ctx, tenant, sc.UID)
+	owned, err := r.vault.Owned(ctx, p, string(sc.UID))
+	return p, owned, err
+}
+
+// allowed returns why sc is refused whatever its values are.
+func (r *reconciler) allowed(sc *v1alpha1.SealedCredential) *refusal {
+	if err := sealing.Check(sc); err != nil {
+		reason := v1alpha1.ReasonInvalidSpec
+		if sc.Spec.Sealed != nil {
+			reason = v1alpha1.ReasonInvalidSealed
+		}
+		return &refusal{reason: reason, err: err}
+	}
+	if err := r.policy.Check(sc); err != nil {
+		return &refusal{reason: v1alpha1.ReasonPolicy, err: err}
+	}
+	return nil
 }
 
 func actingFor(ctx context.Context, tenant authz.TenantID, object types.UID) authz.Principal {
@@ -159,9 +205,43 @@ func (r *reconciler) hold(ctx context.Context, sc *v1alpha1.SealedCredential) er
 	}
 	before := sc.DeepCopy()
 	controllerutil.AddFinalizer(sc, v1alpha1.Finalizer)
-	if err := r.client.Patch(ctx, sc, changes(before)); err != nil {
+	if err := r.write(ctx, r.client, before, sc); err != nil {
 		return fmt.Errorf("adding finalizer: %w", err)
 	}
+	return nil
+}
+
+// patcher is a client, or that of the status.
+type patcher interface {
+	Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error
+}
+
+type statusPatcher struct{ client.SubResourceWriter }
+
+// Patch implements patcher.
+func (p statusPatcher) Patch(ctx context.Context, obj client.Object, patch client.Patch, _ ...client.PatchOption) error {
+	return p.SubResourceWriter.Patch(ctx, obj, patch)
+}
+
+// write patches what differs between before and sc of the finalizers and the status, unless the object is no longer
+// before. The sealed values, which are most of an object, are neither compared nor sent, in either direction.
+func (r *reconciler) write(ctx context.Context, to patcher, before, sc *v1alpha1.SealedCredential) error {
+	slim := func(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
+		return &v1alpha1.SealedCredential{
+			ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name, ResourceVersion: sc.ResourceVersion, Finalizers: sc.Finalizers},
+			Status:     sc.Status,
+		}
+	}
+	data, err := changes(slim(before)).Data(slim(sc))
+	if err != nil {
+		return err
+	}
+	m := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name}}
+	m.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindSealedCredential))
+	if err := to.Patch(ctx, m, client.RawPatch(types.MergePatchType, data)); err != nil {
+		return err
+	}
+	sc.ResourceVersion, sc.Finalizers = m.ResourceVersion, m.Finalizers
 	return nil
 }
 
@@ -170,100 +250,36 @@ func changes(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// seal opens the values of sc and makes them the next version of the vault entry, or its first. The finalizer comes
-// before.
-func (r *reconciler) seal(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
-	if o.owned != nil {
-		if err := sealing.Older(sc, o.owned.ValueSealedAt); err != nil {
-			o.refused = &refusal{v1alpha1.ReasonOlderValue, err}
-			return nil
-		}
-	}
-	values, err := sealing.Open(sc, func(keyID string) (*envelope.SealingKey, error) { return r.keys.SealingKey(ctx, keyID) })
-	if err != nil {
-		o.fail(err)
-		return nil
-	}
-	defer func() {
-		for _, v := range values {
-			v.Zero()
-		}
-	}()
-	if err := r.hold(ctx, sc); err != nil {
-		return err
-	}
-	desired := vault.Desired{
-		Name: sc.Name, Type: sc.Spec.CredentialType, TTLDays: int(sc.Spec.TTLDays), Values: values,
-		SpecDigest: sealing.SpecDigest(sc), ValuesDigest: sealing.ValuesDigest(sc),
-		SealedAt: sealing.SealedAt(sc), Trigger: trigger(sc),
-		Object: vault.Object{Cluster: r.cluster, Namespace: sc.Namespace, Name: sc.Name},
-	}
-	var version uint64
-	reason, note := "Sealed", "sealed into the vault as version %d"
-	if former := o.owned; former != nil {
-		version = former.Version
-		switch {
-		case former.Missing:
-			reason, note = "Recreated", "the vault entry was gone and is sealed again as version %d"
-		case former.ValuesDigest == desired.ValuesDigest:
-			reason, note = "Reencrypted", "the same values are sealed anew as version %d"
-		default:
-			reason, note = "Rotated", "changed values are sealed as version %d"
-		}
-	}
-	owned, err := r.vault.Apply(ctx, p, string(sc.UID), version, desired)
-	if err != nil {
-		o.fail(err)
-		return nil
-	}
-	o.owned, o.current = owned, true
-	r.tell(ctx, sc, reason, "Seal", fmt.Sprintf(note, owned.Version))
-	return nil
-}
-
 // tell leaves an event and a line in the log of what was done with the vault entry of sc.
 func (r *reconciler) tell(ctx context.Context, sc *v1alpha1.SealedCredential, reason, action, note string) {
 	log.FromContext(ctx).Info(note, "reason", reason)
 	r.events.Eventf(sc, nil, corev1.EventTypeNormal, reason, action, "%s", note)
 }
 
-// rotationDue reports whether the version that the vault holds is to be replaced by one of the same values: because its
-// time has come or the trigger was changed. That the spec is refused meanwhile does not let the last good version end.
+// rotationDue reports whether the version that the vault holds is to be rotated: because its time has come or the trigger
+// was changed. Neither that the spec is refused meanwhile nor trouble with the API server lets the last good version end. New
+// values are made only once the spec is accepted, so half of the time that is left is waited for that.
 func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool {
-	return o.trouble == nil && !o.missing() &&
-		(o.owned.Trigger != trigger(sc) || !now.Before(nextRotation(sc, o.owned)))
-}
-
-// rotate makes the next version of the same values. The vault takes them from the entry; when that turns out to be
-// damaged they come from the object once more.
-func (r *reconciler) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
-	owned, err := r.vault.Reencrypt(ctx, p, string(sc.UID), o.owned.Version, trigger(sc))
 	switch {
-	case fault.Of(err) == fault.NotFound:
-		o.owned.Missing, o.current = true, false
-		if o.refused == nil {
-			return r.seal(ctx, p, sc, o)
-		}
-	case err != nil:
-		o.trouble = err
-	default:
-		o.owned = owned
-		r.tell(ctx, sc, "Reencrypted", "Rotate", fmt.Sprintf("the same values are sealed anew as version %d", owned.Version))
+	case o.missing(), o.trouble != nil && !errors.As(o.trouble, new(apiError)):
+		return false
+	case o.refused != nil && regenerates(sc):
+		return !now.Before(o.owned.ExpiresAt.Add(-ahead(sc, o.owned) / 2))
 	}
-	return nil
+	return o.owned.Trigger != trigger(sc) || !now.Before(nextRotation(sc, o.owned))
 }
 
-// release ends the vault entry of an object that is going away, as its deletion policy says.
+// release deletes the target Secret of an object that is going away and ends its vault entry, as its deletion policies
+// say.
 func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential) error {
-	namespace, err := readNamespace(ctx, r.namespaces, sc.Namespace)
-	if err != nil {
-		return fmt.Errorf("reading namespace: %w", err)
+	if err := r.targets.release(ctx, sc); err != nil {
+		return apiError{err}
 	}
-	p, err := r.principal(ctx, namespace.UID, sc.UID)
+	tenant, err := r.tenants.leaving(ctx, sc.Namespace)
 	if err != nil {
 		return err
 	}
-	return r.vault.Release(ctx, p, string(sc.UID), !retained(sc))
+	return r.vault.Release(ctx, actingFor(ctx, tenant, sc.UID), string(sc.UID), !retained(sc))
 }
 
 // retained reports whether the vault entry outlives sc.
@@ -272,7 +288,7 @@ func retained(sc *v1alpha1.SealedCredential) bool {
 }
 
 func abandoned(sc *v1alpha1.SealedCredential) bool {
-	return sc.Annotations[abandonAnnotation] == "true"
+	return sc.Annotations[v1alpha1.AnnotationAbandon] == "true"
 }
 
 // letGo removes the finalizer once the vault entry has been released, or err, the reason why it has not, no longer
@@ -280,6 +296,9 @@ func abandoned(sc *v1alpha1.SealedCredential) bool {
 func (r *reconciler) letGo(ctx context.Context, sc *v1alpha1.SealedCredential, err error) (*outcome, error) {
 	note := "the vault entry is deleted"
 	switch {
+	case errors.As(err, new(apiError)) && !abandoned(sc):
+		o := new(outcome)
+		return o, o.late(err)
 	case err != nil && !abandoned(sc):
 		return &outcome{trouble: err}, nil
 	case err != nil:
@@ -290,7 +309,7 @@ func (r *reconciler) letGo(ctx context.Context, sc *v1alpha1.SealedCredential, e
 	}
 	before := sc.DeepCopy()
 	controllerutil.RemoveFinalizer(sc, v1alpha1.Finalizer)
-	if err := r.client.Patch(ctx, sc, changes(before)); client.IgnoreNotFound(err) != nil {
+	if err := r.write(ctx, r.client, before, sc); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("removing finalizer: %w", err)
 	}
 	r.tell(ctx, sc, "Released", "Release", note)
@@ -300,8 +319,7 @@ func (r *reconciler) letGo(ctx context.Context, sc *v1alpha1.SealedCredential, e
 // maxNote is the length of the longest note of an event that the API server takes, in bytes.
 const maxNote = 1024
 
-// report writes the status when it is another one, and says so in an event when sc has become stalled or is stalled for
-// another reason.
+// report writes the status when it is another one, and tells in an event of every warning that is new in it.
 func (r *reconciler) report(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
 	status := o.status(sc, now)
 	if apiequality.Semantic.DeepEqual(status, sc.Status) {
@@ -309,36 +327,42 @@ func (r *reconciler) report(ctx context.Context, sc *v1alpha1.SealedCredential, 
 	}
 	before := sc.DeepCopy()
 	sc.Status = status
-	if err := r.client.Status().Patch(ctx, sc, changes(before)); err != nil {
+	if err := r.write(ctx, statusPatcher{r.client.Status()}, before, sc); err != nil {
 		return fmt.Errorf("writing status: %w", err)
 	}
-	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionStalled)
-	is := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionStalled)
-	if is != nil && (was == nil || was.Message != is.Message) {
-		note := is.Message[:min(len(is.Message), maxNote)]
-		r.events.Eventf(sc, nil, corev1.EventTypeWarning, "Stalled", "Seal", "%s", strings.ToValidUTF8(note, ""))
+	for _, kind := range []string{v1alpha1.ConditionStalled, v1alpha1.ConditionExpiring, v1alpha1.ConditionValuesStale} {
+		was := meta.FindStatusCondition(before.Status.Conditions, kind)
+		is := meta.FindStatusCondition(status.Conditions, kind)
+		if is == nil || is.Status != metav1.ConditionTrue {
+			continue
+		}
+		// Why it is stalled is news; how old values are is not, once they are too old.
+		if was == nil || was.Status != is.Status || was.Reason != is.Reason || kind == v1alpha1.ConditionStalled && was.Message != is.Message {
+			note := is.Message[:min(len(is.Message), maxNote)]
+			r.events.Eventf(sc, nil, corev1.EventTypeWarning, kind, "Reconcile", "%s", strings.ToValidUTF8(note, ""))
+		}
 	}
 	return nil
 }
 
 // nextLook returns when an object is due again if nothing happens to it.
-func nextLook(s v1alpha1.SealedCredentialStatus, now time.Time) time.Time {
-	next := now.Add(recheck - rand.N(recheck/5))
-	for _, t := range []*metav1.Time{s.NextRotationTime, s.ExpiresAt} {
+func nextLook(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) time.Time {
+	wait := recheck
+	if refused := cmp.Or(o.refused, o.astray); refused != nil && refused.passing {
+		wait = refusedRecheck
+	}
+	next := now.Add(wait - rand.N(wait/5))
+	s := sc.Status
+	times := []*metav1.Time{s.NextRotationTime, s.ExpiresAt, o.overdueAt(sc), o.staleAt(sc)}
+	if s.Previous != nil {
+		times = append(times, &s.Previous.ReadableUntil)
+	}
+	for _, t := range times {
 		if t != nil && t.After(now) && t.Time.Before(next) {
 			next = t.Time
 		}
 	}
 	return next
-}
-
-// fail records why sc could not be sealed: as its author's mistake, or as trouble that passes.
-func (o *outcome) fail(err error) {
-	if fault.Of(err) == fault.Invalid {
-		o.refused = &refusal{v1alpha1.ReasonInvalidSealed, err}
-	} else {
-		o.trouble = err
-	}
 }
 
 // missing reports that the vault has no entry for the object.

@@ -28,6 +28,9 @@ const (
 // operator write as often.
 const repairPace = 10 * time.Second
 
+// keyPace is how soon a new key is published: whoever seals for the former one meanwhile should be done before that is retired.
+const keyPace = 10 * time.Second
+
 // publisher keeps the ConfigMap with the public sealing key as the keyring has it. The ConfigMap is a convenience, not
 // a trust anchor: whoever seals checks the signature and the identity in it.
 //
@@ -112,7 +115,7 @@ func (p *publisher) Reconcile(ctx context.Context, _ reconcile.Request) (reconci
 		}
 		p.repaired = now
 	}
-	p.due.Set(p.object, now.Add(recheck))
+	p.due.Set(p.object, now.Add(keyPace))
 	return reconcile.Result{}, nil
 }
 

@@ -1,14 +1,20 @@
 package controllers
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"hash/fnv"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
@@ -19,19 +25,73 @@ type outcome struct {
 	current bool         // owned holds what the spec says
 	refused *refusal     // why the spec cannot be applied as it is written
 	trouble error        // why something could not be done just now: it is tried again
+
+	target      *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
+	astray      *refusal                // why the target Secret cannot be what the spec says
+	values      map[string]secret.Bytes // of owned, when they are at hand
+	dropped     bool                    // a former target was let go
+	undelivered bool                    // the trouble is that the target Secret could not be written
+	drifted     bool                    // the target Secret is not what it was, and is left alone
 }
 
 // refusal is a mistake of an object's author. It stands until the object changes, or the world around it does.
 type refusal struct {
-	reason string
-	err    error // its fault.Message goes into the condition
+	reason  string
+	err     error // its fault.Message goes into the condition
+	passing bool  // something beside the object may mend it, which nobody tells the operator
+}
+
+// fail records why the spec could not be applied: as its author's mistake, or as trouble that passes.
+func (o *outcome) fail(reason string, err error) {
+	if fault.Of(err) == fault.Invalid {
+		o.refused = &refusal{reason: reason, err: err}
+	} else {
+		o.trouble = err
+	}
+}
+
+// late records that the API server could not be asked about something beside the object, or did not take it. That it changed
+// meanwhile, or that its namespace is terminating, is no trouble, and returned.
+func (o *outcome) late(err error) error {
+	if err == nil || apierrors.IsConflict(err) || errors.Is(err, errTerminating) {
+		return err
+	}
+	o.trouble = fault.Wrap(fault.Unavailable, "the API server does not answer as it should", apiError{err})
+	return nil
+}
+
+// refuse records a mistake that something beside the object may mend.
+func (o *outcome) refuse(reason, format string, args ...any) {
+	o.refused = &refusal{reason: reason, err: fault.New(fault.Invalid, fmt.Sprintf(format, args...)), passing: true}
+}
+
+// take keeps values until the end of the reconcile.
+func (o *outcome) take(values map[string]secret.Bytes) {
+	o.zero()
+	o.values = values
+}
+
+// zero overwrites the values.
+func (o *outcome) zero() {
+	for _, value := range o.values {
+		value.Zero()
+	}
+	o.values = nil
+}
+
+// version is that of the vault entry, 0 for none.
+func (o *outcome) version() uint64 {
+	if o.owned == nil {
+		return 0
+	}
+	return o.owned.Version
 }
 
 // status returns the status that sc should have at time now. It reads the former status for what the vault does not
 // tell or cannot tell now, and for since when a condition has held.
 func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.SealedCredentialStatus {
 	former := sc.Status.DeepCopy()
-	s := v1alpha1.SealedCredentialStatus{ObservedGeneration: former.ObservedGeneration}
+	s := v1alpha1.SealedCredentialStatus{ObservedGeneration: former.ObservedGeneration, Target: former.Target}
 	switch {
 	case !o.known:
 		s = *former
@@ -40,18 +100,24 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger
-		s.Audit = former.Audit               // of a missing entry the vault knows none
-		s.SealingKeyID = former.SealingKeyID // of the version that keeps serving, while the spec has another one
-		if o.current {
-			s.SealingKeyID = sc.Spec.Sealed.KeyID
-		}
+		s.Audit = former.Audit // of a missing entry the vault knows none
+		s.SealingKeyID = o.owned.SealingKey
 		if !o.owned.Missing {
 			s.Audit = &v1alpha1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}
 			s.SealedAt, s.ExpiresAt = seconds(o.owned.SealedAt), seconds(o.owned.ExpiresAt)
+			s.ValuesChangedAt = seconds(o.owned.ValuesChangedAt)
+			if f := o.owned.Former; f != nil && now.Before(f.Until) {
+				s.Previous = &v1alpha1.Previous{Version: int64(f.Version), ReadableUntil: *seconds(f.Until)}
+			}
 			if !sc.Spec.Suspend {
 				s.NextRotationTime = seconds(nextRotation(sc, o.owned))
 			}
 		}
+	}
+	if o.target != nil {
+		s.Target = o.target
+	} else if o.dropped {
+		s.Target = nil
 	}
 	// A spec that could not be tried has not been observed: whoever waits for it goes on waiting.
 	if o.refused != nil || o.trouble == nil {
@@ -69,9 +135,16 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	if o.trouble != nil {
 		add(reconciling(sc, o.trouble))
 	}
-	if o.refused != nil {
-		add(stalled(sc, o.refused))
+	if refused := cmp.Or(o.refused, o.astray); refused != nil {
+		add(stalled(sc, refused))
 	}
+	if sc.Spec.Target != nil {
+		add(o.targetSynced(sc, s))
+	}
+	if c, ok := o.stale(sc, former, now); ok {
+		add(c)
+	}
+	add(o.expiring(sc, s, now))
 	return s
 }
 
@@ -87,12 +160,16 @@ func (o *outcome) ready(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredenti
 	switch {
 	case o.refused != nil:
 		c.Reason, c.Message = o.refused.reason, fault.Message(o.refused.err)+"; "+served
+	case o.undelivered:
+		c.Reason, c.Message = v1alpha1.ReasonPending, "the target Secret could not be written yet; in the vault "+served
 	case o.trouble != nil:
 		// Nothing is known to have changed, except that time has passed.
 		if old := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionReady); old != nil && !expired {
 			return *old
 		}
 		c.Reason, c.Message = v1alpha1.ReasonVaultUnavailable, served
+	case o.astray != nil:
+		c.Reason, c.Message = o.astray.reason, fault.Message(o.astray.err)+"; in the vault "+served
 	case sc.Spec.Suspend:
 		c.Reason, c.Message = v1alpha1.ReasonSuspended, "suspended: nothing is sealed or rotated; "+served
 		if o.current && !expired {
@@ -104,15 +181,127 @@ func (o *outcome) ready(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredenti
 	return c
 }
 
+// targetSynced returns the condition that says whether the target Secret holds the version that the vault holds.
+func (o *outcome) targetSynced(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionTargetSynced, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
+	t := s.Target
+	holds := "the Secret does not exist yet"
+	if t != nil {
+		holds = fmt.Sprintf("the Secret holds version %d", t.Version)
+	}
+	switch {
+	case o.astray != nil:
+		c.Reason, c.Message = o.astray.reason, fault.Message(o.astray.err)
+	case o.undelivered:
+		c.Reason, c.Message = v1alpha1.ReasonPending, "the Secret could not be written yet"
+	case o.drifted:
+		c.Reason, c.Message = v1alpha1.ReasonPending, "the Secret is gone or was changed, and is left alone while the object is suspended"
+	case t != nil && t.Name == targetName(sc) && s.Audit != nil && t.Audit == s.Audit.Hash &&
+		(t.Spec == targetDigest(sc) || sc.Spec.Suspend || o.refused != nil || o.trouble != nil):
+		// It holds the values; what else the spec says of it may wait.
+		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonSynced, holds
+	default:
+		c.Reason, c.Message = v1alpha1.ReasonPending, holds
+	}
+	return c
+}
+
+// stale returns the condition that says whether the values are older than spec.rotation.maxValueAge, if there is one.
+func (o *outcome) stale(sc *v1alpha1.SealedCredential, former *v1alpha1.SealedCredentialStatus, now time.Time) (metav1.Condition, bool) {
+	c := metav1.Condition{Type: v1alpha1.ConditionValuesStale, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
+	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil {
+		return c, false
+	}
+	if !o.known {
+		if old := meta.FindStatusCondition(former.Conditions, c.Type); old != nil {
+			return *old, true
+		}
+		return c, false
+	}
+	at := o.staleAt(sc)
+	if at == nil {
+		return c, false
+	}
+	day := o.valuesFrom(sc).UTC().Format(time.RFC3339)
+	if now.Before(at.Time) {
+		c.Reason, c.Message = v1alpha1.ReasonWithinMaxAge, fmt.Sprintf("the oldest value is of %s", day)
+	} else {
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonTooOld
+		c.Message = fmt.Sprintf("the oldest value is of %s, which is longer ago than spec.rotation.maxValueAge: renew it where it is used, and seal the new value", day)
+	}
+	return c, true
+}
+
+// staleAt returns when the oldest value is older than spec.rotation.maxValueAge; nil for never.
+func (o *outcome) staleAt(sc *v1alpha1.SealedCredential) *metav1.Time {
+	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil || o.missing() {
+		return nil
+	}
+	return seconds(o.valuesFrom(sc).Add(sc.Spec.Rotation.MaxValueAge.Duration))
+}
+
+// valuesFrom returns when the oldest of the values that the vault holds was made, as far as that is known: sealed values
+// say when they were sealed.
+func (o *outcome) valuesFrom(sc *v1alpha1.SealedCredential) time.Time {
+	oldest := o.owned.ValuesChangedAt
+	if o.current {
+		for _, at := range sealing.SealedAt(sc) {
+			if at.Before(oldest) {
+				oldest = at
+			}
+		}
+	}
+	return oldest
+}
+
+// overdue is how late a rotation may be before that is told.
+const overdue = time.Hour
+
+// overdueAt returns when a rotation that has not happened is told to be late; nil for never.
+func (o *outcome) overdueAt(sc *v1alpha1.SealedCredential) *metav1.Time {
+	if o.missing() {
+		return nil
+	}
+	return seconds(nextRotation(sc, o.owned).Add(overdue))
+}
+
+// expiring returns the condition that says whether the entry is about to end, or has ended, because it was not rotated in
+// time.
+func (o *outcome) expiring(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionExpiring, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation,
+		Reason: v1alpha1.ReasonOnSchedule, Message: "nothing is about to expire",
+	}
+	at := o.overdueAt(sc)
+	if !o.known { // the vault does not answer, and time passes
+		if t := s.NextRotationTime; t != nil {
+			at = seconds(t.Add(overdue))
+		}
+	}
+	const remedy = "see the other conditions for what keeps it from being rotated"
+	switch {
+	case s.ExpiresAt != nil && !now.Before(s.ExpiresAt.Time):
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonExpired
+		c.Message = fmt.Sprintf("the entry ended at %s, and nothing is served: %s", s.ExpiresAt.UTC().Format(time.RFC3339), remedy)
+	case at != nil && s.ExpiresAt != nil && !now.Before(at.Time):
+		c.Status, c.Reason = metav1.ConditionTrue, v1alpha1.ReasonRotationOverdue
+		c.Message = fmt.Sprintf("the rotation is late, and the entry ends at %s: %s", s.ExpiresAt.UTC().Format(time.RFC3339), remedy)
+	}
+	return c
+}
+
 func reconciling(sc *v1alpha1.SealedCredential, trouble error) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionReconciling, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason:  v1alpha1.ReasonVaultUnavailable,
 		Message: fault.Message(trouble) + "; it is tried again",
 	}
+	if errors.As(trouble, new(apiError)) {
+		c.Reason = v1alpha1.ReasonPending
+	}
 	if !sc.DeletionTimestamp.IsZero() {
 		c.Reason = v1alpha1.ReasonDeleting
-		c.Message += "; to delete the object without its vault entry, annotate it with " + abandonAnnotation + "=true"
+		c.Message += "; to delete the object without its vault entry, annotate it with " + v1alpha1.AnnotationAbandon + "=true"
 	}
 	return c
 }
@@ -127,14 +316,24 @@ func stalled(sc *v1alpha1.SealedCredential, refused *refusal) metav1.Condition {
 // nextRotation returns when the version that the vault holds is to be rotated: spec.rotation.before ahead of its end,
 // by default a third of its life. The API server keeps before an hour shorter than spec.ttlDays; when the version was
 // sealed with a shorter TTL than the spec now has, and the spec is refused, before may not fit, and the default holds:
-// otherwise each rotation would be due the moment it is made. It is a whole second, as the status shows it.
+// otherwise each rotation would be due the moment it is made. Up to a tenth of before is added, always the same for one
+// version, so that objects that were made together are not rotated together. It is a whole second, as the status shows it.
 func nextRotation(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Time {
+	before := ahead(sc, owned)
+	jitter := min(before, owned.ExpiresAt.Sub(owned.SealedAt)-before) / 10
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%s/%d", sc.UID, owned.Version)
+	early := time.Duration(h.Sum64()%uint64(jitter/time.Second+1)) * time.Second
+	return owned.ExpiresAt.Add(-before - early).Truncate(time.Second)
+}
+
+// ahead returns how long before its end the version is to be rotated.
+func ahead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Duration {
 	life := owned.ExpiresAt.Sub(owned.SealedAt)
-	before := life / 3
 	if r := sc.Spec.Rotation; r != nil && r.Before != nil && r.Before.Duration <= life-time.Hour {
-		before = r.Before.Duration
+		return r.Before.Duration
 	}
-	return owned.ExpiresAt.Add(-before).Truncate(time.Second)
+	return life / 3
 }
 
 // trigger returns spec.rotation.trigger.

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -21,22 +23,25 @@ const day = 24 * time.Hour
 var (
 	epoch      = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	errDown    = fault.Wrap(fault.Unavailable, "the vault is down", errors.New("secret detail for the log"))
-	errRefused = &refusal{v1alpha1.ReasonInvalidSealed, fault.New(fault.Invalid, "the values do not open")}
+	errRefused = &refusal{reason: v1alpha1.ReasonInvalidSealed, err: fault.New(fault.Invalid, "the values do not open")}
 )
 
 // ownedAt is a version that lives ninety days from at.
 func ownedAt(version uint64, at time.Time) *vault.Owned {
 	return &vault.Owned{
 		Credential: vault.Credential{ID: "cred_one", Version: version, SealedAt: at, ExpiresAt: at.Add(90 * day)},
-		Trigger:    "first",
-		Audit:      audit.Receipt{Sequence: 40 + version, Hash: strings.Repeat("ab", 32)},
+		Trigger:    "first", SealingKey: "key", ValuesChangedAt: at,
+		Audit: audit.Receipt{Sequence: 40 + version, Hash: strings.Repeat("ab", 32)},
 	}
 }
 
-// conditions writes them as "Ready=False/Reason Stalled=True/Reason".
+// conditions writes them as "Ready=False/Reason Stalled=True/Reason", without Expiring while that is false.
 func conditions(s v1alpha1.SealedCredentialStatus) string {
 	var text []string
 	for _, c := range s.Conditions {
+		if c.Type == v1alpha1.ConditionExpiring && c.Status == metav1.ConditionFalse {
+			continue
+		}
 		text = append(text, c.Type+"="+string(c.Status)+"/"+c.Reason)
 	}
 	return strings.Join(text, " ")
@@ -47,7 +52,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 	sealed := func() *v1alpha1.SealedCredential {
 		sc := new(v1alpha1.SealedCredential)
 		sc.Generation, sc.Status.ObservedGeneration = 1, -1
-		sc.Spec.Sealed.KeyID = "old"
+		sc.Spec.Sealed = &v1alpha1.Sealed{KeyID: "old"}
 		sc.Status = (&outcome{owned: ownedAt(1, epoch), known: true, current: true}).status(sc, epoch)
 		sc.Generation, sc.Spec.Sealed.KeyID = 2, "new"
 		return sc
@@ -67,7 +72,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		sc.DeletionTimestamp = &metav1.Time{Time: epoch}
 		return sc
 	}
-	missing := &vault.Owned{Credential: vault.Credential{ID: "cred_one", Version: 1}, Trigger: "first", Missing: true}
+	missing := &vault.Owned{Credential: vault.Credential{ID: "cred_one", Version: 1}, Trigger: "first", SealingKey: "key", Missing: true}
 
 	for name, c := range map[string]struct {
 		object     func() *v1alpha1.SealedCredential
@@ -82,12 +87,12 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 	}{
 		"sealed for the first time": {
 			object: unseen, saw: outcome{owned: ownedAt(1, epoch), known: true, current: true},
-			conditions: "Ready=True/Sealed", observed: 2, version: 1, key: "new", rotation: true,
+			conditions: "Ready=True/Sealed", observed: 2, version: 1, key: "key", rotation: true,
 			message: "version 1 is served until 2026-05-30T12:00:00Z",
 		},
 		"sealed again": {
 			object: sealed, saw: outcome{owned: ownedAt(2, epoch.Add(time.Hour)), known: true, current: true},
-			conditions: "Ready=True/Sealed", observed: 2, version: 2, key: "new", rotation: true,
+			conditions: "Ready=True/Sealed", observed: 2, version: 2, key: "key", rotation: true,
 		},
 		"the vault has never answered": {
 			object: unseen, saw: outcome{trouble: errDown},
@@ -96,15 +101,15 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		},
 		"the vault does not answer": {
 			object: sealed, saw: outcome{trouble: errDown},
-			conditions: "Ready=True/Sealed Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "old", rotation: true,
+			conditions: "Ready=True/Sealed Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "key", rotation: true,
 		},
 		"the vault does not answer and the version has expired": {
 			object: sealed, saw: outcome{trouble: errDown}, now: epoch.Add(90 * day),
-			conditions: "Ready=False/VaultUnavailable Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "old", rotation: true,
+			conditions: "Ready=False/VaultUnavailable Reconciling=True/VaultUnavailable Expiring=True/Expired", observed: 1, version: 1, key: "key", rotation: true,
 		},
 		"the change could not be sealed": {
 			object: sealed, saw: outcome{owned: ownedAt(1, epoch), known: true, trouble: errDown},
-			conditions: "Ready=True/Sealed Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "old", rotation: true,
+			conditions: "Ready=True/Sealed Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "key", rotation: true,
 		},
 		"refused from the start": {
 			object: unseen, saw: outcome{known: true, refused: errRefused},
@@ -113,33 +118,33 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		},
 		"refused while a version serves": {
 			object: sealed, saw: outcome{owned: ownedAt(1, epoch), known: true, refused: errRefused},
-			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2, version: 1, key: "old", rotation: true,
+			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2, version: 1, key: "key", rotation: true,
 		},
 		"refused and the version cannot be rotated": {
 			object: sealed, saw: outcome{owned: ownedAt(1, epoch), known: true, refused: errRefused, trouble: errDown},
 			conditions: "Ready=False/InvalidSealed Reconciling=True/VaultUnavailable Stalled=True/InvalidSealed",
-			observed:   2, version: 1, key: "old", rotation: true,
+			observed:   2, version: 1, key: "key", rotation: true,
 		},
 		"refused and the entry is gone": {
 			object: sealed, saw: outcome{owned: missing, known: true, refused: errRefused},
-			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2, version: 1, key: "old",
+			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2, version: 1, key: "key",
 		},
 		"suspended": {
 			object: suspended, saw: outcome{owned: ownedAt(1, epoch), known: true, current: true},
-			conditions: "Ready=True/Suspended", observed: 2, version: 1, key: "new",
+			conditions: "Ready=True/Suspended", observed: 2, version: 1, key: "key",
 			message: "suspended: nothing is sealed or rotated; version 1 is served until 2026-05-30T12:00:00Z",
 		},
 		"suspended with another spec than is served": {
 			object: suspended, saw: outcome{owned: ownedAt(1, epoch), known: true},
-			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "old",
+			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "key",
 		},
 		"suspended and the entry is gone": {
 			object: suspended, saw: outcome{owned: missing, known: true},
-			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "old", message: "nothing is served",
+			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "key", message: "nothing is served",
 		},
 		"suspended until the version expired": {
 			object: suspended, saw: outcome{owned: ownedAt(1, epoch), known: true, current: true}, now: epoch.Add(90 * day),
-			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "new", message: "nothing is served",
+			conditions: "Ready=False/Suspended Expiring=True/Expired", observed: 2, version: 1, key: "key", message: "nothing is served",
 		},
 		"suspended before anything was sealed": {
 			object: suspended, saw: outcome{known: true},
@@ -147,7 +152,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		},
 		"deleted while the vault does not answer": {
 			object: deleted, saw: outcome{trouble: errDown},
-			conditions: "Ready=True/Sealed Reconciling=True/Deleting", observed: 1, version: 1, key: "old", rotation: true,
+			conditions: "Ready=True/Sealed Reconciling=True/Deleting", observed: 1, version: 1, key: "key", rotation: true,
 			message: "annotate it with latticekeep.dev/abandon=true",
 		},
 	} {
@@ -167,7 +172,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 			if s.Version != 0 && (s.CredentialID != "cred_one" || s.LastTrigger != "first" || s.Audit == nil || s.Audit.Sequence != 40+s.Version) {
 				t.Errorf("credential %q, trigger %q, audit %v of version %d", s.CredentialID, s.LastTrigger, s.Audit, s.Version)
 			}
-			if got := s.Conditions[len(s.Conditions)-1].Message; !strings.Contains(got, c.message) {
+			if got := s.Conditions[len(s.Conditions)-2].Message; !strings.Contains(got, c.message) { // the last one is Expiring
 				t.Errorf("message %q lacks %q", got, c.message)
 			}
 			for _, condition := range s.Conditions {
@@ -224,8 +229,17 @@ func TestRotationIsDueBeforeTheEnd(t *testing.T) {
 			if c.before != 0 {
 				sc.Spec.Rotation = &v1alpha1.Rotation{Before: &metav1.Duration{Duration: c.before}}
 			}
-			if got := nextRotation(sc, owned).Sub(epoch); got != c.want {
-				t.Errorf("due after %v, want %v", got, c.want)
+			seen := make(map[time.Duration]bool)
+			for i := range 100 {
+				sc.UID = types.UID(strconv.Itoa(i))
+				got := nextRotation(sc, owned).Sub(epoch)
+				if got > c.want || got < c.want-min(c.want, c.life-c.want)/10-time.Second || got != nextRotation(sc, owned).Sub(epoch) {
+					t.Errorf("due after %v, want up to a tenth before %v", got, c.want)
+				}
+				seen[got] = true
+			}
+			if len(seen) < 50 {
+				t.Errorf("100 objects are due at %d times", len(seen))
 			}
 		})
 	}

@@ -36,6 +36,7 @@ type ControlPlane struct {
 	Kubeconfig string
 
 	dir  string // removed by Stop
+	more []string
 	url  string
 	ca   *authority
 	etcd *Process
@@ -43,8 +44,9 @@ type ControlPlane struct {
 }
 
 // Start starts a control plane of the binaries that `make control-plane` compiled, or of those in KUBEBUILDER_ASSETS, and installs
-// config/crd. The context bounds the start only. The working directory must be inside the repository.
-func Start(ctx context.Context) (*ControlPlane, error) {
+// config/crd. The context bounds the start only. The working directory must be inside the repository. flags are more flags for the API
+// server.
+func Start(ctx context.Context, flags ...string) (*ControlPlane, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	root, err := repositoryRoot()
@@ -63,7 +65,7 @@ func Start(ctx context.Context) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the control plane's directory: %w", err)
 	}
-	c := &ControlPlane{dir: dir}
+	c := &ControlPlane{dir: dir, more: flags}
 	if err := c.start(ctx, bin, filepath.Join(root, "config", "crd")); err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
@@ -185,8 +187,8 @@ func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
 	}
 	c.url = "https://127.0.0.1:" + port
 	const issuer = "https://kubernetes.default.svc.cluster.local"
-	c.api, err = c.run(filepath.Join(bin, "kube-apiserver"),
-		"--etcd-servers", "unix://"+c.path("etcd.sock"),
+	c.api, err = c.run(filepath.Join(bin, "kube-apiserver"), append([]string{
+		"--etcd-servers", "unix://" + c.path("etcd.sock"),
 		"--bind-address", "127.0.0.1", "--secure-port", port,
 		// Without these two it looks for the address of a network card, and there may be none.
 		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
@@ -196,7 +198,8 @@ func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
 		"--service-account-key-file", c.path("tokens.key"), "--service-account-signing-key-file", c.path("tokens.key"),
 		// It wants every namespace to have the ServiceAccount that the controller manager would make.
 		"--disable-admission-plugins", "ServiceAccount",
-		"--service-cluster-ip-range", "10.0.0.0/24")
+		"--service-cluster-ip-range", "10.0.0.0/24",
+	}, c.more...)...)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,396 @@
+package controllers
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+)
+
+// The Secrets are read and written one by one, with the rights that targets need. The webhook's configuration is another
+// object's, of which one field is patched: a role of its own, for where nobody else makes certificates.
+//
+// +kubebuilder:rbac:roleName=latticekeep-certificates,groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,verbs=get;patch,resourceNames=latticekeep-webhook
+
+// Certificate is a serving certificate that the operator makes and renews.
+type Certificate struct {
+	SecretName string   // takes tls.crt, tls.key and ca.crt, in the operator's namespace
+	DNSNames   []string // at least one
+	// WebhookConfiguration names the ValidatingWebhookConfiguration whose webhooks trust the certificate; "" for none.
+	WebhookConfiguration string
+}
+
+// authoritySecret holds the certificate authority: its certificate and key, and as ca.crt all that are trusted. No pod
+// mounts it.
+const authoritySecret = "latticekeep-ca"
+
+const (
+	authorityLife   = 365 * 24 * time.Hour
+	certificateLife = 90 * 24 * time.Hour
+	// authoritySettles is how long an authority is trusted everywhere before it signs what can wait: kubelets copy ca.crt
+	// to pods within minutes, and people to other places within a day.
+	authoritySettles = 24 * time.Hour
+	// clockSkew is how far behind the clocks of others may be.
+	clockSkew = time.Hour
+	// maxAuthorities bounds what is trusted when somebody keeps removing the authority.
+	maxAuthorities = 8
+	// certificatePace is how soon what somebody damaged is repaired.
+	certificatePace = 10 * time.Second
+)
+
+const (
+	managedByLabel = "app.kubernetes.io/managed-by"
+	caCertKey      = corev1.ServiceAccountRootCAKey // ca.crt
+)
+
+// certificates makes and renews serving certificates, and keeps webhooks trusting them.
+//
+// Everything is renewed at two thirds of its life. The authority is renewed before the certificates that it signed end, and
+// the former one is trusted until it expires by itself, so that at every moment each certificate in use is trusted by all
+// who have a bundle of that day. What is written is trusted first and shown afterwards.
+//
+// A pass compares what there is with what should be and writes what differs, provided that it has not changed since it was
+// read; nothing is remembered between two passes. It looks at a few objects by name at a steady pace instead of watching, for
+// which no right to list Secrets is needed. A Secret that somebody else made is left alone.
+type certificates struct {
+	live      client.Reader // asks the API server
+	client    client.Client
+	namespace string
+	wanted    []Certificate
+	now       func() time.Time
+}
+
+// addCertificates does nothing unless certificates are wanted.
+func addCertificates(mgr manager.Manager, o Options) error {
+	if len(o.Certificates) == 0 {
+		return nil
+	}
+	for _, w := range o.Certificates {
+		if len(w.DNSNames) == 0 {
+			return fmt.Errorf("a certificate for Secret %s serves one name at least", w.SecretName)
+		}
+		for _, name := range w.DNSNames { // a certificate for another would be renewed again and again
+			if len(validation.IsDNS1123Subdomain(name)) > 0 {
+				return fmt.Errorf("the certificate of Secret %s cannot serve %q, which is no DNS name", w.SecretName, name)
+			}
+		}
+	}
+	if err := admissionregistrationv1.AddToScheme(mgr.GetScheme()); err != nil {
+		return err
+	}
+	c := &certificates{live: mgr.GetAPIReader(), client: mgr.GetClient(), namespace: o.Namespace, wanted: o.Certificates, now: o.Now}
+	return mgr.Add(manager.RunnableFunc(c.run))
+}
+
+// run makes passes until ctx ends.
+func (c *certificates) run(ctx context.Context) error {
+	logger := log.FromContext(ctx).WithName("certificates")
+	ctx = log.IntoContext(ctx, logger)
+	told, retry := "", firstRetry
+	for {
+		wait := certificatePace
+		if err := c.pass(ctx); ctx.Err() != nil {
+			return nil
+		} else if err == nil {
+			told, retry = "", firstRetry
+		} else {
+			if told != err.Error() { // once for each kind of trouble
+				logger.Error(err, "not all certificates are as they should be, it is tried again")
+				told = err.Error()
+			}
+			wait, retry = retry, min(2*retry, lastRetry)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		}
+	}
+}
+
+// pass makes everything as it should be now.
+func (c *certificates) pass(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	defer cancel()
+	own, err := c.read(ctx, authoritySecret)
+	if err != nil {
+		return err
+	}
+	former := authorities(own.Data[caCertKey], c.now())
+	lost := len(former) == 0
+	var errs []error
+	served := make(map[string]*corev1.Secret)
+	for _, w := range c.wanted {
+		s, err := c.read(ctx, w.SecretName)
+		if err != nil { // which is no reason not to care for the others
+			errs = append(errs, err)
+			continue
+		}
+		served[w.SecretName] = s
+		// When the authority is lost, these still tell which authorities signed what is in use. Only then: more pods and
+		// people can write them than the authority's.
+		if lost {
+			former = append(former, authorities(s.Data[caCertKey], c.now())...)
+		}
+	}
+	ca, err := c.authority(ctx, own, former)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, w := range c.wanted {
+		if s := served[w.SecretName]; s != nil {
+			errs = append(errs, c.trust(ctx, w.WebhookConfiguration, ca.trusted), c.serve(ctx, w, s, ca))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// authority is who signs.
+type authority struct {
+	cert    *x509.Certificate
+	key     *ecdsa.PrivateKey
+	trusted []byte // it and former ones, PEM
+}
+
+// authority returns the authority of its Secret, which it makes or renews when that is due.
+func (c *certificates) authority(ctx context.Context, s *corev1.Secret, former []*x509.Certificate) (*authority, error) {
+	now, ca := c.now(), signer(s)
+	if ca == nil || now.Before(ca.cert.NotBefore) || now.After(twoThirds(ca.cert)) {
+		var err error
+		if ca, err = newAuthority(now); err != nil {
+			return nil, fmt.Errorf("making a certificate authority: %w", err)
+		}
+		log.FromContext(ctx).Info("there is a new certificate authority", "until", ca.cert.NotAfter)
+	}
+	ca.trusted = bundle(ca.cert, former)
+	cert, key, err := encodePair(ca.cert.Raw, ca.key)
+	if err != nil {
+		return nil, err
+	}
+	return ca, c.write(ctx, s, cert, key, ca.trusted)
+}
+
+// signer is the authority of a Secret, nil unless certificate and key are whole and belong together, and it lives no longer
+// than those that are made here.
+func signer(s *corev1.Secret) *authority {
+	pair, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return nil
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !pair.Leaf.IsCA || pair.Leaf.NotAfter.Sub(pair.Leaf.NotBefore) > authorityLife+clockSkew {
+		return nil
+	}
+	return &authority{cert: pair.Leaf, key: key}
+}
+
+// serve keeps the certificate of a Secret.
+func (c *certificates) serve(ctx context.Context, w Certificate, s *corev1.Secret, ca *authority) error {
+	now := c.now()
+	cert, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
+	current := serving(cert, key, w.DNSNames, ca.trusted, now)
+	settled := now.Sub(ca.cert.NotBefore) >= clockSkew+authoritySettles
+	if current == nil || now.After(twoThirds(current)) && settled {
+		var err error
+		if cert, key, err = ca.issue(w.DNSNames, now); err != nil {
+			return fmt.Errorf("issuing the certificate of Secret %s: %w", w.SecretName, err)
+		}
+		log.FromContext(ctx).Info("a certificate is renewed", "secret", w.SecretName)
+	}
+	return c.write(ctx, s, cert, key, ca.trusted)
+}
+
+// serving is the certificate of a pair, nil unless it serves all of names, and nothing else, to those who trust trusted.
+func serving(cert, key []byte, names []string, trusted []byte, now time.Time) *x509.Certificate {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil || !slices.Equal(pair.Leaf.DNSNames, names) {
+		return nil
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(trusted)
+	for _, name := range names {
+		if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: now}); err != nil {
+			return nil
+		}
+	}
+	return pair.Leaf
+}
+
+// trust has all webhooks of a configuration trust bundle. That there is no such configuration is no error: who installs
+// without a webhook has none.
+func (c *certificates) trust(ctx context.Context, name string, bundle []byte) error {
+	if name == "" {
+		return nil
+	}
+	config := new(admissionregistrationv1.ValidatingWebhookConfiguration)
+	if err := c.live.Get(ctx, client.ObjectKey{Name: name}, config); apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("reading webhook configuration %s: %w", name, err)
+	}
+	before := config.DeepCopy()
+	changed := false
+	for i := range config.Webhooks {
+		if to := &config.Webhooks[i].ClientConfig; !bytes.Equal(to.CABundle, bundle) {
+			to.CABundle, changed = bundle, true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	// By the names of the webhooks, so that what a newer API server has added to them stays.
+	patch := client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})
+	if err := c.client.Patch(ctx, config, patch, client.FieldOwner(operatorName)); err != nil {
+		return fmt.Errorf("writing webhook configuration %s: %w", name, err)
+	}
+	log.FromContext(ctx).Info("a webhook configuration has the authorities of now", "name", name)
+	return nil
+}
+
+// read returns a Secret of ours, empty when it is missing.
+func (c *certificates) read(ctx context.Context, name string) (*corev1.Secret, error) {
+	s := new(corev1.Secret)
+	err := c.live.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: name}, s)
+	if apierrors.IsNotFound(err) {
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name, Labels: map[string]string{managedByLabel: operatorName}},
+			Type:       corev1.SecretTypeTLS,
+		}, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("reading Secret %s: %w", name, err)
+	}
+	if s.Labels[managedByLabel] != operatorName {
+		return nil, fmt.Errorf("a Secret %s is there and was not made by the operator, which leaves it alone: "+
+			"delete it to have another one made, or leave the certificate to whoever made it", name)
+	}
+	return s, nil
+}
+
+// write makes s hold a pair and what is trusted, unless it does or has changed meanwhile.
+func (c *certificates) write(ctx context.Context, s *corev1.Secret, cert, key, trusted []byte) error {
+	data := maps.Clone(s.Data)
+	if data == nil {
+		data = make(map[string][]byte)
+	}
+	data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey], data[caCertKey] = cert, key, trusted
+	if maps.EqualFunc(data, s.Data, bytes.Equal) {
+		return nil
+	}
+	s.Data = data
+	var err error
+	if s.ResourceVersion == "" {
+		err = c.client.Create(ctx, s, client.FieldOwner(operatorName))
+	} else {
+		err = c.client.Update(ctx, s, client.FieldOwner(operatorName))
+	}
+	if err != nil {
+		return fmt.Errorf("writing Secret %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+func twoThirds(c *x509.Certificate) time.Time {
+	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
+}
+
+// authorities are the certificates of authorities in bundle that have not expired, and will within the life of one that is
+// made now. Anything else in it is left out.
+func authorities(bundle []byte, now time.Time) (list []*x509.Certificate) {
+	last := now.Add(authorityLife + clockSkew)
+	for {
+		var block *pem.Block
+		if block, bundle = pem.Decode(bundle); block == nil {
+			return list
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err == nil && cert.IsCA && cert.Subject.CommonName == authorityName && now.Before(cert.NotAfter) && !cert.NotAfter.After(last) {
+			list = append(list, cert)
+		}
+	}
+}
+
+// bundle is the newest authority and, after it, the former ones, newest first.
+func bundle(newest *x509.Certificate, former []*x509.Certificate) []byte {
+	slices.SortStableFunc(former, func(a, b *x509.Certificate) int { return b.NotAfter.Compare(a.NotAfter) })
+	all := []*x509.Certificate{newest}
+	for _, f := range former {
+		if len(all) < maxAuthorities && !slices.ContainsFunc(all, f.Equal) {
+			all = append(all, f)
+		}
+	}
+	var text []byte
+	for _, a := range all {
+		text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Raw})...)
+	}
+	return text
+}
+
+const authorityName = "latticekeep CA"
+
+func newAuthority(now time.Time) (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		Subject:   pkix.Name{CommonName: authorityName},
+		NotBefore: now.Add(-clockSkew), NotAfter: now.Add(authorityLife),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	return &authority{cert: cert, key: key}, nil
+}
+
+// issue makes a pair that serves names.
+func (a *authority) issue(names []string, now time.Time) (cert, key []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	template := &x509.Certificate{
+		DNSNames:  names,
+		NotBefore: now.Add(-clockSkew), NotAfter: now.Add(certificateLife),
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	return encodePair(der, private)
+}
+
+func encodePair(der []byte, private *ecdsa.PrivateKey) (cert, key []byte, err error) {
+	b, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: b}), nil
+}

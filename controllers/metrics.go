@@ -1,0 +1,120 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+)
+
+// Metrics is the collector of what the operator does. It lives longer than one [Run], and gathers from the cache of the
+// one that runs.
+type Metrics struct {
+	cached  atomic.Pointer[client.Reader]
+	changes *prometheus.CounterVec
+	expiry  *prometheus.Desc
+	objects *prometheus.Desc
+}
+
+// NewMetrics returns a collector for [Options] that is to be registered by its caller.
+func NewMetrics() *Metrics {
+	return &Metrics{
+		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "latticekeep_credential_changes_total",
+			Help: "Versions that the operator stored, by what made them: sealed, rotated (new values), reencrypted (new keys), recreated.",
+		}, []string{"change"}),
+		expiry: prometheus.NewDesc("latticekeep_credential_expiry_timestamp_seconds",
+			"When the vault entry of a SealedCredential ends unless it is rotated, in Unix time.", []string{"namespace", "name"}, nil),
+		objects: prometheus.NewDesc("latticekeep_sealedcredentials",
+			"SealedCredentials by condition and its status.", []string{"condition", "status"}, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	m.changes.Describe(ch)
+	ch <- m.expiry
+	ch <- m.objects
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	m.changes.Collect(ch)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	list, err := m.list(ctx)
+	if err != nil {
+		return // the operator is not running, or has not seen the cluster yet
+	}
+	type state struct {
+		condition string
+		status    metav1.ConditionStatus
+	}
+	states := make(map[state]int)
+	for i := range list.Items {
+		sc := &list.Items[i]
+		if at := sc.Status.ExpiresAt; at != nil {
+			ch <- prometheus.MustNewConstMetric(m.expiry, prometheus.GaugeValue, float64(at.Unix()), sc.Namespace, sc.Name)
+		}
+		for _, kind := range []string{
+			v1alpha1.ConditionReady, v1alpha1.ConditionStalled, v1alpha1.ConditionTargetSynced, v1alpha1.ConditionValuesStale, v1alpha1.ConditionExpiring,
+		} {
+			if c := apimeta.FindStatusCondition(sc.Status.Conditions, kind); c != nil {
+				states[state{kind, c.Status}]++
+			} else if kind == v1alpha1.ConditionReady {
+				states[state{kind, metav1.ConditionUnknown}]++
+			}
+		}
+	}
+	for s, n := range states {
+		ch <- prometheus.MustNewConstMetric(m.objects, prometheus.GaugeValue, float64(n), s.condition, string(s.status))
+	}
+}
+
+// errNotRunning says that no operator runs in this process that knows the objects of the cluster.
+var errNotRunning = errors.New("the operator is not running")
+
+// SealingKeyUse returns how many objects of the cluster have values that are sealed for a key, by the id of the key. It
+// fails while the operator does not know all objects.
+func (m *Metrics) SealingKeyUse(ctx context.Context) (map[string]int, error) {
+	list, err := m.list(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("looking at the objects of the cluster: %w", err)
+	}
+	use := make(map[string]int)
+	for i := range list.Items {
+		if sealed := list.Items[i].Spec.Sealed; sealed != nil {
+			use[sealed.KeyID]++
+		}
+	}
+	return use, nil
+}
+
+func (m *Metrics) list(ctx context.Context) (*v1alpha1.SealedCredentialList, error) {
+	cached := m.cached.Load()
+	if cached == nil {
+		return nil, errNotRunning
+	}
+	list := new(v1alpha1.SealedCredentialList)
+	return list, (*cached).List(ctx, list, client.UnsafeDisableDeepCopy)
+}
+
+// watch has the objects of this cache gathered from now on; nil for none.
+func (m *Metrics) watch(cached client.Reader) {
+	if cached == nil {
+		m.cached.Store(nil)
+		return
+	}
+	m.cached.Store(&cached)
+}
+
+// changed counts a version that was stored.
+func (m *Metrics) changed(change string) { m.changes.WithLabelValues(change).Inc() }

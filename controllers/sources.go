@@ -1,0 +1,320 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/generate"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// fill makes the vault hold what the spec of sc says, when it does not.
+func (r *reconciler) fill(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	switch {
+	case sc.Spec.ValuesFrom != nil: // looked at each time: the Secret may have changed
+		return r.importSecret(ctx, p, sc, o)
+	case o.current:
+		return nil
+	case sc.Spec.Sealed != nil:
+		return r.seal(ctx, p, sc, o)
+	default:
+		return r.generate(ctx, p, sc, o)
+	}
+}
+
+// desired is what the vault should hold for sc, but for the values.
+func (r *reconciler) desired(sc *v1alpha1.SealedCredential) vault.Desired {
+	d := vault.Desired{
+		Name: sc.Name, Type: sc.Spec.CredentialType, TTLDays: int(sc.Spec.TTLDays),
+		SpecDigest: sealing.SpecDigest(sc), SealedAt: sealing.SealedAt(sc), Trigger: trigger(sc),
+		Object: vault.Object{Cluster: r.cluster, Namespace: sc.Namespace, Name: sc.Name},
+	}
+	if sc.Spec.Sealed != nil {
+		d.SealingKey = sc.Spec.Sealed.KeyID
+	}
+	return d
+}
+
+// seal opens the values of sc and makes them the next version of the vault entry, or its first.
+func (r *reconciler) seal(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	if o.owned != nil {
+		if err := sealing.Older(sc, o.owned.ValueSealedAt); err != nil {
+			o.refused = &refusal{reason: v1alpha1.ReasonOlderValue, err: err}
+			return nil
+		}
+	}
+	values, err := sealing.Open(sc, func(keyID string) (*envelope.SealingKey, error) { return r.keys.SealingKey(ctx, keyID) })
+	if err != nil {
+		o.fail(v1alpha1.ReasonInvalidSealed, err)
+		return nil
+	}
+	return r.apply(ctx, p, sc, o, values)
+}
+
+// apply stores values as the next version of the vault entry, or its first. They belong to o afterwards.
+func (r *reconciler) apply(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, values map[string]secret.Bytes) error {
+	o.take(values)
+	if err := r.hold(ctx, sc); err != nil {
+		return err
+	}
+	d := r.desired(sc)
+	d.Values = values
+	owned, err := r.vault.Apply(ctx, p, string(sc.UID), o.version(), d)
+	r.stored(ctx, sc, o, owned, err)
+	return nil
+}
+
+// importSecret makes the values of the Secret that sc names those of the vault entry, unless they are, and deletes the
+// Secret afterwards if it should. Without the Secret, what was imported stays.
+func (r *reconciler) importSecret(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	source := new(corev1.Secret)
+	err := r.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: sc.Spec.ValuesFrom.SecretRef.Name}, source)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return o.late(fmt.Errorf("reading the Secret to import: %w", err))
+	}
+	// Our own target is no source: what changes there is drift.
+	if err != nil || source.Annotations[v1alpha1.AnnotationOwner] == string(sc.UID) {
+		return r.keep(ctx, p, sc, o)
+	}
+	defer clearData(source)
+	if source.Type == corev1.SecretTypeServiceAccountToken || source.Type == corev1.SecretTypeBootstrapToken {
+		o.refuse(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: a token that Kubernetes gives a power of its own is not imported: name another Secret")
+		return nil
+	}
+	if source.Annotations[v1alpha1.AnnotationImport] != sc.Name {
+		o.refuse(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not say that this object may import it: annotate the Secret with %s=%s",
+			v1alpha1.AnnotationImport, sc.Name)
+		return nil
+	}
+	values := make(map[string]secret.Bytes, len(source.Data))
+	for key, value := range source.Data {
+		values[key] = slices.Clone(value)
+	}
+	if o.current && r.vault.Holds(p, string(sc.UID), o.owned, values) {
+		o.take(values)
+	} else if err := r.apply(ctx, p, sc, o, values); err != nil || o.refused != nil || o.trouble != nil {
+		if o.refused != nil {
+			o.refused.passing = true // another Secret may do
+		}
+		return err
+	}
+	if !sc.Spec.ValuesFrom.DeleteAfterImport || !source.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	exactly := client.Preconditions{UID: &source.UID, ResourceVersion: &source.ResourceVersion}
+	if err := r.client.Delete(ctx, source, exactly); client.IgnoreNotFound(err) != nil {
+		return o.late(fmt.Errorf("deleting the imported Secret: %w", err))
+	}
+	r.tell(ctx, sc, "Imported", "Import", "the Secret is imported and deleted")
+	return nil
+}
+
+// keep makes the values that the vault holds follow another spec, when nothing else has them.
+func (r *reconciler) keep(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	switch {
+	case o.current:
+		return nil
+	case o.owned == nil:
+		o.refuse(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not exist: create it, with the annotation %s=%s",
+			v1alpha1.AnnotationImport, sc.Name)
+		return nil
+	case o.owned.Missing:
+		o.refuse(v1alpha1.ReasonSourceLost, "the vault entry is gone, and so is the Secret that it was imported from: create the Secret again, with the "+
+			"annotation %s=%s", v1alpha1.AnnotationImport, sc.Name)
+		return nil
+	}
+	return r.make(ctx, p, sc, o, r.desired(sc), func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		if former == nil {
+			return nil, errLost
+		}
+		return copied(former), nil
+	})
+}
+
+// generate makes the values that sc wants and the vault does not hold. Those that it holds stay, also when their
+// generator changed: only a Regenerate makes new ones, which may be due at the same time. A vault entry that is gone is not
+// silently made of new values.
+func (r *reconciler) generate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	if o.owned != nil && regenerates(sc) && (o.owned.Trigger != trigger(sc) || rotationDue(sc, o, r.now())) {
+		return r.regenerate(ctx, p, sc, o)
+	}
+	// The status remembers an entry that the store does not: the store was set back.
+	setBack := o.owned == nil && sc.Status.CredentialID != ""
+	if setBack && regenerates(sc) && sc.Status.LastTrigger != trigger(sc) {
+		return r.regenerate(ctx, p, sc, o)
+	}
+	if setBack || o.owned != nil && o.owned.Missing {
+		o.refuse(v1alpha1.ReasonSourceLost, "the vault entry is gone, and nothing else has its values: to have new ones made, set spec.rotation.policy "+
+			"to Regenerate and change spec.rotation.trigger, or delete the object and create it again")
+		return nil
+	}
+	return r.make(ctx, p, sc, o, r.desired(sc), func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		if former == nil && o.owned != nil {
+			return nil, errLost
+		}
+		return r.complete(sc.Spec.Generate, former)
+	})
+}
+
+// complete returns a value for each data key of the generators: that of former, or a new one. A key pair is made anew
+// unless former has both halves.
+func (r *reconciler) complete(generators []v1alpha1.Generator, former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+	all := sealing.Specs(generators)
+	missing := slices.DeleteFunc(slices.Clone(all), func(s generate.Spec) bool {
+		return !slices.ContainsFunc(generate.Names(s), func(key string) bool { _, ok := former[key]; return !ok })
+	})
+	values := make(map[string]secret.Bytes)
+	if len(missing) > 0 {
+		var err error
+		if values, err = r.made(missing); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range all {
+		for _, key := range generate.Names(s) {
+			if _, ok := values[key]; !ok {
+				values[key] = slices.Clone(former[key])
+			}
+		}
+	}
+	return values, nil
+}
+
+// regenerate makes new values for sc, and leaves the former ones readable for a while if sc says so.
+func (r *reconciler) regenerate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	d := r.desired(sc)
+	if overlap := sc.Spec.Rotation.Overlap; overlap != nil {
+		d.Overlap = overlap.Duration
+	}
+	return r.make(ctx, p, sc, o, d, func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		return r.made(sealing.Specs(sc.Spec.Generate))
+	})
+}
+
+// made makes values. RSA keys take seconds of a core, so one object at a time has them made: the others are tried again,
+// and no worker waits.
+func (r *reconciler) made(entries []generate.Spec) (map[string]secret.Bytes, error) {
+	if generate.Heavy(entries) {
+		if !r.making.TryLock() {
+			return nil, fault.New(fault.Unavailable, "RSA keys of another object are being made")
+		}
+		defer r.making.Unlock()
+	}
+	return generate.Values(entries)
+}
+
+// errLost says that a vault entry, whose values are needed, is gone or damaged.
+var errLost = fault.New(fault.NotFound, "the vault entry is gone")
+
+// restore has the values of a vault entry that is gone or damaged come from the object's source once more.
+func (r *reconciler) restore(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	o.zero()
+	o.owned.Missing, o.current, o.trouble = true, false, nil
+	if o.refused != nil {
+		return nil
+	}
+	return r.fill(ctx, p, sc, o)
+}
+
+// make stores what values makes of the former values as the next version of the vault entry, or its first.
+func (r *reconciler) make(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, d vault.Desired,
+	values func(former map[string]secret.Bytes) (map[string]secret.Bytes, error)) error {
+	if err := r.hold(ctx, sc); err != nil {
+		return err
+	}
+	var made map[string]secret.Bytes
+	owned, err := r.vault.Generate(ctx, p, string(sc.UID), o.version(), d, func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		all, err := values(former)
+		if err == nil {
+			made = copied(all) // the vault zeroes those that it is given
+		}
+		return all, err
+	})
+	if errors.Is(err, errLost) {
+		return r.restore(ctx, p, sc, o)
+	}
+	o.take(made)
+	r.stored(ctx, sc, o, owned, err)
+	return nil
+}
+
+// stored notes in o what became of a change of the vault entry, and tells of it.
+func (r *reconciler) stored(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, owned *vault.Owned, err error) {
+	if err != nil {
+		o.zero()
+		o.fail(v1alpha1.ReasonInvalidSpec, err)
+		return
+	}
+	reason, note := "Sealed", "sealed into the vault as version %d"
+	if former := o.owned; former != nil {
+		switch {
+		case former.Missing:
+			reason, note = "Recreated", "the vault entry was gone and is sealed again as version %d"
+		case former.ValuesChangedAt.Equal(owned.ValuesChangedAt):
+			reason, note = "Reencrypted", "the same values are sealed anew as version %d"
+		default:
+			reason, note = "Rotated", "new values are sealed as version %d"
+		}
+	}
+	o.owned, o.current = owned, true
+	r.counters.changed(strings.ToLower(reason))
+	r.tell(ctx, sc, reason, "Seal", fmt.Sprintf(note, owned.Version))
+}
+
+// rotate makes the next version of the vault entry as the rotation policy of sc says. When the entry turns out to be
+// damaged, its values come from the object's source once more.
+func (r *reconciler) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	// What an object that is refused now would make is not made: its last good version goes on.
+	if regenerates(sc) && o.refused == nil {
+		return r.regenerate(ctx, p, sc, o)
+	}
+	honoured := trigger(sc)
+	if regenerates(sc) {
+		honoured = o.owned.Trigger // it asks for new values, which are still to be made
+	}
+	owned, err := r.vault.Reencrypt(ctx, p, string(sc.UID), o.owned.Version, honoured)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		return r.restore(ctx, p, sc, o)
+	case err != nil:
+		o.trouble = err
+	default:
+		current := o.current
+		r.stored(ctx, sc, o, owned, nil)
+		o.current = current
+	}
+	return nil
+}
+
+// regenerates reports whether a rotation of sc makes new values.
+func regenerates(sc *v1alpha1.SealedCredential) bool {
+	return sc.Spec.Rotation != nil && sc.Spec.Rotation.Policy == v1alpha1.RotationRegenerate && len(sc.Spec.Generate) > 0
+}
+
+func copied(values map[string]secret.Bytes) map[string]secret.Bytes {
+	c := make(map[string]secret.Bytes, len(values))
+	for key, value := range values {
+		c[key] = slices.Clone(value)
+	}
+	return c
+}
+
+// clearData overwrites the values of a Secret that was read.
+func clearData(s *corev1.Secret) {
+	for _, value := range s.Data {
+		clear(value)
+	}
+}

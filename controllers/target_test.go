@@ -1,0 +1,223 @@
+package controllers_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+)
+
+// awaitTarget waits until the target Secret holds exactly these values, and the object says so.
+func (w *world) awaitTarget(sc *v1alpha1.SealedCredential, version int64, want map[string]string) (*v1alpha1.SealedCredential, *corev1.Secret) {
+	w.t.Helper()
+	sc = w.awaitThat(sc, fmt.Sprintf("the target of %s to hold version %d", sc.Name, version), func(now *v1alpha1.SealedCredential) bool {
+		return now.Generation >= sc.Generation && now.Status.ObservedGeneration == now.Generation && now.Status.Version == version &&
+			now.Status.Target != nil && now.Status.Target.Version == version && now.Status.Audit != nil && now.Status.Target.Audit == now.Status.Audit.Hash &&
+			meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionTargetSynced) &&
+			meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionReady)
+	})
+	s := new(corev1.Secret)
+	must(w.t, w.admin.Get(w.t.Context(), client.ObjectKey{Namespace: sc.Namespace, Name: sc.Status.Target.Name}, s))
+	if s.UID != sc.Status.Target.UID || s.ResourceVersion != sc.Status.Target.ResourceVersion {
+		w.t.Errorf("the status names Secret %+v, it is %s %s", sc.Status.Target, s.UID, s.ResourceVersion)
+	}
+	if s.Annotations["latticekeep.dev/owner"] != string(sc.UID) || s.Annotations["latticekeep.dev/version"] != fmt.Sprint(version) {
+		w.t.Errorf("the Secret has the annotations %v", s.Annotations)
+	}
+	if len(s.Data) != len(want) {
+		w.t.Errorf("the Secret has %d keys, want %d", len(s.Data), len(want))
+	}
+	for k, v := range want {
+		if string(s.Data[k]) != v {
+			w.t.Errorf("the Secret's %s is another one", k)
+		}
+	}
+	return sc, s
+}
+
+func (w *world) testTarget(t *testing.T) {
+	w, ns := w.in(t)
+	values := w.values("user", "password")
+	manifest := w.manifest(ns, "delivered", values)
+	manifest.Spec.Target = &v1alpha1.Target{Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"example.com/b": "c"}}
+	manifest.Labels = map[string]string{"app.kubernetes.io/instance": "argo"}
+	sc, s := w.awaitTarget(w.create(manifest), 1, values)
+	if s.Name != "delivered" || s.Type != corev1.SecretTypeOpaque || s.Labels["team"] != "a" || len(s.Labels) != 1 || s.Annotations["example.com/b"] != "c" ||
+		!metav1.IsControlledBy(s, sc) {
+		t.Errorf("the target is %+v", s.ObjectMeta)
+	}
+	w.checkEvents(sc, "Sealed")
+	first := s.UID
+
+	// New values, new keys around them, another mapping: each reaches the Secret.
+	values = w.values("user", "password")
+	fresh := w.manifest(ns, "delivered", values)
+	sc, _ = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed }), 2, values)
+	sc, _ = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} }), 3, values)
+	sc, s = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+		sc.Spec.Target.Labels = nil
+		sc.Spec.Target.Keys = []v1alpha1.TargetKey{
+			{To: "PGPASSWORD", From: "password"},
+			{To: "url", Template: "postgres://$(user):$(password)@db/app", Encoding: v1alpha1.EncodingURL},
+		}
+	}), 3, map[string]string{"PGPASSWORD": values["password"], "url": "postgres://" + values["user"] + ":" + values["password"] + "@db/app"})
+	if len(s.Labels) != 0 || s.UID != first {
+		t.Errorf("the target has labels %v, made again: %v", s.Labels, s.UID != first)
+	}
+
+	// Drift is repaired: changed data, changed labels, a Secret that is gone. Nobody touches the object.
+	want := map[string]string{"PGPASSWORD": values["password"], "url": string(s.Data["url"])}
+	for i, drift := range []func(){
+		func() {
+			s.Data["PGPASSWORD"], s.Data["more"] = []byte("x"), []byte("y")
+			must(t, w.admin.Update(t.Context(), s))
+		},
+		func() { s.Labels = map[string]string{"x": "y"}; must(t, w.admin.Update(t.Context(), s)) },
+		func() { must(t, w.admin.Delete(t.Context(), s)) },
+	} {
+		drift()
+		was := sc.Status.Target.ResourceVersion
+		w.clock.Advance(10 * time.Minute)
+		sc = w.awaitThat(sc, fmt.Sprintf("drift %d to be repaired", i), func(sc *v1alpha1.SealedCredential) bool { return sc.Status.Target.ResourceVersion != was })
+		sc, s = w.awaitTarget(sc, 3, want)
+	}
+
+	// Another type takes another Secret of the same name.
+	second := s.UID
+	sc, s = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+		sc.Spec.Target.Type = "kubernetes.io/basic-auth"
+		sc.Spec.Target.Keys = []v1alpha1.TargetKey{{To: "username", From: "user"}, {To: "password", From: "password"}}
+	}), 3, map[string]string{"username": values["user"], "password": values["password"]})
+	if s.Type != corev1.SecretTypeBasicAuth || s.UID == second {
+		t.Errorf("the target is of type %s", s.Type)
+	}
+
+	// What cannot be made is told, and the Secret stays as it was.
+	for _, bad := range []struct {
+		target  v1alpha1.Target
+		message string
+	}{
+		{v1alpha1.Target{Type: "kubernetes.io/tls"}, "needs the key tls.crt"},
+		{v1alpha1.Target{Type: "kubernetes.io/dockerconfigjson", Keys: []v1alpha1.TargetKey{{To: ".dockerconfigjson", From: "user"}}}, "not a JSON object"},
+		{v1alpha1.Target{Keys: []v1alpha1.TargetKey{{To: "a", From: "nobody"}}}, "no value with the key nobody"},
+	} {
+		sc = w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = &bad.target }), v1alpha1.ReasonInvalidTarget)
+		c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionTargetSynced)
+		if c == nil || c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, bad.message) {
+			t.Errorf("TargetSynced is %+v, want %q", c, bad.message)
+		}
+	}
+	sc, _ = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+		sc.Spec.Target = &v1alpha1.Target{Type: "kubernetes.io/dockerconfigjson", Keys: []v1alpha1.TargetKey{{
+			To: ".dockerconfigjson", Encoding: v1alpha1.EncodingJSON,
+			Template: `{"auths":{"registry.example.com":{"username":"$(user)","password":"$(password)"}}}`,
+		}}}
+	}), 3, map[string]string{
+		".dockerconfigjson": `{"auths":{"registry.example.com":{"username":"` + values["user"] + `","password":"` + values["password"] + `"}}}`,
+	})
+
+	// Without a target the Secret goes; with the object too.
+	sc = w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = nil })
+	w.awaitNoSecret(ns, "delivered")
+	sc = w.awaitThat(sc, "the target to leave the status", func(sc *v1alpha1.SealedCredential) bool { return sc.Status.Target == nil })
+	sc, _ = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = &v1alpha1.Target{Name: "elsewhere"} }), 3, values)
+	must(t, w.admin.Delete(t.Context(), sc))
+	w.awaitGone(sc)
+	w.awaitNoSecret(ns, "elsewhere")
+}
+
+func (w *world) testAdoption(t *testing.T) {
+	w, ns := w.in(t)
+	foreign := w.secret(ns, "app", map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "{}"}, map[string]string{"token": "theirs"})
+	values := w.values("token")
+	manifest := w.manifest(ns, "app", values)
+	manifest.Spec.Target = &v1alpha1.Target{DeletionPolicy: v1alpha1.DeletionRetain}
+	sc := w.awaitStalled(w.create(manifest), v1alpha1.ReasonTargetConflict)
+	untouched := func() {
+		t.Helper()
+		now := new(corev1.Secret)
+		must(t, w.admin.Get(t.Context(), client.ObjectKeyFromObject(foreign), now))
+		if now.ResourceVersion != foreign.ResourceVersion {
+			t.Error("a foreign Secret was written to")
+		}
+	}
+	untouched()
+	w.checkUnseals(sc, values) // the vault has it all the same
+
+	// Neither the annotation of another object nor a forged owner hands it over to this one.
+	foreign.Annotations["latticekeep.dev/adopt"] = "another"
+	foreign.Annotations["latticekeep.dev/owner"] = "00000000-0000-0000-0000-000000000000"
+	must(t, w.admin.Update(t.Context(), foreign))
+	w.nudge(sc)
+	w.clock.Advance(2 * time.Minute)
+	w.awaitReady(w.create(w.manifest(ns, "witness", values)), 1)
+	untouched()
+
+	foreign.Annotations["latticekeep.dev/adopt"] = "app"
+	must(t, w.admin.Update(t.Context(), foreign))
+	w.clock.Advance(2 * time.Minute)
+	sc, s := w.awaitTarget(sc, 1, values)
+	if s.UID != foreign.UID || len(s.Annotations) != 2 || len(s.OwnerReferences) != 0 {
+		t.Errorf("the adopted Secret is %+v", s.ObjectMeta)
+	}
+	w.checkEvents(sc, "Sealed", "Stalled", "TargetAdopted")
+
+	// Retained: the Secret outlives its object, and the next object of that name has no claim on it.
+	must(t, w.admin.Delete(t.Context(), sc))
+	w.awaitGone(sc)
+	must(t, w.admin.Get(t.Context(), client.ObjectKeyFromObject(s), s))
+	again := w.manifest(ns, "app", values)
+	again.Spec.Target = &v1alpha1.Target{}
+	w.awaitStalled(w.create(again), v1alpha1.ReasonTargetConflict)
+
+	// A Secret that nobody can change is told, one of another type is not replaced by adopting it.
+	immutable := true
+	for name, s := range map[string]*corev1.Secret{
+		"is immutable":     {Immutable: &immutable},
+		"has another type": {Type: "example.com/own"},
+	} {
+		s.Namespace, s.Name, s.Annotations = ns, strings.Fields(name)[1], map[string]string{"latticekeep.dev/adopt": strings.Fields(name)[1]}
+		must(t, w.admin.Create(t.Context(), s))
+		m := w.manifest(ns, s.Name, values)
+		m.Spec.Target = &v1alpha1.Target{}
+		sc := w.awaitStalled(w.create(m), v1alpha1.ReasonTargetConflict)
+		if c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled); !strings.Contains(c.Message, name) {
+			t.Errorf("the message is %q, want %q", c.Message, name)
+		}
+	}
+}
+
+// An existing Secret is imported and then adopted by the same object, while whoever mounts it sees its values throughout.
+func (w *world) testMigration(t *testing.T) {
+	w, ns := w.in(t)
+	values := w.values("token")
+	plain := w.secret(ns, "app", map[string]string{"latticekeep.dev/import": "app", "latticekeep.dev/adopt": "app"}, values)
+	sc := object(ns, "app")
+	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "app"}}
+	sc.Spec.Target = &v1alpha1.Target{}
+	sc, s := w.awaitTarget(w.create(sc), 1, values)
+	if s.UID != plain.UID {
+		t.Error("the Secret was made again")
+	}
+	// What changes in it now is drift, and no source any more.
+	s.Data["token"] = []byte("drift")
+	must(t, w.admin.Update(t.Context(), s))
+	was := sc.Status.Target.ResourceVersion
+	w.clock.Advance(10 * time.Minute)
+	sc = w.awaitThat(sc, "the drift to be repaired", func(sc *v1alpha1.SealedCredential) bool { return sc.Status.Target.ResourceVersion != was })
+	sc, _ = w.awaitTarget(sc, 1, values)
+	values = w.values("token")
+	fresh := w.manifest(ns, "app", values)
+	_, s = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.ValuesFrom, sc.Spec.Sealed = nil, fresh.Spec.Sealed }), 2, values)
+	if s.UID != plain.UID || controllerutil.ContainsFinalizer(s, v1alpha1.Finalizer) {
+		t.Errorf("the Secret is %+v", s.ObjectMeta)
+	}
+}

@@ -1,0 +1,85 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity"
+)
+
+// tenants finds the tenant of a namespace. A namespace that is made again under an old name is another tenant, so what
+// the cache says of a name may be of the past: only [tenants.of] decides where something new goes.
+type tenants struct {
+	known    client.Reader // metadata of all namespaces
+	live     client.Reader // asks the API server
+	identity *identity.Service
+	cluster  string // UID of the cluster
+}
+
+// errTerminating says that a namespace is going away: nothing is made in it any more.
+var errTerminating = errors.New("the namespace is terminating")
+
+// apiError is trouble with the API server, as opposed to the vault.
+type apiError struct{ error }
+
+func (e apiError) Unwrap() error { return e.error }
+
+// cached returns the tenant of the namespace as far as is known without asking.
+func (t *tenants) cached(ctx context.Context, namespace string) (authz.TenantID, bool) {
+	m, err := readNamespace(ctx, t.known, namespace)
+	if err != nil || !m.DeletionTimestamp.IsZero() {
+		return "", false
+	}
+	tenant, err := t.identity.FindNamespaceTenant(ctx, t.cluster, string(m.UID))
+	return tenant, err == nil && tenant != ""
+}
+
+// of returns the tenant of the namespace as it is now, in order to make something; errTerminating when it is too late for
+// that. Trouble with the API server is an apiError.
+func (t *tenants) of(ctx context.Context, namespace string) (authz.TenantID, error) {
+	m, err := readNamespace(ctx, t.live, namespace)
+	switch {
+	case err != nil:
+		return "", apiError{fmt.Errorf("reading namespace: %w", err)}
+	case !m.DeletionTimestamp.IsZero():
+		return "", errTerminating
+	}
+	return t.tenant(ctx, m.UID)
+}
+
+// leaving is of for what is going away, as its namespace may be.
+func (t *tenants) leaving(ctx context.Context, namespace string) (authz.TenantID, error) {
+	m, err := readNamespace(ctx, t.live, namespace)
+	if err != nil {
+		return "", apiError{fmt.Errorf("reading namespace: %w", err)}
+	}
+	return t.tenant(ctx, m.UID)
+}
+
+func (t *tenants) tenant(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
+	tenant, err := t.identity.NamespaceTenant(ctx, t.cluster, string(namespace))
+	if err != nil {
+		return "", fmt.Errorf("finding tenant of namespace: %w", err)
+	}
+	return tenant, nil
+}
+
+// readNamespace returns the metadata of a namespace.
+func readNamespace(ctx context.Context, r client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
+	m := new(metav1.PartialObjectMetadata)
+	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	return m, r.Get(ctx, client.ObjectKey{Name: name}, m)
+}
+
+// isTerminating reports whether the API server refused to make something because its namespace is going away.
+func isTerminating(err error) bool {
+	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
+}

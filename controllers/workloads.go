@@ -1,0 +1,216 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+)
+
+// coalesce is how long a restart waits for further values: those that change together restart a workload once.
+const coalesce = 10 * time.Second
+
+// maxNames is how many objects a workload may name.
+const maxNames = 64
+
+// restarter restarts the workloads of one kind that ask for it, by the annotation restart-on, when the values of the
+// objects that they name change: it writes since when the values are what they are into one annotation of their pod
+// template, and never anything else. New keys around the same values restart nothing.
+//
+// The annotation follows from the objects, so a restart that was cut off is made later, and none is made twice. A
+// workload that names an object for the first time is restarted once, since nobody knows which values it runs with.
+type restarter struct {
+	client client.Client // reads metadata and SealedCredentials from the cache
+	live   client.Reader // asks the API server
+	events events.EventRecorder
+	kind   string
+	due    *schedule
+	now    func() time.Time
+}
+
+// addWorkloads restarts Deployments, StatefulSets and DaemonSets.
+func addWorkloads(mgr manager.Manager, o Options) error {
+	for _, kind := range []string{"Deployment", "StatefulSet", "DaemonSet"} {
+		r := &restarter{
+			client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
+			kind: kind, due: newSchedule(o.Now), now: o.Now,
+		}
+		asks := predicate.NewPredicateFuncs(func(w client.Object) bool { return w.GetAnnotations()[v1alpha1.AnnotationRestartOn] != "" })
+		err := builder.ControllerManagedBy(mgr).
+			Named("restart-"+strings.ToLower(kind)).
+			WatchesMetadata(r.metadata(), later{r}, builder.WithPredicates(asks, predicate.AnnotationChangedPredicate{})).
+			Watches(&v1alpha1.SealedCredential{}, handler.Funcs{
+				UpdateFunc: func(ctx context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+					r.valuesOf(ctx, e.ObjectNew)
+				},
+			}).
+			WatchesRawSource(r.due).
+			WithOptions(controller.Options{RateLimiter: retries()}).
+			Complete(r)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *restarter) metadata() *metav1.PartialObjectMetadata {
+	m := new(metav1.PartialObjectMetadata)
+	m.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind(r.kind))
+	return m
+}
+
+// later has a workload looked at once the values that change with it have changed.
+type later struct{ r *restarter }
+
+func (l later) set(o client.Object) {
+	l.r.due.Advance(client.ObjectKeyFromObject(o), l.r.now().Add(coalesce))
+}
+
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// Create implements handler.EventHandler.
+func (l later) Create(_ context.Context, e event.CreateEvent, _ queue) { l.set(e.Object) }
+
+// Update implements handler.EventHandler.
+func (l later) Update(_ context.Context, e event.UpdateEvent, _ queue) { l.set(e.ObjectNew) }
+
+// Delete implements handler.EventHandler.
+func (l later) Delete(context.Context, event.DeleteEvent, queue) {}
+
+// Generic implements handler.EventHandler.
+func (l later) Generic(context.Context, event.GenericEvent, queue) {}
+
+// valuesOf has the workloads looked at that name an object.
+func (r *restarter) valuesOf(ctx context.Context, sc client.Object) {
+	list := new(metav1.PartialObjectMetadataList)
+	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind(r.kind + "List"))
+	if err := r.client.List(ctx, list, client.InNamespace(sc.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
+		log.FromContext(ctx).Error(err, "workloads could not be listed", "kind", r.kind)
+		return
+	}
+	for i := range list.Items {
+		if slices.Contains(named(&list.Items[i]), sc.GetName()) {
+			later{r}.set(&list.Items[i])
+		}
+	}
+}
+
+// named returns the objects that a workload names, sorted.
+func named(workload client.Object) []string {
+	var names []string
+	for name := range strings.SplitSeq(workload.GetAnnotations()[v1alpha1.AnnotationRestartOn], ",") {
+		if name = strings.TrimSpace(name); name != "" && len(names) < maxNames {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *restarter) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	known := r.metadata()
+	if err := r.client.Get(ctx, req.NamespacedName, known); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	names := named(known)
+	if len(names) == 0 || !known.DeletionTimestamp.IsZero() {
+		return reconcile.Result{}, nil
+	}
+	workload, template := r.typed()
+	if err := r.live.Get(ctx, req.NamespacedName, workload); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if strings.Count(workload.GetAnnotations()[v1alpha1.AnnotationRestartOn], ",") >= maxNames {
+		r.events.Eventf(workload, nil, corev1.EventTypeWarning, "TooManyNames", "Restart", "%s names more than %d objects: new values of the others restart nothing",
+			v1alpha1.AnnotationRestartOn, maxNames)
+	}
+	was := template.Annotations[v1alpha1.AnnotationValues]
+	is, changed, err := r.values(ctx, req.Namespace, names, was)
+	if err != nil || !changed {
+		return reconcile.Result{}, err
+	}
+	before := workload.DeepCopyObject().(client.Object)
+	if template.Annotations == nil {
+		template.Annotations = make(map[string]string)
+	}
+	template.Annotations[v1alpha1.AnnotationValues] = is
+	err = r.client.Patch(ctx, workload, changes(before), client.FieldOwner(operatorName))
+	switch {
+	case apierrors.IsConflict(err):
+		return reconcile.Result{RequeueAfter: again}, nil
+	case apierrors.IsNotFound(err):
+		return reconcile.Result{}, nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("restarting a workload: %w", err)
+	}
+	const note = "restarted: the values of an object that it names have changed"
+	log.FromContext(ctx).Info(note, "kind", r.kind, "workload", req.NamespacedName)
+	r.events.Eventf(workload, nil, corev1.EventTypeNormal, "ValuesChanged", "Restart", note)
+	return reconcile.Result{}, nil
+}
+
+// typed returns an empty workload of the kind, and its pod template.
+func (r *restarter) typed() (client.Object, *corev1.PodTemplateSpec) {
+	switch r.kind {
+	case "StatefulSet":
+		w := new(appsv1.StatefulSet)
+		return w, &w.Spec.Template
+	case "DaemonSet":
+		w := new(appsv1.DaemonSet)
+		return w, &w.Spec.Template
+	default:
+		w := new(appsv1.Deployment)
+		return w, &w.Spec.Template
+	}
+}
+
+// values returns, for each object that is named, since when its values are what they are: as name=time, with commas; and
+// whether that differs from was for any of them. While the target Secret of an object does not hold them yet, it is as it
+// was. A name that is left out changes nothing.
+func (r *restarter) values(ctx context.Context, namespace string, names []string, was string) (is string, changed bool, err error) {
+	former := make(map[string]string)
+	for pair := range strings.SplitSeq(was, ",") {
+		name, at, _ := strings.Cut(pair, "=")
+		former[name] = at
+	}
+	var pairs []string
+	for _, name := range names {
+		at := former[name]
+		sc := new(v1alpha1.SealedCredential)
+		err := r.client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, sc)
+		if client.IgnoreNotFound(err) != nil {
+			return "", false, fmt.Errorf("reading an object that a workload names: %w", err)
+		}
+		s := sc.Status
+		if err == nil && s.ValuesChangedAt != nil && (sc.Spec.Target == nil || s.Target != nil && s.Target.Version == s.Version) {
+			at = s.ValuesChangedAt.UTC().Format(time.RFC3339)
+		}
+		if at != "" {
+			pairs = append(pairs, name+"="+at)
+			changed = changed || at != former[name]
+		}
+	}
+	return strings.Join(pairs, ","), changed, nil
+}
