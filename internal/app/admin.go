@@ -24,11 +24,16 @@ type remote struct {
 }
 
 func (r *remote) register(cmd *cobra.Command) {
+	r.connection(cmd)
+	cmd.PersistentFlags().BoolVar(&r.json, "json", false, "print the answer as the server sent it")
+}
+
+// connection defines the flags that say where the server is and who calls.
+func (r *remote) connection(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&r.url, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")
 	flags.StringVar(&r.key, "api-key", "", "API key; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
 	flags.StringVar(&r.keyFile, "api-key-file", "", "file that holds the API key")
-	flags.BoolVar(&r.json, "json", false, "print the answer as the server sent it")
 	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file")
 }
 

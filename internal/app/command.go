@@ -21,8 +21,9 @@ func Command() *cobra.Command {
 		Version:       version(),
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newServerCommand(), newSealCommand(), newValidateCommand(), newAuditCommand(),
-		newTenantCommand(), newAPIKeyCommand(), newUserCommand(), newVersionCommand())
+	root.AddCommand(newServerCommand(), newSealCommand(), newResealCommand(), newImportCommand(), newValidateCommand(), newAuditCommand(),
+		newSealingKeyCommand(), newTenantCommand(), newAPIKeyCommand(), newUserCommand(), newBackupCommand(), newRestoreCommand(), newVersionCommand())
+	root.AddCommand(newWebhookCommand(), newUninstallCommand())
 	return root
 }
 

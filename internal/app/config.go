@@ -18,10 +18,14 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
 // Settings of a production server. [Load] reads them; docs/operations.md tells
@@ -33,12 +37,23 @@ type Settings struct {
 
 	TLS TLSSettings `yaml:"tls"`
 
+	Operations struct {
+		Listen string `yaml:"listen"` // plain HTTP for /healthz, /readyz and /metrics, which then are nowhere else
+	} `yaml:"operations"`
+
+	Tracing TracingSettings `yaml:"tracing"`
+
 	KMS struct {
 		KeyFile  string        `yaml:"keyFile"`  // outside dataDir; made when there is no database yet
 		CacheTTL time.Duration `yaml:"cacheTTL"` // how long an unwrapped key is used; default 5m
 	} `yaml:"kms"`
 
-	SystemKeyFile string `yaml:"systemKeyFile"` // takes the first system key, once
+	Sealing struct {
+		KeyLifetime time.Duration `yaml:"keyLifetime"` // of a sealing key until a new one is made; default 720h, 0 never
+	} `yaml:"sealing"`
+
+	SystemKeyFile   string `yaml:"systemKeyFile"`   // takes the first system key, once
+	SystemKeySecret string `yaml:"systemKeySecret"` // does so instead: a Secret in kubernetes.namespace, which is created
 
 	Mail struct {
 		From string `yaml:"from"` // address of the sender
@@ -66,31 +81,63 @@ type Settings struct {
 
 	Kubernetes struct {
 		Kubeconfig string            `yaml:"kubeconfig"` // of the cluster to be the operator of; default the pod's own
+		Namespace  string            `yaml:"namespace"`  // the operator's own; default the pod's, or else latticekeep-system
 		Namespaces map[string]string `yaml:"namespaces"` // namespace: id of the tenant it is part of
+
+		Workers          int  `yaml:"workers"`          // objects that are reconciled at the same time; default 16
+		RestartWorkloads bool `yaml:"restartWorkloads"` // restart workloads that ask for it when values change
+		Webhook          bool `yaml:"webhook"`          // there is one, whose certificate comes with tls.secretName; default true
+
+		Policy PolicySettings `yaml:"policy"`
 	} `yaml:"kubernetes"`
+}
+
+// PolicySettings say which SealedCredentials are allowed. What is left out
+// allows everything.
+type PolicySettings struct {
+	MinTTLDays int      `yaml:"minTTLDays"`
+	MaxTTLDays int      `yaml:"maxTTLDays"`
+	Types      []string `yaml:"types"`
+	Scopes     []string `yaml:"scopes"`
+}
+
+func (p PolicySettings) policy() sealing.Policy {
+	policy := sealing.Policy{MinTTLDays: p.MinTTLDays, MaxTTLDays: p.MaxTTLDays, Types: p.Types}
+	for _, scope := range p.Scopes {
+		policy.Scopes = append(policy.Scopes, v1alpha1.Scope(scope))
+	}
+	return policy
+}
+
+// TracingSettings say where spans go.
+type TracingSettings struct {
+	Endpoint    string  `yaml:"endpoint"`    // URL of a receiver of OTLP over HTTP; none turns tracing off
+	SampleRatio float64 `yaml:"sampleRatio"` // of the traces that are kept, over 0 to 1; default 1
 }
 
 // TLSSettings say how the listener is encrypted, or who does it instead.
 type TLSSettings struct {
-	CertFile    string `yaml:"certFile"`    // PEM, with the chain; read again when it changes
-	KeyFile     string `yaml:"keyFile"`     // PEM; read again when it changes
-	KeyExchange string `yaml:"keyExchange"` // preferred (default) or required: X25519MLKEM768 first, or nothing else
-	Terminated  bool   `yaml:"terminated"`  // a proxy in front terminates TLS
+	CertFile   string `yaml:"certFile"`   // PEM, with the chain; read again when it changes
+	KeyFile    string `yaml:"keyFile"`    // PEM; read again when it changes
+	SecretName string `yaml:"secretName"` // has both instead: a Secret in kubernetes.namespace, made by the operator unless it is there
+	PQRequired bool   `yaml:"pqRequired"` // refuse the classical key exchanges
+	Terminated bool   `yaml:"terminated"` // a proxy in front terminates TLS
 }
 
-// Values of tls.keyExchange.
-const (
-	keyExchangePreferred = "preferred"
-	keyExchangeRequired  = "required"
-)
+// DefaultSealingLifetime is how long a deployment that configures nothing seals
+// for one key.
+const DefaultSealingLifetime = 30 * 24 * time.Hour
 
 func defaults() Settings {
 	var s Settings
 	s.Listen = DefaultListen
-	s.TLS.KeyExchange = keyExchangePreferred
+	s.Tracing.SampleRatio = 1
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL
+	s.Sealing.KeyLifetime = DefaultSealingLifetime
 	s.Mail.SMTP.Security = mail.STARTTLS
 	s.Rate.V1, s.Rate.V2, s.Rate.Address, s.Rate.Registrations = 1000, 5000, 1000, 30
+	s.Kubernetes.Workers = controllers.DefaultWorkers
+	s.Kubernetes.Webhook = true
 	return s
 }
 
@@ -125,6 +172,9 @@ func Load(path string, environ []string, flags map[string]string) (Settings, err
 
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
+// insteadOfKeyExchange is for a configuration of the first release.
+const insteadOfKeyExchange = "tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"
+
 func (s *Settings) readYAML(text []byte) error {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
@@ -133,7 +183,8 @@ func (s *Settings) readYAML(text []byte) error {
 		return nil // an empty file; the environment may hold everything
 	}
 	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
-		return errors.New(unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here"))
+		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
+		return errors.New(strings.ReplaceAll(text, "there is no key keyExchange here", insteadOfKeyExchange))
 	} else if err != nil {
 		return err
 	}
@@ -161,6 +212,9 @@ func (s *Settings) readEnvironment(environ []string) error {
 		name, value, _ := strings.Cut(pair, "=")
 		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(otherVariables, name) || serviceLink.MatchString(name) {
 			continue
+		}
+		if name == variableOf("tls.keyExchange") {
+			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyExchange)
 		}
 		k, ok := known[name]
 		if !ok {
@@ -201,10 +255,15 @@ func (s *Settings) keys() []key {
 	return all
 }
 
-var camelHump = regexp.MustCompile(`([a-z])([A-Z])`)
+// A word ends before a capital, and an abbreviation before the word after it.
+var (
+	camelHump    = regexp.MustCompile(`([a-z])([A-Z])`)
+	abbreviation = regexp.MustCompile(`([A-Z])([A-Z][a-z])`)
+)
 
 func variableOf(name string) string {
-	return variablePrefix + strings.ToUpper(strings.ReplaceAll(camelHump.ReplaceAllString(name, "${1}_$2"), ".", "_"))
+	name = abbreviation.ReplaceAllString(camelHump.ReplaceAllString(name, "${1}_$2"), "${1}_$2")
+	return variablePrefix + strings.ToUpper(strings.ReplaceAll(name, ".", "_"))
 }
 
 // set reads a value as it is written in a variable or after a flag: a list
@@ -223,6 +282,12 @@ func (k key) set(text string) error {
 			return fmt.Errorf("%s is a whole number", k.name)
 		}
 		*v = n
+	case *float64:
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%s is a number", k.name)
+		}
+		*v = f
 	case *time.Duration:
 		d, err := time.ParseDuration(text)
 		if err != nil {
@@ -268,7 +333,10 @@ func (s *Settings) check() error {
 	need(s.DataDir != "", "dataDir: name the folder of the database")
 	need(s.KMS.KeyFile != "", "kms.keyFile: name a file outside dataDir")
 	need(s.KMS.CacheTTL == 0 || s.KMS.CacheTTL >= time.Second, "kms.cacheTTL: give 0s or at least 1s, with its unit")
-	need(s.SystemKeyFile != "", "systemKeyFile: name the file that takes the first system key")
+	need(s.Sealing.KeyLifetime == 0 || s.Sealing.KeyLifetime >= time.Hour, "sealing.keyLifetime: give 0s, which is never, or at least 1h, with its unit")
+	need((s.SystemKeyFile == "") != (s.SystemKeySecret == ""),
+		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret the Secret that does, and not both")
+	need(s.SystemKeySecret == "" || len(validation.IsDNS1123Subdomain(s.SystemKeySecret)) == 0, "systemKeySecret: give the name of a Secret, such as latticekeep-system-key")
 	need(checkPublicURL(s.PublicURL),
 		"publicURL: give where users reach the service, such as https://vault.example.org, without a path; http only on a loopback address")
 	need(s.Rate.V1 > 0, "rate.v1: give at least 1")
@@ -284,29 +352,72 @@ func (s *Settings) check() error {
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)
 	}
-	return errors.Join(append(wrong, s.checkListener(), s.checkMail())...)
+	if s.Operations.Listen != "" {
+		_, _, err := net.SplitHostPort(s.Operations.Listen)
+		need(err == nil, "operations.listen: give host:port")
+	}
+	need(s.Kubernetes.Namespace == "" || len(validation.IsDNS1123Label(s.Kubernetes.Namespace)) == 0, "kubernetes.namespace: give the name of a namespace")
+	need(s.Kubernetes.Workers > 0, "kubernetes.workers: give at least 1")
+	return errors.Join(append(wrong, s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+}
+
+func (p PolicySettings) check() error {
+	days := func(n int) bool { return n >= 0 && n <= v1alpha1.MaxTTLDays }
+	switch {
+	case !days(p.MinTTLDays):
+		return fmt.Errorf("kubernetes.policy.minTTLDays: give 1 to %d, or 0 for no bound", v1alpha1.MaxTTLDays)
+	case !days(p.MaxTTLDays):
+		return fmt.Errorf("kubernetes.policy.maxTTLDays: give 1 to %d, or 0 for no bound", v1alpha1.MaxTTLDays)
+	case p.MaxTTLDays != 0 && p.MinTTLDays > p.MaxTTLDays:
+		return errors.New("kubernetes.policy.minTTLDays: it is more than maxTTLDays, so no object would be allowed")
+	case slices.Contains(p.Types, ""):
+		return errors.New("kubernetes.policy.types: one is empty")
+	}
+	for _, scope := range p.Scopes {
+		if !slices.Contains([]v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster}, v1alpha1.Scope(scope)) {
+			return fmt.Errorf("kubernetes.policy.scopes: %q is none: give Strict, Namespace or Cluster", scope)
+		}
+	}
+	return nil
+}
+
+func (t TracingSettings) check() error {
+	if !(t.SampleRatio > 0 && t.SampleRatio <= 1) { // false for what is no number, too
+		return errors.New("tracing.sampleRatio: give more than 0, and at most 1; to trace nothing leave out tracing.endpoint")
+	}
+	if t.Endpoint == "" {
+		return nil
+	}
+	u, err := url.Parse(t.Endpoint)
+	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || strings.ContainsAny(t.Endpoint, "?#") {
+		return errors.New("tracing.endpoint: give the URL of a receiver of OTLP over HTTP, such as http://collector.monitoring:4318/v1/traces")
+	}
+	return nil
 }
 
 func (s *Settings) checkListener() error {
 	host, _, err := net.SplitHostPort(s.Listen)
 	t := s.TLS
+	own := t.CertFile != "" || t.SecretName != "" // this process encrypts
 	switch {
 	case err != nil:
 		return errors.New("listen: give host:port")
 	case (t.CertFile == "") != (t.KeyFile == ""):
 		return errors.New("tls.certFile and tls.keyFile go together: give both or neither")
-	case t.KeyExchange != keyExchangePreferred && t.KeyExchange != keyExchangeRequired:
-		return errors.New("tls.keyExchange: it is preferred or required")
-	case t.Terminated && t.CertFile != "":
-		return errors.New("tls.terminated: it is for a server without tls.certFile: leave one out")
+	case t.SecretName != "" && t.CertFile != "":
+		return errors.New("tls.secretName: it takes the place of tls.certFile and tls.keyFile: leave it out, or those")
+	case t.SecretName != "" && len(validation.IsDNS1123Subdomain(t.SecretName)) > 0:
+		return errors.New("tls.secretName: give the name of a Secret, such as latticekeep-tls")
+	case t.Terminated && own:
+		return errors.New("tls.terminated: it is for a server without tls.certFile and tls.secretName: leave one out")
 	case t.Terminated && len(s.TrustedProxies) == 0:
 		return errors.New("tls.terminated: name the proxy in trustedProxies, since all its clients would share one address and so one rate limit")
-	case (t.Terminated || t.CertFile != "") && strings.HasPrefix(s.PublicURL, "http:"):
+	case (t.Terminated || own) && strings.HasPrefix(s.PublicURL, "http:"):
 		return errors.New("publicURL: it is https when TLS is used, since cookies would go over plain HTTP too")
-	case t.KeyExchange == keyExchangeRequired && t.CertFile == "":
-		return errors.New("tls.keyExchange: required needs tls.certFile, since a proxy decides for itself")
-	case t.CertFile == "" && !t.Terminated && !isLoopback(host):
-		return errors.New("listen: beyond a loopback address give tls.certFile and tls.keyFile, or tls.terminated: true behind a proxy that encrypts")
+	case t.PQRequired && !own:
+		return errors.New("tls.pqRequired: it needs tls.certFile or tls.secretName, since a proxy decides for itself")
+	case !own && !t.Terminated && !isLoopback(host):
+		return errors.New("listen: beyond a loopback address give tls.certFile and tls.keyFile, or tls.secretName, or tls.terminated: true behind a proxy that encrypts")
 	}
 	return nil
 }

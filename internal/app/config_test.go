@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,11 +30,18 @@ dataDir: /var/lib/latticekeep
 tls:
   certFile: /etc/latticekeep/tls.crt
   keyFile: /etc/latticekeep/tls.key
-  keyExchange: required
+  pqRequired: true
   terminated: false
+operations:
+  listen: 127.0.0.1:8201
+tracing:
+  endpoint: http://127.0.0.1:4318/v1/traces
+  sampleRatio: 0.25
 kms:
   keyFile: /etc/latticekeep/kms.key
   cacheTTL: 90s
+sealing:
+  keyLifetime: 24h
 systemKeyFile: /run/latticekeep/system.key
 mail:
   from: Latticekeep <noreply@example.org>
@@ -52,9 +60,21 @@ registration:
   closed: false
 kubernetes:
   kubeconfig: /etc/latticekeep/kubeconfig
+  namespace: vault
   namespaces:
     shop: ten_aaaaaaaaaaaaaaaaaaaaaaaaaa
+  workers: 3
+  restartWorkloads: true
+  webhook: false
+  policy:
+    minTTLDays: 7
+    maxTTLDays: 365
+    types: [database, api_key]
+    scopes: [Strict, Namespace]
 `
+
+// instead are the keys that another one of whole takes the place of.
+var instead = []string{"systemKeySecret", "tls.secretName"}
 
 func settings(t *testing.T, text string, environ []string, flags map[string]string) (Settings, error) {
 	t.Helper()
@@ -81,9 +101,11 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"listen": "127.0.0.1:8200", "tls.keyExchange": "preferred", "tls.terminated": "false", "kms.cacheTTL": "5m0s",
+		"listen": "127.0.0.1:8200", "tls.pqRequired": "false", "tls.terminated": "false", "kms.cacheTTL": "5m0s",
 		"mail.smtp.security": "starttls", "rate.v1": "1000", "rate.v2": "5000", "rate.address": "1000", "rate.registrations": "30", "trustedProxies": "[]",
-		"kubernetes.namespaces": "map[]",
+		"kubernetes.namespaces": "map[]", "kubernetes.workers": "16", "kubernetes.restartWorkloads": "false", "kubernetes.policy.types": "[]",
+		"kubernetes.webhook": "true",
+		"operations.listen":  "", "tracing.endpoint": "", "tracing.sampleRatio": "1",
 	} {
 		if got := shown(s, name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
@@ -102,7 +124,7 @@ func TestEveryKeyIsReadFromTheFile(t *testing.T) {
 		empty[k.name] = true
 	}
 	for _, k := range s.keys() {
-		if k.value.IsZero() && k.value.Kind() != reflect.Bool {
+		if k.value.IsZero() && k.value.Kind() != reflect.Bool && !slices.Contains(instead, k.name) {
 			t.Errorf("%s is empty", k.name)
 		}
 		delete(empty, k.name)
@@ -114,16 +136,27 @@ func TestEveryKeyIsReadFromTheFile(t *testing.T) {
 
 func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 	for variable, c := range map[string]struct{ value, key, want string }{
-		"LATTICEKEEP_LISTEN":                  {"127.0.0.1:1", "listen", "127.0.0.1:1"},
-		"LATTICEKEEP_PUBLIC_URL":              {"https://other.example.org/", "publicURL", "https://other.example.org/"},
-		"LATTICEKEEP_DATA_DIR":                {"/data", "dataDir", "/data"},
-		"LATTICEKEEP_TLS_KEY_EXCHANGE":        {"preferred", "tls.keyExchange", "preferred"},
-		"LATTICEKEEP_KMS_CACHE_TTL":           {"0s", "kms.cacheTTL", "0s"},
-		"LATTICEKEEP_MAIL_SMTP_PASSWORD_FILE": {"/other", "mail.smtp.passwordFile", "/other"},
-		"LATTICEKEEP_MAIL_SMTP_SECURITY":      {"starttls", "mail.smtp.security", "starttls"},
-		"LATTICEKEEP_RATE_V1":                 {"7", "rate.v1", "7"},
-		"LATTICEKEEP_TRUSTED_PROXIES":         {" 10.1.0.0/16, ::1 ", "trustedProxies", "[10.1.0.0/16 ::1]"},
-		"LATTICEKEEP_REGISTRATION_CLOSED":     {"true", "registration.closed", "true"},
+		"LATTICEKEEP_LISTEN":                         {"127.0.0.1:1", "listen", "127.0.0.1:1"},
+		"LATTICEKEEP_PUBLIC_URL":                     {"https://other.example.org/", "publicURL", "https://other.example.org/"},
+		"LATTICEKEEP_DATA_DIR":                       {"/data", "dataDir", "/data"},
+		"LATTICEKEEP_TLS_PQ_REQUIRED":                {"false", "tls.pqRequired", "false"},
+		"LATTICEKEEP_OPERATIONS_LISTEN":              {":1", "operations.listen", ":1"},
+		"LATTICEKEEP_TRACING_ENDPOINT":               {"https://traces.example.org", "tracing.endpoint", "https://traces.example.org"},
+		"LATTICEKEEP_TRACING_SAMPLE_RATIO":           {"0.5", "tracing.sampleRatio", "0.5"},
+		"LATTICEKEEP_KUBERNETES_WORKERS":             {"5", "kubernetes.workers", "5"},
+		"LATTICEKEEP_KUBERNETES_NAMESPACE":           {"keep", "kubernetes.namespace", "keep"},
+		"LATTICEKEEP_KMS_CACHE_TTL":                  {"0s", "kms.cacheTTL", "0s"},
+		"LATTICEKEEP_MAIL_SMTP_PASSWORD_FILE":        {"/other", "mail.smtp.passwordFile", "/other"},
+		"LATTICEKEEP_MAIL_SMTP_SECURITY":             {"starttls", "mail.smtp.security", "starttls"},
+		"LATTICEKEEP_RATE_V1":                        {"7", "rate.v1", "7"},
+		"LATTICEKEEP_TRUSTED_PROXIES":                {" 10.1.0.0/16, ::1 ", "trustedProxies", "[10.1.0.0/16 ::1]"},
+		"LATTICEKEEP_REGISTRATION_CLOSED":            {"true", "registration.closed", "true"},
+		"LATTICEKEEP_KUBERNETES_RESTART_WORKLOADS":   {"false", "kubernetes.restartWorkloads", "false"},
+		"LATTICEKEEP_KUBERNETES_WEBHOOK":             {"true", "kubernetes.webhook", "true"},
+		"LATTICEKEEP_KUBERNETES_POLICY_MIN_TTL_DAYS": {"8", "kubernetes.policy.minTTLDays", "8"},
+		"LATTICEKEEP_KUBERNETES_POLICY_MAX_TTL_DAYS": {"9", "kubernetes.policy.maxTTLDays", "9"},
+		"LATTICEKEEP_KUBERNETES_POLICY_TYPES":        {"a,b", "kubernetes.policy.types", "[a b]"},
+		"LATTICEKEEP_KUBERNETES_POLICY_SCOPES":       {"Cluster", "kubernetes.policy.scopes", "[Cluster]"},
 		"LATTICEKEEP_KUBERNETES_NAMESPACES": {"a=ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", "kubernetes.namespaces",
 			"map[a:ten_aaaaaaaaaaaaaaaaaaaaaaaaaa]"},
 	} {
@@ -160,6 +193,9 @@ func TestWhatIsUnknownIsNamed(t *testing.T) {
 		"a list for a map":    {"tls: [x]", "", "line 1"},
 		"a variable":          {minimal, "LATTICEKEEP_LISEN=x", "LATTICEKEEP_LISEN"},
 		"a bad number":        {minimal, "LATTICEKEEP_RATE_V1=many", "rate.v1 is a whole number"},
+		"a bad ratio":         {minimal, "LATTICEKEEP_TRACING_SAMPLE_RATIO=half", "tracing.sampleRatio is a number"},
+		"a key that is gone":  {minimal + "tls:\n  keyExchange: required", "", "line 10: tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"},
+		"its variable":        {minimal, "LATTICEKEEP_TLS_KEY_EXCHANGE=required", "LATTICEKEEP_TLS_KEY_EXCHANGE: tls.keyExchange is gone"},
 		"a bad truth":         {minimal, "LATTICEKEEP_TLS_TERMINATED=perhaps", "tls.terminated is true or false"},
 		"a bad time":          {minimal, "LATTICEKEEP_KMS_CACHE_TTL=5", "kms.cacheTTL is a time"},
 		"a bad map":           {minimal, "LATTICEKEEP_KUBERNETES_NAMESPACES=a", "kubernetes.namespaces is a list"},
@@ -197,10 +233,26 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 	cert := []string{"LATTICEKEEP_TLS_CERT_FILE=/c", "LATTICEKEEP_TLS_KEY_FILE=/k"}
 	smtp := []string{"LATTICEKEEP_MAIL_SMTP_ADDRESS=mail.example.org:587", "LATTICEKEEP_MAIL_FROM=a@example.org"}
 	for says, environ := range map[string][]string{
-		"dataDir: ":                             {"LATTICEKEEP_DATA_DIR="},
-		"kms.keyFile: ":                         {"LATTICEKEEP_KMS_KEY_FILE="},
-		"kms.cacheTTL: ":                        {"LATTICEKEEP_KMS_CACHE_TTL=5ns"},
-		"systemKeyFile: ":                       {"LATTICEKEEP_SYSTEM_KEY_FILE="},
+		"dataDir: ":       {"LATTICEKEEP_DATA_DIR="},
+		"kms.keyFile: ":   {"LATTICEKEEP_KMS_KEY_FILE="},
+		"kms.cacheTTL: ":  {"LATTICEKEEP_KMS_CACHE_TTL=5ns"},
+		"systemKeyFile: ": {"LATTICEKEEP_SYSTEM_KEY_FILE="},
+		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret": {"LATTICEKEEP_SYSTEM_KEY_SECRET=latticekeep-system-key"},
+		"systemKeySecret: ":                     {"LATTICEKEEP_SYSTEM_KEY_FILE=", "LATTICEKEEP_SYSTEM_KEY_SECRET=a/b"},
+		"operations.listen: ":                   {"LATTICEKEEP_OPERATIONS_LISTEN=8201"},
+		"tracing.endpoint: ":                    {"LATTICEKEEP_TRACING_ENDPOINT=collector:4318"},
+		"tracing.endpoint: give":                {"LATTICEKEEP_TRACING_ENDPOINT=grpc://collector:4317"},
+		"tracing.endpoint: give the URL":        {"LATTICEKEEP_TRACING_ENDPOINT=http://user:secret@collector:4318"},
+		"tracing.endpoint: give the URL of":     {"LATTICEKEEP_TRACING_ENDPOINT=http://collector:4318/?key=secret"},
+		"tracing.sampleRatio: ":                 {"LATTICEKEEP_TRACING_SAMPLE_RATIO=0"},
+		"tracing.sampleRatio: give":             {"LATTICEKEEP_TRACING_SAMPLE_RATIO=1.5"},
+		"tracing.sampleRatio: give more":        {"LATTICEKEEP_TRACING_SAMPLE_RATIO=NaN"},
+		"kubernetes.namespace: ":                {"LATTICEKEEP_KUBERNETES_NAMESPACE=Vault"},
+		"kubernetes.workers: ":                  {"LATTICEKEEP_KUBERNETES_WORKERS=0"},
+		"kubernetes.policy.minTTLDays: ":        {"LATTICEKEEP_KUBERNETES_POLICY_MIN_TTL_DAYS=-1"},
+		"kubernetes.policy.maxTTLDays: ":        {"LATTICEKEEP_KUBERNETES_POLICY_MAX_TTL_DAYS=3651"},
+		"kubernetes.policy.minTTLDays: it is":   {"LATTICEKEEP_KUBERNETES_POLICY_MIN_TTL_DAYS=31", "LATTICEKEEP_KUBERNETES_POLICY_MAX_TTL_DAYS=30"},
+		"kubernetes.policy.scopes: \"strict\"":  {"LATTICEKEEP_KUBERNETES_POLICY_SCOPES=Cluster,strict"},
 		"publicURL: ":                           {"LATTICEKEEP_PUBLIC_URL="},
 		"publicURL: give":                       {"LATTICEKEEP_PUBLIC_URL=http://vault.example.org"},
 		"publicURL: give where":                 {"LATTICEKEEP_PUBLIC_URL=https://vault.example.org/path"},
@@ -221,8 +273,11 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"listen: beyond":                        {"LATTICEKEEP_LISTEN=0.0.0.0:8200"},
 		"tls.certFile and tls.keyFile":          cert[:1],
 		"tls.terminated: ":                      append([]string{"LATTICEKEEP_TLS_TERMINATED=true"}, cert...),
-		"tls.keyExchange: required needs":       {"LATTICEKEEP_TLS_KEY_EXCHANGE=required"},
-		"tls.keyExchange: it is":                {"LATTICEKEEP_TLS_KEY_EXCHANGE=classical"},
+		"tls.terminated: it is":                 {"LATTICEKEEP_TLS_TERMINATED=true", "LATTICEKEEP_TLS_SECRET_NAME=latticekeep-tls"},
+		"tls.secretName: it takes the place":    append([]string{"LATTICEKEEP_TLS_SECRET_NAME=latticekeep-tls"}, cert...),
+		"tls.secretName: give the name":         {"LATTICEKEEP_TLS_SECRET_NAME=a/b"},
+		"publicURL: it is https when":           {"LATTICEKEEP_TLS_SECRET_NAME=latticekeep-tls", "LATTICEKEEP_PUBLIC_URL=http://localhost:8200"},
+		"tls.pqRequired: ":                      {"LATTICEKEEP_TLS_PQ_REQUIRED=true"},
 		"mail.smtp.address: ":                   {"LATTICEKEEP_REGISTRATION_CLOSED=false"},
 		"mail.smtp.address: name":               {"LATTICEKEEP_MAIL_SMTP_USERNAME=u"},
 		"mail.smtp.username and":                append([]string{"LATTICEKEEP_MAIL_SMTP_USERNAME=u"}, smtp...),
@@ -235,10 +290,13 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		}
 	}
 	for name, environ := range map[string][]string{
-		"TLS on every address":   append([]string{"LATTICEKEEP_LISTEN=:8443", "LATTICEKEEP_TLS_KEY_EXCHANGE=required"}, cert...),
-		"behind a proxy":         {"LATTICEKEEP_LISTEN=:8200", "LATTICEKEEP_TLS_TERMINATED=true", "LATTICEKEEP_TRUSTED_PROXIES=10.0.0.1"},
-		"a public URL on a port": {"LATTICEKEEP_PUBLIC_URL=http://localhost:8200/"},
-		"a mail server":          smtp,
+		"TLS on every address":             append([]string{"LATTICEKEEP_LISTEN=:8443", "LATTICEKEEP_TLS_PQ_REQUIRED=true"}, cert...),
+		"a Secret for the system key":      {"LATTICEKEEP_SYSTEM_KEY_FILE=", "LATTICEKEEP_SYSTEM_KEY_SECRET=latticekeep-system-key"},
+		"traces of a part of the requests": {"LATTICEKEEP_TRACING_ENDPOINT=https://traces.example.org", "LATTICEKEEP_TRACING_SAMPLE_RATIO=0.01"},
+		"a policy with one bound":          {"LATTICEKEEP_KUBERNETES_POLICY_MIN_TTL_DAYS=31"},
+		"behind a proxy":                   {"LATTICEKEEP_LISTEN=:8200", "LATTICEKEEP_TLS_TERMINATED=true", "LATTICEKEEP_TRUSTED_PROXIES=10.0.0.1"},
+		"a public URL on a port":           {"LATTICEKEEP_PUBLIC_URL=http://localhost:8200/"},
+		"a mail server":                    smtp,
 	} {
 		if _, err := settings(t, minimal, environ, nil); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -263,7 +321,7 @@ func TestEveryKeyIsDocumentedWithItsVariable(t *testing.T) {
 			t.Errorf("%s: no row that names it and %s: %q", k.name, k.variable, line)
 		}
 		if !k.value.IsZero() {
-			if want := "`" + strings.TrimSuffix(fmt.Sprint(k.value.Interface()), "0s") + "`"; !strings.Contains(line, want) {
+			if want := "`" + strings.NewReplacer("h0m0s", "h", "m0s", "m").Replace(fmt.Sprint(k.value.Interface())) + "`"; !strings.Contains(line, want) {
 				t.Errorf("%s: its row lacks the default %s", k.name, want)
 			}
 		}

@@ -14,6 +14,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -36,6 +39,7 @@ type deployment struct {
 	identity *identity.Service
 	vault    *vault.Vault
 	transit  *transit.Transit
+	sealing  *sealingkey.Service
 }
 
 // place says where a deployment is and how it is opened.
@@ -43,9 +47,15 @@ type place struct {
 	dir      string
 	keyFile  string // of the KMS key
 	cacheTTL time.Duration
+	policy   sealing.Policy // what manifests are checked against
+	objects  sealingKeyUse  // of the cluster; nil: there is none
+	tracing  *tracing       // nil: there is none
 	logger   *slog.Logger
 	now      func() time.Time
 }
+
+// sealingKeyUse counts objects by the id of the sealing key that they need.
+type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the data directory, and fills it when it is empty.
 func openDeployment(ctx context.Context, p place) (*deployment, error) {
@@ -57,16 +67,50 @@ func openDeployment(ctx context.Context, p place) (*deployment, error) {
 	if d.store, err = bolt.Open(filepath.Join(p.dir, databaseFile), bolt.Options{Hook: d.log.Commit, Logger: p.logger}); err != nil {
 		return nil, fmt.Errorf("opening %s: %w", databaseFile, err)
 	}
-	d.identity, d.keys, err = identity.Open(ctx, d.store, d.log, k, keyring.Config{CacheTTL: p.cacheTTL, Now: p.now})
+	var s store.Store = d.store
+	var kms keyring.KMS = k
+	if p.tracing != nil {
+		s, kms = tracedStore{s, p.tracing.tracer}, tracedKMS{kms, p.tracing.tracer}
+	}
+	d.identity, d.keys, err = identity.Open(ctx, s, d.log, kms, keyring.Config{CacheTTL: p.cacheTTL, Now: p.now})
 	if err != nil {
 		return nil, errors.Join(err, d.store.Close())
 	}
-	d.vault = vault.New(d.store, d.log, d.keys, p.now)
-	d.transit = transit.New(d.store, d.log, d.keys, p.now)
+	d.vault = vault.New(s, d.log, d.keys, p.now)
+	d.transit = transit.New(s, d.log, d.keys, p.now)
+	d.sealing = sealingkey.New(s, d.log, d.keys, sealingkey.Options{
+		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
+	})
 	if err := d.vault.Reindex(ctx); err != nil {
 		return nil, errors.Join(err, d.store.Close())
 	}
+	if err := d.sealing.Verify(ctx); err != nil { // which is no reason to serve nothing
+		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
+	}
 	return d, nil
+}
+
+// eitherUse counts the objects that need a key as far as the vault knows, which
+// has the values that it accepted last, or as far as the cluster knows, which has
+// those that wait. Mostly they are the same ones: the larger number counts.
+func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
+	if cluster == nil {
+		return vault
+	}
+	return func(ctx context.Context) (map[string]int, error) {
+		use, err := vault(ctx)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := cluster(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for id, n := range objects {
+			use[id] = max(use[id], n)
+		}
+		return use, nil
+	}
 }
 
 // openDataDir makes the directory and the KMS key if there are none, and

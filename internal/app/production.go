@@ -7,16 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/server"
@@ -40,16 +41,30 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewJSONHandler(stderr, nil))
-	h := service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID)}
+	spans, err := newTracing(ctx, s.Tracing, logger)
+	if err != nil {
+		return err
+	}
+	if spans != nil {
+		defer spans.end(context.WithoutCancel(ctx))
+		logger = slog.New(spanHandler{logger.Handler()})
+	}
+	h := service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: s.Sealing.KeyLifetime}
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		h.tenants[namespace] = authz.TenantID(tenant)
 	}
 	if h.mails, h.sender, err = mailsOf(s); err != nil {
 		return err
 	}
-	if h.cluster, err = clusterConfig(s.Kubernetes.Kubeconfig); err != nil {
+	if err := h.connect(s.Kubernetes.Kubeconfig); err != nil {
 		return err
 	}
+	if s.SystemKeySecret != "" && h.cluster == nil {
+		return errors.New("systemKeySecret: there is no cluster to make a Secret in: name a file in systemKeyFile, or give kubernetes.kubeconfig")
+	}
+	h.tracing = spans
+	h.operator.Namespace, h.operator.Policy = ownNamespace(s, podNamespace), s.Kubernetes.Policy.policy()
+	h.operator.Workers, h.operator.RestartWorkloads = s.Kubernetes.Workers, s.Kubernetes.RestartWorkloads
 	handshakes := newHandshakeCounter()
 	var encryption *tls.Config
 	if s.TLS.CertFile != "" {
@@ -57,13 +72,30 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 			return err
 		}
 	}
+	if s.TLS.SecretName != "" {
+		if h.cluster == nil {
+			return errors.New("tls.secretName: there is no cluster to read a Secret in: give tls.certFile and tls.keyFile, or kubernetes.kubeconfig")
+		}
+		own, err := tlsFromSecret(h.cluster, h.operator.Namespace, s.TLS.SecretName, h.now, logger)
+		if err != nil {
+			return err
+		}
+		encryption = listenerTLS(own.get, s.TLS.PQRequired, handshakes)
+		h.operator.Certificates = servingCertificates(s, h.operator.Namespace)
+		reading, stop := context.WithCancel(ctx)
+		var readers sync.WaitGroup
+		readers.Go(func() { own.run(reading) })
+		defer readers.Wait()
+		defer stop()
+	}
 	if ok, err := outside(s.DataDir, s.KMS.KeyFile); err != nil {
 		return fmt.Errorf("finding kms.keyFile: %w", err)
 	} else if !ok {
 		return errors.New("kms.keyFile lies in dataDir, where a copy of the one is a copy of the other: move it elsewhere")
 	}
 	h.deployment, err = openDeployment(ctx, place{
-		dir: s.DataDir, keyFile: s.KMS.KeyFile, cacheTTL: s.KMS.CacheTTL, logger: logger, now: h.now,
+		dir: s.DataDir, keyFile: s.KMS.KeyFile, cacheTTL: s.KMS.CacheTTL,
+		policy: h.operator.Policy, objects: h.objects(), tracing: h.tracing, logger: logger, now: h.now,
 	})
 	if err != nil {
 		return err
@@ -72,19 +104,18 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	if s.Registration.Closed {
 		h.identity.CloseRegistration()
 	}
-	err = h.identity.FirstSystemKey(ctx, func(key string) error {
-		if err := writeSystemKey(s.SystemKeyFile, key); err != nil {
-			return err
-		}
-		logger.Info("the first system key is written: move it to where you keep passwords", "file", s.SystemKeyFile)
-		return nil
-	})
+	err = h.identity.FirstSystemKey(ctx, func(key string) error { return h.deliverSystemKey(ctx, s, key) })
 	if err != nil {
 		return err
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.Listen)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
+	}
+	if s.Operations.Listen != "" {
+		if h.operations, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.Operations.Listen); err != nil {
+			return fmt.Errorf("listening for operations: %w", errors.Join(err, l.Close()))
+		}
 	}
 	line := serving{BaseURL: "http://" + l.Addr().String(), DataDir: s.DataDir, Identity: h.keys.Identity().ID(), Chain: h.log.Fingerprint()}
 	if encryption != nil {
@@ -94,9 +125,19 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	config := server.Config{
 		PublicURL: strings.TrimSuffix(s.PublicURL, "/"), TrustedProxies: s.TrustedProxies, Collectors: []prometheus.Collector{handshakes},
 	}
+	if encryption != nil {
+		config.Ready = func() error {
+			_, err := encryption.GetCertificate(nil)
+			return err
+		}
+	}
 	config.Rates = gate.Rates{V1: s.Rate.V1, V2: s.Rate.V2, Address: s.Rate.Address, Registrations: s.Rate.Registrations}
 	return h.run(ctx, l, config, func() {
-		logger.Info("ready", "base_url", line.BaseURL, "version", version())
+		attrs := []any{"base_url", line.BaseURL, "version", version()}
+		if h.operations != nil {
+			attrs = append(attrs, "operations", "http://"+h.operations.Addr().String())
+		}
+		logger.Info("ready", attrs...)
 		if err := json.NewEncoder(stdout).Encode(line); err != nil {
 			logger.Warn("the ready line could not be written", "err", err)
 		}
@@ -132,24 +173,19 @@ func (nowhere) Send(context.Context, mail.Envelope) error {
 	return fmt.Errorf("%w: no mail server is configured, see mail.smtp.address", mail.ErrRefused)
 }
 
-// writeSystemKey writes the key to a file that must not exist, and returns
-// once it is durable.
-func writeSystemKey(path, key string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("systemKeyFile exists already, and this deployment has no system key: "+
-			"what is in it belongs elsewhere, or is left over from a start that was cut off. Move it away and start again: %w", err)
-	} else if err != nil {
-		return fmt.Errorf("creating systemKeyFile: %w", err)
+// podNamespace is a file in every pod that has the token of a ServiceAccount.
+const podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// ownNamespace returns the operator's own namespace: that of the configuration,
+// that of the pod when its cluster is the one to be the operator of, or the default.
+func ownNamespace(s Settings, file string) string {
+	if s.Kubernetes.Namespace != "" {
+		return s.Kubernetes.Namespace
 	}
-	_, err = f.WriteString(key + "\n")
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return fmt.Errorf("writing systemKeyFile: %w", errors.Join(err, os.Remove(path)))
+	if s.Kubernetes.Kubeconfig == "" {
+		if b, err := os.ReadFile(file); err == nil && len(b) > 0 {
+			return strings.TrimSpace(string(b))
+		}
 	}
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("writing systemKeyFile: %w", err)
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return controllers.DefaultNamespace
 }

@@ -49,6 +49,7 @@ type sealOptions struct {
 
 	literals, files []string // key=value; key=path or path
 	manifest        string   // path of a Secret manifest, - for standard input
+	beside          string   // file of SealedCredentials that the values are for; the pinned identity is looked for beside it
 
 	keyFile, url, kubeconfig, keyNamespace string
 	fromCluster                            bool
@@ -66,15 +67,26 @@ default only in the object of this namespace, name and credential type; the mani
 Values come from files (--from-file), a v1 Secret manifest (-f) or literals. A literal can be seen in the shell's
 history and in the list of processes: prefer a file, or standard input (--from-file KEY=- or -f -).
 
+With --merge-into the values are put into a manifest that there is already, in the place of those with the same data keys
+or beside the others, which need not be known. Scope, type, namespace and name are the manifest's, and it has to be sealed
+for the same key: latticekeep reseal moves it to the newest one. Comments, order and everything else stay as they are.
+
 The sealing key comes from a key file, which is trusted as it is, or is fetched from the server or the cluster and then
 has to be signed by the pinned identity: that of --identity, of the environment variable ` + identityEnv + `, or of a
-file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or the current folder.`,
+file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --merge-into or the current folder.`,
 		Example: `  latticekeep seal --name db --namespace shop --type database --from-file password=./password --key sealing-key.json
-  latticekeep seal -f secret.yaml --type database --url https://vault.example.com > sealed.yaml`,
+  latticekeep seal -f secret.yaml --type database --url https://vault.example.com > sealed.yaml
+  latticekeep seal --merge-into sealed.yaml --from-file password=./password --url https://vault.example.com`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := refuseEmpty(cmd, "identity"); err != nil {
+			if err := refuseEmpty(cmd, "identity", "merge-into"); err != nil {
 				return err
+			}
+			if o.beside != "" {
+				return o.merge(cmd.Context(), cmd.Flags().Changed("scope"), cmd.InOrStdin(), cmd.OutOrStdout())
+			}
+			if o.credentialType == "" {
+				return errors.New(`required flag(s) "type" not set`)
 			}
 			return o.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
@@ -88,6 +100,15 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or the c
 	f.StringArrayVar(&o.literals, "from-literal", nil, "`KEY=VALUE`; visible in history and process lists, prefer a file")
 	f.StringArrayVar(&o.files, "from-file", nil, "`[KEY=]PATH`; the key is the file's name by default, and KEY=- reads standard input")
 	f.StringVarP(&o.manifest, "filename", "f", "", "v1 Secret manifest, - for standard input")
+	f.StringVar(&o.beside, "merge-into", "", "file with the manifest to put the values into, instead of writing one")
+	o.keyFlags(cmd)
+	cmd.MarkFlagsOneRequired("from-literal", "from-file", "filename")
+	return cmd
+}
+
+// keyFlags defines the flags that say where the sealing key comes from.
+func (o *sealOptions) keyFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
 	f.StringVar(&o.keyFile, "key", "", "file with the sealing key document")
 	f.StringVar(&o.url, "url", "", "server to fetch the sealing key document from")
 	f.BoolVar(&o.fromCluster, "from-cluster", false, "read the sealing key document from the cluster")
@@ -96,9 +117,6 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or the c
 	f.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the sealing key")
 	cmd.MarkFlagsOneRequired("key", "url", "from-cluster")
 	cmd.MarkFlagsMutuallyExclusive("key", "url", "from-cluster")
-	cmd.MarkFlagsOneRequired("from-literal", "from-file", "filename")
-	_ = cmd.MarkFlagRequired("type") // fails only for a flag that is not defined
-	return cmd
 }
 
 func (o *sealOptions) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
@@ -291,10 +309,13 @@ func (o *sealOptions) pinnedIdentity() (string, error) {
 	if pin := os.Getenv(identityEnv); pin != "" {
 		return pin, nil
 	}
-	folders := []string{"."}
-	if o.manifest != "" && o.manifest != "-" {
-		folders = []string{filepath.Dir(o.manifest), "."}
+	var folders []string
+	for _, file := range []string{o.beside, o.manifest} {
+		if file != "" && file != "-" {
+			folders = append(folders, filepath.Dir(file))
+		}
 	}
+	folders = append(folders, ".")
 	for _, folder := range folders {
 		path := filepath.Join(folder, identityFile)
 		b, err := readInput(path, nil)

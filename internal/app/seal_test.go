@@ -51,7 +51,9 @@ func TestSealAndValidate(t *testing.T) {
 			}
 			return os.WriteFile(filepath.Join(env.WorkDir, "sealing-key.json"), document, 0o600)
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"opens": opens},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"opens": opens, "make-manifest": makeManifest, "only-sealed-differs": onlySealedDiffers, "to-json": toJSON, "other-key": otherKey, "folded": folded,
+		},
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/server"
@@ -125,12 +127,14 @@ func Run(ctx context.Context, c Config) (err error) {
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
-	s := service{logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender}
-	if s.cluster, err = clusterConfig(c.Kubeconfig); err != nil {
+	s := service{logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
+		sealingLifetime: DefaultSealingLifetime}
+	if err := s.connect(c.Kubeconfig); err != nil {
 		return err
 	}
 	s.deployment, err = openDeployment(ctx, place{
-		dir: c.DataDir, keyFile: filepath.Join(c.DataDir, kmsKeyFile), cacheTTL: keyring.DefaultCacheTTL, logger: logger, now: c.Now,
+		dir: c.DataDir, keyFile: filepath.Join(c.DataDir, kmsKeyFile), cacheTTL: keyring.DefaultCacheTTL,
+		objects: s.objects(), logger: logger, now: c.Now,
 	})
 	if err != nil {
 		return err
@@ -169,22 +173,56 @@ type service struct {
 	sender  string                    // of mails
 	cluster *rest.Config              // nil: there is no operator
 	tenants map[string]authz.TenantID // by namespace
+
+	operator   controllers.Options // as far as they are configured
+	operations net.Listener        // nil: what it serves is on the other one
+	tracing    *tracing            // nil: there are no traces
+
+	sealingLifetime time.Duration // of a sealing key until a new one is made; 0: for ever
 }
 
 // maintenance is how often the work is done that nobody waits for.
 const maintenance = time.Minute
 
+// audience is what pods request the tokens for that they present here.
+const audience = "latticekeep"
+
 // run serves on l, which it closes, until ctx ends. config is what the two
 // kinds of server differ in; ready is called once the rest is made.
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.keys, s.store
+	config.Sealing = s.sealing
+	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
+	config.Collectors = append(config.Collectors, auditCollector{s.log})
 	config.Logger, config.Now, config.Version = s.logger, s.now, version()
+	config.OperationsApart = s.operations != nil
+	if s.cluster != nil {
+		config.Collectors = append(config.Collectors, s.operator.Metrics)
+		config.Gatherers = append(config.Gatherers, prometheus.GathererFunc(gatherOperator))
+	}
+	if s.tracing != nil {
+		config.Tracer = s.tracing.tracer
+	}
 	h, err := server.New(config)
 	if err != nil {
-		return errors.Join(err, l.Close())
+		return errors.Join(err, l.Close(), s.closeOperations())
+	}
+	if s.cluster != nil {
+		reviewer, err := tokenreview.New(s.cluster, audience, s.now)
+		if err != nil {
+			return errors.Join(err, l.Close(), s.closeOperations())
+		}
+		s.identity.UseCluster(reviewer, s.tenants)
 	}
 	parts, running := errgroup.WithContext(ctx)
-	parts.Go(func() error { return h.Serve(running, l) })
+	probed, endProbes := context.WithCancel(context.WithoutCancel(ctx))
+	parts.Go(func() error {
+		defer endProbes() // not before the requests in flight have ended
+		return h.Serve(running, l)
+	})
+	if s.operations != nil {
+		parts.Go(func() error { return h.ServeOperations(probed, s.operations) })
+	}
 	parts.Go(func() error {
 		return s.identity.Outbox().Run(running, s.mails, mail.Options{PublicURL: config.PublicURL, From: s.sender, Logger: s.logger})
 	})
@@ -193,11 +231,11 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		return nil
 	})
 	if s.cluster != nil {
+		o := s.operator
+		o.Vault, o.Identity, o.Keys, o.Logger, o.Now, o.Tenants, o.Tracer = s.vault, s.identity, s.keys, s.logger, s.now, s.tenants, config.Tracer
 		parts.Go(func() error {
 			return operate(running, s.logger, func() error {
-				return controllers.Run(running, s.cluster, controllers.Options{
-					Vault: s.vault, Identity: s.identity, Keys: s.keys, Logger: s.logger, Now: s.now, Tenants: s.tenants,
-				})
+				return controllers.Run(running, s.cluster, o)
 			})
 		})
 	}
@@ -205,9 +243,34 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	return parts.Wait()
 }
 
-// maintain rotates the keys that are due, forgets idempotency keys and writes
-// down when API keys were last used, until ctx ends. Trouble with any of it is
-// tried again the next time.
+func (s *service) closeOperations() error {
+	if s.operations == nil {
+		return nil
+	}
+	return s.operations.Close()
+}
+
+// connect finds the cluster to be the operator of, if there is one.
+func (s *service) connect(kubeconfig string) (err error) {
+	if s.cluster, err = clusterConfig(kubeconfig); err != nil || s.cluster == nil {
+		return err
+	}
+	controllers.LogLibrariesTo(s.logger.Handler())
+	s.operator.Metrics = controllers.NewMetrics()
+	return nil
+}
+
+// objects is what the operator knows of the use of sealing keys.
+func (s *service) objects() sealingKeyUse {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.operator.Metrics.SealingKeyUse
+}
+
+// maintain rotates the keys that are due, the sealing key too, forgets
+// idempotency keys and writes down when API keys were last used, until ctx ends.
+// Trouble with any of it is tried again the next time.
 func (s *service) maintain(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
@@ -216,6 +279,11 @@ func (s *service) maintain(ctx context.Context) {
 			s.logger.Error("keys that are due could not be rotated, it is tried again", "in", maintenance, "err", err)
 		} else if n > 0 {
 			s.logger.Info("keys that were due are rotated", "keys", n)
+		}
+		if rotated, err := s.sealing.RotateDue(ctx, s.sealingLifetime); err != nil && ctx.Err() == nil {
+			s.logger.Error("the sealing key could not be rotated, it is tried again", "in", maintenance, "err", err)
+		} else if rotated {
+			s.logger.Info("the sealing key was due, and there is a new one")
 		}
 		if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
 			s.logger.Error("idempotency keys could not be forgotten, it is tried again", "in", maintenance, "err", err)

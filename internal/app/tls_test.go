@@ -40,7 +40,7 @@ func writeCertificate(t *testing.T, dir string, serial int64) (s TLSSettings, ro
 	if err != nil {
 		t.Fatal(err)
 	}
-	s = TLSSettings{CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), KeyExchange: keyExchangePreferred}
+	s = TLSSettings{CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key")}
 	writeFile(t, s.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	writeFile(t, s.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))
 	roots = x509.NewCertPool()
@@ -107,21 +107,21 @@ func counted(t *testing.T, handshakes prometheus.Collector) map[string]float64 {
 func TestTheKeyExchangeIsPostQuantumAndCounted(t *testing.T) {
 	classical := []tls.CurveID{tls.X25519}
 	for name, c := range map[string]struct {
-		keyExchange string
-		client      []tls.CurveID
-		max         uint16
-		want        string // the group; empty for a refusal
+		pqRequired bool
+		client     []tls.CurveID
+		max        uint16
+		want       string // the group; empty for a refusal
 	}{
-		"preferred, a client of today":       {keyExchangePreferred, nil, 0, "X25519MLKEM768"},
-		"preferred, a classical client":      {keyExchangePreferred, classical, 0, "X25519"},
-		"preferred, one that prefers X25519": {keyExchangePreferred, []tls.CurveID{tls.X25519, tls.X25519MLKEM768}, 0, "X25519MLKEM768"},
-		"preferred, TLS 1.2":                 {keyExchangePreferred, classical, tls.VersionTLS12, ""},
-		"required, a client of today":        {keyExchangeRequired, nil, 0, "X25519MLKEM768"},
-		"required, a classical client":       {keyExchangeRequired, classical, 0, ""},
+		"preferred, a client of today":       {false, nil, 0, "X25519MLKEM768"},
+		"preferred, a classical client":      {false, classical, 0, "X25519"},
+		"preferred, one that prefers X25519": {false, []tls.CurveID{tls.X25519, tls.X25519MLKEM768}, 0, "X25519MLKEM768"},
+		"preferred, TLS 1.2":                 {false, classical, tls.VersionTLS12, ""},
+		"required, a client of today":        {true, nil, 0, "X25519MLKEM768"},
+		"required, a classical client":       {true, classical, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, roots := writeCertificate(t, t.TempDir(), 1)
-			s.KeyExchange = c.keyExchange
+			s.PQRequired = c.pqRequired
 			handshakes := newHandshakeCounter()
 			config, err := tlsConfig(s, handshakes, slog.New(slog.DiscardHandler))
 			if err != nil {

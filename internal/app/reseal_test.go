@@ -1,0 +1,255 @@
+package app
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+)
+
+// The life of sealing keys on the command line of a real server: manifests are sealed, a new key is made, they move to it
+// without anything else in them being touched, and the former key is retired and restored.
+func TestManifestsMoveToTheNewestSealingKey(t *testing.T) {
+	stderr := make(said, 10_000) // more than a test makes
+	server := startWith(t, Config{DataDir: t.TempDir(), Stderr: stderr})
+	t.Cleanup(server.end) // after the script, which testscript runs beside this function
+	steps := stderr.await(t, "SYSTEM_KEY=")
+	system := regexp.MustCompile(`SYSTEM_KEY=(lk_live_\w+)\n`).FindStringSubmatch(steps)
+	identity := regexp.MustCompile(`identity: ([0-9a-f]{64})\n`).FindStringSubmatch(steps)
+	if system == nil || identity == nil {
+		t.Fatal("the server does not say its system key and identity")
+	}
+	script := strings.NewReplacer("$BASE", server.BaseURL, "$SYSTEM_KEY", system[1], "$KEY", server.APIKey, "$IDENTITY", identity[1]).Replace(`
+env LATTICEKEEP_URL=$BASE
+env LATTICEKEEP_API_KEY=$KEY
+env LATTICEKEEP_IDENTITY=$IDENTITY
+latticekeep seal --url $BASE --name db --namespace shop --type database --from-literal password=tr0ub4dor --from-literal user=app
+cp stdout one.yaml
+latticekeep seal --url $BASE --name cache --namespace shop --scope Namespace --type database --from-literal password=tr0ub4dor
+cp stdout two.yaml
+decorate all.yaml one.yaml two.yaml
+cp all.yaml before.yaml
+accepted all.yaml
+
+# There is nothing to do before there is a new key.
+latticekeep reseal all.yaml
+stdout 'unchanged: shop/db in all.yaml'
+cmp all.yaml before.yaml
+latticekeep sealing-key list --api-key $SYSTEM_KEY --json
+keys stdout FIRST
+latticekeep sealing-key rotate --api-key $SYSTEM_KEY
+stdout '[0-9a-f]+ +current +\d+-\d+-\d+ +- +0'
+latticekeep sealing-key list --api-key $SYSTEM_KEY
+stdout 'KEY_ID +STATE'
+stdout $FIRST' +earlier'
+accepted all.yaml
+
+# A value cannot be merged into what is sealed for the former key.
+! latticekeep seal --merge-into one.yaml --url $BASE --from-literal token=x
+stderr 'latticekeep reseal'
+latticekeep reseal all.yaml one.yaml
+stdout 'resealed: shop/db in all.yaml, values 2, key'
+stdout 'resealed: shop/cache in all.yaml, values 1'
+stdout 'resealed: shop/db in one.yaml'
+! stdout tr0ub4dor
+! stderr .
+same-but-sealed before.yaml all.yaml
+accepted all.yaml
+accepted one.yaml
+latticekeep seal --merge-into one.yaml --url $BASE --from-literal token=x
+accepted one.yaml
+
+# What is sealed for a retired key is refused, until the key is restored.
+! latticekeep sealing-key retire $FIRST
+stderr 403
+latticekeep sealing-key retire $FIRST --api-key $SYSTEM_KEY
+stdout $FIRST' +retired'
+accepted all.yaml
+refused before.yaml retired_key
+cp two.yaml kept.yaml
+! latticekeep reseal two.yaml
+stderr 'two.yaml: shop/cache: .*do not open here'
+cmp two.yaml kept.yaml
+latticekeep sealing-key restore $FIRST --api-key $SYSTEM_KEY
+stdout $FIRST' +earlier'
+accepted before.yaml
+! latticekeep sealing-key retire 00 --api-key $SYSTEM_KEY
+stderr 404
+
+# One bad document keeps the whole file as it is, and other files move all the same.
+moved before.yaml bad.yaml
+cp bad.yaml kept.yaml
+! latticekeep reseal bad.yaml two.yaml
+stderr 'bad.yaml: shop/moved: .*do not open here'
+stdout 'resealed: shop/cache in two.yaml'
+cmp bad.yaml kept.yaml
+accepted two.yaml
+
+# What is not there, not ours or not the pinned identity's.
+! latticekeep reseal nothing.yaml
+stderr 'no such file'
+latticekeep reseal other.yaml
+stderr 'skipped: other.yaml has no sealed values'
+! latticekeep reseal before.yaml --identity 0000000000000000000000000000000000000000000000000000000000000000
+stderr 'not the pinned one'
+! latticekeep reseal before.yaml --api-key lk_live_x
+stderr 401
+
+-- other.yaml --
+apiVersion: v1
+kind: Secret
+metadata: {name: s}
+stringData: {password: tr0ub4dor}
+`)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "reseal.txt"), []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	data := regexp.MustCompile(`(?m)(data|keyID): .*$`)
+	verdict := func(ts *testscript.TestScript, file string, want func(*v2.CheckAnswer) bool) {
+		docs, err := parseManifests([]byte(ts.ReadFile(file)))
+		ts.Check(err)
+		m := manifests{docs: docs}
+		if len(m.sealed()) == 0 {
+			ts.Fatalf("%s has no sealed values", file)
+		}
+		for _, d := range m.sealed() {
+			r := resealRequest(d.obj)
+			body, err := json.Marshal(v2.CheckRequest{Namespace: *r.Namespace, Name: r.Name, CredentialType: r.CredentialType, Sealed: &r.Sealed})
+			ts.Check(err)
+			_, answer, err := call(server.ready, http.MethodPost, "/api/v2/sealing-key/check", string(body))
+			ts.Check(err)
+			b, err := json.Marshal(answer)
+			ts.Check(err)
+			var v v2.CheckAnswer
+			ts.Check(json.Unmarshal(b, &v))
+			if !want(&v) {
+				ts.Fatalf("%s: %s", title(d.obj), b)
+			}
+		}
+	}
+	testscript.Run(t, testscript.Params{Dir: dir, Cmds: map[string]func(*testscript.TestScript, bool, []string){
+		"decorate": func(ts *testscript.TestScript, _ bool, args []string) {
+			text := "# all of it\n"
+			for _, file := range args[1:] {
+				text += strings.Replace(ts.ReadFile(file), "spec:\n", "# what it is\nspec:\n\n", 1) + "---\n"
+			}
+			ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text+ts.ReadFile("other.yaml")), 0o600))
+		},
+		"keys": func(ts *testscript.TestScript, _ bool, args []string) {
+			var list v2.SealingKeyList
+			ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &list))
+			ts.Setenv(args[1], list.SealingKeys[0].KeyId)
+		},
+		"accepted": func(ts *testscript.TestScript, _ bool, args []string) {
+			verdict(ts, args[0], func(v *v2.CheckAnswer) bool { return v.Accepted })
+		},
+		"refused": func(ts *testscript.TestScript, _ bool, args []string) {
+			verdict(ts, args[0], func(v *v2.CheckAnswer) bool { return !v.Accepted && string(*v.Code) == args[1] })
+		},
+		"moved": func(ts *testscript.TestScript, _ bool, args []string) {
+			text := strings.Replace(ts.ReadFile(args[0]), "name: cache", "name: moved", 1)
+			ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(strings.Replace(text, "scope: Namespace", "scope: Strict", 1)), 0o600))
+		},
+		"same-but-sealed": func(ts *testscript.TestScript, _ bool, args []string) {
+			a, b := ts.ReadFile(args[0]), ts.ReadFile(args[1])
+			if a == b || data.ReplaceAllString(a, "$1") != data.ReplaceAllString(b, "$1") {
+				ts.Fatalf("they differ in more than data and keyID, or not at all:\n%s\n%s", a, b)
+			}
+		},
+	}})
+}
+
+// A server that answers anything but what it was asked for is not believed, and the file stays.
+func TestAnAnswerThatIsNotForTheSameThingsIsRefused(t *testing.T) {
+	identity, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest, err := envelope.GenerateSealingKey(envelope.SuiteMLKEM768X25519)
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := sealing.Sign(identity, newest.Public(), time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	published, err := document.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := goldenSealed("db", "password", "user")
+	good := func() v2.SealedValues {
+		other := goldenSealed("db", "password", "user") // other ciphertexts of the right size
+		answer := resealRequest(other).Sealed
+		answer.KeyId, answer.Suite = newest.Public().ID(), string(newest.Public().Suite())
+		return answer
+	}
+	if again, err := resealed(obj, good(), newest.Public()); err != nil || again.Spec.Sealed.Scope != v1alpha1.ScopeStrict {
+		t.Fatal(err)
+	}
+	value := func(s *v2.SealedValues, f func(*v2.SealedValue)) {
+		v := s.Values["password"]
+		f(&v)
+		s.Values["password"] = v
+	}
+	for name, change := range map[string]func(*v2.SealedValues){
+		"wider":           func(s *v2.SealedValues) { *s.Scope = v2.SealedValuesScopeNamespace },
+		"widest":          func(s *v2.SealedValues) { *s.Scope = v2.SealedValuesScopeCluster },
+		"another key":     func(s *v2.SealedValues) { s.KeyId = obj.Spec.Sealed.KeyID },
+		"another suite":   func(s *v2.SealedValues) { s.Suite = "MLKEM768" },
+		"another version": func(s *v2.SealedValues) { s.Version = 2 },
+		"a value less":    func(s *v2.SealedValues) { delete(s.Values, "user") },
+		"a value more":    func(s *v2.SealedValues) { s.Values["more"] = s.Values["user"] },
+		"another data key": func(s *v2.SealedValues) {
+			s.Values["usr"] = s.Values["user"]
+			delete(s.Values, "user")
+		},
+		"another time": func(s *v2.SealedValues) {
+			value(s, func(v *v2.SealedValue) { v.SealedAt = v.SealedAt.Add(time.Second) })
+		},
+		"no base64": func(s *v2.SealedValues) { value(s, func(v *v2.SealedValue) { v.Data = "\"\n- x" }) },
+		"nothing":   func(s *v2.SealedValues) { value(s, func(v *v2.SealedValue) { v.Data = "" }) },
+		"no values": func(s *v2.SealedValues) { s.Values = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := good()
+			change(&answer)
+			mux := http.NewServeMux()
+			mux.HandleFunc("GET "+sealingKeyPath, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(published) })
+			mux.HandleFunc("POST "+sealingKeyPath+"/reseal", func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				_ = json.NewEncoder(w).Encode(v2.ResealedValues{Success: true, Sealed: answer})
+			})
+			server := httptest.NewServer(mux)
+			defer server.Close()
+			path := filepath.Join(t.TempDir(), "m.yaml")
+			text := byHand(obj)
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o := resealOptions{server: remote{url: server.URL, key: "lk_live_x"}, identity: document.Identity()}
+			var out strings.Builder
+			if err := o.run(t.Context(), []string{path}, &out, &out); !errors.Is(err, errAnswer) {
+				t.Error(err)
+			}
+			if b, err := os.ReadFile(path); err != nil || string(b) != text || out.Len() > 0 {
+				t.Errorf("it is changed: %s", out.String())
+			}
+		})
+	}
+}

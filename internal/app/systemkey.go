@@ -1,0 +1,86 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+)
+
+// deliverSystemKey hands the first system key to where the operators of the
+// deployment will find it, and returns once it is there.
+func (s *service) deliverSystemKey(ctx context.Context, to Settings, key string) error {
+	const written = "the first system key is written: move it to where you keep passwords"
+	if to.SystemKeySecret == "" {
+		err := writeSystemKey(to.SystemKeyFile, key)
+		if err == nil {
+			s.logger.Info(written, "file", to.SystemKeyFile)
+		}
+		return err
+	}
+	namespace := s.operator.Namespace
+	err := createSystemKey(ctx, s.cluster, namespace, to.SystemKeySecret, key)
+	if err == nil {
+		s.logger.Info(written, "namespace", namespace, "secret", to.SystemKeySecret)
+	}
+	return err
+}
+
+const (
+	systemKeyData     = "system-key"     // what the key is called in its Secret
+	systemKeyPatience = 15 * time.Second // for the API server to take it
+)
+
+// createSystemKey puts the key into a Secret that must not exist.
+func createSystemKey(ctx context.Context, cluster *rest.Config, namespace, name, key string) error {
+	core, err := typedcorev1.NewForConfig(cluster)
+	if err != nil {
+		return fmt.Errorf("making a client for systemKeySecret: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, systemKeyPatience)
+	defer cancel()
+	_, err = core.Secrets(namespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Type:       corev1.SecretTypeOpaque,
+		Data:       map[string][]byte{systemKeyData: []byte(key)},
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("the Secret of systemKeySecret exists already, and this deployment has no system key: "+
+			"what is in it belongs elsewhere, or is left over from a start that was cut off. Look at it, and start again after "+
+			"`kubectl delete secret -n %s %s`: %w", namespace, name, err)
+	} else if err != nil {
+		return fmt.Errorf("creating the Secret of systemKeySecret: %w", err)
+	}
+	return nil
+}
+
+// writeSystemKey writes the key to a file that must not exist, and returns
+// once it is durable.
+func writeSystemKey(path, key string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("systemKeyFile exists already, and this deployment has no system key: "+
+			"what is in it belongs elsewhere, or is left over from a start that was cut off. Move it away and start again: %w", err)
+	} else if err != nil {
+		return fmt.Errorf("creating systemKeyFile: %w", err)
+	}
+	_, err = f.WriteString(key + "\n")
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err != nil {
+		return fmt.Errorf("writing systemKeyFile: %w", errors.Join(err, os.Remove(path)))
+	}
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("writing systemKeyFile: %w", err)
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,165 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// tracing makes spans and sends them away in the background: of each request,
+// each reconcile, and within these of each commit and each call of the KMS. A
+// span has names of ours, kinds of errors, and the id that leads to the log and
+// the audit log; nothing that a caller wrote, and no name of anything. It is not
+// registered anywhere: who is given no tracer makes no span.
+type tracing struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+}
+
+// Bounds of what is sent. More spans than the exporter holds are dropped.
+const (
+	spansPause      = 5 * time.Second // from one batch to the next
+	exportTimeout   = 10 * time.Second
+	lastSpansWithin = 3 * time.Second // at the end
+)
+
+// newTracing returns nil when s names no receiver.
+func newTracing(ctx context.Context, s TracingSettings, logger *slog.Logger) (*tracing, error) {
+	if s.Endpoint == "" {
+		return nil, nil
+	}
+	endpoint, err := url.Parse(s.Endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("reading tracing.endpoint: %w", err)
+	}
+	if endpoint.Path == "" {
+		endpoint.Path = "/v1/traces" // where receivers listen
+	}
+	exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(endpoint.String()), otlptracehttp.WithTimeout(exportTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("setting up traces: %w", err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(&patientExporter{SpanExporter: exporter, logger: logger},
+			sdktrace.WithBatchTimeout(spansPause), sdktrace.WithExportTimeout(exportTimeout)),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(s.SampleRatio))),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", "latticekeep"), attribute.String("service.version", version()))),
+	)
+	return &tracing{provider, provider.Tracer("github.com/latticekeep/latticekeep")}, nil
+}
+
+// end sends the last spans, and gives up soon.
+func (t *tracing) end(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastSpansWithin)
+	defer cancel()
+	_ = t.provider.Shutdown(ctx) // the exporter has said what is wrong
+}
+
+// patientExporter drops what cannot be sent, and says so once.
+type patientExporter struct {
+	sdktrace.SpanExporter
+	logger *slog.Logger
+	failed atomic.Bool
+}
+
+// ExportSpans implements sdktrace.SpanExporter.
+func (e *patientExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	err := e.SpanExporter.ExportSpans(ctx, spans)
+	switch failed := err != nil; {
+	case !e.failed.CompareAndSwap(!failed, failed):
+	case failed:
+		e.logger.Warn("spans cannot be sent to tracing.endpoint, they are dropped until it takes them", "err", fmt.Sprintf("%.500s", err))
+	default:
+		e.logger.Info("spans can be sent again")
+	}
+	return nil
+}
+
+// spanHandler adds to each line that is logged in a span the ids of that.
+type spanHandler struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (h spanHandler) Handle(ctx context.Context, r slog.Record) error {
+	if s := trace.SpanContextFromContext(ctx); s.IsValid() {
+		r = r.Clone()
+		r.AddAttrs(slog.String("trace_id", s.TraceID().String()), slog.String("span_id", s.SpanID().String()))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h spanHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return spanHandler{h.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (h spanHandler) WithGroup(name string) slog.Handler {
+	return spanHandler{h.Handler.WithGroup(name)}
+}
+
+// step makes a span of a part of what ctx has a span of, and nothing of what
+// nobody waits for.
+func step(ctx context.Context, tracer trace.Tracer, name string, do func(context.Context) error) error {
+	if !trace.SpanFromContext(ctx).IsRecording() {
+		return do(ctx)
+	}
+	ctx, span := tracer.Start(ctx, name)
+	var err error
+	defer func() { // End as the deferred function itself would record what is panicked with
+		if err != nil {
+			span.SetStatus(codes.Error, fault.Of(err).Error())
+		}
+		span.End()
+	}()
+	err = do(ctx)
+	return err
+}
+
+// tracedStore makes a span of each commit: of the wait for its turn, mostly.
+type tracedStore struct {
+	store.Store
+	tracer trace.Tracer
+}
+
+// Update implements store.Store.
+func (s tracedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return step(ctx, s.tracer, "store commit", func(ctx context.Context) error { return s.Store.Update(ctx, fn) })
+}
+
+// tracedKMS makes a span of each call.
+type tracedKMS struct {
+	keyring.KMS
+	tracer trace.Tracer
+}
+
+// Wrap implements keyring.KMS.
+func (k tracedKMS) Wrap(ctx context.Context, keyContext string, key []byte) (wrapped []byte, err error) {
+	err = step(ctx, k.tracer, "KMS wrap", func(ctx context.Context) error {
+		wrapped, err = k.KMS.Wrap(ctx, keyContext, key)
+		return err
+	})
+	return wrapped, err
+}
+
+// Unwrap implements keyring.KMS.
+func (k tracedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) (key []byte, err error) {
+	err = step(ctx, k.tracer, "KMS unwrap", func(ctx context.Context) error {
+		key, err = k.KMS.Unwrap(ctx, keyContext, wrapped)
+		return err
+	})
+	return key, err
+}

@@ -1,0 +1,337 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/latticekeep/latticekeep/controllers/admission"
+)
+
+// webhookOptions are the flags of latticekeep webhook.
+type webhookOptions struct {
+	listen, operations string
+	certFile, keyFile  string
+	clientCAFile       string
+	clientNames        []string
+	vault              admission.Options
+	drain              time.Duration
+	after              func(time.Duration) <-chan time.Time
+	stderr             io.Writer
+}
+
+func newWebhookCommand() *cobra.Command {
+	o := webhookOptions{after: time.After}
+	cmd := &cobra.Command{
+		Use:   "webhook",
+		Short: "Run the admission webhook for SealedCredentials",
+		Long: `Run the validating admission webhook, which refuses SealedCredentials at kubectl apply and says what to do. It keeps
+nothing and reads nothing from the API server: whether values open and policy allows them, it asks the vault of --url
+with the ServiceAccount token of --token-file. When the vault does not answer, objects are admitted with a warning,
+and the operator refuses in a condition what it would have refused here.
+
+Certificate, key, CA and token are read again when their files change. While the certificate is missing the webhook
+waits for it and is not ready. --operations-listen serves /healthz, /readyz and /metrics in the clear.
+
+With --client-ca-file it serves nobody but an API server that shows a certificate of that authority, and of one of the
+names in --client-name; docs/operations.md says how an API server is told to.`,
+		Example: `  latticekeep webhook --url https://latticekeep.latticekeep-system.svc:8200 --ca-file /etc/latticekeep/ca/ca.crt \
+    --token-file /var/run/secrets/latticekeep/token --cert-file tls.crt --key-file tls.key`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseEmpty(cmd, "url", "token-file", "cert-file", "key-file", "ca-file", "client-ca-file"); err != nil {
+				return err
+			}
+			if len(o.clientNames) > 0 && o.clientCAFile == "" {
+				return errors.New("--client-name needs --client-ca-file: without it no certificate is asked for")
+			}
+			o.stderr = cmd.ErrOrStderr()
+			return o.run(cmd.Context())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", ":8443", "address to take reviews at, with TLS")
+	f.StringVar(&o.operations, "operations-listen", ":8444", "address of /healthz, /readyz and /metrics, in the clear")
+	f.StringVar(&o.certFile, "cert-file", "", "certificate with its chain, PEM")
+	f.StringVar(&o.keyFile, "key-file", "", "its key, PEM")
+	f.StringVar(&o.vault.URL, "url", "", "of the vault, such as https://latticekeep.latticekeep-system.svc:8200")
+	f.StringVar(&o.vault.CAFile, "ca-file", "", "authorities that sign the vault's certificate, PEM (default those of the system)")
+	f.StringVar(&o.vault.TokenFile, "token-file", "", "ServiceAccount token with audience latticekeep")
+	f.StringVar(&o.clientCAFile, "client-ca-file", "", "authorities that sign the API server's client certificate, PEM (default: none is asked for)")
+	f.StringSliceVar(&o.clientNames, "client-name", nil, "common name or DNS name of that certificate; may be repeated (default any)")
+	f.DurationVar(&o.drain, "drain", 5*time.Second, "how long to go on when told to end, not ready any more, until nobody sends reviews here")
+	for _, name := range []string{"cert-file", "key-file", "url", "token-file"} {
+		_ = cmd.MarkFlagRequired(name) // the flag exists
+	}
+	return cmd
+}
+
+const (
+	// maxWebhookConnections bounds what strangers can hold open, and maxSourceConnections what one address can: twice the
+	// reviews that are in hand at a time, so that an API server has enough, and others cannot take all.
+	maxWebhookConnections = 512
+	maxSourceConnections  = 64
+	// certificatePace is how often a webhook without a certificate looks for it.
+	certificatePace = time.Second
+	// webhookGrace bounds the reviews in flight of a webhook that ends.
+	webhookGrace = 20 * time.Second
+)
+
+// run serves until ctx ends and a little longer, and returns nil once the
+// reviews in flight have been answered.
+func (o webhookOptions) run(ctx context.Context) error {
+	logger := slog.New(slog.NewJSONHandler(o.stderr, nil))
+	o.vault.Logger = logger
+	hook, err := admission.New(o.vault)
+	if err != nil {
+		return err
+	}
+	own := &certificate{certFile: o.certFile, keyFile: o.keyFile, logger: logger}
+	handshakes := newHandshakeCounter()
+	config := listenerTLS(own.get, false, handshakes)
+	config.NextProtos = []string{"http/1.1"} // one review at a time on a connection
+	clients := &authority{file: o.clientCAFile, names: o.clientNames}
+	if o.clientCAFile != "" {
+		config.GetConfigForClient = clients.demand(config.Clone())
+	}
+	ready := func() error {
+		_, err := own.get(nil)
+		if err == nil && o.clientCAFile != "" {
+			_, err = clients.pool()
+		}
+		return err
+	}
+
+	var ending atomic.Bool
+	crowded := prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "latticekeep_admission_connections_closed_total",
+		Help: "Connections to the webhook that were closed at once, since their address had as many as one address may.",
+	})
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(append(hook.Collectors(), handshakes, crowded, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))...)
+	operations := operationsServer(registry, func() error {
+		if ending.Load() {
+			return errors.New("ending")
+		}
+		return ready()
+	}, logger)
+
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	plain, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.operations)
+	if err != nil {
+		return errors.Join(fmt.Errorf("listening: %w", err), l.Close())
+	}
+	bounded := netutil.LimitListener(newSourceListener(l, maxSourceConnections, crowded), maxWebhookConnections)
+	logger.Info("listening", "address", l.Addr().String(), "operations", plain.Addr().String(), "version", version())
+	parts, running := errgroup.WithContext(ctx)
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	parts.Go(func() error {
+		return serveUntil(serving, hook.Server(), tls.NewListener(bounded, config))
+	})
+	parts.Go(func() error { return serveUntil(serving, operations, plain) })
+	parts.Go(func() error {
+		awaitReady(running, ready, logger)
+		<-running.Done()
+		ending.Store(true)
+		if ctx.Err() != nil { // it was told to, and nothing failed
+			<-o.after(o.drain)
+		}
+		stop()
+		return nil
+	})
+	return parts.Wait()
+}
+
+// awaitReady returns once ready does not fail, or ctx ends.
+func awaitReady(ctx context.Context, ready func() error, logger *slog.Logger) {
+	tick := time.NewTicker(certificatePace)
+	defer tick.Stop()
+	told := false
+	for {
+		err := ready()
+		if err == nil {
+			logger.Info("ready")
+			return
+		}
+		if !told {
+			logger.Warn("waiting for the TLS certificate", "err", err)
+			told = true
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// serveUntil serves on l, which it closes, until ctx ends, and then answers
+// what is in flight.
+func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serving: %w", err)
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), webhookGrace)
+	defer cancel()
+	if err := s.Shutdown(last); err != nil {
+		return errors.Join(fmt.Errorf("ending: %w", err), s.Close())
+	}
+	return nil
+}
+
+// sourceListener lets every address have a number of connections at a time, and
+// closes what comes beyond it.
+type sourceListener struct {
+	net.Listener
+	limit  int
+	closed prometheus.Counter
+
+	mu   sync.Mutex
+	open map[string]int // by address
+}
+
+func newSourceListener(l net.Listener, limit int, closed prometheus.Counter) *sourceListener {
+	return &sourceListener{Listener: l, limit: limit, closed: closed, open: make(map[string]int)}
+}
+
+// Accept implements net.Listener.
+func (l *sourceListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		source := c.RemoteAddr().String()
+		if host, _, err := net.SplitHostPort(source); err == nil {
+			source = host
+		}
+		if l.take(source) {
+			return &sourceConn{Conn: c, release: sync.OnceFunc(func() { l.give(source) })}, nil
+		}
+		l.closed.Inc()
+		_ = c.Close() // nothing was said on it
+	}
+}
+
+func (l *sourceListener) take(source string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open[source] >= l.limit {
+		return false
+	}
+	l.open[source]++
+	return true
+}
+
+func (l *sourceListener) give(source string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open[source]--; l.open[source] == 0 {
+		delete(l.open, source)
+	}
+}
+
+// sourceConn is counted until it is closed.
+type sourceConn struct {
+	net.Conn
+	release func()
+}
+
+// Close implements net.Conn.
+func (c *sourceConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}
+
+// operationsServer serves /healthz, /readyz, which fails as ready does, and
+// /metrics.
+func operationsServer(registry *prometheus.Registry, ready func() error, logger *slog.Logger) *http.Server {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := ready(); err != nil {
+			http.Error(w, "not ready: see the log", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	return &http.Server{
+		Handler: mux, ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug), ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+}
+
+// authority is who signs the certificates of clients, and their names.
+type authority struct {
+	file  string
+	names []string // any, if there are none
+}
+
+// pool reads the file as it is now.
+func (a *authority) pool() (*x509.CertPool, error) {
+	pem, err := os.ReadFile(a.file)
+	if err != nil {
+		return nil, fmt.Errorf("reading the CA of clients: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("reading the CA of clients: %s holds no certificate in PEM", a.file)
+	}
+	return pool, nil
+}
+
+// demand returns a listener's GetConfigForClient, with which every client shows
+// a certificate of one of the names. Nobody comes in while the file cannot be
+// read.
+func (a *authority) demand(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	base.ClientAuth = tls.RequireAndVerifyClientCert
+	base.SessionTicketsDisabled = true // a certificate is checked each time, against the authorities of now
+	count := base.VerifyConnection
+	base.VerifyConnection = func(state tls.ConnectionState) error {
+		leaf := state.PeerCertificates[0]
+		known := func(name string) bool {
+			return name == leaf.Subject.CommonName || slices.Contains(leaf.DNSNames, name)
+		}
+		if len(a.names) > 0 && !slices.ContainsFunc(a.names, known) {
+			return errors.New("the client certificate is of another name than --client-name says")
+		}
+		return count(state)
+	}
+	return func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		pool, err := a.pool()
+		if err != nil {
+			return nil, err
+		}
+		c := base.Clone()
+		c.ClientCAs = pool
+		return c, nil
+	}
+}
