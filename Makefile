@@ -16,11 +16,11 @@ BENCHTIME ?= 3s
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
 
-MODULES := . hack/etcd hack/k8s hack/lint hack/tools
+MODULES := . hack/coredns hack/etcd hack/helm hack/k8s hack/lint hack/tools
 
 .PHONY: help
 help: ## show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## compile bin/latticekeep
@@ -31,7 +31,7 @@ run: build ## run the service on the embedded store, keeping its data in DATA_DI
 	@exec $(BIN)/latticekeep server --dev --data-dir $(DATA_DIR)
 
 .PHONY: test
-test: control-plane ## run all tests, a real kube-apiserver included
+test: control-plane helm ## run all tests, a real kube-apiserver included
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@exec $(BIN)/tools/gotest -timeout $(TEST_TIMEOUT) ./...
@@ -41,6 +41,10 @@ cluster: build control-plane ## run a local control plane with the operator, pro
 	@go build -o $(BIN)/tools/cluster ./hack/cluster
 	@exec $(BIN)/tools/cluster $(BIN)/latticekeep
 
+.PHONY: e2e
+e2e: ## install the chart into a real cluster, E2E_KUBECONFIG or a node of its own (root on Linux), and write docs/e2e.md
+	@exec hack/e2e.sh -transcript docs/e2e.md
+
 .PHONY: control-plane
 control-plane: ## compile kube-apiserver and etcd, once (or use those in KUBEBUILDER_ASSETS)
 	@hack/control-plane.sh >/dev/null
@@ -49,12 +53,17 @@ control-plane: ## compile kube-apiserver and etcd, once (or use those in KUBEBUI
 tools:
 	@go -C hack/tools build -o $(BIN)/tools/ tool
 
+# helm and kubeconform: a module of their own, since their dependencies would move those of the generators.
+.PHONY: helm
+helm:
+	@go -C hack/helm build -o $(BIN)/tools/ tool
+
 .PHONY: lint-tools
 lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
 
 .PHONY: generate
-generate: tools ## regenerate types, clients and routes from the contracts; deep copies, CRD and roles from the markers in the code
+generate: tools helm ## regenerate types, clients and routes from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/oapi-codegen.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/routes.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v2/oapi-codegen.yaml api/openapi/v2.yaml
@@ -62,10 +71,12 @@ generate: tools ## regenerate types, clients and routes from the contracts; deep
 	$(BIN)/tools/controller-gen object paths=./api/...
 	$(BIN)/tools/controller-gen crd paths=./api/... output:crd:dir=config/crd/bases
 	$(BIN)/tools/controller-gen rbac:roleName=latticekeep-operator paths=./controllers/... output:rbac:dir=config/rbac
+	BIN=$(BIN) hack/render-chart.sh
 
 .PHONY: verify
-verify: tools lint-tools ## check what is generated, formatting, vet, lint, imports and go.mod files
+verify: tools helm lint-tools ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files
 	BIN=$(BIN) hack/verify-generated.sh
+	BIN=$(BIN) hack/verify-chart.sh
 	@files=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
 	if [[ -n "$$files" ]]; then echo "not formatted; run gofmt -w on:" >&2; echo "$$files" >&2; exit 1; fi
 	go vet ./...
@@ -85,6 +96,10 @@ fuzz: ## run every fuzz target for FUZZTIME (30s) each
 .PHONY: bench
 bench: ## run the benchmarks that docs/benchmarks.md publishes
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit ./internal/vault
+
+.PHONY: bench-operator
+bench-operator: control-plane ## make 2,000 SealedCredentials ready on a real API server and restart with them settled, as ratios (minutes)
+	go test -run '^$$' -bench Operator -benchtime 1x -timeout 30m ./controllers
 
 .PHONY: bench-timing
 bench-timing: ## compare how long unseals and sign-ins of different kinds take, 2,000 each (minutes)

@@ -1,0 +1,407 @@
+// Package charts holds the tests of the Helm chart: what `helm template` makes of it, and config/ beside it, which must be the same; and
+// what it installs (see installation), run against a real API server with the rights that it grants.
+//
+// They run the helm of hack/helm, which `make test` compiles.
+package charts_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+const namespace = "latticekeep-system"
+
+// helmTemplate returns what the chart makes of the values, given as flags of helm, or its refusal.
+func helmTemplate(t *testing.T, flags ...string) (string, error) {
+	t.Helper()
+	helm, err := filepath.Abs("../bin/tools/helm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(helm); err != nil {
+		t.Fatalf("there is no helm: run `make helm` first: %v", err)
+	}
+	cmd := exec.CommandContext(t.Context(), helm, append([]string{"template", "latticekeep", "latticekeep", "--namespace", namespace}, flags...)...)
+	out, err := cmd.Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return "", errors.New(string(exit.Stderr))
+	} else if err != nil {
+		t.Fatalf("running helm: %v", err)
+	}
+	return string(out), nil
+}
+
+func rendered(t *testing.T, flags ...string) []unstructured.Unstructured {
+	t.Helper()
+	out, err := helmTemplate(t, flags...)
+	if err != nil {
+		t.Fatalf("rendering the chart with %q: %v", flags, err)
+	}
+	return objects(t, out)
+}
+
+func kustomized(t *testing.T, folder string) []unstructured.Unstructured {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "kubectl", "kustomize", folder).Output()
+	if err != nil {
+		t.Fatalf("running kubectl kustomize: %v", err)
+	}
+	return objects(t, string(out))
+}
+
+func objects(t *testing.T, text string) (all []unstructured.Unstructured) {
+	t.Helper()
+	for _, document := range regexp.MustCompile(`(?m)^---$`).Split(text, -1) {
+		var o unstructured.Unstructured
+		if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
+			t.Fatalf("reading what was rendered: %v\n%s", err, document)
+		}
+		if len(o.Object) > 0 {
+			all = append(all, o)
+		}
+	}
+	if len(all) == 0 {
+		t.Fatal("nothing was rendered")
+	}
+	return all
+}
+
+// find returns the object of that kind and name, and nil when there is none.
+func find(all []unstructured.Unstructured, kind, name string) *unstructured.Unstructured {
+	for i := range all {
+		if all[i].GetKind() == kind && all[i].GetName() == name {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+// field returns a field of an object that must be there.
+func field(t *testing.T, o *unstructured.Unstructured, path ...string) any {
+	t.Helper()
+	if o == nil {
+		t.Fatalf("the object of %v is not rendered", path)
+	}
+	v, ok, err := unstructured.NestedFieldNoCopy(o.Object, path...)
+	if err != nil || !ok {
+		t.Fatalf("%s %s has no %s: %v", o.GetKind(), o.GetName(), strings.Join(path, "."), err)
+	}
+	return v
+}
+
+// everyRendering calls f with what each file of ci and config/default makes.
+func everyRendering(t *testing.T, f func(t *testing.T, all []unstructured.Unstructured)) {
+	files, err := filepath.Glob("latticekeep/ci/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no values to test with: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) { f(t, rendered(t, "--values", file)) })
+	}
+	t.Run("config", func(t *testing.T) { f(t, kustomized(t, "../config/default")) })
+}
+
+func TestValuesThatCannotRunAreRefused(t *testing.T) {
+	for _, tc := range []struct{ set, want string }{
+		{"replicas=2", "replicas: the embedded store has one writer"},
+		{"replicas=-1", "replicas"},
+		{"replica=1", "additional properties 'replica' not allowed"},
+		{"config.listen=:80", "'listen' not allowed"},
+		{"config.dataDir=/tmp", "'dataDir' not allowed"},
+		{"config.tls.secretName=x", "'secretName' not allowed"},
+		{"config.kms.cacheTTL=5", "cacheTTL"},
+		{"config.publicURL=http://vault.example.org", "publicURL"},
+		{"config.registration.closed=false", "config.registration.closed: opening it needs config.mail.smtp.address"},
+		{"config.kubernetes.policy.scopes={Everywhere}", "scopes"},
+		{"config.kubernetes.policy.maxTTLDays=3651", "maxTTLDays"},
+		{"config.kubernetes.namespaces.shop=tenant", "shop"},
+		{"image.digest=sha256:abc", "digest"},
+		{"webhook.replicas=0", "webhook/replicas"},
+		{"webhook.timeoutSeconds=31", "timeoutSeconds"},
+		{"storage.existingClaim=a,storage.hostPath=/a", "storage: existingClaim and hostPath exclude each other"},
+		{"storage.hostPath=/data,kms.storage.hostPath=/data/kms", "kms.storage.hostPath: it lies in storage.hostPath"},
+		{"storage.hostPath=/data,kms.storage.hostPath=/data", "kms.storage.hostPath: it lies in storage.hostPath"},
+		{"storage.existingClaim=a,kms.storage.existingClaim=a", "kms.storage.existingClaim: it is the claim of the database"},
+		{"storage.hostPath=data", "hostPath"},
+		{"admissionPolicies.clusterScopeNamespaces={a'b}", "clusterScopeNamespaces"},
+		{"webhook.clientNames={api}", "webhook.clientNames: without webhook.clientCA no certificate is asked for"},
+		{"webhook.clientCA=A_b", "clientCA"},
+	} {
+		out, err := helmTemplate(t, "--set", tc.set)
+		if err == nil {
+			t.Errorf("%s: it was rendered:\n%s", tc.set, out[:min(len(out), 200)])
+		} else if !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: refused with\n%v\nwithout %q", tc.set, err, tc.want)
+		}
+	}
+}
+
+// A server that is stopped for a restore keeps its volumes.
+func TestReplicasMayBeNone(t *testing.T) {
+	set := find(rendered(t, "--set", "replicas=0"), "StatefulSet", "latticekeep")
+	if got := field(t, set, "spec", "replicas"); got != float64(0) && got != int64(0) {
+		t.Errorf("replicas is %v", got)
+	}
+	for _, when := range []string{"whenDeleted", "whenScaled"} {
+		if got := field(t, set, "spec", "persistentVolumeClaimRetentionPolicy", when); got != "Retain" {
+			t.Errorf("%s is %v", when, got)
+		}
+	}
+}
+
+// Reviews are taken from the API servers alone where it is said how they are known.
+func TestWebhookIsForTheAPIServersThatAreNamed(t *testing.T) {
+	from := func(flags ...string) any {
+		t.Helper()
+		policy := find(rendered(t, flags...), "NetworkPolicy", "latticekeep-webhook")
+		return field(t, policy, "spec", "ingress").([]any)[0].(map[string]any)["from"]
+	}
+	if got := from(); got != nil {
+		t.Errorf("by default reviews come from %v", got)
+	}
+	const outward, inward = "networkPolicy.egress.apiServer[0].ipBlock.cidr=10.0.0.1/32", "networkPolicy.apiServer[0].ipBlock.cidr=10.0.0.2/32"
+	for cidr, flags := range map[string][]string{"10.0.0.1/32": {"--set", outward}, "10.0.0.2/32": {"--set", outward, "--set", inward}} {
+		want := []any{map[string]any{"ipBlock": map[string]any{"cidr": cidr}}}
+		if got := from(flags...); !reflect.DeepEqual(got, want) {
+			t.Errorf("reviews come from %v, want %v", got, want)
+		}
+	}
+	pod := field(t, find(rendered(t, "--set", "webhook.clientCA=authority,webhook.clientNames={a,b}"), "Deployment", "latticekeep-webhook"), "spec", "template", "spec").(map[string]any)
+	container := pod["containers"].([]any)[0].(map[string]any)
+	for _, arg := range []any{"--client-ca-file=/etc/latticekeep/client-ca/ca.crt", "--client-name=a", "--client-name=b"} {
+		if !slices.Contains(container["args"].([]any), arg) {
+			t.Errorf("the webhook is not started with %s", arg)
+		}
+	}
+	has := func(list any, want map[string]any) bool {
+		return slices.ContainsFunc(list.([]any), func(o any) bool { return reflect.DeepEqual(o, want) })
+	}
+	if !has(container["volumeMounts"], map[string]any{"name": "client-ca", "mountPath": "/etc/latticekeep/client-ca", "readOnly": true}) ||
+		!has(pod["volumes"], map[string]any{"name": "client-ca", "configMap": map[string]any{"name": "authority",
+			"items": []any{map[string]any{"key": "ca.crt", "path": "ca.crt"}}}}) {
+		t.Errorf("the authority is not there: %v", pod)
+	}
+}
+
+// One replica that restarts must not stop every deployment of the cluster, and must not stop a drain.
+func TestWebhookFailsClosedOnlyWithSeveralReplicas(t *testing.T) {
+	for replicas, want := range map[string]string{"1": "Ignore", "2": "Fail", "3": "Fail"} {
+		all := rendered(t, "--set", "webhook.replicas="+replicas)
+		webhooks := field(t, find(all, "ValidatingWebhookConfiguration", "latticekeep-webhook"), "webhooks").([]any)
+		for _, w := range webhooks {
+			w := w.(map[string]any)
+			if w["failurePolicy"] != want {
+				t.Errorf("with %s replicas the webhook has failurePolicy %v", replicas, w["failurePolicy"])
+			}
+			if _, ok := w["clientConfig"].(map[string]any)["caBundle"]; ok {
+				t.Error("a CA bundle is rendered, which an upgrade would put back")
+			}
+		}
+		if budget := find(all, "PodDisruptionBudget", "latticekeep-webhook"); (budget != nil) != (want == "Fail") {
+			t.Errorf("with %s replicas there is a PodDisruptionBudget: %v", replicas, budget != nil)
+		}
+	}
+}
+
+func TestCRDIsTheGeneratedOneAndStays(t *testing.T) {
+	text, err := os.ReadFile("../config/crd/bases/latticekeep.dev_sealedcredentials.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := objects(t, string(text))[0]
+	got := find(rendered(t), "CustomResourceDefinition", want.GetName())
+	if got == nil {
+		t.Fatal("the CRD is not rendered")
+	}
+	if got.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
+		t.Error("helm uninstall would delete the CRD, and so every SealedCredential")
+	}
+	a, err := yaml.Marshal(want.Object["spec"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := yaml.Marshal(got.Object["spec"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(a, b) {
+		t.Error("the chart has another CRD than config/crd: run `make generate`")
+	}
+	if find(rendered(t, "--set", "crd.install=false"), "CustomResourceDefinition", want.GetName()) != nil {
+		t.Error("crd.install=false installs it")
+	}
+}
+
+// The KMS key opens the database, so a copy of the one volume must not be a copy of the other.
+func TestKMSKeyIsNotBesideTheDatabase(t *testing.T) {
+	everyRendering(t, func(t *testing.T, all []unstructured.Unstructured) {
+		var config struct {
+			DataDir string
+			KMS     struct{ KeyFile string }
+		}
+		text := field(t, find(all, "ConfigMap", "latticekeep-config"), "data", "config.yaml").(string)
+		if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+			t.Fatal(err)
+		}
+		containers := field(t, find(all, "StatefulSet", "latticekeep"), "spec", "template", "spec", "containers").([]any)
+		volume := func(path string) (name string) {
+			for _, m := range containers[0].(map[string]any)["volumeMounts"].([]any) {
+				m := m.(map[string]any)
+				if mount := m["mountPath"].(string); path == mount || strings.HasPrefix(path, mount+"/") {
+					name = m["name"].(string)
+				}
+			}
+			return name
+		}
+		data, key := volume(config.DataDir), volume(config.KMS.KeyFile)
+		if data == "" || key == "" || data == key {
+			t.Errorf("the database lies on volume %q, the KMS key on %q", data, key)
+		}
+	})
+}
+
+// A container that is broken into finds nothing to write to but the volumes.
+func TestContainersCannotWriteTheirImage(t *testing.T) {
+	everyRendering(t, func(t *testing.T, all []unstructured.Unstructured) {
+		for _, o := range all {
+			path := []string{"spec", "template", "spec", "containers"}
+			switch o.GetKind() {
+			case "Pod":
+				path = []string{"spec", "containers"}
+			case "StatefulSet", "Deployment", "Job":
+			default:
+				continue
+			}
+			for _, c := range field(t, &o, path...).([]any) {
+				if security, _ := c.(map[string]any)["securityContext"].(map[string]any); security["readOnlyRootFilesystem"] != true {
+					t.Errorf("%s %s can write its image", o.GetKind(), o.GetName())
+				}
+			}
+		}
+	})
+}
+
+var metricName = regexp.MustCompile(`\blatticekeep_[a-z_]+`)
+
+// An alert on a metric that nobody has never fires.
+func TestAlertsAndDashboardUseMetricsThatExist(t *testing.T) {
+	exist := make(map[string]bool)
+	for _, pattern := range []string{"../server/*.go", "../controllers/*.go", "../controllers/*/*.go", "../internal/*/*.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range metricName.FindAllString(string(text), -1) {
+				exist[name] = true
+			}
+		}
+	}
+	for _, file := range []string{"latticekeep/files/alerts.yaml", "latticekeep/files/dashboard.json"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := metricName.FindAllString(string(text), -1)
+		if len(names) == 0 {
+			t.Errorf("%s uses no metric", file)
+		}
+		for _, name := range names {
+			if base := strings.TrimSuffix(name, "_bucket"); !exist[name] && !exist[base] {
+				t.Errorf("%s uses %s, which does not exist", file, name)
+			}
+		}
+	}
+}
+
+var documented = regexp.MustCompile(`^( *)# -- `)
+
+// documentedValues returns the path of each key of values.yaml that has a description.
+func documentedValues(t *testing.T) (paths []string) {
+	t.Helper()
+	text, err := os.ReadFile("latticekeep/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var path []string
+	describes := false
+	for line := range strings.Lines(string(text)) {
+		trimmed := strings.TrimSpace(line)
+		if strings.HasPrefix(trimmed, "#") || trimmed == "" || strings.HasPrefix(trimmed, "- ") {
+			describes = describes || documented.MatchString(line)
+			continue
+		}
+		depth := (len(line) - len(strings.TrimLeft(line, " "))) / 2
+		key, _, ok := strings.Cut(trimmed, ":")
+		if !ok || depth > len(path) {
+			continue // below a value that is described as a whole
+		}
+		path = append(path[:depth:depth], key)
+		if describes {
+			paths = append(paths, strings.Join(path, "."))
+		}
+		describes = false
+	}
+	return paths
+}
+
+func TestReadmeListsEveryValue(t *testing.T) {
+	text, err := os.ReadFile("latticekeep/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, values, ok := strings.Cut(string(text), "\n## Values\n")
+	if !ok {
+		t.Fatal("the README has no section Values")
+	}
+	var listed []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(values, -1) {
+		listed = append(listed, m[1])
+	}
+	if want := documentedValues(t); !slices.Equal(listed, want) {
+		t.Errorf("the README lists\n%s\nvalues.yaml has\n%s", strings.Join(listed, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// A network file system breaks the promises of the database, so that whoever chooses one is told.
+func TestNotesWarnOfNetworkFileSystems(t *testing.T) {
+	for class, want := range map[string]bool{"nfs-client": true, "azurefile": true, "efs-sc": true, "local-path": false, "gp3": false} {
+		notes := notesOf(t, "--set", "storage.storageClassName="+class)
+		if got := strings.Contains(notes, "network file system"); got != want {
+			t.Errorf("storage class %s: the notes warn: %v", class, got)
+		}
+	}
+}
+
+// notesOf returns what helm tells after an installation.
+func notesOf(t *testing.T, flags ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "../bin/tools/helm", append([]string{"install", "latticekeep", "latticekeep", "--namespace", namespace,
+		"--dry-run=client"}, flags...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("running helm install --dry-run=client: %v\n%s", err, out)
+	}
+	_, notes, ok := strings.Cut(string(out), "NOTES:")
+	if !ok {
+		t.Fatal("there are no notes")
+	}
+	return notes
+}

@@ -1,0 +1,149 @@
+{{- /* Labels of every object; .component is of objects that belong to one program. Call with (list $ "server"). */}}
+{{- define "latticekeep.labels" -}}
+{{- $ := index . 0 -}}
+{{- with index . 1 -}}
+{{- include "latticekeep.selector" . }}
+{{- else -}}
+app.kubernetes.io/name: latticekeep
+{{- end }}
+app.kubernetes.io/instance: {{ $.Release.Name }}
+app.kubernetes.io/version: {{ $.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $.Chart.Name $.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* Labels that select the pods of a component, which is the argument. They never change: selectors are immutable. */}}
+{{- define "latticekeep.selector" -}}
+app.kubernetes.io/name: latticekeep
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+
+{{- define "latticekeep.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* What every pod has: the restricted profile of pod security. The volumes of the server belong to its group. */}}
+{{- define "latticekeep.podSecurity" -}}
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "latticekeep.container" -}}
+image: {{ include "latticekeep.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* Where a pod runs; the argument is the values of its component. */}}
+{{- define "latticekeep.scheduling" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The volume of a pod for (list name storage), unless the StatefulSet makes a claim for it. */}}
+{{- define "latticekeep.volume" -}}
+{{- $name := index . 0 -}}
+{{- with index . 1 -}}
+{{- if .existingClaim }}
+- name: {{ $name }}
+  persistentVolumeClaim: {claimName: {{ .existingClaim }}}
+{{- else if .hostPath }}
+- name: {{ $name }}
+  hostPath: {path: {{ .hostPath | quote }}, type: Directory}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The claim that the StatefulSet makes for (list name storage), unless there is a volume. */}}
+{{- define "latticekeep.claim" -}}
+{{- $name := index . 0 -}}
+{{- with index . 1 -}}
+{{- if not (or .existingClaim .hostPath) }}
+- apiVersion: v1
+  kind: PersistentVolumeClaim
+  metadata:
+    name: {{ $name }}
+    labels: {{- include "latticekeep.selector" "server" | nindent 6 }}
+  spec:
+    accessModes: [ReadWriteOnce]
+    {{- with .storageClassName }}
+    storageClassName: {{ . }}
+    {{- end }}
+    resources: {requests: {storage: {{ .size }}}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "latticekeep.url" -}}
+https://latticekeep.{{ .Release.Namespace }}.svc:8200
+{{- end }}
+
+{{- /* The settings of the program: what the chart decides goes before what the values say. */}}
+{{- define "latticekeep.config" -}}
+{{- $own := dict
+      "listen" ":8200"
+      "publicURL" (.Values.config.publicURL | default (include "latticekeep.url" .))
+      "dataDir" "/var/lib/latticekeep"
+      "systemKeySecret" "latticekeep-system-key"
+      "operations" (dict "listen" ":8201")
+      "kms" (dict "keyFile" (ternary "/etc/latticekeep/kms/kms.key" "/var/lib/latticekeep-kms/kms.key" (not (empty .Values.kms.existingSecret))))
+      "kubernetes" (dict "namespace" .Release.Namespace "webhook" .Values.webhook.enabled)
+      "tls" (ternary
+        (dict "certFile" "/etc/latticekeep/tls/tls.crt" "keyFile" "/etc/latticekeep/tls/tls.key")
+        (dict "secretName" "latticekeep-tls") .Values.certManager.enabled)
+-}}
+{{- if .Values.mail.existingSecret -}}
+{{- $_ := set $own "mail" (dict "smtp" (dict "passwordFile" "/etc/latticekeep/mail/password")) -}}
+{{- end -}}
+{{- toYaml (mustMergeOverwrite (deepCopy .Values.config) $own) -}}
+{{- end }}
+
+{{- /* What both pods may connect to. */}}
+{{- define "latticekeep.egress" -}}
+{{- with .Values.networkPolicy.egress }}
+{{- if .enabled }}
+egress:
+  - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+  - ports: [{port: 443}, {port: 6443}]
+    {{- with .apiServer }}
+    to: {{- toYaml . | nindent 6 }}
+    {{- end }}
+  - ports: [{port: 8200}]
+    to:
+      - podSelector:
+          matchLabels: {{- include "latticekeep.selector" "server" | nindent 12 }}
+  {{- with .rules }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+)
+
+// The images have no registry: they are brought to where the pods run, or are not found.
+const (
+	productImage  = "localhost/latticekeep:e2e"
+	workloadImage = "localhost/latticekeep-e2e-workload:e2e"
+
+	imageUser = 65532 // as in the Dockerfile
+)
+
+// writeImage writes an image of one static program at its root, run by the user that the Dockerfile names, in the format of `docker save`, which
+// containerd, kind and k3d read as well.
+func writeImage(path, image, name, program string, cmd ...string) (err error) {
+	binary, err := os.ReadFile(program)
+	if err != nil {
+		return fmt.Errorf("reading the program of %s: %w", image, err)
+	}
+	var layer bytes.Buffer
+	if err := writeTar(&layer, entry{name, 0o755, binary}); err != nil {
+		return fmt.Errorf("writing the layer of %s: %w", image, err)
+	}
+	digest := sha256.Sum256(layer.Bytes())
+	config, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"config": map[string]any{"User": fmt.Sprintf("%d:%[1]d", imageUser), "Entrypoint": []string{"/" + name}, "Cmd": cmd},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(digest[:])}},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal([]any{map[string]any{"Config": "config.json", "RepoTags": []string{image}, "Layers": []string{"layer.tar"}}})
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("creating an image: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return writeTar(f, entry{"config.json", 0o644, config}, entry{"layer.tar", 0o644, layer.Bytes()}, entry{"manifest.json", 0o644, manifest})
+}
+
+// An entry is a file of an archive.
+type entry struct {
+	name string
+	mode int64
+	data []byte
+}
+
+func writeTar(w io.Writer, entries ...entry) error {
+	archive := tar.NewWriter(w)
+	for _, e := range entries {
+		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: e.mode, Size: int64(len(e.data))}); err != nil {
+			return err
+		}
+		if _, err := archive.Write(e.data); err != nil {
+			return err
+		}
+	}
+	return archive.Close()
+}

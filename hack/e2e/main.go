@@ -1,0 +1,106 @@
+// Command e2e is `make e2e`: it installs the chart into a real cluster, where pods really run, and follows a platform team's day there: install,
+// seal, consume, upgrade, lose a pod under load, uninstall. Each step is a command and what it must have led to; the commands and what they printed
+// are the transcript.
+//
+// The cluster is the one of E2E_KUBECONFIG, which E2E_LOAD brings the images to, or a node of its own that lives as long as this program.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// options are the programs and files that a run needs; hack/e2e.sh makes and names them.
+type options struct {
+	latticekeep, workload, helm string // programs
+	assets                      string // folder of the control plane's programs, for a node of our own
+	transcript                  string // written when all of it holds
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.latticekeep, "latticekeep", "bin/latticekeep", "`path` of the product, static")
+	flag.StringVar(&o.workload, "workload", "bin/tools/workload", "`path` of the workload, static")
+	flag.StringVar(&o.helm, "helm", "bin/tools/helm", "`path` of helm")
+	flag.StringVar(&o.assets, "assets", "", "`folder` of kube-apiserver, kubelet and the like")
+	flag.StringVar(&o.transcript, "transcript", "", "`path` of the transcript to write")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) (err error) {
+	kubeconfig, dir := os.Getenv("E2E_KUBECONFIG"), os.Getenv(insideNode)
+	if kubeconfig == "" && dir == "" {
+		return onOwnNode(ctx)
+	}
+	own := kubeconfig == ""
+	if !own {
+		if dir, err = os.MkdirTemp("", "latticekeep-e2e-"); err != nil {
+			return fmt.Errorf("making a temporary directory: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		if kubeconfig, err = filepath.Abs(kubeconfig); err != nil {
+			return err
+		}
+	}
+	images := []string{filepath.Join(dir, "latticekeep.tar"), filepath.Join(dir, "workload.tar")}
+	if err := errors.Join(
+		writeImage(images[0], productImage, "latticekeep", o.latticekeep),
+		writeImage(images[1], workloadImage, "workload", o.workload, "pause"),
+	); err != nil {
+		return err
+	}
+	c := &cluster{dir: dir, kubeconfig: kubeconfig, helm: o.helm, latticekeep: o.latticekeep, own: own, out: newTranscript(os.Stdout)}
+	c.out.hide(dir, "<folder>")
+	if own {
+		fmt.Fprintln(os.Stderr, "starting a node…")
+		if c.kubeconfig, c.trouble, err = startNode(ctx, dir, o.assets, images); err != nil {
+			return err
+		}
+	} else {
+		if err := c.strange(ctx); err != nil {
+			return err
+		}
+		if err := load(ctx, images); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.leave()) }()
+	}
+	if err := c.play(ctx); err != nil {
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		return fmt.Errorf("%w\n%s", err, c.state())
+	}
+	if o.transcript == "" {
+		return nil
+	}
+	return c.out.write(o.transcript)
+}
+
+// load brings the images to a cluster that is not ours, by the command in E2E_LOAD with the path of each as its last argument.
+func load(ctx context.Context, images []string) error {
+	command := strings.Fields(os.Getenv("E2E_LOAD"))
+	if len(command) == 0 {
+		fmt.Fprintf(os.Stderr, "E2E_LOAD is not set: the cluster must have %s and %s already\n", productImage, workloadImage)
+		return nil
+	}
+	for _, image := range images {
+		if err := execute(ctx, append(command[1:len(command):len(command)], image), command[0]); err != nil {
+			return fmt.Errorf("loading an image into the cluster: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,419 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/kubetest"
+)
+
+// The node lives in namespaces of its own: of processes, so that all of them, the pods' included, end with the first one, whatever it
+// ends of; of mounts, so that nothing of /run, /var/lib and /var/log, and no kernel setting that kubelet tunes, changes outside; and of the
+// network, so that no port, bridge or iptables rule meets the machine's. Two things outlast the first process, and the parent removes them:
+// the temporary directory, and the cgroups below one folder.
+//
+// Inside, what has lost its parent becomes a child of the first process, which does not wait for it: it stays a zombie until the end.
+const nodeNamespaces = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+
+const (
+	nodeName   = "node"
+	nodeIP     = "10.200.0.1"
+	podCIDR    = "10.244.0.0/24"
+	serviceIPs = "10.96.0.0/16"
+	apiURL     = "https://" + nodeIP + ":6443"
+
+	// nodeTimeout is how long any part of the node may take to be ready; a machine that compiles at the same time is slow.
+	nodeTimeout = 5 * time.Minute
+	// removalTimeout is how long the kernel may take to let go of the cgroups of processes that have ended.
+	removalTimeout = 30 * time.Second
+)
+
+// nodeFolders have their names from kubelet and from the network plugins.
+var nodeFolders = []string{"/var/lib/kubelet", "/var/lib/cni"}
+
+// insideNode is set for the process that runs in the namespaces; its value is the node's directory.
+const insideNode = "LATTICEKEEP_E2E_NODE"
+
+// onOwnNode runs this program again inside a node's namespaces, and removes what remains when it has ended.
+func onOwnNode(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "latticekeep-e2e-")
+	if err != nil {
+		return fmt.Errorf("making the node's directory: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, removeCgroups(filepath.Base(dir))) }()
+
+	// The node mounts its own over them.
+	for _, folder := range nodeFolders {
+		switch err := os.Mkdir(folder, 0o755); {
+		case err == nil:
+			defer func() { _ = os.Remove(folder) }()
+		case !errors.Is(err, fs.ErrExist):
+			return fmt.Errorf("making a folder to mount over: %w", err)
+		}
+	}
+
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideNode+"="+dir)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: nodeNamespaces, Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	// The kernel's signal comes when the thread that forked ends.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the node's first process: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) }) // an error: it has ended already
+	defer stop()
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("on the node: %w", err)
+	}
+	return nil
+}
+
+// A node is a whole cluster: etcd, the control plane, a name server, containerd and a kubelet.
+type node struct {
+	dir, bin  string
+	processes []*kubetest.Process // in the order of their start
+}
+
+// startNode makes this process's namespaces a node, and returns its administrator's kubeconfig and what tells the last words of its processes.
+// Nothing of it has to be stopped: it ends with the process.
+func startNode(ctx context.Context, dir, bin string, images []string) (kubeconfig string, trouble func() string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	if bin, err = filepath.Abs(bin); err != nil {
+		return "", nil, err
+	}
+	n := &node{dir: dir, bin: bin}
+	for _, step := range []func(context.Context) error{
+		n.mount, n.network, n.writeFiles, n.startControlPlane,
+		func(ctx context.Context) error { return n.startContainerd(ctx, images) },
+		n.startKubelet,
+	} {
+		if err := step(ctx); err != nil {
+			return "", nil, fmt.Errorf("starting the node: %w", err)
+		}
+	}
+	return n.kubeconfig("admin"), n.logTails, nil
+}
+
+// mount hides the folders that the node writes to, and the settings of the kernel that kubelet tunes, behind the node's own.
+func (n *node) mount(context.Context) error {
+	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("making mounts private: %w", err)
+	}
+	if err := syscall.Mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mounting /proc: %w", err)
+	}
+	for _, folder := range append([]string{"/run", "/var/log"}, nodeFolders...) {
+		own := n.path(strings.ReplaceAll(folder[1:], "/", "-"))
+		if err := os.Mkdir(own, 0o755); err != nil {
+			return err
+		}
+		if err := syscall.Mount(own, folder, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mounting over %s: %w", folder, err)
+		}
+	}
+	for _, volume := range []string{"data", "kms"} { // of manifests/volumes.yaml, for the user that the product's image names
+		folder := filepath.Join("/run/volumes", volume)
+		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, imageUser, imageUser)); err != nil {
+			return fmt.Errorf("making a volume: %w", err)
+		}
+	}
+	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
+		setting := filepath.Join("/proc/sys", name)
+		value, err := os.ReadFile(setting)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading a kernel setting: %w", err)
+		}
+		own := n.path(strings.ReplaceAll(name, "/", "-"))
+		if err := os.WriteFile(own, value, 0o600); err != nil {
+			return err
+		}
+		if err := syscall.Mount(own, setting, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mounting over %s: %w", setting, err)
+		}
+	}
+	return nil
+}
+
+// network gives the node an address of its own, on a bridge that nothing is attached to. There is no way out of it.
+func (n *node) network(ctx context.Context) error {
+	for _, args := range []string{
+		"link set lo up",
+		"link add node type bridge",
+		"addr add " + nodeIP + "/24 dev node",
+		"link set node up",
+		"route add default dev node",
+	} {
+		if out, err := exec.CommandContext(ctx, "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("running ip %s: %w: %s", args, err, out)
+		}
+	}
+	// Without it an answer from a pod to another on the same bridge passes by the rules that undo a Service's address.
+	const bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+	if err := os.WriteFile(bridged, []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("setting %s: %w", bridged, err)
+	}
+	return nil
+}
+
+// users are the names that the components go by, and their groups.
+var users = map[string]struct{ name, group string }{
+	"admin":                   {"admin", "system:masters"},
+	"kube-controller-manager": {"system:kube-controller-manager", ""},
+	"kube-scheduler":          {"system:kube-scheduler", ""},
+	"kube-proxy":              {"system:kube-proxy", ""},
+	"kubelet":                 {"system:node:" + nodeName, "system:nodes"},
+}
+
+func (n *node) writeFiles(context.Context) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return err
+	}
+	var tokens strings.Builder
+	names := strings.NewReplacer("DIR", n.dir, "CGROUP", "/"+filepath.Base(n.dir))
+	files := map[string]string{
+		"tokens.key":         string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})),
+		"containerd.toml":    names.Replace(containerdConfig),
+		"kubelet.yaml":       names.Replace(kubeletConfig),
+		"10-bridge.conflist": bridgeConfig,
+		"Corefile":           names.Replace(corefile),
+	}
+	for component, user := range users {
+		token := rand.Text()
+		fmt.Fprintf(&tokens, "%s,%s,%s,%q\n", token, user.name, component, user.group)
+		config, err := json.Marshal(map[string]any{
+			"apiVersion": "v1", "kind": "Config", "current-context": "node",
+			"clusters": []any{map[string]any{"name": "node", "cluster": map[string]any{"server": apiURL, "certificate-authority": n.path("apiserver.crt")}}},
+			"users":    []any{map[string]any{"name": user.name, "user": map[string]any{"token": token}}},
+			"contexts": []any{map[string]any{"name": "node", "context": map[string]any{"cluster": "node", "user": user.name}}},
+		})
+		if err != nil {
+			return err
+		}
+		files[filepath.Base(n.kubeconfig(component))] = string(config)
+	}
+	files["tokens.csv"] = tokens.String()
+	for name, text := range files {
+		if err := os.WriteFile(n.path(name), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *node) startControlPlane(ctx context.Context) error {
+	client, peer := "unix://"+n.path("etcd.sock"), "unix://"+n.path("peer.sock")
+	if err := n.run("etcd", "--data-dir", n.path("etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer); err != nil {
+		return err
+	}
+	// It makes its own certificate, which is then its own authority.
+	if err := n.run("kube-apiserver", "--etcd-servers", client,
+		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.dir,
+		"--token-auth-file", n.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
+		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file", n.path("tokens.key"), "--service-account-signing-key-file", n.path("tokens.key"),
+		"--service-cluster-ip-range", serviceIPs, "--kubelet-preferred-address-types", "InternalIP"); err != nil {
+		return err
+	}
+	if err := n.until(ctx, "the API server", "kubectl", "get", "--raw", "/readyz"); err != nil {
+		return err
+	}
+	if err := n.run("kube-controller-manager", "--kubeconfig", n.kubeconfig("kube-controller-manager"), "--leader-elect=false",
+		"--use-service-account-credentials", "--service-account-private-key-file", n.path("tokens.key"),
+		"--root-ca-file", n.path("apiserver.crt"), "--cert-dir", n.path("controller-manager")); err != nil {
+		return err
+	}
+	if err := n.run("kube-scheduler", "--kubeconfig", n.kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
+		return err
+	}
+	if err := n.run("coredns", "-conf", n.path("Corefile")); err != nil {
+		return err
+	}
+	return n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
+		// The machine's connection tracking is not the node's to size.
+		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
+		"--cluster-cidr", podCIDR)
+}
+
+func (n *node) startContainerd(ctx context.Context, images []string) error {
+	if err := n.run("containerd", "--config", n.path("containerd.toml")); err != nil {
+		return err
+	}
+	if err := n.until(ctx, "containerd", "ctr", "version"); err != nil {
+		return err
+	}
+	for _, image := range images {
+		if out, err := exec.CommandContext(ctx, "ctr", "--namespace", "k8s.io", "images", "import", image).CombinedOutput(); err != nil {
+			return fmt.Errorf("importing %s: %w: %s", filepath.Base(image), err, out)
+		}
+	}
+	return nil
+}
+
+func (n *node) startKubelet(ctx context.Context) error {
+	for _, hierarchy := range cgroupHierarchies() {
+		if err := os.Mkdir(filepath.Join(hierarchy, filepath.Base(n.dir)), 0o755); err != nil {
+			return fmt.Errorf("making the node's cgroup: %w", err)
+		}
+	}
+	if err := n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
+		"--hostname-override", nodeName, "--node-ip", nodeIP); err != nil {
+		return err
+	}
+	if err := n.until(ctx, "the node's registration", "kubectl", "get", "node", nodeName); err != nil {
+		return err
+	}
+	if err := n.until(ctx, "the node", "kubectl", "wait", "--for=condition=Ready", "node/"+nodeName, "--timeout=10s"); err != nil {
+		return err
+	}
+	return n.until(ctx, "the first ServiceAccount", "kubectl", "get", "serviceaccount", "default") // without it no pod is admitted
+}
+
+// until repeats a command until it succeeds, or any of the node's processes has ended.
+func (n *node) until(ctx context.Context, what, program string, args ...string) error {
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		cmd := exec.CommandContext(ctx, program, args...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.kubeconfig("admin"), "HOME="+n.dir)
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			return nil
+		}
+		if err := n.ended(); err != nil {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w: %s%s", what, ctx.Err(), out, n.logTails())
+		}
+	}
+}
+
+// ended is nil while all of the node's processes run.
+func (n *node) ended() error {
+	for _, p := range n.processes {
+		select {
+		case <-p.Done():
+			return fmt.Errorf("a process of the node ended:%s", n.logTails())
+		default:
+		}
+	}
+	return nil
+}
+
+// run starts a program with its output in a file of its name.
+func (n *node) run(program string, args ...string) error {
+	path := filepath.Join(n.bin, program)
+	if _, err := os.Stat(path); err != nil {
+		if path, err = exec.LookPath(program); err != nil {
+			return err
+		}
+	}
+	log, err := os.Create(n.path(program + ".log"))
+	if err != nil {
+		return fmt.Errorf("creating a log: %w", err)
+	}
+	defer log.Close() // the child has its own
+	cmd := exec.Command(path, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
+	p, err := kubetest.StartProcess(cmd)
+	if err != nil {
+		return err
+	}
+	n.processes = append(n.processes, p)
+	return nil
+}
+
+// logTails is the end of what each process has said.
+func (n *node) logTails() string {
+	var tails strings.Builder
+	logs, _ := filepath.Glob(n.path("*.log"))
+	for _, log := range logs {
+		if text, err := os.ReadFile(log); err == nil {
+			fmt.Fprintf(&tails, "\n--- %s\n%s", filepath.Base(log), text[max(0, len(text)-2048):])
+		}
+	}
+	return tails.String()
+}
+
+func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
+
+func (n *node) kubeconfig(component string) string { return n.path(component + ".kubeconfig") }
+
+// cgroupHierarchies are the mounted ones: one of version 2, or several of version 1.
+func cgroupHierarchies() []string {
+	const root = "/sys/fs/cgroup"
+	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err == nil {
+		return []string{root}
+	}
+	procs, _ := filepath.Glob(filepath.Join(root, "*", "cgroup.procs")) // fails only for a pattern that is malformed
+	hierarchies := make([]string, len(procs))
+	for i, p := range procs {
+		hierarchies[i] = filepath.Dir(p)
+	}
+	return hierarchies
+}
+
+// removeCgroups removes the folder name from each hierarchy, from the leaves up. Nothing runs in them any more, but the kernel may take a
+// moment to notice.
+func removeCgroups(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
+	defer cancel()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		var failed error
+		for _, hierarchy := range cgroupHierarchies() {
+			var folders []string
+			_ = filepath.WalkDir(filepath.Join(hierarchy, name), func(path string, entry fs.DirEntry, err error) error {
+				if err == nil && entry.IsDir() {
+					folders = append(folders, path)
+				}
+				return nil // what is gone is gone
+			})
+			for _, folder := range slices.Backward(folders) {
+				if err := syscall.Rmdir(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					failed = fmt.Errorf("removing %s: %w", folder, err)
+				}
+			}
+		}
+		if failed == nil {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return failed
+		}
+	}
+}

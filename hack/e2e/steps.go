@@ -1,0 +1,418 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	chart     = "charts/latticekeep"
+	values    = "hack/e2e/values.yaml"
+	manifests = "hack/e2e/manifests/"
+	plain     = "config/samples/database-secret.plain"
+
+	system   = "latticekeep-system" // namespace of the product
+	shop     = "shop"               // namespace of its users
+	sample   = "database"           // a credential of the shop
+	waitArg  = "--timeout=5m"       // a machine that compiles at the same time is slow
+	waitTime = 5 * time.Minute
+)
+
+// A step is a heading of the transcript and what happens under it.
+type step struct {
+	title, text string
+	do          func(context.Context) error
+}
+
+// play runs all steps on a cluster that knows nothing of latticekeep.
+func (c *cluster) play(ctx context.Context) error {
+	c.out.printf("# An installation, from beginning to end\n\n%s\n", preface)
+	for _, s := range []step{
+		{"Install", "The server, its operator and two replicas of the admission webhook.", c.install},
+		{"Seal and apply", "The plain manifest stays where it is; what comes out of `latticekeep seal` is for git. With a `target`, the operator keeps a Secret of the same name.", c.seal},
+		{"Apply the samples", "Values that are made in the vault and that nobody ever sees, also as a URL in a Secret, and those of a Secret that was there before, which is deleted once they are in the vault.", c.samples},
+		{"Refuse", "What could never become Ready is refused when it is applied: a manifest that was sealed for another installation, and one that was copied to another namespace.", c.refuse},
+		{"Read through the Secret", "A pod that knows nothing of latticekeep mounts the target Secret. It prints digests; they are those of the plain values.", c.readSecret},
+		{"Read over REST", "Another has a ServiceAccount that may `unseal` this one credential, and asks for it by name, with its projected token, over TLS 1.3 with the post-quantum key exchange.", c.readREST},
+		{"Test", "`helm test` reads the log of the deployment over TLS, with the first system key, and verifies its chain and signatures.", c.test},
+		{"Upgrade", "Another revision with other settings: the server's pod is replaced, the credentials stay.", c.upgrade},
+		{"Lose the pod under load", "A pod of the shop writes and reads all the time. The server's pod is deleted with one second to end; every write that was acknowledged is there when it is back.", c.losePod},
+		{"Uninstall", "The objects, their Secrets, the definition of the resource and the volumes stay; no finalizer and no webhook remains that would hold something up.", c.uninstall},
+		{"Install again", "On the volumes that stayed, it goes on where it ended: the same credential, the same version.", c.reinstall},
+	} {
+		c.out.say(s.title, s.text)
+		if err := s.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", strings.ToLower(s.title), err)
+		}
+	}
+	return nil
+}
+
+const preface = `This is what ` + "`make e2e`" + ` printed: a real cluster, with pods that run, from ` + "`helm install`" + ` to ` + "`helm uninstall`" + ` and back. Each command is followed by what
+it printed; what is different on each run stands in angle brackets. ` + "`make e2e`" + ` fails when anything here does not hold.
+
+It uses the cluster of ` + "`E2E_KUBECONFIG`" + `, to which the command in ` + "`E2E_LOAD`" + ` brings the images (` + "`kind load image-archive`" + `, ` + "`k3d image import`" + `), and removes afterwards what it
+made there. Without one, root on Linux gets a node: etcd, the control plane, CoreDNS, containerd, kubelet and kube-proxy, in namespaces of their
+own that end with it. That node's network does not enforce NetworkPolicies.`
+
+func (c *cluster) install(ctx context.Context) error {
+	commands := []string{"kubectl apply --filename " + manifests + "namespaces.yaml"}
+	if c.own {
+		commands = append(commands, "kubectl apply --filename "+manifests+"volumes.yaml")
+	}
+	return c.all(ctx, append(commands,
+		"helm install latticekeep "+chart+" --namespace "+system+" --values "+values+" --wait "+waitArg,
+		podsOf(system),
+	)...)
+}
+
+func podsOf(namespace string) string {
+	return "kubectl get pods --namespace " + namespace + " --output custom-columns=POD:.metadata.name,PHASE:.status.phase,READY:.status.containerStatuses[*].ready,RESTARTS:.status.containerStatuses[*].restartCount"
+}
+
+func (c *cluster) seal(ctx context.Context) error {
+	identity, err := c.identity(ctx)
+	if err != nil {
+		return err
+	}
+	command := "latticekeep seal --filename " + plain + " --namespace " + shop + " --type database --ttl-days 30 --from-cluster --identity " + identity
+	manifest, err := c.run(ctx, "", strings.Fields(command)...)
+	if err != nil {
+		return err
+	}
+	applied, err := c.run(ctx, manifest, "kubectl", "apply", "--filename", "-")
+	c.out.console(command+" | kubectl apply --filename -", applied)
+	if err != nil {
+		return err
+	}
+	if _, err := c.do(ctx, "kubectl", "patch", "sealedcredential", sample, "--namespace", shop, "--type=merge", `--patch={"spec":{"target":{}}}`); err != nil {
+		return err
+	}
+	return c.all(ctx,
+		"kubectl wait --for=condition=Ready sealedcredential/"+sample+" --namespace "+shop+" "+waitArg,
+		"kubectl wait --for=condition=TargetSynced sealedcredential/"+sample+" --namespace "+shop+" "+waitArg,
+		"kubectl get sealedcredential "+sample+" --namespace "+shop+" --output custom-columns=NAME:.metadata.name,READY:.status.conditions[?(@.type==\"Ready\")].status,TARGET:.status.target.name,VERSION:.status.version",
+		"kubectl get secret "+sample+" --namespace "+shop+" --output custom-columns=NAME:.metadata.name,TYPE:.type,VERSION:.metadata.annotations.latticekeep\\.dev/version",
+	)
+}
+
+// identity is the fingerprint of the key that signs sealing keys, from the line that the server prints once it serves.
+func (c *cluster) identity(ctx context.Context) (string, error) {
+	log, err := c.run(ctx, "", "kubectl", "logs", "latticekeep-0", "--namespace", system)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(log) {
+		var ready struct{ Identity, Chain string }
+		if json.Unmarshal([]byte(line), &ready) == nil && ready.Identity != "" {
+			c.out.hide(ready.Identity, "<identity>")
+			c.out.hide(ready.Chain, "<chain>")
+			return ready.Identity, nil
+		}
+	}
+	return "", errors.New("the server has not printed its identity")
+}
+
+func (c *cluster) refuse(ctx context.Context) error {
+	if err := c.refused(ctx, "", "kubectl apply --filename config/samples/sealedcredential.yaml"); err != nil {
+		return err
+	}
+	read := "kubectl get sealedcredential " + sample + " --namespace " + shop + " --output json"
+	object, err := c.run(ctx, "", strings.Fields(read)...)
+	if err != nil {
+		return err
+	}
+	copied, err := copyTo(object, "default")
+	if err != nil {
+		return err
+	}
+	return c.refused(ctx, copied, "kubectl apply --filename -", read+" | jq '{apiVersion, kind, metadata: {name: .metadata.name, namespace: \"default\"}, spec}' | ")
+}
+
+// copyTo is what an attacker would make of an object that they can read.
+func copyTo(object, namespace string) (string, error) {
+	var o map[string]any
+	if err := json.Unmarshal([]byte(object), &o); err != nil {
+		return "", fmt.Errorf("decoding the object: %w", err)
+	}
+	delete(o, "status")
+	o["metadata"] = map[string]any{"name": sample, "namespace": namespace}
+	out, err := json.Marshal(o)
+	return string(out), err
+}
+
+func (c *cluster) readSecret(ctx context.Context) error { return c.consume(ctx, "orders") }
+
+func (c *cluster) readREST(ctx context.Context) error {
+	if err := c.publishCA(ctx); err != nil {
+		return err
+	}
+	if err := c.consume(ctx, "billing"); err != nil {
+		return err
+	}
+	// What its role does not name is refused before anybody looks whether it is there.
+	if err := c.all(ctx,
+		"kubectl apply --filename "+manifests+"nosy.yaml",
+		"kubectl wait --for=jsonpath={.status.phase}=Failed pod/nosy --namespace "+shop+" "+waitArg,
+	); err != nil {
+		return err
+	}
+	got, err := c.do(ctx, "kubectl", "logs", "nosy", "--namespace", shop)
+	if err != nil {
+		return err
+	}
+	if got != "reading orders-database: answered 403\n" {
+		return errors.New("it was not refused with 403")
+	}
+	return c.all(ctx, "kubectl delete pod nosy --namespace "+shop)
+}
+
+// publishCA gives the shop what its pods verify the server by.
+func (c *cluster) publishCA(ctx context.Context) error {
+	read := []string{"kubectl", "get", "secret", "latticekeep-tls", "--namespace", system, `--output=go-template={{index .data "ca.crt" | base64decode}}`}
+	ca, err := c.run(ctx, "", read...)
+	if err != nil {
+		return err
+	}
+	write := "kubectl create configmap latticekeep-ca --namespace " + shop + " --from-file=ca.crt=/dev/stdin"
+	made, err := c.run(ctx, ca, strings.Fields(write)...)
+	c.out.console(quote(read)+" | "+write, made)
+	return err
+}
+
+// consume runs the pod of a manifest to its end, and compares the digests that it prints with those of the sample.
+func (c *cluster) consume(ctx context.Context, pod string) error {
+	want, err := c.digests(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.all(ctx,
+		"kubectl apply --filename "+manifests+pod+".yaml",
+		"kubectl wait --for=jsonpath={.status.phase}=Succeeded pod/"+pod+" --namespace "+shop+" "+waitArg,
+	); err != nil {
+		return err
+	}
+	got, err := c.do(ctx, "kubectl", "logs", pod, "--namespace", shop)
+	if err != nil {
+		return err
+	}
+	if got != want && got != exchange+want {
+		return fmt.Errorf("%s did not read the values of %s, which are\n%s", pod, plain, want)
+	}
+	return c.all(ctx, "kubectl delete pod "+pod+" --namespace "+shop)
+}
+
+// exchange is what a workload prints first that asked over REST.
+const exchange = "TLS 1.3, X25519MLKEM768\n"
+
+// digests are of the plain sample, as the workload prints them.
+func (c *cluster) digests(ctx context.Context) (string, error) {
+	out, err := c.run(ctx, "", "kubectl", "create", "--dry-run=client", "--filename", plain, "--output=jsonpath={.stringData}")
+	if err != nil {
+		return "", err
+	}
+	var values map[string]string
+	if err := json.Unmarshal([]byte(out), &values); err != nil {
+		return "", fmt.Errorf("decoding %s: %w", plain, err)
+	}
+	var digests strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		fmt.Fprintf(&digests, "%s: %d bytes, SHA-256 %x\n", key, len(values[key]), sha256.Sum256([]byte(values[key])))
+	}
+	return digests.String(), nil
+}
+
+func (c *cluster) samples(ctx context.Context) error {
+	if err := c.all(ctx,
+		"kubectl create secret generic legacy-api --namespace "+shop+" --from-literal=token=example",
+		"kubectl annotate secret legacy-api --namespace "+shop+" latticekeep.dev/import=payment-api",
+		"kubectl apply --kustomize "+manifests+"samples",
+		"kubectl wait --for=condition=Ready sealedcredentials --all --namespace "+shop+" "+waitArg,
+		"kubectl wait --for=condition=TargetSynced sealedcredential/orders-database --namespace "+shop+" "+waitArg,
+	); err != nil {
+		return err
+	}
+	if _, err := c.do(ctx, "kubectl", "get", "secret", "orders-database", "--namespace", shop, `--output=go-template={{range $key, $value := .data}}{{$key}}{{"\n"}}{{end}}`); err != nil {
+		return err
+	}
+	return c.nothing(ctx, "kubectl get secret legacy-api --namespace "+shop+" --ignore-not-found")
+}
+
+func (c *cluster) test(ctx context.Context) error {
+	return c.all(ctx, "helm test latticekeep --namespace "+system+" --logs "+waitArg)
+}
+
+func (c *cluster) upgrade(ctx context.Context) error {
+	before, err := c.serverPod(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.all(ctx,
+		"helm upgrade latticekeep "+chart+" --namespace "+system+" --values "+values+" --set config.kubernetes.restartWorkloads=true --wait "+waitArg,
+		podsOf(system),
+		"kubectl wait --for=condition=Ready sealedcredential/"+sample+" --namespace "+shop+" "+waitArg,
+	); err != nil {
+		return err
+	}
+	after, err := c.serverPod(ctx)
+	if err != nil {
+		return err
+	}
+	if before == after {
+		return errors.New("the server's pod is still the one from before")
+	}
+	return c.consume(ctx, "billing")
+}
+
+// serverPod is the UID of the server's pod.
+func (c *cluster) serverPod(ctx context.Context) (string, error) {
+	return c.run(ctx, "", "kubectl", "get", "pod", "latticekeep-0", "--namespace", system, "--output=jsonpath={.metadata.uid}")
+}
+
+func (c *cluster) losePod(ctx context.Context) error {
+	if err := c.all(ctx,
+		"kubectl apply --filename "+manifests+"load.yaml",
+		"kubectl wait --for=condition=Ready pod/load --namespace "+shop+" "+waitArg,
+	); err != nil {
+		return err
+	}
+	if err := c.untilLogged(ctx, "load", "under load"); err != nil {
+		return err
+	}
+	return c.all(ctx,
+		"kubectl delete pod latticekeep-0 --now --namespace "+system,
+		"kubectl wait --for=jsonpath={.status.phase}=Succeeded pod/load --namespace "+shop+" "+waitArg,
+		"kubectl logs load --namespace "+shop,
+		"kubectl delete pod load --namespace "+shop,
+		"kubectl wait --for=condition=Ready pod/latticekeep-0 --namespace "+system+" "+waitArg,
+	)
+}
+
+// untilLogged waits for a line of a pod of the shop.
+func (c *cluster) untilLogged(ctx context.Context, pod, line string) error {
+	ctx, cancel := context.WithTimeout(ctx, waitTime)
+	defer cancel()
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		log, err := c.run(ctx, "", "kubectl", "logs", pod, "--namespace", shop)
+		if err == nil && strings.Contains(log, line+"\n") {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("waiting for %q in the log of %s: %w: %s", line, pod, ctx.Err(), log), err)
+		}
+	}
+}
+
+// state of what is to stay, without what differs from run to run.
+var kept = []string{
+	"kubectl get sealedcredentials --namespace " + shop + " --output custom-columns=NAME:.metadata.name,CREDENTIAL:.status.credentialID,VERSION:.status.version,FINALIZERS:.metadata.finalizers",
+	"kubectl get secrets --namespace " + shop + " --output custom-columns=NAME:.metadata.name,TYPE:.type",
+}
+
+func (c *cluster) uninstall(ctx context.Context) error {
+	before, err := c.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.all(ctx, "helm uninstall latticekeep --namespace "+system+" --wait "+waitArg); err != nil {
+		return err
+	}
+	if err := c.all(ctx, append(kept,
+		"kubectl get persistentvolumeclaims --namespace "+system+" --output custom-columns=NAME:.metadata.name,PHASE:.status.phase",
+		"kubectl get crd sealedcredentials.latticekeep.dev --output name",
+	)...); err != nil {
+		return err
+	}
+	if err := c.nothing(ctx, "kubectl get validatingwebhookconfigurations,validatingadmissionpolicies,clusterroles,clusterrolebindings --selector app.kubernetes.io/name=latticekeep --output name"); err != nil {
+		return err
+	}
+	after, err := c.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if before != after {
+		return fmt.Errorf("what was there:\n%s\nand what is left:\n%s", before, after)
+	}
+	return nil
+}
+
+// facts are what must be the same before and after: which credential, which version, and the data of its Secret.
+func (c *cluster) facts(ctx context.Context) (string, error) {
+	version, err := c.run(ctx, "", "kubectl", "get", "sealedcredentials", "--namespace", shop,
+		"--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.status.credentialID} {.status.version}{\"\\n\"}{end}")
+	if err != nil {
+		return "", err
+	}
+	data, err := c.run(ctx, "", "kubectl", "get", "secrets", "--namespace", shop, "--output=jsonpath={.items[*].data}")
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%ssecrets %x", version, sha256.Sum256([]byte(data))), nil // a failure is printed: no value
+}
+
+func (c *cluster) reinstall(ctx context.Context) error {
+	before, err := c.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.all(ctx,
+		"helm install latticekeep "+chart+" --namespace "+system+" --values "+values+" --wait "+waitArg,
+		"kubectl wait --for=condition=Ready sealedcredential/"+sample+" --namespace "+shop+" "+waitArg,
+	); err != nil {
+		return err
+	}
+	if err := c.consume(ctx, "billing"); err != nil {
+		return err
+	}
+	after, err := c.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if before != after {
+		return fmt.Errorf("what was there:\n%s\nand what came back:\n%s", before, after)
+	}
+	return nil
+}
+
+// all does commands without quoted words, one after the other.
+func (c *cluster) all(ctx context.Context, commands ...string) error {
+	for _, command := range commands {
+		if _, err := c.do(ctx, strings.Fields(command)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused does a command that the cluster has to refuse because of us.
+func (c *cluster) refused(ctx context.Context, stdin, command string, prefix ...string) error {
+	out, err := c.run(ctx, stdin, strings.Fields(command)...)
+	c.out.console(strings.Join(prefix, "")+command, out)
+	if err == nil {
+		return fmt.Errorf("%s was not refused", command)
+	}
+	if !strings.Contains(out, "sealedcredentials.latticekeep.dev\" denied the request") {
+		return fmt.Errorf("it was not our webhook that refused it: %w", err)
+	}
+	return nil
+}
+
+// nothing does a command that must print no line.
+func (c *cluster) nothing(ctx context.Context, command string) error {
+	out, err := c.do(ctx, strings.Fields(command)...)
+	if err == nil && strings.TrimSpace(out) != "" {
+		err = fmt.Errorf("still there: %s", out)
+	}
+	return err
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// A transcript is Markdown: what was done and what it printed, without what is different each time or says where it ran. It is printed as it
+// grows, and becomes a file only when all of it is there.
+type transcript struct {
+	out  io.Writer
+	text bytes.Buffer
+	own  []string // text and what stands for it, in pairs
+}
+
+func newTranscript(out io.Writer) *transcript { return &transcript{out: out} }
+
+// hide shows instead wherever text would be from now on.
+func (t *transcript) hide(text, instead string) { t.own = append(t.own, text, instead) }
+
+func (t *transcript) printf(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	t.text.WriteString(text)
+	_, _ = io.WriteString(t.out, text) // the file counts
+}
+
+// say begins a step.
+func (t *transcript) say(title, text string) { t.printf("\n## %s\n\n%s\n", title, text) }
+
+// console shows a command and what it printed.
+func (t *transcript) console(command, output string) {
+	output = t.redact(strings.TrimRight(output, "\n"))
+	if output != "" {
+		output += "\n"
+	}
+	t.printf("\n```console\n$ %s\n%s```\n", t.redact(command), output)
+}
+
+// varying is what is different on each run, or secret, and what stands for it. What is in a column keeps its width.
+var varying = []struct {
+	pattern *regexp.Regexp
+	instead string
+	column  bool
+}{
+	{pattern: regexp.MustCompile(`eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+`), instead: "<token>"},
+	{pattern: regexp.MustCompile(`\b[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d( [A-Z]+)? \d{4}`), instead: "<time>"},
+	{pattern: regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?`), instead: "<time>"},
+	{pattern: regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`), instead: "<uid>"},
+	{pattern: regexp.MustCompile(`(?m)^head: \d+ [0-9a-f]{64}$`), instead: "head: <sequence> <hash>"}, // of `latticekeep audit verify`
+	{pattern: regexp.MustCompile(`\bcred_[a-z2-7]+`), instead: "<credential>", column: true},
+	// The end of the name of a Deployment's pod.
+	{pattern: regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), instead: "-<suffix>", column: true},
+}
+
+var trailing = regexp.MustCompile(`(?m) +$`)
+
+func (t *transcript) redact(text string) string {
+	text = strings.NewReplacer(t.own...).Replace(text)
+	for _, v := range varying {
+		text = v.pattern.ReplaceAllStringFunc(text, func(found string) string {
+			if !v.column {
+				return v.instead
+			}
+			return fmt.Sprintf("%-*s", len(found), v.instead)
+		})
+	}
+	return trailing.ReplaceAllString(text, "")
+}
+
+func (t *transcript) write(path string) error {
+	if err := os.WriteFile(path, t.text.Bytes(), 0o644); err != nil {
+		return fmt.Errorf("writing the transcript: %w", err)
+	}
+	return nil
+}
