@@ -60,6 +60,7 @@ func TestOperator(t *testing.T) {
 		{"a foreign Secret is left alone unless it names the object", w.testAdoption},
 		{"a Secret moves into the vault without an outage", w.testMigration},
 		{"values that are too old are told", w.testValueAge},
+		{"a repair that fails is made again", w.testFailedRepair},
 		{"a store that is set back is told from the one that was", w.testSetBack},
 		{"a spec that is refused uses up no new values", w.testRefusedRegenerate},
 		{"a source that cannot be read stops no rotation", w.testUnreadableSource},

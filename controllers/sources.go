@@ -274,6 +274,10 @@ func (r *reconciler) stored(ctx context.Context, sc *v1alpha1.SealedCredential, 
 	r.tell(ctx, sc, reason, "Seal", fmt.Sprintf(note, owned.Version))
 }
 
+// owed is the trigger of a version that was only encrypted anew when it should have had new values. It is not that of the
+// spec, so these are made as soon as the spec is accepted.
+const owed = "latticekeep.dev/owed"
+
 // rotate makes the next version of the vault entry as the rotation policy of sc says. When the entry turns out to be
 // damaged, its values come from the object's source once more.
 func (r *reconciler) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
@@ -283,7 +287,7 @@ func (r *reconciler) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1
 	}
 	honoured := trigger(sc)
 	if regenerates(sc) {
-		honoured = o.owned.Trigger // it asks for new values, which are still to be made
+		honoured = owed
 	}
 	owned, err := r.vault.Reencrypt(ctx, p, string(sc.UID), o.owned.Version, honoured)
 	switch {

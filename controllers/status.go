@@ -96,7 +96,9 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	case !o.known:
 		s = *former
 		s.Conditions = nil
-	case o.owned != nil:
+	case o.owned == nil: // what there was is remembered: a store that was set back does not know it
+		s.CredentialID, s.LastTrigger = former.CredentialID, former.LastTrigger
+	default:
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger

@@ -255,8 +255,13 @@ func (t *targets) set(sc *v1alpha1.SealedCredential, k *knownTarget) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := client.ObjectKeyFromObject(sc)
-	if former := t.known[key]; former != nil && former.object == sc.UID && k.seen == nil {
-		k.seen = former.seen
+	if former := t.known[key]; former != nil && former.object == sc.UID {
+		if k.seen == nil {
+			k.seen = former.seen
+		}
+		if k.next.IsZero() { // it was time to look, and it still is
+			k.next = former.next
+		}
 	}
 	k.object = sc.UID
 	t.known[key] = k
@@ -377,6 +382,10 @@ func (t *targets) try(ctx context.Context, sc *v1alpha1.SealedCredential, is *co
 func (t *targets) update(ctx context.Context, sc *v1alpha1.SealedCredential, is, want *corev1.Secret, what string, of *vault.Owned) (*v1alpha1.TargetStatus, string, error) {
 	// Neither the type nor an immutable Secret can be changed, but the object's own can be made again.
 	if is.Type != want.Type || is.Immutable != nil && *is.Immutable && !same(is, want) {
+		// Not before it is known that the next one would be taken: admission comes before the name is found to be taken.
+		if err := t.client.Create(ctx, want.DeepCopy(), client.DryRunAll); err != nil && !apierrors.IsAlreadyExists(err) {
+			return nil, "", refusedByServer(fmt.Errorf("trying the next target Secret: %w", err))
+		}
 		if err := t.delete(ctx, is); err != nil {
 			return nil, "", err
 		}

@@ -1,8 +1,11 @@
 package controllers_test
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -220,4 +223,48 @@ func (w *world) testMigration(t *testing.T) {
 	if s.UID != plain.UID || controllerutil.ContainsFinalizer(s, v1alpha1.Finalizer) {
 		t.Errorf("the Secret is %+v", s.ObjectMeta)
 	}
+}
+
+// A repair that fails is tried again, and not taken for done.
+func (w *world) testFailedRepair(t *testing.T) {
+	w, ns := w.in(t)
+	values := w.values("token")
+	manifest := w.manifest(ns, "app", values)
+	manifest.Spec.Target = &v1alpha1.Target{}
+	sc, s := w.awaitTarget(w.create(manifest), 1, values)
+	w.halt()
+	failed := make(chan struct{})
+	was := w.operator.WrapTransport
+	var once sync.Once
+	w.operator.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			fail := false
+			if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, ns+"/secrets") {
+				once.Do(func() { fail = true; close(failed) })
+			}
+			if fail {
+				return nil, errors.New("the first write is lost")
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	w.start(nil)
+	defer func() { w.operator.WrapTransport = was }()
+	w.nudge(sc)
+	w.awaitReady(w.create(w.manifest(ns, "witness", values)), 1) // looked at once since the start
+	must(t, w.admin.Delete(t.Context(), s))
+	w.clock.Advance(10 * time.Minute)
+	select {
+	case <-failed:
+	case <-time.After(patience):
+		t.Fatal("the Secret was not missed")
+	}
+	gone := s.UID
+	sc = w.awaitThat(sc, "the repair to be made without another look at the clock", func(sc *v1alpha1.SealedCredential) bool {
+		return sc.Status.Target != nil && sc.Status.Target.UID != gone
+	})
+	w.awaitTarget(sc, 1, values)
+	w.halt()
+	w.operator.WrapTransport = was
+	w.start(nil)
 }

@@ -204,7 +204,7 @@ func (r *restarter) values(ctx context.Context, namespace string, names []string
 			return "", false, fmt.Errorf("reading an object that a workload names: %w", err)
 		}
 		s := sc.Status
-		if err == nil && s.ValuesChangedAt != nil && (sc.Spec.Target == nil || s.Target != nil && s.Target.Version == s.Version) {
+		if err == nil && s.ValuesChangedAt != nil && (sc.Spec.Target == nil || s.Target != nil && s.Audit != nil && s.Target.Audit == s.Audit.Hash) {
 			at = s.ValuesChangedAt.UTC().Format(time.RFC3339)
 		}
 		if at != "" {

@@ -146,7 +146,10 @@ func (w *Webhook) Collectors() []prometheus.Collector {
 // ServeHTTP implements http.Handler. What is no review is refused with a status other than 200, which the API server takes
 // for a failure of the webhook.
 func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	review, status, err := w.read(rw, r)
+	arrived := time.Now()
+	ctx, cancel := context.WithDeadline(r.Context(), arrived.Add(w.budget(r)))
+	defer cancel()
+	review, status, err := w.read(ctx, rw, r)
 	if err != nil {
 		w.reviews.WithLabelValues(refused).Inc()
 		rw.Header().Set("Connection", "close") // the rest of the body is not read
@@ -157,8 +160,6 @@ func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer w.slots.give(sourceOf(r))
-	ctx, cancel := context.WithTimeout(r.Context(), w.budget(r))
-	defer cancel()
 	request := admission.Request{AdmissionRequest: *review.Request}
 	response, verdict := w.judge(ctx, sourceOf(r), &request.AdmissionRequest)
 	w.reviews.WithLabelValues(verdict).Inc()
@@ -187,18 +188,34 @@ func (w *Webhook) Server() *http.Server {
 	}
 }
 
-// budget is how long the vault may take: less than the API server waits, which it says in the query, so that a slow
-// vault is a warning and not a failed webhook.
-func (w *Webhook) budget(r *http.Request) time.Duration {
-	budget := w.vault.timeout
-	if waits, err := time.ParseDuration(r.URL.Query().Get("timeout")); err == nil && waits > 0 {
-		budget = min(budget, waits*3/4)
+// waits is how long the API server waits, as it says in the query, and 0 when it does not.
+func waits(r *http.Request) time.Duration {
+	d, err := time.ParseDuration(r.URL.Query().Get("timeout"))
+	if err != nil {
+		return 0
 	}
-	return budget
+	return max(0, d)
+}
+
+// budget is how long a review may take from its arrival, with the wait for a slot, the body and the vault: less than the API
+// server waits, so that a slow vault is a warning and not a failed webhook. Of it the vault has its own timeout at most.
+func (w *Webhook) budget(r *http.Request) time.Duration {
+	if waits := waits(r); waits > 0 {
+		return waits / 4 * 3
+	}
+	return 2*w.patience + w.vault.timeout
+}
+
+// queueing is how long a review waits for a slot: at most a third of its budget, so that the rest is for the vault.
+func (w *Webhook) queueing(r *http.Request) time.Duration {
+	if waits := waits(r); waits > 0 {
+		return min(w.patience, waits/4)
+	}
+	return w.patience
 }
 
 // read returns the review of a request and holds one slot for it, or the status and the reason to refuse it with.
-func (w *Webhook) read(rw http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReview, int, error) {
+func (w *Webhook) read(ctx context.Context, rw http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReview, int, error) {
 	if r.Method != http.MethodPost {
 		return nil, http.StatusMethodNotAllowed, errors.New("post an AdmissionReview")
 	}
@@ -209,7 +226,7 @@ func (w *Webhook) read(rw http.ResponseWriter, r *http.Request) (*admissionv1.Ad
 	if r.ContentLength > MaxReviewBytes {
 		return nil, http.StatusRequestEntityTooLarge, tooLarge
 	}
-	if !w.slots.take(r.Context(), sourceOf(r), w.patience) {
+	if !w.slots.take(ctx, sourceOf(r), w.queueing(r)) {
 		return nil, http.StatusServiceUnavailable, errors.New("too many reviews are in hand: try again")
 	}
 	free := true

@@ -792,3 +792,66 @@ func TestASlowBodyHoldsNoSlotForLong(t *testing.T) {
 		t.Errorf("%d, %d slots are taken", r.StatusCode, len(w.slots.all))
 	}
 }
+
+// late is a body that arrives when wait is over.
+type late struct {
+	io.Reader
+	wait time.Duration
+}
+
+func (l *late) Read(b []byte) (int, error) {
+	time.Sleep(l.wait)
+	l.wait = 0
+	return l.Reader.Read(b)
+}
+
+// What a review waited for before the vault is asked is part of what the API server waits, so that it always gets an answer.
+func TestAReviewIsAnsweredInTimeHoweverItWaited(t *testing.T) {
+	const timeout = 8 * time.Second // generous: a busy machine is late by a second
+	query := "?timeout=" + timeout.String()
+	v := newVault(t)
+	v.set(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	body := encode(t, review(t, nil, sealed(t)))
+	full := func(w *Webhook) {
+		for i := range maxReviews {
+			w.slots.take(t.Context(), strconv.Itoa(i), time.Minute)
+		}
+	}
+	unchecked := func(t *testing.T, w *Webhook, body io.Reader) {
+		t.Helper()
+		start := time.Now()
+		answer := post(w, query, body)
+		if took := time.Since(start); took >= timeout || !strings.Contains(answer.Body.String(), `"allowed":true`) || !strings.Contains(answer.Body.String(), "could not be reached") {
+			t.Errorf("after %v: %d %s", took, answer.Code, answer.Body)
+		}
+	}
+	t.Run("for a slot and the body", func(t *testing.T) {
+		t.Parallel()
+		w, _ := newWebhook(t, v, nil)
+		full(w)
+		time.AfterFunc(timeout/8, func() { w.slots.give("0") })
+		unchecked(t, w, &late{bytes.NewReader(body), timeout / 4})
+	})
+	t.Run("for the body", func(t *testing.T) {
+		t.Parallel()
+		w, _ := newWebhook(t, v, nil)
+		unchecked(t, w, &late{bytes.NewReader(body), timeout * 3 / 8})
+	})
+	t.Run("for a slot in vain", func(t *testing.T) {
+		t.Parallel()
+		w, _ := newWebhook(t, v, func(o *Options) { o.Patience = timeout })
+		full(w)
+		start := time.Now()
+		if answer := post(w, query, bytes.NewReader(body)); answer.Code != http.StatusServiceUnavailable || time.Since(start) > timeout/2 {
+			t.Errorf("after %v: %d", time.Since(start), answer.Code)
+		}
+	})
+	t.Run("and the vault has its own time all the same", func(t *testing.T) {
+		t.Parallel()
+		v := newVault(t)
+		w, _ := newWebhook(t, v, func(o *Options) { o.Timeout = time.Second })
+		if answer := post(w, query, &late{bytes.NewReader(body), 1200 * time.Millisecond}); !strings.Contains(answer.Body.String(), `"allowed":true`) || len(v.questions()) != 1 || count(t, w, accepted) != 1 {
+			t.Errorf("%d %s", answer.Code, answer.Body)
+		}
+	})
+}

@@ -82,6 +82,8 @@ func (a *asker) ask(ctx context.Context, q v2.CheckRequest) (*v2.CheckAnswer, *t
 	if err != nil {
 		return nil, &trouble{causeFailed, misconfigured, err}
 	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
 	answer, err := vault.V2.CheckManifest(ctx, q)
 	var reply *client.Error
 	var file *fs.PathError

@@ -52,10 +52,15 @@ func (l *Log) Repeated(ctx context.Context, e Event) error {
 // AttemptOnce is [Log.Attempt], once in a minute for a principal, an action and a
 // reason.
 func (l *Log) AttemptOnce(ctx context.Context, p authz.Principal, a authz.Action, o Outcome, reason string) error {
-	if !l.limited.first("attempt/"+string(p.Tenant)+"/"+string(a)+"/"+reason, p.ID, l.now()) {
+	group := "attempt/" + string(p.Tenant) + "/" + string(a) + "/" + reason
+	if !l.limited.first(group, p.ID, l.now()) {
 		return nil
 	}
-	return l.Attempt(ctx, p, a, o, reason)
+	err := l.Attempt(ctx, p, a, o, reason)
+	if err != nil {
+		l.limited.forget(group, p.ID)
+	}
+	return err
 }
 
 // refusals decides which of them are recorded: in each group the first of every

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
@@ -93,4 +95,23 @@ func TestWhatIsRepeatedIsRecordedOnceAMinuteAndNeverNot(t *testing.T) {
 	}
 	f.advance(time.Minute)
 	record(t.Context(), event, 1)
+}
+
+func TestAnAttemptThatCouldNotBeRecordedIsTheNextTime(t *testing.T) {
+	f := newFixture(t)
+	attempt := func(ctx context.Context, want uint64) {
+		t.Helper()
+		before, _ := f.progress()
+		if err := f.log.AttemptOnce(ctx, principal(tenantA), authz.ListCredentials, Denied, string(authz.MissingScope)); (err == nil) != (ctx.Err() == nil) {
+			t.Error(err)
+		}
+		if after, _ := f.progress(); after-before != want {
+			t.Errorf("%d entries, want %d", after-before, want)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	attempt(ended, 0)
+	attempt(t.Context(), 1)
+	attempt(t.Context(), 0)
 }

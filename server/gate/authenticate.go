@@ -3,6 +3,7 @@ package gate
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -113,6 +114,8 @@ func (call *Call) Review(ctx context.Context, namespace, name string) error {
 	}
 	caller, err := call.gate.config.Identity.Permit(ctx, call.Caller, call.operation.Action, namespace, name)
 	if err != nil {
+		// To hang up ends a review in the same way, and is no way around the count.
+		call.unreviewed = errors.Is(err, fault.Unavailable) && !errors.Is(ctx.Err(), context.Canceled)
 		return fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
 	}
 	call.Caller = caller

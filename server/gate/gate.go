@@ -54,6 +54,7 @@ type Gate struct {
 	config    Config
 	tenants   *quota.Limiter
 	addresses *quota.Limiter
+	accounts  *quota.Limiter // what is refused to each ServiceAccount; apart, so that no flood of addresses takes its place
 	origins   *http.CrossOriginProtection
 	parsing   chan struct{} // a place for each large body that is being parsed; some cores stay for all else
 
@@ -65,7 +66,8 @@ type Gate struct {
 func New(c Config) (*Gate, error) {
 	c.Rates = c.Rates.withDefaults()
 	g := &Gate{
-		config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), origins: http.NewCrossOriginProtection(),
+		config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), accounts: quota.New(c.Now),
+		origins: http.NewCrossOriginProtection(),
 		parsing: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	g.streams, g.endStreams = context.WithCancel(context.Background())
@@ -83,14 +85,15 @@ type Call struct {
 	// nobody.
 	Caller identity.Caller
 
-	gate      *Gate
-	version   *Version
-	operation *operation
-	byHeader  bool // the caller is known by a header, which no page of another origin can make a browser send
-	exceeded  bool // the request is over its rate
-	permitted bool // to a ServiceAccount, by its cluster
-	answer    http.Header
-	body      []byte // well-formed, of the operation's schema, and overwritten after the call
+	gate       *Gate
+	version    *Version
+	operation  *operation
+	byHeader   bool // the caller is known by a header, which no page of another origin can make a browser send
+	exceeded   bool // the request is over its rate
+	permitted  bool // to a ServiceAccount, by its cluster
+	unreviewed bool // the cluster did not say whether it is
+	answer     http.Header
+	body       []byte // well-formed, of the operation's schema, and overwritten after the call
 }
 
 const callKey = "latticekeep/call"

@@ -5,12 +5,17 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
 func TestRoutesAreThoseOfGin(t *testing.T) {
@@ -79,5 +84,78 @@ func TestOnlyLargeBodiesWaitForAPlace(t *testing.T) {
 	}
 	if err := check(strings.Repeat(" ", smallBody) + "{}"); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("a large body: %v", err)
+	}
+}
+
+func newAccountCall(g *Gate, id string) *Call {
+	return &Call{gate: g, operation: &operation{Operation: Operation{Action: authz.ListCredentials}}, Caller: identity.Caller{
+		Principal: authz.Principal{Kind: authz.ServiceAccount, ID: id}, ServiceAccount: &identity.ServiceAccount{Namespace: "shop", Name: id},
+	}}
+}
+
+func counted(call *Call) quota.Usage {
+	c, _ := gin.CreateTestContext(httptest.NewRecorder())
+	c.Request = httptest.NewRequest(http.MethodGet, "/", nil)
+	return call.count(c)
+}
+
+// Strangers of so many addresses that they share one bucket take nothing of a ServiceAccount's.
+func TestAFloodOfAddressesRefusesNoServiceAccount(t *testing.T) {
+	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	g, err := New(Config{Now: func() time.Time { return now }, Rates: Rates{Address: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; g.addresses.Peek("unknown", 1).Remaining > 0; i++ {
+		if i > 1_000_000 {
+			t.Fatal("the addresses never share a bucket")
+		}
+		g.addresses.Take(strconv.Itoa(i), 1)
+	}
+	if u := counted(newAccountCall(g, "a")); u.Exceeded || u.Remaining != 1 {
+		t.Errorf("%+v", u)
+	}
+	newAccountCall(g, "a").countRefused()
+	if u := counted(newAccountCall(g, "a")); !u.Exceeded {
+		t.Errorf("its own refusals are not counted: %+v", u)
+	}
+	if u := counted(newAccountCall(g, "b")); u.Exceeded {
+		t.Errorf("another pays for it: %+v", u)
+	}
+}
+
+// away is a cluster that cannot be asked.
+type away struct{ identity.Cluster }
+
+func (away) Allowed(context.Context, identity.ServiceAccount, string, string, string) (bool, error) {
+	return false, fault.Wrap(fault.Unavailable, "try again", errors.New("down"))
+}
+
+// That the cluster does not answer is not the ServiceAccount's fault; that it does not wait for the answer is.
+func TestAnOutageOfTheClusterIsNotCountedAgainstAServiceAccount(t *testing.T) {
+	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	service := new(identity.Service)
+	service.UseCluster(away{}, nil)
+	g, err := New(Config{Identity: service, Now: func() time.Time { return now }, Rates: Rates{Address: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hungUp, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	for _, c := range []struct {
+		name    string
+		ctx     context.Context
+		counted bool
+	}{{"an outage", t.Context(), false}, {"no answer in time", late, false}, {"hung up", hungUp, true}} {
+		call := newAccountCall(g, c.name)
+		if err := call.Review(c.ctx, "", ""); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		call.countRefused()
+		if u := counted(call); u.Exceeded != c.counted {
+			t.Errorf("%s: %+v", c.name, u)
+		}
 	}
 }

@@ -63,7 +63,7 @@ func (call *Call) count(c *gin.Context) quota.Usage {
 			u = call.gate.addresses.Take("register/"+source, call.gate.config.Rates.Registrations)
 		}
 	case authz.ServiceAccount:
-		u = call.gate.addresses.Peek(call.account(), call.gate.config.Rates.Address)
+		u = call.gate.accounts.Peek(call.Caller.ID, call.gate.config.Rates.Address)
 		u.Exceeded = u.Remaining == 0
 	default:
 		u = call.takeOfTenant()
@@ -76,9 +76,6 @@ func (call *Call) takeOfTenant() quota.Usage {
 	return call.gate.tenants.Take(call.version.name+"/"+string(call.Caller.Tenant), call.limit())
 }
 
-// account is the bucket of what is refused to a ServiceAccount.
-func (call *Call) account() string { return "account/" + call.Caller.ID }
-
 // countPermitted counts a call that the cluster permits for the tenant.
 func (call *Call) countPermitted(ctx context.Context) error {
 	u := call.takeOfTenant()
@@ -88,10 +85,10 @@ func (call *Call) countPermitted(ctx context.Context) error {
 }
 
 // countRefused counts a ServiceAccount's call that was not permitted, for
-// whatever reason.
+// whatever reason but that the cluster could not be asked.
 func (call *Call) countRefused() {
-	if call.Caller.Kind == authz.ServiceAccount && !call.permitted {
-		call.gate.addresses.Take(call.account(), call.gate.config.Rates.Address)
+	if call.Caller.Kind == authz.ServiceAccount && !call.permitted && !call.unreviewed {
+		call.gate.accounts.Take(call.Caller.ID, call.gate.config.Rates.Address)
 	}
 }
 
