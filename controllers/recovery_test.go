@@ -298,7 +298,7 @@ func (w *world) testDamage(t *testing.T) {
 
 	// Nobody else has: that is told, once, and looked at again at the usual pace.
 	for _, sc := range []*v1alpha1.SealedCredential{imported, generated, delivered} {
-		sc = w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
+		w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
 	}
 	before := w.entries(ns)
 	w.lookAgain(imported, generated, delivered)
