@@ -293,7 +293,7 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	}
 	r := &reconciler{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-		tenants: &tenants{known: mgr.GetClient(), live: mgr.GetAPIReader(), identity: o.Identity, cluster: cluster, reads: make(map[string]*read)},
+		tenants: &tenants{known: mgr.GetClient(), live: mgr.GetAPIReader(), identity: o.Identity, cluster: cluster},
 		targets: &targets{client: mgr.GetClient(), live: mgr.GetAPIReader(), now: o.Now, known: make(map[types.NamespacedName]*knownTarget)},
 		vault:   o.Vault, keys: o.Keys, policy: o.Policy,
 		cluster: cluster, due: newSchedule(o.Now), counters: o.Metrics, now: o.Now,

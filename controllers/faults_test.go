@@ -60,7 +60,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 func (c *crash) transport(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (response *http.Response, err error) {
-		if r.Method == http.MethodGet || !durable.MatchString(r.URL.Path) {
+		if r.Method == http.MethodGet || !durable.MatchString(r.URL.Path) || r.URL.Query().Has("dryRun") {
 			return next.RoundTrip(r)
 		}
 		stepErr := c.step(func() error {

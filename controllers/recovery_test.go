@@ -17,6 +17,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -461,6 +462,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 	}
 
 	// The namespace goes, before its objects or after some of them, and another one of its name comes.
+	var formers []authz.Principal
 	for i, r := range runs {
 		former := w.tenant(r.ns)
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.ns}}
@@ -474,12 +476,20 @@ func (w *world) testAnyOrder(t *testing.T) {
 		w.endNamespace(r.ns)
 		must(t, w.admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.ns}}))
 		w.create(w.manifest(r.ns, "app", r.values))
-		if list, _, err := w.vault.List(t.Context(), former, vault.ListQuery{}); err != nil || len(list) != 0 {
-			t.Errorf("seed %d: the former tenant has %d entries: %v", i, len(list), err)
-		}
+		formers = append(formers, former)
 	}
-	for _, r := range runs {
+	for i, r := range runs {
 		w.checkUnseals(w.awaitReady(object(r.ns, "app"), 1), r.values)
+		var list []vault.Credential
+		var err error
+		for end := time.Now().Add(patience); time.Now().Before(end); {
+			if list, _, err = w.vault.List(t.Context(), formers[i], vault.ListQuery{}); err == nil && len(list) == 0 {
+				break
+			}
+		}
+		if err != nil || len(list) != 0 {
+			t.Errorf("seed %d: the former tenant has the entries %+v: %v", i, list, err)
+		}
 	}
 }
 

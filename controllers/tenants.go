@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,17 +22,6 @@ type tenants struct {
 	live     client.Reader // asks the API server
 	identity *identity.Service
 	cluster  string // UID of the cluster
-
-	mu    sync.Mutex
-	reads map[string]*read // the running one of each namespace
-}
-
-// read is a question for a namespace, which all share that had it before it was asked.
-type read struct {
-	done chan struct{}
-	m    *metav1.PartialObjectMetadata
-	err  error
-	next *read // the one that is asked when this one is answered; nil for none yet
 }
 
 // errTerminating says that a namespace is going away: nothing is made in it any more.
@@ -57,7 +45,7 @@ func (t *tenants) cached(ctx context.Context, namespace string) (authz.TenantID,
 // of returns the tenant of the namespace as it is now, in order to make something; errTerminating when it is too late for
 // that. Trouble with the API server is an apiError.
 func (t *tenants) of(ctx context.Context, namespace string) (authz.TenantID, error) {
-	m, err := t.ask(ctx, namespace)
+	m, err := readNamespace(ctx, t.live, namespace)
 	switch {
 	case err != nil:
 		return "", apiError{fmt.Errorf("reading namespace: %w", err)}
@@ -65,47 +53,6 @@ func (t *tenants) of(ctx context.Context, namespace string) (authz.TenantID, err
 		return "", errTerminating
 	}
 	return t.tenant(ctx, m.UID)
-}
-
-// ask reads the namespace from the API server. The answer is of a question that was asked after ask was called: an earlier
-// one may be about a former namespace. Who comes while one is asked shares the next.
-func (t *tenants) ask(ctx context.Context, namespace string) (*metav1.PartialObjectMetadata, error) {
-	t.mu.Lock()
-	running := t.reads[namespace]
-	mine := &read{done: make(chan struct{})}
-	switch {
-	case running == nil:
-		t.reads[namespace] = mine
-		go t.answer(namespace, mine)
-	case running.next == nil:
-		running.next = mine
-	default:
-		mine = running.next
-	}
-	t.mu.Unlock()
-	select {
-	case <-mine.done:
-		return mine.m, mine.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// answer asks for what r wants, and then for what came meanwhile.
-func (t *tenants) answer(namespace string, r *read) {
-	for r != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), reconcileTimeout)
-		r.m, r.err = readNamespace(ctx, t.live, namespace)
-		cancel()
-		close(r.done)
-		t.mu.Lock()
-		if r = r.next; r == nil {
-			delete(t.reads, namespace)
-		} else {
-			t.reads[namespace] = r
-		}
-		t.mu.Unlock()
-	}
 }
 
 // leaving is of for what is going away, as its namespace may be.
