@@ -800,7 +800,7 @@ type late struct {
 }
 
 func (l *late) Read(b []byte) (int, error) {
-	time.Sleep(l.wait)
+	time.Sleep(l.wait) // a slow sender: how long the body takes is what is tested
 	l.wait = 0
 	return l.Reader.Read(b)
 }
