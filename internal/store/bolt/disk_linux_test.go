@@ -1,9 +1,11 @@
 package bolt
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"syscall"
@@ -13,8 +15,21 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A file size limit makes real writes fail, as a full disk does.
+// A file size limit makes real writes fail, as a full disk does. It holds for a
+// whole process, the log of go test included, so the test runs in one of its own.
 func TestAFullDiskIsSurvived(t *testing.T) {
+	const child = "LATTICEKEEP_TEST_FULL_DISK"
+	if os.Getenv(child) == "" {
+		self, err := os.Executable()
+		must(t, err)
+		limited := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v")
+		limited.Env = append(os.Environ(), child+"=1")
+		out, err := limited.CombinedOutput()
+		if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
 	path := filepath.Join(t.TempDir(), "db")
 	s := open(t, path, Options{pace: quick()})
 	put(t, s, "before", []byte("1"))
