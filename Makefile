@@ -16,7 +16,7 @@ BENCHTIME ?= 3s
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
 
-MODULES := . hack/coredns hack/etcd hack/helm hack/k8s hack/lint hack/tools
+MODULES := . hack/coredns hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/versitygw
 
 .PHONY: help
 help: ## show this list
@@ -31,7 +31,7 @@ run: build ## run the service on the embedded store, keeping its data in DATA_DI
 	@exec $(BIN)/latticekeep server --dev --data-dir $(DATA_DIR)
 
 .PHONY: test
-test: control-plane helm ## run all tests, a real kube-apiserver included
+test: control-plane helm versitygw poppler ## run all tests, a real kube-apiserver included
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@exec $(BIN)/tools/gotest -timeout $(TEST_TIMEOUT) ./...
@@ -57,6 +57,16 @@ tools:
 .PHONY: helm
 helm:
 	@go -C hack/helm build -o $(BIN)/tools/ tool
+
+# The S3 server that tests of object storage talk to.
+.PHONY: versitygw
+versitygw:
+	@go -C hack/versitygw build -o $(BIN)/tools/ tool
+
+# The tests of reports read PDF with it; without it they are skipped, and say so.
+.PHONY: poppler
+poppler:
+	@command -v pdftotext >/dev/null || hack/poppler.sh
 
 .PHONY: lint-tools
 lint-tools:

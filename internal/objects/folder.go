@@ -1,0 +1,220 @@
+package objects
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/blob/fileblob"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// temporary is the ending that fileblob gives a file until it is whole.
+const temporary = ".tmp"
+
+// abandoned is the age from which a temporary file is one that a process left
+// behind when it ended: far beyond the time that any call takes.
+const abandoned = time.Hour
+
+// folder is what a bucket of files needs besides fileblob, which makes a folder
+// anew that is gone and syncs nothing.
+type folder struct {
+	path string
+	made bool // by us: it was not there
+}
+
+// folderOf returns the folder of a URL, whether it is there or not.
+func folderOf(u *url.URL) (*folder, error) {
+	if u.Host != "" || u.RawQuery != "" || !filepath.IsAbs(u.Path) || u.User != nil || u.Fragment != "" {
+		return nil, fault.New(fault.Invalid, "the URL of a folder must be file:// and an absolute path, without parameters")
+	}
+	return &folder{path: filepath.Clean(u.Path)}, nil
+}
+
+func makeFolder(u *url.URL, o SigningOptions) (*Bucket, error) {
+	f, err := folderOf(u)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := newSigner(o)
+	if err != nil {
+		return nil, err
+	}
+	f.made = errors.Is(f.check(), fs.ErrNotExist)
+	if err := os.MkdirAll(f.path, 0o700); err != nil {
+		return nil, unavailable(err)
+	}
+	if err := errors.Join(syncFolder(filepath.Dir(f.path)), f.sweep()); err != nil {
+		return nil, unavailable(err)
+	}
+	return f.open(signer)
+}
+
+func existingFolder(u *url.URL) (*Bucket, error) {
+	f, err := folderOf(u)
+	if err != nil {
+		return nil, err
+	}
+	switch err := f.check(); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fault.Wrap(fault.NotFound, "the folder of the bucket does not exist: check its URL, and that its volume is mounted", err)
+	case err != nil:
+		return nil, unavailable(err)
+	}
+	return f.open(nil)
+}
+
+func (f *folder) open(signer *signer) (*Bucket, error) {
+	blobs, err := fileblob.OpenBucket(f.path, &fileblob.Options{
+		DirFileMode: 0o700,
+		NoTempDir:   true, // a rename needs one file system
+		Metadata:    fileblob.MetadataDontWrite,
+	})
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	return &Bucket{blobs: blobs, folder: f, signer: signer}, nil
+}
+
+// sweep removes what processes left behind that ended in the middle of a write.
+func (f *folder) sweep() error {
+	return filepath.WalkDir(f.path, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, temporary) {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && time.Since(info.ModTime()) > abandoned {
+			err = os.Remove(path)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // renamed or removed meanwhile
+		}
+		return err
+	})
+}
+
+// expire is [Bucket.Expire].
+func (f *folder) expire(ctx context.Context, prefix string, before time.Time, most int64) (removed int, err error) {
+	if err := f.check(); err != nil {
+		return 0, err
+	}
+	type object struct {
+		path string
+		info fs.FileInfo
+	}
+	objects := make(map[string][]object) // that have not expired, by folder
+	remove := func(path string) error {
+		err := os.Remove(path)
+		if err == nil {
+			removed++
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	err = filepath.WalkDir(filepath.Join(f.path, filepath.FromSlash(prefix)), func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // nothing was ever put there, or it was removed meanwhile
+		}
+		if err != nil || d.IsDir() {
+			return errors.Join(err, ctx.Err())
+		}
+		info, err := d.Info()
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		case info.ModTime().Before(before):
+			return remove(path)
+		case strings.HasSuffix(path, temporary): // somebody writes it
+			return nil
+		}
+		objects[filepath.Dir(path)] = append(objects[filepath.Dir(path)], object{path, info})
+		return nil
+	})
+	if err != nil {
+		return removed, err
+	}
+	for _, all := range objects {
+		slices.SortFunc(all, func(a, b object) int { return b.info.ModTime().Compare(a.info.ModTime()) }) // the newest first
+		size := int64(0)
+		for _, o := range all {
+			if size += o.info.Size(); size > most {
+				if err := remove(o.path); err != nil {
+					return removed, err
+				}
+			}
+		}
+	}
+	return removed, nil
+}
+
+// check returns nil when the folder is there.
+func (f *folder) check() error {
+	info, err := os.Stat(f.path)
+	if err == nil && !info.IsDir() {
+		err = errors.New("the bucket is not a folder")
+	}
+	return err
+}
+
+// put writes an object so that it is whole and durable before it has its name.
+func (f *folder) put(ctx context.Context, blobs *blob.Bucket, name string, data []byte, o *blob.WriterOptions) error {
+	if err := errors.Join(f.check(), f.leadsNowhere(name)); err != nil {
+		return err
+	}
+	var file *os.File
+	o.BeforeWrite = func(as func(any) bool) error {
+		if !as(&file) {
+			return errors.New("the driver names no file")
+		}
+		return file.Chmod(0o600)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := blobs.NewWriter(ctx, name, o)
+	if err != nil {
+		return err
+	}
+	if _, err = w.Write(data); err == nil {
+		err = file.Sync()
+	}
+	if err != nil {
+		cancel() // so that Close removes the file
+		return errors.Join(err, w.Close())
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return f.sync(name)
+}
+
+// sync makes the names of an object and of the folders on the way to it durable.
+func (f *folder) sync(name string) error {
+	dir := filepath.Dir(filepath.Join(f.path, filepath.FromSlash(name)))
+	for ; dir != f.path; dir = filepath.Dir(dir) {
+		// A folder that is not there holds no name.
+		if err := syncFolder(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return syncFolder(f.path)
+}
+
+func syncFolder(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

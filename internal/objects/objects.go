@@ -1,0 +1,321 @@
+// Package objects keeps what is larger or lives longer than the database:
+// reports, archived segments of the log, anchored checkpoints.
+//
+// A [Bucket] is a folder (file:///var/lib/latticekeep/reports) or a bucket of a
+// cloud (s3://, gs://, azblob://), with the query parameters that
+// gocloud.dev/blob documents for its URLs; `prefix=a/b/` keeps everything below
+// a prefix. Credentials never stand in the URL: each cloud's SDK finds them in
+// its own default chain (environment, configuration files, the identity of the
+// machine or pod).
+//
+// What is promised: an object is there as a whole or not at all, and when
+// [Bucket.Put] has returned nil it is durable; that an object is not there is
+// said only of a bucket that is. Every call ends in bounded time, but for those
+// on a folder whose file system hangs. Nothing is retried but by the SDKs, and
+// nothing logged.
+package objects
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/url"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+
+	"gocloud.dev/blob"
+	_ "gocloud.dev/blob/azureblob" // azblob://
+	_ "gocloud.dev/blob/gcsblob"   // gs://
+	_ "gocloud.dev/blob/s3blob"    // s3://
+	"gocloud.dev/gcerrors"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// MaxSize is that of the largest object in bytes. No other is read, so that
+// whoever can write to a bucket cannot fill our memory.
+const MaxSize = 256 << 20
+
+const (
+	callTimeout     = 30 * time.Second // of a call that moves no object
+	transferTimeout = 5 * time.Minute
+)
+
+// Bucket is an open bucket, safe for concurrent use.
+type Bucket struct {
+	blobs  *blob.Bucket
+	folder *folder // nil of a cloud's
+	signer *signer // nil when there are no URLs of ours
+}
+
+// The message of everything that goes wrong outside; the cause, with the name
+// of the bucket, is for the log.
+const unreachable = "object storage cannot be used: check that its bucket exists, and the credentials and permissions for it"
+
+func unavailable(cause error) error { return fault.Wrap(fault.Unavailable, unreachable, cause) }
+
+// Open opens the bucket of a URL. A folder is made when it is absent, for this
+// user alone, and [Bucket.Made] says so; a cloud is asked nothing yet. o is for
+// the URLs of a folder's objects. Errors: fault.Invalid for a URL, options or
+// credentials of a form that cannot work, fault.Unavailable for a folder that
+// cannot be made.
+func Open(ctx context.Context, rawURL string, o SigningOptions) (*Bucket, error) {
+	return open(ctx, rawURL, func(u *url.URL) (*Bucket, error) { return makeFolder(u, o) })
+}
+
+// OpenExisting opens the bucket of a URL for somebody who reads what is there: a
+// folder is not made when it is absent, and nothing in it is touched. Errors: as
+// of [Open], and fault.NotFound for a folder that is not there.
+func OpenExisting(ctx context.Context, rawURL string) (*Bucket, error) {
+	return open(ctx, rawURL, existingFolder)
+}
+
+func open(ctx context.Context, rawURL string, openFolder func(*url.URL) (*Bucket, error)) (*Bucket, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the URL of the bucket is malformed: give one such as s3://name?region=us-east-1")
+	}
+	switch u.Scheme {
+	case "file":
+		return openFolder(u)
+	case "s3":
+		// By default the SDK writes to standard error of each object that it sent in parts, since it cannot check those. Whatever is
+		// read here carries a hash or a signature of its own.
+		if q := u.Query(); !q.Has("response_checksum_validation") {
+			q.Set("response_checksum_validation", "when_required")
+			u.RawQuery = q.Encode()
+		}
+	case "gs", "azblob":
+	default:
+		return nil, fault.New(fault.Invalid, "the URL of the bucket must begin with file://, s3://, gs:// or azblob://")
+	}
+	if u.Host == "" || u.User != nil {
+		return nil, fault.New(fault.Invalid, "the URL of the bucket must name it after the scheme, without credentials: those come from the environment")
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	blobs, err := blob.OpenBucket(ctx, u.String())
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, "the bucket cannot be opened: check the parameters of its URL and the cloud's credentials in the environment", err)
+	}
+	return &Bucket{blobs: blobs}, nil
+}
+
+// Made reports whether [Open] made the folder: it was not there. Nobody knows that
+// of a cloud's bucket.
+func (b *Bucket) Made() bool { return b.folder != nil && b.folder.made }
+
+// Close releases the connections.
+func (b *Bucket) Close() error { return b.blobs.Close() }
+
+// namePattern is one that all stores and file systems take as it stands: no
+// segment is empty, hidden or "..".
+var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$`)
+
+// reserved endings are those of files that fileblob makes beside objects.
+var reserved = []string{temporary, ".attrs"}
+
+const maxName = 512 // bytes
+
+// checkName holds a name against what is allowed: segments of a-z, 0-9, '.',
+// '_' and '-' that begin with a letter or digit, joined by '/'.
+func checkName(name string) error {
+	good := len(name) <= maxName && namePattern.MatchString(name)
+	for segment := range strings.SplitSeq(name, "/") {
+		for _, ending := range reserved {
+			good = good && !strings.HasSuffix(segment, ending)
+		}
+	}
+	if !good {
+		return fault.New(fault.Invalid, "the name of the object is malformed")
+	}
+	return nil
+}
+
+// Put writes an object, in place of a former one of the name. Errors:
+// fault.Invalid for a name or size that is not allowed; fault.Unavailable, and
+// then the former one is still there, or this one after all.
+func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if len(data) > MaxSize {
+		return fault.New(fault.Invalid, "the object is larger than 256 MiB")
+	}
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
+	options := &blob.WriterOptions{
+		ContentType: contentType(name),
+		// Who follows a signed URL gets a file of this name, from every cloud.
+		ContentDisposition: `attachment; filename="` + path.Base(name) + `"`,
+	}
+	var err error
+	if b.folder != nil {
+		err = b.folder.put(ctx, b.blobs, name, data, options)
+	} else {
+		err = b.blobs.WriteAll(ctx, name, data, options)
+	}
+	if err != nil {
+		return unavailable(fmt.Errorf("writing %s: %w", name, err))
+	}
+	return nil
+}
+
+// contentType is what a cloud answers with.
+func contentType(name string) string {
+	switch path.Ext(name) {
+	case ".pdf":
+		return "application/pdf"
+	case ".json":
+		return "application/json"
+	case ".gz":
+		return "application/gzip"
+	}
+	return "application/octet-stream"
+}
+
+// Get reads an object. Errors: fault.NotFound when there is none of the name,
+// fault.Invalid for a name that is not allowed, fault.Unavailable.
+func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
+	return b.get(ctx, name, whole)
+}
+
+// GetStart reads the first n bytes of an object, or all when it has no more, of
+// whatever size it is. Errors: as of [Bucket.Get].
+func (b *Bucket) GetStart(ctx context.Context, name string, n int) ([]byte, error) {
+	return b.get(ctx, name, func(r io.Reader, _ int64) ([]byte, error) { return io.ReadAll(io.LimitReader(r, int64(n))) })
+}
+
+// get reads an object of some size as take does.
+func (b *Bucket) get(ctx context.Context, name string, take func(r io.Reader, size int64) ([]byte, error)) ([]byte, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
+	var data []byte
+	var err error
+	if b.folder != nil {
+		data, err = b.folder.read(ctx, name, take)
+	} else {
+		data, err = b.read(ctx, name, take)
+	}
+	if err == nil {
+		return data, nil
+	}
+	if gcerrors.Code(err) == gcerrors.NotFound || errors.Is(err, fs.ErrNotExist) {
+		if err2 := b.lacks(ctx, name); err2 != nil {
+			return nil, unavailable(fmt.Errorf("reading %s: %w", name, errors.Join(err, err2)))
+		}
+		return nil, fault.Wrap(fault.NotFound, "the object does not exist", err)
+	}
+	return nil, unavailable(fmt.Errorf("reading %s: %w", name, err))
+}
+
+var errTooLarge = errors.New("it is larger than 256 MiB")
+
+// whole takes all of an object, unless it is too large.
+func whole(r io.Reader, size int64) ([]byte, error) {
+	if size > MaxSize {
+		return nil, errTooLarge
+	}
+	data, err := io.ReadAll(io.LimitReader(r, MaxSize+1))
+	if len(data) > MaxSize {
+		return nil, errTooLarge
+	}
+	return data, err
+}
+
+func (b *Bucket) read(ctx context.Context, name string, take func(io.Reader, int64) ([]byte, error)) (data []byte, err error) {
+	r, err := b.blobs.NewReader(ctx, name, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	return take(r, r.Size())
+}
+
+// Exists reports whether there is an object of the name. Errors: as of
+// [Bucket.Get], but fault.NotFound.
+func (b *Bucket) Exists(ctx context.Context, name string) (bool, error) {
+	if err := checkName(name); err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var there bool
+	var err error
+	if b.folder != nil {
+		there, err = b.folder.exists(name)
+	} else {
+		there, err = b.blobs.Exists(ctx, name)
+	}
+	if err == nil && !there {
+		err = b.lacks(ctx, name)
+	}
+	if err != nil {
+		return false, unavailable(fmt.Errorf("looking for %s: %w", name, err))
+	}
+	return there, nil
+}
+
+// lacks returns nil when the bucket is there and has no object of the name. The
+// drivers say "not found" too of a bucket that is gone, of a host without an
+// address, and of an object that may not be read.
+func (b *Bucket) lacks(ctx context.Context, name string) error {
+	if b.folder != nil {
+		return b.folder.check()
+	}
+	first, _, err := b.blobs.ListPage(ctx, blob.FirstPageToken, 1, &blob.ListOptions{Prefix: name})
+	if err != nil {
+		return err
+	}
+	if len(first) > 0 && first[0].Key == name {
+		return errors.New("it is there, but may not be read")
+	}
+	return nil
+}
+
+// Delete removes an object; that there is none is no error. Errors:
+// fault.Invalid for a name that is not allowed, fault.Unavailable.
+func (b *Bucket) Delete(ctx context.Context, name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := b.blobs.Delete(ctx, name)
+	if gcerrors.Code(err) == gcerrors.NotFound {
+		err = b.lacks(ctx, name)
+	}
+	if err == nil && b.folder != nil {
+		err = b.folder.sync(name)
+	}
+	if err != nil {
+		return unavailable(fmt.Errorf("deleting %s: %w", name, err))
+	}
+	return nil
+}
+
+// Expire removes the objects below a prefix, such as reports, that were written
+// before a time and that nobody was given a URL of since ([Bucket.SignedURL]); and
+// of all that lie in one folder the oldest ones, until the rest has at most so many
+// bytes. It returns how many it removed. The time is the machine's, as that of
+// files is. Errors: fault.Invalid for a prefix that is not allowed, and for a
+// cloud's bucket, which forgets by rules of its own; fault.Unavailable.
+func (b *Bucket) Expire(ctx context.Context, prefix string, before time.Time, most int64) (removed int, err error) {
+	if err := checkName(prefix); err != nil {
+		return 0, err
+	}
+	if b.folder == nil {
+		return 0, fault.New(fault.Invalid, "objects expire in a folder alone: give the bucket a lifecycle rule")
+	}
+	if removed, err = b.folder.expire(ctx, prefix, before, most); err != nil {
+		return removed, unavailable(fmt.Errorf("removing what has expired: %w", err))
+	}
+	return removed, nil
+}
