@@ -5,29 +5,29 @@
 // An event joins the transaction of the change it records ([Log.Append]), so
 // that there is never one without the other. Its place in the chain is decided
 // when the store commits: the hook [Log.Commit] gives each event of the group
-// its sequence and time, links it, and signs the group on all cores. Besides
-// the entries the log keeps an index per tenant for [Log.Query] and, per
-// credential, the entry of its current version ([Anchor]).
+// its sequence and time, links it, and signs: each entry, or all of them at once
+// ([Log.SetSigning]). Besides the entries the log keeps an index per tenant for
+// [Log.Query] and, per credential, the entry of its current version ([Current]).
 //
 // A chain shows that nothing inside it was changed, dropped or moved. Alone it
 // does not show that its tail was cut, nor that whoever holds the key wrote it
-// anew: for that, compare with a hash that was kept elsewhere, such as the
-// status of a SealedCredential.
+// anew. That takes a [Checkpoint] kept elsewhere: it states the head and the
+// root of a tree over all entries, so that a later one is proven to contain it.
+// A log that finds itself behind one takes no entries ([Log.Refuse]) until the
+// loss is accepted ([Log.AcceptRollback]); it then goes on in a new epoch, above
+// the sequences that were lost. Sequences are consecutive within an epoch.
 package audit
 
 import (
+	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha3"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
-	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -71,7 +71,15 @@ type Log struct {
 	committed, proposed               link
 	committedTenants, proposedTenants map[string]position
 
-	written tally
+	written  tally
+	followed atomic.Pointer[followed] // nil before the first checkpoint was seen
+
+	batches atomic.Bool                   // [SignBatches]
+	refusal atomic.Pointer[refusal]       // nil while the log takes entries
+	own     atomic.Pointer[RollbackError] // what the newest checkpoint in the database knows; nil: no loss
+
+	live  live
+	bases baseCache
 
 	strangers, limited, repeated refusals
 }
@@ -86,7 +94,7 @@ type position struct {
 // and no key yet; [Log.Use] gives it both. Two steps, because the key is in
 // the store and the store wants its hook when it is opened.
 func New(now func() time.Time) *Log {
-	return &Log{now: now, strangers: refusals{most: maxStrangers}}
+	return &Log{now: now, live: newLive(), strangers: refusals{most: maxStrangers}}
 }
 
 // Use must be called once, before the first event. Error: fault.Internal when
@@ -106,6 +114,7 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 
 // head returns the stored head after holding it against the last entry.
 func (l *Log) head(ctx context.Context) (head link, err error) {
+	var newest uint64
 	var last *Entry
 	err = l.store.View(ctx, func(r store.Reader) error {
 		b, err := r.Get(headKey)
@@ -115,21 +124,23 @@ func (l *Log) head(ctx context.Context) (head link, err error) {
 		if head, err = decodeLink(b); err != nil {
 			return err
 		}
-		newest := entryRange
-		newest.Reverse = true
-		var bad error
-		err = r.Scan(newest, func(_, row []byte) bool {
-			last, bad = decodeRow(row)
+		rows := entryRange
+		rows.Reverse = true
+		err = r.Scan(rows, func(key, _ []byte) bool {
+			newest = sequenceOf(bytes.TrimPrefix(key, rows.From))
 			return false
 		})
-		return errors.Join(err, bad)
+		if err == nil && newest > 0 {
+			last, err = readEntry(r, newest)
+		}
+		return err
 	})
 	switch {
 	case err != nil:
 		return link{}, err
 	case last == nil && head == link{}:
 		return head, nil
-	case last == nil || last.link() != head || !last.verify(l.signer.Public()):
+	case last == nil || last.link() != head || !last.verify(l.signer.Public(), nil):
 		return link{}, errDamagedLog
 	}
 	return head, nil
@@ -145,25 +156,35 @@ func Fingerprint(chainID string, publicKey []byte) string {
 // Fingerprint returns that of this log.
 func (l *Log) Fingerprint() string { return Fingerprint(l.chainID, l.signer.Public().Bytes()) }
 
+// ChainID returns the id of the chain, as its first entry names it.
+func (l *Log) ChainID() string { return l.chainID }
+
 // Ready reports whether an entry could be written now. It is asked before
 // anything is looked up for a caller.
-func (l *Log) Ready(ctx context.Context) error { return l.store.Ready(ctx) }
-
-// pending is an event on its way through a commit.
-type pending struct {
-	Event
-	receipt *Receipt
+func (l *Log) Ready(ctx context.Context) error {
+	if err := l.refused(); err != nil {
+		return err
+	}
+	return l.store.Ready(ctx)
 }
 
-// Append lets the event join the caller's transaction. Error: fault.Internal
-// when the tenant's part of the log is damaged, which so fails this caller and
-// not all that share its commit.
+// Append lets the event join the caller's transaction. Errors: fault.Unavailable
+// while the log takes no entries, and fault.Internal when the tenant's part of
+// the log is damaged, which so fails this caller and not all that share its
+// commit.
 func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
+	if err := l.refused(); err != nil {
+		return nil, err
+	}
+	return l.append(tx, e, nil)
+}
+
+func (l *Log) append(tx store.Tx, e Event, a *acceptance) (*Receipt, error) {
 	if _, err := l.position(tx, string(e.Principal.Tenant)); err != nil {
 		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
 	}
 	r := new(Receipt)
-	tx.Enqueue(pending{e, r})
+	tx.Enqueue(pending{e, r, a})
 	return r, nil
 }
 
@@ -211,13 +232,18 @@ func entryKey(sequence uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/entry/"), sequence)
 }
 
+// batchKey is that of the signature of a group, by its first sequence.
+func batchKey(first uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte("audit/batch/"), first)
+}
+
 func tenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
 
 func tenantKey(tenant string, sequence uint64) []byte {
 	return binary.BigEndian.AppendUint64(tenantPrefix(tenant), sequence)
 }
 
-func anchorKey(tenant, credential string) []byte {
+func currentKey(tenant, credential string) []byte {
 	return []byte("audit/anchor/" + tenant + "/" + credential)
 }
 
@@ -225,7 +251,8 @@ var (
 	headKey        = []byte("audit/head")
 	entryRange     = store.Prefix([]byte("audit/entry/"))
 	tenantRange    = store.Prefix([]byte("audit/tenant/"))
-	anchorRange    = store.Prefix([]byte("audit/anchor/"))
+	batchRange     = store.Prefix([]byte("audit/batch/"))
+	currentRange   = store.Prefix([]byte("audit/anchor/"))
 	errDamagedLog  = fault.New(fault.Internal, "the audit log is damaged: run latticekeep audit verify")
 	errNotEquipped = errors.New("the log has no key yet")
 )
@@ -315,191 +342,10 @@ func lastOf(r store.Reader, tenant string) (tenantSequence uint64, last link, er
 	return tenantSequence, last, errors.Join(err, bad)
 }
 
-// Commit is the store's hook: it turns the events of one physical commit into
-// entries, in their order.
-func (l *Log) Commit(tx store.Tx, events []any) error {
-	if len(events) == 0 {
-		return nil
-	}
-	if l.signer == nil {
-		return fault.Wrap(fault.Internal, "internal error", errNotEquipped)
-	}
-	b, err := tx.Get(headKey)
-	if err != nil {
-		return fmt.Errorf("reading the head of the chain: %w", err)
-	}
-	head, err := decodeLink(b)
-	if err != nil {
-		return err
-	}
-	if head != l.committed && head != l.proposed {
-		return errDamagedLog // someone else has written to the store: nothing more is signed
-	}
-	if head == l.proposed {
-		maps.Copy(l.committedTenants, l.proposedTenants)
-	}
-	l.committed, l.proposedTenants = head, nil
-	l.written.propose(head.sequence, events)
-	now := l.now().UnixMicro()
-	tenants := make(map[string]position)
-	cores := make([][]byte, len(events))
-	signatures := l.signInBackground(len(events))
-	defer signatures.stop()
-	for i, event := range events {
-		p, ok := event.(pending)
-		if !ok {
-			return fault.Wrap(fault.Internal, "internal error", fmt.Errorf("an event of type %T is not for the log", event))
-		}
-		tenant := string(p.Principal.Tenant)
-		at, ok := tenants[tenant]
-		if !ok {
-			if at, err = l.position(tx, tenant); err != nil {
-				return fmt.Errorf("reading a tenant's last entry: %w", err)
-			}
-		}
-		if (head.sequence == 0) != (p.Type == ChainStarted) {
-			return errDamagedLog // the log begins once
-		}
-		next := link{sequence: head.sequence + 1, micros: max(now, head.micros)}
-		entry := l.entry(p.Event, tenant, next)
-		entry.PreviousHash = head.previous()
-		entry.TenantPreviousHash = at.last.previous()
-		entry.TenantSequence = at.sequence + 1
-		if entry.TenantSequence == 1 {
-			entry.add(attributeChainID, l.chainID)
-			entry.add(attributePublicKey, l.public)
-		}
-		if cores[i], err = entry.canonical(make([]byte, 0, 1024), false); err != nil {
-			return fault.Wrap(fault.Internal, "internal error", err)
-		}
-		next.hash = sha3.Sum256(cores[i])
-		signatures.add(i, next.hash)
-		head, tenants[tenant] = next, position{entry.TenantSequence, next}
-		row := indexRow{next, p.Type, p.Principal.ID}
-		if err := tx.Put(tenantKey(tenant, entry.TenantSequence), row.encode()); err != nil {
-			return err
-		}
-		if p.anchors() {
-			if err := tx.Put(anchorKey(tenant, p.Resource.ID), next.encode()); err != nil {
-				return err
-			}
-		}
-		*p.receipt = Receipt{next.sequence, hex.EncodeToString(next.hash[:])}
-	}
-	signed, err := signatures.wait()
-	if err != nil {
-		return fmt.Errorf("signing audit entries: %w", err)
-	}
-	first := head.sequence - uint64(len(events)) + 1
-	for i := range cores {
-		if err := tx.Put(entryKey(first+uint64(i)), encodeRow(cores[i], signed[i])); err != nil {
-			return err
-		}
-	}
-	l.proposed, l.proposedTenants = head, tenants
-	return tx.Put(headKey, head.encode())
-}
-
-func (l *Log) entry(e Event, tenant string, at link) *Entry {
-	var salt [16]byte
-	_, _ = rand.Read(salt[:]) // never fails
-	entry := &Entry{
-		Actor:      Actor{ID: e.Principal.ID, Type: string(e.Principal.Kind)},
-		Attributes: e.Attributes,
-		EventType:  e.Type,
-		KeyID:      l.keyID,
-		Outcome:    e.Outcome,
-		RequestID:  e.Principal.RequestID,
-		Resource:   e.Resource,
-		Salt:       base64.StdEncoding.EncodeToString(salt[:]),
-		Sequence:   at.sequence,
-		SourceIP:   e.Principal.SourceIP,
-		TenantID:   tenant,
-		Timestamp:  time.UnixMicro(at.micros).UTC().Format(timeFormat),
-	}
-	if e.Principal.Pod != "" {
-		entry.add(attributePod, e.Principal.Pod)
-	}
-	return entry
-}
-
-// add adds an attribute, to a copy: the event's own are its caller's.
-func (e *Entry) add(attribute, value string) {
-	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
-		e.Attributes = make(map[string]string)
-	}
-	e.Attributes[attribute] = value
-}
-
-// anchors reports whether the event is the newest version of a credential.
-func (e Event) anchors() bool {
-	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.changesVersion()
-}
-
-// signatures signs hashes on all cores while the chain is still being linked:
-// linking is serial, and signing is most of the work.
-type signatures struct {
-	signer *dualsig.PrivateKey
-	hashes [][32]byte
-	linked chan int // indexes into hashes
-	stop   func()   // no more hashes; safe to call again
-	done   [][]byte
-	errs   []error
-	wg     sync.WaitGroup
-}
-
-// signInBackground expects n hashes.
-func (l *Log) signInBackground(n int) *signatures {
-	s := &signatures{
-		signer: l.signer, hashes: make([][32]byte, n), linked: make(chan int, n),
-		done: make([][]byte, n), errs: make([]error, n),
-	}
-	s.stop = sync.OnceFunc(func() { close(s.linked) })
-	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
-		s.wg.Go(s.work)
-	}
-	return s
-}
-
-func (s *signatures) work() {
-	for i := range s.linked {
-		s.done[i], s.errs[i] = s.signer.Sign(signingContext, s.hashes[i][:])
-	}
-}
-
-func (s *signatures) add(i int, hash [32]byte) {
-	s.hashes[i] = hash
-	s.linked <- i
-}
-
-// wait helps with what is left and returns the signatures in their order.
-func (s *signatures) wait() ([][]byte, error) {
-	s.stop()
-	s.work()
-	s.wg.Wait()
-	return s.done, errors.Join(s.errs...)
-}
-
-// onAllCores calls do for 0 to n-1, each once, and returns when all are done.
-func onAllCores(n int, do func(i int)) {
-	var next atomic.Int64
-	work := func() {
-		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-			do(i)
-		}
-	}
-	var wg sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
-		wg.Go(work)
-	}
-	work()
-	wg.Wait()
-}
-
-// Anchor returns the entry of the credential's current version: what its
+// Current returns the entry of the credential's current version: what its
 // owner's status shows.
-func Anchor(r store.Reader, tenant authz.TenantID, credential string) (Receipt, error) {
-	b, err := r.Get(anchorKey(string(tenant), credential))
+func Current(r store.Reader, tenant authz.TenantID, credential string) (Receipt, error) {
+	b, err := r.Get(currentKey(string(tenant), credential))
 	if err != nil {
 		return Receipt{}, err
 	}

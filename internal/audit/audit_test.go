@@ -100,7 +100,7 @@ func (f *fixture) verify() (Report, error) {
 func (f *fixture) export() []byte {
 	f.t.Helper()
 	var out bytes.Buffer
-	if err := f.log.Export(context.Background(), &out); err != nil {
+	if err := f.log.Export(context.Background(), &out, 0); err != nil {
 		f.t.Fatal(err)
 	}
 	return out.Bytes()
@@ -369,11 +369,11 @@ func TestAnAnchorNamesTheCurrentVersion(t *testing.T) {
 	}
 	f.record(Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{ID: "cred_a", Type: CredentialResource}})
 	err = f.store.View(t.Context(), func(r store.Reader) error {
-		anchor, err := Anchor(r, tenantA, "cred_a")
+		anchor, err := Current(r, tenantA, "cred_a")
 		if err != nil || anchor.Sequence != report.Sequence || anchor.Hash != report.Hash {
 			t.Error(anchor, err)
 		}
-		if _, err := Anchor(r, tenantB, "cred_a"); err == nil {
+		if _, err := Current(r, tenantB, "cred_a"); err == nil {
 			t.Error("an anchor of another tenant")
 		}
 		return nil

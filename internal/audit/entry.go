@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"crypto/sha3"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,10 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // signingContext separates entries from everything else ML-DSA signs here.
@@ -42,7 +43,7 @@ type Entry struct {
 	Resource           Resource          `json:"resource"`
 	Salt               string            `json:"salt"` // 16 random bytes, base64
 	Sequence           uint64            `json:"sequence"`
-	Signature          string            `json:"signature"` // base64 ML-DSA-65 over the 32 bytes of Hash
+	Signature          string            `json:"signature"` // base64: ML-DSA-65 over the 32 bytes of Hash, or over a group that it proves to be in
 	SourceIP           string            `json:"source_ip"`
 	TenantID           string            `json:"tenant_id"`
 	TenantPreviousHash string            `json:"tenant_previous_hash"`
@@ -65,129 +66,75 @@ func (e *Entry) link() link {
 	return k
 }
 
-// verify reports whether the signature is key's over the hash, in the one
-// spelling that base64 has for it.
-func (e *Entry) verify(key *dualsig.PublicKey) bool {
-	hash, err := hex.DecodeString(e.Hash)
-	if err != nil {
-		return false
-	}
-	signature, ok := decodeBase64(e.Signature)
-	return ok && key.Verify(signingContext, hash, signature)
-}
-
-// decodeBase64 accepts the one standard spelling only: Go's decoder would skip
-// line breaks.
-func decodeBase64(s string) ([]byte, bool) {
-	b, err := base64.StdEncoding.DecodeString(s)
-	return b, err == nil && base64.StdEncoding.EncodeToString(b) == s
-}
-
 // canonical appends the RFC 8785 form of the entry: whole, or only what the
 // hash covers. Every string must be valid UTF-8.
 func (e *Entry) canonical(dst []byte, whole bool) ([]byte, error) {
 	w := writer{dst: dst}
-	w.object(func() {
-		w.key("actor")
-		w.object(func() { w.field("id", e.Actor.ID); w.field("type", e.Actor.Type) })
-		w.key("attributes")
-		w.object(func() {
-			for _, k := range slices.Sorted(maps.Keys(e.Attributes)) {
-				w.field(k, e.Attributes[k])
-			}
-		})
-		w.field("event_type", string(e.EventType))
-		if whole {
-			w.field("hash", e.Hash)
-		}
-		w.field("key_id", e.KeyID)
-		w.field("outcome", string(e.Outcome))
-		w.field("previous_hash", e.PreviousHash)
-		w.field("request_id", e.RequestID)
-		w.key("resource")
-		w.object(func() { w.field("id", e.Resource.ID); w.field("type", e.Resource.Type) })
-		w.field("salt", e.Salt)
-		w.number("sequence", e.Sequence)
-		if whole {
-			w.field("signature", e.Signature)
-		}
-		w.field("source_ip", e.SourceIP)
-		w.field("tenant_id", e.TenantID)
-		w.field("tenant_previous_hash", e.TenantPreviousHash)
-		w.number("tenant_sequence", e.TenantSequence)
-		w.field("timestamp", e.Timestamp)
-	})
-	return w.dst, w.err
+	w.field(`{"actor":{"id":`, e.Actor.ID)
+	w.field(`,"type":`, e.Actor.Type)
+	w.attributes(e.Attributes)
+	w.field(`,"event_type":`, string(e.EventType))
+	if whole {
+		w.field(`,"hash":`, e.Hash)
+	}
+	w.field(`,"key_id":`, e.KeyID)
+	w.field(`,"outcome":`, string(e.Outcome))
+	w.field(`,"previous_hash":`, e.PreviousHash)
+	w.field(`,"request_id":`, e.RequestID)
+	w.field(`,"resource":{"id":`, e.Resource.ID)
+	w.field(`,"type":`, e.Resource.Type)
+	w.field(`},"salt":`, e.Salt)
+	w.number(`,"sequence":`, e.Sequence)
+	if whole {
+		w.field(`,"signature":`, e.Signature)
+	}
+	w.field(`,"source_ip":`, e.SourceIP)
+	w.field(`,"tenant_id":`, e.TenantID)
+	w.field(`,"tenant_previous_hash":`, e.TenantPreviousHash)
+	w.number(`,"tenant_sequence":`, e.TenantSequence)
+	w.field(`,"timestamp":`, e.Timestamp)
+	return append(w.dst, '}'), w.err
 }
 
-// writer appends canonical JSON. Callers name fields in byte order.
+// writer appends canonical JSON; its methods take what stands before a value.
 type writer struct {
-	dst   []byte
-	comma bool
-	err   error
+	dst []byte
+	err error
 }
 
-func (w *writer) object(fields func()) {
-	w.dst = append(w.dst, '{')
-	w.comma = false
-	fields()
+func (w *writer) attributes(attributes map[string]string) {
+	names := slices.AppendSeq(make([]string, 0, 16), maps.Keys(attributes))
+	slices.Sort(names)
+	w.dst = append(w.dst, `},"attributes":{`...)
+	for i, name := range names {
+		before := ","
+		if i == 0 {
+			before = ""
+		}
+		w.field(before, name)
+		w.field(":", attributes[name])
+	}
 	w.dst = append(w.dst, '}')
-	w.comma = true
 }
 
-func (w *writer) quote(s string) {
+func (w *writer) field(before, value string) {
+	w.dst = append(w.dst, before...)
+	if plain(value) == len(value) {
+		w.dst = append(w.dst, '"')
+		w.dst = append(w.dst, value...)
+		w.dst = append(w.dst, '"')
+		return
+	}
 	var err error
-	if w.dst, err = jsontext.AppendQuote(w.dst, s); err != nil && w.err == nil {
+	if w.dst, err = jsontext.AppendQuote(w.dst, value); err != nil && w.err == nil {
 		w.err = fmt.Errorf("encoding an audit entry: %w", err)
 	}
 }
 
-func (w *writer) key(name string) {
-	if w.comma {
-		w.dst = append(w.dst, ',')
-	}
-	w.quote(name)
-	w.dst = append(w.dst, ':')
-	w.comma = false
-}
-
-func (w *writer) field(name, value string) {
-	w.key(name)
-	w.quote(value)
-	w.comma = true
-}
-
-func (w *writer) number(name string, n uint64) {
-	w.key(name)
+func (w *writer) number(before string, n uint64) {
+	w.dst = append(w.dst, before...)
 	w.dst = strconv.AppendUint(w.dst, n, 10)
-	w.comma = true
 }
-
-// maxInteger is the largest integer that every JSON reader keeps exact.
-const maxInteger = 1<<53 - 1
-
-var errNotCanonical = errors.New("the bytes are not the canonical form of an entry")
-
-// parse reads an entry in canonical form, whole or without hash and signature.
-// Anything else, down to a space or another spelling of a character, is an
-// error.
-func parse(b []byte, whole bool) (*Entry, error) {
-	var e Entry
-	if err := json.Unmarshal(b, &e, json.RejectUnknownMembers(true)); err != nil {
-		// The cause would quote the input, and an entry of the log belongs to
-		// whoever may read it, not to an error message.
-		return nil, errNotCanonical
-	}
-	again, err := e.canonical(make([]byte, 0, len(b)), whole)
-	if err != nil || !bytes.Equal(again, b) || e.Sequence > maxInteger || e.TenantSequence > maxInteger {
-		return nil, errNotCanonical
-	}
-	return &e, nil
-}
-
-// ParseEntry reads one entry in its canonical JSON form, as [Log.Export]
-// writes it.
-func ParseEntry(line []byte) (*Entry, error) { return parse(line, true) }
 
 // JSON returns the canonical JSON of the whole entry.
 func (e *Entry) JSON() ([]byte, error) { return e.canonical(nil, true) }
@@ -198,28 +145,150 @@ func (e *Entry) digest() ([32]byte, error) {
 	return sha3.Sum256(core), err
 }
 
-// A stored entry is a version byte, the raw signature and the canonical bytes
-// that the hash covers: the hash is recomputed at each read, never believed.
-const entryVersion = 1
+// A stored entry is a version byte, what belongs to its signature, and the
+// canonical bytes that the hash covers: the hash is recomputed at each read,
+// never believed. In version 1 the raw signature stands there. In version 2 the
+// entry was signed in a group: u64 first sequence of the group, u32 number of
+// its entries, u32 index in it, and the path of the index. The signature of the
+// group is a row of its own, under [batchKey].
+const (
+	plainRow = 1
+	batchRow = 2
+
+	plainRowHeader = 1 + dualsig.SignatureSize
+	batchRowHeader = 1 + 8 + 4 + 4 // and the path
+)
 
 func encodeRow(core, signature []byte) []byte {
 	row := make([]byte, 0, 1+len(signature)+len(core))
-	row = append(row, entryVersion)
+	row = append(row, plainRow)
 	row = append(row, signature...)
 	return append(row, core...)
 }
 
-func decodeRow(row []byte) (*Entry, error) {
-	if len(row) < 1+dualsig.SignatureSize || row[0] != entryVersion {
-		return nil, errNotCanonical
+// beginBatchRow appends what comes before the core.
+func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
+	dst = append(dst, batchRow)
+	dst = binary.BigEndian.AppendUint64(dst, first)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t[0])))
+	dst = binary.BigEndian.AppendUint32(dst, index)
+	return t.appendPath(dst, int(index))
+}
+
+// rowBatch returns the first sequence of the group that an entry was signed in,
+// and false for an entry with a signature of its own.
+func rowBatch(row []byte) (first uint64, ok bool) {
+	if len(row) < batchRowHeader || row[0] != batchRow {
+		return 0, false
 	}
-	signature, core := row[1:1+dualsig.SignatureSize], row[1+dualsig.SignatureSize:]
-	e, err := parse(core, false)
+	return binary.BigEndian.Uint64(row[1:]), true
+}
+
+// stored is an entry as it lies in the store. It refers to the rows it was
+// decoded from.
+type stored struct {
+	entry     *Entry // without Signature
+	hash      [32]byte
+	proof     batchProof
+	signature []byte
+}
+
+// splitRow returns what the hash of a stored entry covers, and what shows its
+// place in the group that it was signed in: of a row of version 1 the zero proof.
+func splitRow(row []byte) (core []byte, p batchProof, err error) {
+	if _, grouped := rowBatch(row); !grouped {
+		if len(row) < plainRowHeader || row[0] != plainRow {
+			return nil, p, errNotCanonical
+		}
+		return row[plainRowHeader:], p, nil
+	}
+	p = batchProof{n: binary.BigEndian.Uint32(row[9:]), index: binary.BigEndian.Uint32(row[13:])}
+	if p.n < 2 || p.index >= p.n {
+		return nil, p, errNotCanonical
+	}
+	end := batchRowHeader + 32*pathLength(p.n, p.index)
+	if len(row) < end {
+		return nil, p, errNotCanonical
+	}
+	p.path = row[batchRowHeader:end]
+	return row[end:], p, nil
+}
+
+// decodeStored reads a stored entry; batch is the row of its group, if
+// [rowBatch] names one.
+func decodeStored(row, batch []byte) (s stored, err error) {
+	var core []byte
+	if core, s.proof, err = splitRow(row); err != nil {
+		return stored{}, err
+	}
+	first, grouped := rowBatch(row)
+	switch {
+	case !grouped:
+		s.signature = row[1:plainRowHeader]
+	case len(batch) != dualsig.SignatureSize:
+		return stored{}, errNotCanonical
+	default:
+		s.signature = batch
+	}
+	if s.entry, err = parse(core, false); err != nil {
+		return stored{}, err
+	}
+	if grouped && (first == 0 || s.entry.Sequence != first+uint64(s.proof.index)) {
+		return stored{}, errNotCanonical
+	}
+	s.hash = sha3.Sum256(core)
+	s.entry.Hash = hex.EncodeToString(s.hash[:])
+	return s, nil
+}
+
+// verify reports whether the signature is key's. The memo may be nil.
+func (s stored) verify(key *dualsig.PublicKey, m *memo) bool {
+	return s.proof.verify(key, s.hash, s.signature, m)
+}
+
+// whole returns the entry with its signature.
+func (s stored) whole() *Entry {
+	b := s.signature
+	if s.proof.n > 0 {
+		b = s.proof.encode(b)
+	}
+	s.entry.Signature = base64.StdEncoding.EncodeToString(b)
+	return s.entry
+}
+
+// decodeRow reads a stored entry; batch is the row of its group, if [rowBatch]
+// names one.
+func decodeRow(row, batch []byte) (*Entry, error) {
+	s, err := decodeStored(row, batch)
 	if err != nil {
 		return nil, err
 	}
-	hash := sha3.Sum256(core)
-	e.Hash = hex.EncodeToString(hash[:])
-	e.Signature = base64.StdEncoding.EncodeToString(signature)
+	return s.whole(), nil
+}
+
+// errNoEntry is a [fault.NotFound].
+var errNoEntry = fault.New(fault.NotFound, "the log holds no entry with this sequence")
+
+// readEntry returns the whole entry, unverified. Errors: errNoEntry, or
+// fault.Internal when what is there is not that entry.
+func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
+	row, err := r.Get(entryKey(sequence))
+	if err != nil {
+		return nil, fmt.Errorf("reading an audit entry: %w", err)
+	}
+	if row == nil {
+		return nil, errNoEntry
+	}
+	var batch []byte
+	if first, ok := rowBatch(row); ok {
+		row = bytes.Clone(row) // a row is valid until the next read
+		if batch, err = r.Get(batchKey(first)); err != nil {
+			return nil, fmt.Errorf("reading the signature of audit entries: %w", err)
+		}
+	}
+	e, err := decodeRow(row, batch)
+	if err != nil || e.Sequence != sequence {
+		return nil, errDamagedLog
+	}
 	return e, nil
 }

@@ -64,6 +64,17 @@ const (
 	MemberRemoved          EventType = "MEMBER_REMOVED"
 	InvitationRevoked      EventType = "INVITATION_REVOKED"
 	AuditRead              EventType = "AUDIT_READ"
+	ProofRead              EventType = "PROOF_READ"          // checkpoint, proofs, tiles and the audit key; once a minute for each caller
+	AuditExported          EventType = "AUDIT_EXPORTED"      // the whole log
+	LogArchived            EventType = "LOG_ARCHIVED"        // a segment lies in the archive and is no longer in the database
+	AnchorStarted          EventType = "ANCHOR_STARTED"      // a place outside kept no checkpoint, and keeps one from now on: a second one tells that it was removed
+	AnchorRefused          EventType = "ANCHOR_REFUSED"      // a checkpoint kept outside does not verify, or belongs to another chain
+	RollbackAccepted       EventType = "ROLLBACK_ACCEPTED"   // entries were lost, and the log goes on above them in a new epoch
+	ComplianceAssessed     EventType = "COMPLIANCE_ASSESSED" // the state that scores are judged by
+	ComplianceScored       EventType = "COMPLIANCE_SCORED"
+	ComplianceHistoryRead  EventType = "COMPLIANCE_HISTORY_READ"
+	ComplianceReported     EventType = "COMPLIANCE_REPORTED"
+	InventoryRead          EventType = "INVENTORY_READ"
 	RateLimited            EventType = "RATE_LIMITED"   // once per principal and minute
 	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, 64 a minute at most, in the tenant system
 )
@@ -123,6 +134,17 @@ func EventTypes() []EventType {
 		MemberRemoved,
 		InvitationRevoked,
 		AuditRead,
+		ProofRead,
+		AuditExported,
+		LogArchived,
+		AnchorStarted,
+		AnchorRefused,
+		RollbackAccepted,
+		ComplianceAssessed,
+		ComplianceScored,
+		ComplianceHistoryRead,
+		ComplianceReported,
+		InventoryRead,
 		RateLimited,
 		AccessRefused,
 	}
@@ -172,6 +194,7 @@ const (
 	ChainResource      = "chain"
 	LogResource        = "audit_log"
 	InterfaceResource  = "interface"
+	ComplianceResource = "compliance"
 )
 
 // Attributes with a meaning to the verification. The digest is that of the credential's
@@ -226,6 +249,13 @@ var attempts = map[authz.Action]attempt{
 	authz.ListKeys:           {KeyListed, KeyResource},
 	authz.RotateKey:          {KeyRotated, KeyResource},
 	authz.ReadAudit:          {AuditRead, LogResource},
+	authz.ReadProof:          {ProofRead, LogResource},
+	authz.ExportAudit:        {AuditExported, LogResource},
+	authz.AcceptRollback:     {RollbackAccepted, ChainResource},
+	authz.ReadScore:          {ComplianceScored, ComplianceResource},
+	authz.ReadScoreHistory:   {ComplianceHistoryRead, ComplianceResource},
+	authz.ReadReport:         {ComplianceReported, ComplianceResource},
+	authz.ReadInventory:      {InventoryRead, ComplianceResource},
 	authz.CreateAPIKey:       {APIKeyCreated, APIKeyResource},
 	authz.ListAPIKeys:        {APIKeyListed, APIKeyResource},
 	authz.RevokeAPIKey:       {APIKeyRevoked, APIKeyResource},

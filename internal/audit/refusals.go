@@ -14,9 +14,14 @@ import (
 // type was recorded in this minute already: in whichever tenant's history, since
 // otherwise the time it takes would tell which tenant has an account. To the
 // source belongs what the stranger asked for, where one address may not hide what
-// it tries on another.
+// it tries on another. That an account is slowed down is recorded by itself: it is
+// preceded by refusals in the same minute.
 func (l *Log) Refused(ctx context.Context, source string, e Event) error {
-	if !l.strangers.first(string(e.Type), source, l.now()) {
+	group := string(e.Type)
+	if e.Attributes[AttributeReason] == ReasonSlowedDown {
+		group += " " + ReasonSlowedDown
+	}
+	if !l.strangers.first(group, source, l.now()) {
 		return nil
 	}
 	return l.Record(ctx, e)

@@ -1,18 +1,14 @@
 package audit
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 
-	"github.com/go-json-experiment/json"
+	"golang.org/x/mod/sumdb/tlog"
 
-	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -26,17 +22,12 @@ const (
 // ScanAll visits every row of the range in order, in snapshots of a page each.
 // Rows that are only ever added at the end read the same as in one snapshot.
 func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
-	type row struct{ key, value []byte }
 	for {
 		var rows []row
-		size, full := 0, false
-		err := s.View(ctx, func(r store.Reader) error {
-			return r.Scan(rng, func(key, value []byte) bool {
-				rows = append(rows, row{bytes.Clone(key), bytes.Clone(value)})
-				size += len(value)
-				full = len(rows) == pageRows || size >= pageBytes
-				return !full
-			})
+		more, err := false, error(nil)
+		err = s.View(ctx, func(r store.Reader) error {
+			rows, more, err = readPage(r, rng)
+			return err
 		})
 		if err != nil {
 			return err
@@ -46,100 +37,489 @@ func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key
 				return err
 			}
 		}
-		if !full {
+		if !more {
 			return nil
 		}
 		rng.From = append(rows[len(rows)-1].key, 0)
 	}
 }
 
-// VerifyStore checks the whole log as it lies in the store, from its first
-// entry to its head, and the rows derived from it. Nothing may write to the
-// store meanwhile. A [Broken] error names the first bad sequence.
-func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) {
-	o.Tenant = false
-	v := NewVerifier(o)
-	index := make(map[string]indexRow)
-	err := ScanAll(ctx, s, entryRange, func(key, value []byte) error {
-		e, err := v.addRow(key, value)
+type row struct{ key, value []byte }
+
+// readPage returns copies of the first rows of the range, and whether there may
+// be more.
+func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error) {
+	size := 0
+	err = r.Scan(rng, func(key, value []byte) bool {
+		both := make([]byte, 0, len(key)+len(value)+1) // the key may grow by a byte
+		both = append(append(both, value...), key...)
+		rows = append(rows, row{both[len(value):], both[:len(value):len(value)]})
+		size += len(value)
+		more = len(rows) == pageRows || size >= pageBytes
+		return !more
+	})
+	return rows, more, err
+}
+
+// entryRow is a row of an entry with that of its group, if it has one.
+type entryRow struct{ key, row, batch []byte }
+
+// scanEntries visits the rows of entries of the range in order.
+func scanEntries(ctx context.Context, s store.Store, rng store.Range, visit func(entryRow) error) error {
+	for {
+		var page []entryRow
+		more := false
+		err := s.View(ctx, func(r store.Reader) (err error) {
+			page, more, err = readEntries(r, rng)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		index[string(tenantKey(e.TenantID, e.TenantSequence))] = indexRow{v.head, e.EventType, e.Actor.ID}
-		return nil
+		for _, e := range page {
+			if err := visit(e); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+		rng.From = append(bytes.Clone(page[len(page)-1].key), 0)
+	}
+}
+
+func readEntries(r store.Reader, rng store.Range) (page []entryRow, more bool, err error) {
+	rows, more, err := readPage(r, rng)
+	if err != nil {
+		return nil, false, err
+	}
+	var first uint64
+	var batch []byte
+	for _, row := range rows {
+		e := entryRow{key: row.key, row: row.value}
+		if of, ok := rowBatch(row.value); ok {
+			if batch == nil || of != first {
+				if batch, err = r.Get(batchKey(of)); err != nil {
+					return nil, false, err
+				}
+				first, batch = of, bytes.Clone(batch)
+			}
+			e.batch = batch
+		}
+		page = append(page, e)
+	}
+	return page, more, nil
+}
+
+// VerifyStore checks the whole log as it lies in the store, from its first
+// entry, or from the base of what was archived, to its head, and all rows
+// derived from it; or, with From or To, the entries of a range alone. Derived
+// rows that are not written yet are no fault. A range that ends before To is broken
+// there, unless the next entry accepts that To is lost. Nothing may write to the store
+// meanwhile. A [Broken] error names the first bad sequence.
+func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) {
+	o.Tenant, o.Base = false, nil
+	base, err := readBase(ctx, s)
+	if err != nil {
+		return Report{}, err
+	}
+	first := uint64(1)
+	if base != nil {
+		first = base.head.sequence + 1
+	}
+	if o.From <= first {
+		o.From, o.Base = 0, base
+	}
+	if o.From > first && o.Fingerprint != "" { // which the first entry or the base is held against, and this by the key
+		begins, err := VerifyStore(ctx, s, Options{To: 1, PublicKey: o.PublicKey, Fingerprint: o.Fingerprint})
+		if err != nil {
+			return Report{}, err
+		}
+		o.PublicKey, o.Fingerprint = begins.PublicKey, ""
+	}
+	w := &storeWalk{ctx: ctx, store: s, base: base, Verifier: NewVerifier(o)}
+	w.beside, w.derive = w.indexed, w.summarized
+	if w.whole {
+		if err := w.prepare(); err != nil {
+			return Report{}, err
+		}
+	}
+	if err := w.walk(o.To); err != nil {
+		return Report{}, err
+	}
+	if o.To > 0 || !w.whole {
+		w.due = nil
+		if err := w.reach(o.To); err != nil {
+			return Report{}, err
+		}
+		return w.Finish()
+	}
+	report, err := w.Finish()
+	if broken, ok := IsBroken(err); err != nil && !ok {
+		return Report{}, err
+	} else if ok && broken.Sequence <= w.head.sequence {
+		return Report{}, err
+	}
+	// What follows is looked at even when a checkpoint knows more than there is,
+	// since a derived row may be wrong before that.
+	for _, check := range []func() error{w.atHead, w.noOtherRows, w.tilesBelow, w.current, w.batches, w.tilesOnly, w.summariesOnly, w.epochRows, w.archived} {
+		if err := check(); err != nil {
+			return Report{}, err
+		}
+	}
+	if bad := w.outcome(); bad != nil {
+		return Report{}, bad
+	}
+	return report, err
+}
+
+// storeWalk is a verification of a store's rows.
+type storeWalk struct {
+	ctx   context.Context
+	store store.Store
+	base  *Base
+	*Verifier
+
+	signed    []byte     // the stored checkpoint
+	followed  Checkpoint // what it says
+	followErr error
+}
+
+// prepare reads the checkpoint that the derived rows belong to, and takes up
+// what the base knows.
+func (w *storeWalk) prepare() error {
+	w.signed, w.followErr = nil, nil
+	err := w.view(func(r store.Reader) error {
+		b, err := r.Get(checkpointKey)
+		w.signed = bytes.Clone(b)
+		return err
 	})
 	if err != nil {
-		return Report{}, err
+		return fmt.Errorf("reading the newest checkpoint: %w", err)
 	}
-	report, err := v.Finish()
+	if w.signed != nil {
+		w.followed, w.followErr = peekCheckpoint(w.signed)
+	}
+	w.links = w.tiled
+	w.begun = func() error {
+		if w.signed == nil || w.followErr != nil {
+			return nil
+		}
+		c, err := parseOnly(w.signed, w.public)
+		if w.followErr = err; err == nil && c.ChainID != w.chainID {
+			w.followErr = ErrCheckpointUnverified
+		}
+		if w.followErr == nil && c.Size > w.tree.size {
+			w.expect(c, "the newest checkpoint")
+		}
+		return nil
+	}
+	w.older = w.sinceInBase
+	if w.base == nil {
+		return nil
+	}
+	if err := w.open(nil); err != nil {
+		return err
+	}
+	switch {
+	case !w.following() || w.followed.Size > w.tree.size:
+		return nil
+	case w.followed.Size < w.tree.size:
+		return &Broken{w.head.sequence, "the newest checkpoint is behind the base of what was archived"}
+	case !w.followed.same(w.checkpoint()):
+		return waypoint{w.followed, "the newest checkpoint"}.forked()
+	}
+	return w.holdTiles(w.tree.partial()) // no entry comes that would have them held
+}
+
+// sinceInBase holds an older checkpoint against the tree of what was archived,
+// whose tiles are still there.
+func (w *storeWalk) sinceInBase(c Checkpoint) error {
+	of := waypoint{c, "the older checkpoint"}
+	for i, e := range w.epochs {
+		if e.number > c.Epoch && e.size < c.Size {
+			return of.lostTo(w.lost[i-1].LostFrom, e.first)
+		}
+	}
+	if sequenceAt(w.epochs, c.Size-1) != c.Sequence || epochOf(w.epochs, c.Sequence).number != c.Epoch {
+		return of.forked()
+	}
+	return w.view(func(r store.Reader) error {
+		hashes := tiles{r}.hashes(w.tree.size, w.tree.root())
+		root, err := tlog.TreeHash(c.Size, hashes)
+		if err != nil {
+			return fmt.Errorf("proving the older checkpoint: %w", treeError(err))
+		}
+		leaf, err := hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, c.Size-1)})
+		if err != nil {
+			return fmt.Errorf("proving the older checkpoint: %w", treeError(err))
+		}
+		if root != c.Root || leaf[0] != tlog.Hash(leafHash(c.Hash)) {
+			return of.forked()
+		}
+		return nil
+	})
+}
+
+func (w *storeWalk) view(do func(r store.Reader) error) error { return w.store.View(w.ctx, do) }
+
+// walk reads the entries behind the head, up to a sequence, 0 being all.
+func (w *storeWalk) walk(to uint64) error {
+	rng := entryRange
+	if next := w.next(); next > 1 {
+		rng.From = entryKey(next)
+	}
+	if to > 0 && to < maxInteger {
+		rng.To = entryKey(to + 1)
+	}
+	return w.read(rng)
+}
+
+// reach reads on when the walk has ended before a sequence, 0 being none: the next
+// entry accepts that it is lost, or the chain is broken here.
+func (w *storeWalk) reach(to uint64) error {
+	if w.next() > to {
+		return nil
+	}
+	var next []byte
+	err := w.view(func(r store.Reader) error {
+		return r.Scan(store.Range{From: entryKey(min(to, maxInteger) + 1), To: entryRange.To}, func(key, _ []byte) bool {
+			next = bytes.Clone(key)
+			return false
+		})
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading the log: %w", err)
+	case next == nil && w.head.sequence == 0:
+		return nil // there is no entry, which is told at the end
+	case next == nil:
+		return w.endsBefore(to)
+	}
+	return w.read(only(next))
+}
+
+func (w *storeWalk) read(rng store.Range) error {
+	err := w.addRange(w.ctx, w.store, rng)
+	if _, broken := IsBroken(err); err != nil && !broken && w.failed() == nil {
+		return fmt.Errorf("reading the log: %w", err)
+	}
+	if err := w.Wait(); err != nil {
+		if _, broken := IsBroken(err); !broken || w.failed() != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// indexed holds the row of a tenant's index against its entry.
+func (w *storeWalk) indexed(r store.Reader, it *item) error {
+	e := it.entry
+	b, err := r.Get(tenantKey(e.TenantID, e.TenantSequence))
 	if err != nil {
-		return Report{}, err
+		return fmt.Errorf("reading the index of a tenant: %w", err)
 	}
+	want := indexRow{link{e.Sequence, it.micros, it.hash}, e.EventType, e.Actor.ID}
+	switch {
+	case b == nil:
+		it.beside = "the entry is missing from its tenant's index"
+	case !bytes.Equal(b, want.encode()):
+		it.beside = "a tenant's index does not agree with the entry"
+	}
+	return nil
+}
+
+// atHead compares the stored head with the last entry.
+func (w *storeWalk) atHead() error {
 	var head link
-	err = s.View(ctx, func(r store.Reader) error {
+	bad := false
+	err := w.view(func(r store.Reader) error {
 		b, err := r.Get(headKey)
 		if err == nil {
 			head, err = decodeLink(b)
+			bad, err = err != nil, nil
 		}
 		return err
 	})
 	switch {
 	case err != nil:
-		return Report{}, fmt.Errorf("reading the head of the chain: %w", err)
-	case head.sequence > v.head.sequence:
-		return Report{}, &Broken{v.head.sequence + 1, fmt.Sprintf("the log was cut: its head is at %d", head.sequence)}
-	case head != v.head:
-		return Report{}, &Broken{v.head.sequence, "the head of the chain is not the last entry"}
+		return fmt.Errorf("reading the head of the chain: %w", err)
+	case !bad && head.sequence > w.head.sequence:
+		w.suspect(w.head.sequence+1, fmt.Sprintf("the log was cut: its head is at %d", head.sequence))
+	case bad || head != w.head:
+		w.suspect(w.head.sequence, "the head of the chain is not the last entry")
 	}
-	err = ScanAll(ctx, s, tenantRange, func(key, value []byte) error {
-		want, ok := index[string(key)]
-		if !ok {
-			return &Broken{sequenceOf(value), "a tenant's index names an entry that is not in the log"}
+	if w.followErr != nil {
+		w.suspect(w.head.sequence, "the newest checkpoint does not verify")
+	}
+	return nil
+}
+
+// clamp returns a sequence that a row claims, if the log has it, and the first
+// that it has not for those behind.
+func (w *storeWalk) clamp(sequence uint64) uint64 {
+	if sequence == 0 {
+		return w.head.sequence
+	}
+	return min(sequence, w.head.sequence+1)
+}
+
+// noOtherRows looks for rows that stand where none belongs: in the tenants'
+// indexes, whose other rows were compared with their entries, and anywhere else
+// under audit/.
+func (w *storeWalk) noOtherRows() error {
+	err := ScanAll(w.ctx, w.store, tenantRange, func(key, value []byte) error {
+		name := key[len(tenantRange.From):]
+		if n := len(name) - 9; n > 0 && name[n] == '/' {
+			sequence := binary.BigEndian.Uint64(name[n+1:])
+			if t := w.tenants[string(name[:n])]; t != nil && sequence >= 1 && sequence <= t.sequence {
+				return w.kept(string(name[:n]), sequence, value)
+			}
 		}
-		if !bytes.Equal(value, want.encode()) {
-			return &Broken{want.sequence, "a tenant's index does not agree with the entry"}
-		}
-		delete(index, string(key))
+		w.suspect(w.clamp(sequenceOf(value)), "a tenant's index names an entry that is not in the log")
 		return nil
 	})
 	if err != nil {
-		return Report{}, err
+		return fmt.Errorf("reading the indexes of tenants: %w", err)
 	}
-	if missing := (&Broken{Reason: "the entry is missing from its tenant's index"}); len(index) > 0 {
-		for _, row := range index {
-			if missing.Sequence == 0 || row.sequence < missing.Sequence {
-				missing.Sequence = row.sequence
-			}
+	at := []byte("audit/")
+	for _, known := range rowRanges {
+		err := ScanAll(w.ctx, w.store, store.Range{From: at, To: known.From}, func([]byte, []byte) error { return errStray })
+		if errors.Is(err, errStray) {
+			w.suspect(w.head.sequence, "there is a row that is not of the log")
+		} else if err != nil {
+			return err
 		}
-		return Report{}, missing
+		at = known.To
 	}
-	return report, verifyAnchors(ctx, s, report)
-}
-
-// verifyAnchors holds the anchors of live credentials against the replay.
-func verifyAnchors(ctx context.Context, s store.Store, report Report) error {
-	seen := 0
-	anchors := make(map[string]link, len(report.Credentials))
-	for key, state := range report.Credentials {
-		if !state.Deleted {
-			anchors[string(anchorKey(string(key.Tenant), key.Credential))] = state.anchor
-		}
-	}
-	err := ScanAll(ctx, s, anchorRange, func(key, value []byte) error {
-		want, live := anchors[string(key)]
-		if !live {
-			return nil // of a deleted credential
-		}
-		seen++
-		if !bytes.Equal(value, want.encode()) {
-			return &Broken{want.sequence, "a credential's anchor does not agree with the entry"}
-		}
+	err = ScanAll(w.ctx, w.store, store.Range{From: at, To: store.Prefix([]byte("audit/")).To}, func([]byte, []byte) error { return errStray })
+	if errors.Is(err, errStray) {
+		w.suspect(w.head.sequence, "there is a row that is not of the log")
 		return nil
-	})
-	if err == nil && seen != len(anchors) {
-		err = &Broken{report.Sequence, "a credential's anchor is missing"}
 	}
 	return err
+}
+
+var errStray = errors.New("a row that is not of the log")
+
+// kept holds the one index row that stays of a tenant whose entries are all
+// archived against what the base knows. Older ones are left over from a cut.
+func (w *storeWalk) kept(tenant string, sequence uint64, value []byte) error {
+	if w.base == nil || w.base.tenants[tenant] == nil || w.base.tenants[tenant].sequence != sequence {
+		return nil
+	}
+	if row, err := decodeIndexRow(value); err != nil || row.link != w.base.tenants[tenant].last {
+		w.suspect(w.base.tenants[tenant].last.sequence, "a tenant's index does not agree with the archived entry")
+	}
+	return nil
+}
+
+// rowRanges are all rows of the log, in the order of their keys.
+var rowRanges = []store.Range{
+	currentRange,
+	archiveRange,
+	only(baseKey),
+	batchRange,
+	only(checkpointKey),
+	entryRange,
+	epochRange,
+	only(headKey),
+	summaryRange,
+	tenantRange,
+	tileRange,
+	only(verifiedKey), // which says nothing of the log that is not found out here
+}
+
+func only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
+
+// current holds the current rows against the replay.
+func (w *storeWalk) current() error {
+	known := make(map[string]link, len(w.credentials))
+	for key, state := range w.credentials {
+		if state.current.sequence > 0 {
+			known[string(currentKey(string(key.Tenant), key.Credential))] = state.current
+		}
+	}
+	leftOver, err := w.leftOver()
+	if err != nil {
+		return err
+	}
+	err = ScanAll(w.ctx, w.store, currentRange, func(key, value []byte) error {
+		want, ok := known[string(key)]
+		switch {
+		case !ok && leftOver && len(value) == 48 && sequenceOf(value) <= w.base.head.sequence:
+			// It is of one that was deleted, and goes with the entry that says so.
+		case !ok:
+			sequence := w.head.sequence
+			if at, err := decodeLink(value); err == nil {
+				sequence = w.clamp(at.sequence)
+			}
+			w.suspect(sequence, "the log names a current version of a credential that it never recorded")
+		case !bytes.Equal(value, want.encode()):
+			w.suspect(want.sequence, "what the log names as a credential's current version is not the newest entry of one")
+		}
+		delete(known, string(key))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the current versions: %w", err)
+	}
+	for _, missing := range known {
+		w.suspect(missing.sequence, "the log no longer names a credential's current version, which this entry made")
+	}
+	return nil
+}
+
+// batches looks for signatures of groups that there are not. Those of the
+// groups that there are were checked with their entries.
+func (w *storeWalk) batches() error {
+	err := ScanAll(w.ctx, w.store, batchRange, func(key, _ []byte) error {
+		at := key[len(batchRange.From):]
+		if len(at) != 8 {
+			w.suspect(w.head.sequence, "a signature of a group stands where none belongs")
+			return nil
+		}
+		first := binary.BigEndian.Uint64(at)
+		if w.base != nil && first <= w.base.head.sequence {
+			return nil // left over from a cut
+		}
+		return w.view(func(r store.Reader) error {
+			b, err := r.Get(entryKey(first))
+			if of, ok := rowBatch(b); err == nil && (!ok || of != first) {
+				w.suspect(w.clamp(first), "a signature of a group has no group")
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("reading the signatures of groups: %w", err)
+	}
+	return nil
+}
+
+// epochRows holds the rows of the epochs against the entries that began them.
+func (w *storeWalk) epochRows() error {
+	known := make(map[string]epoch)
+	for _, e := range w.epochs[1:] {
+		known[string(epochKey(e.number))] = e
+	}
+	err := ScanAll(w.ctx, w.store, epochRange, func(key, value []byte) error {
+		e, ok := known[string(key)]
+		if !ok {
+			w.suspect(w.clamp(sequenceOf(value)), "an epoch was begun that no entry accepts")
+		} else if !bytes.Equal(value, e.encode()) {
+			w.suspect(e.first, "the epoch is not the one that the entry began")
+		}
+		delete(known, string(key))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the epochs: %w", err)
+	}
+	for _, e := range known {
+		w.suspect(e.first, "the epoch that the entry began is missing")
+	}
+	return nil
 }
 
 func sequenceOf(indexValue []byte) uint64 {
@@ -147,174 +527,4 @@ func sequenceOf(indexValue []byte) uint64 {
 		return 0
 	}
 	return binary.BigEndian.Uint64(indexValue)
-}
-
-// closing is the last line of an export: a signed statement of where it ends,
-// so that an export that lost its last lines is seen to have lost them.
-type closing struct {
-	ChainID   string `json:"chain_id"`
-	Hash      string `json:"hash"`
-	KeyID     string `json:"key_id"`
-	Sequence  uint64 `json:"sequence"`
-	Signature string `json:"signature"` // base64 ML-DSA-65
-}
-
-type closingLine struct {
-	End closing `json:"end"`
-}
-
-const closingContext = "latticekeep/export-end/v1"
-
-func (c closing) signed() []byte {
-	return frame.Join(closingContext, []byte(c.ChainID), []byte(c.KeyID), frame.Uint64(c.Sequence), []byte(c.Hash))
-}
-
-// line returns the closing line in its only form.
-func (c closing) line() ([]byte, error) { return json.Marshal(closingLine{c}) }
-
-// Export writes the whole log as JSON lines: each entry in its canonical form,
-// oldest first, and a signed line that says where the export ends. It verifies
-// what it writes, up to the head, and signs nothing about a log that does not
-// hold: the error is then a [Broken].
-func (l *Log) Export(ctx context.Context, w io.Writer) error {
-	out := bufio.NewWriter(w)
-	v := NewVerifier(Options{PublicKey: l.signer.Public()})
-	head, err := l.head(ctx)
-	if err != nil {
-		return fmt.Errorf("exporting the log: %w", err)
-	}
-	err = ScanAll(ctx, l.store, entryRange, func(key, value []byte) error {
-		if v.Next() > head.sequence {
-			return errEnd // written since
-		}
-		e, err := v.addRow(key, value)
-		if err != nil {
-			return err
-		}
-		line, err := e.JSON()
-		if err == nil {
-			_, err = out.Write(append(line, '\n'))
-		}
-		return err
-	})
-	if err != nil && !errors.Is(err, errEnd) {
-		return fmt.Errorf("exporting the log: %w", err)
-	}
-	report, err := v.Finish()
-	if err == nil && v.head != head {
-		err = &Broken{v.Next(), fmt.Sprintf("the log was cut: its head is at %d", head.sequence)}
-	}
-	if err != nil {
-		return fmt.Errorf("exporting the log: %w", err)
-	}
-	end := closing{ChainID: l.chainID, Hash: report.Hash, KeyID: l.keyID, Sequence: report.Sequence}
-	signature, err := l.signer.Sign(closingContext, end.signed())
-	if err != nil {
-		return fmt.Errorf("signing the end of the export: %w", err)
-	}
-	end.Signature = base64.StdEncoding.EncodeToString(signature)
-	line, err := end.line()
-	if err != nil {
-		return err
-	}
-	if _, err := out.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("exporting the log: %w", err)
-	}
-	return out.Flush()
-}
-
-var errEnd = errors.New("the end of the export")
-
-// addRow checks the next row of the store.
-func (v *Verifier) addRow(key, value []byte) (*Entry, error) {
-	if !bytes.Equal(key, entryKey(v.Next())) {
-		return nil, &Broken{v.Next(), "the entry is missing, or a row stands where none belongs"}
-	}
-	e, err := decodeRow(value)
-	if err != nil {
-		return nil, &Broken{v.Next(), err.Error()}
-	}
-	return e, v.Add(e)
-}
-
-// maxLine bounds one line of an export: an entry is a few KiB.
-const maxLine = 1 << 20
-
-// VerifyExport checks a log that [Log.Export] wrote.
-func VerifyExport(r io.Reader, o Options) (Report, error) {
-	o.Tenant = false
-	v := NewVerifier(o)
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 0, 16<<10), maxLine)
-	lines.Split(splitLines)
-	var end *closing
-	for lines.Scan() {
-		line := lines.Bytes()
-		if end != nil {
-			return Report{}, &Broken{v.Next(), "the export goes on after its closing line"}
-		}
-		if bytes.HasPrefix(line, []byte(`{"end":`)) {
-			var c closingLine
-			err := json.Unmarshal(line, &c)
-			if again, err2 := c.End.line(); err != nil || err2 != nil || !bytes.Equal(again, line) {
-				return Report{}, &Broken{v.Next(), "the closing line is malformed"}
-			}
-			end = &c.End
-			continue
-		}
-		e, err := ParseEntry(line)
-		if err != nil {
-			return Report{}, &Broken{v.Next(), err.Error()}
-		}
-		if err := v.Add(e); err != nil {
-			return Report{}, err
-		}
-	}
-	if err := lines.Err(); err != nil {
-		if errors.Is(err, bufio.ErrTooLong) {
-			return Report{}, &Broken{v.Next(), "the line is too long for an entry"}
-		}
-		return Report{}, fmt.Errorf("reading the export: %w", err)
-	}
-	report, err := v.Finish()
-	if err != nil {
-		return Report{}, err
-	}
-	if end == nil {
-		return Report{}, &Broken{v.Next(), "the export was cut: its closing line is missing"}
-	}
-	signature, ok := decodeBase64(end.Signature)
-	if !ok || end.KeyID != v.keyID || end.ChainID != report.ChainID ||
-		!report.PublicKey.Verify(closingContext, end.signed(), signature) {
-		return Report{}, &Broken{v.Next(), "the closing line does not verify"}
-	}
-	if end.Sequence != report.Sequence || end.Hash != report.Hash {
-		return Report{}, &Broken{v.Next(), fmt.Sprintf("the export was cut: it says that it ends at %d", end.Sequence)}
-	}
-	return report, nil
-}
-
-// splitLines is [bufio.ScanLines] without its leniency: a line ends in one
-// newline, the last one too, and a carriage return is part of it.
-func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
-	if i := bytes.IndexByte(data, '\n'); i >= 0 {
-		return i + 1, data[:i], nil
-	}
-	if atEOF && len(data) > 0 {
-		return len(data), data, nil // an entry cut short parses as little as one with junk
-	}
-	return 0, nil, nil
-}
-
-// VerifyTenant checks one tenant's part of the chain, given oldest first, as a
-// tenant reads it over the interface.
-func VerifyTenant(entries []Entry, o Options) (Report, error) {
-	o.Tenant = true
-	v := NewVerifier(o)
-	for i := range entries {
-		if err := v.Add(&entries[i]); err != nil {
-			return Report{}, err
-		}
-	}
-	return v.Finish()
 }

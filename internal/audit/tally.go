@@ -55,17 +55,16 @@ func (t *tally) at(sequence uint64) map[Kind]uint64 {
 	}
 }
 
-// propose counts the entries that follow a stored head.
-func (t *tally) propose(sequence uint64, events []any) {
-	before := t.at(sequence)
+// propose counts the entries that follow a stored head; the last of them will
+// have the sequence last.
+func (t *tally) propose(head, last uint64, group []pending) {
+	before := t.at(head)
 	after := maps.Clone(before)
 	if after == nil {
 		after = make(map[Kind]uint64)
 	}
-	for _, e := range events {
-		if p, ok := e.(pending); ok {
-			after[Kind{p.Type, p.Outcome}]++
-		}
+	for _, p := range group {
+		after[Kind{p.Type, p.Outcome}]++
 	}
-	t.latest.Store(&proposal{before, after, sequence + uint64(len(events))})
+	t.latest.Store(&proposal{before, after, last})
 }

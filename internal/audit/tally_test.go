@@ -48,20 +48,20 @@ func TestProgressCountsWhatIsCommittedByKind(t *testing.T) {
 // The hook has run for a commit that then fails.
 func TestAProposalCountsOnceItIsCommitted(t *testing.T) {
 	var counts tally
-	one := []any{pending{Event: Event{Type: AuditRead, Outcome: Success}}}
+	one := []pending{{Event: Event{Type: AuditRead, Outcome: Success}}}
 	kind := Kind{AuditRead, Success}
-	counts.propose(0, one)
+	counts.propose(0, 1, one)
 	if n := counts.at(0)[kind]; n != 0 {
 		t.Error("before its commit:", n)
 	}
-	counts.propose(0, append(one, one...)) // that failed; two try next
+	counts.propose(0, 2, append(one, one...)) // that failed; two try next
 	if n := counts.at(0)[kind]; n != 0 {
 		t.Error("after a commit that failed:", n)
 	}
 	if n := counts.at(2)[kind]; n != 2 {
 		t.Error("committed:", n)
 	}
-	counts.propose(2, one)
+	counts.propose(2, 3, one)
 	if n := counts.at(2)[kind]; n != 2 {
 		t.Error("before the next commit:", n)
 	}

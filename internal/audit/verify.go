@@ -1,15 +1,22 @@
 package audit
 
 import (
-	"cmp"
+	"bytes"
+	"context"
 	"crypto/subtle"
-	"encoding/hex"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // Broken says where a chain stops holding.
@@ -27,174 +34,457 @@ type Options struct {
 	// Tenant verifies one tenant's part of the chain by its own links; other
 	// tenants' entries are not expected.
 	Tenant bool
-	// PublicKey of the log. Nil takes the one that the first entry names.
+	// PublicKey of the log. Nil takes the one that the first entry, or the
+	// base, names.
 	PublicKey *dualsig.PublicKey
 	// Fingerprint of the chain, as [Fingerprint] makes it; empty leaves open
 	// whose log it is.
 	Fingerprint string
-}
+	// Since is an older checkpoint of the log that someone kept, a signed note or
+	// its text alone ([ParseKept]): the log must contain all that it knows.
+	Since []byte
+	// From and To are the first and the last sequence to verify; zero is open.
+	// A range that does not begin with the first entry there is needs PublicKey.
+	From, To uint64
+	// Base is where the verification of an export begins whose entries go on
+	// behind it. A store has its own.
+	Base *Base
 
-// State is the newest state of a credential that the log knows.
-type State struct {
-	Sequence uint64 // of the entry that says so
-	Deleted  bool
-	Version  string // decimal
-	Digest   string // of the record, lower-case hex
-	Former   Former // zero when no former version may be there
-	anchor   link
-}
-
-// Former is the version that a rotation of a credential left readable.
-type Former struct {
-	Version string // decimal
-	Digest  string // of its record
-}
-
-// CredentialKey names a credential of a tenant.
-type CredentialKey struct {
-	Tenant     authz.TenantID
-	Credential string
+	linksOnly   bool                                    // to measure what signatures cost
+	entriesOnly bool                                    // nothing is replayed: the report is of the chain alone
+	gentle      bool                                    // on one core, for a log that is in use
+	check       func(s stored, verify func() bool) bool // what a test remembers of signatures
 }
 
 // Report is what a verification that found nothing wrong has seen.
 type Report struct {
-	Entries     uint64
+	From        uint64 // sequence of the first entry that was checked
+	Entries     uint64 // that were checked
 	Tenant      string // whose part it is; empty for a whole chain
 	Sequence    uint64 // of the last entry
 	Hash        string // of the last entry
-	ChainID     string
-	Fingerprint string
-	Pinned      bool // a fingerprint or public key was given, and is this chain's
+	ChainID     string // empty for a range that does not begin with the first entry
+	Fingerprint string // empty likewise
+	Pinned      bool   // a fingerprint or public key was given, and is this chain's
 	PublicKey   *dualsig.PublicKey
-	Credentials map[CredentialKey]State // all that were ever sealed
+	// Size and Root of the tree; zero where the verification did not begin at
+	// the first entry or a base.
+	Size  int64
+	Root  tlog.Hash
+	Epoch uint64
+	// Rollbacks that were accepted: entries that are no longer there.
+	Rollbacks []Rollback
+	// Since is the older checkpoint that the log contains; nil if none was given.
+	Since *Checkpoint
+
+	// All that were ever made, in a whole chain; behind a base without those that
+	// were deleted or revoked before it.
+	Credentials map[CredentialKey]State
+	APIKeys     map[APIKeyName]APIKeyState
+	Namespaces  map[NamespaceName]NamespaceState
 }
 
-// Verifier checks entries one after the other, oldest first. Signatures are
-// checked in batches on all cores; the earliest fault found is the one
-// reported.
+// Verifier checks entries one after the other, oldest first. They are parsed,
+// hashed and their signatures checked on all cores, and linked in their order;
+// the earliest fault is the one reported.
 type Verifier struct {
 	options Options
-	report  Report
-	keyID   string
-	head    link
-	tenants map[string]tenantHead
-	batch   []*Entry
+	state
+	pipeline
+
+	due    []waypoint // checkpoints that the chain is to come by, the nearest first
+	since  *Checkpoint
+	links  func(it *item)           // told of each entry that fits, in order
+	begun  func() error             // told when chain and key are known
+	older  func(c Checkpoint) error // holds a checkpoint against the tree below the base
+	opened bool
 }
 
-type tenantHead struct {
-	sequence uint64
-	hash     string
-}
-
-// NewVerifier returns a verifier that has seen nothing.
+// NewVerifier returns a verifier that has seen nothing, or what the base has.
 func NewVerifier(o Options) *Verifier {
-	return &Verifier{
-		options: o,
-		tenants: make(map[string]tenantHead),
-		report:  Report{Credentials: make(map[CredentialKey]State)},
+	v := &Verifier{options: o, state: state{
+		tenants:     make(map[string]*tenantState),
+		credentials: make(map[CredentialKey]State),
+		apiKeys:     make(map[APIKeyName]APIKeyState),
+		namespaces:  make(map[NamespaceName]NamespaceState),
+		epochs:      []epoch{{number: 1, first: 1}},
+		whole:       !o.Tenant && o.From <= 1,
+		hash:        zeroHash,
+	}}
+	v.init(o.gentle)
+	if o.Base != nil {
+		v.state = o.Base.clone()
 	}
+	switch {
+	case o.PublicKey != nil:
+		v.key.Store(o.PublicKey)
+	case o.Base != nil:
+		v.key.Store(v.public)
+	}
+	return v
 }
 
-// batchSize keeps every core busy between two looks for a fault.
-var batchSize = 64 * runtime.GOMAXPROCS(0)
+// Add checks the next entry, which is not to be changed until then. It returns
+// the earliest fault known by now, and [Verifier.Finish] the earliest there is.
+func (v *Verifier) Add(e *Entry) error { return v.add(item{given: e}) }
 
-// Add checks the next entry. Once it has failed the verifier is done.
-func (v *Verifier) Add(e *Entry) error {
-	if err := v.link(e); err != nil {
-		// An earlier signature may be wrong as well, and comes first.
-		return cmp.Or(v.flush(), err)
+// addRange checks the entries that the store has in a range of rows. Only where
+// stretches begin is read here.
+func (v *Verifier) addRange(ctx context.Context, s store.Store, rng store.Range) error {
+	view := func(do func(store.Reader) error) error { return s.View(ctx, do) }
+	if err := v.submit(); err != nil {
+		return err
 	}
-	v.batch = append(v.batch, e)
-	if len(v.batch) >= batchSize {
-		return v.flush()
+	var starts [][]byte
+	for more := true; more; {
+		starts = starts[:0]
+		err := view(func(r store.Reader) (err error) {
+			starts, more, err = stretchStarts(r, rng, starts)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for i, from := range starts {
+			to := rng.To
+			if i+1 < len(starts) {
+				to = starts[i+1]
+			} else if more {
+				rng.From = from
+				break
+			}
+			b := newStretch()
+			b.rows = &store.Range{From: from, To: to}
+			v.start(b, view)
+			if err := v.failed(); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-// Next returns the sequence that the next entry must have in a whole chain.
-func (v *Verifier) Next() uint64 { return v.head.sequence + 1 }
+// stretchStarts appends the keys of the rows at which stretches of a range begin,
+// and reports whether there are more behind the last one.
+func stretchStarts(r store.Reader, rng store.Range, starts [][]byte) ([][]byte, bool, error) {
+	for len(starts) < 64 {
+		var first []byte
+		err := r.Scan(rng, func(key, _ []byte) bool {
+			first = bytes.Clone(key)
+			return false
+		})
+		if err != nil || first == nil {
+			return starts, false, err
+		}
+		starts = append(starts, first)
+		n := len(entryRange.From)
+		if len(first) < n+8 || binary.BigEndian.Uint64(first[n:]) > maxInteger {
+			return starts, false, nil // no entry, and nor is what comes behind
+		}
+		rng.From = entryKey(binary.BigEndian.Uint64(first[n:]) + stretchSize)
+		if rng.To != nil && bytes.Compare(rng.From, rng.To) >= 0 {
+			return starts, false, nil
+		}
+	}
+	return starts, true, nil
+}
+
+// addLine checks the next line of an export.
+func (v *Verifier) addLine(line []byte) error { return v.add(item{line: line}) }
+
+func (v *Verifier) add(it item) error {
+	if v.filling == nil {
+		v.filling = newStretch()
+	}
+	v.filling.items = append(v.filling.items, it)
+	if len(v.filling.items) == stretchSize {
+		return v.submit()
+	}
+	return nil
+}
+
+func (v *Verifier) submit() error {
+	if v.filling != nil {
+		v.start(v.filling, nil)
+		v.filling = nil
+	}
+	return v.failed()
+}
+
+// Wait returns when everything that was added has been checked, with the
+// earliest fault.
+func (v *Verifier) Wait() error {
+	err := v.submit()
+	if v.last != nil {
+		<-v.last.done
+		err = v.outcome()
+	}
+	return err
+}
+
+// next returns the sequence of the next entry, unless an accepted rollback
+// comes first. It may be asked after Wait.
+func (v *Verifier) next() uint64 {
+	if v.head.sequence == 0 && v.options.From > 1 {
+		return v.options.From
+	}
+	return v.head.sequence + 1
+}
 
 // Finish checks what is left and returns what was seen. A chain without an
 // entry is broken at 1: every log begins with its first entry.
 func (v *Verifier) Finish() (Report, error) {
-	if err := v.flush(); err != nil {
+	if err := v.Wait(); err != nil {
 		return Report{}, err
 	}
-	if v.report.Entries == 0 {
-		return Report{}, &Broken{1, "there is no entry"}
-	}
-	return v.report, nil
-}
-
-func (v *Verifier) flush() error {
-	good := make([]bool, len(v.batch))
-	onAllCores(len(v.batch), func(i int) {
-		good[i] = v.batch[i].verify(v.report.PublicKey)
-	})
-	for i, ok := range good {
-		if !ok {
-			return &Broken{v.batch[i].Sequence, "the signature does not verify"}
+	if v.options.Base != nil {
+		if err := v.open(nil); err != nil {
+			return Report{}, err
 		}
 	}
-	v.batch = v.batch[:0]
-	return nil
+	if v.head.sequence == 0 {
+		return Report{}, &Broken{v.next(), "there is no entry"}
+	}
+	for _, w := range v.due {
+		return Report{}, &Broken{v.next(), fmt.Sprintf("the log was cut: %s knows entries up to %d", w.what, w.Sequence)}
+	}
+	r := Report{
+		From: v.from, Entries: v.entries, Tenant: v.tenant, Sequence: v.head.sequence, Hash: v.hash,
+		ChainID: v.chainID, PublicKey: v.public, Pinned: v.pinned, Rollbacks: v.lost, Since: v.since,
+	}
+	if v.chainID != "" {
+		r.Fingerprint = Fingerprint(v.chainID, v.public.Bytes())
+	}
+	if v.whole {
+		r.Size, r.Root, r.Epoch = v.tree.size, v.tree.root(), v.epochs[len(v.epochs)-1].number
+		r.Credentials, r.APIKeys, r.Namespaces = v.credentials, v.apiKeys, v.namespaces
+	}
+	return r, nil
 }
 
-// link checks all but the signature, and replays what the entry says of
-// credentials.
-func (v *Verifier) link(e *Entry) error {
-	sum, err := e.digest()
-	if err != nil {
-		return &Broken{e.Sequence, "the entry cannot be encoded"}
+// checkpoint returns that of the head. It may be asked after Wait, of a chain
+// that was seen from its beginning.
+func (v *Verifier) checkpoint() Checkpoint {
+	return Checkpoint{
+		ChainID: v.chainID, Epoch: v.epochs[len(v.epochs)-1].number, Size: v.tree.size, Root: v.tree.root(),
+		Sequence: v.head.sequence, Hash: v.head.hash, Time: time.UnixMicro(v.head.micros).UTC(),
 	}
-	if hash := hex.EncodeToString(sum[:]); e.Hash != hash {
-		return &Broken{e.Sequence, "the hash is not that of the entry"}
-	}
-	if v.report.Entries == 0 {
-		if err := v.start(e); err != nil {
-			return err
+}
+
+// linkAll links the entries of a block up to the first that does not fit. It is
+// called for one block after the other.
+func (v *Verifier) linkAll(b *stretch) {
+	for i := range b.items {
+		if err := v.link(&b.items[i]); err != nil {
+			if broken, ok := IsBroken(err); ok {
+				b.cut = broken
+			} else {
+				b.failure = err
+			}
+			b.items = b.items[:i]
+			return
 		}
 	}
-	at := e.Time()
-	if at.IsZero() || at.Format(timeFormat) != e.Timestamp {
-		return &Broken{e.Sequence, "the timestamp is malformed"}
-	}
+}
+
+// sound reports whether the signature of an entry verifies.
+func (v *Verifier) sound(it *item, key *dualsig.PublicKey) bool {
 	switch {
-	case !v.options.Tenant && e.Sequence != v.head.sequence+1:
-		return &Broken{v.head.sequence + 1, fmt.Sprintf("expected here, found %d: an entry is missing, repeated or moved", e.Sequence)}
+	case v.options.linksOnly:
+		return true
+	case it.unsigned:
+		return false
+	case v.options.check != nil:
+		return v.options.check(it.stored, func() bool { return it.verify(key, &v.memo) })
+	}
+	return it.verify(key, &v.memo)
+}
+
+// link checks all but the signature, and replays what the entry says.
+func (v *Verifier) link(it *item) error {
+	next := v.next()
+	if it.bad != nil {
+		return &Broken{v.at(it, next), it.bad.Error()}
+	}
+	e := it.entry
+	if it.misplaced {
+		return &Broken{v.at(it, next), "the entry is missing, or a row stands where none belongs"}
+	}
+	if err := v.open(it); err != nil {
+		return err
+	}
+	jump, err := v.jump(e, next)
+	switch {
+	case err != nil:
+		return err
+	case !it.timed:
+		return &Broken{e.Sequence, "the timestamp is malformed"}
+	case !v.options.Tenant && !jump && e.Sequence != next && v.known():
+		return &Broken{next, fmt.Sprintf("expected here, found %d: an entry is missing, repeated or moved", e.Sequence)}
 	case e.Sequence <= v.head.sequence:
-		return &Broken{v.head.sequence + 1, fmt.Sprintf("expected a later entry, found %d: an entry is repeated or moved", e.Sequence)}
-	case !v.options.Tenant && e.PreviousHash != v.head.previous():
+		return &Broken{next, fmt.Sprintf("expected a later entry, found %d: an entry is repeated or moved", e.Sequence)}
+	case !v.options.Tenant && v.known() && e.PreviousHash != v.hash:
 		return &Broken{e.Sequence, "the previous hash is not that of the entry before"}
-	case at.UnixMicro() < v.head.micros:
+	case it.micros < v.head.micros:
 		return &Broken{e.Sequence, "the timestamp is earlier than that of the entry before"}
 	case e.KeyID != v.keyID:
 		return &Broken{e.Sequence, "the entry names another signing key than the chain"}
 	}
-	last, known := v.tenants[e.TenantID]
-	if !known {
-		last.hash = zeroHash
+	if err := v.linkTenant(it); err != nil {
+		return err
+	}
+	if jump {
+		if err := v.enter(e); err != nil {
+			return err
+		}
+	}
+	v.head, v.hash = link{e.Sequence, it.micros, it.hash}, e.Hash
+	if v.entries++; v.from == 0 {
+		v.from = e.Sequence
+	}
+	if v.whole {
+		if v.tree.add(it.hash); v.links == nil {
+			v.tree.filled = nil
+		}
+		if !v.options.entriesOnly {
+			v.replay(e)
+		}
+	}
+	if err := v.pass(); err != nil {
+		return err
+	}
+	if v.links != nil {
+		v.links(it)
+	}
+	return nil
+}
+
+// at names the sequence of an item that is no entry: of a tenant's part only
+// the entry itself could say.
+func (v *Verifier) at(it *item, next uint64) uint64 {
+	if v.options.Tenant && it.entry != nil {
+		return it.entry.Sequence
+	}
+	return next
+}
+
+// known reports whether the entry before the next one was seen, or is none.
+func (v *Verifier) known() bool { return v.whole || v.head.sequence > 0 }
+
+func (v *Verifier) linkTenant(it *item) error {
+	e := it.entry
+	last := v.tenants[e.TenantID]
+	if last == nil {
 		if v.options.Tenant && len(v.tenants) > 0 {
 			return &Broken{e.Sequence, "the entry belongs to another tenant"}
 		}
+		last = &tenantState{hash: zeroHash}
+		if !v.whole && !v.options.Tenant || v.options.Tenant && v.options.From > 1 {
+			// What this tenant did before the range is not known.
+			last.sequence, last.hash = e.TenantSequence-1, e.TenantPreviousHash
+		}
+		v.tenants[strings.Clone(e.TenantID)] = last // not all of the entry's text
 	}
-	if e.TenantSequence != last.sequence+1 {
+	if e.TenantSequence != last.sequence+1 || e.TenantSequence == 0 {
 		return &Broken{e.Sequence, fmt.Sprintf("the tenant's sequence is %d, expected %d: an entry of this tenant is missing, repeated or moved", e.TenantSequence, last.sequence+1)}
 	}
 	if e.TenantPreviousHash != last.hash {
 		return &Broken{e.Sequence, "the previous hash is not that of the tenant's entry before"}
 	}
-	v.tenants[e.TenantID] = tenantHead{e.TenantSequence, e.Hash}
-	v.head = link{e.Sequence, at.UnixMicro(), sum}
-	v.report.Entries++
-	v.report.Sequence, v.report.Hash = e.Sequence, e.Hash
-	v.replay(e)
+	last.sequence, last.hash, last.last = e.TenantSequence, e.Hash, link{e.Sequence, it.micros, it.hash}
 	return nil
 }
 
-// start takes chain id and key from the first entry, and holds them against
+// jump reports whether the entry begins an epoch, which lets it leave out the
+// sequences that it says were lost, and none else.
+func (v *Verifier) jump(e *Entry, next uint64) (bool, error) {
+	if e.EventType != RollbackAccepted || e.Outcome != Success || v.options.Tenant {
+		return false, nil
+	}
+	number, ok1 := decimal(e.Attributes[attributeEpoch])
+	from, ok2 := decimal(e.Attributes[attributeLostFrom])
+	to, ok3 := decimal(e.Attributes[attributeLostTo])
+	switch {
+	case !ok1 || !ok2 || !ok3 || to+1 != e.Sequence || from > e.Sequence:
+		return false, &Broken{v.orAt(e, next), "the entry accepts a rollback, and does not say of which entries"}
+	case !v.known():
+		return true, nil
+	case from != next:
+		return false, &Broken{next, fmt.Sprintf("expected here, found %d: it accepts that entries were lost, but not this one", e.Sequence)}
+	case v.whole && number <= v.epochs[len(v.epochs)-1].number, v.whole && e.TenantID != string(authz.SystemTenant):
+		return false, &Broken{next, "the entry accepts a rollback into an epoch that was before"}
+	}
+	return true, nil
+}
+
+func (v *Verifier) orAt(e *Entry, next uint64) uint64 {
+	if v.known() {
+		return next
+	}
+	return e.Sequence
+}
+
+// enter begins the epoch of an accepted rollback. A checkpoint of the epoch
+// before that knows more than there was now has lost what it knows.
+func (v *Verifier) enter(e *Entry) error {
+	number, _ := decimal(e.Attributes[attributeEpoch])
+	from, _ := decimal(e.Attributes[attributeLostFrom])
+	for _, w := range v.due {
+		if w.Epoch < number {
+			return w.lostTo(from, e.Sequence)
+		}
+	}
+	v.epochs = append(v.epochs, epoch{number: number, first: e.Sequence, size: v.tree.size})
+	v.lost = append(v.lost, Rollback{Epoch: number, LostFrom: from, LostTo: e.Sequence - 1, Receipt: Receipt{e.Sequence, e.Hash}})
+	return nil
+}
+
+// decimal reads a number in its only spelling.
+func decimal(s string) (uint64, bool) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	return n, err == nil && n <= maxInteger && strconv.FormatUint(n, 10) == s
+}
+
+// open finds out whose chain it is: from the base, or from the first entry.
+func (v *Verifier) open(it *item) error {
+	if v.opened {
+		return nil
+	}
+	v.opened = true
+	if v.options.Base == nil {
+		if err := v.begin(it); err != nil {
+			return err
+		}
+		v.key.Store(v.public)
+	} else if err := v.hold(1); err != nil {
+		return err
+	}
+	if err := v.beginSince(); err != nil || v.begun == nil {
+		return err
+	}
+	return v.begun()
+}
+
+// begin takes chain id and key from the first entry, and holds them against
 // what was pinned.
-func (v *Verifier) start(e *Entry) error {
+func (v *Verifier) begin(it *item) error {
+	e := it.entry
+	if v.options.Tenant {
+		v.tenant = strings.Clone(e.TenantID)
+	}
+	if v.options.From > 1 {
+		if !v.options.Tenant && e.Sequence != v.options.From {
+			from, _ := decimal(e.Attributes[attributeLostFrom])
+			if jump, err := v.jump(e, v.options.From); !jump || err != nil || from > v.options.From || e.Sequence < v.options.From {
+				return &Broken{v.options.From, fmt.Sprintf("expected here, found %d: an entry is missing, repeated or moved", e.Sequence)}
+			}
+		}
+		if v.options.PublicKey == nil {
+			return errNoKey
+		}
+		v.public, v.keyID, v.pinned = v.options.PublicKey, v.options.PublicKey.ID(), true
+		return nil
+	}
 	raw, ok := decodeBase64(e.Attributes[attributePublicKey])
 	key, err := dualsig.ParsePublicKey(raw)
 	// A whole log begins with the start of its chain; a log that was wiped and
@@ -207,51 +497,27 @@ func (v *Verifier) start(e *Entry) error {
 		}
 		return &Broken{first, "the first entry does not name a chain id and a public key: the beginning of the log is missing"}
 	}
-	if v.options.Tenant {
-		v.report.Tenant = e.TenantID
-	}
-	v.report.ChainID = e.Attributes[attributeChainID]
-	v.report.Fingerprint = Fingerprint(v.report.ChainID, raw)
-	v.report.PublicKey, v.keyID = key, key.ID()
+	v.chainID, v.public, v.keyID = strings.Clone(e.Attributes[attributeChainID]), key, key.ID()
+	return v.hold(e.Sequence)
+}
+
+var errNoKey = fault.New(fault.Invalid, "a range that does not begin with the first entry names no key: give the log's public key")
+
+// hold compares chain and key with what was pinned.
+func (v *Verifier) hold(sequence uint64) error {
 	if pin := v.options.Fingerprint; pin != "" {
-		if subtle.ConstantTimeCompare([]byte(pin), []byte(v.report.Fingerprint)) != 1 {
-			return &Broken{e.Sequence, "the chain's fingerprint is not the pinned one: this is another log"}
+		if subtle.ConstantTimeCompare([]byte(pin), []byte(Fingerprint(v.chainID, v.public.Bytes()))) != 1 {
+			return &Broken{sequence, "the chain's fingerprint is not the pinned one: this is another log"}
 		}
-		v.report.Pinned = true
+		v.pinned = true
 	}
 	if pin := v.options.PublicKey; pin != nil {
 		if pin.ID() != v.keyID {
-			return &Broken{e.Sequence, "the chain's public key is not the given one: this is another log"}
+			return &Broken{sequence, "the chain's public key is not the given one: this is another log"}
 		}
-		v.report.Pinned = true
+		v.pinned = true
 	}
 	return nil
-}
-
-func (v *Verifier) replay(e *Entry) {
-	if e.Outcome != Success || e.Resource.Type != CredentialResource {
-		return
-	}
-	key := CredentialKey{authz.TenantID(e.TenantID), e.Resource.ID}
-	before, known := v.report.Credentials[key]
-	switch {
-	case e.EventType.changesVersion():
-		next := State{
-			Sequence: e.Sequence, Version: e.Attributes[AttributeVersion], Digest: e.Attributes[AttributeDigest], anchor: v.head,
-		}
-		switch {
-		case e.EventType == CredentialReencrypted:
-			next.Former = before.Former
-		case e.Attributes[AttributeOverlapUntil] != "":
-			next.Former = Former{before.Version, before.Digest}
-		}
-		v.report.Credentials[key] = next
-	case e.EventType == CredentialDeleted:
-		v.report.Credentials[key] = State{Sequence: e.Sequence, Deleted: true}
-	case known && (e.EventType == CredentialReleased || e.EventType == CredentialVersionEnded):
-		before.Former = Former{}
-		v.report.Credentials[key] = before
-	}
 }
 
 // IsBroken returns the fault that err reports, if it is one of the chain and

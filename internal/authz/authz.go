@@ -168,6 +168,13 @@ const (
 	ListKeys           Action = "list_keys"
 	RotateKey          Action = "rotate_key"
 	ReadAudit          Action = "read_audit"
+	ReadProof          Action = "read_proof" // checkpoint, proofs, tiles and the audit key
+	ExportAudit        Action = "export_audit"
+	AcceptRollback     Action = "accept_rollback"
+	ReadScore          Action = "read_score"
+	ReadScoreHistory   Action = "read_score_history"
+	ReadReport         Action = "read_report"
+	ReadInventory      Action = "read_inventory"
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
 	RevokeAPIKey       Action = "revoke_api_key"
@@ -221,6 +228,13 @@ var rules = map[Action]rule{
 	ListKeys:           {scope: KeysRead, trialed: true},
 	RotateKey:          {scope: KeysWrite},
 	ReadAudit:          {scope: AuditRead, trialed: true},
+	ReadProof:          {scope: AuditRead, trialed: true},
+	ExportAudit:        {scope: SystemAdmin},
+	AcceptRollback:     {scope: SystemAdmin},
+	ReadScore:          {scope: ComplianceRead, trialed: true},
+	ReadScoreHistory:   {scope: ComplianceRead, trialed: true},
+	ReadReport:         {scope: ComplianceRead, trialed: true},
+	ReadInventory:      {scope: ComplianceRead, trialed: true},
 	CreateAPIKey:       {scope: AccountAdmin},
 	ListAPIKeys:        {scope: AccountAdmin, trialed: true},
 	RevokeAPIKey:       {scope: AccountAdmin, trialed: true},

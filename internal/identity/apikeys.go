@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -196,6 +197,22 @@ func apiKeyEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.APIKeyResource, ID: id}}
 }
 
+// attributes are what the entry of a new key says of it.
+func (r apiKeyRow) attributes() map[string]string {
+	scopes := make([]string, len(r.Scopes))
+	for i, scope := range r.Scopes {
+		scopes[i] = string(scope)
+	}
+	a := map[string]string{audit.AttributeScopes: strings.Join(scopes, " ")}
+	if !r.ExpiresAt.IsZero() {
+		a[audit.AttributeExpiresAt] = r.ExpiresAt.UTC().Format(time.RFC3339Nano)
+	}
+	if r.User != "" {
+		a[audit.AttributeUser] = r.User
+	}
+	return a
+}
+
 // CreateAPIKey makes an API key of p's tenant and returns it, this once. When p
 // is an API key that expires, the new one does so no later. Errors:
 // fault.Invalid, fault.Forbidden for scopes that p does not hold and for a user
@@ -265,7 +282,7 @@ func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		if n >= maxAPIKeys {
 			return refuse(reasonTooManyAPIKeys, errAPIKeys)
 		}
-		e.Resource.ID = k.row.ID
+		e.Resource.ID, e.Attributes = k.row.ID, k.row.attributes()
 		e.Principal.Tenant = tenant
 		return s.putAPIKey(tx, k)
 	})

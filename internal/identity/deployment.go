@@ -135,7 +135,9 @@ func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) e
 	if err := deliver(k.key); err != nil {
 		return fmt.Errorf("delivering the first system key: %w", err)
 	}
-	err = s.commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, k.row.ID), func(tx store.Tx, _ *audit.Event) error { return s.putAPIKey(tx, k) })
+	e := apiKeyEvent(audit.APIKeyCreated, p, k.row.ID)
+	e.Attributes = k.row.attributes()
+	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error { return s.putAPIKey(tx, k) })
 	if err != nil {
 		return fmt.Errorf("storing the first system key: %w", err)
 	}

@@ -55,7 +55,9 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 				return err
 			}
 		}
-		_, err := s.log.Append(tx, apiKeyEvent(audit.APIKeyCreated, p, key.row.ID))
+		e := apiKeyEvent(audit.APIKeyCreated, p, key.row.ID)
+		e.Attributes = key.row.attributes()
+		_, err := s.log.Append(tx, e)
 		return errors.Join(err, s.putAPIKey(tx, key), s.put(tx, devKey, devRow{tenant, key.row.ID}))
 	})
 	if err != nil {

@@ -173,10 +173,11 @@ const (
 )
 
 // verdict says whether a sign-in succeeds, given whether the password was
-// right. It is asked after the password was checked, and decides and counts in
-// one step, so that guesses made in parallel gain nothing: once an account
-// waits, a right password is refused like a wrong one, and neither counts.
-func (s *slowdown) verdict(account string, right bool, now time.Time) bool {
+// right, and if not, whether the account waits, maybe from this one on. It is
+// asked after the password was checked, and decides and counts in one step, so
+// that guesses made in parallel gain nothing: once an account waits, a right
+// password is refused like a wrong one, and neither counts.
+func (s *slowdown) verdict(account string, right bool, now time.Time) (succeeds, waits bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, known := s.accounts[account]
@@ -185,10 +186,10 @@ func (s *slowdown) verdict(account string, right bool, now time.Time) bool {
 	}
 	switch {
 	case now.Before(f.until):
-		return false
+		return false, true
 	case right:
 		delete(s.accounts, account)
-		return true
+		return true, false
 	}
 	f.count++
 	f.until = now
@@ -202,7 +203,7 @@ func (s *slowdown) verdict(account string, right bool, now time.Time) bool {
 		s.evict()
 	}
 	s.accounts[account] = f
-	return false
+	return false, f.until.After(now)
 }
 
 // forget lets an account start afresh, when its owner was proven otherwise.

@@ -110,11 +110,11 @@ func (s *Service) serviceAccount(ctx context.Context, a ServiceAccount) (Caller,
 }
 
 // serviceAccountScopes are all that a ServiceAccount can be given: RBAC of a
-// cluster decides about secrets, not about accounts, members, keys that let
-// others in, or the deployment.
+// cluster decides about secrets and about what the log says of them, not about
+// accounts, members, keys that let others in, or the deployment.
 var serviceAccountScopes = []authz.Scope{
 	authz.VaultRead, authz.VaultWrite, authz.CryptoEncrypt, authz.CryptoDecrypt, authz.CryptoSign, authz.CryptoVerify,
-	authz.KeysRead, authz.AuditRead,
+	authz.KeysRead, authz.AuditRead, authz.ComplianceRead,
 }
 
 // maxObjectName bounds what the cluster is asked about: nothing there has a longer

@@ -112,8 +112,9 @@ func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string
 	if err != nil {
 		return Tokens{}, fmt.Errorf("checking a password: %w", err)
 	}
-	if asked := s.emailHash(canonical); !s.slowdown.verdict(asked, right, s.now()) {
-		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account)
+	asked := s.emailHash(canonical)
+	if succeeds, waits := s.slowdown.verdict(asked, right, s.now()); !succeeds {
+		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, waits)
 	}
 	tokens, err := s.beginSession(ctx, from, l)
 	if err != nil {
@@ -125,12 +126,18 @@ func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string
 var errSignIn = fault.New(fault.Unauthenticated, "the e-mail address or the password is wrong: after several failures, wait before trying again")
 
 // refuseSignIn records a failed sign-in in the history of the tenant whose
-// account it was tried on, if there is one.
-func (s *Service) refuseSignIn(ctx context.Context, asked string, from authz.Principal, a account) error {
+// account it was tried on, if there is one. That the address is slowed down, which
+// those that nobody has are too, has a reason of its own: however fast the guesses
+// come, the history tells that there were many.
+func (s *Service) refuseSignIn(ctx context.Context, asked string, from authz.Principal, a account, waits bool) error {
 	if a.Tenant != "" {
 		from.Tenant = a.Tenant
 	}
-	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reasonCredentials, errSignIn)
+	reason := reasonCredentials
+	if waits {
+		reason = reasonSlowed
+	}
+	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reason, errSignIn)
 }
 
 func (s *Service) beginSession(ctx context.Context, from authz.Principal, l login) (Tokens, error) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -187,8 +188,10 @@ func TestSignInsAreRefusedAlike(t *testing.T) {
 		"no address":       {"ada", goodPassword},
 		"empty address":    {"", goodPassword},
 	}
-	for _, c := range cases { // the first refusal of each in a minute leaves an entry
-		_, _ = f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1]))
+	for range freeFailures {
+		for _, c := range cases { // the first refusals of each in a minute leave their entries
+			_, _ = f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1]))
+		}
 	}
 	type work struct{ gets, updates int64 }
 	var first *work
@@ -233,6 +236,46 @@ func TestAFailedSignInIsRecordedWhereItWasTried(t *testing.T) {
 	f.recorded(authz.SystemTenant, n, "USER_SIGNED_IN denied wrong_credentials")
 }
 
+// However fast guesses come, their tenant's history tells that there were many; for
+// an address that nobody has each of them does the same.
+func TestFastGuessesLeaveASecondEntry(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	f.mails()
+	var did []string
+	for _, c := range []struct {
+		email  string
+		tenant authz.TenantID
+	}{{"ada@example.com", u.Tenant}, {"nobody@example.com", authz.SystemTenant}} {
+		n := len(f.history(c.tenant))
+		var steps strings.Builder
+		for i := range 12 {
+			gets, updates, rows := f.store.gets.Load(), f.store.updates.Load(), len(f.rows("audit/entry/"))
+			password := otherPassword
+			if i == 10 {
+				password = goodPassword
+			}
+			_, err := f.SignIn(t.Context(), stranger, c.email, secret.Bytes(password))
+			if !errors.Is(err, fault.Unauthenticated) || err.Error() != errSignIn.Error() {
+				t.Errorf("%s: %v", c.email, err)
+			}
+			entries := len(f.rows("audit/entry/")) - rows
+			fmt.Fprintln(&steps, i, f.store.gets.Load()-gets, f.store.updates.Load()-updates, entries)
+			if want := i == 0 || i == freeFailures-1; (entries == 1) != want || entries > 1 {
+				t.Errorf("%s: guess %d left %d entries", c.email, i+1, entries)
+			}
+		}
+		did = append(did, steps.String())
+		f.recorded(c.tenant, n, "USER_SIGNED_IN denied wrong_credentials", "USER_SIGNED_IN denied slowed_down")
+		f.advance(time.Minute)
+		_, _ = f.SignIn(t.Context(), stranger, c.email, secret.Bytes(otherPassword))
+		f.recorded(c.tenant, n+2, "USER_SIGNED_IN denied slowed_down")
+	}
+	if did[0] != did[1] {
+		t.Errorf("for an account:\n%sand for nobody:\n%s", did[0], did[1])
+	}
+}
+
 func TestGuessingSlowsAnAccountDown(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")
@@ -272,7 +315,7 @@ func TestParallelGuessesGainNothing(t *testing.T) {
 		wg.Go(func() { s.verdict("a", false, now) })
 	}
 	wg.Wait()
-	if s.verdict("a", true, now) || s.accounts["a"].count != freeFailures {
+	if succeeds, waits := s.verdict("a", true, now); succeeds || !waits || s.accounts["a"].count != freeFailures {
 		t.Errorf("%+v", s.accounts["a"])
 	}
 }

@@ -402,7 +402,7 @@ func (s *Service) ChangePassword(ctx context.Context, p Caller, current, next se
 		return fmt.Errorf("checking a password: %w", err)
 	}
 	// Counted apart from sign-ins: failures of strangers do not keep out who is in.
-	if !s.slowdown.verdict(l.User, right, s.now()) {
+	if succeeds, _ := s.slowdown.verdict(l.User, right, s.now()); !succeeds {
 		return s.deny(ctx, p.Principal, authz.ChangePassword, reasonPassword, errWrongPassword)
 	}
 	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,

@@ -51,7 +51,8 @@ const (
 	reasonClosed      = "registration_closed"
 	reasonTaken       = "email_taken"
 	reasonTrialEnded  = string(authz.TrialEnded)
-	reasonCredentials = "wrong_credentials" // unknown, slowed down and wrong password alike
+	reasonCredentials = "wrong_credentials" // unknown and wrong password alike
+	reasonSlowed      = audit.ReasonSlowedDown
 	reasonPassword    = "wrong_password"
 	reasonUnknown     = "no_such_account" // or one that was mailed a moment ago
 	reasonNoSession   = "no_such_session"

@@ -74,6 +74,8 @@ type Ring struct {
 	apiKeyHash secret.Bytes
 	tokenKey   secret.Bytes
 
+	reportURLKey secret.Bytes
+
 	flight singleflight.Group
 	mu     sync.Mutex
 	cache  map[cacheKey]cached
@@ -317,11 +319,12 @@ func newRing(s store.Store, kms KMS, c Config, d deployment) *Ring {
 
 // take keeps the keys that live with the process.
 func (r *Ring) take(plain map[purpose]secret.Bytes) (err error) {
-	var errs [3]error
+	var errs [4]error
 	r.audit, errs[0] = dualsig.NewPrivateKey(plain[auditing])
 	r.identity, errs[1] = dualsig.NewPrivateKey(plain[identity])
 	r.apiKeyHash = plain[apiKeyHash]
-	r.tokenKey, errs[2] = deriveTokenKey(r.apiKeyHash)
+	r.tokenKey, errs[2] = deriveKey(r.apiKeyHash, labelTokenKey)
+	r.reportURLKey, errs[3] = deriveKey(r.apiKeyHash, labelReportURLKey)
 	for _, p := range []purpose{wrapping, auditing, identity} {
 		plain[p].Zero()
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -90,8 +89,12 @@ func (k *namedKey) putSeed(tx store.Tx, seed *seedRow) error {
 func (k *namedKey) event(what audit.EventType, p authz.Principal) audit.Event {
 	return audit.Event{
 		Type: what, Outcome: audit.Success, Principal: p,
-		Resource:   audit.Resource{Type: audit.KeyResource, ID: k.id},
-		Attributes: map[string]string{attributeKeyVersion: number(k.Version)},
+		Resource: audit.Resource{Type: audit.KeyResource, ID: k.id},
+		Attributes: map[string]string{
+			attributeKeyVersion:         number(k.Version),
+			audit.AttributeRotationDays: strconv.Itoa(k.RotationDays),
+			audit.AttributeNextRotation: k.NextRotation.UTC().Format(time.RFC3339Nano),
+		},
 	}
 }
 
@@ -196,26 +199,10 @@ func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int
 	if offset < 0 || limit < 1 {
 		return nil, 0, fault.New(fault.Invalid, "page and limit must be positive")
 	}
-	var all []Key
-	damaged := 0
-	err = t.store.View(ctx, func(rd store.Reader) error {
-		prefix := keysPrefix(p.Tenant)
-		return rd.Scan(store.Prefix(prefix), func(key, value []byte) bool {
-			k, err := t.decode(p.Tenant, string(key[len(prefix):]), value)
-			if err != nil {
-				damaged++
-				return true
-			}
-			all = append(all, k.public())
-			return true
-		})
-	})
+	all, damaged, err := t.survey(ctx, p.Tenant)
 	if err != nil {
-		return nil, 0, fmt.Errorf("listing keys: %w", err)
+		return nil, 0, err
 	}
-	slices.SortFunc(all, func(a, b Key) int {
-		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
-	})
 	from := min(offset, len(all))
 	page = append([]Key{}, all[from:from+min(limit, len(all)-from)]...)
 	e := audit.Event{

@@ -201,7 +201,7 @@ func (v *Vault) owned(ctx context.Context, tenant authz.TenantID, uid string) (o
 			return nil
 		}
 		o = row.owned(r.credential(now, true))
-		if o.Audit, err = audit.Anchor(rd, tenant, row.Credential); err != nil {
+		if o.Audit, err = audit.Current(rd, tenant, row.Credential); err != nil {
 			return err
 		}
 		o.Former, err = readableFormer(rd, tenant, row, now)

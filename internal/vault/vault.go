@@ -165,8 +165,10 @@ func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
 		Type: t, Outcome: audit.Success, Principal: p,
 		Resource: audit.Resource{Type: audit.CredentialResource, ID: r.id},
 		Attributes: map[string]string{
-			audit.AttributeVersion: strconv.FormatUint(r.version, 10),
-			audit.AttributeDigest:  r.digest(),
+			audit.AttributeVersion:   strconv.FormatUint(r.version, 10),
+			audit.AttributeDigest:    r.digest(),
+			audit.AttributeExpiresAt: r.expiresAt.Format(time.RFC3339Nano),
+			audit.AttributeTTLDays:   strconv.FormatUint(r.ttlDays, 10),
 		},
 	}
 }

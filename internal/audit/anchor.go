@@ -1,0 +1,410 @@
+package audit
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// AnchorPlace keeps the newest checkpoint where the database cannot reach. All
+// methods may be called concurrently, and end with their context. Errors:
+// fault.Conflict when another has written meanwhile, fault.Unavailable.
+type AnchorPlace interface {
+	// Name is what metrics and entries call it, such as configmap: a fixed word.
+	Name() string
+	// Load returns what is kept: nil without an error when there is nothing.
+	Load(ctx context.Context) ([]byte, error)
+	// Save replaces what Load returned last, and nothing else as far as the
+	// place can tell.
+	Save(ctx context.Context, note []byte) error
+	// SetAside keeps note, which Load returned and which is none of this log,
+	// for whoever looks into it: before the next Save has replaced it, or with it.
+	SetAside(ctx context.Context, note []byte) error
+}
+
+// AnchorOptions of an [AnchorKeeper]. The zero value is fit for use.
+type AnchorOptions struct {
+	Every   time.Duration    // the least time between two writes of a place, and the time between two looks; default 10 s
+	Timeout time.Duration    // of one look, the write after it included; default 3 s
+	Logger  *slog.Logger     // default slog.Default()
+	Now     func() time.Time // default time.Now
+}
+
+// PlaceState is what was found at a place last.
+type PlaceState string
+
+// The states.
+const (
+	PlaceOK          PlaceState = "ok"          // it keeps a checkpoint that the log goes on from, or none yet
+	PlaceUnreachable PlaceState = "unreachable" // it could not be read, compared or written: what it knows is not known
+	PlaceRefused     PlaceState = "refused"     // it kept what is none of this log
+	PlaceRollback    PlaceState = "rollback"    // it knows of entries that the database does not have
+)
+
+// PlaceStatus is a place as it was found last.
+type PlaceStatus struct {
+	Place    string
+	State    PlaceState
+	Sequence uint64    // of the checkpoint there, which verified; 0 when none did
+	Time     time.Time // the same
+	Checked  time.Time // when it could be read last; zero when never
+	Refused  uint64    // how often it kept something that was refused, since the start of the process
+}
+
+// AnchorKeeper keeps the newest checkpoint of a log in places outside of the
+// database, and compares what they keep with the database, before each write and
+// at each look.
+//
+// A checkpoint that verifies and that the log does not go on from means that the
+// database was replaced by an older or another one: the log is refused, so that
+// it takes no entries until somebody accepts the loss ([Log.AcceptRollback]). What
+// does not verify, or is of another chain, says nothing of this log: it is told,
+// set aside and written over, and stops nothing. A place that cannot be reached
+// stops nothing either, and is never written unread.
+//
+// Only what is committed is ever written to a place, so that a crash at any
+// moment leaves places that are behind the database, never ahead of it.
+type AnchorKeeper struct {
+	log    *Log
+	places []*anchor
+	AnchorOptions
+
+	deciding sync.Mutex     // held while a place is compared and what it knows is told
+	refusal  *RollbackError // that the keeper told the log last; nil: none
+
+	mu sync.Mutex // guards the status of all places
+}
+
+// anchor is a place, and what is known of it. There is one visitor at a time.
+type anchor struct {
+	AnchorPlace
+	status PlaceStatus
+
+	// A checkpoint that the log does not go on from stays known until that is
+	// accepted, whatever lies in its place by then. Who decides has both.
+	lost      *RollbackError
+	lostEpoch uint64         // of the log, when it was found
+	accepted  *RollbackError // the one before, which may still lie there
+
+	// Of the visitor.
+	told     [sha256.Size]byte // the note that was refused last
+	recorded bool              // which the log says
+	started  bool              // the log says that the place is begun, and nothing was seen there since
+	failure  string            // the trouble that was logged last
+}
+
+// NewAnchorKeeper returns the keeper of a log, which knows nothing of any place
+// before its first look.
+func NewAnchorKeeper(l *Log, places []AnchorPlace, o AnchorOptions) *AnchorKeeper {
+	if o.Every == 0 {
+		o.Every = 10 * time.Second
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 3 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	k := &AnchorKeeper{log: l, AnchorOptions: o}
+	for _, p := range places {
+		k.places = append(k.places, &anchor{AnchorPlace: p, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}})
+	}
+	return k
+}
+
+// Check looks at every place, at all at once and for the timeout of one look at
+// most, and writes to none. It is called before anything is served. Error: why
+// the log is refused then; trouble with a place is only logged.
+func (k *AnchorKeeper) Check(ctx context.Context) error {
+	var looks sync.WaitGroup
+	for _, a := range k.places {
+		looks.Go(func() { k.visit(ctx, a, lookOnly) })
+	}
+	looks.Wait()
+	k.lookInside(ctx)
+	return k.log.Refusal()
+}
+
+// Keep keeps every place until ctx ends. A place that has nothing yet is written
+// at once. Any other one is written for the first time after AnchorOptions.Every,
+// so that a process that is started again and again keeps the pace, too.
+func (k *AnchorKeeper) Keep(ctx context.Context) {
+	var keepers sync.WaitGroup
+	for _, a := range k.places {
+		keepers.Go(func() {
+			for k.visit(ctx, a, writeFirst); ; k.visit(ctx, a, writeNewer) {
+				timer := time.NewTimer(k.Every)
+				select {
+				case <-timer.C:
+				case <-ctx.Done():
+					timer.Stop()
+					return
+				}
+			}
+		})
+	}
+	keepers.Wait()
+}
+
+// Status returns the places, in the order in which they were given.
+func (k *AnchorKeeper) Status() []PlaceStatus {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := make([]PlaceStatus, 0, len(k.places))
+	for _, a := range k.places {
+		all = append(all, a.status)
+	}
+	return all
+}
+
+// What a visit may write.
+type visitKind int
+
+const (
+	lookOnly   visitKind = iota
+	writeFirst           // to a place that has nothing
+	writeNewer           // and to one that has what is older, or none of this log
+)
+
+// visit looks at a place once, writes to it when that is due, and notes and logs
+// how it went.
+func (k *AnchorKeeper) visit(ctx context.Context, a *anchor, kind visitKind) {
+	ctx, cancel := context.WithTimeout(ctx, k.Timeout)
+	defer cancel()
+	state, err := k.look(ctx, a, kind)
+	if errors.Is(err, fault.Conflict) {
+		state, err = k.look(ctx, a, kind) // at what another has written
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return // the process ends
+	}
+	if state == "" {
+		state = PlaceUnreachable
+	}
+	if k.knows(a) {
+		state = PlaceRollback // which an unreachable place does not change
+	}
+	k.mu.Lock()
+	a.status.State = state
+	if err == nil {
+		a.status.Checked = k.Now()
+	}
+	k.mu.Unlock()
+	switch {
+	case err == nil && a.failure != "":
+		k.Logger.InfoContext(ctx, "the anchor of the audit log is reached again", "place", a.Name())
+		a.failure = ""
+	case err != nil && a.failure != fault.Message(err): // once for each kind of trouble
+		a.failure = fault.Message(err)
+		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept, it is tried again", "place", a.Name(), "err", err)
+	}
+}
+
+// look is one visit, without its bookkeeping.
+func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (PlaceState, error) {
+	note, err := a.Load(ctx)
+	if err != nil {
+		return "", fmt.Errorf("reading the anchor: %w", err)
+	}
+	state, theirs, why := PlaceOK, Checkpoint{}, ""
+	if note != nil {
+		a.started = false
+		theirs, why = k.log.readAnchor(note)
+	}
+	if why != "" {
+		state = PlaceRefused
+		if err := k.alarm(ctx, a, note, why); err != nil {
+			return state, err
+		}
+	} else {
+		a.told = [sha256.Size]byte{} // it may come again
+	}
+	lost, err := k.compare(ctx, a, theirs)
+	if err != nil {
+		return "", err
+	}
+	k.mu.Lock()
+	a.status.Sequence, a.status.Time = theirs.Sequence, theirs.Time
+	k.mu.Unlock()
+	if lost {
+		return PlaceRollback, nil
+	}
+	if kind == lookOnly || kind == writeFirst && note != nil || k.log.Refusal() != nil {
+		return state, nil
+	}
+	signed, newest, err := k.log.Newest(ctx)
+	if errors.Is(err, errNoCheckpoint) || err == nil && newest.Sequence <= theirs.Sequence {
+		return state, nil // nothing is newer
+	}
+	if err != nil {
+		return "", err
+	}
+	if note == nil {
+		if err := k.start(ctx, a, newest); err != nil {
+			return "", err
+		}
+	}
+	if why != "" {
+		if err := a.SetAside(ctx, note); err != nil {
+			return "", fmt.Errorf("setting aside what the anchor kept: %w", err)
+		}
+	}
+	if err := a.Save(ctx, signed); err != nil {
+		return "", fmt.Errorf("writing the anchor: %w", err)
+	}
+	a.started = false
+	k.mu.Lock()
+	a.status.Sequence, a.status.Time = newest.Sequence, newest.Time
+	k.mu.Unlock()
+	return state, nil
+}
+
+// Why a note is refused.
+const (
+	anchorMalformed  = "malformed"
+	anchorOtherChain = "other_chain"
+	anchorUnverified = "unverified"
+)
+
+// readAnchor returns the checkpoint of a note, or why it is none of this log.
+func (l *Log) readAnchor(note []byte) (c Checkpoint, why string) {
+	c, err := peekCheckpoint(note)
+	switch {
+	case err != nil || len(note) > maxNote:
+		return Checkpoint{}, anchorMalformed
+	case c.ChainID != l.chainID:
+		return Checkpoint{}, anchorOtherChain
+	}
+	if c, err = ParseCheckpoint(note, l.signer.Public()); err != nil {
+		return Checkpoint{}, anchorUnverified
+	}
+	return c, ""
+}
+
+// Attributes of what the log says of a place.
+const (
+	attributePlace    = "place"    // the name of an [AnchorPlace]
+	attributeSequence = "sequence" // of the checkpoint that it is begun with
+)
+
+// start tells that a place is begun which keeps nothing, before it is written: an
+// anchor that was removed so leaves a second beginning of its place in the log.
+// What cannot be saved is told once.
+func (k *AnchorKeeper) start(ctx context.Context, a *anchor, c Checkpoint) error {
+	if a.started {
+		return nil
+	}
+	err := k.log.Record(ctx, keeperEvent(k.log, AnchorStarted, Success, map[string]string{
+		attributePlace: a.Name(), attributeSequence: strconv.FormatUint(c.Sequence, 10),
+	}))
+	if err != nil {
+		return fmt.Errorf("recording that the anchor is begun: %w", err)
+	}
+	a.started = true
+	k.Logger.WarnContext(ctx, "the anchor of the audit log keeps nothing and is begun: if it was kept before, find out who removed it",
+		"place", a.Name(), "sequence", c.Sequence)
+	return nil
+}
+
+// keeperEvent is one of the service's own.
+func keeperEvent(l *Log, t EventType, o Outcome, attributes map[string]string) Event {
+	return Event{
+		Type: t, Outcome: o,
+		Principal:  authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"},
+		Resource:   Resource{Type: ChainResource, ID: l.chainID},
+		Attributes: attributes,
+	}
+}
+
+// alarm tells, once for each note, that a place keeps what is none of this log.
+// It fails when that could not be recorded, so that the note stays until it is.
+func (k *AnchorKeeper) alarm(ctx context.Context, a *anchor, note []byte, why string) error {
+	if sum := sha256.Sum256(note); a.told != sum {
+		a.told, a.recorded = sum, false
+		k.mu.Lock()
+		a.status.Refused++
+		k.mu.Unlock()
+		k.Logger.ErrorContext(ctx, "the anchor of the audit log keeps what is none of this log: it is set aside, find out who wrote it",
+			"place", a.Name(), "reason", why, "sha256", hex.EncodeToString(sum[:]))
+	}
+	if a.recorded {
+		return nil
+	}
+	err := k.log.Repeated(ctx, keeperEvent(k.log, AnchorRefused, Failure, map[string]string{attributePlace: a.Name(), AttributeReason: why}))
+	if err != nil {
+		return fmt.Errorf("recording that the anchor is refused: %w", err)
+	}
+	a.recorded = true
+	return nil
+}
+
+// BucketPlace keeps the newest checkpoint in a bucket, as the object
+// anchor/<chain id>/checkpoint. A bucket cannot compare before it writes: of two
+// processes that write at the same time the later one wins, which harms nothing
+// as long as both have one database.
+type BucketPlace struct {
+	bucket Archive
+	folder string
+}
+
+// Archive keeps objects by name. Put returns when the object is durable; Get's
+// error is fault.NotFound when there is none.
+type Archive interface {
+	Put(ctx context.Context, name string, data []byte) error
+	Get(ctx context.Context, name string) ([]byte, error)
+}
+
+// maxNote is how long a note may be that a place keeps: a signed checkpoint is a
+// few KiB, and who else can write there is not to decide how much is read.
+const maxNote = 64 << 10
+
+// NewBucketPlace returns the place of a log in a bucket.
+func NewBucketPlace(l *Log, b Archive) *BucketPlace {
+	return &BucketPlace{b, "anchor/" + l.chainID + "/"}
+}
+
+// Name implements [AnchorPlace].
+func (p *BucketPlace) Name() string { return "bucket" }
+
+// Load implements [AnchorPlace]. Of what is too long for a note it returns the
+// beginning, which is too long too.
+func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
+	if b, ok := p.bucket.(interface {
+		GetStart(ctx context.Context, name string, n int) ([]byte, error)
+	}); ok {
+		note, err = b.GetStart(ctx, p.folder+"checkpoint", maxNote+1)
+	} else {
+		note, err = p.bucket.Get(ctx, p.folder+"checkpoint")
+	}
+	if errors.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	if err == nil && note == nil {
+		note = []byte{} // an empty object is none of this log
+	}
+	return note, err
+}
+
+// Save implements [AnchorPlace].
+func (p *BucketPlace) Save(ctx context.Context, note []byte) error {
+	return p.bucket.Put(ctx, p.folder+"checkpoint", note)
+}
+
+// SetAside implements [AnchorPlace]: as refused-<SHA-256>, so that the same note
+// is kept once.
+func (p *BucketPlace) SetAside(ctx context.Context, note []byte) error {
+	sum := sha256.Sum256(note)
+	return p.bucket.Put(ctx, p.folder+"refused-"+hex.EncodeToString(sum[:]), note)
+}

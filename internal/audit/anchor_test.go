@@ -1,0 +1,935 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// shelf is an [AnchorPlace] in memory, which compares before it writes as a
+// ConfigMap does.
+type shelf struct {
+	name string
+
+	mu     sync.Mutex
+	note   []byte
+	aside  [][]byte
+	seen   []byte // what Load returned last
+	err    error  // of every call
+	hangs  bool   // every call does, until its context ends
+	onSave func() // after each
+	onLoad func()
+	saved  []time.Time
+}
+
+func (s *shelf) Name() string { return s.name }
+
+func (s *shelf) answers(ctx context.Context) error {
+	if s.hangs {
+		<-ctx.Done()
+		return fault.Wrap(fault.Unavailable, "no answer", ctx.Err())
+	}
+	return s.err
+}
+
+func (s *shelf) Load(ctx context.Context) ([]byte, error) {
+	if s.onLoad != nil {
+		s.onLoad()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.answers(ctx); err != nil {
+		return nil, err
+	}
+	s.seen = s.note
+	return bytes.Clone(s.note), nil
+}
+
+func (s *shelf) Save(ctx context.Context, note []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.answers(ctx); err != nil {
+		return err
+	}
+	if !bytes.Equal(s.seen, s.note) {
+		return fault.New(fault.Conflict, "it was changed meanwhile")
+	}
+	s.note, s.saved = note, append(s.saved, time.Now())
+	if s.onSave != nil {
+		s.onSave()
+	}
+	return nil
+}
+
+func (s *shelf) SetAside(ctx context.Context, note []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.aside = append(s.aside, note)
+	return s.answers(ctx)
+}
+
+// put writes past the keeper.
+func (s *shelf) put(note []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note = note
+}
+
+func (s *shelf) kept() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.note
+}
+
+// anchored is a log with its keeper.
+type anchored struct {
+	*fixture
+	keeper *AnchorKeeper
+	said   *bytes.Buffer
+}
+
+func (f *fixture) anchoredAt(places ...AnchorPlace) *anchored {
+	a := &anchored{fixture: f, said: new(bytes.Buffer)}
+	a.keeper = NewAnchorKeeper(f.log, places, AnchorOptions{Logger: slog.New(slog.NewTextHandler(a.said, nil)), Now: f.now, Timeout: time.Minute})
+	return a
+}
+
+// keep follows the chain and visits every place, as the keeper does every ten
+// seconds.
+func (a *anchored) keep() {
+	a.t.Helper()
+	if a.log.Refusal() == nil {
+		a.follow()
+	}
+	for _, p := range a.keeper.places {
+		a.keeper.visit(a.t.Context(), p, writeNewer)
+	}
+}
+
+// copied returns the database file as it is now, as a snapshot of its disk would
+// have it.
+func (f *fixture) copied() string {
+	f.t.Helper()
+	return copyOf(f.t, f.path)
+}
+
+func copyOf(t testing.TB, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), "audit.db")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// opened is the log of a copy.
+func (f *fixture) opened(path string) *fixture {
+	f.t.Helper()
+	g := &fixture{t: f.t, path: path, clock: f.now()}
+	g.log = New(g.now)
+	s, err := bolt.Open(path, bolt.Options{Hook: g.log.Commit})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { s.Close() })
+	g.store = s
+	if err := g.log.Use(f.t.Context(), s, f.log.signer, "chain_test"); err != nil {
+		f.t.Fatal(err)
+	}
+	return g
+}
+
+var rollbackAdmin = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "key_system", Scopes: []authz.Scope{authz.SystemAdmin}}
+
+func (a *anchored) accept() Rollback {
+	a.t.Helper()
+	r, err := a.log.AcceptRollback(a.t.Context(), rollbackAdmin, "restored from a backup")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return r
+}
+
+// refused checks that the log takes nothing, and says why.
+func (a *anchored) refused(from, to uint64) {
+	a.t.Helper()
+	var lost *RollbackError
+	if err := a.keeper.Check(a.t.Context()); !errors.As(err, &lost) || lost.LostFrom != from || lost.LostTo != to {
+		a.t.Fatalf("got %v, want the loss of %d to %d\n%s", err, from, to, a.said)
+	}
+	if err := a.log.Ready(a.t.Context()); !errors.Is(err, fault.Unavailable) {
+		a.t.Errorf("the log is ready: %v", err)
+	}
+	err := a.log.Record(a.t.Context(), Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+	if !errors.Is(err, fault.Unavailable) || strings.Contains(fault.Message(err), "lost") {
+		a.t.Errorf("an entry is written, or the caller told why not: %v", err)
+	}
+}
+
+// goesOn checks that the log is as if nothing had been, and that the keeper of the
+// next start finds so.
+func (a *anchored) goesOn() {
+	a.t.Helper()
+	if err := a.keeper.Check(a.t.Context()); err != nil {
+		a.t.Fatalf("%v\n%s", err, a.said)
+	}
+	a.fill(3)
+	a.follow()
+	if _, err := a.verify(); err != nil {
+		a.t.Error(err)
+	}
+}
+
+func (a *anchored) states() (all []PlaceState) {
+	for _, s := range a.keeper.Status() {
+		all = append(all, s.State)
+	}
+	return all
+}
+
+func (a *anchored) checkStates(want ...PlaceState) {
+	a.t.Helper()
+	if got := a.states(); !slices.Equal(got, want) {
+		a.t.Errorf("the places are %v, want %v\n%s", got, want, a.said)
+	}
+}
+
+func TestANewPlaceIsWrittenAndThenKeptCurrent(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	a.keep()
+	a.said.Reset()
+	a.fill(5)
+	newest := a.follow()
+	a.keep()
+	if c, err := ParseCheckpoint(place.kept(), f.log.signer.Public()); err != nil || c != newest {
+		t.Errorf("%+v is kept, %v; the newest is %+v", c, err, newest)
+	}
+	a.keep()
+	if len(place.saved) != 2 {
+		t.Errorf("%d writes for two checkpoints", len(place.saved))
+	}
+	a.checkStates(PlaceOK)
+	if s := a.keeper.Status()[0]; s.Sequence != newest.Sequence || !s.Time.Equal(newest.Time) || !s.Checked.Equal(f.now()) || s.Refused != 0 || s.Place != "place" {
+		t.Errorf("%+v", s)
+	}
+	if a.said.Len() > 0 {
+		t.Errorf("it is told of what is as it should be: %s", a.said)
+	}
+}
+
+// begun returns the places that the log says were begun, with the sequences of
+// their first checkpoints.
+func (f *fixture) begun() (places []string) {
+	f.t.Helper()
+	for _, e := range f.entries() {
+		if e.EventType == AnchorStarted && e.TenantID == string(authz.SystemTenant) && e.Outcome == Success && e.Resource == (Resource{"chain_test", ChainResource}) {
+			places = append(places, e.Attributes[attributePlace]+" "+e.Attributes[attributeSequence])
+		}
+	}
+	return places
+}
+
+func (a *anchored) checkBegun(warnings int, want ...string) {
+	a.t.Helper()
+	if got := a.begun(); !slices.Equal(got, want) {
+		a.t.Errorf("the log says that %q are begun, want %q", got, want)
+	}
+	if n := strings.Count(a.said.String(), "level=WARN"); n != warnings {
+		a.t.Errorf("%d warnings, want %d:\n%s", n, warnings, a.said)
+	}
+}
+
+// Whoever starts an older database may remove what shows it. The older log then has
+// a second beginning of the place, which is anchored in its turn.
+func TestARemovedAnchorLeavesATrace(t *testing.T) {
+	f, place, other := newFixture(t), &shelf{name: "place"}, &shelf{name: "other"}
+	a := f.anchoredAt(place, other)
+	if err := a.keeper.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a.checkBegun(0) // a look writes nothing
+	for range 3 {
+		a.fill(1)
+		a.keep()
+	}
+	a.checkBegun(2, "place 2", "other 2")
+	backup := a.copied()
+	a.fill(7)
+	a.keep()
+
+	place.put(nil)
+	other.put(nil)
+	b := f.opened(backup).anchoredAt(place, other)
+	if err := b.keeper.Check(t.Context()); err != nil {
+		t.Fatal(err) // nothing is known of what was lost
+	}
+	b.keep()
+	again := b.keeper.Status()[0].Sequence
+	b.fill(1)
+	b.keep()
+	b.checkBegun(2, "place 2", "other 2", fmt.Sprint("place ", again), fmt.Sprint("other ", again))
+	if c, err := ParseCheckpoint(place.kept(), f.log.signer.Public()); err != nil || c.Sequence <= again {
+		t.Errorf("the trace is not anchored: %+v %v", c, err)
+	}
+
+	// The next start finds all as it should be.
+	c := f.opened(b.copied()).anchoredAt(place, other)
+	c.keep()
+	c.checkBegun(0, b.begun()...)
+
+	// In a running process, too, and again before the next look.
+	for range 2 {
+		place.put(nil)
+		c.keep()
+	}
+	c.keep()
+	if n := len(c.begun()); n != 6 {
+		t.Errorf("the places were begun %d times, want 6", n)
+	}
+}
+
+// A place that takes nothing does not fill the log.
+func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
+	f, place := newFixture(t), &unsaved{shelf: shelf{name: "place"}, fails: true}
+	a := f.anchoredAt(place)
+	for range 5 {
+		a.keep()
+		a.checkStates(PlaceUnreachable)
+	}
+	a.checkBegun(2, "place 1") // of the beginning, and of the trouble
+	place.fails = false
+	a.keep()
+	a.keep()
+	a.checkStates(PlaceOK)
+	a.checkBegun(2, "place 1")
+
+	// Nothing is begun that the log does not say.
+	place.put(nil)
+	kept := f.store
+	f.log.store = closing{kept}
+	a.keeper.visit(t.Context(), a.keeper.places[0], writeNewer)
+	f.log.store = kept
+	if place.kept() != nil {
+		t.Error("it is begun, and the log does not say so")
+	}
+	a.keep()
+	a.checkBegun(4, "place 1", fmt.Sprint("place ", a.keeper.Status()[0].Sequence))
+}
+
+// unsaved is a shelf that can be read and, while that fails, not written.
+type unsaved struct {
+	shelf
+	fails bool
+}
+
+func (u *unsaved) Save(ctx context.Context, note []byte) error {
+	if u.fails {
+		return fault.New(fault.Unavailable, "read-only")
+	}
+	return u.shelf.Save(ctx, note)
+}
+
+// closing is a store that can still be read.
+type closing struct{ store.Store }
+
+func (closing) Update(context.Context, func(store.Tx) error) error {
+	return fault.New(fault.Unavailable, "closing")
+}
+
+// A place that is written again and again costs a write of somebody's control plane each time.
+func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, place := newFixture(t), &shelf{name: "place"}
+		f.follow()
+		for range 3 {
+			ctx, cancel := context.WithCancel(t.Context())
+			keeper := NewAnchorKeeper(f.log, []AnchorPlace{place}, AnchorOptions{Now: time.Now})
+			if err := keeper.Check(ctx); err != nil {
+				t.Fatal(err)
+			}
+			var done sync.WaitGroup
+			done.Go(func() { keeper.Keep(ctx) })
+			for range 45 {
+				f.fill(1)
+				f.follow()
+				time.Sleep(time.Second) // of the bubble
+			}
+			cancel()
+			done.Wait()
+		}
+		if n := len(place.saved); n < 12 || n > 14 {
+			t.Errorf("%d writes in 135 s", n)
+		}
+		for i := range place.saved[1:] {
+			if pause := place.saved[i+1].Sub(place.saved[i]); pause < 10*time.Second {
+				t.Errorf("%v between two writes", pause)
+			}
+		}
+	})
+}
+
+func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	a.fill(8)
+	a.keep() // which begins the place, with an entry
+	backup := a.copied()
+	a.fill(7)
+	a.keep()
+	kept := place.kept()
+
+	b := f.opened(backup).anchoredAt(place)
+	b.refused(11, 17)
+	b.keep()
+	b.checkStates(PlaceRollback)
+	if !bytes.Equal(place.kept(), kept) {
+		t.Error("the anchor that shows the loss is written over")
+	}
+	if said := b.said.String(); strings.Count(said, "level=ERROR") != 1 || !strings.Contains(said, "lost_from=11") || !strings.Contains(said, "lost_to=17") || !strings.Contains(said, "the place") {
+		t.Errorf("it is said:\n%s", said)
+	}
+	// Neither an older one of ours in its place nor an empty one brings the lost entries back.
+	for _, note := range [][]byte{nil, newestOf(t, b.log)} {
+		place.put(note)
+		b.refused(11, 17)
+	}
+	place.put(kept)
+
+	accepted := b.accept()
+	if accepted.Epoch != 2 || accepted.LostFrom != 11 || accepted.LostTo != 17 || accepted.Sequence != 18 {
+		t.Errorf("%+v", accepted)
+	}
+	// The process ends before the anchor is written again.
+	f.opened(b.copied()).anchoredAt(place).goesOn()
+	b.goesOn()
+	b.keep()
+	b.checkStates(PlaceOK)
+	if c, err := ParseCheckpoint(place.kept(), f.log.signer.Public()); err != nil || c.Epoch != 2 || c.Sequence < 18 {
+		t.Errorf("%+v is kept, %v", c, err)
+	}
+
+	// Now the former database is the one that lacks entries.
+	a = f.opened(f.copied()).anchoredAt(place)
+	a.refused(18, 21)
+	if r := a.accept(); r.Epoch != 3 {
+		t.Errorf("%+v", r)
+	}
+	a.goesOn()
+}
+
+// newestOf returns the newest checkpoint of a log.
+func newestOf(t *testing.T, l *Log) []byte {
+	t.Helper()
+	signed, _, err := l.Newest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signed
+}
+
+// While the place cannot be reached the older database goes on, past what the anchor knows.
+func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	a.fill(8)
+	a.keep() // which begins the place, with an entry
+	backup := a.copied()
+	a.fill(7)
+	a.keep()
+	kept := place.kept()
+
+	place.err = fault.New(fault.Unavailable, "not now")
+	b := f.opened(backup).anchoredAt(place)
+	b.goesOn()
+	b.fill(20)
+	b.keep()
+	b.checkStates(PlaceUnreachable)
+	place.err = nil
+	b.keep()
+	b.checkStates(PlaceRollback)
+	b.refused(0, 17)
+	if !bytes.Equal(place.kept(), kept) {
+		t.Error("the anchor that shows the fork is written over")
+	}
+	if r := b.accept(); r.Epoch != 2 || r.LostFrom != r.LostTo+1 {
+		t.Errorf("%+v", r)
+	}
+	f.opened(b.copied()).anchoredAt(place).goesOn()
+	b.goesOn()
+	b.keep()
+	b.checkStates(PlaceOK)
+
+	// The former database is in an epoch that the anchor is past, whichever goes further.
+	a.fill(100)
+	f.opened(a.copied()).anchoredAt(place).refused(0, b.keeper.Status()[0].Sequence)
+}
+
+// Whoever holds the key may rewrite the log from somewhere on. The anchor knows the entry.
+func TestARewrittenLogIsAFork(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	f.fill(9)
+	backup := f.copied()
+	f.fill(5)
+	f.anchoredAt(place).keep()
+	g := f.opened(backup)
+	g.fill(50)
+	g.anchoredAt(place).refused(0, 15)
+
+	// Nor does it help to make the entry that shows it unreadable, or to say that it is in the archive.
+	for _, change := range []func(store.Tx) error{
+		func(tx store.Tx) error { return tx.Put(entryKey(15), []byte{1}) },
+		func(tx store.Tx) error { return tx.Delete(entryKey(15)) },
+	} {
+		h := f.opened(g.copied())
+		if err := h.store.Update(t.Context(), change); err != nil {
+			t.Fatal(err)
+		}
+		h.anchoredAt(place).refused(0, 15)
+	}
+}
+
+// The row of an epoch is not signed; the entry that begins it is.
+func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	a.fill(8)
+	a.keep() // which begins the place, with an entry
+	backup := a.copied()
+	a.fill(7)
+	a.keep()
+	later := f.copied()
+	for name, row := range map[string][]byte{
+		"above the head":        epoch{2, 18, 10}.encode(),
+		"at another entry":      epoch{2, 9, 8}.encode(),
+		"of no epoch":           {1},
+		"with a signed head of": epoch{2, 18, 10}.encode(),
+	} {
+		g := f.opened(copyOf(t, backup))
+		err := g.store.Update(t.Context(), func(tx store.Tx) error {
+			if name == "with a signed head of" { // which an older database might be given
+				err := tx.Put(checkpointKey, signedNote(t, f, Checkpoint{ChainID: "chain_test", Epoch: 2, Size: 12, Sequence: 20, Time: f.now()}))
+				if err != nil {
+					return err
+				}
+			}
+			return tx.Put(epochKey(2), row)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Log(name)
+		to := uint64(17)
+		if name == "with a signed head of" {
+			to = 20 // which the database itself says to lack
+		}
+		g.anchoredAt(place).refused(11, to)
+	}
+	f.opened(later).anchoredAt(place).goesOn()
+}
+
+// Entries in the archive are no loss: the tree knows of them.
+func TestArchivedEntriesAreNoLoss(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	a.fill(400)
+	a.keep() // with an entry
+	a.fill(299)
+	a.follow()
+	entry, err := f.log.CheckpointAt(t.Context(), 401)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var base *Base
+	cut := func(f *fixture, to uint64) {
+		t.Helper()
+		v := NewVerifier(Options{PublicKey: f.log.signer.Public(), Base: base})
+		err := v.addRange(t.Context(), f.store, store.Range{From: entryKey(v.next()), To: entryKey(to + 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if base, err = v.Base(); err != nil {
+			t.Fatal(err)
+		}
+		row, err := f.log.signBase(base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = f.store.Update(t.Context(), func(tx store.Tx) error {
+			errs := []error{tx.Put(baseKey, row)}
+			for s := uint64(1); s <= to; s++ {
+				errs = append(errs, tx.Delete(entryKey(s)))
+			}
+			return errors.Join(errs...)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cut(f, 450)
+	if err := f.opened(f.copied()).anchoredAt(place).keeper.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	// Of which an accepted rollback is one, too.
+	backup := f.copied()
+	a.fill(50)
+	a.keep()
+	b := f.opened(backup).anchoredAt(place)
+	b.refused(702, 751)
+	b.accept()
+	b.fill(20)
+	b.follow()
+	cut(b.fixture, 752)
+	if err := f.opened(b.copied()).anchoredAt(place).keeper.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	// What the tree has there decides, and not whether the entry is gone.
+	for name, change := range map[string]func(*Checkpoint){
+		"as it was":     func(*Checkpoint) {},
+		"another entry": func(c *Checkpoint) { c.Hash[0] ^= 1 },
+		"another tree":  func(c *Checkpoint) { c.Root[0] ^= 1 },
+		"other tiles":   func(*Checkpoint) {},
+	} {
+		c, g := entry, f.opened(f.copied())
+		change(&c)
+		if name == "other tiles" {
+			err := g.store.Update(t.Context(), func(tx store.Tx) error {
+				row, err := tx.Get(tileKey(0, 1))
+				if err != nil {
+					return err
+				}
+				row = bytes.Clone(row)
+				row[0] ^= 1
+				return tx.Put(tileKey(0, 1), row)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		b := g.anchoredAt(&shelf{name: "place", note: signedNote(t, f, c)})
+		if err := b.keeper.Check(t.Context()); (err == nil) != (name == "as it was") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func signedNote(t *testing.T, f *fixture, c Checkpoint) []byte {
+	t.Helper()
+	signed, err := SignCheckpoint(c, f.log.signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signed
+}
+
+// The entry is the same, and the tree over those before it is not.
+func TestAnotherTreeIsAFork(t *testing.T) {
+	f := newFixture(t)
+	f.fill(9)
+	c := f.follow()
+	c.Root[0] ^= 1
+	f.fill(9)
+	f.follow()
+	f.anchoredAt(&shelf{name: "place", note: signedNote(t, f, c)}).refused(0, 10)
+}
+
+// What is none of this log says nothing of it: were it to stop the server, whoever can write one ConfigMap could.
+func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
+	seed := make([]byte, dualsig.SeedSize)
+	_, _ = rand.Read(seed)
+	stranger, err := dualsig.NewPrivateKey(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for why, note := range map[string]func(f *fixture, c Checkpoint) []byte{
+		anchorMalformed: func(*fixture, Checkpoint) []byte { return []byte("not a note") },
+		anchorUnverified: func(f *fixture, c Checkpoint) []byte {
+			c.Sequence, c.Size = 1000, 1000
+			signed, _ := SignCheckpoint(c, stranger)
+			return signed
+		},
+		anchorOtherChain: func(f *fixture, c Checkpoint) []byte {
+			c.ChainID, c.Sequence, c.Size = "chain_other", 1000, 1000
+			signed, _ := SignCheckpoint(c, f.log.signer)
+			return signed
+		},
+		"empty": func(*fixture, Checkpoint) []byte { return []byte{} },
+	} {
+		t.Run(why, func(t *testing.T) {
+			f, place := newFixture(t), &shelf{name: "place"}
+			bad := note(f, f.follow())
+			place.put(bad)
+			a := f.anchoredAt(place)
+			if err := a.keeper.Check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			a.checkStates(PlaceRefused)
+			if !bytes.Equal(place.kept(), bad) {
+				t.Error("a look changes the place")
+			}
+			a.keep()
+			a.checkStates(PlaceRefused)
+			if len(place.aside) != 1 || !bytes.Equal(place.aside[0], bad) {
+				t.Errorf("%d notes are set aside", len(place.aside))
+			}
+			if _, err := ParseCheckpoint(place.kept(), f.log.signer.Public()); err != nil {
+				t.Error("ours is not written:", err)
+			}
+			a.keep()
+			a.checkStates(PlaceOK)
+			if n := strings.Count(a.said.String(), "level=ERROR"); n != 1 || a.keeper.Status()[0].Refused != 1 {
+				t.Errorf("%d alarms, %+v", n, a.keeper.Status())
+			}
+			var recorded []string
+			for _, e := range f.entries() {
+				if e.EventType == AnchorRefused && e.TenantID == string(authz.SystemTenant) {
+					recorded = append(recorded, e.Attributes[attributePlace]+" "+e.Attributes[AttributeReason])
+				}
+			}
+			want := "place " + why
+			if why == "empty" {
+				want = "place " + anchorMalformed
+			}
+			if !slices.Equal(recorded, []string{want}) {
+				t.Errorf("the log says %q", recorded)
+			}
+		})
+	}
+}
+
+// The alarm is durable before the evidence goes.
+func TestWhatIsRefusedStaysUntilItIsRecorded(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place", note: []byte("forged")}
+	a := f.anchoredAt(place)
+	a.follow()
+	f.log.Refuse(errors.New("for a test"))
+	a.keep()
+	a.checkStates(PlaceRefused)
+	if !bytes.Equal(place.kept(), []byte("forged")) {
+		t.Error("it is gone")
+	}
+	f.log.Refuse(nil)
+	a.keep()
+	if len(place.aside) != 1 || a.keeper.Status()[0].Refused != 1 {
+		t.Errorf("set aside %d, %+v", len(place.aside), a.keeper.Status())
+	}
+}
+
+func TestAPlaceThatCannotBeReachedStopsNothingAndIsNotWrittenUnread(t *testing.T) {
+	f := newFixture(t)
+	down := &shelf{name: "down", err: fault.New(fault.Unavailable, "not now")}
+	slow := &shelf{name: "slow", hangs: true}
+	up := &shelf{name: "up"}
+	a := f.anchoredAt(down, slow, up)
+	a.keeper.Timeout = 20 * time.Millisecond
+	for range 3 {
+		if err := a.keeper.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		a.checkStates(PlaceUnreachable, PlaceUnreachable, PlaceOK)
+	}
+	a.keeper.Timeout = time.Minute
+	if n := strings.Count(a.said.String(), "level=WARN"); n != 2 {
+		t.Errorf("%d warnings:\n%s", n, a.said)
+	}
+	slow.hangs = false
+	slow.put([]byte("read first"))
+	a.keep()
+	if _, err := ParseCheckpoint(up.kept(), f.log.signer.Public()); err != nil {
+		t.Error("one that is down keeps others from being written:", err)
+	}
+	if !bytes.Equal(slow.aside[0], []byte("read first")) {
+		t.Error("what came meanwhile was written over unread")
+	}
+	down.err = nil
+	a.keep()
+	a.checkStates(PlaceOK, PlaceOK, PlaceOK)
+	if n := strings.Count(a.said.String(), "is reached again"); n != 2 {
+		t.Errorf("%d are told to be back:\n%s", n, a.said)
+	}
+}
+
+func TestWhatAnotherHasWrittenMeanwhileIsReadFirst(t *testing.T) {
+	f := newFixture(t)
+	further := f.opened(f.copied())
+	further.fill(5)
+	further.follow()
+	newer := newestOf(t, further.log)
+	place := &racingPlace{shelf: &shelf{name: "place"}, note: newer}
+	a := f.anchoredAt(place)
+	a.keep()
+	a.checkStates(PlaceRollback)
+	if !bytes.Equal(place.kept(), newer) {
+		t.Error("what another has written was written over unread")
+	}
+}
+
+// racingPlace has another write it right after the first look.
+type racingPlace struct {
+	*shelf
+	note []byte
+}
+
+func (r *racingPlace) Load(ctx context.Context) ([]byte, error) {
+	note, err := r.shelf.Load(ctx)
+	if r.note != nil {
+		r.put(r.note)
+		r.note = nil
+	}
+	return note, err
+}
+
+// Whenever the process ends, before a write, in it or after it, the database has what the anchor knows.
+func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	var disks []string
+	snapshot := func() { disks = append(disks, f.copied()) }
+	place.onLoad, place.onSave = snapshot, snapshot
+	for range 3 {
+		a.fill(2)
+		a.keep()
+		disk := disks[len(disks)-1]
+		disks = nil
+		after := &shelf{name: "place", note: place.kept()}
+		if err := f.opened(disk).anchoredAt(after).keeper.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(place.saved) != 3 {
+		t.Errorf("%d writes", len(place.saved))
+	}
+}
+
+// Of several places the one that knows most decides, and one that comes later with more is heard, too.
+func TestThePlaceThatKnowsMostDecides(t *testing.T) {
+	f := newFixture(t)
+	early, late, away := &shelf{name: "early"}, &shelf{name: "late"}, &shelf{name: "away"}
+	a := f.anchoredAt(early)
+	a.fill(4)
+	backup := a.copied()
+	a.fill(5)
+	a.keep() // with an entry
+	a.fill(4)
+	f.anchoredAt(late).keep()
+	a.fill(4)
+	f.anchoredAt(away).keep()
+	away.err = fault.New(fault.Unavailable, "not now")
+
+	b := f.opened(backup).anchoredAt(early, late, away)
+	b.refused(6, 15)
+	b.checkStates(PlaceRollback, PlaceRollback, PlaceUnreachable)
+	b.accept()
+	b.goesOn()
+	b.keep()
+	b.checkStates(PlaceOK, PlaceOK, PlaceUnreachable)
+	away.err = nil
+	b.keep()
+	b.checkStates(PlaceOK, PlaceOK, PlaceRollback)
+	b.refused(0, 20)
+	if r := b.accept(); r.Epoch != 3 {
+		t.Errorf("%+v", r)
+	}
+	b.goesOn()
+	b.keep()
+	b.checkStates(PlaceOK, PlaceOK, PlaceOK)
+}
+
+// The acceptance names one of the checkpoints; the other one was told with it.
+func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
+	f := newFixture(t)
+	early, late := &shelf{name: "early"}, &shelf{name: "late"}
+	f.fill(4)
+	backup := f.copied()
+	f.fill(5)
+	f.anchoredAt(early).keep() // with an entry
+	f.fill(4)
+	f.anchoredAt(late).keep()
+	g := f.opened(backup)
+	g.fill(40)
+	b := g.anchoredAt(early, late)
+	b.refused(0, 15)
+	b.accept()
+	b.goesOn()
+	b.keep()
+	b.checkStates(PlaceOK, PlaceOK)
+}
+
+// An acceptance and the finding that it is about may cross.
+func TestAnAcceptanceIsNotTakenBackByALateLook(t *testing.T) {
+	f, place := newFixture(t), &shelf{name: "place"}
+	a := f.anchoredAt(place)
+	a.fill(4)
+	backup := a.copied()
+	a.fill(5)
+	a.keep()
+	b := f.opened(backup).anchoredAt(place)
+	b.refused(6, 10)
+	told := b.log.Refusal()
+	b.accept()
+	b.log.Refuse(told) // by a look that read the database before
+	b.keep()
+	if err := b.log.Refusal(); err != nil {
+		t.Errorf("it is refused still: %v", err)
+	}
+	b.goesOn()
+}
+
+func TestABucketKeepsTheNewestAndWhatWasRefused(t *testing.T) {
+	f := newFixture(t)
+	dir := t.TempDir()
+	bucket, err := objects.Open(t.Context(), "file://"+dir, objects.SigningOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bucket.Close() })
+	place := NewBucketPlace(f.log, bucket)
+	a := f.anchoredAt(place)
+	a.keep()
+	a.checkStates(PlaceOK)
+	signed := newestOf(t, f.log)
+	if got, err := bucket.Get(t.Context(), "anchor/chain_test/checkpoint"); err != nil || !bytes.Equal(got, signed) {
+		t.Errorf("the bucket keeps %q, %v", got, err)
+	}
+	for range 2 {
+		if err := bucket.Put(t.Context(), "anchor/chain_test/checkpoint", []byte("forged")); err != nil {
+			t.Fatal(err)
+		}
+		a.keep()
+		a.keep()
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "anchor", "chain_test", "refused-*"))
+	if err != nil || len(names) != 1 {
+		t.Errorf("set aside: %v, %v", names, err)
+	}
+	a.checkStates(PlaceOK)
+	if err := bucket.Put(t.Context(), "anchor/chain_test/checkpoint", nil); err != nil {
+		t.Fatal(err)
+	}
+	a.keep()
+	if n := a.keeper.Status()[0].Refused; n != 3 {
+		t.Errorf("%d were refused", n)
+	}
+}

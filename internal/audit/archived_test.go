@@ -1,0 +1,171 @@
+package audit
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// inSegments is a log in several segments, with a lost stretch in the first of them,
+// so that most of the entries that say what is archived are so themselves.
+func inSegments(t *testing.T) (f *fixture, a Archive) {
+	f = newFixture(t)
+	a, _ = f.folder()
+	for i := range 4 {
+		f.fill(30)
+		if i == 0 {
+			f.rollBack(31, 40)
+		}
+		f.advance(keep + 2*lateness)
+		f.fill(1)
+		if _, err := (&Cutter{Log: f.log, Archive: a, Keep: keep, most: 16}).Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.fill(20)
+	f.follow()
+	if _, err := f.verify(); err != nil || len(f.segments()) < 5 {
+		t.Fatal(len(f.segments()), err)
+	}
+	return f, a
+}
+
+// What the log says to be in the archive is held against its entries, with every
+// bit, whether they are archived themselves or not.
+func TestRowsOfTheArchiveAreHeldAgainstTheEntries(t *testing.T) {
+	f, a := inSegments(t)
+	segments := f.segments()
+	base, err := readBase(t.Context(), f.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := 0
+	for _, e := range base.kept {
+		if e.archives() {
+			said++
+		}
+	}
+	if said == 0 || said == len(segments) {
+		t.Fatalf("the base keeps %d entries of %d segments", said, len(segments))
+	}
+	copied, o := copyStore(t, f.store), Options{PublicKey: f.log.signer.Public(), check: rememberSignatures()}
+	if _, err := VerifyStore(t.Context(), copied, o); err != nil {
+		t.Fatal(err)
+	}
+	reported := func(what string, change func(tx store.Tx) error) {
+		t.Helper()
+		if _, ok := IsBroken(func() error { _, err := VerifyStore(t.Context(), copied.with(change), o); return err }()); !ok {
+			t.Error(what, "is not reported")
+		}
+	}
+	for i, s := range segments {
+		key, row := archiveKey(s.From), s.encode()
+		for _, at := range []int{0, 7, 8, 39, 40, 71, 72, len(row) - 1} {
+			reported(fmt.Sprintf("byte %d of row %d", at, i), func(tx store.Tx) error {
+				b := bytes.Clone(row)
+				b[at] ^= 1
+				return tx.Put(key, b)
+			})
+		}
+		reported(fmt.Sprintf("the lack of row %d", i), func(tx store.Tx) error { return tx.Delete(key) })
+		reported(fmt.Sprintf("row %d from elsewhere", i), func(tx store.Tx) error {
+			return errors.Join(tx.Delete(key), tx.Put(archiveKey(s.From+1), row))
+		})
+	}
+	first, second := segments[0], segments[1]
+	reported("one row for two", func(tx store.Tx) error {
+		second.From = first.From
+		return errors.Join(tx.Delete(archiveKey(segments[1].From)), tx.Put(archiveKey(first.From), second.encode()))
+	})
+	if _, err := VerifyWithArchive(t.Context(), f.store, a, Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Only a base that is signed hides entries: no row beside it does.
+func TestARowAloneHidesNothing(t *testing.T) {
+	f := newFixture(t)
+	f.fill(20)
+	f.follow()
+	before, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(key, row []byte) {
+		t.Helper()
+		if err := f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(archiveKey(1), Segment{From: 1, To: 15, Name: "x"}.encode())
+	f.restart()
+	after, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 100})
+	if err != nil || len(after) != len(before)+1 { // and the reading of them
+		t.Errorf("%d entries, then %d: %v", len(before), len(after), err)
+	}
+	if to, err := f.log.Archived(t.Context()); err != nil || to != 0 {
+		t.Error(to, err)
+	}
+	if p, err := f.log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
+		t.Error(p, err)
+	}
+	if _, ok := IsBroken(func() error { _, err := f.verify(); return err }()); !ok {
+		t.Error("the row is not reported")
+	}
+	// A base that is signed with another key is an error, and hides nothing either.
+	other := newFixture(t)
+	other.fill(20)
+	_, row := other.baseAt(15)
+	put(baseKey, row)
+	if entries, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 100}); !errors.Is(err, errDamagedLog) {
+		t.Errorf("%d entries, %v", len(entries), err)
+	}
+}
+
+// A stored checkpoint of exactly the base is held against it, with its tiles.
+func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
+	f := newFixture(t)
+	a, _ := f.folder()
+	f.old()
+	f.follow()
+	if _, err := (&Cutter{Log: f.log, Archive: a, Keep: keep, most: 20}).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	base, err := readBase(t.Context(), f.store)
+	if err != nil || base == nil {
+		t.Fatal(base, err)
+	}
+	at := Checkpoint{
+		ChainID: "chain_test", Epoch: epochOf(base.epochs, base.Sequence()).number, Size: base.Size(), Root: base.tree.root(),
+		Sequence: base.Sequence(), Hash: base.head.hash, Time: time.UnixMicro(base.head.micros),
+	}
+	for name, change := range map[string]func(c *Checkpoint, tile []byte){
+		"as it was":     nil,
+		"another tile":  func(_ *Checkpoint, tile []byte) { tile[5] ^= 1 },
+		"another root":  func(c *Checkpoint, _ []byte) { c.Root[0] ^= 1 },
+		"another entry": func(c *Checkpoint, _ []byte) { c.Hash[0] ^= 1 },
+	} {
+		g, c := f.opened(f.copied()), at
+		err := g.store.Update(t.Context(), func(tx store.Tx) error {
+			if err := takeBackTree(tx, c); err != nil {
+				return err
+			}
+			index := c.Size >> tileHeight
+			tile := get(tx, tileKey(0, index))
+			if change != nil {
+				change(&c, tile)
+			}
+			return errors.Join(tx.Put(tileKey(0, index), tile), tx.Put(checkpointKey, signedNote(t, f, c)), takeBackSummaries(tx, c.Sequence))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.verify(); (err == nil) != (change == nil) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

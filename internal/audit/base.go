@@ -1,0 +1,423 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-json-experiment/json"
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Base is what a verification knows after the entries up to one: all that it
+// takes to verify what comes behind. When those entries move to the archive it
+// stays in their place, signed with the log's key:
+//
+//	1 ‖ ML-DSA-65 signature (3309 bytes) ‖ JSON
+//
+// with the fields of baseJSON in the order of their names, lists sorted, and no
+// other spelling. Of credentials and API keys it has those that were not deleted or
+// revoked by then. It is not changed once it was made.
+type Base struct{ state }
+
+const (
+	baseVersion = 1
+	baseContext = "latticekeep/audit-base/v1"
+)
+
+var baseKey = []byte("audit/base")
+
+// Sequence returns that of the last entry before what is still to be verified.
+func (b *Base) Sequence() uint64 { return b.head.sequence }
+
+// Hash returns that of the same entry, lower-case hex.
+func (b *Base) Hash() string { return b.hash }
+
+// Size returns how many entries there are up to it.
+func (b *Base) Size() int64 { return b.tree.size }
+
+type baseJSON struct {
+	APIKeys     []baseAPIKey     `json:"api_keys"`
+	ChainID     string           `json:"chain_id"`
+	Credentials []baseCredential `json:"credentials"`
+	Epochs      []baseEpoch      `json:"epochs"` // from the second
+	Hash        string           `json:"hash"`   // of the last entry
+	Kept        []string         `json:"kept"`   // entries that somebody still reads, oldest first, as what their hashes cover
+	Micros      int64            `json:"micros"` // of the last entry, since 1970
+	Namespaces  []baseNamespace  `json:"namespaces"`
+	PublicKey   string           `json:"public_key"` // base64
+	Sequence    uint64           `json:"sequence"`   // of the last entry
+	Tenants     []baseTenant     `json:"tenants"`
+	Tree        string           `json:"tree"` // base64: u64 size, then the hashes of the tiles that are not full, from level 0 up
+}
+
+type baseEpoch struct {
+	First    uint64 `json:"first"` // sequence of the entry that began it
+	Hash     string `json:"hash"`  // of the same
+	LostFrom uint64 `json:"lost_from"`
+	Number   uint64 `json:"number"`
+	Size     int64  `json:"size"` // of the tree before it
+}
+
+type baseTenant struct {
+	Last     baseLink `json:"last"`
+	Sequence uint64   `json:"sequence"` // of the tenant
+	Tenant   string   `json:"tenant"`
+}
+
+type baseCredential struct {
+	Credential string      `json:"credential"`
+	Current    baseLink    `json:"current"`
+	Digest     string      `json:"digest"`
+	Former     *baseFormer `json:"former,omitzero"`
+	Sequence   uint64      `json:"sequence"`
+	Tenant     string      `json:"tenant"`
+	Version    string      `json:"version"`
+}
+
+type baseFormer struct {
+	Digest  string `json:"digest"`
+	Version string `json:"version"`
+}
+
+type baseLink struct {
+	Hash     string `json:"hash"`
+	Micros   int64  `json:"micros"`
+	Sequence uint64 `json:"sequence"`
+}
+
+type baseAPIKey struct {
+	ID       string `json:"id"`
+	Sequence uint64 `json:"sequence"`
+	Tenant   string `json:"tenant"`
+}
+
+type baseNamespace struct {
+	Cluster   string `json:"cluster"`
+	Namespace string `json:"namespace"`
+	Sequence  uint64 `json:"sequence"`
+	Tenant    string `json:"tenant"`
+}
+
+// Base returns what is known after the last entry, of a chain that was seen from
+// its beginning or from a base.
+func (v *Verifier) Base() (*Base, error) {
+	if err := v.Wait(); err != nil {
+		return nil, err
+	}
+	if !v.whole || v.head.sequence == 0 {
+		return nil, errors.New("making a base: the beginning of the log was not verified")
+	}
+	s := v.state.clone()
+	s.from, s.entries, s.pinned = 0, 0, false
+	// A row of what is not known is found as is one of what was deleted, so that a
+	// base does not grow with everything that ever was.
+	maps.DeleteFunc(s.credentials, func(_ CredentialKey, c State) bool { return c.Deleted })
+	maps.DeleteFunc(s.apiKeys, func(_ APIKeyName, k APIKeyState) bool { return k.Revoked })
+	return &Base{s}, nil
+}
+
+func (s state) clone() state {
+	s.epochs, s.lost, s.kept = slices.Clone(s.epochs), slices.Clone(s.lost), slices.Clone(s.kept)
+	s.credentials, s.apiKeys, s.namespaces = maps.Clone(s.credentials), maps.Clone(s.apiKeys), maps.Clone(s.namespaces)
+	tenants := make(map[string]*tenantState, len(s.tenants))
+	for name, t := range s.tenants {
+		copied := *t
+		tenants[name] = &copied
+	}
+	s.tenants = tenants
+	edge := make([][]tlog.Hash, len(s.tree.edge))
+	for i, hashes := range s.tree.edge {
+		edge[i] = append(make([]tlog.Hash, 0, tileWidth), hashes...)
+	}
+	s.tree = treeBuilder{size: s.tree.size, edge: edge}
+	return s
+}
+
+func (b *Base) json() ([]byte, error) {
+	s := b.state
+	j := baseJSON{
+		ChainID: s.chainID, Hash: s.hash, Micros: s.head.micros, Sequence: s.head.sequence,
+		PublicKey: base64.StdEncoding.EncodeToString(s.public.Bytes()),
+		Tree:      base64.StdEncoding.EncodeToString(s.tree.encode()),
+	}
+	for i, e := range s.epochs[1:] {
+		j.Epochs = append(j.Epochs, baseEpoch{First: e.first, Hash: s.lost[i].Hash, LostFrom: s.lost[i].LostFrom, Number: e.number, Size: e.size})
+	}
+	for _, e := range s.kept {
+		core, err := e.canonical(nil, false)
+		if err != nil {
+			return nil, err
+		}
+		j.Kept = append(j.Kept, string(core))
+	}
+	for name, t := range s.tenants {
+		j.Tenants = append(j.Tenants, baseTenant{Last: t.last.json(), Sequence: t.sequence, Tenant: name})
+	}
+	for key, c := range s.credentials {
+		of := baseCredential{
+			Credential: key.Credential, Digest: c.Digest, Sequence: c.Sequence, Tenant: string(key.Tenant), Version: c.Version,
+			Current: c.current.json(),
+		}
+		if c.Former != (Former{}) {
+			of.Former = &baseFormer{c.Former.Digest, c.Former.Version}
+		}
+		j.Credentials = append(j.Credentials, of)
+	}
+	for key, k := range s.apiKeys {
+		j.APIKeys = append(j.APIKeys, baseAPIKey{key.ID, k.Sequence, string(key.Tenant)})
+	}
+	for key, n := range s.namespaces {
+		j.Namespaces = append(j.Namespaces, baseNamespace{key.Cluster, key.Namespace, n.Sequence, string(n.Tenant)})
+	}
+	j.sort()
+	return json.Marshal(j)
+}
+
+func (j *baseJSON) sort() {
+	slices.SortFunc(j.Tenants, func(a, b baseTenant) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	slices.SortFunc(j.Credentials, func(a, b baseCredential) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Credential, b.Credential))
+	})
+	slices.SortFunc(j.APIKeys, func(a, b baseAPIKey) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
+	})
+	slices.SortFunc(j.Namespaces, func(a, b baseNamespace) int {
+		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Namespace, b.Namespace))
+	})
+}
+
+// signBase returns the bytes of a base, signed.
+func (l *Log) signBase(b *Base) ([]byte, error) {
+	if b.chainID != l.chainID || b.keyID != l.keyID {
+		return nil, errors.New("signing a base: it is of another log")
+	}
+	text, err := b.json()
+	if err != nil {
+		return nil, fmt.Errorf("encoding a base: %w", err)
+	}
+	signature, err := l.signer.Sign(baseContext, frame.Join(baseContext, text))
+	if err != nil {
+		return nil, fmt.Errorf("signing a base: %w", err)
+	}
+	return slices.Concat([]byte{baseVersion}, signature, text), nil
+}
+
+// ErrBase says that the base of a log is not one, or not signed with its key.
+var ErrBase = errors.New("the base of the log is damaged, or not signed with the log's key")
+
+// ParseBase reads a base and verifies it with the key of the log; nil takes the
+// key that the base names, which says no more than that it was not damaged. The
+// error is [ErrBase].
+func ParseBase(in []byte, key *dualsig.PublicKey) (*Base, error) {
+	if len(in) < 1+dualsig.SignatureSize || in[0] != baseVersion {
+		return nil, ErrBase
+	}
+	signature, text := in[1:1+dualsig.SignatureSize], in[1+dualsig.SignatureSize:]
+	var j baseJSON
+	if err := json.Unmarshal(text, &j, json.RejectUnknownMembers(true)); err != nil {
+		return nil, ErrBase
+	}
+	b, err := j.base()
+	if err != nil {
+		return nil, ErrBase
+	}
+	if key == nil {
+		key = b.public
+	}
+	again, err := b.json()
+	if err != nil || !bytes.Equal(again, text) || key.ID() != b.keyID || !key.Verify(baseContext, frame.Join(baseContext, text), signature) {
+		return nil, ErrBase
+	}
+	return b, nil
+}
+
+func (j baseJSON) base() (*Base, error) {
+	raw, ok1 := decodeBase64(j.PublicKey)
+	tree, ok2 := decodeBase64(j.Tree)
+	hash, ok3 := parseHash(j.Hash)
+	if !ok1 || !ok2 || !ok3 || j.Sequence == 0 || j.Sequence > maxInteger || j.ChainID == "" {
+		return nil, ErrBase
+	}
+	key, err1 := dualsig.ParsePublicKey(raw)
+	built, err2 := decodeTree(tree)
+	if errors.Join(err1, err2) != nil {
+		return nil, ErrBase
+	}
+	s := state{
+		chainID: j.ChainID, public: key, keyID: key.ID(), whole: true, hash: j.Hash,
+		head: link{j.Sequence, j.Micros, hash}, tree: *built,
+		epochs:      []epoch{{number: 1, first: 1}},
+		tenants:     make(map[string]*tenantState, len(j.Tenants)),
+		credentials: make(map[CredentialKey]State, len(j.Credentials)),
+		apiKeys:     make(map[APIKeyName]APIKeyState, len(j.APIKeys)),
+		namespaces:  make(map[NamespaceName]NamespaceState, len(j.Namespaces)),
+	}
+	for _, e := range j.Epochs {
+		last := s.epochs[len(s.epochs)-1]
+		if e.Number <= last.number || e.Size <= last.size || e.First < e.LostFrom || e.LostFrom != last.first+uint64(e.Size-last.size) {
+			return nil, ErrBase
+		}
+		s.epochs = append(s.epochs, epoch{e.Number, e.First, e.Size})
+		s.lost = append(s.lost, Rollback{Epoch: e.Number, LostFrom: e.LostFrom, LostTo: e.First - 1, Receipt: Receipt{e.First, e.Hash}})
+	}
+	if index, ok := indexOf(s.epochs, j.Sequence); !ok || index+1 != s.tree.size {
+		return nil, ErrBase
+	}
+	for _, core := range j.Kept {
+		e, err := parse([]byte(core), false)
+		if err != nil {
+			return nil, ErrBase
+		}
+		s.kept = append(s.kept, e)
+	}
+	for _, t := range j.Tenants {
+		last, ok := t.Last.link()
+		if !ok {
+			return nil, ErrBase
+		}
+		s.tenants[t.Tenant] = &tenantState{t.Sequence, t.Last.Hash, last}
+	}
+	for _, c := range j.Credentials {
+		current, ok := c.Current.link()
+		if !ok {
+			return nil, ErrBase
+		}
+		of := State{Sequence: c.Sequence, Version: c.Version, Digest: c.Digest, current: current}
+		if c.Former != nil {
+			of.Former = Former{c.Former.Version, c.Former.Digest}
+		}
+		s.credentials[CredentialKey{authz.TenantID(c.Tenant), c.Credential}] = of
+	}
+	for _, k := range j.APIKeys {
+		s.apiKeys[APIKeyName{authz.TenantID(k.Tenant), k.ID}] = APIKeyState{Sequence: k.Sequence}
+	}
+	for _, n := range j.Namespaces {
+		s.namespaces[NamespaceName{n.Cluster, n.Namespace}] = NamespaceState{n.Sequence, authz.TenantID(n.Tenant)}
+	}
+	return &Base{s}, nil
+}
+
+func (k link) json() baseLink { return baseLink{hex.EncodeToString(k.hash[:]), k.micros, k.sequence} }
+
+func (k baseLink) link() (link, bool) {
+	hash, ok := parseHash(k.Hash)
+	return link{k.Sequence, k.Micros, hash}, ok
+}
+
+// parseHash reads lower-case hex.
+func parseHash(s string) (hash [32]byte, ok bool) {
+	n, err := hex.Decode(hash[:], []byte(s[:min(len(s), 64)]))
+	return hash, err == nil && n == len(hash) && hex.EncodeToString(hash[:]) == s
+}
+
+// baseCache is the base that was read last: one of many credentials is long, and it
+// takes seconds to read a row that nobody has changed. The zero value is ready.
+type baseCache struct {
+	reading sync.Mutex // held by who reads a row, for all that ask meanwhile
+	last    atomic.Pointer[readRow]
+}
+
+// readRow is a row and what it says.
+type readRow struct {
+	row  []byte
+	base *Base
+}
+
+// get returns the base of a row, nil if that was not the last one that was read.
+func (c *baseCache) get(row []byte) *Base {
+	if last := c.last.Load(); last != nil && bytes.Equal(last.row, row) {
+		return last.base
+	}
+	return nil
+}
+
+// ownBase reads the row of the base of this log, which it keeps.
+func (l *Log) ownBase(row []byte) (*Base, error) {
+	if b := l.bases.get(row); b != nil {
+		return b, nil
+	}
+	l.bases.reading.Lock()
+	defer l.bases.reading.Unlock()
+	if b := l.bases.get(row); b != nil {
+		return b, nil
+	}
+	b, err := ParseBase(row, l.signer.Public())
+	if err != nil || b.chainID != l.chainID {
+		return nil, errDamagedLog
+	}
+	l.bases.last.Store(&readRow{row, b})
+	return b, nil
+}
+
+// readBase is the function of the name for this log. A row that is what it was the
+// last time is compared, and not read again.
+func (l *Log) readBase(ctx context.Context) (b *Base, err error) {
+	var row []byte
+	err = l.store.View(ctx, func(r store.Reader) error {
+		at, err := r.Get(baseKey)
+		if err != nil || at == nil {
+			return err
+		}
+		if b = l.bases.get(at); b == nil {
+			row = bytes.Clone(at)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the base of the log: %w", err)
+	}
+	if row == nil {
+		return b, nil
+	}
+	if b, err = l.ownBase(row); err != nil {
+		return nil, brokenBase()
+	}
+	return b, nil
+}
+
+func brokenBase() *Broken {
+	return &Broken{1, ErrBase.Error() + ": what was archived cannot be gone on from"}
+}
+
+// movedPast reports whether an entry is archived by now, so that it is no fault if
+// it is missing.
+func (l *Log) movedPast(ctx context.Context, sequence uint64) (bool, error) {
+	base, err := l.readBase(ctx)
+	return err == nil && base != nil && base.Sequence() >= sequence, err
+}
+
+// readBase returns the base of the store, and nil if nothing was archived. One
+// that is damaged breaks the chain at its beginning: what came before the
+// entries that are left is not known.
+func readBase(ctx context.Context, s store.Store) (b *Base, err error) {
+	var row []byte
+	err = s.View(ctx, func(r store.Reader) error {
+		b, err := r.Get(baseKey)
+		row = bytes.Clone(b)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the base of the log: %w", err)
+	}
+	if row == nil {
+		return nil, nil
+	}
+	if b, err = ParseBase(row, nil); err != nil {
+		return nil, brokenBase()
+	}
+	return b, nil
+}

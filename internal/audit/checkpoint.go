@@ -1,0 +1,191 @@
+package audit
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/sumdb/note"
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+)
+
+// Checkpoint is a statement of how far the log goes: the head of the hash chain,
+// and the size and root of the RFC 6962 tree over the hashes of all entries.
+// Signed it is a C2SP signed note of the form tlog-checkpoint:
+//
+//	latticekeep.dev/log/<chain id>/<epoch>
+//	<size>
+//	<base64 of the root>
+//	sequence <sequence>
+//	hash <hex of the hash>
+//	time <timestamp>
+//
+// followed by a line with the signature. An epoch is a log of its own to who
+// follows it, since entries that a rollback lost are in the former one only.
+type Checkpoint struct {
+	ChainID  string
+	Epoch    uint64 // from 1
+	Size     int64  // of the tree: how many entries there are
+	Root     tlog.Hash
+	Sequence uint64   // of the newest entry
+	Hash     [32]byte // of the newest entry, SHA3-256
+	Time     time.Time
+}
+
+const (
+	originPrefix      = "latticekeep.dev/log/"
+	checkpointContext = "latticekeep/checkpoint/v1"
+
+	// checkpointKeyType is the type of the signature: 0xff, since C2SP has
+	// assigned none to ML-DSA-65 with a context, and an identifier of our own.
+	checkpointKeyType = "\xfflatticekeep.dev/ml-dsa-65/checkpoint/v1"
+)
+
+// Errors of [ParseCheckpoint].
+var (
+	// ErrCheckpointMalformed says that it is not a checkpoint of this format.
+	ErrCheckpointMalformed = errors.New("it is not a checkpoint of a latticekeep log")
+	// ErrCheckpointUnverified says that it is not signed with the key.
+	ErrCheckpointUnverified = errors.New("its signature does not verify")
+)
+
+// Origin is the name of the log that the checkpoint is of.
+func (c Checkpoint) Origin() string { return origin(c.ChainID, c.Epoch) }
+
+func origin(chainID string, epoch uint64) string {
+	return originPrefix + chainID + "/" + strconv.FormatUint(epoch, 10)
+}
+
+// Text is what is signed of the checkpoint.
+func (c Checkpoint) Text() string {
+	return fmt.Sprintf("%s\n%d\n%s\nsequence %d\nhash %x\ntime %s\n",
+		c.Origin(), c.Size, c.Root, c.Sequence, c.Hash, c.Time.UTC().Format(timeFormat))
+}
+
+// parseText reads the text in its only spelling.
+func parseText(text string) (c Checkpoint, err error) {
+	lines := strings.Split(text, "\n")
+	if len(lines) != 7 {
+		return Checkpoint{}, ErrCheckpointMalformed
+	}
+	name, ok := strings.CutPrefix(lines[0], originPrefix)
+	if !ok {
+		return Checkpoint{}, ErrCheckpointMalformed
+	}
+	chain, epoch, _ := strings.Cut(name, "/")
+	root, err1 := tlog.ParseHash(lines[2])
+	hash, err2 := hex.DecodeString(strings.TrimPrefix(lines[4], "hash "))
+	if err1 != nil || err2 != nil || len(hash) != len(c.Hash) {
+		return Checkpoint{}, ErrCheckpointMalformed
+	}
+	c.ChainID, c.Root, c.Hash = chain, root, [32]byte(hash)
+	c.Epoch, err = strconv.ParseUint(epoch, 10, 64)
+	c.Size, err1 = strconv.ParseInt(lines[1], 10, 64)
+	c.Sequence, err2 = strconv.ParseUint(strings.TrimPrefix(lines[3], "sequence "), 10, 64)
+	at, err3 := time.Parse(timeFormat, strings.TrimPrefix(lines[5], "time "))
+	c.Time = at
+	if errors.Join(err, err1, err2, err3) != nil || c.Epoch == 0 || c.Size < 1 || c.Sequence < uint64(c.Size) ||
+		c.Sequence > maxInteger || c.Text() != text {
+		return Checkpoint{}, ErrCheckpointMalformed
+	}
+	return c, nil
+}
+
+// SignCheckpoint returns the note.
+func SignCheckpoint(c Checkpoint, key *dualsig.PrivateKey) ([]byte, error) {
+	signed, err := note.Sign(&note.Note{Text: c.Text()}, noteSigner{noteKey{c.Origin(), key.Public()}, key})
+	if err != nil {
+		return nil, fmt.Errorf("signing a checkpoint: %w", err)
+	}
+	return signed, nil
+}
+
+// ParseCheckpoint reads a note and verifies it. Signatures of others, such as
+// cosignatures of witnesses, may stand beside that of the log. Errors:
+// [ErrCheckpointMalformed], [ErrCheckpointUnverified].
+func ParseCheckpoint(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
+	c, err := peekCheckpoint(signed)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	opened, err := note.Open(signed, note.VerifierList(noteKey{c.Origin(), key}))
+	if err != nil || opened.Text != c.Text() {
+		return Checkpoint{}, ErrCheckpointUnverified
+	}
+	return c, nil
+}
+
+// ParseKept reads a checkpoint that somebody kept: a note, or its text alone, as a
+// report prints it, with any white space at the ends of its lines. The text is
+// signed by nobody: whoever kept it vouches for it. Errors as of [ParseCheckpoint].
+func ParseKept(kept []byte, key *dualsig.PublicKey) (c Checkpoint, signed bool, err error) {
+	if bytes.Contains(kept, []byte("\n\n")) {
+		c, err = ParseCheckpoint(kept, key)
+		return c, true, err
+	}
+	lines := strings.Split(strings.TrimSpace(string(kept)), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	c, err = parseText(strings.Join(lines, "\n") + "\n")
+	return c, false, err
+}
+
+// peekCheckpoint reads a note without verifying it.
+func peekCheckpoint(signed []byte) (Checkpoint, error) {
+	text, _, ok := strings.Cut(string(signed), "\n\n")
+	if !ok {
+		return Checkpoint{}, ErrCheckpointMalformed
+	}
+	return parseText(text + "\n")
+}
+
+// VerifierKey is the public key of checkpoints of an epoch as C2SP signed notes
+// have it: name, key id, and base64 of type and key.
+func VerifierKey(chainID string, epoch uint64, key *dualsig.PublicKey) string {
+	k := noteKey{origin(chainID, epoch), key}
+	return fmt.Sprintf("%s+%08x+%s", k.name, k.KeyHash(), base64.StdEncoding.EncodeToString(k.typed()))
+}
+
+// noteKey is the [note.Verifier] of checkpoints.
+type noteKey struct {
+	name string
+	key  *dualsig.PublicKey
+}
+
+func (k noteKey) typed() []byte { return append([]byte(checkpointKeyType), k.key.Bytes()...) }
+
+// Name implements [note.Verifier].
+func (k noteKey) Name() string { return k.name }
+
+// KeyHash implements [note.Verifier]: the first four bytes of SHA-256 of name, a
+// newline, and the typed key.
+func (k noteKey) KeyHash() uint32 {
+	h := sha256.New()
+	h.Write([]byte(k.name + "\n"))
+	h.Write(k.typed())
+	return binary.BigEndian.Uint32(h.Sum(nil))
+}
+
+// Verify implements [note.Verifier].
+func (k noteKey) Verify(text, signature []byte) bool {
+	return k.key.Verify(checkpointContext, text, signature)
+}
+
+// noteSigner is the [note.Signer] of checkpoints.
+type noteSigner struct {
+	noteKey
+	private *dualsig.PrivateKey
+}
+
+// Sign implements [note.Signer].
+func (s noteSigner) Sign(text []byte) ([]byte, error) { return s.private.Sign(checkpointContext, text) }

@@ -1,0 +1,394 @@
+package audit
+
+import (
+	"crypto/rand"
+	"crypto/sha3"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// pending is an event on its way through a commit.
+type pending struct {
+	Event
+	receipt    *Receipt
+	acceptance *acceptance // only of the event that begins an epoch
+}
+
+// Commit is the store's hook: it turns the events of one physical commit into
+// entries, in their order.
+func (l *Log) Commit(tx store.Tx, events []any) error {
+	if len(events) == 0 {
+		return nil
+	}
+	if l.signer == nil {
+		return fault.Wrap(fault.Internal, "internal error", errNotEquipped)
+	}
+	group, err := l.group(events)
+	if err != nil {
+		return err
+	}
+	head, err := l.takeHead(tx)
+	if err != nil {
+		return err
+	}
+	first := head.sequence + 1
+	if a := group[0].acceptance; a != nil {
+		if first, err = a.begin(l, tx, head); err != nil {
+			return err
+		}
+	}
+	tenants, err := l.positions(tx, group, head)
+	if err != nil {
+		return err
+	}
+	l.written.propose(head.sequence, first+uint64(len(group))-1, group)
+	c := l.link(group, head, first, tenants)
+	defer c.abandon()
+	for i := range c.placed {
+		at, p, tenant := c.places[i], group[i], string(group[i].Principal.Tenant)
+		row := indexRow{at.link, p.Type, p.Principal.ID}
+		if err := tx.Put(tenantKey(tenant, at.tenantSequence), row.encode()); err != nil {
+			return err
+		}
+		if p.makesCurrent() {
+			if err := tx.Put(currentKey(tenant, p.Resource.ID), at.link.encode()); err != nil {
+				return err
+			}
+		}
+		*p.receipt = Receipt{at.sequence, hex.EncodeToString(at.hash[:])}
+	}
+	if c.err != nil {
+		return fault.Wrap(fault.Internal, "internal error", c.err)
+	}
+	if err := c.signatures.put(tx, first); err != nil {
+		return err
+	}
+	l.proposed, l.proposedTenants = c.head, tenants
+	return tx.Put(headKey, c.head.encode())
+}
+
+// takeHead returns the head that the commit goes on from, and forgets what an
+// earlier commit that failed would have made of it.
+func (l *Log) takeHead(tx store.Tx) (link, error) {
+	b, err := tx.Get(headKey)
+	if err != nil {
+		return link{}, fmt.Errorf("reading the head of the chain: %w", err)
+	}
+	head, err := decodeLink(b)
+	if err != nil {
+		return link{}, err
+	}
+	if head != l.committed && head != l.proposed {
+		return link{}, errDamagedLog // someone else has written to the store: nothing more is signed
+	}
+	if head == l.proposed {
+		maps.Copy(l.committedTenants, l.proposedTenants)
+	}
+	l.committed, l.proposedTenants = head, nil
+	return head, nil
+}
+
+// positions returns the newest entry of each tenant in the group.
+func (l *Log) positions(tx store.Tx, group []pending, head link) (map[string]position, error) {
+	tenants := make(map[string]position)
+	for i, p := range group {
+		if (head.sequence == 0 && i == 0) != (p.Type == ChainStarted) {
+			return nil, errDamagedLog // the log begins once
+		}
+		tenant := string(p.Principal.Tenant)
+		if _, ok := tenants[tenant]; ok {
+			continue
+		}
+		at, err := l.position(tx, tenant)
+		if err != nil {
+			return nil, fmt.Errorf("reading a tenant's last entry: %w", err)
+		}
+		tenants[tenant] = at
+	}
+	return tenants, nil
+}
+
+// group returns the events of a commit as what they are. While the log takes no
+// entries a commit must begin with the acceptance of what was lost, so that all
+// of its entries are in the new epoch.
+func (l *Log) group(events []any) ([]pending, error) {
+	group := make([]pending, len(events))
+	for i, event := range events {
+		p, ok := event.(pending)
+		if !ok {
+			return nil, fault.Wrap(fault.Internal, "internal error", fmt.Errorf("an event of type %T is not for the log", event))
+		}
+		if p.acceptance != nil && i > 0 {
+			return nil, errOneByOne
+		}
+		group[i] = p
+	}
+	if group[0].acceptance == nil {
+		return group, l.refused()
+	}
+	return group, nil
+}
+
+// linking makes the entries of one commit, each with the hash of the one before
+// it, beside the transaction: what needs the transaction is done meanwhile.
+type linking struct {
+	log        *Log
+	group      []pending
+	head       link // the newest entry
+	tenants    map[string]position
+	timestamp  string
+	salts      []byte
+	signatures *signatures
+	places     []place
+	placed     chan int // indexes of places, as they are filled in; closed at the end
+	err        error    // to be read then
+}
+
+// place is that of a new entry.
+type place struct {
+	link
+	tenantSequence uint64
+}
+
+// saltSize is that of what keeps the hash of an entry from being guessed, and
+// with it, from a neighbour's previous_hash, the entry.
+const saltSize = 16
+
+// link begins to link the group to the head. Until it ends the tenants' newest
+// entries, which it moves on, are its own.
+func (l *Log) link(group []pending, head link, first uint64, tenants map[string]position) *linking {
+	now := max(l.now().UnixMicro(), head.micros)
+	c := &linking{
+		log: l, group: group, head: head, tenants: tenants,
+		timestamp:  time.UnixMicro(now).UTC().Format(timeFormat),
+		salts:      make([]byte, saltSize*len(group)),
+		signatures: l.sign(len(group)),
+		places:     make([]place, len(group)),
+		placed:     make(chan int, len(group)),
+	}
+	_, _ = rand.Read(c.salts) // never fails
+	go func() {
+		defer close(c.placed)
+		for i := range group {
+			if c.err = c.add(i, link{sequence: first + uint64(i), micros: now}); c.err != nil {
+				return
+			}
+			c.placed <- i
+		}
+		c.signatures.end()
+	}()
+	return c
+}
+
+// add makes the entry of the i-th event.
+func (c *linking) add(i int, next link) error {
+	p := c.group[i]
+	tenant := string(p.Principal.Tenant)
+	at := c.tenants[tenant]
+	entry := c.log.entry(p.Event)
+	entry.Sequence, entry.Timestamp = next.sequence, c.timestamp
+	entry.Salt = base64.StdEncoding.EncodeToString(c.salts[saltSize*i:][:saltSize])
+	entry.PreviousHash = c.head.previous()
+	entry.TenantPreviousHash = at.last.previous()
+	entry.TenantSequence = at.sequence + 1
+	if entry.TenantSequence == 1 {
+		entry.add(attributeChainID, c.log.chainID)
+		entry.add(attributePublicKey, c.log.public)
+	}
+	if p.acceptance != nil {
+		p.acceptance.describe(entry)
+	}
+	core, err := c.signatures.core(i, entry)
+	if err != nil {
+		return err
+	}
+	next.hash = sha3.Sum256(core)
+	c.signatures.add(i, next.hash)
+	c.places[i] = place{next, entry.TenantSequence}
+	c.head, c.tenants[tenant] = next, position{entry.TenantSequence, next}
+	return nil
+}
+
+// abandon returns when nothing is under way any more.
+func (c *linking) abandon() {
+	for range c.placed {
+	}
+	c.signatures.stop()
+	c.signatures.wg.Wait()
+}
+
+// entry returns what the event alone says of its entry.
+func (l *Log) entry(e Event) *Entry {
+	entry := &Entry{
+		Actor:      Actor{ID: e.Principal.ID, Type: string(e.Principal.Kind)},
+		Attributes: e.Attributes,
+		EventType:  e.Type,
+		KeyID:      l.keyID,
+		Outcome:    e.Outcome,
+		RequestID:  e.Principal.RequestID,
+		Resource:   e.Resource,
+		SourceIP:   e.Principal.SourceIP,
+		TenantID:   string(e.Principal.Tenant),
+	}
+	if e.Principal.Pod != "" {
+		entry.add(attributePod, e.Principal.Pod)
+	}
+	return entry
+}
+
+// add adds an attribute, to a copy: the event's own are its caller's.
+func (e *Entry) add(attribute, value string) {
+	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
+		e.Attributes = make(map[string]string)
+	}
+	e.Attributes[attribute] = value
+}
+
+// makesCurrent reports whether the event is the newest version of a credential.
+func (e Event) makesCurrent() bool {
+	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.changesVersion()
+}
+
+// signatures are those of one commit, and its rows, which begin with them. They
+// are made while the rest of the commit goes on: with one for each entry on all
+// cores and while the chain is still being linked, since linking is serial and
+// signing is most of the work; with one for all as soon as it is linked.
+type signatures struct {
+	signer *dualsig.PrivateKey
+	hashes [][32]byte
+	rows   []byte // of all entries
+	ends   []int  // of each row
+	wg     sync.WaitGroup
+
+	// For entry mode, and for a group of one.
+	linked chan int // indexes into hashes
+	stop   func()   // no more hashes; safe to call again
+	done   [][]byte
+	errs   []error
+
+	// For a group that has one signature.
+	batch     bool
+	tree      batchTree
+	signature []byte
+	err       error
+}
+
+// sign expects n entries.
+func (l *Log) sign(n int) *signatures {
+	s := &signatures{
+		signer: l.signer, hashes: make([][32]byte, n), ends: make([]int, 0, n),
+		batch: n > 1 && l.batches.Load(), stop: func() {},
+	}
+	if s.batch {
+		s.rows = make([]byte, 0, n*1024)
+		return s
+	}
+	s.rows = make([]byte, 0, n*(dualsig.SignatureSize+1024))
+	s.linked, s.done, s.errs = make(chan int, n), make([][]byte, n), make([]error, n)
+	s.stop = sync.OnceFunc(func() { close(s.linked) })
+	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
+		s.wg.Go(s.work)
+	}
+	return s
+}
+
+// core appends the row of the next entry, with room for what comes before its
+// canonical form, which is returned.
+func (s *signatures) core(i int, e *Entry) ([]byte, error) {
+	before := plainRowHeader
+	if s.batch {
+		before = batchRowHeader + 32*pathLength(uint32(len(s.hashes)), uint32(i))
+	}
+	begin := len(s.rows) + before
+	var err error
+	s.rows, err = e.canonical(slices.Grow(s.rows, before)[:begin], false)
+	s.ends = append(s.ends, len(s.rows))
+	return s.rows[begin:], err
+}
+
+// add takes the hash of an entry.
+func (s *signatures) add(i int, hash [32]byte) {
+	s.hashes[i] = hash
+	if !s.batch {
+		s.linked <- i
+	}
+}
+
+// end is called after the last hash.
+func (s *signatures) end() {
+	s.stop()
+	if !s.batch {
+		return
+	}
+	s.tree = newBatchTree(s.hashes)
+	s.wg.Go(func() {
+		s.signature, s.err = s.signer.Sign(batchContext, batchMessage(uint32(len(s.hashes)), s.tree.root()))
+	})
+}
+
+func (s *signatures) work() {
+	for i := range s.linked {
+		s.done[i], s.errs[i] = s.signer.Sign(signingContext, s.hashes[i][:])
+	}
+}
+
+// put writes the rows of the entries, the first of which has that sequence.
+func (s *signatures) put(tx store.Tx, first uint64) error {
+	if !s.batch {
+		s.work() // helps with what is left
+		s.wg.Wait()
+		if err := errors.Join(s.errs...); err != nil {
+			return fmt.Errorf("signing audit entries: %w", err)
+		}
+	}
+	begin := 0
+	for i, end := range s.ends {
+		row := s.rows[begin:end]
+		if s.batch {
+			beginBatchRow(row[:0], first, uint32(i), s.tree)
+		} else {
+			row[0] = plainRow
+			copy(row[1:], s.done[i])
+		}
+		if err := tx.Put(entryKey(first+uint64(i)), row); err != nil {
+			return err
+		}
+		begin = end
+	}
+	if !s.batch {
+		return nil
+	}
+	s.wg.Wait()
+	if s.err != nil {
+		return fmt.Errorf("signing audit entries: %w", s.err)
+	}
+	return tx.Put(batchKey(first), s.signature)
+}
+
+// onAllCores calls do for 0 to n-1, each once, and returns when all are done.
+func onAllCores(n int, do func(i int)) {
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			do(i)
+		}
+	}
+	var wg sync.WaitGroup
+	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
+		wg.Go(work)
+	}
+	work()
+	wg.Wait()
+}

@@ -1,0 +1,214 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Tiles and summaries are written with the checkpoint that they belong to, so
+// that what there must be is known: all of its tree, all blocks that were full
+// by then, and nothing else.
+
+// following reports whether a checkpoint lies in the store that verifies.
+func (w *storeWalk) following() bool { return w.signed != nil && w.followErr == nil }
+
+// tiled holds the tiles that an entry has filled up against their rows.
+func (w *storeWalk) tiled(*item) {
+	full := w.tree.full()
+	if !w.following() || w.tree.size > w.followed.Size {
+		return
+	}
+	if w.tree.size == w.followed.Size {
+		full = append(full, w.tree.partial()...)
+	}
+	if len(full) == 0 {
+		return
+	}
+	if err := w.holdTiles(full); err != nil {
+		w.fail(err)
+	}
+}
+
+func (w *storeWalk) holdTiles(tiles []tile) error {
+	err := w.view(func(r store.Reader) error {
+		for _, t := range tiles {
+			if err := w.holdTile(r, t); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the tree of the log: %w", err)
+	}
+	return nil
+}
+
+func (w *storeWalk) holdTile(r store.Reader, t tile) error {
+	b, err := r.Get(tileKey(t.level, t.index))
+	if err != nil {
+		return err
+	}
+	if leaf, bad := t.differs(b); bad {
+		w.suspect(sequenceAt(w.epochs, leaf), "the stored tree does not agree with the entry")
+	}
+	return nil
+}
+
+// differs returns the place of the first leaf under the first hash in which a
+// row is not the tile.
+func (t tile) differs(row []byte) (leaf int64, differs bool) {
+	if bytes.Equal(row, t.data) {
+		return 0, false
+	}
+	at := 0
+	for at+2*tlog.HashSize <= len(t.data) && len(row) >= at+tlog.HashSize && bytes.Equal(t.data[at:at+tlog.HashSize], row[at:at+tlog.HashSize]) {
+		at += tlog.HashSize
+	}
+	return (t.index<<tileHeight + int64(at/tlog.HashSize)) << (tileHeight * t.level), true
+}
+
+// tilesBelow holds the tiles below the base, whose entries are archived, against
+// the edge of the tree that the base has: each full tile has its hash in the
+// level above.
+func (w *storeWalk) tilesBelow() error {
+	if w.base == nil || !w.following() {
+		return nil
+	}
+	size, edge := w.base.tree.size, w.base.tree.edge
+	for level := len(edge) - 2; level >= 0; level-- {
+		for index := range size >> (tileHeight * (level + 1)) {
+			err := w.view(func(r store.Reader) error {
+				var above tlog.Hash
+				if first := size >> (tileHeight * (level + 2)) << tileHeight; index >= first {
+					above = edge[level+1][index-first]
+				} else {
+					b, err := tiles{r}.read(level+1, index>>tileHeight, tileWidth)
+					if err != nil {
+						return unlessDamaged(err) // that tile was reported
+					}
+					above = tlog.Hash(b[tlog.HashSize*(index&(tileWidth-1)):])
+				}
+				b, err := r.Get(tileKey(level, index))
+				if err == nil && (len(b) != tileWidth*tlog.HashSize || perfectHash(tileHashes(b)) != above) {
+					w.suspect(sequenceAt(w.epochs, index<<(tileHeight*(level+1))), "the stored tree does not agree with the archived entries")
+				}
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("reading the tree of the log: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+func unlessDamaged(err error) error {
+	if err == errDamagedLog {
+		return nil
+	}
+	return err
+}
+
+// tilesOnly looks for tiles that the checkpoint's tree does not have. Those that
+// it has were compared as they filled up.
+func (w *storeWalk) tilesOnly() error {
+	size := int64(0)
+	if w.following() {
+		size = w.followed.Size
+	}
+	err := ScanAll(w.ctx, w.store, tileRange, func(key, _ []byte) error {
+		name := key[len(tileRange.From):]
+		if len(name) == 9 && int(name[0]) <= maxLevel {
+			level, index := int(name[0]), binary.BigEndian.Uint64(name[1:])
+			n := (size>>(tileHeight*level) + tileWidth - 1) / tileWidth
+			if index < uint64(n) {
+				return nil
+			}
+		}
+		w.suspect(w.head.sequence, "the stored tree has a tile that its checkpoint knows nothing of")
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the tree of the log: %w", err)
+	}
+	return nil
+}
+
+// summarized holds the summaries of blocks that the entries have filled up
+// against their rows.
+func (w *storeWalk) summarized(items []item) error {
+	for i := range items {
+		if e := items[i].entry; e.TenantSequence%blockSize == 0 && w.following() && e.Sequence <= w.followed.Sequence {
+			if err := w.view(func(r store.Reader) error { return w.holdSummary(r, e) }); err != nil {
+				return fmt.Errorf("reading the summaries: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+func (w *storeWalk) holdSummary(r store.Reader, e *Entry) error {
+	block := blockOf(e.TenantSequence)
+	from := endOf(block) + 1 - blockSize
+	if w.base != nil && w.base.tenants[e.TenantID] != nil {
+		from = max(from, w.base.tenants[e.TenantID].sequence+1) // those before may be gone
+	}
+	var rows []indexRow
+	err := r.Scan(store.Range{From: tenantKey(e.TenantID, from), To: tenantKey(e.TenantID, e.TenantSequence+1)}, func(_, value []byte) bool {
+		row, err := decodeIndexRow(value)
+		if err == nil {
+			rows = append(rows, row)
+		}
+		return err == nil && len(rows) < blockSize
+	})
+	if err != nil {
+		return err
+	}
+	if len(rows) != int(e.TenantSequence+1-from) {
+		return nil // the index is damaged, and reported
+	}
+	b, err := r.Get(summaryKey(e.TenantID, block))
+	if err == nil && !summaryAgrees(b, rows) {
+		// No index row of the block is later, so that one which is wrong comes first.
+		w.suspect(e.Sequence, "the summary of a tenant's entries up to this one does not agree with them")
+	}
+	return err
+}
+
+// summariesOnly looks for summaries of blocks that were not full at the
+// checkpoint. The others were compared as their blocks filled up.
+func (w *storeWalk) summariesOnly() error {
+	err := ScanAll(w.ctx, w.store, summaryRange, func(key, _ []byte) error {
+		name := key[len(summaryRange.From):]
+		n := len(name) - 9
+		if n < 1 || name[n] != '/' || !w.following() {
+			w.suspect(w.head.sequence, "there is a summary of no tenant's entries")
+			return nil
+		}
+		tenant, block := string(name[:n]), binary.BigEndian.Uint64(name[n+1:])
+		if t := w.tenants[tenant]; t == nil || block >= t.sequence/blockSize {
+			w.suspect(w.head.sequence+1, "there is a summary of entries that there are not")
+			return nil
+		}
+		if w.base != nil && w.base.tenants[tenant] != nil && endOf(block) <= w.base.tenants[tenant].sequence {
+			return nil // left over from a cut
+		}
+		return w.view(func(r store.Reader) error {
+			b, err := r.Get(tenantKey(tenant, endOf(block)))
+			if last := sequenceOf(b); err == nil && last > w.followed.Sequence {
+				w.suspect(w.clamp(last), "there is a summary that the newest checkpoint knows nothing of")
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("reading the summaries: %w", err)
+	}
+	return nil
+}

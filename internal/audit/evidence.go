@@ -1,0 +1,102 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Attributes that internal/compliance judges by. Times are RFC 3339 in UTC.
+const (
+	AttributeExpiresAt    = "expires_at"           // of a credential's version, and of an API key that ends
+	AttributeTTLDays      = "ttl_days"             // of a credential, decimal
+	AttributeRotationDays = "rotation_period_days" // of a named key, decimal
+	AttributeNextRotation = "next_rotation"        // of a named key, when it is due
+	AttributeScopes       = "scopes"               // of an API key, separated by spaces
+	AttributeUser         = "user"                 // id of who answers for an API key, if anyone does
+)
+
+// ReasonSlowedDown is that of a refused sign-in whose account had so many failures
+// that it is slowed down.
+const ReasonSlowedDown = "slowed_down"
+
+// Tenants returns whose parts the log has, the system's own among them, in the
+// order of their ids.
+func (l *Log) Tenants(ctx context.Context) (tenants []authz.TenantID, err error) {
+	return l.TenantsUpTo(ctx, maxInteger)
+}
+
+// TenantsUpTo returns, like [Log.Tenants], those that the database has an entry of
+// up to a sequence.
+func (l *Log) TenantsUpTo(ctx context.Context, to uint64) (tenants []authz.TenantID, err error) {
+	rest := tenantRange
+	for more := true; more; {
+		more = false
+		var tenant []byte
+		var first indexRow
+		err := l.store.View(ctx, func(r store.Reader) error {
+			var bad error
+			err := r.Scan(rest, func(key, value []byte) bool { // the first row of each: the others are skipped
+				tenant, _, more = bytes.Cut(bytes.Clone(key[len(tenantRange.From):]), []byte("/"))
+				first, bad = decodeIndexRow(value)
+				return false
+			})
+			return errors.Join(err, bad)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("listing the tenants of the log: %w", err)
+		}
+		if !more {
+			break
+		}
+		if first.sequence <= to {
+			tenants = append(tenants, authz.TenantID(tenant))
+		}
+		rest.From = store.Prefix(tenantPrefix(string(tenant))).To
+	}
+	return tenants, nil
+}
+
+// Archived returns the sequence up to which entries are in the archive only, 0
+// when none is. Error: fault.Unavailable.
+func (l *Log) Archived(ctx context.Context) (to uint64, err error) {
+	err = l.store.View(ctx, func(r store.Reader) error {
+		to, err = l.cutTo(r)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("looking up what is archived: %w", err)
+	}
+	return to, nil
+}
+
+// Last returns a tenant's newest entry of a type whose outcome was a success, and
+// nil when the database has none. It is the service's own question and is not
+// recorded. Errors: fault.Internal for a damaged log, fault.Unavailable.
+func (l *Log) Last(ctx context.Context, tenant authz.TenantID, t EventType) (*Entry, error) {
+	q := Query{EventType: string(t), Limit: 1}
+	for {
+		before, err := q.before()
+		if err != nil {
+			return nil, err
+		}
+		var entries []Entry
+		err = l.store.View(ctx, func(r store.Reader) error {
+			entries, q.Cursor, err = q.run(l, r, string(tenant), before)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("reading the last %s: %w", t, err)
+		}
+		if len(entries) == 1 && entries[0].Outcome == Success {
+			return &entries[0], nil
+		}
+		if q.Cursor == "" {
+			return nil, nil
+		}
+	}
+}

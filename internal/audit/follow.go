@@ -1,0 +1,370 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// What is derived from the chain follows it: tiles, the newest checkpoint and
+// the summaries of tenants' blocks are written after the entries, by steps that
+// each are one transaction and bring all three from one sequence to a later
+// one. A step is computed outside and compares, when it writes, that the
+// checkpoint is still the one it began with: so a crash leaves either all of a
+// step or nothing, and of two that follow at the same time one begins again.
+
+const (
+	// followEvery is how often [Log.KeepFollowing] looks for new entries: often
+	// enough that a step and its commit are done within a second.
+	followEvery = 500 * time.Millisecond
+
+	// damagedPause comes after an attempt that found the log damaged, which
+	// reads as much as a step does and is not mended by trying again.
+	damagedPause = time.Minute
+
+	// lastStep bounds what is still followed after the end was asked for.
+	lastStep = 5 * time.Second
+
+	// A step takes so many entries and so many summaries at the most.
+	stepEntries   = 2048
+	stepSummaries = 64
+)
+
+var checkpointKey = []byte("audit/checkpoint")
+
+var errNoCheckpoint = fault.New(fault.Unavailable, "the log has no checkpoint yet: ask again in a second")
+
+// followed is the newest checkpoint that the process has seen.
+type followed struct {
+	signed []byte
+	Checkpoint
+}
+
+// Newest returns the newest checkpoint, which is verified. Errors:
+// fault.Unavailable when there is none yet.
+func (l *Log) Newest(ctx context.Context) (signed []byte, c Checkpoint, err error) {
+	err = l.store.View(ctx, func(r store.Reader) error {
+		signed, c, err = l.newest(r)
+		return err
+	})
+	if err == nil && signed == nil {
+		err = errNoCheckpoint
+	}
+	if err != nil {
+		return nil, Checkpoint{}, fmt.Errorf("reading the newest checkpoint: %w", err)
+	}
+	return signed, c, nil
+}
+
+// newest returns nothing, without an error, before the first checkpoint.
+func (l *Log) newest(r store.Reader) (signed []byte, c Checkpoint, err error) {
+	row, err := r.Get(checkpointKey)
+	if err != nil || row == nil {
+		return nil, Checkpoint{}, err
+	}
+	known := l.followed.Load()
+	if known != nil && bytes.Equal(known.signed, row) {
+		return bytes.Clone(row), known.Checkpoint, nil
+	}
+	signed = bytes.Clone(row)
+	c, err = ParseCheckpoint(signed, l.signer.Public())
+	if err != nil || c.ChainID != l.chainID {
+		return nil, Checkpoint{}, errDamagedLog
+	}
+	if known == nil || c.Sequence > known.Sequence {
+		l.followed.CompareAndSwap(known, &followed{signed, c})
+	}
+	return signed, c, nil
+}
+
+// Lag returns by how many sequences the newest checkpoint that this process has
+// seen is behind the newest entry that it has written. It reads nothing.
+func (l *Log) Lag() uint64 {
+	p, f := l.written.latest.Load(), l.followed.Load()
+	switch {
+	case p == nil:
+		return 0
+	case f == nil:
+		return p.sequence
+	}
+	return p.sequence - min(p.sequence, f.Sequence)
+}
+
+// Follow brings all that is derived from the chain to the newest entry that there
+// is now, and returns the checkpoint, which may be of a later one. Errors:
+// fault.Unavailable, also for a log without entries; fault.Internal when the
+// chain or what was derived does not hold, of which nothing is signed.
+func (l *Log) Follow(ctx context.Context) (Checkpoint, error) {
+	head, err := l.storedHead(ctx)
+	if err == nil && l.own.Load() != nil {
+		if lost, failed := l.holdOwn(ctx); lost || failed != nil {
+			err = cmp.Or(failed, l.refused(), error(errDamagedLog))
+		}
+	}
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
+	}
+	for {
+		c, err := l.step(ctx)
+		switch {
+		case errors.Is(err, errOutrun):
+		case damaged(err):
+			if _, failed := l.holdOwn(ctx); failed != nil {
+				err = failed
+			}
+			return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
+		case err != nil:
+			return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
+		case c.Sequence >= head.sequence:
+			return c, nil
+		}
+	}
+}
+
+func (l *Log) storedHead(ctx context.Context) (head link, err error) {
+	err = l.store.View(ctx, func(r store.Reader) error {
+		head, err = readHead(r)
+		return err
+	})
+	if err == nil && head.sequence == 0 {
+		err = errNoCheckpoint
+	}
+	return head, err
+}
+
+func readHead(r store.Reader) (link, error) {
+	b, err := r.Get(headKey)
+	if err != nil {
+		return link{}, fmt.Errorf("reading the head of the chain: %w", err)
+	}
+	return decodeLink(b)
+}
+
+// KeepFollowing calls [Log.Follow] until ctx ends, and once more then. The newest
+// checkpoint is at most a second behind the entries that this process writes.
+// While it writes none, nothing is read.
+func (l *Log) KeepFollowing(ctx context.Context, logger *slog.Logger) {
+	failed := "" // the kind of trouble that was logged
+	follow := func(ctx context.Context) (next time.Duration) {
+		_, err := l.Follow(ctx)
+		switch {
+		case err == nil, errors.Is(err, errNoCheckpoint): // of the empty log there is nothing to follow
+			if failed != "" {
+				logger.Info("the audit log has checkpoints again")
+			}
+			failed = ""
+			return followEvery
+		case fault.Message(err) != failed && ctx.Err() == nil:
+			failed = fault.Message(err)
+			logger.Error("the newest entries of the audit log have no checkpoint", "error", err)
+		}
+		if fault.Of(err) == fault.Internal {
+			return damagedPause
+		}
+		return followEvery
+	}
+	timer := time.NewTimer(follow(ctx))
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
+			defer cancel()
+			if l.Lag() > 0 {
+				follow(ctx)
+			}
+			return
+		case <-timer.C:
+		}
+		next := followEvery
+		if failed != "" || l.Lag() > 0 {
+			next = follow(ctx)
+		}
+		timer.Reset(next)
+	}
+}
+
+// errOutrun says that the checkpoint has changed since a step began.
+var errOutrun = errors.New("another has followed the chain meanwhile")
+
+// step derives what comes after the newest checkpoint, for as many entries as one
+// transaction takes, and returns the checkpoint that is then the newest. Error:
+// errOutrun.
+func (l *Log) step(ctx context.Context) (Checkpoint, error) {
+	s, err := l.begin(ctx)
+	if err != nil || s.head.sequence == s.from.Sequence {
+		return s.from, err
+	}
+	if err := s.read(ctx, l.store); err != nil {
+		return Checkpoint{}, err
+	}
+	c, err := s.checkpoint(l)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	signed, err := SignCheckpoint(c, l.signer)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	err = l.store.Update(ctx, func(tx store.Tx) error { return s.write(tx, signed) })
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	if known := l.followed.Load(); known == nil || c.Sequence > known.Sequence {
+		l.followed.CompareAndSwap(known, &followed{signed, c})
+	}
+	return c, nil
+}
+
+// step is the work of one.
+type step struct {
+	signed []byte // the checkpoint that it begins with, and what it says
+	from   Checkpoint
+	head   link // of the chain, when it began
+	epochs []epoch
+	tree   *treeBuilder
+
+	at        link   // the entry that was read last
+	newest    stored // the same
+	summaries []summary
+}
+
+type summary struct{ key, value []byte }
+
+func (l *Log) begin(ctx context.Context) (s step, err error) {
+	err = l.store.View(ctx, func(r store.Reader) error {
+		if s.signed, s.from, err = l.newest(r); err != nil {
+			return err
+		}
+		if s.head, err = readHead(r); err != nil {
+			return err
+		}
+		if s.epochs, _, err = l.accepted(r, s.head); err != nil {
+			return err
+		}
+		s.tree, err = tiles{r}.builder(s.from.Size, s.from.Root)
+		return err
+	})
+	s.at = link{sequence: s.from.Sequence, hash: s.from.Hash}
+	switch {
+	case err != nil:
+		return step{}, err
+	case s.head.sequence < s.from.Sequence, s.head.sequence == s.from.Sequence && s.head.hash != s.from.Hash:
+		return step{}, errDamagedLog // entries that have a checkpoint are gone, or are others
+	}
+	return s, nil
+}
+
+// read goes along the chain. It checks sequences and links, so that what the last
+// signature says of the last entry holds for all of them.
+func (s *step) read(ctx context.Context, db store.Store) error {
+	n := 0
+	rng := store.Range{From: entryKey(s.from.Sequence + 1), To: entryKey(s.head.sequence + 1)}
+	err := scanEntries(ctx, db, rng, func(row entryRow) error {
+		e, err := decodeStored(row.row, row.batch)
+		if err != nil {
+			return errDamagedLog
+		}
+		if err := s.add(row.key, e); err != nil {
+			return err
+		}
+		if e.entry.TenantSequence%blockSize == 0 {
+			made, err := summarize(ctx, db, e.entry.TenantID, blockOf(e.entry.TenantSequence))
+			if err != nil {
+				return err
+			}
+			s.summaries = append(s.summaries, made)
+		}
+		if n++; n == stepEntries || len(s.summaries) == stepSummaries {
+			return errFull
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errFull):
+		return nil
+	case err != nil:
+		return err
+	case s.at.sequence != s.head.sequence:
+		return errDamagedLog // the last entries are missing
+	}
+	return nil
+}
+
+var errFull = errors.New("the step is full")
+
+func (s *step) add(key []byte, e stored) error {
+	index, ok := indexOf(s.epochs, e.entry.Sequence)
+	if !ok || !s.beginsWith(e.entry) || index != s.tree.size || e.entry.PreviousHash != s.at.previous() || !bytes.Equal(key, entryKey(e.entry.Sequence)) {
+		return errDamagedLog
+	}
+	s.tree.add(e.hash)
+	s.at, s.newest = e.entry.link(), e
+	return nil
+}
+
+// beginsWith reports whether an entry begins an epoch exactly if it says so.
+func (s *step) beginsWith(e *Entry) bool {
+	for i, began := range s.epochs[1:] {
+		if began.first == e.Sequence {
+			return began.after(s.epochs[i]).isOf(e)
+		}
+	}
+	return !e.begins()
+}
+
+// checkpoint returns what is to be signed once the last entry read is known to be
+// the log's own.
+func (s *step) checkpoint(l *Log) (Checkpoint, error) {
+	if s.at.sequence == s.head.sequence && s.at != s.head || !s.newest.verify(l.signer.Public(), nil) {
+		return Checkpoint{}, errDamagedLog
+	}
+	return Checkpoint{
+		ChainID: l.chainID, Epoch: epochOf(s.epochs, s.at.sequence).number,
+		Size: s.tree.size, Root: s.tree.root(),
+		Sequence: s.at.sequence, Hash: s.at.hash, Time: s.newest.entry.Time(),
+	}, nil
+}
+
+// epochOf returns the epoch that a sequence is in.
+func epochOf(epochs []epoch, sequence uint64) epoch {
+	of := epochs[0]
+	for _, e := range epochs {
+		if sequence >= e.first {
+			of = e
+		}
+	}
+	return of
+}
+
+func (s *step) write(tx store.Tx, signed []byte) error {
+	now, err := tx.Get(checkpointKey)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(now, s.signed) {
+		return errOutrun
+	}
+	for _, t := range slices.Concat(s.tree.filled, s.tree.partial()) {
+		if s.from.Size>>(tileHeight*t.level) == s.tree.size>>(tileHeight*t.level) {
+			continue // of this level nothing was added
+		}
+		if err := tx.Put(tileKey(t.level, t.index), t.data); err != nil {
+			return err
+		}
+	}
+	for _, b := range s.summaries {
+		if err := tx.Put(b.key, b.value); err != nil {
+			return err
+		}
+	}
+	return tx.Put(checkpointKey, signed)
+}

@@ -1,0 +1,619 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// write writes n entries of two tenants in few commits.
+func (f *fixture) write(n int) {
+	f.t.Helper()
+	f.log.SetSigning(SignBatches)
+	defer f.log.SetSigning(SignEntries)
+	for done := 0; done < n; {
+		group := min(n-done, 1000)
+		err := f.store.Update(context.Background(), func(tx store.Tx) error {
+			for i := range group {
+				e := Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: CredentialResource}}
+				if (done+i)%3 == 0 {
+					e.Type, e.Principal = CredentialListed, principal(tenantB)
+				}
+				if _, err := f.log.Append(tx, e); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		done += group
+	}
+}
+
+// rowsOf returns the rows of some ranges by key.
+func (f *fixture) rowsOf(ranges ...store.Range) map[string][]byte {
+	f.t.Helper()
+	rows := make(map[string][]byte)
+	for _, rng := range ranges {
+		err := ScanAll(context.Background(), f.store, rng, func(key, value []byte) error {
+			rows[string(key)] = value
+			return nil
+		})
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	return rows
+}
+
+// forget deletes what was derived, so that the log is one from before there was
+// a tree.
+func (f *fixture) forget() {
+	f.t.Helper()
+	rows := f.rowsOf(tileRange, summaryRange, store.Prefix(checkpointKey))
+	err := f.store.Update(context.Background(), func(tx store.Tx) error {
+		for key := range rows {
+			if err := tx.Delete([]byte(key)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.log.followed.Store(nil)
+}
+
+// entries returns the whole log.
+func (f *fixture) entries() (entries []*Entry) {
+	f.t.Helper()
+	for key := range f.rowsOf(entryRange) {
+		err := f.store.View(context.Background(), func(r store.Reader) error {
+			e, err := readEntry(r, binary.BigEndian.Uint64([]byte(key)[len(key)-8:]))
+			entries = append(entries, e)
+			return err
+		})
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	slices.SortFunc(entries, func(a, b *Entry) int { return int(a.Sequence) - int(b.Sequence) })
+	return entries
+}
+
+// followsTo fails the test unless what is derived is exactly what the first
+// entries of the log, size of them, come to.
+func (f *fixture) followsTo(size int64) {
+	f.t.Helper()
+	reference := &referenceTree{}
+	blocks := make(map[string][]indexRow)
+	wantSummaries := make(map[string][]byte)
+	var last *Entry
+	for _, e := range f.entries()[:size] {
+		last = e
+		reference.add(f.t, e.link().hash)
+		rows := append(blocks[e.TenantID], indexRow{e.link(), e.EventType, e.Actor.ID})
+		if len(rows) == blockSize {
+			wantSummaries[string(summaryKey(e.TenantID, e.TenantSequence/blockSize-1))] = summaryOf(rows)
+			rows = nil
+		}
+		blocks[e.TenantID] = rows
+	}
+	if !maps.EqualFunc(f.rowsOf(tileRange), reference.rows(f.t), bytes.Equal) {
+		f.t.Errorf("the tiles are not those of the first %d entries", size)
+	}
+	if !maps.EqualFunc(f.rowsOf(summaryRange), wantSummaries, bytes.Equal) {
+		f.t.Errorf("the summaries are not those of the first %d entries", size)
+	}
+	signed, c, err := f.log.Newest(context.Background())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	again, err := ParseCheckpoint(signed, f.log.signer.Public())
+	if err != nil || again != c {
+		f.t.Errorf("the note says %+v, %v", again, err)
+	}
+	if c.Size != size || c.Root != reference.root(f.t, size) || c.Sequence != last.Sequence || hex.EncodeToString(c.Hash[:]) != last.Hash || !c.Time.Equal(last.Time()) {
+		f.t.Errorf("%+v is not the checkpoint of %d", c, size)
+	}
+}
+
+func (f *fixture) follow() Checkpoint {
+	f.t.Helper()
+	c, err := f.log.Follow(context.Background())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return c
+}
+
+func TestWhatIsDerivedFollowsTheChain(t *testing.T) {
+	f := newFixture(t)
+	if _, _, err := f.log.Newest(t.Context()); fault.Of(err) != fault.Unavailable {
+		t.Errorf("before the first: %v", err)
+	}
+	if f.log.Lag() != 1 {
+		t.Error("the lag is", f.log.Lag())
+	}
+	size := int64(1)
+	for _, n := range []int{0, 1, 1, 252, 1, 1, 255, 700} {
+		f.write(n)
+		size += int64(n)
+		if c := f.follow(); c.Size != size || c.Epoch != 1 || c.Sequence != uint64(size) {
+			t.Fatalf("%+v", c)
+		}
+		f.followsTo(size)
+		if f.log.Lag() != 0 {
+			t.Error("the lag is", f.log.Lag())
+		}
+	}
+}
+
+// faulty is a store whose Updates a test lets fail, counted from 1. It is the same
+// database to whoever opened it before.
+type faulty struct {
+	store.Store
+	views, updates atomic.Int64
+	fail           func(update int64, closure func(store.Tx) error) error // nil for none
+}
+
+func (s *faulty) View(ctx context.Context, fn func(store.Reader) error) error {
+	s.views.Add(1)
+	return s.Store.View(ctx, fn)
+}
+
+func (s *faulty) Update(ctx context.Context, fn func(store.Tx) error) error {
+	n := s.updates.Add(1)
+	if s.fail == nil {
+		return s.Store.Update(ctx, fn)
+	}
+	return s.fail(n, fn)
+}
+
+// another returns the log as another process has it that opened the same store.
+func (f *fixture) another(s store.Store) *Log {
+	f.t.Helper()
+	l := New(f.now)
+	if err := l.Use(context.Background(), s, f.log.signer, f.log.chainID); err != nil {
+		f.t.Fatal(err)
+	}
+	return l
+}
+
+// An old log without a tree is followed in steps of bounded size, and a process
+// that ends between or in the middle of them, or is told that a commit failed
+// which did not, loses nothing and does nothing twice.
+func TestFollowingGoesOnAfterAnyFailure(t *testing.T) {
+	f := newFixture(t)
+	f.write(2*stepEntries + 20)
+	broken := fault.New(fault.Unavailable, "broken")
+	kinds := map[string]func(fn func(store.Tx) error) error{
+		"not begun": func(func(store.Tx) error) error { return broken },
+		"undone": func(fn func(store.Tx) error) error {
+			return f.store.Update(context.Background(), func(tx store.Tx) error { return errors.Join(fn(tx), broken) })
+		},
+		"run again, and kept though it failed": func(fn func(store.Tx) error) error {
+			_ = f.store.Update(context.Background(), func(tx store.Tx) error { return errors.Join(fn(tx), broken) })
+			return errors.Join(f.store.Update(context.Background(), fn), broken)
+		},
+	}
+	for name, kind := range kinds {
+		for failing := int64(1); failing <= 3; failing++ {
+			t.Run(fmt.Sprint(name, " ", failing), func(t *testing.T) {
+				f.t = t
+				f.forget()
+				s := &faulty{Store: f.store}
+				s.fail = func(n int64, fn func(store.Tx) error) error {
+					if n == failing {
+						return kind(fn)
+					}
+					return f.store.Update(context.Background(), fn)
+				}
+				if _, err := f.another(s).Follow(t.Context()); !errors.Is(err, fault.Unavailable) {
+					t.Fatal(err)
+				}
+				done := failing - 1
+				if strings.HasPrefix(name, "run again") {
+					done = failing
+				}
+				if size := min(done*stepEntries, 2*stepEntries+21); size > 0 {
+					f.followsTo(size)
+				} else if rows := f.rowsOf(tileRange, summaryRange, store.Prefix(checkpointKey)); len(rows) > 0 {
+					t.Errorf("%d rows without a checkpoint", len(rows))
+				}
+				after := &faulty{Store: f.store}
+				if c, err := f.another(after).Follow(t.Context()); err != nil || c.Size != 2*stepEntries+21 {
+					t.Fatal(c, err)
+				}
+				if got := after.updates.Load(); got != 3-done {
+					t.Errorf("%d more steps, want %d", got, 3-done)
+				}
+				f.followsTo(2*stepEntries + 21)
+			})
+		}
+	}
+}
+
+// Replicas that follow the same log at the same time, while it grows.
+func TestManyMayFollowAtOnce(t *testing.T) {
+	f := newFixture(t)
+	f.write(stepEntries + 100)
+	var wg sync.WaitGroup
+	for range 4 {
+		l := f.another(f.store)
+		wg.Go(func() {
+			for range 10 {
+				if _, err := l.Follow(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 20 {
+		f.write(30)
+	}
+	wg.Wait()
+	f.follow()
+	f.followsTo(1 + stepEntries + 100 + 600)
+}
+
+// One that was overtaken between its reading and its writing leaves what the other
+// has written.
+func TestAStepThatWasOutrunWritesNothing(t *testing.T) {
+	f := newFixture(t)
+	f.write(10)
+	f.follow()
+	f.write(10)
+	slow, err := f.log.begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := slow.read(t.Context(), f.store); err != nil {
+		t.Fatal(err)
+	}
+	f.write(10)
+	f.follow()
+	c, err := slow.checkpoint(f.log)
+	if err != nil || c.Size != 21 {
+		t.Fatal(c, err)
+	}
+	signed, err := SignCheckpoint(c, f.log.signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = f.store.Update(t.Context(), func(tx store.Tx) error { return slow.write(tx, signed) })
+	if !errors.Is(err, errOutrun) {
+		t.Error(err)
+	}
+	f.followsTo(31)
+}
+
+// Nothing is signed about a chain that does not hold, or on a tree that is not the
+// one of the checkpoint before.
+func TestADamagedLogIsNotFollowed(t *testing.T) {
+	put := func(key []byte, change func(row []byte) []byte) func(tx store.Tx) error {
+		return func(tx store.Tx) error {
+			row, err := tx.Get(key)
+			if err != nil {
+				return err
+			}
+			if row = change(bytes.Clone(row)); row == nil {
+				return tx.Delete(key)
+			}
+			return tx.Put(key, row)
+		}
+	}
+	flip := func(row []byte) []byte { row[len(row)-1] ^= 1; return row }
+	gone := func([]byte) []byte { return nil }
+	f := newFixture(t)
+	f.write(300)
+	f.follow()
+	f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+	f.write(3)
+	f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+	other, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, newest, err := f.log.Newest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := SignCheckpoint(newest, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest.ChainID = "chain_other"
+	otherChain, err := SignCheckpoint(newest, f.log.signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(tx store.Tx) error{
+		"an entry changed": put(entryKey(303), func(row []byte) []byte {
+			return bytes.Replace(row, []byte("success"), []byte("failure"), 1)
+		}),
+		"the last entry changed, and the head with it": func(tx store.Tx) error {
+			var e *Entry
+			change := func(row []byte) []byte {
+				row = bytes.Replace(row, []byte("success"), []byte("failure"), 1)
+				e, _ = decodeRow(row, nil)
+				return row
+			}
+			return errors.Join(put(entryKey(306), change)(tx), tx.Put(headKey, e.link().encode()))
+		},
+		"an entry missing":              put(entryKey(304), gone),
+		"the last entry missing":        put(entryKey(306), gone),
+		"a group's signature missing":   put(batchKey(303), gone),
+		"the head below the checkpoint": put(headKey, func(row []byte) []byte { row[7] = 9; row[6] = 0; return row }),
+		"the head is another entry's":   put(headKey, flip),
+		"the last tile changed":         put(tileKey(0, 1), flip),
+		"the last tile missing":         put(tileKey(0, 1), gone),
+		"an upper tile changed":         put(tileKey(1, 0), flip),
+		"an index row missing":          nil,
+		"the checkpoint unsigned":       put(checkpointKey, flip),
+		"the checkpoint of another key": put(checkpointKey, func([]byte) []byte { return foreign }),
+		"the checkpoint of another log": put(checkpointKey, func([]byte) []byte { return otherChain }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if change == nil {
+				f.write(1000) // a block of tenantA is full
+				change = put(tenantKey(string(tenantA), 500), gone)
+			}
+			kept := f.rowsOf(store.Prefix([]byte("audit/")))
+			if err := f.store.Update(t.Context(), change); err != nil {
+				t.Fatal(err)
+			}
+			changed := f.rowsOf(store.Prefix([]byte("audit/")))
+			f.log.followed.Store(nil) // as after a start
+			f.log.own.Store(nil)
+			f.log.Refuse(nil)
+			if c, err := f.log.Follow(t.Context()); !errors.Is(err, fault.Internal) {
+				t.Errorf("%+v, %v", c, err)
+			}
+			if !maps.EqualFunc(changed, f.rowsOf(store.Prefix([]byte("audit/"))), bytes.Equal) {
+				t.Error("something was written")
+			}
+			err := f.store.Update(t.Context(), func(tx store.Tx) error {
+				for key, row := range kept {
+					if err := tx.Put([]byte(key), row); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	f.follow()
+	f.followsTo(int64(len(f.entries())))
+}
+
+// lose makes the log one that lacks entries which a checkpoint elsewhere knows, and
+// goes on without them.
+func (f *fixture) lose(to uint64) {
+	f.t.Helper()
+	f.log.Refuse(&RollbackError{LostTo: to, Epoch: 1, Place: "a test"})
+	p := principal(authz.SystemTenant)
+	p.Scopes = []authz.Scope{authz.SystemAdmin}
+	if _, err := f.log.AcceptRollback(context.Background(), p, "a test"); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// The tree goes on across a rollback, in a log of its own to who follows it.
+func TestTheTreeGoesOnInANewEpoch(t *testing.T) {
+	f := newFixture(t)
+	f.write(9)
+	before := f.follow()
+	f.write(10) // without a checkpoint yet
+	f.lose(300)
+	f.write(300)
+	c := f.follow()
+	f.followsTo(321)
+	if before.Epoch != 1 || c.Epoch != 2 || c.Sequence != 601 || c.Size != 321 {
+		t.Errorf("%+v, then %+v", before, c)
+	}
+	for sequence, want := range map[uint64]Checkpoint{20: {Epoch: 1, Size: 20}, 301: {Epoch: 2, Size: 21}, 601: {Epoch: 2, Size: 321}} {
+		got, err := f.log.CheckpointAt(t.Context(), sequence)
+		if err != nil || got.Epoch != want.Epoch || got.Size != want.Size || got.Sequence != sequence {
+			t.Errorf("at %d: %+v, %v", sequence, got, err)
+		}
+	}
+	for _, sequence := range []uint64{0, 21, 300, 602} {
+		if _, err := f.log.CheckpointAt(t.Context(), sequence); !errors.Is(err, fault.NotFound) {
+			t.Errorf("at %d: %v", sequence, err)
+		}
+	}
+}
+
+// A checkpoint at an entry is the one that was signed there, whenever it is asked
+// for.
+func TestACheckpointAtAnEntryIsTheOneOfItsTime(t *testing.T) {
+	f := newFixture(t)
+	var signed []Checkpoint
+	for _, n := range []int{0, 3, 250, 3, 600} {
+		f.write(n)
+		signed = append(signed, f.follow())
+	}
+	f.write(5)
+	for _, want := range signed {
+		if got, err := f.log.CheckpointAt(t.Context(), want.Sequence); err != nil || got != want || got.Text() != want.Text() {
+			t.Errorf("%+v, want %+v: %v", got, want, err)
+		}
+	}
+	// Of an entry that was not followed yet.
+	if got, err := f.log.CheckpointAt(t.Context(), 862); err != nil || got.Size != 862 {
+		t.Error(got, err)
+	}
+}
+
+// keptFollowing runs KeepFollowing in a bubble of time, on a store that counts.
+func keptFollowing(t *testing.T, test func(f *fixture, s *faulty, logged *bytes.Buffer, end func())) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		s := &faulty{Store: f.store}
+		f.log.store = s
+		ctx, cancel := context.WithCancel(t.Context())
+		var logged bytes.Buffer
+		var wg sync.WaitGroup
+		wg.Go(func() { f.log.KeepFollowing(ctx, slog.New(slog.NewTextHandler(&logged, nil))) })
+		end := sync.OnceFunc(func() { cancel(); wg.Wait() })
+		defer end()
+		test(f, s, &logged, end)
+		end()
+		if err := f.store.Close(); err != nil { // its goroutines are of the bubble
+			t.Error(err)
+		}
+	})
+}
+
+func TestTheCheckpointIsAtMostASecondBehind(t *testing.T) {
+	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
+		for n := int64(1); n < 10; n++ {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			f.followsTo(n)
+			f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		views, updates := s.views.Load(), s.updates.Load()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if s.views.Load() != views || s.updates.Load() != updates {
+			t.Errorf("while nothing happened it read %d and wrote %d times", s.views.Load()-views, s.updates.Load()-updates)
+		}
+		f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+		end() // no second passes: the last step is made now
+		f.followsTo(11)
+		if logged.Len() > 0 {
+			t.Error(logged)
+		}
+	})
+}
+
+// A log that has not begun is no failure.
+func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fixture{t: t, clock: time.Now()}
+		f.log = New(f.now)
+		s, err := bolt.Open(filepath.Join(t.TempDir(), "db"), bolt.Options{Hook: f.log.Commit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		f.store = s
+		key, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.log.Use(t.Context(), s, key, "chain_test"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var logged bytes.Buffer
+		var wg sync.WaitGroup
+		wg.Go(func() { f.log.KeepFollowing(ctx, slog.New(slog.NewTextHandler(&logged, nil))) })
+		time.Sleep(time.Minute)
+		f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource}})
+		time.Sleep(time.Second)
+		synctest.Wait()
+		f.followsTo(1)
+		cancel()
+		wg.Wait()
+		if logged.Len() > 0 {
+			t.Error(&logged)
+		}
+	})
+}
+
+func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
+	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
+		time.Sleep(time.Second)
+		synctest.Wait()
+		var failing atomic.Bool
+		s.fail = func(_ int64, fn func(store.Tx) error) error {
+			if failing.Load() {
+				return fault.New(fault.Unavailable, "the disk is full")
+			}
+			return f.store.Update(context.Background(), fn)
+		}
+		failing.Store(true)
+		err := f.store.Update(f.t.Context(), func(tx store.Tx) error { // the outer test's context is not of the bubble
+			_, err := f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := strings.Count(logged.String(), "level=ERROR"); n != 1 {
+			t.Errorf("%d errors were logged: %s", n, logged)
+		}
+		failing.Store(false)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		f.followsTo(2)
+		if !strings.Contains(logged.String(), "has checkpoints again") {
+			t.Error(logged)
+		}
+	})
+}
+
+// testdata/checkpoint is signed with a key that is kept nowhere but as its seed,
+// which is 32 zero bytes. It must verify for ever.
+func TestTheGoldenCheckpointVerifies(t *testing.T) {
+	signed, err := os.ReadFile(filepath.Join("testdata", "checkpoint"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ParseCheckpoint(signed, key.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &treeBuilder{}
+	for b.size < 300 {
+		b.add(numbered(b.size))
+	}
+	want := Checkpoint{
+		ChainID: "chain_golden", Epoch: 2, Size: 300, Root: b.root(), Sequence: 310, Hash: numbered(299),
+		Time: time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC),
+	}
+	if c != want {
+		t.Errorf("%+v, want %+v", c, want)
+	}
+	const text = "latticekeep.dev/log/chain_golden/2\n300\nSKDFlIOV/vOW8PH5pgUUDSOCTarNmyyZ0gVUxx4vCdg=\nsequence 310\n"
+	if !bytes.HasPrefix(signed, []byte(text)) {
+		t.Errorf("%s", signed)
+	}
+}

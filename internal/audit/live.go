@@ -1,0 +1,331 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// States of a [Proof].
+const (
+	ProofVerified  = "verified"
+	ProofVerifying = "verifying" // there are entries behind VerifiedTo
+	ProofBroken    = "broken"
+	ProofDisabled  = "disabled"
+)
+
+// Proof is how far a running log was verified.
+type Proof struct {
+	Status     string
+	VerifiedTo uint64    // sequence of the last entry up to which all holds
+	Hash       string    // of that entry
+	At         time.Time // when it was verified
+	Broken     *Broken   // nil unless the status is broken
+}
+
+// live is the verification of a log that is in use. It looks at the entries
+// alone; what is derived from them is verified with the store at rest.
+type live struct {
+	turn  chan struct{} // held by who moves the verifier on
+	v     *Verifier     // nil before the first step
+	since time.Time     // when the pass over all entries began that v rests on
+	kept  keptAs        // that the store has of it
+
+	mu    sync.Mutex
+	proof Proof
+}
+
+func newLive() live {
+	return live{turn: make(chan struct{}, 1), proof: Proof{Status: ProofVerifying}}
+}
+
+// liveStep is how many entries are verified between two looks at who waits.
+const liveStep = 1024
+
+// betweenSteps is how often the entries that came since are verified.
+const betweenSteps = time.Minute
+
+// Proof returns how far the log was verified, without reading anything.
+func (l *Log) Proof() Proof {
+	l.live.mu.Lock()
+	defer l.live.mu.Unlock()
+	return l.live.proof
+}
+
+func (l *Log) setProof(change func(*Proof)) Proof {
+	l.live.mu.Lock()
+	defer l.live.mu.Unlock()
+	change(&l.live.proof)
+	return l.live.proof
+}
+
+// Verify goes on from where the verification of the running log has come to, up
+// to the head that there is now. When ctx ends before, it returns how far it
+// came, with the status verifying and without an error. A broken log stays so
+// until a pass from the beginning finds nothing. Error: fault.Unavailable.
+func (l *Log) Verify(ctx context.Context) (Proof, error) {
+	for {
+		p, done, err := l.verifyStep(ctx)
+		if done || err != nil || ctx.Err() != nil {
+			return p, err
+		}
+	}
+}
+
+// verifyStep verifies some entries, and reports whether there are none left.
+func (l *Log) verifyStep(ctx context.Context) (Proof, bool, error) {
+	if p := l.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
+		return p, true, nil
+	}
+	select {
+	case l.live.turn <- struct{}{}:
+		defer func() { <-l.live.turn }()
+	case <-ctx.Done():
+		return l.setProof(func(p *Proof) { p.fallBehind() }), true, nil
+	}
+	if p := l.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
+		return p, true, nil
+	}
+	if l.live.v == nil {
+		l.live.since = l.now()
+	}
+	v, done, err := l.advance(ctx, l.live.v)
+	l.live.v = v
+	if err == nil {
+		return l.concluded(v, done), done, nil
+	}
+	if broken, ok := IsBroken(err); ok {
+		return l.broke(broken), true, nil
+	}
+	p := l.concluded(v, false)
+	if ctx.Err() != nil {
+		return p, true, nil
+	}
+	return p, true, fmt.Errorf("verifying the log: %w", err)
+}
+
+func (p *Proof) fallBehind() {
+	if p.Status == ProofVerified {
+		p.Status = ProofVerifying
+	}
+}
+
+// concluded notes how far a verifier has come.
+func (l *Log) concluded(v *Verifier, done bool) Proof {
+	return l.setProof(func(p *Proof) {
+		p.Status = ProofVerifying
+		if done {
+			p.Status = ProofVerified
+		}
+		if v != nil && v.head.sequence > 0 {
+			p.VerifiedTo, p.Hash, p.At = v.head.sequence, v.hash, l.now().UTC()
+		}
+		p.Broken = nil
+	})
+}
+
+func (l *Log) broke(b *Broken) Proof {
+	return l.setProof(func(p *Proof) {
+		p.Status, p.Broken = ProofBroken, b
+		if p.VerifiedTo >= b.Sequence {
+			p.VerifiedTo, p.Hash = 0, ""
+		}
+	})
+}
+
+// advance verifies some entries behind those that v has seen, nil being none,
+// and reports whether it has come to the head. The verifier it returns goes on;
+// it is another one when what v was to see next is archived by now.
+func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error) {
+	if v == nil {
+		o := Options{PublicKey: l.signer.Public(), entriesOnly: true, gentle: true}
+		base, err := l.readBase(ctx)
+		if err != nil {
+			return nil, false, err
+		}
+		o.Base = base
+		v = NewVerifier(o)
+	}
+	var head link
+	var last uint64 // of this step
+	var known Checkpoint
+	err := l.store.View(ctx, func(r store.Reader) (err error) {
+		if head, err = readHead(r); err != nil {
+			return err
+		}
+		if _, known, err = l.newest(r); err != nil && !damaged(err) { // of a damaged one the follower tells
+			return err
+		}
+		last, err = stepTo(r, v.next(), head.sequence)
+		return err
+	})
+	if err != nil {
+		return v, false, err
+	}
+	if known.Sequence <= head.sequence && known.Size > v.tree.size && len(v.due) == 0 {
+		v.expect(known, "the newest checkpoint")
+	}
+	if err := v.addRange(ctx, l.store, store.Range{From: entryKey(v.next()), To: entryKey(last + 1)}); err != nil && v.failed() == nil {
+		_ = v.Wait()
+		v.heal()
+		return v, false, err // of reading: what was read before it counts
+	}
+	err = v.Wait()
+	if _, broken := IsBroken(err); err != nil && !broken {
+		v.heal()
+		return v, false, err
+	}
+	if err == nil && v.head.sequence < last {
+		err = &Broken{v.next(), fmt.Sprintf("the log was cut: its head is at %d", head.sequence)}
+	}
+	if err == nil && v.head.sequence == head.sequence && v.head != head {
+		err = &Broken{v.head.sequence, "the head of the chain is not the last entry"}
+	}
+	if err == nil && v.head.sequence == head.sequence && known.Sequence > head.sequence {
+		err = &Broken{v.next(), fmt.Sprintf("the log was cut: its newest checkpoint knows entries up to %d", known.Sequence)}
+	}
+	if broken, ok := IsBroken(err); ok {
+		base, failed := l.readBase(ctx)
+		if failed != nil {
+			return v, false, failed
+		}
+		if base != nil && base.Sequence() >= broken.Sequence && base.Sequence() >= v.next() {
+			return nil, false, nil // it moved to the archive meanwhile
+		}
+	}
+	return v, err == nil && v.head.sequence >= head.sequence, err
+}
+
+// stepTo returns the last sequence of a step, which is the head when it comes
+// before.
+func stepTo(r store.Reader, from, head uint64) (uint64, error) {
+	last := head
+	err := r.Scan(store.Range{From: entryKey(from + liveStep), To: entryKey(head + 1)}, func(key, _ []byte) bool {
+		last = sequenceOf(key[len(entryRange.From):])
+		return false
+	})
+	return last, err
+}
+
+// KeepVerified verifies the entries of the running log until ctx ends: all of
+// them, from the base of what was archived, at the start and whenever `every`
+// has passed, and those that came since each minute. It takes half of one core
+// at the most. What an earlier process has verified is gone on from first, if that
+// rests on a pass over all entries that began no longer ago than twice `every`.
+// Zero verifies nothing: the status is then disabled.
+func (l *Log) KeepVerified(ctx context.Context, every time.Duration, logger *slog.Logger) {
+	if every <= 0 {
+		l.setProof(func(p *Proof) { *p = Proof{Status: ProofDisabled} })
+		return
+	}
+	k := &keeping{log: l, logger: logger, last: time.Now()}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
+		defer cancel()
+		k.now(ctx, 1)
+	}()
+	began := time.Now()
+	resumed, err := l.resume(ctx, 2*every)
+	if err != nil && ctx.Err() == nil {
+		logger.Warn("the verification of the audit log begins anew", "error", err)
+	}
+	l.keepUp(ctx, k)
+	if resumed {
+		l.verifyAll(ctx, k)
+	}
+	k.now(ctx, 1)
+	wait := time.NewTimer(min(every, betweenSteps))
+	defer wait.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wait.C:
+		}
+		if time.Since(began) >= every {
+			began = time.Now()
+			l.verifyAll(ctx, k)
+		}
+		l.keepUp(ctx, k)
+		wait.Reset(min(max(0, every-time.Since(began)), betweenSteps))
+	}
+}
+
+// keepUp verifies the entries that came since.
+func (l *Log) keepUp(ctx context.Context, k *keeping) {
+	before := l.Proof().Status
+	for ctx.Err() == nil {
+		began := time.Now()
+		p, done, err := l.verifyStep(ctx)
+		if err != nil && ctx.Err() == nil {
+			k.logger.Warn("the audit log could not be verified further", "error", err)
+		}
+		if p.Status == ProofBroken && before != ProofBroken {
+			k.logger.Error("the audit log does not hold: run latticekeep audit verify", "sequence", p.Broken.Sequence, "reason", p.Broken.Reason)
+		}
+		k.now(ctx, keepEntries)
+		if done || err != nil {
+			return
+		}
+		rest(ctx, time.Since(began))
+	}
+}
+
+// rest lets others have the core as long as they did without it.
+func rest(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// verifyAll verifies all entries from the beginning, beside the verification of
+// the newest ones, and takes its place with what it finds.
+func (l *Log) verifyAll(ctx context.Context, k *keeping) {
+	before, kept := l.Proof().Status, time.Now()
+	var v *Verifier
+	var since time.Time // when it began
+	for ctx.Err() == nil {
+		if time.Since(kept) >= betweenSteps {
+			l.keepUp(ctx, k) // the newest ones do not wait for the end of the pass
+			kept = time.Now()
+		}
+		if v == nil {
+			since = l.now()
+		}
+		began := time.Now()
+		next, done, err := l.advance(ctx, v)
+		v = next
+		broken, ok := IsBroken(err)
+		switch {
+		case ok:
+			l.broke(broken)
+			k.now(ctx, 1)
+			if before != ProofBroken {
+				k.logger.Error("the audit log does not hold: run latticekeep audit verify", "sequence", broken.Sequence, "reason", broken.Reason)
+			}
+			return
+		case err != nil && fault.Of(err) != fault.Unavailable:
+			k.logger.Warn("the audit log could not be verified", "error", err)
+			return
+		case done:
+			l.live.turn <- struct{}{}
+			l.live.v, l.live.since = v, since
+			l.concluded(v, true)
+			<-l.live.turn
+			k.now(ctx, 1)
+			if before == ProofBroken {
+				k.logger.Info("the audit log holds again")
+			}
+			return
+		}
+		rest(ctx, max(time.Since(began), time.Millisecond))
+	}
+}

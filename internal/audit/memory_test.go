@@ -1,0 +1,107 @@
+package audit
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// memory is a store of rows that a test changes without a file: a sorted list,
+// whose values are shared with the lists it was copied from.
+type memory struct{ rows []row }
+
+func copyStore(t testing.TB, s store.Store) *memory {
+	t.Helper()
+	m := new(memory)
+	err := ScanAll(context.Background(), s, store.Range{}, func(key, value []byte) error {
+		m.rows = append(m.rows, row{key, value})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// with returns a copy that was changed.
+func (m *memory) with(change func(tx store.Tx) error) *memory {
+	c := &memory{slices.Clone(m.rows)}
+	if err := c.Update(context.Background(), change); err != nil {
+		panic(err)
+	}
+	return c
+}
+
+func (m *memory) find(key []byte) (int, bool) {
+	return slices.BinarySearchFunc(m.rows, string(key), func(r row, key string) int { return strings.Compare(string(r.key), key) })
+}
+
+func (m *memory) View(_ context.Context, fn func(store.Reader) error) error { return fn(memoryTx{m}) }
+
+func (m *memory) Update(_ context.Context, fn func(store.Tx) error) error { return fn(memoryTx{m}) }
+
+func (m *memory) Ready(context.Context) error { return nil }
+
+func (m *memory) Close() error { return nil }
+
+type memoryTx struct{ m *memory }
+
+func (tx memoryTx) Get(key []byte) ([]byte, error) {
+	if i, ok := tx.m.find(key); ok {
+		return tx.m.rows[i].value[:len(tx.m.rows[i].value):len(tx.m.rows[i].value)], nil
+	}
+	return nil, nil
+}
+
+func (tx memoryTx) Scan(rng store.Range, visit func(key, value []byte) bool) error {
+	from, _ := tx.m.find(rng.From)
+	to := len(tx.m.rows)
+	if rng.To != nil {
+		to, _ = tx.m.find(rng.To)
+	}
+	if from >= to {
+		return nil
+	}
+	rows := slices.Clone(tx.m.rows[from:to])
+	if rng.Reverse {
+		slices.Reverse(rows)
+	}
+	for _, r := range rows {
+		if !visit(r.key, r.value) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (tx memoryTx) Put(key, value []byte) error {
+	r := row{slices.Clone(key), append([]byte{}, value...)}
+	if i, ok := tx.m.find(key); ok {
+		tx.m.rows[i] = r
+	} else {
+		tx.m.rows = slices.Insert(tx.m.rows, i, r)
+	}
+	return nil
+}
+
+func (tx memoryTx) Delete(key []byte) error {
+	if i, ok := tx.m.find(key); ok {
+		tx.m.rows = slices.Delete(tx.m.rows, i, i+1)
+	}
+	return nil
+}
+
+func (tx memoryTx) Enqueue(any) {}
+
+func mustOpen(t testing.TB, path string, hook store.Hook) store.Store {
+	t.Helper()
+	s, err := bolt.Open(path, bolt.Options{Hook: hook})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -1,0 +1,461 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"hash/maphash"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// victim is a log that has everything a log may have: entries signed alone and
+// in groups, several tenants, credentials, an accepted rollback, full and partial
+// tiles, summaries, and entries that were not followed yet.
+type victim struct {
+	*fixture
+	*memory
+	lostFrom, epoch uint64 // the sequences around the rollback
+	head            uint64
+	options         Options
+}
+
+func newVictim(t testing.TB) *victim {
+	f := newFixture(t)
+	v := &victim{fixture: f}
+	f.sealed(tenantA, "cred_a", "1", strings.Repeat("a", 64))
+	f.sealed(tenantB, "cred_b", "1", strings.Repeat("b", 64))
+	v.fill(60)
+	f.log.SetSigning(SignBatches)
+	v.fill(120)
+	f.sealed(tenantA, "cred_a", "2", strings.Repeat("c", 64))
+	f.record(Event{Type: CredentialDeleted, Outcome: Success, Principal: principal(tenantB), Resource: Resource{ID: "cred_b", Type: CredentialResource}})
+	before, err := f.verify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.lostFrom = before.Sequence + 1
+	f.log.Refuse(&RollbackError{LostFrom: v.lostFrom, LostTo: v.lostFrom + 5, Epoch: 1, Place: "a test"})
+	p := principal(authz.SystemTenant)
+	p.Scopes = []authz.Scope{authz.SystemAdmin}
+	accepted, err := f.log.AcceptRollback(t.Context(), p, "a test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.epoch = accepted.Sequence
+	v.fill(130)
+	f.log.SetSigning(SignEntries)
+	v.fill(3)
+	if _, err := f.log.Follow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	v.fill(5)
+	v.memory = copyStore(t, f.store)
+	v.options = Options{PublicKey: f.log.signer.Public(), check: rememberSignatures()}
+	report, err := VerifyStore(t.Context(), v.memory, v.options)
+	if err != nil {
+		t.Fatal("whole at first: ", err)
+	}
+	v.head = report.Sequence
+	if len(report.Rollbacks) != 1 || report.Epoch != 2 || report.Size != int64(report.Entries) || report.Entries >= report.Sequence {
+		t.Fatalf("%+v", report)
+	}
+	for _, rng := range []store.Range{summaryRange, tileRange, batchRange, epochRange, currentRange, only(checkpointKey)} {
+		rows, _, err := readPage(memoryTx{v.memory}, rng)
+		if err != nil || len(rows) == 0 {
+			t.Fatalf("a victim without %s", rng.From)
+		}
+	}
+	return v
+}
+
+// fill has concurrent writers record entries, nine of ten of one tenant.
+func (v *victim) fill(n int) {
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			e := Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{ID: "cred_a", Type: CredentialResource}}
+			switch i % 10 {
+			case 0:
+				e.Principal = principal(tenantB)
+			case 5:
+				e.Type, e.Attributes = CredentialListed, map[string]string{"note": "<&>\"\\\u2028é"}
+			}
+			if err := v.log.Record(context.Background(), e); err != nil {
+				v.t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// rememberSignatures lets the same signature over the same hash be verified once:
+// thousands of logs that differ in one bit share all others.
+func rememberSignatures() func(stored, func() bool) bool {
+	type signed struct {
+		hash            [32]byte
+		n, index        uint32
+		path, signature uint64
+	}
+	seed := maphash.MakeSeed()
+	var known sync.Map
+	return func(s stored, verify func() bool) bool {
+		key := signed{s.hash, s.proof.n, s.proof.index, maphash.Bytes(seed, s.proof.path), maphash.Bytes(seed, s.signature)}
+		if sound, ok := known.Load(key); ok {
+			return sound.(bool)
+		}
+		sound := verify()
+		known.Store(key, sound)
+		return sound
+	}
+}
+
+// sequenceIn returns the sequences that a change of the row may be reported at,
+// 0 and 0 when any will do.
+func (v *victim) sequenceIn(r row) (from, to uint64) {
+	exactly := func(n uint64) (uint64, uint64) { return n, n }
+	at := func(rng store.Range) uint64 { return binary.BigEndian.Uint64(r.key[len(rng.From):]) }
+	switch {
+	case bytes.HasPrefix(r.key, entryRange.From):
+		if at(entryRange) == v.epoch { // damaged, it does not say what was lost
+			return v.lostFrom, v.epoch
+		}
+		return exactly(at(entryRange))
+	case bytes.HasPrefix(r.key, batchRange.From):
+		return exactly(at(batchRange))
+	case bytes.HasPrefix(r.key, epochRange.From):
+		return exactly(v.epoch)
+	case bytes.HasPrefix(r.key, tenantRange.From), bytes.HasPrefix(r.key, currentRange.From):
+		return exactly(sequenceOf(r.value))
+	}
+	return 0, 0
+}
+
+// Each single-bit flip at 10,000 places in all rows that the log owns, keys
+// included, is reported, at the first sequence that is wrong.
+func TestEachFlippedBitIsReported(t *testing.T) {
+	samples := 10_000
+	if testing.Short() {
+		samples = 500
+	}
+	v := newVictim(t)
+	places := make([]int, len(v.rows)+1)
+	for i, r := range v.rows {
+		places[i+1] = places[i] + len(r.key) + len(r.value)
+	}
+	rows := len(v.rows)
+	random := rand.New(rand.NewPCG(5, 2026))
+	type flip struct{ row, at, bit int }
+	flips := make([]flip, samples)
+	for i := range flips {
+		// Half of them evenly over all bytes, most of which are signatures, and
+		// half evenly over the rows.
+		r, at := 0, random.IntN(places[rows])
+		for places[r+1] <= at {
+			r++
+		}
+		at -= places[r]
+		if i%2 == 1 {
+			r = random.IntN(rows)
+			at = random.IntN(places[r+1] - places[r])
+		}
+		flips[i] = flip{r, at, random.IntN(8)}
+	}
+	var mu sync.Mutex
+	failures := 0
+	onAllCores(len(flips), func(i int) {
+		f := flips[i]
+		old := v.rows[f.row]
+		key, value := bytes.Clone(old.key), bytes.Clone(old.value)
+		if f.at < len(key) {
+			key[f.at] ^= 1 << f.bit
+		} else {
+			value[f.at-len(key)] ^= 1 << f.bit
+		}
+		overwritten := v.head
+		changed := v.with(func(tx store.Tx) error {
+			if i, ok := v.find(key); ok && f.at < len(key) {
+				_, overwritten = v.sequenceIn(v.rows[i])
+			}
+			return cmp.Or(tx.Delete(old.key), tx.Put(key, value))
+		})
+		_, err := VerifyStore(context.Background(), changed, v.options)
+		from, to := v.sequenceIn(old)
+		if f.at < len(key) { // the row is missing here, and may be in the way there
+			from, to = 1, cmp.Or(to, v.head+1)
+			if overwritten > 0 {
+				to = min(to, max(overwritten, 1))
+			}
+		}
+		broken, ok := IsBroken(err)
+		if ok && broken.Sequence > 0 && broken.Sequence <= v.head+1 && (to == 0 || broken.Sequence >= from && broken.Sequence <= to) {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if failures++; failures <= 20 {
+			t.Errorf("bit %d of byte %d of %q (key of %d bytes, value of %d): %v; want it at %d to %d", f.bit, f.at, old.key, len(key), len(value), err, from, to)
+		}
+	})
+	if failures > 0 {
+		t.Errorf("%d of %d flips are not reported as they should be", failures, samples)
+	}
+}
+
+// No row of the log can be left out, and none can be there under another key too.
+func TestEachMissingRowIsReported(t *testing.T) {
+	v := newVictim(t)
+	onAllCores(len(v.rows), func(i int) {
+		r := v.rows[i]
+		from, to := v.sequenceIn(r)
+		_, err := VerifyStore(context.Background(), v.with(func(tx store.Tx) error { return tx.Delete(r.key) }), v.options)
+		if broken, ok := IsBroken(err); !ok || broken.Sequence == 0 || to > 0 && (broken.Sequence < from || broken.Sequence > to) {
+			t.Errorf("without %q: %v; want it at %d to %d", r.key, err, from, to)
+		}
+		if i%5 > 0 {
+			return
+		}
+		_, err = VerifyStore(context.Background(), v.with(func(tx store.Tx) error { return tx.Put(append(bytes.Clone(r.key), 'x'), r.value) }), v.options)
+		if broken, ok := IsBroken(err); !ok || broken.Sequence == 0 {
+			t.Errorf("%q once more: %v", r.key, err)
+		}
+	})
+}
+
+// Rows that would be the log's if it were longer are not there yet.
+func TestRowsAheadOfTheLogAreReported(t *testing.T) {
+	v := newVictim(t)
+	junk, err := memoryTx{v.memory}.Get(checkpointKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, key := range map[string][]byte{
+		"a tile beside the last":           tileKey(0, 2),
+		"a tile above the highest":         tileKey(2, 0),
+		"a summary of a later block":       summaryKey(string(tenantA), 1),
+		"a summary of nobody":              summaryKey("ten_nobody", 0),
+		"an epoch":                         epochKey(3),
+		"a signature of a group":           batchKey(v.head - 1),
+		"an entry":                         entryKey(v.head + 1),
+		"an index row":                     tenantKey(string(tenantA), 9999),
+		"a credential's current version":   currentKey(string(tenantA), "cred_c"),
+		"something that is not of the log": []byte("audit/zzz"),
+	} {
+		_, err := VerifyStore(t.Context(), v.with(func(tx store.Tx) error { return tx.Put(key, junk) }), v.options)
+		if broken, ok := IsBroken(err); !ok || broken.Sequence == 0 || broken.Sequence > v.head+1 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What someone does who writes to the database and does not have the key.
+func TestWhatAForgerDoesIsReported(t *testing.T) {
+	v := newVictim(t)
+	k := v.lostFrom / 2
+	entry := func(tx store.Tx, n uint64) *Entry {
+		e, err := readEntry(tx, n)
+		if err != nil {
+			panic(err)
+		}
+		return e
+	}
+	cases := map[string]struct {
+		first  uint64
+		change func(tx store.Tx) error
+	}{
+		"edited, with hash and index made to fit": {k, func(tx store.Tx) error {
+			return v.rewrite(tx, k, k, func(e *Entry) { e.Outcome = Denied })
+		}},
+		"deleted, with all that follows moved down and linked anew": {k, func(tx store.Tx) error {
+			return v.rewrite(tx, k, v.head-1, func(e *Entry) {})
+		}},
+		"two entries exchanged, each with the sequence of its place": {k, func(tx store.Tx) error {
+			a, b := entry(tx, k), entry(tx, k+1)
+			a.Sequence, b.Sequence = b.Sequence, a.Sequence
+			return cmp.Or(v.put(tx, a), v.put(tx, b))
+		}},
+		"inserted": {v.head + 1, func(tx store.Tx) error {
+			e := entry(tx, v.head)
+			e.PreviousHash, e.TenantPreviousHash, e.Sequence, e.TenantSequence = e.Hash, e.Hash, e.Sequence+1, e.TenantSequence+1
+			return v.put(tx, e)
+		}},
+		"written anew from an entry on, with everything but the signing key": {k, func(tx store.Tx) error {
+			return v.rewrite(tx, k, v.head, func(e *Entry) {
+				if e.Sequence == k {
+					e.Outcome = Denied
+				}
+			})
+		}},
+		"tail cut, with head and indexes made to fit, past the checkpoint": {v.epoch + 1, func(tx store.Tx) error {
+			return v.cut(tx, v.epoch)
+		}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := VerifyStore(t.Context(), v.with(c.change), v.options)
+			if broken, ok := IsBroken(err); !ok || broken.Sequence != c.first {
+				t.Errorf("%v, want it at %d", err, c.first)
+			}
+		})
+	}
+}
+
+// A log whose tail was cut behind its newest checkpoint, or that is an older copy
+// of itself, holds: only what is kept elsewhere tells.
+func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
+	f := newFixture(t)
+	f.fill(30)
+	older := copyStore(t, f.store)
+	f.fill(10)
+	if _, err := f.log.Follow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	note, kept, err := f.log.Newest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.fill(10)
+	newer := copyStore(t, f.store)
+	o := Options{Since: note}
+	report, err := VerifyStore(t.Context(), newer, o)
+	if err != nil || report.Since == nil || report.Since.Sequence != kept.Sequence {
+		t.Fatal(report, err)
+	}
+	if _, err := VerifyStore(t.Context(), older, Options{}); err != nil {
+		t.Fatal("the copy holds by itself: ", err)
+	}
+	_, err = VerifyStore(t.Context(), older, o)
+	if broken, ok := IsBroken(err); !ok || broken.Sequence != 32 || !strings.Contains(broken.Reason, "was cut") {
+		t.Fatal(err)
+	}
+	// The older copy goes on, with the same key: another log than the one known.
+	fork := f.copyOf(older)
+	fork.fill(30)
+	_, err = VerifyStore(t.Context(), fork.store, o)
+	if broken, ok := IsBroken(err); !ok || broken.Sequence != kept.Sequence || !strings.Contains(broken.Reason, "written anew") {
+		t.Fatal(err)
+	}
+}
+
+// rewrite changes the entries of a range and links them anew; they keep the
+// signatures they had, for want of the key.
+func (v *victim) rewrite(tx store.Tx, from, to uint64, change func(*Entry)) error {
+	renamed := make(map[string]string)
+	for n := from; n <= to; n++ {
+		e, err := readEntry(tx, n)
+		if err == errNoEntry {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		old := e.Hash
+		change(e)
+		e.PreviousHash = cmp.Or(renamed[e.PreviousHash], e.PreviousHash)
+		e.TenantPreviousHash = cmp.Or(renamed[e.TenantPreviousHash], e.TenantPreviousHash)
+		if err := v.put(tx, e); err != nil {
+			return err
+		}
+		renamed[old] = e.Hash
+	}
+	return nil
+}
+
+// put writes an entry with its index, and the head if it is the newest.
+func (v *victim) put(tx store.Tx, e *Entry) error {
+	core, err := e.canonical(nil, false)
+	if err != nil {
+		return err
+	}
+	sum, err := e.digest()
+	if err != nil {
+		return err
+	}
+	e.Hash = hex.EncodeToString(sum[:])
+	signature, _ := decodeBase64(e.Signature)
+	_, raw, _ := decodeSignature(signature)
+	index := indexRow{e.link(), e.EventType, e.Actor.ID}
+	err = cmp.Or(tx.Put(entryKey(e.Sequence), encodeRow(core, raw)), tx.Put(tenantKey(e.TenantID, e.TenantSequence), index.encode()))
+	if err == nil && e.Sequence >= v.head {
+		err = tx.Put(headKey, e.link().encode())
+	}
+	return err
+}
+
+// cut removes what comes after an entry, with all that was derived from it.
+func (v *victim) cut(tx store.Tx, last uint64) error {
+	e, err := readEntry(tx, last)
+	if err != nil {
+		return err
+	}
+	err = tx.Put(headKey, e.link().encode())
+	for _, r := range v.rows {
+		from, _ := v.sequenceIn(r)
+		if from > last && !bytes.Equal(r.key, headKey) {
+			err = cmp.Or(err, tx.Delete(r.key))
+		}
+	}
+	return err
+}
+
+// copyOf returns a log of the same chain on a copy of its rows.
+func (f *fixture) copyOf(m *memory) *fixture {
+	f.t.Helper()
+	g := &fixture{t: f.t, path: f.path + strconv.Itoa(len(m.rows)), clock: f.now()}
+	g.log = New(g.now)
+	g.open(m)
+	if err := g.log.Use(context.Background(), g.store, f.log.signer, f.log.chainID); err != nil {
+		f.t.Fatal(err)
+	}
+	return g
+}
+
+// open makes a store of the rows, with the log as its hook.
+func (f *fixture) open(m *memory) {
+	f.t.Helper()
+	fill := mustOpen(f.t, f.path, nil)
+	err := fill.Update(context.Background(), func(tx store.Tx) error {
+		for _, r := range m.rows {
+			if err := tx.Put(r.key, r.value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := cmp.Or(err, fill.Close()); err != nil {
+		f.t.Fatal(err)
+	}
+	f.store = mustOpen(f.t, f.path, f.log.Commit)
+	f.t.Cleanup(func() { f.store.Close() })
+}
+
+// Base64 has bits that say nothing: the log's own checkpoints have one spelling
+// all the same.
+func TestASpareBitOfACheckpointIsReported(t *testing.T) {
+	f := newFixture(t)
+	f.fill(3)
+	respell := func(signed string) string {
+		at := strings.LastIndex(signed, "==") - 1
+		const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+		return signed[:at] + string(alphabet[strings.IndexByte(alphabet, signed[at])^1]) + signed[at+1:]
+	}
+	note := string(f.followed())
+	if _, err := ParseCheckpoint([]byte(respell(note)), f.log.signer.Public()); err != nil {
+		t.Fatal("not a spelling of the same: ", err)
+	}
+	changed := copyStore(t, f.store).with(func(tx store.Tx) error { return tx.Put(checkpointKey, []byte(respell(note))) })
+	if _, ok := IsBroken(second(VerifyStore(t.Context(), changed, Options{}))); !ok {
+		t.Error("not reported in the store")
+	}
+	if _, ok := IsBroken(second(VerifyExport(strings.NewReader(respell(string(f.export()))), Options{}))); !ok {
+		t.Error("not reported in an export")
+	}
+}

@@ -1,0 +1,355 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// item is an entry on its way through a verification: as a row of the store, a
+// line of an export, or as it was given.
+type item struct {
+	key, row, batch []byte
+	line            []byte
+	given           *Entry
+
+	stored
+	bad       error // it is no entry
+	misplaced bool  // its row stands where another entry's should
+	unsigned  bool  // its signature is malformed
+	judged    bool  // whether the next field says something
+	sound     bool  // the signature verifies
+	timed     bool
+	micros    int64
+	beside    string // what is wrong with what was derived from it
+	json      []byte // for an export
+}
+
+var errWrongHash = errors.New("the hash is not that of the entry")
+
+// parse finds out all that the entry alone tells.
+func (it *item) parse() {
+	if it.row != nil || it.key != nil {
+		it.stored, it.bad = decodeStored(it.row, it.batch)
+	} else {
+		it.bad = it.parseWhole()
+	}
+	if it.bad != nil {
+		return
+	}
+	at := it.entry.Time()
+	it.micros = at.UnixMicro()
+	// Of this length there is one spelling of a time, but for the separator of
+	// its fraction.
+	it.timed = !at.IsZero() && len(it.entry.Timestamp) == len(timeFormat) && it.entry.Timestamp[len("2006-01-02T15:04:05")] == '.'
+}
+
+func (it *item) parseWhole() (err error) {
+	if it.entry = it.given; it.line != nil {
+		it.entry, it.hash, err = parseWhole(it.line)
+	} else {
+		it.hash, err = it.entry.digest()
+	}
+	if err != nil {
+		return errNotCanonical
+	}
+	if hex.EncodeToString(it.hash[:]) != it.entry.Hash {
+		return errWrongHash
+	}
+	b, ok := decodeBase64(it.entry.Signature)
+	if ok {
+		it.proof, it.signature, ok = decodeSignature(b)
+	}
+	it.unsigned = !ok
+	return nil
+}
+
+// stretchSize is how many entries go through the pipeline together: enough to
+// outweigh passing them on, few enough to keep all cores busy to the end.
+const stretchSize = 128
+
+// stretch is entries that follow one another.
+type stretch struct {
+	items   []item
+	cut     *Broken // why the entry behind the last one does not fit
+	failure error   // why the entry behind it could not be judged
+
+	rows         *store.Range // where they are read; nil when they were given
+	linked, done chan struct{}
+}
+
+func newStretch() *stretch {
+	return &stretch{items: *rooms.Get().(*[]item), linked: make(chan struct{}), done: make(chan struct{})}
+}
+
+// rooms is the memory of stretches that are done with.
+var rooms = sync.Pool{New: func() any { return new(make([]item, 0, stretchSize)) }}
+
+func (b *stretch) leave() {
+	room := b.items[:cap(b.items)]
+	clear(room)
+	room = room[:0]
+	rooms.Put(&room)
+	b.items = nil
+}
+
+// pipeline verifies stretches: several at a time are read, parsed and their
+// signatures checked, each is linked when the one before is, and judged when the
+// one before is. It owns no goroutine that outlives a stretch, so that a verifier
+// may be dropped at any point.
+type pipeline struct {
+	filling *stretch
+	last    *stretch // the newest that was started
+	memo    memo
+	key     atomic.Pointer[dualsig.PublicKey] // nil until it is known
+
+	slots chan struct{} // stretches under way
+	cores chan struct{} // stretches being computed on
+
+	// Asked of each entry that was read, with what it was read from, for what
+	// disagrees with it there.
+	beside func(r store.Reader, it *item) error
+	// Told of the entries that hold of each stretch, while others are computed.
+	derive func(items []item) error
+	// Told of the same, one stretch after the other.
+	emit func(items []item) error
+	// Whether emit is given the JSON of the entries.
+	encode bool
+
+	mu      sync.Mutex
+	fault   *Broken // the earliest of the chain
+	derived *Broken // the earliest of a derived row
+	failure error   // why the verification could not go on
+}
+
+func (p *pipeline) init(gentle bool) {
+	cores := runtime.GOMAXPROCS(0)
+	if gentle {
+		cores = 1
+	}
+	p.slots, p.cores = make(chan struct{}, 3*cores), make(chan struct{}, cores)
+}
+
+// start sends a stretch through the pipeline. Stretches are started one at a
+// time. View is where its rows are read.
+func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) {
+	before := v.last
+	v.last = b
+	v.slots <- struct{}{}
+	go func() {
+		defer func() { <-v.slots }()
+		defer close(b.done)
+		var failed error
+		v.onCore(func() { failed = v.examine(b, view) })
+		if before != nil {
+			<-before.linked
+		}
+		switch {
+		case before != nil && before.stops():
+			b.items, b.failure = b.items[:0], errStopped
+		case failed != nil:
+			b.items, b.failure = b.items[:0], failed
+		default:
+			v.linkAll(b)
+		}
+		close(b.linked)
+		unsound := -1
+		v.onCore(func() { unsound = v.judge(b) })
+		held := b.items
+		if unsound >= 0 {
+			held = held[:unsound]
+		}
+		for i := range held {
+			if held[i].beside != "" {
+				v.suspect(held[i].entry.Sequence, held[i].beside)
+			}
+		}
+		var err error
+		if v.derive != nil && len(held) > 0 {
+			err = v.derive(held)
+		}
+		if before != nil {
+			<-before.done
+		}
+		v.conclude(b, unsound, err)
+		b.leave()
+	}()
+}
+
+// examine finds out all that each entry tells by itself. Rows are not copied: it
+// is all done in the snapshot that they are read from.
+func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error) error {
+	if b.rows == nil {
+		for i := range b.items {
+			v.examineItem(&b.items[i])
+		}
+		return nil
+	}
+	return view(func(r store.Reader) error {
+		err := r.Scan(*b.rows, func(key, value []byte) bool {
+			b.items = append(b.items, item{key: key, row: value})
+			return true
+		})
+		var first uint64
+		var batch []byte
+		for i := range b.items {
+			it := &b.items[i]
+			if of, ok := rowBatch(it.row); ok && err == nil {
+				if batch == nil || of != first {
+					batch, err = r.Get(batchKey(of))
+					first = of
+				}
+				it.batch = batch
+			}
+			if err != nil {
+				return err
+			}
+			v.examineItem(it)
+			if it.bad == nil && v.beside != nil {
+				err = v.beside(r, it)
+			}
+			it.leaveRow()
+		}
+		return err
+	})
+}
+
+func (v *Verifier) examineItem(it *item) {
+	if it.parse(); it.bad != nil {
+		return
+	}
+	if key := v.key.Load(); key != nil {
+		it.judged, it.sound = true, v.sound(it, key)
+	}
+	if v.encode {
+		it.json, it.bad = it.whole().JSON()
+	}
+}
+
+// leaveRow lets go of the memory that is the store's.
+func (it *item) leaveRow() {
+	if it.misplaced = it.bad == nil && string(it.key) != string(entryKey(it.entry.Sequence)); it.bad == nil && !it.judged {
+		it.signature, it.proof.path = bytes.Clone(it.signature), bytes.Clone(it.proof.path)
+	} else {
+		it.signature, it.proof.path = nil, nil
+	}
+	it.key, it.row, it.batch = nil, nil, nil
+}
+
+// errStopped marks stretches behind one that does not hold.
+var errStopped = errors.New("an earlier entry does not hold")
+
+// stops reports whether nothing behind the stretch is looked at.
+func (b *stretch) stops() bool { return b.cut != nil || b.failure != nil }
+
+// judge returns the index of the first entry whose signature does not verify,
+// or -1.
+func (v *Verifier) judge(b *stretch) int {
+	for i := range b.items {
+		it := &b.items[i]
+		if !it.judged {
+			it.sound = v.sound(it, v.key.Load())
+		}
+		if !it.sound {
+			return i
+		}
+	}
+	return -1
+}
+
+func (p *pipeline) onCore(do func()) {
+	p.cores <- struct{}{}
+	do()
+	<-p.cores
+}
+
+// conclude notes what came of a stretch. It is called for one stretch after the
+// other.
+func (p *pipeline) conclude(b *stretch, unsound int, err error) {
+	p.mu.Lock()
+	stopped := p.fault != nil || p.failure != nil
+	switch {
+	case stopped:
+	case unsound >= 0:
+		p.fault = &Broken{b.items[unsound].entry.Sequence, "the signature does not verify"}
+	case err != nil:
+		p.failure = err
+	case b.cut != nil:
+		p.fault = b.cut
+	case b.failure != nil:
+		p.failure = b.failure
+	}
+	p.mu.Unlock()
+	if stopped || p.emit == nil {
+		return
+	}
+	if unsound >= 0 {
+		b.items = b.items[:unsound]
+	}
+	if err := p.emit(b.items); err != nil {
+		p.fail(err)
+	}
+}
+
+// suspect notes that a row derived from the entry does not agree with it.
+func (p *pipeline) suspect(sequence uint64, reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.derived == nil || sequence < p.derived.Sequence {
+		p.derived = &Broken{sequence, reason}
+	}
+}
+
+// heal lets the verification go on where it could not, with what comes behind
+// the entries that hold.
+func (p *pipeline) heal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fault == nil {
+		p.failure, p.last = nil, nil
+	}
+}
+
+func (p *pipeline) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failure == nil && p.fault == nil {
+		p.failure = err
+	}
+}
+
+// failed returns why nothing more needs to be added: a fault of the chain, or a
+// failure to go on.
+func (p *pipeline) failed() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fault == nil && p.failure == nil {
+		return nil
+	}
+	return p.verdict()
+}
+
+// outcome returns the earliest fault, or the failure.
+func (p *pipeline) outcome() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.verdict()
+}
+
+func (p *pipeline) verdict() error {
+	switch {
+	case p.failure != nil:
+		return p.failure
+	case p.fault != nil && (p.derived == nil || p.fault.Sequence <= p.derived.Sequence):
+		return p.fault
+	case p.derived != nil:
+		return p.derived
+	}
+	return nil
+}

@@ -1,0 +1,383 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha3"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Inclusion shows that an entry is in the tree.
+type Inclusion struct {
+	Sequence    uint64
+	Hash        string // of the entry, lower-case hex; the leaf is made of its 32 bytes
+	Index, Size int64  // of the leaf, and of the tree
+	Path        tlog.RecordProof
+}
+
+// Key is what the log's signatures verify with.
+type Key struct {
+	ChainID     string
+	Fingerprint string // [Fingerprint]
+	Verifier    string // [VerifierKey] of the epoch that the newest checkpoint is of
+	Public      *dualsig.PublicKey
+}
+
+// Reasons in audit entries.
+const (
+	reasonNoEntry = "no_such_entry"
+	reasonNoTile  = "no_such_tile"
+)
+
+var (
+	// errNotProven is of all entries that a tenant has no proof of.
+	errNotProven = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or none yet that a checkpoint covers: new ones are covered within a second")
+
+	errNoTile = fault.New(fault.NotFound, "the tree of the newest checkpoint has no such tile, or its entries are in the archive only")
+
+	errTreeSize = fault.New(fault.Invalid, "a size is at least 1 and at most that of the newest checkpoint's tree, and consistency is from the smaller to the larger")
+	errTileArea = fault.New(fault.Invalid, "a tile has a level from -1 to 7, an index of at least 0 and a width from 1 to 256")
+)
+
+// ReadCheckpoint returns the newest checkpoint: the signed note and what it says.
+// Errors of this and of all that follow: fault.Forbidden, and fault.Unavailable,
+// also before the first checkpoint.
+func (l *Log) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed []byte, c Checkpoint, err error) {
+	err = l.readProof(ctx, p, "", func(s snapshot) error {
+		signed, c = s.signed, s.newest
+		return nil
+	})
+	if err != nil {
+		return nil, Checkpoint{}, fmt.Errorf("reading the newest checkpoint: %w", err)
+	}
+	return signed, c, nil
+}
+
+// ReadKey returns the public key of the log.
+func (l *Log) ReadKey(ctx context.Context, p authz.Principal) (k Key, err error) {
+	err = l.readProof(ctx, p, "", func(s snapshot) error {
+		public := l.signer.Public()
+		k = Key{l.chainID, l.Fingerprint(), VerifierKey(l.chainID, s.newest.Epoch, public), public}
+		return nil
+	})
+	if err != nil {
+		return Key{}, fmt.Errorf("reading the log's key: %w", err)
+	}
+	return k, nil
+}
+
+// ProveInclusion returns the proof that an entry of p's tenant is in the tree of a
+// size, 0 being that of the newest checkpoint. Errors: fault.NotFound alike for
+// entries of others, for those that never were, and for those that the tree does
+// not have yet or the database no more; fault.Invalid for a size that the tree
+// does not have.
+func (l *Log) ProveInclusion(ctx context.Context, p authz.Principal, sequence uint64, size int64) (proof Inclusion, err error) {
+	err = l.readProof(ctx, p, reasonNoEntry, func(s snapshot) error {
+		if size == 0 {
+			size = s.newest.Size
+		}
+		if size < 1 || size > s.newest.Size {
+			return errTreeSize
+		}
+		row, found, err := findSequence(l, s.r, string(p.Tenant), sequence)
+		if err != nil {
+			return err
+		}
+		index, known := s.indexOf(sequence)
+		if !found || !known || index >= size {
+			return errNotProven
+		}
+		root, err := s.rootAt(size)
+		if err != nil {
+			return err
+		}
+		path, err := tlog.ProveRecord(size, index, s.hashes)
+		if err != nil {
+			return treeError(err)
+		}
+		if tlog.CheckRecord(path, size, root, index, tlog.Hash(leafHash(row.hash))) != nil {
+			return errDamagedLog // the tenant's index names another entry than the tree
+		}
+		proof = Inclusion{sequence, hex.EncodeToString(row.hash[:]), index, size, path}
+		return nil
+	})
+	if err != nil {
+		return Inclusion{}, fmt.Errorf("proving an inclusion: %w", err)
+	}
+	return proof, nil
+}
+
+// findSequence looks an entry up among those of its tenant. It reads as many rows
+// whether there is one or not, and of others' rows none.
+func findSequence(l *Log, r store.Reader, tenant string, sequence uint64) (row indexRow, found bool, err error) {
+	low, high, err := l.extent(r, tenant)
+	if err != nil || low > high {
+		return indexRow{}, false, err
+	}
+	// The answer is among the n rows from low on; each round halves them.
+	for n := high - low + 1; ; n -= n / 2 {
+		middle := low + n/2
+		at, err := readIndexRow(r, tenant, middle)
+		if err != nil {
+			return indexRow{}, false, err
+		}
+		if at.sequence <= sequence {
+			low, row = middle, at
+		}
+		if n == 1 {
+			return row, row.sequence == sequence && sequence > 0, nil
+		}
+	}
+}
+
+// ProveConsistency returns the proof that the tree of size to, 0 being that of the
+// newest checkpoint, begins with that of size from. Error: fault.Invalid for sizes
+// that the tree does not have.
+func (l *Log) ProveConsistency(ctx context.Context, p authz.Principal, from, to int64) (from2, to2 int64, path tlog.TreeProof, err error) {
+	err = l.readProof(ctx, p, "", func(s snapshot) error {
+		if to == 0 {
+			to = s.newest.Size
+		}
+		if from < 1 || to < from || to > s.newest.Size {
+			return errTreeSize
+		}
+		path, err = tlog.ProveTree(to, from, s.hashes)
+		return treeError(err)
+	})
+	if err != nil {
+		return 0, 0, nil, fmt.Errorf("proving consistency: %w", err)
+	}
+	return from, to, path, nil
+}
+
+// Tile returns the first hashes of a tile of C2SP tlog-tiles, width of them (0 is
+// 256), 32 bytes each. Level -1 is the bundle of the entries themselves: for each
+// two bytes of length, always 32, and the entry's hash. It is made from the
+// entries and ends with them: what is archived has hashes in level 0 only. Errors:
+// fault.NotFound when the newest checkpoint's tree does not have that many,
+// fault.Invalid.
+func (l *Log) Tile(ctx context.Context, p authz.Principal, level int, index int64, width int) (data []byte, err error) {
+	if width == 0 {
+		width = tileWidth
+	}
+	err = l.readProof(ctx, p, reasonNoTile, func(s snapshot) error {
+		if level < -1 || level > maxLevel || index < 0 || width < 1 || width > tileWidth {
+			return errTileArea
+		}
+		hashes := s.newest.Size >> (tileHeight * max(level, 0))
+		if index > hashes/tileWidth || index*tileWidth+int64(width) > hashes {
+			return errNoTile
+		}
+		if level == -1 {
+			data, err = s.bundle(index*tileWidth, width)
+			return err
+		}
+		t := tlog.Tile{H: tileHeight, L: level, N: index, W: width}
+		data, err = tlog.ReadTileData(t, s.hashes)
+		return treeError(err)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading a tile: %w", err)
+	}
+	return data, nil
+}
+
+// bundle returns the hashes of entries from a place of the tree on.
+func (s snapshot) bundle(first int64, n int) ([]byte, error) {
+	leaves, err := tlog.ReadTileData(tlog.Tile{H: tileHeight, N: first / tileWidth, W: n}, s.hashes)
+	if err != nil {
+		return nil, treeError(err)
+	}
+	data := make([]byte, 0, n*34)
+	for i := range n {
+		hash, err := s.hashOf(sequenceAt(s.epochs, first+int64(i)))
+		if errors.Is(err, errNoEntry) {
+			return nil, errNoTile
+		}
+		if err != nil {
+			return nil, err
+		}
+		if leaf := leafHash(hash); !bytes.Equal(leaf[:], leaves[i*tlog.HashSize:][:tlog.HashSize]) {
+			return nil, errDamagedLog
+		}
+		data = binary.BigEndian.AppendUint16(data, uint16(len(hash)))
+		data = append(data, hash[:]...)
+	}
+	return data, nil
+}
+
+// readProof lets p read what the tree proves, and records it, once a minute for
+// each caller, before it returns. The reason is recorded, as often, when there is
+// nothing that p may see.
+func (l *Log) readProof(ctx context.Context, p authz.Principal, reason string, read func(snapshot) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := l.Ready(ctx); err != nil {
+		return err
+	}
+	if err := l.Authorize(ctx, p, authz.ReadProof); err != nil {
+		return err
+	}
+	err := l.snapshot(ctx, read)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		return cmp.Or(l.AttemptOnce(ctx, p, authz.ReadProof, Denied, reason), err)
+	case err != nil:
+		return err
+	}
+	return l.Repeated(ctx, Event{Type: ProofRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}})
+}
+
+// CheckpointAt returns what a checkpoint at an entry says, which any reader of
+// the log would compute: it is not signed, and the same each time. Errors:
+// fault.NotFound when there is no such entry, or it is in the archive only.
+func (l *Log) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoint, err error) {
+	_, newest, err := l.Newest(ctx)
+	if err != nil && !errors.Is(err, errNoCheckpoint) {
+		return Checkpoint{}, err
+	}
+	if err != nil || newest.Sequence < sequence {
+		if _, err := l.Follow(ctx); err != nil {
+			return Checkpoint{}, err
+		}
+	}
+	err = l.snapshot(ctx, func(s snapshot) error {
+		c, err = s.checkpointAt(sequence)
+		return err
+	})
+	if err != nil {
+		return Checkpoint{}, fmt.Errorf("computing a checkpoint: %w", err)
+	}
+	return c, nil
+}
+
+// snapshot is the log up to its newest checkpoint.
+type snapshot struct {
+	r      store.Reader
+	signed []byte
+	newest Checkpoint
+	epochs []epoch
+	cut    uint64          // entries up to here are in the archive only
+	hashes tlog.HashReader // of the tree, each proven to be in the newest checkpoint's
+}
+
+// snapshot runs do over one. Error: fault.Unavailable before the first
+// checkpoint.
+func (l *Log) snapshot(ctx context.Context, do func(snapshot) error) error {
+	return l.store.View(ctx, func(r store.Reader) error {
+		signed, c, err := l.newest(r)
+		if err != nil {
+			return err
+		}
+		if signed == nil {
+			return errNoCheckpoint
+		}
+		epochs, err := l.epochs(r)
+		if err != nil {
+			return err
+		}
+		cut, err := l.cutTo(r)
+		if err != nil {
+			return err
+		}
+		return do(snapshot{r, signed, c, epochs, cut, tiles{r}.hashes(c.Size, c.Root)})
+	})
+}
+
+// indexOf returns the place of an entry in the newest checkpoint's tree.
+func (s snapshot) indexOf(sequence uint64) (int64, bool) {
+	index, ok := indexOf(s.epochs, sequence)
+	return index, ok && index >= 0 && index < s.newest.Size
+}
+
+// entry returns one that is in the database. Error: errNoEntry.
+func (s snapshot) entry(sequence uint64) (*Entry, error) {
+	if sequence <= s.cut {
+		return nil, errNoEntry
+	}
+	return readEntry(s.r, sequence)
+}
+
+// hashOf returns the hash of an entry that is in the database, of whatever its row
+// has in the place of one: the tree says whether it is. Error: errNoEntry.
+func (s snapshot) hashOf(sequence uint64) (hash [32]byte, err error) {
+	if sequence <= s.cut {
+		return hash, errNoEntry
+	}
+	row, err := s.r.Get(entryKey(sequence))
+	switch {
+	case err != nil:
+		return hash, fmt.Errorf("reading an audit entry: %w", err)
+	case row == nil:
+		return hash, errNoEntry
+	}
+	core, _, err := splitRow(row)
+	if err != nil {
+		return hash, errDamagedLog
+	}
+	return sha3.Sum256(core), nil
+}
+
+// rootAt returns the root that the tree had at a size.
+func (s snapshot) rootAt(size int64) (tlog.Hash, error) {
+	if size == s.newest.Size {
+		return s.newest.Root, nil
+	}
+	root, err := tlog.TreeHash(size, s.hashes)
+	return root, treeError(err)
+}
+
+// holds reports whether the leaf at a place of the tree is an entry's.
+func (s snapshot) holds(index int64, entry [32]byte) error {
+	leaf, err := s.hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
+	if err != nil {
+		return treeError(err)
+	}
+	if leaf[0] != tlog.Hash(leafHash(entry)) {
+		return errDamagedLog
+	}
+	return nil
+}
+
+func (s snapshot) checkpointAt(sequence uint64) (Checkpoint, error) {
+	index, ok := s.indexOf(sequence)
+	if !ok {
+		return Checkpoint{}, errNoEntry
+	}
+	e, err := s.entry(sequence)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	at := e.link()
+	if err := s.holds(index, at.hash); err != nil {
+		return Checkpoint{}, err
+	}
+	root, err := s.rootAt(index + 1)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	return Checkpoint{
+		ChainID: s.newest.ChainID, Epoch: epochOf(s.epochs, sequence).number, Size: index + 1, Root: root,
+		Sequence: sequence, Hash: at.hash, Time: e.Time(),
+	}, nil
+}
+
+// treeError returns the error of a reader of hashes. What the reader itself says,
+// that tiles do not have the root, is damage.
+func treeError(err error) error {
+	if err != nil && fault.Of(err) == fault.Internal {
+		return errDamagedLog
+	}
+	return err
+}

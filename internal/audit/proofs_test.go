@@ -1,0 +1,490 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// proven is a log of two tenants with a checkpoint at its end.
+func proven(t *testing.T, n int) (f *fixture, c Checkpoint) {
+	f = newFixture(t)
+	f.write(n)
+	return f, f.follow()
+}
+
+// Every entry of a tenant is proven in each tree that has it, from the tree of its
+// own size to that of the newest checkpoint.
+func TestATenantProvesItsEntriesInEveryTree(t *testing.T) {
+	f, newest := proven(t, 520)
+	_, c, err := f.log.ReadCheckpoint(t.Context(), principal(tenantB))
+	if err != nil || c != newest {
+		t.Fatal(c, err)
+	}
+	for i, e := range f.entries() {
+		if e.TenantID != string(tenantB) || e.EventType == ProofRead {
+			continue
+		}
+		for _, size := range []int64{int64(i) + 1, int64(i) + 2, 256, 300, 512, 521, 0} {
+			p, err := f.log.ProveInclusion(t.Context(), principal(tenantB), e.Sequence, size)
+			if size != 0 && size <= int64(i) {
+				if !errors.Is(err, fault.NotFound) {
+					t.Fatalf("entry %d in a tree of %d: %v", e.Sequence, size, err)
+				}
+				continue
+			}
+			if err != nil && size > newest.Size && errors.Is(err, fault.Invalid) {
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if size == 0 {
+				size = newest.Size
+			}
+			at, err := f.log.CheckpointAt(t.Context(), uint64(size))
+			if err != nil {
+				t.Fatal(err)
+			}
+			hash, _ := hex.DecodeString(e.Hash)
+			if p.Sequence != e.Sequence || p.Hash != e.Hash || p.Index != int64(i) || p.Size != size {
+				t.Fatalf("%+v", p)
+			}
+			if err := tlog.CheckRecord(p.Path, size, at.Root, p.Index, tlog.RecordHash(hash)); err != nil {
+				t.Fatalf("entry %d in a tree of %d: %v", e.Sequence, size, err)
+			}
+		}
+	}
+}
+
+func TestEveryTreeIsConsistentWithLaterOnes(t *testing.T) {
+	f, newest := proven(t, 600)
+	sizes := []int64{1, 2, 3, 255, 256, 257, 511, 512, 513, 600, 601}
+	for i, from := range sizes {
+		for _, to := range append([]int64{0}, sizes[i:]...) {
+			from2, to2, path, err := f.log.ProveConsistency(t.Context(), principal(tenantA), from, to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if to == 0 {
+				to = newest.Size
+			}
+			older, err := f.log.CheckpointAt(t.Context(), uint64(from))
+			if err != nil {
+				t.Fatal(err)
+			}
+			newer, err := f.log.CheckpointAt(t.Context(), uint64(to))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if from2 != from || to2 != to {
+				t.Fatal(from2, to2)
+			}
+			if err := tlog.CheckTree(path, to, newer.Root, from, older.Root); err != nil {
+				t.Errorf("from %d to %d: %v", from, to, err)
+			}
+		}
+	}
+	for _, bad := range [][2]int64{{0, 0}, {-1, 5}, {5, 4}, {5, -1}, {1, 602}, {602, 0}, {math.MinInt64, math.MaxInt64}} {
+		if _, _, _, err := f.log.ProveConsistency(t.Context(), principal(tenantA), bad[0], bad[1]); !errors.Is(err, fault.Invalid) {
+			t.Errorf("from %d to %d: %v", bad[0], bad[1], err)
+		}
+	}
+	for _, bad := range []int64{-1, 602, math.MaxInt64, math.MinInt64} {
+		if _, err := f.log.ProveInclusion(t.Context(), principal(tenantA), 3, bad); !errors.Is(err, fault.Invalid) {
+			t.Errorf("in a tree of %d: %v", bad, err)
+		}
+	}
+}
+
+// What others have, what nobody has and what no checkpoint covers yet is one case: the
+// same answer after the same reads.
+func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
+	f, _ := proven(t, 500)
+	f.write(4) // of which the checkpoint does not know
+	entries := f.entries()
+	prove := func(sequence uint64) (error, string) {
+		counting := &countingStore{Store: f.store}
+		f.log.store = counting
+		defer func() { f.log.store = f.store }()
+		_, err := f.log.ProveInclusion(t.Context(), principal(tenantA), sequence, 0)
+		return err, counting.String()
+	}
+	if err, _ := prove(0); !errors.Is(err, fault.NotFound) { // the attempt is recorded, once in a minute
+		t.Fatal(err)
+	}
+	wantErr, wantReads := prove(0)
+	for name, sequence := range map[string]uint64{
+		"of the deployment": 1, "of another tenant, the first": 2, "of another tenant": 300 - 1, "of another tenant, not covered": 502,
+		"its own, not covered": 503, "its own, the last": 504, "the attempt itself": 506, "never": 507, "never, far": 1 << 40, "no number of an entry": math.MaxUint64,
+	} {
+		if sequence > 1 && sequence < 507 {
+			if own := entries[min(sequence, 505)-1].TenantID == string(tenantA); own == (name[:2] == "of") && sequence != 506 {
+				t.Fatal("the log is not what this test takes it for", name)
+			}
+		}
+		if err, reads := prove(sequence); !errors.Is(err, fault.NotFound) || err.Error() != wantErr.Error() || reads != wantReads {
+			t.Errorf("%s: %v after %s, want %v after %s", name, err, reads, wantErr, wantReads)
+		}
+	}
+	if err, reads := prove(303); err != nil || reads == wantReads { // the tree is read for those that there are
+		t.Error("its own:", err, reads)
+	}
+	if _, err := f.log.ProveInclusion(t.Context(), principal("ten_none"), 3, 0); !errors.Is(err, fault.NotFound) {
+		t.Error("a tenant without entries:", err)
+	}
+}
+
+// countingStore counts what Views read, by the kind of row.
+type countingStore struct {
+	store.Store
+	gets, scans map[string]int
+}
+
+func (s *countingStore) String() string { return fmt.Sprint(s.gets, s.scans) }
+
+func (s *countingStore) View(ctx context.Context, fn func(store.Reader) error) error {
+	s.gets, s.scans = make(map[string]int), make(map[string]int)
+	return s.Store.View(ctx, func(r store.Reader) error { return fn(rowKinds{r, s}) })
+}
+
+type rowKinds struct {
+	store.Reader
+	*countingStore
+}
+
+func kindOfRow(key []byte) string { return strings.Join(strings.SplitN(string(key), "/", 3)[:2], "/") }
+
+func (r rowKinds) Get(key []byte) ([]byte, error) {
+	r.gets[kindOfRow(key)]++
+	return r.Reader.Get(key)
+}
+
+func (r rowKinds) Scan(rng store.Range, visit func(key, value []byte) bool) error {
+	return r.Reader.Scan(rng, func(key, value []byte) bool {
+		r.scans[kindOfRow(key)]++
+		return visit(key, value)
+	})
+}
+
+// A mirror that reads tiles and bundles has the whole tree, and in it every entry.
+func TestTilesAreThoseOfTheNewestCheckpoint(t *testing.T) {
+	f, c := proven(t, 700)
+	f.write(300) // of which the checkpoint does not know
+	entries := f.entries()
+	reference := &referenceTree{}
+	for _, e := range entries[:c.Size] {
+		reference.add(t, e.link().hash)
+	}
+	for _, tile := range tlog.NewTiles(tileHeight, 0, c.Size) {
+		want, err := tlog.ReadTileData(tile, reference)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, width := range []int{tile.W, 1, tile.W / 2} {
+			if width == 0 {
+				continue
+			}
+			got, err := f.log.Tile(t.Context(), principal(tenantA), tile.L, tile.N, width)
+			if err != nil || !bytes.Equal(got, want[:width*tlog.HashSize]) {
+				t.Errorf("%s, %d of it: %v", tile.Path(), width, err)
+			}
+		}
+	}
+	if whole, err := f.log.Tile(t.Context(), principal(tenantA), 0, 1, 0); err != nil || len(whole) != 256*32 {
+		t.Error(len(whole), err)
+	}
+	var bundles []byte
+	for index, width := range []int{256, 256, 189} {
+		bundle, err := f.log.Tile(t.Context(), principal(tenantA), -1, int64(index), width)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bundles = append(bundles, bundle...)
+	}
+	for i, e := range entries[:c.Size] {
+		if got := hex.EncodeToString(bundles[i*34:][:34]); got != "0020"+e.Hash {
+			t.Fatalf("entry %d is %s", e.Sequence, got)
+		}
+	}
+	if len(bundles) != 701*34 {
+		t.Error(len(bundles))
+	}
+	for _, absent := range []struct {
+		level int
+		index int64
+		width int
+	}{{0, 2, 190}, {0, 2, 0}, {0, 3, 1}, {1, 0, 3}, {1, 1, 1}, {2, 0, 1}, {7, 0, 1}, {-1, 2, 190}, {-1, 3, 1}, {0, math.MaxInt64, 256}, {7, math.MaxInt64, 1}} {
+		if _, err := f.log.Tile(t.Context(), principal(tenantA), absent.level, absent.index, absent.width); !errors.Is(err, fault.NotFound) {
+			t.Errorf("%+v: %v", absent, err)
+		}
+	}
+	for _, bad := range []struct {
+		level int
+		index int64
+		width int
+	}{{-2, 0, 1}, {8, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, 0, 257}} {
+		if _, err := f.log.Tile(t.Context(), principal(tenantA), bad.level, bad.index, bad.width); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+}
+
+// Once entries are in the archive only, the tree still proves those that are left,
+// and shows the hashes of all.
+func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
+	f, _ := proven(t, 700)
+	want, err := f.log.CheckpointAt(t.Context(), 600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tile, err := f.log.Tile(t.Context(), principal(tenantA), 0, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = f.store.Update(t.Context(), func(tx store.Tx) error {
+		for n := uint64(1); n <= 400; n++ {
+			e, err := readEntry(tx, n)
+			if err == nil {
+				err = errors.Join(tx.Delete(entryKey(n)), tx.Delete(tenantKey(e.TenantID, e.TenantSequence)))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return tx.Delete(summaryKey(string(tenantA), 0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.log.followed.Store(nil)
+	f.write(200) // fills tenantA's block of which the first rows are gone
+	c := f.follow()
+	if got, err := f.log.CheckpointAt(t.Context(), 600); err != nil || got != want {
+		t.Error(got, err)
+	}
+	if _, err := f.log.CheckpointAt(t.Context(), 400); !errors.Is(err, fault.NotFound) {
+		t.Error(err)
+	}
+	p, err := f.log.ProveInclusion(t.Context(), principal(tenantA), 403, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, _ := hex.DecodeString(p.Hash)
+	if err := tlog.CheckRecord(p.Path, c.Size, c.Root, p.Index, tlog.RecordHash(hash)); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.log.ProveInclusion(t.Context(), principal(tenantA), 399, 0); !errors.Is(err, fault.NotFound) {
+		t.Error("an entry that was cut:", err)
+	}
+	if again, err := f.log.Tile(t.Context(), principal(tenantA), 0, 0, 0); err != nil || !bytes.Equal(again, tile) {
+		t.Error("a tile of entries that were cut:", err)
+	}
+	for index, gone := range []bool{true, true, false} {
+		width := 100
+		_, err := f.log.Tile(t.Context(), principal(tenantA), -1, int64(index), width)
+		if errors.Is(err, fault.NotFound) != gone || !gone && err != nil {
+			t.Errorf("bundle %d: %v", index, err)
+		}
+	}
+	for _, n := range []uint64{300, 500} { // tenantA's block 1: part of its rows are there
+		row, err := f.summaryRow(blockOf(n))
+		if err != nil || row == nil {
+			t.Error(row, err)
+		}
+	}
+}
+
+func (f *fixture) summaryRow(block uint64) (row []byte, err error) {
+	err = f.store.View(context.Background(), func(r store.Reader) error {
+		b, err := r.Get(summaryKey(string(tenantA), block))
+		row = bytes.Clone(b)
+		return err
+	})
+	return row, err
+}
+
+// A tree or an index that somebody changed gives an error and never a proof.
+func TestADamagedTreeProvesNothing(t *testing.T) {
+	f, _ := proven(t, 700)
+	for name, change := range map[string]func(tx store.Tx) error{
+		"a leaf": func(tx store.Tx) error {
+			b, err := tx.Get(tileKey(0, 1))
+			b = bytes.Clone(b)
+			b[44*32] ^= 1 // of entry 301
+			return errors.Join(err, tx.Put(tileKey(0, 1), b))
+		},
+		"a tile":           func(tx store.Tx) error { return tx.Delete(tileKey(0, 1)) },
+		"the tile above":   func(tx store.Tx) error { return tx.Put(tileKey(1, 0), make([]byte, 64)) },
+		"a tile too long":  func(tx store.Tx) error { return tx.Put(tileKey(0, 1), make([]byte, 257*32)) },
+		"a tile and a bit": func(tx store.Tx) error { return tx.Put(tileKey(0, 2), make([]byte, 255*32+1)) },
+		"the index": func(tx store.Tx) error {
+			e, err := readEntry(tx, 301)
+			if err != nil {
+				return err
+			}
+			row := indexRow{e.link(), e.EventType, e.Actor.ID}
+			row.hash[0] ^= 1
+			return tx.Put(tenantKey(e.TenantID, e.TenantSequence), row.encode())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kept := f.rowsOf(tileRange, tenantRange)
+			if err := f.store.Update(t.Context(), change); err != nil {
+				t.Fatal(err)
+			}
+			if p, err := f.log.ProveInclusion(t.Context(), principal(tenantA), 301, 0); !errors.Is(err, fault.Internal) {
+				t.Errorf("%+v, %v", p, err)
+			}
+			if name != "the index" {
+				if _, err := f.log.Tile(t.Context(), principal(tenantA), 0, 1, 0); !errors.Is(err, fault.Internal) && name != "a tile and a bit" {
+					t.Error("a tile:", err)
+				}
+				if _, err := f.log.CheckpointAt(t.Context(), 301); !errors.Is(err, fault.Internal) {
+					t.Error("a checkpoint:", err)
+				}
+			}
+			err := f.store.Update(t.Context(), func(tx store.Tx) error {
+				for key, row := range kept {
+					if err := tx.Put([]byte(key), row); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// Each read of what the tree proves is allowed and recorded like any other read: once
+// in a minute for a caller, since a mirror reads much.
+func TestReadingProofsIsAllowedAndRecorded(t *testing.T) {
+	f, _ := proven(t, 3)
+	reads := map[string]func(p authz.Principal) error{
+		"checkpoint": func(p authz.Principal) error { _, _, err := f.log.ReadCheckpoint(t.Context(), p); return err },
+		"inclusion":  func(p authz.Principal) error { _, err := f.log.ProveInclusion(t.Context(), p, 3, 0); return err },
+		"consistency": func(p authz.Principal) error {
+			_, _, _, err := f.log.ProveConsistency(t.Context(), p, 1, 0)
+			return err
+		},
+		"tile":   func(p authz.Principal) error { _, err := f.log.Tile(t.Context(), p, 0, 0, 1); return err },
+		"bundle": func(p authz.Principal) error { _, err := f.log.Tile(t.Context(), p, -1, 0, 1); return err },
+		"key":    func(p authz.Principal) error { _, err := f.log.ReadKey(t.Context(), p); return err },
+	}
+	newest := func() *Entry { entries := f.entries(); return entries[len(entries)-1] }
+	for name, read := range reads {
+		f.advance(time.Minute)
+		before := len(f.entries())
+		for range 3 {
+			if err := read(principal(tenantA)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if e := newest(); len(f.entries()) != before+1 || e.EventType != ProofRead || e.Outcome != Success || e.TenantID != string(tenantA) {
+			t.Errorf("%s: %d entries, the last %+v", name, len(f.entries())-before, e)
+		}
+		without := principal(tenantA)
+		without.Scopes = slices.DeleteFunc(without.Scopes, func(s authz.Scope) bool { return s == authz.AuditRead })
+		if err := read(without); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("%s without the scope: %v", name, err)
+		}
+		if e := newest(); e.EventType != ProofRead || e.Outcome != Denied {
+			t.Errorf("%s without the scope: %+v", name, e)
+		}
+	}
+	before := len(f.entries())
+	for range 3 {
+		if _, err := f.log.ProveInclusion(t.Context(), principal(tenantA), 1, 0); !errors.Is(err, fault.NotFound) {
+			t.Error(err)
+		}
+	}
+	if e := newest(); len(f.entries()) != before+1 || e.Outcome != Denied || e.Attributes[AttributeReason] != reasonNoEntry {
+		t.Errorf("%+v", e)
+	}
+	f.log.Refuse(errors.New("a test"))
+	for name, read := range reads {
+		if err := read(principal(tenantA)); !errors.Is(err, fault.Unavailable) {
+			t.Errorf("%s while nothing can be recorded: %v", name, err)
+		}
+	}
+}
+
+func TestTheKeyIsThatOfTheNewestEpoch(t *testing.T) {
+	f, _ := proven(t, 3)
+	public := f.log.signer.Public()
+	for epoch := uint64(1); epoch <= 2; epoch++ {
+		k, err := f.log.ReadKey(t.Context(), principal(tenantA))
+		want := Key{"chain_test", f.log.Fingerprint(), VerifierKey("chain_test", epoch, public), public}
+		if err != nil || k != want {
+			t.Errorf("%+v, %v", k, err)
+		}
+		if epoch == 1 {
+			f.lose(100)
+			f.follow()
+		}
+	}
+}
+
+// The number of rows that a look-up reads depends on how many entries the tenant has,
+// and on nothing else.
+func TestALookUpReadsAsManyRowsWhateverItFinds(t *testing.T) {
+	f, _ := proven(t, 130)
+	for _, rows := range []int{0, 1, 2, 3, 7, 64, 86} {
+		err := f.store.Update(t.Context(), func(tx store.Tx) error {
+			tenant := fmt.Sprint("ten_of_", rows)
+			own := make(map[uint64]bool)
+			for n := range uint64(rows) {
+				row, err := readIndexRow(tx, string(tenantA), n+1)
+				if err != nil {
+					return err
+				}
+				own[row.sequence] = true
+				if err := tx.Put(tenantKey(tenant, n+5), row.encode()); err != nil { // the first four were cut
+					return err
+				}
+			}
+			want := -1
+			for sequence := range uint64(140) {
+				counting := &countingReader{Reader: tx}
+				row, found, err := findSequence(f.log, counting, tenant, sequence)
+				if err != nil || found != own[sequence] || found && row.sequence != sequence {
+					t.Errorf("%d among %d: %v %v %v", sequence, rows, row, found, err)
+				}
+				if want >= 0 && counting.gets != want {
+					t.Errorf("%d among %d: %d rows, want %d", sequence, rows, counting.gets, want)
+				}
+				want = counting.gets
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The lengths of a bundle are those of C2SP tlog-tiles.
+func TestABundleIsPrefixedWithLengths(t *testing.T) {
+	f, _ := proven(t, 1)
+	bundle, err := f.log.Tile(t.Context(), principal(tenantA), -1, 0, 2)
+	if err != nil || len(bundle) != 2*34 || binary.BigEndian.Uint16(bundle) != 32 || binary.BigEndian.Uint16(bundle[34:]) != 32 {
+		t.Errorf("%x, %v", bundle, err)
+	}
+}

@@ -1,0 +1,293 @@
+package audit
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// compare holds the checkpoint that a place keeps, which verifies or is the zero
+// one for none, against the database. It has the log refused when that does not
+// go on from there, and reports whether the place knows of such a loss.
+func (k *AnchorKeeper) compare(ctx context.Context, a *anchor, theirs Checkpoint) (lost bool, err error) {
+	k.deciding.Lock()
+	defer k.deciding.Unlock()
+	for {
+		found, now, err := k.log.lostSince(ctx, theirs)
+		if err != nil {
+			return false, fmt.Errorf("comparing the anchor with the database: %w", err)
+		}
+		for _, b := range k.places {
+			if b.lost != nil && now.number > b.lostEpoch && now.first > b.lost.LostTo {
+				b.lost, b.accepted = nil, b.lost
+			}
+		}
+		if found != nil && a.accepted != nil && found.LostTo == a.accepted.LostTo && found.Hash == a.accepted.Hash {
+			found = nil
+		}
+		if found != nil && (a.lost == nil || found.LostTo > a.lost.LostTo) {
+			// An acceptance is told from one of something else by its epoch.
+			found.Place, found.Epoch = "the "+a.Name(), max(found.Epoch, now.number)
+			a.lost, a.lostEpoch = found, now.number
+		}
+		if !k.refuse(ctx) {
+			return a.lost != nil, nil
+		}
+		// An acceptance may have been committed since the database was read.
+		if _, again, err := k.log.lostSince(ctx, theirs); err != nil || again == now {
+			return a.lost != nil, err
+		}
+	}
+}
+
+// lookInside does for the checkpoint in the database itself what compare does for
+// that of a place. There is nothing to write.
+func (k *AnchorKeeper) lookInside(ctx context.Context) {
+	k.deciding.Lock()
+	defer k.deciding.Unlock()
+	if _, err := k.log.holdOwn(ctx); err != nil {
+		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
+	}
+	k.refuse(ctx)
+}
+
+// knows reports whether a place knows of a loss.
+func (k *AnchorKeeper) knows(a *anchor) bool {
+	k.deciding.Lock()
+	defer k.deciding.Unlock()
+	return a.lost != nil
+}
+
+// refuse has the log refused for the worst that is known of all places, or no
+// longer when all was accepted. It reports whether it did the former.
+func (k *AnchorKeeper) refuse(ctx context.Context) bool {
+	var worst *RollbackError
+	var epoch uint64
+	if own := k.log.own.Load(); own != nil {
+		worst, epoch = own, own.Epoch
+	}
+	for _, a := range k.places {
+		if a.lost == nil {
+			continue
+		}
+		if worst == nil || a.lost.LostTo > worst.LostTo {
+			worst = a.lost
+		}
+		epoch = max(epoch, a.lost.Epoch)
+	}
+	told := k.refusal
+	switch {
+	case worst == nil:
+		if k.refusal = nil; told != nil && k.log.Refusal() == error(told) {
+			k.log.Refuse(nil) // it was told after the acceptance
+		}
+		return false
+	case told != nil && *told == withEpoch(*worst, epoch) && k.log.Refusal() != nil:
+		return false // which the log knows
+	}
+	lost := withEpoch(*worst, epoch)
+	k.refusal = &lost
+	k.log.Refuse(k.refusal)
+	k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", k.refusal,
+		"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Place)
+	return true
+}
+
+func withEpoch(e RollbackError, epoch uint64) RollbackError {
+	e.Epoch = epoch
+	return e
+}
+
+// lostSince returns what the database lacks of the log that a checkpoint, which
+// verifies, is of: nil when the log goes on from there, or the loss was accepted.
+// It also returns the epoch of the database. Error: fault.Unavailable; or
+// fault.Internal when nothing but what is derived from the chain is damaged.
+func (l *Log) lostSince(ctx context.Context, c Checkpoint) (lost *RollbackError, now epoch, err error) {
+	err = l.store.View(ctx, func(r store.Reader) error {
+		head, err := readHead(r)
+		if err != nil {
+			return err
+		}
+		epochs, losses, err := l.accepted(r, head)
+		if err != nil {
+			return err
+		}
+		now = epochs[len(epochs)-1]
+		if c == (Checkpoint{}) {
+			return nil
+		}
+		if slices.ContainsFunc(losses, func(a acceptedLoss) bool { return a.covers(c) }) {
+			return nil
+		}
+		if c.Sequence > head.sequence && c.Epoch >= now.number {
+			lost = &RollbackError{LostFrom: head.sequence + 1, LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}
+			return nil
+		}
+		same := c.Sequence <= head.sequence
+		if same {
+			same, err = l.goesThrough(r, epochs, c)
+		}
+		if err == nil && !same {
+			lost = &RollbackError{LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}
+		}
+		return err
+	})
+	return lost, now, err
+}
+
+// acceptedLoss is what an accepted rollback says of the entries that it lost.
+type acceptedLoss struct {
+	former, epoch uint64 // that lost them, and that began then
+	from, to      uint64 // sequences
+
+	// The checkpoint that it was found by, which is of an entry in that range
+	// unless the database had others there. Not known of an acceptance that is in
+	// the archive.
+	anchored uint64
+	hash     string
+}
+
+func (a acceptedLoss) covers(c Checkpoint) bool {
+	inRange := a.former <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
+	named := a.anchored == c.Sequence && a.hash == hex.EncodeToString(c.Hash[:])
+	return c.Epoch < a.epoch && (inRange || named)
+}
+
+// epochs returns the epochs of the log, ascending, as far as they were accepted;
+// the first one always was.
+func (l *Log) epochs(r store.Reader) ([]epoch, error) {
+	head, err := readHead(r)
+	if err != nil {
+		return nil, err
+	}
+	epochs, _, err := l.accepted(r, head)
+	return epochs, err
+}
+
+// accepted returns the epochs of the database, as far as the entries that begin
+// them say so: they are signed. By a row alone whoever replaces the database by an
+// older one could accept that himself, and whoever adds one have the entries behind
+// it signed as another epoch's. So a row that no entry agrees with is none, and is
+// no error: without the row of an epoch that there is, its entries do not fit.
+func (l *Log) accepted(r store.Reader, head link) (epochs []epoch, losses []acceptedLoss, err error) {
+	rows, err := epochRows(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	epochs = []epoch{{number: 1, first: 1}}
+	for _, row := range rows {
+		former := epochs[len(epochs)-1]
+		if !row.follows(former) || row.first > head.sequence {
+			continue
+		}
+		loss := row.after(former)
+		e, err := readEntry(r, row.first)
+		switch {
+		case errors.Is(err, errNoEntry):
+			base, err := l.baseIn(r)
+			if err != nil && !damaged(err) {
+				return nil, nil, err
+			}
+			if err != nil || base == nil || !slices.Contains(base.epochs, row.epoch) {
+				continue // it is not in the archive either
+			}
+		case damaged(err):
+			continue
+		case err != nil:
+			return nil, nil, err
+		case !loss.isOf(e) || !e.verify(l.signer.Public(), nil):
+			continue
+		default:
+			loss.anchored, loss.hash = e.number(attributeAnchored), e.Attributes[attributeAnchoredHash]
+		}
+		epochs, losses = append(epochs, row.epoch), append(losses, loss)
+	}
+	return epochs, losses, nil
+}
+
+// after returns the loss that an epoch began with, without what it was found by.
+func (e epoch) after(former epoch) acceptedLoss {
+	return acceptedLoss{former: former.number, epoch: e.number, from: former.first + uint64(e.size-former.size), to: e.first - 1}
+}
+
+// isOf reports whether an entry is the acceptance of the loss.
+func (a acceptedLoss) isOf(e *Entry) bool {
+	return e.begins() && e.number(attributeEpoch) == a.epoch &&
+		e.number(attributeLostFrom) == a.from && e.number(attributeLostTo) == a.to
+}
+
+// begins reports whether the entry is one that begins an epoch.
+func (e *Entry) begins() bool {
+	return e.EventType == RollbackAccepted && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
+}
+
+// number returns an attribute that is one, and 0 for any other.
+func (e *Entry) number(attribute string) uint64 {
+	n, _ := strconv.ParseUint(e.Attributes[attribute], 10, 64) // no number of these is 0
+	return n
+}
+
+// damaged reports whether an error says that what was read is not what was
+// written.
+func damaged(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
+
+// goesThrough reports whether the log has the entry of a checkpoint, which is not
+// above its head, and the tree that it had then. An entry that cannot be read is
+// another one: whoever forks a log may damage the one that shows it.
+func (l *Log) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool, error) {
+	index, ok := indexOf(epochs, c.Sequence)
+	if !ok || index+1 != c.Size || epochOf(epochs, c.Sequence).number != c.Epoch {
+		return false, nil
+	}
+	e, err := readEntry(r, c.Sequence)
+	switch {
+	case errors.Is(err, errNoEntry):
+		// It is in the archive, and the tree knows of it.
+		same, err := l.treeHolds(r, index, c)
+		if damaged(err) {
+			return false, nil
+		}
+		return same, err
+	case damaged(err):
+		return false, nil
+	case err != nil:
+		return false, err
+	case e.link().hash != c.Hash:
+		return false, nil
+	}
+	if _, newest, err := l.newest(r); err != nil || newest.Size < c.Size {
+		return true, err // the tree is to follow
+	}
+	return l.treeHolds(r, index, c)
+}
+
+// treeHolds reports whether the tree has the root and the last leaf that a
+// checkpoint says. Error: errDamagedLog when it does not go that far.
+func (l *Log) treeHolds(r store.Reader, index int64, c Checkpoint) (bool, error) {
+	_, newest, err := l.newest(r)
+	if err != nil {
+		return false, err
+	}
+	if newest.Size < c.Size {
+		return false, errDamagedLog
+	}
+	t := snapshot{r: r, newest: newest, hashes: tiles{r}.hashes(newest.Size, newest.Root)}
+	root, err := t.rootAt(c.Size)
+	if err != nil || root != c.Root {
+		return false, err
+	}
+	leaf, err := t.hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
+	if err != nil {
+		return false, treeError(err)
+	}
+	return leaf[0] == tlog.Hash(leafHash(c.Hash)), nil
+}

@@ -1,0 +1,133 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+)
+
+func jsonUnmarshal(b []byte, to any) error { return json.Unmarshal(b, to) }
+
+func toBase64(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
+
+func TestASegmentsRowHasOneForm(t *testing.T) {
+	s := Segment{From: 258, To: 515, Name: "audit/chain/x.jsonl.gz"}
+	copy(s.Hash[:], bytes.Repeat([]byte{0xaa}, 32))
+	copy(s.Digest[:], bytes.Repeat([]byte{0xbb}, 32))
+	key := "61756469742f617263686976652f0000000000000102"
+	row := "0000000000000203" + strings.Repeat("aa", 32) + strings.Repeat("bb", 32) + "61756469742f636861696e2f782e6a736f6e6c2e677a"
+	if got := hex.EncodeToString(archiveKey(s.From)); got != key {
+		t.Errorf("key %s", got)
+	}
+	if got := hex.EncodeToString(s.encode()); got != row {
+		t.Errorf("row %s", got)
+	}
+	if got, err := decodeSegment(archiveKey(258), s.encode()); err != nil || got != s {
+		t.Errorf("read back as %+v: %v", got, err)
+	}
+	for name, bad := range map[string]struct{ key, row []byte }{
+		"a short key":     {archiveKey(258)[:20], s.encode()},
+		"a long key":      {append(archiveKey(258), 0), s.encode()},
+		"from 0":          {archiveKey(0), s.encode()},
+		"to before from":  {archiveKey(516), s.encode()},
+		"no name":         {archiveKey(258), s.encode()[:segmentHeader]},
+		"a short row":     {archiveKey(258), s.encode()[:segmentHeader-1]},
+		"an empty row":    {archiveKey(258), nil},
+		"beyond integers": {archiveKey(258), append([]byte{0xff}, s.encode()[1:]...)},
+	} {
+		if got, err := decodeSegment(bad.key, bad.row); err == nil {
+			t.Errorf("%s is read as %+v", name, got)
+		}
+	}
+}
+
+func FuzzDecodeSegment(f *testing.F) {
+	f.Add(archiveKey(1), Segment{From: 1, To: 2, Name: "a"}.encode())
+	f.Add([]byte("audit/archive/"), []byte{})
+	f.Fuzz(func(t *testing.T, key, row []byte) {
+		if s, err := decodeSegment(key, row); err == nil && (!bytes.Equal(archiveKey(s.From)[len(archiveRange.From):], key[len(archiveRange.From):]) || !bytes.Equal(s.encode(), row)) {
+			t.Errorf("%x %x is read as %+v", key, row, s)
+		}
+	})
+}
+
+// Whatever lies in a bucket is no segment, unless it was signed.
+func FuzzVerifySegment(f *testing.F) {
+	signer, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(zipped([]byte("{}\n")))
+	f.Add(zipped())
+	f.Add([]byte("not gzip"))
+	f.Add(append(zipped([]byte(`{"checkpoint":"x"}`+"\n")), 0))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if _, _, err := verifySegment(data, Segment{From: 1, To: 1}, Options{PublicKey: signer.Public()}); err == nil {
+			t.Error("accepted")
+		}
+	})
+}
+
+// Whoever can write to the archive decides what its objects are compressed from.
+func TestASegmentIsReadWithinBounds(t *testing.T) {
+	long := bytes.Repeat([]byte("0"), maxLine)
+	for name, lines := range map[string]string{"at once": string(long) + "\n", "without an end": string(long) + "0"} {
+		if _, err := newLineDigest().Write([]byte(lines)); !errors.Is(err, errLongLine) {
+			t.Errorf("a long line, %s: %v", name, err)
+		}
+	}
+	bomb := newLineDigest()
+	if n, err := io.Copy(bomb, io.LimitReader(endless{}, 1<<30)); !errors.Is(err, errLongLine) || len(bomb.line) > maxLine {
+		t.Errorf("of a line of 1 GiB %d bytes were taken, %d are kept: %v", n, len(bomb.line), err)
+	}
+	if n, err := newLineDigest().Write(append(long[1:], '\n')); n != maxLine || err != nil {
+		t.Errorf("the longest line: %d, %v", n, err)
+	}
+	data := zipped(bytes.Repeat([]byte("line\n"), 1000))
+	for most, fits := range map[int64]bool{5000: true, 5001: true, 4999: false, 5: false} {
+		var n int64
+		err := unzipAtMost(data, most, func(lines io.Reader) (err error) { n, err = io.Copy(newLineDigest(), lines); return err })
+		if n > most || fits != (err == nil) {
+			t.Errorf("with a bound of %d, %d bytes were read: %v", most, n, err)
+		}
+	}
+}
+
+// endless is a line without an end.
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = '0'
+	}
+	return len(b), nil
+}
+
+// The digest is over all lines but the last, however they are written.
+func TestADigestLeavesOutTheClosingLine(t *testing.T) {
+	want := newLineDigest()
+	_, _ = want.Write([]byte("one\ntwo\nthree\n"))
+	for size := 1; size < 14; size++ {
+		d := newLineDigest()
+		for rest := []byte("one\ntwo\nother\n"); len(rest) > 0; {
+			n := min(size, len(rest))
+			_, _ = d.Write(rest[:n])
+			rest = rest[n:]
+		}
+		if d.sum() != want.sum() {
+			t.Errorf("in pieces of %d it is %x", size, d.sum())
+		}
+	}
+	// printf 'one\ntwo\n' | sha256sum
+	if got := hex.EncodeToString(func() []byte { s := want.sum(); return s[:] }()); got != "c3f9c8c283a2b1f2f1896f27a01cbe3cddc0c9d93f752e4639035a0f5b36f6e8" {
+		t.Errorf("it is %s", got)
+	}
+}

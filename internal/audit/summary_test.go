@@ -1,0 +1,133 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// block returns rows of n types and m actors.
+func block(random *rand.Rand, n, m int) []indexRow {
+	rows := make([]indexRow, blockSize)
+	for i := range rows {
+		rows[i].eventType, rows[i].actor = EventType(fmt.Sprint("TYPE_", random.IntN(n))), fmt.Sprint("usr_", random.IntN(m))
+	}
+	return rows
+}
+
+// What a summary names is what a loop over the block would find.
+func TestASummaryNamesTheEntriesThatMatch(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, shape := range [][2]int{{1, 1}, {3, 2}, {60, 256}, {256, 3}} {
+		rows := block(random, shape[0], shape[1])
+		summary := summaryOf(rows)
+		for _, q := range []Query{{EventType: "TYPE_0"}, {UserID: "usr_1"}, {EventType: "TYPE_2", UserID: "usr_0"}, {EventType: "usr_0"}, {UserID: "TYPE_0"}, {}} {
+			at, ok := placesOf(summary, q.keys())
+			var got, want []int
+			for place, more := at.last(); more; place, more = at.last() {
+				got = append(got, place)
+			}
+			for i, row := range slices.Backward(rows) {
+				if q.matches(row) {
+					want = append(want, i)
+				}
+			}
+			if !ok || !slices.Equal(got, want) {
+				t.Errorf("%v, %+v: %v, want %v", shape, q, got, want)
+			}
+		}
+	}
+}
+
+func TestPlacesAreCutOnBothSides(t *testing.T) {
+	for from := range blockSize {
+		for _, to := range []int{0, 1, from - 1, from, from + 1, 63, 64, 127, 128, 254, 255} {
+			if to < 0 || to >= blockSize {
+				continue
+			}
+			at, n := allPlaces.from(from).to(to), 0
+			for place, more := at.last(); more; place, more = at.last() {
+				if n++; place < from || place > to {
+					t.Fatalf("%d is not from %d to %d", place, from, to)
+				}
+			}
+			if n != max(0, to-from+1) {
+				t.Fatalf("%d places from %d to %d", n, from, to)
+			}
+		}
+	}
+}
+
+// The summary of a block whose first rows were cut since says the same of the rest.
+func TestASummaryIsHeldAgainstTheRowsThatAreLeft(t *testing.T) {
+	rows := block(rand.New(rand.NewPCG(3, 4)), 5, 7)
+	whole := summaryOf(rows)
+	for _, gone := range []int{0, 1, 100, 255} {
+		left := slices.Clone(rows[gone:])
+		if !summaryAgrees(whole, left) || !summaryAgrees(summaryOf(left), left) {
+			t.Errorf("without %d rows it does not agree", gone)
+		}
+		left[len(left)-1].actor = "usr_other"
+		if summaryAgrees(whole, left) {
+			t.Errorf("without %d rows it agrees with another row", gone)
+		}
+	}
+	for i := range whole {
+		forged := slices.Clone(whole)
+		forged[i]++
+		if summaryAgrees(forged, rows) {
+			t.Fatalf("byte %d can be changed", i)
+		}
+	}
+	if summaryAgrees(whole[:len(whole)-1], rows) || summaryAgrees(nil, rows) || summaryAgrees([]byte{summaryVersion}, rows[1:]) {
+		t.Error("one that was cut agrees")
+	}
+}
+
+// One row of each, and of each the last byte is its place, 255.
+func TestASummaryHasItsGoldenForm(t *testing.T) {
+	const want = "0121d87f4700ff4cd7d7e900ff"
+	got := summaryOf([]indexRow{{eventType: CredentialSealed, actor: "usr_a"}})
+	if hex.EncodeToString(got) != want {
+		t.Errorf("%x, want %s", got, want)
+	}
+}
+
+func FuzzSummary(f *testing.F) {
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var out []byte
+		rows := 0
+		ok := eachKey(in, func(_ uint32, at placeSet) {
+			for _, more := at.last(); more; _, more = at.last() {
+				rows++
+			}
+		})
+		places, readable := placesOf(in, []uint32{typeKey(CredentialSealed)})
+		if ok && !readable && len(in) > 0 {
+			t.Fatal("a whole summary cannot be searched")
+		}
+		if !ok {
+			return
+		}
+		// Written again it is the same: there is one spelling.
+		out = append(out, summaryVersion)
+		eachKey(in, func(key uint32, at placeSet) {
+			var of []byte
+			if key == typeKey(CredentialSealed) && at != places {
+				t.Fatal("the search found something else")
+			}
+			for place, more := at.last(); more; place, more = at.last() {
+				of = append(of, byte(place))
+			}
+			slices.Reverse(of)
+			out = append(out, byte(key>>24), byte(key>>16), byte(key>>8), byte(key), byte(len(of)-1))
+			out = append(out, of...)
+		})
+		if !bytes.Equal(in, out) {
+			t.Fatal("a summary has another spelling")
+		}
+	})
+}

@@ -1,0 +1,248 @@
+package audit
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// The RFC 6962 tree over the hashes of all entries is kept as tiles of C2SP
+// tlog-tiles: a tile of level L holds up to 256 consecutive hashes of the level
+// 8·L of the tree, 32 bytes each. Level 0 holds the leaves, SHA-256(0 ‖ hash of
+// the entry). Only the last tile of a level is not full; it is overwritten as it
+// grows. A tile never loses hashes, so one row serves every tree that was.
+const (
+	tileHeight = 8
+	tileWidth  = 1 << tileHeight
+
+	// maxLevel is the highest level that a tree of 2⁶³ leaves has.
+	maxLevel = 62 / tileHeight
+)
+
+func tileKey(level int, index int64) []byte {
+	return binary.BigEndian.AppendUint64(append([]byte("audit/tile/"), byte(level)), uint64(index))
+}
+
+var tileRange = store.Prefix([]byte("audit/tile/"))
+
+// tile is one row of the tree.
+type tile struct {
+	level int
+	index int64
+	data  []byte // 32 bytes for each hash
+}
+
+// treeBuilder grows a tree entry by entry. It holds no more than the tiles that
+// are not full, which together are the whole right edge of the tree, and the
+// full ones that nobody has taken yet. The zero value is the empty tree.
+type treeBuilder struct {
+	size   int64
+	edge   [][]tlog.Hash // by level, fewer than 256 each
+	filled []tile
+}
+
+// add appends the hash of the next entry.
+func (b *treeBuilder) add(entry [32]byte) {
+	b.size++
+	b.put(0, tlog.Hash(leafHash(entry)))
+}
+
+func (b *treeBuilder) put(level int, h tlog.Hash) {
+	if level == len(b.edge) {
+		b.edge = append(b.edge, nil)
+	}
+	b.edge[level] = append(b.edge[level], h)
+	if len(b.edge[level]) < tileWidth {
+		return
+	}
+	b.filled = append(b.filled, tile{level, (b.size >> (tileHeight * (level + 1))) - 1, tileData(b.edge[level])})
+	above := perfectHash(b.edge[level])
+	b.edge[level] = b.edge[level][:0]
+	b.put(level+1, above)
+}
+
+// full returns the tiles that were filled since the last call.
+func (b *treeBuilder) full() []tile {
+	filled := b.filled
+	b.filled = nil
+	return filled
+}
+
+// partial returns the last tile of each level that has one which is not full.
+func (b *treeBuilder) partial() (tiles []tile) {
+	for level, hashes := range b.edge {
+		if len(hashes) > 0 {
+			tiles = append(tiles, tile{level, b.size >> (tileHeight * (level + 1)), tileData(hashes)})
+		}
+	}
+	return tiles
+}
+
+// root returns the hash of the tree.
+func (b *treeBuilder) root() tlog.Hash {
+	var subtrees []tlog.Hash // perfect ones, the largest first
+	for _, hashes := range slices.Backward(b.edge) {
+		for len(hashes) > 0 {
+			width := 1
+			for 2*width <= len(hashes) {
+				width *= 2
+			}
+			subtrees = append(subtrees, perfectHash(hashes[:width]))
+			hashes = hashes[width:]
+		}
+	}
+	if len(subtrees) == 0 {
+		return sha256.Sum256(nil)
+	}
+	root := subtrees[len(subtrees)-1]
+	for _, left := range slices.Backward(subtrees[:len(subtrees)-1]) {
+		root = tlog.NodeHash(left, root)
+	}
+	return root
+}
+
+// encode returns the builder as bytes: size u64, then the hashes of the tiles
+// that are not full, from level 0 up.
+func (b *treeBuilder) encode() []byte {
+	out := binary.BigEndian.AppendUint64(nil, uint64(b.size))
+	for _, hashes := range b.edge {
+		out = append(out, tileData(hashes)...)
+	}
+	return out
+}
+
+// decodeTree reads what encode returned: the size says how many hashes there are
+// on each level.
+func decodeTree(in []byte) (*treeBuilder, error) {
+	if len(in) < 8 {
+		return nil, errDamagedLog
+	}
+	size, rest := binary.BigEndian.Uint64(in), in[8:]
+	if size>>63 != 0 {
+		return nil, errDamagedLog
+	}
+	b := &treeBuilder{size: int64(size)}
+	for level := 0; b.size>>(tileHeight*level) > 0; level++ {
+		n := tlog.HashSize * edgeWidth(b.size, level)
+		if len(rest) < n {
+			return nil, errDamagedLog
+		}
+		b.edge = append(b.edge, tileHashes(rest[:n]))
+		rest = rest[n:]
+	}
+	if len(rest) > 0 {
+		return nil, errDamagedLog
+	}
+	return b, nil
+}
+
+// edgeWidth returns how many hashes the last tile of a level has in a tree of a
+// size, 0 when it has none that is not full.
+func edgeWidth(size int64, level int) int {
+	return int(size>>(tileHeight*level)) & (tileWidth - 1)
+}
+
+// tilesIn returns how many tiles a tree of a size has.
+func tilesIn(size int64) (n int64) {
+	for hashes := size; hashes > 0; hashes >>= tileHeight {
+		n += (hashes + tileWidth - 1) / tileWidth
+	}
+	return n
+}
+
+func tileData(hashes []tlog.Hash) []byte {
+	data := make([]byte, 0, len(hashes)*tlog.HashSize)
+	for _, h := range hashes {
+		data = append(data, h[:]...)
+	}
+	return data
+}
+
+// tileHashes returns the hashes of a tile, with room to fill it up.
+func tileHashes(data []byte) []tlog.Hash {
+	hashes := make([]tlog.Hash, 0, tileWidth)
+	for h := range slices.Chunk(data, tlog.HashSize) {
+		hashes = append(hashes, tlog.Hash(h))
+	}
+	return hashes
+}
+
+// perfectHash returns the hash of a subtree whose hashes on one level are given,
+// a power of two.
+func perfectHash(hashes []tlog.Hash) tlog.Hash {
+	if len(hashes) == 1 {
+		return hashes[0]
+	}
+	half := len(hashes) / 2
+	return tlog.NodeHash(perfectHash(hashes[:half]), perfectHash(hashes[half:]))
+}
+
+// tiles reads the tree from a snapshot. It implements [tlog.TileReader], so that
+// [tlog.TileHashReader] can hold what it reads against a root.
+type tiles struct{ r store.Reader }
+
+// Height implements [tlog.TileReader].
+func (t tiles) Height() int { return tileHeight }
+
+// ReadTiles implements [tlog.TileReader].
+func (t tiles) ReadTiles(wanted []tlog.Tile) (data [][]byte, err error) {
+	for _, w := range wanted {
+		b, err := t.read(w.L, w.N, w.W)
+		if err != nil {
+			return nil, err
+		}
+		data = append(data, b)
+	}
+	return data, nil
+}
+
+// SaveTiles implements [tlog.TileReader].
+func (t tiles) SaveTiles([]tlog.Tile, [][]byte) {}
+
+// read returns the first hashes of a tile, width of them. The error is
+// errDamagedLog when the tile has fewer.
+func (t tiles) read(level int, index int64, width int) ([]byte, error) {
+	b, err := t.r.Get(tileKey(level, index))
+	if err != nil {
+		return nil, fmt.Errorf("reading the tree of the log: %w", err)
+	}
+	if len(b) < width*tlog.HashSize || len(b) > tileWidth*tlog.HashSize || len(b)%tlog.HashSize != 0 {
+		return nil, errDamagedLog
+	}
+	return slices.Clone(b[:width*tlog.HashSize]), nil
+}
+
+// builder returns the tree of a size, so that it can grow. The error is
+// errDamagedLog when the tiles do not have the root, which the empty tree has no
+// need of.
+func (t tiles) builder(size int64, root tlog.Hash) (*treeBuilder, error) {
+	b := &treeBuilder{size: size}
+	if size == 0 {
+		return b, nil
+	}
+	for level := 0; size>>(tileHeight*level) > 0; level++ {
+		var data []byte
+		if width := edgeWidth(size, level); width > 0 {
+			var err error
+			if data, err = t.read(level, size>>(tileHeight*(level+1)), width); err != nil {
+				return nil, err
+			}
+		}
+		b.edge = append(b.edge, tileHashes(data))
+	}
+	if b.root() != root {
+		return nil, errDamagedLog
+	}
+	return b, nil
+}
+
+// hashes returns the reader of all hashes of a tree, each of which it proves to
+// be in it.
+func (t tiles) hashes(size int64, root tlog.Hash) tlog.HashReader {
+	return tlog.TileHashReader(tlog.Tree{N: size, Hash: root}, t)
+}

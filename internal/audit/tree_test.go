@@ -1,0 +1,151 @@
+package audit
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/sha3"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"golang.org/x/mod/sumdb/tlog"
+)
+
+// referenceTree is the tree as tlog itself stores it, hash after hash.
+type referenceTree struct {
+	size   int64
+	stored []tlog.Hash
+}
+
+func (r *referenceTree) ReadHashes(indexes []int64) (hashes []tlog.Hash, err error) {
+	for _, i := range indexes {
+		hashes = append(hashes, r.stored[i])
+	}
+	return hashes, nil
+}
+
+func (r *referenceTree) add(t testing.TB, entry [32]byte) {
+	t.Helper()
+	hashes, err := tlog.StoredHashes(r.size, entry[:], r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stored = append(r.stored, hashes...)
+	r.size++
+}
+
+func (r *referenceTree) root(t testing.TB, size int64) tlog.Hash {
+	t.Helper()
+	root, err := tlog.TreeHash(size, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// rows returns what the tree's rows are to be, by key.
+func (r *referenceTree) rows(t testing.TB) map[string][]byte {
+	t.Helper()
+	rows := make(map[string][]byte)
+	for _, w := range tlog.NewTiles(tileHeight, 0, r.size) {
+		data, err := tlog.ReadTileData(w, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows[string(tileKey(w.L, w.N))] = data
+	}
+	return rows
+}
+
+// numbered is the hash of an entry that a test needs no more of.
+func numbered(i int64) [32]byte { return sha3.Sum256(binary.BigEndian.AppendUint64(nil, uint64(i))) }
+
+// A builder that grows in steps of any length, and is written down and read back
+// between them, makes the tiles and roots that tlog makes.
+func TestTheTreeIsThatOfRFC6962(t *testing.T) {
+	for _, last := range []int64{1, 2, 255, 256, 257, 511, 512, 513, 1000, 65535, 65536, 65537, 66000} {
+		t.Run(fmt.Sprint(last), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(1, uint64(last)))
+			reference, b := &referenceTree{}, &treeBuilder{}
+			rows := make(map[string][]byte)
+			for b.size < last {
+				for range min(last-b.size, 1+random.Int64N(last)) {
+					reference.add(t, numbered(b.size))
+					b.add(numbered(b.size))
+				}
+				for _, tile := range append(b.full(), b.partial()...) {
+					rows[string(tileKey(tile.level, tile.index))] = tile.data
+				}
+				if got, want := b.root(), reference.root(t, b.size); got != want {
+					t.Fatalf("the root of %d is %s, want %s", b.size, got, want)
+				}
+				var err error
+				if b, err = decodeTree(b.encode()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want := reference.rows(t)
+			if len(rows) != len(want) || int64(len(rows)) != tilesIn(last) {
+				t.Errorf("%d tiles, want %d, and by their count %d", len(rows), len(want), tilesIn(last))
+			}
+			for key, data := range want {
+				if !bytes.Equal(rows[key], data) {
+					t.Errorf("tile %x is another", key)
+				}
+			}
+		})
+	}
+}
+
+// Computed with another program: Python's hashlib, by the recursion of RFC 6962
+// §2.1 over the SHA3-256 of the numbers from 0 on, eight bytes each.
+func TestTheTreeHasItsGoldenRootsAndTiles(t *testing.T) {
+	b := &treeBuilder{}
+	roots := map[int64]string{
+		0:   "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+		1:   "f8f7c4d4e95023d0a1ed781b65d72d2e9120d891753083a9259717daefacadd8",
+		3:   "4ce06aed4eee9cc9b43ce1219d2eff15f83356840a835ac4cf829b42224e22b2",
+		300: "48a0c5948395fef396f0f1f9a605140d23824daacd9b2c99d20554c71e2f09d8",
+	}
+	for b.size <= 300 {
+		if want, ok := roots[b.size]; ok && hex.EncodeToString(tileData([]tlog.Hash{b.root()})) != want {
+			t.Errorf("the root of %d is %x, want %s", b.size, b.root(), want)
+		}
+		if b.size == 300 {
+			break
+		}
+		b.add(numbered(b.size))
+	}
+	edge := b.partial()
+	if len(edge) != 2 || edge[0].level != 0 || edge[0].index != 1 || edge[1].level != 1 || edge[1].index != 0 {
+		t.Fatalf("%+v", edge)
+	}
+	if sum := sha256.Sum256(edge[0].data); hex.EncodeToString(sum[:]) != "b026345dfdc8f9df6069db4601a2677eab5bdc50938f04753d17bfe5697a9493" {
+		t.Errorf("the last 44 leaves have the SHA-256 %x", sum)
+	}
+	if hex.EncodeToString(edge[1].data) != "cd3ad6468f36e688cd9eb221d3f07299d08de4c5d10c12d5d328fe666362566f" {
+		t.Errorf("the first 256 leaves have the root %x", edge[1].data)
+	}
+}
+
+func FuzzTree(f *testing.F) {
+	f.Fuzz(func(t *testing.T, in []byte) {
+		b, err := decodeTree(in)
+		if err != nil {
+			return
+		}
+		if !bytes.Equal(b.encode(), in) {
+			t.Fatal("a tree has another spelling")
+		}
+		if b.size < 1<<40 { // it goes on where it was
+			before := b.size
+			b.add(numbered(0))
+			if b.size != before+1 {
+				t.Fatal("the tree did not grow")
+			}
+			b.root()
+		}
+	})
+}

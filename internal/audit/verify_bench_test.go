@@ -1,0 +1,175 @@
+package audit
+
+import (
+	"context"
+	"crypto/sha256"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// benchEntries is how long the log is that the verification is measured on:
+// LATTICEKEEP_BENCH_ENTRIES, or enough to keep all cores busy for a while.
+func benchEntries(b *testing.B) int {
+	n, err := strconv.Atoi(os.Getenv("LATTICEKEEP_BENCH_ENTRIES"))
+	if err != nil {
+		n = 20_000
+	}
+	b.Helper()
+	return n
+}
+
+// benchLog is a log of n entries, in groups of up to 256.
+func benchLog(b *testing.B, n int, s Signing) *fixture {
+	b.Helper()
+	f := newFixture(b)
+	f.log.SetSigning(s)
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 256 {
+		wg.Go(func() {
+			for i := next.Add(1); i < int64(n); i = next.Add(1) {
+				tenant := tenantA
+				if i%3 == 0 {
+					tenant = tenantB
+				}
+				err := f.log.Record(context.Background(), Event{
+					Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenant), Resource: Resource{ID: "cred_x", Type: CredentialResource},
+				})
+				if err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return f
+}
+
+// BenchmarkVerify measures the verification of stored entries, all of it but the
+// signatures and then with them, the latter also as a share of what the cores
+// could verify if they did nothing else, measured before and after since a shared
+// machine's rate moves.
+func BenchmarkVerify(b *testing.B) {
+	for _, c := range []struct {
+		name      string
+		signing   Signing
+		linksOnly bool
+	}{{"links", SignEntries, true}, {"entry", SignEntries, false}, {"batch", SignBatches, false}, {"links-batch", SignBatches, true}} {
+		b.Run(c.name, func(b *testing.B) {
+			f := benchLog(b, benchEntries(b), c.signing)
+			hashes, signed := signMany(b, f)
+			raw, rawUsed, walked, used := 0.0, 0.0, 0, time.Duration(0)
+			runtime.GC()
+			b.ResetTimer()
+			for range b.N {
+				b.StopTimer()
+				if !c.linksOnly {
+					began := cpuTime(b)
+					raw += rawVerifications(b, f, hashes, signed)
+					rawUsed += (cpuTime(b) - began).Seconds()
+				}
+				before := cpuTime(b)
+				b.StartTimer()
+				v := NewVerifier(Options{PublicKey: f.log.signer.Public(), linksOnly: c.linksOnly})
+				err := v.addRange(context.Background(), f.store, entryRange)
+				report, err2 := v.Finish()
+				b.StopTimer()
+				used += cpuTime(b) - before
+				if err != nil || err2 != nil {
+					b.Fatal(err, err2)
+				}
+				if !c.linksOnly {
+					began := cpuTime(b)
+					raw += rawVerifications(b, f, hashes, signed)
+					rawUsed += (cpuTime(b) - began).Seconds()
+				}
+				walked += int(report.Entries)
+				b.StartTimer()
+			}
+			b.StopTimer()
+			rate := float64(walked) / b.Elapsed().Seconds()
+			b.ReportMetric(rate, "entries/s")
+			// What it would be on cores that nobody else uses.
+			b.ReportMetric(float64(walked)/used.Seconds(), "entries/cpu-second")
+			if raw > 0 {
+				raw /= float64(2 * b.N)
+				b.ReportMetric(raw, "raw-verifications/s/all-cores")
+				b.ReportMetric(rate/raw, "of-raw")
+				// The same by the time that the cores were given, which others on
+				// the machine do not change.
+				b.ReportMetric(float64(walked)/used.Seconds()*rawUsed/float64(2*b.N*rawCount*runtime.GOMAXPROCS(0)), "of-raw-by-cpu-time")
+			}
+		})
+	}
+}
+
+// cpuTime is what the process has used so far of all cores.
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkVerifyStore measures the verification of a whole database with all
+// that is derived from the entries.
+func BenchmarkVerifyStore(b *testing.B) {
+	f := benchLog(b, benchEntries(b), SignEntries)
+	if _, err := f.log.Follow(context.Background()); err != nil {
+		b.Fatal(err)
+	}
+	walked := 0
+	b.ResetTimer()
+	for range b.N {
+		report, err := VerifyStore(context.Background(), f.store, Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		walked += int(report.Entries)
+	}
+	b.ReportMetric(float64(walked)/b.Elapsed().Seconds(), "entries/s")
+}
+
+const rawCount = 4000 // by each core
+
+// rawVerifications is how many ML-DSA-65 signatures all cores verify in a second.
+// They are of different messages, as those of a log are: the same one again and
+// again would be what the processor has learnt to foresee.
+func rawVerifications(b *testing.B, f *fixture, hashes [][32]byte, signed [][]byte) float64 {
+	key := f.log.signer.Public()
+	cores := runtime.GOMAXPROCS(0)
+	var wg sync.WaitGroup
+	began := time.Now()
+	for range cores {
+		wg.Go(func() {
+			for i := range rawCount {
+				if i %= len(hashes); !key.Verify(signingContext, hashes[i][:], signed[i]) {
+					b.Error("a signature does not verify")
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return float64(rawCount*cores) / time.Since(began).Seconds()
+}
+
+// signMany signs what rawVerifications verifies.
+func signMany(b *testing.B, f *fixture) (hashes [][32]byte, signed [][]byte) {
+	for i := range 1024 {
+		hash := sha256.Sum256([]byte{byte(i), byte(i >> 8)})
+		signature, err := f.log.signer.Sign(signingContext, hash[:])
+		if err != nil {
+			b.Fatal(err)
+		}
+		hashes, signed = append(hashes, hash), append(signed, signature)
+	}
+	return hashes, signed
+}

@@ -1,0 +1,212 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"slices"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Visit calls visit with what was done successfully to sealing keys in a tenant,
+// as far as it is of one of the types, oldest first. Of what is archived the base
+// keeps these entries, without hash and signature; those of all others are
+// verified. It reads the entries of these types and the tenant's summaries, and of
+// the index what has no summary yet. Error: fault.Internal for a damaged one.
+func (l *Log) Visit(ctx context.Context, tenant authz.TenantID, visit func(*Entry), types ...EventType) error {
+	base, err := l.archivedTo(ctx)
+	for err == nil {
+		found, bad := l.find(ctx, string(tenant), base, types)
+		before := base
+		if base, err = l.archivedTo(ctx); err != nil {
+			break
+		}
+		if !base.equal(before) {
+			continue // some were archived before they were read
+		}
+		if bad != nil {
+			return bad
+		}
+		for _, e := range found {
+			visit(e)
+		}
+		return nil
+	}
+	return err
+}
+
+// archivedTo returns the base of what is archived, nil when nothing is.
+func (l *Log) archivedTo(ctx context.Context) (*Base, error) {
+	base, err := l.readBase(ctx)
+	if _, broken := IsBroken(err); broken {
+		return nil, errDamagedLog
+	}
+	return base, err
+}
+
+// sweepBlocks and sweepEntries bound what one snapshot of a sweep reads.
+const (
+	sweepBlocks  = 1024
+	sweepEntries = 256
+)
+
+// find returns a tenant's entries of the types that are not archived, verified and
+// oldest first, and before them those that the base keeps.
+func (l *Log) find(ctx context.Context, tenant string, base *Base, types []EventType) (found []*Entry, err error) {
+	if base != nil {
+		found = append(found, base.kept...)
+	}
+	s := sweep{log: l, tenant: tenant, types: types, next: 1}
+	for _, t := range types {
+		s.keys = append(s.keys, typeKey(t))
+	}
+	for more := true; more && err == nil; {
+		s.found = nil
+		err = l.store.View(ctx, func(r store.Reader) error {
+			more, err = s.step(r)
+			return err
+		})
+		for _, e := range s.found { // the snapshot is over
+			if err == nil && !e.verify(l.signer.Public(), nil) {
+				err = errDamagedLog
+			}
+		}
+		found = append(found, s.found...)
+	}
+	return slices.DeleteFunc(found, func(e *Entry) bool {
+		return e.TenantID != tenant || e.Outcome != Success || !slices.Contains(types, e.EventType)
+	}), err
+}
+
+// sweep goes through the entries of a tenant that are of some types, oldest first.
+type sweep struct {
+	log    *Log
+	tenant string
+	types  []EventType
+	keys   []uint32
+	next   uint64   // the tenant sequence that it goes on from
+	found  []*Entry // by the last step
+}
+
+// step reads on in one snapshot, and reports whether there is more.
+func (s *sweep) step(r store.Reader) (more bool, err error) {
+	low, high, err := s.log.extent(r, s.tenant)
+	if err != nil {
+		return false, err
+	}
+	s.next = max(s.next, low)
+	for blocks := sweepBlocks; s.next <= high; {
+		if blocks <= 0 || len(s.found) >= sweepEntries {
+			return true, nil
+		}
+		before := s.next
+		n, err := s.bySummaries(r, high, blocks)
+		if err != nil {
+			return false, err
+		}
+		if s.next == before {
+			if err := s.byRows(r, min(high, endOf(blockOf(s.next)))); err != nil {
+				return false, err
+			}
+			n = 1
+		}
+		blocks -= n
+	}
+	return false, nil
+}
+
+// bySummaries reads the entries that summaries name, as far as there are summaries
+// without a gap, and returns of how many blocks.
+func (s *sweep) bySummaries(r store.Reader, high uint64, most int) (blocks int, err error) {
+	var named []uint64
+	next, bad := s.next, false
+	rng := store.Range{From: summaryKey(s.tenant, blockOf(next)), To: summaryKey(s.tenant, blockOf(high)+1)}
+	err = r.Scan(rng, func(key, value []byte) bool {
+		block := blockOf(next)
+		if next > high || binary.BigEndian.Uint64(key[len(key)-8:]) != block {
+			return false
+		}
+		at, ok := placesOfAny(value, s.keys)
+		if !ok {
+			bad = true
+			return false
+		}
+		start := endOf(block) + 1 - blockSize
+		for _, place := range at.from(int(next - start)).places() {
+			named = append(named, start+uint64(place))
+		}
+		next = endOf(block) + 1
+		blocks++
+		return blocks < most && len(named) < sweepEntries
+	})
+	if bad {
+		err = cmp.Or(err, error(errDamagedLog))
+	}
+	for _, n := range named {
+		if err != nil || n > high {
+			break
+		}
+		var row indexRow
+		if row, err = readIndexRow(r, s.tenant, n); err == nil {
+			err = s.take(r, n, row)
+		}
+	}
+	s.next = next
+	return blocks, err
+}
+
+// byRows reads the entries that the index names, up to one.
+func (s *sweep) byRows(r store.Reader, to uint64) error {
+	type numbered struct {
+		n uint64
+		indexRow
+	}
+	var rows []numbered
+	var bad error
+	rng := store.Range{From: tenantKey(s.tenant, s.next), To: tenantKey(s.tenant, to+1)}
+	err := r.Scan(rng, func(key, value []byte) bool {
+		var row indexRow
+		if row, bad = decodeIndexRow(value); bad == nil && !bytes.Equal(key, tenantKey(s.tenant, s.next)) {
+			bad = errDamagedLog // a row is missing
+		}
+		if bad != nil {
+			return false
+		}
+		if slices.Contains(s.types, row.eventType) {
+			rows = append(rows, numbered{s.next, row})
+		}
+		s.next++
+		return true
+	})
+	if err == nil && bad == nil && s.next <= to {
+		bad = errDamagedLog
+	}
+	if err := cmp.Or(err, bad); err != nil {
+		return err
+	}
+	for _, row := range rows {
+		if err := s.take(r, row.n, row.indexRow); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take reads the entry of a tenant sequence and its row, if it is of the types.
+func (s *sweep) take(r store.Reader, n uint64, row indexRow) error {
+	if !slices.Contains(s.types, row.eventType) {
+		return nil // its key is another type's, too
+	}
+	e, err := readEntry(r, row.sequence)
+	if fault.Of(err) == fault.NotFound || err == nil && (e.link() != row.link || e.TenantID != s.tenant || e.TenantSequence != n) {
+		err = errDamagedLog
+	}
+	if err == nil {
+		s.found = append(s.found, e)
+	}
+	return err
+}

@@ -1,0 +1,204 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// visited returns the resources that a visit of tenant A's entries shows, in order.
+func (f *fixture) visited(types ...EventType) (ids []string, err error) {
+	err = f.log.Visit(f.t.Context(), tenantA, func(e *Entry) { ids = append(ids, e.Resource.ID) }, types...)
+	return ids, err
+}
+
+// Whatever has summaries, a visit shows what a loop over all entries finds.
+func TestSummariesChangeNothingInWhatIsVisited(t *testing.T) {
+	f := newFixture(t)
+	of := func(i int) (EventType, string) {
+		switch {
+		case i == 0, i == 255, i == 256, i == 900, i == 1599:
+			return KeyRotated, "usr_a"
+		case i/256 == 2:
+			return UserSignedIn, "usr_a" // a block of nothing else, more than one step takes
+		}
+		return []EventType{UserSignedIn, CredentialUnsealed, CredentialListed}[i%3], "usr_b"
+	}
+	f.crowd(1600, of)
+	check := func(name string, low int) {
+		t.Helper()
+		for _, types := range [][]EventType{{KeyRotated}, {KeyRotated, CredentialListed}, {UserSignedIn}, {KeyListed}, {}} {
+			var want []string
+			for i := low; i < 1600; i++ {
+				if is, _ := of(i); slices.Contains(types, is) {
+					want = append(want, fmt.Sprint(i))
+				}
+			}
+			if got, err := f.visited(types...); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%s, %v: %d are shown, want %d; %v", name, types, len(got), len(want), err)
+			}
+		}
+	}
+	check("no summaries", 0)
+	f.follow()
+	check("all summaries", 0)
+	remove := func(keys ...[]byte) {
+		t.Helper()
+		err := f.store.Update(t.Context(), func(tx store.Tx) (err error) {
+			for _, key := range keys {
+				err = errors.Join(err, tx.Delete(key))
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove(summaryKey(string(tenantA), 1), summaryKey(string(tenantA), 4), summaryKey(string(tenantA), 5))
+	check("some summaries", 0)
+	for n := range uint64(300) { // what is archived
+		remove(tenantKey(string(tenantA), n+1))
+	}
+	remove(summaryKey(string(tenantA), 0))
+	check("after a cut", 300)
+	f.forget()
+	check("no summaries after a cut", 300)
+}
+
+// A start reads what it needs of a long log: summaries, and rows of the newest
+// entries and of those that it is about.
+func TestAVisitReadsSummariesInPlaceOfRows(t *testing.T) {
+	f := newFixture(t)
+	f.crowd(256*20+30, func(i int) (EventType, string) {
+		if i == 7 || i == 2000 {
+			return KeyRotated, "usr_a"
+		}
+		return UserSignedIn, "usr_a"
+	})
+	f.follow()
+	rows := &countingStore{Store: f.store}
+	s := sweep{tenant: string(tenantA), types: []EventType{KeyRotated}, keys: []uint32{typeKey(KeyRotated)}, next: 1}
+	err := rows.View(t.Context(), func(r store.Reader) error {
+		more, err := s.step(r)
+		if more || len(s.found) != 2 {
+			t.Error(more, s.found)
+		}
+		return err
+	})
+	index, all := rows.gets["audit/tenant"]+rows.scans["audit/tenant"], rows.gets["audit/summary"]+rows.scans["audit/summary"]
+	if err != nil || index > 30+2+2 || all > 20 || rows.gets["audit/entry"] > 2 || rows.scans["audit/entry"] > 0 {
+		t.Errorf("%v: %s", err, rows)
+	}
+}
+
+// A summary that names too much shows nothing more; one that is none, or a row that
+// is missing, is reported.
+func TestAVisitReportsDamage(t *testing.T) {
+	f := newFixture(t)
+	f.crowd(600, func(i int) (EventType, string) { return []EventType{UserSignedIn, KeyListed}[i%2], "usr_a" })
+	f.follow()
+	whole := copyStore(t, f.store)
+	all := make([]indexRow, blockSize)
+	for i := range all {
+		all[i].eventType = KeyListed
+	}
+	f.log.store = whole.with(func(tx store.Tx) error { return tx.Put(summaryKey(string(tenantA), 0), summaryOf(all)) })
+	if ids, err := f.visited(KeyListed); err != nil || len(ids) != 300 {
+		t.Errorf("%d are shown, %v", len(ids), err)
+	}
+	for name, change := range map[string]func(store.Tx) error{
+		"no summary":             func(tx store.Tx) error { return tx.Put(summaryKey(string(tenantA), 1), []byte{summaryVersion, 0}) },
+		"another version":        func(tx store.Tx) error { return tx.Put(summaryKey(string(tenantA), 1), []byte{9}) },
+		"a named row is missing": func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), 2)) },
+		"a last row is missing":  func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), 599)) },
+		"a row is none":          func(tx store.Tx) error { return tx.Put(tenantKey(string(tenantA), 599), []byte{1}) },
+		"a row is another one's": func(tx store.Tx) error {
+			return tx.Put(tenantKey(string(tenantA), 2), get(tx, tenantKey(string(tenantA), 4)))
+		},
+	} {
+		f.log.store = whole.with(change)
+		_, err := f.visited(KeyListed)
+		if !errors.Is(err, fault.Internal) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// BenchmarkStart measures what a start does with a log of a million entries, or of
+// LATTICEKEEP_BENCH_ENTRIES, all of the system's own tenant: the database is opened,
+// the head held against the last entry, the entries of sealing keys found and
+// verified (there are 50 of their like), the newest checkpoint read and the chain
+// followed to its end, which the first time is 200 entries further. Apart from that it
+// measures until when the newest of them are verified, which goes on from where the
+// process before had come. What an earlier run left in the machine's memory it finds
+// there.
+//
+//	go test -run '^$' -bench Start -benchtime 20x ./internal/audit
+func BenchmarkStart(b *testing.B) {
+	n, err := strconv.Atoi(os.Getenv("LATTICEKEEP_BENCH_ENTRIES"))
+	if err != nil {
+		n = 1_000_000
+	}
+	f := longLog(b, n, authz.SystemTenant)
+	began := time.Now()
+	if p, err := f.log.Verify(b.Context()); err != nil || p.Status != ProofVerified {
+		b.Fatal(p, err)
+	}
+	b.Logf("verified in %v on one core: %.0f entries a second", time.Since(began), float64(n)/time.Since(began).Seconds())
+	if err := f.log.keep(b.Context(), 1); err != nil {
+		b.Fatal(err)
+	}
+	for range 200 {
+		f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(authz.SystemTenant)})
+	}
+	if err := f.store.Close(); err != nil {
+		b.Fatal(err)
+	}
+	var starts, visits, verifications []time.Duration
+	for b.Loop() {
+		began := time.Now()
+		log := New(f.now)
+		s, err := bolt.Open(f.path, bolt.Options{Hook: log.Commit})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := log.Use(b.Context(), s, f.log.signer, "chain_test"); err != nil {
+			b.Fatal(err)
+		}
+		seen, visit := 0, time.Now()
+		if err := log.Visit(b.Context(), authz.SystemTenant, func(*Entry) { seen++ }, CredentialDeleted, SealingKeyRetired, SealingKeyRestored); err != nil || seen != (n+19_999)/20_000 {
+			b.Fatal(seen, err)
+		}
+		visits = append(visits, time.Since(visit))
+		if _, _, err := log.Newest(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := log.Follow(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		starts = append(starts, time.Since(began))
+		verify := time.Now()
+		if resumed, err := log.resume(b.Context(), time.Hour); err != nil || !resumed {
+			b.Fatal(resumed, err)
+		}
+		if p, err := log.Verify(b.Context()); err != nil || p.Status != ProofVerified {
+			b.Fatal(p, err)
+		}
+		verifications = append(verifications, time.Since(verify))
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(p99(starts).Seconds()*1000, "ms-p99-start")
+	b.ReportMetric(p99(visits).Seconds()*1000, "ms-p99-visit")
+	b.ReportMetric(p99(verifications).Seconds()*1000, "ms-p99-verified")
+}

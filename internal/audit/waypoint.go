@@ -1,0 +1,90 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// waypoint is a checkpoint that the chain must come by.
+type waypoint struct {
+	Checkpoint
+	what string // for the message
+}
+
+// expect lets the chain come by a checkpoint, which was verified.
+func (v *Verifier) expect(c Checkpoint, what string) {
+	w := waypoint{c, what}
+	i := 0
+	for i < len(v.due) && v.due[i].Size <= c.Size {
+		i++
+	}
+	v.due = append(v.due[:i:i], append([]waypoint{w}, v.due[i:]...)...)
+}
+
+// pass holds the head against the checkpoints that are due here.
+func (v *Verifier) pass() error {
+	for len(v.due) > 0 && v.tree.size >= v.due[0].Size {
+		w := v.due[0]
+		v.due = v.due[1:]
+		if !w.same(v.checkpoint()) {
+			return w.forked()
+		}
+	}
+	return nil
+}
+
+// same reports whether two checkpoints are of one head.
+func (c Checkpoint) same(d Checkpoint) bool {
+	c.Time = d.Time
+	return c == d
+}
+
+func (w waypoint) forked() *Broken {
+	return &Broken{w.Sequence, "the log is not the one that " + w.what + " is of: it was written anew at this entry or before"}
+}
+
+func (w waypoint) lostTo(from, accepted uint64) *Broken {
+	return &Broken{from, fmt.Sprintf("%s is of epoch %d and knows entries up to %d: entries %d to %d are not in this log, they were lost by the rollback that entry %d accepted",
+		w.what, w.Epoch, w.Sequence, from, w.Sequence, accepted)}
+}
+
+var (
+	errSinceMalformed  = fault.New(fault.Invalid, "the older checkpoint is not a checkpoint of a latticekeep log: give the signed note as it was kept")
+	errSinceUnverified = fault.New(fault.Invalid, "the older checkpoint is not signed with this log's key: it is of another log, or was altered")
+	errSinceChain      = fault.New(fault.Invalid, "the older checkpoint is of another log")
+	errSincePart       = fault.New(fault.Invalid, "a part of the log does not show what an older checkpoint knows: verify the whole log")
+)
+
+// beginSince reads the older checkpoint with the log's key.
+func (v *Verifier) beginSince() error {
+	if v.options.Since == nil {
+		return nil
+	}
+	if !v.whole {
+		return errSincePart
+	}
+	c, _, err := ParseKept(v.options.Since, v.public)
+	switch {
+	case errors.Is(err, ErrCheckpointMalformed):
+		return errSinceMalformed
+	case err != nil:
+		return errSinceUnverified
+	case c.ChainID != v.chainID:
+		return errSinceChain
+	}
+	v.since = &c
+	switch {
+	case c.Size > v.tree.size:
+		v.expect(c, "the older checkpoint")
+	case c.Size == v.tree.size:
+		v.due = append(v.due, waypoint{c, "the older checkpoint"})
+		return v.pass()
+	case v.older == nil:
+		return errSincePart
+	default:
+		return v.older(c)
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package identity
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// VerifyStore holds API keys and namespaces in s against what the verification
+// of the log has found: an API key that is listed was made and not revoked, and
+// a namespace that has a tenant was made part of it. It needs no key that is
+// secret, and so looks at where rows stand, not at what they say; and a key that
+// went with the user who answered for it has no entry of its own. Nothing may
+// write to the store meanwhile. An [audit.Broken] error names the first bad
+// sequence.
+func VerifyStore(ctx context.Context, s store.Store, report audit.Report) error {
+	if report.APIKeys == nil {
+		return nil // of a range, which does not say what there must be
+	}
+	var first *audit.Broken
+	fault := func(sequence uint64, format string, args ...any) {
+		if first == nil || sequence < first.Sequence {
+			first = &audit.Broken{Sequence: sequence, Reason: fmt.Sprintf(format, args...)}
+		}
+	}
+	const apiKeys, namespaces, rowMAC = "apikey/tenant/", "namespace/", 32
+	err := audit.ScanAll(ctx, s, store.Prefix([]byte(apiKeys)), func(key, _ []byte) error {
+		tenant, id, _ := strings.Cut(strings.TrimPrefix(string(key), apiKeys), "/")
+		state, known := report.APIKeys[audit.APIKeyName{Tenant: authz.TenantID(tenant), ID: id}]
+		switch {
+		case !known:
+			fault(report.Sequence, "API key %q of tenant %q has a row, and the log never recorded it, or has archived that it was revoked", id, tenant)
+		case state.Revoked:
+			fault(state.Sequence, "API key %s of tenant %s has a row, and the log recorded its revocation here", id, tenant)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading API keys: %w", err)
+	}
+	err = audit.ScanAll(ctx, s, store.Prefix([]byte(namespaces)), func(key, value []byte) error {
+		cluster, namespace, _ := strings.Cut(strings.TrimPrefix(string(key), namespaces), "/")
+		state, known := report.Namespaces[audit.NamespaceName{Cluster: cluster, Namespace: namespace}]
+		switch {
+		case !known:
+			fault(report.Sequence, "namespace %q of cluster %q has a tenant, and the log never recorded it", namespace, cluster)
+		case len(value) < rowMAC || string(value[rowMAC:]) != string(state.Tenant):
+			fault(state.Sequence, "namespace %s of cluster %s is not part of the tenant that the log recorded here", namespace, cluster)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading namespaces: %w", err)
+	}
+	if first != nil {
+		return first
+	}
+	return nil
+}

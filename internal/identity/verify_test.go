@@ -1,0 +1,79 @@
+package identity
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Rows of API keys and namespaces that are put back, made up or exchanged are
+// reported; what the service does by itself is not.
+func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
+	s := newService(t)
+	dev, _, err := s.Dev(t.Context())
+	must(t, err)
+	former := make(map[string][]byte) // of the key that the next start revokes
+	must(t, audit.ScanAll(t.Context(), s.store, store.Prefix([]byte("apikey/")), func(key, value []byte) error {
+		former[string(key)] = value
+		return nil
+	}))
+	_, _, err = s.Dev(t.Context())
+	must(t, err)
+	other, err := s.NamespaceTenant(t.Context(), "cluster", "namespace")
+	must(t, err)
+	must(t, s.MapNamespace(t.Context(), "cluster", "name", "mapped", dev))
+	verify := func() error {
+		report, err := audit.VerifyStore(t.Context(), s.store, audit.Options{})
+		must(t, err)
+		return VerifyStore(t.Context(), s.store, report)
+	}
+	must(t, verify())
+	change := func(key string, value []byte) {
+		t.Helper()
+		must(t, s.store.Update(t.Context(), func(tx store.Tx) error {
+			if value == nil {
+				return tx.Delete([]byte(key))
+			}
+			return tx.Put([]byte(key), value)
+		}))
+	}
+	read := func(key string) (value []byte) {
+		must(t, s.store.View(t.Context(), func(r store.Reader) error {
+			b, err := r.Get([]byte(key))
+			value = bytes.Clone(b)
+			return err
+		}))
+		return value
+	}
+	mapped := string(namespaceKey("cluster", "mapped"))
+	made := string(apiKeyNameKey(apiKeyName{dev, authz.NewID(apiKeyIDPrefix)}))
+	whole := read(mapped)
+	for name, c := range map[string]struct {
+		key   string
+		value []byte
+		says  string
+	}{
+		"a made-up key":       {made, []byte("anything"), "never recorded"},
+		"a made-up namespace": {string(namespaceKey("cluster", "made-up")), whole, "never recorded"},
+		"another tenant's":    {mapped, append(bytes.Clone(whole[:32]), other...), "not part of the tenant"},
+		"no tenant":           {mapped, []byte{}, "not part of the tenant"},
+	} {
+		was := read(c.key)
+		change(c.key, c.value)
+		if broken, ok := audit.IsBroken(verify()); !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
+			t.Errorf("%s: %v", name, broken)
+		}
+		change(c.key, was)
+		must(t, verify())
+	}
+	for key, value := range former {
+		change(key, value)
+	}
+	if broken, ok := audit.IsBroken(verify()); !ok || !strings.Contains(broken.Reason, "its revocation here") || broken.Sequence == 0 {
+		t.Error("a revoked key is back: ", broken)
+	}
+}
