@@ -1,0 +1,164 @@
+package compliance
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+func TestAssessAllDoesWhatIsDue(t *testing.T) {
+	w := newWorld(t)
+	w.began()
+	other := owner
+	other.Tenant = theirs
+	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource})
+	fixed := w.goodState()
+	w.state = func() State { return fixed }
+	began := make(map[authz.TenantID]int)
+	for _, tenant := range []authz.TenantID{ours, theirs, authz.SystemTenant} {
+		began[tenant] = len(w.entries(tenant))
+	}
+	made := func(step string, want int) {
+		t.Helper()
+		check(t, w.service.AssessAll(t.Context()))
+		check(t, w.newService().AssessAll(t.Context())) // after a restart
+		w.after(time.Minute)
+		check(t, w.service.AssessAll(t.Context()))
+		for tenant, n := range began {
+			if got := len(w.entries(tenant)) - n; got != want {
+				t.Errorf("%s: %s has %d entries of it, want %d", step, tenant, got, want)
+			}
+		}
+	}
+	made("at the beginning", 0)
+	w.after(24*time.Hour - 3*time.Minute)
+	made("when it is almost a day old", 0)
+	w.after(time.Minute)
+	made("when it is a day old", 2) // 2026-03-03, at nine
+	w.after(14 * time.Hour)
+	made("late on that day", 2)
+	w.after(time.Hour)
+	made("soon after midnight", 4)
+	fixed.Transport = TransportPlaintext
+	made("after a change of the state on that day", 4)
+	w.days(3)
+	made("three days later", 6)
+	last := w.entries(ours)[began[ours]+5]
+	if last.EventType != audit.ComplianceScored || len(last.Attributes) != 1+len(Frameworks()) {
+		t.Errorf("%+v", last)
+	}
+	for _, f := range Frameworks() {
+		days, err := w.service.History(t.Context(), owner, f)
+		check(t, err)
+		a := w.score(f, uintOf(t, last.Attributes["head"]))
+		if len(days) != 3 || days[2] != (DayScore{"2026-03-07", *a.Score, a.Head.Sequence}) || last.Attributes[string(f)] != fmt.Sprintf("%.1f", *a.Score) {
+			t.Errorf("%s: %v, want %v of %v", f, days, *a.Score, last.Attributes)
+		}
+	}
+}
+
+func uintOf(t *testing.T, s string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(s, 10, 64)
+	check(t, err)
+	return n
+}
+
+// A score of the day is asked for by others too: refused, it is none, and neither
+// keeps the deployment from its own.
+func TestRequestsDoNotStandForTheDay(t *testing.T) {
+	w := newWorld(t)
+	w.began().days(2)
+	nobody := owner
+	nobody.Scopes = nil
+	if _, err := w.service.Score(t.Context(), nobody, SOC2, 0); fault.Of(err) != fault.Forbidden {
+		t.Error(err)
+	}
+	w.score(SOC2, 0)
+	before := len(w.entries(ours))
+	check(t, w.service.AssessAll(t.Context()))
+	if got := len(w.entries(ours)) - before; got != 1 { // the state is of the day
+		t.Errorf("%d entries", got)
+	}
+	days, err := w.service.History(t.Context(), owner, GDPR)
+	check(t, err)
+	if len(days) != 1 {
+		t.Error(days)
+	}
+}
+
+// recorded says how often a tenant's scores were recorded by the deployment.
+func (w *world) recorded(tenant authz.TenantID) (n int) {
+	w.t.Helper()
+	for _, e := range w.entries(tenant) {
+		if e.EventType == audit.ComplianceScored {
+			n++
+		}
+	}
+	return n
+}
+
+// Who is in use is assessed later, and keeps nobody from it.
+func TestAssessAllPassesOverWhoIsBusy(t *testing.T) {
+	for _, busy := range []authz.TenantID{ours, theirs, authz.SystemTenant} {
+		w := newWorld(t)
+		w.began()
+		other := owner
+		other.Tenant = theirs
+		w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).days(2)
+		_, leave, err := w.service.enter(t.Context(), busy)
+		check(t, err)
+		w.service.patience = 300 * time.Millisecond
+		for range 100 { // a slow machine needs more than one
+			check(t, w.service.AssessAll(t.Context()))
+			if w.recorded(ours)+w.recorded(theirs)+w.recorded(authz.SystemTenant) >= 2 {
+				break
+			}
+		}
+		for _, tenant := range []authz.TenantID{ours, theirs, authz.SystemTenant} {
+			if want := map[bool]int{true: 0, false: 1}[tenant == busy]; w.recorded(tenant) != want {
+				t.Errorf("%s is busy, and %s has %d scores, want %d", busy, tenant, w.recorded(tenant), want)
+			}
+		}
+		leave()
+		w.service.patience = defaultPatience
+		check(t, w.service.AssessAll(t.Context()))
+		if w.recorded(busy) != 1 {
+			t.Errorf("%s is not busy any more, and has %d scores", busy, w.recorded(busy))
+		}
+	}
+}
+
+// A call ends when its time is up, which is no error, and the next one goes on with
+// those that it did not come to.
+func TestAssessAllHasABudget(t *testing.T) {
+	w := newWorld(t)
+	w.began()
+	other := owner
+	other.Tenant = theirs
+	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).days(2)
+	tenants, err := w.log.Tenants(t.Context())
+	check(t, err)
+	_, leave, err := w.service.enter(t.Context(), tenants[0])
+	check(t, err)
+	defer leave()
+	w.service.assessTime, w.service.patience = 200*time.Millisecond, time.Hour
+	check(t, w.service.AssessAll(t.Context())) // all of it waits for the first one
+	for _, tenant := range tenants {
+		if n := w.recorded(tenant); n != 0 {
+			t.Errorf("%s has %d scores: there was time", tenant, n)
+		}
+	}
+	for range 100 { // one is enough, but on a slow machine
+		check(t, w.service.AssessAll(t.Context()))
+		if w.recorded(tenants[1])+w.recorded(tenants[2]) == 2 {
+			return
+		}
+	}
+	t.Error("the first one keeps the others from their turn")
+}

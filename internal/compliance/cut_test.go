@@ -1,0 +1,213 @@
+package compliance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// restart opens the store and the log as a new process does.
+func (w *world) restart() {
+	w.t.Helper()
+	check(w.t, w.store.Close())
+	l := audit.New(func() time.Time { return w.clock })
+	s, err := bolt.Open(w.path, bolt.Options{Hook: l.Commit})
+	check(w.t, err)
+	w.t.Cleanup(func() { _ = s.Close() })
+	check(w.t, l.Use(w.t.Context(), viewed{s, w}, w.signer, "chain_test"))
+	w.log, w.store = l, s
+	w.service = w.newService()
+}
+
+// milestones are the keys of a tenant's stored evidence, without the newest.
+func (w *world) milestones(tenant authz.TenantID) (keys [][]byte) {
+	w.t.Helper()
+	check(w.t, w.store.View(w.t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Prefix(milestonePrefix(tenant)), func(key, _ []byte) bool {
+			keys = append(keys, bytes.Clone(key))
+			return true
+		})
+	}))
+	return keys
+}
+
+// What is judged behind a cut is what it would be if nothing had been cut, in this
+// process and in the next one.
+func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
+	w := newWorld(t)
+	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
+	check(t, err)
+	t.Cleanup(func() { _ = bucket.Close() })
+	cutter := func() *audit.Cutter {
+		return &audit.Cutter{Log: w.log, Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
+	}
+	system := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"}
+	w.after(time.Minute).tell(audit.BackupTaken, audit.Success, system, audit.Resource{Type: audit.BackupResource})
+	backup := w.clock
+	w.after(time.Minute).tell(audit.BackupTaken, audit.Denied, system, audit.Resource{Type: audit.BackupResource})
+	lastBackup := func(step string) {
+		t.Helper()
+		if at, err := w.service.LastOf(t.Context(), authz.SystemTenant, audit.BackupTaken); err != nil || !at.Equal(backup) {
+			t.Errorf("%s: the last backup is of %v, want %v: %v", step, at, backup, err)
+		}
+		if at, err := w.service.LastOf(t.Context(), ours, audit.BackupTaken); err != nil || !at.IsZero() {
+			t.Errorf("%s: the tenant's last backup is of %v: %v", step, at, err)
+		}
+	}
+	lastBackup("at the beginning")
+	w.story.good()
+	check(t, w.service.AssessAll(t.Context()))
+	whole := w.entries(ours) // all there ever were
+	remember := func() {
+		for _, e := range w.entries(ours) {
+			if e.Sequence > whole[len(whole)-1].Sequence {
+				whole = append(whole, e)
+			}
+		}
+	}
+	cut := func() {
+		t.Helper()
+		remember()
+		n, err := cutter().Run(t.Context())
+		check(t, err)
+		first := w.entries(ours)[0]
+		if n == 0 || first.TenantSequence == 1 {
+			t.Fatalf("%d entries were cut, and the first one is %d", n, first.TenantSequence)
+		}
+	}
+	judged := func(step string, head uint64) {
+		t.Helper()
+		got := w.score(SOC2, head)
+		if head == 0 {
+			remember()
+		}
+		want, err := Derive(w.service.catalogues[SOC2], sequence(whole), got.Head.Sequence)
+		check(t, err)
+		if got.Proof.Status != Verified || got.Score == nil {
+			t.Fatalf("%s: %s %+v", step, got.Reason, got.Proof)
+		}
+		got.Proof, want.Proof = Proof{}, Proof{}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: as of %d\n%+v\nwithout a cut\n%+v", step, got.Head.Sequence, got, want)
+		}
+	}
+
+	cut()
+	archived, err := w.log.Archived(t.Context())
+	check(t, err)
+	left := slices.IndexFunc(whole, func(e *audit.Entry) bool { return e.Sequence > archived })
+	lastBackup("behind the cut")
+	judged("at once", 0)
+	for _, e := range whole[left:] {
+		judged("at each entry that is left", e.Sequence)
+	}
+	w.days(1).version(audit.CredentialRotated, "cred_a", 60).readLog()
+	middle := w.score(SOC2, 0).Head
+	w.restart()
+	judged("after a restart", 0)
+	judged("after a restart, behind the newest", middle.Sequence)
+	_, err = w.service.Report(t.Context(), owner, SOC2, middle.Sequence, PDF)
+	check(t, err)
+	days, err := w.service.History(t.Context(), owner, SOC2)
+	check(t, err)
+	if len(days) != 2 {
+		t.Errorf("the history is %v", days)
+	}
+	for _, head := range []uint64{whole[0].Sequence, whole[left-1].Sequence} {
+		_, err := w.service.Score(t.Context(), owner, SOC2, head)
+		if _, err2 := w.service.Report(t.Context(), owner, SOC2, head, PDF); fault.Of(err) != fault.NotFound || fault.Of(err2) != fault.NotFound ||
+			!strings.Contains(fault.Message(err), "archived: choose one of its later entries") {
+			t.Errorf("as of %d, which is archived: %v, %v", head, err, err2)
+		}
+	}
+
+	w.days(30).renewed("cred_b", 90).readLog()
+	check(t, w.service.AssessAll(t.Context()))
+	cut()
+	w.restart()
+	judged("after the second cut", 0)
+	w.days(30).readLog()
+	check(t, w.service.AssessAll(t.Context()))
+	cut()
+	judged("after the third", 0)
+	w.restart()
+	lastBackup("after the third")
+	if keys := w.milestones(ours); len(keys) != 2 { // of this cut, and of the one before, since that is what held until then
+		t.Errorf("evidence is stored as of %d heads", len(keys))
+	}
+	if _, err := w.service.Score(t.Context(), owner, SOC2, middle.Sequence); fault.Of(err) != fault.NotFound {
+		t.Errorf("a head that is archived by now: %v", err)
+	}
+}
+
+// Of a tenant that loses nothing in a cut there is nothing to be kept.
+func TestACutStoresTheEvidenceOfWhomItConcerns(t *testing.T) {
+	w := newWorld(t)
+	w.began().readLog()
+	to := w.entries(ours)[1].Sequence
+	other := owner
+	other.Tenant = theirs
+	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).readLog()
+	_, err := w.service.Score(t.Context(), other, SOC2, 0) // so that there is something that could be stored
+	check(t, err)
+	check(t, w.service.Persist(t.Context(), to))
+	if n, m := len(w.milestones(ours)), len(w.milestones(theirs)); n != 1 || m != 0 {
+		t.Errorf("the evidence of the one is stored as of %d heads, and of the other of %d", n, m)
+	}
+	check(t, w.store.View(t.Context(), func(r store.Reader) error {
+		row, err := r.Get(stateKey(theirs))
+		if row != nil {
+			t.Error("the evidence of a tenant that loses nothing was stored")
+		}
+		return err
+	}))
+	check(t, w.service.Persist(t.Context(), to+1))
+	if m := len(w.milestones(theirs)); m != 1 {
+		t.Errorf("%d heads", m)
+	}
+}
+
+// A cut that cannot be prepared does not happen.
+func TestNothingIsCutThatIsNotKept(t *testing.T) {
+	w := newWorld(t)
+	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
+	check(t, err)
+	t.Cleanup(func() { _ = bucket.Close() })
+	w.story.good()
+	for _, before := range []func(context.Context, uint64) error{
+		func(ctx context.Context, to uint64) error {
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			return w.service.Persist(ended, to)
+		},
+		func(ctx context.Context, to uint64) error {
+			return errors.Join(w.service.Persist(ctx, to), errors.New("no"))
+		},
+	} {
+		c := audit.Cutter{Log: w.log, Archive: bucket, Keep: 20 * 24 * time.Hour, Before: before}
+		if n, err := c.Run(t.Context()); err == nil || n != 0 {
+			t.Errorf("%d entries were cut: %v", n, err)
+		}
+	}
+	if first := w.entries(ours)[0]; first.TenantSequence != 1 {
+		t.Errorf("the first entry is %d", first.TenantSequence)
+	}
+	for _, e := range w.entries(ours) {
+		if a := w.score(GDPR, e.Sequence); a.Score == nil || a.Head.Hash != e.Hash {
+			t.Errorf("%d: %+v", e.Sequence, a.Proof)
+		}
+	}
+}

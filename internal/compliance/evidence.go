@@ -1,0 +1,407 @@
+package compliance
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// keptDays is how long single days and what is over are remembered: the longest
+// window of a probe and a day at either end. Windows only move on, so that what
+// is forgotten can never count again, and it does not matter when it was.
+const keptDays = 92
+
+// keptScores bounds the history of a framework, in days.
+const keptScores = 400
+
+// mark is an entry and its time.
+type mark struct {
+	Sequence uint64 `json:"s"`
+	Hash     string `json:"h"`
+	Micros   int64  `json:"t"`
+}
+
+func (m mark) time() time.Time      { return time.UnixMicro(m.Micros).UTC() }
+func (m mark) reference() Reference { return Reference{m.Sequence, m.Hash} }
+
+// tally counts entries and remembers the first and the last of them.
+type tally struct {
+	Count int  `json:"n"`
+	First mark `json:"f"`
+	Last  mark `json:"l"`
+}
+
+func (t *tally) add(m mark) {
+	if t.Count++; t.Count == 1 {
+		t.First = m
+	}
+	t.Last = m
+}
+
+// aspect is what entries are counted as, per day.
+type aspect string
+
+const (
+	anEntry       aspect = "entry"
+	anIncomplete  aspect = "incomplete" // who, what, when or with what result is missing
+	aDenial       aspect = "denial"
+	aFailure      aspect = "failure"
+	anIntegrity   aspect = "integrity" // a failure for damage to what is stored
+	anOpening     aspect = "opening"   // of something that is protected, which checks it
+	aLogReview    aspect = "log_review"
+	aKeyReview    aspect = "key_review"
+	aMemberReview aspect = "member_review"
+	aLateDenial   aspect = "late_denial"  // reviewed, and too late
+	aLateFailure  aspect = "late_failure" // reviewed, and too late
+	aChange       aspect = "change"       // of a credential
+	aVersionGap   aspect = "version_gap"  // a change that is not of the version before
+	aRenewal      aspect = "renewal"
+	aLateRenewal  aspect = "late_renewal" // of what had expired
+	aDeletion     aspect = "deletion"
+	aDeletedUse   aspect = "deleted_use" // of what was deleted
+	aDeparture    aspect = "departure"   // of a member or an API key
+	aDepartedUse  aspect = "departed_use"
+	anIssue       aspect = "issue" // of an API key or a membership
+	anUnapproved  aspect = "unapproved"
+)
+
+// Evidence is what a tenant's entries come to: the state at the newest of them,
+// and what happened in the days before it. It is a pure fold, and the same
+// entries give the same evidence wherever the fold was interrupted, stored and
+// taken up again.
+type evidence struct {
+	Tenant    string `json:"tenant"`
+	ChainID   string `json:"chain_id"`
+	PublicKey string `json:"public_key"` // of the log, base64
+	KeyID     string `json:"key_id"`     // that signed the newest entry
+
+	First          mark   `json:"first"`
+	Last           mark   `json:"last"`
+	TenantSequence uint64 `json:"tenant_sequence"` // of the newest entry
+	Count          int    `json:"count"`
+
+	Types     map[string]*tally        `json:"types"`     // by event type, of all time
+	Succeeded map[audit.EventType]mark `json:"succeeded"` // the newest success of each type, of all time
+
+	Days map[int64]map[aspect]*tally `json:"days"` // by days since 1970 in UTC
+
+	Credentials map[string]*credential `json:"credentials"`
+	Keys        map[string]*namedKey   `json:"keys"`
+	APIKeys     map[string]*apiKey     `json:"api_keys"` // that were not revoked
+	Users       map[string]*user       `json:"users"`    // that were not removed
+	Invitations map[string]mark        `json:"invitations"`
+	Departed    map[string]mark        `json:"departed"` // members and API keys, with what ended them
+
+	FailedSignIns []mark  `json:"failed_sign_ins"` // the last few
+	Bursts        []burst `json:"bursts"`
+
+	Unreviewed map[aspect]*tally `json:"unreviewed"` // denials and failures since the last review
+
+	State  *assessed                `json:"state"`
+	Scores map[Framework][]DayScore `json:"scores"`
+	Daily  mark                     `json:"daily,omitzero"` // the newest entry of the scores of a day
+}
+
+type credential struct {
+	Renewed mark   `json:"renewed"` // the entry of its version
+	Changed mark   `json:"changed"` // the entry of its values
+	Version uint64 `json:"version"`
+	Expires int64  `json:"expires,omitempty"` // Unix microseconds; 0 unknown
+	Overlap int64  `json:"overlap,omitempty"` // until when the former version is readable
+	Deleted *mark  `json:"deleted,omitempty"`
+}
+
+type namedKey struct {
+	Rotated mark  `json:"rotated"`
+	Period  int   `json:"period"` // days
+	Next    int64 `json:"next"`   // Unix microseconds
+}
+
+type assessed struct {
+	At    mark  `json:"at"`
+	State State `json:"state"`
+}
+
+func newEvidence() *evidence {
+	return &evidence{
+		Types: make(map[string]*tally), Succeeded: make(map[audit.EventType]mark), Days: make(map[int64]map[aspect]*tally),
+		Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
+		Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
+		Unreviewed: make(map[aspect]*tally), Scores: make(map[Framework][]DayScore),
+	}
+}
+
+var errNotNext = fault.New(fault.Invalid, "the entries are not one tenant's, from its first one on without a gap")
+
+// add folds the tenant's next entry in. Error: fault.Invalid when it is not that.
+func (e *evidence) add(a *audit.Entry) error {
+	if a.TenantSequence != e.TenantSequence+1 || e.Count > 0 && (a.TenantID != e.Tenant || a.Sequence <= e.Last.Sequence) {
+		return errNotNext
+	}
+	m := mark{a.Sequence, a.Hash, a.Time().UnixMicro()}
+	if e.Count == 0 {
+		e.Tenant, e.First = a.TenantID, m
+		e.ChainID, e.PublicKey = a.Attributes["chain_id"], a.Attributes["public_key"]
+	}
+	today := dayOf(m.Micros)
+	if e.Count == 0 || today != dayOf(e.Last.Micros) {
+		e.forget(m)
+	}
+	e.Count++
+	e.Last, e.TenantSequence, e.KeyID = m, a.TenantSequence, a.KeyID
+	if e.Days[today] == nil {
+		e.Days[today] = make(map[aspect]*tally)
+	}
+	e.typed(string(a.EventType)).add(m)
+	if a.Outcome == audit.Success {
+		e.Succeeded[a.EventType] = m
+	}
+	e.judgeEntry(a, m)
+	e.actor(a, m)
+	switch a.Resource.Type {
+	case audit.CredentialResource:
+		e.credential(a, m)
+	case audit.KeyResource:
+		e.namedKey(a, m)
+	}
+	e.account(a, m)
+	e.watch(a, m)
+	e.own(a, m)
+	return nil
+}
+
+func dayOf(micros int64) int64 { return micros / int64(24*time.Hour/time.Microsecond) }
+
+func (e *evidence) typed(event string) *tally {
+	t := e.Types[event]
+	if t == nil {
+		t = new(tally)
+		e.Types[event] = t
+	}
+	return t
+}
+
+// count counts m as an aspect of its day.
+func (e *evidence) count(what aspect, m mark) {
+	day := e.Days[dayOf(m.Micros)]
+	if day[what] == nil {
+		day[what] = new(tally)
+	}
+	day[what].add(m)
+}
+
+// within sums an aspect over the last days up to the newest entry, and returns
+// the entries to cite: the first and last of each day.
+func (e *evidence) within(what aspect, days int) (n int, cite []mark) {
+	from := dayOf(e.Last.Micros) - int64(days)
+	for _, day := range slices.Sorted(maps.Keys(e.Days)) {
+		t := e.Days[day][what]
+		if day < from || t == nil {
+			continue
+		}
+		n += t.Count
+		cite = append(cite, t.First, t.Last)
+	}
+	return n, cite
+}
+
+// forget drops what no probe looks at any more.
+func (e *evidence) forget(now mark) {
+	oldest := dayOf(now.Micros) - keptDays
+	old := func(m mark) bool { return dayOf(m.Micros) < oldest }
+	maps.DeleteFunc(e.Days, func(day int64, _ map[aspect]*tally) bool { return day < oldest })
+	maps.DeleteFunc(e.Credentials, func(_ string, c *credential) bool { return c.Deleted != nil && old(*c.Deleted) })
+	maps.DeleteFunc(e.Departed, func(_ string, m mark) bool { return old(m) })
+	maps.DeleteFunc(e.Invitations, func(_ string, m mark) bool { return old(m) })
+	e.Bursts = slices.DeleteFunc(e.Bursts, func(b burst) bool { return old(b.At) })
+}
+
+// judgeEntry looks at the form of an entry: who, what, when, with what result.
+func (e *evidence) judgeEntry(a *audit.Entry, m mark) {
+	e.count(anEntry, m)
+	stranger := a.Actor.Type == string(authz.Stranger)
+	outcomes := []audit.Outcome{audit.Success, audit.Denied, audit.Failure}
+	if a.Actor.Type == "" || (a.Actor.ID == "") != stranger || a.EventType == "" || a.Resource.Type == "" ||
+		m.Micros <= 0 || !slices.Contains(outcomes, a.Outcome) {
+		e.count(anIncomplete, m)
+	}
+	switch a.Outcome {
+	case audit.Denied:
+		e.count(aDenial, m)
+		e.unreviewed(aDenial, m)
+	case audit.Failure:
+		e.count(aFailure, m)
+		e.unreviewed(aFailure, m)
+		if a.Attributes[audit.AttributeReason] == "integrity" {
+			e.count(anIntegrity, m)
+		}
+	}
+}
+
+func (e *evidence) unreviewed(what aspect, m mark) {
+	if e.Unreviewed[what] == nil {
+		e.Unreviewed[what] = new(tally)
+	}
+	e.Unreviewed[what].add(m)
+}
+
+func (e *evidence) credential(a *audit.Entry, m mark) {
+	if a.EventType == audit.CredentialUnsealed {
+		e.count(anOpening, m)
+	}
+	id := a.Resource.ID
+	if a.Outcome != audit.Success || id == "" {
+		return
+	}
+	c := e.Credentials[id]
+	switch a.EventType {
+	case audit.CredentialUnsealed:
+		if c != nil && c.Deleted != nil {
+			e.count(aDeletedUse, m)
+		}
+	case audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted:
+		e.newVersion(a, m, c)
+	case audit.CredentialVersionEnded:
+		if c != nil {
+			c.Overlap = 0
+		}
+	case audit.CredentialReleased:
+		if c != nil {
+			c.Overlap = 0
+		}
+	case audit.CredentialDeleted:
+		e.count(aDeletion, m)
+		if c != nil {
+			c.Deleted, c.Overlap = &m, 0
+		}
+	}
+}
+
+// newVersion gives a credential the version that an entry records. c is what is
+// known of it, nil for nothing.
+func (e *evidence) newVersion(a *audit.Entry, m mark, c *credential) {
+	e.count(aChange, m)
+	version, _ := strconv.ParseUint(a.Attributes[audit.AttributeVersion], 10, 64)
+	known := c != nil && c.Deleted == nil
+	follows := known && version == c.Version+1 || !known && a.EventType == audit.CredentialSealed && version > 0
+	if !follows || a.Attributes[audit.AttributeDigest] == "" {
+		e.count(aVersionGap, m)
+	}
+	if known {
+		e.count(aRenewal, m)
+		if c.Expires != 0 && m.Micros > c.Expires {
+			e.count(aLateRenewal, m)
+		}
+	}
+	next := &credential{Renewed: m, Changed: m, Version: version, Expires: microsOf(a, audit.AttributeExpiresAt)}
+	if next.Overlap = microsOf(a, audit.AttributeOverlapUntil); a.EventType == audit.CredentialReencrypted && known {
+		next.Changed, next.Overlap = c.Changed, c.Overlap
+	}
+	e.Credentials[a.Resource.ID] = next
+}
+
+// microsOf reads an attribute that is a time; 0 is none.
+func microsOf(a *audit.Entry, attribute string) int64 {
+	t, err := time.Parse(time.RFC3339Nano, a.Attributes[attribute])
+	if err != nil {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+// unknownPeriod is for keys whose entries are from before they named it.
+const unknownPeriod = 90
+
+func (e *evidence) namedKey(a *audit.Entry, m mark) {
+	made := a.EventType == audit.KeyCreated || a.EventType == audit.KeyRotated
+	if !made || a.Outcome != audit.Success || a.Resource.ID == "" {
+		return
+	}
+	days, err := strconv.Atoi(a.Attributes[audit.AttributeRotationDays])
+	if err != nil || days < 1 {
+		days = unknownPeriod
+	}
+	next := cmp.Or(microsOf(a, audit.AttributeNextRotation), m.time().AddDate(0, 0, days).UnixMicro())
+	e.Keys[a.Resource.ID] = &namedKey{m, days, next}
+}
+
+// own reads the entries that this package writes.
+func (e *evidence) own(a *audit.Entry, m mark) {
+	switch a.EventType {
+	case audit.ComplianceAssessed:
+		if a.Outcome == audit.Success {
+			e.State = &assessed{m, parseState(a.Attributes)}
+		}
+	case audit.ComplianceScored:
+		head, err := strconv.ParseUint(a.Attributes[attributeHead], 10, 64)
+		if err != nil || a.Outcome != audit.Success {
+			return
+		}
+		if f, one := a.Attributes[attributeFramework]; one {
+			if a.Attributes[attributePinned] == "" {
+				e.scored(Framework(f), a.Attributes[attributeScore], head, m)
+			}
+			return
+		}
+		e.Daily = m
+		for _, f := range Frameworks() {
+			e.scored(f, a.Attributes[string(f)], head, m)
+		}
+	}
+}
+
+// scored takes a score as the last of its day, unless it was withheld.
+func (e *evidence) scored(f Framework, score string, head uint64, m mark) {
+	x, err := strconv.ParseFloat(score, 64)
+	if err != nil || !slices.Contains(Frameworks(), f) {
+		return
+	}
+	one := DayScore{m.time().Format(time.DateOnly), x, head}
+	days := e.Scores[f]
+	if n := len(days); n > 0 && days[n-1].Date == one.Date {
+		days = days[:n-1]
+	}
+	days = append(days, one)
+	e.Scores[f] = days[max(0, len(days)-keptScores):]
+}
+
+// clone is a copy that shares nothing with e.
+func (e *evidence) clone() (*evidence, error) {
+	b, err := e.encode()
+	if err != nil {
+		return nil, err
+	}
+	return decodeEvidence(b)
+}
+
+func (e *evidence) head() Head { return Head{e.Last.Sequence, e.Last.Hash, e.Last.time()} }
+
+// activity is the document's.
+func (e *evidence) activity() []Activity {
+	all := make([]Activity, 0, len(e.Types))
+	for event, t := range e.Types {
+		all = append(all, Activity{event, t.Count, t.First.reference(), t.Last.reference()})
+	}
+	slices.SortFunc(all, func(a, b Activity) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Event, b.Event))
+	})
+	return append([]Activity{{"", e.Count, e.First.reference(), e.Last.reference()}}, all...)
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	if stem, ok := strings.CutSuffix(noun, "y"); ok && !strings.HasSuffix(noun, "key") && !strings.HasSuffix(noun, "day") {
+		return fmt.Sprintf("%d %sies", n, stem)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

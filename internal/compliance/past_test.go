@@ -1,0 +1,266 @@
+package compliance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// many has the tenant encrypt so often.
+func (w *world) many(n int) {
+	w.t.Helper()
+	check(w.t, w.store.Update(w.t.Context(), func(tx store.Tx) error {
+		for range n {
+			if _, err := w.log.Append(tx, audit.Event{Type: audit.DataEncrypted, Outcome: audit.Success, Principal: client, Resource: audit.Resource{Type: audit.DataResource}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// hurried calls f with a context that ends at the n-th View of the log.
+func (w *world) hurried(n int, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	defer cancel()
+	views := 0
+	w.viewing = func() {
+		if views++; views == n {
+			cancel()
+		}
+	}
+	defer func() { w.viewing = nil }()
+	return f(ctx)
+}
+
+// An old head is reached however little each call gets done.
+func TestOldHeadsAreReachedInSteps(t *testing.T) {
+	w := newWorld(t)
+	w.began()
+	w.many(2000)
+	const head = 1700
+	want, err := Derive(w.service.catalogues[SOC2], sequence(w.entries(ours)), head)
+	check(t, err)
+	s := w.newService()
+	for call := 1; ; call++ {
+		var got Assessment
+		err := w.hurried(3, func(ctx context.Context) error { // the base, a page, and then the time is up
+			e, leave, err := s.past(ctx, ours, head)
+			if err == nil {
+				got = s.catalogues[SOC2].assess(e)
+				leave()
+			}
+			return err
+		})
+		if errors.Is(err, errUnfinished) && call < 100 {
+			continue
+		}
+		check(t, err)
+		if want.Proof = (Proof{}); call == 1 || !reflect.DeepEqual(got, want) {
+			t.Errorf("at call %d\n%+v\nwant\n%+v", call, got, want)
+		}
+		break
+	}
+	// Gathered, it is there for the next one, who is alone with it.
+	err = w.hurried(1, func(ctx context.Context) error {
+		e, leave, err := s.past(ctx, ours, head)
+		if err != nil || e.Last.Sequence != head {
+			return errors.Join(err, errors.New("it was gathered again"))
+		}
+		defer leave()
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, _, err := s.past(ended, ours, head); fault.Of(err) != fault.Unavailable {
+			t.Error(err)
+		}
+		return nil
+	})
+	check(t, err)
+}
+
+// What no signature was behind when the time was up is not judged.
+func TestUnprovenPastIsNotJudged(t *testing.T) {
+	w := newWorld(t)
+	w.began()
+	w.many(600)
+	s := w.newService()
+	const head = 500
+	e, leave, err := s.past(t.Context(), ours, head)
+	check(t, err)
+	want, err := e.encode()
+	check(t, err)
+	p := s.pasts.of(ours, head)
+	p.unproven = true
+	e.Count = 7 // what somebody made of it
+	leave()
+	e, leave, err = s.past(t.Context(), ours, head)
+	check(t, err)
+	defer leave()
+	if got, err := e.encode(); err != nil || !bytes.Equal(got, want) || p.unproven {
+		t.Errorf("%v %s", err, got)
+	}
+	// Nor is what was read up to the head, when the time was up before its signature was looked at.
+	const page = 500 // of the log, whose next look comes behind it
+	end := w.entries(ours)[page-1].Sequence
+	cut := func(ctx context.Context) error {
+		_, leave, err := s.past(ctx, ours, end)
+		if err == nil {
+			leave()
+		}
+		return err
+	}
+	half := s.pasts.of(ours, end)
+	if err := w.hurried(3, cut); !errors.Is(err, errUnfinished) || half.evidence.Last.Sequence != end || !half.unproven {
+		t.Errorf("%v: unproven %v", err, half.unproven)
+	}
+	read := half.evidence
+	check(t, w.hurried(0, cut))
+	if half.evidence == read || half.unproven {
+		t.Error("what nothing proved is judged")
+	}
+	// Nor is what stands before a head that is no entry of the tenant.
+	q := s.pasts.of(ours, 1<<40)
+	q.evidence, q.unproven = newEvidence(), true
+	for _, entry := range w.entries(ours) {
+		check(t, q.evidence.add(entry))
+	}
+	if _, _, err := s.past(t.Context(), ours, 1<<40); fault.Of(err) != fault.NotFound || q.evidence != nil {
+		t.Error(err)
+	}
+	// What does not go on from where it stands is gathered anew.
+	q = s.pasts.of(ours, 400)
+	q.evidence = newEvidence()
+	check(t, q.evidence.add(entryOf(audit.Event{Type: audit.AuditRead, Principal: owner}, start, 1)))
+	q.evidence.Last.Hash = "of another log"
+	other, leave2, err := s.past(t.Context(), ours, 400)
+	check(t, err)
+	defer leave2()
+	if other.Last.Sequence != 400 || other.First.Hash != e.First.Hash {
+		t.Errorf("%+v", other.Last)
+	}
+}
+
+func TestPastsAreBounded(t *testing.T) {
+	var p pasts
+	first := p.of(ours, 1)
+	second := p.of(ours, 2)
+	if p.of(ours, 1) != first {
+		t.Error("it was forgotten at once")
+	}
+	for head := range uint64(50) { // one who asks for many disturbs nobody else
+		p.of(theirs, head)
+	}
+	if p.of(ours, 1) != first || p.of(ours, 2) != second || len(p.all) != 2*maxTenantPasts {
+		t.Errorf("%d are left", len(p.all))
+	}
+	for i := range 50 {
+		p.of(authz.TenantID(fmt.Sprint("ten_", i)), 1)
+	}
+	if len(p.all) != maxPasts {
+		t.Errorf("%d of them", len(p.all))
+	}
+	// A head that is none does not stay.
+	w := newWorld(t)
+	w.began()
+	if _, _, err := w.service.past(t.Context(), ours, 1); fault.Of(err) != fault.NotFound || len(w.service.pasts.all) != 0 {
+		t.Errorf("%v: %d of them", err, len(w.service.pasts.all))
+	}
+}
+
+// watched is a store that knows in which closure it is.
+type watched struct {
+	store.Store
+	in string
+}
+
+func (v *watched) View(ctx context.Context, fn func(store.Reader) error) error {
+	return v.Store.View(ctx, func(r store.Reader) error {
+		v.in = "View"
+		defer func() { v.in = "" }()
+		return fn(r)
+	})
+}
+
+func (v *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return v.Store.Update(ctx, func(tx store.Tx) error {
+		v.in = "Update"
+		defer func() { v.in = "" }()
+		return fn(tx)
+	})
+}
+
+// Evidence may be megabytes, a View has two seconds, and for an Update everybody
+// waits: in neither is it authenticated or decoded.
+func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
+	w := newWorld(t)
+	w.began()
+	for i := range 400 {
+		w.version(audit.CredentialSealed, fmt.Sprint("cred_", i), 30)
+	}
+	fresh := func() *Service {
+		s := w.newService()
+		v := &watched{Store: w.store}
+		s.store, s.milestone = v, 100
+		seal, unseal := s.seal, s.unseal
+		s.seal = func(key, content []byte) []byte {
+			if v.in != "" {
+				t.Errorf("%d bytes are sealed in a %s", len(content), v.in)
+			}
+			return seal(key, content)
+		}
+		s.unseal = func(key, row []byte) ([]byte, error) {
+			if v.in == "View" || v.in != "" && len(row) > 100 {
+				t.Errorf("%d bytes are opened in a %s", len(row), v.in)
+			}
+			return unseal(key, row)
+		}
+		return s
+	}
+	s := fresh()
+	check(t, s.Persist(t.Context(), 1<<53))
+	w.many(1)
+	check(t, s.Persist(t.Context(), 1<<53)) // over what is stored
+	s = fresh()
+	f, leave, err := s.enter(t.Context(), ours)
+	check(t, err)
+	defer leave()
+	check(t, s.catchUp(t.Context(), f, 0))
+	encoded, err := f.evidence.encode()
+	check(t, err)
+	stored := func() (row []byte) {
+		t.Helper()
+		check(t, w.store.View(t.Context(), func(r store.Reader) (err error) {
+			row, err = r.Get(stateKey(ours))
+			row = bytes.Clone(row)
+			return err
+		}))
+		return row
+	}
+	if n := len(stored()); f.stored == 0 || n > len(encoded)/2 {
+		t.Errorf("%d bytes are stored of %d, at %d", n, len(encoded), f.stored)
+	}
+	// Milestones that cannot be used are passed over, one by one.
+	keys := w.milestones(ours)
+	newest := keys[len(keys)-1]
+	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(newest, []byte("damaged")) }))
+	e, err := s.loadBefore(t.Context(), ours, 1<<53)
+	check(t, err)
+	if e == nil || !bytes.Equal(milestoneKey(ours, e.Last.Sequence), keys[len(keys)-2]) {
+		t.Errorf("%d milestones, and found %v", len(keys), e != nil)
+	}
+	// A state that cannot be used is replaced, though it stands at the same entry.
+	good := stored()
+	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(stateKey(ours), []byte("damaged")) }))
+	check(t, s.save(t.Context(), f))
+	if !bytes.Equal(stored(), good) {
+		t.Error("what was damaged stays")
+	}
+}

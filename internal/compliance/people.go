@@ -1,0 +1,219 @@
+package compliance
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+)
+
+type apiKey struct {
+	Created mark             `json:"created"`
+	User    string           `json:"user,omitempty"`
+	Scopes  []string         `json:"scopes"`
+	Expires int64            `json:"expires,omitempty"` // Unix microseconds; 0 never
+	Used    mark             `json:"used,omitzero"`
+	Uses    map[string]int64 `json:"uses,omitempty"` // of its scopes, Unix microseconds
+}
+
+type user struct {
+	Joined   mark   `json:"joined"`
+	Role     string `json:"role"`
+	Verified bool   `json:"verified"`
+	Active   mark   `json:"active"`
+}
+
+// burst is failed sign-ins close together, and what was done about it.
+type burst struct {
+	At       mark  `json:"at"` // the one that made it a burst
+	Reaction *mark `json:"reaction,omitempty"`
+}
+
+// What makes a burst, and how soon there should be a reaction.
+const (
+	burstSize    = 5
+	burstTime    = time.Hour
+	reactionTime = 24 * time.Hour
+)
+
+// reviewTime is how soon denials and failures should be looked at.
+const reviewTime = 7 * 24 * time.Hour
+
+// inFlight is for what was let in before its principal departed.
+const inFlight = time.Minute
+
+// scopeOf is which scope an event shows to be used, of those that reveal or
+// change something.
+var scopeOf = map[audit.EventType]authz.Scope{
+	audit.CredentialUnsealed: authz.VaultRead, audit.CredentialListed: authz.VaultRead,
+	audit.CredentialSealed: authz.VaultWrite, audit.CredentialRotated: authz.VaultWrite,
+	audit.CredentialReencrypted: authz.VaultWrite, audit.CredentialDeleted: authz.VaultWrite,
+	audit.ManifestResealed: authz.VaultWrite, audit.ManifestChecked: authz.VaultWrite,
+	audit.DataDecrypted: authz.CryptoDecrypt, audit.DataSigned: authz.CryptoSign,
+	audit.KeyCreated: authz.KeysWrite, audit.KeyRotated: authz.KeysWrite,
+	audit.APIKeyCreated: authz.AccountAdmin, audit.APIKeyListed: authz.AccountAdmin, audit.APIKeyRevoked: authz.AccountAdmin,
+	audit.MemberListed: authz.AccountAdmin, audit.MemberInvited: authz.AccountAdmin, audit.MemberChanged: authz.AccountAdmin,
+	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
+}
+
+// watchedScopes are the scopes that scopeOf can show to be used.
+var watchedScopes = func() (scopes []string) {
+	for _, s := range scopeOf {
+		scopes = append(scopes, string(s))
+	}
+	slices.Sort(scopes)
+	return slices.Compact(scopes)
+}()
+
+// actor remembers who was active, and finds who should no longer be.
+func (e *evidence) actor(a *audit.Entry, m mark) {
+	if a.Outcome != audit.Success {
+		return
+	}
+	if left, ok := e.Departed[a.Actor.ID]; ok && m.Micros > left.Micros+inFlight.Microseconds() {
+		e.count(aDepartedUse, m)
+	}
+	switch a.Actor.Type {
+	case string(authz.APIKey):
+		k := e.APIKeys[a.Actor.ID]
+		if k == nil {
+			return
+		}
+		if k.Expires != 0 && m.Micros > k.Expires+inFlight.Microseconds() {
+			e.count(aDepartedUse, m)
+		}
+		k.Used = m
+		if scope := string(scopeOf[a.EventType]); scope != "" {
+			if k.Uses == nil {
+				k.Uses = make(map[string]int64)
+			}
+			k.Uses[scope] = m.Micros
+		}
+	case string(authz.User):
+		if u := e.Users[a.Actor.ID]; u != nil {
+			u.Active = m
+		}
+	}
+}
+
+// account follows API keys, members and invitations.
+func (e *evidence) account(a *audit.Entry, m mark) {
+	if a.Outcome != audit.Success {
+		return
+	}
+	id := a.Resource.ID
+	byWhom := a.Actor.ID != "" && a.Actor.Type != string(authz.Stranger)
+	switch a.EventType {
+	case audit.APIKeyCreated:
+		e.issue(m, byWhom)
+		e.APIKeys[id] = &apiKey{
+			Created: m, User: a.Attributes[audit.AttributeUser],
+			Scopes: strings.Fields(a.Attributes[audit.AttributeScopes]), Expires: microsOf(a, audit.AttributeExpiresAt),
+		}
+	case audit.APIKeyRevoked:
+		delete(e.APIKeys, id)
+		e.depart(id, m)
+	case audit.UserRegistered:
+		e.Users[id] = &user{Joined: m, Role: string(authz.Owner), Active: m}
+	case audit.EmailVerified:
+		if u := e.Users[id]; u != nil {
+			u.Verified = true
+		}
+	case audit.PasswordReset:
+		if u := e.Users[id]; u != nil && a.Attributes["email_verified"] == "true" {
+			u.Verified = true
+		}
+	case audit.MemberInvited:
+		e.Invitations[id] = m
+	case audit.MemberJoined:
+		_, invited := e.Invitations[a.Attributes["invitation"]]
+		delete(e.Invitations, a.Attributes["invitation"])
+		e.issue(m, invited)
+		e.Users[id] = &user{Joined: m, Role: a.Attributes["role"], Verified: true, Active: m}
+	case audit.MemberChanged:
+		if u := e.Users[id]; u != nil {
+			u.Role = a.Attributes["role"]
+		}
+		e.dropKeys(id, m, authz.Role(a.Attributes["role"]))
+	case audit.MemberRemoved:
+		delete(e.Users, id)
+		e.depart(id, m)
+		e.dropKeys(id, m, "")
+	}
+}
+
+func (e *evidence) issue(m mark, approved bool) {
+	if e.count(anIssue, m); !approved {
+		e.count(anUnapproved, m)
+	}
+}
+
+func (e *evidence) depart(id string, m mark) {
+	e.count(aDeparture, m)
+	e.Departed[id] = m
+}
+
+// dropKeys ends the API keys that a user answers for and that are beyond the
+// role, as the service does.
+func (e *evidence) dropKeys(user string, m mark, role authz.Role) {
+	holder := authz.Principal{Scopes: role.Scopes()}
+	for id, k := range e.APIKeys {
+		beyond := slices.ContainsFunc(k.Scopes, func(s string) bool { return !holder.Holds([]authz.Scope{authz.Scope(s)}) })
+		if k.User == user && (beyond || role == "") {
+			delete(e.APIKeys, id)
+			e.depart(id, m)
+		}
+	}
+}
+
+// reactions are what can be done about guessed passwords.
+var reactions = []audit.EventType{
+	audit.PasswordChanged, audit.PasswordReset, audit.SessionEnded, audit.MemberRemoved, audit.MemberChanged, audit.APIKeyRevoked,
+}
+
+// watch follows reviews, failed sign-ins and reactions.
+func (e *evidence) watch(a *audit.Entry, m mark) {
+	someone := slices.Contains([]string{string(authz.User), string(authz.APIKey), string(authz.ServiceAccount)}, a.Actor.Type)
+	switch {
+	case a.EventType == audit.UserSignedIn && a.Outcome == audit.Denied:
+		e.failedSignIn(m, a.Attributes[audit.AttributeReason] == audit.ReasonSlowedDown)
+	case a.EventType == audit.DataDecrypted || a.EventType == audit.DataVerified:
+		e.count(anOpening, m)
+	case a.Outcome != audit.Success:
+	case a.EventType == audit.AuditRead && someone:
+		e.count(aLogReview, m)
+		for waiting, late := range map[aspect]aspect{aDenial: aLateDenial, aFailure: aLateFailure} {
+			if t := e.Unreviewed[waiting]; t != nil && m.Micros-t.First.Micros > reviewTime.Microseconds() {
+				e.count(late, m)
+			}
+			delete(e.Unreviewed, waiting)
+		}
+	case a.EventType == audit.APIKeyListed && someone:
+		e.count(aKeyReview, m)
+	case a.EventType == audit.MemberListed && someone:
+		e.count(aMemberReview, m)
+	case slices.Contains(reactions, a.EventType):
+		e.FailedSignIns = nil
+		for i := range e.Bursts {
+			if e.Bursts[i].Reaction == nil {
+				e.Bursts[i].Reaction = &m
+			}
+		}
+	}
+}
+
+// failedSignIn takes a failed sign-in. That an account is slowed down is recorded
+// only after many, of which all but the first in a minute have no entry.
+func (e *evidence) failedSignIn(m mark, slowedDown bool) {
+	e.FailedSignIns = append(e.FailedSignIns, m)
+	if n := len(e.FailedSignIns); n > burstSize {
+		e.FailedSignIns = e.FailedSignIns[n-burstSize:]
+	}
+	open := len(e.Bursts) > 0 && e.Bursts[len(e.Bursts)-1].Reaction == nil
+	many := len(e.FailedSignIns) == burstSize && m.Micros-e.FailedSignIns[0].Micros <= burstTime.Microseconds()
+	if !open && (many || slowedDown) {
+		e.Bursts = append(e.Bursts, burst{At: m})
+	}
+}

@@ -1,0 +1,277 @@
+package compliance
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+)
+
+// Limits of the probes on reviews and records.
+const (
+	logReviewDays    = 30
+	accessReviewDays = 90
+	recordDays       = 90
+	inventoryDays    = 365
+	assessmentHours  = 48
+)
+
+var reviewProbes = []probe{
+	{name: "log_reviewed", title: "Somebody reads the audit log at least once a month", window: logReviewDays, deadline: logReviewDays, judge: func(e *evidence, _ time.Time) verdict {
+		n, cite := e.within(aLogReview, logReviewDays)
+		if n == 0 {
+			return verdict{result: NoData, detail: fmt.Sprintf("nobody read the log in %d days", logReviewDays)}
+		}
+		return verdict{Pass, n, plural(n, "read") + " of the log", cite}
+	}},
+	{name: "access_reviewed", title: "Somebody looks through API keys and members at least once a quarter", window: accessReviewDays, deadline: accessReviewDays, judge: func(e *evidence, _ time.Time) verdict {
+		keys, cite := e.within(aKeyReview, accessReviewDays)
+		members, cite2 := e.within(aMemberReview, accessReviewDays)
+		var missing []string
+		if len(e.APIKeys) > 0 && keys == 0 {
+			missing = append(missing, "API keys")
+		}
+		if len(e.Users) > 0 && members == 0 {
+			missing = append(missing, "members")
+		}
+		switch {
+		case len(e.APIKeys)+len(e.Users) == 0:
+			return nothing("there are no API keys and no members")
+		case len(missing) > 0:
+			return verdict{result: NoData, sample: keys + members, detail: fmt.Sprintf("nobody looked through the %s in %d days", strings.Join(missing, " and the "), accessReviewDays)}
+		}
+		return verdict{Pass, keys + members, fmt.Sprintf("%s of API keys and %d of members", plural(keys, "review"), members), append(cite, cite2...)}
+	}},
+	{name: "denials_reviewed", title: "The log is read within a week of a denied access", window: recordDays, judge: func(e *evidence, now time.Time) verdict {
+		return e.reviewed(now, aDenial, aLateDenial, "denial")
+	}},
+	{name: "failures_reviewed", title: "The log is read within a week of a failure", window: recordDays, judge: func(e *evidence, now time.Time) verdict {
+		return e.reviewed(now, aFailure, aLateFailure, "failure")
+	}},
+	{name: "inventory_reviewed", title: "Somebody reads the inventory of cryptography at least once a year", window: inventoryDays, deadline: inventoryDays, judge: func(e *evidence, now time.Time) verdict {
+		read, ok := e.Succeeded[audit.InventoryRead]
+		if !ok || before(read.Micros, now.AddDate(0, 0, -inventoryDays)) {
+			return verdict{result: NoData, detail: fmt.Sprintf("nobody read the inventory in %d days", inventoryDays)}
+		}
+		return verdict{Pass, 1, "the inventory was read on " + read.time().Format(time.DateOnly), []mark{read}}
+	}},
+}
+
+// reviewed judges whether the log was read soon enough after what calls for it.
+func (e *evidence) reviewed(now time.Time, what, late aspect, noun string) verdict {
+	n, cite := e.within(what, recordDays)
+	tardy, tardyCited := e.within(late, recordDays)
+	var open []mark
+	unread := 0
+	if t := e.Unreviewed[what]; t != nil {
+		unread = t.Count
+		if now.Sub(t.First.time()) > reviewTime {
+			open = []mark{t.First}
+		}
+	}
+	if n == 0 && len(open) == 0 {
+		return nothing("no " + noun + " in the window")
+	}
+	detail := fmt.Sprintf("%s, %d not looked at yet, late reviews: %d", plural(n, noun), unread, tardy)
+	if tardy+len(open) > 0 {
+		if len(open) > 0 {
+			detail += fmt.Sprintf("; the oldest waits since %s", open[0].time().Format(time.DateOnly))
+		}
+		return verdict{Fail, n, detail, append(open, tardyCited...)}
+	}
+	if unread >= n { // and there is still time for all of them
+		return verdict{NoData, n, detail, cite}
+	}
+	reviews, reviewsCited := e.within(aLogReview, recordDays)
+	if reviews > 0 {
+		cite = append(cite, reviewsCited...)
+	}
+	return verdict{Pass, n, detail, cite}
+}
+
+var recordProbes = []probe{
+	{name: "events_complete", title: "Every entry says who did what, when, to what, and with what result", window: recordDays, judge: func(e *evidence, _ time.Time) verdict {
+		n, cite := e.within(anEntry, recordDays)
+		lacking, lackingCited := e.within(anIncomplete, recordDays)
+		if lacking > 0 {
+			cite = lackingCited
+		}
+		return decided(n, lacking, fmt.Sprintf("%s, %d incomplete", entries(n), lacking), cite)
+	}},
+	// By the scores that the deployment records of itself: one on demand, which
+	// records the state too, says nothing of that.
+	{name: "assessed_daily", title: "The deployment assesses itself every day", deadline: 2, judge: func(e *evidence, now time.Time) verdict {
+		if e.Daily == (mark{}) {
+			return verdict{result: NoData, detail: "there was no daily assessment yet"}
+		}
+		stale := 0
+		if now.Sub(e.Daily.time()) > assessmentHours*time.Hour {
+			stale = 1
+		}
+		return decided(1, stale, "the last daily assessment is of "+e.Daily.time().Format(time.DateOnly), []mark{e.Daily})
+	}},
+}
+
+func entries(n int) string {
+	if n == 1 {
+		return "1 entry"
+	}
+	return fmt.Sprintf("%d entries", n)
+}
+
+// Limits of the probes on the deployment's state.
+const (
+	maxVerifyEvery  = 24 * time.Hour
+	yearDays        = 365
+	onlineDays      = 90
+	sixYearsDays    = 6*365 + 2
+	backupDays      = 7
+	sealingKeyGrace = 24 * time.Hour
+)
+
+// ofState is a probe of what the deployment last said of itself. A state that is
+// too old says nothing.
+func ofState(name, title string, judge func(s State, now time.Time) (Result, string)) probe {
+	return probe{name: name, title: title, deadline: 2, judge: func(e *evidence, now time.Time) verdict {
+		if e.State == nil || now.Sub(e.State.At.time()) > assessmentHours*time.Hour {
+			return verdict{result: NoData, detail: fmt.Sprintf("the state was not assessed in %d hours", assessmentHours)}
+		}
+		result, detail := judge(e.State.State, now)
+		sample := 1
+		if result == NotApplicable {
+			sample = 0
+		}
+		return verdict{result, sample, detail, []mark{e.State.At}}
+	}}
+}
+
+func yes(ok bool, good, bad string) (Result, string) {
+	if ok {
+		return Pass, good
+	}
+	return Fail, bad
+}
+
+// terminated is what probes of the transport say when a proxy ends TLS.
+const terminated = "a proxy before the service ends TLS: look there"
+
+var stateProbes = []probe{
+	ofState("keys_wrapped", "The keys of tenants are wrapped by one that is kept elsewhere", func(s State, _ time.Time) (Result, string) {
+		switch s.Custody {
+		case CustodyLocal:
+			return Pass, "of the wrapping key: a local key file holds it, outside the database's folder"
+		case CustodyKMS:
+			return Pass, "of the wrapping key: a key management service holds it"
+		}
+		return Fail, "of the wrapping key: a development key lies beside the database"
+	}),
+	ofState("transport_encrypted", "The transport is encrypted with TLS 1.3", func(s State, _ time.Time) (Result, string) {
+		if s.Transport == TransportTerminated {
+			return NotApplicable, terminated
+		}
+		return yes(s.Transport == TransportTLS13 || s.Transport == TransportTLS13Quantum, "TLS 1.3 alone is spoken", "the transport is not encrypted")
+	}),
+	ofState("transport_quantum_safe", "The transport's key agreement withstands quantum computers", func(s State, _ time.Time) (Result, string) {
+		if s.Transport == TransportTerminated {
+			return NotApplicable, terminated
+		}
+		return yes(s.Transport == TransportTLS13Quantum, "keys are agreed on with X25519MLKEM768 and in no other way", "a client may agree on a key without X25519MLKEM768")
+	}),
+	ofState("suites_quantum_safe", "Data and signatures are protected by quantum-safe algorithms", func(s State, _ time.Time) (Result, string) {
+		return yes(slices.Contains(s.Suites, "ML-KEM-768") && slices.Contains(s.Suites, "ML-DSA-65"),
+			"in use: "+strings.Join(s.Suites, ", "), "ML-KEM-768 and ML-DSA-65 are not both in use")
+	}),
+	ofState("log_signed", "Every audit entry is signed", func(s State, _ time.Time) (Result, string) {
+		return yes(s.Signing == "entry" || s.Signing == "batch", "entries are signed with ML-DSA-65, mode "+s.Signing, "entries are not signed")
+	}),
+	ofState("log_verified", "The whole audit chain is verified at least once a day", func(s State, _ time.Time) (Result, string) {
+		return yes(s.VerifyEvery > 0 && s.VerifyEvery <= maxVerifyEvery, "it is verified every "+period(s.VerifyEvery),
+			"the verification in the background is off, or less often than daily")
+	}),
+	ofState("log_anchored", "A checkpoint of the log is kept outside the database, and checked every day", func(s State, _ time.Time) (Result, string) {
+		return yes(s.Anchored, "a place outside the database keeps a checkpoint, which was verified within the last day",
+			"no place outside the database has a checkpoint that was verified within the last day: a cut tail would not be noticed")
+	}),
+	ofState("log_retained", "Audit entries are kept for a year or longer", func(s State, _ time.Time) (Result, string) {
+		return s.retained(yearDays)
+	}),
+	ofState("log_retained_long", "Audit entries are kept for six years or longer", func(s State, _ time.Time) (Result, string) {
+		return s.retained(sixYearsDays)
+	}),
+	ofState("retention_set", "Audit entries move to an archive at an age that is set", func(s State, _ time.Time) (Result, string) {
+		switch {
+		case s.Archive == ArchiveUnreadable:
+			return Fail, unreadable
+		case s.RetentionDays == 0:
+			return Fail, "no retention is set: entries stay in the database for ever"
+		}
+		return yes(s.Archive == ArchiveReadable, "entries move to an archive after "+kept(s.RetentionDays), "no archive is set")
+	}),
+	ofState("log_online", "Audit entries of three months can be queried at once", func(s State, _ time.Time) (Result, string) {
+		return yes(s.RetentionDays == 0 || s.RetentionDays >= onlineDays, "kept in the database: "+kept(s.RetentionDays), "kept in the database: "+kept(s.RetentionDays))
+	}),
+	ofState("clock_synchronised", "The clock is synchronised", func(s State, _ time.Time) (Result, string) {
+		return yes(s.ClockSynchronised, "the system says that its clock is synchronised", "the system does not say that its clock is synchronised")
+	}),
+	ofState("sealing_key_current", "The sealing key is renewed within its lifetime", func(s State, now time.Time) (Result, string) {
+		switch {
+		case s.SealingKeyLifetime == 0:
+			return Fail, "sealing keys are never renewed by themselves"
+		case s.SealingKeyCreated.IsZero():
+			return Fail, "there is no sealing key"
+		}
+		made := s.SealingKeyCreated.Format(time.DateOnly)
+		return yes(now.Sub(s.SealingKeyCreated) <= s.SealingKeyLifetime+sealingKeyGrace,
+			"the newest sealing key is of "+made, "the newest sealing key is past its lifetime: it is of "+made)
+	}),
+	backupProbe,
+}
+
+// backupProbe has a deadline of its own: a new deployment has no backup yet.
+var backupProbe = func() probe {
+	p := ofState("backup_recent", "The last backup was begun at most a week ago", func(s State, now time.Time) (Result, string) {
+		if s.LastBackup.IsZero() {
+			return NoData, "no backup was begun yet"
+		}
+		of := "the last backup was begun on " + s.LastBackup.Format(time.DateOnly)
+		return yes(now.Sub(s.LastBackup) <= backupDays*day, of, of)
+	})
+	p.deadline = backupDays
+	return p
+}()
+
+const unreadable = "the archive could not be read"
+
+// retained judges for how long entries are kept, in the database or an archive
+// that nothing is removed from.
+func (s State) retained(days int) (Result, string) {
+	switch {
+	case s.Archive != ArchiveNone && s.Archive != ArchiveReadable:
+		return Fail, unreadable
+	case s.RetentionDays == 0:
+		return Pass, "entries stay in the database for ever"
+	case s.Archive == ArchiveReadable:
+		return Pass, "entries move to an archive after " + kept(s.RetentionDays) + ", which can be read"
+	}
+	return yes(s.RetentionDays >= days, "entries are kept for "+kept(s.RetentionDays), "entries are kept for "+kept(s.RetentionDays)+" only")
+}
+
+// period is a time between two of something, in whole units.
+func period(d time.Duration) string {
+	switch {
+	case d%time.Hour == 0:
+		return plural(int(d/time.Hour), "hour")
+	case d%time.Minute == 0:
+		return plural(int(d/time.Minute), "minute")
+	}
+	return plural(int(d/time.Second), "second")
+}
+
+func kept(days int) string {
+	if days == 0 {
+		return "for ever"
+	}
+	return plural(days, "day")
+}

@@ -1,0 +1,130 @@
+package compliance
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Levels of [State.Custody], from the weakest.
+const (
+	CustodyDevelopment = "dev"   // a development key, beside the database
+	CustodyLocal       = "local" // a local key file holds it, outside the database's folder
+	CustodyKMS         = "kms"   // a key management service wraps it
+)
+
+// States of [State.Archive].
+const (
+	ArchiveNone       = "none"       // there is none: nothing leaves the database
+	ArchiveReadable   = "readable"   // older entries move there, and what was moved can be read
+	ArchiveUnreadable = "unreadable" // or could not be read when it was looked at last
+)
+
+// Kinds of [State.Transport].
+const (
+	TransportPlaintext    = "plaintext"
+	TransportTerminated   = "terminated" // by a proxy before the service: what it negotiates is not seen here
+	TransportTLS13        = "tls13"      // X25519MLKEM768 comes first, and an older client may do without
+	TransportTLS13Quantum = "tls13-pq"   // X25519MLKEM768 and nothing else
+)
+
+// State is what the deployment says of itself. It enters a tenant's chain as the
+// attributes of COMPLIANCE_ASSESSED, times to the second.
+type State struct {
+	Custody            string        // one of the levels above
+	Transport          string        // one of the kinds above
+	Signing            string        // how audit entries are signed: entry or batch
+	VerifyEvery        time.Duration // between verifications of the whole chain in the background; 0 when there are none
+	RetentionDays      int           // how long entries are kept in the database; 0 for ever
+	Archive            string        // one of the states above
+	Anchored           bool          // a place outside the database keeps a checkpoint that was verified against the log within the last day
+	LastBackup         time.Time     // when the last one was begun; zero when there was none
+	SealingKeyCreated  time.Time     // of the newest sealing key; zero when there is none
+	SealingKeyLifetime time.Duration // after which the next one is made; 0 when never
+	ClockSynchronised  bool          // as the system's clock says of itself
+	Suites             []string      // algorithms in use, such as ML-KEM-768
+}
+
+// Attributes of COMPLIANCE_ASSESSED.
+const (
+	attributeCustody         = "key_custody"
+	attributeTransport       = "transport"
+	attributeSigning         = "signing"
+	attributeVerifyEvery     = "verify_every_seconds"
+	attributeRetention       = "retention_days"
+	attributeArchive         = "archive"
+	attributeAnchored        = "anchored"
+	attributeLastBackup      = "last_backup" // absent when there was none
+	attributeSealingCreated  = "sealing_key_created"
+	attributeSealingLifetime = "sealing_key_lifetime_seconds"
+	attributeClock           = "clock_synchronised"
+	attributeSuites          = "suites" // sorted, separated by spaces
+)
+
+// Attributes of COMPLIANCE_SCORED and COMPLIANCE_REPORTED. The scores of a day are
+// one entry COMPLIANCE_SCORED without a framework: each is under its framework's
+// name, with one decimal, or "withheld".
+const (
+	attributeFramework = "framework"
+	attributeScore     = "score"    // with one decimal
+	attributeWithheld  = "withheld" // in the place of the score: the status of the proof
+	attributeHead      = "head"     // sequence of the entry as of which was judged
+	attributePinned    = "pinned"   // "true" when the caller chose the head
+	attributeFormat    = "format"
+
+	withheld = "withheld" // in the place of a score of a day
+)
+
+func (s State) attributes() map[string]string {
+	suites := slices.Sorted(slices.Values(s.Suites))
+	a := map[string]string{
+		attributeCustody:         s.Custody,
+		attributeTransport:       s.Transport,
+		attributeSigning:         s.Signing,
+		attributeVerifyEvery:     seconds(s.VerifyEvery),
+		attributeRetention:       strconv.Itoa(s.RetentionDays),
+		attributeArchive:         s.Archive,
+		attributeAnchored:        strconv.FormatBool(s.Anchored),
+		attributeSealingLifetime: seconds(s.SealingKeyLifetime),
+		attributeClock:           strconv.FormatBool(s.ClockSynchronised),
+		attributeSuites:          strings.Join(slices.Compact(suites), " "),
+	}
+	for name, t := range map[string]time.Time{attributeLastBackup: s.LastBackup, attributeSealingCreated: s.SealingKeyCreated} {
+		if !t.IsZero() {
+			a[name] = t.UTC().Format(time.RFC3339)
+		}
+	}
+	return a
+}
+
+func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Second), 10) }
+
+// parseState reads what attributes wrote. What is missing or malformed is zero,
+// which is the worse of what it can be.
+func parseState(a map[string]string) State {
+	duration := func(name string) time.Duration {
+		n, _ := strconv.ParseUint(a[name], 10, 31)
+		return time.Duration(n) * time.Second
+	}
+	at := func(name string) time.Time {
+		t, _ := time.Parse(time.RFC3339, a[name])
+		return t.UTC()
+	}
+	days, err := strconv.Atoi(a[attributeRetention])
+	if err != nil || days < 0 {
+		days = 1 // 0 would be for ever
+	}
+	return State{
+		Custody: a[attributeCustody], Transport: a[attributeTransport], Signing: a[attributeSigning],
+		VerifyEvery: duration(attributeVerifyEvery), RetentionDays: days,
+		Archive: a[attributeArchive], Anchored: a[attributeAnchored] == "true",
+		LastBackup: at(attributeLastBackup), SealingKeyCreated: at(attributeSealingCreated),
+		SealingKeyLifetime: duration(attributeSealingLifetime), ClockSynchronised: a[attributeClock] == "true",
+		Suites: strings.Fields(a[attributeSuites]),
+	}
+}
+
+// same reports whether two states would be the same entry.
+func (s State) same(other State) bool { return maps.Equal(s.attributes(), other.attributes()) }
