@@ -85,7 +85,20 @@ var access = map[string]string{
 	"v2 resealManifest": "vault:write",
 	"v2 checkManifest":  "vault:write",
 
-	"v2 queryAuditLog": "audit:read!",
+	"v2 queryAuditLog":     "audit:read!",
+	"v2 getCheckpoint":     "audit:read!",
+	"v2 proveInclusion":    "audit:read!",
+	"v2 proveConsistency":  "audit:read!",
+	"v2 getAuditPublicKey": "audit:read!",
+	"v2 getTile":           "audit:read!",
+	"v2 exportAuditLog":    "system:admin",
+	"v2 acceptRollback":    "system:admin",
+
+	"v2 getComplianceScore":   "compliance:read!",
+	"v2 getComplianceHistory": "compliance:read!",
+	"v2 getComplianceReport":  "compliance:read!",
+	"v2 getInventory":         "compliance:read!",
+	"v2 downloadReport":       "public", // to whoever has a signed URL
 }
 
 // The scopes that there are, and which of them each role stands for.
@@ -127,7 +140,7 @@ func operations(t testing.TB) map[string]operation {
 
 // at returns the operation's path with a value for its parameter.
 func (o operation) at(value string) string {
-	before, after, ok := strings.Cut(o.path, "{")
+	before, after, ok := strings.Cut(strings.Replace(o.path, "{index}", "0", 1), "{")
 	if !ok {
 		return o.path
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,9 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/mod/sumdb/tlog"
+
 	"github.com/latticekeep/latticekeep/api/client"
 	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 )
@@ -96,6 +100,8 @@ func TestEveryOperationWorksThroughTheClient(t *testing.T) {
 	t.Run("API keys", func(t *testing.T) { o.apiKeysThrough(t, machine) })
 	t.Run("system", o.systemThrough)
 	t.Run("sealing keys", func(t *testing.T) { o.sealingThrough(t, machine) })
+	t.Run("proofs", func(t *testing.T) { o.proofsThrough(t, machine) })
+	t.Run("compliance", func(t *testing.T) { o.complianceThrough(t, machine) })
 	t.Run("operational", o.operationalThrough)
 
 	both := newContract(t)
@@ -386,6 +392,84 @@ func (o *tour) sealingThrough(t *testing.T, c *client.Client) {
 	}
 	if _, err := operator.V2.RetireSealingKey(ctx, made.KeyId); !errors.Is(err, client.ErrConflict) {
 		t.Errorf("the current key: %v", err)
+	}
+}
+
+func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
+	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.systemKey()))
+	own := o.ownEntry(o.tenant)
+	o.follow()
+	head := answered(c.V2.GetCheckpoint(ctx))(t)
+	root, err := tlog.ParseHash(head.RootHash)
+	if err != nil || !strings.Contains(head.Checkpoint, "\n"+head.RootHash+"\n") || head.Epoch != 1 {
+		t.Errorf("checkpoint %+v, %v", head, err)
+	}
+	included := answered(c.V2.ProveInclusion(ctx, &v2.ProveInclusionParams{Sequence: int64(own.Sequence), TreeSize: &head.TreeSize}))(t)
+	if err := tlog.CheckRecord(hashes(t, included.Path), head.TreeSize, root, included.LeafIndex, leaf(t, own.Hash)); err != nil {
+		t.Errorf("inclusion %+v: %v", included, err)
+	}
+	grown := answered(c.V2.ProveConsistency(ctx, &v2.ProveConsistencyParams{From: 1, To: &head.TreeSize}))(t)
+	if err := tlog.CheckTree(hashes(t, grown.Path), head.TreeSize, root, 1, leaf(t, o.records(1)[0].Hash)); err != nil {
+		t.Errorf("consistency %+v: %v", grown, err)
+	}
+	if key := answered(c.V2.GetAuditPublicKey(ctx))(t); key.Fingerprint != o.chain.Fingerprint() || !strings.HasPrefix(key.Verifier, "latticekeep.dev/log/"+key.ChainId) {
+		t.Errorf("key %+v", key)
+	}
+	if tile := answered(c.V2.GetTile(ctx, "entries", 0, &v2.GetTileParams{Width: pointer(2)}))(t); len(tile) != 68 {
+		t.Errorf("a bundle of two has %d bytes", len(tile))
+	}
+	if _, err := c.V2.GetTile(ctx, "7", 0, nil); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("a tile that is not there: %v", err)
+	}
+	exported := answered(operator.V2.ExportAuditLog(ctx, nil))(t)
+	defer exported.Close()
+	if report, err := audit.VerifyExport(exported, audit.Options{Fingerprint: o.chain.Fingerprint()}); err != nil || report.Entries == 0 {
+		t.Errorf("export: %+v, %v", report, err)
+	}
+	accept := v2.AcceptRollbackRequest{Reason: "the disk failed"}
+	if _, err := operator.V2.AcceptRollback(ctx, accept); !errors.Is(err, client.ErrConflict) {
+		t.Errorf("nothing is lost: %v", err)
+	}
+	o.lose()
+	if _, err := c.V2.ListCredentials(ctx, nil); !errors.Is(err, client.ErrUnavailable) {
+		t.Errorf("after a loss: %v", err)
+	}
+	if accepted := answered(operator.V2.AcceptRollback(ctx, accept))(t); accepted.Epoch != 2 || accepted.LostTo-accepted.LostFrom != 9 {
+		t.Errorf("accepted %+v", accepted)
+	}
+	answered(c.V2.ListCredentials(ctx, nil))(t)
+}
+
+func (o *tour) complianceThrough(t *testing.T, c *client.Client) {
+	ctx := t.Context()
+	o.verify()
+	score := answered(c.V2.GetComplianceScore(ctx, &v2.GetComplianceScoreParams{Framework: v2.FrameworkHipaa}))(t)
+	if score.Score == nil || len(score.Controls) == 0 || score.Framework != v2.FrameworkHipaa {
+		t.Errorf("score %+v", score)
+	}
+	history := answered(c.V2.GetComplianceHistory(ctx, &v2.GetComplianceHistoryParams{Framework: v2.FrameworkHipaa}))(t)
+	if len(history.Scores) != 1 || history.Scores[0].Score != *score.Score || history.Scores[0].Sequence != score.Head.Sequence {
+		t.Errorf("history %+v", history)
+	}
+	made := answered(c.V2.GetComplianceReport(ctx, &v2.GetComplianceReportParams{
+		Framework: v2.FrameworkHipaa, Head: &score.Head.Sequence, Format: pointer(v2.GetComplianceReportParamsFormatOscal),
+	}))(t)
+	fetch := func(c *client.Client, signed string) ([]byte, error) {
+		u, err := url.Parse(signed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.V2.DownloadReport(ctx, u)
+	}
+	report := answered(fetch(o.connect(), made.Url))(t)
+	if !o.keys.Identity().Verify("latticekeep/report/v1", report, answered(fetch(c, made.SignatureUrl))(t)) || made.Head != score.Head {
+		t.Errorf("a report of %d bytes at %+v", len(report), made)
+	}
+	if _, err := fetch(c, made.Url+"a"); !errors.Is(err, client.ErrForbidden) {
+		t.Errorf("an altered URL: %v", err)
+	}
+	if bom := answered(c.V2.GetInventory(ctx))(t); !strings.Contains(string(bom), `"CycloneDX"`) {
+		t.Errorf("inventory %.100s", bom)
 	}
 }
 

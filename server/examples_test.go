@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -205,6 +207,34 @@ var examples = map[string]func(*world, operation) request{
 	"v2 checkManifest":  func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
 
 	"v2 getBackup": example("", nil),
+
+	"v2 getCheckpoint": exampleProof("", ""),
+	"v2 proveInclusion": func(w *world, o operation) request {
+		return exampleProof("", fmt.Sprintf("?sequence=%d", w.ownEntry(w.tenant).Sequence))(w, o)
+	},
+	"v2 proveConsistency":  exampleProof("", "?from=1"),
+	"v2 getAuditPublicKey": exampleProof("", ""),
+	"v2 getTile":           exampleProof("0", "?width=1"),
+	"v2 exportAuditLog": func(w *world, o operation) request {
+		return example(fmt.Sprintf("?from=%d", w.next()-1), nil)(w, o) // the last entry and that of the export
+	},
+	"v2 acceptRollback": func(w *world, o operation) request {
+		r := w.send(o, "", object{"reason": "the disk failed"})
+		r.lost = true
+		return r
+	},
+
+	"v2 getComplianceScore":   example("?framework=soc2", nil),
+	"v2 getComplianceHistory": example("?framework=soc2", nil),
+	"v2 getComplianceReport":  example("?framework=soc2&format=pdf", nil),
+	"v2 getInventory":         example("", nil),
+	"v2 downloadReport": func(w *world, o operation) request {
+		l, err := w.server.config.Compliance.Report(context.Background(), administrator(w.tenant), compliance.SOC2, 0, compliance.OSCAL)
+		w.must(err)
+		r := w.send(o, "", nil)
+		r.path = strings.TrimPrefix(l.URL, w.url)
+		return r
+	},
 }
 
 type object = map[string]any
@@ -217,6 +247,30 @@ func example(query string, body object) func(*world, operation) request {
 		r.path += query
 		return r
 	}
+}
+
+// exampleProof asks for what follows from a log that has a checkpoint, in another
+// minute than the last: reads of proofs leave an entry in each.
+func exampleProof(id, query string) func(*world, operation) request {
+	return func(w *world, o operation) request {
+		w.clock.advance(time.Minute)
+		w.follow()
+		r := w.send(o, id, nil)
+		r.path += query
+		return r
+	}
+}
+
+// ownEntry is the first entry of a tenant.
+func (s *service) ownEntry(tenant authz.TenantID) audit.Entry {
+	s.t.Helper()
+	for _, e := range s.records(1) {
+		if e.TenantID == string(tenant) {
+			return e
+		}
+	}
+	s.t.Fatal("the tenant has no entry")
+	return audit.Entry{}
 }
 
 // nobody is who asks before it is known who it is.

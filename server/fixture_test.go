@@ -12,15 +12,19 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/report"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
@@ -35,6 +39,7 @@ type service struct {
 	t        testing.TB
 	server   *Server
 	store    store.Store
+	chain    *audit.Log
 	vault    *vault.Vault
 	transit  *transit.Transit
 	sealing  *sealingkey.Service
@@ -43,7 +48,9 @@ type service struct {
 	clock    *clock
 	log      *buffer
 	url      string
-	client   *http.Client // holds every exchange against the contract
+	state    *atomic.Pointer[compliance.State] // what the deployment says of itself
+	folder   string                            // of the reports
+	client   *http.Client                      // holds every exchange against the contract
 
 	tenant authz.TenantID
 	key    string // with all scopes of tenant
@@ -53,8 +60,15 @@ type service struct {
 // assemble makes a service that listens nowhere yet.
 func assemble(t testing.TB, change ...func(*Config)) *service {
 	t.Helper()
+	return assembleAt(t, "http://127.0.0.1", change...)
+}
+
+// assembleAt makes a service that will be reached at a URL.
+func assembleAt(t testing.TB, url string, change ...func(*Config)) *service {
+	t.Helper()
 	ctx := context.Background()
 	s := &service{
+		url:    url,
 		t:      t,
 		clock:  &clock{now: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)},
 		log:    &buffer{},
@@ -71,7 +85,7 @@ func assemble(t testing.TB, change ...func(*Config)) *service {
 	chain := audit.New(s.clock.Now)
 	db, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: chain.Commit})
 	check(err)
-	s.store = db
+	s.store, s.chain = db, chain
 	t.Cleanup(func() { _ = db.Close() })
 
 	check(kms.CreateLocal(filepath.Join(dir, "kms.key")))
@@ -84,17 +98,74 @@ func assemble(t testing.TB, change ...func(*Config)) *service {
 	check(err)
 	s.transit = transit.New(db, chain, s.keys, s.clock.Now)
 	s.sealing = sealingkey.New(db, chain, s.keys, sealingkey.Options{InUse: s.vault.SealingKeyUse, Now: s.clock.Now})
+	s.folder = filepath.Join(dir, "reports")
+	reports, err := objects.Open(ctx, "file://"+s.folder, objects.SigningOptions{
+		BaseURL: url + "/api/v2/compliance/download", Secret: s.keys.ReportURLKey(), Now: s.clock.Now,
+	})
+	check(err)
+	t.Cleanup(func() { _ = reports.Close() })
 	config := Config{
 		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Sealing: s.sealing, Store: db,
+		Reports:   reports,
 		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: plenty, V2: plenty, Address: plenty, Registrations: plenty},
 		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",
 	}
+	s.state = healthy()
+	config.Compliance = complianceOf(t, &config, s.state, reports)
 	for _, c := range change {
 		c(&config)
 	}
 	s.server, err = New(config)
 	check(err)
 	return s
+}
+
+// healthy is what a deployment in good order says of itself. It backs up and makes
+// sealing keys every day.
+func healthy() *atomic.Pointer[compliance.State] {
+	state := new(atomic.Pointer[compliance.State])
+	state.Store(&compliance.State{
+		Custody: compliance.CustodyLocal, RetentionDays: 400, Archive: compliance.ArchiveReadable, Transport: compliance.TransportTLS13Quantum, Signing: string(audit.SignEntries), VerifyEvery: 24 * time.Hour,
+		Anchored: true, SealingKeyLifetime: 30 * 24 * time.Hour, ClockSynchronised: true, Suites: []string{"ML-DSA-65", "ML-KEM-768"},
+	})
+	return state
+}
+
+// complianceOf makes the service that scores of the parts that a server has.
+func complianceOf(t testing.TB, c *Config, state *atomic.Pointer[compliance.State], reports compliance.Reports) *compliance.Service {
+	t.Helper()
+	made, err := compliance.New(compliance.Config{
+		Store: c.Store, Log: c.Audit, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,
+		State: func(context.Context) (compliance.State, error) {
+			now := *state.Load()
+			now.LastBackup = c.Now().UTC().Truncate(24 * time.Hour)
+			now.SealingKeyCreated = now.LastBackup
+			return now, nil
+		},
+		Renderers: map[compliance.Format]compliance.Renderer{
+			compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI,
+		},
+		Inventory: func(_ context.Context, p authz.Principal) ([]byte, error) {
+			return report.CBOM(report.Inventory{
+				Tenant: p.Tenant, Program: "latticekeep", Version: "test", At: c.Now(),
+				Algorithms: []report.Algorithm{report.MLKEM768, report.MLDSA65, report.AES256GCM},
+			})
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// follow brings the tree and the newest checkpoint to the head of the log.
+func (s *service) follow() audit.Checkpoint {
+	s.t.Helper()
+	c, err := s.chain.Follow(context.Background())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return c
 }
 
 // plenty is a rate that no test reaches by accident.
@@ -179,12 +250,11 @@ func (s *service) tokenTo(address string, n int) string {
 // newService starts a service and stops it with the test.
 func newService(t testing.TB, change ...func(*Config)) *service {
 	t.Helper()
-	s := assemble(t, change...)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.url = "http://" + l.Addr().String()
+	s := assembleAt(t, "http://"+l.Addr().String(), change...)
 	ctx, stop := context.WithCancel(context.Background())
 	served, mailed := make(chan error, 1), make(chan error, 1)
 	go func() { served <- s.server.Serve(ctx, l) }()
@@ -249,6 +319,7 @@ type request struct {
 	contentType  string // default application/json when there is a body
 	chunked      bool   // no Content-Length
 	header       http.Header
+	lost         bool // while the log lacks entries that an anchor knows
 }
 
 // reply is what came back.
@@ -260,6 +331,10 @@ type reply struct {
 
 func (s *service) call(r request) reply {
 	s.t.Helper()
+	if r.lost {
+		s.lose()
+		defer s.chain.Refuse(nil)
+	}
 	var body io.Reader
 	if r.body != "" {
 		body = strings.NewReader(r.body)
@@ -296,6 +371,14 @@ func (s *service) call(r request) reply {
 		s.t.Fatalf("%s %s: %v", r.method, r.path, err)
 	}
 	return reply{resp.StatusCode, resp.Header, b}
+}
+
+// lose has the log refuse to go on, as it does when ten entries after its head are
+// known elsewhere.
+func (s *service) lose() {
+	s.t.Helper()
+	next := s.next()
+	s.chain.Refuse(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Place: "a test"})
 }
 
 // get, post and remove call with the key of all scopes.

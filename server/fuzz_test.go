@@ -43,6 +43,7 @@ const (
 func FuzzServer(f *testing.F) {
 	s := &fuzzed{service: assemble(f, func(c *Config) { c.Rates.Registrations = plenty })}
 	s.system, s.weak = s.systemKey(), s.grant(authz.ComplianceRead)
+	s.follow() // what proofs follow from
 	for _, o := range listedOperations(f) {
 		id, _ := o.pathExample()
 		body := ""

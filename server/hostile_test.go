@@ -88,6 +88,10 @@ func (b besieged) untouched(t *testing.T) {
 	b.call(request{method: "POST", path: "/api/v2/auth/refresh", header: cookies("refreshToken", b.user.refresh)}).want(t, http.StatusOK)
 }
 
+// signed is the operation whose query is its credential: a wrong one is one
+// refusal, whatever is wrong with it.
+const signed = "v2 downloadReport"
+
 func TestEveryOperationRefusesHostileBodies(t *testing.T) {
 	b := newBesieged(t)
 	nested := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
@@ -135,7 +139,11 @@ func TestEveryOperationRefusesHostileBodies(t *testing.T) {
 		for _, query := range []string{"?x=%zz" + canary, "?x=1;y=" + canary} {
 			r := valid
 			r.path += query
-			b.refused(t, o.id+", "+query, r, http.StatusBadRequest)
+			status := http.StatusBadRequest
+			if o.id == signed {
+				status = http.StatusForbidden
+			}
+			b.refused(t, o.id+", "+query, r, status)
 		}
 		if o.required {
 			r := valid
@@ -188,7 +196,7 @@ func wrongs(s *openapi3.Schema, valid any) []variant {
 			add("NUL behind", valid.(string)+"\x00")
 		}
 		if s.Pattern != "" {
-			add("of other characters", "/"+canary)
+			add("of other characters", "/ключ"+canary)
 			add("with a line behind", valid.(string)+"\n")
 		}
 		if s.Format == "date-time" {
@@ -367,7 +375,11 @@ func badParameters(s *openapi3.Schema) []string {
 		return []string{canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21%2010:00:00Z", "2026-11-21T25:00:00Z", "2026-02-30T10:00:00Z",
 			"2026-11-21T10:00:00+01:00", "1795255260"}
 	case len(s.Enum) > 0:
-		return []string{canary, strings.ToLower(fmt.Sprint(s.Enum[0])), fmt.Sprint(s.Enum[0], "%00"), fmt.Sprint(s.Enum[0], ",", s.Enum[1])}
+		other := strings.ToLower(fmt.Sprint(s.Enum[0]))
+		if other == s.Enum[0] {
+			other = strings.ToUpper(other)
+		}
+		return []string{canary, other, fmt.Sprint(s.Enum[0], "%00"), fmt.Sprint(s.Enum[0], ",", s.Enum[1])}
 	}
 	return []string{strings.Repeat("a", int(*s.MaxLength)+1)}
 }
@@ -377,7 +389,7 @@ func TestEveryParameterIsHeldToItsSchema(t *testing.T) {
 	sent := 0
 	for _, o := range listedOperations(t) {
 		for _, p := range o.parameters {
-			if p.In == openapi3.ParameterInPath {
+			if p.In == openapi3.ParameterInPath || o.id == signed {
 				continue
 			}
 			values := badParameters(p.Schema.Value)
@@ -424,7 +436,7 @@ func TestHostileIDsAreIDsOfNothing(t *testing.T) {
 	b := newBesieged(t)
 	for _, o := range listedOperations(t) {
 		example, ok := o.pathExample()
-		if !ok {
+		if !ok || o.id == "v2 getTile" { // a level is no id
 			continue
 		}
 		want := http.StatusNotFound

@@ -75,7 +75,7 @@ func (o listed) pathExample() (string, bool) {
 
 // to returns the path with an escaped id.
 func (o listed) to(id string) string {
-	before, rest, ok := strings.Cut(o.path, "{")
+	before, rest, ok := strings.Cut(strings.Replace(o.path, "{index}", "0", 1), "{")
 	if !ok {
 		return o.path
 	}

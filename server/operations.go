@@ -85,8 +85,8 @@ func (s *Server) health(c *gin.Context) {
 // readyTimeout bounds the time that a probe waits.
 const readyTimeout = time.Second
 
-// ready says whether a request could be served: the store commits, the
-// deployment's keys can be used, and the server is not about to end. The operator
+// ready says whether a request could be served: the store commits, the log goes
+// on, the deployment's keys can be used, and the server is not about to end. The operator
 // is no part of it: workloads read while their cluster's API server is down.
 func (s *Server) ready(c *gin.Context) {
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readyTimeout)
@@ -104,7 +104,7 @@ func (s *Server) couldServe(ctx context.Context) error {
 	if s.ending.Load() {
 		return errEnding
 	}
-	if err := s.config.Store.Ready(ctx); err != nil {
+	if err := s.config.Audit.Ready(ctx); err != nil {
 		return err
 	}
 	if _, err := s.config.Keys.SealingDocument(ctx); err != nil {

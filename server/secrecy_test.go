@@ -147,7 +147,7 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 	w.must(err)
 	issued.absent("the entries", entries)
 	var export bytes.Buffer
-	w.must(w.server.config.Audit.Export(context.Background(), &export))
+	w.must(w.server.config.Audit.Export(context.Background(), &export, 0))
 	issued.absent("the exported entries", export.Bytes())
 	w.must(w.store.Close())
 	for _, r := range left {
@@ -223,6 +223,10 @@ func (w *world) spoiled(o operation, valid request) (all []request) {
 		word, word + "@example.org", word + "@" + word, "/" + word, word + "\x00",
 		strings.Repeat(word, 1000), []any{word}, object{word: word}, object{"/" + word: word},
 	} {
+		text, _ := other.(string)
+		if o.name == "v2 acceptRollback" && text != "" && len(text) < 200 && !strings.HasSuffix(text, "\x00") {
+			continue // a reason is in the log for good, as the contract says
+		}
 		for _, changed := range replaced(fields, other) {
 			body(marshal(w.t, changed))
 		}
@@ -296,6 +300,13 @@ func (i *issued) hold(o operation, r request, got reply) {
 				i.w.t.Errorf("%s: it has a password", what)
 			}
 		}
+		return
+	}
+	if o.name == "v2 exportAuditLog" { // is the entries, which are looked through at the end
+		return
+	}
+	if !strings.HasPrefix(got.header.Get("Content-Type"), "application/json;") { // a document of its own format
+		i.absent(what, got.body)
 		return
 	}
 	var answer any

@@ -29,6 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
@@ -41,16 +42,18 @@ import (
 	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
-// Config of a [Server]. Vault, Transit, Identity, Audit, Keys, Sealing and Store
-// are required.
+// Config of a [Server]. Vault, Transit, Identity, Audit, Compliance, Keys, Sealing
+// and Store are required.
 type Config struct {
-	Vault    *vault.Vault
-	Transit  *transit.Transit
-	Identity *identity.Service
-	Audit    *audit.Log
-	Keys     *keyring.Ring
-	Sealing  *sealingkey.Service
-	Store    Store
+	Vault      *vault.Vault
+	Transit    *transit.Transit
+	Identity   *identity.Service
+	Audit      *audit.Log
+	Compliance *compliance.Service
+	Reports    v2.Reports // nil when whoever keeps them gives them out
+	Keys       *keyring.Ring
+	Sealing    *sealingkey.Service
+	Store      Store
 
 	PublicURL      string     // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
 	Rates          gate.Rates // zero fields take the defaults
@@ -101,9 +104,9 @@ const (
 
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
-	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Keys == nil || config.Sealing == nil ||
-		config.Store == nil {
-		return nil, errors.New("making the server: vault, transit, identity, audit, keys, sealing and store are required")
+	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Compliance == nil ||
+		config.Keys == nil || config.Sealing == nil || config.Store == nil {
+		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing and store are required")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
@@ -151,8 +154,8 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
-		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Keys: config.Keys,
-		Sealing: config.Sealing, Store: config.Store, Program: config.Version, Now: config.Now, SecureCookies: secure,
+		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Compliance: config.Compliance,
+		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Store: config.Store, Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)

@@ -23,6 +23,10 @@ var verbs = map[string]string{
 	"v2 encryptData": "encrypt", "v2 encryptBatch": "encrypt", "v2 decryptData": "decrypt", "v2 decryptBatch": "decrypt",
 	"v2 signData": "sign", "v2 signBatch": "sign", "v2 verifyData": "verify", "v2 verifyBatch": "verify", "v2 listPublicKeys": "read_public_keys",
 	"v2 resealManifest": "reseal", "v2 checkManifest": "check", "v2 queryAuditLog": "read_audit",
+	"v2 getCheckpoint": "read_proof", "v2 proveInclusion": "read_proof", "v2 proveConsistency": "read_proof", "v2 getAuditPublicKey": "read_proof",
+	"v2 getTile":            "read_proof",
+	"v2 getComplianceScore": "read_score", "v2 getComplianceHistory": "read_score_history", "v2 getComplianceReport": "read_report",
+	"v2 getInventory": "read_inventory",
 }
 
 // byBody reports whether an operation is reviewed once its body has said where.

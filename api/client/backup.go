@@ -11,7 +11,11 @@ import (
 // allows. The caller reads it to its end and closes it. An end that came early
 // shows only in the backup itself: see latticekeep restore.
 func (v *V2) GetBackup(ctx context.Context) (io.ReadCloser, error) {
-	r, err := v.api.GetBackup(with(ctx, manner{lasting: true}))
+	return stream(v.api.GetBackup(with(ctx, manner{lasting: true})))
+}
+
+// stream is answer for the operations whose answer is read while it comes.
+func stream(r *http.Response, err error) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}

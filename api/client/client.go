@@ -109,7 +109,7 @@ func New(baseURL string, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the client: %w", err)
 	}
-	second := &V2{}
+	second := &V2{plain: c.plain}
 	second.session.exchange = second.exchange
 	second.api, err = v2.NewClient(base, v2.WithRequestEditorFn(unmark), v2.WithHTTPClient(&doer{
 		http: h, retries: c.retries, renew: second.session.renew,

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -176,7 +177,8 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 						continue
 					}
 					m.Call(arguments(t, m.Type(), "an/id"))
-					template := regexp.MustCompile(`\\\{[^}]*\\\}`).ReplaceAllString(regexp.QuoteMeta(path), "an%2Fid")
+					template := strings.ReplaceAll(regexp.QuoteMeta(path), `\{index\}`, "0") // a number
+					template = regexp.MustCompile(`\\\{[^}]*\\\}`).ReplaceAllString(template, "an%2Fid")
 					sent := n.all()
 					if len(sent) != 1 || sent[0].method != method || !regexp.MustCompile("^"+template+"$").MatchString(sent[0].escaped) {
 						t.Errorf("%s sends %+v, want %s %s", id, sent, method, path)
@@ -230,7 +232,69 @@ func arguments(t *testing.T, method reflect.Type, id string) []reflect.Value {
 			args = append(args, reflect.ValueOf(id).Convert(in))
 			continue
 		}
+		if in == reflect.TypeFor[*url.URL]() {
+			args = append(args, reflect.ValueOf(&url.URL{Scheme: "https", Host: "elsewhere.example.org", Path: "/api/v2/compliance/download"}))
+			continue
+		}
 		args = append(args, reflect.Zero(in))
 	}
 	return args
+}
+
+// A report may lie with somebody else: what that is sent is the URL and nothing
+// that says who asks.
+func TestAReportIsFetchedWithoutACredential(t *testing.T) {
+	n := &wire{answer: func(w http.ResponseWriter, r *http.Request, _ int) {
+		if r.URL.Query().Get("X-Amz-Signature") != "a+b/c=" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		_, _ = w.Write([]byte("%PDF"))
+	}}
+	for _, signedIn := range []bool{false, true} {
+		c := n.client(t)
+		if signedIn {
+			c.V2.session.begin("access", "refresh")
+		}
+		const signed = "https://bucket.example.org/reports/a%2Fb.pdf?X-Amz-Signature=a%2Bb%2Fc%3D"
+		u, err := url.Parse(signed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.V2.DownloadReport(t.Context(), u)
+		if err != nil || string(got) != "%PDF" {
+			t.Errorf("%q, %v", got, err)
+		}
+		all := n.all()
+		s := all[len(all)-1]
+		if s.method != http.MethodGet || s.escaped != "/reports/a%2Fb.pdf" || s.query != u.RawQuery || s.body != "" {
+			t.Errorf("sends %+v", s)
+		}
+		for _, name := range []string{"X-API-Key", "Authorization", "Cookie"} {
+			if s.header.Get(name) != "" {
+				t.Errorf("sends %s", name)
+			}
+		}
+		u.RawQuery = "X-Amz-Signature=x"
+		if _, err := c.V2.DownloadReport(t.Context(), u); !errors.Is(err, ErrForbidden) {
+			t.Error(err)
+		}
+	}
+	before := len(n.all())
+	for _, text := range []string{"", "/api/v2/compliance/download", "ftp://a.example/x", "http://bucket.example.org/x", "https://user:pw@bucket.example.org/x"} {
+		u, err := url.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.client(t).V2.DownloadReport(t.Context(), u); !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "pw") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := n.client(t).V2.DownloadReport(t.Context(), nil); !errors.Is(err, ErrInvalid) || len(n.all()) != before {
+		t.Error(err, len(n.all())-before)
+	}
+	plain := &url.URL{Scheme: "http", Host: "minio", Path: "/x", RawQuery: "X-Amz-Signature=a%2Bb%2Fc%3D"}
+	if _, err := n.client(t, WithPlainHTTP()).V2.DownloadReport(t.Context(), plain); err != nil {
+		t.Error(err)
+	}
 }

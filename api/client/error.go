@@ -111,6 +111,14 @@ func text(r *reply, err error) (string, error) {
 	return string(r.body), nil
 }
 
+// raw is answer for the operations that answer bytes.
+func raw(r *reply, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	return r.body, nil
+}
+
 // done is answer for the operations whose success says everything.
 func done(_ *reply, err error) error { return err }
 

@@ -12,6 +12,7 @@ import (
 type V2 struct {
 	api     *v2.Client
 	session session
+	plain   bool // HTTP without TLS is allowed to other machines
 }
 
 // idempotencyKey is the header that makes a request the same as an earlier one.

@@ -23,7 +23,7 @@ func Command() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), newSealCommand(), newResealCommand(), newImportCommand(), newValidateCommand(), newAuditCommand(),
 		newSealingKeyCommand(), newTenantCommand(), newAPIKeyCommand(), newUserCommand(), newBackupCommand(), newRestoreCommand(), newVersionCommand())
-	root.AddCommand(newWebhookCommand(), newUninstallCommand())
+	root.AddCommand(newWebhookCommand(), newUninstallCommand(), newComplianceCommand())
 	return root
 }
 

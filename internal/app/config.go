@@ -22,6 +22,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
@@ -51,6 +52,9 @@ type Settings struct {
 	Sealing struct {
 		KeyLifetime time.Duration `yaml:"keyLifetime"` // of a sealing key until a new one is made; default 720h, 0 never
 	} `yaml:"sealing"`
+
+	Audit      AuditSettings      `yaml:"audit"`
+	Compliance ComplianceSettings `yaml:"compliance"`
 
 	SystemKeyFile   string `yaml:"systemKeyFile"`   // takes the first system key, once
 	SystemKeySecret string `yaml:"systemKeySecret"` // does so instead: a Secret in kubernetes.namespace, which is created
@@ -134,6 +138,9 @@ func defaults() Settings {
 	s.Tracing.SampleRatio = 1
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL
 	s.Sealing.KeyLifetime = DefaultSealingLifetime
+	s.Audit.Signing = string(audit.SignEntries)
+	s.Audit.Verification = DefaultVerification
+	s.Audit.Anchor.ConfigMap = DefaultAnchorConfigMap
 	s.Mail.SMTP.Security = mail.STARTTLS
 	s.Rate.V1, s.Rate.V2, s.Rate.Address, s.Rate.Registrations = 1000, 5000, 1000, 30
 	s.Kubernetes.Workers = controllers.DefaultWorkers
@@ -358,7 +365,7 @@ func (s *Settings) check() error {
 	}
 	need(s.Kubernetes.Namespace == "" || len(validation.IsDNS1123Label(s.Kubernetes.Namespace)) == 0, "kubernetes.namespace: give the name of a namespace")
 	need(s.Kubernetes.Workers > 0, "kubernetes.workers: give at least 1")
-	return errors.Join(append(wrong, s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+	return errors.Join(append(wrong, s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
 }
 
 func (p PolicySettings) check() error {

@@ -42,6 +42,18 @@ kms:
   cacheTTL: 90s
 sealing:
   keyLifetime: 24h
+audit:
+  signing: batch
+  verification: 12h
+  anchor:
+    configMap: vault-anchor
+    bucket: gs://anchors
+  retention:
+    keep: 9000h
+    archive: s3://archive?region=eu-central-1
+compliance:
+  catalogues: /etc/latticekeep/catalogues
+  reports: azblob://reports
 systemKeyFile: /run/latticekeep/system.key
 mail:
   from: Latticekeep <noreply@example.org>
@@ -106,6 +118,8 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 		"kubernetes.namespaces": "map[]", "kubernetes.workers": "16", "kubernetes.restartWorkloads": "false", "kubernetes.policy.types": "[]",
 		"kubernetes.webhook": "true",
 		"operations.listen":  "", "tracing.endpoint": "", "tracing.sampleRatio": "1",
+		"audit.signing": "entry", "audit.verification": "24h0m0s", "audit.anchor.configMap": "latticekeep-audit-anchor", "audit.anchor.bucket": "",
+		"audit.retention.keep": "0s", "audit.retention.archive": "", "compliance.reports": "", "compliance.catalogues": "",
 	} {
 		if got := shown(s, name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
@@ -146,6 +160,13 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 		"LATTICEKEEP_KUBERNETES_WORKERS":             {"5", "kubernetes.workers", "5"},
 		"LATTICEKEEP_KUBERNETES_NAMESPACE":           {"keep", "kubernetes.namespace", "keep"},
 		"LATTICEKEEP_KMS_CACHE_TTL":                  {"0s", "kms.cacheTTL", "0s"},
+		"LATTICEKEEP_AUDIT_SIGNING":                  {"entry", "audit.signing", "entry"},
+		"LATTICEKEEP_AUDIT_VERIFICATION":             {"0s", "audit.verification", "0s"},
+		"LATTICEKEEP_AUDIT_ANCHOR_CONFIG_MAP":        {"other", "audit.anchor.configMap", "other"},
+		"LATTICEKEEP_AUDIT_ANCHOR_BUCKET":            {"file:///mnt/anchors", "audit.anchor.bucket", "file:///mnt/anchors"},
+		"LATTICEKEEP_AUDIT_RETENTION_KEEP":           {"48h", "audit.retention.keep", "48h0m0s"},
+		"LATTICEKEEP_AUDIT_RETENTION_ARCHIVE":        {"file:///mnt/log", "audit.retention.archive", "file:///mnt/log"},
+		"LATTICEKEEP_COMPLIANCE_REPORTS":             {"s3://reports", "compliance.reports", "s3://reports"},
 		"LATTICEKEEP_MAIL_SMTP_PASSWORD_FILE":        {"/other", "mail.smtp.passwordFile", "/other"},
 		"LATTICEKEEP_MAIL_SMTP_SECURITY":             {"starttls", "mail.smtp.security", "starttls"},
 		"LATTICEKEEP_RATE_V1":                        {"7", "rate.v1", "7"},
@@ -247,6 +268,15 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"tracing.sampleRatio: ":                 {"LATTICEKEEP_TRACING_SAMPLE_RATIO=0"},
 		"tracing.sampleRatio: give":             {"LATTICEKEEP_TRACING_SAMPLE_RATIO=1.5"},
 		"tracing.sampleRatio: give more":        {"LATTICEKEEP_TRACING_SAMPLE_RATIO=NaN"},
+		"audit.signing: ":                       {"LATTICEKEEP_AUDIT_SIGNING=none"},
+		"audit.verification: ":                  {"LATTICEKEEP_AUDIT_VERIFICATION=1s"},
+		"audit.anchor.configMap: ":              {"LATTICEKEEP_AUDIT_ANCHOR_CONFIG_MAP=a/b"},
+		"audit.anchor.bucket: ":                 {"LATTICEKEEP_AUDIT_ANCHOR_BUCKET=file://relative/folder"},
+		"audit.retention.keep: give":            {"LATTICEKEEP_AUDIT_RETENTION_KEEP=1h", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
+		"audit.retention.keep: say how long":    {"LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
+		"audit.retention.archive: name":         {"LATTICEKEEP_AUDIT_RETENTION_KEEP=48h"},
+		"audit.retention.archive: give":         {"LATTICEKEEP_AUDIT_RETENTION_KEEP=48h", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://key:secret@archive"},
+		"compliance.reports: ":                  {"LATTICEKEEP_COMPLIANCE_REPORTS=/folder"},
 		"kubernetes.namespace: ":                {"LATTICEKEEP_KUBERNETES_NAMESPACE=Vault"},
 		"kubernetes.workers: ":                  {"LATTICEKEEP_KUBERNETES_WORKERS=0"},
 		"kubernetes.policy.minTTLDays: ":        {"LATTICEKEEP_KUBERNETES_POLICY_MIN_TTL_DAYS=-1"},

@@ -33,6 +33,7 @@ const (
 // deployment is a data directory, opened: the core that server and operator
 // share.
 type deployment struct {
+	dir      string
 	store    *bolt.Store
 	log      *audit.Log
 	keys     *keyring.Ring
@@ -50,6 +51,7 @@ type place struct {
 	policy   sealing.Policy // what manifests are checked against
 	objects  sealingKeyUse  // of the cluster; nil: there is none
 	tracing  *tracing       // nil: there is none
+	proving  *proving       // of the log
 	logger   *slog.Logger
 	now      func() time.Time
 }
@@ -63,7 +65,7 @@ func openDeployment(ctx context.Context, p place) (*deployment, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &deployment{log: audit.New(p.now)}
+	d := &deployment{dir: p.dir, log: audit.New(p.now)}
 	if d.store, err = bolt.Open(filepath.Join(p.dir, databaseFile), bolt.Options{Hook: d.log.Commit, Logger: p.logger}); err != nil {
 		return nil, fmt.Errorf("opening %s: %w", databaseFile, err)
 	}
@@ -76,13 +78,18 @@ func openDeployment(ctx context.Context, p place) (*deployment, error) {
 	if err != nil {
 		return nil, errors.Join(err, d.store.Close())
 	}
+	if err := p.proving.begin(ctx, d.log, p.logger, p.now); err != nil {
+		return nil, errors.Join(err, d.store.Close())
+	}
 	d.vault = vault.New(s, d.log, d.keys, p.now)
 	d.transit = transit.New(s, d.log, d.keys, p.now)
 	d.sealing = sealingkey.New(s, d.log, d.keys, sealingkey.Options{
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
 	})
-	if err := d.vault.Reindex(ctx); err != nil {
-		return nil, errors.Join(err, d.store.Close())
+	if d.log.Refusal() == nil { // else nothing is written, and the next start does it
+		if err := d.vault.Reindex(ctx); err != nil {
+			return nil, errors.Join(err, d.store.Close())
+		}
 	}
 	if err := d.sealing.Verify(ctx); err != nil { // which is no reason to serve nothing
 		p.logger.Error("the sealing keys are not as the audit log says", "err", err)

@@ -17,7 +17,8 @@ import (
 func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	d, err := openDeployment(t.Context(), place{
-		dir: dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, logger: slog.New(slog.DiscardHandler), now: time.Now,
+		proving: devProving(),
+		dir:     dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, logger: slog.New(slog.DiscardHandler), now: time.Now,
 	})
 	if err != nil {
 		t.Fatal(err)

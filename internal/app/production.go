@@ -19,6 +19,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -40,6 +41,9 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	if s.DataDir, err = filepath.Abs(s.DataDir); err != nil { // for scripts that run elsewhere
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
+	if _, err := compliance.LoadCatalogues(s.Compliance.Catalogues); err != nil { // before anything is made
+		return fmt.Errorf("compliance.catalogues: %w", err)
+	}
 	logger := slog.New(slog.NewJSONHandler(stderr, nil))
 	spans, err := newTracing(ctx, s.Tracing, logger)
 	if err != nil {
@@ -50,6 +54,10 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		logger = slog.New(spanHandler{logger.Handler()})
 	}
 	h := service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: s.Sealing.KeyLifetime}
+	h.proving = &proving{
+		AuditSettings: s.Audit, ComplianceSettings: s.Compliance, custody: compliance.CustodyLocal, transport: transportOf(s.TLS),
+	}
+	defer func() { err = errors.Join(err, h.proving.close()) }()
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		h.tenants[namespace] = authz.TenantID(tenant)
 	}
@@ -63,6 +71,7 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		return errors.New("systemKeySecret: there is no cluster to make a Secret in: name a file in systemKeyFile, or give kubernetes.kubeconfig")
 	}
 	h.tracing = spans
+	h.proving.cluster, h.proving.namespace = h.cluster, ownNamespace(s, podNamespace)
 	h.operator.Namespace, h.operator.Policy = ownNamespace(s, podNamespace), s.Kubernetes.Policy.policy()
 	h.operator.Workers, h.operator.RestartWorkloads = s.Kubernetes.Workers, s.Kubernetes.RestartWorkloads
 	handshakes := newHandshakeCounter()
@@ -95,7 +104,7 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	}
 	h.deployment, err = openDeployment(ctx, place{
 		dir: s.DataDir, keyFile: s.KMS.KeyFile, cacheTTL: s.KMS.CacheTTL,
-		policy: h.operator.Policy, objects: h.objects(), tracing: h.tracing, logger: logger, now: h.now,
+		policy: h.operator.Policy, objects: h.objects(), tracing: h.tracing, proving: h.proving, logger: logger, now: h.now,
 	})
 	if err != nil {
 		return err

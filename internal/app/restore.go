@@ -15,6 +15,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -229,7 +230,7 @@ func (r *restored) verify(ctx context.Context, path, keyFile string) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	if r.report, err = vault.VerifyStore(ctx, s, audit.Options{Fingerprint: r.Chain}); err != nil {
+	if r.report, err = verifyStore(ctx, s, audit.Options{Fingerprint: r.Chain}); err != nil {
 		return err
 	}
 	if keyFile == "" {
@@ -252,4 +253,14 @@ func openKeys(ctx context.Context, s store.Store, keyFile string) (*keyring.Ring
 		return nil, err
 	}
 	return keyring.Open(ctx, s, k, keyring.Config{})
+}
+
+// verifyStore verifies the whole log of a database, and the rows that it tells of:
+// credentials, API keys and namespaces.
+func verifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
+	report, err := vault.VerifyStore(ctx, s, o)
+	if err != nil {
+		return audit.Report{}, err
+	}
+	return report, identity.VerifyStore(ctx, s, report)
 }

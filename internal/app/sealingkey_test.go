@@ -19,7 +19,8 @@ func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 	open := func() *deployment {
 		t.Helper()
 		d, err := openDeployment(t.Context(), place{
-			dir: dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
+			proving: devProving(),
+			dir:     dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
 		})
 		if err != nil {
 			t.Fatal(err)

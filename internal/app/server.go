@@ -22,9 +22,11 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -128,13 +130,14 @@ func Run(ctx context.Context, c Config) (err error) {
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
 	s := service{logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
-		sealingLifetime: DefaultSealingLifetime}
+		sealingLifetime: DefaultSealingLifetime, proving: devProving()}
+	defer func() { err = errors.Join(err, s.proving.close()) }()
 	if err := s.connect(c.Kubeconfig); err != nil {
 		return err
 	}
 	s.deployment, err = openDeployment(ctx, place{
 		dir: c.DataDir, keyFile: filepath.Join(c.DataDir, kmsKeyFile), cacheTTL: keyring.DefaultCacheTTL,
-		objects: s.objects(), logger: logger, now: c.Now,
+		objects: s.objects(), proving: s.proving, logger: logger, now: c.Now,
 	})
 	if err != nil {
 		return err
@@ -179,6 +182,9 @@ type service struct {
 	tracing    *tracing            // nil: there are no traces
 
 	sealingLifetime time.Duration // of a sealing key until a new one is made; 0: for ever
+
+	proving    *proving // of the log
+	compliance *compliance.Service
 }
 
 // maintenance is how often the work is done that nobody waits for.
@@ -192,6 +198,19 @@ const audience = "latticekeep"
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.keys, s.store
 	config.Sealing = s.sealing
+	var reports *objects.Bucket
+	var err error
+	if s.compliance, reports, err = s.proving.judge(ctx, s, s.dir, config.PublicURL); err == nil {
+		err = s.proving.keepArchive(ctx, s)
+	}
+	if err != nil {
+		return errors.Join(err, l.Close(), s.closeOperations())
+	}
+	config.Compliance = s.compliance
+	if reports != nil {
+		config.Reports = reports
+	}
+	config.Collectors = append(config.Collectors, proofCollector{s.log, s.proving.keeper})
 	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
 	config.Collectors = append(config.Collectors, auditCollector{s.log})
 	config.Logger, config.Now, config.Version = s.logger, s.now, version()
@@ -230,6 +249,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		s.maintain(running)
 		return nil
 	})
+	s.proving.run(running, s, parts)
 	if s.cluster != nil {
 		o := s.operator
 		o.Vault, o.Identity, o.Keys, o.Logger, o.Now, o.Tenants, o.Tracer = s.vault, s.identity, s.keys, s.logger, s.now, s.tenants, config.Tracer
@@ -240,6 +260,9 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		})
 	}
 	ready()
+	if reason := s.log.Refusal(); reason != nil {
+		s.logger.Error("nothing is served: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "err", reason)
+	}
 	return parts.Wait()
 }
 
@@ -268,26 +291,13 @@ func (s *service) objects() sealingKeyUse {
 	return s.operator.Metrics.SealingKeyUse
 }
 
-// maintain rotates the keys that are due, the sealing key too, forgets
-// idempotency keys and writes down when API keys were last used, until ctx ends.
-// Trouble with any of it is tried again the next time.
+// maintain does each minute what is due, until ctx ends, and then writes down for
+// the last time when API keys were used.
 func (s *service) maintain(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
 	for {
-		if n, err := s.transit.RotateDue(ctx); err != nil && ctx.Err() == nil {
-			s.logger.Error("keys that are due could not be rotated, it is tried again", "in", maintenance, "err", err)
-		} else if n > 0 {
-			s.logger.Info("keys that were due are rotated", "keys", n)
-		}
-		if rotated, err := s.sealing.RotateDue(ctx, s.sealingLifetime); err != nil && ctx.Err() == nil {
-			s.logger.Error("the sealing key could not be rotated, it is tried again", "in", maintenance, "err", err)
-		} else if rotated {
-			s.logger.Info("the sealing key was due, and there is a new one")
-		}
-		if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
-			s.logger.Error("idempotency keys could not be forgotten, it is tried again", "in", maintenance, "err", err)
-		}
+		s.tend(ctx)
 		select {
 		case <-tick.C:
 			s.flush(ctx)
@@ -300,10 +310,41 @@ func (s *service) maintain(ctx context.Context) {
 	}
 }
 
+// tend rotates the keys that are due, the sealing key too, forgets idempotency keys
+// and reports, and assesses tenants. Trouble with any of it is tried again the next
+// time. A log that is refused lets nothing be written, and has said so.
+func (s *service) tend(ctx context.Context) {
+	if err := s.proving.forget(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("old reports could not be removed, it is tried again", "in", maintenance, "err", err)
+	}
+	if s.log.Refusal() != nil {
+		return
+	}
+	if n, err := s.transit.RotateDue(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("keys that are due could not be rotated, it is tried again", "in", maintenance, "err", err)
+	} else if n > 0 {
+		s.logger.Info("keys that were due are rotated", "keys", n)
+	}
+	if rotated, err := s.sealing.RotateDue(ctx, s.sealingLifetime); err != nil && ctx.Err() == nil {
+		s.logger.Error("the sealing key could not be rotated, it is tried again", "in", maintenance, "err", err)
+	} else if rotated {
+		s.logger.Info("the sealing key was due, and there is a new one")
+	}
+	if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("idempotency keys could not be forgotten, it is tried again", "in", maintenance, "err", err)
+	}
+	if err := s.compliance.AssessAll(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("tenants could not be assessed, it is tried again", "in", maintenance, "err", err)
+	}
+}
+
 // flushTimeout bounds what a server that ends still writes.
 const flushTimeout = 5 * time.Second
 
 func (s *service) flush(ctx context.Context) {
+	if s.log.Refusal() != nil {
+		return
+	}
 	if err := s.identity.FlushLastUsed(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("the last use of API keys could not be written, it is tried again", "in", maintenance, "err", err)
 	}

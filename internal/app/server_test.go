@@ -256,7 +256,7 @@ func TestAuditVerifyFromTheCommandLine(t *testing.T) {
 	bad("--public-key is empty", "verify", "--data-dir", dir, "--public-key=")
 
 	pem := filepath.Join(t.TempDir(), "audit.pem")
-	export := good(`{"end":`, "export", "--data-dir", dir, "--public-key-out", pem)
+	export := good(`{"checkpoint":`, "export", "--data-dir", dir, "--public-key-out", pem)
 	file := filepath.Join(t.TempDir(), "log.jsonl")
 	write := func(content string) {
 		t.Helper()

@@ -139,8 +139,21 @@ func generic(code int) string {
 	return http.StatusText(code)
 }
 
-// Write answers with body as JSON. Nothing is sent before all of it is encoded.
+// Document is an answer of its own format, whose bytes are sent as they are.
+type Document struct {
+	ContentType string
+	Bytes       []byte // is overwritten afterwards
+}
+
+// Write answers with body as JSON, unless it is a [Document]. Nothing is sent before
+// all of it is encoded.
 func (v *Version) Write(c *gin.Context, code int, body any) {
+	if d, ok := body.(Document); ok {
+		defer clear(d.Bytes)
+		c.Header("Content-Length", strconv.Itoa(len(d.Bytes)))
+		c.Data(code, d.ContentType, d.Bytes)
+		return
+	}
 	var b bytes.Buffer
 	if err := json.MarshalWrite(&b, body, json.Deterministic(true)); err != nil {
 		// Only a defect gets here, and an error envelope always encodes.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
@@ -32,6 +33,15 @@ type Operation struct {
 	// the review, since only its body says where. Until then it has no scope.
 	Object  string
 	Reviews bool
+
+	// Signed says that the query is the credential: whatever is wrong with it is the
+	// same refusal.
+	Signed bool
+	// Patience is how long the answer may take; default less than a second.
+	Patience time.Duration
+	// Recovers says that the operation is what a log that refuses to go on is brought
+	// back by. No other is let in then.
+	Recovers bool
 }
 
 // Definition of a [Version].
@@ -126,10 +136,10 @@ func (op *operation) checkParameters(r *http.Request, query url.Values) error {
 		case openapi3.ParameterInHeader:
 			values = r.Header.Values(p.Name)
 		}
-		if len(values) == 0 {
+		if len(values) == 0 && !(p.Required && p.In == openapi3.ParameterInQuery) {
 			continue
 		}
-		if len(values) > 1 || values[0] == "" || openapi3filter.ValidateParameter(context.Background(), input, p) != nil {
+		if len(values) != 1 || values[0] == "" || openapi3filter.ValidateParameter(context.Background(), input, p) != nil {
 			return BadRequest("the parameter " + p.Name + " must be given once, " + want(p.Schema.Value))
 		}
 	}
@@ -140,7 +150,7 @@ func (op *operation) checkParameters(r *http.Request, query url.Values) error {
 func want(s *openapi3.Schema) string {
 	number := func(f *float64) string { return strconv.FormatFloat(*f, 'f', -1, 64) }
 	switch {
-	case len(s.Enum) > 0 && len(s.Enum) <= 5:
+	case len(s.Enum) > 0 && len(s.Enum) <= 10:
 		var values []string
 		for _, v := range s.Enum {
 			values = append(values, fmt.Sprint(v))

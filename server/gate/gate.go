@@ -108,11 +108,13 @@ func (v *Version) Checks() gin.HandlerFunc {
 		err := call.admit(c) // a body has its own time to arrive
 		defer secret.Bytes(call.body).Zero()
 		if err == nil {
-			// From here on the answer takes at most a second, whatever hangs.
-			ctx, cancel := context.WithTimeout(c.Request.Context(), patience)
+			// From here on most answers take at most a second, whatever hangs.
+			ctx, cancel := context.WithTimeout(c.Request.Context(), cmp.Or(op.Patience, patience))
 			defer cancel()
 			c.Request = c.Request.WithContext(ctx)
-			err = call.check(c)
+			if err = call.standing(); err == nil {
+				err = call.check(c)
+			}
 		}
 		if err != nil {
 			call.fail(c, err)
@@ -142,6 +144,18 @@ func (call *Call) admit(c *gin.Context) error {
 		call.gate.recordStranger(c, audit.AccessRefused)
 	}
 	return unknown
+}
+
+// standing is the refusal of a server whose database has lost part of the log: what
+// it would answer may be of yesterday.
+func (call *Call) standing() error {
+	if call.operation.Recovers {
+		return nil
+	}
+	if reason := call.gate.config.Audit.Refusal(); reason != nil {
+		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
+	}
+	return nil
 }
 
 // check holds an admitted request against its operation.
@@ -176,10 +190,12 @@ func (call *Call) check(c *gin.Context) error {
 	}
 	query, err := url.ParseQuery(c.Request.URL.RawQuery)
 	if err != nil {
-		return BadRequest("the query string is malformed")
+		err = BadRequest("the query string is malformed")
+	} else {
+		err = op.checkParameters(c.Request, query)
 	}
-	if err := op.checkParameters(c.Request, query); err != nil {
-		return err
+	if err != nil {
+		return op.badQuery(err)
 	}
 	return op.checkBody(call.body)
 }
@@ -194,6 +210,9 @@ func (call *Call) authorize(c *gin.Context) error {
 		return call.Review(c.Request.Context(), "", c.Param(op.Object))
 	case op.Action == "" || call.Caller.Kind == authz.Stranger:
 		return nil
+	}
+	if op.Recovers && call.gate.config.Audit.Refusal() != nil && call.Caller.Denies(op.Action) != "" {
+		return fault.New(fault.Forbidden, "access denied") // no entry can be written until who may has carried it out
 	}
 	return call.gate.config.Audit.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
 }
@@ -226,7 +245,20 @@ func (call *Call) HasBody() bool { return len(call.body) > 0 }
 
 // Fail answers a request whose parameters the generated code could not read.
 func (v *Version) Fail(c *gin.Context, _ error, _ int) {
-	c.MustGet(callKey).(*Call).fail(c, BadRequest("a parameter of the path or the query is malformed"))
+	call := c.MustGet(callKey).(*Call)
+	call.fail(c, call.operation.badQuery(BadRequest("a parameter of the path or the query is malformed")))
+}
+
+// ErrSigned is what a signed URL that does not hold is answered with, whatever the
+// cause.
+var ErrSigned = fault.New(fault.Forbidden, "access denied")
+
+// badQuery is the refusal of a query that err says is wrong.
+func (op *operation) badQuery(err error) error {
+	if op.Signed {
+		return ErrSigned
+	}
+	return err
 }
 
 // fail answers with the envelope of err. A known principal whose request was
@@ -244,7 +276,11 @@ func (call *Call) fail(c *gin.Context, err error) {
 		if call.Caller.Kind == authz.ServiceAccount && !call.permitted {
 			attempt = call.gate.config.Audit.AttemptOnce
 		}
-		err = cmp.Or(attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request"), err)
+		failed := attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request")
+		if call.operation.Recovers && call.gate.config.Audit.Refusal() != nil {
+			failed = nil // no entry can be written until this operation succeeds: its caller is told what is wrong
+		}
+		err = cmp.Or(failed, err)
 	}
 	call.version.fail(c, err)
 }

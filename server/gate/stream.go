@@ -13,12 +13,12 @@ import (
 // stalled is how long a caller may take no byte of a long answer.
 const stalled = time.Minute
 
-// Stream answers with bytes as they come, however long that takes. begin is
+// Stream answers with bytes of a content type as they come, however long that takes. begin is
 // what [Answer] calls: it has a second, and its error is answered with an
 // envelope. What it returns writes the answer; its context ends with the gate's
 // streams. When it fails after the first byte the connection is broken, so that
 // nobody takes what there is for whole.
-func Stream(c *gin.Context, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
+func Stream(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
 	call := c.MustGet(callKey).(*Call)
 	write, err := begin(c.Request.Context(), call)
 	if err != nil {
@@ -29,7 +29,7 @@ func Stream(c *gin.Context, begin func(context.Context, *Call) (write func(conte
 	defer cancel()
 	defer context.AfterFunc(call.gate.streams, cancel)()
 
-	out := &stream{c, http.NewResponseController(c.Writer)}
+	out := &stream{c, contentType, http.NewResponseController(c.Writer)}
 	_ = out.deadline.SetReadDeadline(time.Time{}) // the request is here: net/http need not give up waiting for it
 	err = write(ctx, out)
 	switch {
@@ -44,13 +44,14 @@ func Stream(c *gin.Context, begin func(context.Context, *Call) (write func(conte
 
 // stream gives every write its own time, in place of one for the whole answer.
 type stream struct {
-	c        *gin.Context
-	deadline *http.ResponseController
+	c           *gin.Context
+	contentType string
+	deadline    *http.ResponseController
 }
 
 func (s *stream) Write(b []byte) (int, error) {
 	if !s.c.Writer.Written() {
-		s.c.Header("Content-Type", "application/octet-stream")
+		s.c.Header("Content-Type", s.contentType)
 	}
 	if err := s.deadline.SetWriteDeadline(time.Now().Add(stalled)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return 0, err

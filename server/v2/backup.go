@@ -20,7 +20,7 @@ var errBackingUp = fault.New(fault.Conflict, "another backup is being taken: wai
 // taken is recorded before the first byte leaves, whether or not the last one
 // arrives.
 func (a *API) GetBackup(c *gin.Context) {
-	gate.Stream(c, func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
+	gate.Stream(c, "application/octet-stream", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		if !a.backingUp.TryLock() {
 			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "in_progress"), errBackingUp)
 		}

@@ -23,9 +23,24 @@ type ServerInterface interface {
 	// RevokeAPIKey Revoke an API key
 	// (DELETE /api/v2/api-keys/{key_id})
 	RevokeAPIKey(c *gin.Context, keyId string)
+	// GetCheckpoint The newest checkpoint
+	// (GET /api/v2/audit/checkpoint)
+	GetCheckpoint(c *gin.Context)
 	// QueryAuditLog Read the audit chain
 	// (GET /api/v2/audit/logs)
 	QueryAuditLog(c *gin.Context, params QueryAuditLogParams)
+	// ProveConsistency Prove that the log only grew
+	// (GET /api/v2/audit/proof/consistency)
+	ProveConsistency(c *gin.Context, params ProveConsistencyParams)
+	// ProveInclusion Prove that an entry is in the log
+	// (GET /api/v2/audit/proof/inclusion)
+	ProveInclusion(c *gin.Context, params ProveInclusionParams)
+	// GetAuditPublicKey The key that signs the log
+	// (GET /api/v2/audit/public-key)
+	GetAuditPublicKey(c *gin.Context)
+	// GetTile A tile of the tree
+	// (GET /api/v2/audit/tile/{level}/{index})
+	GetTile(c *gin.Context, level string, index int64, params GetTileParams)
 	// AcceptInvitation Accept an invitation
 	// (POST /api/v2/auth/accept-invitation)
 	AcceptInvitation(c *gin.Context)
@@ -65,6 +80,21 @@ type ServerInterface interface {
 	// VerifyEmail Verify an e-mail address
 	// (POST /api/v2/auth/verify-email)
 	VerifyEmail(c *gin.Context)
+	// GetInventory The cryptographic inventory
+	// (GET /api/v2/compliance/cbom)
+	GetInventory(c *gin.Context)
+	// DownloadReport Fetch a report
+	// (GET /api/v2/compliance/download)
+	DownloadReport(c *gin.Context, params DownloadReportParams)
+	// GetComplianceHistory How a score went
+	// (GET /api/v2/compliance/history)
+	GetComplianceHistory(c *gin.Context, params GetComplianceHistoryParams)
+	// GetComplianceReport A report with its evidence
+	// (GET /api/v2/compliance/report)
+	GetComplianceReport(c *gin.Context, params GetComplianceReportParams)
+	// GetComplianceScore The score of a framework
+	// (GET /api/v2/compliance/score)
+	GetComplianceScore(c *gin.Context, params GetComplianceScoreParams)
 	// DecryptData Decrypt data
 	// (POST /api/v2/encryption/decrypt)
 	DecryptData(c *gin.Context)
@@ -116,6 +146,12 @@ type ServerInterface interface {
 	// ResealManifest Seal a manifest's values for the newest key
 	// (POST /api/v2/sealing-key/reseal)
 	ResealManifest(c *gin.Context)
+	// AcceptRollback Go on after entries were lost
+	// (POST /api/v2/system/audit/accept-rollback)
+	AcceptRollback(c *gin.Context)
+	// ExportAuditLog Export the whole log
+	// (GET /api/v2/system/audit/export)
+	ExportAuditLog(c *gin.Context, params ExportAuditLogParams)
 	// GetBackup Take a backup
 	// (GET /api/v2/system/backup)
 	GetBackup(c *gin.Context)
@@ -232,6 +268,19 @@ func (siw *ServerInterfaceWrapper) RevokeAPIKey(c *gin.Context) {
 	siw.Handler.RevokeAPIKey(c, keyId)
 }
 
+// GetCheckpoint operation middleware
+func (siw *ServerInterfaceWrapper) GetCheckpoint(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetCheckpoint(c)
+}
+
 // QueryAuditLog operation middleware
 func (siw *ServerInterfaceWrapper) QueryAuditLog(c *gin.Context) {
 
@@ -305,6 +354,134 @@ func (siw *ServerInterfaceWrapper) QueryAuditLog(c *gin.Context) {
 	}
 
 	siw.Handler.QueryAuditLog(c, params)
+}
+
+// ProveConsistency operation middleware
+func (siw *ServerInterfaceWrapper) ProveConsistency(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ProveConsistencyParams
+
+	// ------------- Required query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "to" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "to", c.Request.URL.Query(), &params.To, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter to: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ProveConsistency(c, params)
+}
+
+// ProveInclusion operation middleware
+func (siw *ServerInterfaceWrapper) ProveInclusion(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ProveInclusionParams
+
+	// ------------- Required query parameter "sequence" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "sequence", c.Request.URL.Query(), &params.Sequence, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter sequence: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "tree_size" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "tree_size", c.Request.URL.Query(), &params.TreeSize, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter tree_size: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ProveInclusion(c, params)
+}
+
+// GetAuditPublicKey operation middleware
+func (siw *ServerInterfaceWrapper) GetAuditPublicKey(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetAuditPublicKey(c)
+}
+
+// GetTile operation middleware
+func (siw *ServerInterfaceWrapper) GetTile(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "level" -------------
+	var level string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "level", c.Param("level"), &level, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter level: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "index" -------------
+	var index int64
+
+	err = runtime.BindStyledParameterWithOptions("simple", "index", c.Param("index"), &index, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "integer", Format: "int64", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter index: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetTileParams
+
+	// ------------- Optional query parameter "width" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "width", c.Request.URL.Query(), &params.Width, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter width: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetTile(c, level, index, params)
 }
 
 // AcceptInvitation operation middleware
@@ -486,6 +663,175 @@ func (siw *ServerInterfaceWrapper) VerifyEmail(c *gin.Context) {
 	}
 
 	siw.Handler.VerifyEmail(c)
+}
+
+// GetInventory operation middleware
+func (siw *ServerInterfaceWrapper) GetInventory(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetInventory(c)
+}
+
+// DownloadReport operation middleware
+func (siw *ServerInterfaceWrapper) DownloadReport(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DownloadReportParams
+
+	// ------------- Optional query parameter "obj" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "obj", c.Request.URL.Query(), &params.Obj, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter obj: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "expiry" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "expiry", c.Request.URL.Query(), &params.Expiry, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter expiry: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "method" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "method", c.Request.URL.Query(), &params.Method, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter method: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "signature" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "signature", c.Request.URL.Query(), &params.Signature, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter signature: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DownloadReport(c, params)
+}
+
+// GetComplianceHistory operation middleware
+func (siw *ServerInterfaceWrapper) GetComplianceHistory(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetComplianceHistoryParams
+
+	// ------------- Required query parameter "framework" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "framework", c.Request.URL.Query(), &params.Framework, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter framework: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetComplianceHistory(c, params)
+}
+
+// GetComplianceReport operation middleware
+func (siw *ServerInterfaceWrapper) GetComplianceReport(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetComplianceReportParams
+
+	// ------------- Required query parameter "framework" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "framework", c.Request.URL.Query(), &params.Framework, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter framework: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "head" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "head", c.Request.URL.Query(), &params.Head, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter head: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "format" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "format", c.Request.URL.Query(), &params.Format, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter format: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetComplianceReport(c, params)
+}
+
+// GetComplianceScore operation middleware
+func (siw *ServerInterfaceWrapper) GetComplianceScore(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetComplianceScoreParams
+
+	// ------------- Required query parameter "framework" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "framework", c.Request.URL.Query(), &params.Framework, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter framework: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "head" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "head", c.Request.URL.Query(), &params.Head, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter head: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetComplianceScore(c, params)
 }
 
 // DecryptData operation middleware
@@ -743,6 +1089,46 @@ func (siw *ServerInterfaceWrapper) ResealManifest(c *gin.Context) {
 	}
 
 	siw.Handler.ResealManifest(c)
+}
+
+// AcceptRollback operation middleware
+func (siw *ServerInterfaceWrapper) AcceptRollback(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.AcceptRollback(c)
+}
+
+// ExportAuditLog operation middleware
+func (siw *ServerInterfaceWrapper) ExportAuditLog(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ExportAuditLogParams
+
+	// ------------- Optional query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ExportAuditLog(c, params)
 }
 
 // GetBackup operation middleware
@@ -1269,6 +1655,18 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/:key_id/restore", wrapper.RestoreSealingKey)
 	router.GET(options.BaseURL+"/api/v2/system/backup", wrapper.GetBackup)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
+	router.GET(options.BaseURL+"/api/v2/audit/checkpoint", wrapper.GetCheckpoint)
+	router.GET(options.BaseURL+"/api/v2/audit/proof/inclusion", wrapper.ProveInclusion)
+	router.GET(options.BaseURL+"/api/v2/audit/proof/consistency", wrapper.ProveConsistency)
+	router.GET(options.BaseURL+"/api/v2/audit/public-key", wrapper.GetAuditPublicKey)
+	router.GET(options.BaseURL+"/api/v2/audit/tile/:level/:index", wrapper.GetTile)
+	router.GET(options.BaseURL+"/api/v2/system/audit/export", wrapper.ExportAuditLog)
+	router.POST(options.BaseURL+"/api/v2/system/audit/accept-rollback", wrapper.AcceptRollback)
+	router.GET(options.BaseURL+"/api/v2/compliance/score", wrapper.GetComplianceScore)
+	router.GET(options.BaseURL+"/api/v2/compliance/history", wrapper.GetComplianceHistory)
+	router.GET(options.BaseURL+"/api/v2/compliance/report", wrapper.GetComplianceReport)
+	router.GET(options.BaseURL+"/api/v2/compliance/cbom", wrapper.GetInventory)
+	router.GET(options.BaseURL+"/api/v2/compliance/download", wrapper.DownloadReport)
 	router.GET(options.BaseURL+"/api/v2/sealing-key", wrapper.GetSealingKey)
 	router.POST(options.BaseURL+"/api/v2/sealing-key/reseal", wrapper.ResealManifest)
 	router.POST(options.BaseURL+"/api/v2/sealing-key/check", wrapper.CheckManifest)

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
@@ -23,22 +24,25 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// API answers the endpoints of version 2. All exported fields but
+// API answers the endpoints of version 2. All exported fields but Reports and
 // SecureCookies are required.
 type API struct {
-	Vault    *vault.Vault
-	Transit  *transit.Transit
-	Identity *identity.Service
-	Audit    *audit.Log
-	Keys     *keyring.Ring
-	Sealing  *sealingkey.Service
-	Store    backup.Source // what is backed up
-	Program  string        // its version, which a backup names
-	Now      func() time.Time
+	Vault      *vault.Vault
+	Transit    *transit.Transit
+	Identity   *identity.Service
+	Audit      *audit.Log
+	Compliance *compliance.Service
+	Reports    Reports // nil when whoever keeps them gives them out
+	Keys       *keyring.Ring
+	Sealing    *sealingkey.Service
+	Store      backup.Source // what is backed up
+	Program    string        // its version, which a backup names
+	Now        func() time.Time
 
 	SecureCookies bool // cookies are for encrypted connections only
 
-	backingUp sync.Mutex // one at a time
+	backingUp, exporting sync.Mutex // one at a time, each
+	computing            turns      // whose score or report is being computed
 }
 
 var _ ServerInterface = (*API)(nil)
@@ -97,8 +101,21 @@ func Operations() map[string]gate.Operation {
 		"setTenantLimits":    {Action: authz.LimitTenant},
 		"createTenantAPIKey": {Action: authz.CreateTenantAPIKey},
 
-		"queryAuditLog": {Action: authz.ReadAudit},
-		"getBackup":     {Action: authz.BackUp},
+		"queryAuditLog":     {Action: authz.ReadAudit},
+		"getCheckpoint":     {Action: authz.ReadProof},
+		"proveInclusion":    {Action: authz.ReadProof},
+		"proveConsistency":  {Action: authz.ReadProof},
+		"getAuditPublicKey": {Action: authz.ReadProof},
+		"getTile":           {Action: authz.ReadProof},
+		"exportAuditLog":    {Action: authz.ExportAudit},
+		"acceptRollback":    {Action: authz.AcceptRollback, Recovers: true},
+		"getBackup":         {Action: authz.BackUp},
+
+		"getComplianceScore":   {Action: authz.ReadScore, Patience: scoreTime},
+		"getComplianceHistory": {Action: authz.ReadScoreHistory, Patience: scoreTime},
+		"getComplianceReport":  {Action: authz.ReadReport, Patience: reportTime},
+		"getInventory":         {Action: authz.ReadInventory},
+		"downloadReport":       {Auth: gate.Public, Signed: true, Patience: reportTime},
 
 		"getSealingKey":     public,
 		"resealManifest":    {Action: authz.ResealManifest, Reviews: true},

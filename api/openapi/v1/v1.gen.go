@@ -100,12 +100,19 @@ func (e ErrorErrorCode) Valid() bool {
 const (
 	EventTypeACCESSREFUSED          EventType = "ACCESS_REFUSED"
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
+	EventTypeANCHORREFUSED          EventType = "ANCHOR_REFUSED"
+	EventTypeANCHORSTARTED          EventType = "ANCHOR_STARTED"
 	EventTypeAPIKEYCREATED          EventType = "API_KEY_CREATED"
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
+	EventTypeAUDITEXPORTED          EventType = "AUDIT_EXPORTED"
 	EventTypeAUDITREAD              EventType = "AUDIT_READ"
 	EventTypeBACKUPTAKEN            EventType = "BACKUP_TAKEN"
 	EventTypeCHAINSTARTED           EventType = "CHAIN_STARTED"
+	EventTypeCOMPLIANCEASSESSED     EventType = "COMPLIANCE_ASSESSED"
+	EventTypeCOMPLIANCEHISTORYREAD  EventType = "COMPLIANCE_HISTORY_READ"
+	EventTypeCOMPLIANCEREPORTED     EventType = "COMPLIANCE_REPORTED"
+	EventTypeCOMPLIANCESCORED       EventType = "COMPLIANCE_SCORED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
 	EventTypeCREDENTIALREENCRYPTED  EventType = "CREDENTIAL_REENCRYPTED"
@@ -120,10 +127,12 @@ const (
 	EventTypeDATASIGNED             EventType = "DATA_SIGNED"
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
+	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
 	EventTypeINVITATIONREVOKED      EventType = "INVITATION_REVOKED"
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
 	EventTypeKEYROTATED             EventType = "KEY_ROTATED"
+	EventTypeLOGARCHIVED            EventType = "LOG_ARCHIVED"
 	EventTypeMANIFESTCHECKED        EventType = "MANIFEST_CHECKED"
 	EventTypeMANIFESTRESEALED       EventType = "MANIFEST_RESEALED"
 	EventTypeMEMBERCHANGED          EventType = "MEMBER_CHANGED"
@@ -135,8 +144,10 @@ const (
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
 	EventTypePASSWORDRESETREQUESTED EventType = "PASSWORD_RESET_REQUESTED"
+	EventTypePROOFREAD              EventType = "PROOF_READ"
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
+	EventTypeROLLBACKACCEPTED       EventType = "ROLLBACK_ACCEPTED"
 	EventTypeSEALINGKEYCREATED      EventType = "SEALING_KEY_CREATED"
 	EventTypeSEALINGKEYLISTED       EventType = "SEALING_KEY_LISTED"
 	EventTypeSEALINGKEYRESTORED     EventType = "SEALING_KEY_RESTORED"
@@ -161,17 +172,31 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeACCOUNTREAD:
 		return true
+	case EventTypeANCHORREFUSED:
+		return true
+	case EventTypeANCHORSTARTED:
+		return true
 	case EventTypeAPIKEYCREATED:
 		return true
 	case EventTypeAPIKEYLISTED:
 		return true
 	case EventTypeAPIKEYREVOKED:
 		return true
+	case EventTypeAUDITEXPORTED:
+		return true
 	case EventTypeAUDITREAD:
 		return true
 	case EventTypeBACKUPTAKEN:
 		return true
 	case EventTypeCHAINSTARTED:
+		return true
+	case EventTypeCOMPLIANCEASSESSED:
+		return true
+	case EventTypeCOMPLIANCEHISTORYREAD:
+		return true
+	case EventTypeCOMPLIANCEREPORTED:
+		return true
+	case EventTypeCOMPLIANCESCORED:
 		return true
 	case EventTypeCREDENTIALDELETED:
 		return true
@@ -201,6 +226,8 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeEMAILVERIFIED:
 		return true
+	case EventTypeINVENTORYREAD:
+		return true
 	case EventTypeINVITATIONREVOKED:
 		return true
 	case EventTypeKEYCREATED:
@@ -208,6 +235,8 @@ func (e EventType) Valid() bool {
 	case EventTypeKEYLISTED:
 		return true
 	case EventTypeKEYROTATED:
+		return true
+	case EventTypeLOGARCHIVED:
 		return true
 	case EventTypeMANIFESTCHECKED:
 		return true
@@ -231,9 +260,13 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypePASSWORDRESETREQUESTED:
 		return true
+	case EventTypePROOFREAD:
+		return true
 	case EventTypePUBLICKEYREAD:
 		return true
 	case EventTypeRATELIMITED:
+		return true
+	case EventTypeROLLBACKACCEPTED:
 		return true
 	case EventTypeSEALINGKEYCREATED:
 		return true

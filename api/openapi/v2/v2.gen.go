@@ -72,6 +72,21 @@ func (e AuditEntryOutcome) Valid() bool {
 	}
 }
 
+// Defines values for AuditPublicKeySuccess.
+const (
+	AuditPublicKeySuccessTrue AuditPublicKeySuccess = true
+)
+
+// Valid indicates whether the value is a known member of the AuditPublicKeySuccess enum.
+func (e AuditPublicKeySuccess) Valid() bool {
+	switch e {
+	case AuditPublicKeySuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for CheckAnswerCode.
 const (
 	CheckAnswerCodeDoesNotOpen CheckAnswerCode = "does_not_open"
@@ -108,6 +123,153 @@ const (
 func (e CheckAnswerSuccess) Valid() bool {
 	switch e {
 	case CheckAnswerSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for CheckpointAnswerSuccess.
+const (
+	CheckpointAnswerSuccessTrue CheckpointAnswerSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the CheckpointAnswerSuccess enum.
+func (e CheckpointAnswerSuccess) Valid() bool {
+	switch e {
+	case CheckpointAnswerSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ComplianceControlResult.
+const (
+	ComplianceControlResultFail          ComplianceControlResult = "fail"
+	ComplianceControlResultManual        ComplianceControlResult = "manual"
+	ComplianceControlResultNoData        ComplianceControlResult = "no_data"
+	ComplianceControlResultNotApplicable ComplianceControlResult = "not_applicable"
+	ComplianceControlResultPass          ComplianceControlResult = "pass"
+)
+
+// Valid indicates whether the value is a known member of the ComplianceControlResult enum.
+func (e ComplianceControlResult) Valid() bool {
+	switch e {
+	case ComplianceControlResultFail:
+		return true
+	case ComplianceControlResultManual:
+		return true
+	case ComplianceControlResultNoData:
+		return true
+	case ComplianceControlResultNotApplicable:
+		return true
+	case ComplianceControlResultPass:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ComplianceHistorySuccess.
+const (
+	ComplianceHistorySuccessTrue ComplianceHistorySuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ComplianceHistorySuccess enum.
+func (e ComplianceHistorySuccess) Valid() bool {
+	switch e {
+	case ComplianceHistorySuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ComplianceReportFormat.
+const (
+	ComplianceReportFormatKsi   ComplianceReportFormat = "ksi"
+	ComplianceReportFormatOscal ComplianceReportFormat = "oscal"
+	ComplianceReportFormatPdf   ComplianceReportFormat = "pdf"
+)
+
+// Valid indicates whether the value is a known member of the ComplianceReportFormat enum.
+func (e ComplianceReportFormat) Valid() bool {
+	switch e {
+	case ComplianceReportFormatKsi:
+		return true
+	case ComplianceReportFormatOscal:
+		return true
+	case ComplianceReportFormatPdf:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ComplianceReportSuccess.
+const (
+	ComplianceReportSuccessTrue ComplianceReportSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ComplianceReportSuccess enum.
+func (e ComplianceReportSuccess) Valid() bool {
+	switch e {
+	case ComplianceReportSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ComplianceScoreProofStatus.
+const (
+	ComplianceScoreProofStatusBroken    ComplianceScoreProofStatus = "broken"
+	ComplianceScoreProofStatusDisabled  ComplianceScoreProofStatus = "disabled"
+	ComplianceScoreProofStatusVerified  ComplianceScoreProofStatus = "verified"
+	ComplianceScoreProofStatusVerifying ComplianceScoreProofStatus = "verifying"
+)
+
+// Valid indicates whether the value is a known member of the ComplianceScoreProofStatus enum.
+func (e ComplianceScoreProofStatus) Valid() bool {
+	switch e {
+	case ComplianceScoreProofStatusBroken:
+		return true
+	case ComplianceScoreProofStatusDisabled:
+		return true
+	case ComplianceScoreProofStatusVerified:
+		return true
+	case ComplianceScoreProofStatusVerifying:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ComplianceScoreSuccess.
+const (
+	ComplianceScoreSuccessTrue ComplianceScoreSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ComplianceScoreSuccess enum.
+func (e ComplianceScoreSuccess) Valid() bool {
+	switch e {
+	case ComplianceScoreSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ConsistencyProofSuccess.
+const (
+	ConsistencyProofSuccessTrue ConsistencyProofSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ConsistencyProofSuccess enum.
+func (e ConsistencyProofSuccess) Valid() bool {
+	switch e {
+	case ConsistencyProofSuccessTrue:
 		return true
 	default:
 		return false
@@ -238,12 +400,19 @@ func (e ErrorSuccess) Valid() bool {
 const (
 	EventTypeACCESSREFUSED          EventType = "ACCESS_REFUSED"
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
+	EventTypeANCHORREFUSED          EventType = "ANCHOR_REFUSED"
+	EventTypeANCHORSTARTED          EventType = "ANCHOR_STARTED"
 	EventTypeAPIKEYCREATED          EventType = "API_KEY_CREATED"
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
+	EventTypeAUDITEXPORTED          EventType = "AUDIT_EXPORTED"
 	EventTypeAUDITREAD              EventType = "AUDIT_READ"
 	EventTypeBACKUPTAKEN            EventType = "BACKUP_TAKEN"
 	EventTypeCHAINSTARTED           EventType = "CHAIN_STARTED"
+	EventTypeCOMPLIANCEASSESSED     EventType = "COMPLIANCE_ASSESSED"
+	EventTypeCOMPLIANCEHISTORYREAD  EventType = "COMPLIANCE_HISTORY_READ"
+	EventTypeCOMPLIANCEREPORTED     EventType = "COMPLIANCE_REPORTED"
+	EventTypeCOMPLIANCESCORED       EventType = "COMPLIANCE_SCORED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
 	EventTypeCREDENTIALREENCRYPTED  EventType = "CREDENTIAL_REENCRYPTED"
@@ -258,10 +427,12 @@ const (
 	EventTypeDATASIGNED             EventType = "DATA_SIGNED"
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
+	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
 	EventTypeINVITATIONREVOKED      EventType = "INVITATION_REVOKED"
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
 	EventTypeKEYROTATED             EventType = "KEY_ROTATED"
+	EventTypeLOGARCHIVED            EventType = "LOG_ARCHIVED"
 	EventTypeMANIFESTCHECKED        EventType = "MANIFEST_CHECKED"
 	EventTypeMANIFESTRESEALED       EventType = "MANIFEST_RESEALED"
 	EventTypeMEMBERCHANGED          EventType = "MEMBER_CHANGED"
@@ -273,8 +444,10 @@ const (
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
 	EventTypePASSWORDRESETREQUESTED EventType = "PASSWORD_RESET_REQUESTED"
+	EventTypePROOFREAD              EventType = "PROOF_READ"
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
+	EventTypeROLLBACKACCEPTED       EventType = "ROLLBACK_ACCEPTED"
 	EventTypeSEALINGKEYCREATED      EventType = "SEALING_KEY_CREATED"
 	EventTypeSEALINGKEYLISTED       EventType = "SEALING_KEY_LISTED"
 	EventTypeSEALINGKEYRESTORED     EventType = "SEALING_KEY_RESTORED"
@@ -299,17 +472,31 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeACCOUNTREAD:
 		return true
+	case EventTypeANCHORREFUSED:
+		return true
+	case EventTypeANCHORSTARTED:
+		return true
 	case EventTypeAPIKEYCREATED:
 		return true
 	case EventTypeAPIKEYLISTED:
 		return true
 	case EventTypeAPIKEYREVOKED:
 		return true
+	case EventTypeAUDITEXPORTED:
+		return true
 	case EventTypeAUDITREAD:
 		return true
 	case EventTypeBACKUPTAKEN:
 		return true
 	case EventTypeCHAINSTARTED:
+		return true
+	case EventTypeCOMPLIANCEASSESSED:
+		return true
+	case EventTypeCOMPLIANCEHISTORYREAD:
+		return true
+	case EventTypeCOMPLIANCEREPORTED:
+		return true
+	case EventTypeCOMPLIANCESCORED:
 		return true
 	case EventTypeCREDENTIALDELETED:
 		return true
@@ -339,6 +526,8 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeEMAILVERIFIED:
 		return true
+	case EventTypeINVENTORYREAD:
+		return true
 	case EventTypeINVITATIONREVOKED:
 		return true
 	case EventTypeKEYCREATED:
@@ -346,6 +535,8 @@ func (e EventType) Valid() bool {
 	case EventTypeKEYLISTED:
 		return true
 	case EventTypeKEYROTATED:
+		return true
+	case EventTypeLOGARCHIVED:
 		return true
 	case EventTypeMANIFESTCHECKED:
 		return true
@@ -369,9 +560,13 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypePASSWORDRESETREQUESTED:
 		return true
+	case EventTypePROOFREAD:
+		return true
 	case EventTypePUBLICKEYREAD:
 		return true
 	case EventTypeRATELIMITED:
+		return true
+	case EventTypeROLLBACKACCEPTED:
 		return true
 	case EventTypeSEALINGKEYCREATED:
 		return true
@@ -408,6 +603,45 @@ func (e EventType) Valid() bool {
 	}
 }
 
+// Defines values for Framework.
+const (
+	FrameworkApra      Framework = "apra"
+	FrameworkFedramp   Framework = "fedramp"
+	FrameworkGdpr      Framework = "gdpr"
+	FrameworkHipaa     Framework = "hipaa"
+	FrameworkIso27001  Framework = "iso27001"
+	FrameworkNist80053 Framework = "nist_800_53"
+	FrameworkNistCsf   Framework = "nist_csf"
+	FrameworkPciDss    Framework = "pci_dss"
+	FrameworkSoc2      Framework = "soc2"
+)
+
+// Valid indicates whether the value is a known member of the Framework enum.
+func (e Framework) Valid() bool {
+	switch e {
+	case FrameworkApra:
+		return true
+	case FrameworkFedramp:
+		return true
+	case FrameworkGdpr:
+		return true
+	case FrameworkHipaa:
+		return true
+	case FrameworkIso27001:
+		return true
+	case FrameworkNist80053:
+		return true
+	case FrameworkNistCsf:
+		return true
+	case FrameworkPciDss:
+		return true
+	case FrameworkSoc2:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for HealthStatus.
 const (
 	HealthStatusOk HealthStatus = "ok"
@@ -417,6 +651,21 @@ const (
 func (e HealthStatus) Valid() bool {
 	switch e {
 	case HealthStatusOk:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for InclusionProofSuccess.
+const (
+	InclusionProofSuccessTrue InclusionProofSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the InclusionProofSuccess enum.
+func (e InclusionProofSuccess) Valid() bool {
+	switch e {
+	case InclusionProofSuccessTrue:
 		return true
 	default:
 		return false
@@ -501,6 +750,30 @@ func (e PrincipalKind) Valid() bool {
 	}
 }
 
+// Defines values for ProbeResult.
+const (
+	ProbeResultFail          ProbeResult = "fail"
+	ProbeResultNoData        ProbeResult = "no_data"
+	ProbeResultNotApplicable ProbeResult = "not_applicable"
+	ProbeResultPass          ProbeResult = "pass"
+)
+
+// Valid indicates whether the value is a known member of the ProbeResult enum.
+func (e ProbeResult) Valid() bool {
+	switch e {
+	case ProbeResultFail:
+		return true
+	case ProbeResultNoData:
+		return true
+	case ProbeResultNotApplicable:
+		return true
+	case ProbeResultPass:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ResealedValuesSuccess.
 const (
 	ResealedValuesSuccessTrue ResealedValuesSuccess = true
@@ -534,6 +807,21 @@ func (e Role) Valid() bool {
 	case RoleMember:
 		return true
 	case RoleOwner:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RollbackAnswerSuccess.
+const (
+	RollbackAnswerSuccessTrue RollbackAnswerSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the RollbackAnswerSuccess enum.
+func (e RollbackAnswerSuccess) Valid() bool {
+	switch e {
+	case RollbackAnswerSuccessTrue:
 		return true
 	default:
 		return false
@@ -774,6 +1062,27 @@ func (e TokenAnswerTokenType) Valid() bool {
 	}
 }
 
+// Defines values for GetComplianceReportParamsFormat.
+const (
+	GetComplianceReportParamsFormatKsi   GetComplianceReportParamsFormat = "ksi"
+	GetComplianceReportParamsFormatOscal GetComplianceReportParamsFormat = "oscal"
+	GetComplianceReportParamsFormatPdf   GetComplianceReportParamsFormat = "pdf"
+)
+
+// Valid indicates whether the value is a known member of the GetComplianceReportParamsFormat enum.
+func (e GetComplianceReportParamsFormat) Valid() bool {
+	switch e {
+	case GetComplianceReportParamsFormatKsi:
+		return true
+	case GetComplianceReportParamsFormatOscal:
+		return true
+	case GetComplianceReportParamsFormatPdf:
+		return true
+	default:
+		return false
+	}
+}
+
 // APIKey defines model for APIKey.
 type APIKey struct {
 	CreatedAt time.Time `json:"created_at"`
@@ -806,6 +1115,12 @@ type AcceptInvitationRequest struct {
 
 	// Token The token of the mail.
 	Token string `json:"token"`
+}
+
+// AcceptRollbackRequest defines model for AcceptRollbackRequest.
+type AcceptRollbackRequest struct {
+	// Reason Why the loss is accepted, in printable ASCII. It is in the log for good.
+	Reason string `json:"reason"`
 }
 
 // AccountAnswer defines model for AccountAnswer.
@@ -875,11 +1190,37 @@ type AuditEntryList struct {
 	Success    Succeeded `json:"success"`
 }
 
+// AuditPublicKey defines model for AuditPublicKey.
+type AuditPublicKey struct {
+	ChainId string `json:"chain_id"`
+
+	// Fingerprint Lower-case hex; all zeros before a first entry.
+	Fingerprint Hash `json:"fingerprint"`
+
+	// Key A public key (RFC 9964).
+	Key     JWK                   `json:"key"`
+	Success AuditPublicKeySuccess `json:"success"`
+
+	// Verifier The verifier key of checkpoints, in the form of C2SP signed notes.
+	Verifier string `json:"verifier"`
+}
+
+// AuditPublicKeySuccess defines model for AuditPublicKey.Success.
+type AuditPublicKeySuccess bool
+
 // AuditReference defines model for AuditReference.
 type AuditReference struct {
 	// Id Pseudonymous; empty when what was sent was not a well-formed id.
 	Id   string `json:"id"`
 	Type string `json:"type"`
+}
+
+// ChainHead defines model for ChainHead.
+type ChainHead struct {
+	// Hash Lower-case hex; all zeros before a first entry.
+	Hash      Hash      `json:"hash"`
+	Sequence  int64     `json:"sequence"`
+	Timestamp time.Time `json:"timestamp"`
 }
 
 // ChangePasswordRequest defines model for ChangePasswordRequest.
@@ -918,6 +1259,147 @@ type CheckRequest struct {
 	Sealed  *SealedValues `json:"sealed,omitempty"`
 	TtlDays *int          `json:"ttl_days,omitempty"`
 }
+
+// CheckpointAnswer defines model for CheckpointAnswer.
+type CheckpointAnswer struct {
+	// Checkpoint The signed note.
+	Checkpoint string `json:"checkpoint"`
+
+	// Epoch One more after each accepted rollback.
+	Epoch int64 `json:"epoch"`
+
+	// Hash Lower-case hex; all zeros before a first entry.
+	Hash Hash `json:"hash"`
+
+	// RootHash RFC 6962, SHA-256.
+	RootHash string `json:"root_hash"`
+
+	// Sequence Of the newest entry in the tree.
+	Sequence int64                   `json:"sequence"`
+	Success  CheckpointAnswerSuccess `json:"success"`
+
+	// Timestamp Of the newest entry in the tree.
+	Timestamp time.Time `json:"timestamp"`
+	TreeSize  int64     `json:"tree_size"`
+}
+
+// CheckpointAnswerSuccess defines model for CheckpointAnswer.Success.
+type CheckpointAnswerSuccess bool
+
+// ComplianceControl defines model for ComplianceControl.
+type ComplianceControl struct {
+	Id     string            `json:"id"`
+	Probes []ComplianceProbe `json:"probes"`
+
+	// Profile The part of the framework that it is of, where there are several: rev5 and 20x of FedRAMP.
+	Profile *string `json:"profile,omitempty"`
+
+	// Related Controls of NIST SP 800-53 that it relates to.
+	Related []string                `json:"related"`
+	Result  ComplianceControlResult `json:"result"`
+
+	// Title Our own short title, not the text of the standard.
+	Title  string  `json:"title"`
+	Weight float32 `json:"weight"`
+}
+
+// ComplianceControlResult defines model for ComplianceControl.Result.
+type ComplianceControlResult string
+
+// ComplianceHistory defines model for ComplianceHistory.
+type ComplianceHistory struct {
+	Framework Framework                `json:"framework"`
+	Scores    []DayScore               `json:"scores"`
+	Success   ComplianceHistorySuccess `json:"success"`
+}
+
+// ComplianceHistorySuccess defines model for ComplianceHistory.Success.
+type ComplianceHistorySuccess bool
+
+// ComplianceProbe defines model for ComplianceProbe.
+type ComplianceProbe struct {
+	Detail string `json:"detail"`
+
+	// Evidence Some of the entries that it was judged by.
+	Evidence []EntryReference `json:"evidence"`
+	Name     string           `json:"name"`
+	Result   ProbeResult      `json:"result"`
+
+	// Sample How many things were looked at.
+	Sample int    `json:"sample"`
+	Title  string `json:"title"`
+
+	// WindowDays How far back it looks; 0 for the state at the head.
+	WindowDays int `json:"window_days"`
+}
+
+// ComplianceReport defines model for ComplianceReport.
+type ComplianceReport struct {
+	ExpiresAt time.Time              `json:"expires_at"`
+	Format    ComplianceReportFormat `json:"format"`
+	Framework Framework              `json:"framework"`
+	Head      ChainHead              `json:"head"`
+
+	// SignatureUrl Of the detached signature.
+	SignatureUrl string                  `json:"signature_url"`
+	Success      ComplianceReportSuccess `json:"success"`
+	Url          string                  `json:"url"`
+}
+
+// ComplianceReportFormat defines model for ComplianceReport.Format.
+type ComplianceReportFormat string
+
+// ComplianceReportSuccess defines model for ComplianceReport.Success.
+type ComplianceReportSuccess bool
+
+// ComplianceScore defines model for ComplianceScore.
+type ComplianceScore struct {
+	Controls []ComplianceControl `json:"controls"`
+	Coverage struct {
+		// Controls Controls listed for the framework.
+		Controls int `json:"controls"`
+
+		// Evidenced Those that this service has evidence for.
+		Evidenced int     `json:"evidenced"`
+		Percent   float32 `json:"percent"`
+	} `json:"coverage"`
+	Framework Framework `json:"framework"`
+	Head      ChainHead `json:"head"`
+	Proof     struct {
+		Status     ComplianceScoreProofStatus `json:"status"`
+		VerifiedAt *time.Time                 `json:"verified_at,omitempty"`
+
+		// VerifiedTo The chain holds up to this sequence.
+		VerifiedTo int64 `json:"verified_to"`
+	} `json:"proof"`
+	Reason *string `json:"reason,omitempty"`
+
+	// Score Null when it is withheld; `reason` says why.
+	Score   *float32               `json:"score"`
+	Success ComplianceScoreSuccess `json:"success"`
+
+	// Version Which edition of the framework.
+	Version string `json:"version"`
+}
+
+// ComplianceScoreProofStatus defines model for ComplianceScore.Proof.Status.
+type ComplianceScoreProofStatus string
+
+// ComplianceScoreSuccess defines model for ComplianceScore.Success.
+type ComplianceScoreSuccess bool
+
+// ConsistencyProof defines model for ConsistencyProof.
+type ConsistencyProof struct {
+	From int64 `json:"from"`
+
+	// Path SHA-256 hashes in the order of RFC 6962, base64.
+	Path    HashPath                `json:"path"`
+	Success ConsistencyProofSuccess `json:"success"`
+	To      int64                   `json:"to"`
+}
+
+// ConsistencyProofSuccess defines model for ConsistencyProof.Success.
+type ConsistencyProofSuccess bool
 
 // CreateAPIKeyRequest defines model for CreateAPIKeyRequest.
 type CreateAPIKeyRequest struct {
@@ -1052,6 +1534,15 @@ type CredentialVersionList struct {
 	Versions     []CredentialVersion `json:"versions"`
 }
 
+// DayScore defines model for DayScore.
+type DayScore struct {
+	Date  openapi_types.Date `json:"date"`
+	Score float32            `json:"score"`
+
+	// Sequence Of the head that it was judged by.
+	Sequence int64 `json:"sequence"`
+}
+
 // DecryptAnswer defines model for DecryptAnswer.
 type DecryptAnswer struct {
 	Data    string    `json:"data"`
@@ -1170,6 +1661,13 @@ type EncryptedData struct {
 // EncryptionKeyID Example: tkey_mfrggzdfmztwq2lknnwg23tpoa
 type EncryptionKeyID = string
 
+// EntryReference defines model for EntryReference.
+type EntryReference struct {
+	// Hash Lower-case hex; all zeros before a first entry.
+	Hash     Hash  `json:"hash"`
+	Sequence int64 `json:"sequence"`
+}
+
 // Error defines model for Error.
 type Error struct {
 	Error struct {
@@ -1195,8 +1693,14 @@ type ErrorSuccess bool
 // EventType An attempt that was denied carries the type of what was attempted; `outcome` tells them apart.
 type EventType string
 
+// Framework defines model for Framework.
+type Framework string
+
 // Hash Lower-case hex; all zeros before a first entry.
 type Hash = string
+
+// HashPath SHA-256 hashes in the order of RFC 6962, base64.
+type HashPath = []string
 
 // Health defines model for Health.
 type Health struct {
@@ -1206,6 +1710,24 @@ type Health struct {
 
 // HealthStatus defines model for Health.Status.
 type HealthStatus string
+
+// InclusionProof defines model for InclusionProof.
+type InclusionProof struct {
+	// Hash Lower-case hex; all zeros before a first entry.
+	Hash Hash `json:"hash"`
+
+	// LeafIndex The place in the tree, from 0.
+	LeafIndex int64 `json:"leaf_index"`
+
+	// Path SHA-256 hashes in the order of RFC 6962, base64.
+	Path     HashPath              `json:"path"`
+	Sequence int64                 `json:"sequence"`
+	Success  InclusionProofSuccess `json:"success"`
+	TreeSize int64                 `json:"tree_size"`
+}
+
+// InclusionProofSuccess defines model for InclusionProof.Success.
+type InclusionProofSuccess bool
 
 // Invitation defines model for Invitation.
 type Invitation struct {
@@ -1302,6 +1824,9 @@ type Principal struct {
 
 // PrincipalKind defines model for Principal.Kind.
 type PrincipalKind string
+
+// ProbeResult defines model for ProbeResult.
+type ProbeResult string
 
 // PublicKeyList defines model for PublicKeyList.
 type PublicKeyList struct {
@@ -1403,6 +1928,23 @@ type RoleRequest struct {
 	Role Role `json:"role"`
 }
 
+// RollbackAnswer defines model for RollbackAnswer.
+type RollbackAnswer struct {
+	Epoch int64 `json:"epoch"`
+
+	// Hash Lower-case hex; all zeros before a first entry.
+	Hash     Hash  `json:"hash"`
+	LostFrom int64 `json:"lost_from"`
+	LostTo   int64 `json:"lost_to"`
+
+	// Sequence Of the entry that says so.
+	Sequence int64                 `json:"sequence"`
+	Success  RollbackAnswerSuccess `json:"success"`
+}
+
+// RollbackAnswerSuccess defines model for RollbackAnswer.Success.
+type RollbackAnswerSuccess bool
+
 // Scope A permission. No tenant can be given `system:admin`.
 type Scope string
 
@@ -1475,7 +2017,7 @@ type SealingKeyAnswer struct {
 type SealingKeyAnswerSuccess bool
 
 // SealingKeyDocument The document as it was signed, with nothing beside it, so that the response can be kept as the key file of
-// `latticekeep seal`. It is the one success body without `success`.
+// `latticekeep seal`. Beside the cryptographic inventory it is the one success body in JSON without `success`.
 type SealingKeyDocument struct {
 	CreatedAt time.Time `json:"created_at"`
 	Identity  struct {
@@ -1793,6 +2335,82 @@ type QueryAuditLogParams struct {
 	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
 
+// ProveConsistencyParams defines parameters for ProveConsistency.
+type ProveConsistencyParams struct {
+	// From The smaller size, say of a checkpoint that was kept.
+	From int64 `form:"from" json:"from"`
+
+	// To The larger size; by default that of the newest checkpoint.
+	To *int64 `form:"to,omitempty" json:"to,omitempty"`
+}
+
+// ProveInclusionParams defines parameters for ProveInclusion.
+type ProveInclusionParams struct {
+	// Sequence The entry's place in the chain.
+	Sequence int64 `form:"sequence" json:"sequence"`
+
+	// TreeSize The size of the tree; by default that of the newest checkpoint.
+	TreeSize *int64 `form:"tree_size,omitempty" json:"tree_size,omitempty"`
+}
+
+// GetTileParams defines parameters for GetTile.
+type GetTileParams struct {
+	// Width How many hashes, for a tile that is not full; by default all 256.
+	Width *int `form:"width,omitempty" json:"width,omitempty"`
+}
+
+// DownloadReportParams defines parameters for DownloadReport.
+type DownloadReportParams struct {
+	// Obj As in the URL.
+	Obj *string `form:"obj,omitempty" json:"obj,omitempty"`
+
+	// Expiry As in the URL.
+	Expiry *string `form:"expiry,omitempty" json:"expiry,omitempty"`
+
+	// Method As in the URL.
+	Method *string `form:"method,omitempty" json:"method,omitempty"`
+
+	// Signature As in the URL.
+	Signature *string `form:"signature,omitempty" json:"signature,omitempty"`
+}
+
+// GetComplianceHistoryParams defines parameters for GetComplianceHistory.
+type GetComplianceHistoryParams struct {
+	// Framework Which framework.
+	Framework Framework `form:"framework" json:"framework"`
+}
+
+// GetComplianceReportParams defines parameters for GetComplianceReport.
+type GetComplianceReportParams struct {
+	// Framework Which framework.
+	Framework Framework `form:"framework" json:"framework"`
+
+	// Head The sequence of one of the tenant's entries, as of which to judge; by default its newest before the request.
+	Head *int64 `form:"head,omitempty" json:"head,omitempty"`
+
+	// Format `pdf`; `oscal`, assessment results in NIST's OSCAL JSON; or `ksi`, FedRAMP's key security indicators as JSON, for the framework
+	// `fedramp` alone.
+	Format *GetComplianceReportParamsFormat `form:"format,omitempty" json:"format,omitempty"`
+}
+
+// GetComplianceReportParamsFormat defines parameters for GetComplianceReport.
+type GetComplianceReportParamsFormat string
+
+// GetComplianceScoreParams defines parameters for GetComplianceScore.
+type GetComplianceScoreParams struct {
+	// Framework Which framework.
+	Framework Framework `form:"framework" json:"framework"`
+
+	// Head The sequence of one of the tenant's entries, as of which to judge; by default its newest before the request.
+	Head *int64 `form:"head,omitempty" json:"head,omitempty"`
+}
+
+// ExportAuditLogParams defines parameters for ExportAuditLog.
+type ExportAuditLogParams struct {
+	// From Begin with this sequence.
+	From *int64 `form:"from,omitempty" json:"from,omitempty"`
+}
+
 // ListTenantsParams defines parameters for ListTenants.
 type ListTenantsParams struct {
 	// Limit The most entries to return.
@@ -1884,6 +2502,9 @@ type CheckManifestJSONRequestBody = CheckRequest
 
 // ResealManifestJSONRequestBody defines body for ResealManifest for application/json ContentType.
 type ResealManifestJSONRequestBody = ResealRequest
+
+// AcceptRollbackJSONRequestBody defines body for AcceptRollback for application/json ContentType.
+type AcceptRollbackJSONRequestBody = AcceptRollbackRequest
 
 // CreateTenantJSONRequestBody defines body for CreateTenant for application/json ContentType.
 type CreateTenantJSONRequestBody = CreateTenantRequest
@@ -2008,12 +2629,52 @@ type ClientInterface interface {
 	// Corresponds with DELETE /api/v2/api-keys/{key_id} (the `RevokeAPIKey` operationId).
 	RevokeAPIKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetCheckpoint The newest checkpoint
+	//
+	// The head of the log as a C2SP signed note (`tlog-checkpoint`): the size and root of an RFC 6962 tree over the hashes of
+	// all entries, and the sequence and hash of the newest of them, signed with ML-DSA-65. It is at most a second behind the
+	// chain. Keep it: `latticekeep audit verify --since` proves that a later log still holds what it names.
+	// Reads of proofs are recorded once a minute for each caller, as `PROOF_READ`.
+	//
+	// Corresponds with GET /api/v2/audit/checkpoint (the `GetCheckpoint` operationId).
+	GetCheckpoint(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// QueryAuditLog Read the audit chain
 	//
 	// The tenant's own entries, newest first. The filters combine. Reading is itself recorded, as `AUDIT_READ`.
 	//
 	// Corresponds with GET /api/v2/audit/logs (the `QueryAuditLog` operationId).
 	QueryAuditLog(ctx context.Context, params *QueryAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ProveConsistency Prove that the log only grew
+	//
+	// The RFC 6962 consistency proof between two sizes of the tree.
+	//
+	// Corresponds with GET /api/v2/audit/proof/consistency (the `ProveConsistency` operationId).
+	ProveConsistency(ctx context.Context, params *ProveConsistencyParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ProveInclusion Prove that an entry is in the log
+	//
+	// The RFC 6962 inclusion proof of one of the tenant's own entries, in the tree of the newest checkpoint or a smaller one. An
+	// entry of another tenant and one that does not exist are the same 404.
+	//
+	// Corresponds with GET /api/v2/audit/proof/inclusion (the `ProveInclusion` operationId).
+	ProveInclusion(ctx context.Context, params *ProveInclusionParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetAuditPublicKey The key that signs the log
+	//
+	// What entries and checkpoints verify with, and the fingerprint that says whose log it is.
+	//
+	// Corresponds with GET /api/v2/audit/public-key (the `GetAuditPublicKey` operationId).
+	GetAuditPublicKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetTile A tile of the tree
+	//
+	// For a witness or a mirror: up to 256 hashes of the tree, as C2SP `tlog-tiles` has them, or an entry bundle, whose
+	// entries are the 32-byte hashes of audit entries. Hashes say nothing of what they are made of: each entry is salted.
+	//
+	// Corresponds with GET /api/v2/audit/tile/{level}/{index} (the `GetTile` operationId).
+	GetTile(ctx context.Context, level string, index int64, params *GetTileParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// AcceptInvitationWithBody Accept an invitation
 	//
@@ -2199,6 +2860,48 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /api/v2/auth/verify-email (the `VerifyEmail` operationId).
 	VerifyEmail(ctx context.Context, body VerifyEmailJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetInventory The cryptographic inventory
+	//
+	// A CycloneDX cryptographic bill of materials of the algorithms in use and of the tenant's live keys, by their ids. The
+	// document has nothing beside it, so that the response can be kept as it is.
+	//
+	// Corresponds with GET /api/v2/compliance/cbom (the `GetInventory` operationId).
+	GetInventory(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DownloadReport Fetch a report
+	//
+	// What the URLs of reports lead to when the deployment keeps reports itself. The query is the credential: what is expired
+	// or altered is 403.
+	//
+	// Corresponds with GET /api/v2/compliance/download (the `DownloadReport` operationId).
+	DownloadReport(ctx context.Context, params *DownloadReportParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetComplianceHistory How a score went
+	//
+	// The last score of each day on which there was one, oldest first, as the log has them.
+	//
+	// Corresponds with GET /api/v2/compliance/history (the `GetComplianceHistory` operationId).
+	GetComplianceHistory(ctx context.Context, params *GetComplianceHistoryParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetComplianceReport A report with its evidence
+	//
+	// A report for an auditor, as a signed URL that ends after one hour. The same head gives the byte-identical report. A
+	// detached ML-DSA-65 signature of the deployment lies beside it.
+	//
+	// Corresponds with GET /api/v2/compliance/report (the `GetComplianceReport` operationId).
+	GetComplianceReport(ctx context.Context, params *GetComplianceReportParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetComplianceScore The score of a framework
+	//
+	// What the log is evidence for, judged as of one of the tenant's entries (`head`): the same head gives the same answer, and
+	// `latticekeep compliance score --file` computes it again from an export. The score is the weighted share of
+	// controls with evidence that passed, from 0 to 100. It is not a statement of compliance: most of a framework lies outside
+	// this service, and controls that need a person are listed as `manual`. The score is null, with the reason,
+	// when the chain does not verify. What is live state (transport, key custody, backups) is in the log as `COMPLIANCE_ASSESSED`.
+	//
+	// Corresponds with GET /api/v2/compliance/score (the `GetComplianceScore` operationId).
+	GetComplianceScore(ctx context.Context, params *GetComplianceScoreParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// DecryptDataWithBody Decrypt data
 	//
@@ -2485,6 +3188,37 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /api/v2/sealing-key/reseal (the `ResealManifest` operationId).
 	ResealManifest(ctx context.Context, body ResealManifestJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AcceptRollbackWithBody Go on after entries were lost
+	//
+	// A server whose database is behind an anchored checkpoint writes nothing and answers 503 until somebody accepts the
+	// loss. The log then goes on in a new epoch, above the highest anchored sequence, with a signed entry
+	// `ROLLBACK_ACCEPTED` that names the lost range and the reason. 409 when nothing is lost.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/system/audit/accept-rollback (the `AcceptRollback` operationId).
+	AcceptRollbackWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AcceptRollback Go on after entries were lost
+	//
+	// A server whose database is behind an anchored checkpoint writes nothing and answers 503 until somebody accepts the
+	// loss. The log then goes on in a new epoch, above the highest anchored sequence, with a signed entry
+	// `ROLLBACK_ACCEPTED` that names the lost range and the reason. 409 when nothing is lost.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/system/audit/accept-rollback (the `AcceptRollback` operationId).
+	AcceptRollback(ctx context.Context, body AcceptRollbackJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExportAuditLog Export the whole log
+	//
+	// Every entry that is not archived, of all tenants, as JSON lines, oldest first, and a last line with a checkpoint that
+	// says where the export ends, for `latticekeep audit verify --file`. What is written is verified first; an export that
+	// was broken off lacks its last line.
+	//
+	// Corresponds with GET /api/v2/system/audit/export (the `ExportAuditLog` operationId).
+	ExportAuditLog(ctx context.Context, params *ExportAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetBackup Take a backup
 	//
@@ -2786,6 +3520,26 @@ func (c *Client) RevokeAPIKey(ctx context.Context, keyId string, reqEditors ...R
 	return c.Client.Do(req)
 }
 
+// GetCheckpoint The newest checkpoint
+//
+// The head of the log as a C2SP signed note (`tlog-checkpoint`): the size and root of an RFC 6962 tree over the hashes of
+// all entries, and the sequence and hash of the newest of them, signed with ML-DSA-65. It is at most a second behind the
+// chain. Keep it: `latticekeep audit verify --since` proves that a later log still holds what it names.
+// Reads of proofs are recorded once a minute for each caller, as `PROOF_READ`.
+//
+// Corresponds with GET /api/v2/audit/checkpoint (the `GetCheckpoint` operationId).
+func (c *Client) GetCheckpoint(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetCheckpointRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // QueryAuditLog Read the audit chain
 //
 // The tenant's own entries, newest first. The filters combine. Reading is itself recorded, as `AUDIT_READ`.
@@ -2793,6 +3547,76 @@ func (c *Client) RevokeAPIKey(ctx context.Context, keyId string, reqEditors ...R
 // Corresponds with GET /api/v2/audit/logs (the `QueryAuditLog` operationId).
 func (c *Client) QueryAuditLog(ctx context.Context, params *QueryAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewQueryAuditLogRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ProveConsistency Prove that the log only grew
+//
+// The RFC 6962 consistency proof between two sizes of the tree.
+//
+// Corresponds with GET /api/v2/audit/proof/consistency (the `ProveConsistency` operationId).
+func (c *Client) ProveConsistency(ctx context.Context, params *ProveConsistencyParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewProveConsistencyRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ProveInclusion Prove that an entry is in the log
+//
+// The RFC 6962 inclusion proof of one of the tenant's own entries, in the tree of the newest checkpoint or a smaller one. An
+// entry of another tenant and one that does not exist are the same 404.
+//
+// Corresponds with GET /api/v2/audit/proof/inclusion (the `ProveInclusion` operationId).
+func (c *Client) ProveInclusion(ctx context.Context, params *ProveInclusionParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewProveInclusionRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetAuditPublicKey The key that signs the log
+//
+// What entries and checkpoints verify with, and the fingerprint that says whose log it is.
+//
+// Corresponds with GET /api/v2/audit/public-key (the `GetAuditPublicKey` operationId).
+func (c *Client) GetAuditPublicKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAuditPublicKeyRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetTile A tile of the tree
+//
+// For a witness or a mirror: up to 256 hashes of the tree, as C2SP `tlog-tiles` has them, or an entry bundle, whose
+// entries are the 32-byte hashes of audit entries. Hashes say nothing of what they are made of: each entry is salted.
+//
+// Corresponds with GET /api/v2/audit/tile/{level}/{index} (the `GetTile` operationId).
+func (c *Client) GetTile(ctx context.Context, level string, index int64, params *GetTileParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetTileRequest(c.Server, level, index, params)
 	if err != nil {
 		return nil, err
 	}
@@ -3178,6 +4002,98 @@ func (c *Client) VerifyEmailWithBody(ctx context.Context, contentType string, bo
 // Corresponds with POST /api/v2/auth/verify-email (the `VerifyEmail` operationId).
 func (c *Client) VerifyEmail(ctx context.Context, body VerifyEmailJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewVerifyEmailRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetInventory The cryptographic inventory
+//
+// A CycloneDX cryptographic bill of materials of the algorithms in use and of the tenant's live keys, by their ids. The
+// document has nothing beside it, so that the response can be kept as it is.
+//
+// Corresponds with GET /api/v2/compliance/cbom (the `GetInventory` operationId).
+func (c *Client) GetInventory(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetInventoryRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DownloadReport Fetch a report
+//
+// What the URLs of reports lead to when the deployment keeps reports itself. The query is the credential: what is expired
+// or altered is 403.
+//
+// Corresponds with GET /api/v2/compliance/download (the `DownloadReport` operationId).
+func (c *Client) DownloadReport(ctx context.Context, params *DownloadReportParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDownloadReportRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetComplianceHistory How a score went
+//
+// The last score of each day on which there was one, oldest first, as the log has them.
+//
+// Corresponds with GET /api/v2/compliance/history (the `GetComplianceHistory` operationId).
+func (c *Client) GetComplianceHistory(ctx context.Context, params *GetComplianceHistoryParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetComplianceHistoryRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetComplianceReport A report with its evidence
+//
+// A report for an auditor, as a signed URL that ends after one hour. The same head gives the byte-identical report. A
+// detached ML-DSA-65 signature of the deployment lies beside it.
+//
+// Corresponds with GET /api/v2/compliance/report (the `GetComplianceReport` operationId).
+func (c *Client) GetComplianceReport(ctx context.Context, params *GetComplianceReportParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetComplianceReportRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetComplianceScore The score of a framework
+//
+// What the log is evidence for, judged as of one of the tenant's entries (`head`): the same head gives the same answer, and
+// `latticekeep compliance score --file` computes it again from an export. The score is the weighted share of
+// controls with evidence that passed, from 0 to 100. It is not a statement of compliance: most of a framework lies outside
+// this service, and controls that need a person are listed as `manual`. The score is null, with the reason,
+// when the chain does not verify. What is live state (transport, key custody, backups) is in the log as `COMPLIANCE_ASSESSED`.
+//
+// Corresponds with GET /api/v2/compliance/score (the `GetComplianceScore` operationId).
+func (c *Client) GetComplianceScore(ctx context.Context, params *GetComplianceScoreParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetComplianceScoreRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -3774,6 +4690,67 @@ func (c *Client) ResealManifest(ctx context.Context, body ResealManifestJSONRequ
 	return c.Client.Do(req)
 }
 
+// AcceptRollbackWithBody Go on after entries were lost
+//
+// A server whose database is behind an anchored checkpoint writes nothing and answers 503 until somebody accepts the
+// loss. The log then goes on in a new epoch, above the highest anchored sequence, with a signed entry
+// `ROLLBACK_ACCEPTED` that names the lost range and the reason. 409 when nothing is lost.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/system/audit/accept-rollback (the `AcceptRollback` operationId).
+func (c *Client) AcceptRollbackWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAcceptRollbackRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AcceptRollback Go on after entries were lost
+//
+// A server whose database is behind an anchored checkpoint writes nothing and answers 503 until somebody accepts the
+// loss. The log then goes on in a new epoch, above the highest anchored sequence, with a signed entry
+// `ROLLBACK_ACCEPTED` that names the lost range and the reason. 409 when nothing is lost.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/system/audit/accept-rollback (the `AcceptRollback` operationId).
+func (c *Client) AcceptRollback(ctx context.Context, body AcceptRollbackJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAcceptRollbackRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExportAuditLog Export the whole log
+//
+// Every entry that is not archived, of all tenants, as JSON lines, oldest first, and a last line with a checkpoint that
+// says where the export ends, for `latticekeep audit verify --file`. What is written is verified first; an export that
+// was broken off lacks its last line.
+//
+// Corresponds with GET /api/v2/system/audit/export (the `ExportAuditLog` operationId).
+func (c *Client) ExportAuditLog(ctx context.Context, params *ExportAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExportAuditLogRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // GetBackup Take a backup
 //
 // A logical copy of the embedded store as of one moment, signed with the deployment's identity key, for `latticekeep
@@ -4360,6 +5337,33 @@ func NewRevokeAPIKeyRequest(server string, keyId string) (*http.Request, error) 
 	return req, nil
 }
 
+// NewGetCheckpointRequest constructs an http.Request for the GetCheckpoint method
+func NewGetCheckpointRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/checkpoint")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewQueryAuditLogRequest constructs an http.Request for the QueryAuditLog method
 func NewQueryAuditLogRequest(server string, params *QueryAuditLogParams) (*http.Request, error) {
 	var err error
@@ -4463,6 +5467,225 @@ func NewQueryAuditLogRequest(server string, params *QueryAuditLogParams) (*http.
 		if params.Cursor != nil {
 
 			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewProveConsistencyRequest constructs an http.Request for the ProveConsistency method
+func NewProveConsistencyRequest(server string, params *ProveConsistencyParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/proof/consistency")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from", params.From, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.To != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "to", *params.To, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewProveInclusionRequest constructs an http.Request for the ProveInclusion method
+func NewProveInclusionRequest(server string, params *ProveInclusionParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/proof/inclusion")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "sequence", params.Sequence, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.TreeSize != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tree_size", *params.TreeSize, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetAuditPublicKeyRequest constructs an http.Request for the GetAuditPublicKey method
+func NewGetAuditPublicKeyRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/public-key")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetTileRequest constructs an http.Request for the GetTile method
+func NewGetTileRequest(server string, level string, index int64, params *GetTileParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "level", level, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "index", index, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "integer", Format: "int64"})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/tile/%s/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Width != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "width", *params.Width, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
 				return nil, err
 			} else {
 				for _, qp := range strings.Split(queryFrag, "&") {
@@ -4931,6 +6154,309 @@ func NewVerifyEmailRequestWithBody(server string, contentType string, body io.Re
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetInventoryRequest constructs an http.Request for the GetInventory method
+func NewGetInventoryRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/compliance/cbom")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDownloadReportRequest constructs an http.Request for the DownloadReport method
+func NewDownloadReportRequest(server string, params *DownloadReportParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/compliance/download")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Obj != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "obj", *params.Obj, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Expiry != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "expiry", *params.Expiry, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Method != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "method", *params.Method, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Signature != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "signature", *params.Signature, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetComplianceHistoryRequest constructs an http.Request for the GetComplianceHistory method
+func NewGetComplianceHistoryRequest(server string, params *GetComplianceHistoryParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/compliance/history")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "framework", params.Framework, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetComplianceReportRequest constructs an http.Request for the GetComplianceReport method
+func NewGetComplianceReportRequest(server string, params *GetComplianceReportParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/compliance/report")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "framework", params.Framework, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.Head != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "head", *params.Head, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Format != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "format", *params.Format, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetComplianceScoreRequest constructs an http.Request for the GetComplianceScore method
+func NewGetComplianceScoreRequest(server string, params *GetComplianceScoreParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/compliance/score")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "framework", params.Framework, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.Head != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "head", *params.Head, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -5594,6 +7120,100 @@ func NewResealManifestRequestWithBody(server string, contentType string, body io
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewAcceptRollbackRequest calls the generic AcceptRollback builder with application/json body
+func NewAcceptRollbackRequest(server string, body AcceptRollbackJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewAcceptRollbackRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewAcceptRollbackRequestWithBody constructs an http.Request for the AcceptRollback method, with any body, and a specified content type
+func NewAcceptRollbackRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/audit/accept-rollback")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewExportAuditLogRequest constructs an http.Request for the ExportAuditLog method
+func NewExportAuditLogRequest(server string, params *ExportAuditLogParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/audit/export")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.From != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from", *params.From, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }

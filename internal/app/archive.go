@@ -1,0 +1,131 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// archive is where old entries of the log move, and whether they can be read there.
+// Nobody who is served waits for its bucket.
+type archive struct {
+	log    *audit.Log
+	store  store.Store
+	bucket *objects.Bucket
+	cutter *audit.Cutter
+	now    func() time.Time
+	logger *slog.Logger
+
+	mu       sync.Mutex
+	readable bool      // as the bucket answered last
+	answered time.Time // when it did; zero when never
+	failure  string    // the trouble that was logged last
+}
+
+const (
+	archiveEvery    = 24 * time.Hour      // between two looks at a bucket that can be read
+	archiveLasts    = 2 * archiveEvery    // how long an answer counts: a look that fails is made again meanwhile
+	archivePatience = 3 * time.Second     // of the look that a start waits for
+	archiveHanging  = 5 * time.Minute     // of the others
+	archiveProbe    = "audit/never-there" // is asked for while nothing was archived
+)
+
+// state is a word of compliance.
+func (a *archive) state() string {
+	if a == nil {
+		return compliance.ArchiveNone
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if age := a.now().Sub(a.answered); !a.readable || age >= archiveLasts {
+		return compliance.ArchiveUnreadable
+	}
+	return compliance.ArchiveReadable
+}
+
+// due reports whether the bucket is to be looked at: daily, and at once again while
+// it does not answer or lacks what was put there.
+func (a *archive) due() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.readable || a.failure != "" || a.now().Sub(a.answered) >= archiveEvery
+}
+
+// look reads the oldest segment back. What is of use of an archive is its oldest
+// part, which a rule of the bucket's takes first.
+func (a *archive) look(ctx context.Context, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var segments []audit.Segment
+	err := a.store.View(ctx, func(r store.Reader) (err error) {
+		segments, err = audit.Segments(r)
+		return err
+	})
+	if err == nil && len(segments) > 0 {
+		_, err = a.bucket.Get(ctx, segments[0].Name)
+	} else if err == nil {
+		_, err = a.bucket.Exists(ctx, archiveProbe)
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return // the process ends
+	}
+	lost := fault.Of(err) == fault.NotFound
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil || lost {
+		a.readable, a.answered = err == nil, a.now()
+	}
+	was := a.failure
+	if a.failure = ""; err != nil {
+		a.failure = fault.Message(err)
+	}
+	switch {
+	case a.failure == was:
+	case err == nil:
+		a.logger.InfoContext(ctx, "the archive of the audit log can be read again")
+	case lost:
+		a.logger.ErrorContext(ctx, "the archive of the audit log lacks its oldest segment: put it back, and let no rule of the bucket remove any before its time",
+			"object", segments[0].Name)
+	default:
+		a.logger.WarnContext(ctx, "the archive of the audit log cannot be read, it is tried again", "in", maintenance, "err", err)
+	}
+}
+
+// keep moves entries there when they are due, until ctx ends. It has a goroutine of
+// its own, since a bucket may hang.
+func (a *archive) keep(ctx context.Context) {
+	tick := time.NewTicker(maintenance)
+	defer tick.Stop()
+	for {
+		if a.due() {
+			a.look(ctx, archiveHanging)
+		}
+		a.cut(ctx)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// cut moves what is due, unless the log is refused, which lets nothing be written
+// and has said so.
+func (a *archive) cut(ctx context.Context) {
+	if a.log.Refusal() != nil {
+		return
+	}
+	if cut, err := a.cutter.Run(ctx); err != nil && ctx.Err() == nil {
+		a.logger.Error("audit entries could not be moved to the archive and stay where they are, it is tried again", "in", maintenance, "err", err)
+	} else if cut > 0 {
+		a.logger.Info("audit entries were moved to the archive", "entries", cut)
+	}
+}

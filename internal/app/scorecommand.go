@@ -1,0 +1,350 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+)
+
+func newComplianceCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "compliance", Short: "Compute what the audit log is evidence for", Args: cobra.NoArgs}
+	cmd.AddCommand(newScoreCommand(), newReportCommand())
+	return cmd
+}
+
+// frameworks lists the names, for the help of a flag.
+func frameworks() string {
+	var names []string
+	for _, f := range compliance.Frameworks() {
+		names = append(names, string(f))
+	}
+	return strings.Join(names, ", ")
+}
+
+// scoreOptions say what is judged, and by what.
+type scoreOptions struct {
+	remote
+	pin
+	file, tenant, catalogues string
+	framework                string
+	head                     uint64
+}
+
+func newScoreCommand() *cobra.Command {
+	var o scoreOptions
+	cmd := &cobra.Command{
+		Use:   "score --framework NAME (--file EXPORT | --url URL) [--head N]",
+		Short: "Score a framework from an export, or ask a running server",
+		Long: `Score a framework by a tenant's entries in the audit log, as of one of them. The
+same entries give the same score: with --file it is computed here, from an export
+of the tenant or of the whole log that is verified first, and --url asks a running
+server for its own (the API key needs the scope compliance:read).
+
+A score says how much of what the log shows went well. It does not say that a
+framework is met: controls that the log has no evidence for are listed as manual.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var a compliance.Assessment
+			var err error
+			switch {
+			case o.file != "":
+				var v audit.Options
+				if v, err = o.options(cmd); err == nil {
+					a, err = o.derive(v)
+				}
+			case o.url != "":
+				return o.ask(cmd)
+			default:
+				err = errors.New("say of which log: --file with an export, or --url of a running server")
+			}
+			if err != nil {
+				return err
+			}
+			return o.print(cmd.OutOrStdout(), a)
+		},
+	}
+	o.remote.register(cmd)
+	o.pin.register(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&o.file, "file", "", "export of the tenant or of the whole log, from its first entry on")
+	flags.StringVar(&o.tenant, "tenant", "", "tenant to judge; needed with an export of the whole log")
+	flags.StringVar(&o.framework, "framework", "", "one of "+frameworks())
+	flags.Uint64Var(&o.head, "head", 0, "sequence of the tenant's entry as of which to judge (default its newest)")
+	flags.StringVar(&o.catalogues, "catalogues", "", "folder of catalogues that replace the program's own, as compliance.catalogues of the server")
+	_ = cmd.MarkFlagRequired("framework") // the flag exists
+	cmd.MarkFlagsMutuallyExclusive("file", "url")
+	for _, flag := range []string{"tenant", "catalogues", "fingerprint", "public-key"} {
+		cmd.MarkFlagsMutuallyExclusive("url", flag)
+	}
+	return cmd
+}
+
+// derive verifies the export and scores it.
+func (o *scoreOptions) derive(a audit.Options) (compliance.Assessment, error) {
+	catalogues, err := compliance.LoadCatalogues(o.catalogues)
+	if err != nil {
+		return compliance.Assessment{}, err
+	}
+	catalogue := catalogues[compliance.Framework(o.framework)]
+	if catalogue == nil {
+		return compliance.Assessment{}, fmt.Errorf("there is no such framework: the frameworks are %s", frameworks())
+	}
+	f, done, err := openInput(nil, o.file)
+	if err != nil {
+		return compliance.Assessment{}, err
+	}
+	defer done()
+	first, err := f.first()
+	if err != nil {
+		return compliance.Assessment{}, err
+	}
+	one := isTenants(first)
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return compliance.Assessment{}, fmt.Errorf("reading the export: %w", err)
+	}
+	if a.Tenant = one; !one && o.tenant == "" {
+		return compliance.Assessment{}, errors.New("the export is of the whole log: say with --tenant whose entries to judge")
+	}
+	report, err := audit.VerifyExport(f, a)
+	if err != nil {
+		return compliance.Assessment{}, err
+	}
+	tenant := o.tenant
+	switch {
+	case one && tenant == "":
+		tenant = report.Tenant
+	case one && tenant != report.Tenant:
+		return compliance.Assessment{}, fmt.Errorf("the export is of tenant %q", report.Tenant)
+	}
+	judged, err := compliance.Derive(catalogue, f.entriesOf(tenant), o.head)
+	if err != nil {
+		return compliance.Assessment{}, fmt.Errorf("scoring tenant %s: %w", tenant, err)
+	}
+	return judged, nil
+}
+
+// entriesOf returns a tenant's entries in the export.
+func (f exportInput) entriesOf(tenant string) iter.Seq2[*audit.Entry, error] {
+	return func(yield func(*audit.Entry, error) bool) {
+		var failed error
+		err := f.each(func(line []byte) bool {
+			if bytes.HasPrefix(line, closingPrefix) {
+				return true
+			}
+			e, err := audit.ParseEntry(bytes.Clone(line))
+			if err != nil {
+				failed = fmt.Errorf("reading the export: %w", err)
+				return false
+			}
+			return e.TenantID != tenant || yield(e, nil)
+		})
+		if err := errors.Join(failed, err); err != nil {
+			yield(nil, err)
+		}
+	}
+}
+
+// ask prints the score that a running server answers.
+func (o *scoreOptions) ask(cmd *cobra.Command) error {
+	c, err := o.client()
+	if err != nil {
+		return err
+	}
+	params := &v2.GetComplianceScoreParams{Framework: v2.Framework(o.framework)}
+	if o.head > 0 {
+		head := int64(o.head)
+		params.Head = &head
+	}
+	answer, err := c.GetComplianceScore(cmd.Context(), params)
+	if err != nil {
+		return fmt.Errorf("asking for the score: %w", err)
+	}
+	if o.json {
+		return printJSON(cmd.OutOrStdout(), answer)
+	}
+	// The contract's form and ours have the same JSON.
+	var a compliance.Assessment
+	b, err := json.Marshal(answer)
+	if err == nil {
+		err = json.Unmarshal(b, &a)
+	}
+	if err != nil {
+		return fmt.Errorf("reading the score: %w", err)
+	}
+	return o.print(cmd.OutOrStdout(), a)
+}
+
+func printJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func (o *scoreOptions) print(out io.Writer, a compliance.Assessment) error {
+	if o.json {
+		return printJSON(out, a)
+	}
+	score := "withheld: " + a.Reason
+	if a.Score != nil {
+		score = strconv.FormatFloat(*a.Score, 'f', 1, 64)
+	}
+	_, err := fmt.Fprintf(out, "score: %s\nframework: %s, %s\ncoverage: %d of %d controls have evidence (%s%%)\nhead: %d %s\nproof: %s up to %d\n",
+		score, a.Framework, a.Version, a.Coverage.Evidenced, a.Coverage.Controls, strconv.FormatFloat(a.Coverage.Percent, 'f', 1, 64),
+		a.Head.Sequence, a.Head.Hash, a.Proof.Status, a.Proof.VerifiedTo)
+	if err != nil || len(a.Controls) == 0 {
+		return err
+	}
+	var rows [][]string
+	for _, c := range a.Controls {
+		rows = append(rows, []string{c.ID, string(c.Result), strconv.FormatFloat(c.Weight, 'g', -1, 64), c.Title})
+		for _, p := range c.Probes {
+			rows = append(rows, []string{"", string(p.Result), "", p.Name + ": " + p.Detail})
+		}
+	}
+	fmt.Fprintln(out)
+	table(out, "CONTROL RESULT WEIGHT EVIDENCE", rows)
+	return nil
+}
+
+func newReportCommand() *cobra.Command {
+	var r remote
+	var framework, format, output, identity string
+	var head uint64
+	cmd := &cobra.Command{
+		Use:   "report --url URL --framework NAME --output FILE",
+		Short: "Fetch a report of a running server with its signature",
+		Long: `Fetch a report on a framework, and the detached ML-DSA-65 signature of the
+deployment, which goes to FILE.sig. The same head gives the same report, byte by
+byte. The API key needs the scope compliance:read.
+
+--identity, the fingerprint of the deployment that sealed manifests are pinned to
+as well, has the signature checked. Without it nobody has looked at who signed. What
+the report says is checked by computing it again: it names the command.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refuseEmpty(cmd, "identity", "output"); err != nil {
+				return err
+			}
+			c, err := r.client()
+			if err != nil {
+				return err
+			}
+			for _, path := range []string{output, output + ".sig"} {
+				if err := refuseExisting(path); err != nil {
+					return err
+				}
+			}
+			params := &v2.GetComplianceReportParams{Framework: v2.Framework(framework)}
+			if head > 0 {
+				n := int64(head)
+				params.Head = &n
+			}
+			if format != "" {
+				f := v2.GetComplianceReportParamsFormat(format)
+				params.Format = &f
+			}
+			report, signature, answer, err := fetchReport(cmd.Context(), c, params)
+			if err != nil {
+				return err
+			}
+			signed := "nobody looked at its signature: give --identity to know who signed it"
+			if identity != "" {
+				if err := checkReport(cmd.Context(), c, report, signature, identity); err != nil {
+					return err
+				}
+				signed = "signed by the pinned identity"
+			}
+			// The signature first: there is no report without one.
+			if err := writeWhole(output+".sig", signature); err != nil {
+				return err
+			}
+			if err := writeWhole(output, report); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: as of entry %d %s\n%s\n", output, answer.Head.Sequence, answer.Head.Hash, signed)
+			return err
+		},
+	}
+	r.connection(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&framework, "framework", "", "one of "+frameworks())
+	flags.Uint64Var(&head, "head", 0, "sequence of the tenant's entry as of which to judge (default its newest)")
+	flags.StringVar(&format, "format", "pdf", "pdf, oscal, or ksi for fedramp")
+	flags.StringVar(&output, "output", "", "file to write; neither it nor FILE.sig may exist")
+	flags.StringVar(&identity, "identity", "", "fingerprint of the identity that must have signed the report")
+	_ = cmd.MarkFlagRequired("framework") // the flags exist
+	_ = cmd.MarkFlagRequired("output")
+	return cmd
+}
+
+func fetchReport(ctx context.Context, c *client.V2, params *v2.GetComplianceReportParams) (report, signature []byte, answer *v2.ComplianceReport, err error) {
+	if answer, err = c.GetComplianceReport(ctx, params); err != nil {
+		return nil, nil, nil, fmt.Errorf("asking for the report: %w", err)
+	}
+	for link, to := range map[string]*[]byte{answer.Url: &report, answer.SignatureUrl: &signature} {
+		u, err := url.Parse(link)
+		if err != nil {
+			return nil, nil, nil, errors.New("the server did not answer with the URL of a report")
+		}
+		if *to, err = c.DownloadReport(ctx, u); err != nil {
+			return nil, nil, nil, fmt.Errorf("fetching the report: %w", err)
+		}
+	}
+	return report, signature, answer, nil
+}
+
+// checkReport verifies the signature with the identity key, which the server
+// publishes with its sealing key and which the pin tells.
+func checkReport(ctx context.Context, c *client.V2, report, signature []byte, identity string) error {
+	doc, err := c.GetSealingKey(ctx)
+	if err != nil {
+		return fmt.Errorf("reading the identity key: %w", err)
+	}
+	key, err := dualsig.ParsePublicKey(doc.Identity.PublicKey)
+	if err != nil {
+		return fmt.Errorf("reading the identity key: %w", err)
+	}
+	if key.ID() != identity {
+		return fmt.Errorf("the server's identity is %s and not the pinned one: this is another deployment", key.ID())
+	}
+	if !key.Verify(keyring.ReportContext, report, signature) {
+		return errors.New("the signature of the report does not verify: it was altered on its way, or where it is kept")
+	}
+	return nil
+}
+
+// writeWhole writes a file that does not exist yet, which has its name when it is
+// whole.
+func writeWhole(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = moveNew(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package v2
+
+import (
+	"cmp"
+	"context"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	openapi_types "github.com/oapi-codegen/runtime/types"
+
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// Reports are the URLs of the reports that the deployment gives out itself. Verify
+// returns the name that one is for: fault.Forbidden when it does not hold.
+type Reports interface {
+	Verify(u *url.URL) (name string, err error)
+}
+
+// What a score or a report may take: most of it the first look at a long history,
+// and the way to a bucket.
+const (
+	scoreTime  = 5 * time.Second
+	reportTime = 20 * time.Second
+)
+
+func chainHead(h compliance.Head) api.ChainHead {
+	return api.ChainHead{Sequence: int64(h.Sequence), Hash: h.Hash, Timestamp: h.Time.UTC()}
+}
+
+// GetComplianceScore answers what the log is evidence for.
+func (a *API) GetComplianceScore(c *gin.Context, params api.GetComplianceScoreParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		done, err := a.computing.take(ctx, call.Principal().Tenant)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		s, err := a.Compliance.Score(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)))
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return score(s), nil
+	})
+}
+
+func score(s compliance.Assessment) api.ComplianceScore {
+	answer := api.ComplianceScore{
+		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Reason: optional(s.Reason), Head: chainHead(s.Head),
+		Controls: make([]api.ComplianceControl, len(s.Controls)),
+	}
+	if s.Score != nil {
+		n := float32(*s.Score)
+		answer.Score = &n
+	}
+	answer.Coverage.Controls, answer.Coverage.Evidenced = s.Coverage.Controls, s.Coverage.Evidenced
+	answer.Coverage.Percent = float32(s.Coverage.Percent)
+	answer.Proof.Status, answer.Proof.VerifiedTo = api.ComplianceScoreProofStatus(s.Proof.Status), int64(s.Proof.VerifiedTo)
+	if !s.Proof.At.IsZero() {
+		at := s.Proof.At.UTC()
+		answer.Proof.VerifiedAt = &at
+	}
+	for i, c := range s.Controls {
+		answer.Controls[i] = api.ComplianceControl{
+			Id: c.ID, Title: c.Title, Profile: optional(c.Profile), Related: c.Related, Weight: float32(c.Weight),
+			Result: api.ComplianceControlResult(c.Result), Probes: make([]api.ComplianceProbe, len(c.Probes)),
+		}
+		for j, p := range c.Probes {
+			probe := api.ComplianceProbe{
+				Name: p.Name, Title: p.Title, Result: api.ProbeResult(p.Result), Sample: p.Sample, WindowDays: p.WindowDays, Detail: p.Detail,
+				Evidence: make([]api.EntryReference, len(p.Evidence)),
+			}
+			for k, e := range p.Evidence {
+				probe.Evidence[k] = api.EntryReference{Sequence: int64(e.Sequence), Hash: e.Hash}
+			}
+			answer.Controls[i].Probes[j] = probe
+		}
+	}
+	return answer
+}
+
+// GetComplianceHistory answers how a score went.
+func (a *API) GetComplianceHistory(c *gin.Context, params api.GetComplianceHistoryParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		done, err := a.computing.take(ctx, call.Principal().Tenant)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		days, err := a.Compliance.History(ctx, call.Principal(), compliance.Framework(params.Framework))
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		answer := api.ComplianceHistory{Success: true, Framework: params.Framework, Scores: []api.DayScore{}}
+		for _, d := range days {
+			at, err := time.Parse(time.DateOnly, d.Date)
+			if err != nil {
+				return nil, fault.Wrap(fault.Internal, "internal error", err)
+			}
+			answer.Scores = append(answer.Scores, api.DayScore{Date: openapi_types.Date{Time: at}, Score: float32(d.Score), Sequence: int64(d.Sequence)})
+		}
+		return answer, nil
+	})
+}
+
+// GetComplianceReport answers where a report is, which is made if need be.
+func (a *API) GetComplianceReport(c *gin.Context, params api.GetComplianceReportParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		format := compliance.PDF
+		if params.Format != nil {
+			format = compliance.Format(*params.Format)
+		}
+		done, err := a.computing.take(ctx, call.Principal().Tenant)
+		if err != nil {
+			return nil, err
+		}
+		defer done()
+		l, err := a.Compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
+		if fault.Of(err) == fault.Conflict { // nothing is said of a log that does not hold
+			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
+		}
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return api.ComplianceReport{
+			Success: true, Url: l.URL, SignatureUrl: l.SignatureURL, ExpiresAt: l.ExpiresAt.UTC(), Head: chainHead(l.Head),
+			Framework: params.Framework, Format: api.ComplianceReportFormat(format),
+		}, nil
+	})
+}
+
+// GetInventory answers the document as it is, without an envelope.
+func (a *API) GetInventory(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		bom, err := a.Compliance.Inventory(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		return gate.Document{ContentType: "application/vnd.cyclonedx+json", Bytes: bom}, nil
+	})
+}
+
+// DownloadReport answers a report to whoever has its URL. The URL says all that is
+// looked at: there is no session, and what is wrong with it is not told.
+func (a *API) DownloadReport(c *gin.Context, _ api.DownloadReportParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
+		if a.Reports == nil { // they lie in a bucket that gives them out itself
+			return nil, gate.ErrSigned
+		}
+		name, err := a.Reports.Verify(c.Request.URL)
+		if err != nil {
+			return nil, gate.ErrSigned
+		}
+		b, err := a.Compliance.Stored(ctx, name)
+		if fault.Of(err) == fault.NotFound {
+			return nil, gate.ErrSigned
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.Header("Cache-Control", "private, no-store")
+		c.Header("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(name)}))
+		return gate.Document{ContentType: reportType(name), Bytes: b}, nil
+	})
+}
+
+// reportType is the content type of a report by its ending.
+func reportType(name string) string {
+	switch path.Ext(name) {
+	case ".pdf":
+		return "application/pdf"
+	case ".json":
+		return "application/json"
+	}
+	return "application/octet-stream" // a signature
+}

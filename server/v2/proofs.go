@@ -1,0 +1,162 @@
+package v2
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/gin-gonic/gin"
+	"golang.org/x/mod/sumdb/tlog"
+
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// GetCheckpoint answers the newest checkpoint, signed, and what it says.
+func (a *API) GetCheckpoint(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		signed, head, err := a.Audit.ReadCheckpoint(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		return api.CheckpointAnswer{
+			Success: true, Checkpoint: string(signed), Epoch: int64(head.Epoch), Sequence: int64(head.Sequence),
+			Hash: hex.EncodeToString(head.Hash[:]), TreeSize: head.Size, RootHash: head.Root.String(), Timestamp: head.Time.UTC(),
+		}, nil
+	})
+}
+
+// ProveInclusion answers that an entry of the caller's tenant is in the tree.
+func (a *API) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		p, err := a.Audit.ProveInclusion(ctx, call.Principal(), uint64(params.Sequence), gate.Value(params.TreeSize))
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return api.InclusionProof{
+			Success: true, Sequence: int64(p.Sequence), Hash: p.Hash, LeafIndex: p.Index, TreeSize: p.Size, Path: hashPath(p.Path),
+		}, nil
+	})
+}
+
+// ProveConsistency answers that the larger of two trees has the smaller one in it.
+func (a *API) ProveConsistency(c *gin.Context, params api.ProveConsistencyParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		from, to, p, err := a.Audit.ProveConsistency(ctx, call.Principal(), params.From, gate.Value(params.To))
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return api.ConsistencyProof{Success: true, From: from, To: to, Path: hashPath(p)}, nil
+	})
+}
+
+// hashPath is the form of hashes in a proof.
+func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
+	all := make([]string, len(hashes))
+	for i, h := range hashes {
+		all[i] = h.String() // base64
+	}
+	return all
+}
+
+// GetAuditPublicKey answers what entries and checkpoints verify with.
+func (a *API) GetAuditPublicKey(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		k, err := a.Audit.ReadKey(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		return api.AuditPublicKey{
+			Success: true, ChainId: k.ChainID, Fingerprint: k.Fingerprint, Verifier: k.Verifier, Key: api.JWK{
+				Kty: "AKP", Alg: "ML-DSA-65", Use: "sig", Kid: k.Public.ID(), Pub: base64.RawURLEncoding.EncodeToString(k.Public.Bytes()),
+			},
+		}, nil
+	})
+}
+
+// Levels of the tree, as they are in the path.
+const (
+	bundles  = "entries" // the hashes that the leaves are made of
+	maxLevel = 7
+)
+
+var errTile = gate.BadRequest("a tile is at a level from 0 to 7 or at entries, and at an index of at least 0")
+
+// GetTile answers hashes of the tree, or those that its leaves are made of.
+func (a *API) GetTile(c *gin.Context, level string, index int64, params api.GetTileParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		n := -1
+		if level != bundles {
+			if len(level) != 1 || level[0] < '0' || level[0] > '0'+maxLevel {
+				return nil, errTile
+			}
+			n = int(level[0] - '0')
+		}
+		if index < 0 {
+			return nil, errTile
+		}
+		hashes, err := a.Audit.Tile(ctx, call.Principal(), n, index, gate.Value(params.Width))
+		if err != nil {
+			return nil, gate.InvalidParameter(err)
+		}
+		return gate.Document{ContentType: "application/octet-stream", Bytes: hashes}, nil
+	})
+}
+
+var errExporting = fault.New(fault.Conflict, "another export of the log is being written: wait until it is done")
+
+// ExportAuditLog answers the log while it is being verified and written. That it
+// was exported is recorded before the first byte leaves, and so is its last entry.
+func (a *API) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
+	gate.Stream(c, "application/jsonl", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
+		if !a.exporting.TryLock() {
+			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.ExportAudit, audit.Failure, "in_progress"), errExporting)
+		}
+		from := uint64(gate.Value(params.From))
+		if newest, _, err := a.Audit.Progress(ctx); err != nil || from > newest {
+			a.exporting.Unlock()
+			return nil, cmp.Or(err, gate.BadRequest("the log does not go that far: export from an earlier sequence"))
+		}
+		e := audit.Event{
+			Type: audit.AuditExported, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.LogResource},
+		}
+		if from > 0 {
+			e.Attributes = map[string]string{"from": strconv.FormatUint(from, 10)}
+		}
+		if err := a.Audit.Record(ctx, e); err != nil {
+			a.exporting.Unlock()
+			return nil, err
+		}
+		return func(ctx context.Context, w io.Writer) error {
+			defer a.exporting.Unlock()
+			return a.Audit.Export(ctx, w, from)
+		}, nil
+	})
+}
+
+// AcceptRollback lets a log go on from which entries were lost.
+func (a *API) AcceptRollback(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.AcceptRollbackRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		r, err := a.Audit.AcceptRollback(ctx, call.Principal(), body.Reason)
+		if fault.Of(err) == fault.Conflict {
+			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.AcceptRollback, audit.Denied, "nothing_lost"), err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return api.RollbackAnswer{
+			Success: true, Epoch: int64(r.Epoch), LostFrom: int64(r.LostFrom), LostTo: int64(r.LostTo), Sequence: int64(r.Sequence), Hash: r.Hash,
+		}, nil
+	})
+}
