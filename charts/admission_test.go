@@ -110,6 +110,10 @@ func TestPoliciesRefuseWithoutTheWebhook(t *testing.T) {
 		{"an administrator replaces it", configMap("latticekeep-sealing-key", "forged"), "written by the operator alone", []string{"replace"}},
 		{"another ServiceAccount of that name", configMap("latticekeep-sealing-key", "forged"), "written by the operator alone",
 			[]string{"replace", "--as=system:serviceaccount:shop:latticekeep", "--as-group=system:masters"}},
+		{"the operator writes the anchor", configMap("latticekeep-audit-anchor", "ours"), "", []string{"create", operator}},
+		{"the operator writes a newer one", configMap("latticekeep-audit-anchor", "newer"), "", []string{"replace", operator}},
+		{"somebody puts an older one back", configMap("latticekeep-audit-anchor", "ours"), "written by the operator alone", []string{"apply", dev}},
+		{"an administrator does", configMap("latticekeep-audit-anchor", "ours"), "written by the operator alone", []string{"replace"}},
 		{"other ConfigMaps", configMap("other", "x"), "", []string{"create", dev}},
 
 		{"a plain Secret where all are sealed", secret("sealed", "a", "Opaque"), "takes no plain Secrets", []string{"create", dev}},
@@ -129,10 +133,12 @@ func TestPoliciesRefuseWithoutTheWebhook(t *testing.T) {
 		args          []string
 	}{
 		{"somebody deletes the key", "written by the operator alone", []string{"delete", dev, "configmap", "latticekeep-sealing-key", "--namespace", namespace}},
+		{"somebody deletes the anchor", "written by the operator alone", []string{"delete", dev, "configmap", "latticekeep-audit-anchor", "--namespace", namespace}},
 		{"with all others in one request", "written by the operator alone", []string{"delete", dev, "--raw", "/api/v1/namespaces/" + namespace + "/configmaps"}},
 		{"among all others", "written by the operator alone", []string{"delete", dev, "configmap", "--all", "--namespace", namespace}},
 		{"an old Secret is changed", "", []string{"label", dev, "secret", "sh.helm.release.v1.h.v1", "a=b", "--namespace", "sealed"}},
 		{"an administrator deletes the key", "", []string{"delete", "configmap", "latticekeep-sealing-key", "--namespace", namespace}},
+		{"an administrator deletes the anchor", "", []string{"delete", "configmap", "latticekeep-audit-anchor", "--namespace", namespace}},
 	} {
 		out, err := kubectl(t, c, "", step.args...)
 		check(t, step.name, out, err, step.refused)

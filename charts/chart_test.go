@@ -120,6 +120,15 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		{"config.listen=:80", "'listen' not allowed"},
 		{"config.dataDir=/tmp", "'dataDir' not allowed"},
 		{"config.tls.secretName=x", "'secretName' not allowed"},
+		{"config.compliance.catalogues=/etc", "'catalogues' not allowed"},
+		{"config.audit.signing=none", "signing"},
+		{"config.audit.verification=24", "verification"},
+		{"config.audit.anchor.configMap=other", "configMap"}, // for which there is no role
+		{"config.audit.anchor.bucket=file:///var/lib/latticekeep/anchor", "bucket"},
+		{"config.audit.anchor.bucket=https://example.org", "bucket"},
+		{"config.audit.retention.archive=file:///tmp/archive", "archive"},
+		{"config.audit.retention.keep=8760h", "config.audit.retention.archive: name the bucket"},
+		{"config.compliance.reports=s3://key@reports", "reports"},
 		{"config.kms.cacheTTL=5", "cacheTTL"},
 		{"config.publicURL=http://vault.example.org", "publicURL"},
 		{"config.registration.closed=false", "config.registration.closed: opening it needs config.mail.smtp.address"},
@@ -144,6 +153,29 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		} else if !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: refused with\n%v\nwithout %q", tc.set, err, tc.want)
 		}
+	}
+}
+
+// Catalogues and what opens the buckets reach the server.
+func TestCataloguesAndBucketsReachTheServer(t *testing.T) {
+	all := rendered(t, "--set", "catalogues.existingConfigMap=ours,buckets.existingSecret=keys,buckets.serviceAccountAnnotations.role=x")
+	if text := field(t, find(all, "ConfigMap", "latticekeep-config"), "data", "config.yaml").(string); !strings.Contains(text, "catalogues: /etc/latticekeep/catalogues") {
+		t.Errorf("the program does not look for catalogues:\n%s", text)
+	}
+	pod := field(t, find(all, "StatefulSet", "latticekeep"), "spec", "template", "spec").(map[string]any)
+	container := pod["containers"].([]any)[0].(map[string]any)
+	has := func(list any, want map[string]any) bool {
+		return slices.ContainsFunc(list.([]any), func(o any) bool { return reflect.DeepEqual(o, want) })
+	}
+	if !has(container["volumeMounts"], map[string]any{"name": "catalogues", "mountPath": "/etc/latticekeep/catalogues", "readOnly": true}) ||
+		!has(pod["volumes"], map[string]any{"name": "catalogues", "configMap": map[string]any{"name": "ours"}}) {
+		t.Errorf("the catalogues are not there: %v", pod)
+	}
+	if !has(container["envFrom"], map[string]any{"secretRef": map[string]any{"name": "keys"}}) {
+		t.Errorf("the server does not get what opens the buckets: %v", container["envFrom"])
+	}
+	if got := find(all, "ServiceAccount", "latticekeep").GetAnnotations()["role"]; got != "x" {
+		t.Errorf("the ServiceAccount is annotated with %q", got)
 	}
 }
 

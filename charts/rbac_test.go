@@ -162,6 +162,19 @@ func TestOnlyWhoMakesTheCertificateMayTouchTheWebhook(t *testing.T) {
 	}
 }
 
+// A deployment that keeps its anchors elsewhere may not write the ConfigMap.
+func TestOnlyWhoKeepsTheAnchorThereMayWriteIt(t *testing.T) {
+	for set, want := range map[string]bool{"replicas=1": true, "config.audit.anchor.configMap=": false} {
+		may := false
+		for _, g := range grants(t, rendered(t, "--set", set)) {
+			may = may || slices.Contains(g.rule.ResourceNames, "latticekeep-audit-anchor")
+		}
+		if may != want {
+			t.Errorf("with %s the operator may write the anchor: %v", set, may)
+		}
+	}
+}
+
 // config/ grants what the chart does, but for the jobs that helm alone runs.
 func TestConfigGrantsWhatTheChartGrants(t *testing.T) {
 	var chart []grant

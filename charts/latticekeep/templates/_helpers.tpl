@@ -126,6 +126,9 @@ https://latticekeep.{{ .Release.Namespace }}.svc:8200
 {{- if .Values.mail.existingSecret -}}
 {{- $_ := set $own "mail" (dict "smtp" (dict "passwordFile" "/etc/latticekeep/mail/password")) -}}
 {{- end -}}
+{{- if .Values.catalogues.existingConfigMap -}}
+{{- $_ := set $own "compliance" (dict "catalogues" "/etc/latticekeep/catalogues") -}}
+{{- end -}}
 {{- toYaml (mustMergeOverwrite (deepCopy .Values.config) $own) -}}
 {{- end }}
 
