@@ -128,6 +128,7 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		{"config.audit.anchor.bucket=https://example.org", "bucket"},
 		{"config.audit.retention.archive=file:///tmp/archive", "archive"},
 		{"config.audit.retention.keep=8760h", "config.audit.retention.archive: name the bucket"},
+		{"config.audit.retention.archive=s3://archive", "config.audit.retention.keep: say how long"},
 		{"config.compliance.reports=s3://key@reports", "reports"},
 		{"config.kms.cacheTTL=5", "cacheTTL"},
 		{"config.publicURL=http://vault.example.org", "publicURL"},

@@ -207,7 +207,7 @@ func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.R
 	if err != nil || o.archive == "" {
 		return report, err
 	}
-	bucket, err := objects.Open(ctx, o.archive, objects.SigningOptions{})
+	bucket, err := objects.OpenExisting(ctx, o.archive)
 	if err != nil {
 		return audit.Report{}, fmt.Errorf("--archive: %w", err)
 	}

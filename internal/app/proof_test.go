@@ -275,3 +275,15 @@ func TestARefusedLogIsToldOnce(t *testing.T) {
 		t.Errorf("told %d times: %s", told, log.String())
 	}
 }
+
+func TestAnArchiveThatIsReadIsNotMade(t *testing.T) {
+	l := buildLog(t, audit.SignEntries)
+	if err := l.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	typo := filepath.Join(t.TempDir(), "archvie")
+	_, err := run(t, "audit", "verify", "--data-dir", l.dir, "--archive", "file://"+typo)
+	if err == nil || !strings.Contains(err.Error(), "--archive: ") || !strings.Contains(err.Error(), "does not exist") || exists(typo) {
+		t.Errorf("%v, made %t", err, exists(typo))
+	}
+}

@@ -137,7 +137,7 @@ func (o *verifyOptions) verifyOpen(ctx context.Context, f exportInput, a audit.O
 // behindArchive verifies an export that goes on behind archived entries, those
 // included.
 func (o *verifyOptions) behindArchive(ctx context.Context, f exportInput, first *audit.Entry, a audit.Options) (audit.Report, error) {
-	bucket, err := objects.Open(ctx, o.archive, objects.SigningOptions{})
+	bucket, err := objects.OpenExisting(ctx, o.archive)
 	if err != nil {
 		return audit.Report{}, fmt.Errorf("--archive: %w", err)
 	}
