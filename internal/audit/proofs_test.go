@@ -117,17 +117,17 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 	f, _ := proven(t, 500)
 	f.write(4) // of which the checkpoint does not know
 	entries := f.entries()
-	prove := func(sequence uint64) (error, string) {
+	prove := func(sequence uint64) (reads string, err error) {
 		counting := &countingStore{Store: f.store}
 		f.log.store = counting
 		defer func() { f.log.store = f.store }()
-		_, err := f.log.ProveInclusion(t.Context(), principal(tenantA), sequence, 0)
-		return err, counting.String()
+		_, err = f.log.ProveInclusion(t.Context(), principal(tenantA), sequence, 0)
+		return counting.String(), err
 	}
-	if err, _ := prove(0); !errors.Is(err, fault.NotFound) { // the attempt is recorded, once in a minute
+	if _, err := prove(0); !errors.Is(err, fault.NotFound) { // the attempt is recorded, once in a minute
 		t.Fatal(err)
 	}
-	wantErr, wantReads := prove(0)
+	wantReads, wantErr := prove(0)
 	for name, sequence := range map[string]uint64{
 		"of the deployment": 1, "of another tenant, the first": 2, "of another tenant": 300 - 1, "of another tenant, not covered": 502,
 		"its own, not covered": 503, "its own, the last": 504, "the attempt itself": 506, "never": 507, "never, far": 1 << 40, "no number of an entry": math.MaxUint64,
@@ -137,11 +137,11 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 				t.Fatal("the log is not what this test takes it for", name)
 			}
 		}
-		if err, reads := prove(sequence); !errors.Is(err, fault.NotFound) || err.Error() != wantErr.Error() || reads != wantReads {
+		if reads, err := prove(sequence); !errors.Is(err, fault.NotFound) || err.Error() != wantErr.Error() || reads != wantReads {
 			t.Errorf("%s: %v after %s, want %v after %s", name, err, reads, wantErr, wantReads)
 		}
 	}
-	if err, reads := prove(303); err != nil || reads == wantReads { // the tree is read for those that there are
+	if reads, err := prove(303); err != nil || reads == wantReads { // the tree is read for those that there are
 		t.Error("its own:", err, reads)
 	}
 	if _, err := f.log.ProveInclusion(t.Context(), principal("ten_none"), 3, 0); !errors.Is(err, fault.NotFound) {

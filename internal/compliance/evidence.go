@@ -373,15 +373,6 @@ func (e *evidence) scored(f Framework, score string, head uint64, m mark) {
 	e.Scores[f] = days[max(0, len(days)-keptScores):]
 }
 
-// clone is a copy that shares nothing with e.
-func (e *evidence) clone() (*evidence, error) {
-	b, err := e.encode()
-	if err != nil {
-		return nil, err
-	}
-	return decodeEvidence(b)
-}
-
 func (e *evidence) head() Head { return Head{e.Last.Sequence, e.Last.Hash, e.Last.time()} }
 
 // activity is the document's.
