@@ -137,6 +137,10 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	if c.Logger != nil {
 		c.Logger.InfoContext(ctx, "entries of the audit log were archived", "from", s.From, "to", s.To, "object", s.Name)
 	}
+	// A large base takes a while to read: not in a transaction, where everybody would wait for it.
+	if _, err := c.Log.readBase(ctx); err != nil {
+		return n, err
+	}
 	return n, c.Log.clean(ctx)
 }
 

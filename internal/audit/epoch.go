@@ -228,6 +228,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	}
 	l.refusal.CompareAndSwap(was, nil)
 	_, _ = l.holdOwn(ctx) // the former checkpoint is taken back; else the next step of the follower says so
+	l.verifyAnew(ctx)
 	if done {
 		return Rollback{}, errNothingLost
 	}

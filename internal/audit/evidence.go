@@ -27,12 +27,12 @@ const ReasonSlowedDown = "slowed_down"
 // Tenants returns whose parts the log has, the system's own among them, in the
 // order of their ids.
 func (l *Log) Tenants(ctx context.Context) (tenants []authz.TenantID, err error) {
-	return l.TenantsUpTo(ctx, maxInteger)
+	return l.TenantsWithin(ctx, 0, maxInteger)
 }
 
-// TenantsUpTo returns, like [Log.Tenants], those that the database has an entry of
-// up to a sequence.
-func (l *Log) TenantsUpTo(ctx context.Context, to uint64) (tenants []authz.TenantID, err error) {
+// TenantsWithin returns, like [Log.Tenants], those that the database has an entry
+// of behind a sequence and up to another.
+func (l *Log) TenantsWithin(ctx context.Context, behind, to uint64) (tenants []authz.TenantID, err error) {
 	rest := tenantRange
 	for more := true; more; {
 		more = false
@@ -40,10 +40,17 @@ func (l *Log) TenantsUpTo(ctx context.Context, to uint64) (tenants []authz.Tenan
 		var first indexRow
 		err := l.store.View(ctx, func(r store.Reader) error {
 			var bad error
-			err := r.Scan(rest, func(key, value []byte) bool { // the first row of each: the others are skipped
-				tenant, _, more = bytes.Cut(bytes.Clone(key[len(tenantRange.From):]), []byte("/"))
+			err := r.Scan(rest, func(key, value []byte) bool { // the first row of each that counts: the others are skipped
+				var of []byte
+				of, _, more = bytes.Cut(key[len(tenantRange.From):], []byte("/"))
+				if tenant != nil && !bytes.Equal(of, tenant) {
+					return false
+				}
+				if tenant == nil {
+					tenant = bytes.Clone(of)
+				}
 				first, bad = decodeIndexRow(value)
-				return false
+				return bad == nil && first.sequence <= behind
 			})
 			return errors.Join(err, bad)
 		})
@@ -53,7 +60,7 @@ func (l *Log) TenantsUpTo(ctx context.Context, to uint64) (tenants []authz.Tenan
 		if !more {
 			break
 		}
-		if first.sequence <= to {
+		if first.sequence > behind && first.sequence <= to {
 			tenants = append(tenants, authz.TenantID(tenant))
 		}
 		rest.From = store.Prefix(tenantPrefix(string(tenant))).To

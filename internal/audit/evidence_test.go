@@ -14,9 +14,14 @@ func TestTenantsAreThoseOfTheLog(t *testing.T) {
 	if want := []authz.TenantID{authz.SystemTenant, tenantA, tenantB}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v %v, want %v", got, err, want)
 	}
-	for to, want := range map[uint64]int{0: 0, 1: 1, maxInteger: 3} {
-		if got, err := f.log.TenantsUpTo(t.Context(), to); err != nil || len(got) != want {
-			t.Errorf("up to %d: %v %v, want %d", to, got, err, want)
+	entries := f.entries()
+	last := entries[len(entries)-1]
+	for _, c := range []struct {
+		behind, to uint64
+		want       int
+	}{{0, 0, 0}, {0, 1, 1}, {0, maxInteger, 3}, {last.Sequence, maxInteger, 0}, {last.Sequence - 1, maxInteger, 1}} {
+		if got, err := f.log.TenantsWithin(t.Context(), c.behind, c.to); err != nil || len(got) != c.want {
+			t.Errorf("behind %d to %d: %v %v, want %d", c.behind, c.to, got, err, c.want)
 		}
 	}
 }

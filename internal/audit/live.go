@@ -256,6 +256,21 @@ func (l *Log) KeepVerified(ctx context.Context, every time.Duration, logger *slo
 	}
 }
 
+// verifyAnew has a log that was found broken verified from the beginning, since it
+// is another one by now.
+func (l *Log) verifyAnew(ctx context.Context) {
+	select {
+	case l.live.turn <- struct{}{}:
+		defer func() { <-l.live.turn }()
+	case <-ctx.Done():
+		return
+	}
+	if l.Proof().Status == ProofBroken {
+		l.live.v = nil
+		l.setProof(func(p *Proof) { p.Status, p.Broken = ProofVerifying, nil })
+	}
+}
+
 // keepUp verifies the entries that came since.
 func (l *Log) keepUp(ctx context.Context, k *keeping) {
 	before := l.Proof().Status
@@ -306,7 +321,9 @@ func (l *Log) verifyAll(ctx context.Context, k *keeping) {
 		broken, ok := IsBroken(err)
 		switch {
 		case ok:
+			l.live.turn <- struct{}{} // else a step that is under way would conclude that it holds
 			l.broke(broken)
+			<-l.live.turn
 			k.now(ctx, 1)
 			if before != ProofBroken {
 				k.logger.Error("the audit log does not hold: run latticekeep audit verify", "sequence", broken.Sequence, "reason", broken.Reason)

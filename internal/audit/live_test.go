@@ -75,6 +75,30 @@ func TestABrokenLogStaysBrokenUntilAFullPass(t *testing.T) {
 	}
 }
 
+// What a step beside it concludes does not undo what a pass over all has found.
+func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
+	f := newFixture(t)
+	f.fill(20)
+	if p, err := f.log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
+		t.Fatal(p, err)
+	}
+	if err := f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Delete(entryKey(7)) }); err != nil {
+		t.Fatal(err)
+	}
+	f.log.live.turn <- struct{}{} // a step is under way
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.log.verifyAll(t.Context(), &keeping{log: f.log, logger: slog.New(slog.DiscardHandler)})
+	}()
+	f.log.concluded(f.log.live.v, true)
+	<-f.log.live.turn
+	<-done
+	if p := f.log.Proof(); p.Status != ProofBroken || p.Broken == nil || p.Broken.Sequence != 7 {
+		t.Fatalf("%+v", p)
+	}
+}
+
 // switched is a store that is exchanged for another one while it is read.
 type switched struct{ atomic.Pointer[memory] }
 

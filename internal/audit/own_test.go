@@ -74,6 +74,9 @@ func TestALogThatIsBehindItsOwnCheckpointIsRefused(t *testing.T) {
 			if err := f.log.Ready(t.Context()); err != nil {
 				t.Error(err)
 			}
+			if p, err := f.log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
+				t.Errorf("the live proof of what is accepted: %+v, %v", p, err)
+			}
 			if _, err := a.verify(); err != nil {
 				t.Error("before the tree follows:", err)
 			}

@@ -249,7 +249,7 @@ func (s *Service) Persist(ctx context.Context, to uint64) error {
 	if err != nil {
 		return err
 	}
-	tenants, err := s.log.TenantsUpTo(ctx, to) // the others go on from where they are
+	tenants, err := s.log.TenantsWithin(ctx, archived, to) // the others go on from where they are
 	if err != nil {
 		return err
 	}

@@ -160,8 +160,10 @@ func (s *Service) History(ctx context.Context, p authz.Principal, f Framework) (
 	if err != nil {
 		return nil, err
 	}
-	days, err := s.history(ctx, p.Tenant, f)
-	leave()
+	days, err := func() ([]DayScore, error) {
+		defer leave() // after a panic, too
+		return s.history(ctx, p.Tenant, f)
+	}()
 	if err != nil {
 		return nil, err
 	}
@@ -238,8 +240,10 @@ func (s *Service) judged(ctx context.Context, p authz.Principal, a authz.Action,
 	if err != nil {
 		return judgement{}, err
 	}
-	j, err := s.judge(ctx, p.Tenant, s.catalogues[f], head)
-	leave()
+	j, err := func() (judgement, error) {
+		defer leave() // after a panic, too
+		return s.judge(ctx, p.Tenant, s.catalogues[f], head)
+	}()
 	if errors.Is(err, errNoHead) {
 		if failed := s.log.Attempt(ctx, p, a, audit.Denied, reasonNoHead); failed != nil {
 			return judgement{}, fmt.Errorf("recording a refusal: %w", failed)
