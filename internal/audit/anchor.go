@@ -359,13 +359,6 @@ type BucketPlace struct {
 	folder string
 }
 
-// Archive keeps objects by name. Put returns when the object is durable; Get's
-// error is fault.NotFound when there is none.
-type Archive interface {
-	Put(ctx context.Context, name string, data []byte) error
-	Get(ctx context.Context, name string) ([]byte, error)
-}
-
 // maxNote is how long a note may be that a place keeps: a signed checkpoint is a
 // few KiB, and who else can write there is not to decide how much is read.
 const maxNote = 64 << 10

@@ -41,6 +41,13 @@ const (
 	lateness = 24 * time.Hour
 )
 
+// Archive keeps objects by name. Put returns when the object is durable; Get's
+// error is fault.NotFound when there is none.
+type Archive interface {
+	Put(ctx context.Context, name string, data []byte) error
+	Get(ctx context.Context, name string) ([]byte, error)
+}
+
 // Cutter moves entries that are older than Keep to the archive. Of several that
 // run at the same time on one database, one comes through.
 type Cutter struct {

@@ -212,3 +212,93 @@ func (w *storeWalk) summariesOnly() error {
 	}
 	return nil
 }
+
+// current holds the current rows against the replay.
+func (w *storeWalk) current() error {
+	known := make(map[string]link, len(w.credentials))
+	for key, state := range w.credentials {
+		if state.current.sequence > 0 {
+			known[string(currentKey(string(key.Tenant), key.Credential))] = state.current
+		}
+	}
+	leftOver, err := w.leftOver()
+	if err != nil {
+		return err
+	}
+	err = ScanAll(w.ctx, w.store, currentRange, func(key, value []byte) error {
+		want, ok := known[string(key)]
+		switch {
+		case !ok && leftOver && len(value) == 48 && sequenceOf(value) <= w.base.head.sequence:
+			// It is of one that was deleted, and goes with the entry that says so.
+		case !ok:
+			sequence := w.head.sequence
+			if at, err := decodeLink(value); err == nil {
+				sequence = w.clamp(at.sequence)
+			}
+			w.suspect(sequence, "the log names a current version of a credential that it never recorded")
+		case !bytes.Equal(value, want.encode()):
+			w.suspect(want.sequence, "what the log names as a credential's current version is not the newest entry of one")
+		}
+		delete(known, string(key))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the current versions: %w", err)
+	}
+	for _, missing := range known {
+		w.suspect(missing.sequence, "the log no longer names a credential's current version, which this entry made")
+	}
+	return nil
+}
+
+// batches looks for signatures of groups that there are not. Those of the
+// groups that there are were checked with their entries.
+func (w *storeWalk) batches() error {
+	err := ScanAll(w.ctx, w.store, batchRange, func(key, _ []byte) error {
+		at := key[len(batchRange.From):]
+		if len(at) != 8 {
+			w.suspect(w.head.sequence, "a signature of a group stands where none belongs")
+			return nil
+		}
+		first := binary.BigEndian.Uint64(at)
+		if w.base != nil && first <= w.base.head.sequence {
+			return nil // left over from a cut
+		}
+		return w.view(func(r store.Reader) error {
+			b, err := r.Get(entryKey(first))
+			if of, ok := rowBatch(b); err == nil && (!ok || of != first) {
+				w.suspect(w.clamp(first), "a signature of a group has no group")
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("reading the signatures of groups: %w", err)
+	}
+	return nil
+}
+
+// epochRows holds the rows of the epochs against the entries that began them.
+func (w *storeWalk) epochRows() error {
+	known := make(map[string]epoch)
+	for _, e := range w.epochs[1:] {
+		known[string(epochKey(e.number))] = e
+	}
+	err := ScanAll(w.ctx, w.store, epochRange, func(key, value []byte) error {
+		e, ok := known[string(key)]
+		if !ok {
+			w.suspect(w.clamp(sequenceOf(value)), "an epoch was begun that no entry accepts")
+		} else if !bytes.Equal(value, e.encode()) {
+			w.suspect(e.first, "the epoch is not the one that the entry began")
+		}
+		delete(known, string(key))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the epochs: %w", err)
+	}
+	for _, e := range known {
+		w.suspect(e.first, "the epoch that the entry began is missing")
+	}
+	return nil
+}

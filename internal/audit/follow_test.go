@@ -495,15 +495,15 @@ func keptFollowing(t *testing.T, test func(f *fixture, s *faulty, logged *bytes.
 func TestTheCheckpointIsAtMostASecondBehind(t *testing.T) {
 	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
 		for n := int64(1); n < 10; n++ {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // of the bubble
 			synctest.Wait()
 			f.followsTo(n)
 			f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // of the bubble
 		synctest.Wait()
 		views, updates := s.views.Load(), s.updates.Load()
-		time.Sleep(time.Hour)
+		time.Sleep(time.Hour) // of the bubble
 		synctest.Wait()
 		if s.views.Load() != views || s.updates.Load() != updates {
 			t.Errorf("while nothing happened it read %d and wrote %d times", s.views.Load()-views, s.updates.Load()-updates)
@@ -539,9 +539,9 @@ func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 		var logged bytes.Buffer
 		var wg sync.WaitGroup
 		wg.Go(func() { f.log.KeepFollowing(ctx, slog.New(slog.NewTextHandler(&logged, nil))) })
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) // of the bubble
 		f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource}})
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // of the bubble
 		synctest.Wait()
 		f.followsTo(1)
 		cancel()
@@ -554,7 +554,7 @@ func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 
 func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // of the bubble
 		synctest.Wait()
 		var failing atomic.Bool
 		s.fail = func(_ int64, fn func(store.Tx) error) error {
@@ -571,13 +571,13 @@ func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
 		if n := strings.Count(logged.String(), "level=ERROR"); n != 1 {
 			t.Errorf("%d errors were logged: %s", n, logged)
 		}
 		failing.Store(false)
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // of the bubble
 		synctest.Wait()
 		f.followsTo(2)
 		if !strings.Contains(logged.String(), "has checkpoints again") {

@@ -79,24 +79,29 @@ func TestABrokenLogStaysBrokenUntilAFullPass(t *testing.T) {
 func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
-	if p, err := f.log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
-		t.Fatal(p, err)
-	}
-	if err := f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Delete(entryKey(7)) }); err != nil {
-		t.Fatal(err)
-	}
-	f.log.live.turn <- struct{}{} // a step is under way
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f.log.verifyAll(t.Context(), &keeping{log: f.log, logger: slog.New(slog.DiscardHandler)})
-	}()
-	f.log.concluded(f.log.live.v, true)
-	<-f.log.live.turn
-	<-done
-	if p := f.log.Proof(); p.Status != ProofBroken || p.Broken == nil || p.Broken.Sequence != 7 {
-		t.Fatalf("%+v", p)
-	}
+	var rows switched
+	rows.Store(copyStore(t, f.store))
+	synctest.Test(t, func(t *testing.T) {
+		log := New(time.Now)
+		log.store, log.signer, log.chainID, log.keyID = &rows, f.log.signer, f.log.chainID, f.log.keyID
+		if p, err := log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
+			t.Fatal(p, err)
+		}
+		rows.Store(rows.Load().with(func(tx store.Tx) error { return tx.Delete(entryKey(7)) }))
+		log.live.turn <- struct{}{} // a step is under way, which is past the entry
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			log.verifyAll(t.Context(), &keeping{log: log, logger: slog.New(slog.DiscardHandler)})
+		}()
+		synctest.Wait() // the pass has found it
+		log.concluded(log.live.v, true)
+		<-log.live.turn
+		<-done
+		if p := log.Proof(); p.Status != ProofBroken || p.Broken == nil || p.Broken.Sequence != 7 {
+			t.Errorf("%+v", p)
+		}
+	})
 }
 
 // switched is a store that is exchanged for another one while it is read.
@@ -128,16 +133,16 @@ func TestAllIsVerifiedNowAndThen(t *testing.T) {
 			defer close(done)
 			log.KeepVerified(ctx, time.Hour, slog.New(slog.DiscardHandler))
 		}()
-		time.Sleep(10 * time.Minute)
+		time.Sleep(10 * time.Minute) // of the bubble
 		if p := log.Proof(); p.Status != ProofVerified || p.VerifiedTo != 21 {
 			t.Error(p)
 		}
 		rows.Store(rows.Load().with(func(tx store.Tx) error { return tx.Delete(entryKey(7)) }))
-		time.Sleep(10 * time.Minute)
+		time.Sleep(10 * time.Minute) // of the bubble
 		if p := log.Proof(); p.Status != ProofVerified {
 			t.Error("found before its time: ", p)
 		}
-		time.Sleep(time.Hour)
+		time.Sleep(time.Hour) // of the bubble
 		if p := log.Proof(); p.Status != ProofBroken || p.Broken.Sequence != 7 {
 			t.Error(p)
 		}

@@ -17,6 +17,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
@@ -65,10 +66,10 @@ const (
 
 // Statuses of a [Proof].
 const (
-	Verified  = "verified"  // the chain holds up to the head
-	Verifying = "verifying" // it holds as far as it was looked at, which is not yet the head
-	Broken    = "broken"    // it does not hold
-	Disabled  = "disabled"  // nothing verifies it; the tenant's own entries were held against each other
+	Verified  = audit.ProofVerified  // the chain holds up to the head
+	Verifying = audit.ProofVerifying // it holds as far as it was looked at, which is not yet the head
+	Broken    = audit.ProofBroken    // it does not hold
+	Disabled  = audit.ProofDisabled  // nothing verifies it; the tenant's own entries were held against each other
 )
 
 // Head is the entry as of which is judged.
