@@ -31,7 +31,7 @@ run: build ## run the service on the embedded store, keeping its data in DATA_DI
 	@exec $(BIN)/latticekeep server --dev --data-dir $(DATA_DIR)
 
 .PHONY: test
-test: control-plane helm versitygw poppler ## run all tests, a real kube-apiserver included
+test: control-plane helm versitygw poppler postgres strace ## run all tests, a real kube-apiserver included
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@exec $(BIN)/tools/gotest -timeout $(TEST_TIMEOUT) ./...
@@ -68,6 +68,24 @@ versitygw:
 poppler:
 	@command -v pdftotext >/dev/null || hack/poppler.sh
 
+# The tests of the store on PostgreSQL start servers of their own; without it they are skipped, and say so.
+.PHONY: postgres
+postgres:
+	@compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || hack/postgres.sh
+
+# In the tests of what fails it makes system calls fail; without it those are skipped, and say so.
+.PHONY: strace
+strace:
+	@command -v strace >/dev/null || hack/strace.sh
+
+.PHONY: chaos
+chaos: postgres strace ## kill, freeze and cut off replicas, databases, disks and the KMS for minutes, and write docs/chaos.md (root, for a disk of its own that fills)
+	@hack/chaos.sh docs/chaos.md '^Test(Replicas|TheNetwork|Histories|AFullDisk|ADiskThatFails|AKMSOutage)' <hack/chaos.md
+
+.PHONY: chaos-syscalls
+chaos-syscalls: strace ## let each system call of a start and of changes fail once in every way, and write docs/chaos-syscalls.md (an hour)
+	@hack/chaos.sh docs/chaos-syscalls.md '^TestEverySystemCallMayFail$$' <hack/chaos-syscalls.md
+
 .PHONY: lint-tools
 lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
@@ -92,6 +110,10 @@ verify: tools helm lint-tools ## check what is generated, the chart and config/,
 	go vet ./...
 	$(BIN)/tools/golangci-lint run
 	go test -count=1 -run '^TestImports' .
+	@go build -o $(BIN)/latticekeep . && go build -o $(BIN)/tools/bench ./hack/bench
+	@# The least shares are six tenths of those in docs/benchmarks.md.
+	@$(BIN)/tools/bench -latticekeep $(BIN)/latticekeep -part embedded -signing entry -operation encrypt,seal -rounds 3 -time 2s -syncs=false \
+	    -least encrypt=0.40 -least seal=0.35
 	@for module in $(MODULES); do echo "go mod tidy -diff ($$module)"; go -C $$module mod tidy -diff; done
 
 .PHONY: fuzz
@@ -104,7 +126,17 @@ fuzz: ## run every fuzz target for FUZZTIME (30s) each
 	done
 
 .PHONY: bench
-bench: ## run the benchmarks that docs/benchmarks.md publishes
+bench: build ## drive the built server over loopback and print docs/benchmarks.md's tables; BENCH="-part embedded -rounds 3" chooses
+	@go build -o $(BIN)/tools/bench ./hack/bench
+	@exec $(BIN)/tools/bench -latticekeep $(BIN)/latticekeep $(BENCH)
+
+.PHONY: bench-million
+bench-million: build ## the same with a million credentials beside a thousand (an hour, 20 GB in the temporary folder)
+	@go build -o $(BIN)/tools/bench ./hack/bench
+	@exec $(BIN)/tools/bench -latticekeep $(BIN)/latticekeep -part growth -credentials 1000000 $(BENCH)
+
+.PHONY: bench-primitives
+bench-primitives: ## run the benchmarks of single packages that docs/benchmarks.md publishes
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit ./internal/vault ./internal/compliance/...
 
 .PHONY: bench-log

@@ -23,14 +23,14 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/app",
 	"internal/app": "api/v1alpha1 api/client api/openapi/v2 controllers controllers/admission server server/gate internal/vault internal/transit internal/identity " +
-		"internal/identity/tokenreview internal/mail internal/sealingkey internal/backup internal/sealedsecrets internal/keyring internal/audit internal/authz " +
-		"internal/compliance internal/compliance/report internal/objects " +
-		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/fault internal/secret",
+		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/sealedsecrets internal/keyring internal/audit internal/authz " +
+		"internal/compliance internal/compliance/report internal/objects internal/clock internal/quota " +
+		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault internal/secret",
 
-	"server": "api/openapi server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/keyring " +
-		"internal/compliance internal/backup internal/audit internal/authz internal/store internal/fault",
+	"server": "api/openapi server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
+		"internal/compliance internal/backup internal/quota internal/audit internal/authz internal/store internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/backup internal/audit internal/authz internal/fault internal/secret",
 	"server/gate": "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
 	"server/docs": "",
@@ -47,6 +47,7 @@ var ours = map[string]string{
 	"internal/vault":                "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
+	"internal/custody":              "internal/keyring internal/kms internal/audit internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/identity":             "internal/mail internal/envelope internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/mail":                 "internal/keyring internal/authz internal/envelope internal/store internal/fault internal/secret",
@@ -62,13 +63,15 @@ var ours = map[string]string{
 	"internal/compose":       "internal/fault internal/secret",
 	"internal/sealedsecrets": "api/v1alpha1 internal/secret",
 
-	"internal/quota":           "",
+	"internal/quota":           "internal/clock internal/store internal/fault",
+	"internal/clock":           "internal/fault",
 	"internal/authz":           "",
 	"internal/envelope":        "internal/frame internal/secret",
 	"internal/dualsig":         "internal/frame",
 	"internal/kms":             "internal/frame internal/fault",
 	"internal/store":           "",
 	"internal/store/bolt":      "internal/store internal/fault",
+	"internal/store/postgres":  "internal/store internal/fault",
 	"internal/store/storetest": "internal/store internal/fault",
 
 	"internal/frame":  "",
@@ -77,7 +80,11 @@ var ours = map[string]string{
 
 	"internal/kubetest": "",
 	"internal/s3test":   "internal/kubetest",
+	"internal/pgtest":   "",
+	"internal/kmstest":  "",
 	"internal/timing":   "",
+	"internal/chaos":    "",
+	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 internal/pgtest internal/kmstest internal/kubetest internal/envelope internal/dualsig",
 	"hack/cluster":      "internal/kubetest",
 	"hack/gotest":       "",
 	"hack/e2e":          "internal/kubetest",
@@ -91,6 +98,7 @@ var vendors = map[string]string{
 	"github.com/cloudflare/circl": "internal/envelope internal/dualsig",
 	"github.com/gin-gonic/gin":    "server",
 	"go.etcd.io/bbolt":            "internal/store/bolt",
+	"github.com/jackc/pgx/v5":     "internal/store/postgres",
 	"github.com/spf13/cobra":      ". internal/app",
 
 	"github.com/prometheus/client_golang": "server internal/app controllers",
@@ -99,7 +107,7 @@ var vendors = map[string]string{
 	"go.opentelemetry.io/otel/sdk":        "internal/app",
 	"go.opentelemetry.io/otel/exporters":  "internal/app",
 	"go.opentelemetry.io/proto/otlp":      "tests",
-	"google.golang.org/protobuf":          "tests",
+	"google.golang.org/protobuf":          "internal/kmstest",
 
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
 	"k8s.io/client-go":               "controllers internal/app internal/identity/tokenreview",
@@ -118,7 +126,15 @@ var vendors = map[string]string{
 	"github.com/oapi-codegen/runtime": "api/openapi api/client server internal/app",
 	"github.com/getkin/kin-openapi":   "server",
 
-	"gocloud.dev":                         "internal/objects",
+	"gocloud.dev":                         "internal/objects internal/kms",
+	"github.com/aws/aws-sdk-go-v2":        "internal/kms",
+	"github.com/aws/smithy-go":            "internal/kms",
+	"cloud.google.com/go/kms":             "internal/kms internal/kmstest",
+	"google.golang.org/api":               "internal/kms",
+	"google.golang.org/grpc":              "internal/kms internal/kmstest",
+	"github.com/hashicorp/vault/api":      "internal/kms",
+	"filippo.io/age":                      "internal/backup internal/app",
+	"github.com/anishathalye/porcupine":   "tests",
 	"golang.org/x/mod":                    "internal/audit internal/app server/v2", // RFC 6962 trees and signed notes
 	"codeberg.org/go-pdf/fpdf":            "internal/compliance/report",
 	"golang.org/x/image":                  "internal/compliance/report", // the Go fonts
@@ -147,7 +163,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"internal/kubetest", "internal/s3test", "internal/store/storetest", "internal/timing"}
+var harness = []string{"internal/kubetest", "internal/kmstest", "internal/pgtest", "internal/s3test", "internal/store/storetest", "internal/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

@@ -60,12 +60,12 @@ const auditPolicy = `{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitSt
   {"level": "Metadata", "userGroups": ["system:serviceaccounts:` + namespace + `"]},
   {"level": "None"}]}`
 
-// install applies the chart, and starts nothing yet.
-func install(t *testing.T) *installation {
+// install applies the chart with values, and starts nothing yet.
+func install(t *testing.T, values string) *installation {
 	t.Helper()
 	i := &installation{whole: t, t: t, dir: t.TempDir()}
 	i.audited, i.program = filepath.Join(i.dir, "audit.log"), filepath.Join(i.dir, "latticekeep")
-	policy, values := i.file("policy.json", auditPolicy), i.file("values.yaml", installValues)
+	policy, file := i.file("policy.json", auditPolicy), i.file("values.yaml", values)
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", i.program, "..")
 	built := make(chan error, 1)
 	go func() {
@@ -90,7 +90,7 @@ func install(t *testing.T) *installation {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := helmTemplate(t, "--values", values)
+	out, err := helmTemplate(t, "--values", file)
 	if err != nil {
 		t.Fatal(err)
 	}

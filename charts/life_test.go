@@ -23,7 +23,7 @@ import (
 // The whole life of objects of each source, with the rights that the chart grants and no others: whatever is refused to a ServiceAccount of the
 // chart fails the test, as does a verb that nothing here has a use for.
 func TestEverythingWorksWithTheGrantedRightsAndEachOfThemIsUsed(t *testing.T) {
-	l := &life{installation: install(t)}
+	l := &life{installation: install(t, installValues)}
 	defer l.checkRefused() // also when something waits in vain for what was refused
 	l.kubectl(people, "apply", "-f", "-")
 	l.apply(payroll)
@@ -48,7 +48,10 @@ func TestEverythingWorksWithTheGrantedRightsAndEachOfThemIsUsed(t *testing.T) {
 	former := l.seal("retired", "retired") // for a key that is going to be
 	l.step("sealing keys", func() { l.sealingKeys(former) })
 	l.step("workloads are restarted", l.restarted)
-	l.step("backup", func() { l.latticekeep("backup", "--url", l.url, "--output", filepath.Join(l.dir, "backup")) })
+	l.step("backup", func() {
+		recipient := strings.TrimSpace(l.latticekeep("backup", "keygen", "--output", filepath.Join(l.dir, "backup.identity")))
+		l.latticekeep("backup", "--url", l.url, "--recipient", recipient, "--output", filepath.Join(l.dir, "backup"))
+	})
 	l.part("manifests of docs/operations.md", l.documented)
 	l.step("helm test", func() { l.finish(l.start("Pod", "latticekeep-test")) })
 

@@ -45,11 +45,12 @@ func (g grant) String() string {
 	return fmt.Sprintf("%s, %s: %s%s: %s", g.subject, where, strings.Join(resources, " "), names, strings.Join(slices.Sorted(slices.Values(g.rule.Verbs)), " "))
 }
 
-// grants returns every rule that a rendering gives to somebody. A role that nobody has is an error, unless config/restart binds it.
+// grants returns every rule that a rendering gives to somebody. A role that nobody has is an error, unless config/restart binds it or only
+// several replicas need it, which config/ does not have.
 func grants(t *testing.T, all []unstructured.Unstructured) (list []grant) {
 	t.Helper()
 	roles := make(map[string][]rbacv1.PolicyRule)
-	bound := map[string]bool{"ClusterRole//latticekeep-restart": true}
+	bound := map[string]bool{"ClusterRole//latticekeep-restart": true, "Role/" + namespace + "/latticekeep-election": true}
 	for _, o := range all {
 		switch o.GetKind() {
 		case "ClusterRole", "Role":
@@ -130,6 +131,12 @@ func TestRBACIsPinned(t *testing.T) {
 	fmt.Fprintf(&text, "# Who may do what. `go test ./charts -run RBAC -update` writes it anew.\n%s\n\n# With config.kubernetes.restartWorkloads also:\n",
 		strings.Join(plain, "\n"))
 	for _, line := range lines(grants(t, rendered(t, "--set", "config.kubernetes.restartWorkloads=true"))) {
+		if !slices.Contains(plain, line) {
+			text.WriteString(line + "\n")
+		}
+	}
+	text.WriteString("\n# With config.store.url also:\n")
+	for _, line := range lines(grants(t, rendered(t, "--values", "latticekeep/ci/postgres-values.yaml"))) {
 		if !slices.Contains(plain, line) {
 			text.WriteString(line + "\n")
 		}
@@ -241,7 +248,7 @@ func TestOnlyServerAndUninstallHaveATokenForTheAPIServer(t *testing.T) {
 				continue
 			}
 			got := field(t, &o, append(path, "automountServiceAccountToken")...)
-			want := o.GetKind() == "StatefulSet" || o.GetKind() == "Job"
+			want := o.GetName() == "latticekeep" || o.GetKind() == "Job"
 			if got != want {
 				t.Errorf("%s %s: automountServiceAccountToken is %v", o.GetKind(), o.GetName(), got)
 			}

@@ -80,6 +80,11 @@ import (
 //
 // +kubebuilder:rbac:roleName=latticekeep-restart,groups=apps,resources=deployments;statefulsets;daemonsets,verbs=get;list;watch;patch
 
+// Only with Elect, and so in a role of its own:
+//
+// +kubebuilder:rbac:roleName=latticekeep-election,groups=coordination.k8s.io,resources=leases,verbs=create,namespace=latticekeep-system
+// +kubebuilder:rbac:roleName=latticekeep-election,groups=coordination.k8s.io,resources=leases,verbs=get;update,resourceNames=latticekeep,namespace=latticekeep-system
+
 // DefaultNamespace is the operator's own namespace unless it is configured otherwise.
 const DefaultNamespace = "latticekeep-system"
 
@@ -115,6 +120,9 @@ type Options struct {
 	Workers int
 	// RestartWorkloads has workloads that ask for it restarted when values change, which takes more rights.
 	RestartWorkloads bool
+	// Elect has the operators that share a store agree by a Lease on which of them works; the others wait for it. A
+	// change of two at once does no harm: the store compares versions, and the API server what it is sent.
+	Elect bool
 	// Certificates are the serving certificates that the operator makes and renews; none when somebody else does.
 	Certificates []Certificate
 	Metrics      *Metrics         // may be nil
@@ -225,8 +233,16 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	}
 	logger := logr.FromSlogHandler(o.Logger.Handler())
 	logLibrariesTo(logger)
+	lock, err := leaseOf(cfg, o)
+	if err != nil {
+		return nil, err
+	}
 	skipNames := true // Run may be called again in the same process
 	return manager.New(cfg, manager.Options{
+		LeaderElection:                      lock != nil,
+		LeaderElectionResourceLockInterface: lock,
+		LeaderElectionReleaseOnCancel:       true, // reconciles in flight have ended by then
+
 		Scheme:  scheme,
 		Logger:  logger,
 		Metrics: metricsserver.Options{BindAddress: "0"},

@@ -55,15 +55,19 @@ func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
 		object: client.ObjectKey{Namespace: o.Namespace, Name: sealingKeyConfigMap},
 		due:    newSchedule(o.Now), now: o.Now, lost: make(chan error, 1),
 	}
-	published, want, err := p.look(ctx)
-	if err != nil {
-		return err
-	}
-	if err := p.foreign(published); err != nil {
-		return err
-	}
-	if err := p.write(ctx, published, want); err != nil {
-		return err
+	for claimed := false; !claimed; {
+		published, want, err := p.look(ctx)
+		if err == nil {
+			err = p.foreign(published)
+		}
+		if err != nil {
+			return err
+		}
+		err = p.write(ctx, published, want)
+		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) { // another replica, or deployment, was first
+			return err
+		}
+		claimed = err == nil
 	}
 	p.due.Set(p.object, p.now())
 	// The manager ends with the first of its parts that fails.

@@ -80,7 +80,10 @@ var access = map[string]string{
 	"v2 rotateSealingKey":   "system:admin",
 	"v2 retireSealingKey":   "system:admin",
 	"v2 restoreSealingKey":  "system:admin",
-	"v2 getBackup":          "system:admin",
+	"v2 takeBackup":         "system:admin",
+	"v2 listKMSKeys":        "system:admin",
+	"v2 rewrapKeys":         "system:admin",
+	"v2 destroyKMSKey":      "system:admin",
 
 	"v2 resealManifest": "vault:write",
 	"v2 checkManifest":  "vault:write",

@@ -4,14 +4,19 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"filippo.io/age"
+
+	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
@@ -38,14 +43,51 @@ func large(emit func(key, value []byte) error) error {
 	return emit([]byte("large"), make([]byte, 1<<20))
 }
 
+var kept = sync.OnceValues(backup.NewIdentity)
+
+// keeper is the identity that opens the tests' backups.
+func keeper(t testing.TB) backup.Identity {
+	t.Helper()
+	i, err := kept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// backupBody asks for a backup for the keeper.
+func backupBody(t testing.TB) string {
+	t.Helper()
+	return marshal(t, map[string]string{"recipient": keeper(t).Recipient().String()})
+}
+
+// decrypted returns what is inside an answer, as the age tool would.
+func decrypted(t testing.TB, answer []byte) []byte {
+	t.Helper()
+	all, err := age.ParseIdentities(bytes.NewReader(keeper(t).File(time.Now())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := age.Decrypt(backup.Split(bytes.NewReader(answer)), all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside, err := io.ReadAll(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inside
+}
+
 // takeBackup asks for a backup and returns the answer with its body open.
 func (s *service) takeBackup(url, key string) *http.Response {
 	s.t.Helper()
-	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, url+"/api/v2/system/backup", nil)
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, url+"/api/v2/system/backup", strings.NewReader(backupBody(s.t)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	r.Header.Set("X-API-Key", key)
+	r.Header.Set("Content-Type", "application/json")
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
 		s.t.Fatal(err)
@@ -59,6 +101,9 @@ func (s *service) backups() (outcomes string) {
 	s.t.Helper()
 	for _, e := range s.records(1) {
 		if e.EventType == audit.BackupTaken {
+			if e.Outcome == audit.Success && (e.Attributes["recipient"] != keeper(s.t).Recipient().ID() || e.Attributes["kms_key"] != "false") {
+				s.t.Errorf("the entry says %v", e.Attributes)
+			}
 			if e.Resource.Type != audit.BackupResource || e.Resource.ID != "" || (e.Outcome == audit.Denied) == (e.TenantID == string(authz.SystemTenant)) {
 				s.t.Errorf("%+v", e)
 			}
@@ -108,7 +153,7 @@ func TestABackupIsStreamedAndRecordedBefore(t *testing.T) {
 		t.Error("a tenant's key: ", denied.Status)
 	}
 	close(goOn)
-	in, err := backup.NewReader(io.MultiReader(bytes.NewReader(first), answer.Body))
+	in, err := backup.Open(backup.Split(io.MultiReader(bytes.NewReader(first), answer.Body)), []backup.Identity{keeper(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,6 +172,72 @@ func TestABackupIsStreamedAndRecordedBefore(t *testing.T) {
 	}
 	if again := s.takeBackup(other.URL, key); again.StatusCode != http.StatusOK {
 		t.Error("the next one: ", again.Status)
+	}
+}
+
+// The key of a KMS that is a file leaves the server inside a backup and nowhere
+// else, and one that cannot be read makes no backup without it.
+func TestABackupCarriesTheKMSKey(t *testing.T) {
+	const file = "latticekeep-kms-key-1:c2VjcmV0"
+	gone := errors.New("the volume is gone")
+	var fails error
+	s := assemble(t, func(c *Config) {
+		c.KMSKeys = func(context.Context) ([][]byte, error) { return [][]byte{[]byte(file), []byte("a former one")}, fails }
+	})
+	h := httptest.NewServer(s.server.engine)
+	t.Cleanup(h.Close)
+	answer, err := io.ReadAll(s.takeBackup(h.URL, s.systemKey()).Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := backup.Open(backup.Split(bytes.NewReader(answer)), []backup.Identity{keeper(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(in.KMSKeys) != 2 || string(in.KMSKeys[0]) != file || string(in.KMSKeys[1]) != "a former one" || bytes.Contains(answer, []byte("kms-key")) {
+		t.Errorf("%q", in.KMSKeys)
+	}
+	fails = gone
+	for range 2 { // it is not in the way of the next
+		if failed := s.takeBackup(h.URL, s.systemKey()); failed.StatusCode != http.StatusServiceUnavailable {
+			t.Error(failed.Status)
+		}
+	}
+	var said string
+	for _, e := range s.records(1) {
+		if e.EventType == audit.BackupTaken {
+			said += string(e.Outcome) + e.Attributes["kms_key"] + e.Attributes[audit.AttributeReason] + " "
+		}
+	}
+	if said != "successtrue failureno_kms_key failureno_kms_key " {
+		t.Error(said)
+	}
+	if strings.Contains(s.log.String(), "c2VjcmV0") {
+		t.Error("the key is in the log")
+	}
+}
+
+// Whoever names a recipient that a quantum computer opens gets no backup, and is
+// told why.
+func TestABackupIsForPostQuantumRecipientsOnly(t *testing.T) {
+	s := newService(t)
+	for recipient, says := range map[string]string{
+		"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p": "quantum computer",
+		"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ":                         "quantum computer",
+		keeper(t).Recipient().String()[:100]:                             "damaged",
+		"AGE-SECRET-KEY-PQ-1XYZ":                                         "keep it to yourself",
+	} {
+		got := s.call(request{method: "POST", path: "/api/v2/system/backup", key: s.systemKey(), body: marshal(t, map[string]string{"recipient": recipient})})
+		if message := got.message(t, http.StatusUnprocessableEntity); !strings.Contains(message, says) || strings.Contains(message, recipient[5:]) {
+			t.Errorf("%.30s: %s", recipient, message)
+		}
+	}
+}
+
+// Whoever takes a backup without the program can tell its two parts apart.
+func TestTheContractSaysHowLongAStatementIs(t *testing.T) {
+	if want := fmt.Sprintf("The last %d bytes are not of the age file", backup.StatementSize); !strings.Contains(openapi.V2(), want) {
+		t.Errorf("it does not say %q", want)
 	}
 }
 
@@ -156,11 +267,12 @@ func TestABackupThatFailsIsBrokenOff(t *testing.T) {
 			h.StartTLS()
 			t.Cleanup(h.Close)
 			ask := func() *http.Response {
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, h.URL+"/api/v2/system/backup", nil)
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.URL+"/api/v2/system/backup", strings.NewReader(backupBody(t)))
 				if err != nil {
 					t.Fatal(err)
 				}
 				r.Header.Set("X-API-Key", key)
+				r.Header.Set("Content-Type", "application/json")
 				answer, err := h.Client().Do(r)
 				if err != nil {
 					t.Fatal(err)

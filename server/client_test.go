@@ -332,6 +332,7 @@ func (o *tour) systemThrough(t *testing.T) {
 	if me := answered(o.connect(client.WithAPIKey(key.ApiKey)).V2.GetAccount(ctx))(t); me.Tenant.TenantId != made.TenantId {
 		t.Errorf("a key of another tenant: %+v", me)
 	}
+	o.kmsThrough(t, operator)
 	seen := 0
 	for params := (&v2.ListTenantsParams{Limit: pointer(1)}); ; {
 		page := answered(operator.V2.ListTenants(ctx, params))(t)
@@ -343,9 +344,9 @@ func (o *tour) systemThrough(t *testing.T) {
 	if seen < 2 {
 		t.Errorf("%d tenants", seen)
 	}
-	copied := answered(operator.V2.GetBackup(ctx))(t)
+	copied := answered(operator.V2.TakeBackup(ctx, v2.BackupRequest{Recipient: keeper(t).Recipient().String()}))(t)
 	defer copied.Close()
-	in, err := backup.NewReader(copied)
+	in, err := backup.Open(backup.Split(copied), []backup.Identity{keeper(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,6 +393,30 @@ func (o *tour) sealingThrough(t *testing.T, c *client.Client) {
 	}
 	if _, err := operator.V2.RetireSealingKey(ctx, made.KeyId); !errors.Is(err, client.ErrConflict) {
 		t.Errorf("the current key: %v", err)
+	}
+}
+
+func (o *tour) kmsThrough(t *testing.T, operator *client.Client) {
+	ctx := t.Context()
+	listed := answered(operator.V2.ListKMSKeys(ctx))(t)
+	if len(listed.KmsKeys) != 2 || listed.KmsKeys[0].State != v2.KMSKeyStateCurrent || listed.KmsKeys[0].Sets < 2 || listed.DamagedSets != 0 ||
+		listed.KmsKeys[1] != (v2.KMSKey{KeyId: o.former, State: v2.KMSKeyStateFormer}) {
+		t.Errorf("KMS keys %+v", listed)
+	}
+	if moved := answered(operator.V2.RewrapKeys(ctx, v2.RewrapKeysRequest{}))(t); moved.Moved != 0 || moved.Remaining != 0 {
+		t.Errorf("moved %+v", moved)
+	}
+	o.clock.advance(time.Second)
+	before := o.clock.Now()
+	if moved := answered(operator.V2.RewrapKeys(ctx, v2.RewrapKeysRequest{WrappedBefore: &before}))(t); moved.Moved == 0 || moved.Moved+moved.Remaining != listed.KmsKeys[0].Sets {
+		t.Errorf("moved anew %+v", moved)
+	}
+	if _, err := operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: listed.KmsKeys[0].KeyId}); !errors.Is(err, client.ErrConflict) {
+		t.Errorf("the current key: %v", err)
+	}
+	gone := answered(operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: o.former}))(t)
+	if gone.KeyId != o.former || gone.FinalAt == nil || gone.Undo == nil || gone.Left != nil {
+		t.Errorf("destroyed %+v", gone)
 	}
 }
 

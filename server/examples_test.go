@@ -206,7 +206,13 @@ var examples = map[string]func(*world, operation) request{
 	"v2 resealManifest": func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
 	"v2 checkManifest":  func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
 
-	"v2 getBackup": example("", nil),
+	"v2 takeBackup": func(w *world, o operation) request {
+		return w.send(o, "", object{"recipient": keeper(w.t).Recipient().String()})
+	},
+
+	"v2 listKMSKeys":   example("", nil),
+	"v2 rewrapKeys":    example("", object{}),
+	"v2 destroyKMSKey": func(w *world, o operation) request { return w.send(o, "", object{"key_id": w.former}) },
 
 	"v2 getCheckpoint": exampleProof("", ""),
 	"v2 proveInclusion": func(w *world, o operation) request {
@@ -381,6 +387,13 @@ func (w *world) neededSealingKey() string {
 }
 
 // manifest returns what requests say of a manifest that opens.
+// kmsKey returns the id of the current KMS key.
+func (w *world) kmsKey() string {
+	keys, err := w.service.keys.KMSKeys(context.Background(), time.Time{})
+	w.must(err)
+	return keys.Keys[0].ID
+}
+
 func (w *world) manifest() object {
 	document, err := w.service.keys.SealingDocument(context.Background())
 	w.must(err)

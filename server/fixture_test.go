@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/report"
+	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -28,6 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -43,6 +45,8 @@ type service struct {
 	vault    *vault.Vault
 	transit  *transit.Transit
 	sealing  *sealingkey.Service
+	custody  *custody.Service
+	former   string // id of a KMS key that nothing is under
 	identity *identity.Service
 	keys     *keyring.Ring
 	clock    *clock
@@ -83,21 +87,29 @@ func assembleAt(t testing.TB, url string, change ...func(*Config)) *service {
 	}
 	dir := t.TempDir()
 	chain := audit.New(s.clock.Now)
-	db, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: chain.Commit})
+	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: chain.Commit})
 	check(err)
+	db := storetest.Rehearsing(embedded)
 	s.store, s.chain = db, chain
 	t.Cleanup(func() { _ = db.Close() })
 
-	check(kms.CreateLocal(filepath.Join(dir, "kms.key")))
-	local, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
-	check(err)
-	s.identity, s.keys, err = identity.Open(ctx, db, chain, local, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: s.clock.Now})
+	var keys [2]*kms.Key
+	for i, name := range []string{"kms.key", "former.key"} {
+		check(kms.CreateLocal(filepath.Join(dir, name)))
+		keys[i], err = kms.OpenLocal(filepath.Join(dir, name))
+		check(err)
+	}
+	s.former = keys[1].ID()
+	s.identity, s.keys, err = identity.Open(ctx, db, chain, keys[0], keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.clock.Now})
 	check(err)
 	s.vault = vault.New(db, chain, s.keys, s.clock.Now)
 	s.tenant, s.key, err = s.identity.Dev(ctx)
 	check(err)
 	s.transit = transit.New(db, chain, s.keys, s.clock.Now)
 	s.sealing = sealingkey.New(db, chain, s.keys, sealingkey.Options{InUse: s.vault.SealingKeyUse, Now: s.clock.Now})
+	s.custody = custody.New(db, chain, s.keys, custody.Options{Now: s.clock.Now, Destroy: func(context.Context, string) (kms.Destruction, error) {
+		return kms.Destruction{When: s.clock.Now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
+	}})
 	s.folder = filepath.Join(dir, "reports")
 	reports, err := objects.Open(ctx, "file://"+s.folder, objects.SigningOptions{
 		BaseURL: url + "/api/v2/compliance/download", Secret: s.keys.ReportURLKey(), Now: s.clock.Now,
@@ -105,7 +117,7 @@ func assembleAt(t testing.TB, url string, change ...func(*Config)) *service {
 	check(err)
 	t.Cleanup(func() { _ = reports.Close() })
 	config := Config{
-		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Sealing: s.sealing, Store: db,
+		Vault: s.vault, Transit: s.transit, Identity: s.identity, Audit: chain, Keys: s.keys, Sealing: s.sealing, Custody: s.custody, Store: db,
 		Reports:   reports,
 		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: plenty, V2: plenty, Address: plenty, Registrations: plenty},
 		Logger: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock.Now, Version: "test",

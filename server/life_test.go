@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -291,10 +292,11 @@ func TestAHangingStoreIsA503(t *testing.T) {
 	s := newService(t)
 	id := s.seal("value")
 	held, release := make(chan struct{}), make(chan struct{})
+	hold := sync.OnceFunc(func() { close(held) })
 	ended := make(chan error, 1)
 	go func() {
 		ended <- s.store.Update(context.Background(), func(store.Tx) error {
-			close(held)
+			hold()
 			<-release
 			return nil
 		})

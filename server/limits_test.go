@@ -63,7 +63,7 @@ func TestSealingAndBackupsCountForWhoAsks(t *testing.T) {
 	})}
 	ofSystem := []request{
 		{method: "GET", path: "/api/v2/system/sealing-keys"}, {method: "POST", path: "/api/v2/system/sealing-keys/rotate"},
-		{method: "POST", path: "/api/v2/system/sealing-keys/" + m.Sealed.KeyId + "/restore"}, {method: "GET", path: "/api/v2/system/backup"},
+		{method: "POST", path: "/api/v2/system/sealing-keys/" + m.Sealed.KeyId + "/restore"}, {method: "POST", path: "/api/v2/system/backup", body: backupBody(t)},
 		{method: "GET", path: "/api/v2/system/audit/export"},
 		{method: "POST", path: "/api/v2/system/sealing-keys/" + m.Sealed.KeyId + "/retire"},
 	}

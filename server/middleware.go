@@ -2,11 +2,13 @@ package server
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 	"go.opentelemetry.io/otel/attribute"
@@ -32,6 +34,9 @@ func (s *Server) observe(c *gin.Context) {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
 		s.metrics.observe(method, route, status, took)
+		if last := c.Errors.Last(); last != nil && errors.Is(last, gate.ErrOverloaded) && !s.firstShed(start) {
+			return
+		}
 		attrs := []slog.Attr{
 			slog.String("request_id", id),
 			slog.String("method", method),
@@ -53,6 +58,14 @@ func (s *Server) observe(c *gin.Context) {
 		s.config.Logger.LogAttrs(c.Request.Context(), level, "request", attrs...)
 	}()
 	c.Next()
+}
+
+// firstShed reports whether a request that was refused because too many waited is
+// the first one of its second. The log tells of no other: there are as many as
+// anybody sends, and to write them down would take what the server is short of.
+func (s *Server) firstShed(at time.Time) bool {
+	last, now := s.shed.Load(), at.Unix()
+	return last != now && s.shed.CompareAndSwap(last, now)
 }
 
 // trace makes a span of the request, and a trace of the span: what a stranger says

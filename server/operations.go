@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
 // metrics counts requests in a registry of the server's own.
@@ -47,6 +48,24 @@ func newMetrics(version string, more []prometheus.Collector, others []prometheus
 	m.registry.MustRegister(more...)
 	m.shown = append(prometheus.Gatherers{m.registry}, others...)
 	return m
+}
+
+// watch shows what a gate is doing.
+func (m *metrics) watch(g *gate.Gate) {
+	m.registry.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "latticekeep_http_requests_in_flight",
+			Help: "Requests of the interface that are being carried out.",
+		}, func() float64 { return float64(g.Load().InFlight) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "latticekeep_http_requests_waiting",
+			Help: "Requests that wait to be carried out.",
+		}, func() float64 { return float64(g.Load().Waiting) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "latticekeep_http_requests_shed_total",
+			Help: "Requests that were refused with 503 because too many waited.",
+		}, func() float64 { return float64(g.Load().Shed) }),
+	)
 }
 
 func (m *metrics) observe(method, route string, status int, took time.Duration) {

@@ -293,10 +293,12 @@ func (i *issued) hold(o operation, r request, got reply) {
 		i.absent(what+" with "+r.body[:min(len(r.body), 200)], got.body)
 		return
 	}
-	if o.name == "v2 getBackup" { // names and addresses are what it is for, and it is larger than a message should be
-		i.issuedOnly(what, got.body)
+	if o.name == "v2 takeBackup" { // names and addresses are what is inside, and it is larger than a message should be
+		i.absent(what, got.body)
+		inside := decrypted(i.w.t, got.body)
+		i.issuedOnly(what+", inside", inside)
 		for _, form := range spellings(i.w.password()) {
-			if bytes.Contains(got.body, []byte(form)) {
+			if bytes.Contains(inside, []byte(form)) {
 				i.w.t.Errorf("%s: it has a password", what)
 			}
 		}
@@ -446,16 +448,22 @@ func TestABackupHasNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	got := s.call(request{method: "GET", path: "/api/v2/system/backup", key: s.systemKey()})
-	if got.status != http.StatusOK || !bytes.Contains(got.body, []byte("visible-name")) || !bytes.Contains(got.body, []byte(owned.ID)) {
-		t.Fatalf("%d: a backup of %d bytes in which nothing can be found", got.status, len(got.body))
+	got := s.call(request{method: "POST", path: "/api/v2/system/backup", key: s.systemKey(), body: backupBody(t)})
+	if got.status != http.StatusOK {
+		t.Fatalf("%d: %s", got.status, got.body)
+	}
+	inside := decrypted(t, got.body)
+	for _, visible := range []string{"visible-name", owned.ID} {
+		if !bytes.Contains(inside, []byte(visible)) || bytes.Contains(got.body, []byte(visible)) {
+			t.Fatalf("a backup of %d bytes in which %s is not found, or without opening it", len(got.body), visible)
+		}
 	}
 	entries, err := json.Marshal(s.records(1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	metrics := s.call(request{method: "GET", path: "/metrics"}).body
-	for what, text := range map[string][]byte{"the backup": got.body, "the entries": entries, "the log": []byte(s.log.String()), "the metrics": metrics} {
+	for what, text := range map[string][]byte{"the backup": got.body, "what is inside": inside, "the entries": entries, "the log": []byte(s.log.String()), "the metrics": metrics} {
 		for _, form := range append(spellings(word), s.key, session.access, session.refresh) {
 			if bytes.Contains(text, []byte(form)) {
 				t.Errorf("%s: it has %s", what, form)

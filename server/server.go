@@ -4,7 +4,8 @@
 //
 // What every request gets, whatever it asks: an id of the server's own making
 // ([gate.RequestIDHeader]), the state of a rate limit, one access log line
-// (probes and scrapes only when they fail), two metrics, a span if there is a
+// (probes and scrapes only when they fail, and of those that are refused because too
+// many wait the first one of a second), two metrics, a span if there is a
 // tracer and, when something panics, a 500. Logs, metrics and spans speak of
 // route templates, never of paths, queries, headers or bodies, since any of them
 // can hold a secret by mistake.
@@ -30,8 +31,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
@@ -42,8 +45,8 @@ import (
 	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
-// Config of a [Server]. Vault, Transit, Identity, Audit, Compliance, Keys, Sealing
-// and Store are required.
+// Config of a [Server]. Vault, Transit, Identity, Audit, Compliance, Keys, Sealing,
+// Custody and Store are required.
 type Config struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
@@ -53,11 +56,15 @@ type Config struct {
 	Reports    v2.Reports // nil when whoever keeps them gives them out
 	Keys       *keyring.Ring
 	Sealing    *sealingkey.Service
+	Custody    *custody.Service
 	Store      Store
+	KMSKeys    func(context.Context) ([][]byte, error) // the files of the keys that wrap all others, which backups carry; nil when there are none
+	Recipients []backup.Recipient                      // of backups over the interface; empty: any
 
-	PublicURL      string     // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
-	Rates          gate.Rates // zero fields take the defaults
-	TrustedProxies []string   // addresses or networks whose X-Forwarded-For is believed; default none
+	PublicURL      string       // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
+	Rates          gate.Rates   // zero fields take the defaults
+	Lender         quota.Lender // of the requests that replicas share; nil: there is one replica, which counts in memory
+	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is believed; default none
 
 	Collectors []prometheus.Collector // more metrics than the server's own, such as those of its listener
 	Gatherers  []prometheus.Gatherer  // registries of others, whose metrics have other names
@@ -89,6 +96,7 @@ type Server struct {
 	gate    *gate.Gate
 	v1, v2  *gate.Version
 	ending  atomic.Bool
+	shed    atomic.Int64 // Unix second in which the log last said that requests are refused
 }
 
 // Limits of a connection. A request has ReadTimeout to arrive whole, so that a
@@ -105,8 +113,8 @@ const (
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
 	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Compliance == nil ||
-		config.Keys == nil || config.Sealing == nil || config.Store == nil {
-		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing and store are required")
+		config.Keys == nil || config.Sealing == nil || config.Custody == nil || config.Store == nil {
+		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing, custody and store are required")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
@@ -120,11 +128,12 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s.gate, err = gate.New(gate.Config{
-		Identity: config.Identity, Audit: config.Audit, Now: config.Now, Rates: config.Rates, Origin: origin,
+		Identity: config.Identity, Audit: config.Audit, Now: config.Now, Rates: config.Rates, Lender: config.Lender, Origin: origin,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
+	s.metrics.watch(s.gate)
 
 	gin.SetMode(gin.ReleaseMode) // otherwise gin prints its routes on stdout
 	s.engine = gin.New()
@@ -155,7 +164,7 @@ func New(config Config) (*Server, error) {
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
 		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Compliance: config.Compliance,
-		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Store: config.Store, Program: config.Version, Now: config.Now, SecureCookies: secure,
+		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Custody: config.Custody, Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients, Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)

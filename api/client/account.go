@@ -200,6 +200,25 @@ func (v *V2) RetireSealingKey(ctx context.Context, keyID string) (*v2.SealingKey
 	return answer[v2.SealingKeyAnswer](read(v.api.RetireSealingKey(repeatable(ctx), segment(keyID))))
 }
 
+// ListKMSKeys answers the keys of the key-management service, the current one
+// first, with how many sets of keys are under each.
+func (v *V2) ListKMSKeys(ctx context.Context) (*v2.KMSKeyList, error) {
+	return answer[v2.KMSKeyList](read(v.api.ListKMSKeys(ctx)))
+}
+
+// RewrapKeys moves some sets of keys under the current key of the key-management
+// service. Repeat it until none remains.
+func (v *V2) RewrapKeys(ctx context.Context, r v2.RewrapKeysRequest) (*v2.RewrapKeysAnswer, error) {
+	return answer[v2.RewrapKeysAnswer](read(v.api.RewrapKeys(repeatable(ctx), r)))
+}
+
+// DestroyKMSKey has the key-management service destroy a former key; ErrConflict:
+// it is the current one, or keys are under it. It is not sent again when its
+// outcome is unknown.
+func (v *V2) DestroyKMSKey(ctx context.Context, r v2.DestroyKMSKeyRequest) (*v2.DestroyKMSKeyAnswer, error) {
+	return answer[v2.DestroyKMSKeyAnswer](read(v.api.DestroyKMSKey(ctx, r)))
+}
+
 // RestoreSealingKey takes a retired sealing key back into use.
 func (v *V2) RestoreSealingKey(ctx context.Context, keyID string) (*v2.SealingKeyAnswer, error) {
 	return answer[v2.SealingKeyAnswer](read(v.api.RestoreSealingKey(repeatable(ctx), segment(keyID))))

@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// GetBackup returns a backup while the server makes it, for as long as ctx
-// allows. The caller reads it to its end and closes it. An end that came early
-// shows only in the backup itself: see latticekeep restore.
-func (v *V2) GetBackup(ctx context.Context) (io.ReadCloser, error) {
-	return stream(v.api.GetBackup(with(ctx, manner{lasting: true})))
+// TakeBackup returns a backup while the server makes it, encrypted, for as long as
+// ctx allows. The caller reads it to its end and closes it. An end that came early
+// shows only in the backup itself: see latticekeep backup and restore.
+// ErrInvalid: the recipient is not a post-quantum one of age.
+func (v *V2) TakeBackup(ctx context.Context, r v2.BackupRequest) (io.ReadCloser, error) {
+	return stream(v.api.TakeBackup(with(ctx, manner{lasting: true}), r))
 }
 
 // stream is answer for the operations whose answer is read while it comes.

@@ -418,7 +418,7 @@ func TestARollbackIsAcceptedFromTheCommandLine(t *testing.T) {
 listen: 127.0.0.1:0
 publicURL: http://127.0.0.1:8200
 dataDir: %s
-kms: {keyFile: %s}
+kms: {url: "file://%s"}
 systemKeyFile: %s
 registration: {closed: true}
 audit: {anchor: {bucket: %q}}

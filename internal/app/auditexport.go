@@ -16,14 +16,13 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/keyring"
-	"github.com/latticekeep/latticekeep/internal/kms"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // exportOptions say what is exported, and to where.
 type exportOptions struct {
 	remote
-	dir, kmsKeyFile   string
+	stopped
 	whole             bool
 	output, publicKey string
 	progress          bool
@@ -32,7 +31,7 @@ type exportOptions struct {
 func newAuditExportCommand() *cobra.Command {
 	var o exportOptions
 	cmd := &cobra.Command{
-		Use:   "export (--data-dir DIR | --url URL [--whole]) [--output FILE]",
+		Use:   "export (--data-dir DIR | --store URL | --url URL [--whole]) [--output FILE]",
 		Short: "Write the audit log as JSON lines",
 		Long: `Write the audit log as JSON lines: each entry in its canonical form, oldest
 first, and a last line with the signed checkpoint that says where the log ended.
@@ -41,6 +40,7 @@ their own from docs/audit.md.
 
   --data-dir     the whole log of a server that is stopped; the KMS key signs
                  the last line
+  --store        likewise, as a URL: bolt:DIR or postgres://user@host/database
   --url          your tenant's entries of a running server; the API key needs
                  the scope audit:read
   --url --whole  all tenants' entries; the key needs the scope system:admin
@@ -54,28 +54,31 @@ in FILE.part meanwhile.`,
 			if err := refuseEmpty(cmd, "output", "public-key-out"); err != nil {
 				return err
 			}
-			if o.dir == "" && o.url == "" {
-				return errors.New("say which log: --data-dir of a stopped server, or --url of a running one")
+			if !o.named() && o.remote.url == "" {
+				return errors.New("say which log: --data-dir or --store of a stopped server, or --url of a running one")
 			}
 			p := newProgress(cmd.ErrOrStderr(), o.progress)
 			defer p.end()
-			if o.dir != "" {
-				return exportDataDir(cmd.Context(), &o, p, cmd.OutOrStdout())
+			if o.named() {
+				return exportStopped(cmd.Context(), &o, p, cmd.OutOrStdout())
 			}
 			return exportURL(cmd.Context(), &o, p, cmd.OutOrStdout())
 		},
 	}
 	o.connection(cmd)
+	o.stopped.register(cmd, "of a stopped server")
+	o.registerKMS(cmd, "KMS key of --data-dir (default "+kmsKeyFile+" in it) or --store")
 	flags := cmd.Flags()
-	flags.StringVar(&o.dir, "data-dir", "", "data directory of a stopped server")
-	flags.StringVar(&o.kmsKeyFile, "kms-key-file", "", "KMS key of --data-dir (default "+kmsKeyFile+" in it)")
 	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")
 	flags.StringVar(&o.output, "output", "-", "file to write, - for standard output")
 	flags.StringVar(&o.publicKey, "public-key-out", "", "file to write the log's public key to (PEM)")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
-	cmd.MarkFlagsMutuallyExclusive("url", "data-dir")
+	for _, where := range []string{"data-dir", "store"} {
+		cmd.MarkFlagsMutuallyExclusive("url", where)
+		cmd.MarkFlagsMutuallyExclusive("whole", where)
+	}
 	cmd.MarkFlagsMutuallyExclusive("url", "kms-key-file")
-	cmd.MarkFlagsMutuallyExclusive("whole", "data-dir")
+	cmd.MarkFlagsMutuallyExclusive("url", "kms-url")
 	return cmd
 }
 
@@ -96,41 +99,28 @@ func writeExport(output string, tenant bool, p *progress, stdout io.Writer, writ
 	return nil
 }
 
-// exportDataDir exports the log of a data directory that nobody is using. It
-// verifies all of it each time, and writes what is new.
-func exportDataDir(ctx context.Context, o *exportOptions, p *progress, stdout io.Writer) (err error) {
-	keyFile := o.kmsKeyFile
-	if keyFile == "" {
-		keyFile = filepath.Join(o.dir, kmsKeyFile)
-	}
-	k, err := kms.OpenLocal(keyFile)
-	if err != nil {
-		return fmt.Errorf("opening %s: %w", filepath.Base(keyFile), err)
-	}
-	s, err := bolt.Open(filepath.Join(o.dir, databaseFile), bolt.Options{ReadOnly: true})
-	if err != nil {
-		return fmt.Errorf("opening %s (the log of a running server is exported with --url): %w", databaseFile, err)
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	keys, err := keyring.Open(ctx, s, k, keyring.Config{})
-	if err != nil {
-		return err
-	}
-	if err := writePublicKey(o.publicKey, keys.Audit().Public().MarshalPEM()); err != nil {
-		return err
-	}
-	log := audit.New(time.Now)
-	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
-		return err
-	}
-	if head, _, err := log.Progress(ctx); err == nil {
-		p.expect(head)
-	}
-	return writeExport(o.output, false, p, stdout, func(x *entries) error {
-		if x.last != nil {
-			p.skip(x.last.Sequence)
-		}
-		return streamed(x, func(w io.Writer) error { return log.Export(ctx, w, 0) })
+// exportStopped exports the log of a store that nobody is using. It verifies all
+// of it each time, and writes what is new.
+func exportStopped(ctx context.Context, o *exportOptions, p *progress, stdout io.Writer) error {
+	return o.with(ctx, func(s store.Database) error {
+		return o.keys(ctx, s, nil, func(keys *keyring.Ring) error {
+			if err := writePublicKey(o.publicKey, keys.Audit().Public().MarshalPEM()); err != nil {
+				return err
+			}
+			log := audit.New(time.Now)
+			if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
+				return err
+			}
+			if head, _, err := log.Progress(ctx); err == nil {
+				p.expect(head)
+			}
+			return writeExport(o.output, false, p, stdout, func(x *entries) error {
+				if x.last != nil {
+					p.skip(x.last.Sequence)
+				}
+				return streamed(x, func(w io.Writer) error { return log.Export(ctx, w, 0) })
+			})
+		})
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 
@@ -15,17 +14,18 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/objects"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // verifyOptions say what is verified, and against what.
 type verifyOptions struct {
 	remote
 	pin
-	dir, file, archive, since string
-	whole                     bool
-	tenant                    string
-	from, to                  uint64
+	stopped
+	file, archive, since string
+	whole                bool
+	tenant               string
+	from, to             uint64
 }
 
 // pin says whose log it must be.
@@ -58,13 +58,14 @@ func (p *pin) options(cmd *cobra.Command) (o audit.Options, err error) {
 func newAuditVerifyCommand() *cobra.Command {
 	var o verifyOptions
 	cmd := &cobra.Command{
-		Use:   "verify (--data-dir DIR | --file EXPORT | --url URL [--whole])",
+		Use:   "verify (--data-dir DIR | --store URL | --file EXPORT | --url URL [--whole])",
 		Short: "Verify every entry, link and signature of an audit log",
 		Long: `Verify an audit log and exit with status 0 only if all of it holds; otherwise
 name the first bad sequence.
 
   --data-dir     the whole log of a data directory whose server is stopped, with
                  every credential row held against it
+  --store        likewise, as a URL: bolt:DIR or postgres://user@host/database
   --file         an export (latticekeep audit export), of the whole log or of a
                  tenant; - is standard input
   --url          your tenant's part of the log of a running server, by its own
@@ -107,14 +108,14 @@ as in audit.retention.archive.`,
 			var report audit.Report
 			var proven []string
 			switch {
-			case o.dir != "":
+			case o.named():
 				report, err = o.verifyDir(cmd.Context(), a)
 			case o.file != "":
 				report, err = o.verifyFile(cmd.Context(), cmd.InOrStdin(), o.file, a)
-			case o.url != "":
+			case o.remote.url != "":
 				report, proven, err = o.verifyServer(cmd.Context(), a)
 			default:
-				return errors.New("at least one of the flags --data-dir, --file and --url is needed: say which log")
+				return errors.New("at least one of the flags --data-dir, --store, --file and --url is needed: say which log")
 			}
 			if err != nil {
 				return err
@@ -129,8 +130,8 @@ as in audit.retention.archive.`,
 	}
 	o.connection(cmd)
 	o.pin.register(cmd)
+	o.stopped.register(cmd, "of a stopped server")
 	flags := cmd.Flags()
-	flags.StringVar(&o.dir, "data-dir", "", "data directory of a stopped server")
 	flags.StringVar(&o.file, "file", "", "export to verify, - for standard input")
 	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")
 	flags.StringVar(&o.tenant, "tenant", "", "with --file: it must be the export of this tenant, as system, whose first entry is also that of the whole log")
@@ -139,6 +140,7 @@ as in audit.retention.archive.`,
 	flags.Uint64Var(&o.from, "from", 0, "first sequence to verify")
 	flags.Uint64Var(&o.to, "to", 0, "last sequence to verify")
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url")
+	cmd.MarkFlagsMutuallyExclusive("store", "file", "url")
 	cmd.MarkFlagsMutuallyExclusive("archive", "from")
 	cmd.MarkFlagsMutuallyExclusive("archive", "to")
 	cmd.MarkFlagsMutuallyExclusive("since", "from")
@@ -194,16 +196,17 @@ func printReport(w io.Writer, r audit.Report, proven ...string) error {
 	return err
 }
 
-// verifyDir verifies a data directory, and its archive if one is given.
+// verifyDir verifies the store of a stopped server, and its archive if one is
+// given.
 func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.Report, error) {
-	if a.From > 1 && a.PublicKey == nil { // then the directory's own
-		first, err := verifyDataDir(ctx, o.dir, audit.Options{To: 1, Fingerprint: a.Fingerprint})
+	if a.From > 1 && a.PublicKey == nil { // then the store's own
+		first, err := o.verifyStopped(ctx, audit.Options{To: 1, Fingerprint: a.Fingerprint})
 		if err != nil {
 			return audit.Report{}, err
 		}
 		a.PublicKey, a.Fingerprint = first.PublicKey, ""
 	}
-	report, err := verifyDataDir(ctx, o.dir, a)
+	report, err := o.verifyStopped(ctx, a)
 	if err != nil || o.archive == "" {
 		return report, err
 	}
@@ -213,31 +216,29 @@ func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.R
 	}
 	defer bucket.Close()
 	var whole audit.Report
-	err = withStore(o.dir, func(s *bolt.Store) (err error) {
+	err = o.with(ctx, func(s store.Database) (err error) {
 		whole, err = audit.VerifyWithArchive(ctx, s, bucket, a)
 		return err
 	})
 	return whole, err
 }
 
-// verifyDataDir verifies the log and the credential rows of a data directory that
-// nobody is using, or a range of the log alone.
-func verifyDataDir(ctx context.Context, dir string, a audit.Options) (report audit.Report, err error) {
-	err = withStore(dir, func(s *bolt.Store) (err error) {
+// verifyStopped verifies the log and the credential rows of a store that nobody is
+// using, or a range of the log alone.
+func (s *stopped) verifyStopped(ctx context.Context, a audit.Options) (report audit.Report, err error) {
+	err = s.with(ctx, func(db store.Database) (err error) {
 		if a.From > 1 || a.To > 0 { // which does not say what rows there must be
-			report, err = audit.VerifyStore(ctx, s, a)
+			report, err = audit.VerifyStore(ctx, db, a)
 			return err
 		}
-		report, err = verifyStore(ctx, s, a)
+		report, err = verifyStore(ctx, db, a)
 		return err
 	})
 	return report, err
 }
 
-func withStore(dir string, do func(*bolt.Store) error) error {
-	s, err := bolt.Open(filepath.Join(dir, databaseFile), bolt.Options{ReadOnly: true})
-	if err != nil {
-		return fmt.Errorf("opening %s: %w", databaseFile, err)
-	}
-	return errors.Join(do(s), s.Close())
+// verifyDataDir is verifyStopped for a data directory.
+func verifyDataDir(ctx context.Context, dir string, a audit.Options) (audit.Report, error) {
+	s := stopped{dir: dir}
+	return s.verifyStopped(ctx, a)
 }

@@ -22,7 +22,7 @@ func Command() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), newSealCommand(), newResealCommand(), newImportCommand(), newValidateCommand(), newAuditCommand(),
-		newSealingKeyCommand(), newTenantCommand(), newAPIKeyCommand(), newUserCommand(), newBackupCommand(), newRestoreCommand(), newVersionCommand())
+		newSealingKeyCommand(), newKMSCommand(), newTenantCommand(), newAPIKeyCommand(), newUserCommand(), newBackupCommand(), newRestoreCommand(), newMigrateCommand(), newVersionCommand())
 	root.AddCommand(newWebhookCommand(), newUninstallCommand(), newComplianceCommand())
 	return root
 }

@@ -34,7 +34,7 @@ import (
 type Settings struct {
 	Listen    string `yaml:"listen"`    // address; default DefaultListen
 	PublicURL string `yaml:"publicURL"` // where users reach the service: in mails, and the origin that cookies are for
-	DataDir   string `yaml:"dataDir"`   // folder of the database
+	DataDir   string `yaml:"dataDir"`   // folder of the embedded database, and of reports
 
 	TLS TLSSettings `yaml:"tls"`
 
@@ -44,14 +44,16 @@ type Settings struct {
 
 	Tracing TracingSettings `yaml:"tracing"`
 
-	KMS struct {
-		KeyFile  string        `yaml:"keyFile"`  // outside dataDir; made when there is no database yet
-		CacheTTL time.Duration `yaml:"cacheTTL"` // how long an unwrapped key is used; default 5m
-	} `yaml:"kms"`
+	Store StoreSettings `yaml:"store"`
+	KMS   KMSSettings   `yaml:"kms"`
 
 	Sealing struct {
 		KeyLifetime time.Duration `yaml:"keyLifetime"` // of a sealing key until a new one is made; default 720h, 0 never
 	} `yaml:"sealing"`
+
+	Backup struct {
+		Recipients []string `yaml:"recipients"` // whom backups over the interface go to, age1pq1…; only with these do they carry a key file of the KMS
+	} `yaml:"backup"`
 
 	Audit      AuditSettings      `yaml:"audit"`
 	Compliance ComplianceSettings `yaml:"compliance"`
@@ -136,6 +138,7 @@ func defaults() Settings {
 	var s Settings
 	s.Listen = DefaultListen
 	s.Tracing.SampleRatio = 1
+	s.Store.Connections = 16
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL
 	s.Sealing.KeyLifetime = DefaultSealingLifetime
 	s.Audit.Signing = string(audit.SignEntries)
@@ -179,8 +182,13 @@ func Load(path string, environ []string, flags map[string]string) (Settings, err
 
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
-// insteadOfKeyExchange is for a configuration of the first release.
-const insteadOfKeyExchange = "tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"
+// What a configuration of an earlier release is told.
+const (
+	insteadOfKeyExchange = "tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"
+	insteadOfKeyFile     = "kms.keyFile is gone: give its path as kms.url, file:///path"
+)
+
+var insteadOf = strings.NewReplacer("there is no key keyExchange here", insteadOfKeyExchange, "there is no key keyFile here", insteadOfKeyFile)
 
 func (s *Settings) readYAML(text []byte) error {
 	d := yaml.NewDecoder(bytes.NewReader(text))
@@ -191,7 +199,7 @@ func (s *Settings) readYAML(text []byte) error {
 	}
 	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
 		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
-		return errors.New(strings.ReplaceAll(text, "there is no key keyExchange here", insteadOfKeyExchange))
+		return errors.New(insteadOf.Replace(text))
 	} else if err != nil {
 		return err
 	}
@@ -220,8 +228,11 @@ func (s *Settings) readEnvironment(environ []string) error {
 		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(otherVariables, name) || serviceLink.MatchString(name) {
 			continue
 		}
-		if name == variableOf("tls.keyExchange") {
+		switch name {
+		case variableOf("tls.keyExchange"):
 			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyExchange)
+		case variableOf("kms.keyFile"):
+			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyFile)
 		}
 		k, ok := known[name]
 		if !ok {
@@ -337,9 +348,8 @@ func (s *Settings) check() error {
 			wrong = append(wrong, fmt.Errorf(format, args...))
 		}
 	}
-	need(s.DataDir != "", "dataDir: name the folder of the database")
-	need(s.KMS.KeyFile != "", "kms.keyFile: name a file outside dataDir")
-	need(s.KMS.CacheTTL == 0 || s.KMS.CacheTTL >= time.Second, "kms.cacheTTL: give 0s or at least 1s, with its unit")
+	need(s.DataDir != "" || s.Store.URL != "", "dataDir: name the folder of the database, or in store.url a PostgreSQL")
+	need(s.DataDir == "" || s.Store.URL == "", "dataDir: leave it out, since store.url says where the data is")
 	need(s.Sealing.KeyLifetime == 0 || s.Sealing.KeyLifetime >= time.Hour, "sealing.keyLifetime: give 0s, which is never, or at least 1h, with its unit")
 	need((s.SystemKeyFile == "") != (s.SystemKeySecret == ""),
 		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret the Secret that does, and not both")
@@ -356,6 +366,8 @@ func (s *Settings) check() error {
 		need(addrErr == nil || prefixErr == nil, "trustedProxies: %q is neither an address nor a network such as 10.0.0.0/8", proxy)
 		need(prefixErr != nil || network.Bits() > 0, "trustedProxies: %q is everybody, who could then call from any address: name the proxy", proxy)
 	}
+	_, err := backupRecipients(s.Backup.Recipients)
+	need(err == nil, "backup.recipients: %w", err)
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)
 	}
@@ -365,7 +377,7 @@ func (s *Settings) check() error {
 	}
 	need(s.Kubernetes.Namespace == "" || len(validation.IsDNS1123Label(s.Kubernetes.Namespace)) == 0, "kubernetes.namespace: give the name of a namespace")
 	need(s.Kubernetes.Workers > 0, "kubernetes.workers: give at least 1")
-	return errors.Join(append(wrong, s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
 }
 
 func (p PolicySettings) check() error {

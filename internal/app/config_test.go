@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"filippo.io/age"
 )
 
 // minimal is a configuration with nothing that could be left out.
@@ -16,7 +18,7 @@ const minimal = `
 publicURL: https://vault.example.org
 dataDir: /var/lib/latticekeep
 kms:
-  keyFile: /etc/latticekeep/kms.key
+  url: file:///etc/latticekeep/kms.key
 systemKeyFile: /run/latticekeep/system.key
 registration:
   closed: true
@@ -26,7 +28,10 @@ registration:
 const whole = `
 listen: 0.0.0.0:8443
 publicURL: https://vault.example.org
-dataDir: /var/lib/latticekeep
+store:
+  url: postgres://vault@db.example.org/vault?sslmode=verify-full
+  passwordFile: /etc/latticekeep/database
+  connections: 5
 tls:
   certFile: /etc/latticekeep/tls.crt
   keyFile: /etc/latticekeep/tls.key
@@ -38,10 +43,14 @@ tracing:
   endpoint: http://127.0.0.1:4318/v1/traces
   sampleRatio: 0.25
 kms:
-  keyFile: /etc/latticekeep/kms.key
+  url: gcpkms://projects/p/locations/l/keyRings/r/cryptoKeys/k
+  former: ["file:///etc/latticekeep/kms.key"]
+  tokenFile: /etc/latticekeep/token
   cacheTTL: 90s
 sealing:
   keyLifetime: 24h
+backup:
+  recipients: [RECIPIENT]
 audit:
   signing: batch
   verification: 12h
@@ -86,15 +95,26 @@ kubernetes:
 `
 
 // instead are the keys that another one of whole takes the place of.
-var instead = []string{"systemKeySecret", "tls.secretName"}
+var instead = []string{"dataDir", "systemKeySecret", "tls.secretName"}
 
 func settings(t *testing.T, text string, environ []string, flags map[string]string) (Settings, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
+	text = strings.ReplaceAll(text, "RECIPIENT", anyRecipient(t))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return Load(path, environ, flags)
+}
+
+// anyRecipient is one of backups, whose identity nobody has.
+func anyRecipient(t *testing.T) string {
+	t.Helper()
+	identity, err := age.GenerateHybridIdentity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return identity.Recipient().String()
 }
 
 // shown is a setting as %v prints it.
@@ -152,7 +172,6 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 	for variable, c := range map[string]struct{ value, key, want string }{
 		"LATTICEKEEP_LISTEN":                         {"127.0.0.1:1", "listen", "127.0.0.1:1"},
 		"LATTICEKEEP_PUBLIC_URL":                     {"https://other.example.org/", "publicURL", "https://other.example.org/"},
-		"LATTICEKEEP_DATA_DIR":                       {"/data", "dataDir", "/data"},
 		"LATTICEKEEP_TLS_PQ_REQUIRED":                {"false", "tls.pqRequired", "false"},
 		"LATTICEKEEP_OPERATIONS_LISTEN":              {":1", "operations.listen", ":1"},
 		"LATTICEKEEP_TRACING_ENDPOINT":               {"https://traces.example.org", "tracing.endpoint", "https://traces.example.org"},
@@ -188,12 +207,12 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 			t.Errorf("%s: %s is %s, want %s", variable, c.key, got, c.want)
 		}
 	}
-	s, err := settings(t, whole, []string{"LATTICEKEEP_DATA_DIR=/environment"}, map[string]string{"dataDir": "/flag"})
+	s, err := settings(t, minimal, []string{"LATTICEKEEP_DATA_DIR=/environment"}, map[string]string{"dataDir": "/flag"})
 	if err != nil || s.DataDir != "/flag" {
 		t.Error(s.DataDir, err)
 	}
 	var bare []string // everything may come from the environment
-	for _, pair := range []string{"PUBLIC_URL=https://vault.example.org", "DATA_DIR=/d", "KMS_KEY_FILE=/k", "SYSTEM_KEY_FILE=/s", "REGISTRATION_CLOSED=true"} {
+	for _, pair := range []string{"PUBLIC_URL=https://vault.example.org", "DATA_DIR=/d", "KMS_URL=file:///k", "SYSTEM_KEY_FILE=/s", "REGISTRATION_CLOSED=true"} {
 		bare = append(bare, "LATTICEKEEP_"+pair)
 	}
 	if _, err := settings(t, "", bare, nil); err != nil {
@@ -217,6 +236,15 @@ func TestWhatIsUnknownIsNamed(t *testing.T) {
 		"a bad ratio":         {minimal, "LATTICEKEEP_TRACING_SAMPLE_RATIO=half", "tracing.sampleRatio is a number"},
 		"a key that is gone":  {minimal + "tls:\n  keyExchange: required", "", "line 10: tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"},
 		"its variable":        {minimal, "LATTICEKEEP_TLS_KEY_EXCHANGE=required", "LATTICEKEEP_TLS_KEY_EXCHANGE: tls.keyExchange is gone"},
+		"another that is":     {strings.Replace(minimal, "url: file:///", "keyFile: /", 1), "", "kms.keyFile is gone: give its path as kms.url, file:///path"},
+		"another variable":    {minimal, "LATTICEKEEP_KMS_KEY_FILE=/k", "LATTICEKEEP_KMS_KEY_FILE: kms.keyFile is gone"},
+		"two databases":       {minimal + "store: {url: \"postgres://vault@127.0.0.1/vault\"}\ncompliance: {reports: \"s3://reports\"}", "", "dataDir: leave it out"},
+		"reports nowhere":     {minimal, "LATTICEKEEP_STORE_URL=postgres://vault@127.0.0.1/vault", "compliance.reports: name a bucket"},
+		"another database":    {minimal, "LATTICEKEEP_STORE_URL=mysql://vault@127.0.0.1/vault", "store.url: give postgres://user@host/database"},
+		"a KMS with RSA":      {minimal, "LATTICEKEEP_KMS_URL=azurekeyvault://vault/keys/k", "wraps with RSA, which a quantum computer opens"},
+		"a path for a KMS":    {minimal, "LATTICEKEEP_KMS_URL=/etc/kms.key", "kms.url: give file:///path"},
+		"a former path":       {minimal, "LATTICEKEEP_KMS_FORMER=file://kms.key", "kms.former: give the whole path"},
+		"a classic recipient": {minimal, "LATTICEKEEP_BACKUP_RECIPIENTS=age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p", "backup.recipients: "},
 		"a bad truth":         {minimal, "LATTICEKEEP_TLS_TERMINATED=perhaps", "tls.terminated is true or false"},
 		"a bad time":          {minimal, "LATTICEKEEP_KMS_CACHE_TTL=5", "kms.cacheTTL is a time"},
 		"a bad map":           {minimal, "LATTICEKEEP_KUBERNETES_NAMESPACES=a", "kubernetes.namespaces is a list"},
@@ -255,7 +283,7 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 	smtp := []string{"LATTICEKEEP_MAIL_SMTP_ADDRESS=mail.example.org:587", "LATTICEKEEP_MAIL_FROM=a@example.org"}
 	for says, environ := range map[string][]string{
 		"dataDir: ":       {"LATTICEKEEP_DATA_DIR="},
-		"kms.keyFile: ":   {"LATTICEKEEP_KMS_KEY_FILE="},
+		"kms.url: ":       {"LATTICEKEEP_KMS_URL="},
 		"kms.cacheTTL: ":  {"LATTICEKEEP_KMS_CACHE_TTL=5ns"},
 		"systemKeyFile: ": {"LATTICEKEEP_SYSTEM_KEY_FILE="},
 		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret": {"LATTICEKEEP_SYSTEM_KEY_SECRET=latticekeep-system-key"},

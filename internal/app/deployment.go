@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -18,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -30,71 +33,120 @@ const (
 	mailDirectory = "mail"
 )
 
-// deployment is a data directory, opened: the core that server and operator
-// share.
+// deployment is a store, opened: the core that server and operator share.
 type deployment struct {
-	dir      string
-	store    *bolt.Store
+	dir      string // empty when the store is elsewhere
+	store    store.Database
+	kms      []*kms.Key // the current one, then the former ones
 	log      *audit.Log
 	keys     *keyring.Ring
+	keyFiles func(context.Context) ([][]byte, error) // of the KMS, for backups; nil when no key is a file
 	identity *identity.Service
 	vault    *vault.Vault
 	transit  *transit.Transit
 	sealing  *sealingkey.Service
+	custody  *custody.Service
 }
 
 // place says where a deployment is and how it is opened.
 type place struct {
-	dir      string
-	keyFile  string // of the KMS key
-	cacheTTL time.Duration
-	policy   sealing.Policy // what manifests are checked against
-	objects  sealingKeyUse  // of the cluster; nil: there is none
-	tracing  *tracing       // nil: there is none
-	proving  *proving       // of the log
-	logger   *slog.Logger
-	now      func() time.Time
+	dir     string        // of the embedded database
+	store   StoreSettings // of another one
+	kms     KMSSettings
+	fresh   func() error   // asked before a deployment is made in an empty store; nil: nobody is
+	clock   *sharedClock   // of the other store; nil: now is that of this machine
+	pq      bool           // refuse classical key exchange
+	policy  sealing.Policy // what manifests are checked against
+	objects sealingKeyUse  // of the cluster; nil: there is none
+	tracing *tracing       // nil: there is none
+	proving *proving       // of the log
+	logger  *slog.Logger
+	now     func() time.Time
 }
 
 // sealingKeyUse counts objects by the id of the sealing key that they need.
 type sealingKeyUse func(context.Context) (map[string]int, error)
 
-// openDeployment opens the data directory, and fills it when it is empty.
-func openDeployment(ctx context.Context, p place) (*deployment, error) {
-	k, err := openDataDir(p.dir, p.keyFile)
+// openDeployment opens the store, and makes a deployment in it when it is empty.
+func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
+	d := &deployment{dir: p.dir, log: audit.New(p.now)}
+	if d.store, err = openDatabase(ctx, p, unmarked(d.log.Commit)); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	if err := refuseMarked(ctx, d.store); err != nil {
+		return nil, err
+	}
+	made, err := keyring.Made(ctx, d.store)
+	if err == nil && !made && p.fresh != nil {
+		err = p.fresh()
+	}
 	if err != nil {
 		return nil, err
 	}
-	d := &deployment{dir: p.dir, log: audit.New(p.now)}
-	if d.store, err = bolt.Open(filepath.Join(p.dir, databaseFile), bolt.Options{Hook: d.log.Commit, Logger: p.logger}); err != nil {
-		return nil, fmt.Errorf("opening %s: %w", databaseFile, err)
+	var urls []string
+	if d.kms, urls, err = kmsOf(ctx, p, made); err != nil {
+		return nil, err
+	}
+	if files, some := keyFilesOf(d.kms, urls); some {
+		d.keyFiles = func(ctx context.Context) ([][]byte, error) { return d.readKeyFiles(ctx, files) }
 	}
 	var s store.Store = d.store
-	var kms keyring.KMS = k
-	if p.tracing != nil {
-		s, kms = tracedStore{s, p.tracing.tracer}, tracedKMS{kms, p.tracing.tracer}
+	wrapping := make([]keyring.KMS, len(d.kms))
+	for i, k := range d.kms {
+		wrapping[i] = k
+		if p.tracing != nil {
+			wrapping[i] = tracedKMS{k, p.tracing.tracer}
+		}
 	}
-	d.identity, d.keys, err = identity.Open(ctx, s, d.log, kms, keyring.Config{CacheTTL: p.cacheTTL, Now: p.now})
+	if p.tracing != nil {
+		s = tracedStore{s, p.tracing.tracer}
+	}
+	d.identity, d.keys, err = identity.Open(ctx, s, d.log, wrapping[0], keyring.Config{CacheTTL: p.kms.CacheTTL, Former: wrapping[1:], Now: p.now})
 	if err != nil {
-		return nil, errors.Join(err, d.store.Close())
+		return nil, err
+	}
+	if !made {
+		p.logger.WarnContext(ctx, "the database was empty, and a new deployment was made in it: unless that was meant, stop the server and look where it should be",
+			"chain", d.log.Fingerprint())
 	}
 	if err := p.proving.begin(ctx, d.log, p.logger, p.now); err != nil {
-		return nil, errors.Join(err, d.store.Close())
+		return nil, err
 	}
 	d.vault = vault.New(s, d.log, d.keys, p.now)
 	d.transit = transit.New(s, d.log, d.keys, p.now)
 	d.sealing = sealingkey.New(s, d.log, d.keys, sealingkey.Options{
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
 	})
+	d.custody = custody.New(s, d.log, d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
 	if d.log.Refusal() == nil { // else nothing is written, and the next start does it
 		if err := d.vault.Reindex(ctx); err != nil {
-			return nil, errors.Join(err, d.store.Close())
+			return nil, err
 		}
 	}
 	if err := d.sealing.Verify(ctx); err != nil { // which is no reason to serve nothing
 		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
 	}
 	return d, nil
+}
+
+// readKeyFiles reads the files of the keys that are in use.
+func (d *deployment) readKeyFiles(ctx context.Context, files []keyFile) ([][]byte, error) {
+	found, err := d.keys.KMSKeys(ctx, time.Time{})
+	if err != nil {
+		return nil, err
+	}
+	use := make(map[string]keyring.KMSKey)
+	for _, k := range found.Keys {
+		if k.Sets += found.Damaged; k.State == keyring.KMSKeyFormer { // what is damaged may be under any
+			use[k.ID] = k
+		}
+	}
+	return readKeyFiles(files, use)
 }
 
 // eitherUse counts the objects that need a key as far as the vault knows, which
@@ -120,25 +172,77 @@ func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
 	}
 }
 
-// openDataDir makes the directory and the KMS key if there are none, and
-// returns the key. A directory that has a database is never given a new key.
-func openDataDir(dir, keyFile string) (*kms.Local, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// openDatabase opens the store that the settings name.
+func openDatabase(ctx context.Context, p place, hook store.Hook) (store.Database, error) {
+	if p.store.URL != "" {
+		s, err := postgres.Open(ctx, p.store.URL, postgres.Options{
+			Hook: hook, Logger: p.logger, Password: storeAt{passwordFile: p.store.PasswordFile}.password(), Connections: p.store.Connections, PQRequired: p.pq,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("store.url: %w", err)
+		}
+		if p.clock != nil {
+			if err := p.clock.of(ctx, s); err != nil {
+				return nil, errors.Join(fmt.Errorf("store.url: %w", err), s.Close())
+			}
+		}
+		return s, nil
+	}
+	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
-	_, err := os.Stat(filepath.Join(dir, databaseFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(keyFile); errors.Is(err, fs.ErrNotExist) {
-			if err := kms.CreateLocal(keyFile); err != nil {
-				return nil, err
+	s, err := bolt.Open(filepath.Join(p.dir, databaseFile), bolt.Options{Hook: hook, Logger: p.logger})
+	if err != nil {
+		return nil, fmt.Errorf("opening %s: %w", databaseFile, err)
+	}
+	return s, nil
+}
+
+// kmsOf opens the key that wraps all others, and those that did before. A key
+// file is made when there is none, but never for a store that has a deployment.
+// urls are those of the keys that it opened.
+func kmsOf(ctx context.Context, p place, made bool) (keys []*kms.Key, urls []string, err error) {
+	if path, is := kmsFile(p.kms.URL); is {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && !made {
+			if err := kms.CreateLocal(path); err != nil && !errors.Is(err, fs.ErrExist) { // a replica on the same machine may just have made it
+				return nil, nil, err
 			}
 		}
 	}
-	k, err := kms.OpenLocal(keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w", filepath.Base(keyFile), err)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll(keys))
+		}
+	}()
+	for i, text := range append([]string{p.kms.URL}, p.kms.Former...) {
+		k, err := kms.Open(ctx, text, kms.Options{TokenFile: p.kms.TokenFile, PQRequired: p.pq, Logger: p.logger})
+		switch {
+		case err != nil && i > 0: // it may have been destroyed, and if it is still needed the keyring says so
+			p.logger.WarnContext(ctx, "a key of kms.former cannot be opened, and is left out", "err", err)
+			continue
+		case err != nil:
+			return keys, nil, fmt.Errorf("kms.url: %w", err)
+		}
+		keys, urls = append(keys, k), append(urls, text)
 	}
-	return k, nil
+	return keys, urls, nil
+}
+
+func closeAll(keys []*kms.Key) error {
+	var errs []error
+	for _, k := range keys {
+		errs = append(errs, k.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// close ends the deployment. Nothing of it is used any more.
+func (d *deployment) close() error { return errors.Join(d.store.Close(), closeAll(d.kms)) }
+
+// keyFileIn are the settings of a key file in a data directory.
+func keyFileIn(dir string) KMSSettings {
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(dir, kmsKeyFile))}
+	return KMSSettings{URL: u.String(), CacheTTL: keyring.DefaultCacheTTL}
 }
 
 // outside says whether a file lies outside a directory, wherever links lead.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,7 +17,7 @@ func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	d, err := openDeployment(t.Context(), place{
 		proving: devProving(),
-		dir:     dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, logger: slog.New(slog.DiscardHandler), now: time.Now,
+		dir:     dir, kms: keyFileIn(dir), logger: slog.New(slog.DiscardHandler), now: time.Now,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ import (
 // never change their names.
 type serving struct {
 	BaseURL  string `json:"base_url"` // of the listener
-	DataDir  string `json:"data_dir"`
+	DataDir  string `json:"data_dir"` // empty when the database is elsewhere
 	Identity string `json:"identity"`
 	Chain    string `json:"chain"`
 }
@@ -38,8 +38,10 @@ type serving struct {
 // returns nil once requests and reconciles in flight have finished. stdout
 // takes one JSON line once the server is ready, stderr the log.
 func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error) {
-	if s.DataDir, err = filepath.Abs(s.DataDir); err != nil { // for scripts that run elsewhere
-		return fmt.Errorf("finding the data directory: %w", err)
+	if s.DataDir != "" {
+		if s.DataDir, err = filepath.Abs(s.DataDir); err != nil { // for scripts that run elsewhere
+			return fmt.Errorf("finding the data directory: %w", err)
+		}
 	}
 	if _, err := compliance.LoadCatalogues(s.Compliance.Catalogues); err != nil { // before anything is made
 		return fmt.Errorf("compliance.catalogues: %w", err)
@@ -54,10 +56,20 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		logger = slog.New(spanHandler{logger.Handler()})
 	}
 	h := service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: s.Sealing.KeyLifetime}
+	if h.recipients, err = backupRecipients(s.Backup.Recipients); err != nil {
+		return fmt.Errorf("backup.recipients: %w", err)
+	}
 	h.proving = &proving{
-		AuditSettings: s.Audit, ComplianceSettings: s.Compliance, custody: compliance.CustodyLocal, transport: transportOf(s.TLS),
+		AuditSettings: s.Audit, ComplianceSettings: s.Compliance, custody: compliance.CustodyKMS, transport: transportOf(s.TLS),
+	}
+	if _, file := kmsFile(s.KMS.URL); file {
+		h.proving.custody = compliance.CustodyLocal
 	}
 	defer func() { err = errors.Join(err, h.proving.close()) }()
+	if s.Store.URL != "" { // whose time all replicas go by
+		h.clock = newSharedClock()
+		h.now = h.clock.Now
+	}
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		h.tenants[namespace] = authz.TenantID(tenant)
 	}
@@ -73,6 +85,7 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	h.tracing = spans
 	h.proving.cluster, h.proving.namespace = h.cluster, ownNamespace(s, podNamespace)
 	h.operator.Namespace, h.operator.Policy = ownNamespace(s, podNamespace), s.Kubernetes.Policy.policy()
+	h.operator.Elect = s.Store.URL != ""
 	h.operator.Workers, h.operator.RestartWorkloads = s.Kubernetes.Workers, s.Kubernetes.RestartWorkloads
 	handshakes := newHandshakeCounter()
 	var encryption *tls.Config
@@ -97,19 +110,17 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		defer readers.Wait()
 		defer stop()
 	}
-	if ok, err := outside(s.DataDir, s.KMS.KeyFile); err != nil {
-		return fmt.Errorf("finding kms.keyFile: %w", err)
-	} else if !ok {
-		return errors.New("kms.keyFile lies in dataDir, where a copy of the one is a copy of the other: move it elsewhere")
+	if err := s.apart(); err != nil {
+		return err
 	}
 	h.deployment, err = openDeployment(ctx, place{
-		dir: s.DataDir, keyFile: s.KMS.KeyFile, cacheTTL: s.KMS.CacheTTL,
+		dir: s.DataDir, store: s.Store, kms: s.KMS, pq: s.TLS.PQRequired, clock: h.clock, fresh: s.fresh,
 		policy: h.operator.Policy, objects: h.objects(), tracing: h.tracing, proving: h.proving, logger: logger, now: h.now,
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, h.store.Close()) }()
+	defer func() { err = errors.Join(err, h.deployment.close()) }()
 	if s.Registration.Closed {
 		h.identity.CloseRegistration()
 	}
@@ -151,6 +162,33 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 			logger.Warn("the ready line could not be written", "err", err)
 		}
 	})
+}
+
+// fresh fails when a new deployment could not hand over its first system key.
+func (s Settings) fresh() error {
+	if s.SystemKeyFile == "" {
+		return nil
+	}
+	return refuseSystemKeyFile(s.SystemKeyFile)
+}
+
+// apart fails when a key file of the KMS lies in the folder of the database.
+func (s Settings) apart() error {
+	if s.DataDir == "" {
+		return nil
+	}
+	for _, text := range append([]string{s.KMS.URL}, s.KMS.Former...) {
+		path, is := kmsFile(text)
+		if !is {
+			continue
+		}
+		if ok, err := outside(s.DataDir, path); err != nil {
+			return fmt.Errorf("finding kms.url: %w", err)
+		} else if !ok {
+			return errors.New("kms.url lies in dataDir, where a copy of the one is a copy of the other: move it elsewhere")
+		}
+	}
+	return nil
 }
 
 // mailsOf returns who takes mails, and whom they come from.

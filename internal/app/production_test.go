@@ -66,7 +66,7 @@ listen: 127.0.0.1:0
 publicURL: https://127.0.0.1:8200
 dataDir: %s
 tls: {certFile: %s, keyFile: %s}
-kms: {keyFile: %s}
+kms: {url: "file://%s"}
 systemKeyFile: %s
 %s`, s.path("data"), files.CertFile, files.KeyFile, s.path("keys/kms.key"), s.path("system.key"), more))
 	return s
@@ -252,14 +252,14 @@ func TestAProductionServerRefusesAnUnsafePlace(t *testing.T) {
 		variable,
 		says string
 	}{
-		"the KMS key in the data directory": {variable: "LATTICEKEEP_KMS_KEY_FILE={dir}/data/kms.key", says: "kms.keyFile lies in dataDir"},
-		"the KMS key below it":              {variable: "LATTICEKEEP_KMS_KEY_FILE={dir}/data/a/b/kms.key", says: "kms.keyFile lies in dataDir"},
+		"the KMS key in the data directory": {variable: "LATTICEKEEP_KMS_URL=file://{dir}/data/kms.key", says: "kms.url lies in dataDir"},
+		"the KMS key below it":              {variable: "LATTICEKEEP_KMS_URL=file://{dir}/data/a/b/kms.key", says: "kms.url lies in dataDir"},
 		"by a link to the folder": {func(s *site) {
 			s.t.Helper()
 			if err := errors.Join(os.Mkdir(s.path("data"), 0o700), os.Symlink(s.path("data"), s.path("link"))); err != nil {
 				s.t.Fatal(err)
 			}
-		}, "LATTICEKEEP_KMS_KEY_FILE={dir}/link/kms.key", "kms.keyFile lies in dataDir"},
+		}, "LATTICEKEEP_KMS_URL=file://{dir}/link/kms.key", "kms.url lies in dataDir"},
 		"by a link of the key": {func(s *site) {
 			s.t.Helper()
 			if err := os.Mkdir(s.path("data"), 0o700); err != nil {
@@ -269,7 +269,7 @@ func TestAProductionServerRefusesAnUnsafePlace(t *testing.T) {
 			if err := os.Symlink(s.path("data/real.key"), s.path("keys/kms.key")); err != nil {
 				s.t.Fatal(err)
 			}
-		}, "", "kms.keyFile lies in dataDir"},
+		}, "", "kms.url lies in dataDir"},
 		"a system key that is there": {func(s *site) { writeFile(s.t, s.path("system.key"), []byte("precious")) }, "", "systemKeyFile exists already"},
 		"no folder for it":           {variable: "LATTICEKEEP_SYSTEM_KEY_FILE={dir}/none/system.key", says: "creating systemKeyFile"},
 		"no certificate":             {variable: "LATTICEKEEP_TLS_CERT_FILE={dir}/none", says: "TLS certificate"},

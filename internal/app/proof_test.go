@@ -28,7 +28,7 @@ func inProcess(t *testing.T, change func(*proving)) (*service, *buffer) {
 	}
 	var err error
 	s.deployment, err = openDeployment(t.Context(), place{
-		dir: dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, proving: s.proving, logger: s.logger, now: s.now,
+		dir: dir, kms: keyFileIn(dir), proving: s.proving, logger: s.logger, now: s.now,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -3,11 +3,13 @@ package app
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -17,7 +19,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
-	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -28,32 +29,37 @@ import (
 const restoreDirectory = databaseFile + ".restore"
 
 type restoreOptions struct {
-	input, dir, keyFile string
+	stopped
+	input, identityFile string
+	keyOut              string // where the KMS key of the backup goes; empty for nowhere
 	chain, identity     string // pinned fingerprints; empty for none
 }
 
 func newRestoreCommand() *cobra.Command {
 	var o restoreOptions
 	cmd := &cobra.Command{
-		Use:   "restore --input FILE --data-dir DIR",
-		Short: "Make a data directory of a backup",
-		Long: `Make a data directory of a backup. DIR must not have a database. The database
-gets its name only after the backup's signature, the whole audit chain and every
-credential row have been verified; until then nothing in DIR can be taken for a
-restored deployment.
+		Use:   "restore --input FILE --identity-file FILE (--data-dir DIR | --store URL)",
+		Short: "Make a deployment of a backup",
+		Long: `Make a deployment of a backup, in a data directory that has no database or in a
+PostgreSQL database that is empty. It is only served when the backup's signature,
+the whole audit chain and every credential row have been verified: until then a
+database file has another name, and one of PostgreSQL a row that a server refuses.
+
+--identity-file opens the backup: the file that latticekeep backup keygen wrote.
 
 --fingerprint (printed by the server as "chain") and --identity say whose backup
-it must be. Without either, and without --kms-key-file, somebody else could have
-made all of it.
+it must be. Without either, and without --kms-key-file or --kms-url, somebody
+else could have made all of it: everybody can encrypt to a recipient.
 
---kms-key-file tries whether that key opens what was restored. The KMS key is not
-in a backup: start the server with the one that the deployment was made with.
+--kms-key-out writes the KMS key that was in the backup to a new file. The server
+wants it where its kms.url says. --kms-key-file or --kms-url tries whether a key
+that you have opens what was restored.
 
 What happened after the backup was taken is not in it: credentials sealed or
 rotated since are missing, and what was deleted or revoked since is back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := refuseEmpty(cmd, "fingerprint", "identity", "kms-key-file"); err != nil {
+			if err := refuseEmpty(cmd, "fingerprint", "identity", "kms-key-file", "kms-url", "kms-key-out"); err != nil {
 				return err
 			}
 			r, err := restore(cmd.Context(), o, cmd.InOrStdin())
@@ -66,35 +72,47 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 			return r.key
 		},
 	}
+	o.register(cmd, "to make; it must not have a database")
+	o.registerKMS(cmd, "KMS key to try on what was restored")
 	flags := cmd.Flags()
 	flags.StringVar(&o.input, "input", "", "file that latticekeep backup wrote; - for standard input")
-	flags.StringVar(&o.dir, "data-dir", "", "data directory to make; it must not have a database")
-	flags.StringVar(&o.keyFile, "kms-key-file", "", "KMS key to try on what was restored")
+	flags.StringVar(&o.identityFile, "identity-file", "", "file with the identity that opens the backup")
+	flags.StringVar(&o.keyOut, "kms-key-out", "", "file to write the KMS key of the backup to; it must not exist")
 	flags.StringVar(&o.chain, "fingerprint", "", "fingerprint of the chain that the backup must be of")
 	flags.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the backup")
 	_ = cmd.MarkFlagRequired("input") // the flags exist
-	_ = cmd.MarkFlagRequired("data-dir")
+	_ = cmd.MarkFlagRequired("identity-file")
+	cmd.MarkFlagsOneRequired("data-dir", "store")
 	return cmd
 }
 
 // restored is what a restore has made.
 type restored struct {
-	taken
+	from   *backup.Reader
+	rows   uint64
 	report audit.Report
-	key    error // why the KMS key does not open it
+	tried  bool  // a KMS key opens it
+	key    error // why the KMS key does not
 }
 
 func (r restored) text(o restoreOptions) string {
+	h := r.from.Header
 	whose := "not compared with anything: somebody else could have made this backup"
 	switch {
 	case o.chain != "" || o.identity != "":
 		whose = "as pinned"
-	case o.keyFile != "" && r.key == nil:
+	case o.tries() && r.key == nil:
 		whose = "those of the KMS key's deployment"
 	}
-	key := "The KMS key is not in a backup: start the server with the one that this deployment was made with."
-	if o.keyFile != "" && r.key == nil {
+	key := "The KMS key is not in the backup: start the server with the one that this deployment was made with."
+	switch {
+	case o.keyOut != "":
+		paths, _ := r.keysOut(o)
+		key = "The KMS key of the backup is in " + strings.Join(paths, " and ") + ": put it where the server's kms.url says, and keep no other copy there."
+	case o.tries() && r.key == nil:
 		key = "The KMS key opens it."
+	case r.tried:
+		key = "The KMS key in the backup opens it: --kms-key-out writes it to a file, should the server's own be lost."
 	}
 	return fmt.Sprintf(`restored: %d rows, taken %s by latticekeep %s
 head: %d %s
@@ -102,12 +120,23 @@ chain: %s
 identity: %s (%s)
 %s
 What happened after this head is lost: compare it with one that you kept.
-`, r.rows, r.CreatedAt.Format(time.RFC3339), r.Program, r.report.Sequence, r.report.Hash, r.Chain, r.Identity.ID(), whose, key)
+`, r.rows, h.CreatedAt.Format(time.RFC3339), h.Program, r.report.Sequence, r.report.Hash, h.Chain, h.Identity.ID(), whose, key)
 }
 
-// restore makes the database under another name, verifies it and gives it its
-// name. The KMS key not opening it is no reason not to: the right one may.
-func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (r restored, err error) {
+// tries says whether a KMS key was named to try.
+func (o restoreOptions) tries() bool { return o.kmsKeyFile != "" || o.kmsURL != "" }
+
+// restore makes the deployment, verifies it, and only then makes it one that is
+// served. The KMS key not opening it is no reason not to: the right one may.
+func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (restored, error) {
+	target := o.at(false)
+	if err := target.check(); err != nil {
+		return restored{}, err
+	}
+	identities, err := readIdentities(o.identityFile)
+	if err != nil {
+		return restored{}, err
+	}
 	if o.input != "-" {
 		in, err := os.Open(o.input)
 		if err != nil {
@@ -116,52 +145,155 @@ func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (r restored
 		defer in.Close()
 		stdin = in
 	}
-	from, err := backup.NewReader(stdin)
+	r := restored{}
+	if r.from, err = backup.Open(backup.Split(stdin), identities); err != nil {
+		return restored{}, err
+	}
+	if err := o.compare(&r); err != nil {
+		return restored{}, err
+	}
+	if dir, ok := target.dir(); ok {
+		err = r.toDirectory(ctx, dir, o)
+	} else {
+		err = r.toDatabase(ctx, target, o)
+	}
 	if err != nil {
 		return restored{}, err
 	}
-	r.Header = from.Header
-	if err := o.compare(r.Header); err != nil {
-		return restored{}, err
-	}
-	if err := os.MkdirAll(o.dir, 0o700); err != nil {
-		return restored{}, fmt.Errorf("making the data directory: %w", err)
-	}
-	lock, err := lockDataDir(o.dir)
-	if err != nil {
-		return restored{}, err
-	}
-	defer lock.Close()
-	target := filepath.Join(o.dir, databaseFile)
-	if err := refuseExisting(target); err != nil {
-		return restored{}, err
-	}
-	work := filepath.Join(o.dir, restoreDirectory)
-	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o700)); err != nil {
-		return restored{}, fmt.Errorf("making room for the database: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-
-	database := filepath.Join(work, databaseFile)
-	if r.rows, err = fillDatabase(ctx, database, from); err != nil {
-		return restored{}, fmt.Errorf("restoring: nothing was put in place: %w", err)
-	}
-	if err := r.verify(ctx, database, o.keyFile); err != nil {
-		return restored{}, fmt.Errorf("verifying what was restored: nothing was put in place: %w", err)
-	}
-	return r, moveNew(database, target)
+	return r, nil
 }
 
 // compare holds what the backup says of itself against what is pinned, before
 // anything is written. That it says so truly shows at its end.
-func (o restoreOptions) compare(h backup.Header) error {
+func (o restoreOptions) compare(r *restored) error {
+	h := r.from.Header
+	paths, _ := r.keysOut(o)
 	switch {
 	case o.chain != "" && o.chain != h.Chain:
 		return fmt.Errorf("the backup is of the chain %s, which is not the pinned one: name the backup of this deployment", h.Chain)
 	case o.identity != "" && o.identity != h.Identity.ID():
 		return fmt.Errorf("the backup is signed by the identity %s, which is not the pinned one: name the backup of this deployment", h.Identity.ID())
+	case o.keyOut != "" && len(paths) == 0:
+		return errors.New("the KMS key is not in this backup: leave out --kms-key-out, and start the server with that key")
+	}
+	for _, path := range paths {
+		if err := refuseExisting(path); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// keyOutName is the file of a KMS key: the current one, and former ones that may
+// still be needed.
+func keyOutName(path string, i int) string {
+	if i == 0 {
+		return path
+	}
+	return fmt.Sprintf("%s.former-%d", path, i)
+}
+
+// keysOut are the files that writeKeys makes, and what is to be in them.
+func (r *restored) keysOut(o restoreOptions) (paths []string, keys [][]byte) {
+	for i, key := range r.from.KMSKeys {
+		if o.keyOut != "" && len(key) > 0 {
+			paths, keys = append(paths, keyOutName(o.keyOut, i)), append(keys, key)
+		}
+	}
+	return paths, keys
+}
+
+// writeKeys writes the KMS keys of the backup where they are to go.
+func (r *restored) writeKeys(o restoreOptions) error {
+	paths, keys := r.keysOut(o)
+	for i, path := range paths {
+		if err := writeDurable(path, keys[i]); err != nil {
+			return errors.Join(err, removeAll(paths[:i]))
+		}
+	}
+	return nil
+}
+
+func removeAll(paths []string) (err error) {
+	for _, path := range paths {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
+}
+
+// toDirectory makes the database under another name, and gives it its name.
+func (r *restored) toDirectory(ctx context.Context, dir string, o restoreOptions) (err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("making the data directory: %w", err)
+	}
+	lock, err := lockDataDir(dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	target := filepath.Join(dir, databaseFile)
+	if err := refuseExisting(target); err != nil {
+		return err
+	}
+	work := filepath.Join(dir, restoreDirectory)
+	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o700)); err != nil {
+		return fmt.Errorf("making room for the database: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	database := filepath.Join(work, databaseFile)
+	if err := r.into(ctx, database, o); err != nil {
+		return err
+	}
+	if err := r.writeKeys(o); err != nil {
+		return err
+	}
+	if err := moveNew(database, target); err != nil {
+		paths, _ := r.keysOut(o)
+		return errors.Join(err, removeAll(paths))
+	}
+	return nil
+}
+
+// into makes a database file of the backup, and verifies it.
+func (r *restored) into(ctx context.Context, database string, o restoreOptions) error {
+	s, err := bolt.Open(database, bolt.Options{})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(r.fill(ctx, s, ""), s.Close()); err != nil {
+		return fmt.Errorf("restoring: nothing was put in place: %w", err)
+	}
+	if s, err = bolt.Open(database, bolt.Options{ReadOnly: true}); err != nil {
+		return err
+	}
+	if err := errors.Join(r.verify(ctx, s, o), s.Close()); err != nil {
+		return fmt.Errorf("verifying what was restored: nothing was put in place: %w", err)
+	}
+	return nil
+}
+
+// toDatabase loads the backup into an empty database that others could open too.
+// While it is loaded the database has a mark, with which no server serves it.
+func (r *restored) toDatabase(ctx context.Context, target storeAt, o restoreOptions) (err error) {
+	s, err := openStoreAt(ctx, target)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	m := &mark{State: markRestoring, ID: rand.Text(), Other: "a backup", Chain: r.from.Header.Chain, Since: time.Now().UTC().Format(time.RFC3339)}
+	if err := begin(ctx, s, m, func(found *mark) bool { return found.State == markRestoring }); err != nil {
+		return err
+	}
+	if err := r.fill(ctx, s, m.ID); err != nil {
+		return fmt.Errorf("restoring: the database is not served, and the next restore into it begins anew: %w", err)
+	}
+	if err := r.verify(ctx, s, o); err != nil {
+		return fmt.Errorf("verifying what was restored: the database is not served, and the next restore into it begins anew: %w", err)
+	}
+	if err := r.writeKeys(o); err != nil {
+		return err
+	}
+	return unmark(ctx, s, m.ID) // if that is in doubt, the key stays where it is
 }
 
 // lockDataDir keeps a second restore out, and a server that starts waits: each
@@ -184,20 +316,15 @@ const (
 	restoreBytes = 4 << 20
 )
 
-// fillDatabase makes a database of the rows of a backup and returns their number.
-// An error leaves a file that is to be removed.
-func fillDatabase(ctx context.Context, path string, from *backup.Reader) (rows uint64, err error) {
-	s, err := bolt.Open(path, bolt.Options{})
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
+// fill puts the rows of the backup into the store, as long as its mark has this
+// id, if it has to have one.
+func (r *restored) fill(ctx context.Context, s store.Store, id string) (err error) {
 	type row struct{ key, value []byte }
 	var batch []row
 	size := 0
 	apply := func() error {
 		err := s.Update(ctx, func(tx store.Tx) error {
-			var err error
+			err := heldBy(tx, id)
 			for _, r := range batch {
 				if r.value == nil {
 					err = errors.Join(err, tx.Delete(r.key))
@@ -210,7 +337,10 @@ func fillDatabase(ctx context.Context, path string, from *backup.Reader) (rows u
 		batch, size = batch[:0], 0
 		return err
 	}
-	rows, err = from.Rows(func(key, value []byte) error {
+	r.rows, err = r.from.Rows(func(key, value []byte) error {
+		if bytes.Equal(key, markRow) {
+			return nil
+		}
 		batch = append(batch, row{bytes.Clone(key), bytes.Clone(value)})
 		if size += len(key) + len(value); size < restoreBytes && len(batch) < restoreRows {
 			return nil
@@ -218,41 +348,49 @@ func fillDatabase(ctx context.Context, path string, from *backup.Reader) (rows u
 		return apply()
 	})
 	if err != nil {
-		return 0, err
-	}
-	return rows, apply()
-}
-
-// verify holds the database against its audit log, and tries the KMS key.
-func (r *restored) verify(ctx context.Context, path, keyFile string) (err error) {
-	s, err := bolt.Open(path, bolt.Options{ReadOnly: true})
-	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	if r.report, err = verifyStore(ctx, s, audit.Options{Fingerprint: r.Chain}); err != nil {
-		return err
-	}
-	if keyFile == "" {
-		return nil
-	}
-	keys, err := openKeys(ctx, s, keyFile)
-	if err != nil {
-		r.key = fmt.Errorf("restored, but the KMS key %s does not open it; the data is whole: find the key that it was made with: %w", keyFile, err)
-		return nil
-	}
-	if keys.Identity().ID() != r.Identity.ID() {
-		return errors.New("the backup is not signed by the deployment whose data is in it: somebody else made it")
-	}
-	return nil
+	return apply()
 }
 
-func openKeys(ctx context.Context, s store.Store, keyFile string) (*keyring.Ring, error) {
-	k, err := kms.OpenLocal(keyFile)
-	if err != nil {
-		return nil, err
+// verify holds the store against its audit log, and tries the KMS keys: that of
+// the backup, and the one that was named.
+func (r *restored) verify(ctx context.Context, s store.Store, o restoreOptions) (err error) {
+	if r.report, err = verifyStore(ctx, s, audit.Options{Fingerprint: r.from.Header.Chain}); err != nil {
+		return err
 	}
-	return keyring.Open(ctx, s, k, keyring.Config{})
+	signed := func(keys *keyring.Ring) error {
+		if keys.Identity().ID() != r.from.Header.Identity.ID() {
+			return errors.New("the backup is not signed by the deployment whose data is in it: somebody else made it")
+		}
+		r.tried = true
+		return nil
+	}
+	current, former, err := carried(r.from.KMSKeys)
+	if err != nil {
+		return fmt.Errorf("reading the KMS keys of the backup: %w", err)
+	}
+	const whole = "the data is whole: find the key that it was made with"
+	if current != nil {
+		keys, err := keyring.Open(ctx, s, current, keyring.Config{Former: former})
+		if err != nil {
+			r.key = fmt.Errorf("the KMS key in the backup does not open it; %s: %w", whole, err)
+		} else if err := signed(keys); err != nil {
+			return err
+		}
+	}
+	if !o.tries() {
+		return nil
+	}
+	var wrong error
+	r.key = o.keys(ctx, s, former, func(keys *keyring.Ring) error {
+		wrong = signed(keys)
+		return nil
+	})
+	if r.key != nil {
+		r.key = fmt.Errorf("restored, but the KMS key that was named does not open it; %s: %w", whole, r.key)
+	}
+	return wrong
 }
 
 // verifyStore verifies the whole log of a database, and the rows that it tells of:

@@ -3,7 +3,6 @@ package app
 import (
 	"bytes"
 	"log/slog"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +19,7 @@ func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 		t.Helper()
 		d, err := openDeployment(t.Context(), place{
 			proving: devProving(),
-			dir:     dir, keyFile: filepath.Join(dir, kmsKeyFile), cacheTTL: time.Minute, logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
+			dir:     dir, kms: keyFileIn(dir), logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -22,11 +22,12 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
-	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -52,7 +53,7 @@ func newServerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "server --config FILE | --dev",
 		Short: "Run the HTTP service, and the operator beside it",
-		Long: `Run the HTTP service on an embedded store, and the operator when there is a
+		Long: `Run the HTTP service, on an embedded store or PostgreSQL, and the operator when there is a
 kubeconfig or the process runs in a pod with a ServiceAccount token. While the
 cluster does not answer, lacks the CRD or belongs to another deployment, the
 HTTP service runs alone and the operator is tried again.
@@ -72,6 +73,7 @@ in the folder mail of the data directory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.Stdout, c.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			collectSeldom()
 			switch {
 			case dev:
 				return Run(cmd.Context(), c)
@@ -129,20 +131,20 @@ func Run(ctx context.Context, c Config) (err error) {
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
-	s := service{logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
+	s := service{dev: true, logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
 		sealingLifetime: DefaultSealingLifetime, proving: devProving()}
 	defer func() { err = errors.Join(err, s.proving.close()) }()
 	if err := s.connect(c.Kubeconfig); err != nil {
 		return err
 	}
 	s.deployment, err = openDeployment(ctx, place{
-		dir: c.DataDir, keyFile: filepath.Join(c.DataDir, kmsKeyFile), cacheTTL: keyring.DefaultCacheTTL,
+		dir: c.DataDir, kms: keyFileIn(c.DataDir),
 		objects: s.objects(), proving: s.proving, logger: logger, now: c.Now,
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.store.Close()) }()
+	defer func() { err = errors.Join(err, s.deployment.close()) }()
 	var systemKey string
 	if err := s.identity.FirstSystemKey(ctx, func(key string) error { systemKey = key; return nil }); err != nil {
 		return err
@@ -180,6 +182,11 @@ type service struct {
 	operator   controllers.Options // as far as they are configured
 	operations net.Listener        // nil: what it serves is on the other one
 	tracing    *tracing            // nil: there are no traces
+	clock      *sharedClock        // of the database that replicas share; nil: there is one replica
+	lender     *quota.Shared       // of requests, likewise
+
+	dev        bool               // a development server, which hides nothing from whoever administers it
+	recipients []backup.Recipient // of backups over the interface; empty: any, and then no KMS key goes with them
 
 	sealingLifetime time.Duration // of a sealing key until a new one is made; 0: for ever
 
@@ -197,7 +204,10 @@ const audience = "latticekeep"
 // kinds of server differ in; ready is called once the rest is made.
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.keys, s.store
-	config.Sealing = s.sealing
+	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
+	if s.dev || len(s.recipients) > 0 {
+		config.KMSKeys = s.keyFiles // to nobody whom the configuration does not name
+	}
 	var reports *objects.Bucket
 	var err error
 	if s.compliance, reports, err = s.proving.judge(ctx, s, s.dir, config.PublicURL); err == nil {
@@ -213,6 +223,17 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Collectors = append(config.Collectors, proofCollector{s.log, s.proving.keeper})
 	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
 	config.Collectors = append(config.Collectors, auditCollector{s.log})
+	fit := config.Ready
+	config.Ready = func() error {
+		if err := refuseMarked(ctx, s.store); err != nil || fit == nil {
+			return err
+		}
+		return fit()
+	}
+	if s.clock != nil {
+		s.lender = quota.NewLender(s.store, s.clock.Clock)
+		config.Lender = s.lender
+	}
 	config.Logger, config.Now, config.Version = s.logger, s.now, version()
 	config.OperationsApart = s.operations != nil
 	if s.cluster != nil {
@@ -249,6 +270,12 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		s.maintain(running)
 		return nil
 	})
+	if s.clock != nil {
+		parts.Go(func() error {
+			s.clock.Follow(running, s.logger)
+			return nil
+		})
+	}
 	s.proving.run(running, s, parts)
 	if s.cluster != nil {
 		o := s.operator
@@ -329,6 +356,11 @@ func (s *service) tend(ctx context.Context) {
 		s.logger.Error("the sealing key could not be rotated, it is tried again", "in", maintenance, "err", err)
 	} else if rotated {
 		s.logger.Info("the sealing key was due, and there is a new one")
+	}
+	if s.lender != nil {
+		if err := s.lender.Sweep(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("old quotas could not be forgotten, it is tried again", "in", maintenance, "err", err)
+		}
 	}
 	if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("idempotency keys could not be forgotten, it is tried again", "in", maintenance, "err", err)

@@ -63,13 +63,23 @@ func createSystemKey(ctx context.Context, cluster *rest.Config, namespace, name,
 	return nil
 }
 
+const systemKeyThere = "systemKeyFile exists already, and this deployment has no system key: " +
+	"what is in it belongs elsewhere, or is left over from a start that was cut off. Move it away and start again"
+
+// refuseSystemKeyFile fails when the file that is to take a system key is there.
+func refuseSystemKeyFile(path string) error {
+	if _, err := os.Lstat(path); err == nil {
+		return errors.New(systemKeyThere)
+	}
+	return nil
+}
+
 // writeSystemKey writes the key to a file that must not exist, and returns
 // once it is durable.
 func writeSystemKey(path, key string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("systemKeyFile exists already, and this deployment has no system key: "+
-			"what is in it belongs elsewhere, or is left over from a start that was cut off. Move it away and start again: %w", err)
+		return fmt.Errorf("%s: %w", systemKeyThere, err)
 	} else if err != nil {
 		return fmt.Errorf("creating systemKeyFile: %w", err)
 	}

@@ -26,7 +26,9 @@ import (
 // uninstallOptions are the flags of latticekeep uninstall.
 type uninstallOptions struct {
 	kubeconfig, namespace string
-	webhook, statefulSet  string
+	webhook               string
+	statefulSet           string
+	deployment            string
 	timeout               time.Duration
 	page                  int64 // objects at a time
 }
@@ -36,7 +38,7 @@ func newUninstallCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall --webhook-configuration NAME",
 		Short: "Let go of a cluster before latticekeep is removed from it",
-		Long: `Uninstall makes a cluster work without latticekeep, before it is removed: it stops the server of --stateful-set, so that
+		Long: `Uninstall makes a cluster work without latticekeep, before it is removed: it stops the server of --stateful-set or --deployment, so that
 nothing is undone, removes the webhook configuration, so that nothing waits for a webhook that is gone, and then takes the finalizer
 off every SealedCredential, so that each can be deleted.
 
@@ -46,7 +48,7 @@ definition afterwards deletes all SealedCredentials, and with them the target Se
 It may be stopped anywhere and run again. It runs in a pod with its ServiceAccount, or with --kubeconfig.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := refuseEmpty(cmd, "webhook-configuration", "stateful-set", "namespace", "kubeconfig"); err != nil {
+			if err := refuseEmpty(cmd, "webhook-configuration", "stateful-set", "deployment", "namespace", "kubeconfig"); err != nil {
 				return err
 			}
 			cluster, err := clusterConfig(o.kubeconfig)
@@ -64,10 +66,12 @@ It may be stopped anywhere and run again. It runs in a pod with its ServiceAccou
 	f := cmd.Flags()
 	f.StringVar(&o.webhook, "webhook-configuration", "", "ValidatingWebhookConfiguration to remove")
 	f.StringVar(&o.statefulSet, "stateful-set", "", "StatefulSet of the server, which is scaled to nothing first (default: you have stopped the server)")
-	f.StringVar(&o.namespace, "namespace", controllers.DefaultNamespace, "namespace of --stateful-set")
+	f.StringVar(&o.deployment, "deployment", "", "Deployment of the servers, likewise")
+	f.StringVar(&o.namespace, "namespace", controllers.DefaultNamespace, "namespace of --stateful-set or --deployment")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default the pod's own)")
 	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long all of it may take")
 	_ = cmd.MarkFlagRequired("webhook-configuration") // the flag exists
+	cmd.MarkFlagsMutuallyExclusive("stateful-set", "deployment")
 	return cmd
 }
 
@@ -81,10 +85,8 @@ func (o uninstallOptions) run(ctx context.Context, cluster *rest.Config, stdout 
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	if o.statefulSet != "" {
-		if err := o.stop(ctx, cluster, stdout); err != nil {
-			return err
-		}
+	if err := o.stop(ctx, cluster, stdout); err != nil {
+		return err
 	}
 	err = objects.Resource(webhookConfigurations).Delete(ctx, o.webhook, metav1.DeleteOptions{})
 	switch {
@@ -101,6 +103,30 @@ func (o uninstallOptions) run(ctx context.Context, cluster *rest.Config, stdout 
 // stopPace is how often it is looked whether the server's pods have ended.
 const stopPace = time.Second
 
+// scaled are the workloads of one kind.
+type scaled interface {
+	Patch(ctx context.Context, name string, t types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) error
+	GetScale(ctx context.Context, name string, o metav1.GetOptions) (*autoscalingv1.Scale, error)
+}
+
+type statefulSets struct {
+	typedappsv1.StatefulSetInterface
+}
+
+func (s statefulSets) Patch(ctx context.Context, name string, t types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) error {
+	_, err := s.StatefulSetInterface.Patch(ctx, name, t, data, o, subresources...)
+	return err
+}
+
+type deployments struct {
+	typedappsv1.DeploymentInterface
+}
+
+func (d deployments) Patch(ctx context.Context, name string, t types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) error {
+	_, err := d.DeploymentInterface.Patch(ctx, name, t, data, o, subresources...)
+	return err
+}
+
 // stop scales the server to nothing and waits until its pods are gone: an
 // operator that runs would put finalizers back.
 func (o uninstallOptions) stop(ctx context.Context, cluster *rest.Config, stdout io.Writer) error {
@@ -108,10 +134,17 @@ func (o uninstallOptions) stop(ctx context.Context, cluster *rest.Config, stdout
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	sets := apps.StatefulSets(o.namespace)
-	_, err = sets.Patch(ctx, o.statefulSet, types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{}, "scale")
+	var sets scaled = statefulSets{apps.StatefulSets(o.namespace)}
+	kind, name := "StatefulSet", o.statefulSet
+	if o.deployment != "" {
+		sets, kind, name = deployments{apps.Deployments(o.namespace)}, "Deployment", o.deployment
+	}
+	if name == "" {
+		return nil
+	}
+	err = sets.Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{}, "scale")
 	if apierrors.IsNotFound(err) {
-		fmt.Fprintf(stdout, "StatefulSet %s: there is none\n", o.statefulSet)
+		fmt.Fprintf(stdout, "%s %s: there is none\n", kind, name)
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("stopping the server: %w", err)
@@ -120,9 +153,9 @@ func (o uninstallOptions) stop(ctx context.Context, cluster *rest.Config, stdout
 	defer tick.Stop()
 	for {
 		var scale *autoscalingv1.Scale
-		scale, err = sets.GetScale(ctx, o.statefulSet, metav1.GetOptions{})
+		scale, err = sets.GetScale(ctx, name, metav1.GetOptions{})
 		if err == nil && scale.Spec.Replicas == 0 && scale.Status.Replicas == 0 || apierrors.IsNotFound(err) {
-			fmt.Fprintf(stdout, "StatefulSet %s: stopped\n", o.statefulSet)
+			fmt.Fprintf(stdout, "%s %s: stopped\n", kind, name)
 			return nil
 		}
 		select {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // AnchorPlace keeps the newest checkpoint where the database cannot reach. All
@@ -78,8 +79,7 @@ type AnchorKeeper struct {
 	places []*anchor
 	AnchorOptions
 
-	deciding sync.Mutex     // held while a place is compared and what it knows is told
-	refusal  *RollbackError // that the keeper told the log last; nil: none
+	said *RollbackError // was logged last; of who decides what is lost
 
 	mu sync.Mutex // guards the status of all places
 }
@@ -89,13 +89,15 @@ type anchor struct {
 	AnchorPlace
 	status PlaceStatus
 
-	// A checkpoint that the log does not go on from stays known until that is
-	// accepted, whatever lies in its place by then. Who decides has both.
-	lost      *RollbackError
-	lostEpoch uint64         // of the log, when it was found
-	accepted  *RollbackError // the one before, which may still lie there
+	// A checkpoint that the log does not go on from stays known until it does or that
+	// is accepted, whatever lies in its place by then. Who decides has both.
+	witness
+	lostOf Checkpoint
 
 	// Of the visitor.
+	looked   bool              // there was a visit before
+	last     Checkpoint        // which lay there at it; the zero one for none
+	met      bool              // something lay there at a visit, or was written then
 	told     [sha256.Size]byte // the note that was refused last
 	recorded bool              // which the log says
 	started  bool              // the log says that the place is begun, and nothing was seen there since
@@ -103,7 +105,7 @@ type anchor struct {
 }
 
 // NewAnchorKeeper returns the keeper of a log, which knows nothing of any place
-// before its first look.
+// before its first look. A log has one keeper at a time.
 func NewAnchorKeeper(l *Log, places []AnchorPlace, o AnchorOptions) *AnchorKeeper {
 	if o.Every == 0 {
 		o.Every = 10 * time.Second
@@ -119,7 +121,14 @@ func NewAnchorKeeper(l *Log, places []AnchorPlace, o AnchorOptions) *AnchorKeepe
 	}
 	k := &AnchorKeeper{log: l, AnchorOptions: o}
 	for _, p := range places {
-		k.places = append(k.places, &anchor{AnchorPlace: p, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}})
+		a := &anchor{AnchorPlace: p, witness: witness{place: "the " + p.Name()}, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}}
+		k.places = append(k.places, a)
+	}
+	l.deciding.Lock()
+	defer l.deciding.Unlock()
+	l.places, l.look = nil, func(ctx context.Context) { _ = k.Check(ctx) }
+	for _, a := range k.places {
+		l.places = append(l.places, &a.witness)
 	}
 	return k
 }
@@ -220,7 +229,7 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	}
 	state, theirs, why := PlaceOK, Checkpoint{}, ""
 	if note != nil {
-		a.started = false
+		a.started, a.met = false, true
 		theirs, why = k.log.readAnchor(note)
 	}
 	if why != "" {
@@ -238,14 +247,18 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	k.mu.Lock()
 	a.status.Sequence, a.status.Time = theirs.Sequence, theirs.Time
 	k.mu.Unlock()
-	if lost {
+	// One of several replicas keeps a place, and the others look: each writes only
+	// what has not moved since its last visit, which was as long ago as two writes are
+	// apart. What is older than it was then was put there by nobody who keeps it.
+	another := a.looked && theirs.known().newer(a.last.known())
+	if a.last, a.looked = theirs, true; lost {
 		return PlaceRollback, nil
 	}
-	if kind == lookOnly || kind == writeFirst && note != nil || k.log.Refusal() != nil {
+	if kind == lookOnly || kind == writeFirst && note != nil || k.log.Refusal() != nil || another {
 		return state, nil
 	}
 	signed, newest, err := k.log.Newest(ctx)
-	if errors.Is(err, errNoCheckpoint) || err == nil && newest.Sequence <= theirs.Sequence {
+	if errors.Is(err, errNoCheckpoint) || err == nil && !newest.known().newer(theirs.known()) {
 		return state, nil // nothing is newer
 	}
 	if err != nil {
@@ -264,7 +277,7 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	if err := a.Save(ctx, signed); err != nil {
 		return "", fmt.Errorf("writing the anchor: %w", err)
 	}
-	a.started = false
+	a.started, a.met, a.last = false, true, newest
 	k.mu.Lock()
 	a.status.Sequence, a.status.Time = newest.Sequence, newest.Time
 	k.mu.Unlock()
@@ -301,21 +314,75 @@ const (
 
 // start tells that a place is begun which keeps nothing, before it is written: an
 // anchor that was removed so leaves a second beginning of its place in the log.
-// What cannot be saved is told once.
+// What cannot be saved is told once, and so is what replicas begin that start at the
+// same time.
 func (k *AnchorKeeper) start(ctx context.Context, a *anchor, c Checkpoint) error {
 	if a.started {
 		return nil
 	}
-	err := k.log.Record(ctx, keeperEvent(k.log, AnchorStarted, Success, map[string]string{
+	e := keeperEvent(k.log, AnchorStarted, Success, map[string]string{
 		attributePlace: a.Name(), attributeSequence: strconv.FormatUint(c.Sequence, 10),
-	}))
+	})
+	told, now := false, k.log.now()
+	err := k.log.store.Update(ctx, func(tx store.Tx) (err error) {
+		if told = false; !a.met {
+			told, err = begunLately(tx, a.Name(), now)
+		}
+		if err == nil && !told {
+			_, err = k.log.Append(tx, e)
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("recording that the anchor is begun: %w", err)
 	}
-	a.started = true
+	if a.started = true; told {
+		return nil
+	}
 	k.Logger.WarnContext(ctx, "the anchor of the audit log keeps nothing and is begun: if it was kept before, find out who removed it",
 		"place", a.Name(), "sequence", c.Sequence)
 	return nil
+}
+
+// lately is how long ago another replica may have begun a place at the same time, by
+// clocks that are minutes apart.
+const lately = 15 * time.Minute
+
+// begunLately reports whether the log says so of a place. It looks at no more entries
+// of the system's than replicas write that are starting.
+func begunLately(r store.Reader, place string, now time.Time) (begun bool, err error) {
+	head, err := readHead(r)
+	if err != nil {
+		return false, err
+	}
+	since := max(now.UnixMicro(), head.micros) - lately.Microseconds()
+	rng := store.Prefix(tenantPrefix(string(authz.SystemTenant)))
+	rng.Reverse = true
+	var found []uint64
+	var bad error
+	left := 64
+	err = r.Scan(rng, func(_, value []byte) bool {
+		var row indexRow
+		if row, bad = decodeIndexRow(value); bad != nil || row.micros < since {
+			return false
+		}
+		if row.eventType == AnchorStarted {
+			found = append(found, row.sequence)
+		}
+		left--
+		return left > 0
+	})
+	err = errors.Join(err, bad)
+	for _, sequence := range found {
+		if err != nil || begun {
+			break
+		}
+		var e *Entry
+		if e, err = readEntry(r, sequence); err == nil {
+			begun = e.Attributes[attributePlace] == place
+		}
+	}
+	return begun, err
 }
 
 // keeperEvent is one of the service's own.
@@ -348,56 +415,4 @@ func (k *AnchorKeeper) alarm(ctx context.Context, a *anchor, note []byte, why st
 	}
 	a.recorded = true
 	return nil
-}
-
-// BucketPlace keeps the newest checkpoint in a bucket, as the object
-// anchor/<chain id>/checkpoint. A bucket cannot compare before it writes: of two
-// processes that write at the same time the later one wins, which harms nothing
-// as long as both have one database.
-type BucketPlace struct {
-	bucket Archive
-	folder string
-}
-
-// maxNote is how long a note may be that a place keeps: a signed checkpoint is a
-// few KiB, and who else can write there is not to decide how much is read.
-const maxNote = 64 << 10
-
-// NewBucketPlace returns the place of a log in a bucket.
-func NewBucketPlace(l *Log, b Archive) *BucketPlace {
-	return &BucketPlace{b, "anchor/" + l.chainID + "/"}
-}
-
-// Name implements [AnchorPlace].
-func (p *BucketPlace) Name() string { return "bucket" }
-
-// Load implements [AnchorPlace]. Of what is too long for a note it returns the
-// beginning, which is too long too.
-func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
-	if b, ok := p.bucket.(interface {
-		GetStart(ctx context.Context, name string, n int) ([]byte, error)
-	}); ok {
-		note, err = b.GetStart(ctx, p.folder+"checkpoint", maxNote+1)
-	} else {
-		note, err = p.bucket.Get(ctx, p.folder+"checkpoint")
-	}
-	if errors.Is(err, fault.NotFound) {
-		return nil, nil
-	}
-	if err == nil && note == nil {
-		note = []byte{} // an empty object is none of this log
-	}
-	return note, err
-}
-
-// Save implements [AnchorPlace].
-func (p *BucketPlace) Save(ctx context.Context, note []byte) error {
-	return p.bucket.Put(ctx, p.folder+"checkpoint", note)
-}
-
-// SetAside implements [AnchorPlace]: as refused-<SHA-256>, so that the same note
-// is kept once.
-func (p *BucketPlace) SetAside(ctx context.Context, note []byte) error {
-	sum := sha256.Sum256(note)
-	return p.bucket.Put(ctx, p.folder+"refused-"+hex.EncodeToString(sum[:]), note)
 }

@@ -154,8 +154,8 @@ func (f *fixture) opened(path string) *fixture {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { s.Close() })
-	g.store = s
-	if err := g.log.Use(f.t.Context(), s, f.log.signer, "chain_test"); err != nil {
+	g.store = rehearsing(f.t, s)
+	if err := g.log.Use(f.t.Context(), g.store, f.log.signer, "chain_test"); err != nil {
 		f.t.Fatal(err)
 	}
 	return g
@@ -282,6 +282,7 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 
 	place.put(nil)
 	other.put(nil)
+	f.advance(time.Hour)
 	b := f.opened(backup).anchoredAt(place, other)
 	if err := b.keeper.Check(t.Context()); err != nil {
 		t.Fatal(err) // nothing is known of what was lost

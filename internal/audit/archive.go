@@ -49,7 +49,8 @@ type Archive interface {
 }
 
 // Cutter moves entries that are older than Keep to the archive. Of several that
-// run at the same time on one database, one comes through.
+// run at the same time on one database, one comes through: each removes only what it
+// has itself read back from there.
 type Cutter struct {
 	Log     *Log
 	Archive Archive
@@ -115,7 +116,7 @@ func (c *Cutter) resume(ctx context.Context) error {
 	if err != nil || digest.sum() != newest.Digest {
 		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, errAltered)
 	}
-	return c.Log.clean(ctx)
+	return c.Log.clean(ctx, newest.To)
 }
 
 // next archives and cuts one segment, if one is due, and returns how many entries
@@ -148,7 +149,7 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	if _, err := c.Log.readBase(ctx); err != nil {
 		return n, err
 	}
-	return n, c.Log.clean(ctx)
+	return n, c.Log.clean(ctx, s.To)
 }
 
 // cutFrom is where a segment begins and how far it may go.

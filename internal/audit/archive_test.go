@@ -85,10 +85,10 @@ func (f *fixture) restart() {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { s.Close() })
-	if err := l.Use(f.t.Context(), s, f.log.signer, f.log.chainID); err != nil {
+	if err := l.Use(f.t.Context(), rehearsing(f.t, s), f.log.signer, f.log.chainID); err != nil {
 		f.t.Fatal(err)
 	}
-	f.log, f.store = l, s
+	f.log, f.store = l, rehearsing(f.t, s)
 }
 
 func (f *fixture) segments() []Segment {

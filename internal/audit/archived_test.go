@@ -149,8 +149,9 @@ func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
 		"another root":  func(c *Checkpoint, _ []byte) { c.Root[0] ^= 1 },
 		"another entry": func(c *Checkpoint, _ []byte) { c.Hash[0] ^= 1 },
 	} {
-		g, c := f.opened(f.copied()), at
+		g := f.opened(f.copied())
 		err := g.store.Update(t.Context(), func(tx store.Tx) error {
+			c := at
 			if err := takeBackTree(tx, c); err != nil {
 				return err
 			}

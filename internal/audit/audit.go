@@ -16,6 +16,21 @@
 // A log that finds itself behind one takes no entries ([Log.Refuse]) until the
 // loss is accepted ([Log.AcceptRollback]); it then goes on in a new epoch, above
 // the sequences that were lost. Sequences are consecutive within an epoch.
+//
+// # Several writers
+//
+// Many processes may write one log, each with a [Log] of its own that has the same
+// key. The store runs their hooks one after the other, and that is the order of the
+// chain. A hook that finds a head which its process did not write goes on from it when
+// it is signed with the log's key and the log still has the newest entry that the
+// process has seen there; else nothing is signed, and the process takes no entries
+// until the loss is accepted, on whichever process. What one remembers is either held
+// against the store in the same transaction or is but a bound: positions of tenants
+// are read again after another has written, and none that is older, or that no
+// signature speaks for, is gone on from. Everything derived, kept or archived is
+// written by whoever comes first, compared with what it was computed from in the same
+// transaction. By itself each process verifies the log, counts what it has written,
+// and records the refusals of strangers once a minute.
 package audit
 
 import (
@@ -28,6 +43,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,7 +65,9 @@ const (
 const attributePod = "pod_uid"
 
 // Receipt tells the place that an event was given. It is filled in when the
-// Update it joined has returned nil, and means nothing before.
+// Update it joined has returned nil, and means nothing before. A closure that runs
+// again gets another one: only that of its last run counts, and so whoever keeps it
+// forgets it at the beginning of each.
 type Receipt struct {
 	Sequence uint64
 	Hash     string // lower-case hex
@@ -64,19 +82,35 @@ type Log struct {
 	public  string // base64 of the signer's public key
 	now     func() time.Time
 
-	// The heads that the store may show at the next commit: the one before the
-	// last commit, should that have failed, or the one after; and the positions
-	// of the tenants that either brought. Only closures and the hook, which the
-	// store runs one at a time, use them.
-	committed, proposed               link
+	// The heads that the store may show at the next commit, unless another process
+	// has written: the one before the last commit, should that have failed, or the
+	// one after; and the positions of the tenants that either brought. Only the
+	// hook, which the store runs once at a time, uses them.
+	committed, proposed               known
 	committedTenants, proposedTenants map[string]position
+	spare                             []byte // of the last commit's rows, for the next one's
+
+	alone      int                        // how many commits of this process were the last ones; of the hook
+	shared     atomic.Bool                // others have written lately
+	recent     *recentRows                // of the commit that the hook is in; nil when nobody else has written
+	kept       sync.Map                   // by tenant: what it is known to have had
+	sound      sync.Map                   // tenants whose newest entry could be read once
+	seen       atomic.Pointer[known]      // the newest entry that the store is known to have had
+	suspect    atomic.Bool                // a commit did not find that entry
+	epochsRead atomic.Pointer[readEpochs] // nil before the second epoch
 
 	written  tally
 	followed atomic.Pointer[followed] // nil before the first checkpoint was seen
 
-	batches atomic.Bool                   // [SignBatches]
-	refusal atomic.Pointer[refusal]       // nil while the log takes entries
-	own     atomic.Pointer[RollbackError] // what the newest checkpoint in the database knows; nil: no loss
+	batches atomic.Bool             // [SignBatches]
+	refusal atomic.Pointer[refusal] // nil while the log takes entries
+
+	// What is known to be lost, and the refusal that came of it last. See witness.
+	deciding    sync.Mutex
+	own, memory witness
+	places      []*witness
+	told        *RollbackError
+	look        func(ctx context.Context) // asks the places; nil: there are none
 
 	live  live
 	bases baseCache
@@ -84,17 +118,14 @@ type Log struct {
 	strangers, limited, repeated refusals
 }
 
-// position is the newest entry of a tenant.
-type position struct {
-	sequence uint64 // of the tenant
-	last     link
-}
-
 // New returns a log that can serve as the store's commit hook but has no store
 // and no key yet; [Log.Use] gives it both. Two steps, because the key is in
 // the store and the store wants its hook when it is opened.
 func New(now func() time.Time) *Log {
-	return &Log{now: now, live: newLive(), strangers: refusals{most: maxStrangers}}
+	return &Log{
+		now: now, live: newLive(), strangers: refusals{most: maxStrangers},
+		own: witness{place: databasePlace}, memory: witness{place: memoryPlace},
+	}
 }
 
 // Use must be called once, before the first event. Error: fault.Internal when
@@ -109,41 +140,48 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 	}
 	l.committed, l.proposed = head, head
 	l.committedTenants, l.proposedTenants = make(map[string]position), nil
+	l.seen.Store(&head)
+	l.kept.Clear()
+	l.sound.Clear()
 	return nil
 }
 
 // head returns the stored head after holding it against the last entry.
-func (l *Log) head(ctx context.Context) (head link, err error) {
-	var newest uint64
+func (l *Log) head(ctx context.Context) (head known, err error) {
 	var last *Entry
 	err = l.store.View(ctx, func(r store.Reader) error {
-		b, err := r.Get(headKey)
-		if err != nil {
+		if head.link, err = readHead(r); err != nil {
 			return err
 		}
-		if head, err = decodeLink(b); err != nil {
-			return err
-		}
-		rows := entryRange
-		rows.Reverse = true
-		err = r.Scan(rows, func(key, _ []byte) bool {
-			newest = sequenceOf(bytes.TrimPrefix(key, rows.From))
-			return false
-		})
+		newest, err := newestEntry(r)
 		if err == nil && newest > 0 {
 			last, err = readEntry(r, newest)
+		}
+		if err == nil {
+			head.epoch, err = l.epochNow(r, head.link)
 		}
 		return err
 	})
 	switch {
 	case err != nil:
-		return link{}, err
-	case last == nil && head == link{}:
+		return known{}, err
+	case last == nil && head.link == link{}:
 		return head, nil
-	case last == nil || last.link() != head || !last.verify(l.signer.Public(), nil):
-		return link{}, errDamagedLog
+	case last == nil || last.link() != head.link || !last.verify(l.signer.Public(), nil):
+		return known{}, errDamagedLog
 	}
 	return head, nil
+}
+
+// newestEntry returns the last sequence that there is an entry of, 0 for none.
+func newestEntry(r store.Reader) (newest uint64, err error) {
+	rows := entryRange
+	rows.Reverse = true
+	err = r.Scan(rows, func(key, _ []byte) bool {
+		newest = sequenceOf(bytes.TrimPrefix(key, rows.From))
+		return false
+	})
+	return newest, err
 }
 
 // Fingerprint identifies a chain by what its first entry says: 64 lower-case
@@ -162,6 +200,11 @@ func (l *Log) ChainID() string { return l.chainID }
 // Ready reports whether an entry could be written now. It is asked before
 // anything is looked up for a caller.
 func (l *Log) Ready(ctx context.Context) error {
+	if l.suspect.Load() {
+		if _, err := l.hold(ctx); err != nil {
+			return err
+		}
+	}
 	if err := l.refused(); err != nil {
 		return err
 	}
@@ -180,10 +223,10 @@ func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
 }
 
 func (l *Log) append(tx store.Tx, e Event, a *acceptance) (*Receipt, error) {
-	if _, err := l.position(tx, string(e.Principal.Tenant)); err != nil {
+	if err := l.foresee(tx, string(e.Principal.Tenant)); err != nil {
 		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
 	}
-	r := new(Receipt)
+	r := new(Receipt) // of this run: a closure that runs again appends again
 	tx.Enqueue(pending{e, r, a})
 	return r, nil
 }
@@ -313,33 +356,6 @@ func decodeIndexRow(b []byte) (indexRow, error) {
 		return indexRow{}, errDamagedLog
 	}
 	return indexRow{k, EventType(eventType), actor}, nil
-}
-
-// position returns a tenant's newest committed entry, which is read when the
-// process first meets the tenant and then remembered.
-func (l *Log) position(r store.Reader, tenant string) (p position, err error) {
-	if p, ok := l.committedTenants[tenant]; ok {
-		return p, nil
-	}
-	p.sequence, p.last, err = lastOf(r, tenant)
-	return p, err
-}
-
-// lastOf reads a tenant's newest entry from its index.
-func lastOf(r store.Reader, tenant string) (tenantSequence uint64, last link, err error) {
-	rng := store.Prefix(tenantPrefix(tenant))
-	rng.Reverse = true
-	var bad error
-	err = r.Scan(rng, func(key, value []byte) bool {
-		row, err := decodeIndexRow(value)
-		if err != nil || len(key) < 8 {
-			bad = errDamagedLog
-			return false
-		}
-		tenantSequence, last = binary.BigEndian.Uint64(key[len(key)-8:]), row.link
-		return false
-	})
-	return tenantSequence, last, errors.Join(err, bad)
 }
 
 // Current returns the entry of the credential's current version: what its

@@ -20,8 +20,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/postgres"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 const (
@@ -32,7 +35,8 @@ const (
 // fixture is a log on a real store, with a clock that the test moves.
 type fixture struct {
 	t     testing.TB
-	path  string
+	path  string // of the file of an embedded store
+	url   string // of the database of any other
 	log   *Log
 	store store.Store
 	mu    sync.Mutex
@@ -51,23 +55,61 @@ func (f *fixture) advance(d time.Duration) {
 	f.clock = f.clock.Add(d)
 }
 
+// rehearsing has every closure of Update run twice, except where time is measured.
+func rehearsing(t testing.TB, s store.Database) store.Store {
+	if _, benchmark := t.(*testing.B); benchmark {
+		return s
+	}
+	return storetest.Rehearsing(s)
+}
+
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	f := &fixture{t: t, path: filepath.Join(t.TempDir(), "audit.db"), clock: time.Date(2026, 11, 21, 12, 0, 0, 123456789, time.UTC)}
-	f.log = New(f.now)
-	s, err := bolt.Open(f.path, bolt.Options{Hook: f.log.Commit})
-	if err != nil {
-		t.Fatal(err)
+	return (&fixture{t: t, path: filepath.Join(t.TempDir(), "audit.db")}).begin()
+}
+
+// newPostgresFixture is newFixture on a PostgreSQL.
+func newPostgresFixture(t testing.TB) *fixture {
+	t.Helper()
+	return (&fixture{t: t, url: pgtest.Shared(t).URL()}).begin()
+}
+
+// onBothStores runs a test on each of them.
+func onBothStores(t *testing.T, test func(t *testing.T, newFixture func(testing.TB) *fixture)) {
+	t.Run("bolt", func(t *testing.T) { test(t, newFixture) })
+	t.Run("postgres", func(t *testing.T) { test(t, newPostgresFixture) })
+}
+
+// opens opens the store of the fixture.
+func (f *fixture) opens(hook store.Hook) store.Database {
+	f.t.Helper()
+	var s store.Database
+	var err error
+	if f.url != "" {
+		s, err = postgres.Open(context.Background(), f.url, postgres.Options{Hook: hook})
+	} else {
+		s, err = bolt.Open(f.path, bolt.Options{Hook: hook})
 	}
-	t.Cleanup(func() { s.Close() })
-	f.store = s
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func (f *fixture) begin() *fixture {
+	t := f.t
+	t.Helper()
+	f.clock = time.Date(2026, 11, 21, 12, 0, 0, 123456789, time.UTC)
+	f.log = New(f.now)
+	f.store = rehearsing(t, f.opens(f.log.Commit))
 	seed := make([]byte, dualsig.SeedSize)
 	_, _ = rand.Read(seed)
 	signer, err := dualsig.NewPrivateKey(seed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := f.log.Use(context.Background(), s, signer, "chain_test"); err != nil {
+	if err := f.log.Use(context.Background(), f.store, signer, "chain_test"); err != nil {
 		t.Fatal(err)
 	}
 	f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource, ID: "chain_test"}})

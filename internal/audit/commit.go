@@ -39,22 +39,24 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if err != nil {
 		return err
 	}
-	head, err := l.takeHead(tx)
+	accepting := group[0].acceptance
+	head, err := l.takeHead(tx, accepting)
 	if err != nil {
 		return err
 	}
-	first := head.sequence + 1
-	if a := group[0].acceptance; a != nil {
-		if first, err = a.begin(l, tx, head); err != nil {
+	first, number := head.sequence+1, head.epoch
+	if accepting != nil {
+		if first, err = accepting.begin(l, tx, head.link); err != nil {
 			return err
 		}
+		number = accepting.epoch.number
 	}
-	tenants, err := l.positions(tx, group, head)
+	tenants, err := l.positions(tx, group, head.link, number)
+	l.recent = nil
 	if err != nil {
 		return err
 	}
-	l.written.propose(head.sequence, first+uint64(len(group))-1, group)
-	c := l.link(group, head, first, tenants)
+	c := l.link(group, head.link, first, tenants)
 	defer c.abandon()
 	for i := range c.placed {
 		at, p, tenant := c.places[i], group[i], string(group[i].Principal.Tenant)
@@ -75,33 +77,22 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if err := c.signatures.put(tx, first); err != nil {
 		return err
 	}
-	l.proposed, l.proposedTenants = c.head, tenants
+	if rows := c.signatures.rows; cap(rows) <= spareRows {
+		l.spare = rows // which the store has copied
+	}
+	proposed := known{c.head, number}
+	l.proposed, l.proposedTenants = proposed, tenants
+	l.written.propose(c.head, group)
+	tx.OnCommit(func() { // from now on there is no log without it
+		l.saw(proposed)
+		l.remember(tenants, number)
+	})
 	return tx.Put(headKey, c.head.encode())
 }
 
-// takeHead returns the head that the commit goes on from, and forgets what an
-// earlier commit that failed would have made of it.
-func (l *Log) takeHead(tx store.Tx) (link, error) {
-	b, err := tx.Get(headKey)
-	if err != nil {
-		return link{}, fmt.Errorf("reading the head of the chain: %w", err)
-	}
-	head, err := decodeLink(b)
-	if err != nil {
-		return link{}, err
-	}
-	if head != l.committed && head != l.proposed {
-		return link{}, errDamagedLog // someone else has written to the store: nothing more is signed
-	}
-	if head == l.proposed {
-		maps.Copy(l.committedTenants, l.proposedTenants)
-	}
-	l.committed, l.proposedTenants = head, nil
-	return head, nil
-}
-
-// positions returns the newest entry of each tenant in the group.
-func (l *Log) positions(tx store.Tx, group []pending, head link) (map[string]position, error) {
+// positions returns the newest entry of each tenant in the group, which begins or goes
+// on in an epoch.
+func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (map[string]position, error) {
 	tenants := make(map[string]position)
 	for i, p := range group {
 		if (head.sequence == 0 && i == 0) != (p.Type == ChainStarted) {
@@ -111,8 +102,9 @@ func (l *Log) positions(tx store.Tx, group []pending, head link) (map[string]pos
 		if _, ok := tenants[tenant]; ok {
 			continue
 		}
-		at, err := l.position(tx, tenant)
+		at, err := l.position(tx, tenant, epoch)
 		if err != nil {
+			l.sound.Delete(tenant) // so that the next of its events fails alone
 			return nil, fmt.Errorf("reading a tenant's last entry: %w", err)
 		}
 		tenants[tenant] = at
@@ -285,17 +277,23 @@ type signatures struct {
 	err       error
 }
 
+// spareRows bounds the memory that is kept for the rows of the next commit.
+const spareRows = 4 << 20
+
 // sign expects n entries.
 func (l *Log) sign(n int) *signatures {
 	s := &signatures{
 		signer: l.signer, hashes: make([][32]byte, n), ends: make([]int, 0, n),
 		batch: n > 1 && l.batches.Load(), stop: func() {},
 	}
+	size := 1024
+	if !s.batch {
+		size += dualsig.SignatureSize
+	}
+	s.rows, l.spare = slices.Grow(l.spare[:0], n*size), nil
 	if s.batch {
-		s.rows = make([]byte, 0, n*1024)
 		return s
 	}
-	s.rows = make([]byte, 0, n*(dualsig.SignatureSize+1024))
 	s.linked, s.done, s.errs = make(chan int, n), make([][]byte, n), make([]error, n)
 	s.stop = sync.OnceFunc(func() { close(s.linked) })
 	for range min(n, runtime.GOMAXPROCS(0)) - 1 {

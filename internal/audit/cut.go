@@ -81,17 +81,19 @@ func (l *Log) garbage(ctx context.Context) (newest Segment, found bool, err erro
 	return newest, true, nil
 }
 
-// clean removes the entries that are in the archive, and all that only they need:
-// the indexes and summaries of their tenants, and the signatures of their groups.
-// Of each tenant the newest row of the index stays, since what comes next goes on
-// from it. The caller has made sure of the newest segment.
-func (l *Log) clean(ctx context.Context) error {
+// clean removes the entries up to one that are in the archive, and all that only they
+// need: the indexes and summaries of their tenants, and the signatures of their
+// groups. Of each tenant the newest row of the index stays, since what comes next
+// goes on from it. The caller has made sure of the segment that ends there: what
+// another process archives meanwhile is for that one to remove.
+func (l *Log) clean(ctx context.Context, made uint64) error {
 	for more := true; more; {
 		err := l.store.Update(ctx, func(tx store.Tx) error {
 			to, err := l.cutTo(tx)
 			if err != nil {
 				return err
 			}
+			to = min(to, made)
 			n := 0
 			var bad error
 			err = tx.Scan(store.Range{From: entryRange.From, To: entryKey(to + 1)}, func(key, row []byte) bool {

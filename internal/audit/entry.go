@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"bytes"
 	"crypto/sha3"
 	"encoding/base64"
 	"encoding/binary"
@@ -272,23 +271,9 @@ var errNoEntry = fault.New(fault.NotFound, "the log holds no entry with this seq
 // readEntry returns the whole entry, unverified. Errors: errNoEntry, or
 // fault.Internal when what is there is not that entry.
 func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
-	row, err := r.Get(entryKey(sequence))
+	e, err := storedEntry(r, sequence)
 	if err != nil {
-		return nil, fmt.Errorf("reading an audit entry: %w", err)
+		return nil, err
 	}
-	if row == nil {
-		return nil, errNoEntry
-	}
-	var batch []byte
-	if first, ok := rowBatch(row); ok {
-		row = bytes.Clone(row) // a row is valid until the next read
-		if batch, err = r.Get(batchKey(first)); err != nil {
-			return nil, fmt.Errorf("reading the signature of audit entries: %w", err)
-		}
-	}
-	e, err := decodeRow(row, batch)
-	if err != nil || e.Sequence != sequence {
-		return nil, errDamagedLog
-	}
-	return e, nil
+	return e.whole(), nil
 }

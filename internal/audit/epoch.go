@@ -101,6 +101,12 @@ type RollbackError struct {
 
 func (e *RollbackError) Error() string {
 	const remedy = "restore the newest copy of the database, or go on without them by latticekeep audit accept-rollback"
+	if e.Place == memoryPlace {
+		if e.LostFrom == 0 {
+			return fmt.Sprintf("the audit log has other entries up to %d than those that this replica has seen in it, which are lost: "+remedy, e.LostTo)
+		}
+		return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which this replica has seen in it: "+remedy, e.LostFrom, e.LostTo)
+	}
 	if e.LostFrom == 0 {
 		return fmt.Sprintf("the audit log has other entries up to %d than those that the checkpoint kept in %s knows, which are lost: "+remedy, e.LostTo, e.Place)
 	}
@@ -197,6 +203,17 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if !validReason(reason) {
 		return Rollback{}, errReason
 	}
+	// Another replica may have found out what this one did not look for yet, and what
+	// anybody knows is accepted at once.
+	l.deciding.Lock()
+	look := l.look
+	l.deciding.Unlock()
+	if look != nil {
+		look(ctx)
+	}
+	if _, err := l.hold(ctx); err != nil {
+		return Rollback{}, err
+	}
 	was := l.refusal.Load()
 	var lost *RollbackError
 	if was == nil || !errors.As(was.reason, &lost) {
@@ -207,7 +224,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	var receipt *Receipt
 	var done bool
 	err := l.store.Update(ctx, func(tx store.Tx) error {
-		done = false
+		receipt, done = nil, false
 		epochs, err := l.epochs(tx)
 		if err != nil {
 			return err
@@ -227,7 +244,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 		return Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
 	}
 	l.refusal.CompareAndSwap(was, nil)
-	_, _ = l.holdOwn(ctx) // the former checkpoint is taken back; else the next step of the follower says so
+	_, _ = l.hold(ctx) // the former checkpoint is taken back; else the next look of the follower says so
 	l.verifyAnew(ctx)
 	if done {
 		return Rollback{}, errNothingLost

@@ -20,6 +20,9 @@ const (
 	ManifestResealed       EventType = "MANIFEST_RESEALED"    // the values of a manifest were sealed for the current key
 	ManifestChecked        EventType = "MANIFEST_CHECKED"     // whether a manifest would be accepted
 	BackupTaken            EventType = "BACKUP_TAKEN"
+	KMSKeyListed           EventType = "KMS_KEY_LISTED"
+	KMSRewrapped           EventType = "KMS_REWRAPPED"     // sets of keys were put under another KMS key, or anew under the same
+	KMSKeyDestroyed        EventType = "KMS_KEY_DESTROYED" // recorded before the KMS is asked for it
 	TenantCreated          EventType = "TENANT_CREATED"
 	TenantListed           EventType = "TENANT_LISTED"
 	TenantActivated        EventType = "TENANT_ACTIVATED" // no longer on trial
@@ -90,6 +93,9 @@ func EventTypes() []EventType {
 		ManifestResealed,
 		ManifestChecked,
 		BackupTaken,
+		KMSKeyListed,
+		KMSRewrapped,
+		KMSKeyDestroyed,
 		TenantCreated,
 		TenantListed,
 		TenantActivated,
@@ -191,6 +197,7 @@ const (
 	SealingKeyResource = "sealing_key"
 	ManifestResource   = "manifest"
 	BackupResource     = "backup"
+	KMSKeyResource     = "kms_key"
 	ChainResource      = "chain"
 	LogResource        = "audit_log"
 	InterfaceResource  = "interface"
@@ -230,6 +237,9 @@ var attempts = map[authz.Action]attempt{
 	authz.RetireSealingKey:   {SealingKeyRetired, SealingKeyResource},
 	authz.RestoreSealingKey:  {SealingKeyRestored, SealingKeyResource},
 	authz.BackUp:             {BackupTaken, BackupResource},
+	authz.ListKMSKeys:        {KMSKeyListed, KMSKeyResource},
+	authz.RewrapKeys:         {KMSRewrapped, KMSKeyResource},
+	authz.DestroyKMSKey:      {KMSKeyDestroyed, KMSKeyResource},
 	authz.ResealManifest:     {ManifestResealed, ManifestResource},
 	authz.CheckManifest:      {ManifestChecked, ManifestResource},
 	authz.SealCredential:     {CredentialSealed, CredentialResource},

@@ -62,7 +62,7 @@ func (l *Log) export(ctx context.Context, w io.Writer, from uint64) error {
 	if err := l.exportRange(ctx, w, v, first, max(head.sequence, 1)); err != nil {
 		return err
 	}
-	if v.head != head {
+	if v.head != head.link {
 		return &Broken{v.head.sequence, "the head of the chain is not the last entry"}
 	}
 	return nil

@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
-	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -19,20 +17,10 @@ import (
 // each are one transaction and bring all three from one sequence to a later
 // one. A step is computed outside and compares, when it writes, that the
 // checkpoint is still the one it began with: so a crash leaves either all of a
-// step or nothing, and of two that follow at the same time one begins again.
+// step or nothing, and of two that follow at the same time one begins again. No two
+// of one size are ever given out that say different things.
 
 const (
-	// followEvery is how often [Log.KeepFollowing] looks for new entries: often
-	// enough that a step and its commit are done within a second.
-	followEvery = 500 * time.Millisecond
-
-	// damagedPause comes after an attempt that found the log damaged, which
-	// reads as much as a step does and is not mended by trying again.
-	damagedPause = time.Minute
-
-	// lastStep bounds what is still followed after the end was asked for.
-	lastStep = 5 * time.Second
-
 	// A step takes so many entries and so many summaries at the most.
 	stepEntries   = 2048
 	stepSummaries = 64
@@ -79,23 +67,27 @@ func (l *Log) newest(r store.Reader) (signed []byte, c Checkpoint, err error) {
 	if err != nil || c.ChainID != l.chainID {
 		return nil, Checkpoint{}, errDamagedLog
 	}
-	if known == nil || c.Sequence > known.Sequence {
+	if known == nil || c.known().newer(known.known()) {
 		l.followed.CompareAndSwap(known, &followed{signed, c})
 	}
 	return signed, c, nil
 }
 
 // Lag returns by how many sequences the newest checkpoint that this process has
-// seen is behind the newest entry that it has written. It reads nothing.
+// seen is behind the newest entry that it has written, or seen another write. It
+// reads nothing.
 func (l *Log) Lag() uint64 {
-	p, f := l.written.latest.Load(), l.followed.Load()
-	switch {
-	case p == nil:
-		return 0
-	case f == nil:
-		return p.sequence
+	var newest uint64
+	if p := l.written.latest.Load(); p != nil {
+		newest = p.head.sequence
 	}
-	return p.sequence - min(p.sequence, f.Sequence)
+	if seen := l.seen.Load(); seen != nil {
+		newest = max(newest, seen.sequence)
+	}
+	if f := l.followed.Load(); f != nil {
+		return newest - min(newest, f.Sequence)
+	}
+	return newest
 }
 
 // Follow brings all that is derived from the chain to the newest entry that there
@@ -104,29 +96,29 @@ func (l *Log) Lag() uint64 {
 // chain or what was derived does not hold, of which nothing is signed.
 func (l *Log) Follow(ctx context.Context) (Checkpoint, error) {
 	head, err := l.storedHead(ctx)
-	if err == nil && l.own.Load() != nil {
-		if lost, failed := l.holdOwn(ctx); lost || failed != nil {
+	if err == nil && l.lostEntries() {
+		if lost, failed := l.hold(ctx); lost || failed != nil {
 			err = cmp.Or(failed, l.refused(), error(errDamagedLog))
 		}
 	}
-	if err != nil {
-		return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
-	}
-	for {
-		c, err := l.step(ctx)
+	for err == nil {
+		var c Checkpoint
+		c, err = l.step(ctx)
 		switch {
 		case errors.Is(err, errOutrun):
+			err = nil
+			if _, c, failed := l.Newest(ctx); failed == nil && c.Sequence >= head.sequence {
+				return c, nil // which the other has done
+			}
 		case damaged(err):
-			if _, failed := l.holdOwn(ctx); failed != nil {
+			if _, failed := l.hold(ctx); failed != nil {
 				err = failed
 			}
-			return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
-		case err != nil:
-			return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
-		case c.Sequence >= head.sequence:
+		case err == nil && c.Sequence >= head.sequence:
 			return c, nil
 		}
 	}
+	return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
 }
 
 func (l *Log) storedHead(ctx context.Context) (head link, err error) {
@@ -148,50 +140,6 @@ func readHead(r store.Reader) (link, error) {
 	return decodeLink(b)
 }
 
-// KeepFollowing calls [Log.Follow] until ctx ends, and once more then. The newest
-// checkpoint is at most a second behind the entries that this process writes.
-// While it writes none, nothing is read.
-func (l *Log) KeepFollowing(ctx context.Context, logger *slog.Logger) {
-	failed := "" // the kind of trouble that was logged
-	follow := func(ctx context.Context) (next time.Duration) {
-		_, err := l.Follow(ctx)
-		switch {
-		case err == nil, errors.Is(err, errNoCheckpoint): // of the empty log there is nothing to follow
-			if failed != "" {
-				logger.Info("the audit log has checkpoints again")
-			}
-			failed = ""
-			return followEvery
-		case fault.Message(err) != failed && ctx.Err() == nil:
-			failed = fault.Message(err)
-			logger.Error("the newest entries of the audit log have no checkpoint", "error", err)
-		}
-		if fault.Of(err) == fault.Internal {
-			return damagedPause
-		}
-		return followEvery
-	}
-	timer := time.NewTimer(follow(ctx))
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
-			defer cancel()
-			if l.Lag() > 0 {
-				follow(ctx)
-			}
-			return
-		case <-timer.C:
-		}
-		next := followEvery
-		if failed != "" || l.Lag() > 0 {
-			next = follow(ctx)
-		}
-		timer.Reset(next)
-	}
-}
-
 // errOutrun says that the checkpoint has changed since a step began.
 var errOutrun = errors.New("another has followed the chain meanwhile")
 
@@ -200,15 +148,19 @@ var errOutrun = errors.New("another has followed the chain meanwhile")
 // errOutrun.
 func (l *Log) step(ctx context.Context) (Checkpoint, error) {
 	s, err := l.begin(ctx)
-	if err != nil || s.head.sequence == s.from.Sequence {
-		return s.from, err
-	}
-	if err := s.read(ctx, l.store); err != nil {
-		return Checkpoint{}, err
-	}
-	c, err := s.checkpoint(l)
 	if err != nil {
 		return Checkpoint{}, err
+	}
+	if s.head.sequence == s.from.Sequence {
+		l.saw(s.from.known())
+		return s.from, nil
+	}
+	var c Checkpoint
+	if err = s.read(ctx, l.store); err == nil {
+		c, err = s.checkpoint(l)
+	}
+	if err != nil {
+		return Checkpoint{}, l.unlessOutrun(ctx, s, err)
 	}
 	signed, err := SignCheckpoint(c, l.signer)
 	if err != nil {
@@ -218,10 +170,29 @@ func (l *Log) step(ctx context.Context) (Checkpoint, error) {
 	if err != nil {
 		return Checkpoint{}, err
 	}
-	if known := l.followed.Load(); known == nil || c.Sequence > known.Sequence {
+	if known := l.followed.Load(); known == nil || c.known().newer(known.known()) {
 		l.followed.CompareAndSwap(known, &followed{signed, c})
 	}
+	l.saw(c.known())
 	return c, nil
+}
+
+// unlessOutrun returns the damage that a step has found, or errOutrun when somebody
+// has followed, and may have archived, what it was reading.
+func (l *Log) unlessOutrun(ctx context.Context, s step, err error) error {
+	if !damaged(err) {
+		return err
+	}
+	var now []byte
+	failed := l.store.View(ctx, func(r store.Reader) error {
+		row, err := r.Get(checkpointKey)
+		now = bytes.Clone(row)
+		return err
+	})
+	if failed == nil && !bytes.Equal(now, s.signed) {
+		return errOutrun
+	}
+	return cmp.Or(failed, err)
 }
 
 // step is the work of one.
@@ -240,6 +211,8 @@ type step struct {
 type summary struct{ key, value []byte }
 
 func (l *Log) begin(ctx context.Context) (s step, err error) {
+	since := *l.seen.Load()
+	var lost *RollbackError
 	err = l.store.View(ctx, func(r store.Reader) error {
 		if s.signed, s.from, err = l.newest(r); err != nil {
 			return err
@@ -250,6 +223,9 @@ func (l *Log) begin(ctx context.Context) (s step, err error) {
 		if s.epochs, _, err = l.accepted(r, s.head); err != nil {
 			return err
 		}
+		if lost, err = l.lacks(r, known{s.head, s.epochs[len(s.epochs)-1].number}, since); err != nil {
+			return err
+		}
 		s.tree, err = tiles{r}.builder(s.from.Size, s.from.Root)
 		return err
 	})
@@ -257,6 +233,8 @@ func (l *Log) begin(ctx context.Context) (s step, err error) {
 	switch {
 	case err != nil:
 		return step{}, err
+	case lost != nil:
+		return step{}, errDamagedLog // what is there may be another log than the one that has checkpoints
 	case s.head.sequence < s.from.Sequence, s.head.sequence == s.from.Sequence && s.head.hash != s.from.Hash:
 		return step{}, errDamagedLog // entries that have a checkpoint are gone, or are others
 	}
@@ -352,6 +330,15 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	}
 	if !bytes.Equal(now, s.signed) {
 		return errOutrun
+	}
+	// Nor is anything signed of entries that were there when the step read them, and
+	// in whose place an older copy of the database was put.
+	hash, err := hashOf(tx, s.at.sequence)
+	if errors.Is(err, errNoEntry) || err == errDamagedLog || err == nil && hash != s.at.hash {
+		return errOutrun
+	}
+	if err != nil {
+		return err
 	}
 	for _, t := range slices.Concat(s.tree.filled, s.tree.partial()) {
 		if s.from.Size>>(tileHeight*t.level) == s.tree.size>>(tileHeight*t.level) {

@@ -388,7 +388,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 			}
 			changed := f.rowsOf(store.Prefix([]byte("audit/")))
 			f.log.followed.Store(nil) // as after a start
-			f.log.own.Store(nil)
+			f.log.own.lost, f.log.memory.lost = nil, nil
 			f.log.Refuse(nil)
 			if c, err := f.log.Follow(t.Context()); !errors.Is(err, fault.Internal) {
 				t.Errorf("%+v, %v", c, err)
@@ -505,8 +505,8 @@ func TestTheCheckpointIsAtMostASecondBehind(t *testing.T) {
 		views, updates := s.views.Load(), s.updates.Load()
 		time.Sleep(time.Hour) // of the bubble
 		synctest.Wait()
-		if s.views.Load() != views || s.updates.Load() != updates {
-			t.Errorf("while nothing happened it read %d and wrote %d times", s.views.Load()-views, s.updates.Load()-updates)
+		if s.views.Load()-views > int64(time.Hour/followEvery) || s.updates.Load() != updates {
+			t.Errorf("while nothing happened it looked %d and wrote %d times", s.views.Load()-views, s.updates.Load()-updates)
 		}
 		f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
 		end() // no second passes: the last step is made now
@@ -527,12 +527,12 @@ func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		f.store = s
+		f.store = rehearsing(t, s)
 		key, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := f.log.Use(t.Context(), s, key, "chain_test"); err != nil {
+		if err := f.log.Use(t.Context(), f.store, key, "chain_test"); err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())

@@ -154,8 +154,12 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 	var head link
 	var last uint64 // of this step
 	var known Checkpoint
+	gone, moved := false, false
 	err := l.store.View(ctx, func(r store.Reader) (err error) {
 		if head, err = readHead(r); err != nil {
+			return err
+		}
+		if gone, moved, err = l.left(r, head, v); gone || err != nil {
 			return err
 		}
 		if _, known, err = l.newest(r); err != nil && !damaged(err) { // of a damaged one the follower tells
@@ -164,8 +168,14 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 		last, err = stepTo(r, v.next(), head.sequence)
 		return err
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return v, false, err
+	case moved:
+		return nil, false, nil // it is verified from the beginning
+	case gone:
+		from := min(v.head.sequence, head.sequence+1)
+		return v, false, &Broken{from, fmt.Sprintf("the log was cut, or written anew: it no longer has the entry at %d that was verified", v.head.sequence)}
 	}
 	if known.Sequence <= head.sequence && known.Size > v.tree.size && len(v.due) == 0 {
 		v.expect(known, "the newest checkpoint")
@@ -199,6 +209,22 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 		}
 	}
 	return v, err == nil && v.head.sequence >= head.sequence, err
+}
+
+// left reports whether the log no longer has the last entry that was verified, and
+// whether somebody has accepted since that entries are lost.
+func (l *Log) left(r store.Reader, head link, v *Verifier) (gone, accepted bool, err error) {
+	if v.head.sequence == 0 || v.head == head {
+		return false, false, nil
+	}
+	if v.head.sequence < head.sequence {
+		has, err := l.has(r, v.head)
+		if has || err != nil {
+			return false, false, unlessDamaged(err)
+		}
+	}
+	number, err := l.epochNow(r, head)
+	return true, number > v.epochs[len(v.epochs)-1].number, err
 }
 
 // stepTo returns the last sequence of a step, which is the head when it comes

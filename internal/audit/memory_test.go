@@ -97,11 +97,13 @@ func (tx memoryTx) Delete(key []byte) error {
 
 func (tx memoryTx) Enqueue(any) {}
 
+func (tx memoryTx) OnCommit(func()) {}
+
 func mustOpen(t testing.TB, path string, hook store.Hook) store.Store {
 	t.Helper()
 	s, err := bolt.Open(path, bolt.Options{Hook: hook})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return rehearsing(t, s)
 }

@@ -23,12 +23,15 @@ import (
 type victim struct {
 	*fixture
 	*memory
-	lostFrom, epoch uint64 // the sequences around the rollback
+	raw             store.Store // nil: what is changed is a copy in memory
+	lostFrom, epoch uint64      // the sequences around the rollback
 	head            uint64
 	options         Options
 }
 
-func newVictim(t testing.TB) *victim {
+func newVictim(t testing.TB) *victim { return newVictimOn(t, newFixture) }
+
+func newVictimOn(t testing.TB, newFixture func(testing.TB) *fixture) *victim {
 	f := newFixture(t)
 	v := &victim{fixture: f}
 	f.sealed(tenantA, "cred_a", "1", strings.Repeat("a", 64))
@@ -59,6 +62,9 @@ func newVictim(t testing.TB) *victim {
 	}
 	v.fill(5)
 	v.memory = copyStore(t, f.store)
+	if f.url != "" {
+		v.raw = f.opens(nil)
+	}
 	v.options = Options{PublicKey: f.log.signer.Public(), check: rememberSignatures()}
 	report, err := VerifyStore(t.Context(), v.memory, v.options)
 	if err != nil {
@@ -75,6 +81,67 @@ func newVictim(t testing.TB) *victim {
 		}
 	}
 	return v
+}
+
+// verifyWith verifies the log with a change, which does not stay.
+func (v *victim) verifyWith(change func(tx store.Tx) error) error {
+	if v.raw == nil {
+		_, err := VerifyStore(context.Background(), v.with(change), v.options)
+		return err
+	}
+	var undo map[string][]byte
+	err := v.raw.Update(context.Background(), func(tx store.Tx) error {
+		undo = make(map[string][]byte)
+		return change(&undoneTx{tx, undo})
+	})
+	if err != nil {
+		panic(err)
+	}
+	_, err = VerifyStore(context.Background(), v.raw, v.options)
+	failed := v.raw.Update(context.Background(), func(tx store.Tx) (err error) {
+		for key, value := range undo {
+			if value == nil {
+				err = cmp.Or(err, tx.Delete([]byte(key)))
+			} else {
+				err = cmp.Or(err, tx.Put([]byte(key), value))
+			}
+		}
+		return err
+	})
+	if failed != nil {
+		panic(failed)
+	}
+	return err
+}
+
+// undoneTx notes what was there before.
+type undoneTx struct {
+	store.Tx
+	before map[string][]byte
+}
+
+func (tx *undoneTx) note(key []byte) error {
+	if _, ok := tx.before[string(key)]; ok {
+		return nil
+	}
+	value, err := tx.Get(key)
+	tx.before[string(key)] = bytes.Clone(value)
+	return err
+}
+
+func (tx *undoneTx) Put(key, value []byte) error { return cmp.Or(tx.note(key), tx.Tx.Put(key, value)) }
+
+func (tx *undoneTx) Delete(key []byte) error { return cmp.Or(tx.note(key), tx.Tx.Delete(key)) }
+
+// each calls do for 0 to n-1, at the same time when the changes are of copies.
+func (v *victim) each(n int, do func(i int)) {
+	if v.raw == nil {
+		onAllCores(n, do)
+		return
+	}
+	for i := range n {
+		do(i)
+	}
 }
 
 // fill has concurrent writers record entries, nine of ten of one tenant.
@@ -142,11 +209,20 @@ func (v *victim) sequenceIn(r row) (from, to uint64) {
 // Each single-bit flip at 10,000 places in all rows that the log owns, keys
 // included, is reported, at the first sequence that is wrong.
 func TestEachFlippedBitIsReported(t *testing.T) {
-	samples := 10_000
-	if testing.Short() {
-		samples = 500
-	}
-	v := newVictim(t)
+	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
+		v := newVictimOn(t, newFixture)
+		samples := 10_000
+		switch {
+		case v.raw != nil && testing.Short():
+			samples = 50
+		case v.raw != nil, testing.Short():
+			samples = 500
+		}
+		v.flips(t, samples)
+	})
+}
+
+func (v *victim) flips(t *testing.T, samples int) {
 	places := make([]int, len(v.rows)+1)
 	for i, r := range v.rows {
 		places[i+1] = places[i] + len(r.key) + len(r.value)
@@ -171,7 +247,7 @@ func TestEachFlippedBitIsReported(t *testing.T) {
 	}
 	var mu sync.Mutex
 	failures := 0
-	onAllCores(len(flips), func(i int) {
+	v.each(len(flips), func(i int) {
 		f := flips[i]
 		old := v.rows[f.row]
 		key, value := bytes.Clone(old.key), bytes.Clone(old.value)
@@ -181,13 +257,10 @@ func TestEachFlippedBitIsReported(t *testing.T) {
 			value[f.at-len(key)] ^= 1 << f.bit
 		}
 		overwritten := v.head
-		changed := v.with(func(tx store.Tx) error {
-			if i, ok := v.find(key); ok && f.at < len(key) {
-				_, overwritten = v.sequenceIn(v.rows[i])
-			}
-			return cmp.Or(tx.Delete(old.key), tx.Put(key, value))
-		})
-		_, err := VerifyStore(context.Background(), changed, v.options)
+		if i, ok := v.find(key); ok && f.at < len(key) {
+			_, overwritten = v.sequenceIn(v.rows[i])
+		}
+		err := v.verifyWith(func(tx store.Tx) error { return cmp.Or(tx.Delete(old.key), tx.Put(key, value)) })
 		from, to := v.sequenceIn(old)
 		if f.at < len(key) { // the row is missing here, and may be in the way there
 			from, to = 1, cmp.Or(to, v.head+1)
@@ -212,18 +285,29 @@ func TestEachFlippedBitIsReported(t *testing.T) {
 
 // No row of the log can be left out, and none can be there under another key too.
 func TestEachMissingRowIsReported(t *testing.T) {
-	v := newVictim(t)
-	onAllCores(len(v.rows), func(i int) {
+	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
+		v := newVictimOn(t, newFixture)
+		every := 1
+		if v.raw != nil {
+			every = 17
+		}
+		v.missing(t, every)
+	})
+}
+
+func (v *victim) missing(t *testing.T, every int) {
+	v.each(len(v.rows)/every, func(i int) {
+		i *= every
 		r := v.rows[i]
 		from, to := v.sequenceIn(r)
-		_, err := VerifyStore(context.Background(), v.with(func(tx store.Tx) error { return tx.Delete(r.key) }), v.options)
+		err := v.verifyWith(func(tx store.Tx) error { return tx.Delete(r.key) })
 		if broken, ok := IsBroken(err); !ok || broken.Sequence == 0 || to > 0 && (broken.Sequence < from || broken.Sequence > to) {
 			t.Errorf("without %q: %v; want it at %d to %d", r.key, err, from, to)
 		}
 		if i%5 > 0 {
 			return
 		}
-		_, err = VerifyStore(context.Background(), v.with(func(tx store.Tx) error { return tx.Put(append(bytes.Clone(r.key), 'x'), r.value) }), v.options)
+		err = v.verifyWith(func(tx store.Tx) error { return tx.Put(append(bytes.Clone(r.key), 'x'), r.value) })
 		if broken, ok := IsBroken(err); !ok || broken.Sequence == 0 {
 			t.Errorf("%q once more: %v", r.key, err)
 		}
@@ -232,7 +316,10 @@ func TestEachMissingRowIsReported(t *testing.T) {
 
 // Rows that would be the log's if it were longer are not there yet.
 func TestRowsAheadOfTheLogAreReported(t *testing.T) {
-	v := newVictim(t)
+	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) { newVictimOn(t, newFixture).ahead(t) })
+}
+
+func (v *victim) ahead(t *testing.T) {
 	junk, err := memoryTx{v.memory}.Get(checkpointKey)
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +336,7 @@ func TestRowsAheadOfTheLogAreReported(t *testing.T) {
 		"a credential's current version":   currentKey(string(tenantA), "cred_c"),
 		"something that is not of the log": []byte("audit/zzz"),
 	} {
-		_, err := VerifyStore(t.Context(), v.with(func(tx store.Tx) error { return tx.Put(key, junk) }), v.options)
+		err := v.verifyWith(func(tx store.Tx) error { return tx.Put(key, junk) })
 		if broken, ok := IsBroken(err); !ok || broken.Sequence == 0 || broken.Sequence > v.head+1 {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -258,7 +345,10 @@ func TestRowsAheadOfTheLogAreReported(t *testing.T) {
 
 // What someone does who writes to the database and does not have the key.
 func TestWhatAForgerDoesIsReported(t *testing.T) {
-	v := newVictim(t)
+	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) { newVictimOn(t, newFixture).forged(t) })
+}
+
+func (v *victim) forged(t *testing.T) {
 	k := v.lostFrom / 2
 	entry := func(tx store.Tx, n uint64) *Entry {
 		e, err := readEntry(tx, n)
@@ -300,7 +390,7 @@ func TestWhatAForgerDoesIsReported(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := VerifyStore(t.Context(), v.with(c.change), v.options)
+			err := v.verifyWith(c.change)
 			if broken, ok := IsBroken(err); !ok || broken.Sequence != c.first {
 				t.Errorf("%v, want it at %d", err, c.first)
 			}

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -23,55 +22,18 @@ import (
 // databasePlace is what a [RollbackError] calls the database.
 const databasePlace = "the database"
 
-// holdOwn has the log refused when it does not go on from its own newest
-// checkpoint, and no longer when that was accepted. It reports whether entries are
-// lost. What is damaged otherwise says nothing.
-func (l *Log) holdOwn(ctx context.Context) (lost bool, err error) {
-	var c Checkpoint
-	has := true
-	err = l.store.View(ctx, func(r store.Reader) (err error) {
-		if _, c, err = l.newest(r); err != nil || c.Size == 0 {
-			return err
-		}
-		head, err := readHead(r)
-		if err == nil {
-			has, err = hasEntryOf(r, head, c)
-		}
-		return err
-	})
-	switch {
-	case damaged(err):
-		return l.own.Load() != nil, nil
-	case err != nil:
-		return false, fmt.Errorf("comparing the newest checkpoint with the entries: %w", err)
-	case has:
-		c = Checkpoint{}
+// lostOfOwn returns what the log lacks of its own newest checkpoint. What is damaged
+// otherwise is no loss. Error: errDamagedLog when that cannot be read.
+func (l *Log) lostOfOwn(r store.Reader, s standing) (*RollbackError, error) {
+	_, c, err := l.newest(r)
+	if err != nil || c.Size == 0 {
+		return nil, err
 	}
-	for {
-		found, now, err := l.lostSince(ctx, c)
-		if err != nil && !damaged(err) {
-			return false, fmt.Errorf("comparing the newest checkpoint with the entries: %w", err)
-		}
-		if found == nil {
-			if told := l.own.Swap(nil); told != nil && l.Refusal() == error(told) {
-				l.Refuse(nil)
-			}
-			return false, nil
-		}
-		found.Place, found.Epoch = databasePlace, max(found.Epoch, now.number)
-		if told := l.own.Load(); told != nil && *told == *found {
-			found = told // so that the refusal is known for this one
-		}
-		l.own.Store(found)
-		var other *RollbackError
-		if !errors.As(l.Refusal(), &other) || other.LostTo < found.LostTo {
-			l.Refuse(found)
-		}
-		// An acceptance may have been committed since the database was read.
-		if _, again, err := l.lostSince(ctx, c); err != nil || again == now {
-			return true, err
-		}
+	if has, err := hasEntryOf(r, s.head, c); has || err != nil {
+		return nil, err
 	}
+	lost, err := l.lostOf(r, s, c)
+	return lost, sound(err)
 }
 
 // takeBack takes what is derived back to the last entry that the newest checkpoint

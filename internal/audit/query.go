@@ -147,9 +147,11 @@ func (l *Log) extent(r store.Reader, tenant string) (low, high uint64, err error
 	if err != nil {
 		return 0, 0, err
 	}
-	if high, _, err = lastOf(r, tenant); err != nil {
+	newest, err := lastOf(r, tenant)
+	if err != nil {
 		return 0, 0, err
 	}
+	high = newest.sequence
 	cut, err := l.cutTo(r)
 	if err != nil || cut == 0 {
 		return low, high, err

@@ -140,21 +140,9 @@ func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page 
 
 // readStored reads an entry that is to be there.
 func readStored(r store.Reader, sequence uint64) (stored, error) {
-	b, err := r.Get(entryKey(sequence))
-	if err != nil {
-		return stored{}, fmt.Errorf("reading an audit entry: %w", err)
+	e, err := storedEntry(r, sequence)
+	if errors.Is(err, errNoEntry) {
+		err = errDamagedLog
 	}
-	row := append([]byte(nil), b...) // the entry refers to it
-	var batch []byte
-	if first, ok := rowBatch(row); ok {
-		if b, err = r.Get(batchKey(first)); err != nil {
-			return stored{}, fmt.Errorf("reading the signature of audit entries: %w", err)
-		}
-		batch = append(batch, b...)
-	}
-	s, err := decodeStored(row, batch)
-	if err != nil || s.entry.Sequence != sequence {
-		return stored{}, errDamagedLog
-	}
-	return s, nil
+	return e, err
 }

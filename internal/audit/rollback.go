@@ -19,129 +19,87 @@ import (
 // one for none, against the database. It has the log refused when that does not
 // go on from there, and reports whether the place knows of such a loss.
 func (k *AnchorKeeper) compare(ctx context.Context, a *anchor, theirs Checkpoint) (lost bool, err error) {
-	k.deciding.Lock()
-	defer k.deciding.Unlock()
-	for {
-		found, now, err := k.log.lostSince(ctx, theirs)
+	l := k.log
+	err = l.judge(ctx, func(r store.Reader, s standing) (func(), error) {
+		found, err := l.lostOf(r, s, theirs)
 		if err != nil {
-			return false, fmt.Errorf("comparing the anchor with the database: %w", err)
+			return nil, err
 		}
-		for _, b := range k.places {
-			if b.lost != nil && now.number > b.lostEpoch && now.first > b.lost.LostTo {
-				b.lost, b.accepted = nil, b.lost
+		known := a.lostOf // it stays known, whatever lies in its place by then
+		still, err := l.lostOf(r, s, known)
+		return func() {
+			if still == nil && a.lost != nil && err == nil {
+				a.lost = nil // it is there again, or was accepted
 			}
-		}
-		if found != nil && a.accepted != nil && found.LostTo == a.accepted.LostTo && found.Hash == a.accepted.Hash {
-			found = nil
-		}
-		if found != nil && (a.lost == nil || found.LostTo > a.lost.LostTo) {
-			// An acceptance is told from one of something else by its epoch.
-			found.Place, found.Epoch = "the "+a.Name(), max(found.Epoch, now.number)
-			a.lost, a.lostEpoch = found, now.number
-		}
-		if !k.refuse(ctx) {
-			return a.lost != nil, nil
-		}
-		// An acceptance may have been committed since the database was read.
-		if _, again, err := k.log.lostSince(ctx, theirs); err != nil || again == now {
-			return a.lost != nil, err
-		}
+			if found != nil && a.accepted != nil && found.LostTo == a.accepted.LostTo && found.Hash == a.accepted.Hash {
+				found = nil
+			}
+			if found != nil && (a.lost == nil || found.LostTo > a.lost.LostTo) {
+				a.take(found, s)
+				a.lostOf = theirs
+			}
+		}, sound(err)
+	})
+	k.say(ctx)
+	if err != nil {
+		return false, fmt.Errorf("comparing the anchor with the database: %w", err)
 	}
+	return k.knows(a), nil
 }
 
-// lookInside does for the checkpoint in the database itself what compare does for
-// that of a place. There is nothing to write.
+// lookInside does for what the database itself and this process know what compare
+// does for a place. There is nothing to write.
 func (k *AnchorKeeper) lookInside(ctx context.Context) {
-	k.deciding.Lock()
-	defer k.deciding.Unlock()
-	if _, err := k.log.holdOwn(ctx); err != nil {
+	if _, err := k.log.hold(ctx); err != nil {
 		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
 	}
-	k.refuse(ctx)
+	k.say(ctx)
 }
 
 // knows reports whether a place knows of a loss.
 func (k *AnchorKeeper) knows(a *anchor) bool {
-	k.deciding.Lock()
-	defer k.deciding.Unlock()
+	k.log.deciding.Lock()
+	defer k.log.deciding.Unlock()
 	return a.lost != nil
 }
 
-// refuse has the log refused for the worst that is known of all places, or no
-// longer when all was accepted. It reports whether it did the former.
-func (k *AnchorKeeper) refuse(ctx context.Context) bool {
-	var worst *RollbackError
-	var epoch uint64
-	if own := k.log.own.Load(); own != nil {
-		worst, epoch = own, own.Epoch
+// say logs, once, that the log is refused.
+func (k *AnchorKeeper) say(ctx context.Context) {
+	k.log.deciding.Lock()
+	lost := k.log.told
+	said := lost == nil || lost == k.said || k.log.Refusal() != error(lost)
+	if !said {
+		k.said = lost
 	}
-	for _, a := range k.places {
-		if a.lost == nil {
-			continue
-		}
-		if worst == nil || a.lost.LostTo > worst.LostTo {
-			worst = a.lost
-		}
-		epoch = max(epoch, a.lost.Epoch)
+	k.log.deciding.Unlock()
+	if !said {
+		k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", lost,
+			"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Place)
 	}
-	told := k.refusal
-	switch {
-	case worst == nil:
-		if k.refusal = nil; told != nil && k.log.Refusal() == error(told) {
-			k.log.Refuse(nil) // it was told after the acceptance
-		}
-		return false
-	case told != nil && *told == withEpoch(*worst, epoch) && k.log.Refusal() != nil:
-		return false // which the log knows
-	}
-	lost := withEpoch(*worst, epoch)
-	k.refusal = &lost
-	k.log.Refuse(k.refusal)
-	k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", k.refusal,
-		"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Place)
-	return true
 }
 
-func withEpoch(e RollbackError, epoch uint64) RollbackError {
-	e.Epoch = epoch
-	return e
-}
-
-// lostSince returns what the database lacks of the log that a checkpoint, which
-// verifies, is of: nil when the log goes on from there, or the loss was accepted.
-// It also returns the epoch of the database. Error: fault.Unavailable; or
-// fault.Internal when nothing but what is derived from the chain is damaged.
-func (l *Log) lostSince(ctx context.Context, c Checkpoint) (lost *RollbackError, now epoch, err error) {
-	err = l.store.View(ctx, func(r store.Reader) error {
-		head, err := readHead(r)
-		if err != nil {
-			return err
+// lostOf returns what the database lacks of the log that a checkpoint, which
+// verifies or is the zero one, is of: nil when the log goes on from there, or the
+// loss was accepted. Error: fault.Unavailable; or fault.Internal when nothing but
+// what is derived from the chain is damaged.
+func (l *Log) lostOf(r store.Reader, s standing, c Checkpoint) (*RollbackError, error) {
+	if c == (Checkpoint{}) || slices.ContainsFunc(s.losses, func(a acceptedLoss) bool { return a.covers(c) }) {
+		return nil, nil
+	}
+	if c.Sequence > s.head.sequence && c.Epoch >= s.epoch().number {
+		return &RollbackError{LostFrom: s.head.sequence + 1, LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}, nil
+	}
+	same := c.Sequence <= s.head.sequence
+	if same {
+		var err error
+		if same, err = l.goesThrough(r, s.epochs, c); err != nil {
+			return nil, err
 		}
-		epochs, losses, err := l.accepted(r, head)
-		if err != nil {
-			return err
-		}
-		now = epochs[len(epochs)-1]
-		if c == (Checkpoint{}) {
-			return nil
-		}
-		if slices.ContainsFunc(losses, func(a acceptedLoss) bool { return a.covers(c) }) {
-			return nil
-		}
-		if c.Sequence > head.sequence && c.Epoch >= now.number {
-			lost = &RollbackError{LostFrom: head.sequence + 1, LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}
-			return nil
-		}
-		same := c.Sequence <= head.sequence
-		if same {
-			same, err = l.goesThrough(r, epochs, c)
-		}
-		if err == nil && !same {
-			lost = &RollbackError{LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}
-		}
-		return err
-	})
-	return lost, now, err
+	}
+	if same {
+		return nil, nil
+	}
+	return &RollbackError{LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}, nil
 }
 
 // acceptedLoss is what an accepted rollback says of the entries that it lost.
@@ -159,7 +117,10 @@ type acceptedLoss struct {
 func (a acceptedLoss) covers(c Checkpoint) bool {
 	inRange := a.former <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
 	named := a.anchored == c.Sequence && a.hash == hex.EncodeToString(c.Hash[:])
-	return c.Epoch < a.epoch && (inRange || named)
+	// The database had other entries up to the one that was named: what an older
+	// checkpoint knows of those that are lost was lost with them.
+	older := a.anchored < a.from && c.Sequence < a.anchored
+	return c.Epoch < a.epoch && (inRange || named || older)
 }
 
 // epochs returns the epochs of the log, ascending, as far as they were accepted;

@@ -17,48 +17,62 @@ type Kind struct {
 
 // Progress returns the sequence of the newest entry, and how many entries of
 // each kind this process has committed. It is the process's own view, for its
-// metrics. Error: fault.Unavailable.
+// metrics: with several that write one log, their counts add up. Error:
+// fault.Unavailable.
 func (l *Log) Progress(ctx context.Context) (sequence uint64, written map[Kind]uint64, err error) {
 	err = l.store.View(ctx, func(r store.Reader) error {
-		b, err := r.Get(headKey)
+		head, err := readHead(r)
 		if err != nil {
 			return err
 		}
-		head, err := decodeLink(b)
 		sequence = head.sequence
-		return err
+		p := l.written.latest.Load() // a tally is there before the commit that it speaks of
+		if p == nil {
+			return nil
+		}
+		committed := p.head == head
+		if !committed && p.head.sequence < head.sequence { // another process has written since, or in its place
+			committed, err = l.has(r, p.head)
+		}
+		if written = p.before; committed {
+			written = p.after
+		}
+		return unlessDamaged(err)
 	})
 	if err != nil {
 		return 0, nil, fmt.Errorf("reading the head of the chain: %w", err)
 	}
-	return sequence, l.written.at(sequence), nil // in this order: a tally is there before the commit that it speaks of
+	return sequence, written, nil
 }
 
-// tally counts entries. The hook proposes the counts before each commit; which of
-// the two counts holds, the head that is stored says.
+// tally counts entries. The hook proposes the counts before each commit, and settles
+// at the next one, when the store shows it, which of the two hold.
 type tally struct{ latest atomic.Pointer[proposal] }
 
 type proposal struct {
 	before, after map[Kind]uint64 // are not changed any more
-	sequence      uint64          // of the head once it is committed
+	head          link            // once it is committed
 }
 
-// at returns the counts that belong to a stored head.
-func (t *tally) at(sequence uint64) map[Kind]uint64 {
-	switch p := t.latest.Load(); {
-	case p == nil:
-		return nil
-	case sequence >= p.sequence:
-		return p.after
-	default:
-		return p.before
+// settle says whether what was proposed last was committed.
+func (t *tally) settle(committed bool) {
+	p := t.latest.Load()
+	if p == nil {
+		return
 	}
+	counts := p.before
+	if committed {
+		counts = p.after
+	}
+	t.latest.Store(&proposal{counts, counts, p.head})
 }
 
-// propose counts the entries that follow a stored head; the last of them will
-// have the sequence last.
-func (t *tally) propose(head, last uint64, group []pending) {
-	before := t.at(head)
+// propose counts the entries of a commit, the last of which is the head after it.
+func (t *tally) propose(head link, group []pending) {
+	var before map[Kind]uint64
+	if p := t.latest.Load(); p != nil {
+		before = p.before // and after: it is settled
+	}
 	after := maps.Clone(before)
 	if after == nil {
 		after = make(map[Kind]uint64)
@@ -66,5 +80,5 @@ func (t *tally) propose(head, last uint64, group []pending) {
 	for _, p := range group {
 		after[Kind{p.Type, p.Outcome}]++
 	}
-	t.latest.Store(&proposal{before, after, last})
+	t.latest.Store(&proposal{before, after, head})
 }

@@ -47,25 +47,27 @@ func TestProgressCountsWhatIsCommittedByKind(t *testing.T) {
 
 // The hook has run for a commit that then fails.
 func TestAProposalCountsOnceItIsCommitted(t *testing.T) {
-	var counts tally
-	one := []pending{{Event: Event{Type: AuditRead, Outcome: Success}}}
-	kind := Kind{AuditRead, Success}
-	counts.propose(0, 1, one)
-	if n := counts.at(0)[kind]; n != 0 {
-		t.Error("before its commit:", n)
+	f := newFixture(t)
+	kind := Kind{CredentialUnsealed, Success}
+	count := func(want uint64, when string) {
+		t.Helper()
+		if _, written := f.progress(); written[kind] != want {
+			t.Errorf("%s: %d, want %d", when, written[kind], want)
+		}
 	}
-	counts.propose(0, 2, append(one, one...)) // that failed; two try next
-	if n := counts.at(0)[kind]; n != 0 {
-		t.Error("after a commit that failed:", n)
+	e := Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA)}
+	fails := errors.New("no")
+	for range 2 { // the second settles the first
+		err := f.store.Update(t.Context(), func(tx store.Tx) error {
+			return errors.Join(f.log.Commit(tx, []any{pending{Event: e, receipt: new(Receipt)}, pending{Event: e, receipt: new(Receipt)}}), fails)
+		})
+		if !errors.Is(err, fails) {
+			t.Fatal(err)
+		}
+		count(0, "after a commit that failed")
 	}
-	if n := counts.at(2)[kind]; n != 2 {
-		t.Error("committed:", n)
-	}
-	counts.propose(2, 3, one)
-	if n := counts.at(2)[kind]; n != 2 {
-		t.Error("before the next commit:", n)
-	}
-	if n := counts.at(3)[kind]; n != 3 {
-		t.Error("after the next commit:", n)
-	}
+	f.record(e)
+	count(1, "committed")
+	f.record(e)
+	count(2, "committed")
 }

@@ -14,25 +14,19 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// alter changes the log behind its back: the same file, opened without the
+// alter changes the log behind its back: the same database, opened without the
 // hook.
 func (f *fixture) alter(change func(tx store.Tx) error) {
 	f.t.Helper()
 	if err := f.store.Close(); err != nil {
 		f.t.Fatal(err)
 	}
-	raw, err := bolt.Open(f.path, bolt.Options{})
-	if err != nil {
+	f.store = f.opens(nil)
+	if err := f.store.Update(context.Background(), change); err != nil {
 		f.t.Fatal(err)
 	}
-	if err := raw.Update(context.Background(), change); err != nil {
-		f.t.Fatal(err)
-	}
-	f.store = raw
-	f.t.Cleanup(func() { raw.Close() })
 }
 
 func get(tx store.Tx, key []byte) []byte {
@@ -97,26 +91,28 @@ func TestTamperingWithTheStoreIsReported(t *testing.T) {
 			return tx.Put(entryKey(7), bytes.Replace(get(tx, entryKey(7)), []byte(`,"`), []byte(`, "`), 1))
 		}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
-			f.record(Event{Type: TenantCreated, Outcome: Success, Principal: principal(tenantB)})
-			f.sealed(tenantB, "cred_sealed", "1", strings.Repeat("0", 64))
-			f.fill(18)
-			if _, err := f.verify(); err != nil {
-				t.Fatal("whole at first:", err)
-			}
-			f.alter(c.change)
-			_, err := f.verify()
-			broken, ok := IsBroken(err)
-			if !ok {
-				t.Fatalf("not reported: %v", err)
-			}
-			if broken.Sequence != c.first {
-				t.Errorf("reported at %d (%s), want %d", broken.Sequence, broken.Reason, c.first)
-			}
-		})
-	}
+	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
+		for name, c := range cases {
+			t.Run(name, func(t *testing.T) {
+				f := newFixture(t)
+				f.record(Event{Type: TenantCreated, Outcome: Success, Principal: principal(tenantB)})
+				f.sealed(tenantB, "cred_sealed", "1", strings.Repeat("0", 64))
+				f.fill(18)
+				if _, err := f.verify(); err != nil {
+					t.Fatal("whole at first:", err)
+				}
+				f.alter(c.change)
+				_, err := f.verify()
+				broken, ok := IsBroken(err)
+				if !ok {
+					t.Fatalf("not reported: %v", err)
+				}
+				if broken.Sequence != c.first {
+					t.Errorf("reported at %d (%s), want %d", broken.Sequence, broken.Reason, c.first)
+				}
+			})
+		}
+	})
 }
 
 // positionIn returns the key of the index row that names the sequence.
@@ -335,18 +331,18 @@ func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 		if name == "a cut tail" || name == "a row far beyond the head" {
 			continue // a running log goes on from its head; the verification and the next start find these
 		}
-		t.Run(name+", found while running", func(t *testing.T) {
-			f := newFixture(t)
-			f.fill(20)
-			for range 2 { // the head before the last commit is one that a failed commit would leave
+		onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
+			t.Run(name+", found while running", func(t *testing.T) {
+				f := newFixture(t)
+				f.fill(20)
 				f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
-			}
-			if err := f.store.Update(t.Context(), damage); err != nil {
-				t.Fatal(err)
-			}
-			if err := f.log.Record(t.Context(), Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)}); err == nil {
-				t.Error("an entry was signed")
-			}
+				if err := f.store.Update(t.Context(), damage); err != nil {
+					t.Fatal(err)
+				}
+				if err := f.log.Record(t.Context(), Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)}); err == nil {
+					t.Error("an entry was signed")
+				}
+			})
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -167,13 +168,41 @@ func (l *Log) keep(ctx context.Context, least uint64) error {
 	}
 	row, err := verified{b, now.since}.sign(l)
 	if err == nil {
-		err = l.store.Update(ctx, func(tx store.Tx) error { return tx.Put(verifiedKey, row) })
+		err = l.keepRow(ctx, now, row)
 	}
 	if err != nil {
 		return fmt.Errorf("keeping what is verified: %w", err)
 	}
 	l.live.kept = now
 	return nil
+}
+
+// keepRow writes what is verified, unless another process has kept what is as good,
+// or has found the log broken since this one kept something: then the row is missing,
+// and is until a pass over all entries that began later.
+func (l *Log) keepRow(ctx context.Context, now keptAs, row []byte) error {
+	var before []byte
+	err := l.store.View(ctx, func(r store.Reader) error {
+		b, err := r.Get(verifiedKey)
+		before = bytes.Clone(b)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if before == nil && l.live.kept.sequence > 0 && now.since.Equal(l.live.kept.since) {
+		return nil
+	}
+	theirs, err := parseVerified(before, l.chainID, l.signer.Public())
+	if err == nil && !theirs.since.Before(now.since.Truncate(time.Microsecond)) && theirs.Sequence() >= now.sequence {
+		return nil
+	}
+	return l.store.Update(ctx, func(tx store.Tx) error {
+		if b, err := tx.Get(verifiedKey); err != nil || !bytes.Equal(b, before) {
+			return err // another has kept something right now
+		}
+		return tx.Put(verifiedKey, row)
+	})
 }
 
 // forgetVerified has the next process begin anew.

@@ -199,6 +199,9 @@ const (
 	RetireSealingKey   Action = "retire_sealing_key"
 	RestoreSealingKey  Action = "restore_sealing_key"
 	BackUp             Action = "back_up"
+	ListKMSKeys        Action = "list_kms_keys"
+	RewrapKeys         Action = "rewrap_keys"
+	DestroyKMSKey      Action = "destroy_kms_key"
 	ResealManifest     Action = "reseal"
 	CheckManifest      Action = "check"
 )
@@ -231,6 +234,9 @@ var rules = map[Action]rule{
 	ReadProof:          {scope: AuditRead, trialed: true},
 	ExportAudit:        {scope: SystemAdmin},
 	AcceptRollback:     {scope: SystemAdmin},
+	ListKMSKeys:        {scope: SystemAdmin},
+	RewrapKeys:         {scope: SystemAdmin},
+	DestroyKMSKey:      {scope: SystemAdmin},
 	ReadScore:          {scope: ComplianceRead, trialed: true},
 	ReadScoreHistory:   {scope: ComplianceRead, trialed: true},
 	ReadReport:         {scope: ComplianceRead, trialed: true},

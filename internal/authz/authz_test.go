@@ -16,7 +16,7 @@ var table = map[Action]string{
 	VerifyData: "crypto:verify!", ReadPublicKeys: "crypto:verify!",
 	CreateKey: "keys:write", ListKeys: "keys:read!", RotateKey: "keys:write", ReadAudit: "audit:read!", ReadProof: "audit:read!",
 	ReadScore: "compliance:read!", ReadScoreHistory: "compliance:read!", ReadReport: "compliance:read!", ReadInventory: "compliance:read!",
-	ExportAudit: "system:admin", AcceptRollback: "system:admin",
+	ExportAudit: "system:admin", AcceptRollback: "system:admin", ListKMSKeys: "system:admin", RewrapKeys: "system:admin", DestroyKMSKey: "system:admin",
 	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",
 	InviteMember: "account:admin", ListMembers: "account:admin!", ChangeMember: "account:admin", RemoveMember: "account:admin!",
 	RevokeInvitation: "account:admin!",

@@ -1,15 +1,20 @@
 // Package backup is the format of a backup: the rows of a store, in the order in
 // which they are to be applied, between a header that says whose they are and a
-// trailer that the deployment's identity key has signed.
+// trailer that the deployment's identity key has signed, all of it encrypted to a
+// post-quantum recipient of age.
 //
-// Rows are as the store has them, so nothing in a backup is plaintext that is not
-// in the store: keys are wrapped, and the key of the KMS is not among them. The
-// package does not know what a row means.
+// Rows are as the store has them: keys are wrapped. The key of the KMS that
+// unwraps them is there too if it is a file, so that whoever has the identity of
+// the recipient needs nothing else. The package does not know what a row means.
 //
 // # Invariants
 //
+//   - Whoever has not the identity of the recipient learns the size of a backup and
+//     what its [Statement] says, which is public: whose it is, when it was taken,
+//     how many rows it has.
 //   - Nothing in a file is to be believed before its trailer has been verified:
 //     [Reader.Rows] hands on rows before that, and takes them back with its error.
+//     That it opens says nothing of who made it, since recipients are public.
 //   - The signature says that whoever has the identity key made the file whole. It
 //     does not say whose identity that is: [Header.Identity] is compared with a
 //     pinned one, or with that of the deployment once its keys are open.
@@ -40,13 +45,17 @@ import (
 const SigningContext = "latticekeep/backup/v1"
 
 const (
-	magic     = "latticekeep-backup-1\n"
-	chainSize = 32
-	sumSize   = 32
+	magic       = "latticekeep-backup-2\n"
+	formerMagic = "latticekeep-backup-1\n" // was not encrypted, and is not read any more
+	chainSize   = 32
+	sumSize     = 32
 
 	// MaxValue is the length of the longest value in bytes: twice the largest
 	// credential that there can be.
 	MaxValue = 32 << 20
+
+	maxKeys    = 16   // files of KMS keys,
+	maxKeyFile = 4096 // and bytes of each
 )
 
 // What a row begins with, and what the trailer begins with.
@@ -93,17 +102,19 @@ type Source interface {
 	Copy(ctx context.Context, emit func(key, value []byte) error) error
 }
 
-// Write writes a backup of s. sign signs a message with the identity key of the
-// header, for [SigningContext]. When it fails, what it has written is no backup.
-func Write(ctx context.Context, w io.Writer, s Source, h Header, sign func(message []byte) ([]byte, error)) error {
+// writePlain writes what a backup has inside, and returns the number of its rows.
+func writePlain(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, signer Signer) (rows uint64, err error) {
 	out, err := newWriter(w, h)
 	if err != nil {
-		return err
+		return 0, err
+	}
+	if err := out.keys(keys); err != nil {
+		return 0, err
 	}
 	if err := s.Copy(ctx, out.row); err != nil {
-		return fmt.Errorf("copying the store: %w", err)
+		return 0, fmt.Errorf("copying the store: %w", err)
 	}
-	return out.end(sign)
+	return out.rows, out.end(signer.SignBackup)
 }
 
 // writer hashes what it writes.
@@ -128,6 +139,34 @@ func (w *writer) write(b []byte) error {
 		return fmt.Errorf("writing the backup: %w", err)
 	}
 	return nil
+}
+
+// keys writes u8(number) ‖ u32(length) ‖ file ‖ …. The first is empty when the
+// current key is no file and a former one is.
+func (w *writer) keys(files [][]byte) error {
+	if len(files) > maxKeys {
+		return fmt.Errorf("writing the KMS keys: there are %d, and at most %d fit", len(files), maxKeys)
+	}
+	if err := w.write([]byte{byte(len(files))}); err != nil {
+		return err
+	}
+	for i, file := range files {
+		if len(file) < leastKeyFile(i, len(files)) || len(file) > maxKeyFile {
+			return fmt.Errorf("writing the KMS keys: a file of %d bytes is none of a key", len(file))
+		}
+		if err := errors.Join(w.write(binary.BigEndian.AppendUint32(nil, uint32(len(file)))), w.write(file)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leastKeyFile is the least length of the i-th of n key files.
+func leastKeyFile(i, n int) int {
+	if i == 0 && n > 1 {
+		return 0
+	}
+	return 1
 }
 
 // row writes tag ‖ u16(length) ‖ key, and unless it is a deletion u32(length) ‖ value.

@@ -36,10 +36,23 @@ func header(k *dualsig.PrivateKey) Header {
 	}
 }
 
-// signer signs for a context as a keyring does.
-func signer(k *dualsig.PrivateKey, context string) func([]byte) ([]byte, error) {
+// signing signs as a keyring does.
+type signing struct {
+	inside, file func([]byte) ([]byte, error)
+}
+
+func (s signing) SignBackup(message []byte) ([]byte, error)     { return s.inside(message) }
+func (s signing) SignBackupFile(message []byte) ([]byte, error) { return s.file(message) }
+
+func in(k *dualsig.PrivateKey, context string) func([]byte) ([]byte, error) {
 	return func(message []byte) ([]byte, error) { return k.Sign(context, message) }
 }
+
+func signer(k *dualsig.PrivateKey) signing {
+	return signing{in(k, SigningContext), in(k, FileContext)}
+}
+
+var someKeys = [][]byte{[]byte("the KMS key\n"), []byte("a former one")}
 
 type pair struct{ key, value []byte }
 
@@ -66,15 +79,15 @@ var some = rows{
 func write(t testing.TB, k *dualsig.PrivateKey, r rows) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := Write(t.Context(), &b, r, header(k), signer(k, SigningContext)); err != nil {
+	if _, err := writePlain(t.Context(), &b, r, header(k), someKeys, signer(k)); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
 }
 
-// read returns what a backup says, all of it believed.
+// read returns what is inside a backup, all of it believed.
 func read(in io.Reader) (Header, rows, error) {
-	r, err := NewReader(in)
+	r, err := newReader(in)
 	if err != nil {
 		return Header{}, nil, err
 	}
@@ -138,23 +151,26 @@ func TestAChangedBackupIsRefused(t *testing.T) {
 	wantRefused(t, "twice", append(bytes.Clone(whole), whole...))
 
 	other := identity(t, 2)
-	start := func(k *dualsig.PrivateKey) []byte { b, _ := header(k).marshal(); return b }
+	start := func(k *dualsig.PrivateKey) []byte { b, _ := header(k).marshal(); return append(b, keysBytes...) }
 	body := whole[len(start(k)) : len(whole)-sumSize-dualsig.SignatureSize]
 	swapped := write(t, k, rows{some[1], some[0], some[2], some[3], some[4]})
 	wantRefused(t, "reordered", append(bytes.Clone(swapped[:len(swapped)-sumSize-dualsig.SignatureSize]), whole[len(whole)-sumSize-dualsig.SignatureSize:]...))
 	wantRefused(t, "under another identity", append(append(start(other), body...), whole[len(whole)-sumSize-dualsig.SignatureSize:]...))
 	for what, sign := range map[string]func([]byte) ([]byte, error){
-		"signed by another identity": signer(other, SigningContext),
-		"signed for another use":     signer(k, "latticekeep/sealing-key/v1"),
+		"signed by another identity": in(other, SigningContext),
+		"signed for another use":     in(k, FileContext),
 	} {
 		var b bytes.Buffer
-		if err := Write(t.Context(), &b, some, header(k), sign); err != nil {
+		if _, err := writePlain(t.Context(), &b, some, header(k), someKeys, signing{inside: sign}); err != nil {
 			t.Fatal(err)
 		}
 		wantRefused(t, what, b.Bytes())
 	}
 	wantRefused(t, "another file", []byte("SQLite format 3\x00 and so on and so forth"))
 }
+
+// keysBytes are someKeys as they are behind the header.
+var keysBytes = []byte("\x02\x00\x00\x00\x0cthe KMS key\n\x00\x00\x00\x0ca former one")
 
 // finish gives a body, header included, the end that belongs to it.
 func finish(t testing.TB, k *dualsig.PrivateKey, body []byte, rows uint64) []byte {
@@ -171,10 +187,11 @@ func finish(t testing.TB, k *dualsig.PrivateKey, body []byte, rows uint64) []byt
 // A signature does not make up for what a writer does not write.
 func TestASignedBackupOfAnotherFormIsRefused(t *testing.T) {
 	k := identity(t, 1)
-	start, err := header(k).marshal()
+	header, err := header(k).marshal()
 	if err != nil {
 		t.Fatal(err)
 	}
+	start := append(bytes.Clone(header), 0)
 	if _, _, err := read(bytes.NewReader(finish(t, k, append(bytes.Clone(start), "\x01\x00\x01k\x00\x00\x00\x01v"...), 1))); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +205,12 @@ func TestASignedBackupOfAnotherFormIsRefused(t *testing.T) {
 		wantRefused(t, what, finish(t, k, append(bytes.Clone(start), body...), 1))
 	}
 	wantRefused(t, "another number of rows", finish(t, k, start, 1))
-	program := len(start) - len("v1.2.3")
+	for what, keys := range map[string]string{
+		"an empty key file": "\x01\x00\x00\x00\x00", "an empty former one": "\x02\x00\x00\x00\x01k\x00\x00\x00\x00", "a key file too long": "\x01\x00\x00\x10\x01" + strings.Repeat("k", 4097), "too many key files": "\x11" + strings.Repeat("\x00\x00\x00\x01k", 17),
+	} {
+		wantRefused(t, what, finish(t, k, append(bytes.Clone(header), keys...), 0))
+	}
+	program := len(header) - len("v1.2.3")
 	for what, change := range map[string]func(b []byte){
 		"a version that is not printable": func(b []byte) { b[program] = 0x7f },
 		"a time after the year 9999":      func(b []byte) { b[program-8] = 0xff },
@@ -201,33 +223,43 @@ func TestASignedBackupOfAnotherFormIsRefused(t *testing.T) {
 
 func TestNothingIsSignedThatIsNotWhole(t *testing.T) {
 	k := identity(t, 1)
-	sign := func([]byte) ([]byte, error) {
+	refuse := func([]byte) ([]byte, error) {
 		t.Error("it was signed")
 		return nil, errors.New("unexpected")
 	}
 	broken := errors.New("the disk is full")
-	for what, write := range map[string]func() error{
-		"a source that fails": func() error {
-			return Write(t.Context(), io.Discard, failing{broken}, header(k), sign)
-		},
-		"a value too long": func() error {
-			return Write(t.Context(), io.Discard, rows{{[]byte("a"), make([]byte, MaxValue+1)}}, header(k), sign)
-		},
-		"a key too long": func() error {
-			return Write(t.Context(), io.Discard, rows{{make([]byte, store.MaxKeySize+1), nil}}, header(k), sign)
-		},
-		"no key":     func() error { return Write(t.Context(), io.Discard, rows{{nil, nil}}, header(k), sign) },
-		"no chain":   func() error { return Write(t.Context(), io.Discard, some, Header{Identity: k.Public()}, sign) },
-		"no version": func() error { h := header(k); h.Program = "\n"; return Write(t.Context(), io.Discard, some, h, sign) },
+	to := recipient(t).Recipient()
+	attempt := func(s Source, h Header, keys [][]byte) error {
+		var b bytes.Buffer
+		err := Write(t.Context(), &b, s, h, keys, to, signing{refuse, refuse})
+		if b.Len() > 0 {
+			t.Error("something of it has left")
+		}
+		return err
+	}
+	for what, err := range map[string]error{
+		"a source that fails": attempt(failing{broken}, header(k), nil),
+		"a value too long":    attempt(rows{{[]byte("a"), make([]byte, MaxValue+1)}}, header(k), nil),
+		"a key too long":      attempt(rows{{make([]byte, store.MaxKeySize+1), nil}}, header(k), nil),
+		"no key":              attempt(rows{{nil, nil}}, header(k), nil),
+		"no chain":            attempt(some, Header{Identity: k.Public()}, nil),
+		"no version":          attempt(some, func() Header { h := header(k); h.Program = "\n"; return h }(), nil),
+		"an empty key file":   attempt(some, header(k), [][]byte{nil}),
+		"an empty former one": attempt(some, header(k), [][]byte{[]byte("k"), nil}),
+		"a long key file":     attempt(some, header(k), [][]byte{make([]byte, maxKeyFile+1)}),
+		"many key files":      attempt(some, header(k), make([][]byte, maxKeys+1)),
 	} {
-		if write() == nil {
+		if err == nil {
 			t.Errorf("%s: no error", what)
 		}
 	}
-	if err := Write(t.Context(), io.Discard, some, header(k), func([]byte) ([]byte, error) { return nil, broken }); !errors.Is(err, broken) {
-		t.Error(err)
+	no := func([]byte) ([]byte, error) { return nil, broken }
+	for what, s := range map[string]Signer{"inside": signing{no, refuse}, "the file": signing{in(k, SigningContext), no}} {
+		if err := Write(t.Context(), io.Discard, some, header(k), nil, to, s); !errors.Is(err, broken) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
-	if err := Write(t.Context(), iotest.TruncateWriter(nil, 0), some, header(k), signer(k, SigningContext)); err != nil {
+	if err := Write(t.Context(), iotest.TruncateWriter(nil, 0), some, header(k), nil, to, signer(k)); err != nil {
 		t.Error(err) // a writer that lies is not found out here, but when the backup is read
 	}
 	if _, _, err := read(iotest.ErrReader(broken)); !errors.Is(err, broken) {
@@ -246,7 +278,7 @@ func TestMemoryGrowsWithWhatIsThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := append(start, "\x01\x00\x01k\x02\x00\x00\x00v"...)
+	b := append(start, "\x00\x01\x00\x01k\x02\x00\x00\x00v"...)
 	perRun := testing.Benchmark(func(b2 *testing.B) {
 		for b2.Loop() {
 			if _, _, err := read(bytes.NewReader(b)); !errors.Is(err, errCut) {
@@ -265,11 +297,12 @@ func TestABackupFromTheDocumentation(t *testing.T) {
 	k := identity(t, 1)
 	b := write(t, k, some)
 	var want bytes.Buffer
-	want.WriteString("latticekeep-backup-1\n")
+	want.WriteString("latticekeep-backup-2\n")
 	want.Write(bytes.Repeat([]byte{0x0a}, 32))
 	want.Write(k.Public().Bytes())
 	want.Write(binary.BigEndian.AppendUint64(nil, uint64(time.Date(2026, 11, 21, 10, 30, 0, 0, time.UTC).Unix())))
 	want.WriteString("\x06v1.2.3")
+	want.WriteString("\x02\x00\x00\x00\x0cthe KMS key\n\x00\x00\x00\x0ca former one")
 	for _, row := range some {
 		if row.value == nil {
 			want.WriteByte(2)
@@ -314,12 +347,19 @@ func FuzzRead(f *testing.F) {
 		}
 		for _, b := range [][]byte{append(bytes.Clone(start), body...), body} {
 			file := finish(t, k, b, n)
-			h, got, err := read(bytes.NewReader(file))
+			r, err := newReader(bytes.NewReader(file))
 			if err != nil {
 				continue
 			}
+			var got rows
+			if _, err := r.Rows(func(key, value []byte) error {
+				got = append(got, pair{bytes.Clone(key), bytes.Clone(value)})
+				return nil
+			}); err != nil {
+				continue
+			}
 			var again bytes.Buffer
-			if err := Write(t.Context(), &again, got, h, signer(k, SigningContext)); err != nil {
+			if _, err := writePlain(t.Context(), &again, got, r.Header, r.KMSKeys, signer(k)); err != nil {
 				t.Fatal(err)
 			}
 			unsigned := len(file) - dualsig.SignatureSize

@@ -20,7 +20,8 @@ import (
 
 // Reader reads a backup once, from its beginning to its end.
 type Reader struct {
-	Header Header // not to be believed before Rows has returned nil
+	Header  Header   // not to be believed before Rows has returned nil
+	KMSKeys [][]byte // likewise: key files, the current one first, empty when only former ones are files; secret
 
 	in   *bufio.Reader
 	sum  hash.Hash
@@ -30,18 +31,21 @@ type Reader struct {
 var (
 	errCut     = fault.New(fault.Invalid, "the backup is cut off: it was not finished, or its end was lost; use another one")
 	errChanged = fault.New(fault.Invalid, "the backup was changed since it was written: use another one")
+
+	errNoBackup = fault.New(fault.Invalid, "the file is not a backup that this program reads: name another one, or use the release that wrote it")
+	errFormer   = fault.New(fault.Invalid, "the backup is of a former release, and not encrypted: restore it with that release, and take a new one with this")
 )
 
-// NewReader reads the header. Error: fault.Invalid for a file that is no backup,
-// and whatever r fails with.
-func NewReader(r io.Reader) (*Reader, error) {
+// newReader reads what is inside a backup, up to its rows. Error: fault.Invalid
+// for a file that is no backup, and whatever r fails with.
+func newReader(r io.Reader) (*Reader, error) {
 	in := &Reader{in: bufio.NewReaderSize(r, 64<<10), sum: sha3.New256()}
 	start := make([]byte, len(magic))
 	if err := in.read(start); err != nil && !errors.Is(err, errCut) {
 		return nil, err
 	}
 	if string(start) != magic {
-		return nil, fault.New(fault.Invalid, "the file is not a backup that this program reads: name another one, or use the release that wrote it")
+		return nil, errNoBackup
 	}
 	fixed := make([]byte, chainSize+dualsig.PublicKeySize+8+1)
 	if err := in.read(fixed); err != nil {
@@ -63,7 +67,26 @@ func NewReader(r io.Reader) (*Reader, error) {
 		Chain: hex.EncodeToString(fixed[:chainSize]), Identity: identity,
 		CreatedAt: time.Unix(int64(created), 0).UTC(), Program: string(program),
 	}
-	return in, nil
+	return in, in.keys()
+}
+
+func (r *Reader) keys() error {
+	n, err := r.number(1)
+	if err != nil {
+		return err
+	}
+	if n > maxKeys {
+		return errChanged
+	}
+	var file bytes.Buffer
+	for i := range int(n) {
+		if err := r.field(&file, 4, uint64(leastKeyFile(i, int(n))), maxKeyFile); err != nil {
+			return err
+		}
+		r.KMSKeys = append(r.KMSKeys, bytes.Clone(file.Bytes()))
+	}
+	clear(file.Bytes())
+	return nil
 }
 
 // maxTime is the end of the year 9999, so that every time can be printed.

@@ -32,19 +32,28 @@ func (s *Service) current(ctx context.Context, f *fold, since time.Time) error {
 	if s.log.Proof().Status == audit.ProofDisabled {
 		state.VerifyEvery = 0 // whatever is configured
 	}
-	e := f.evidence
-	if e.State != nil && e.State.State.same(state) && !e.State.At.time().Before(since) {
-		return nil
+	recorded := func() bool {
+		last := f.evidence.State
+		return last != nil && last.State.same(state) && !last.At.time().Before(since)
 	}
-	err = s.log.Record(ctx, audit.Event{
-		Type: audit.ComplianceAssessed, Outcome: audit.Success, Principal: assessor(f.tenant),
-		Resource: audit.Resource{Type: audit.ComplianceResource}, Attributes: state.attributes(),
-	})
-	if err != nil {
-		return fmt.Errorf("recording the state: %w", err)
+	// Another replica may have recorded it since the fold was caught up. Does it say so,
+	// and the log does not, then the log counts.
+	for _, told := range []time.Time{since, endOfTime} {
+		if recorded() {
+			return nil
+		}
+		if err := s.recordState(ctx, f.tenant, state, told); err != nil && !errors.Is(err, errWritten) {
+			return fmt.Errorf("recording the state: %w", err)
+		}
+		if err := s.catchUp(ctx, f, 0); err != nil {
+			return err
+		}
 	}
-	return s.catchUp(ctx, f, 0)
+	return nil
 }
+
+// endOfTime is after anything that was recorded.
+var endOfTime = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
 
 // agenda remembers until when there is nothing to do for a tenant.
 type agenda struct {
@@ -163,7 +172,8 @@ func (s *Service) assess(ctx context.Context, tenant authz.TenantID, now time.Ti
 			assessments[i].withhold(proof.Proof.Status, proof.Reason)
 		}
 	}
-	if err := s.log.Record(ctx, scoredAll(tenant, assessments)); err != nil {
+	err = s.recordScores(ctx, tenant, assessments, next.Add(-day))
+	if err != nil && !errors.Is(err, errWritten) {
 		return time.Time{}, fmt.Errorf("recording scores: %w", err)
 	}
 	return next, nil

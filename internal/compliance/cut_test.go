@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // restart opens the store and the log as a new process does.
@@ -27,8 +28,8 @@ func (w *world) restart() {
 	s, err := bolt.Open(w.path, bolt.Options{Hook: l.Commit})
 	check(w.t, err)
 	w.t.Cleanup(func() { _ = s.Close() })
-	check(w.t, l.Use(w.t.Context(), viewed{s, w}, w.signer, "chain_test"))
-	w.log, w.store = l, s
+	w.log, w.store = l, storetest.Rehearsing(s)
+	check(w.t, l.Use(w.t.Context(), viewed{w.store, w}, w.signer, "chain_test"))
 	w.service = w.newService()
 }
 

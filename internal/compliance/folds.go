@@ -131,11 +131,12 @@ func (s *Service) catchUp(ctx context.Context, f *fold, to uint64) error {
 		f.unproven = f.unproven || f.evidence.TenantSequence > from
 		return err
 	case err != nil:
+		behind := f.evidence.Last.Sequence
 		f.evidence, f.milestones, f.unproven = nil, nil, false
 		if fresh {
 			return err
 		}
-		return s.startOver(ctx, f, to, err)
+		return s.startOver(ctx, f, to, behind, err)
 	case f.unproven && f.evidence.TenantSequence == from:
 		f.evidence, f.milestones, f.unproven = nil, nil, false // nothing came that would prove it
 		return errUnfinished
@@ -149,9 +150,25 @@ func (s *Service) catchUp(ctx context.Context, f *fold, to uint64) error {
 	return nil
 }
 
-// startOver gathers from the first entry what does not go on from where it was:
-// the log is not the one that it was gathered from.
-func (s *Service) startOver(ctx context.Context, f *fold, to uint64, why error) error {
+// startOver gathers anew what does not go on from where it was: the entries behind
+// are archived, by another replica, which has stored what they were evidence for; or
+// the log is not the one that it was gathered from, and then it begins with the first.
+func (s *Service) startOver(ctx context.Context, f *fold, to, behind uint64, why error) error {
+	stored, err := s.load(ctx, stateKey(f.tenant))
+	if err != nil {
+		return err
+	}
+	if stored != nil && stored.Last.Sequence > behind {
+		if f.evidence, f.stored = stored, stored.TenantSequence; to != 0 && stored.Last.Sequence >= to {
+			return nil
+		}
+		err := s.replay(ctx, f.tenant, f.evidence, to, f.keep)
+		if err == nil || interrupted(err) {
+			f.unproven = err != nil && f.evidence.TenantSequence > f.stored
+			return err
+		}
+		f.evidence, f.milestones = nil, nil
+	}
 	e := newEvidence()
 	if err := s.replay(ctx, f.tenant, e, to, nil); err != nil {
 		if errors.Is(err, errUnfinished) {

@@ -27,6 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // world is a log on a real store, with a clock that the story moves, and the
@@ -74,12 +75,12 @@ func newWorld(t *testing.T) *world {
 	s, err := bolt.Open(w.path, bolt.Options{Hook: w.log.Commit})
 	check(t, err)
 	t.Cleanup(func() { _ = s.Close() })
-	w.store = s
+	w.store = storetest.Rehearsing(s)
 	seed := make([]byte, dualsig.SeedSize)
 	_, _ = rand.Read(seed)
 	w.signer, err = dualsig.NewPrivateKey(seed)
 	check(t, err)
-	check(t, w.log.Use(t.Context(), viewed{s, w}, w.signer, "chain_test"))
+	check(t, w.log.Use(t.Context(), viewed{w.store, w}, w.signer, "chain_test"))
 	w.record = func(e audit.Event) {
 		t.Helper()
 		check(t, w.log.Record(context.Background(), e))

@@ -5,8 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-
-	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
 const labelData = "latticekeep/data-signature/v1"
@@ -73,7 +71,7 @@ func (k *Key) verifyData(data, pqc, tag []byte, verify func(context string, msg,
 
 func (k *Key) dataMAC(data, pqc []byte) []byte {
 	version := binary.BigEndian.AppendUint32(nil, k.version)
-	return mac(k.mac[:], frame.Join(labelData, []byte(algorithms), version, k.id, data, pqc))
+	return k.sum(make([]byte, 0, MACSize), labelData, []byte(algorithms), version, k.id, data, pqc)
 }
 
 // DataKeyVersion returns the version of the key that made the tag of a data

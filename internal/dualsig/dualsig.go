@@ -24,6 +24,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
+	"sync"
 
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
@@ -62,6 +64,7 @@ type Key struct {
 	private *PrivateKey
 	id      []byte // of the public key: SHA3-256, 32 bytes
 	mac     [MACKeySize]byte
+	macs    sync.Pool // of hash.Hash, each with the MAC key and nothing else in it
 }
 
 // NewKey returns the key of that version with an ML-DSA-65 seed (32 bytes) and an
@@ -124,7 +127,7 @@ func (k *Key) Sign(context string, msg []byte) ([]byte, error) {
 	if err := k.private.sign(context, framed, true, pqc); err != nil {
 		return nil, err
 	}
-	copy(sig[dualHeader+SignatureSize:], mac(k.mac[:], frame.Join(labelMAC, framed, pqc)))
+	k.sum(sig[:dualHeader+SignatureSize], labelMAC, framed, pqc)
 	return sig, nil
 }
 
@@ -140,7 +143,7 @@ func (k *Key) Verify(context string, msg, sig []byte) bool {
 	framed := k.frame(context, msg)
 	pqc, tag := sig[dualHeader:dualHeader+SignatureSize], sig[dualHeader+SignatureSize:]
 	pqcHolds := asInt(k.private.public.Verify(context, framed, pqc))
-	macHolds := subtle.ConstantTimeCompare(tag, mac(k.mac[:], frame.Join(labelMAC, framed, pqc)))
+	macHolds := subtle.ConstantTimeCompare(tag, k.sum(make([]byte, 0, MACSize), labelMAC, framed, pqc))
 	return pqcHolds&macHolds == 1
 }
 
@@ -152,11 +155,17 @@ func KeyVersion(sig []byte) (uint32, error) {
 	return binary.BigEndian.Uint32(sig[1:]), nil
 }
 
-// mac is HMAC-SHA-512 (RFC 2104).
-func mac(key, msg []byte) []byte {
-	h := hmac.New(sha512.New, key)
-	h.Write(msg)
-	return h.Sum(nil)
+// sum appends HMAC-SHA-512 (RFC 2104) of a frame to b.
+func (k *Key) sum(b []byte, label string, fields ...[]byte) []byte {
+	h, ok := k.macs.Get().(hash.Hash)
+	if !ok {
+		h = hmac.New(sha512.New, k.mac[:])
+	}
+	frame.Write(h, label, fields...)
+	b = h.Sum(b)
+	h.Reset()
+	k.macs.Put(h)
+	return b
 }
 
 func asInt(b bool) int {

@@ -2,6 +2,8 @@ package dualsig
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha512"
 	"encoding/binary"
 	"fmt"
 	"strings"
@@ -383,4 +385,11 @@ func TestParsePEMTakesTheCanonicalFileOnly(t *testing.T) {
 			t.Errorf("%s: parsed", name)
 		}
 	}
+}
+
+// mac is HMAC-SHA-512 as the standard library has it.
+func mac(key, msg []byte) []byte {
+	h := hmac.New(sha512.New, key)
+	h.Write(msg)
+	return h.Sum(nil)
 }

@@ -7,7 +7,10 @@
 // primitive: nothing parses it, and it is not a storage format.
 package frame
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"hash"
+)
 
 // Join returns len(label) ‖ label ‖ len(field) ‖ field ‖ …, every length as four
 // bytes, big endian. A nil field is the same as an empty one. Label and fields
@@ -25,6 +28,19 @@ func Join(label string, fields ...[]byte) []byte {
 		b = append(b, f...)
 	}
 	return b
+}
+
+// Write is [Join] into a hash, without the copy.
+func Write(h hash.Hash, label string, fields ...[]byte) {
+	var length [4]byte
+	binary.BigEndian.PutUint32(length[:], uint32(len(label)))
+	h.Write(length[:])
+	h.Write([]byte(label))
+	for _, f := range fields {
+		binary.BigEndian.PutUint32(length[:], uint32(len(f)))
+		h.Write(length[:])
+		h.Write(f)
+	}
 }
 
 // Uint64 returns v as eight bytes, big endian: the form of every number in a frame.

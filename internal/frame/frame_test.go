@@ -2,6 +2,7 @@ package frame
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"testing"
 	"testing/quick"
@@ -12,6 +13,17 @@ func TestJoinWritesLengthsBeforeEveryPart(t *testing.T) {
 	want := []byte("\x00\x00\x00\x05ab/v1\x00\x00\x00\x03xyz\x00\x00\x00\x00\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x01\x02")
 	if !bytes.Equal(got, want) {
 		t.Fatalf("Join = %q, want %q", got, want)
+	}
+}
+
+func TestAHashIsWrittenWhatJoinReturns(t *testing.T) {
+	same := func(label string, fields [][]byte) bool {
+		h := sha256.New()
+		Write(h, label, fields...)
+		return [sha256.Size]byte(h.Sum(nil)) == sha256.Sum256(Join(label, fields...))
+	}
+	if err := quick.Check(same, nil); err != nil {
+		t.Error(err)
 	}
 }
 

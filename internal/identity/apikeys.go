@@ -393,6 +393,10 @@ func (s *Service) FlushLastUsed(ctx context.Context) error {
 			if b == nil {
 				continue // revoked since
 			}
+			var former time.Time // a damaged row is written anew
+			if _, err := s.get(tx, apiKeyUsedKey(n.ID), &former); err == nil && !at.After(former) {
+				continue // another replica's is newer
+			}
 			if err := s.put(tx, apiKeyUsedKey(n.ID), at); err != nil {
 				return err
 			}

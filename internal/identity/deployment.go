@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,25 +25,14 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	var first *keyring.First
-	keys, err := keyring.Open(ctx, s, kms, c)
-	if errors.Is(err, fault.NotFound) {
-		keys, first, err = keyring.Create(ctx, s, kms, c)
+	keys, err := openKeys(ctx, s, log, kms, c)
+	if errors.Is(err, fault.Conflict) || errors.Is(err, fault.Internal) {
+		// Another replica may have started the deployment at the same time: then what this
+		// one would store has come too late, or the log has a head that its keys did not sign.
+		keys, err = openKeys(ctx, s, log, kms, c)
 	}
 	if err != nil {
 		return nil, nil, err
-	}
-	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
-		return nil, nil, err
-	}
-	if first != nil {
-		err := s.Update(ctx, func(tx store.Tx) error {
-			_, err := log.Append(tx, systemEvent(audit.ChainStarted, audit.ChainResource, keys.ChainID()))
-			return errors.Join(err, first.Put(tx))
-		})
-		if err != nil {
-			return nil, nil, fmt.Errorf("starting the deployment: %w", err)
-		}
 	}
 	service := &Service{store: s, log: log, keys: keys, now: c.Now, outbox: mail.NewOutbox(s, keys, c.Now)}
 	if err := service.upgrade(ctx); err != nil {
@@ -55,6 +45,33 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 		return nil, nil, err
 	}
 	return service, keys, nil
+}
+
+// openKeys opens the keys and equips the log, and stores what a new deployment
+// begins with. Error: fault.Conflict when there is one by then.
+func openKeys(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c keyring.Config) (*keyring.Ring, error) {
+	var first *keyring.First
+	keys, err := keyring.Open(ctx, s, kms, c)
+	if errors.Is(err, fault.NotFound) {
+		keys, first, err = keyring.Create(ctx, s, kms, c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil || first == nil {
+		return keys, err
+	}
+	err = s.Update(ctx, func(tx store.Tx) error {
+		if err := first.Put(tx); err != nil {
+			return err
+		}
+		_, err := log.Append(tx, systemEvent(audit.ChainStarted, audit.ChainResource, keys.ChainID()))
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("starting the deployment: %w", err)
+	}
+	return keys, nil
 }
 
 // formerAPIKeys is where a former release kept the hash of each API key, by id.
@@ -115,44 +132,95 @@ func (s *Service) listFormerAPIKey(tx store.Tx, key, value []byte) error {
 // key to the operator before it is stored, so that a key that was lost on the
 // way never worked. Errors: fault.Unavailable, or deliver's own.
 func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) error) error {
-	var keys []APIKey
-	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		keys, err = s.apiKeysOf(r, authz.SystemTenant)
+	if operated, err := s.isOperated(ctx); err != nil || operated {
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("reading the system's API keys: %w", err)
-	}
-	now := s.now()
-	operates := func(k APIKey) bool { return slices.Contains(k.Scopes, authz.SystemAdmin) && !k.expired(now) }
-	if slices.ContainsFunc(keys, operates) {
-		return nil
 	}
 	p := System(authz.SystemTenant)
 	k := s.newAPIKey(p.Tenant, p.ID, APIKeyRequest{
 		Name: "first system key", Scopes: []authz.Scope{authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead},
 	})
-	if err := deliver(k.key); err != nil {
-		return fmt.Errorf("delivering the first system key: %w", err)
+	if undelivered := deliver(k.key); undelivered != nil {
+		// Where replicas that start together deliver to one place, all but the first fail.
+		if s.awaitOperated(ctx) {
+			return nil
+		}
+		return fmt.Errorf("delivering the first system key: %w", undelivered)
 	}
 	e := apiKeyEvent(audit.APIKeyCreated, p, k.row.ID)
 	e.Attributes = k.row.attributes()
-	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error { return s.putAPIKey(tx, k) })
+	now := s.now()
+	err := s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+		if operated, err := s.operated(tx, now); err != nil || operated {
+			return cmp.Or(err, errOperated)
+		}
+		return s.putAPIKey(tx, k)
+	})
 	if err != nil {
 		return fmt.Errorf("storing the first system key: %w", err)
 	}
 	return nil
 }
 
+// errOperated is of a key that was delivered and does not work.
+var errOperated = fault.New(fault.Conflict, "another replica made the first system key at the same time: remove the one that was delivered here, and start again")
+
+// operated reports whether an unexpired key carries system:admin.
+func (s *Service) operated(r store.Reader, now time.Time) (bool, error) {
+	keys, err := s.apiKeysOf(r, authz.SystemTenant)
+	if err != nil {
+		return false, fmt.Errorf("reading the system's API keys: %w", err)
+	}
+	return slices.ContainsFunc(keys, func(k APIKey) bool { return slices.Contains(k.Scopes, authz.SystemAdmin) && !k.expired(now) }), nil
+}
+
+func (s *Service) isOperated(ctx context.Context) (operated bool, err error) {
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		operated, err = s.operated(r, s.now())
+		return err
+	})
+	return operated, err
+}
+
+// How long, and how often, a replica looks whether another one has made the first
+// system key.
+const operatedTime, operatedInterval = time.Second, 50 * time.Millisecond
+
+// awaitOperated reports whether another replica has made the first system key, for
+// which it waits a little.
+func (s *Service) awaitOperated(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, operatedTime)
+	defer cancel()
+	for {
+		if operated, err := s.isOperated(ctx); err != nil || operated {
+			return operated
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(operatedInterval):
+		}
+	}
+}
+
 func (s *Service) newSealingKey(ctx context.Context) error {
+	former, err := s.keys.CurrentSealingKey(ctx) // which is not there
+	if err != nil {
+		return err
+	}
 	key, err := s.keys.NewSealingKey(ctx, envelope.SuiteMLKEM768X25519)
 	if err != nil {
 		return err
 	}
 	err = s.store.Update(ctx, func(tx store.Tx) error {
+		if err := key.PutAfter(tx, former); err != nil {
+			return err
+		}
 		_, err := s.log.Append(tx, systemEvent(audit.SealingKeyCreated, audit.SealingKeyResource, key.ID))
-		return errors.Join(err, key.Put(tx))
+		return err
 	})
+	if errors.Is(err, fault.Conflict) {
+		return nil // another replica made one at the same time
+	}
 	if err != nil {
 		return fmt.Errorf("storing a sealing key: %w", err)
 	}

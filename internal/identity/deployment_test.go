@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // openIn opens the deployment of a folder, which it makes at first.
@@ -31,7 +32,7 @@ func openIn(t *testing.T, dir string) *Service {
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	service, _, err := Open(t.Context(), s, log, k, keyring.Config{})
+	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, k, keyring.Config{})
 	must(t, err)
 	return service
 }

@@ -66,9 +66,11 @@ type Service struct {
 	clusterTenants map[string]authz.TenantID
 
 	passwords passwords
-	slowdown  slowdown
 	decoy     decoy
 	used      lastUses
+
+	apiKeys known[apiKeyRow]
+	tenants known[tenantRow]
 }
 
 // Outbox holds the mails that the service writes; whoever runs the service
@@ -107,10 +109,12 @@ func (s *Service) Authenticate(ctx context.Context, apiKey string) (Caller, erro
 		return Caller{}, errUnauthenticated
 	}
 	now := s.now()
+	hash := apiKeyKey(s.apiKeyHash(raw))
 	var row apiKeyRow
 	var tenant Tenant
-	err = s.store.View(ctx, func(r store.Reader) error {
-		if found, err := s.get(r, apiKeyKey(s.apiKeyHash(raw)), &row); err != nil {
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		var found bool
+		if row, found, err = s.apiKeys.get(s, r, hash); err != nil {
 			return err
 		} else if !found || row.expired(now) {
 			return errUnauthenticated

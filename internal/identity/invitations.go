@@ -230,6 +230,7 @@ func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, to
 	var tenant Tenant
 	find := func(r store.Reader) (err error) {
 		var found bool
+		row = invitationRow{} // it runs again
 		if invited, err = s.findTicket(r, inviteTicket, token, now); err != nil {
 			return err
 		}

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/crypto/argon2"
 
@@ -148,84 +147,4 @@ func (p *passwords) check(ctx context.Context, stored string, password secret.By
 	}
 	same := subtle.ConstantTimeCompare(h.of(password), h.hash) == 1
 	return same && stored != "", nil
-}
-
-// slowdown makes guessing the password of one account slow, wherever the
-// guesses come from. It lives in memory and is bounded. The zero value is
-// ready.
-type slowdown struct {
-	mu       sync.Mutex
-	accounts map[string]failures // by keyed hash of the canonical address; by user for changes of the password
-}
-
-type failures struct {
-	count int
-	until time.Time // before this nothing succeeds
-}
-
-const (
-	freeFailures   = 5
-	firstWait      = time.Second
-	longestWait    = 15 * time.Minute
-	forgetAfter    = time.Hour // after the end of the last wait
-	maxSlowed      = 1 << 16
-	evictionSample = 16
-)
-
-// verdict says whether a sign-in succeeds, given whether the password was
-// right, and if not, whether the account waits, maybe from this one on. It is
-// asked after the password was checked, and decides and counts in one step, so
-// that guesses made in parallel gain nothing: once an account waits, a right
-// password is refused like a wrong one, and neither counts.
-func (s *slowdown) verdict(account string, right bool, now time.Time) (succeeds, waits bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f, known := s.accounts[account]
-	if known && now.After(f.until.Add(forgetAfter)) {
-		f = failures{}
-	}
-	switch {
-	case now.Before(f.until):
-		return false, true
-	case right:
-		delete(s.accounts, account)
-		return true, false
-	}
-	f.count++
-	f.until = now
-	if f.count >= freeFailures {
-		f.until = now.Add(min(firstWait<<min(f.count-freeFailures, 20), longestWait))
-	}
-	if s.accounts == nil {
-		s.accounts = make(map[string]failures)
-	}
-	if !known && len(s.accounts) >= maxSlowed {
-		s.evict()
-	}
-	s.accounts[account] = f
-	return false, f.until.After(now)
-}
-
-// forget lets an account start afresh, when its owner was proven otherwise.
-func (s *slowdown) forget(account string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.accounts, account)
-}
-
-// evict makes room: of a few accounts, which the map picks at random, the one
-// with the fewest failures goes. Made-up addresses, with which someone tries to
-// push out the account that he guesses at, so push out each other.
-func (s *slowdown) evict() {
-	var victim string
-	fewest, seen := 0, 0
-	for account, f := range s.accounts {
-		if seen == 0 || f.count < fewest {
-			victim, fewest = account, f.count
-		}
-		if seen++; seen == evictionSample {
-			break
-		}
-	}
-	delete(s.accounts, victim)
 }

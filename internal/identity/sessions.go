@@ -100,10 +100,14 @@ func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string
 	if err != nil {
 		canonical = "" // nobody's
 	}
+	asked := s.emailHash(canonical)
 	var l login
+	var waits bool
 	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		var err2 error
 		l, err = s.findLogin(r, canonical)
-		return err
+		waits, err2 = s.waits(r, asked, s.now())
+		return errors.Join(err, err2)
 	})
 	if err != nil {
 		return Tokens{}, fmt.Errorf("looking up an account: %w", err)
@@ -112,11 +116,18 @@ func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string
 	if err != nil {
 		return Tokens{}, fmt.Errorf("checking a password: %w", err)
 	}
-	asked := s.emailHash(canonical)
-	if succeeds, waits := s.slowdown.verdict(asked, right, s.now()); !succeeds {
+	if !right && !waits {
+		if waits, err = s.fail(ctx, asked, s.now()); err != nil {
+			return Tokens{}, fmt.Errorf("counting a wrong password: %w", err)
+		}
+	}
+	if !right || waits {
 		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, waits)
 	}
 	tokens, err := s.beginSession(ctx, from, l)
+	if errors.Is(err, errWaits) {
+		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, true)
+	}
 	if err != nil {
 		return Tokens{}, fmt.Errorf("beginning a session: %w", err)
 	}
@@ -140,8 +151,13 @@ func (s *Service) refuseSignIn(ctx context.Context, asked string, from authz.Pri
 	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reason, errSignIn)
 }
 
+// errWaits stays inside: the account was guessed at meanwhile.
+var errWaits = errors.New("the account waits after failures")
+
+// beginSession signs in who knows the password of an account, unless that waits by
+// now. Error: errWaits.
 func (s *Service) beginSession(ctx context.Context, from authz.Principal, l login) (Tokens, error) {
-	now := s.now().UTC()
+	now, asked := s.now().UTC(), s.emailHash(l.row.Email)
 	n := sessionName{l.User, authz.NewID(sessionIDPrefix)}
 	refresh, selector, secretHash := s.newRefresh(nil)
 	row := sessionRow{l.Tenant, now, now, now.Add(sessionLifetime), selector, secretHash}
@@ -156,7 +172,10 @@ func (s *Service) beginSession(ctx context.Context, from authz.Principal, l logi
 		} else if !found || user.Password != l.row.Password { // changed meanwhile
 			return refuse(reasonCredentials, errSignIn)
 		}
-		return errors.Join(s.makeRoom(tx, l.User, now), s.put(tx, sessionKey(n), row), s.put(tx, selectorKey(selector), n))
+		if waits, err := s.waits(tx, asked, now); err != nil || waits {
+			return cmp.Or(err, errWaits)
+		}
+		return errors.Join(s.forget(tx, asked), s.makeRoom(tx, l.User, now), s.put(tx, sessionKey(n), row), s.put(tx, selectorKey(selector), n))
 	})
 	if err != nil {
 		return Tokens{}, err

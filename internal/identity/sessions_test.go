@@ -307,56 +307,6 @@ func TestGuessingSlowsAnAccountDown(t *testing.T) {
 	}
 }
 
-func TestParallelGuessesGainNothing(t *testing.T) {
-	var s slowdown
-	now := time.Now()
-	var wg sync.WaitGroup
-	for range 200 {
-		wg.Go(func() { s.verdict("a", false, now) })
-	}
-	wg.Wait()
-	if succeeds, waits := s.verdict("a", true, now); succeeds || !waits || s.accounts["a"].count != freeFailures {
-		t.Errorf("%+v", s.accounts["a"])
-	}
-}
-
-func TestTheWaitDoublesToAQuarterOfAnHour(t *testing.T) {
-	var s slowdown
-	now := time.Now()
-	for i := range 100 {
-		s.verdict("a", false, now)
-		want := time.Duration(0)
-		if i >= freeFailures-1 {
-			want = min(time.Second<<min(i-freeFailures+1, 20), 15*time.Minute)
-		}
-		if wait := s.accounts["a"].until.Sub(now); wait != want {
-			t.Fatalf("failure %d: %v, want %v", i+1, wait, want)
-		}
-		now = now.Add(want)
-	}
-	now = now.Add(forgetAfter + time.Second)
-	if s.verdict("a", false, now); s.accounts["a"].count != 1 {
-		t.Error("failures of long ago count")
-	}
-}
-
-func TestMadeUpAddressesDoNotPushOutAnAccount(t *testing.T) {
-	var s slowdown
-	now := time.Now()
-	for range freeFailures {
-		s.verdict("victim", false, now)
-	}
-	for i := range maxSlowed + 1000 {
-		s.verdict(fmt.Sprint(i), false, now)
-	}
-	if len(s.accounts) != maxSlowed {
-		t.Errorf("%d accounts are remembered", len(s.accounts))
-	}
-	if s.accounts["victim"].count != freeFailures {
-		t.Error("the account that waits was forgotten")
-	}
-}
-
 func TestSessionsAreListedAndEnded(t *testing.T) {
 	f := newPeople(t)
 	u := f.register("ada@example.com")

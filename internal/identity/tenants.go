@@ -91,8 +91,7 @@ func (r tenantRow) tenant(id authz.TenantID) Tenant {
 
 // readTenant reads a tenant that another row names, so that there must be one.
 func (s *Service) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) {
-	var row tenantRow
-	found, err := s.get(r, tenantKey(id), &row)
+	row, found, err := s.tenants.get(s, r, tenantKey(id))
 	if err == nil && !found {
 		err = errDamaged
 	}

@@ -367,14 +367,12 @@ func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next 
 		maps.Copy(e.Attributes, attributes)
 		former := row.Password
 		row.Password = id
-		return errors.Join(s.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, former)),
+		return errors.Join(s.forget(tx, s.emailHash(l.row.Email)), s.forget(tx, l.User), s.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, former)),
 			s.put(tx, passwordKey(l.User, id), hash), s.put(tx, userKey(l.account), row), post.Put(tx))
 	})
 	if err != nil {
 		return err
 	}
-	s.slowdown.forget(s.emailHash(l.row.Email))
-	s.slowdown.forget(l.User)
 	s.outbox.Notify()
 	return nil
 }
@@ -389,10 +387,14 @@ func (s *Service) ChangePassword(ctx context.Context, p Caller, current, next se
 	if err := checkPassword(next); err != nil {
 		return err
 	}
+	// Counted apart from sign-ins: failures of strangers do not keep out who is in.
 	var l login
+	var waits bool
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
+		var err2 error
 		l, err = s.readLogin(r, accountOf(p.Principal))
-		return err
+		waits, err2 = s.waits(r, p.ID, s.now())
+		return errors.Join(err, err2)
 	})
 	if err != nil {
 		return fmt.Errorf("reading a password: %w", err)
@@ -401,12 +403,23 @@ func (s *Service) ChangePassword(ctx context.Context, p Caller, current, next se
 	if err != nil {
 		return fmt.Errorf("checking a password: %w", err)
 	}
-	// Counted apart from sign-ins: failures of strangers do not keep out who is in.
-	if succeeds, _ := s.slowdown.verdict(l.User, right, s.now()); !succeeds {
+	now := s.now()
+	if !right && !waits {
+		if _, err := s.fail(ctx, l.User, now); err != nil {
+			return fmt.Errorf("counting a wrong password: %w", err)
+		}
+	}
+	if !right || waits {
 		return s.deny(ctx, p.Principal, authz.ChangePassword, reasonPassword, errWrongPassword)
 	}
 	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,
-		func(store.Tx, *userRow) (map[string]string, error) { return nil, nil })
+		func(tx store.Tx, _ *userRow) (map[string]string, error) {
+			waits, err := s.waits(tx, l.User, now)
+			if err == nil && waits { // guessed at meanwhile
+				err = refuse(reasonPassword, errWrongPassword)
+			}
+			return nil, err
+		})
 	if err != nil {
 		return fmt.Errorf("changing a password: %w", err)
 	}

@@ -19,6 +19,7 @@ import (
 // signing out, another role and the end of a trial count at once.
 const (
 	accessLifetime = 30 * time.Minute
+	clockSkew      = 5 * time.Minute // between replicas: a token counts at once where it is earlier
 	tokenType      = "at+jwt"
 	tokenKeyID     = "1" // of the one key there is so far
 	tokenAudience  = "latticekeep-api"
@@ -47,7 +48,7 @@ func (s *Service) tokens(n sessionName, row sessionRow, refresh string, now time
 	token := jwt.NewWithClaims(tokenMethod, accessClaims{
 		RegisteredClaims: jwt.RegisteredClaims{
 			Issuer: s.issuer(), Audience: jwt.ClaimStrings{tokenAudience}, Subject: n.User,
-			IssuedAt: jwt.NewNumericDate(issued), NotBefore: jwt.NewNumericDate(issued), ExpiresAt: jwt.NewNumericDate(expires),
+			IssuedAt: jwt.NewNumericDate(issued), NotBefore: jwt.NewNumericDate(issued.Add(-clockSkew)), ExpiresAt: jwt.NewNumericDate(expires),
 		},
 		Session: n.ID,
 	})

@@ -22,22 +22,23 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // countedStore is the database, with counters of what is asked of it.
 type countedStore struct {
-	*bolt.Store
+	*storetest.Rehearsed
 	gets, updates atomic.Int64
 	updated       chan struct{} // holds at most one
 }
 
 func (s *countedStore) View(ctx context.Context, fn func(store.Reader) error) error {
-	return s.Store.View(ctx, func(r store.Reader) error { return fn(countedReader{r, s}) })
+	return s.Rehearsed.View(ctx, func(r store.Reader) error { return fn(countedReader{r, s}) })
 }
 
 func (s *countedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.updates.Add(1)
-	err := s.Store.Update(ctx, fn)
+	err := s.Rehearsed.Update(ctx, fn)
 	select {
 	case s.updated <- struct{}{}:
 	default:
@@ -82,7 +83,7 @@ func newPeople(t *testing.T) *people {
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	f.store = &countedStore{Store: s, updated: make(chan struct{}, 1)}
+	f.store = &countedStore{Rehearsed: storetest.Rehearsing(s), updated: make(chan struct{}, 1)}
 	f.Service, _, err = Open(t.Context(), f.store, log, k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
 	must(t, err)
 	return f
@@ -205,7 +206,7 @@ func (f *people) token(to string) string {
 func (f *people) rows(prefix string) map[string]string {
 	f.t.Helper()
 	all := make(map[string]string)
-	must(f.t, f.store.Store.View(f.t.Context(), func(r store.Reader) error {
+	must(f.t, f.store.Rehearsed.View(f.t.Context(), func(r store.Reader) error {
 		return r.Scan(store.Prefix([]byte(prefix)), func(k, v []byte) bool {
 			all[string(k)] = string(v)
 			return true

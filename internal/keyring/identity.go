@@ -7,6 +7,12 @@ func (r *Ring) SignBackup(message []byte) ([]byte, error) {
 	return r.identity.Sign(backup.SigningContext, message)
 }
 
+// SignBackupFile signs what is said of an encrypted backup with the deployment's
+// identity key.
+func (r *Ring) SignBackupFile(message []byte) ([]byte, error) {
+	return r.identity.Sign(backup.FileContext, message)
+}
+
 // ReportContext separates reports from everything else the identity key signs.
 const ReportContext = "latticekeep/report/v1"
 

@@ -9,14 +9,17 @@
 // The deployment's audit, identity and API-key hash keys are the exception:
 // they are unwrapped at start and live with the process, so that a denial can
 // be recorded while the KMS is down.
+//
+// The stored form of a wrapping key says which KMS key it is under, so that a
+// deployment moves to another one set by set while it serves ([Ring.Rewrap]).
+// The wrapping key stays the same: only its wrapping changes, and caches hold.
 package keyring
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -42,6 +45,9 @@ type KMS interface {
 
 // Config of a [Ring]. Zero fields take the defaults.
 type Config struct {
+	// Former are keys that still open the sets which [Ring.Rewrap] has not moved
+	// under the current one yet. None of them wraps.
+	Former []KMS
 	// CacheTTL is how long an unwrapped set may be used without asking the KMS
 	// again. Zero means one call per operation.
 	CacheTTL time.Duration
@@ -68,6 +74,7 @@ type Ring struct {
 	kms        KMS
 	config     Config
 	deployment deployment
+	unnamed    string // id of the KMS key of stored forms that name none
 
 	audit      *dualsig.PrivateKey
 	identity   *dualsig.PrivateKey
@@ -92,18 +99,6 @@ type cached struct {
 	keys    *Keys
 	expires time.Time
 }
-
-// deployment is the first row of a store: whose it is.
-type deployment struct {
-	Format  int    `json:"format"` // of the whole store
-	ChainID string `json:"chain_id"`
-	KMSKey  string `json:"kms_key"` // id of the KMS key that wraps the sets
-}
-
-// storeFormat is the only store format there is so far.
-const storeFormat = 1
-
-var deploymentRow = []byte("deployment")
 
 // purpose is what a key of a set is for.
 type purpose string
@@ -135,8 +130,14 @@ func setOf(owner authz.TenantID) map[purpose]int {
 	return tenantSet
 }
 
+func setPrefix(owner authz.TenantID, version uint32) []byte {
+	return fmt.Appendf(nil, "key/%s/%08x/", owner, version)
+}
+
+// keyRow is that of a key of a set; a wrapping key that was moved under another
+// KMS key has another one, see [wrappedKey].
 func keyRow(owner authz.TenantID, version uint32, p purpose) []byte {
-	return fmt.Appendf(nil, "key/%s/%08x/%s", owner, version, p)
+	return append(setPrefix(owner, version), p...)
 }
 
 func currentRow(owner authz.TenantID) []byte { return fmt.Appendf(nil, "key/%s/current", owner) }
@@ -151,6 +152,7 @@ func keyContext(owner authz.TenantID, version uint32, p purpose) string {
 type NewSet struct {
 	owner   authz.TenantID
 	version uint32
+	kmsKey  string // id of the key that wraps it
 	rows    map[string][]byte
 }
 
@@ -211,7 +213,7 @@ func newSet(ctx context.Context, kms KMS, owner authz.TenantID, version uint32) 
 	if err != nil {
 		return nil, nil, unavailable("wrapping a new key", err)
 	}
-	set := &NewSet{owner, version, map[string][]byte{string(keyRow(owner, version, wrapping)): wrapped}}
+	set := &NewSet{owner, version, kms.ID(), map[string][]byte{string(keyRow(owner, version, wrapping)): wrapped}}
 	for p, size := range setOf(owner) {
 		plain[p] = random(size)
 		blob, err := envelope.SealKey(plain[wrapping], keyContext(owner, version, p), plain[p])
@@ -226,7 +228,8 @@ func newSet(ctx context.Context, kms KMS, owner authz.TenantID, version uint32) 
 // Put stores the set and makes it the current one. It overwrites nothing: a
 // current version that was rolled back must not cost the keys of later ones.
 // Errors: fault.Conflict when the owner's current version is not the one before,
-// fault.Internal when there are keys of this version already.
+// fault.Internal when there are keys of this version already, fault.Unavailable
+// when the KMS key that wraps it was given up meanwhile.
 func (s *NewSet) Put(tx store.Tx) error {
 	current, err := currentVersion(tx, s.owner)
 	if err != nil {
@@ -235,14 +238,21 @@ func (s *NewSet) Put(tx store.Tx) error {
 	if current+1 != s.version {
 		return fault.New(fault.Conflict, "the keys were rotated meanwhile: retry")
 	}
+	if err := checkInUse(tx, s.kmsKey); err != nil {
+		return err
+	}
+	taken := false
+	err = tx.Scan(store.Prefix(setPrefix(s.owner, s.version)), func(_, _ []byte) bool {
+		taken = true
+		return false
+	})
+	if err != nil {
+		return err
+	}
+	if taken {
+		return errDamaged
+	}
 	for key, value := range s.rows {
-		b, err := tx.Get([]byte(key))
-		if err != nil {
-			return err
-		}
-		if b != nil {
-			return errDamaged
-		}
 		if err := tx.Put([]byte(key), value); err != nil {
 			return err
 		}
@@ -271,94 +281,6 @@ var errDamaged = fault.New(fault.Internal, "the stored keys are damaged: restore
 
 func unavailable(what string, err error) error {
 	return fault.Wrap(fault.Unavailable, "the key-management service cannot be used now: retry, and check it if this lasts", fmt.Errorf("%s: %w", what, err))
-}
-
-// Open returns the ring of a store that holds a deployment. Errors:
-// fault.NotFound for an empty store, which [Create] fills; fault.Invalid for a
-// store that was made with another KMS key.
-func Open(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, error) {
-	var d deployment
-	var version uint32
-	found := false
-	err := s.View(ctx, func(r store.Reader) error {
-		b, err := r.Get(deploymentRow)
-		if err != nil || b == nil {
-			return err
-		}
-		found = true
-		if err := json.Unmarshal(b, &d); err != nil {
-			return errDamaged
-		}
-		version, err = currentVersion(r, authz.SystemTenant)
-		return err
-	})
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("reading the deployment: %w", err)
-	case !found:
-		return nil, fault.New(fault.NotFound, "the store holds no deployment yet")
-	case d.Format != storeFormat:
-		return nil, fault.New(fault.Invalid, fmt.Sprintf("the store has format %d and this program reads %d: use the release that wrote it", d.Format, storeFormat))
-	case d.KMSKey != kms.ID():
-		return nil, fault.New(fault.Invalid, fmt.Sprintf("the data directory was made with KMS key %s and the configured one is %s: name the key it was made with", d.KMSKey, kms.ID()))
-	}
-	r := newRing(s, kms, c, d)
-	plain, err := r.unwrap(ctx, authz.SystemTenant, version)
-	if err != nil {
-		return nil, fmt.Errorf("opening the deployment's keys: %w", err)
-	}
-	return r, r.take(plain)
-}
-
-func newRing(s store.Store, kms KMS, c Config, d deployment) *Ring {
-	if c.Now == nil {
-		c.Now = time.Now
-	}
-	return &Ring{store: s, kms: kms, config: c, deployment: d, cache: make(map[cacheKey]cached)}
-}
-
-// take keeps the keys that live with the process.
-func (r *Ring) take(plain map[purpose]secret.Bytes) (err error) {
-	var errs [4]error
-	r.audit, errs[0] = dualsig.NewPrivateKey(plain[auditing])
-	r.identity, errs[1] = dualsig.NewPrivateKey(plain[identity])
-	r.apiKeyHash = plain[apiKeyHash]
-	r.tokenKey, errs[2] = deriveKey(r.apiKeyHash, labelTokenKey)
-	r.reportURLKey, errs[3] = deriveKey(r.apiKeyHash, labelReportURLKey)
-	for _, p := range []purpose{wrapping, auditing, identity} {
-		plain[p].Zero()
-	}
-	return errors.Join(errs[:]...)
-}
-
-// First is what a new deployment stores first.
-type First struct {
-	row []byte
-	set *NewSet
-}
-
-// Create makes the keys of a new deployment and its ring. Nothing is stored
-// before [First.Put].
-func Create(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, *First, error) {
-	d := deployment{Format: storeFormat, ChainID: authz.NewID("chain"), KMSKey: kms.ID()}
-	row, err := json.Marshal(d)
-	if err != nil {
-		return nil, nil, err
-	}
-	set, plain, err := newSet(ctx, kms, authz.SystemTenant, 1)
-	if err != nil {
-		return nil, nil, err
-	}
-	r := newRing(s, kms, c, d)
-	return r, &First{row, set}, r.take(plain)
-}
-
-// Put stores the deployment. Error: fault.Conflict when there is one.
-func (f *First) Put(tx store.Tx) error {
-	if err := f.set.Put(tx); err != nil {
-		return err
-	}
-	return tx.Put(deploymentRow, f.row)
 }
 
 // ChainID names the deployment's audit chain.
@@ -450,10 +372,26 @@ func (r *Ring) load(ctx context.Context, key cacheKey) (*Keys, error) {
 
 // unwrap reads a set and opens every key of it.
 func (r *Ring) unwrap(ctx context.Context, owner authz.TenantID, version uint32) (map[purpose]secret.Bytes, error) {
-	set := setOf(owner)
-	blobs := make(map[purpose][]byte)
-	err := r.store.View(ctx, func(rd store.Reader) error {
-		for _, p := range append([]purpose{wrapping}, keysOf(set)...) {
+	stored, err := r.readSet(ctx, owner, version)
+	if err != nil {
+		return nil, fmt.Errorf("reading keys: %w", err)
+	}
+	return r.openSet(ctx, stored)
+}
+
+// storedSet is a set as it is stored.
+type storedSet struct {
+	wrappedKey
+	blobs map[purpose][]byte // under the wrapping key
+}
+
+func (r *Ring) readSet(ctx context.Context, owner authz.TenantID, version uint32) (set storedSet, err error) {
+	set.blobs = make(map[purpose][]byte)
+	err = r.store.View(ctx, func(rd store.Reader) (err error) {
+		if set.wrappedKey, err = readWrappedKey(rd, owner, version); err != nil {
+			return err
+		}
+		for p := range setOf(owner) {
 			b, err := rd.Get(keyRow(owner, version, p))
 			if err != nil {
 				return err
@@ -461,14 +399,20 @@ func (r *Ring) unwrap(ctx context.Context, owner authz.TenantID, version uint32)
 			if b == nil {
 				return errDamaged
 			}
-			blobs[p] = append([]byte(nil), b...)
+			set.blobs[p] = bytes.Clone(b)
 		}
 		return nil
 	})
+	return set, err
+}
+
+// openSet opens every key of a set, the first with the KMS key that it is under.
+func (r *Ring) openSet(ctx context.Context, set storedSet) (map[purpose]secret.Bytes, error) {
+	kms, err := r.kmsOf(set.wrappedKey)
 	if err != nil {
-		return nil, fmt.Errorf("reading keys: %w", err)
+		return nil, err
 	}
-	key, err := r.kms.Unwrap(ctx, keyContext(owner, version, wrapping), blobs[wrapping])
+	key, err := kms.Unwrap(ctx, keyContext(set.owner, set.version, wrapping), set.blob)
 	if err != nil {
 		return nil, unavailable("unwrapping keys", err)
 	}
@@ -476,18 +420,10 @@ func (r *Ring) unwrap(ctx context.Context, owner authz.TenantID, version uint32)
 		return nil, errDamaged
 	}
 	plain := map[purpose]secret.Bytes{wrapping: key}
-	for p, size := range set {
-		if plain[p], err = envelope.OpenKey(key, keyContext(owner, version, p), blobs[p]); err != nil || len(plain[p]) != size {
+	for p, size := range setOf(set.owner) {
+		if plain[p], err = envelope.OpenKey(key, keyContext(set.owner, set.version, p), set.blobs[p]); err != nil || len(plain[p]) != size {
 			return nil, errDamaged
 		}
 	}
 	return plain, nil
-}
-
-func keysOf(set map[purpose]int) []purpose {
-	names := make([]purpose, 0, len(set))
-	for p := range set {
-		names = append(names, p)
-	}
-	return names
 }

@@ -2,7 +2,11 @@ package keyring
 
 import (
 	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"encoding/base64"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -14,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -22,10 +27,12 @@ import (
 
 // slowKMS is the local key behind a counter, a switch and a gate.
 type slowKMS struct {
-	*kms.Local
-	calls atomic.Int64
-	down  atomic.Bool
-	gate  chan struct{} // when set, Wrap and Unwrap wait for it
+	*kms.Key
+	path   string
+	former bool // wraps as former releases did
+	calls  atomic.Int64
+	down   atomic.Bool
+	gate   chan struct{} // when set, Wrap and Unwrap wait for it
 }
 
 func (k *slowKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
@@ -40,7 +47,7 @@ func (k *slowKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte)
 	if k.down.Load() {
 		return nil, errors.New("connection refused")
 	}
-	return k.Local.Unwrap(ctx, keyContext, wrapped)
+	return k.Key.Unwrap(ctx, keyContext, wrapped)
 }
 
 func (k *slowKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, error) {
@@ -51,7 +58,31 @@ func (k *slowKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]by
 			return nil, ctx.Err()
 		}
 	}
-	return k.Local.Wrap(ctx, keyContext, key)
+	if k.former {
+		return k.wrapAsBefore(keyContext, key)
+	}
+	return k.Key.Wrap(ctx, keyContext, key)
+}
+
+// wrapAsBefore makes the form of releases that knew no key but a file, as docs/formats.md has it.
+func (k *slowKMS) wrapAsBefore(keyContext string, key []byte) ([]byte, error) {
+	text, err := os.ReadFile(k.path)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := base64.StdEncoding.DecodeString(strings.TrimSpace(strings.TrimPrefix(string(text), "latticekeep-kms-key-1:")))
+	if err != nil {
+		return nil, err
+	}
+	block, err := aes.NewCipher(raw)
+	if err != nil {
+		return nil, err
+	}
+	gcm, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		return nil, err
+	}
+	return gcm.Seal([]byte{1}, nil, key, frame.Join("latticekeep/kms/v1", []byte(keyContext))), nil
 }
 
 func newKMS(t *testing.T) *slowKMS {
@@ -64,10 +95,11 @@ func newKMS(t *testing.T) *slowKMS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &slowKMS{Local: local}
+	return &slowKMS{Key: local, path: path}
 }
 
 type fixture struct {
+	path  string // of the database
 	store store.Store
 	kms   *slowKMS
 	ring  *Ring
@@ -80,9 +112,14 @@ const tenant = authz.TenantID("ten_aaaaaaaaaaaaaaaaaaaaaaaaaa")
 
 func newFixture(t *testing.T, ttl time.Duration) *fixture {
 	t.Helper()
-	f := &fixture{kms: newKMS(t)}
+	return newFixtureUnder(t, ttl, newKMS(t))
+}
+
+func newFixtureUnder(t *testing.T, ttl time.Duration, k *slowKMS) *fixture {
+	t.Helper()
+	f := &fixture{kms: k, path: filepath.Join(t.TempDir(), "k.db")}
 	f.clock.Store(1_800_000_000)
-	s, err := bolt.Open(filepath.Join(t.TempDir(), "k.db"), bolt.Options{})
+	s, err := bolt.Open(f.path, bolt.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

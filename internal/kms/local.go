@@ -1,11 +1,7 @@
-// Package kms holds the outermost of the three layers: the key that wraps
-// every tenant's keys and never lies in the store.
-//
-// [Local] keeps it in a file on the same machine. That is one layer less than
-// a key-management service, since who reads the disk reads both.
 package kms
 
 import (
+	"bytes"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -16,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,16 +22,14 @@ import (
 )
 
 const (
-	keySize       = 32
-	wrappedPrefix = 1 // version byte
-	filePrefix    = "latticekeep-kms-key-1:"
+	keySize    = 32
+	filePrefix = "latticekeep-kms-key-1:"
 )
 
-// Local wraps keys with AES-256-GCM under one key from a file. It is safe for
-// concurrent use.
-type Local struct {
-	aead cipher.AEAD
-	id   string
+// local is a key of AES-256-GCM in a file.
+type local struct {
+	aead     cipher.AEAD
+	id, path string
 }
 
 // CreateLocal writes a new key to path, which must not exist, with mode 0600.
@@ -57,9 +52,16 @@ func CreateLocal(path string) error {
 	if err != nil {
 		return fmt.Errorf("creating the key file: %w", err)
 	}
+	if err := syncDir(dir); err != nil {
+		return fmt.Errorf("creating the key file: %w", err)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
-		return fmt.Errorf("creating the key file: %w", err)
+		return err
 	}
 	defer d.Close()
 	return d.Sync()
@@ -67,7 +69,7 @@ func CreateLocal(path string) error {
 
 // OpenLocal reads the key at path. It refuses a file that is open to others than
 // its owner and group, and one that is not a key file.
-func OpenLocal(path string) (*Local, error) {
+func OpenLocal(path string) (*Key, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fault.Wrap(fault.Invalid, "the KMS key file does not exist: name the key that this data directory was made with", err)
@@ -98,7 +100,18 @@ func OpenLocal(path string) (*Local, error) {
 		return nil, err
 	}
 	defer clear(key)
-	return newLocal(key)
+	return newLocal(key, path)
+}
+
+// ParseLocal returns the key whose file has this content, as [CreateLocal]
+// wrote it. It lies in no file. Error: fault.Invalid.
+func ParseLocal(text []byte) (*Key, error) {
+	key, err := parseFile(text)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(key)
+	return newLocal(key, "")
 }
 
 // formatFile returns the one form of a key file, which parseFile reads.
@@ -115,7 +128,7 @@ func parseFile(text []byte) ([]byte, error) {
 	return key, nil
 }
 
-func newLocal(key []byte) (*Local, error) {
+func newLocal(key []byte, path string) (*Key, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the KMS key: %w", err)
@@ -125,32 +138,67 @@ func newLocal(key []byte) (*Local, error) {
 		return nil, fmt.Errorf("preparing the KMS key: %w", err)
 	}
 	sum := sha3.Sum256(frame.Join("latticekeep/kms-key-id/v1", key))
-	return &Local{aead: aead, id: "local:" + hex.EncodeToString(sum[:16])}, nil
+	id := "local:" + hex.EncodeToString(sum[:16])
+	return &Key{id: id, service: &local{aead, id, path}, logger: slog.New(slog.DiscardHandler)}, nil
 }
 
-// ID names the key without telling anything of it.
-func (l *Local) ID() string { return l.id }
+// localLabel is the associated data of version 2, where the context is in the
+// plaintext; it keeps the two versions apart under one key.
+var localLabel = frame.Join("latticekeep/kms/local/v2")
 
-// Wrap encrypts a key for the given context: version byte, 12 bytes nonce,
-// ciphertext with tag.
-func (l *Local) Wrap(_ context.Context, keyContext string, key []byte) ([]byte, error) {
-	return l.aead.Seal([]byte{wrappedPrefix}, nil, key, associatedData(keyContext)), nil
+func (l *local) encrypt(_ context.Context, plaintext []byte) ([]byte, error) {
+	return l.aead.Seal(nil, nil, plaintext, localLabel), nil
 }
 
-var errUnwrap = errors.New("the KMS key does not open this: it was wrapped by another key or for another purpose, or is damaged")
-
-// Unwrap opens what [Local.Wrap] made for the same context.
-func (l *Local) Unwrap(_ context.Context, keyContext string, wrapped []byte) ([]byte, error) {
-	if len(wrapped) < 1 || wrapped[0] != wrappedPrefix {
-		return nil, errUnwrap
-	}
-	key, err := l.aead.Open(nil, nil, wrapped[1:], associatedData(keyContext))
+func (l *local) decrypt(_ context.Context, ciphertext []byte) ([]byte, error) {
+	plaintext, err := l.aead.Open(nil, nil, ciphertext, localLabel)
 	if err != nil {
-		return nil, errUnwrap
+		return nil, ErrForeign
+	}
+	return plaintext, nil
+}
+
+// unwrapVersion1 opens what releases wrapped that knew no other KMS.
+func (l *local) unwrapVersion1(keyContext string, wrapped []byte) ([]byte, error) {
+	key, err := l.aead.Open(nil, nil, wrapped[1:], frame.Join("latticekeep/kms/v1", []byte(keyContext)))
+	if err != nil {
+		return nil, ErrForeign
 	}
 	return key, nil
 }
 
-func associatedData(keyContext string) []byte {
-	return frame.Join("latticekeep/kms/v1", []byte(keyContext))
+// destroy overwrites the file before it removes it, so that the key is not
+// left in a free block. A file that became another key's is left alone.
+func (l *local) destroy(context.Context) (Destruction, error) {
+	zeros := make([]byte, len(formatFile(make([]byte, keySize))))
+	now, err := OpenLocal(l.path)
+	switch content, _ := os.ReadFile(l.path); {
+	case errors.Is(err, fs.ErrNotExist): // it was destroyed before, and the answer did not arrive
+		return Destruction{Left: leftOfAFile}, nil
+	case bytes.Equal(content, zeros): // it was overwritten before, and not removed
+	case err != nil:
+		return Destruction{}, err
+	case now.id != l.id:
+		return Destruction{}, fault.New(fault.Conflict, "the KMS key file holds another key now: it is left as it is")
+	}
+	f, err := os.OpenFile(l.path, os.O_WRONLY, 0)
+	if err != nil {
+		return Destruction{}, fault.Wrap(fault.Forbidden, "the KMS key file cannot be overwritten and removed: do it where it comes from", err)
+	}
+	_, err = f.Write(zeros)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil { // it may be gone in part
+		return Destruction{}, fault.Wrap(fault.Unavailable, "the KMS key file cannot be overwritten: look at its disk, and retry", err)
+	}
+	left := leftOfAFile
+	if err := os.Remove(l.path); err != nil { // of a mount of this file alone, say
+		left = "the file itself, overwritten, which cannot be removed; " + left
+	}
+	if err := syncDir(filepath.Dir(l.path)); err != nil {
+		return Destruction{}, fault.Wrap(fault.Unavailable, "the KMS key file was overwritten, and its folder cannot be synced: look at its disk, and retry", err)
+	}
+	return Destruction{Left: left}, nil
 }
+
+const leftOfAFile = "copies and backups of the key file, snapshots of its disk, and what a flash disk keeps of overwritten blocks"
+
+func (l *local) close() error { return nil }

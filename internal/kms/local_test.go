@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-func create(t *testing.T) (*Local, string) {
+func create(t *testing.T) (*Key, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kms.key")
 	if err := CreateLocal(path); err != nil {

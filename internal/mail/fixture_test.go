@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // fixture is an outbox on a database file, with the test's clock.
@@ -31,7 +32,7 @@ type fixture struct {
 	t      *testing.T
 	dir    string
 	key    string
-	store  *bolt.Store
+	store  *storetest.Rehearsed
 	keys   *keyring.Ring
 	outbox *Outbox
 	log    *buffer
@@ -74,8 +75,9 @@ func (f *fixture) open() {
 	f.t.Helper()
 	k, err := kms.OpenLocal(f.key)
 	must(f.t, err)
-	f.store, err = bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{})
+	s, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{})
 	must(f.t, err)
+	f.store = storetest.Rehearsing(s)
 	f.t.Cleanup(func() { _ = f.store.Close() })
 	c := keyring.Config{CacheTTL: time.Hour, Now: f.now}
 	f.keys, err = keyring.Open(f.t.Context(), f.store, k, c)
@@ -134,7 +136,7 @@ func (f *fixture) options() Options {
 
 // courier is Run, for a test that calls its passes itself.
 func (f *fixture) courier(t Transport) *courier {
-	return &courier{Outbox: f.outbox, transport: t, options: f.options(), tries: make(map[string]try)}
+	return newCourier(f.outbox, t, f.options())
 }
 
 func (f *fixture) pass(c *courier) time.Duration {

@@ -12,8 +12,11 @@
 //
 // # Invariants
 //
-//   - A stored mail survives a restart and is sent at least once: after a crash
-//     between sending and deleting it is sent again, under the same Message-ID.
+//   - A stored mail survives a restart and is sent at least once, by one of the
+//     replicas that run: only after a crash between sending and deleting, or when a
+//     process stands still there for longer than a minute, is it sent again, under
+//     the same Message-ID. A mail that a replica took along when it crashed is sent
+//     by another a minute later.
 //   - Address and token lie in the database as ciphertext only, and are in no
 //     log line, error or metric: mails are known by their ids there.
 //   - A text holds nothing that a user wrote (no name, no tenant), and links

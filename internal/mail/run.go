@@ -1,12 +1,14 @@
 package mail
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -55,8 +57,8 @@ const (
 	passSize              = 32          // mails of one pass, so that new ones are soon seen beside many that fail
 )
 
-// Run sends what is in the outbox until ctx ends, and returns nil then. Only
-// one Run may work on a store. A failure of a mail, the mail server, the store
+// Run sends what is in the outbox until ctx ends, and returns nil then. It may run
+// in several replicas on one store: each mail is sent by one of them. A failure of a mail, the mail server, the store
 // or the KMS is logged and tried again.
 func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	if t == nil || opts.PublicURL == "" || opts.From == "" {
@@ -65,7 +67,7 @@ func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	c := &courier{Outbox: o, transport: t, options: opts, tries: make(map[string]try)}
+	c := newCourier(o, t, opts)
 	for ctx.Err() == nil {
 		wait, err := c.pass(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -86,15 +88,16 @@ func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	return nil
 }
 
-// courier is one Run. What it knows of failures is lost with it: after a
-// restart every mail is tried at once.
+// courier is one Run.
 type courier struct {
 	*Outbox
 	transport Transport
 	options   Options
+	watched   sightings
+	restarted bool // no pass has found all mails tried yet
 
 	mu    sync.Mutex
-	tries map[string]try // by row key; only of mails that failed
+	tries map[string]try // by row key; only of mails that failed here
 }
 
 type try struct {
@@ -102,8 +105,16 @@ type try struct {
 	next     time.Time
 }
 
+func newCourier(o *Outbox, t Transport, opts Options) *courier {
+	return &courier{Outbox: o, transport: t, options: opts, watched: make(sightings), restarted: true, tries: make(map[string]try)}
+}
+
 // letter is a row of the outbox.
-type letter struct{ key, row []byte }
+type letter struct {
+	key, row []byte
+	attempt  []byte // row; nil before the first
+	failures int    // once it is claimed
+}
 
 func (l letter) id() string { return strings.TrimPrefix(string(l.key), rowPrefix) }
 
@@ -134,20 +145,44 @@ func (c *courier) pass(ctx context.Context) (time.Duration, error) {
 func (c *courier) due(ctx context.Context) (due []letter, wait time.Duration, err error) {
 	now := c.now()
 	wait = pollInterval
+	there := make(map[string]bool)
 	err = c.store.View(ctx, func(r store.Reader) error {
-		return r.Scan(store.Prefix([]byte(rowPrefix)), func(key, row []byte) bool {
-			if left := c.next(key).Sub(now); left > 0 {
+		var failed error
+		err := r.Scan(store.Prefix([]byte(rowPrefix)), func(key, row []byte) bool {
+			l := letter{key: bytes.Clone(key)}
+			var stored []byte
+			if stored, failed = r.Get(l.attemptKey()); failed != nil {
+				return false
+			}
+			l.attempt = bytes.Clone(stored)
+			there[l.id()] = true
+			if left := max(c.next(key).Sub(now), c.watched.wait(l, now, c.restarted)); left > 0 {
 				wait = min(wait, left)
 				return true
 			}
-			due = append(due, letter{append([]byte(nil), key...), append([]byte(nil), row...)})
+			l.row = bytes.Clone(row)
+			due = append(due, l)
 			return len(due) < passSize
 		})
+		return errors.Join(err, failed)
 	})
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading the outbox: %w", err)
 	}
+	if len(due) < passSize { // then all were seen
+		c.forget(there)
+		c.restarted = c.restarted && len(due) > 0
+	}
 	return due, wait, nil
+}
+
+// forget lets go of what is known of mails that are no more.
+func (c *courier) forget(there map[string]bool) {
+	gone := func(id string) bool { return !there[id] }
+	maps.DeleteFunc(c.watched, func(id string, _ sighting) bool { return gone(id) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.tries, func(key string, _ try) bool { return gone(letter{key: []byte(key)}.id()) })
 }
 
 func (c *courier) next(key []byte) time.Time {
@@ -156,9 +191,24 @@ func (c *courier) next(key []byte) time.Time {
 	return c.tries[string(key)].next
 }
 
-// deliver tries one mail and does what follows from the outcome.
+// deliver tries one mail, unless another replica does, and does what follows from the
+// outcome. Its time begins before the claim, so that a process which was stopped in
+// between finds it over.
 func (c *courier) deliver(ctx context.Context, l letter) {
+	sending, cancel := context.WithTimeout(ctx, sendTimeout)
+	defer cancel()
 	m, err := c.open(ctx, l)
+	if err == nil && m.To == "" {
+		c.remove(ctx, l)
+		return
+	}
+	switch claimed, failed := c.claim(sending, &l); {
+	case failed != nil:
+		c.postpone(ctx, l, "", failed)
+		return
+	case !claimed:
+		return
+	}
 	switch {
 	case errors.Is(err, envelope.ErrOpen):
 		c.giveUp(ctx, l, "", "it was not sealed by this deployment, or is damaged")
@@ -166,15 +216,10 @@ func (c *courier) deliver(ctx context.Context, l letter) {
 	case err != nil:
 		c.postpone(ctx, l, "", err)
 		return
-	case m.To == "":
-		c.remove(ctx, l)
-		return
 	case c.now().Sub(m.CreatedAt) > min(maxAge, templates[m.Kind].lasts):
 		c.giveUp(ctx, l, m.Kind, "it could not be delivered in time")
 		return
 	}
-	sending, cancel := context.WithTimeout(ctx, sendTimeout)
-	defer cancel()
 	switch err := c.transport.Send(sending, render(l.id(), m, c.options)); {
 	case err == nil:
 		c.remove(ctx, l)
@@ -211,20 +256,26 @@ func (c *courier) open(ctx context.Context, l letter) (stored, error) {
 	return m, nil
 }
 
-// postpone has a mail wait for its next try.
+// postpone has a mail wait for its next try, whichever replica makes it. Where that
+// cannot be stored this one knows it nevertheless, and its claim ends by being watched.
 func (c *courier) postpone(ctx context.Context, l letter, kind Kind, err error) {
-	if ctx.Err() != nil {
-		return // what failed is the end of Run
+	storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendTimeout)
+	defer cancel()
+	if ctx.Err() != nil { // what failed is the end of Run
+		_ = c.release(storing, l, attempt{Failures: l.failures})
+		return
 	}
 	c.mu.Lock()
-	t := c.tries[string(l.key)]
+	failures := max(l.failures, c.tries[string(l.key)].failures)
 	wait := lastRetry
-	if t.failures < 12 { // beyond, a second doubled is more than an hour
-		wait = min(firstRetry<<t.failures, lastRetry)
+	if failures < 12 { // beyond, a second doubled is more than an hour
+		wait = min(firstRetry<<failures, lastRetry)
 	}
-	c.tries[string(l.key)] = try{t.failures + 1, c.now().Add(wait)}
+	next := try{failures + 1, c.now().Add(wait)}
+	c.tries[string(l.key)] = next
 	c.mu.Unlock()
-	c.options.Logger.Warn("a mail could not be sent, it is tried again", "mail", l.id(), "kind", kind, "in", wait, "err", err)
+	failed := c.release(storing, l, attempt{Failures: next.failures, Next: next.next.UTC()})
+	c.options.Logger.Warn("a mail could not be sent, it is tried again", "mail", l.id(), "kind", kind, "in", wait, "err", errors.Join(err, failed))
 }
 
 func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {
@@ -237,7 +288,9 @@ func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {
 func (c *courier) remove(ctx context.Context, l letter) {
 	deleting, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendTimeout)
 	defer cancel()
-	err := c.store.Update(deleting, func(tx store.Tx) error { return tx.Delete(l.key) })
+	err := c.store.Update(deleting, func(tx store.Tx) error {
+		return errors.Join(tx.Delete(l.key), tx.Delete(l.attemptKey()))
+	})
 	if err != nil {
 		c.postpone(ctx, l, "", fmt.Errorf("removing a mail from the outbox: %w", err))
 		return

@@ -1,11 +1,18 @@
 // Package quota counts requests in fixed minutes of UTC.
 //
-// A limiter keeps the counts of the current minute in memory and nothing else,
-// so that a restart begins a minute anew. It does not say who shares a bucket
-// or what the limit is: its callers do.
+// A limiter keeps the counts of the current minute in memory and nothing else, so
+// that a restart begins a minute anew. Where several processes share a limit, each
+// has what it borrowed of it from a [Lender]: some requests at a time, fewer the
+// less is left, so that the limit is never exceeded, one process alone can use all
+// of it, and a request costs no write. A process that ends or sits idle loses what
+// it has borrowed and not used, at most an eighth of what was left then.
+//
+// The package does not say who shares a bucket or what the limit is: its callers
+// do.
 package quota
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -13,50 +20,182 @@ import (
 // Usage is the state of a bucket after a request.
 type Usage struct {
 	Limit     int
-	Remaining int       // never negative
-	Reset     time.Time // when the minute ends
-	Exceeded  bool      // this request was over the limit
+	Remaining int           // never negative; with a lender, what others took since it was asked last is not known
+	Reset     time.Time     // when the minute ends
+	Wait      time.Duration // until then
+	Exceeded  bool          // this request was over the limit
 }
 
-// maxBuckets bounds the memory of a minute. Beyond it all new buckets are one,
-// so that a flood from many addresses limits itself.
+// maxBuckets bounds the memory of a minute. Beyond it new buckets are counted
+// together, so that a flood from many addresses limits itself.
 const maxBuckets = 100_000
 
 // Limiter is safe for concurrent use.
 type Limiter struct {
-	now func() time.Time
+	now    func() time.Time
+	most   int    // buckets, of each width
+	lender Lender // nil: all is counted here
+	kind   string // of the buckets, to the lender
+	places chan struct{}
 
-	mu     sync.Mutex
-	minute time.Time
-	taken  map[string]int
+	mu      sync.Mutex
+	minute  time.Time
+	buckets map[string]*bucket
+	before  map[string]*bucket // of the minute before
 }
 
-// New returns a limiter in which nothing is taken.
-func New(now func() time.Time) *Limiter { return &Limiter{now: now} }
+// bucket is what is known of one in this minute.
+type bucket struct {
+	used int // here
 
-// Take counts one request in the bucket.
-func (l *Limiter) Take(bucket string, limit int) Usage { return l.count(bucket, limit, 1) }
+	// Of a bucket that is borrowed from:
+	left    int // borrowed and not used
+	lent    int // to all, when it was asked last
+	limit   int // when it was asked last
+	chunk   int // how many were asked for last
+	last    int // how many were lent then
+	dry     bool
+	waiting int
+	flight  *flight // nil: nobody is asking
+}
 
-// Peek returns the state of the bucket and counts nothing.
-func (l *Limiter) Peek(bucket string, limit int) Usage { return l.count(bucket, limit, 0) }
+// flight is a question to the lender.
+type flight struct {
+	done chan struct{}
+	err  error // once done
+}
 
-func (l *Limiter) count(bucket string, limit, n int) Usage {
-	minute := l.now().UTC().Truncate(time.Minute)
+// New returns a limiter in which nothing is taken, and which shares nothing.
+func New(now func() time.Time) *Limiter { return &Limiter{now: now, most: maxBuckets} }
+
+// NewShared returns a limiter that borrows what it gives out, for buckets of a kind
+// that no other limiter of the lender has: of at most `most` buckets a minute, or of
+// a hundred thousand for 0.
+func NewShared(l Lender, kind string, most int) *Limiter {
+	if most == 0 {
+		most = maxBuckets
+	}
+	return &Limiter{now: l.Now, most: most, lender: l, kind: kind, places: make(chan struct{}, atOnce)}
+}
+
+// Take counts one request in the bucket of a limiter that shares nothing. Beyond the
+// most buckets that a minute may have, a new one is counted in the first of the wider
+// ones that there is, or that there is room for, and else in one for all.
+func (l *Limiter) Take(name string, limit int, wider ...string) Usage {
+	return l.count(1, limit, name, wider)
+}
+
+// Borrow is Take of a limiter that may share its buckets. Error: fault.Unavailable
+// when nothing can be borrowed, or not while ctx lasts; then the request is not
+// counted, and must not be served.
+func (l *Limiter) Borrow(ctx context.Context, name string, limit int, wider ...string) (Usage, error) {
+	if l.lender == nil {
+		return l.count(1, limit, name, wider), nil
+	}
+	return l.borrow(ctx, 1, limit, name, wider)
+}
+
+// Check counts nothing, and reports whether a request would be over the limit.
+// Errors as of Borrow.
+func (l *Limiter) Check(ctx context.Context, name string, limit int, wider ...string) (Usage, error) {
+	if l.lender == nil {
+		return l.count(0, limit, name, wider), nil
+	}
+	return l.borrow(ctx, 0, limit, name, wider)
+}
+
+// Peek returns the state of the bucket as far as it is known here. It asks nobody.
+func (l *Limiter) Peek(name string, limit int, wider ...string) Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// A clock that is set back a little does not give a minute twice; one that
-	// was far ahead and is corrected does not lock everybody out until then.
-	if minute.After(l.minute) || l.minute.Sub(minute) > time.Minute {
-		l.minute, l.taken = minute, make(map[string]int)
+	now := l.begin()
+	b := l.known(name, wider)
+	if b == nil {
+		b = &bucket{limit: limit}
 	}
-	if _, known := l.taken[bucket]; !known && len(l.taken) >= maxBuckets {
-		bucket = ""
+	return l.usage(b, limit, now)
+}
+
+// begin starts a new minute if it is time to, and returns the time.
+func (l *Limiter) begin() time.Time {
+	now := l.now()
+	minute := now.UTC().Truncate(time.Minute)
+	switch {
+	case l.lender != nil:
+		// The lender knows what was given out in a minute, also in one that comes again.
+		if !minute.Equal(l.minute) {
+			l.turn(minute)
+		}
+	case minute.After(l.minute), l.minute.Sub(minute) > time.Minute:
+		// A clock that is set back a little does not give a minute twice; one that
+		// was far ahead and is corrected does not lock everybody out until then.
+		l.turn(minute)
 	}
-	used := l.taken[bucket]
-	exceeded := used+n > limit
-	if n > 0 && !exceeded {
-		used += n
-		l.taken[bucket] = used
+	return now
+}
+
+func (l *Limiter) turn(minute time.Time) {
+	l.minute, l.before, l.buckets = minute, l.buckets, make(map[string]*bucket)
+}
+
+func (l *Limiter) known(name string, wider []string) *bucket {
+	if b := l.buckets[name]; b != nil || len(l.buckets) < l.most {
+		return b
 	}
-	return Usage{Limit: limit, Remaining: max(0, limit-used), Reset: l.minute.Add(time.Minute), Exceeded: exceeded}
+	for _, w := range wider {
+		if b := l.buckets[w]; b != nil {
+			return b
+		}
+	}
+	return l.buckets[""]
+}
+
+// of returns a request's bucket and its name.
+func (l *Limiter) of(name string, wider []string) (*bucket, string) {
+	add := func(name string) (*bucket, string) {
+		b := new(bucket)
+		if former := l.before[name]; former != nil {
+			b.chunk = former.used / 8
+		}
+		l.buckets[name] = b
+		return b, name
+	}
+	names := append([]string{name}, wider...)
+	for i, n := range names {
+		if b := l.buckets[n]; b != nil {
+			return b, n
+		}
+		if len(l.buckets) < l.most*(i+1) {
+			return add(n)
+		}
+	}
+	if b := l.buckets[""]; b != nil {
+		return b, ""
+	}
+	return add("")
+}
+
+func (l *Limiter) usage(b *bucket, limit int, now time.Time) Usage {
+	remaining := limit - b.used
+	if l.lender != nil {
+		if remaining = b.left; !b.dry || limit > b.limit {
+			remaining += max(0, limit-b.lent)
+		}
+	}
+	reset := l.minute.Add(time.Minute)
+	return Usage{Limit: limit, Remaining: max(0, remaining), Reset: reset, Wait: max(0, reset.Sub(now))}
+}
+
+func (l *Limiter) count(n, limit int, name string, wider []string) Usage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.begin()
+	b, _ := l.of(name, wider)
+	exceeded := b.used >= limit
+	if !exceeded {
+		b.used += n
+	}
+	u := l.usage(b, limit, now)
+	u.Exceeded = exceeded
+	return u
 }

@@ -74,7 +74,7 @@ func TestAFloodOfBucketsSharesOne(t *testing.T) {
 	if u := l.Take("5", 10); u.Exceeded {
 		t.Fatal("a bucket from before is lost:", u)
 	}
-	if len(l.taken) > maxBuckets+1 {
-		t.Fatal(len(l.taken))
+	if len(l.buckets) > maxBuckets+1 {
+		t.Fatal(len(l.buckets))
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 const canary = "tr0ub4dor-and-3"
@@ -54,10 +55,7 @@ type switchedStore struct {
 	before, after atomic.Int64 // commits left until the crash; 0 for none
 }
 
-var (
-	errCrash      = errors.New("killed")
-	errRolledBack = errors.New("rolled back, to be run again")
-)
+var errCrash = errors.New("killed")
 
 func (s *switchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if s.full.Load() {
@@ -66,9 +64,7 @@ func (s *switchedStore) Update(ctx context.Context, fn func(store.Tx) error) err
 	if s.before.Load() > 0 && s.before.Add(-1) == 0 {
 		return errCrash
 	}
-	if err := s.Store.Update(ctx, func(tx store.Tx) error { return errors.Join(fn(tx), errRolledBack) }); !errors.Is(err, errRolledBack) {
-		return err
-	}
+	storetest.Rehearse(ctx, s.Store, fn)
 	err := s.Store.Update(ctx, fn)
 	if s.after.Load() > 0 && s.after.Add(-1) == 0 {
 		return errCrash

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -327,5 +328,29 @@ func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 			_, err = f.keys.SealingDocument(t.Context())
 			must(t, err)
 		})
+	}
+}
+
+// Replicas that find the key due at the same time make one new key, and those that
+// lose say nothing of it.
+func TestReplicasRotateADueKeyOnce(t *testing.T) {
+	f := newFixture(t)
+	f.advance(31 * 24 * time.Hour)
+	_, next := f.entries(1)
+	var made atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		replica := New(f.store, f.log, f.keys, Options{InUse: f.inUse, Now: f.now})
+		wg.Go(func() {
+			rotated, err := replica.RotateDue(t.Context(), 30*24*time.Hour)
+			must(t, err)
+			if rotated {
+				made.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if all, _ := f.entries(next); made.Load() != 1 || len(all) != 1 || f.states() != "current earlier" {
+		t.Errorf("%d keys, %d entries, %s", made.Load(), len(all), f.states())
 	}
 }

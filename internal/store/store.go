@@ -35,9 +35,10 @@ import "context"
 // this contract, fault.Invalid for a key that is empty or longer than
 // [MaxKeySize]. Errors of closures come back as they are.
 type Store interface {
-	// View runs fn once over a snapshot of the last commit and returns fn's
-	// error. Two seconds after it began, or when ctx ends, the Reader answers
-	// every call with fault.Unavailable. fn must not call the Store.
+	// View runs fn once over a snapshot of the last commit, which is taken when
+	// fn first reads at the latest, and returns fn's error. Two seconds after it
+	// began, or when ctx ends, the Reader answers every call with
+	// fault.Unavailable. fn must not call the Store.
 	View(ctx context.Context, fn func(Reader) error) error
 
 	// Update runs fn in the serial order of all Updates and returns after the
@@ -45,12 +46,13 @@ type Store interface {
 	// remain; the error is returned, the panic continues in the caller, and
 	// the other members of the group are not affected.
 	//
-	// fn may run again (a backend may need to retry a group), so it makes no
-	// network call, reads no clock and draws no randomness. It must not call
-	// the Store. It does not run at the same time as other closures, so it
-	// should only compare and put.
+	// fn may run again (a backend may need to retry a group, or rehearse fn to
+	// find out what it reads), and what it captures is that of its last run. So
+	// it makes no network call, reads no clock and draws no randomness. It must
+	// not call the Store. The run that counts is not at the same time as other
+	// closures, so it should only compare and put.
 	//
-	// When ctx ends before fn started, fn never runs. When it ends later,
+	// When ctx ends before that run, nothing of fn remains. When it ends later,
 	// Update returns fault.Unavailable without waiting for the commit, and the
 	// outcome is unknown: a caller that asks again compares a version first.
 	// Either way fn, the hook and the events are done with when Update returns.
@@ -65,6 +67,22 @@ type Store interface {
 	// releases the database. Later calls of Update, View and Ready fail with
 	// fault.Unavailable; a second Close returns nil.
 	Close() error
+}
+
+// Database is a Store as the process that has opened it knows it.
+type Database interface {
+	Store
+
+	// Copy hands all rows to emit, so that applied in order they make the state
+	// of one commit, which is not older than the call. A key may come several
+	// times; a nil value says that the row is to be deleted. emit may take its
+	// time, within ctx, and owns the slices; its error ends the copy and is
+	// returned. Commits go on meanwhile. Errors: fault.Conflict while another
+	// copy of this process is running, fault.Unavailable.
+	Copy(ctx context.Context, emit func(key, value []byte) error) error
+
+	// Commits returns the number of physical commits of this process.
+	Commits() uint64
 }
 
 // MaxKeySize is the length of the longest key in bytes.
@@ -120,6 +138,13 @@ type Tx interface {
 	// Enqueue hands an event to the hook of the commit that this closure joins.
 	// A closure that only enqueues is committed too.
 	Enqueue(event any)
+
+	// OnCommit has do called once the commit that this closure, or the hook, joins is
+	// known to be durable: before any member of its group is answered, and neither at
+	// the same time as a closure whose run counts nor as a hook. Of a run that does not
+	// count, a commit that failed, and one whose outcome stays unknown it is never
+	// called. It returns at once and does not call the Store.
+	OnCommit(do func())
 }
 
 // Hook runs once per physical commit, before it, with the events of the closures

@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // fixture is the service on real parts: a database file, a key file, a log. The
@@ -39,7 +40,7 @@ type fixture struct {
 }
 
 type switchedKMS struct {
-	*kms.Local
+	*kms.Key
 	down  atomic.Bool
 	calls atomic.Int64
 	asked func() // when set, called by every Unwrap
@@ -55,20 +56,20 @@ func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []b
 	if k.down.Load() {
 		return nil, errDown
 	}
-	return k.Local.Unwrap(ctx, keyContext, wrapped)
+	return k.Key.Unwrap(ctx, keyContext, wrapped)
 }
 
 func (k *switchedKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, error) {
 	if k.down.Load() {
 		return nil, errDown
 	}
-	return k.Local.Wrap(ctx, keyContext, key)
+	return k.Key.Wrap(ctx, keyContext, key)
 }
 
 // switchedStore counts reads, and answers like a full disk when told to: at once,
 // or only at the next commit.
 type switchedStore struct {
-	*bolt.Store
+	*storetest.Rehearsed
 	views, gets atomic.Int64
 	patience    atomic.Int64 // of the first read with a deadline since it was set to 0
 	full        atomic.Bool
@@ -95,21 +96,21 @@ func (s *switchedStore) View(ctx context.Context, fn func(store.Reader) error) e
 	if end, ok := ctx.Deadline(); ok {
 		s.patience.CompareAndSwap(0, int64(time.Until(end)))
 	}
-	return s.Store.View(ctx, func(r store.Reader) error { return fn(countedReader{r, &s.gets}) })
+	return s.Rehearsed.View(ctx, func(r store.Reader) error { return fn(countedReader{r, &s.gets}) })
 }
 
 func (s *switchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if s.full.Load() || s.refuse.Load() {
 		return fault.New(fault.Unavailable, "no space left")
 	}
-	return s.Store.Update(ctx, fn)
+	return s.Rehearsed.Update(ctx, fn)
 }
 
 func (s *switchedStore) Ready(ctx context.Context) error {
 	if s.full.Load() {
 		return fault.New(fault.Unavailable, "no space left")
 	}
-	return s.Store.Ready(ctx)
+	return s.Rehearsed.Ready(ctx)
 }
 
 func (f *fixture) now() time.Time {
@@ -137,12 +138,12 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	must(t, kms.CreateLocal(keyFile))
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
-	f.kms = &switchedKMS{Local: local}
+	f.kms = &switchedKMS{Key: local}
 	log := audit.New(f.now)
 	s, err := bolt.Open(filepath.Join(f.dir, "t.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	f.db = &switchedStore{Store: s}
+	f.db = &switchedStore{Rehearsed: storetest.Rehearsing(s)}
 	_, keys, err := identity.Open(t.Context(), f.db, log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.Transit = New(f.db, log, keys, f.now)
@@ -155,7 +156,7 @@ func (f *fixture) tenant() authz.Principal {
 	id := authz.TenantID(authz.NewID("ten"))
 	set, err := f.keys.NewSet(f.t.Context(), id, 1)
 	must(f.t, err)
-	must(f.t, f.db.Store.Update(f.t.Context(), set.Put))
+	must(f.t, f.db.Rehearsed.Update(f.t.Context(), set.Put))
 	return authz.Principal{Tenant: id, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes(), RequestID: "req"}
 }
 
@@ -205,7 +206,7 @@ func (f *fixture) rotate(p authz.Principal, id string, rewrap bool) (Key, int) {
 func (f *fixture) entries(p authz.Principal) []audit.Entry {
 	f.t.Helper()
 	var all []audit.Entry
-	must(f.t, audit.ScanAll(f.t.Context(), f.db.Store, store.Prefix([]byte("audit/entry/")), func(_, row []byte) error {
+	must(f.t, audit.ScanAll(f.t.Context(), f.db.Rehearsed, store.Prefix([]byte("audit/entry/")), func(_, row []byte) error {
 		var e audit.Entry
 		err := json.Unmarshal(row[1+dualsig.SignatureSize:], &e) // see docs/formats.md
 		if err == nil && e.TenantID == string(p.Tenant) {
@@ -233,7 +234,7 @@ func (f *fixture) verify() {
 // rows returns the keys and values of the rows under the prefix.
 func (f *fixture) rows(prefix string) (keys, values []string) {
 	f.t.Helper()
-	must(f.t, f.db.Store.View(f.t.Context(), func(r store.Reader) error {
+	must(f.t, f.db.Rehearsed.View(f.t.Context(), func(r store.Reader) error {
 		return r.Scan(store.Prefix([]byte(prefix)), func(k, v []byte) bool {
 			keys, values = append(keys, string(k)), append(values, string(v))
 			return true
@@ -245,7 +246,7 @@ func (f *fixture) rows(prefix string) (keys, values []string) {
 // tamper changes rows behind the service's back.
 func (f *fixture) tamper(change func(tx store.Tx) error) {
 	f.t.Helper()
-	must(f.t, f.db.Store.Update(f.t.Context(), change))
+	must(f.t, f.db.Rehearsed.Update(f.t.Context(), change))
 }
 
 // inFiles reports whether the data directory holds the bytes.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -439,4 +440,29 @@ func parsed(t *testing.T, k PublicKey) *dualsig.PublicKey {
 	key, err := dualsig.ParsePublicKey(k.Bytes)
 	must(t, err)
 	return key
+}
+
+// Replicas that find keys due at the same time rotate each once, and those that lose
+// say nothing of it.
+func TestReplicasRotateADueKeyOnce(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.create(f.a, "daily", 1)
+	f.create(f.a, "daily too", 1)
+	f.advance(1)
+	before := len(f.entries(f.a))
+	var rotated atomic.Int64
+	var wg sync.WaitGroup
+	for range 4 {
+		replica := New(f.db, f.log, f.keys, f.now)
+		wg.Go(func() {
+			n, err := replica.RotateDue(t.Context())
+			must(t, err)
+			rotated.Add(int64(n))
+		})
+	}
+	wg.Wait()
+	if n := len(f.entries(f.a)) - before; n != 2 || rotated.Load() != 2 {
+		t.Errorf("%d keys rotated, %d entries", rotated.Load(), n)
+	}
+	f.verify()
 }

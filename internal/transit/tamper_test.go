@@ -230,7 +230,7 @@ func TestEveryFailureVerifiesAndDecapsulates(t *testing.T) {
 	} {
 		for range 100 {
 			m := f.newItem(way, keys.Keys, "")
-			must(t, f.db.Store.View(t.Context(), func(rd store.Reader) error { return m.read(rd, f.a.Tenant) }))
+			must(t, f.db.Rehearsed.View(t.Context(), func(rd store.Reader) error { return m.read(rd, f.a.Tenant) }))
 			start := time.Now()
 			if o, err := f.openItem(t.Context(), keys, &m); err != nil || o.Err != ErrDecrypt {
 				t.Fatal(name, o.Err, err)

@@ -90,6 +90,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, a auth
 	if err := r.seal(keys, next.Values); err != nil {
 		return Credential{}, err
 	}
+	made := r.event(what, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		if err := v.replace(tx, old, r, what); err != nil {
 			return err
@@ -99,7 +100,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, a auth
 				return err
 			}
 		}
-		return v.append(tx, r.event(what, p))
+		return v.append(tx, made)
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("changing a credential: %w", err)

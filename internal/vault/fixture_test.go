@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
 )
 
 // fixture is a vault on real parts: a database file, a key file, a log. The
@@ -40,22 +41,19 @@ type fixture struct {
 
 // switchedKMS is the local key, with a switch in front of it and a counter.
 type switchedKMS struct {
-	*kms.Local
+	*kms.Key
 	down  atomic.Bool
 	calls atomic.Int64
 }
 
-var (
-	errDown       = errors.New("connection refused")
-	errRolledBack = errors.New("rolled back, to be run again")
-)
+var errDown = errors.New("connection refused")
 
 func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
 	k.calls.Add(1)
 	if k.down.Load() {
 		return nil, errDown
 	}
-	return k.Local.Unwrap(ctx, keyContext, wrapped)
+	return k.Key.Unwrap(ctx, keyContext, wrapped)
 }
 
 // watchedStore is the database, with counters and a switch that makes it
@@ -106,6 +104,8 @@ func (tx watchedTx) Enqueue(event any) {
 	tx.tx.Enqueue(event)
 }
 
+func (tx watchedTx) OnCommit(do func()) { tx.tx.OnCommit(do) }
+
 func (s *watchedStore) View(ctx context.Context, fn func(store.Reader) error) error {
 	s.views.Add(1)
 	return s.Store.View(ctx, func(r store.Reader) error { return fn(watchedReader{r, s}) })
@@ -117,9 +117,7 @@ func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 		return fault.New(fault.Unavailable, "no space left")
 	}
 	if s.twice {
-		if err := s.Store.Update(ctx, func(tx store.Tx) error { return errors.Join(fn(tx), errRolledBack) }); !errors.Is(err, errRolledBack) {
-			return err
-		}
+		storetest.Rehearse(ctx, s.Store, fn)
 	}
 	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
 }
@@ -150,7 +148,7 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	must(t, kms.CreateLocal(keyFile))
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
-	f.kms = &switchedKMS{Local: local}
+	f.kms = &switchedKMS{Key: local}
 	f.open(cacheTTL)
 	f.a, f.b = f.tenant(), f.tenant()
 	return f

@@ -22,10 +22,8 @@ import (
 // keyedHash tells nothing to who has not the deployment's keys, so that names
 // can be looked up and do not stand in the keys of the store.
 func (v *Vault) keyedHash(label string, fields ...[]byte) []byte {
-	framed := frame.Join(label, fields...)
-	defer clear(framed) // there may be values in it
 	h := hmac.New(sha512.New, v.keys.APIKeyHash())
-	h.Write(framed)
+	frame.Write(h, label, fields...)
 	return h.Sum(nil)[:32]
 }
 
@@ -153,30 +151,52 @@ func (v *Vault) put(tx store.Tx, r *record, what audit.EventType, o *Object) err
 }
 
 func (v *Vault) index(tx store.Tx, r *record, what audit.EventType, o *Object) error {
+	rows, err := v.indexRows(r, what, o)
+	if err != nil {
+		return err
+	}
+	if err := putRows(tx, rows); err != nil || r.version <= MaxVersions {
+		return err
+	}
+	return tx.Delete(versionKey(r.tenant, r.id, r.version-MaxVersions))
+}
+
+// pair is a row to be put.
+type pair struct{ key, value []byte }
+
+func putRows(tx store.Tx, rows []pair) error {
+	for _, p := range rows {
+		if err := tx.Put(p.key, p.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// indexRows are r's line in the history and its places in the index of names.
+func (v *Vault) indexRows(r *record, what audit.EventType, o *Object) ([]pair, error) {
 	row := versionRow{
 		Change: changes[what], CreatedAt: r.createdAt, SealedAt: r.sealedAt, ExpiresAt: r.expiresAt,
 		Name: v.nameHash(r.tenant, r.name), Object: o,
 	}
 	b, err := json.Marshal(row)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	key := versionKey(r.tenant, r.id, r.version)
-	if err := tx.Put(key, v.keys.SealRow(key, b)); err != nil {
-		return err
-	}
-	if r.version > MaxVersions {
-		if err := tx.Delete(versionKey(r.tenant, r.id, r.version-MaxVersions)); err != nil {
-			return err
-		}
-	}
+	rows := []pair{{key, v.keys.SealRow(key, b)}}
 	for _, place := range v.places(r.tenant, row.Name, o) {
 		key := nameKey(r.tenant, place, r.expiresAt, r.createdAt, r.id)
-		if err := tx.Put(key, v.keys.SealRow(key, nil)); err != nil {
-			return err
-		}
+		rows = append(rows, pair{key, v.keys.SealRow(key, nil)})
 	}
-	return nil
+	return rows, nil
+}
+
+// newRows are all rows of a new credential, whose id nothing else in the store has.
+// They are made before the transaction, in which others wait.
+func (v *Vault) newRows(r *record) ([]pair, error) {
+	rows, err := v.indexRows(r, audit.CredentialSealed, nil)
+	return append(rows, pair{recordKey(r.tenant, r.id, r.version), r.encode()}), err
 }
 
 // unindex takes a credential out of the index of names, from every place where

@@ -70,8 +70,9 @@ func (r *record) encode() []byte {
 // digest is what the record's audit entry names: SHA3-256 over the signed part
 // and the signature, lower-case hex.
 func (r *record) digest() string {
-	sum := sha3.Sum256(frame.Join(digestLabel, r.signed(), r.signature))
-	return hex.EncodeToString(sum[:])
+	h := sha3.New256()
+	frame.Write(h, digestLabel, r.signed(), r.signature)
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 func appendBlob(b, blob []byte) []byte {

@@ -123,11 +123,16 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, on
 	if err := r.seal(keys, req.Values); err != nil {
 		return Credential{}, err
 	}
+	rows, err := v.newRows(r)
+	if err != nil {
+		return Credential{}, fmt.Errorf("encoding a credential: %w", err)
+	}
+	e := r.event(audit.CredentialSealed, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		if err := v.remember(tx, once, r, now); err != nil {
 			return err
 		}
-		return errors.Join(v.put(tx, r, audit.CredentialSealed, nil), v.append(tx, r.event(audit.CredentialSealed, p)))
+		return errors.Join(putRows(tx, rows), v.append(tx, e))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)

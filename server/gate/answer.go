@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -145,6 +146,12 @@ type Document struct {
 	Bytes       []byte // is overwritten afterwards
 }
 
+// answers are buffers that answers are encoded in; those kept are no larger than
+// most answers are.
+var answers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+const maxKeptAnswer = 32 << 10
+
 // Write answers with body as JSON, unless it is a [Document]. Nothing is sent before
 // all of it is encoded.
 func (v *Version) Write(c *gin.Context, code int, body any) {
@@ -154,14 +161,20 @@ func (v *Version) Write(c *gin.Context, code int, body any) {
 		c.Data(code, d.ContentType, d.Bytes)
 		return
 	}
-	var b bytes.Buffer
-	if err := json.MarshalWrite(&b, body, json.Deterministic(true)); err != nil {
+	b := answers.Get().(*bytes.Buffer)
+	defer func() {
+		clear(b.Bytes()) // it may hold plaintext
+		if b.Cap() <= maxKeptAnswer {
+			b.Reset()
+			answers.Put(b)
+		}
+	}()
+	if err := json.MarshalWrite(b, body, json.Deterministic(true)); err != nil {
 		// Only a defect gets here, and an error envelope always encodes.
 		v.fail(c, fault.Wrap(fault.Internal, "internal error", err))
 		return
 	}
-	b.WriteByte('\n')      // for people at a terminal
-	defer clear(b.Bytes()) // it may hold plaintext
+	b.WriteByte('\n') // for people at a terminal
 	c.Header("Content-Length", strconv.Itoa(b.Len()))
 	c.Data(code, "application/json; charset=utf-8", b.Bytes())
 }

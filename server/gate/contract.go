@@ -68,6 +68,7 @@ type operation struct {
 	Operation
 	parameters []*openapi3.Parameter
 	body       *openapi3.Schema // nil when the operation takes none
+	shape      *shape           // of the body, when it has one
 	required   bool             // the body
 }
 
@@ -98,7 +99,8 @@ func (g *Gate) Version(d Definition) (*Version, error) {
 				op.parameters = append(op.parameters, p.Value)
 			}
 			if written.RequestBody != nil {
-				op.body = written.RequestBody.Value.Content.Get("application/json").Schema.Value
+				schema := written.RequestBody.Value.Content.Get("application/json").Schema
+				op.body, op.shape = schema.Value, shapeOf(schema)
 				op.required = written.RequestBody.Value.Required
 			}
 			v.operations[method+" "+Route(path)] = op

@@ -47,6 +47,11 @@ type Config struct {
 	Now      func() time.Time
 	Rates    Rates
 	Origin   string // scheme and host of the public URL, whose pages may send cookies; may be empty
+	InFlight int    // requests that are carried out at a time; default by the number of cores
+
+	// Lender lends the requests that replicas share; nil: there is one replica, which
+	// counts in memory.
+	Lender quota.Lender
 }
 
 // Gate is safe for concurrent use.
@@ -56,6 +61,7 @@ type Gate struct {
 	addresses *quota.Limiter
 	accounts  *quota.Limiter // what is refused to each ServiceAccount; apart, so that no flood of addresses takes its place
 	origins   *http.CrossOriginProtection
+	entrance  *entrance
 	parsing   chan struct{} // a place for each large body that is being parsed; some cores stay for all else
 
 	streams    context.Context // of answers that take long
@@ -65,9 +71,10 @@ type Gate struct {
 // New returns a gate. Error: an origin that is none.
 func New(c Config) (*Gate, error) {
 	c.Rates = c.Rates.withDefaults()
+	tenants, addresses, accounts := c.limiters()
 	g := &Gate{
-		config: c, tenants: quota.New(c.Now), addresses: quota.New(c.Now), accounts: quota.New(c.Now),
-		origins: http.NewCrossOriginProtection(),
+		config: c, tenants: tenants, addresses: addresses, accounts: accounts,
+		origins: http.NewCrossOriginProtection(), entrance: newEntrance(c.InFlight),
 		parsing: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
 	g.streams, g.endStreams = context.WithCancel(context.Background())
@@ -90,6 +97,7 @@ type Call struct {
 	operation  *operation
 	byHeader   bool // the caller is known by a header, which no page of another origin can make a browser send
 	exceeded   bool // the request is over its rate
+	inside     bool // the call has a place among those that are carried out
 	permitted  bool // to a ServiceAccount, by its cluster
 	unreviewed bool // the cluster did not say whether it is
 	answer     http.Header
@@ -104,6 +112,11 @@ func (v *Version) Checks() gin.HandlerFunc {
 		op := v.operations[c.Request.Method+" "+c.FullPath()]
 		call := &Call{gate: v.gate, version: v, operation: op, answer: c.Writer.Header()}
 		c.Set(callKey, call)
+		if op.waits() && v.gate.entrance.full() { // before anything is done for it
+			call.fail(c, ErrOverloaded)
+			c.Abort()
+			return
+		}
 		defer call.countRefused()
 		err := call.admit(c) // a body has its own time to arrive
 		defer secret.Bytes(call.body).Zero()
@@ -113,6 +126,10 @@ func (v *Version) Checks() gin.HandlerFunc {
 			defer cancel()
 			c.Request = c.Request.WithContext(ctx)
 			if err = call.standing(); err == nil {
+				err = call.enter(ctx)
+			}
+			defer call.leave()
+			if err == nil {
 				err = call.check(c)
 			}
 		}
@@ -133,11 +150,11 @@ func (call *Call) admit(c *gin.Context) error {
 	// The principal is looked up first, so that no memory is held for the body
 	// of a stranger; a body that is too large is answered before all the same.
 	unknown := call.authenticate(c)
-	usage := call.count(c)
+	usage, uncounted := call.count(c)
 	call.exceeded = usage.Exceeded
-	body, err := call.readBody(c, unknown == nil && !usage.Exceeded)
+	body, err := call.readBody(c, unknown == nil && uncounted == nil && !usage.Exceeded)
 	call.body = body
-	if err := cmp.Or(err, call.limited(c, usage)); err != nil {
+	if err := cmp.Or(err, uncounted, call.limited(c, usage)); err != nil {
 		return err
 	}
 	if errors.Is(unknown, fault.Unauthenticated) {
@@ -183,7 +200,8 @@ func (call *Call) check(c *gin.Context) error {
 			return fault.Unavailable
 		}
 	}
-	if len(call.body) > 0 {
+	plain := op.shape.holds(call.body) // then nothing is wrong with it
+	if len(call.body) > 0 && !plain {
 		if err := checkJSON(call.body); err != nil {
 			return err
 		}
@@ -196,6 +214,9 @@ func (call *Call) check(c *gin.Context) error {
 	}
 	if err != nil {
 		return op.badQuery(err)
+	}
+	if plain {
+		return nil
 	}
 	return op.checkBody(call.body)
 }
@@ -230,6 +251,7 @@ func (call *Call) refuse(c *gin.Context, reason string, refused error) error {
 func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, error)) {
 	call := c.MustGet(callKey).(*Call)
 	answer, err := do(c.Request.Context(), call)
+	call.leave() // whoever reads its answer slowly holds no place
 	if err != nil {
 		call.fail(c, err)
 		return
@@ -304,10 +326,14 @@ func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 		return nil, refused // net/http will not keep a connection whose body was left unread
 	}
 	limited := http.MaxBytesReader(c.Writer, c.Request.Body, most)
-	if keep {
-		body, err = io.ReadAll(limited)
-	} else {
+	switch {
+	case !keep:
 		_, err = io.Copy(io.Discard, limited)
+	case c.Request.ContentLength >= 0:
+		body = make([]byte, c.Request.ContentLength)
+		_, err = io.ReadFull(limited, body)
+	default:
+		body, err = io.ReadAll(limited)
 	}
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {

@@ -25,6 +25,7 @@ func Stream(c *gin.Context, contentType string, begin func(context.Context, *Cal
 		call.fail(c, err)
 		return
 	}
+	call.leave()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.Request.Context())) // a caller that is gone shows when it is written to
 	defer cancel()
 	defer context.AfterFunc(call.gate.streams, cancel)()

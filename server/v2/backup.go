@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"slices"
+	"strconv"
 
 	"github.com/gin-gonic/gin"
 
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
@@ -14,18 +17,42 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
+var errRecipient = fault.New(fault.Forbidden, "backups go to the recipients in the server's configuration (backup.recipients) only: name one of those")
+
 var errBackingUp = fault.New(fault.Conflict, "another backup is being taken: wait until it is done")
 
-// GetBackup answers a copy of the store while it is being made. That it was
-// taken is recorded before the first byte leaves, whether or not the last one
-// arrives.
-func (a *API) GetBackup(c *gin.Context) {
+// TakeBackup answers a copy of the store while it is being made, encrypted to the
+// recipient that the caller names. That it was taken, and for whom, is recorded
+// before the first byte leaves, whether or not the last one arrives.
+//
+// One is taken at a time by this process: replicas do not wait for each other.
+func (a *API) TakeBackup(c *gin.Context) {
 	gate.Stream(c, "application/octet-stream", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
+		var body api.BackupRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		to, err := backup.ParseRecipient(body.Recipient)
+		if err != nil {
+			return nil, err
+		}
+		if len(a.Recipients) > 0 && !slices.ContainsFunc(a.Recipients, func(r backup.Recipient) bool { return r.ID() == to.ID() }) {
+			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Denied, "recipient"), errRecipient)
+		}
 		if !a.backingUp.TryLock() {
 			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "in_progress"), errBackingUp)
 		}
-		err := a.Audit.Record(ctx, audit.Event{
+		var keys [][]byte
+		if a.KMSKeys != nil {
+			if keys, err = a.KMSKeys(ctx); err != nil {
+				a.backingUp.Unlock()
+				return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "no_kms_key"),
+					fault.Wrap(fault.Unavailable, "the key file of the KMS, which belongs into the backup, cannot be read: see the server's log", err))
+			}
+		}
+		err = a.Audit.Record(ctx, audit.Event{
 			Type: audit.BackupTaken, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.BackupResource},
+			Attributes: map[string]string{"recipient": to.ID(), "kms_key": strconv.FormatBool(len(keys) > 0 && len(keys[0]) > 0)},
 		})
 		if err != nil {
 			a.backingUp.Unlock()
@@ -34,7 +61,12 @@ func (a *API) GetBackup(c *gin.Context) {
 		h := backup.Header{Chain: a.Audit.Fingerprint(), Identity: a.Keys.Identity(), CreatedAt: a.Now(), Program: a.Program}
 		return func(ctx context.Context, w io.Writer) error {
 			defer a.backingUp.Unlock()
-			return backup.Write(ctx, w, a.Store, h, a.Keys.SignBackup)
+			defer func() {
+				for _, key := range keys {
+					clear(key)
+				}
+			}()
+			return backup.Write(ctx, w, a.Store, h, keys, to, a.Keys)
 		}, nil
 	})
 }

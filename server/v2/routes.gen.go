@@ -152,9 +152,18 @@ type ServerInterface interface {
 	// ExportAuditLog Export the whole log
 	// (GET /api/v2/system/audit/export)
 	ExportAuditLog(c *gin.Context, params ExportAuditLogParams)
-	// GetBackup Take a backup
-	// (GET /api/v2/system/backup)
-	GetBackup(c *gin.Context)
+	// TakeBackup Take a backup
+	// (POST /api/v2/system/backup)
+	TakeBackup(c *gin.Context)
+	// ListKMSKeys List the KMS keys
+	// (GET /api/v2/system/kms)
+	ListKMSKeys(c *gin.Context)
+	// DestroyKMSKey Destroy a former KMS key
+	// (POST /api/v2/system/kms/destroy)
+	DestroyKMSKey(c *gin.Context)
+	// RewrapKeys Move keys to the current KMS key
+	// (POST /api/v2/system/kms/rewrap)
+	RewrapKeys(c *gin.Context)
 	// ListSealingKeys List the sealing keys
 	// (GET /api/v2/system/sealing-keys)
 	ListSealingKeys(c *gin.Context)
@@ -1131,8 +1140,8 @@ func (siw *ServerInterfaceWrapper) ExportAuditLog(c *gin.Context) {
 	siw.Handler.ExportAuditLog(c, params)
 }
 
-// GetBackup operation middleware
-func (siw *ServerInterfaceWrapper) GetBackup(c *gin.Context) {
+// TakeBackup operation middleware
+func (siw *ServerInterfaceWrapper) TakeBackup(c *gin.Context) {
 
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
@@ -1141,7 +1150,46 @@ func (siw *ServerInterfaceWrapper) GetBackup(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.GetBackup(c)
+	siw.Handler.TakeBackup(c)
+}
+
+// ListKMSKeys operation middleware
+func (siw *ServerInterfaceWrapper) ListKMSKeys(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListKMSKeys(c)
+}
+
+// DestroyKMSKey operation middleware
+func (siw *ServerInterfaceWrapper) DestroyKMSKey(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DestroyKMSKey(c)
+}
+
+// RewrapKeys operation middleware
+func (siw *ServerInterfaceWrapper) RewrapKeys(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RewrapKeys(c)
 }
 
 // ListSealingKeys operation middleware
@@ -1653,7 +1701,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/rotate", wrapper.RotateSealingKey)
 	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/:key_id/retire", wrapper.RetireSealingKey)
 	router.POST(options.BaseURL+"/api/v2/system/sealing-keys/:key_id/restore", wrapper.RestoreSealingKey)
-	router.GET(options.BaseURL+"/api/v2/system/backup", wrapper.GetBackup)
+	router.POST(options.BaseURL+"/api/v2/system/backup", wrapper.TakeBackup)
+	router.GET(options.BaseURL+"/api/v2/system/kms", wrapper.ListKMSKeys)
+	router.POST(options.BaseURL+"/api/v2/system/kms/rewrap", wrapper.RewrapKeys)
+	router.POST(options.BaseURL+"/api/v2/system/kms/destroy", wrapper.DestroyKMSKey)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
 	router.GET(options.BaseURL+"/api/v2/audit/checkpoint", wrapper.GetCheckpoint)
 	router.GET(options.BaseURL+"/api/v2/audit/proof/inclusion", wrapper.ProveInclusion)

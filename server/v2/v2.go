@@ -5,6 +5,7 @@
 package v2
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
@@ -24,8 +26,8 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// API answers the endpoints of version 2. All exported fields but Reports and
-// SecureCookies are required.
+// API answers the endpoints of version 2. All exported fields but Reports, KMSKeys, Recipients
+// and SecureCookies are required.
 type API struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
@@ -35,8 +37,11 @@ type API struct {
 	Reports    Reports // nil when whoever keeps them gives them out
 	Keys       *keyring.Ring
 	Sealing    *sealingkey.Service
-	Store      backup.Source // what is backed up
-	Program    string        // its version, which a backup names
+	Custody    *custody.Service
+	Store      backup.Source                           // what is backed up
+	KMSKeys    func(context.Context) ([][]byte, error) // the key files that go with it, as backup.Write takes them, for the caller to wipe; nil when there are none
+	Recipients []backup.Recipient                      // of backups; empty: any
+	Program    string                                  // its version, which a backup names
 	Now        func() time.Time
 
 	SecureCookies bool // cookies are for encrypted connections only
@@ -109,7 +114,7 @@ func Operations() map[string]gate.Operation {
 		"getTile":           {Action: authz.ReadProof},
 		"exportAuditLog":    {Action: authz.ExportAudit},
 		"acceptRollback":    {Action: authz.AcceptRollback, Recovers: true},
-		"getBackup":         {Action: authz.BackUp},
+		"takeBackup":        {Action: authz.BackUp},
 
 		"getComplianceScore":   {Action: authz.ReadScore, Patience: scoreTime},
 		"getComplianceHistory": {Action: authz.ReadScoreHistory, Patience: scoreTime},
@@ -124,6 +129,10 @@ func Operations() map[string]gate.Operation {
 		"rotateSealingKey":  {Action: authz.RotateSealingKey},
 		"retireSealingKey":  {Action: authz.RetireSealingKey},
 		"restoreSealingKey": {Action: authz.RestoreSealingKey},
+
+		"listKMSKeys":   {Action: authz.ListKMSKeys},
+		"rewrapKeys":    {Action: authz.RewrapKeys, Patience: rewrapTime},
+		"destroyKMSKey": {Action: authz.DestroyKMSKey, Patience: destroyTime},
 	}
 }
 

@@ -132,6 +132,9 @@ const (
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
 	EventTypeKEYROTATED             EventType = "KEY_ROTATED"
+	EventTypeKMSKEYDESTROYED        EventType = "KMS_KEY_DESTROYED"
+	EventTypeKMSKEYLISTED           EventType = "KMS_KEY_LISTED"
+	EventTypeKMSREWRAPPED           EventType = "KMS_REWRAPPED"
 	EventTypeLOGARCHIVED            EventType = "LOG_ARCHIVED"
 	EventTypeMANIFESTCHECKED        EventType = "MANIFEST_CHECKED"
 	EventTypeMANIFESTRESEALED       EventType = "MANIFEST_RESEALED"
@@ -235,6 +238,12 @@ func (e EventType) Valid() bool {
 	case EventTypeKEYLISTED:
 		return true
 	case EventTypeKEYROTATED:
+		return true
+	case EventTypeKMSKEYDESTROYED:
+		return true
+	case EventTypeKMSKEYLISTED:
+		return true
+	case EventTypeKMSREWRAPPED:
 		return true
 	case EventTypeLOGARCHIVED:
 		return true

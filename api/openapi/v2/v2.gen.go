@@ -333,6 +333,21 @@ func (e CredentialVersionChange) Valid() bool {
 	}
 }
 
+// Defines values for DestroyKMSKeyAnswerSuccess.
+const (
+	DestroyKMSKeyAnswerSuccessTrue DestroyKMSKeyAnswerSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the DestroyKMSKeyAnswerSuccess enum.
+func (e DestroyKMSKeyAnswerSuccess) Valid() bool {
+	switch e {
+	case DestroyKMSKeyAnswerSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ErrorErrorCode.
 const (
 	ErrorErrorCodeN400 ErrorErrorCode = 400
@@ -432,6 +447,9 @@ const (
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
 	EventTypeKEYROTATED             EventType = "KEY_ROTATED"
+	EventTypeKMSKEYDESTROYED        EventType = "KMS_KEY_DESTROYED"
+	EventTypeKMSKEYLISTED           EventType = "KMS_KEY_LISTED"
+	EventTypeKMSREWRAPPED           EventType = "KMS_REWRAPPED"
 	EventTypeLOGARCHIVED            EventType = "LOG_ARCHIVED"
 	EventTypeMANIFESTCHECKED        EventType = "MANIFEST_CHECKED"
 	EventTypeMANIFESTRESEALED       EventType = "MANIFEST_RESEALED"
@@ -535,6 +553,12 @@ func (e EventType) Valid() bool {
 	case EventTypeKEYLISTED:
 		return true
 	case EventTypeKEYROTATED:
+		return true
+	case EventTypeKMSKEYDESTROYED:
+		return true
+	case EventTypeKMSKEYLISTED:
+		return true
+	case EventTypeKMSREWRAPPED:
 		return true
 	case EventTypeLOGARCHIVED:
 		return true
@@ -732,6 +756,42 @@ func (e JWKUse) Valid() bool {
 	}
 }
 
+// Defines values for KMSKeyState.
+const (
+	KMSKeyStateCurrent KMSKeyState = "current"
+	KMSKeyStateFormer  KMSKeyState = "former"
+	KMSKeyStateUnknown KMSKeyState = "unknown"
+)
+
+// Valid indicates whether the value is a known member of the KMSKeyState enum.
+func (e KMSKeyState) Valid() bool {
+	switch e {
+	case KMSKeyStateCurrent:
+		return true
+	case KMSKeyStateFormer:
+		return true
+	case KMSKeyStateUnknown:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for KMSKeyListSuccess.
+const (
+	KMSKeyListSuccessTrue KMSKeyListSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the KMSKeyListSuccess enum.
+func (e KMSKeyListSuccess) Valid() bool {
+	switch e {
+	case KMSKeyListSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PrincipalKind.
 const (
 	PrincipalKindApiKey PrincipalKind = "api_key"
@@ -783,6 +843,21 @@ const (
 func (e ResealedValuesSuccess) Valid() bool {
 	switch e {
 	case ResealedValuesSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for RewrapKeysAnswerSuccess.
+const (
+	RewrapKeysAnswerSuccessTrue RewrapKeysAnswerSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the RewrapKeysAnswerSuccess enum.
+func (e RewrapKeysAnswerSuccess) Valid() bool {
+	switch e {
+	case RewrapKeysAnswerSuccessTrue:
 		return true
 	default:
 		return false
@@ -1215,6 +1290,13 @@ type AuditReference struct {
 	Type string `json:"type"`
 }
 
+// BackupRequest defines model for BackupRequest.
+type BackupRequest struct {
+	// Recipient Whom the backup is encrypted to: a post-quantum recipient of age, which begins with `age1pq1` and is public.
+	// Others are refused, since a quantum computer opens what is encrypted to them.
+	Recipient string `json:"recipient"`
+}
+
 // ChainHead defines model for ChainHead.
 type ChainHead struct {
 	// Hash Lower-case hex; all zeros before a first entry.
@@ -1586,6 +1668,29 @@ type DeletedCredential struct {
 	Success      Succeeded    `json:"success"`
 }
 
+// DestroyKMSKeyAnswer defines model for DestroyKMSKeyAnswer.
+type DestroyKMSKeyAnswer struct {
+	// FinalAt From then on nobody can undo it. Absent when it is so at once.
+	FinalAt *time.Time `json:"final_at,omitempty"`
+	KeyId   string     `json:"key_id"`
+
+	// Left What may still hold the key.
+	Left    *string                    `json:"left,omitempty"`
+	Success DestroyKMSKeyAnswerSuccess `json:"success"`
+
+	// Undo How it is undone until then.
+	Undo *string `json:"undo,omitempty"`
+}
+
+// DestroyKMSKeyAnswerSuccess defines model for DestroyKMSKeyAnswer.Success.
+type DestroyKMSKeyAnswerSuccess bool
+
+// DestroyKMSKeyRequest defines model for DestroyKMSKeyRequest.
+type DestroyKMSKeyRequest struct {
+	// KeyId As listed.
+	KeyId string `json:"key_id"`
+}
+
 // EmailRequest defines model for EmailRequest.
 type EmailRequest struct {
 	// Email Example: ada@example.org
@@ -1795,6 +1900,36 @@ type JWKKty string
 // JWKUse defines model for JWK.Use.
 type JWKUse string
 
+// KMSKey defines model for KMSKey.
+type KMSKey struct {
+	// GivenUp Its destruction was asked for.
+	GivenUp bool   `json:"given_up"`
+	KeyId   string `json:"key_id"`
+
+	// Sets Sets of keys that are under it. Each tenant has one for each version of its keys; the deployment has its own.
+	Sets int `json:"sets"`
+
+	// State Of an unknown one the configuration does not know, so that what is under it does not open.
+	State KMSKeyState `json:"state"`
+}
+
+// KMSKeyState Of an unknown one the configuration does not know, so that what is under it does not open.
+type KMSKeyState string
+
+// KMSKeyList defines model for KMSKeyList.
+type KMSKeyList struct {
+	// CheckedAt The server's time, up to the next whole second.
+	CheckedAt time.Time `json:"checked_at"`
+
+	// DamagedSets Sets of which it cannot be told what they are under.
+	DamagedSets int               `json:"damaged_sets"`
+	KmsKeys     []KMSKey          `json:"kms_keys"`
+	Success     KMSKeyListSuccess `json:"success"`
+}
+
+// KMSKeyListSuccess defines model for KMSKeyList.Success.
+type KMSKeyListSuccess bool
+
 // LoginRequest defines model for LoginRequest.
 type LoginRequest struct {
 	// Email Example: ada@example.org
@@ -1915,6 +2050,27 @@ type RevokedAPIKey struct {
 type RevokedInvitation struct {
 	InvitationId string    `json:"invitation_id"`
 	Success      Succeeded `json:"success"`
+}
+
+// RewrapKeysAnswer defines model for RewrapKeysAnswer.
+type RewrapKeysAnswer struct {
+	// DamagedSets Sets of which it cannot be told what they are under. They stay as they are.
+	DamagedSets int      `json:"damaged_sets"`
+	KmsKeys     []KMSKey `json:"kms_keys"`
+	Moved       int      `json:"moved"`
+
+	// Remaining Sets that are still to be moved.
+	Remaining int                     `json:"remaining"`
+	Success   RewrapKeysAnswerSuccess `json:"success"`
+}
+
+// RewrapKeysAnswerSuccess defines model for RewrapKeysAnswer.Success.
+type RewrapKeysAnswerSuccess bool
+
+// RewrapKeysRequest defines model for RewrapKeysRequest.
+type RewrapKeysRequest struct {
+	// WrappedBefore In whole seconds and not in the future; for a run the time at which it began, such as `checked_at`.
+	WrappedBefore *time.Time `json:"wrapped_before,omitempty"`
 }
 
 // Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
@@ -2505,6 +2661,15 @@ type ResealManifestJSONRequestBody = ResealRequest
 
 // AcceptRollbackJSONRequestBody defines body for AcceptRollback for application/json ContentType.
 type AcceptRollbackJSONRequestBody = AcceptRollbackRequest
+
+// TakeBackupJSONRequestBody defines body for TakeBackup for application/json ContentType.
+type TakeBackupJSONRequestBody = BackupRequest
+
+// DestroyKMSKeyJSONRequestBody defines body for DestroyKMSKey for application/json ContentType.
+type DestroyKMSKeyJSONRequestBody = DestroyKMSKeyRequest
+
+// RewrapKeysJSONRequestBody defines body for RewrapKeys for application/json ContentType.
+type RewrapKeysJSONRequestBody = RewrapKeysRequest
 
 // CreateTenantJSONRequestBody defines body for CreateTenant for application/json ContentType.
 type CreateTenantJSONRequestBody = CreateTenantRequest
@@ -3220,15 +3385,92 @@ type ClientInterface interface {
 	// Corresponds with GET /api/v2/system/audit/export (the `ExportAuditLog` operationId).
 	ExportAuditLog(ctx context.Context, params *ExportAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetBackup Take a backup
+	// TakeBackupWithBody Take a backup
 	//
-	// A logical copy of the embedded store as of one moment, signed with the deployment's identity key, for `latticekeep
-	// restore`. No value, password, token or private key in it is plaintext; names, addresses and the audit log are, as in
-	// the store. Keys are wrapped as the key-management service wrapped them, and the key-management service's own key is
-	// not part of it. A copy that was cut off lacks its signed end, and is refused.
+	// A logical copy of the store as of one moment, for `latticekeep restore`, signed with the deployment's identity key. All
+	// of it is encrypted to the recipient before the first byte leaves, in the format of age. Where the server's
+	// configuration names recipients, it goes to no others (403), and if the key-management service's key is a local file,
+	// the copy has that key too: whoever has the identity of the recipient can read every value in it. Otherwise keys are
+	// as the key-management service wrapped them.
+	// The last 5381 bytes are not of the age file: they are a statement, signed with the identity key, of what the file is,
+	// so that its integrity can be checked without opening it. A copy that was cut off lacks it.
 	//
-	// Corresponds with GET /api/v2/system/backup (the `GetBackup` operationId).
-	GetBackup(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/system/backup (the `TakeBackup` operationId).
+	TakeBackupWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// TakeBackup Take a backup
+	//
+	// A logical copy of the store as of one moment, for `latticekeep restore`, signed with the deployment's identity key. All
+	// of it is encrypted to the recipient before the first byte leaves, in the format of age. Where the server's
+	// configuration names recipients, it goes to no others (403), and if the key-management service's key is a local file,
+	// the copy has that key too: whoever has the identity of the recipient can read every value in it. Otherwise keys are
+	// as the key-management service wrapped them.
+	// The last 5381 bytes are not of the age file: they are a statement, signed with the identity key, of what the file is,
+	// so that its integrity can be checked without opening it. A copy that was cut off lacks it.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/system/backup (the `TakeBackup` operationId).
+	TakeBackup(ctx context.Context, body TakeBackupJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListKMSKeys List the KMS keys
+	//
+	// The keys of the key-management service that wrap the keys of all tenants and of the deployment: those that the
+	// configuration names (`kms.url` is `current`, `kms.former` are `former`), and any other one that stored keys are
+	// under, which this server cannot open (`unknown`).
+	//
+	// Corresponds with GET /api/v2/system/kms (the `ListKMSKeys` operationId).
+	ListKMSKeys(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DestroyKMSKeyWithBody Destroy a former KMS key
+	//
+	// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
+	// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
+	// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/system/kms/destroy (the `DestroyKMSKey` operationId).
+	DestroyKMSKeyWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DestroyKMSKey Destroy a former KMS key
+	//
+	// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
+	// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
+	// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/system/kms/destroy (the `DestroyKMSKey` operationId).
+	DestroyKMSKey(ctx context.Context, body DestroyKMSKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RewrapKeysWithBody Move keys to the current KMS key
+	//
+	// Puts stored keys that are under another KMS key under the current one, while the service goes on: as many as fit into
+	// part of a second, at least one if there is any. Repeat it until `remaining` is 0. It can be broken off, and called by
+	// several at once. With `wrapped_before` keys that are under the current one already are wrapped anew, too, unless they
+	// were moved at that time or later: so a key that was rotated at its provider wraps with its newest version. It needs
+	// no body. 503 when nothing could be moved since a key-management service did not answer: nothing is lost.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/system/kms/rewrap (the `RewrapKeys` operationId).
+	RewrapKeysWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RewrapKeys Move keys to the current KMS key
+	//
+	// Puts stored keys that are under another KMS key under the current one, while the service goes on: as many as fit into
+	// part of a second, at least one if there is any. Repeat it until `remaining` is 0. It can be broken off, and called by
+	// several at once. With `wrapped_before` keys that are under the current one already are wrapped anew, too, unless they
+	// were moved at that time or later: so a key that was rotated at its provider wraps with its newest version. It needs
+	// no body. 503 when nothing could be moved since a key-management service did not answer: nothing is lost.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/system/kms/rewrap (the `RewrapKeys` operationId).
+	RewrapKeys(ctx context.Context, body RewrapKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListSealingKeys List the sealing keys
 	//
@@ -4751,16 +4993,153 @@ func (c *Client) ExportAuditLog(ctx context.Context, params *ExportAuditLogParam
 	return c.Client.Do(req)
 }
 
-// GetBackup Take a backup
+// TakeBackupWithBody Take a backup
 //
-// A logical copy of the embedded store as of one moment, signed with the deployment's identity key, for `latticekeep
-// restore`. No value, password, token or private key in it is plaintext; names, addresses and the audit log are, as in
-// the store. Keys are wrapped as the key-management service wrapped them, and the key-management service's own key is
-// not part of it. A copy that was cut off lacks its signed end, and is refused.
+// A logical copy of the store as of one moment, for `latticekeep restore`, signed with the deployment's identity key. All
+// of it is encrypted to the recipient before the first byte leaves, in the format of age. Where the server's
+// configuration names recipients, it goes to no others (403), and if the key-management service's key is a local file,
+// the copy has that key too: whoever has the identity of the recipient can read every value in it. Otherwise keys are
+// as the key-management service wrapped them.
+// The last 5381 bytes are not of the age file: they are a statement, signed with the identity key, of what the file is,
+// so that its integrity can be checked without opening it. A copy that was cut off lacks it.
 //
-// Corresponds with GET /api/v2/system/backup (the `GetBackup` operationId).
-func (c *Client) GetBackup(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetBackupRequest(c.Server)
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/system/backup (the `TakeBackup` operationId).
+func (c *Client) TakeBackupWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewTakeBackupRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// TakeBackup Take a backup
+//
+// A logical copy of the store as of one moment, for `latticekeep restore`, signed with the deployment's identity key. All
+// of it is encrypted to the recipient before the first byte leaves, in the format of age. Where the server's
+// configuration names recipients, it goes to no others (403), and if the key-management service's key is a local file,
+// the copy has that key too: whoever has the identity of the recipient can read every value in it. Otherwise keys are
+// as the key-management service wrapped them.
+// The last 5381 bytes are not of the age file: they are a statement, signed with the identity key, of what the file is,
+// so that its integrity can be checked without opening it. A copy that was cut off lacks it.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/system/backup (the `TakeBackup` operationId).
+func (c *Client) TakeBackup(ctx context.Context, body TakeBackupJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewTakeBackupRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListKMSKeys List the KMS keys
+//
+// The keys of the key-management service that wrap the keys of all tenants and of the deployment: those that the
+// configuration names (`kms.url` is `current`, `kms.former` are `former`), and any other one that stored keys are
+// under, which this server cannot open (`unknown`).
+//
+// Corresponds with GET /api/v2/system/kms (the `ListKMSKeys` operationId).
+func (c *Client) ListKMSKeys(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListKMSKeysRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DestroyKMSKeyWithBody Destroy a former KMS key
+//
+// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
+// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
+// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/system/kms/destroy (the `DestroyKMSKey` operationId).
+func (c *Client) DestroyKMSKeyWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDestroyKMSKeyRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DestroyKMSKey Destroy a former KMS key
+//
+// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
+// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
+// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/system/kms/destroy (the `DestroyKMSKey` operationId).
+func (c *Client) DestroyKMSKey(ctx context.Context, body DestroyKMSKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDestroyKMSKeyRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RewrapKeysWithBody Move keys to the current KMS key
+//
+// Puts stored keys that are under another KMS key under the current one, while the service goes on: as many as fit into
+// part of a second, at least one if there is any. Repeat it until `remaining` is 0. It can be broken off, and called by
+// several at once. With `wrapped_before` keys that are under the current one already are wrapped anew, too, unless they
+// were moved at that time or later: so a key that was rotated at its provider wraps with its newest version. It needs
+// no body. 503 when nothing could be moved since a key-management service did not answer: nothing is lost.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/system/kms/rewrap (the `RewrapKeys` operationId).
+func (c *Client) RewrapKeysWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRewrapKeysRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RewrapKeys Move keys to the current KMS key
+//
+// Puts stored keys that are under another KMS key under the current one, while the service goes on: as many as fit into
+// part of a second, at least one if there is any. Repeat it until `remaining` is 0. It can be broken off, and called by
+// several at once. With `wrapped_before` keys that are under the current one already are wrapped anew, too, unless they
+// were moved at that time or later: so a key that was rotated at its provider wraps with its newest version. It needs
+// no body. 503 when nothing could be moved since a key-management service did not answer: nothing is lost.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/system/kms/rewrap (the `RewrapKeys` operationId).
+func (c *Client) RewrapKeys(ctx context.Context, body RewrapKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRewrapKeysRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -7218,8 +7597,19 @@ func NewExportAuditLogRequest(server string, params *ExportAuditLogParams) (*htt
 	return req, nil
 }
 
-// NewGetBackupRequest constructs an http.Request for the GetBackup method
-func NewGetBackupRequest(server string) (*http.Request, error) {
+// NewTakeBackupRequest calls the generic TakeBackup builder with application/json body
+func NewTakeBackupRequest(server string, body TakeBackupJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewTakeBackupRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewTakeBackupRequestWithBody constructs an http.Request for the TakeBackup method, with any body, and a specified content type
+func NewTakeBackupRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 
 	serverURL, err := url.Parse(server)
@@ -7237,10 +7627,119 @@ func NewGetBackupRequest(server string) (*http.Request, error) {
 		return nil, err
 	}
 
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListKMSKeysRequest constructs an http.Request for the ListKMSKeys method
+func NewListKMSKeysRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/kms")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewDestroyKMSKeyRequest calls the generic DestroyKMSKey builder with application/json body
+func NewDestroyKMSKeyRequest(server string, body DestroyKMSKeyJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewDestroyKMSKeyRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewDestroyKMSKeyRequestWithBody constructs an http.Request for the DestroyKMSKey method, with any body, and a specified content type
+func NewDestroyKMSKeyRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/kms/destroy")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRewrapKeysRequest calls the generic RewrapKeys builder with application/json body
+func NewRewrapKeysRequest(server string, body RewrapKeysJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRewrapKeysRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewRewrapKeysRequestWithBody constructs an http.Request for the RewrapKeys method, with any body, and a specified content type
+func NewRewrapKeysRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/system/kms/rewrap")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }

@@ -109,20 +109,39 @@ affinity: {{- toYaml . | nindent 2 }}
 https://latticekeep.{{ .Release.Namespace }}.svc:8200
 {{- end }}
 
+{{- /* Whether the replicas share a database: then there may be several, and none has a volume. */}}
+{{- define "latticekeep.shared" -}}
+{{- with dig "store" "url" "" .Values.config }}true{{ end -}}
+{{- end }}
+
 {{- /* The settings of the program: what the chart decides goes before what the values say. */}}
 {{- define "latticekeep.config" -}}
 {{- $own := dict
       "listen" ":8200"
       "publicURL" (.Values.config.publicURL | default (include "latticekeep.url" .))
-      "dataDir" "/var/lib/latticekeep"
       "systemKeySecret" "latticekeep-system-key"
       "operations" (dict "listen" ":8201")
-      "kms" (dict "keyFile" (ternary "/etc/latticekeep/kms/kms.key" "/var/lib/latticekeep-kms/kms.key" (not (empty .Values.kms.existingSecret))))
       "kubernetes" (dict "namespace" .Release.Namespace "webhook" .Values.webhook.enabled)
       "tls" (ternary
         (dict "certFile" "/etc/latticekeep/tls/tls.crt" "keyFile" "/etc/latticekeep/tls/tls.key")
         (dict "secretName" "latticekeep-tls") .Values.certManager.enabled)
 -}}
+{{- if not (include "latticekeep.shared" .) -}}
+{{- $_ := set $own "dataDir" "/var/lib/latticekeep" -}}
+{{- end -}}
+{{- $kms := dict -}}
+{{- if not (dig "kms" "url" "" .Values.config) -}}
+{{- $_ := set $kms "url" (ternary "file:///etc/latticekeep/kms/kms.key" "file:///var/lib/latticekeep-kms/kms.key" (not (empty .Values.kms.existingSecret))) -}}
+{{- end -}}
+{{- if .Values.kms.tokenSecret -}}
+{{- $_ := set $kms "tokenFile" "/etc/latticekeep/kms-token/token" -}}
+{{- end -}}
+{{- if $kms -}}
+{{- $_ := set $own "kms" $kms -}}
+{{- end -}}
+{{- if .Values.postgres.existingSecret -}}
+{{- $_ := set $own "store" (dict "passwordFile" (printf "/etc/latticekeep/postgres/%s" .Values.postgres.existingSecretKey)) -}}
+{{- end -}}
 {{- if .Values.mail.existingSecret -}}
 {{- $_ := set $own "mail" (dict "smtp" (dict "passwordFile" "/etc/latticekeep/mail/password")) -}}
 {{- end -}}

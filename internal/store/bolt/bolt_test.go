@@ -1,6 +1,8 @@
 package bolt
 
 import (
+	"errors"
+	"maps"
 	"path/filepath"
 	"testing"
 
@@ -25,4 +27,29 @@ func TestConformance(t *testing.T) {
 		}
 		return s
 	})
+}
+
+// What a rehearsal writes, and that it panics, is known to nobody.
+func TestARehearsalLeavesNothing(t *testing.T) {
+	events := 0
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{Hook: func(_ store.Tx, e []any) error { events += len(e); return nil }})
+	r := storetest.Rehearsing(s)
+	runs := 0
+	must(t, r.Update(t.Context(), func(tx store.Tx) error {
+		if runs++; runs == 1 {
+			tx.Enqueue("undone")
+			return errors.Join(tx.Put([]byte("undone"), nil), errors.New("undone"))
+		}
+		tx.Enqueue("made")
+		return tx.Put([]byte("made"), []byte("1"))
+	}))
+	must(t, r.Update(t.Context(), func(store.Tx) error {
+		if runs++; runs == 3 {
+			panic("undone")
+		}
+		return nil
+	}))
+	if got := contents(t, s); runs != 4 || events != 1 || !maps.Equal(got, map[string]string{"made": "1"}) {
+		t.Errorf("%d runs and %d events left %v", runs, events, got)
+	}
 }

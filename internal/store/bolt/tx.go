@@ -131,7 +131,8 @@ type tx struct {
 	bolt   *bbolt.Tx
 	log    []change
 	events []any
-	broken error // set when bbolt panicked: nothing of this may be committed
+	after  []func() // of the commit
+	broken error    // set when bbolt panicked: nothing of this may be committed
 }
 
 // change is one write and what was there before.
@@ -153,6 +154,9 @@ func (t *tx) Delete(key []byte) error {
 
 // Enqueue implements [store.Tx].
 func (t *tx) Enqueue(event any) { t.events = append(t.events, event) }
+
+// OnCommit implements [store.Tx].
+func (t *tx) OnCommit(do func()) { t.after = append(t.after, do) }
 
 func (t *tx) Get(key []byte) ([]byte, error) {
 	value, err := t.reader.Get(key)
@@ -194,9 +198,9 @@ func (t *tx) note(err error) error {
 }
 
 // mark is a point that undo goes back to.
-type mark struct{ changes, events int }
+type mark struct{ changes, events, after int }
 
-func (t *tx) mark() mark { return mark{len(t.log), len(t.events)} }
+func (t *tx) mark() mark { return mark{len(t.log), len(t.events), len(t.after)} }
 
 func (t *tx) undo(m mark) {
 	for i := len(t.log) - 1; i >= m.changes; i-- {
@@ -209,7 +213,7 @@ func (t *tx) undo(m mark) {
 		}))
 		t.changes++
 	}
-	t.log, t.events = t.log[:m.changes], t.events[:m.events]
+	t.log, t.events, t.after = t.log[:m.changes], t.events[:m.events], t.after[:m.after]
 }
 
 // changed tells whether there is anything to commit.

@@ -314,6 +314,9 @@ func (s *Store) commit(t *tx) error {
 // committed accounts for a commit that is on disk, before anybody hears of it.
 func (s *Store) committed(t *tx) {
 	s.commits.Add(1)
+	for _, do := range t.after {
+		do()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.views.epoch++

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -18,6 +19,9 @@ func snapshot(t *testing.T, open Open) {
 	s := start(t, open, Options{})
 	put(t, s, "a=1", "b=1")
 	must(t, s.View(t.Context(), func(r store.Reader) error {
+		if _, err := r.Get([]byte("absent")); err != nil { // the snapshot is taken now at the latest
+			return err
+		}
 		done := make(chan error)
 		go func() {
 			done <- s.Update(context.Background(), func(tx store.Tx) error {
@@ -345,7 +349,7 @@ func hookFails(t *testing.T, open Open) {
 	fail = true
 	together(t, 4, func(i int) error {
 		err := s.Update(context.Background(), func(tx store.Tx) error { return tx.Put(fmt.Appendf(nil, "%d", i), nil) })
-		if !errors.Is(err, boom) {
+		if !errors.Is(err, boom) || fault.Of(err) != fault.Internal {
 			return fmt.Errorf("the hook's error became %w", err)
 		}
 		return nil

@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -74,9 +75,8 @@ func withdrawn(t *testing.T, open Open) {
 
 	ctx := newAwaited(t.Context())
 	second := make(chan error)
-	var ran atomic.Bool
 	go func() {
-		second <- s.Update(ctx, func(tx store.Tx) error { ran.Store(true); return tx.Put([]byte("second"), nil) })
+		second <- s.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("second"), nil) })
 	}()
 	<-ctx.waiting
 	ctx.cancel()
@@ -88,9 +88,6 @@ func withdrawn(t *testing.T, open Open) {
 	close(g.goOn)
 	must(t, <-first)
 	put(t, s, "third=")
-	if ran.Load() {
-		t.Error("a withdrawn closure ran")
-	}
 	wantAll(t, s, "first=", "third=")
 }
 
@@ -247,6 +244,61 @@ func commitPersisted(t *testing.T, open Open) {
 	together(t, 4, func(int) error { return counting(s) })
 	f.after.Store(false)
 	wantCount(t, s, 4)
+}
+
+// onCommit: closures and hooks alike hear of the commit that they have joined, once,
+// before anybody is answered, and of no other.
+func onCommit(t *testing.T, open Open) {
+	var f failing
+	var fail bool // the hook
+	var heard []string
+	hear := func(tx store.Tx, what string) {
+		heard = append(heard, what+" too early") // until it is
+		tx.OnCommit(func() { heard = append(heard, what) })
+	}
+	s := start(t, open, Options{Commit: f.commit, Hook: func(tx store.Tx, _ []any) error {
+		hear(tx, "hook")
+		if fail {
+			return errInjected
+		}
+		return nil
+	}})
+	update := func(what string, err error) error {
+		heard = nil
+		return s.Update(t.Context(), func(tx store.Tx) error {
+			heard = nil
+			hear(tx, what)
+			return errors.Join(tx.Put([]byte("key"), []byte(what)), err)
+		})
+	}
+	want := func(when string, want ...string) {
+		t.Helper()
+		if !slices.Equal(heard, want) {
+			t.Errorf("%s: it hears %q, want %q", when, heard, want)
+		}
+	}
+	must(t, update("a", nil))
+	want("done", "a too early", "hook too early", "a", "hook")
+	if err := update("b", errInjected); !errors.Is(err, errInjected) {
+		t.Error(err)
+	}
+	want("the closure fails", "b too early")
+	fail = true
+	if err := update("c", nil); !errors.Is(err, errInjected) {
+		t.Error(err)
+	}
+	want("the hook fails", "c too early", "hook too early")
+	fail = false
+	f.before.Store(true)
+	wantKind(t, update("d", nil), fault.Unavailable)
+	want("the commit fails", "d too early", "hook too early")
+	f.before.Store(false)
+	heard = nil
+	must(t, s.Ready(t.Context())) // by another commit
+	want("after the commit has failed")
+	f.after.Store(true)
+	must(t, update("e", nil))
+	want("the commit that failed has persisted", "e too early", "hook too early", "e", "hook")
 }
 
 func recovers(t *testing.T, open Open) {

@@ -59,6 +59,7 @@ func Run(t *testing.T, open Open) {
 		{"TheHookJoinsItsCommit", hookJoins},
 		{"TheHookRunsOncePerCommit", hookOnce},
 		{"TheHookFailsTheGroup", hookFails},
+		{"OnCommitIsCalledForWhatIsDurable", onCommit},
 		{"AnEndedContextIsNotServed", endedContext},
 		{"AQueuedUpdateIsWithdrawn", withdrawn},
 		{"AHangingCommitHangsNobody", hangingCommit},
@@ -298,8 +299,8 @@ func scanEmptied(t *testing.T, open Open) {
 
 func inputsCopied(t *testing.T, open Open) {
 	s := start(t, open, Options{})
-	key, value := []byte("key"), []byte("value")
 	must(t, s.Update(t.Context(), func(tx store.Tx) error {
+		key, value := []byte("key"), []byte("value")
 		err := tx.Put(key, value)
 		clear(key)
 		clear(value)

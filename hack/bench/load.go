@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A sample is what one operation did for a while.
+type sample struct {
+	requests  int
+	refused   int // with 503, by a disk or a machine that others use too
+	elapsed   time.Duration
+	latencies []time.Duration // sorted
+	server    time.Duration   // processor time of all replicas
+	client    time.Duration   // that of the load itself
+	resident  int64           // bytes, of all replicas, at the end
+}
+
+func (s *sample) rate() float64 { return float64(s.requests) / s.elapsed.Seconds() }
+
+// quantile is the latency that a share q of the requests did not exceed.
+func (s *sample) quantile(q float64) time.Duration {
+	if len(s.latencies) == 0 {
+		return 0
+	}
+	return s.latencies[min(len(s.latencies)-1, int(q*float64(len(s.latencies))))]
+}
+
+// perRequest is the servers' processor time of one request.
+func (s *sample) perRequest() time.Duration { return s.server / time.Duration(max(1, s.requests)) }
+
+// clientShare is which part of the machine the load itself took.
+func (s *sample) clientShare() float64 {
+	return s.client.Seconds() / s.elapsed.Seconds() / float64(cores)
+}
+
+// A load is how an operation is driven: closed, so that each connection sends its next request when it has the last one's answer.
+type load struct {
+	connections  int
+	warm, length time.Duration
+}
+
+// run drives an operation against the replicas in turn. Any answer but the one that is expected is an error, except for a 503, which is counted.
+func (l load) run(ctx context.Context, d *deployment, o operation) (*sample, error) {
+	var measuring, over atomic.Bool
+	workers := make([]struct {
+		latencies []time.Duration
+		refused   int
+		err       error
+	}, l.connections)
+	var wg sync.WaitGroup
+	connections := make([]*connection, l.connections)
+	for i := range connections {
+		c, err := dial(d.replicas[i%len(d.replicas)].address)
+		if err != nil {
+			return nil, fmt.Errorf("connecting: %w", err)
+		}
+		defer c.close()
+		connections[i] = c
+	}
+	for i, c := range connections {
+		w := &workers[i]
+		wg.Go(func() {
+			for !over.Load() {
+				request, began := o.next(), time.Now()
+				status, answer, err := c.do(request)
+				took := time.Since(began)
+				if err == nil && status == http.StatusServiceUnavailable {
+					w.refused++
+					continue
+				}
+				if err == nil && status != o.status {
+					err = fmt.Errorf("%s was answered with %d: %s", o.name, status, answer)
+				}
+				if err != nil {
+					w.err = err
+					over.Store(true)
+					return
+				}
+				if measuring.Load() && !over.Load() { // it ended within the time that is measured
+					w.latencies = append(w.latencies, took)
+				}
+			}
+		})
+	}
+	s, err := l.watch(ctx, d, &measuring, &over)
+	over.Store(true)
+	wg.Wait()
+	for i := range workers {
+		s.latencies = append(s.latencies, workers[i].latencies...)
+		s.refused += workers[i].refused
+		err = errors.Join(err, workers[i].err)
+	}
+	slices.Sort(s.latencies)
+	s.requests = len(s.latencies)
+	return s, err
+}
+
+// watch measures from the end of the warm-up to that of the load.
+func (l load) watch(ctx context.Context, d *deployment, measuring, over *atomic.Bool) (*sample, error) {
+	s := new(sample)
+	if err := pause(ctx, l.warm); err != nil {
+		return s, err
+	}
+	server, _, err := d.used()
+	if err != nil {
+		return s, err
+	}
+	client, began := own(), time.Now()
+	measuring.Store(true)
+	err = pause(ctx, l.length)
+	over.Store(true)
+	s.elapsed, s.client = time.Since(began), own()-client
+	after, resident, err2 := d.used()
+	s.server, s.resident = after-server, resident
+	return s, errors.Join(err, err2)
+}
+
+// used sums up what the replicas have used.
+func (d *deployment) used() (cpu time.Duration, resident int64, err error) {
+	for _, r := range d.replicas {
+		u, err := used(r.pid)
+		if err != nil {
+			return 0, 0, err
+		}
+		cpu, resident = cpu+u.cpu, resident+u.resident
+	}
+	return cpu, resident, nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,149 @@
+// Command bench is `make bench`: it starts the built binary as a production server and drives it over loopback, and prints what that came to as
+// tables in Markdown, for docs/benchmarks.md.
+//
+// Absolute times on a shared machine mean little. So each operation is held against its limit: the number of cores divided by the sum of what its
+// cryptography costs, measured in the same run. The client runs on the same cores; what it takes of them is in the tables and is not deducted.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// run is one call of the program.
+type run struct {
+	binary        string
+	dir           string // for everything that the servers write
+	out           io.Writer
+	roundCount    int
+	load          load
+	only          []string           // names of operations
+	signing       []string           // how entries are signed: entry, batch
+	credentials   int                // of the large store
+	kmsOperations int                // at least, with a key-management service
+	least         map[string]float64 // share of primitives in the server's time, by operation
+	syncs         bool               // are counted
+
+	bench           *bench
+	alone, together []costs // of the primitives, by round
+}
+
+// parts are what can be measured, in this order.
+var parts = []struct {
+	name, what string
+	do         func(*run, context.Context) error
+}{
+	{"embedded", "Every operation on the embedded store, with entries signed one by one and in batches", (*run).partEmbedded},
+	{"postgres", "One to four replicas on one PostgreSQL", (*run).partPostgres},
+	{"growth", "Many credentials", (*run).partGrowth},
+	{"kms", "Keys under a key-management service", (*run).partKMS},
+	{"overload", "More than the server can do", (*run).partOverload},
+	{"logins", "Log-ins beside", (*run).partLogins},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := command(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func command(ctx context.Context) (err error) {
+	var names, known []string
+	for _, p := range parts {
+		known = append(known, p.name)
+	}
+	r := &run{out: os.Stdout, least: make(map[string]float64)}
+	flag.StringVar(&r.binary, "latticekeep", "bin/latticekeep", "`path` of the product")
+	flag.StringVar(&r.dir, "dir", "", "`folder` on the disk to be measured; default a temporary one")
+	flag.IntVar(&r.roundCount, "rounds", 5, "how often everything is measured")
+	flag.IntVar(&r.load.connections, "connections", 64, "of the client")
+	flag.DurationVar(&r.load.warm, "warm", 500*time.Millisecond, "up of an operation in a round, not measured")
+	flag.DurationVar(&r.load.length, "time", 2*time.Second, "that an operation is measured in a round")
+	flag.IntVar(&r.credentials, "credentials", 50_000, "of the large store in the part growth")
+	flag.IntVar(&r.kmsOperations, "kms-operations", 200_000, "at least, in the part kms")
+	flag.Func("least", "`share` of its primitives in the server's processor time of an operation, as encrypt=0.4, below which the program fails; again for others", func(s string) error {
+		name, text, _ := strings.Cut(s, "=")
+		share, err := strconv.ParseFloat(text, 64)
+		if err != nil || !slices.Contains(operationNames, name) {
+			return errors.New("give an operation and a number, as encrypt=0.4")
+		}
+		r.least[name] = share
+		return nil
+	})
+	flag.BoolVar(&r.syncs, "syncs", true, "count them, in a run of its own under strace")
+	list(&r.signing, "signing", "of audit entries", "entry", "batch")
+	list(&r.only, "operation", "to drive", operationNames...)
+	list(&names, "part", "what to measure", known...)
+	flag.Parse()
+	if r.roundCount < 1 || r.load.connections < 1 || r.credentials <= poolSize {
+		return fmt.Errorf("rounds and connections are at least 1, credentials more than %d", poolSize)
+	}
+	if r.dir, err = os.MkdirTemp(r.dir, "latticekeep-bench-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
+	if r.dir, err = filepath.Abs(r.dir); err != nil {
+		return err
+	}
+	if r.bench, err = newBench(); err != nil {
+		return fmt.Errorf("preparing the primitives: %w", err)
+	}
+	fmt.Fprintf(r.out, "%s, %s, `%s`\n", time.Now().Format("2 January 2006"), machine(), strings.Join(append([]string{"bench"}, os.Args[1:]...), " "))
+	for _, p := range parts {
+		if !slices.Contains(names, p.name) {
+			continue
+		}
+		fmt.Fprintf(r.out, "\n## %s\n\n", p.what)
+		if err := p.do(r, ctx); err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// list is a flag that takes one or several of the words with commas, and all without it.
+func list(to *[]string, name, usage string, words ...string) {
+	*to = words
+	flag.Func(name, usage+": one or several of "+strings.Join(words, ", ")+" with commas; default all", func(s string) error {
+		*to = strings.Split(s, ",")
+		for _, word := range *to {
+			if !slices.Contains(words, word) {
+				return fmt.Errorf("%q is none of them", word)
+			}
+		}
+		return nil
+	})
+}
+
+// cores are shared by the servers, the client and everything else.
+var cores = runtime.NumCPU()
+
+// machine says what all this ran on.
+func machine() string {
+	model := "unknown processor"
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err == nil {
+		for line := range strings.Lines(string(text)) {
+			if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+				model = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	return fmt.Sprintf("%s, %d cores, %s", model, cores, runtime.Version())
+}

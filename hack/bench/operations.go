@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// payload is what is encrypted, signed or sealed: 1 KiB of text.
+var payload = strings.Repeat("correct horse battery staple 42 ", 32)
+
+const (
+	poolSize = 1000 // credentials, envelopes and signatures that reads choose from
+	pageSize = 20   // of a list
+)
+
+// An operation is a request of the interface that is sent again and again.
+type operation struct {
+	name   string
+	status int
+	costs  []primitive // the least it takes
+	next   func() []byte
+}
+
+var operationNames = []string{"encrypt", "decrypt", "sign", "verify", "seal", "unseal", "list"}
+
+// operations makes those of a deployment, with what they read.
+func (d *deployment) operations(ctx context.Context) ([]operation, error) {
+	body := func(v any) []byte {
+		b, err := json.Marshal(v)
+		if err != nil {
+			panic("bench: encoding a request: " + err.Error())
+		}
+		return b
+	}
+	always := func(b []byte) func() []byte { return func() []byte { return b } }
+	oneOf := func(all [][]byte) func() []byte { return func() []byte { return all[rand.IntN(len(all))] } }
+	data := body(map[string]string{"data": payload})
+	encrypt := request(http.MethodPost, "/api/v2/encryption/encrypt", d.key, data)
+	sign := request(http.MethodPost, "/api/v2/encryption/sign", d.key, data)
+	seal := request(http.MethodPost, "/api/v2/vault/seal", d.key, body(map[string]any{
+		"name": "payments-database", "credential_type": "database", "values": map[string]string{"password": payload},
+	}))
+
+	var decrypts, verifies, unseals, lists [][]byte
+	err := errors.Join(
+		d.collect(ctx, encrypt, http.StatusOK, func(answer []byte) error {
+			decrypts = append(decrypts, request(http.MethodPost, "/api/v2/encryption/decrypt", d.key, answer))
+			return nil
+		}),
+		d.collect(ctx, sign, http.StatusOK, func(answer []byte) error {
+			var signed map[string]any
+			if err := json.Unmarshal(answer, &signed); err != nil {
+				return err
+			}
+			signed["data"] = payload
+			verifies = append(verifies, request(http.MethodPost, "/api/v2/encryption/verify", d.key, body(signed)))
+			return nil
+		}),
+		d.collect(ctx, seal, http.StatusCreated, func(answer []byte) error {
+			id, err := credentialID(answer)
+			unseals = append(unseals, request(http.MethodGet, "/api/v2/vault/"+id, d.key, nil))
+			lists = append(lists, request(http.MethodGet, fmt.Sprintf("/api/v2/vault/list?limit=%d&cursor=%s", pageSize, id), d.key, nil))
+			return err
+		}),
+	)
+	all := []operation{
+		{"encrypt", http.StatusOK, []primitive{sealMessage, dualSign, entrySign}, always(encrypt)},
+		{"decrypt", http.StatusOK, []primitive{dualVerify, openMessage, entrySign}, oneOf(decrypts)},
+		{"sign", http.StatusOK, []primitive{dataSign, entrySign}, always(sign)},
+		{"verify", http.StatusOK, []primitive{dataVerify, entrySign}, oneOf(verifies)},
+		{"seal", http.StatusCreated, []primitive{sealCredential, dualSign, entrySign}, always(seal)},
+		{"unseal", http.StatusOK, []primitive{dualVerify, openCredential, entrySign}, oneOf(unseals)},
+		{"list", http.StatusOK, []primitive{entrySign}, oneOf(lists)},
+	}
+	for i := range all {
+		if d.signing == "batch" { // one signature for many
+			all[i].costs = slices.DeleteFunc(all[i].costs, func(p primitive) bool { return p == entrySign })
+		}
+	}
+	return all, err
+}
+
+func credentialID(answer []byte) (string, error) {
+	var sealed struct {
+		ID string `json:"credential_id"`
+	}
+	err := json.Unmarshal(answer, &sealed)
+	return sealed.ID, err
+}
+
+// collect sends a request poolSize times and hands over each answer.
+func (d *deployment) collect(ctx context.Context, request []byte, want int, take func(answer []byte) error) error {
+	var mu sync.Mutex
+	var failed error
+	var wg sync.WaitGroup
+	left := poolSize
+	for range 16 {
+		wg.Go(func() {
+			c, err := dial(d.replicas[0].address)
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = err
+				return
+			}
+			defer c.close()
+			for {
+				mu.Lock()
+				left--
+				done := left < 0 || failed != nil || ctx.Err() != nil
+				mu.Unlock()
+				if done {
+					return
+				}
+				status, answer, err := c.do(request)
+				for again := 0; err == nil && status == http.StatusServiceUnavailable && again < 10; again++ { // a disk that others use
+					status, answer, err = c.do(request)
+				}
+				if err == nil && status != want {
+					err = fmt.Errorf("answered %d: %s", status, answer)
+				}
+				mu.Lock()
+				if err == nil {
+					err = take(answer)
+				}
+				if err != nil {
+					failed = err
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed, ctx.Err())
+}

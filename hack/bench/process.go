@@ -1,0 +1,88 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// tick is the unit of times in /proc, which Linux fixes for user space.
+const tick = time.Second / 100
+
+// usage is what a process has used of the machine so far.
+type usage struct {
+	cpu       time.Duration // user and system
+	resident  int64         // bytes
+	anonymous int64         // of them, those of no file
+}
+
+// used reads /proc/PID/stat and status.
+func used(pid int) (u usage, err error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return u, err
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ") // the name before may hold anything
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return u, fmt.Errorf("reading /proc/%d/stat: it is too short", pid)
+	}
+	for _, field := range fields[11:13] { // utime and stime
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return u, fmt.Errorf("reading /proc/%d/stat: %w", pid, err)
+		}
+		u.cpu += time.Duration(n) * tick
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return u, err
+	}
+	u.resident, u.anonymous = kilobytes(status, "VmRSS:"), kilobytes(status, "RssAnon:")
+	return u, nil
+}
+
+// kilobytes returns a line of /proc/PID/status in bytes.
+func kilobytes(status []byte, name string) int64 {
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, name); ok {
+			n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err == nil {
+				return n << 10
+			}
+		}
+	}
+	return 0
+}
+
+// own is the processor time of this process.
+func own() time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		return 0
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// childOf returns the one child of a process.
+func childOf(pid int) (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return 0, err
+	}
+	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, fmt.Errorf("finding the child of process %d: %w", pid, err)
+	}
+	return child, nil
+}
+
+// syncs counts the calls of fsync and fdatasync in what strace has written.
+func syncs(path string) (int, error) {
+	text, err := os.ReadFile(path)
+	return bytes.Count(text, []byte("sync(")), err // a call that is resumed has no bracket behind its name
+}

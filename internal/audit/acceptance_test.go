@@ -1,0 +1,130 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Another replica accepts at any moment of a look that finds, of the database itself and
+// of a place which knows less or more, what is accepted: the next look at the latest
+// lifts the refusal, without the place being visited again.
+func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
+	for name, ahead := range map[string]bool{"the place knows less": false, "the place knows more": true} {
+		t.Run(name, func(t *testing.T) {
+			for at := int64(1); ; at++ {
+				f, place := newFixture(t), &shelf{name: "place"}
+				a := f.anchoredAt(place)
+				a.fill(19)
+				a.keep() // at 20, with an entry at 21
+				if f.fill(3); ahead {
+					a.keep()
+				}
+				f.follow()
+				g := f.opened(f.copied())
+				g.cutTail(15)
+				if ahead {
+					row := g.rowsOf(only(checkpointKey))[string(checkpointKey)]
+					c, err := ParseCheckpoint(row, f.log.signer.Public())
+					if err != nil || c.Sequence < 24 {
+						t.Fatal(c, err)
+					}
+				}
+				other := g.another(g.store)
+				NewAnchorKeeper(other, []AnchorPlace{place}, AnchorOptions{Logger: quiet(), Now: g.now})
+				b := g.anchoredAt(place)
+				accepted := false
+				s := &between{Store: g.store, at: at, do: func() error {
+					_, err := other.AcceptRollback(context.Background(), rollbackAdmin, "a test")
+					accepted = true
+					return err
+				}}
+				g.log.store = s
+				b.keeper.visit(t.Context(), b.keeper.places[0], lookOnly)
+				b.keeper.lookInside(t.Context())
+				g.log.store = g.store
+				if accepted {
+					if _, err := g.log.hold(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					if err := g.log.Refusal(); err != nil {
+						t.Errorf("accepted before look %d: %v", at, err)
+					}
+				} else {
+					break
+				}
+			}
+		})
+	}
+}
+
+// What is accepted of a place that knew most is accepted of those that knew less, also
+// by a replica that looks at them later.
+func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
+	replicas := newReplicas(t, 2)
+	a, b := replicas[0], replicas[1]
+	older := a.read()
+	early, late := &shelf{name: "early"}, &shelf{name: "late"}
+	for _, s := range []*shelf{early, late} {
+		for range 5 {
+			a.append(AuditRead, tenantA)
+		}
+		if _, err := a.log.Follow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.put(newestOf(t, a.log))
+	}
+	a.put(older)
+	stranger := a.replica(t, a.log.signer) // which writes other entries in the place of those
+	for range 20 {
+		stranger.append(AuditRead, tenantA)
+	}
+	NewAnchorKeeper(a.log, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
+	if r, err := a.log.AcceptRollback(t.Context(), admin(), "a test"); err != nil || r.LostTo != r.LostFrom-1 {
+		t.Fatal(r, err)
+	}
+	k := NewAnchorKeeper(b.log, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
+	if err := k.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	b.append(AuditRead, tenantA)
+	b.verified(t)
+}
+
+// The damaged rows of a tenant fail at most the commit in which others find out, while
+// another process writes.
+func TestADamagedTenantIsItsOwnTroubleAmongReplicas(t *testing.T) {
+	replicas := newReplicas(t, 2)
+	a, b := replicas[0], replicas[1]
+	for range apart + 2 {
+		a.append(AuditRead, tenantA)
+	}
+	a.append(AuditRead, tenantB)
+	a.put(a.read().with(func(tx store.Tx) error { return tx.Put(tenantKey(string(tenantB), 1), []byte("junk")) }))
+	b.append(AuditRead, tenantA)
+	both := func() error {
+		return a.Update(t.Context(), func(tx store.Tx) error {
+			_, err := a.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
+			if err == nil {
+				_, err = a.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantB)})
+			}
+			return err
+		})
+	}
+	if err := both(); !errors.Is(err, fault.Internal) {
+		t.Fatal(err)
+	}
+	a.append(AuditRead, tenantA)
+	if err := a.Update(t.Context(), func(tx store.Tx) error {
+		_, err := a.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantB)})
+		if err == nil {
+			t.Error("the tenant's own event is let in")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,155 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+const (
+	// followEvery is how often [Log.KeepFollowing] looks at the store. What nobody has
+	// followed from one look to the next is followed then: so that a step and its
+	// commit are done within a second, and of many replicas one does it.
+	followEvery = 400 * time.Millisecond
+
+	// damagedPause comes after an attempt that found the log damaged, which
+	// reads as much as a step does and is not mended by trying again.
+	damagedPause = time.Minute
+
+	// lastStep bounds what is still followed after the end was asked for.
+	lastStep = 5 * time.Second
+)
+
+// glance is what a look at the store shows.
+type glance struct {
+	head     uint64
+	epoch    uint64
+	followed Checkpoint // the zero one when there is none, or it is damaged
+	lost     bool       // of what this process has seen
+}
+
+// glance looks whether there is something to follow, whoever has written it, and
+// whether all is still there that this process has seen.
+func (l *Log) glance(ctx context.Context) (g glance, err error) {
+	since, written := *l.seen.Load(), l.written.latest.Load()
+	var now known
+	err = l.store.View(ctx, func(r store.Reader) error {
+		head, err := readHead(r)
+		if err != nil {
+			return err
+		}
+		g.head = head.sequence
+		if g.epoch, err = l.epochNow(r, head); err != nil {
+			return err
+		}
+		lost, err := l.lacks(r, known{head, g.epoch}, since)
+		if g.lost = lost != nil; g.lost || err != nil {
+			return err
+		}
+		_, g.followed, err = l.newest(r)
+		if err != nil {
+			return sound(err) // the follower tells
+		}
+		// What is signed, or this process has written itself, need not be verified.
+		if now = g.followed.known(); now.newer(since) {
+			hash, err := hashOf(r, now.sequence)
+			if err != nil || hash != now.hash {
+				now = known{}
+			}
+		}
+		if written != nil && written.head == head {
+			now = known{head, g.epoch}
+		}
+		return nil
+	})
+	if err == nil && now.sequence > 0 {
+		l.saw(now)
+	}
+	return g, err
+}
+
+// KeepFollowing calls [Log.Follow] until ctx ends, and once more then. The newest
+// checkpoint is at most a second behind the entries, whichever process writes them,
+// and what another accepts or this one finds to be lost is known within the same
+// time. While nothing is written, nothing is but looked at.
+func (l *Log) KeepFollowing(ctx context.Context, logger *slog.Logger) {
+	f := follower{log: l, logger: logger}
+	f.follow(ctx)
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
+			defer cancel()
+			if l.Lag() > 0 {
+				f.follow(ctx)
+			}
+			return
+		case <-tick.C:
+		}
+		f.look(ctx)
+	}
+}
+
+// follower is what KeepFollowing knows from one look to the next.
+type follower struct {
+	log    *Log
+	logger *slog.Logger
+	before glance
+	failed string    // the kind of trouble that was logged
+	pause  time.Time // the log was found damaged, and is looked into again then
+}
+
+func (f *follower) look(ctx context.Context) {
+	g, err := f.log.glance(ctx)
+	switch {
+	case damaged(err):
+		if time.Now().After(f.pause) {
+			f.follow(ctx)
+		}
+		return
+	case err != nil:
+		return // who asks for something is told
+	}
+	before := f.before
+	f.before = g
+	var lost *RollbackError
+	refused := errors.As(f.log.Refusal(), &lost)
+	if g.lost || refused {
+		_, _ = f.log.hold(ctx)
+	}
+	if g.epoch != before.epoch && before.epoch > 0 || refused && f.log.Refusal() == nil {
+		f.log.verifyAnew(ctx) // somebody has accepted what was lost
+		f.pause = time.Time{}
+	}
+	if time.Now().Before(f.pause) && g.followed == before.followed {
+		return
+	}
+	if f.failed != "" || g.followed.Sequence < before.head {
+		f.follow(ctx)
+	}
+}
+
+func (f *follower) follow(ctx context.Context) {
+	_, err := f.log.Follow(ctx)
+	f.pause = time.Time{}
+	switch {
+	case err == nil, errors.Is(err, errNoCheckpoint): // of the empty log there is nothing to follow
+		if f.failed != "" {
+			f.logger.Info("the audit log has checkpoints again")
+		}
+		f.failed = ""
+		return
+	case fault.Message(err) != f.failed && ctx.Err() == nil:
+		f.failed = fault.Message(err)
+		f.logger.Error("the newest entries of the audit log have no checkpoint", "error", err)
+	}
+	if damaged(err) {
+		f.pause = time.Now().Add(damagedPause)
+	}
+}

@@ -1,0 +1,252 @@
+package audit
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha3"
+	"errors"
+	"fmt"
+	"maps"
+
+	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Several processes may write one log: each has the key, and the store runs their
+// hooks one after the other. So the head that a commit finds is the one that this
+// process has proposed last, or the one before if that commit failed, or one that
+// another process has written since. That is gone on from only when it is signed
+// with the log's key and the log still has the newest entry that this process knows
+// it to have had, or an epoch was accepted since: then entries may be missing.
+// Whatever else is there was put in the place of the log, as an older copy of the
+// database, or by hand: nothing is signed on top of it.
+
+// known is an entry that the store had, and the number of its epoch.
+type known struct {
+	link
+	epoch uint64
+}
+
+func (c Checkpoint) known() known {
+	return known{link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
+}
+
+// newer reports whether k comes later in the log than o.
+func (k known) newer(o known) bool {
+	return k.epoch > o.epoch || k.epoch == o.epoch && k.sequence > o.sequence
+}
+
+// saw keeps the newest entry that the store is known to have had.
+func (l *Log) saw(k known) {
+	for {
+		before := l.seen.Load()
+		if before != nil && !k.newer(*before) || l.seen.CompareAndSwap(before, &k) {
+			return
+		}
+	}
+}
+
+// apart is after how many commits of this process, none of another between them, it
+// counts as the only one that writes.
+const apart = 16
+
+// takeHead returns the head that the commit goes on from, and decides what became of
+// the last one of this process, for which the hook may have run more than once. If
+// the commit accepts that entries are lost, a says which.
+func (l *Log) takeHead(tx store.Tx, a *acceptance) (known, error) {
+	l.recent = nil
+	since := *l.seen.Load() // before the head is read: what was seen by now must be there
+	head, err := readHead(tx)
+	if err != nil {
+		return known{}, err
+	}
+	now, persisted, foreign := l.proposed, true, false
+	switch head {
+	case l.proposed.link:
+	case l.committed.link:
+		now, persisted = l.committed, false
+		if _, err := hashOf(tx, head.sequence+1); !errors.Is(err, errNoEntry) {
+			return known{}, cmp.Or(err, error(errDamagedLog)) // of what failed nothing is there
+		}
+	default:
+		foreign = true
+		if now, l.recent, err = l.theirs(tx, head); err != nil {
+			return known{}, err
+		}
+		if persisted = l.proposed != l.committed; persisted {
+			if persisted, err = l.has(tx, l.proposed.link); err != nil {
+				return known{}, err
+			}
+		}
+		if persisted && !since.newer(l.proposed) {
+			since = known{} // nothing later is known
+		}
+	}
+	if foreign || since.newer(now) {
+		if err := l.goesOn(tx, now, since, a); err != nil {
+			return known{}, err
+		}
+	}
+	if persisted {
+		l.remember(l.proposedTenants, l.proposed.epoch)
+	}
+	switch {
+	case foreign:
+		clear(l.committedTenants) // which others may have moved on
+		l.alone = 0
+		l.shared.Store(true)
+	case persisted:
+		maps.Copy(l.committedTenants, l.proposedTenants)
+		if l.alone++; l.alone == apart {
+			l.shared.Store(false)
+		}
+	}
+	l.written.settle(persisted)
+	l.committed, l.proposed, l.proposedTenants = now, now, nil
+	l.saw(now)
+	return now, nil
+}
+
+// theirs returns a head that another process has written, or says to have, and the rows
+// of the newest entries. It is the first of these, which are asked for as such: a store
+// that is far away then knows what to read with the head.
+func (l *Log) theirs(r store.Reader, head link) (known, *recentRows, error) {
+	newest := entryRange
+	newest.Reverse = true
+	var rows recentRows
+	err := r.Scan(newest, func(key, value []byte) bool {
+		rows.entries = append(rows.entries, row{bytes.Clone(key), bytes.Clone(value)})
+		return len(rows.entries) < mostRecent
+	})
+	if err != nil {
+		return known{}, nil, fmt.Errorf("reading the newest audit entry: %w", err)
+	}
+	rows.Reader = r
+	e, err := storedEntry(&rows, head.sequence)
+	if err != nil || !bytes.Equal(rows.entries[0].key, entryKey(head.sequence)) || e.entry.link() != head || !e.verify(l.signer.Public(), &rows.memo) {
+		if err == nil || errors.Is(err, errNoEntry) {
+			err = errDamagedLog
+		}
+		return known{}, nil, err
+	}
+	number, err := l.epochNow(r, head)
+	return known{head, number}, &rows, err
+}
+
+// goesOn fails when the log does not go on from what it is known to have had. Error:
+// fault.Unavailable, with a [RollbackError].
+func (l *Log) goesOn(r store.Reader, head, since known, a *acceptance) error {
+	lost, err := l.lacks(r, head, since)
+	switch {
+	case err != nil:
+		return err
+	case lost == nil, a != nil && a.lost.LostTo >= lost.LostTo:
+		return nil
+	case a != nil:
+		return errOneByOne // more is lost than whoever accepts it knew
+	}
+	l.suspect.Store(true)
+	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), lost)
+}
+
+// memoryPlace is what a [RollbackError] calls what a process has seen itself.
+const memoryPlace = "the memory of a replica"
+
+// lacks returns what the log, which ends with the head, lacks of what it is known to
+// have had: nil when it goes on from there, or has begun an epoch since, by which
+// somebody accepted that entries are lost.
+func (l *Log) lacks(r store.Reader, head, since known) (*RollbackError, error) {
+	if since.sequence == 0 || since.link == head.link {
+		return nil, nil
+	}
+	if since.sequence <= head.sequence {
+		if has, err := l.has(r, since.link); has || err != nil {
+			return nil, err
+		}
+	}
+	if head.epoch > since.epoch {
+		return nil, nil
+	}
+	lost := &RollbackError{LostTo: since.sequence, Hash: since.hash, Epoch: since.epoch, Place: memoryPlace}
+	if head.sequence < since.sequence {
+		lost.LostFrom = head.sequence + 1
+	}
+	return lost, nil
+}
+
+// has reports whether the log has an entry: in the database, or in the archive if
+// the tree says so.
+func (l *Log) has(r store.Reader, at link) (bool, error) {
+	hash, err := hashOf(r, at.sequence)
+	if !errors.Is(err, errNoEntry) {
+		return err == nil && hash == at.hash, unlessDamaged(err)
+	}
+	base, err := l.baseIn(r)
+	if err != nil || base == nil || base.Sequence() < at.sequence {
+		return false, err
+	}
+	index, ok := indexOf(base.epochs, at.sequence)
+	if !ok {
+		return false, nil
+	}
+	_, newest, err := l.newest(r)
+	if err != nil || newest.Size <= index {
+		return false, err
+	}
+	leaf, err := tiles{r}.hashes(newest.Size, newest.Root).ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
+	if err != nil {
+		return false, treeError(err)
+	}
+	return leaf[0] == tlog.Hash(leafHash(at.hash)), nil
+}
+
+// hashOf returns the hash of a stored entry, whoever signed it. Errors: errNoEntry,
+// errDamagedLog for a row that is none.
+func hashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
+	row, err := r.Get(entryKey(sequence))
+	if err != nil {
+		return hash, fmt.Errorf("reading an audit entry: %w", err)
+	}
+	if row == nil {
+		return hash, errNoEntry
+	}
+	core, _, err := splitRow(row)
+	if err != nil {
+		return hash, errDamagedLog
+	}
+	return sha3.Sum256(core), nil
+}
+
+// readEpochs are the rows of epochs that were read last, all of which an entry
+// agreed with, and the newest of them.
+type readEpochs struct {
+	rows   []byte
+	newest epoch
+}
+
+// epochNow returns the number of the epoch that the head is in. The entries that
+// begin epochs are read and verified only when the rows are others than before.
+func (l *Log) epochNow(r store.Reader, head link) (uint64, error) {
+	rows, err := epochRows(r)
+	if err != nil || len(rows) == 0 {
+		return 1, err
+	}
+	var text []byte
+	for _, row := range rows {
+		text = append(append(text, row.key...), row.encode()...)
+	}
+	if c := l.epochsRead.Load(); c != nil && bytes.Equal(c.rows, text) && c.newest.first <= head.sequence {
+		return c.newest.number, nil
+	}
+	epochs, _, err := l.accepted(r, head)
+	if err != nil {
+		return 0, err
+	}
+	newest := epochs[len(epochs)-1]
+	if len(epochs) == len(rows)+1 {
+		l.epochsRead.Store(&readEpochs{text, newest})
+	}
+	return newest.number, nil
+}

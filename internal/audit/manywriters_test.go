@@ -1,0 +1,445 @@
+package audit
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Replicas whose clocks are minutes apart write, follow and verify one log at the same
+// time, and nothing is said of it.
+func TestReplicasKeepOneLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		place := &shelf{name: "place"}
+		var all []*running
+		for i, r := range newReplicas(t, 3) {
+			r.clock = func() time.Time { return time.Now().Add(time.Duration(i-1) * 5 * time.Minute) }
+			all = append(all, r.run(t.Context(), place))
+			time.Sleep(3 * time.Second) // of the bubble
+		}
+		for i := range 300 {
+			all[i%3].append(AuditRead, []authz.TenantID{tenantA, tenantB}[i/3%2])
+			time.Sleep(100 * time.Millisecond) // of the bubble
+		}
+		time.Sleep(2 * time.Minute) // of the bubble
+		synctest.Wait()
+		written := uint64(0)
+		for _, r := range all {
+			if lag := r.log.Lag(); lag > 0 {
+				t.Error("the lag is", lag)
+			}
+			if p := r.log.Proof(); p.Status != ProofVerified || p.VerifiedTo != 302 {
+				t.Errorf("%+v", p)
+			}
+			_, counts, err := r.log.Progress(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			for _, n := range counts {
+				written += n
+			}
+			said := strings.ReplaceAll(r.said.String(), "level=WARN msg=\"the anchor of the audit log keeps nothing", "")
+			if strings.Contains(said, "level=WARN") || strings.Contains(said, "level=ERROR") {
+				t.Error(said)
+			}
+			r.end()
+		}
+		report := all[0].verified(t)
+		if report.Entries != 302 || report.Sequence != 302 || written != 302 { // and one that the place was begun
+			t.Errorf("%d entries up to %d, of which %d were counted", report.Entries, report.Sequence, written)
+		}
+		checkpoints := all[0].checkpoints(t, all[0].log.signer.Public())
+		if n := len(checkpoints); n < 25 || n > 100 {
+			t.Errorf("%d checkpoints in 30 s", n)
+		}
+		var before time.Time
+		for i, at := range place.saved {
+			if i > 0 && at.Sub(before) < 10*time.Second {
+				t.Errorf("%v between two writes of the place", at.Sub(before))
+			}
+			before = at
+		}
+		if n := len(place.saved); n < 3 || n > 6 {
+			t.Errorf("%d writes of the place", n)
+		}
+		if c, err := ParseCheckpoint(place.kept(), all[0].log.signer.Public()); err != nil || c.Sequence != 302 {
+			t.Errorf("the place keeps %+v, %v", c, err)
+		}
+	})
+}
+
+// What a replica wrote that is gone since is followed, and anchored, by the others.
+func TestTheOthersFollowWhatADeadReplicaWrote(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		place := &shelf{name: "place"}
+		replicas := newReplicas(t, 3)
+		first := replicas[0].run(t.Context(), place)
+		time.Sleep(30 * time.Second) // of the bubble
+		first.end()
+		others := []*running{replicas[1].run(t.Context(), place), replicas[2].run(t.Context(), place)}
+		time.Sleep(30 * time.Second) // of the bubble
+		replicas[0].append(AuditRead, tenantA)
+		time.Sleep(time.Second) // of the bubble
+		synctest.Wait()
+		if _, c, err := others[1].log.Newest(t.Context()); err != nil || c.Sequence != 3 {
+			t.Errorf("%+v, %v", c, err)
+		}
+		time.Sleep(20 * time.Second) // of the bubble
+		synctest.Wait()
+		if c, err := ParseCheckpoint(place.kept(), first.log.signer.Public()); err != nil || c.Sequence != 3 {
+			t.Errorf("the place keeps %+v, %v", c, err)
+		}
+		for _, r := range others {
+			r.end()
+		}
+	})
+}
+
+// An older copy of the database under running replicas: each of them finds out with
+// its next commit, or by looking, and one acceptance has all of them go on.
+func TestARollbackUnderRunningReplicas(t *testing.T) {
+	for name, c := range map[string]struct {
+		forked bool // somebody new has written to the older copy before anybody looked
+		more   bool // than the one knows who accepts
+		wrote  bool // each finds out by a commit
+		back   bool // the newest copy is put back
+		place  bool // there is one outside that knows, too
+	}{
+		"found by commits":                      {wrote: true},
+		"found by looking":                      {},
+		"that a place knows too":                {place: true, wrote: true},
+		"and another log in its place":          {forked: true, wrote: true},
+		"of which the accepting knows less":     {more: true},
+		"other entries, of which it knows less": {more: true, forked: true},
+		"that is undone":                        {back: true, wrote: true, place: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				place := &shelf{name: "place"}
+				var places []*shelf
+				if c.place {
+					places = append(places, place)
+				}
+				var all []*running
+				for _, r := range newReplicas(t, 3) {
+					all = append(all, r.run(t.Context(), places...))
+				}
+				b := all[0].table
+				for i := range 30 {
+					all[i%3].append(AuditRead, tenantA)
+				}
+				time.Sleep(time.Minute) // of the bubble
+				synctest.Wait()
+				older := b.read()
+				for i := range 30 {
+					all[i%3].append(AuditRead, tenantB)
+				}
+				time.Sleep(time.Minute) // of the bubble
+				synctest.Wait()
+				if c.more { // which the first one does not see
+					all[2].append(AuditRead, tenantA)
+					all[2].append(AuditRead, tenantA)
+				}
+				newest := b.read()
+				b.put(older)
+				if c.forked {
+					stranger := b.replica(t, all[0].log.signer)
+					for range 70 {
+						stranger.append(AuditRead, tenantB)
+					}
+				}
+				before := b.read()
+				for _, r := range all {
+					if !c.wrote {
+						break
+					}
+					var lost *RollbackError
+					if err := r.tries(AuditRead, tenantA); !errors.Is(err, fault.Unavailable) || !errors.As(err, &lost) {
+						t.Errorf("it is written to: %v", err)
+					}
+					r.refused()
+				}
+				time.Sleep(time.Second) // of the bubble
+				synctest.Wait()
+				if b.read() != before {
+					t.Error("something was written")
+				}
+				from := uint64(32)
+				if c.place {
+					from++
+				}
+				if c.forked {
+					from = 0
+				}
+				for _, r := range all {
+					if lost := r.refused(); lost != nil && (lost.LostFrom != from || lost.LostTo < 61) {
+						t.Errorf("%+v", lost)
+					}
+					if _, err := r.log.Follow(t.Context()); err == nil {
+						t.Error("a checkpoint is signed")
+					}
+					if p, err := r.log.Verify(t.Context()); err != nil || p.Status != ProofBroken {
+						t.Errorf("%+v, %v", p, err)
+					}
+				}
+				if c.back {
+					b.put(newest)
+				} else if _, err := all[0].log.AcceptRollback(t.Context(), admin(), "a test"); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Second) // of the bubble
+				if c.back && c.place {
+					time.Sleep(10 * time.Second) // of the bubble: until the place is looked at
+				}
+				synctest.Wait()
+				for _, r := range all {
+					if err := r.log.Ready(t.Context()); err != nil {
+						t.Error("it is refused still:", err)
+						continue
+					}
+					r.append(AuditRead, tenantA)
+					r.append(AuditRead, tenantB)
+				}
+				time.Sleep(time.Second) // of the bubble
+				synctest.Wait()
+				for _, r := range all {
+					if lag := r.log.Lag(); lag != 0 {
+						t.Error("a second later the lag is", lag)
+					}
+				}
+				time.Sleep(2 * time.Minute) // of the bubble
+				synctest.Wait()
+				want := 1
+				if c.back {
+					want = 0
+				}
+				report := b.verified(t)
+				if len(report.Rollbacks) != want {
+					t.Errorf("%+v", report.Rollbacks)
+				}
+				for _, r := range all {
+					if p := r.log.Proof(); p.Status != ProofVerified || p.VerifiedTo != report.Sequence {
+						t.Errorf("%+v, the head is at %d", p, report.Sequence)
+					}
+					if lag := r.log.Lag(); lag != 0 {
+						t.Error("the lag is", lag)
+					}
+					if err := r.log.Refusal(); err != nil {
+						t.Error("it is refused again:", err)
+					}
+					if n := strings.Count(r.said.String(), "level=ERROR"); n > 4 {
+						t.Errorf("%d errors are logged: %s", n, r.said)
+					}
+					r.end()
+				}
+				b.checkpoints(t, all[0].log.signer.Public())
+			})
+		})
+	}
+}
+
+// One acceptance is of all that is known at that moment, whoever has found it.
+func TestAnAcceptanceAsksWhatPlacesKnow(t *testing.T) {
+	replicas := newReplicas(t, 2)
+	a, b, place := replicas[0], replicas[1], &shelf{name: "place"}
+	older := a.read()
+	for range 20 {
+		a.append(AuditRead, tenantA)
+	}
+	note := func() []byte {
+		if _, err := a.log.Follow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return newestOf(t, a.log)
+	}
+	_ = note()
+	if _, err := b.log.Follow(t.Context()); err != nil { // b knows up to 21
+		t.Fatal(err)
+	}
+	a.append(AuditRead, tenantA)
+	place.put(note()) // 22
+	a.put(older)
+	NewAnchorKeeper(b.log, []AnchorPlace{place}, AnchorOptions{Logger: quiet()})
+	r, err := b.log.AcceptRollback(t.Context(), admin(), "a test") // nobody has looked before
+	if err != nil || r.LostFrom != 2 || r.LostTo != 22 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := a.tries(AuditRead, tenantA); err != nil {
+		t.Error(err)
+	}
+	// And what this process has seen itself.
+	a.put(older)
+	if r, err := a.log.AcceptRollback(t.Context(), admin(), "a test"); err != nil || r.LostFrom != 2 || r.LostTo < 23 || r.Epoch != 3 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// A commit that begins with an acceptance takes up no more than that accepts.
+func TestAnAcceptanceIsNotOfMoreThanItKnows(t *testing.T) {
+	r := newReplicas(t, 1)[0]
+	older := r.read()
+	for range 9 {
+		r.append(AuditRead, tenantA)
+	}
+	r.put(older)
+	accept := func(to uint64) error {
+		return r.Update(t.Context(), func(tx store.Tx) error {
+			_, err := r.log.append(tx, Event{Type: RollbackAccepted, Outcome: Success, Principal: admin()}, &acceptance{lost: RollbackError{LostFrom: 2, LostTo: to, Epoch: 1}})
+			return err
+		})
+	}
+	if err := accept(5); !errors.Is(err, errOneByOne) {
+		t.Error(err)
+	}
+	if err := accept(10); err != nil {
+		t.Error(err)
+	}
+}
+
+// The row of a head says what anybody may have written there.
+func TestAForeignHeadIsVerified(t *testing.T) {
+	for name, forge := range map[string]func(tx store.Tx, r *replica) error{
+		"of an entry that is not there": func(tx store.Tx, _ *replica) error {
+			return tx.Put(headKey, link{sequence: 99, micros: 1}.encode())
+		},
+		"of another hash": func(tx store.Tx, r *replica) error {
+			head, err := readHead(tx)
+			head.hash[0] ^= 1
+			return errors.Join(err, tx.Put(headKey, head.encode()))
+		},
+		"of an entry that is not signed": func(tx store.Tx, r *replica) error {
+			e, err := readEntry(tx, 4)
+			if err != nil {
+				return err
+			}
+			e.Sequence, e.PreviousHash = 5, e.Hash
+			core, err := e.canonical(nil, false)
+			if err != nil {
+				return err
+			}
+			sum, err := e.digest()
+			return errors.Join(err, tx.Put(entryKey(5), encodeRow(core, make([]byte, 3309))),
+				tx.Put(headKey, link{5, e.link().micros, sum}.encode()))
+		},
+		"of an earlier entry": func(tx store.Tx, _ *replica) error {
+			e, err := readEntry(tx, 2)
+			if err != nil {
+				return err
+			}
+			return tx.Put(headKey, e.link().encode())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			replicas := newReplicas(t, 2)
+			a, b := replicas[0], replicas[1]
+			b.append(AuditRead, tenantA)
+			a.append(AuditRead, tenantA)
+			b.append(AuditRead, tenantA) // up to 4
+			m := a.read().with(func(tx store.Tx) error { return forge(tx, a) })
+			a.put(m)
+			for _, r := range replicas {
+				if err := r.tries(AuditRead, tenantA); err == nil {
+					t.Error("it is gone on from")
+				}
+				_, _ = r.log.hold(t.Context())
+				if err := r.log.Refusal(); err != nil {
+					t.Error("what is damaged is taken for an older copy:", err)
+				}
+			}
+		})
+	}
+}
+
+// A step that read entries which an older copy of the database took the place of, and
+// other entries since, writes nothing, even if the checkpoint is the one that it began
+// with.
+func TestAStepOfAnotherHistoryIsNotWritten(t *testing.T) {
+	r := newReplicas(t, 1)[0]
+	if _, err := r.log.Follow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	older := r.read()
+	for range 5 {
+		r.append(AuditRead, tenantA)
+	}
+	slow, err := r.log.begin(t.Context())
+	if err == nil {
+		err = slow.read(t.Context(), r)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.put(older)
+	other := r.replica(t, r.log.signer)
+	for range 9 {
+		other.append(AuditRead, tenantA)
+	}
+	if c, err := r.log.step(t.Context()); err == nil {
+		t.Errorf("a checkpoint is signed of what this process has seen otherwise: %+v", c)
+	}
+	c, err := slow.checkpoint(r.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := signedNote(t, &fixture{log: r.log}, c)
+	if err := r.Update(t.Context(), func(tx store.Tx) error { return slow.write(tx, signed) }); !errors.Is(err, errOutrun) {
+		t.Error(err)
+	}
+	r.verified(t)
+}
+
+// The entry that a process has seen may be in the archive by now.
+func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
+	replicas := newReplicas(t, 2)
+	awake, asleep := replicas[0], replicas[1]
+	now := time.Now()
+	awake.clock, asleep.clock = func() time.Time { return now }, func() time.Time { return now }
+	asleep.append(AuditRead, tenantB)
+	for range 300 {
+		awake.append(AuditRead, tenantA)
+	}
+	now = now.Add(keep + 2*lateness)
+	awake.append(AuditRead, tenantA)
+	a, _ := (&fixture{t: t}).folder()
+	seen := asleep.log.proposed.link
+	if n, err := (&Cutter{Log: awake.log, Archive: a, Keep: keep}).Run(t.Context()); err != nil || n < 300 {
+		t.Fatal(n, err)
+	}
+	cut := asleep.read()
+	asleep.append(AuditRead, tenantB)
+	asleep.verified(t)
+	if _, written, err := asleep.log.Progress(t.Context()); err != nil || written[Kind{AuditRead, Success}] != 2 {
+		t.Error(written, err)
+	}
+	// The tree tells whether it is the one that is archived.
+	if has, err := awake.log.has(memoryTx{cut}, seen); !has || err != nil {
+		t.Error(has, err)
+	}
+	other := seen
+	other.hash[0] ^= 1
+	if has, err := awake.log.has(memoryTx{cut}, other); has || err != nil {
+		t.Error("another entry is said to be archived:", err)
+	}
+	liar := cut.with(func(tx store.Tx) error {
+		row := get(tx, tileKey(0, 0))
+		copy(row[32:], tlogLeaf(other))
+		return tx.Put(tileKey(0, 0), row)
+	})
+	if has, err := awake.log.has(memoryTx{liar}, other); has {
+		t.Error("a tree that does not hold is believed:", err)
+	}
+}
+
+func tlogLeaf(at link) []byte {
+	leaf := leafHash(at.hash)
+	return leaf[:]
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -1,0 +1,238 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// The rows that name a tenant's newest entry are not signed. Whoever has the database
+// and not the key could so have any replica sign an entry that forks the tenant's
+// history. Hence a row is believed only if it names what this process knows to be the
+// tenant's newest entry, or one that is signed and no older. What it cannot know is
+// which one is the newest of a tenant that it has never met and whose last rows were
+// removed: a verification finds that, also that of the running log.
+
+// position is the newest entry of a tenant.
+type position struct {
+	sequence uint64 // of the tenant
+	last     link
+}
+
+// kept is the newest position that a tenant is known to have had, and the epoch that
+// the log was in then.
+type kept struct {
+	position
+	epoch uint64
+}
+
+// contradicts reports whether a log of the same epoch cannot have p as the tenant's
+// newest entry.
+func (k kept) contradicts(p position) bool {
+	return p.sequence < k.sequence || p.sequence == k.sequence && p.last != k.last
+}
+
+// remember takes up positions that a commit has brought. An earlier epoch's are no bound.
+func (l *Log) remember(tenants map[string]position, epoch uint64) {
+	for tenant, p := range tenants {
+		l.kept.Store(tenant, kept{p, epoch})
+	}
+}
+
+// keptOf returns the zero one for a tenant that this process has not met.
+func (l *Log) keptOf(tenant string) kept {
+	k, _ := l.kept.Load(tenant)
+	of, _ := k.(kept)
+	return of
+}
+
+// position returns a tenant's newest committed entry, for the hook of a commit in an
+// epoch. It is read when that first meets the tenant, and anew after another process
+// has written. Error: errDamagedLog.
+func (l *Log) position(r store.Reader, tenant string, epoch uint64) (position, error) {
+	if p, ok := l.committedTenants[tenant]; ok {
+		return p, nil
+	}
+	p, err := lastOf(r, tenant)
+	k := l.keptOf(tenant)
+	switch {
+	case err != nil:
+		return position{}, err
+	case k.epoch == epoch && k.contradicts(p):
+		return position{}, errDamagedLog
+	case k.position == p && p.sequence > 0:
+		return p, nil
+	case l.recent != nil:
+		return p, l.proves(l.recent, tenant, p, &l.recent.memo)
+	}
+	return p, l.proves(r, tenant, p, nil)
+}
+
+// recentRows reads what is read to go on from another process's head, of which most
+// tenants' newest entries are, without asking for it again.
+type recentRows struct {
+	store.Reader
+	entries []row // newest first
+	memo    memo  // of groups, most of which have several of these
+}
+
+// mostRecent is no more than what a scan gets from any store at once.
+const mostRecent = 16
+
+// Get implements [store.Reader].
+func (r *recentRows) Get(key []byte) ([]byte, error) {
+	for _, e := range r.entries {
+		if bytes.Equal(e.key, key) {
+			return e.value, nil
+		}
+	}
+	return r.Reader.Get(key)
+}
+
+// of reports whether an entry is the one at this position.
+func (p position) of(e *Entry, tenant string) bool {
+	return e.TenantID == tenant && e.TenantSequence == p.sequence && e.link() == p.last
+}
+
+// proves fails unless what a row says is signed: by the entry that it names or, when
+// that is archived or the row says that there is none, by the base. The memo may be
+// nil. Error: errDamagedLog.
+func (l *Log) proves(r store.Reader, tenant string, p position, m *memo) error {
+	if p.sequence > 0 {
+		e, err := storedEntry(r, p.last.sequence)
+		switch {
+		case err == nil && p.of(e.entry, tenant) && e.verify(l.signer.Public(), m):
+			return nil
+		case err == nil:
+			return errDamagedLog
+		case !errors.Is(err, errNoEntry):
+			return err
+		}
+	}
+	base, err := l.baseIn(r)
+	if err != nil {
+		return err
+	}
+	var archived position
+	if base != nil && base.tenants[tenant] != nil {
+		archived = position{base.tenants[tenant].sequence, base.tenants[tenant].last}
+	}
+	if archived != p {
+		return errDamagedLog
+	}
+	return nil
+}
+
+// foresee reads what the hook will read for the tenant, to find damage while that fails
+// nobody else. While other processes write, too, it always does: a store that is far
+// away then has it at hand in the hook, for which all of them wait.
+func (l *Log) foresee(tx store.Tx, tenant string) error {
+	shared := l.shared.Load()
+	_, sound := l.sound.Load(tenant)
+	if sound && !shared {
+		return nil
+	}
+	k := l.keptOf(tenant) // before the row is read, which cannot be behind it
+	p, err := lastOf(tx, tenant)
+	switch {
+	case err != nil:
+		return err
+	case k.position == p && p.sequence > 0:
+	case k.contradicts(p):
+		err = l.contradicted(tx, tenant, k, p)
+	case sound:
+		err = foreseeEntry(tx, p) // the hook judges
+	default:
+		err = l.proves(tx, tenant, p, nil)
+	}
+	if err != nil {
+		return err
+	}
+	l.sound.Store(tenant, nil)
+	if w := l.written.latest.Load(); shared && w != nil {
+		_, err = tx.Get(entryKey(w.head.sequence))
+	}
+	return err
+}
+
+// foreseeEntry reads what shows that a position is one, unless the hook will come by it.
+func foreseeEntry(r store.Reader, p position) error {
+	head, err := readHead(r)
+	if err == nil && p.last.sequence+mostRecent <= head.sequence {
+		_, _, err = entryRows(r, p.last.sequence)
+	}
+	return err
+}
+
+// contradicted tells a row that was rewritten from one of an older copy of the database,
+// or of a log that goes on without entries that were lost: that is for the hook.
+func (l *Log) contradicted(r store.Reader, tenant string, k kept, p position) error {
+	head, err := readHead(r)
+	if err != nil {
+		return err
+	}
+	number, err := l.epochNow(r, head)
+	if err != nil {
+		return err
+	}
+	if number == k.epoch {
+		lost, err := l.lacks(r, known{head, number}, *l.seen.Load())
+		if lost == nil && err == nil {
+			err = errDamagedLog
+		}
+		return err
+	}
+	return l.proves(r, tenant, p, nil)
+}
+
+// lastOf reads a tenant's newest entry from its index.
+func lastOf(r store.Reader, tenant string) (p position, err error) {
+	rng := store.Prefix(tenantPrefix(tenant))
+	rng.Reverse = true
+	var bad error
+	err = r.Scan(rng, func(key, value []byte) bool {
+		row, err := decodeIndexRow(value)
+		if err != nil || len(key) < 8 {
+			bad = errDamagedLog
+			return false
+		}
+		p = position{binary.BigEndian.Uint64(key[len(key)-8:]), row.link}
+		return false
+	})
+	return p, errors.Join(err, bad)
+}
+
+// entryRows returns copies of the row of an entry, nil when there is none, and of that
+// of its group, if it has one.
+func entryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
+	row, err = r.Get(entryKey(sequence))
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading an audit entry: %w", err)
+	}
+	row = bytes.Clone(row)
+	if first, ok := rowBatch(row); ok {
+		if batch, err = r.Get(batchKey(first)); err != nil {
+			return nil, nil, fmt.Errorf("reading the signature of audit entries: %w", err)
+		}
+	}
+	return row, bytes.Clone(batch), nil
+}
+
+// storedEntry is [readEntry] without the signature as text.
+func storedEntry(r store.Reader, sequence uint64) (stored, error) {
+	row, batch, err := entryRows(r, sequence)
+	switch {
+	case err != nil:
+		return stored{}, err
+	case row == nil:
+		return stored{}, errNoEntry
+	}
+	e, err := decodeStored(row, batch)
+	if err != nil || e.entry.Sequence != sequence {
+		return stored{}, errDamagedLog
+	}
+	return e, nil
+}

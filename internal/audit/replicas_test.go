@@ -1,0 +1,333 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// table is a database of several replicas, in memory, each commit of which is a list
+// of rows of its own.
+type table struct {
+	writing sync.Mutex // held by whoever commits
+	mu      sync.Mutex // guards now and past
+	now     *memory
+	past    []*memory // every commit that there ever was
+}
+
+func (b *table) read() *memory {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
+}
+
+// put makes a list of rows the state of the database, as a restored backup does.
+func (b *table) put(m *memory) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now, b.past = m, append(b.past, m)
+}
+
+// outcome is what becomes of a commit after its hook has run.
+type outcome string
+
+const (
+	done      outcome = "done"
+	failed    outcome = "failed"
+	persisted outcome = "persisted, and said to have failed"
+	again     outcome = "failed, and done again"
+	late      outcome = "lost the lock while it was frozen, and done again"
+)
+
+// replica is the store of one process.
+type replica struct {
+	*table
+	t       testing.TB
+	log     *Log
+	outcome outcome
+	frozen  func() // runs while a hook is frozen that has lost the lock
+	clock   func() time.Time
+}
+
+var errNotDone = fault.New(fault.Unavailable, "the connection is lost")
+
+func (r *replica) View(ctx context.Context, fn func(store.Reader) error) error {
+	if err := ctx.Err(); err != nil {
+		return fault.Wrap(fault.Unavailable, "ended", err)
+	}
+	return fn(memoryTx{r.read()})
+}
+
+func (r *replica) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return fault.Wrap(fault.Unavailable, "ended", err)
+	}
+	if r.outcome == late {
+		was := r.read()
+		tx := &replicaTx{memoryTx: memoryTx{&memory{slices.Clone(was.rows)}}}
+		if err := fn(tx); err != nil {
+			return err
+		}
+		r.frozen()
+		_ = r.log.Commit(tx, tx.events) // whatever it says, it has lost the lock
+	}
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	runs := 1
+	if r.outcome == again {
+		runs = 2
+	}
+	var m *memory
+	var tx *replicaTx
+	for range runs {
+		m = &memory{slices.Clone(r.read().rows)}
+		tx = &replicaTx{memoryTx: memoryTx{m}}
+		if err := fn(tx); err != nil {
+			return err
+		}
+		if err := r.log.Commit(tx, tx.events); err != nil {
+			return err
+		}
+	}
+	if r.outcome == failed {
+		return errNotDone
+	}
+	r.put(m)
+	if r.outcome == persisted {
+		return errNotDone
+	}
+	for _, do := range tx.after {
+		do()
+	}
+	return nil
+}
+
+func (r *replica) Ready(context.Context) error { return nil }
+
+func (r *replica) Close() error { return nil }
+
+type replicaTx struct {
+	memoryTx
+	events []any
+	after  []func()
+}
+
+func (tx *replicaTx) Enqueue(e any) { tx.events = append(tx.events, e) }
+
+func (tx *replicaTx) OnCommit(do func()) { tx.after = append(tx.after, do) }
+
+// newReplicas returns processes that write one log, which has begun.
+func newReplicas(t testing.TB, n int) []*replica {
+	t.Helper()
+	seed := make([]byte, dualsig.SeedSize)
+	_, _ = rand.Read(seed)
+	signer, err := dualsig.NewPrivateKey(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &table{now: new(memory)}
+	var all []*replica
+	for range n {
+		all = append(all, b.replica(t, signer))
+	}
+	all[0].append(ChainStarted, authz.SystemTenant)
+	return all
+}
+
+// replica starts another process.
+func (b *table) replica(t testing.TB, signer *dualsig.PrivateKey) *replica {
+	t.Helper()
+	r := &replica{table: b, t: t, outcome: done, clock: time.Now}
+	r.log = New(func() time.Time { return r.clock() })
+	if err := r.log.Use(context.Background(), r, signer, "chain_test"); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *replica) append(what EventType, tenant authz.TenantID) {
+	r.t.Helper()
+	if err := r.tries(what, tenant); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *replica) tries(what EventType, tenant authz.TenantID) error {
+	return r.log.Record(context.Background(), Event{
+		Type: what, Outcome: Success, Principal: principal(tenant), Resource: Resource{Type: ChainResource, ID: "chain_test"},
+	})
+}
+
+// verified verifies the whole log, and returns how many entries it has.
+func (b *table) verified(t testing.TB) Report {
+	t.Helper()
+	report, err := VerifyStore(context.Background(), b.read(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// Whatever became of the commits of two replicas, in any order: the log is whole, the
+// next commit goes on, and each counts what it has committed.
+func TestReplicasGoOnWhateverBecameOfTheirCommits(t *testing.T) {
+	outcomes := []outcome{done, failed, persisted, again, late}
+	length := 4
+	if testing.Short() {
+		length = 3
+	}
+	words := 1
+	for range length {
+		words *= 2 * len(outcomes)
+	}
+	all := newReplicas(t, 2)
+	begun, signer := all[0].read(), all[0].log.signer
+	onAllCores(words, func(word int) {
+		b := &table{now: begun}
+		pair := []*replica{b.replica(t, signer), b.replica(t, signer)}
+		var want [2]uint64
+		var said string
+		count := func(said string) {
+			for i, r := range pair {
+				if _, written, err := r.log.Progress(t.Context()); err != nil || written[Kind{AuditRead, Success}] != want[i] {
+					t.Errorf("%s: %d were counted of %d, %v", said, written[Kind{AuditRead, Success}], want[i], err)
+				}
+			}
+		}
+		for rest := word; len(said) < 1 || rest > 0; rest /= 2 * len(outcomes) {
+			i, o := rest%2, outcomes[rest/2%len(outcomes)]
+			said += fmt.Sprintf("%d %s; ", i, o)
+			r, other := pair[i], pair[1-i]
+			r.outcome, r.frozen = o, func() {
+				other.outcome = done
+				other.append(AuditRead, tenantA)
+				want[1-i]++
+			}
+			err := r.tries(AuditRead, tenantA)
+			if ok := o != failed && o != persisted; (err == nil) != ok {
+				t.Errorf("%s: %v", said, err)
+			}
+			if o != failed {
+				want[i]++
+			}
+			count(said)
+		}
+		for i, r := range pair {
+			r.outcome = done
+			r.append(AuditRead, tenantA)
+			want[i]++
+		}
+		count(said)
+		report, err := VerifyStore(t.Context(), b.read(), Options{PublicKey: signer.Public()})
+		if err != nil || report.Sequence != 1+want[0]+want[1] {
+			t.Errorf("%s: %d entries, %v", said, report.Sequence, err)
+		}
+	})
+}
+
+// seat is a [shelf] as one of several processes has it, each of which compares with what
+// it has itself seen there.
+type seat struct {
+	*shelf
+	seen []byte
+}
+
+func (s *seat) Load(ctx context.Context) (note []byte, err error) {
+	note, err = s.shelf.Load(ctx)
+	s.seen = note
+	return note, err
+}
+
+func (s *seat) Save(_ context.Context, note []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !bytes.Equal(s.seen, s.note) {
+		return fault.New(fault.Conflict, "it was changed meanwhile")
+	}
+	s.note, s.saved = note, append(s.saved, time.Now())
+	return nil
+}
+
+// running has each replica do what the server does with its log, in a bubble of time.
+type running struct {
+	*replica
+	keeper *AnchorKeeper
+	said   *bytes.Buffer
+	end    func()
+}
+
+func (r *replica) run(ctx context.Context, shelves ...*shelf) *running {
+	ctx, cancel := context.WithCancel(ctx)
+	var places []AnchorPlace
+	for _, s := range shelves {
+		places = append(places, &seat{shelf: s})
+	}
+	n := &running{replica: r, said: new(bytes.Buffer)}
+	logger := slog.New(slog.NewTextHandler(&lockedWriter{w: n.said}, nil))
+	n.keeper = NewAnchorKeeper(r.log, places, AnchorOptions{Logger: logger, Now: time.Now})
+	_ = n.keeper.Check(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.log.KeepFollowing(ctx, logger) })
+	wg.Go(func() { r.log.KeepVerified(ctx, time.Hour, logger) })
+	wg.Go(func() { n.keeper.Keep(ctx) })
+	n.end = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	return n
+}
+
+type lockedWriter struct {
+	mu sync.Mutex
+	w  *bytes.Buffer
+}
+
+func (w *lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.w.Write(p)
+}
+
+// checkpoints returns what the checkpoint was, one after the other, and fails the test
+// if two of them of one size say different things.
+func (b *table) checkpoints(t *testing.T, key *dualsig.PublicKey) (all []Checkpoint) {
+	t.Helper()
+	var last []byte
+	of := make(map[int64]Checkpoint)
+	for _, m := range b.past {
+		row, _ := memoryTx{m}.Get(checkpointKey)
+		if row == nil || bytes.Equal(row, last) {
+			continue
+		}
+		last = row
+		c, err := ParseCheckpoint(row, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other, ok := of[c.Size]; ok && !other.same(c) {
+			t.Errorf("%+v and %+v are both signed", other, c)
+		}
+		of[c.Size] = c
+		all = append(all, c)
+	}
+	return all
+}
+
+// refused reports whether a commit and Ready say that entries are lost.
+func (r *replica) refused() (lost *RollbackError) {
+	r.t.Helper()
+	err := r.log.Ready(context.Background())
+	if !errors.Is(err, fault.Unavailable) || !errors.As(err, &lost) {
+		r.t.Errorf("it is not refused: %v", err)
+	}
+	return lost
+}

@@ -1,0 +1,306 @@
+package backup
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha3"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"time"
+
+	"filippo.io/age"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/frame"
+)
+
+// FileContext is that of the signature of a [Statement], and the label of the
+// frame it covers.
+const FileContext = "latticekeep/backup-file/v1"
+
+const (
+	ageMagic       = "age-encryption.org/v1"
+	statementMagic = "latticekeep-backup-signature-1\n"
+	saidSize       = sumSize + 8 + chainSize + dualsig.PublicKeySize + 8 + 8 + 1
+
+	// StatementSize is the length of a statement in bytes.
+	StatementSize = len(statementMagic) + saidSize + dualsig.SignatureSize
+)
+
+// Signer signs with the identity key of a deployment, as a keyring does.
+type Signer interface {
+	SignBackup(message []byte) ([]byte, error)     // for SigningContext
+	SignBackupFile(message []byte) ([]byte, error) // for FileContext
+}
+
+// Statement is what a deployment says of an encrypted backup, so that whoever
+// keeps the file, and cannot open it, can tell that it is whole.
+type Statement struct {
+	Digest    [sumSize]byte // SHA3-256 of the encrypted file
+	Size      uint64        // of it, in bytes
+	Chain     string        // as in Header
+	Identity  *dualsig.PublicKey
+	CreatedAt time.Time
+	Rows      uint64
+	HasKMSKey bool // the file of the current KMS key is inside
+}
+
+// said is what the signature covers.
+func (s Statement) said() ([]byte, error) {
+	chain, err := hex.DecodeString(s.Chain)
+	if err != nil || len(chain) != chainSize {
+		return nil, errors.New("writing the statement: the chain is not a fingerprint")
+	}
+	b := binary.BigEndian.AppendUint64(bytes.Clone(s.Digest[:]), s.Size)
+	b = append(append(b, chain...), s.Identity.Bytes()...)
+	b = binary.BigEndian.AppendUint64(b, uint64(s.CreatedAt.Unix()))
+	b = binary.BigEndian.AppendUint64(b, s.Rows)
+	if s.HasKMSKey {
+		return append(b, 1), nil
+	}
+	return append(b, 0), nil
+}
+
+// ParseStatement reads a statement and verifies its signature by the identity
+// that it names: compare that with a pinned one. Error: fault.Invalid.
+func ParseStatement(b []byte) (Statement, error) {
+	rest, ok := bytes.CutPrefix(b, []byte(statementMagic))
+	if !ok || len(rest) != saidSize+dualsig.SignatureSize {
+		return Statement{}, fault.New(fault.Invalid, "this is not the signature of a backup: name the file .sig that was written beside it")
+	}
+	said, signature := rest[:saidSize], rest[saidSize:]
+	next := func(n int) []byte {
+		part := rest[:n]
+		rest = rest[n:]
+		return part
+	}
+	var s Statement
+	copy(s.Digest[:], next(sumSize))
+	s.Size = binary.BigEndian.Uint64(next(8))
+	s.Chain = hex.EncodeToString(next(chainSize))
+	identity, err := dualsig.ParsePublicKey(next(dualsig.PublicKeySize))
+	created := binary.BigEndian.Uint64(next(8))
+	s.Rows = binary.BigEndian.Uint64(next(8))
+	has := next(1)[0]
+	s.HasKMSKey = has == 1
+	if err != nil || created > maxTime || has > 1 || !identity.Verify(FileContext, frame.Join(FileContext, said), signature) {
+		return Statement{}, fault.New(fault.Invalid, "the signature of the backup does not verify: it was changed, or belongs to nothing; use another backup")
+	}
+	s.Identity, s.CreatedAt = identity, time.Unix(int64(created), 0).UTC()
+	return s, nil
+}
+
+// Check reads an encrypted backup and compares it with the statement. Errors:
+// fault.Invalid, and whatever r fails with.
+func (s Statement) Check(r io.Reader) error {
+	sum := sha3.New256()
+	n, err := io.Copy(sum, r)
+	if err != nil {
+		return fmt.Errorf("reading the backup: %w", err)
+	}
+	return s.compare(uint64(n), sum)
+}
+
+func (s Statement) compare(size uint64, sum hash.Hash) error {
+	switch {
+	case size < s.Size:
+		return errCut
+	case size != s.Size || !bytes.Equal(sum.Sum(nil), s.Digest[:]):
+		return errChanged
+	}
+	return nil
+}
+
+// Write writes a backup of s that only to can open, and behind it the statement
+// of its signer. keys are the files of the keys that wrap those in the store, as
+// in [Reader]. When it fails, what it has written
+// is no backup.
+func Write(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, to Recipient, signer Signer) error {
+	sum := sha3.New256()
+	size := counter(0)
+	out := bufio.NewWriterSize(w, 64<<10) // so that nothing leaves before the store has been read
+	file, err := age.Encrypt(io.MultiWriter(out, sum, &size), to.age)
+	if err != nil {
+		return fmt.Errorf("encrypting the backup: %w", err)
+	}
+	rows, err := writePlain(ctx, file, s, h, keys, signer)
+	if err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return fmt.Errorf("encrypting the backup: %w", err)
+	}
+	statement := Statement{Size: uint64(size), Chain: h.Chain, Identity: h.Identity, CreatedAt: h.CreatedAt, Rows: rows, HasKMSKey: hasCurrent(keys)}
+	sum.Sum(statement.Digest[:0])
+	said, err := statement.said()
+	if err != nil {
+		return err
+	}
+	signature, err := signer.SignBackupFile(frame.Join(FileContext, said))
+	if err != nil {
+		return fmt.Errorf("signing the backup: %w", err)
+	}
+	for _, part := range [][]byte{[]byte(statementMagic), said, signature} {
+		if _, err := out.Write(part); err != nil {
+			return fmt.Errorf("writing the backup: %w", err)
+		}
+	}
+	if err := out.Flush(); err != nil {
+		return fmt.Errorf("writing the backup: %w", err)
+	}
+	return nil
+}
+
+func hasCurrent(keys [][]byte) bool { return len(keys) > 0 && len(keys[0]) > 0 }
+
+type counter uint64
+
+func (c *counter) Write(b []byte) (int, error) {
+	*c += counter(len(b))
+	return len(b), nil
+}
+
+// Open reads the header of an encrypted backup. Errors: fault.Invalid for a file
+// that is no backup or that none of the identities opens, and whatever r fails
+// with. What is read afterwards is only believed as [Reader] says.
+func Open(r io.Reader, identities []Identity) (*Reader, error) {
+	in := bufio.NewReaderSize(r, 64<<10)
+	start, err := in.Peek(max(len(ageMagic), len(formerMagic)))
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return nil, fmt.Errorf("reading the backup: %w", err)
+	case bytes.HasPrefix(start, []byte(formerMagic)):
+		return nil, errFormer
+	case !bytes.HasPrefix(start, []byte(ageMagic)):
+		return nil, errNoBackup
+	}
+	all := make([]age.Identity, len(identities))
+	for i, identity := range identities {
+		all[i] = identity.age
+	}
+	plain, err := age.Decrypt(&reader{Reader: in}, all...)
+	if err != nil {
+		return nil, opening(err)
+	}
+	return newReader(&reader{Reader: plain, encrypted: true})
+}
+
+// reader tells what the file fails with from what age says of its content.
+type reader struct {
+	io.Reader
+	encrypted bool
+}
+
+type readError struct{ error }
+
+func (e readError) Unwrap() error { return e.error }
+
+func (r *reader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	switch {
+	case err == nil || err == io.EOF:
+		return n, err
+	case r.encrypted:
+		return n, opening(err)
+	case errors.Is(err, io.ErrUnexpectedEOF): // as from a connection that broke
+		return n, err
+	}
+	return n, readError{err}
+}
+
+// opening returns what to make of an error of age.
+func opening(err error) error {
+	var failed readError
+	var other *age.NoIdentityMatchError
+	switch {
+	case errors.As(err, &failed):
+		return fmt.Errorf("reading the backup: %w", failed.error)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return errCut
+	case errors.As(err, &other):
+		return fault.New(fault.Invalid, "the identity does not open the backup, which is encrypted to another recipient: name the identity that belongs to it")
+	}
+	return fault.Wrap(fault.Invalid, "the backup was changed since it was written, or is cut off: use another one", err)
+}
+
+// Parts reads an encrypted backup, behind which there may be its statement.
+type Parts struct {
+	in        io.Reader
+	buffer    []byte
+	held      []byte // of it: read, and not handed on
+	ended     bool
+	statement []byte
+	size      uint64
+	sum       hash.Hash
+	err       error
+}
+
+// Split returns a Reader of the encrypted file alone, as it came.
+func Split(r io.Reader) *Parts {
+	return &Parts{in: r, sum: sha3.New256(), buffer: make([]byte, StatementSize+64<<10)}
+}
+
+// Read reads the encrypted file. At its end it fails when there is a statement
+// and that does not hold.
+func (p *Parts) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	for !p.ended && len(p.held) <= StatementSize {
+		if err := p.fill(); err != nil {
+			return 0, err
+		}
+	}
+	free := len(p.held)
+	if !p.ended {
+		free -= StatementSize
+	}
+	if free == 0 {
+		return 0, p.end()
+	}
+	n := copy(b, p.held[:free])
+	p.held = p.held[n:]
+	_, _ = p.sum.Write(b[:n]) // a hash never fails
+	p.size += uint64(n)
+	return n, nil
+}
+
+func (p *Parts) fill() error {
+	kept := copy(p.buffer, p.held)
+	n, err := p.in.Read(p.buffer[kept:])
+	p.held = p.buffer[:kept+n]
+	if err == io.EOF {
+		p.ended = true
+		if at := len(p.held) - StatementSize; at >= 0 && bytes.HasPrefix(p.held[at:], []byte(statementMagic)) {
+			p.held, p.statement = p.held[:at], p.held[at:]
+		}
+		return nil
+	}
+	return err
+}
+
+func (p *Parts) end() error {
+	if p.err == nil {
+		p.err = io.EOF
+		if p.statement != nil {
+			s, err := ParseStatement(p.statement)
+			if err == nil {
+				err = s.compare(p.size, p.sum)
+			}
+			if err != nil {
+				p.err = err
+			}
+		}
+	}
+	return p.err
+}
+
+// Statement returns the bytes of the statement, once the file has been read to
+// its end; nil when there is none.
+func (p *Parts) Statement() []byte { return p.statement }

@@ -1,0 +1,221 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/kmstest"
+)
+
+// outage is a fault in the middle of the load of one server, which goes away again.
+type outage struct {
+	t       *testing.T
+	d       *deployment
+	p       *process
+	clients *clients
+	out     io.Writer
+}
+
+func (o *outage) say(format string, args ...any) { fmt.Fprintf(o.out, format+"\n", args...) }
+
+// newOutage starts a server and its load.
+func newOutage(t *testing.T, d *deployment) *outage {
+	t.Helper()
+	o := &outage{t: t, d: d, p: d.start(), out: transcript(t)}
+	d.admit(o.p)
+	o.clients = d.clients(8, func() *process { return o.p })
+	o.clients.start(1 << 20)
+	o.goesOn()
+	return o
+}
+
+// goesOn waits for answers.
+func (o *outage) goesOn() time.Duration {
+	o.t.Helper()
+	began, before := time.Now(), o.clients.acknowledged.Load()
+	waitFor(o.t, func() bool { return o.clients.acknowledged.Load() > before+20 })
+	return time.Since(began)
+}
+
+// refusal is what came of asking for plaintext for a while.
+type refusal struct {
+	first, slowest time.Duration // until the first 503, and the slowest answer
+	served, denied int           // 200 and 503
+}
+
+func (r refusal) String() string {
+	return fmt.Sprintf("first 503 after %s, slowest answer %s, %d answers with plaintext and %d with 503",
+		r.first.Round(time.Millisecond), r.slowest.Round(time.Millisecond), r.served, r.denied)
+}
+
+// refuses asks for plaintext for as long as given, and longer until it is refused.
+// Between two refusals there may be plaintext: some commits fit on a full disk.
+func (o *outage) refuses(id string, during time.Duration) (r refusal) {
+	o.t.Helper()
+	began := time.Now()
+	for time.Since(began) < during || r.denied == 0 {
+		asked := time.Now()
+		got, err := o.p.ask(o.d.key, "GET", "/api/v2/vault/"+id, "", "")
+		r.slowest = max(r.slowest, time.Since(asked))
+		switch {
+		case err != nil:
+			o.t.Fatalf("no answer: %v\n%s", err, o.p.log.String())
+		case got.status == http.StatusOK:
+			r.served++
+			o.d.show(got.request) // accounted looks for its entry
+		case got.status != http.StatusServiceUnavailable:
+			o.t.Fatalf("status %d: %v", got.status, got.made)
+		default:
+			if r.denied++; r.denied == 1 {
+				r.first = time.Since(began)
+			}
+		}
+		if time.Since(began) > 20*time.Second {
+			o.t.Fatal("it still answers with plaintext")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return r
+}
+
+// ready returns the status of /readyz.
+func (o *outage) ready() int {
+	a, err := client.Get(o.p.url + "/readyz")
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	_ = a.Body.Close()
+	return a.StatusCode
+}
+
+// settle ends the load and checks everything, without a restart and after one.
+func (o *outage) settle() {
+	o.t.Helper()
+	ask := o.d.over(func() *process { return o.p }, func(err error) { o.t.Error(err) })
+	o.clients.end(ask)
+	o.d.accounted(o.p)
+	o.p.kill()
+	o.p = o.d.start()
+	o.clients.end(ask)
+	judged := o.clients.history.check(o.t)
+	o.p.kill()
+	entries, err := o.d.verify()
+	must(o.t, err)
+	o.say("%s; audit verify: %d entries hold, those of all plaintexts among them", judged, entries)
+}
+
+// The disk is full in the middle of the load: a file system of its own, really full.
+func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
+	beside(t)
+	d := newEmbedded(t)
+	must(t, os.Mkdir(d.path("data"), 0o700))
+	if err := syscall.Mount("tmpfs", d.path("data"), "tmpfs", 0, "size=32m"); err != nil {
+		t.Skipf("a file system cannot be mounted here, which takes root: %v", err)
+	}
+	t.Cleanup(func() { must(t, syscall.Unmount(d.path("data"), syscall.MNT_DETACH)) })
+	o := newOutage(t, d)
+	id := o.p.must(d.key, "POST", "/api/v2/vault/seal", `{"name":"kept","credential_type":"t","values":{"v":"1"}}`)["credential_id"].(string)
+	for range 3 {
+		f, err := os.Create(d.path("data/ballast"))
+		must(t, err)
+		for err == nil {
+			_, err = f.Write(make([]byte, 4096))
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+		r := o.refuses(id, 2*time.Second)
+		waitFor(t, func() bool { return o.ready() == http.StatusServiceUnavailable })
+		must(t, errors.Join(f.Close(), os.Remove(d.path("data/ballast"))))
+		took := o.goesOn()
+		o.say("full: %s; going on %s after there was space", r, took.Round(time.Millisecond))
+		waitFor(t, func() bool { return o.ready() == http.StatusOK })
+		if r.first > 5*time.Second || r.slowest > 5*time.Second { // a second is the promise; a busy machine takes longer
+			t.Errorf("a full disk: %s", r)
+		}
+	}
+	o.settle()
+}
+
+// Every change of the database file fails for a while, in the middle of the load,
+// as it does when a file system is turned to read-only, or a disk breaks.
+func TestADiskThatFailsInTheMiddleOfLoad(t *testing.T) {
+	beside(t)
+	needsStrace(t)
+	for _, errno := range []string{"EROFS", "EIO", "ENOSPC"} {
+		t.Run(errno, func(t *testing.T) {
+			d := newEmbedded(t)
+			o := newOutage(t, d)
+			id := o.p.must(d.key, "POST", "/api/v2/vault/seal", `{"name":"kept","credential_type":"t","values":{"v":"1"}}`)["credential_id"].(string)
+			calls := "pwrite64,fsync,fdatasync,ftruncate"
+			if errno == "EROFS" {
+				calls += ",openat"
+			}
+			trace := exec.Command("strace", "-f", "-q", "-o", d.path("trace"), "-p", fmt.Sprint(o.p.cmd.Process.Pid), "-P", d.path("data/latticekeep.db"),
+				"-e", "trace="+calls, "-e", fmt.Sprintf("inject=%s:error=%s", calls, errno))
+			must(t, trace.Start())
+			r := o.refuses(id, 2*time.Second)
+			if ready := o.ready(); ready != http.StatusServiceUnavailable {
+				t.Errorf("/readyz is %d", ready)
+			}
+			must(t, trace.Process.Signal(os.Interrupt))
+			_ = trace.Wait() // interrupted
+			took := o.goesOn()
+			o.say("%s, %d times: %s (strace's start is part of it); going on %s after it was over", errno, d.injected(), r, took.Round(time.Millisecond))
+			if r.slowest > 5*time.Second {
+				t.Errorf("a disk that fails: %s", r)
+			}
+			waitFor(t, func() bool { return o.ready() == http.StatusOK })
+			o.settle()
+		})
+	}
+}
+
+// The KMS is away in the middle of the load: what is in the cache is served until
+// its time is over, then nothing, and everything again when the KMS is back.
+func TestAKMSOutageInTheMiddleOfLoad(t *testing.T) {
+	cached := 2 * time.Second
+	service, err := kmstest.NewVault()
+	must(t, err)
+	t.Cleanup(service.Close)
+	for _, e := range service.Env() {
+		name, value, _ := strings.Cut(e, "=")
+		t.Setenv(name, value)
+	}
+	d := newDeployment(t)
+	d.add("dataDir: %s\nkms: {url: %q, cacheTTL: %s}\n", d.path("data"), service.URL(), cached)
+	d.where = []string{"--data-dir", d.path("data")}
+	o := newOutage(t, d)
+	id := o.p.must(d.key, "POST", "/api/v2/vault/seal", `{"name":"kept","credential_type":"t","values":{"v":"1"}}`)["credential_id"].(string)
+	for name, away := range map[string]func(bool){
+		"refuses":    service.SetFailing,
+		"is silent":  func(on bool) { service.SetLatency(map[bool]time.Duration{true: time.Minute}[on]) },
+		"is revoked": service.SetRevoked,
+	} {
+		before := service.Calls()
+		away(true)
+		gone := time.Now()
+		served := o.goesOn() // from the cache
+		r := o.refuses(id, 2*time.Second)
+		outage := time.Since(gone)
+		away(false)
+		took := o.goesOn()
+		o.say("the KMS %s for %s: 20 calls in %s at first, then %s; going on after %s; %d calls of the KMS",
+			name, outage.Round(time.Millisecond), served.Round(time.Millisecond), r, took.Round(time.Millisecond), service.Calls()-before)
+		if r.first > cached+10*time.Second || r.slowest > 10*time.Second {
+			t.Errorf("the KMS %s: %s", name, r)
+		}
+	}
+	if peak := service.Peak(); peak > 2 {
+		t.Errorf("%d calls of the KMS at the same time, for one tenant", peak)
+	}
+	o.settle()
+}

@@ -1,0 +1,151 @@
+package chaos
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// clients use the credentials of a few names until they are told to stop. A name
+// that has been used often enough makes place for another one, since it takes the
+// longer to judge its history the longer that is.
+type clients struct {
+	history *history
+	asks    []func(call) answer // one for each client; they may talk to different replicas
+
+	mu    sync.Mutex
+	names []string
+	used  map[string]int      // calls by name, of which those without an outcome count more
+	known map[string][]string // ids by name, the newest last, of which some are removed
+	again int                 // counts values, which are never used twice
+	stop  atomic.Bool
+	done  sync.WaitGroup
+
+	acknowledged atomic.Int64   // calls that had an outcome
+	each         []atomic.Int64 // likewise, of each client
+}
+
+// start lets the clients begin. No client makes more than most calls.
+func (c *clients) start(most int) {
+	c.known, c.used, c.each = make(map[string][]string), make(map[string]int), make([]atomic.Int64, len(c.asks))
+	for range 4 {
+		c.names = append(c.names, newName())
+	}
+	for i, ask := range c.asks {
+		c.done.Go(func() {
+			for n := 0; n < most && !c.stop.Load(); n++ {
+				c.one(i, ask)
+			}
+		})
+	}
+}
+
+var names atomic.Int64
+
+// newName returns a name that nobody has used.
+func newName() string { return fmt.Sprintf("name-%d", names.Add(1)) }
+
+// The weight of a call without an outcome, and when a name has been used enough.
+const openWeight, enough = 8, 80
+
+// end stops the clients and reads everything once more, which settles what came
+// of the calls that were not answered.
+func (c *clients) end(ask func(call) answer) {
+	c.stop.Store(true)
+	c.done.Wait()
+	reader := len(c.asks)
+	everything := call{action: list}
+	called := c.history.now()
+	a := ask(everything)
+	for tries := 0; a.unknown && tries < 20; tries++ {
+		time.Sleep(50 * time.Millisecond)
+		called, a = c.history.now(), ask(everything)
+	}
+	returned := c.history.now()
+	for name := range c.used {
+		everything.name = name
+		seen := answer{unknown: a.unknown, seen: ofName(name, a.all)}
+		c.history.add(reader, everything, seen, called, returned)
+		for _, s := range seen.seen {
+			c.history.record(reader, call{action: unseal, name: name, id: s.id}, ask)
+		}
+	}
+}
+
+func (c *clients) one(client int, ask func(call) answer) {
+	next := c.next()
+	a := c.history.record(client, next, ask)
+	c.count(next, a)
+	if a.unknown || a.unasked {
+		time.Sleep(50 * time.Millisecond) // as any client would, and each outcome that is open makes the judge's work longer
+		return
+	}
+	c.acknowledged.Add(1)
+	c.each[client].Add(1)
+	if next.action == seal {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.known[next.name] = append(c.known[next.name], a.seen[0].id)
+	}
+}
+
+// count notes that a name was used, and replaces it when that is enough.
+func (c *clients) count(made call, a answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.used[made.name]++; a.unknown && made.writes() {
+		c.used[made.name] += openWeight - 1
+	}
+	if i := slices.Index(c.names, made.name); i >= 0 && c.used[made.name] > enough {
+		c.names[i] = newName()
+	}
+}
+
+// next chooses a call. Each name has about two credentials at a time, which
+// several clients use together.
+func (c *clients) next() call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.again++
+	name := c.names[rand.IntN(len(c.names))]
+	known := c.known[name]
+	if len(known) < 2 || rand.IntN(12) == 0 {
+		return call{action: seal, name: name, value: fmt.Sprintf("%s-%d", name, c.again)}
+	}
+	known = known[max(0, len(known)-3):]
+	id := known[rand.IntN(len(known))]
+	switch n := rand.IntN(16); {
+	case n < 4:
+		return call{action: replace, name: name, id: id, value: fmt.Sprintf("%s-%d", name, c.again)}
+	case n < 6:
+		return call{action: rotate, name: name, id: id}
+	case n < 7:
+		return call{action: remove, name: name, id: known[0]}
+	case n < 12:
+		return call{action: unseal, name: name, id: id}
+	case n < 14:
+		return call{action: unsealNewest, name: name}
+	default:
+		return call{action: list, name: name}
+	}
+}
+
+// ofName keeps what a list says of one name.
+func ofName(name string, all []named) (seen []sight) {
+	for _, s := range all {
+		if s.name == name {
+			seen = append(seen, s.sight)
+		}
+	}
+	slices.SortFunc(seen, func(x, y sight) int { return cmp.Compare(x.id, y.id) })
+	return seen
+}
+
+type named struct {
+	name string
+	sight
+}

@@ -1,0 +1,338 @@
+package chaos
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/app"
+)
+
+// TestMain makes the test binary the program itself when it is called by its name.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "latticekeep" {
+		os.Exit(latticekeep())
+	}
+	if err := os.Unsetenv("KUBERNETES_SERVICE_HOST"); err != nil { // not the operator of the cluster the test may run in
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+func latticekeep() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := app.Command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "latticekeep:", err)
+		return 1
+	}
+	return 0
+}
+
+// long tells whether the long forms of the tests are to run.
+func long() bool { return os.Getenv("CHAOS_LONG") != "" }
+
+// beside lets a test run beside others, which mostly wait; not in the long form,
+// whose times are published.
+func beside(t *testing.T) {
+	if !long() {
+		t.Parallel()
+	}
+}
+
+// deployment is the machine of a production server: its configuration and its files.
+type deployment struct {
+	t       testing.TB
+	dir     string
+	program string
+
+	where  []string // the data, to audit verify
+	key    string   // of its tenant
+	system string   // the first system key
+
+	mu    sync.Mutex
+	shown map[string]bool // requests that were answered with plaintext
+}
+
+// newDeployment writes a configuration for a free port of loopback, which lacks
+// where the data is.
+func newDeployment(t testing.TB) *deployment {
+	t.Helper()
+	d := &deployment{t: t, dir: t.TempDir(), shown: make(map[string]bool)}
+	d.program = d.path("bin/latticekeep")
+	must(t, os.Mkdir(d.path("bin"), 0o700))
+	must(t, os.Mkdir(d.path("keys"), 0o700))
+	self, err := os.Executable()
+	must(t, err)
+	must(t, os.Symlink(self, d.program))
+	must(t, os.WriteFile(d.path("config.yaml"), fmt.Appendf(nil, `
+listen: 127.0.0.1:0
+publicURL: http://127.0.0.1:8200
+systemKeyFile: %s
+registration: {closed: true}
+rate: {v1: 1000000, v2: 1000000, address: 1000000}
+`, d.path("system.key")), 0o600))
+	return d
+}
+
+// newEmbedded is a deployment on the embedded store, with its data in a folder.
+func newEmbedded(t testing.TB) *deployment {
+	t.Helper()
+	d := newDeployment(t)
+	d.add("dataDir: %s\nkms: {url: \"file://%s\"}\n", d.path("data"), d.path("keys/kms.key"))
+	d.where = []string{"--data-dir", d.path("data")}
+	return d
+}
+
+func (d *deployment) path(name string) string { return filepath.Join(d.dir, name) }
+
+// add adds to the configuration.
+func (d *deployment) add(format string, args ...any) {
+	d.t.Helper()
+	f, err := os.OpenFile(d.path("config.yaml"), os.O_APPEND|os.O_WRONLY, 0o600)
+	must(d.t, err)
+	_, err = fmt.Fprintf(f, format, args...)
+	must(d.t, errors.Join(err, f.Close()))
+}
+
+// process is a running server.
+type process struct {
+	d     *deployment
+	cmd   *exec.Cmd
+	url   string
+	log   buffer
+	ended chan struct{} // closed when it has
+}
+
+// buffer is a log that is read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// String returns the end of the log.
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	const most = 4000
+	all := b.b.Bytes()
+	return string(all[max(0, len(all)-most):])
+}
+
+// launch starts a server, below another command if one is given, and returns it
+// when it is ready or has ended, which the error says.
+func (d *deployment) launch(below ...string) (*process, error) {
+	d.t.Helper()
+	argv := append(below, d.program, "server", "--config", d.path("config.yaml"))
+	p := &process{d: d, cmd: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
+	p.cmd.Stderr = &p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that kill reaches what runs below strace
+	stdout, err := p.cmd.StdoutPipe()
+	must(d.t, err)
+	must(d.t, p.cmd.Start())
+	d.t.Cleanup(p.kill)
+	lines := bufio.NewReader(stdout)
+	line, err := lines.ReadBytes('\n')
+	go func() {
+		defer close(p.ended)
+		_, _ = io.Copy(io.Discard, lines)
+		_ = p.cmd.Wait() // killed, or its log says why
+	}()
+	if err != nil {
+		<-p.ended
+		return p, fmt.Errorf("the server ended: %s: %s", p.cmd.ProcessState, p.log.String())
+	}
+	var ready struct {
+		BaseURL string `json:"base_url"`
+	}
+	if err := json.Unmarshal(line, &ready); err != nil {
+		return p, fmt.Errorf("its ready line: %w", err)
+	}
+	p.url = ready.BaseURL
+	return p, nil
+}
+
+// start launches a server that has to become ready.
+func (d *deployment) start(below ...string) *process {
+	d.t.Helper()
+	p, err := d.launch(below...)
+	must(d.t, err)
+	return p
+}
+
+// signal sends a signal to the server and to what it runs below.
+func (p *process) signal(s syscall.Signal) {
+	_ = syscall.Kill(-p.cmd.Process.Pid, s) // it may be dead already
+}
+
+// kill ends the server as a power cut would, as far as the process goes.
+func (p *process) kill() {
+	p.signal(syscall.SIGKILL)
+	<-p.ended
+}
+
+// dead tells whether the server has ended.
+func (p *process) dead() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// admit makes the deployment's tenant and its key.
+func (d *deployment) admit(p *process) {
+	d.t.Helper()
+	must(d.t, d.tryAdmit(p))
+}
+
+// tryAdmit is admit of a server that may fail.
+func (d *deployment) tryAdmit(p *process) error {
+	key, err := os.ReadFile(d.path("system.key"))
+	if err != nil {
+		return err
+	}
+	d.system = strings.TrimSpace(string(key))
+	made, err := p.try(d.system, "POST", "/api/v2/system/tenants", `{"name":"Example Ltd"}`)
+	if err != nil {
+		return err
+	}
+	tenant := made["tenant"].(map[string]any)["tenant_id"].(string)
+	made, err = p.try(d.system, "POST", "/api/v2/system/tenants/"+tenant+"/api-keys",
+		`{"name":"chaos","scopes":["vault:read","vault:write","crypto:encrypt","crypto:decrypt","audit:read"]}`)
+	if err != nil {
+		return err
+	}
+	d.key = made["api_key"].(string)
+	return nil
+}
+
+var client = &http.Client{
+	Timeout:   10 * time.Second,
+	Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
+}
+
+// reply is what a server answered.
+type reply struct {
+	status  int
+	made    map[string]any
+	request string // its id
+}
+
+// ask sends a request; the error is one of the connection.
+func (p *process) ask(key, method, path, body, once string) (reply, error) {
+	r, err := http.NewRequest(method, p.url+path, strings.NewReader(body))
+	if err != nil {
+		return reply{}, err
+	}
+	r.Header.Set("X-API-Key", key)
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	if once != "" {
+		r.Header.Set("Idempotency-Key", once)
+	}
+	a, err := client.Do(r)
+	if err != nil {
+		return reply{}, err
+	}
+	defer a.Body.Close()
+	text, err := io.ReadAll(a.Body)
+	if err != nil {
+		return reply{}, err
+	}
+	got := reply{status: a.StatusCode, request: a.Header.Get("X-Request-ID")}
+	if err := json.Unmarshal(text, &got.made); err != nil {
+		return got, fmt.Errorf("status %d with the body %q: %w", a.StatusCode, text, err)
+	}
+	return got, nil
+}
+
+// must asks for what has to succeed.
+func (p *process) must(key, method, path, body string) map[string]any {
+	p.d.t.Helper()
+	made, err := p.try(key, method, path, body)
+	if err != nil {
+		p.d.t.Fatalf("%v\n%s", err, p.log.String())
+	}
+	return made
+}
+
+// try asks for what may fail.
+func (p *process) try(key, method, path, body string) (map[string]any, error) {
+	got, err := p.ask(key, method, path, body, "")
+	if err == nil && got.status/100 != 2 {
+		err = fmt.Errorf("status %d: %v", got.status, got.made)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	return got.made, nil
+}
+
+// verify runs audit verify on the data, which of the embedded store nobody may be
+// using, and returns how many entries there are.
+func (d *deployment) verify() (entries int, err error) {
+	out, err := exec.Command(d.program, append([]string{"audit", "verify"}, d.where...)...).CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("audit verify: %w\n%s", err, out)
+	}
+	_, rest, _ := strings.Cut(string(out), "log: ")
+	if _, err := fmt.Sscan(rest, &entries); err != nil {
+		return 0, fmt.Errorf("reading what audit verify says: %w\n%s", err, out)
+	}
+	return entries, nil
+}
+
+// show notes a request that was answered with plaintext.
+func (d *deployment) show(request string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.shown[request] = true
+}
+
+// accounted fails the test when the audit log lacks an entry of a request that was
+// answered with plaintext.
+func (d *deployment) accounted(p *process) {
+	d.t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := len(d.shown)
+	for path := "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100"; path != ""; {
+		page := p.must(d.key, "GET", path, "")
+		for _, e := range page["entries"].([]any) {
+			entry := e.(map[string]any)
+			if entry["outcome"] == "success" {
+				delete(d.shown, entry["request_id"].(string))
+			}
+		}
+		cursor, _ := page["next_cursor"].(string)
+		if path = ""; cursor != "" {
+			path = "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100&cursor=" + cursor
+		}
+	}
+	if len(d.shown) > 0 {
+		d.t.Errorf("of %d answers with plaintext %d have no audit entry", all, len(d.shown))
+	}
+}

@@ -1,0 +1,236 @@
+package kms
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/vault/api"
+	"gocloud.dev/secrets"
+	"gocloud.dev/secrets/hashivault"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// vault is a key of the Transit engine of Vault or OpenBao.
+type vault struct {
+	address, engine, name string
+	tokenFile             string
+	transport             transport
+}
+
+// A key is named as Transit wants it; engine is the path of a mount.
+var (
+	vaultName   = regexp.MustCompile(`^\w(([\w-.]+)?\w)?$`)
+	vaultEngine = regexp.MustCompile(`^\w[\w./-]*\w$`)
+)
+
+// symmetricKinds are the types of Transit keys of 256 bits with authentication.
+var symmetricKinds = []string{"aes256-gcm96", "chacha20-poly1305", "xchacha20-poly1305"}
+
+// openVault opens hashivault://NAME. Parameters: engine, default transit;
+// address, default VAULT_SERVER_URL or VAULT_ADDR; host, the name of the service
+// in the key's id, default the address' own, so that the service can move.
+// Everything else comes from the environment, as Vault's own client has it.
+func openVault(ctx context.Context, u *url.URL, o Options) (*Key, error) {
+	values, err := parameters(u, "engine", "address", "host")
+	if err != nil {
+		return nil, err
+	}
+	v := &vault{address: values["address"], engine: values["engine"], name: u.Host, tokenFile: o.TokenFile}
+	for _, variable := range []string{"VAULT_SERVER_URL", "VAULT_ADDR"} {
+		if v.address == "" {
+			v.address = os.Getenv(variable)
+		}
+	}
+	if v.engine == "" {
+		v.engine = "transit"
+	}
+	address, err := url.Parse(v.address)
+	switch {
+	case v.address == "":
+		return nil, unfit("the address of Vault is not known: set VAULT_ADDR")
+	case err != nil:
+		return nil, unfit("VAULT_ADDR is no URL: give https://host:8200")
+	case !vaultName.MatchString(v.name) || strings.Trim(u.Path, "/") != "" || !vaultEngine.MatchString(v.engine):
+		return nil, unfit("name the key of Transit as hashivault://NAME, and the path of its engine, if it is not transit, as ?engine=PATH")
+	}
+	if err := checkAddress(address); err != nil {
+		return nil, err
+	}
+	config := api.DefaultConfig()
+	if config.Error != nil {
+		return nil, fault.Wrap(fault.Invalid, "the environment variables of Vault's client cannot be used", config.Error)
+	}
+	base := config.HttpClient.Transport.(*http.Transport)
+	if base.TLSClientConfig.InsecureSkipVerify {
+		return nil, unfit("VAULT_SKIP_VERIFY gives the keys to whoever answers: unset it, and name the authority in VAULT_CACERT")
+	}
+	v.transport = newTransport(base, o)
+	host := values["host"]
+	if host == "" {
+		host = address.Host
+	}
+	k := &Key{id: "hashivault:" + path.Join(host, os.Getenv(api.EnvVaultNamespace), v.engine, v.name), service: v}
+	if err := try(ctx, o.Logger, "reading the key's type", v.check); err != nil {
+		_ = v.close()
+		return nil, needs("read on "+v.engine+"/keys/"+v.name, err)
+	}
+	return k, nil
+}
+
+// check sees that the key is there and symmetric.
+func (v *vault) check(ctx context.Context) error {
+	client, err := v.client(ctx)
+	if err != nil {
+		return err
+	}
+	secret, err := client.Logical().Read(v.engine + "/keys/" + v.name)
+	if err != nil {
+		return vaultFailed(err)
+	}
+	if secret == nil || secret.Data == nil {
+		return unfit("Vault has no key %s: make it with vault write -f %s/keys/%s", v.name, v.engine, v.name)
+	}
+	kind, _ := secret.Data["type"].(string)
+	derived, _ := secret.Data["derived"].(bool)
+	switch {
+	case strings.HasPrefix(kind, "rsa-"), strings.HasPrefix(kind, "ecdsa-"), kind == "ed25519":
+		return unfit("the key %s is of type %s: RSA and EC wrapping is opened by a quantum computer; make a key of type aes256-gcm96", v.name, kind)
+	case kind == "aes128-gcm96":
+		return unfit("the key %s is of type aes128-gcm96, which is too short: make a key of type aes256-gcm96", v.name)
+	case !slices.Contains(symmetricKinds, kind):
+		return unfit("the key %s is of a type that does not serve: make a key of type aes256-gcm96", v.name)
+	case derived:
+		return unfit("the key %s was made with derived=true and wants a context with each call: make one without", v.name)
+	}
+	return nil
+}
+
+// client returns a client for one call. gocloud's driver hands the context of a
+// call on to nobody, so the client's transport has it; and the token is the
+// one that is valid now.
+func (v *vault) client(ctx context.Context) (*api.Client, error) {
+	token, err := v.token()
+	if err != nil {
+		return nil, err
+	}
+	client, err := api.NewClient(&api.Config{
+		Address: v.address, HttpClient: &http.Client{Transport: bound{ctx, v.transport}, CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse // the client follows one itself
+		}},
+	})
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, "the environment variables of Vault's client cannot be used", err)
+	}
+	client.SetToken(token)
+	return client, nil
+}
+
+type bound struct {
+	ctx  context.Context
+	next http.RoundTripper
+}
+
+func (b bound) RoundTrip(r *http.Request) (*http.Response, error) {
+	return b.next.RoundTrip(r.WithContext(b.ctx))
+}
+
+func (v *vault) token() (string, error) {
+	if v.tokenFile == "" {
+		for _, variable := range []string{"VAULT_SERVER_TOKEN", "VAULT_TOKEN"} {
+			if token := os.Getenv(variable); token != "" {
+				return token, nil
+			}
+		}
+		return "", unfit("there is no token for Vault: name a file that holds one as kms.tokenFile, or set VAULT_TOKEN")
+	}
+	text, err := os.ReadFile(v.tokenFile)
+	if err != nil { // it may be on its way, as an agent writes it
+		return "", fault.Wrap(fault.Unavailable, "kms.tokenFile cannot be read", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if token == "" {
+		return "", fault.New(fault.Unavailable, "kms.tokenFile is empty")
+	}
+	return token, nil
+}
+
+func (v *vault) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {
+	return v.keep(ctx, func(k *secrets.Keeper) ([]byte, error) { return k.Encrypt(ctx, plaintext) })
+}
+
+func (v *vault) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) {
+	plaintext, err := v.keep(ctx, func(k *secrets.Keeper) ([]byte, error) { return k.Decrypt(ctx, ciphertext) })
+	// Of the same status are the answers that the key is gone, and that its version is below min_decryption_version.
+	if e := new(api.ResponseError); errors.As(err, &e) && e.StatusCode == http.StatusBadRequest &&
+		!strings.Contains(e.Error(), "key not found") && !strings.Contains(e.Error(), "disallowed by policy") {
+		return nil, ErrForeign
+	}
+	return plaintext, err
+}
+
+// keep makes one call through gocloud's driver, which panics at an answer
+// without data, such as a proxy gives.
+func (v *vault) keep(ctx context.Context, call func(*secrets.Keeper) ([]byte, error)) (b []byte, err error) {
+	client, err := v.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if recover() != nil {
+			b, err = nil, fault.New(fault.Unavailable, "what answers at the address of Vault is not Transit")
+		}
+	}()
+	k := hashivault.OpenKeeper(client, v.name, &hashivault.KeeperOptions{Engine: v.engine})
+	defer k.Close()
+	b, err = call(k)
+	if err != nil {
+		return nil, vaultFailed(err)
+	}
+	return b, nil
+}
+
+// vaultFailed gives an error of Vault's client its kind:
+// https://developer.hashicorp.com/vault/api-docs#http-status-codes
+func vaultFailed(err error) error {
+	e := new(api.ResponseError)
+	if !errors.As(err, &e) {
+		var syntax *json.SyntaxError
+		return failed(err, !errors.As(err, &syntax))
+	}
+	return failed(err, e.StatusCode >= 500 || e.StatusCode == http.StatusTooManyRequests || e.StatusCode == http.StatusPreconditionFailed)
+}
+
+func (v *vault) destroy(ctx context.Context) (Destruction, error) {
+	client, err := v.client(ctx)
+	if err != nil {
+		return Destruction{}, err
+	}
+	_, err = client.Logical().DeleteWithContext(ctx, v.engine+"/keys/"+v.name)
+	refusal := ""
+	if e := new(api.ResponseError); errors.As(err, &e) && e.StatusCode == http.StatusBadRequest {
+		refusal = e.Error()
+	}
+	switch {
+	case strings.Contains(refusal, "deletion is not allowed"):
+		return Destruction{}, fault.Wrap(fault.Forbidden,
+			"Vault does not let the key be deleted: run vault write "+v.engine+"/keys/"+v.name+"/config deletion_allowed=true, and try again", err)
+	case strings.Contains(refusal, "could not delete key; not found"): // it was deleted before, and the answer did not arrive
+	case err != nil:
+		return Destruction{}, vaultFailed(err)
+	}
+	return Destruction{Left: "snapshots and backups of Vault's storage"}, nil
+}
+
+func (v *vault) close() error {
+	v.transport.CloseIdleConnections()
+	return nil
+}

@@ -1,0 +1,113 @@
+package postgres
+
+import "sync"
+
+// cache holds rows as they were after one commit, the newest that this process
+// knows of. Under the lock on the head that commit is still the newest, or the
+// fence says that it is not and the cache is emptied: so what a transaction that
+// holds the lock finds here is what it would read. Without the lock it may be old,
+// which is good enough for rehearsals.
+type cache struct {
+	mu         sync.Mutex
+	fence      int64             // of the commit
+	epoch      int               // changes when the cache is emptied
+	turns      int               // changes when the older half is forgotten
+	young, old map[string][]byte // nil values are keys that are not there
+	size       int               // of young, in bytes
+}
+
+// half is the size at which the young half becomes the old one.
+const half = 16 << 20
+
+func (c *cache) get(key []byte) (value []byte, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if value, ok = c.young[string(key)]; ok {
+		return value, true
+	}
+	if value, ok = c.old[string(key)]; ok {
+		c.set(string(key), value)
+	}
+	return value, ok
+}
+
+func (c *cache) set(key string, value []byte) {
+	if c.young == nil || c.size > half {
+		if c.young != nil {
+			c.turns++
+		}
+		c.young, c.old, c.size = make(map[string][]byte), c.young, 0
+	}
+	c.young[key] = value
+	c.size += len(key) + len(value) + 64
+}
+
+// put notes what a transaction that holds the lock has read.
+func (c *cache) put(key []byte, value []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.set(string(key), value)
+}
+
+// stamp is a moment in the life of a cache.
+type stamp struct{ epoch, turns int }
+
+func (c *cache) stamp() stamp {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return stamp{c.epoch, c.turns}
+}
+
+// add notes a value that was read, without the lock, after the stamp. It is as new
+// as the commit that the cache knew then, or newer. If a commit of this process
+// has changed it since, its key is in the cache, unless it has been forgotten,
+// which shows in the stamp; if one of another process has, the fence will show it.
+func (c *cache) add(at stamp, key, value []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at != (stamp{c.epoch, c.turns}) {
+		return
+	}
+	if _, ok := c.young[string(key)]; ok {
+		return
+	}
+	if _, ok := c.old[string(key)]; ok {
+		return
+	}
+	c.set(string(key), value)
+}
+
+// at says that the lock is held and the newest commit has this fence, and reports
+// whether the cache has gone on to be right.
+func (c *cache) at(fence int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fence == fence {
+		return true
+	}
+	c.empty(fence)
+	return false
+}
+
+// empty forgets everything.
+func (c *cache) empty(fence int64) {
+	c.fence, c.young, c.old, c.size = fence, nil, nil, 0
+	c.epoch++
+}
+
+// doubt empties the cache: nothing is known of the newest commit.
+func (c *cache) doubt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.empty(0)
+}
+
+// apply notes the writes of a commit of this process.
+func (c *cache) apply(fence int64, over map[string][]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fence = fence
+	for key, value := range over {
+		c.set(key, value)
+	}
+}

@@ -1,0 +1,239 @@
+package postgres
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// What a session may take. A replica that is stopped, or whose network is, while
+// it holds the lock on the head keeps it for idleLimit; the others wait for it
+// for lockLimit. On our side a read is given up after readWait, and a step of a
+// commit after commitWait: longer than the server takes to say that it gave up.
+const (
+	connectWait = 2 * time.Second
+	idleLimit   = time.Second
+	lockLimit   = 4 * time.Second
+	readWait    = 2500 * time.Millisecond
+	commitWait  = 5 * time.Second
+)
+
+// application is the name of our sessions in pg_stat_activity. A writer that has
+// waited for lockLimit ends those which bear it and hold the lock for so long.
+const application = "latticekeep"
+
+// purpose is what a session is for.
+type purpose int
+
+const (
+	writing purpose = iota // the groups of this process
+	reading                // Views and rehearsals
+	tending                // copies, migrations and VACUUM, which take their time
+)
+
+// parameters are the settings of a session. The statements are few and simple,
+// each has one right plan, and the plan is kept.
+func (p purpose) parameters() map[string]string {
+	ms := func(d time.Duration) string { return fmt.Sprint(d.Milliseconds()) }
+	set := map[string]string{
+		"application_name":               application,
+		"plan_cache_mode":                "force_generic_plan",
+		"enable_seqscan":                 "off",
+		"jit":                            "off",
+		"client_min_messages":            "warning",
+		"default_transaction_deferrable": "off",
+		"tcp_keepalives_idle":            "5",
+		"tcp_keepalives_interval":        "2",
+		"tcp_keepalives_count":           "3",
+	}
+	switch p {
+	case writing:
+		set["idle_in_transaction_session_timeout"] = ms(idleLimit)
+		set["lock_timeout"] = ms(lockLimit)
+		set["statement_timeout"] = ms(lockLimit + time.Second/2)
+	case reading:
+		set["idle_in_transaction_session_timeout"] = ms(2 * viewLimit)
+		set["statement_timeout"] = ms(viewLimit)
+	case tending:
+		set["idle_in_transaction_session_timeout"] = ms(copyLimit)
+		set["statement_timeout"] = "0"
+		set["lock_timeout"] = "0"
+	}
+	return set
+}
+
+const urlHint = "give postgres://user@host/database?sslmode=verify-full"
+
+// configure reads the URL. Its errors never repeat it, since it may hold a
+// password.
+func configure(text string, o *Options) (*pgconn.Config, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		return nil, errors.New("the URL of the database cannot be read: " + urlHint)
+	}
+	cfg, err := pgconn.ParseConfig(text)
+	if err != nil {
+		cause := errors.Unwrap(err)
+		if cause == nil {
+			cause = errors.New("it is not understood")
+		}
+		message := cause.Error()
+		if password, ok := u.User.Password(); ok && password != "" {
+			message = strings.ReplaceAll(message, password, "xxxxx")
+		}
+		return nil, errors.New("the URL of the database: " + message + ": " + urlHint)
+	}
+	if cfg.RuntimeParams == nil {
+		cfg.RuntimeParams = map[string]string{}
+	}
+	if !names(cfg.RuntimeParams, "search_path") {
+		cfg.RuntimeParams["search_path"] = "public"
+	}
+	dialer := &net.Dialer{
+		Timeout:         connectWait,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3},
+	}
+	cfg.DialFunc = dialer.DialContext
+	cfg.ConnectTimeout = connectWait
+	if err := secure(cfg.Host, &cfg.TLSConfig, o); err != nil {
+		return nil, err
+	}
+	for _, f := range cfg.Fallbacks {
+		if err := secure(f.Host, &f.TLSConfig, o); err != nil {
+			return nil, err
+		}
+	}
+	return cfg, nil
+}
+
+// names tells whether the URL sets a parameter. What it does not set may come from
+// the role or the database, and a search_path from there would lead to other tables.
+func names(params map[string]string, parameter string) bool {
+	for name, value := range params {
+		if strings.EqualFold(name, parameter) || name == "options" && strings.Contains(strings.ToLower(value), parameter) {
+			return true
+		}
+	}
+	return false
+}
+
+// secure refuses a host to which the connection would not be encrypted and the
+// server not known by its certificate, unless it is this machine.
+func secure(host string, config **tls.Config, o *Options) error {
+	c := *config
+	if local(host) && c == nil {
+		return nil
+	}
+	// pgconn skips Go's check for verify-ca, and makes that of require with sslrootcert: any host that the authority knows would do.
+	if !local(host) && (c == nil || c.InsecureSkipVerify) {
+		return errors.New("the URL of the database: over a network it needs sslmode=verify-full, and sslrootcert, " +
+			"the certificates of whoever vouches for the server")
+	}
+	c = c.Clone()
+	c.MinVersion = max(c.MinVersion, tls.VersionTLS12)
+	if o.PQRequired {
+		c.MinVersion = tls.VersionTLS13
+		c.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
+	}
+	*config = c
+	return nil
+}
+
+func local(host string) bool {
+	if host == "localhost" || strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// connect opens a session. What keeps it from that is a failure of kind down.
+func (s *Store) connect(ctx context.Context, p purpose) (*conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectWait)
+	defer cancel()
+	cfg := s.cfg.Copy()
+	maps.Copy(cfg.RuntimeParams, p.parameters())
+	if s.opts.Password != nil {
+		password, err := s.opts.Password()
+		if err != nil {
+			return nil, &failure{cause: fmt.Errorf("reading the password of the database: %w", err), kind: down}
+		}
+		cfg.Password = password
+	}
+	c := &conn{}
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.SeverityUnlocalized == "WARNING" {
+			c.warning = n.Message
+		}
+	}
+	var established atomic.Bool
+	if p == writing {
+		// When a session fails, pgconn has the server cancel what it is doing. A COMMIT that waits for standbys would then stop waiting,
+		// and be seen though they do not have it.
+		dial := cfg.DialFunc
+		cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if established.Load() {
+				return nil, errors.New("what a writer does is not cancelled")
+			}
+			return dial(ctx, network, address)
+		}
+	}
+	pg, err := pgconn.ConnectConfig(ctx, cfg)
+	if err != nil {
+		if s.opts.PQRequired && strings.Contains(err.Error(), "tls:") {
+			err = fmt.Errorf("PostgreSQL does not agree on X25519MLKEM768, the post-quantum key exchange that is required; "+
+				"it has it with OpenSSL 3.5 or newer: %w", err)
+		}
+		return nil, &failure{err, down}
+	}
+	established.Store(true)
+	c.pg = pg
+	if err := c.equip(ctx, p); err != nil {
+		c.kill()
+		return nil, &failure{err, down}
+	}
+	return c, nil
+}
+
+// equip looks at where the session has ended up, and prepares its statements.
+func (c *conn) equip(ctx context.Context, p purpose) error {
+	r := c.pg.ExecParams(ctx, `SELECT pg_is_in_recovery()::text, current_setting('transaction_read_only'), current_setting('synchronous_commit'),
+		current_setting('fsync'), current_setting('server_version_num'), current_setting('full_page_writes')`, nil, nil, nil, nil).Read()
+	if r.Err != nil {
+		return r.Err
+	}
+	if len(r.Rows) != 1 || len(r.Rows[0]) != 6 {
+		return errors.New("PostgreSQL does not tell its state")
+	}
+	is := func(i int, value string) bool { return string(r.Rows[0][i]) == value }
+	switch {
+	case is(0, "true"):
+		return errors.New("the server is a standby: give the URL of the primary, or target_session_attrs=read-write with all hosts")
+	case is(1, "on"):
+		return errors.New("the server takes no writes: default_transaction_read_only is on for this role or database, turn it off")
+	case is(3, "off"):
+		return errors.New("the server does not sync what it commits: set fsync = on")
+	case is(5, "off"):
+		return errors.New("the server may be left with torn pages by a crash: set full_page_writes = on")
+	case len(r.Rows[0][4]) < 6 || string(r.Rows[0][4]) < "130000":
+		return errors.New("the server is older than PostgreSQL 13: give a newer one")
+	}
+	if p != writing {
+		return nil
+	}
+	// Less than on is a commit that a failover loses. It is set even where it is so, since the server's file may be read again.
+	level := "on"
+	if is(2, "remote_apply") {
+		level = "remote_apply"
+	}
+	return c.pg.Exec(ctx, "SET synchronous_commit = "+level).Close()
+}

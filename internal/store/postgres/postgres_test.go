@@ -1,0 +1,35 @@
+package postgres
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/pgtest"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/storetest"
+)
+
+func TestConformance(t *testing.T) {
+	url := pgtest.Shared(t).URL()
+	var mu sync.Mutex
+	urls := map[string]string{} // of each folder that the suite asks for; a schema is faster made than a database
+	storetest.Run(t, func(t *testing.T, o storetest.Options) store.Store {
+		opts := Options{Hook: o.Hook, Now: o.Now}
+		if o.Commit != nil {
+			opts.fault = func(step string, do func() error) error { return o.Commit(do) }
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if urls[o.Dir] == "" {
+			schema := fmt.Sprintf("folder%d", len(urls))
+			answers(t, url, "CREATE SCHEMA "+schema)
+			urls[o.Dir] = with(t, url, "search_path", schema)
+		}
+		s, err := Open(t.Context(), urls[o.Dir], opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	})
+}

@@ -1,0 +1,165 @@
+package postgres
+
+import (
+	"context"
+	"sync"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Rehearsals
+//
+// While a group holds the lock on the head all writers of all replicas wait, so
+// that it should not go to the server for every Get. Each closure is therefore run
+// once before, in its caller's goroutine, over what the cache and the server say
+// at that moment, its writes being dropped. Nothing depends on how that ends. What
+// it asked for is read for the whole group at once when the lock is taken, as far
+// as the cache does not have it.
+
+// wants is what a closure, or the hook, has read.
+type wants struct {
+	keys  map[string]struct{}
+	pages []*ask // of ranges
+}
+
+func (w *wants) key(key []byte) {
+	if w.keys == nil {
+		w.keys = make(map[string]struct{})
+	}
+	if _, known := w.keys[string(key)]; !known && len(w.keys) < mostKeys {
+		w.keys[string(key)] = struct{}{}
+	}
+}
+
+func (w *wants) page(rg store.Range, limit int) {
+	if len(w.pages) >= mostPages {
+		return
+	}
+	own := store.Range{From: clone(rg.From), Reverse: rg.Reverse}
+	if rg.To != nil {
+		own.To = clone(rg.To)
+	}
+	w.pages = append(w.pages, &ask{rg: own, limit: limit})
+}
+
+// rehearsal is the base of a closure that is rehearsed.
+type rehearsal struct {
+	s     *Store
+	ctx   context.Context
+	wants wants
+}
+
+// rehearse returns what fn asks for, or what it asked for before it failed.
+func (s *Store) rehearse(ctx context.Context, fn func(store.Tx) error) *wants {
+	r := &rehearsal{s: s, ctx: ctx}
+	t := &tx{base: r, over: make(map[string][]byte), check: func() error {
+		if err := ctx.Err(); err != nil {
+			return ended(err)
+		}
+		return nil
+	}}
+	func() {
+		defer func() {
+			t.check = over
+			_ = recover() // the run that counts will panic again
+		}()
+		_ = fn(t)
+	}()
+	return &r.wants
+}
+
+// Of a closure that reads more than this, the rest is read as it goes on: what is
+// read at once must fit into memory.
+const mostKeys, mostPages = 1000, 16
+
+func (r *rehearsal) get(key []byte) ([]byte, error) {
+	r.wants.key(key)
+	if value, ok := r.s.cache.get(key); ok {
+		return value, nil
+	}
+	at := r.s.cache.stamp()
+	a := newGet(key)
+	if err := r.s.loader.do(r.ctx, a); err != nil {
+		return nil, err
+	}
+	r.s.cache.add(at, key, a.value)
+	return a.value, nil
+}
+
+func (r *rehearsal) page(rg store.Range, limit int) ([]row, error) {
+	r.wants.page(rg, limit)
+	a := newPage(rg, limit)
+	if err := r.s.loader.do(r.ctx, a); err != nil {
+		return nil, err // the loader may still be writing into a
+	}
+	return a.rows, nil
+}
+
+// loader reads for rehearsals: what is asked for while it reads travels together.
+type loader struct {
+	s    *Store
+	mu   sync.Mutex
+	asks []*ask
+	busy bool
+}
+
+func (l *loader) do(ctx context.Context, a *ask) error {
+	if l.s.down.Load() {
+		return errRecovering
+	}
+	l.mu.Lock()
+	l.asks = append(l.asks, a)
+	if !l.busy {
+		l.busy = true
+		go l.run()
+	}
+	l.mu.Unlock()
+	select {
+	case <-a.done:
+		return a.err
+	case <-ctx.Done():
+		return ended(ctx.Err())
+	}
+}
+
+func (l *loader) run() {
+	for {
+		gather(func() int {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return len(l.asks)
+		})
+		l.mu.Lock()
+		asks := l.asks
+		l.asks = nil
+		l.busy = len(asks) > 0
+		l.mu.Unlock()
+		if len(asks) == 0 {
+			return
+		}
+		err := l.read(asks)
+		if err != nil {
+			err = fault.Wrap(fault.Unavailable, errRecovering.Error(), err)
+		}
+		tell(asks, err)
+	}
+}
+
+func (l *loader) read(asks []*ask) (err error) {
+	ctx, cancel := context.WithTimeout(l.s.life, viewLimit)
+	defer cancel()
+	for try := range 2 {
+		var c *conn
+		if c, err = l.s.pool.get(ctx, try > 0); err != nil {
+			return err
+		}
+		err = c.read(readWait, nil, asks)
+		l.s.pool.put(c)
+		if k, _ := kindOf(err); err == nil || k != lost || c.late {
+			l.s.suspect(c, err)
+			return err
+		}
+	}
+	return err
+}

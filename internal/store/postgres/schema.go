@@ -1,0 +1,132 @@
+package postgres
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// schemaVersion is the number of the last migration. Each is one file, which is
+// never changed once it is released.
+const schemaVersion = 1
+
+func errSchema(version int64) error {
+	if version > schemaVersion {
+		return fmt.Errorf("the database has schema %d, and this program knows %d: run the newer latticekeep that made it", version, schemaVersion)
+	}
+	return fmt.Errorf("the database has schema %d instead of %d: start latticekeep for writing once", version, schemaVersion)
+}
+
+// migrate brings the tables to this program's schema. Several may do so at once,
+// also on an empty database.
+func (s *Store) migrate(ctx context.Context) error {
+	for try := 0; ; try++ {
+		err := s.migrateOnce(ctx)
+		if err == nil || !raced(err) || try == 50 {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// raced tells whether another was making the same tables: PostgreSQL's "if not
+// exists" does not exclude that, and says so in several ways.
+func raced(err error) bool {
+	var pe *pgconn.PgError
+	if !errors.As(err, &pe) {
+		return false
+	}
+	switch pe.Code {
+	case "23505", "42P07", "42710", "40001", "40P01", "XX000": // the last: "tuple concurrently updated"
+		return true
+	}
+	return false
+}
+
+func (s *Store) migrateOnce(ctx context.Context) error {
+	c, err := s.connect(ctx, tending)
+	if err != nil {
+		return err
+	}
+	defer c.kill()
+	version, err := c.schema(ctx)
+	if err != nil || version == schemaVersion {
+		return err
+	}
+	if s.opts.ReadOnly || version > schemaVersion {
+		return errSchema(version)
+	}
+	for _, text := range []string{
+		"CREATE TABLE IF NOT EXISTS latticekeep_schema (id smallint PRIMARY KEY CHECK (id = 1), version bigint NOT NULL)",
+		"INSERT INTO latticekeep_schema VALUES (1, 0) ON CONFLICT DO NOTHING",
+		"BEGIN",
+	} {
+		if err := c.do(ctx, text); err != nil {
+			return err
+		}
+	}
+	// One at a time from here on; the others find it done.
+	if version, err = c.number(ctx, "SELECT version FROM latticekeep_schema WHERE id = 1 FOR UPDATE"); err != nil {
+		return err
+	}
+	if version > schemaVersion {
+		return errSchema(version)
+	}
+	if version > 0 { // writers of the older program look at the version once they have this lock
+		if _, err := c.number(ctx, "SELECT fence FROM latticekeep_head WHERE id = 1 FOR UPDATE"); err != nil {
+			return err
+		}
+	}
+	for v := version + 1; v <= schemaVersion; v++ {
+		text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", v))
+		if err != nil {
+			return fmt.Errorf("reading a migration: %w", err)
+		}
+		if err := c.do(ctx, string(text)); err != nil {
+			return fmt.Errorf("migrating the database to schema %d: %w", v, err)
+		}
+	}
+	if err := c.do(ctx, fmt.Sprintf("UPDATE latticekeep_schema SET version = %d WHERE id = 1", schemaVersion)); err != nil {
+		return err
+	}
+	return c.do(ctx, "COMMIT")
+}
+
+// schema returns the version of the tables, 0 when there are none.
+func (c *conn) schema(ctx context.Context) (int64, error) {
+	there, err := c.number(ctx, "SELECT (to_regclass('latticekeep_schema') IS NOT NULL)::int::int8")
+	if err != nil || there == 0 {
+		return 0, err
+	}
+	return c.number(ctx, "SELECT coalesce(max(version), 0) FROM latticekeep_schema")
+}
+
+func (c *conn) do(ctx context.Context, text string) error {
+	if err := c.pg.Exec(ctx, text).Close(); err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// number returns the one value of a query.
+func (c *conn) number(ctx context.Context, text string) (int64, error) {
+	r := c.pg.ExecParams(ctx, text, nil, nil, nil, binaryFormat).Read()
+	if r.Err != nil {
+		return 0, failed(r.Err)
+	}
+	if len(r.Rows) != 1 {
+		return 0, &failure{errors.New("a row of latticekeep's is missing"), broken}
+	}
+	return number(r.Rows[0][0])
+}

@@ -1,0 +1,272 @@
+package gate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+func TestAFullLineRefusesAtOnceAndTheFirstToComeIsTheFirstToEnter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEntrance(1)
+		if err := e.enter(t.Context(), 0); err != nil || e.full() {
+			t.Fatal(err)
+		}
+		order := make(chan int, e.waiting)
+		for i := range e.waiting {
+			go func() {
+				if err := e.enter(t.Context(), 0); err != nil {
+					t.Error(i, err)
+				}
+				order <- i
+			}()
+			synctest.Wait()
+		}
+		began := time.Now()
+		if err := e.enter(t.Context(), 0); !errors.Is(err, ErrOverloaded) || !errors.Is(err, fault.Unavailable) || !e.full() || e.shed != 2 {
+			t.Error(err, e.shed)
+		}
+		if took := time.Since(began); took > 0 {
+			t.Error("it took", took)
+		}
+		for i := range e.waiting {
+			e.leave()
+			if n := <-order; n != i {
+				t.Errorf("%d entered before %d", n, i)
+			}
+		}
+		if e.leave(); e.in != 0 || e.line.Len() != 0 {
+			t.Error(e.in, e.line.Len())
+		}
+	})
+}
+
+func TestWhoWaitsTooLongIsRefusedAndTakesNobodysPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEntrance(1)
+		if err := e.enter(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := e.enter(t.Context(), 5); !errors.Is(err, ErrOverloaded) || time.Since(began) != longestWait {
+			t.Error(err, time.Since(began))
+		}
+		hungUp, hangUp := context.WithTimeout(t.Context(), time.Millisecond)
+		defer hangUp()
+		if err := e.enter(hungUp, 5); !errors.Is(err, ErrOverloaded) || time.Since(began) != longestWait+time.Millisecond {
+			t.Error(err, time.Since(began))
+		}
+		e.leave()
+		if err := e.enter(t.Context(), 0); err != nil || e.bytes != 0 {
+			t.Error(err, e.bytes)
+		}
+	})
+}
+
+func TestLargeBodiesDoNotFillTheMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEntrance(1)
+		if err := e.enter(t.Context(), maxBody); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = e.enter(t.Context(), maxWaitingBody) }()
+		synctest.Wait()
+		began := time.Now()
+		if err := e.enter(t.Context(), 1); !errors.Is(err, ErrOverloaded) || time.Since(began) > 0 {
+			t.Error(err, time.Since(began))
+		}
+		go func() {
+			if err := e.enter(t.Context(), 0); err != nil {
+				t.Error("one without a body was refused")
+			}
+		}()
+		synctest.Wait()
+		e.leave()
+		synctest.Wait()
+		e.leave()
+	})
+}
+
+func TestNeverMoreThanTheyMayAreInAndNoPlaceIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 4
+		e := newEntrance(most)
+		var in, ever atomic.Int64
+		var wg sync.WaitGroup
+		for range 400 {
+			wg.Go(func() {
+				time.Sleep(rand.N(time.Second))
+				ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*longestWait))
+				defer cancel()
+				if e.enter(ctx, 1) != nil {
+					return
+				}
+				ever.Add(1)
+				if n := in.Add(1); n > most {
+					t.Errorf("%d are in", n)
+				}
+				time.Sleep(rand.N(50 * time.Millisecond))
+				in.Add(-1)
+				e.leave()
+			})
+		}
+		wg.Wait()
+		if e.in != 0 || e.line.Len() != 0 || e.bytes != 0 || ever.Load()+int64(e.shed) != 400 {
+			t.Error(e.in, e.line.Len(), e.bytes, ever.Load(), e.shed)
+		}
+	})
+}
+
+func TestWhatBringsAServerBackDoesNotWaitInLine(t *testing.T) {
+	for name, o := range map[string]struct {
+		Operation
+		waits bool
+	}{
+		"encrypt":         {Operation{Action: authz.EncryptData}, true},
+		"login":           {Operation{Auth: Public}, true},
+		"accept-rollback": {Operation{Action: authz.AcceptRollback, Recovers: true}, false},
+		"tenants":         {Operation{Action: authz.ListTenants}, false},
+		"a report":        {Operation{Action: authz.ReadReport, Patience: time.Minute}, false},
+	} {
+		if op := (&operation{Operation: o.Operation}); op.waits() != o.waits {
+			t.Errorf("%s: %v", name, op.waits())
+		}
+	}
+}
+
+const holding = `
+openapi: 3.0.3
+info: {title: t, version: '1'}
+paths:
+  /hold: {post: {operationId: hold, requestBody: {content: {application/json: {schema: {type: object}}}}, responses: {'200': {description: ok}}}}
+`
+
+// A service of one operation, of which few are carried out at a time, and each as long as release says.
+func newHolder(t *testing.T) (url string, g *Gate, release chan struct{}) {
+	t.Helper()
+	g, err := New(Config{Now: time.Now, Audit: audit.New(time.Now), InFlight: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := g.Version(Definition{
+		Name: "v2", Contract: holding, Scheme: KeyOrUser, Operations: map[string]Operation{"hold": {Auth: Public}},
+		Envelope: func(p Problem) any { return p }, Schema: http.StatusUnprocessableEntity,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release = make(chan struct{})
+	gin.SetMode(gin.ReleaseMode)
+	engine := gin.New()
+	engine.POST("/hold", v.Checks(), func(c *gin.Context) {
+		Answer(c, http.StatusOK, func(context.Context, *Call) (any, error) {
+			<-release
+			return struct{}{}, nil
+		})
+	})
+	server := httptest.NewServer(engine)
+	t.Cleanup(server.Close)
+	return server.URL + "/hold", g, release
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("never: ", what)
+		}
+	}
+}
+
+func TestAnOverloadedServerRefusesWithoutReadingTheBody(t *testing.T) {
+	url, g, release := newHolder(t)
+	answers := make(chan int, 1)
+	go func() {
+		r, err := http.Post(url, "application/json", strings.NewReader("{}"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Body.Close()
+		answers <- r.StatusCode
+	}()
+	eventually(t, "one is carried out", func() bool { return g.Load().InFlight == 1 })
+	for range g.entrance.waiting { // a line that nobody leaves
+		g.entrance.line.PushBack(&waiter{turn: make(chan struct{})})
+	}
+	never, end := io.Pipe() // the body
+	defer end.Close()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.ContentLength = maxBody // of a shorter one net/http itself reads the rest
+	r, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var p Problem
+	if err := json.NewDecoder(r.Body).Decode(&p); err != nil || r.StatusCode != http.StatusServiceUnavailable || p.Code != r.StatusCode || r.Header.Get("Retry-After") != "" {
+		t.Error(r.Status, err, p, r.Header)
+	}
+	if l := g.Load(); l.Shed != 1 || l.InFlight != 1 {
+		t.Errorf("%+v", l)
+	}
+	close(release)
+	if status := <-answers; status != http.StatusOK {
+		t.Error(status)
+	}
+}
+
+func TestABodyOnItsWayHoldsNoPlace(t *testing.T) {
+	url, g, release := newHolder(t)
+	close(release)
+	body, slow := io.Pipe()
+	answers := make(chan int, 1)
+	go func() {
+		r, err := http.Post(url, "application/json", body)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Body.Close()
+		answers <- r.StatusCode
+	}()
+	if _, err := slow.Write([]byte(`{"a":`)); err != nil { // the server has the header now
+		t.Fatal(err)
+	}
+	for range 3 {
+		r, err := http.Post(url, "application/json", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			t.Error(r.Status)
+		}
+	}
+	if _, err := slow.Write([]byte("1}")); err != nil || slow.Close() != nil {
+		t.Error(err)
+	}
+	if status := <-answers; status != http.StatusOK {
+		t.Error(status)
+	}
+	eventually(t, "nobody is in", func() bool { return g.Load().InFlight == 0 })
+}
