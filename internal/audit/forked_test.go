@@ -205,6 +205,26 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 	}
 }
 
+// A replica that has been alone reads nothing before its hook, which finds out itself.
+func TestARewrittenHistoryIsFoundByTheHook(t *testing.T) {
+	replicas := newReplicas(t, 2)
+	r, other := replicas[0], replicas[1]
+	for range apart + 2 {
+		r.append(AuditRead, tenantA)
+	}
+	if r.log.shared.Load() {
+		t.Fatal("it does not know that it is alone")
+	}
+	r.rewrite(func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), apart+2)) })
+	other.append(AuditRead, tenantB)
+	for range 2 {
+		if err := r.tries(AuditRead, tenantA); !errors.Is(err, errDamagedLog) {
+			t.Error("it is gone on from:", err)
+		}
+	}
+	r.append(AuditRead, tenantB)
+}
+
 // A commit of several tenants fails once at the most for what was done to one of them.
 func TestARewrittenHistoryFailsItsTenantAlone(t *testing.T) {
 	replicas := newReplicas(t, 2)

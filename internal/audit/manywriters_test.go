@@ -167,6 +167,9 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 					r.refused()
 				}
 				time.Sleep(time.Second) // of the bubble
+				if c.place {
+					time.Sleep(10 * time.Second) // of the bubble: until it is looked at
+				}
 				synctest.Wait()
 				if b.read() != before {
 					t.Error("something was written")

@@ -3428,7 +3428,8 @@ type ClientInterface interface {
 	//
 	// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 	// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
-	// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+	// under it. 409 while any stored key is, for the current one, for one that nothing was ever moved from, and when the two
+	// turn out to be one key by two names. Called again, it asks again.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3439,7 +3440,8 @@ type ClientInterface interface {
 	//
 	// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 	// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
-	// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+	// under it. 409 while any stored key is, for the current one, for one that nothing was ever moved from, and when the two
+	// turn out to be one key by two names. Called again, it asks again.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -5066,7 +5068,8 @@ func (c *Client) ListKMSKeys(ctx context.Context, reqEditors ...RequestEditorFn)
 //
 // Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 // nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
-// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+// under it. 409 while any stored key is, for the current one, for one that nothing was ever moved from, and when the two
+// turn out to be one key by two names. Called again, it asks again.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5087,7 +5090,8 @@ func (c *Client) DestroyKMSKeyWithBody(ctx context.Context, contentType string, 
 //
 // Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 // nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
-// under it. 409 while any stored key is, and for the current one. Called again, it asks again.
+// under it. 409 while any stored key is, for the current one, for one that nothing was ever moved from, and when the two
+// turn out to be one key by two names. Called again, it asks again.
 //
 // Takes a body of the `application/json` content type.
 //

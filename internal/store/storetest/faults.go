@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -244,6 +245,46 @@ func commitPersisted(t *testing.T, open Open) {
 	together(t, 4, func(int) error { return counting(s) })
 	f.after.Store(false)
 	wantCount(t, s, 4)
+}
+
+// onCommitOfOthers: a closure that fails does not hear of the commit that the others of
+// its group have joined.
+func onCommitOfOthers(t *testing.T, open Open) {
+	g := newGate()
+	s := start(t, open, Options{Commit: g.commit})
+	g.shut.Store(true)
+	first := make(chan error)
+	go func() {
+		first <- s.Update(context.Background(), func(tx store.Tx) error { return tx.Put([]byte("first"), nil) })
+	}()
+	<-g.entered
+	var heard [2]atomic.Bool
+	var done [2]chan error
+	for i := range heard { // both wait for the commit that hangs
+		ctx := newAwaited(t.Context())
+		defer ctx.cancel()
+		done[i] = make(chan error, 1)
+		go func() {
+			done[i] <- s.Update(ctx, func(tx store.Tx) error {
+				tx.OnCommit(func() { heard[i].Store(true) })
+				err := tx.Put(fmt.Appendf(nil, "%d", i), nil)
+				if i == 0 {
+					return errors.Join(err, errInjected)
+				}
+				return err
+			})
+		}()
+		<-ctx.waiting
+	}
+	close(g.goOn)
+	must(t, <-first)
+	if err := <-done[0]; !errors.Is(err, errInjected) {
+		t.Error(err)
+	}
+	must(t, <-done[1])
+	if heard[0].Load() || !heard[1].Load() {
+		t.Error("the one that failed heard:", heard[0].Load(), "the other:", heard[1].Load())
+	}
 }
 
 // onCommit: closures and hooks alike hear of the commit that they have joined, once,

@@ -60,6 +60,7 @@ func Run(t *testing.T, open Open) {
 		{"TheHookRunsOncePerCommit", hookOnce},
 		{"TheHookFailsTheGroup", hookFails},
 		{"OnCommitIsCalledForWhatIsDurable", onCommit},
+		{"OnCommitIsNotCalledForAClosureThatFails", onCommitOfOthers},
 		{"AnEndedContextIsNotServed", endedContext},
 		{"AQueuedUpdateIsWithdrawn", withdrawn},
 		{"AHangingCommitHangsNobody", hangingCommit},
