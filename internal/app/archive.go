@@ -123,7 +123,9 @@ func (a *archive) cut(ctx context.Context) {
 	if a.log.Refusal() != nil {
 		return
 	}
-	if cut, err := a.cutter.Run(ctx); err != nil && ctx.Err() == nil {
+	if cut, err := a.cutter.Run(ctx); errors.Is(err, fault.Conflict) {
+		return // another replica was first
+	} else if err != nil && ctx.Err() == nil {
 		a.logger.Error("audit entries could not be moved to the archive and stay where they are, it is tried again", "in", maintenance, "err", err)
 	} else if cut > 0 {
 		a.logger.Info("audit entries were moved to the archive", "entries", cut)

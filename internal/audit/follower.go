@@ -98,11 +98,18 @@ func (l *Log) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 
 // follower is what KeepFollowing knows from one look to the next.
 type follower struct {
-	log    *Log
-	logger *slog.Logger
-	before glance
-	failed string    // the kind of trouble that was logged
-	pause  time.Time // the log was found damaged, and is looked into again then
+	log     *Log
+	logger  *slog.Logger
+	before  glance
+	refused bool      // the log, for what it lacks
+	failed  string    // the kind of trouble that was logged
+	pause   time.Time // the log was found damaged, and is looked into again then
+}
+
+// lacking reports whether the log is refused for entries that are lost.
+func (f *follower) lacking() bool {
+	var lost *RollbackError
+	return errors.As(f.log.Refusal(), &lost)
 }
 
 func (f *follower) look(ctx context.Context) {
@@ -118,13 +125,13 @@ func (f *follower) look(ctx context.Context) {
 	}
 	before := f.before
 	f.before = g
-	var lost *RollbackError
-	refused := errors.As(f.log.Refusal(), &lost)
+	refused := f.refused || f.lacking()
 	if g.lost || refused {
 		_, _ = f.log.hold(ctx)
 	}
-	if g.epoch != before.epoch && before.epoch > 0 || refused && f.log.Refusal() == nil {
-		f.log.verifyAnew(ctx) // somebody has accepted what was lost
+	f.refused = f.lacking()
+	if g.epoch != before.epoch && before.epoch > 0 || refused && !f.refused {
+		f.log.verifyAnew(ctx) // somebody has accepted what was lost, or put it back
 		f.pause = time.Time{}
 	}
 	if time.Now().Before(f.pause) && g.followed == before.followed {

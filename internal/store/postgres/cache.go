@@ -9,11 +9,17 @@ import "sync"
 // which is good enough for rehearsals.
 type cache struct {
 	mu         sync.Mutex
-	fence      int64             // of the commit
+	newest     commitName        // of the commit
 	epoch      int               // changes when the cache is emptied
 	turns      int               // changes when the older half is forgotten
 	young, old map[string][]byte // nil values are keys that are not there
 	size       int               // of young, in bytes
+}
+
+// commitName tells a commit from every other one, also of a copy of the database.
+type commitName struct {
+	fence int64
+	id    string
 }
 
 // half is the size at which the young half becomes the old one.
@@ -77,21 +83,21 @@ func (c *cache) add(at stamp, key, value []byte) {
 	c.set(string(key), value)
 }
 
-// at says that the lock is held and the newest commit has this fence, and reports
+// at says that the lock is held and which commit is the newest, and reports
 // whether the cache has gone on to be right.
-func (c *cache) at(fence int64) bool {
+func (c *cache) at(newest commitName) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.fence == fence {
+	if c.newest == newest {
 		return true
 	}
-	c.empty(fence)
+	c.empty(newest)
 	return false
 }
 
 // empty forgets everything.
-func (c *cache) empty(fence int64) {
-	c.fence, c.young, c.old, c.size = fence, nil, nil, 0
+func (c *cache) empty(newest commitName) {
+	c.newest, c.young, c.old, c.size = newest, nil, nil, 0
 	c.epoch++
 }
 
@@ -99,14 +105,14 @@ func (c *cache) empty(fence int64) {
 func (c *cache) doubt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.empty(0)
+	c.empty(commitName{})
 }
 
 // apply notes the writes of a commit of this process.
-func (c *cache) apply(fence int64, over map[string][]byte) {
+func (c *cache) apply(newest commitName, over map[string][]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fence = fence
+	c.newest = newest
 	for key, value := range over {
 		c.set(key, value)
 	}

@@ -47,9 +47,11 @@ func (s *Store) lock(g *group) (*locked, error) {
 	}
 	l := &locked{s: s, c: s.session, pages: wanted.pages}
 	var version int64
+	var id string
 	take := []step{{statement: begin}, {statement: lock, row: func(v [][]byte) (err error) {
 		if l.fence, err = number(v[0]); err == nil {
 			version, err = number(v[1])
+			id = string(v[2])
 		}
 		return err
 	}}}
@@ -63,7 +65,7 @@ func (s *Store) lock(g *group) (*locked, error) {
 	case l.fence == 0:
 		return nil, &failure{errors.New("latticekeep_head has no row"), broken}
 	}
-	if s.cache.at(l.fence) {
+	if s.cache.at(commitName{l.fence, id}) {
 		s.alone++
 	} else if s.alone >= trusting { // what was not read because the cache had it is read after all
 		s.alone = 0
@@ -200,7 +202,7 @@ func (s *Store) commit(l *locked, t *tx, until time.Time) (retry bool, err error
 	fence := l.fence + 1
 	err = s.opts.durably("commit", func() error { return l.send(t, fence, id) })
 	if err == nil {
-		s.cache.apply(fence, t.over)
+		s.cache.apply(commitName{fence, string(id)}, t.over)
 		s.committed(t)
 		return false, nil
 	}
@@ -241,7 +243,7 @@ func (l *locked) send(t *tx, fence int64, id []byte) error {
 	}
 	number := binary.BigEndian.AppendUint64(nil, uint64(fence))
 	steps = append(steps,
-		step{statement: advance, params: [][]byte{number}},
+		step{statement: advance, params: [][]byte{number, id}},
 		step{statement: sign, params: [][]byte{slot(fence), number, id}},
 		step{statement: commit})
 	if err := l.c.run(l.s.opts.commitWait, steps); err != nil {

@@ -41,7 +41,7 @@ var sql = [statements]string{
 	snapshot:  "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
 	rollback:  "ROLLBACK",
 	commit:    "COMMIT",
-	lock:      "SELECT fence, (SELECT version FROM latticekeep_schema WHERE id = 1) FROM latticekeep_head WHERE id = 1 FOR UPDATE",
+	lock:      "SELECT fence, (SELECT version FROM latticekeep_schema WHERE id = 1), commit_id FROM latticekeep_head WHERE id = 1 FOR UPDATE",
 	get:       "SELECT key, value FROM latticekeep_kv WHERE key = ANY ($1::bytea[])",
 	ahead:     "SELECT key, value FROM latticekeep_kv WHERE key >= $1::bytea AND key < $2::bytea ORDER BY key LIMIT $3::bigint",
 	aheadOpen: "SELECT key, value FROM latticekeep_kv WHERE key >= $1::bytea ORDER BY key LIMIT $2::bigint",
@@ -50,7 +50,7 @@ var sql = [statements]string{
 	upsert: "INSERT INTO latticekeep_kv (key, value) SELECT unnest($1::bytea[]), unnest($2::bytea[]) " +
 		"ON CONFLICT (key) DO UPDATE SET value = excluded.value",
 	remove:  "DELETE FROM latticekeep_kv WHERE key = ANY ($1::bytea[])",
-	advance: "UPDATE latticekeep_head SET fence = $1::bigint WHERE id = 1",
+	advance: "UPDATE latticekeep_head SET fence = $1::bigint, commit_id = $2::bytea WHERE id = 1",
 	sign: "INSERT INTO latticekeep_commit (slot, fence, id) VALUES ($1::integer, $2::bigint, $3::bytea) " +
 		"ON CONFLICT (slot) DO UPDATE SET fence = excluded.fence, id = excluded.id",
 	lookup: "SELECT fence, id FROM latticekeep_commit WHERE slot = $1::integer",

@@ -11,12 +11,14 @@ CREATE TABLE latticekeep_kv (
 );
 ALTER TABLE latticekeep_kv ALTER COLUMN value SET STORAGE EXTERNAL;
 
--- The head: whoever holds the lock on this row is the one writer. Each commit raises the fence.
+-- The head: whoever holds the lock on this row is the one writer. Each commit raises the fence and leaves its id: a database that was put back
+-- and written to since comes to the same fence, and not to the same id.
 CREATE TABLE latticekeep_head (
     id smallint PRIMARY KEY CHECK (id = 1),
-    fence bigint NOT NULL
+    fence bigint NOT NULL,
+    commit_id bytea NOT NULL
 ) WITH (fillfactor = 10);
-INSERT INTO latticekeep_head VALUES (1, 1);
+INSERT INTO latticekeep_head VALUES (1, 1, '');
 
 -- The ids of the newest commits, a ring: by them a replica that lost the answer to its COMMIT finds out.
 CREATE TABLE latticekeep_commit (

@@ -1,0 +1,34 @@
+package postgres
+
+import (
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/pgtest"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// A database that was put back and has been written to since may have come to the same fence: what is in memory is of another one.
+func TestTheCacheIsOfOneCommitAndNotOfItsNumber(t *testing.T) {
+	url := pgtest.Shared(t).URL()
+	s, err := Open(t.Context(), url, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	key := []byte("key")
+	for range 2 * trusting { // so that the cache is relied on
+		if err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, []byte("now")) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers(t, url, "UPDATE latticekeep_kv SET value = 'before'; UPDATE latticekeep_head SET commit_id = 'another'")
+	var read string
+	err = s.Update(t.Context(), func(tx store.Tx) error {
+		value, err := tx.Get(key)
+		read = string(value)
+		return err
+	})
+	if err != nil || read != "before" {
+		t.Fatalf("%q, %v", read, err)
+	}
+}
