@@ -12,4 +12,4 @@ trap 'rm -f "$transcript"' EXIT
 	echo "$(date +%Y-%m-%d), $(nproc) cores, Linux $(uname -r), $(go env GOVERSION)."
 } >"$transcript"
 CHAOS_LONG=1 CHAOS_TRANSCRIPT=$transcript go test -count=1 -timeout 8h -run "$2" ./internal/chaos
-cp "$transcript" "$1"
+install -m 644 "$transcript" "$1"

@@ -102,6 +102,7 @@ func assembleAt(t testing.TB, url string, change ...func(*Config)) *service {
 	s.former = keys[1].ID()
 	s.identity, s.keys, err = identity.Open(ctx, db, chain, keys[0], keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.clock.Now})
 	check(err)
+	check(db.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("kms/moved-from/"+s.former), nil) })) // or nobody may destroy it
 	s.vault = vault.New(db, chain, s.keys, s.clock.Now)
 	s.tenant, s.key, err = s.identity.Dev(ctx)
 	check(err)

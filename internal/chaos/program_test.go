@@ -320,7 +320,12 @@ func (d *deployment) accounted(p *process) {
 	defer d.mu.Unlock()
 	all := len(d.shown)
 	for path := "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100"; path != ""; {
-		page := p.must(d.key, "GET", path, "")
+		page, err := p.try(d.key, "GET", path, "")
+		for tries := 0; err != nil && tries < 20; tries++ { // a busy machine
+			time.Sleep(50 * time.Millisecond)
+			page, err = p.try(d.key, "GET", path, "")
+		}
+		must(d.t, err)
 		for _, e := range page["entries"].([]any) {
 			entry := e.(map[string]any)
 			if entry["outcome"] == "success" {
