@@ -100,11 +100,11 @@ func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 		ended <- err
 	}()
 	more := e.await(to, copied+1)
-	server.Kill()
+	must(t, server.Kill())
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "the same command goes on from there") {
 		t.Fatal("without its database: ", err)
 	}
-	server.Restart()
+	must(t, server.Restart())
 	unserved()
 
 	var progress strings.Builder
@@ -172,7 +172,7 @@ func TestAMigrationRefusesWhatIsNotToBe(t *testing.T) {
 	e, from := newEstate(t, "")
 	other, elsewhere := newEstate(t, "")
 	database := pgtest.Shared(t).URL()
-	before, taken := e.rows(from), other.rows(elsewhere)
+	taken := other.rows(elsewhere)
 	_, end := e.serve(from)
 	refused := func(want string, args ...string) {
 		t.Helper()
@@ -186,7 +186,7 @@ func TestAMigrationRefusesWhatIsNotToBe(t *testing.T) {
 	}
 	refused("in use", "--from", from, "--to", database)
 	end()
-	before = e.rows(from)
+	before := e.rows(from)
 	report, err := verifyDataDir(t.Context(), filepath.Join(other.dir, "data"), audit.Options{})
 	must(t, err)
 	refused("a deployment already, of the chain "+report.Fingerprint, "--from", from, "--to", elsewhere)

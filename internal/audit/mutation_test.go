@@ -29,8 +29,6 @@ type victim struct {
 	options         Options
 }
 
-func newVictim(t testing.TB) *victim { return newVictimOn(t, newFixture) }
-
 func newVictimOn(t testing.TB, newFixture func(testing.TB) *fixture) *victim {
 	f := newFixture(t)
 	v := &victim{fixture: f}
