@@ -77,9 +77,14 @@ func (f offer) run(ctx context.Context, d *deployment, o operation) (*offered, e
 	return out, errors.Join(failures...)
 }
 
-// partOverload is encrypt when much more is asked than can be done.
+// partOverload is encrypt when much more is asked than can be done. Server and client have half of the machine each, in calm as well.
 func (r *run) partOverload(ctx context.Context) (err error) {
-	d, err := start(ctx, r.binary, r.dir, settings{name: "overload", signing: "entry"})
+	first, back, err := apart()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, back()) }()
+	d, err := start(ctx, r.binary, r.dir, settings{name: "overload", signing: "entry", cores: first})
 	defer func() { err = errors.Join(err, d.stop()) }()
 	if err != nil {
 		return err
@@ -89,9 +94,15 @@ func (r *run) partOverload(ctx context.Context) (err error) {
 		return err
 	}
 	encrypt := operations[0]
-	var peak, asked, good, share, client, before, during, back values
+	var peak, asked, good, share, client, before, during, times, recovered values
+	var kept [2]values // of memory that is no file's, before and after
 	for n := range r.roundCount {
 		calm, err := r.load.run(ctx, d, encrypt)
+		if err != nil {
+			return err
+		}
+		r.progress("round %d of %d: %.0f/s in calm, overload begins", n+1, r.roundCount, calm.rate())
+		quiet, err := used(d.replicas[0].pid)
 		if err != nil {
 			return err
 		}
@@ -105,18 +116,20 @@ func (r *run) partOverload(ctx context.Context) (err error) {
 			return err
 		}
 		client = append(client, (own()-work).Seconds()/took/float64(cores))
-		_, resident, err := d.used()
+		busy, err := used(d.replicas[0].pid)
 		if err != nil {
 			return err
 		}
 		peak, asked, good = append(peak, calm.rate()), append(asked, float64(out.sent.Load())/took), append(good, float64(out.good.Load())/took)
 		share = append(share, good[n]/peak[n])
-		before, during = append(before, float64(calm.resident)/1e6), append(during, float64(resident)/1e6)
+		before, during = append(before, float64(quiet.resident)/1e6), append(during, float64(busy.resident)/1e6)
+		times = append(times, during[n]/before[n])
+		kept[0], kept[1] = append(kept[0], float64(quiet.anonymous)/1e6), append(kept[1], float64(busy.anonymous)/1e6)
 		waited, err := r.recover(ctx, d, encrypt, calm)
 		if err != nil {
 			return err
 		}
-		back = append(back, waited.Seconds())
+		recovered = append(recovered, waited.Seconds())
 		r.progress("round %d of %d: %.0f/s of %.0f/s with %.0f/s asked", n+1, r.roundCount, good[n], peak[n], asked[n])
 	}
 	r.print([][]string{
@@ -128,7 +141,10 @@ func (r *run) partOverload(ctx context.Context) (err error) {
 		{"the client's share of the machine meanwhile", client.show("%.2f")},
 		{"resident MB in calm", before.show("%.0f")},
 		{"resident MB after it", during.show("%.0f")},
-		{"seconds until the median is at most 1.2 times that in calm", back.show("%.1f")},
+		{"times as much", times.show("%.2f")},
+		{"of it not a file's, MB in calm", kept[0].show("%.0f")},
+		{"of it not a file's, MB after it", kept[1].show("%.0f")},
+		{"seconds until the median is at most 1.2 times that in calm", recovered.show("%.1f")},
 	})
 	return nil
 }

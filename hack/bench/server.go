@@ -34,6 +34,7 @@ type settings struct {
 	token   string // for it
 	mail    bool   // there is a mail server, though it never answers, and so users register
 	traced  bool   // every sync is written to a file, by strace
+	cores   string // that it runs on, as 0-1; "": all
 }
 
 // A deployment is one configuration of the built binary that runs, as one process or as several on one database.
@@ -129,6 +130,9 @@ func (d *deployment) launch(ctx context.Context, n int) (*server, error) {
 	if d.traced {
 		s.trace = path("trace")
 		command = append([]string{"strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=fsync,fdatasync", "-o", s.trace}, command...)
+	}
+	if d.cores != "" {
+		command = append([]string{"taskset", "--cpu-list", d.cores}, command...)
 	}
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = out, log

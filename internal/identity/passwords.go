@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/crypto/argon2"
 
@@ -82,8 +83,9 @@ func (h passwordHash) of(p secret.Bytes) []byte {
 }
 
 // passwords hashes and checks passwords, few at a time: each takes 19 MiB and
-// a core, and a flood of sign-ins must not starve everything else. The zero
-// value is ready.
+// a core, and a flood of sign-ins must not starve everything else. While others wait
+// a slot rests after each hash, so that the slots leave most of their cores' time to
+// the rest. The zero value is ready.
 type passwords struct {
 	once    sync.Once
 	slots   chan struct{}
@@ -91,9 +93,13 @@ type passwords struct {
 	dummy   string // of no password: its hash is random
 }
 
-// maxWaiting bounds the queue: what waits longer than that takes to work off
-// is better told to come again.
-const maxWaiting = 32
+const (
+	// maxWaiting bounds the queue: what waits longer than that takes to work off
+	// is better told to come again.
+	maxWaiting = 16
+	// resting is how many times as long as a hash took its slot rests when others wait.
+	resting = 3
+)
 
 func newHash() passwordHash {
 	h := passwordHash{argonMemory, argonPasses, argonLanes, make([]byte, saltSize), make([]byte, hashSize)}
@@ -115,10 +121,20 @@ func (p *passwords) start(ctx context.Context) (done func(), err error) {
 	}
 	select {
 	case p.slots <- struct{}{}:
-		return func() { <-p.slots }, nil
+		began := time.Now()
+		return func() { p.free(time.Since(began)) }, nil
 	case <-ctx.Done():
 		return nil, fault.Wrap(fault.Unavailable, fault.Message(errPasswordsBusy), ctx.Err())
 	}
+}
+
+// free gives back the slot of a hash that took so long.
+func (p *passwords) free(took time.Duration) {
+	if p.waiting.Load() == 0 {
+		<-p.slots
+		return
+	}
+	time.AfterFunc(resting*took, func() { <-p.slots })
 }
 
 // hash returns the PHC string of a new password.

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -100,4 +103,34 @@ func TestAFloodOfPasswordsIsTurnedAway(t *testing.T) {
 	if _, err := p.hash(t.Context(), secret.Bytes(goodPassword)); err != nil {
 		t.Error("a free turn is not taken:", err)
 	}
+}
+
+func TestAFloodOfPasswordsLeavesTheCoresToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p passwords
+		const work = 20 * time.Millisecond
+		turn := func() {
+			done, err := p.start(t.Context())
+			must(t, err)
+			time.Sleep(work)
+			done()
+		}
+		began := time.Now()
+		for range 3 { // one after the other is no flood
+			turn()
+		}
+		if took := time.Since(began); took != 3*work {
+			t.Error("without a flood a slot rested:", took)
+		}
+		began = time.Now()
+		turns := max(1, runtime.GOMAXPROCS(0)/2)
+		var wg sync.WaitGroup
+		for range 3 * turns {
+			wg.Go(turn)
+		}
+		wg.Wait()
+		if took := time.Since(began); took != (3+2*resting)*work { // the last ones have nobody behind them
+			t.Error("the slots were used for", 3*work, "of", took)
+		}
+	})
 }

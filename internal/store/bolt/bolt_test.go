@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/storetest"
@@ -51,5 +52,23 @@ func TestARehearsalLeavesNothing(t *testing.T) {
 	}))
 	if got := contents(t, s); runs != 4 || events != 1 || !maps.Equal(got, map[string]string{"made": "1"}) {
 		t.Errorf("%d runs and %d events left %v", runs, events, got)
+	}
+}
+
+// On a machine with more to do than it can, somebody new comes at every turn.
+func TestAGroupThatNeverEndsGrowingIsCommitted(t *testing.T) {
+	const most = 8 // turns
+	s := &Store{pending: new(group)}
+	now := time.Now()
+	s.opts.Now = func() time.Time {
+		if len(s.pending.requests) > 2*most {
+			t.Fatal("the group grows for ever")
+		}
+		s.pending.requests = append(s.pending.requests, nil)
+		now = now.Add(longestGathering / most)
+		return now
+	}
+	if g, _ := s.take(); len(g.requests) != most+1 {
+		t.Error(len(g.requests), "were gathered")
 	}
 }

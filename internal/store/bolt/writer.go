@@ -25,6 +25,9 @@ const (
 	lastRetry  = time.Second
 )
 
+// longestGathering is about half of what a commit takes.
+const longestGathering = 2 * time.Millisecond
+
 // group is what shares one physical commit.
 type group struct {
 	requests []*request
@@ -165,10 +168,12 @@ func (s *Store) mend() {
 //
 // It lets others run before, as long as that makes the group grow: callers just
 // answered get to their next Update and join this group, not the one after it.
-// It costs nothing when nobody can run, and waits for nobody who cannot.
+// It costs nothing when nobody can run, and waits for nobody who cannot. When very
+// many can run, a turn lasts until they have all run, so it also ends by time.
 func (s *Store) take() (*group, bool) {
 	const enough = 32 // turns without anyone new; a turn is well under a microsecond when nobody else can run
-	for size, idle := 0, 0; idle < enough; {
+	began := s.opts.Now()
+	for size, idle := 0, 0; idle < enough && s.opts.Now().Sub(began) < longestGathering; {
 		runtime.Gosched()
 		if n := s.queued(); n > size {
 			size, idle = n, 0
