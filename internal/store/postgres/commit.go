@@ -28,7 +28,8 @@ type locked struct {
 }
 
 // lock begins a transaction, takes the lock on the head, and reads what the group
-// has asked for in rehearsals and the hook in earlier groups.
+// has asked for in rehearsals and the hook in earlier groups. What those ask for who
+// have joined meanwhile is read then: a round trip more, and a commit less.
 func (s *Store) lock(g *group) (*locked, error) {
 	defer s.busy()()
 	if s.session == nil {
@@ -38,7 +39,12 @@ func (s *Store) lock(g *group) (*locked, error) {
 		}
 		s.session = c
 	}
-	wanted := s.wanted(g)
+	early := s.members(g)
+	wanted := &wants{}
+	wanted.join(&s.habits.usual)
+	for r := range early {
+		wanted.join(r.wants)
+	}
 	var asks []*ask
 	if s.alone < trusting {
 		asks = wanted.gets(nil)
@@ -67,19 +73,29 @@ func (s *Store) lock(g *group) (*locked, error) {
 	}
 	if s.cache.at(commitName{l.fence, id}) {
 		s.alone++
-	} else if s.alone >= trusting { // what was not read because the cache had it is read after all
-		s.alone = 0
-		more := wanted.gets(nil)
-		if err := s.session.read(s.opts.commitWait, nil, more); err != nil {
-			return nil, err
-		}
-		asks = more
 	} else {
 		s.alone = 0
 	}
 	for _, a := range asks {
 		s.cache.put(a.key, a.value)
 	}
+	s.shut(g)
+	for r := range s.members(g) {
+		if _, ok := early[r]; !ok {
+			wanted.join(r.wants)
+		}
+	}
+	asks = wanted.gets(&s.cache) // of the early only what the cache had and turned out not to be right
+	pages := wanted.pages[len(l.pages):]
+	if len(asks)+len(pages) > 0 {
+		if err := s.session.read(s.opts.commitWait, nil, append(asks, pages...)); err != nil {
+			return nil, err
+		}
+	}
+	for _, a := range asks {
+		s.cache.put(a.key, a.value)
+	}
+	l.pages = wanted.pages
 	return l, nil
 }
 
@@ -87,31 +103,29 @@ func (s *Store) lock(g *group) (*locked, error) {
 // them, the cache is relied on: being wrong costs a round trip under the lock.
 const trusting = 4
 
-// wanted is all that the group will probably read.
-func (s *Store) wanted(g *group) *wants {
-	all := &wants{}
-	for key := range s.hooked {
-		all.key([]byte(key))
-	}
+// members are those who want something of the group by now.
+func (s *Store) members(g *group) map[*request]struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[*request]struct{}, len(g.requests))
 	for _, r := range g.requests {
-		if r.wants == nil || r.state.Load() == gone {
-			continue
-		}
-		for key := range r.wants.keys {
-			all.key([]byte(key))
-		}
-		for _, p := range r.wants.pages {
-			if !all.has(p) {
-				all.pages = append(all.pages, p)
-			}
-		}
-	}
-	for _, p := range s.hookedPages {
-		if !all.has(p) {
-			all.pages = append(all.pages, p)
+		if r.wants != nil && r.state.Load() != gone {
+			all[r] = struct{}{}
 		}
 	}
 	return all
+}
+
+// join adds what other wants.
+func (w *wants) join(other *wants) {
+	for key := range other.keys {
+		w.key([]byte(key))
+	}
+	for _, p := range other.pages {
+		if !w.has(p) {
+			w.pages = append(w.pages, p)
+		}
+	}
 }
 
 // has tells whether a page like p is among those wanted.
@@ -142,24 +156,31 @@ func (w *wants) gets(known *cache) []*ask {
 	return asks
 }
 
-// The hook's reads are remembered for two to three times so many groups.
-const remembered = 16
+// habits is what the hook reads from one group to the next. A row that it has read
+// in two of the last groups, 16 to 31 of them, is read for it with the lock. Most
+// others it needs no more: they were the newest once.
+type habits struct {
+	usual       wants
+	now, before map[string]int // in how many groups each key was read
+	groups      int            // that now is of
+}
 
-func (s *Store) remember(w *wants) {
-	if s.hooks++; s.hooks >= remembered {
-		s.hooks, s.hooked, s.hookedBefore = 0, s.hookedBefore, nil
-	}
-	if s.hooked == nil {
-		s.hooked = make(map[string]struct{})
-	}
-	if s.hookedBefore == nil {
-		s.hookedBefore = make(map[string]struct{})
+func (h *habits) note(w *wants) {
+	if h.groups++; h.groups > 16 || h.now == nil {
+		h.before, h.now, h.groups = h.now, make(map[string]int), 1
+		h.usual.keys = nil
+		for key, n := range h.before {
+			if n > 1 {
+				h.usual.key([]byte(key))
+			}
+		}
 	}
 	for key := range w.keys {
-		s.hooked[key] = struct{}{}
-		s.hookedBefore[key] = struct{}{}
+		if h.now[key]++; h.now[key]+h.before[key] > 1 {
+			h.usual.key([]byte(key))
+		}
 	}
-	s.hookedPages = w.pages
+	h.usual.pages = w.pages
 }
 
 func (l *locked) get(key []byte) ([]byte, error) {

@@ -170,16 +170,20 @@ func newPage(rg store.Range, limit int) *ask {
 	return &ask{rg: rg, limit: limit, done: make(chan struct{})}
 }
 
-// read answers all asks in one round trip, after the steps before. It does not
-// close their channels.
+// read answers all asks in one round trip, after the steps before, and what several
+// ask for is read once. It does not close their channels.
 func (c *conn) read(within time.Duration, before []step, asks []*ask) error {
 	steps := before
-	keys := make(map[string][]*ask)
+	keys, pages := make(map[string][]*ask), make(map[pageName][]*ask)
 	var list [][]byte
 	for _, a := range asks {
 		a.value, a.rows = nil, nil // of an attempt that failed
 		if a.limit > 0 {
-			steps = append(steps, a.page())
+			name := a.pageName()
+			if pages[name] == nil {
+				steps = append(steps, a.page())
+			}
+			pages[name] = append(pages[name], a)
 			continue
 		}
 		if keys[string(a.key)] == nil {
@@ -189,13 +193,33 @@ func (c *conn) read(within time.Duration, before []step, asks []*ask) error {
 	}
 	if len(list) > 0 {
 		steps = append(steps, step{statement: get, params: [][]byte{byteaArray(list)}, row: func(v [][]byte) error {
+			value := clone(v[1])
 			for _, a := range keys[string(v[0])] {
-				a.value = clone(v[1])
+				a.value = value
 			}
 			return nil
 		}})
 	}
-	return c.run(within, steps)
+	if err := c.run(within, steps); err != nil {
+		return err
+	}
+	for _, same := range pages {
+		for _, a := range same[1:] {
+			a.rows = same[0].rows
+		}
+	}
+	return nil
+}
+
+// pageName tells pages apart.
+type pageName struct {
+	from, to      string
+	open, reverse bool
+	limit         int
+}
+
+func (a *ask) pageName() pageName {
+	return pageName{string(a.rg.From), string(a.rg.To), a.rg.To == nil, a.rg.Reverse, a.limit}
 }
 
 func (a *ask) page() step {

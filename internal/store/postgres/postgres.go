@@ -4,10 +4,10 @@
 // # Model
 //
 // There is one writer at a time among all replicas: who holds the lock on the one
-// row of latticekeep_head. A group of Updates is one transaction. It takes that
-// lock first; then it reads, runs the closures and the hook over what it has read,
-// and sends all writes with COMMIT in one round trip. Views share snapshots; see
-// view.go.
+// row of latticekeep_head. A group of Updates is one transaction, which others join
+// as long as it waits for that lock. It takes it first; then it reads, runs the
+// closures and the hook over what it has read, and sends all writes with COMMIT in
+// one round trip. Views share snapshots; see view.go.
 //
 // # Why READ COMMITTED is serialisable here
 //
@@ -133,11 +133,9 @@ type Store struct {
 	finished chan struct{} // closed when all is
 
 	// The writer's.
-	session              *conn // nil until it is needed
-	alone                int   // commits since one of another process
-	hooks                int   // since hooked was replaced
-	hooked, hookedBefore map[string]struct{}
-	hookedPages          []*ask
+	session *conn // nil until it is needed
+	alone   int   // commits since one of another process
+	habits  habits
 
 	commits   atomic.Uint64
 	failed    atomic.Bool  // no commit has succeeded since one failed or the server was lost

@@ -267,12 +267,17 @@ func tell(asks []*ask, err error) {
 	}
 }
 
+// longestGathering is about half of what a commit takes.
+const longestGathering = 2 * time.Millisecond
+
 // gather lets others run, as long as that makes a group grow: what they are about
 // to ask for travels with it. It costs nothing when nobody can run, and waits for
-// nobody who cannot.
+// nobody who cannot. When very many can run, a turn lasts until they have all run, so
+// it also ends by time.
 func gather(size func() int) {
 	const enough = 32 // turns without anyone new; a turn is well under a microsecond when nobody else can run
-	for last, idle := 0, 0; idle < enough; {
+	began := time.Now()
+	for last, idle := 0, 0; idle < enough && time.Since(began) < longestGathering; {
 		runtime.Gosched()
 		if n := size(); n > last {
 			last, idle = n, 0

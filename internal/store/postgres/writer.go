@@ -24,9 +24,11 @@ const (
 	hopeless   = 2 * time.Second       // when the writer has waited for so long, others do not wait for it; longer than idleLimit
 )
 
-// group is what shares one physical commit.
+// group is what shares one physical commit. Requests join it until the lock on the
+// head is had for the first time, however long that takes: so that the more it is
+// waited for, the more travels together.
 type group struct {
-	requests []*request
+	requests []*request    // Store.mu guards it, and commit, until the group is shut
 	commit   bool          // even when nothing changed: a probe of Ready is among them
 	tx       *tx           // of the current attempt; set before the first turn
 	back     chan struct{} // a request hands the turn back
@@ -173,6 +175,7 @@ func (s *Store) write() {
 	}
 }
 
+// takeGroup returns the group that waits, which is not shut yet.
 func (s *Store) takeGroup() *group {
 	gather(func() int {
 		s.mu.Lock()
@@ -184,9 +187,16 @@ func (s *Store) takeGroup() *group {
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g := s.pending
-	s.pending = nil
-	return g
+	return s.pending
+}
+
+// shut lets nobody else join a group.
+func (s *Store) shut(g *group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending == g {
+		s.pending = nil
+	}
 }
 
 // serve tries a group until it is settled.
@@ -248,6 +258,7 @@ func (s *Store) forget() {
 // committed, and that another attempt may fare better.
 func (s *Store) attempt(g *group, until time.Time) (retry bool, err error) {
 	l, err := s.lock(g)
+	s.shut(g)
 	if err != nil {
 		return s.abandon(err), err
 	}
@@ -307,7 +318,7 @@ func (s *Store) runClosures(g *group, t *tx, l *locked) error {
 		if err := s.runHook(t); err != nil {
 			return err
 		}
-		s.remember(l.hook)
+		s.habits.note(l.hook)
 	}
 	return nil
 }
