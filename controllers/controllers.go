@@ -126,6 +126,7 @@ type Options struct {
 	// Certificates are the serving certificates that the operator makes and renews; none when somebody else does.
 	Certificates []Certificate
 	Metrics      *Metrics         // may be nil
+	View         *View            // may be nil
 	Tracer       trace.Tracer     // makes a span of each reconcile; nil: none
 	Logger       *slog.Logger     // default slog.Default()
 	Now          func() time.Time // the clock of the vault; default time.Now
@@ -157,7 +158,8 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err != nil {
 		return fmt.Errorf("setting up operator: %w", err)
 	}
-	defer o.Metrics.watch(nil)
+	defer o.Metrics.watch(nil, nil)
+	defer o.View.watch(nil)
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("running operator: %w", err)
 	}
@@ -304,7 +306,13 @@ func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster str
 func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
 	namespaces := new(metav1.PartialObjectMetadata)
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if _, err := mgr.GetCache().GetInformer(ctx, namespaces, cache.BlockUntilSynced(false)); err != nil {
+	spaces, err := mgr.GetCache().GetInformer(ctx, namespaces, cache.BlockUntilSynced(false))
+	if err != nil {
+		return err
+	}
+	// Who waits for the Lease knows the objects too: people ask any replica for them, and for the keys that they need.
+	objects, err := mgr.GetCache().GetInformer(ctx, new(v1alpha1.SealedCredential), cache.BlockUntilSynced(false))
+	if err != nil {
 		return err
 	}
 	r := &reconciler{
@@ -314,7 +322,10 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 		vault:   o.Vault, keys: o.Keys, policy: o.Policy,
 		cluster: cluster, due: newSchedule(o.Now), counters: o.Metrics, now: o.Now,
 	}
-	o.Metrics.watch(mgr.GetClient())
+	o.Metrics.watch(mgr.GetClient(), objects.HasSynced)
+	o.View.watch(&viewed{
+		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: r.tenants, named: o.Tenants,
+	})
 	// Not for every change of the status, most of which are our own.
 	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).

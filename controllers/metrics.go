@@ -18,10 +18,16 @@ import (
 // Metrics is the collector of what the operator does. It lives longer than one [Run], and gathers from the cache of the
 // one that runs.
 type Metrics struct {
-	cached  atomic.Pointer[client.Reader]
+	known   atomic.Pointer[known]
 	changes *prometheus.CounterVec
 	expiry  *prometheus.Desc
 	objects *prometheus.Desc
+}
+
+// known are the objects of a cache.
+type known struct {
+	cached client.Reader
+	synced func() bool
 }
 
 // NewMetrics returns a collector for [Options] that is to be registered by its caller.
@@ -99,21 +105,21 @@ func (m *Metrics) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 }
 
 func (m *Metrics) list(ctx context.Context) (*v1alpha1.SealedCredentialList, error) {
-	cached := m.cached.Load()
-	if cached == nil {
+	objects := m.known.Load()
+	if objects == nil || !objects.synced() {
 		return nil, errNotRunning
 	}
 	list := new(v1alpha1.SealedCredentialList)
-	return list, (*cached).List(ctx, list, client.UnsafeDisableDeepCopy)
+	return list, objects.cached.List(ctx, list, client.UnsafeDisableDeepCopy)
 }
 
-// watch has the objects of this cache gathered from now on; nil for none.
-func (m *Metrics) watch(cached client.Reader) {
+// watch has the objects of this cache gathered from now on, as soon as it has all of them; nil for none.
+func (m *Metrics) watch(cached client.Reader, synced func() bool) {
 	if cached == nil {
-		m.cached.Store(nil)
+		m.known.Store(nil)
 		return
 	}
-	m.cached.Store(&cached)
+	m.known.Store(&known{cached, synced})
 }
 
 // changed counts a version that was stored.

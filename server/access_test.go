@@ -33,6 +33,8 @@ var access = map[string]string{
 	"v2 unsealCredential":       "vault:read!",
 	"v2 unsealCredentialByName": "vault:read!",
 	"v2 listCredentialVersions": "vault:read!",
+	"v2 getVaultSummary":        "vault:read!",
+	"v2 getCredentialMetadata":  "vault:read!",
 	"v2 replaceCredential":      "vault:write",
 	"v2 rotateCredential":       "vault:write",
 	"v2 deleteCredential":       "vault:write!",
@@ -46,6 +48,11 @@ var access = map[string]string{
 	"v2 verifyData":     "crypto:verify!",
 	"v2 verifyBatch":    "crypto:verify!",
 	"v2 listPublicKeys": "crypto:verify!",
+
+	"v2 listKeys":  "keys:read!",
+	"v2 createKey": "keys:write",
+	"v2 getKey":    "keys:read!",
+	"v2 rotateKey": "keys:write",
 
 	"v2 registerUser":         "public",
 	"v2 login":                "public",
@@ -85,10 +92,14 @@ var access = map[string]string{
 	"v2 rewrapKeys":         "system:admin",
 	"v2 destroyKMSKey":      "system:admin",
 
+	"v2 listSealedCredentials": "vault:read!",
+
 	"v2 resealManifest": "vault:write",
 	"v2 checkManifest":  "vault:write",
 
 	"v2 queryAuditLog":     "audit:read!",
+	"v2 getAuditEntry":     "audit:read!",
+	"v2 tailAuditLog":      "audit:read!",
 	"v2 getCheckpoint":     "audit:read!",
 	"v2 proveInclusion":    "audit:read!",
 	"v2 proveConsistency":  "audit:read!",

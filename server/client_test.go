@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -94,6 +95,7 @@ func TestEveryOperationWorksThroughTheClient(t *testing.T) {
 	machine := o.connect(client.WithAPIKey(o.key))
 	t.Run("vault", func(t *testing.T) { o.vaultThrough(t, machine) })
 	t.Run("encryption", func(t *testing.T) { o.encryptionThrough(t, machine) })
+	t.Run("keys", func(t *testing.T) { o.keysThrough(t, machine) })
 	t.Run("v1", func(t *testing.T) { o.version1Through(t, machine) })
 	t.Run("account", o.accountThrough)
 	t.Run("members", o.membersThrough)
@@ -177,6 +179,20 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	if len(first.Credentials) != 1 || len(second.Credentials) != 1 || first.Credentials[0] == second.Credentials[0] || second.NextCursor != nil {
 		t.Errorf("pages %+v and %+v", first, second)
 	}
+	active, expired := v2.ListCredentialsParamsStatusActive, v2.ListCredentialsParamsStatusExpired
+	both := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Q: pointer("MENT"), Status: &active, CredentialType: &seal.CredentialType}))(t)
+	none := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Status: &expired, ExpiresBefore: &sealed.SealedAt}))(t)
+	if len(both.Credentials) != 2 || len(none.Credentials) != 0 {
+		t.Errorf("found %+v and %+v", both, none)
+	}
+	summary := answered(c.V2.GetVaultSummary(ctx, &v2.GetVaultSummaryParams{ExpiringWithinDays: pointer(11)}))(t)
+	if summary.Total != 2 || summary.ExpiringSoon != 2 || !summary.Complete || !reflect.DeepEqual(summary.NextToExpire, both.Credentials) {
+		t.Errorf("summary %+v", summary)
+	}
+	one := answered(c.V2.GetCredentialMetadata(ctx, id))(t)
+	if !slices.ContainsFunc(both.Credentials, func(c v2.Credential) bool { return c.CredentialId == id && c.Version == one.Version }) || one.Name != seal.Name {
+		t.Errorf("metadata %+v", one)
+	}
 	succeeds(t, c.V2.DeleteCredential(ctx, id))
 	entries := answered(c.V2.QueryAuditLog(ctx, &v2.QueryAuditLogParams{Limit: pointer(1)}))(t)
 	if len(entries.Entries) != 1 || entries.Entries[0].EventType != "CREDENTIAL_DELETED" || entries.Entries[0].Resource.Id != id {
@@ -214,6 +230,36 @@ func (o *tour) encryptionThrough(t *testing.T, c *client.Client) {
 	}
 	if keys := answered(c.V2.ListPublicKeys(ctx))(t).Keys; len(keys) == 0 || keys[0].Kid != s.KeyId {
 		t.Errorf("public keys %+v", keys)
+	}
+}
+
+func (o *tour) keysThrough(t *testing.T, c *client.Client) {
+	ctx := t.Context()
+	o.clock.advance(time.Second) // since the default key was made
+	made := answered(c.V2.CreateKey(ctx, v2.CreateKeyRequest{Name: "orders", RotationPeriod: pointer(30)}))(t).Key
+	o.clock.advance(time.Second)
+	rotated := answered(c.V2.RotateKey(ctx, made.KeyId, v2.RotateKeyRequest{ReEncryptData: pointer(true)}))(t)
+	if made.Version != 1 || made.RotationPeriod != 30 || rotated.Key.Version != 2 || rotated.ReEncryptedVersions != 1 {
+		t.Errorf("key %+v, rotated %+v", made, rotated)
+	}
+	one := answered(c.V2.GetKey(ctx, made.KeyId))(t)
+	if one.Key != rotated.Key || len(one.Versions) != 2 || one.Versions[0].Number != 2 || !one.Versions[0].Current || one.Versions[1].Current ||
+		!one.Versions[0].CreatedAt.Equal(rotated.Key.RotatedAt) || !one.Versions[1].CreatedAt.Equal(made.CreatedAt) {
+		t.Errorf("key %+v", one)
+	}
+	var listed []v2.EncryptionKey
+	for p := (&v2.ListKeysParams{Limit: pointer(1)}); ; {
+		page := answered(c.V2.ListKeys(ctx, p))(t)
+		listed = append(listed, page.Keys...)
+		if p.Cursor = page.NextCursor; p.Cursor == nil {
+			break
+		}
+	}
+	if len(listed) < 2 || !listed[0].Default || !slices.Contains(listed, one.Key) { // the default key was made before
+		t.Errorf("keys %+v", listed)
+	}
+	if _, err := c.V2.GetKey(ctx, authz.NewID("tkey")); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("a key that is not there: %v", err)
 	}
 }
 
@@ -428,6 +474,25 @@ func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
 	root, err := tlog.ParseHash(head.RootHash)
 	if err != nil || !strings.Contains(head.Checkpoint, "\n"+head.RootHash+"\n") || head.Epoch != 1 {
 		t.Errorf("checkpoint %+v, %v", head, err)
+	}
+	if one := answered(c.V2.GetAuditEntry(ctx, int64(own.Sequence)))(t).Entry; one.Hash != own.Hash {
+		t.Errorf("%+v", one)
+	}
+	of := answered(c.V2.TailAuditLog(ctx, &v2.TailAuditLogParams{After: pointer(int64(own.Sequence) - 1), Wait: pointer(0)}))(t)
+	first := answered(of.Next())(t)
+	for e, err := first, error(nil); ; e, err = of.Next() {
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil || e.TenantId != own.TenantID {
+			t.Fatal(e, err)
+		}
+	}
+	if err := of.Close(); err != nil || first.Hash != own.Hash {
+		t.Errorf("%+v %v", first, err)
+	}
+	if objects := answered(c.V2.ListSealedCredentials(ctx, nil))(t); objects.Operator {
+		t.Errorf("%+v", objects)
 	}
 	included := answered(c.V2.ProveInclusion(ctx, &v2.ProveInclusionParams{Sequence: int64(own.Sequence), TreeSize: &head.TreeSize}))(t)
 	if err := tlog.CheckRecord(hashes(t, included.Path), head.TreeSize, root, included.LeafIndex, leaf(t, own.Hash)); err != nil {

@@ -65,8 +65,13 @@ func (c *contract) of(path string) document {
 	return c.v2
 }
 
-// outside are the pages for people, which are in no contract.
-func outside(path string) bool { return path == "/docs" || strings.HasPrefix(path, "/docs/") }
+// outside are the pages for people, which are in no contract: the reference and the
+// dashboard.
+func outside(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return slices.Contains([]string{"docs", "assets", "", "vault", "crypto", "keys", "compliance", "audit", "cluster", "settings",
+		"sign-in", "register", "verify", "forgot", "reset", "join"}, first)
+}
 
 // CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
 func (c *contract) CloseIdleConnections() { c.next.(*http.Transport).CloseIdleConnections() }

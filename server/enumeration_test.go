@@ -132,13 +132,14 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 		{"unseal a version", "GET", "/api/v2/vault/", "", "", "CREDENTIAL_UNSEALED", versions},
 		{"unseal by name", "GET", "/api/v2/vault/by-name/", "", "", "CREDENTIAL_UNSEALED", names},
 		{"versions", "GET", "/api/v2/vault/", "/versions", "", "CREDENTIAL_LISTED", ids},
+		{"metadata", "GET", "/api/v2/vault/", "/metadata", "", "CREDENTIAL_LISTED", ids},
 		{"replace", "PUT", "/api/v2/vault/", "", replacement, "CREDENTIAL_ROTATED", ids},
 		{"rotate", "POST", "/api/v2/vault/rotate/", "", "", "CREDENTIAL_REENCRYPTED", ids},
 		{"delete", "DELETE", "/api/v2/vault/", "", "", "CREDENTIAL_DELETED", ids},
 	} {
 		cases := make(map[string]request)
 		for name, id := range op.cases {
-			if op.name != "delete" || name != "expired" { // what has expired can be deleted
+			if name != "expired" || op.name != "delete" && op.name != "metadata" { // what has expired can be deleted, and is listed
 				cases[name] = request{method: op.method, path: op.before + id + op.after, key: s.key, body: op.body}
 			}
 		}
@@ -148,7 +149,7 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 			t.Errorf("%s: %d entries of %d attempts", op.name, n, 3*len(cases))
 		}
 	}
-	for _, path := range []string{there, there + "?version=1", replaced + "?version=2", ended, ended + "?version=2", "by-name/there"} {
+	for _, path := range []string{there, there + "?version=1", replaced + "?version=2", ended, ended + "?version=2", "by-name/there", expired + "/metadata"} {
 		s.get("/api/v2/vault/"+path).want(t, http.StatusOK)
 	}
 	if got, err := s.vault.Unseal(context.Background(), s.stranger(), foreign.ID); err != nil || got.Version != 1 {
@@ -163,7 +164,7 @@ func TestNothingTellsOfANeighboursObjects(t *testing.T) {
 	made := func(u account) map[string]string {
 		t.Helper()
 		invitation := s.send("POST", "/api/v2/members/invite", u.access, fields{"email": "of-" + u.email, "role": "member"}).want(t, http.StatusCreated)
-		scopes := []string{"keys:write", "crypto:encrypt", "crypto:decrypt"}
+		scopes := []string{"keys:read", "keys:write", "crypto:encrypt", "crypto:decrypt"}
 		key := s.send("POST", "/api/v2/api-keys", u.access, fields{"name": "n", "scopes": scopes}).want(t, http.StatusCreated)
 		named := s.call(request{method: "POST", path: "/v1/keys/generate", bearer: key["api_key"].(string), body: `{"algorithm":"ML-KEM-768","name":"n"}`})
 		sessions := s.send("GET", "/api/v2/auth/sessions", u.access, nil).want(t, http.StatusOK)["sessions"].([]any)
@@ -189,6 +190,8 @@ func TestNothingTellsOfANeighboursObjects(t *testing.T) {
 		{"api key", "key", "DELETE", "/api/v2/api-keys/ID", ""},
 		{"session", "ses", "DELETE", "/api/v2/auth/sessions/ID", ""},
 		{"key", "tkey", "POST", "/v1/keys/ID/rotate", ""},
+		{"key", "tkey", "GET", "/api/v2/keys/ID", ""},
+		{"key", "tkey", "POST", "/api/v2/keys/ID/rotate", ""},
 		{"key", "tkey", "POST", "/v1/encrypt", `{"data":"x","algorithm":"ML-KEM-768","key_id":"ID"}`},
 		{"key", "tkey", "POST", "/v1/decrypt", marshal(t, fields{"encrypted_data": data, "key_id": "ID"})},
 		{"key", "tkey", "POST", "/v1/rewrap", marshal(t, fields{"encrypted_data": data, "key_id": "ID"})},
@@ -204,6 +207,9 @@ func TestNothingTellsOfANeighboursObjects(t *testing.T) {
 			r := request{method: op.method, path: strings.Replace(op.path, "ID", id, 1), body: strings.Replace(op.body, "ID", id, 1), bearer: a.access}
 			if op.kind == "key" {
 				r.bearer = own["secret"]
+			}
+			if op.kind == "key" && strings.HasPrefix(op.path, "/api/v2/") {
+				r.bearer, r.key = "", own["secret"]
 			}
 			cases[name] = r
 		}

@@ -103,7 +103,9 @@ var examples = map[string]func(*world, operation) request{
 		r.header = http.Header{"Idempotency-Key": {w.unique()}}
 		return r
 	},
-	"v2 listCredentials":        example("?limit=100", nil),
+	"v2 listCredentials":        example("?limit=100&q=a&status=active&credential_type=t&expires_before=2030-01-01T00:00:00Z", nil),
+	"v2 getVaultSummary":        example("?expiring_within_days=30", nil),
+	"v2 getCredentialMetadata":  (*world).exampleCredential,
 	"v2 unsealCredential":       (*world).exampleCredential,
 	"v2 unsealCredentialByName": func(w *world, o operation) request { w.credential(); return w.send(o, w.word, nil) },
 	"v2 listCredentialVersions": (*world).exampleCredential,
@@ -123,6 +125,13 @@ var examples = map[string]func(*world, operation) request{
 	"v2 signBatch":    func(w *world, o operation) request { return w.send(o, "", items(object{"data": w.word})) },
 	"v2 verifyData":   func(w *world, o operation) request { return w.send(o, "", w.signed()) },
 	"v2 verifyBatch":  func(w *world, o operation) request { return w.send(o, "", items(w.signed())) },
+
+	"v2 listKeys": example("?limit=10", nil),
+	"v2 createKey": func(w *world, o operation) request {
+		return w.send(o, "", object{"name": w.word, "rotation_period": 30})
+	},
+	"v2 getKey":    func(w *world, o operation) request { return w.send(o, w.namedKey(), nil) },
+	"v2 rotateKey": func(w *world, o operation) request { return w.send(o, w.namedKey(), object{"re_encrypt_data": true}) },
 
 	"v2 listPublicKeys": example("", nil),
 	"v2 registerUser": func(w *world, o operation) request {
@@ -191,8 +200,13 @@ var examples = map[string]func(*world, operation) request{
 		return w.send(o, w.newTenant(), object{"name": w.word, "scopes": []string{"vault:read"}, "expires_in_days": 30})
 	},
 
-	"v2 queryAuditLog": example("?event_type=AUDIT_READ&hours=24&limit=100", nil),
-	"v2 getSealingKey": example("", nil),
+	"v2 queryAuditLog": example("?event_type=AUDIT_READ&outcome=success&hours=24&limit=100", nil),
+	"v2 getAuditEntry": func(w *world, o operation) request {
+		return w.send(o, fmt.Sprint(w.ownEntry(w.tenant).Sequence), nil)
+	},
+	"v2 tailAuditLog":          example("?after=0&wait=0", nil),
+	"v2 listSealedCredentials": example("?limit=100", nil),
+	"v2 getSealingKey":         example("", nil),
 
 	"v2 listSealingKeys":  example("", nil),
 	"v2 rotateSealingKey": example("", nil),

@@ -29,6 +29,10 @@ func TestASecretIsOnlyEverTheValueOfAnUnseal(t *testing.T) {
 	for _, r := range []request{
 		{method: "GET", path: "/api/v2/vault/list?name=" + canary},
 		{method: "GET", path: "/api/v2/vault/list?cursor=" + canary},
+		{method: "GET", path: "/api/v2/vault/list?q=" + canary},
+		{method: "GET", path: "/api/v2/vault/list?status=" + canary},
+		{method: "GET", path: "/api/v2/vault/list?credential_type=" + canary},
+		{method: "GET", path: "/api/v2/vault/list?expires_before=" + canary},
 		{method: "GET", path: "/api/v2/vault/list?limit=" + canary},
 		{method: "GET", path: "/api/v2/audit/logs?event_type=" + canary},
 		{method: "GET", path: "/api/v2/audit/logs?user_id=" + canary},
@@ -102,7 +106,9 @@ func TestASecretIsOnlyEverTheValueOfAnUnseal(t *testing.T) {
 var mayReturn = map[string]string{
 	"v1 decryptData": "data", "v2 decryptData": "data", "v2 decryptBatch": "data",
 	"v1 generateKey": "name", "v1 listKeys": "name", "v1 rotateKey": "name",
+	"v2 listKeys": "name", "v2 createKey": "name", "v2 getKey": "name", "v2 rotateKey": "name",
 	"v2 sealCredential": "name credential_type", "v2 listCredentials": "name credential_type",
+	"v2 getVaultSummary": "name credential_type", "v2 getCredentialMetadata": "name credential_type",
 	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type",
 	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
 	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",

@@ -19,11 +19,13 @@ import (
 // not here is none that RBAC can allow.
 var verbs = map[string]string{
 	"v2 sealCredential": "seal", "v2 listCredentials": "list", "v2 unsealCredential": "unseal", "v2 unsealCredentialByName": "unseal",
+	"v2 getVaultSummary": "list", "v2 getCredentialMetadata": "list", "v2 listKeys": "list_keys", "v2 getKey": "list_keys",
 	"v2 listCredentialVersions": "list_versions", "v2 replaceCredential": "replace", "v2 rotateCredential": "rotate", "v2 deleteCredential": "delete",
 	"v2 encryptData": "encrypt", "v2 encryptBatch": "encrypt", "v2 decryptData": "decrypt", "v2 decryptBatch": "decrypt",
 	"v2 signData": "sign", "v2 signBatch": "sign", "v2 verifyData": "verify", "v2 verifyBatch": "verify", "v2 listPublicKeys": "read_public_keys",
-	"v2 resealManifest": "reseal", "v2 checkManifest": "check", "v2 queryAuditLog": "read_audit",
-	"v2 getCheckpoint": "read_proof", "v2 proveInclusion": "read_proof", "v2 proveConsistency": "read_proof", "v2 getAuditPublicKey": "read_proof",
+	"v2 resealManifest": "reseal", "v2 checkManifest": "check", "v2 queryAuditLog": "read_audit", "v2 getAuditEntry": "read_audit", "v2 tailAuditLog": "read_audit",
+	"v2 listSealedCredentials": "list_sealed_credentials",
+	"v2 getCheckpoint":         "read_proof", "v2 proveInclusion": "read_proof", "v2 proveConsistency": "read_proof", "v2 getAuditPublicKey": "read_proof",
 	"v2 getTile":            "read_proof",
 	"v2 getComplianceScore": "read_score", "v2 getComplianceHistory": "read_score_history", "v2 getComplianceReport": "read_report",
 	"v2 getInventory": "read_inventory",
@@ -184,7 +186,7 @@ func TestTheOneVerbOfTheTableIsEnough(t *testing.T) {
 			t.Errorf("%s: %d %s", name, got.status, got.body)
 			continue
 		}
-		if asked := p.takeAsked(); len(asked) != 1 {
+		if asked := p.takeAsked(); len(asked) == 0 || len(asked) > 1 && name != "v2 tailAuditLog" { // which asks again for as long as it is open
 			t.Errorf("%s: the cluster was asked %q", name, asked)
 		}
 		entries := w.entriesOf(w.keys["audit:read"], got.header.Get("X-Request-ID"))

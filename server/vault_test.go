@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"reflect"
 	"slices"
 	"strings"
@@ -127,6 +128,152 @@ func TestListPages(t *testing.T) {
 	}
 	if all := s.get("/api/v2/vault/list").want(t, http.StatusOK); len(all["credentials"].([]any)) != 5 || all["next_cursor"] != nil {
 		t.Errorf("without parameters: %v", all)
+	}
+}
+
+// Names of every kind are found, and come back as they are.
+func TestAListIsSearchedByNameAndNarrowedDown(t *testing.T) {
+	s := newService(t)
+	const arabic = "\u0645\u0641\u062a\u0627\u062d \u0627\u0644\u062f\u0641\u0639"
+	names := []string{"Zahlungen Jürgen", "zahlungen", "ZAHLUNGEN & Co. 100%", arabic, "a\u202egnp.exe", `<img src=x onerror="alert(1)">`}
+	ids := make(map[string]string)
+	for i, name := range names {
+		body := marshal(t, object{"name": name, "credential_type": []string{"api_key", "database"}[i%2], "values": object{"k": "v"}, "ttl_days": 5 + i})
+		ids[s.post("/api/v2/vault/seal", body).want(t, http.StatusCreated)["credential_id"].(string)] = name
+	}
+	neighbour := s.grantIn(s.stranger().Tenant, authz.VaultRead, authz.VaultWrite)
+	s.call(request{method: "POST", path: "/api/v2/vault/seal", key: neighbour, body: `{"name":"zahlungen","credential_type":"api_key","values":{"k":"v"}}`}).want(t, http.StatusCreated)
+	s.clock.advance(5 * 24 * time.Hour) // when the first expires
+	for _, c := range []struct {
+		query url.Values
+		want  []int
+	}{
+		{url.Values{}, []int{0, 1, 2, 3, 4, 5}},
+		{url.Values{"q": {"ZAHLungen"}}, []int{0, 1, 2}},
+		{url.Values{"q": {"jÜRG"}}, []int{0}},
+		{url.Values{"q": {"& co. 100%"}}, []int{2}},
+		{url.Values{"q": {arabic[4:10]}}, []int{3}},
+		{url.Values{"q": {"\u202e"}}, []int{4}},
+		{url.Values{"q": {`ONERROR="`}}, []int{5}},
+		{url.Values{"q": {"zahlungen"}, "status": {"active"}}, []int{1, 2}},
+		{url.Values{"status": {"expired"}}, []int{0}},
+		{url.Values{"credential_type": {"database"}}, []int{1, 3, 5}},
+		{url.Values{"expires_before": {"2026-11-27T12:00:00+02:00"}}, []int{0}},
+		{url.Values{"expires_before": {"2026-11-27T12:00:01+02:00"}}, []int{0, 1}},
+		{url.Values{"expires_before": {"0001-01-01T00:00:00Z"}}, nil},
+		{url.Values{"q": {"zahl"}, "credential_type": {"api_key"}, "status": {"active"}, "expires_before": {"2026-12-01T00:00:00Z"}}, []int{2}},
+		{url.Values{"q": {"none"}}, nil},
+	} {
+		var want, got []string
+		for _, i := range c.want {
+			want = append(want, names[i])
+		}
+		c.query.Set("limit", "1")
+		for more := true; more; {
+			page := s.get("/api/v2/vault/list?"+c.query.Encode()).want(t, http.StatusOK)
+			for _, one := range page["credentials"].([]any) {
+				one := one.(map[string]any)
+				got = append(got, one["name"].(string))
+				if ids[one["credential_id"].(string)] != one["name"] {
+					t.Errorf("%v: %v", c.query, one)
+				}
+			}
+			var next string
+			if next, more = page["next_cursor"].(string); more {
+				c.query.Set("cursor", next)
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%v: %q, want %q", c.query, got, want)
+		}
+	}
+	first := s.get("/api/v2/vault/list?limit=1&q=zahl").want(t, http.StatusOK)["next_cursor"].(string)
+	for _, query := range []string{"limit=1", "limit=1&q=zah", "limit=1&q=ZAHL", "q=zahl&status=active"} {
+		s.get("/api/v2/vault/list?"+query+"&cursor="+first).message(t, http.StatusBadRequest)
+	}
+	s.get("/api/v2/vault/list?limit=2&q=zahl&cursor="+first).want(t, http.StatusOK) // a page may be of another size
+	s.call(request{method: "GET", path: "/api/v2/vault/list?limit=1&q=zahl&cursor=" + first, key: neighbour}).message(t, http.StatusBadRequest)
+}
+
+func TestASummaryAndTheMetadataOfOne(t *testing.T) {
+	s := newService(t)
+	empty := s.get("/api/v2/vault/summary").want(t, http.StatusOK)
+	want := map[string]any{
+		"success": true, "complete": true, "total": 0.0, "active": 0.0, "expired": 0.0, "expiring_soon": 0.0, "expiring_within_days": 7.0,
+		"credential_types": []any{}, "other_types": 0.0, "next_to_expire": []any{},
+	}
+	if !reflect.DeepEqual(empty, want) {
+		t.Errorf("of nothing: %v", empty)
+	}
+	var rows []any
+	for _, days := range []int{1, 8, 30} {
+		body := marshal(t, object{"name": "n", "credential_type": "api_key", "values": object{"k": "v"}, "ttl_days": days})
+		row := s.post("/api/v2/vault/seal", body).want(t, http.StatusCreated)
+		path := "/api/v2/vault/" + row["credential_id"].(string) + "/metadata"
+		if got := s.get(path).want(t, http.StatusOK); !reflect.DeepEqual(got, row) {
+			t.Errorf("metadata %v, want %v", got, row)
+		}
+		delete(row, "success")
+		rows = append(rows, row)
+	}
+	s.clock.advance(24 * time.Hour)
+	gone := rows[0].(map[string]any)["credential_id"].(string)
+	if got := s.get("/api/v2/vault/"+gone+"/metadata").want(t, http.StatusOK); got["status"] != "expired" {
+		t.Errorf("metadata of an expired one: %v", got)
+	}
+	s.get("/api/v2/vault/"+gone).message(t, http.StatusForbidden)
+	want["total"], want["active"], want["expired"], want["next_to_expire"] = 3.0, 2.0, 1.0, rows[1:]
+	want["credential_types"] = []any{map[string]any{"credential_type": "api_key", "count": 3.0}}
+	if got := s.get("/api/v2/vault/summary").want(t, http.StatusOK); !reflect.DeepEqual(got, want) {
+		t.Errorf("summary %v, want %v", got, want)
+	}
+	want["expiring_soon"], want["expiring_within_days"] = 1.0, 8.0
+	if got := s.get("/api/v2/vault/summary?expiring_within_days=8").want(t, http.StatusOK); !reflect.DeepEqual(got, want) {
+		t.Errorf("summary %v, want %v", got, want)
+	}
+}
+
+// The keys of the two versions are the same.
+func TestKeysAreThoseOfBothVersions(t *testing.T) {
+	s := newService(t)
+	first := s.post("/api/v2/keys", `{"name":"Schlüssel"}`).want(t, http.StatusCreated)["key"].(map[string]any)
+	id := first["key_id"].(string)
+	old := s.call(request{method: "POST", path: "/v1/keys/generate", bearer: s.key, body: `{"algorithm":"ML-KEM-768","name":"old","rotation_period":1}`}).want(t, http.StatusCreated)
+	body := marshal(t, object{"data": "x", "algorithm": "ML-KEM-768", "key_id": id})
+	sealed := s.call(request{method: "POST", path: "/v1/encrypt", bearer: s.key, body: body}).want(t, http.StatusOK)
+	s.clock.advance(time.Hour)
+	rotated := s.call(request{method: "POST", path: "/api/v2/keys/" + id + "/rotate", key: s.key}).want(t, http.StatusOK) // without a body
+	if rotated["re_encrypted_versions"] != 0.0 {
+		t.Errorf("rotated: %v", rotated)
+	}
+	want := map[string]any{
+		"key_id": id, "name": "Schlüssel", "algorithm": "ML-KEM-768", "version": 2.0, "default": false, "rotation_period": 90.0,
+		"created_at": "2026-11-21T10:00:00Z", "rotated_at": "2026-11-21T11:00:00Z", "next_rotation_at": "2027-02-19T11:00:00Z",
+	}
+	got := s.get("/api/v2/keys/"+id).want(t, http.StatusOK)
+	if !reflect.DeepEqual(got, map[string]any{"success": true, "key": want, "versions": []any{
+		map[string]any{"number": 2.0, "created_at": "2026-11-21T11:00:00Z", "current": true},
+		map[string]any{"number": 1.0, "created_at": "2026-11-21T10:00:00Z", "current": false},
+	}}) || !reflect.DeepEqual(rotated["key"], got["key"]) {
+		t.Errorf("key %v, rotated %v", got, rotated)
+	}
+	open := marshal(t, object{"encrypted_data": sealed["encrypted_data"], "key_id": id})
+	if got := s.call(request{method: "POST", path: "/v1/decrypt", bearer: s.key, body: open}).want(t, http.StatusOK)["data"]; got != "x" {
+		t.Errorf("decrypted %v", got)
+	}
+	delete(want, "default")
+	listed := s.call(request{method: "GET", path: "/v1/keys", bearer: s.key}).want(t, http.StatusOK)["keys"].([]any)
+	if !slices.ContainsFunc(listed, func(k any) bool { return reflect.DeepEqual(k, any(want)) }) {
+		t.Errorf("version 1 lists %v", listed)
+	}
+	paged := s.get("/api/v2/keys?limit=100").want(t, http.StatusOK)["keys"].([]any)
+	if !slices.ContainsFunc(paged, func(k any) bool { return k.(map[string]any)["key_id"] == old["key_id"] }) || len(paged) != 2 {
+		t.Errorf("version 2 lists %v", paged)
+	}
+	if s.post("/api/v2/keys", `{"name":"n","rotation_period":0}`).status != 422 || s.get("/api/v2/keys?limit=101").status != 400 {
+		t.Error("bounds")
 	}
 }
 

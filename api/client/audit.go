@@ -1,7 +1,10 @@
 package client
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -44,6 +47,62 @@ func (v *V2) GetTile(ctx context.Context, level string, index int64, p *v2.GetTi
 // export that was broken off lacks its last line: see latticekeep audit verify.
 func (v *V2) ExportAuditLog(ctx context.Context, p *v2.ExportAuditLogParams) (io.ReadCloser, error) {
 	return stream(v.api.ExportAuditLog(with(ctx, manner{lasting: true}), p))
+}
+
+// GetAuditEntry answers one of the tenant's own entries. ErrNotFound: the tenant has no
+// such entry, or it is in the archive only.
+func (v *V2) GetAuditEntry(ctx context.Context, sequence int64) (*v2.AuditEntryAnswer, error) {
+	return answer[v2.AuditEntryAnswer](read(v.api.GetAuditEntry(ctx, sequence)))
+}
+
+// TailAuditLog follows the tenant's own entries as they are written, until the server
+// or ctx ends it. The caller closes it. To go on, it is opened again with the sequence
+// that was read last as LastEventID.
+func (v *V2) TailAuditLog(ctx context.Context, p *v2.TailAuditLogParams) (*AuditTail, error) {
+	body, err := stream(v.api.TailAuditLog(with(ctx, manner{lasting: true}), p))
+	if err != nil {
+		return nil, err
+	}
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, maxEvent)
+	return &AuditTail{body, lines}, nil
+}
+
+// AuditTail is a tail that is open. It is for one goroutine.
+type AuditTail struct {
+	body  io.Closer
+	lines *bufio.Scanner
+}
+
+// maxEvent is the length of the longest line of a tail.
+const maxEvent = 1 << 20
+
+// Next waits for the next entry. Error: io.EOF when the server has ended the tail.
+func (t *AuditTail) Next() (*v2.AuditEntry, error) {
+	for t.lines.Scan() {
+		data, ok := bytes.CutPrefix(t.lines.Bytes(), []byte("data: "))
+		if !ok {
+			continue // an id, which the entry has too, or nothing
+		}
+		e := new(v2.AuditEntry)
+		if err := json.Unmarshal(data, e); err != nil {
+			return nil, fmt.Errorf("reading an entry: %w", err)
+		}
+		return e, nil
+	}
+	if err := t.lines.Err(); err != nil {
+		return nil, fmt.Errorf("reading the tail: %w", err)
+	}
+	return nil, io.EOF
+}
+
+// Close ends the tail.
+func (t *AuditTail) Close() error { return t.body.Close() }
+
+// ListSealedCredentials answers the SealedCredential objects of the namespaces that are
+// the tenant's, without their values.
+func (v *V2) ListSealedCredentials(ctx context.Context, p *v2.ListSealedCredentialsParams) (*v2.SealedCredentialList, error) {
+	return answer[v2.SealedCredentialList](read(v.api.ListSealedCredentials(ctx, p)))
 }
 
 // AcceptRollback has a log go on from which entries were lost. ErrConflict: none

@@ -177,7 +177,7 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 						continue
 					}
 					m.Call(arguments(t, m.Type(), "an/id"))
-					template := strings.ReplaceAll(regexp.QuoteMeta(path), `\{index\}`, "0") // a number
+					template := strings.NewReplacer(`\{index\}`, "0", `\{sequence\}`, "0").Replace(regexp.QuoteMeta(path)) // numbers
 					template = regexp.MustCompile(`\\\{[^}]*\\\}`).ReplaceAllString(template, "an%2Fid")
 					sent := n.all()
 					if len(sent) != 1 || sent[0].method != method || !regexp.MustCompile("^"+template+"$").MatchString(sent[0].escaped) {

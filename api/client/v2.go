@@ -30,9 +30,21 @@ func (v *V2) SealCredential(ctx context.Context, r v2.SealRequest, p *v2.SealCre
 }
 
 // ListCredentials answers the metadata of the tenant's credentials; nil is all
-// of them.
+// of them. A page may be short, and even empty, and still name the next: only one
+// without NextCursor is the last.
 func (v *V2) ListCredentials(ctx context.Context, p *v2.ListCredentialsParams) (*v2.CredentialList, error) {
 	return answer[v2.CredentialList](read(v.api.ListCredentials(ctx, p)))
+}
+
+// GetVaultSummary answers how many credentials there are, and which expire next.
+func (v *V2) GetVaultSummary(ctx context.Context, p *v2.GetVaultSummaryParams) (*v2.VaultSummary, error) {
+	return answer[v2.VaultSummary](read(v.api.GetVaultSummary(ctx, p)))
+}
+
+// GetCredentialMetadata answers what ListCredentials says of one credential,
+// expired or not.
+func (v *V2) GetCredentialMetadata(ctx context.Context, credentialID string) (*v2.CredentialAnswer, error) {
+	return answer[v2.CredentialAnswer](read(v.api.GetCredentialMetadata(ctx, segment(credentialID))))
 }
 
 // UnsealCredential answers a credential with its values. ErrForbidden stands
@@ -122,6 +134,28 @@ func (v *V2) VerifyBatch(ctx context.Context, r v2.VerifyBatchRequest) (*v2.Veri
 // verifying elsewhere.
 func (v *V2) ListPublicKeys(ctx context.Context) (*v2.PublicKeyList, error) {
 	return answer[v2.PublicKeyList](read(v.api.ListPublicKeys(ctx)))
+}
+
+// ListKeys answers a page of the tenant's named keys, oldest first; nil is the
+// first page.
+func (v *V2) ListKeys(ctx context.Context, p *v2.ListKeysParams) (*v2.EncryptionKeyList, error) {
+	return answer[v2.EncryptionKeyList](read(v.api.ListKeys(ctx, p)))
+}
+
+// CreateKey makes a named key.
+func (v *V2) CreateKey(ctx context.Context, r v2.CreateKeyRequest) (*v2.EncryptionKeyAnswer, error) {
+	return answer[v2.EncryptionKeyAnswer](read(v.api.CreateKey(ctx, r)))
+}
+
+// GetKey answers a named key and its newest versions.
+func (v *V2) GetKey(ctx context.Context, keyID string) (*v2.EncryptionKeyWithVersions, error) {
+	return answer[v2.EncryptionKeyWithVersions](read(v.api.GetKey(ctx, segment(keyID))))
+}
+
+// RotateKey gives a named key a new version. Ciphertexts of earlier versions still
+// decrypt.
+func (v *V2) RotateKey(ctx context.Context, keyID string, r v2.RotateKeyRequest) (*v2.RotatedEncryptionKey, error) {
+	return answer[v2.RotatedEncryptionKey](read(v.api.RotateKey(ctx, segment(keyID), r)))
 }
 
 // QueryAuditLog answers entries of the tenant's audit log, newest first.

@@ -109,7 +109,7 @@ type ready struct {
 	TenantID     authz.TenantID `json:"tenant_id"`
 	APIKey       string         `json:"api_key"`
 	DataDir      string         `json:"data_dir"`
-	DashboardURL *string        `json:"dashboard_url"` // null: this release has no dashboard
+	DashboardURL string         `json:"dashboard_url"`
 }
 
 // devSender is who mails of a development server come from.
@@ -159,6 +159,7 @@ func Run(ctx context.Context, c Config) (err error) {
 		return fmt.Errorf("listening: %w", err)
 	}
 	line := ready{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
+	line.DashboardURL = line.BaseURL         // its first page is at the root
 	rates := gate.Rates{Registrations: 1000} // scripts that try things out register a lot
 	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Rates: rates}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
@@ -238,6 +239,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.OperationsApart = s.operations != nil
 	if s.cluster != nil {
 		config.Collectors = append(config.Collectors, s.operator.Metrics)
+		config.Cluster = s.operator.View
 		config.Gatherers = append(config.Gatherers, prometheus.GathererFunc(gatherOperator))
 	}
 	if s.tracing != nil {
@@ -306,7 +308,7 @@ func (s *service) connect(kubeconfig string) (err error) {
 		return err
 	}
 	controllers.LogLibrariesTo(s.logger.Handler())
-	s.operator.Metrics = controllers.NewMetrics()
+	s.operator.Metrics, s.operator.View = controllers.NewMetrics(), new(controllers.View)
 	return nil
 }
 

@@ -91,7 +91,7 @@ const sealBody = `{"name":"db","credential_type":"database","values":{"password"
 func TestADevelopmentServerKeepsItsDataAndReplacesItsKey(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	first := start(t, dir)
-	if first.DataDir != dir || first.DashboardURL != nil || !strings.HasPrefix(first.BaseURL, "http://127.0.0.1:") {
+	if first.DataDir != dir || first.DashboardURL != first.BaseURL || !strings.HasPrefix(first.BaseURL, "http://127.0.0.1:") {
 		t.Fatalf("%+v", first.ready)
 	}
 	status, sealed := first.call("POST", "/api/v2/vault/seal", sealBody)
@@ -211,8 +211,8 @@ func TestAServerWithoutDevIsRefused(t *testing.T) {
 }
 
 func TestTheReadyLineHasExactlyItsFields(t *testing.T) {
-	b, err := json.Marshal(ready{BaseURL: "b", TenantID: "t", APIKey: "k", DataDir: "d"})
-	if err != nil || string(b) != `{"base_url":"b","tenant_id":"t","api_key":"k","data_dir":"d","dashboard_url":null}` {
+	b, err := json.Marshal(ready{BaseURL: "b", TenantID: "t", APIKey: "k", DataDir: "d", DashboardURL: "u"})
+	if err != nil || string(b) != `{"base_url":"b","tenant_id":"t","api_key":"k","data_dir":"d","dashboard_url":"u"}` {
 		t.Fatal(string(b), err)
 	}
 }

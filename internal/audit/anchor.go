@@ -309,7 +309,7 @@ func (l *Log) readAnchor(note []byte) (c Checkpoint, why string) {
 // Attributes of what the log says of a place.
 const (
 	attributePlace    = "place"    // the name of an [AnchorPlace]
-	attributeSequence = "sequence" // of the checkpoint that it is begun with
+	attributeSequence = "sequence" // of the checkpoint that it is begun with; also of an entry that was read by it
 )
 
 // start tells that a place is begun which keeps nothing, before it is written: an

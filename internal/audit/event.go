@@ -32,7 +32,7 @@ const (
 	APIKeyListed           EventType = "API_KEY_LISTED"
 	APIKeyRevoked          EventType = "API_KEY_REVOKED"
 	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one made again
-	CredentialListed       EventType = "CREDENTIAL_LISTED" // all of them, the versions of one, or a seal that was sent again
+	CredentialListed       EventType = "CREDENTIAL_LISTED" // all of them, the versions of one, the objects in the cluster, or a seal that was sent again
 	CredentialUnsealed     EventType = "CREDENTIAL_UNSEALED"
 	CredentialRotated      EventType = "CREDENTIAL_ROTATED"       // new values
 	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED"   // new keys around the same values
@@ -285,4 +285,6 @@ var attempts = map[authz.Action]attempt{
 	authz.ActivateTenant:     {TenantActivated, TenantResource},
 	authz.LimitTenant:        {TenantLimited, TenantResource},
 	authz.CreateTenantAPIKey: {APIKeyCreated, APIKeyResource},
+
+	authz.ListSealedCredentials: {CredentialListed, ManifestResource},
 }

@@ -19,11 +19,13 @@ import (
 // Query selects entries of the asking principal's tenant; zero fields select
 // all. From and To are inclusive.
 type Query struct {
-	EventType string
-	UserID    string // the actor's id
-	From, To  time.Time
-	Limit     int    // at least 1
-	Cursor    string // from the page before; empty for the newest entries
+	EventType  string
+	UserID     string // the actor's id
+	ResourceID string
+	Outcome    Outcome
+	From, To   time.Time
+	Limit      int    // at least 1
+	Cursor     string // from the page before; empty for the newest entries
 }
 
 // readTimeout bounds a query, so that one that cannot be recorded is refused
@@ -34,6 +36,14 @@ const readTimeout = 900 * time.Millisecond
 // hold fewer entries than the limit and still name a next one. Summaries reach
 // over four million entries within it.
 const maxLooks = 16_384
+
+// Resources and outcomes are in no index, so that entries are read to find them, some
+// at a time. Each counts as entryLooks; and when half of the time is over, the page
+// holds what was found by then.
+const (
+	entryLooks    = 8
+	entriesAtOnce = 128
+)
 
 // Query returns entries of p's tenant, newest first, and the cursor of the
 // next page, empty after the last. The read is itself recorded before it
@@ -52,8 +62,9 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 	if err != nil {
 		return nil, "", err
 	}
+	half := time.Now().Add(readTimeout / 2)
 	err = l.store.View(ctx, func(r store.Reader) error {
-		entries, next, err = q.run(l, r, string(p.Tenant), before)
+		entries, next, err = q.page(l, r, string(p.Tenant), before, func() bool { return time.Now().After(half) })
 		return err
 	})
 	if err != nil {
@@ -86,30 +97,130 @@ func (q Query) before() (uint64, error) {
 }
 
 func (q Query) run(l *Log, r store.Reader, tenant string, before uint64) (entries []Entry, next string, err error) {
+	return q.page(l, r, tenant, before, func() bool { return false })
+}
+
+// page is run that ends with what it has when late says so.
+func (q Query) page(l *Log, r store.Reader, tenant string, before uint64, late func() bool) (entries []Entry, next string, err error) {
 	low, high, err := q.bounds(l, r, tenant, before)
 	if err != nil {
 		return nil, "", err
 	}
 	s := search{r: r, tenant: tenant, q: q, low: low, looks: maxLooks}
-	rest, err := s.run(high)
-	if err != nil {
-		return nil, "", fmt.Errorf("searching the index: %w", err)
-	}
-	if rest >= low {
-		next = cursor(rest + 1)
-	}
-	entries = make([]Entry, 0, len(s.found))
-	for _, row := range s.found {
-		e, err := readEntry(r, row.sequence)
-		if fault.Of(err) == fault.NotFound || err == nil && (e.link() != row.link || e.TenantID != tenant) {
-			return nil, "", errDamagedLog
+	entries = make([]Entry, 0, q.Limit)
+	for rest := high; ; {
+		s.most, s.found = q.Limit-len(entries), s.found[:0]
+		if q.inside() {
+			s.most = entriesAtOnce
 		}
+		if rest, err = s.run(rest); err != nil {
+			return nil, "", fmt.Errorf("searching the index: %w", err)
+		}
+		found, err := readRows(r, tenant, s.found)
 		if err != nil {
 			return nil, "", err
 		}
-		entries = append(entries, *e)
+		for _, e := range found {
+			if len(entries) == q.Limit {
+				break
+			}
+			if q.holds(e.entry) {
+				entries = append(entries, *e.whole())
+			}
+		}
+		switch {
+		case len(entries) == q.Limit && q.inside():
+			rest = entries[q.Limit-1].TenantSequence - 1 // what else was read is for the next page
+		case q.inside():
+			s.looks -= entryLooks * len(found)
+			if rest >= low && s.looks > 0 && !late() {
+				continue
+			}
+		}
+		if rest >= low {
+			next = cursor(rest + 1)
+		}
+		return entries, next, nil
 	}
-	return entries, next, nil
+}
+
+// inside reports whether the query asks for what only the entries say.
+func (q Query) inside() bool { return q.ResourceID != "" || q.Outcome != "" }
+
+// holds reports whether an entry is what is asked for inside it.
+func (q Query) holds(e *Entry) bool {
+	return (q.ResourceID == "" || q.ResourceID == e.Resource.ID) && (q.Outcome == "" || q.Outcome == e.Outcome)
+}
+
+// readRows returns the entries of rows of a tenant's index, in their order. Error:
+// errDamagedLog when one is not the one that the row names.
+func readRows(r store.Reader, tenant string, rows []indexRow) ([]stored, error) {
+	found := make([]stored, 0, len(rows))
+	for len(rows) > 0 {
+		run := runOf(rows)
+		read, err := readRun(r, rows[:run])
+		if err != nil {
+			return nil, err
+		}
+		for i, e := range read {
+			if e.entry.link() != rows[i].link || e.entry.TenantID != tenant {
+				return nil, errDamagedLog
+			}
+		}
+		found, rows = append(found, read...), rows[run:]
+	}
+	return found, nil
+}
+
+// runOf returns how many of the first rows, newest first, are close enough together
+// that reading all that is between them takes less than to ask for each.
+func runOf(rows []indexRow) int {
+	const between = 4
+	n := 1
+	for n < len(rows) && rows[n].sequence < rows[n-1].sequence && rows[n-1].sequence-rows[n].sequence <= between {
+		n++
+	}
+	return n
+}
+
+// readRun reads the entries of rows, newest first, of a run.
+func readRun(r store.Reader, rows []indexRow) ([]stored, error) {
+	if len(rows) == 1 {
+		e, err := storedEntry(r, rows[0].sequence)
+		if fault.Of(err) == fault.NotFound {
+			err = errDamagedLog
+		}
+		return []stored{e}, err
+	}
+	kept := make([][]byte, 0, len(rows))
+	rng := store.Range{From: entryKey(rows[len(rows)-1].sequence), To: entryKey(rows[0].sequence + 1), Reverse: true}
+	err := r.Scan(rng, func(key, value []byte) bool {
+		if bytes.Equal(key, entryKey(rows[len(kept)].sequence)) {
+			kept = append(kept, bytes.Clone(value))
+		}
+		return len(kept) < len(rows)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading audit entries: %w", err)
+	}
+	if len(kept) < len(rows) {
+		return nil, errDamagedLog // an entry is missing
+	}
+	found := make([]stored, len(rows))
+	var of uint64 // the group whose signature was read last
+	var batch []byte
+	for i, row := range kept {
+		if first, grouped := rowBatch(row); grouped && (batch == nil || first != of) {
+			if batch, err = r.Get(batchKey(first)); err != nil {
+				return nil, fmt.Errorf("reading the signature of audit entries: %w", err)
+			}
+			of, batch = first, bytes.Clone(batch)
+		}
+		if found[i], err = decodeStored(row, batch); err != nil || found[i].entry.Sequence != rows[i].sequence {
+			return nil, errDamagedLog
+		}
+	}
+	return found, nil
 }
 
 // bounds returns the first and the last tenant sequence that the page may hold; the
@@ -190,6 +301,7 @@ type search struct {
 	q      Query
 	low    uint64 // the first tenant sequence to look at
 	looks  int    // that are left
+	most   int    // to be found
 	found  []indexRow
 }
 
@@ -218,12 +330,12 @@ func (s *search) run(n uint64) (uint64, error) {
 	return n, nil
 }
 
-// wanted returns how many more entries the page takes, 0 when enough was looked at.
+// wanted returns how many more rows are to be found, 0 when enough was looked at.
 func (s *search) wanted() int {
 	if s.looks <= 0 {
 		return 0
 	}
-	return s.q.Limit - len(s.found)
+	return s.most - len(s.found)
 }
 
 // keys returns those of summaries that an entry must have.

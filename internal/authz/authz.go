@@ -204,6 +204,8 @@ const (
 	DestroyKMSKey      Action = "destroy_kms_key"
 	ResealManifest     Action = "reseal"
 	CheckManifest      Action = "check"
+
+	ListSealedCredentials Action = "list_sealed_credentials" // objects in the cluster
 )
 
 // rule says what an action takes.
@@ -267,6 +269,8 @@ var rules = map[Action]rule{
 	BackUp:             {scope: SystemAdmin},
 	ResealManifest:     {scope: VaultWrite},
 	CheckManifest:      {scope: VaultWrite},
+
+	ListSealedCredentials: {scope: VaultRead, trialed: true},
 }
 
 // Denial is why an action is refused; empty when it is not.

@@ -24,7 +24,7 @@ var table = map[Action]string{
 	ListTenants: "system:admin", CreateTenant: "system:admin", ActivateTenant: "system:admin", LimitTenant: "system:admin",
 	CreateTenantAPIKey: "system:admin",
 	ListSealingKeys:    "system:admin", RotateSealingKey: "system:admin", RetireSealingKey: "system:admin", RestoreSealingKey: "system:admin",
-	BackUp: "system:admin", ResealManifest: "vault:write", CheckManifest: "vault:write",
+	BackUp: "system:admin", ResealManifest: "vault:write", CheckManifest: "vault:write", ListSealedCredentials: "vault:read!",
 }
 
 func TestActionsTakeExactlyWhatTheTableSays(t *testing.T) {

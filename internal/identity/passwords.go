@@ -99,6 +99,9 @@ const (
 	maxWaiting = 16
 	// resting is how many times as long as a hash took its slot rests when others wait.
 	resting = 3
+	// longestRest bounds that: what made a hash slow, such as a process that was stopped,
+	// does not keep everybody out afterwards.
+	longestRest = time.Second
 )
 
 func newHash() passwordHash {
@@ -134,7 +137,7 @@ func (p *passwords) free(took time.Duration) {
 		<-p.slots
 		return
 	}
-	time.AfterFunc(resting*took, func() { <-p.slots })
+	time.AfterFunc(min(resting*took, longestRest), func() { <-p.slots })
 }
 
 // hash returns the PHC string of a new password.

@@ -169,16 +169,20 @@ func TestAddressAndTokenAreNowhereInTheOpen(t *testing.T) {
 }
 
 func TestTextsCarryTheTokenAndTheConfiguredAddress(t *testing.T) {
-	for kind, paths := range map[Kind]struct{ path, field string }{
-		VerifyEmail:     {"/api/v2/auth/verify-email", `{"token":"` + token + `"}`},
-		ResetPassword:   {"/api/v2/auth/reset-password", `{"token":"` + token + `","new_password":"`},
-		Invite:          {"/api/v2/auth/accept-invitation", `{"token":"` + token + `","password":"`},
-		PasswordChanged: {"/api/v2/auth/forgot-password", `{"email":"`},
+	for kind, paths := range map[Kind]struct{ page, path, field string }{
+		VerifyEmail:     {"/verify", "/api/v2/auth/verify-email", `{"token":"` + token + `"}`},
+		ResetPassword:   {"/reset", "/api/v2/auth/reset-password", `{"token":"` + token + `","new_password":"`},
+		Invite:          {"/join", "/api/v2/auth/accept-invitation", `{"token":"` + token + `","password":"`},
+		PasswordChanged: {"", "/api/v2/auth/forgot-password", `{"email":"`},
 	} {
 		for _, base := range []string{"https://vault.example.com", "https://vault.example.com/"} {
 			e := render("mail_x", stored{Kind: kind, To: recipient, Token: token}, Options{PublicURL: base, From: "a@b.example"})
 			if !strings.Contains(e.Text, "https://vault.example.com"+paths.path+" ") || !strings.Contains(e.Text, paths.field) ||
 				strings.Contains(e.Text, "%!") || e.Subject == "" || !strings.HasSuffix(e.Text, "\n") {
+				t.Errorf("%s: %q", kind, e.Text)
+			}
+			link := "\n\n  https://vault.example.com" + paths.page + "#token=" + token + "\n\n" // a line of its own, behind the # only
+			if strings.Contains(e.Text, link) != (paths.page != "") || strings.Contains(e.Text, "?token") || strings.Count(e.Text, "#") > 1 {
 				t.Errorf("%s: %q", kind, e.Text)
 			}
 			if strings.ContainsFunc(e.Text, func(r rune) bool { return r > '~' || r < ' ' && r != '\n' }) {

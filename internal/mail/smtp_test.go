@@ -32,6 +32,7 @@ func TestAMailArrivesOverEveryKindOfConnection(t *testing.T) {
 					"From: \"Latticekeep\" <noreply@example.com>\r\n", "To: <" + recipient + ">\r\n", "Message-ID: <" + id + "@example.com>\r\n",
 					"Date: Sat, 21 Nov 2026 12:00:00 +0000\r\n", "Auto-Submitted: auto-generated\r\n", "Subject: Verify your e-mail address\r\n",
 					`-d '{"token":"` + token + `"}'` + "\r\n", "https://vault.example.com/api/v2/auth/verify-email",
+					"\r\n  https://vault.example.com/verify#token=" + token + "\r\n",
 				} {
 					if !strings.Contains(mails[0], want) {
 						t.Errorf("%s\nlacks %q", mails[0], want)

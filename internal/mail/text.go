@@ -11,9 +11,10 @@ import (
 type template struct {
 	subject string
 	lasts   time.Duration // how long the token counts; a mail that is older is not worth sending
+	page    string        // of the dashboard, which takes the token from the fragment; empty for none
 	path    string        // of the endpoint that takes the token
 	body    string        // the request to it, with %s for the token
-	text    string        // with %s for the command, which ends with a newline
+	text    string        // with %s for the link, if there is a page, and for the command; both end with a newline
 }
 
 // templates name the times that internal/identity gives the tokens.
@@ -21,10 +22,14 @@ var templates = map[Kind]template{
 	VerifyEmail: {
 		subject: "Verify your e-mail address",
 		lasts:   48 * time.Hour,
+		page:    "/verify",
 		path:    "/api/v2/auth/verify-email",
 		body:    `{"token":"%s"}`,
 		text: `Somebody, most likely you, gave this e-mail address to latticekeep.
-To verify that it is yours, run this command within 48 hours:
+To verify that it is yours, open this page within 48 hours:
+
+%s
+Without a browser, run this command instead:
 
 %s
 If it was not you, do nothing: who verifies an account that somebody else
@@ -34,11 +39,14 @@ registered lets them act in their name.
 	ResetPassword: {
 		subject: "Reset your password",
 		lasts:   time.Hour,
+		page:    "/reset",
 		path:    "/api/v2/auth/reset-password",
 		body:    `{"token":"%s","new_password":"PUT A NEW PASSWORD HERE"}`,
 		text: `Somebody, most likely you, asked for a new password of the latticekeep
-account with this e-mail address. To set one, put it into this command and
-run it within an hour:
+account with this e-mail address. To set one, open this page within an hour:
+
+%s
+Without a browser, put a new one into this command and run it instead:
 
 %s
 All sessions of the account end then. If it was not you, do nothing: your
@@ -48,10 +56,14 @@ password stays as it is.
 	Invite: {
 		subject: "You are invited to latticekeep",
 		lasts:   7 * 24 * time.Hour,
+		page:    "/join",
 		path:    "/api/v2/auth/accept-invitation",
 		body:    `{"token":"%s","password":"PUT A NEW PASSWORD HERE"}`,
-		text: `You are invited to an account of latticekeep. To accept, put a new password
-into this command and run it within seven days:
+		text: `You are invited to an account of latticekeep. To accept, open this page within
+seven days:
+
+%s
+Without a browser, put a new password into this command and run it instead:
 
 %s
 If you expect no invitation, do nothing.
@@ -72,14 +84,19 @@ whoever runs your account:
 	},
 }
 
-// render writes a mail.
+// render writes a mail. The link has the token behind the #, which browsers send to
+// nobody, and the page waits for a press of its button: programs that look at the links
+// of a mail use nothing up.
 func render(id string, m stored, o Options) Envelope {
-	t := templates[m.Kind]
+	t, base := templates[m.Kind], strings.TrimSuffix(o.PublicURL, "/")
 	body := t.body
 	if strings.Contains(body, "%s") {
 		body = fmt.Sprintf(body, m.Token)
 	}
-	command := fmt.Sprintf("  curl -s %s%s \\\n    -H 'Content-Type: application/json' \\\n    -d '%s'\n",
-		strings.TrimSuffix(o.PublicURL, "/"), t.path, body)
-	return Envelope{ID: id, From: o.From, To: m.To, Subject: t.subject, Text: fmt.Sprintf(t.text, command), Date: m.CreatedAt}
+	var parts []any
+	if t.page != "" {
+		parts = append(parts, fmt.Sprintf("  %s%s#token=%s\n", base, t.page, m.Token))
+	}
+	parts = append(parts, fmt.Sprintf("  curl -s %s%s \\\n    -H 'Content-Type: application/json' \\\n    -d '%s'\n", base, t.path, body))
+	return Envelope{ID: id, From: o.From, To: m.To, Subject: t.subject, Text: fmt.Sprintf(t.text, parts...), Date: m.CreatedAt}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -191,24 +192,59 @@ func (t *Transit) createDefault(ctx context.Context, p authz.Principal, keys *ke
 // and how many there are. Damaged rows are left out and counted in the entry.
 // Errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int) (page []Key, total int, err error) {
+	return t.list(ctx, p, limit, func([]Key) (int, error) {
+		if offset < 0 {
+			return 0, errPage
+		}
+		return offset, nil
+	})
+}
+
+// KeysAfter is [Transit.Keys] from a cursor on, which is empty for the first page,
+// and returns that of the next one, empty after the last. Errors: those of Keys,
+// and fault.Invalid for a cursor that is none.
+func (t *Transit) KeysAfter(ctx context.Context, p authz.Principal, cursor string, limit int) (page []Key, next string, err error) {
+	from := 0
+	page, total, err := t.list(ctx, p, limit, func(all []Key) (int, error) {
+		if cursor == "" {
+			return 0, nil
+		}
+		// The id of the key before, which nothing removes.
+		from = 1 + slices.IndexFunc(all, func(k Key) bool { return k.ID == cursor })
+		if from == 0 {
+			return 0, fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
+		}
+		return from, nil
+	})
+	if err == nil && from+len(page) < total {
+		next = page[len(page)-1].ID
+	}
+	return page, next, err
+}
+
+var errPage = fault.New(fault.Invalid, "page and limit must be positive")
+
+// list returns a page of the tenant's keys, which begins where first says.
+func (t *Transit) list(ctx context.Context, p authz.Principal, limit int, first func(all []Key) (int, error)) (page []Key, total int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := t.ready(ctx, p, authz.ListKeys); err != nil {
 		return nil, 0, err
 	}
-	if offset < 0 || limit < 1 {
-		return nil, 0, fault.New(fault.Invalid, "page and limit must be positive")
+	if limit < 1 {
+		return nil, 0, errPage
 	}
 	all, damaged, err := t.survey(ctx, p.Tenant)
 	if err != nil {
 		return nil, 0, err
 	}
+	offset, err := first(all)
+	if err != nil {
+		return nil, 0, err
+	}
 	from := min(offset, len(all))
 	page = append([]Key{}, all[from:from+min(limit, len(all)-from)]...)
-	e := audit.Event{
-		Type: audit.KeyListed, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.KeyResource},
-		Attributes: map[string]string{attributeCount: strconv.Itoa(len(page))},
-	}
+	e := listed(p, "", len(page))
 	if damaged > 0 {
 		e.Outcome = audit.Failure
 		e.Attributes[audit.AttributeReason], e.Attributes["damaged"] = reasonIntegrity, strconv.Itoa(damaged)
@@ -217,4 +253,54 @@ func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int
 		return nil, 0, err
 	}
 	return page, len(all), nil
+}
+
+// listed is the entry of a look at keys, or at the versions of one.
+func listed(p authz.Principal, id string, count int) audit.Event {
+	return audit.Event{
+		Type: audit.KeyListed, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.KeyResource, ID: id},
+		Attributes: map[string]string{attributeCount: strconv.Itoa(count)},
+	}
+}
+
+// MaxKeyVersions is how many versions of a key [Transit.Key] tells of.
+const MaxKeyVersions = 100
+
+// KeyVersion is what may be known of one version of a key.
+type KeyVersion struct {
+	Number    uint32
+	CreatedAt time.Time // zero when a release that did not write it down made the version after it
+	Current   bool      // it encrypts
+}
+
+// Key returns a key and its newest versions, at most [MaxKeyVersions] and the newest
+// first. Errors: fault.Forbidden, fault.NotFound, fault.Internal for a damaged row,
+// fault.Unavailable.
+func (t *Transit) Key(ctx context.Context, p authz.Principal, id string) (Key, []KeyVersion, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := t.ready(ctx, p, authz.ListKeys); err != nil {
+		return Key{}, nil, err
+	}
+	var key *namedKey
+	var versions []KeyVersion
+	err := t.store.View(ctx, func(rd store.Reader) (err error) {
+		if key, err = t.get(rd, p.Tenant, validID(id)); err == nil && key != nil {
+			versions, err = t.versions(rd, key)
+		}
+		return err
+	})
+	e := listed(p, validID(id), len(versions))
+	switch {
+	case errors.Is(err, fault.Internal):
+		return Key{}, nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+	case err != nil:
+		return Key{}, nil, fmt.Errorf("reading a key: %w", err)
+	case key == nil:
+		return Key{}, nil, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
+	}
+	if err := t.record(ctx, e); err != nil {
+		return Key{}, nil, err
+	}
+	return key.public(), versions, nil
 }

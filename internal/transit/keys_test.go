@@ -50,6 +50,161 @@ func TestKeysAreListedOldestFirst(t *testing.T) {
 	}
 }
 
+func TestKeysArePagedByACursor(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	theirs := f.create(f.b, "theirs", 30)
+	var want []string
+	for i := range 5 {
+		if i != 2 { // two of the same moment
+			f.advanceBy(time.Second)
+		}
+		want = append(want, f.create(f.a, fmt.Sprint("key ", i), 0).ID)
+	}
+	slices.Sort(want[1:3])
+	for limit, pages := range map[int]int{1: 5, 2: 3, 4: 2, 5: 1, 100: 1} {
+		var got []string
+		n := 0
+		for cursor := ""; ; {
+			keys, next, err := f.KeysAfter(t.Context(), f.a, cursor, limit)
+			must(t, err)
+			for _, k := range keys {
+				got = append(got, k.ID)
+			}
+			n++
+			if cursor = next; next == "" {
+				break
+			}
+		}
+		if !slices.Equal(got, want) || n != pages {
+			t.Errorf("pages of %d: %v on %d pages, want %v", limit, got, n, want)
+		}
+	}
+	if keys, next, err := f.KeysAfter(t.Context(), f.a, want[4], 1); err != nil || len(keys) != 0 || next != "" {
+		t.Errorf("after the last: %v %q %v", keys, next, err)
+	}
+	for _, bad := range []string{theirs.ID, authz.NewID(idPrefix), "x", strings.ToUpper(want[0])} {
+		entries := f.leaves(f.a, func() {
+			if keys, next, err := f.KeysAfter(t.Context(), f.a, bad, 1); !errors.Is(err, fault.Invalid) || keys != nil || next != "" {
+				t.Errorf("%s: %v %v", bad, keys, err)
+			}
+		})
+		if len(entries) != 0 { // which the interface leaves of what is invalid
+			t.Error(entries)
+		}
+	}
+	for _, limit := range []int{0, -1} {
+		if _, _, err := f.KeysAfter(t.Context(), f.a, "", limit); !errors.Is(err, fault.Invalid) {
+			t.Errorf("pages of %d: %v", limit, err)
+		}
+	}
+	if _, _, err := f.Keys(t.Context(), f.a, -1, 1); !errors.Is(err, fault.Invalid) {
+		t.Error(err)
+	}
+}
+
+func TestAKeyTellsWhenItsVersionsWereMade(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	k := f.create(f.a, "payments", 30)
+	made := []time.Time{f.now()}
+	for i := range 3 {
+		f.advance(1)
+		f.rotate(f.a, k.ID, i == 1)
+		made = append(made, f.now())
+	}
+	is := func(when string, want ...time.Time) { // oldest first
+		t.Helper()
+		key, versions, err := f.Key(t.Context(), f.a, k.ID)
+		must(t, err)
+		if listed, _, err := f.Keys(t.Context(), f.a, 0, 1); err != nil || key != listed[0] {
+			t.Errorf("%s: %+v, listed as %+v (%v)", when, key, listed, err)
+		}
+		for i, v := range versions {
+			at := want[len(want)-1-i]
+			if v.Number != key.Version-uint32(i) || v.Current != (i == 0) || !v.CreatedAt.Equal(at) {
+				t.Errorf("%s: %+v, want %v", when, v, at)
+			}
+		}
+		if len(versions) != len(want) {
+			t.Errorf("%s: %d versions", when, len(versions))
+		}
+	}
+	is("rotated", made...)
+	entries := f.leaves(f.a, func() { is("again", made...) })
+	if e := entries[0]; e.EventType != audit.KeyListed || e.Outcome != audit.Success || e.Resource.ID != k.ID || e.Attributes["count"] != "4" {
+		t.Errorf("%+v", e)
+	}
+	// A release before wrote down only when the first and the newest were made.
+	f.tamper(func(tx store.Tx) error {
+		keys, _ := f.rows("transit/version/")
+		for _, key := range keys {
+			if err := tx.Delete([]byte(key)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	is("of a release before", made[0], time.Time{}, time.Time{}, made[3])
+	f.advance(30)
+	if n, err := f.RotateDue(t.Context()); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	is("rotated since", made[0], time.Time{}, time.Time{}, made[3], f.now())
+	for range MaxKeyVersions {
+		f.rotate(f.a, k.ID, false)
+	}
+	key, versions, err := f.Key(t.Context(), f.a, k.ID)
+	if err != nil || key.Version != 105 || len(versions) != MaxKeyVersions || versions[99].Number != 6 || !versions[99].CreatedAt.Equal(f.now()) {
+		t.Errorf("%+v, the last of %d: %+v (%v)", key, len(versions), versions[len(versions)-1], err)
+	}
+	f.verify()
+}
+
+func TestAKeyThatIsNotThereIsOneCase(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	own, foreign := f.create(f.a, "own", 30), f.create(f.b, "foreign", 30)
+	for name, id := range map[string]string{
+		"foreign": foreign.ID, "never existing": authz.NewID(idPrefix), "malformed": "x", "empty": "", "upper case": strings.ToUpper(own.ID),
+		"of another kind": authz.NewID("cred"),
+	} {
+		entries := f.leaves(f.a, func() {
+			if key, versions, err := f.Key(t.Context(), f.a, id); err != errNoKey || key != (Key{}) || versions != nil {
+				t.Errorf("%s: %+v %v %v", name, key, versions, err)
+			}
+		})
+		if len(entries) != 1 || entries[0].Outcome != audit.Denied || entries[0].Attributes["reason"] != reasonMissing || entries[0].EventType != audit.KeyListed {
+			t.Errorf("%s: recorded as %+v", name, entries)
+		}
+	}
+	weak := f.a
+	weak.Scopes = []authz.Scope{authz.KeysWrite}
+	if _, _, err := f.Key(t.Context(), weak, own.ID); !errors.Is(err, fault.Forbidden) {
+		t.Error(err)
+	}
+	if _, _, err := f.KeysAfter(t.Context(), weak, "", 1); !errors.Is(err, fault.Forbidden) {
+		t.Error(err)
+	}
+	for _, prefix := range []string{"transit/version/", "transit/key/" + string(f.a.Tenant)} {
+		keys, values := f.rows(prefix)
+		change := strings.NewReplacer("2026", "2025")
+		f.tamper(func(tx store.Tx) error {
+			for i := range keys {
+				if err := tx.Put([]byte(keys[i]), []byte(change.Replace(values[i]))); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		entries := f.leaves(f.a, func() {
+			if key, versions, err := f.Key(t.Context(), f.a, own.ID); !errors.Is(err, fault.Internal) || key != (Key{}) || versions != nil {
+				t.Errorf("a changed %s: %+v %v %v", prefix, key, versions, err)
+			}
+		})
+		if len(entries) != 1 || entries[0].Outcome != audit.Failure || entries[0].Attributes["reason"] != reasonIntegrity {
+			t.Errorf("a changed %s: recorded as %+v", prefix, entries)
+		}
+	}
+}
+
 func TestATenantHasABoundedNumberOfKeys(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.create(f.a, "one", 30)

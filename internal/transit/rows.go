@@ -40,6 +40,12 @@ type seedRow struct {
 	blob              []byte
 }
 
+// versionRow is what is kept of one version of a key besides its seed, under a
+// MAC. A release before wrote none.
+type versionRow struct {
+	CreatedAt time.Time `json:"created_at"`
+}
+
 func keysPrefix(tenant authz.TenantID) []byte { return []byte("transit/key/" + string(tenant) + "/") }
 
 func keyKey(tenant authz.TenantID, id string) []byte { return append(keysPrefix(tenant), id...) }
@@ -56,6 +62,14 @@ func versionPrefix(tenant authz.TenantID, id string, version uint32) []byte {
 
 func seedKey(tenant authz.TenantID, id string, version, wrapping uint32) []byte {
 	return fmt.Appendf(versionPrefix(tenant, id, version), "%08x", wrapping)
+}
+
+func versionRowsPrefix(tenant authz.TenantID, id string) []byte {
+	return []byte("transit/version/" + string(tenant) + "/" + id + "/")
+}
+
+func versionRowKey(tenant authz.TenantID, id string, version uint32) []byte {
+	return fmt.Appendf(versionRowsPrefix(tenant, id), "%08x", version)
 }
 
 // seedContext is what a seed is bound to under the wrapping key.
@@ -115,8 +129,8 @@ func (t *Transit) getDefault(rd store.Reader, tenant authz.TenantID) (string, er
 	return string(b), err
 }
 
-// put stores next, and old's due row gives way to its own. old is nil for a new
-// key.
+// put stores next, whose newest version is new, and old's due row gives way to its
+// own. old is nil for a new key.
 func (t *Transit) put(tx store.Tx, old, next *namedKey) error {
 	b, err := json.Marshal(next.keyRow)
 	if err != nil {
@@ -126,8 +140,12 @@ func (t *Transit) put(tx store.Tx, old, next *namedKey) error {
 	if err := tx.Put(key, t.keys.SealRow(key, b)); err != nil {
 		return err
 	}
+	if err := t.putVersion(tx, next); err != nil {
+		return err
+	}
 	if old != nil {
-		if err := tx.Delete(dueKey(old)); err != nil {
+		// That of the version before may be missing, and its time is in no row from now on.
+		if err := errors.Join(t.putVersion(tx, old), tx.Delete(dueKey(old))); err != nil {
 			return err
 		}
 	}
@@ -135,6 +153,48 @@ func (t *Transit) put(tx store.Tx, old, next *namedKey) error {
 		return nil // is never rotated again
 	}
 	return tx.Put(dueKey(next), []byte{})
+}
+
+// putVersion stores when the key's newest version was made.
+func (t *Transit) putVersion(tx store.Tx, k *namedKey) error {
+	b, err := json.Marshal(versionRow{k.RotatedAt})
+	if err != nil {
+		return err
+	}
+	key := versionRowKey(k.tenant, k.id, k.Version)
+	return tx.Put(key, t.keys.SealRow(key, b))
+}
+
+// versions returns the newest versions of a key, the newest first.
+func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
+	list := make([]KeyVersion, min(int(k.Version), MaxKeyVersions))
+	for i := range list {
+		list[i] = KeyVersion{Number: k.Version - uint32(i), Current: i == 0}
+	}
+	prefix := versionRowsPrefix(k.tenant, k.id)
+	newest := store.Prefix(prefix)
+	newest.From = versionRowKey(k.tenant, k.id, list[len(list)-1].Number)
+	var bad error
+	err := rd.Scan(newest, func(key, value []byte) bool {
+		version, err := strconv.ParseUint(string(key[len(prefix):]), 16, 32)
+		var b []byte
+		if err == nil {
+			b, err = t.keys.OpenRow(key, value)
+		}
+		var row versionRow
+		if err != nil || version > uint64(k.Version) || json.Unmarshal(b, &row) != nil {
+			bad = errDamaged
+			return false
+		}
+		list[uint64(k.Version)-version].CreatedAt = row.CreatedAt
+		return true
+	})
+	// These two are in the key's own row.
+	list[0].CreatedAt = k.RotatedAt
+	if last := &list[len(list)-1]; last.Number == 1 {
+		last.CreatedAt = k.CreatedAt
+	}
+	return list, errors.Join(err, bad)
 }
 
 // newestSeed returns the seed of a version of a key, and nil when there is none.

@@ -182,6 +182,18 @@ func TestEveryCallLeavesOneEntry(t *testing.T) {
 			_, _, err := f.Keys(t.Context(), f.a, 0, 10)
 			return err
 		}, nil, result{audit.KeyListed, audit.Success, "", ""}},
+		"keys after a cursor": {func() error {
+			_, _, err := f.KeysAfter(t.Context(), f.a, k.ID, 10)
+			return err
+		}, nil, result{audit.KeyListed, audit.Success, "", ""}},
+		"key": {func() error {
+			_, _, err := f.Key(t.Context(), f.a, k.ID)
+			return err
+		}, nil, result{audit.KeyListed, audit.Success, k.ID, ""}},
+		"key, foreign": {func() error {
+			_, _, err := f.Key(t.Context(), f.b, k.ID)
+			return err
+		}, fault.NotFound, result{audit.KeyListed, audit.Denied, k.ID, "no_such_key"}},
 		"rotate": {func() error {
 			_, _, err := f.RotateKey(t.Context(), f.a, k.ID, false)
 			return err
@@ -243,6 +255,8 @@ func TestInvalidRequestsLeaveNoEntry(t *testing.T) {
 		"a period of an age":   func() error { _, err := f.CreateKey(t.Context(), f.a, "n", 3651); return err },
 		"a page before any":    func() error { _, _, err := f.Keys(t.Context(), f.a, -1, 1); return err },
 		"a page without limit": func() error { _, _, err := f.Keys(t.Context(), f.a, 0, 0); return err },
+		"no page at all":       func() error { _, _, err := f.KeysAfter(t.Context(), f.a, "", 0); return err },
+		"another list's page":  func() error { _, _, err := f.KeysAfter(t.Context(), f.a, "x", 1); return err },
 	} {
 		entries := f.leaves(f.a, func() {
 			if err := do(); !errors.Is(err, fault.Invalid) {
@@ -317,6 +331,9 @@ func TestAPlaintextThatCannotBeRecordedIsNotReturned(t *testing.T) {
 		}
 		if keys, _, err := f.Keys(t.Context(), f.a, 0, 1); !errors.Is(err, fault.Unavailable) || keys != nil {
 			t.Errorf("keys, full %s: %v", where, err)
+		}
+		if _, versions, err := f.Key(t.Context(), f.a, c.KeyID); !errors.Is(err, fault.Unavailable) || versions != nil {
+			t.Errorf("key, full %s: %v", where, err)
 		}
 		fail.Store(false)
 	}

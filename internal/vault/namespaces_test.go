@@ -129,6 +129,7 @@ func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 			"the current":  func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 2); return err },
 			"the former":   func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 1); return err },
 			"Versions":     func(id string) error { _, err := f.vault.Versions(t.Context(), p, id); return err },
+			"Metadata":     func(id string) error { _, err := f.vault.Metadata(t.Context(), p, id); return err },
 			"Rotate":       func(id string) error { _, err := f.vault.Rotate(t.Context(), p, id); return err },
 			"Replace": func(id string) error {
 				_, err := f.vault.Replace(t.Context(), p, id, ReplaceRequest{Values: secrets(login)})

@@ -66,11 +66,13 @@ type Vault struct {
 	decoys sync.Map    // tenant → *record
 	tidy   atomic.Bool // no request outlives its idempotency key
 	opener func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error)
+
+	forPage, forSummary effort // at most
 }
 
 // New returns the vault in s.
 func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time) *Vault {
-	return &Vault{store: s, log: log, keys: keys, now: now, opener: (*record).open}
+	return &Vault{store: s, log: log, keys: keys, now: now, opener: (*record).open, forPage: ofPage(), forSummary: ofSummary()}
 }
 
 // readTimeout bounds a read, so that one that cannot be recorded is refused
@@ -176,77 +178,6 @@ func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
 			audit.AttributeTTLDays:   strconv.FormatUint(r.ttlDays, 10),
 		},
 	}
-}
-
-// ListQuery selects a page of the list; zero means all of it.
-type ListQuery struct {
-	Limit  int
-	Cursor string // from the page before
-}
-
-// List returns the credentials of p's tenant in the order of their ids,
-// expired ones included and marked, and the cursor of the next page, if any; to
-// a ServiceAccount without what objects of other namespaces own.
-// Damaged records are left out and counted in the entry.
-// Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
-// fault.Unavailable.
-func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
-		return nil, "", err
-	}
-	rng := store.Prefix(credentialPrefix(p.Tenant))
-	if q.Cursor != "" {
-		if !authz.ValidID(idPrefix, q.Cursor) {
-			return nil, "", fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
-		}
-		rng.From = store.Prefix(versionsPrefix(p.Tenant, q.Cursor)).To
-	}
-	now := v.now()
-	list = []Credential{}
-	damaged := 0
-	err = v.store.View(ctx, func(rd store.Reader) error {
-		var bad error
-		err := rd.Scan(rng, func(key, value []byte) bool {
-			if q.Limit > 0 && len(list) == q.Limit {
-				next = list[len(list)-1].ID
-				return false
-			}
-			r, err := viewRecordAt(key, value)
-			if err != nil {
-				damaged++ // one damaged record does not hide the others
-				return true
-			}
-			by, err := v.ownership(rd, p.Tenant, r.id)
-			if err != nil {
-				bad = err
-				return false
-			}
-			if by.hides(p) {
-				return true
-			}
-			list = append(list, r.credential(now, by.owned))
-			return true
-		})
-		return errors.Join(err, bad)
-	})
-	if err != nil {
-		return nil, "", fmt.Errorf("listing credentials: %w", err)
-	}
-	e := audit.Event{
-		Type: audit.CredentialListed, Outcome: audit.Success, Principal: p,
-		Resource:   audit.Resource{Type: audit.CredentialResource},
-		Attributes: map[string]string{"count": strconv.Itoa(len(list))},
-	}
-	if damaged > 0 {
-		e.Outcome = audit.Failure
-		e.Attributes[audit.AttributeReason], e.Attributes["damaged"] = reasonIntegrity, strconv.Itoa(damaged)
-	}
-	if err := v.log.Record(ctx, e); err != nil {
-		return nil, "", fmt.Errorf("recording a list: %w", err)
-	}
-	return list, next, nil
 }
 
 // ready finds out, before anything is looked up, whether p may do a, whether

@@ -128,6 +128,12 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 		if list, err := f.vault.Versions(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || list != nil {
 			t.Errorf("%s: %v %v", name, list, err)
 		}
+		if got, err := f.vault.Metadata(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got != (Credential{}) {
+			t.Errorf("%s: %v %v", name, got, err)
+		}
+		if got, err := f.vault.Summary(t.Context(), f.a, day); !errors.Is(err, fault.Unavailable) || got.Total != 0 {
+			t.Errorf("%s: %v %v", name, got, err)
+		}
 		if got, err := f.vault.UnsealByName(t.Context(), f.a, c.Name); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 			t.Errorf("%s: %v %v", name, got.Values, err)
 		}
@@ -159,6 +165,12 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	if list, err := v.Versions(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || list != nil {
 		t.Fatal(list, err)
 	}
+	if got, err := v.Metadata(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got != (Credential{}) {
+		t.Fatal(got, err)
+	}
+	if got, err := v.Summary(t.Context(), f.a, day); !errors.Is(err, fault.Unavailable) || got.Total != 0 {
+		t.Fatal(got, err)
+	}
 }
 
 // lateStore is ready, and then cannot be written.
@@ -184,6 +196,8 @@ func TestDenialsAreRecorded(t *testing.T) {
 		}},
 		{audit.CredentialListed, func() error { _, _, err := f.vault.List(t.Context(), weak, ListQuery{}); return err }},
 		{audit.CredentialListed, func() error { _, err := f.vault.Versions(t.Context(), weak, c.ID); return err }},
+		{audit.CredentialListed, func() error { _, err := f.vault.Metadata(t.Context(), weak, c.ID); return err }},
+		{audit.CredentialListed, func() error { _, err := f.vault.Summary(t.Context(), weak, day); return err }},
 		{audit.CredentialUnsealed, func() error { _, err := f.vault.Unseal(t.Context(), weak, c.ID); return err }},
 		{audit.CredentialUnsealed, func() error { _, err := f.vault.UnsealByName(t.Context(), weak, c.Name); return err }},
 		{audit.CredentialReencrypted, func() error { _, err := f.vault.Rotate(t.Context(), weak, c.ID); return err }},
@@ -472,6 +486,8 @@ func TestAnOperationAsksTheKMSOnce(t *testing.T) {
 			return err
 		},
 		"versions": func() error { _, err := f.vault.Versions(t.Context(), f.a, c.ID); return err },
+		"metadata": func() error { _, err := f.vault.Metadata(t.Context(), f.a, c.ID); return err },
+		"summary":  func() error { _, err := f.vault.Summary(t.Context(), f.a, day); return err },
 		"by name":  func() error { _, err := f.vault.UnsealByName(t.Context(), f.a, c.Name); return err },
 		"missed": func() error {
 			if _, err := f.vault.Unseal(t.Context(), f.b, c.ID); !errors.Is(err, fault.Forbidden) {

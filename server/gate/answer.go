@@ -125,7 +125,7 @@ func (v *Version) fail(c *gin.Context, err error) {
 	}
 	v.Write(c, code, v.envelope(Problem{
 		Code: code, Message: generic(code), Details: details,
-		RequestID: requestID(c), Timestamp: v.gate.config.Now().UTC().Format(time.RFC3339),
+		RequestID: requestID(c), Timestamp: v.now(),
 	}))
 }
 
@@ -169,12 +169,27 @@ func (v *Version) Write(c *gin.Context, code int, body any) {
 			answers.Put(b)
 		}
 	}()
-	if err := json.MarshalWrite(b, body, json.Deterministic(true)); err != nil {
+	if err := encode(b, body); err != nil {
 		// Only a defect gets here, and an error envelope always encodes.
 		v.fail(c, fault.Wrap(fault.Internal, "internal error", err))
 		return
 	}
-	b.WriteByte('\n') // for people at a terminal
-	c.Header("Content-Length", strconv.Itoa(b.Len()))
-	c.Data(code, "application/json; charset=utf-8", b.Bytes())
+	send(c, code, b.Bytes())
 }
+
+// encode writes body as JSON, with a line's end for people at a terminal.
+func encode(b *bytes.Buffer, body any) error {
+	if err := json.MarshalWrite(b, body, json.Deterministic(true)); err != nil {
+		return err
+	}
+	return b.WriteByte('\n')
+}
+
+// send answers with what is encoded.
+func send(c *gin.Context, code int, encoded []byte) {
+	c.Header("Content-Length", strconv.Itoa(len(encoded)))
+	c.Data(code, "application/json; charset=utf-8", encoded)
+}
+
+// now is the time of an answer.
+func (v *Version) now() string { return v.gate.config.Now().UTC().Format(time.RFC3339) }

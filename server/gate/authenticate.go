@@ -92,6 +92,28 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 	return service.AuthenticateToken(r.Context(), cookies[0].Value)
 }
 
+// Still looks the caller up again, as if it asked now, and returns nil when it may still
+// do what it was let in for. Nothing is counted, and nothing recorded of it. Errors:
+// fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
+func (call *Call) Still(c *gin.Context) error {
+	ctx, cancel := context.WithTimeout(call.connection, patience)
+	defer cancel()
+	if call.gate.config.Audit.Refusal() != nil {
+		return fault.Unavailable
+	}
+	caller, err := call.lookUp(c.Request.WithContext(ctx))
+	if err == nil && caller.ServiceAccount != nil {
+		caller, err = call.gate.config.Identity.Permit(ctx, caller, call.operation.Action, "", c.Param(call.operation.Object))
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("looking the caller up again: %w", err)
+	case caller.Tenant != call.Caller.Tenant || caller.ID != call.Caller.ID || !caller.May(call.operation.Action):
+		return fault.New(fault.Forbidden, "access denied")
+	}
+	return nil
+}
+
 // bearer returns the token of an Authorization header (RFC 6750 §2.1).
 func bearer(values []string) (string, bool) {
 	if len(values) != 1 {

@@ -62,6 +62,7 @@ type Version struct {
 	envelope   func(Problem) any
 	schema     int
 	operations map[string]*operation // by method and gin's route
+	shed       string                // see encodeShed
 }
 
 type operation struct {
@@ -108,6 +109,9 @@ func (g *Gate) Version(d Definition) (*Version, error) {
 	}
 	if len(left) > 0 {
 		return nil, fmt.Errorf("reading the contract of %s: it has no operation %v", d.Name, slices.Sorted(maps.Keys(left)))
+	}
+	if err := v.encodeShed(); err != nil {
+		return nil, fmt.Errorf("encoding a refusal of %s: %w", d.Name, err)
 	}
 	return v, nil
 }

@@ -102,6 +102,8 @@ type Call struct {
 	unreviewed bool // the cluster did not say whether it is
 	answer     http.Header
 	body       []byte // well-formed, of the operation's schema, and overwritten after the call
+
+	connection context.Context // of the request, which ends when the caller is gone
 }
 
 const callKey = "latticekeep/call"
@@ -110,10 +112,10 @@ const callKey = "latticekeep/call"
 func (v *Version) Checks() gin.HandlerFunc {
 	return func(c *gin.Context) {
 		op := v.operations[c.Request.Method+" "+c.FullPath()]
-		call := &Call{gate: v.gate, version: v, operation: op, answer: c.Writer.Header()}
+		call := &Call{gate: v.gate, version: v, operation: op, answer: c.Writer.Header(), connection: c.Request.Context()}
 		c.Set(callKey, call)
 		if op.waits() && v.gate.entrance.full() { // before anything is done for it
-			call.fail(c, ErrOverloaded)
+			v.refuseShed(c)
 			c.Abort()
 			return
 		}

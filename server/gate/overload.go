@@ -1,11 +1,16 @@
 package gate
 
 import (
+	"bytes"
 	"container/list"
 	"context"
+	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -118,6 +123,30 @@ func (e *entrance) leave() {
 	w := e.line.Remove(next).(*waiter)
 	e.bytes -= w.bytes
 	close(w.turn)
+}
+
+// Stand-ins in an answer that is encoded before.
+const (
+	anyID   = "<id>"
+	anyTime = "<time>"
+)
+
+// encodeShed encodes the answer to a request that is refused because too many wait:
+// there are as many of those as anybody sends, and all are alike but for two fields.
+func (v *Version) encodeShed() error {
+	code, details := v.describe(ErrOverloaded)
+	var b bytes.Buffer
+	err := encode(&b, v.envelope(Problem{Code: code, Message: generic(code), Details: details, RequestID: anyID, Timestamp: anyTime}))
+	v.shed = b.String()
+	return err
+}
+
+// refuseShed is [Version.fail] with ErrOverloaded.
+func (v *Version) refuseShed(c *gin.Context) {
+	_ = c.Error(ErrOverloaded)
+	text := strings.Replace(v.shed, anyID, requestID(c), 1)
+	text = strings.Replace(text, anyTime, v.now(), 1)
+	send(c, http.StatusServiceUnavailable, []byte(text))
 }
 
 // Load is what a gate is doing.

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -232,6 +234,34 @@ func TestAnOverloadedServerRefusesWithoutReadingTheBody(t *testing.T) {
 	close(release)
 	if status := <-answers; status != http.StatusOK {
 		t.Error(status)
+	}
+}
+
+func TestTheRefusalThatIsEncodedBeforeIsLikeAnyOther(t *testing.T) {
+	for name, now := range map[string]time.Time{"in winter": time.Unix(1700000000, 0), "in summer": time.Unix(1690000000, 0)} {
+		_, g, _ := newHolder(t)
+		g.config.Now = func() time.Time { return now }
+		v, err := g.Version(Definition{
+			Name: "v2", Contract: holding, Scheme: KeyOrUser, Operations: map[string]Operation{"hold": {Auth: Public}},
+			Envelope: func(p Problem) any { return map[string]any{"error": p, "success": false} }, Schema: http.StatusUnprocessableEntity,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := func(refuse func(*gin.Context)) (*httptest.ResponseRecorder, error) {
+			w := httptest.NewRecorder()
+			c, _ := gin.CreateTestContext(w)
+			c.Request = httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/hold", http.NoBody)
+			c.Header(RequestIDHeader, "req_"+name)
+			refuse(c)
+			return w, c.Errors.Last()
+		}
+		before, err1 := answer(v.refuseShed)
+		other, err2 := answer(func(c *gin.Context) { v.fail(c, ErrOverloaded) })
+		if !errors.Is(err1, ErrOverloaded) || !errors.Is(err2, ErrOverloaded) || before.Code != other.Code || !maps.EqualFunc(before.Header(), other.Header(), slices.Equal) ||
+			before.Body.String() != other.Body.String() || !strings.Contains(before.Body.String(), "req_"+name) {
+			t.Error(err1, err2, before.Code, before.Header(), before.Body, "but any other:", other.Code, other.Header(), other.Body)
+		}
 	}
 }
 

@@ -19,6 +19,16 @@ const stalled = time.Minute
 // streams. When it fails after the first byte the connection is broken, so that
 // nobody takes what there is for whole.
 func Stream(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
+	answerWith(c, &stream{c: c, contentType: contentType}, context.WithoutCancel(c.Request.Context()), begin) // a caller that is gone shows when it is written to
+}
+
+// Follow is [Stream] of an answer that mostly waits: the caller has each write at once,
+// and the context also ends when the caller is gone.
+func Follow(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
+	answerWith(c, &stream{c: c, contentType: contentType, flush: true}, c.MustGet(callKey).(*Call).connection, begin)
+}
+
+func answerWith(c *gin.Context, out *stream, lasting context.Context, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
 	call := c.MustGet(callKey).(*Call)
 	write, err := begin(c.Request.Context(), call)
 	if err != nil {
@@ -26,11 +36,11 @@ func Stream(c *gin.Context, contentType string, begin func(context.Context, *Cal
 		return
 	}
 	call.leave()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(c.Request.Context())) // a caller that is gone shows when it is written to
+	ctx, cancel := context.WithCancel(lasting)
 	defer cancel()
 	defer context.AfterFunc(call.gate.streams, cancel)()
 
-	out := &stream{c, contentType, http.NewResponseController(c.Writer)}
+	out.deadline = http.NewResponseController(c.Writer)
 	_ = out.deadline.SetReadDeadline(time.Time{}) // the request is here: net/http need not give up waiting for it
 	err = write(ctx, out)
 	switch {
@@ -47,6 +57,7 @@ func Stream(c *gin.Context, contentType string, begin func(context.Context, *Cal
 type stream struct {
 	c           *gin.Context
 	contentType string
+	flush       bool
 	deadline    *http.ResponseController
 }
 
@@ -57,7 +68,13 @@ func (s *stream) Write(b []byte) (int, error) {
 	if err := s.deadline.SetWriteDeadline(time.Now().Add(stalled)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return 0, err
 	}
-	return s.c.Writer.Write(b)
+	n, err := s.c.Writer.Write(b)
+	if err == nil && s.flush {
+		if err = s.deadline.Flush(); errors.Is(err, http.ErrNotSupported) {
+			err = nil
+		}
+	}
+	return n, err
 }
 
 // EndStreams breaks off answers that are being streamed, and all that begin

@@ -25,6 +25,7 @@ func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{
 			EventType: string(gate.Value(params.EventType)), UserID: gate.Value(params.UserId),
+			ResourceID: gate.Value(params.ResourceId), Outcome: audit.Outcome(gate.Value(params.Outcome)),
 			From: gate.Value(params.From), To: gate.Value(params.To),
 			Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
 		}
@@ -45,6 +46,23 @@ func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 			return nil, gate.InvalidParameter(err)
 		}
 		return auditEntries{true, entries, next}, nil
+	})
+}
+
+// auditEntry is the generated type with the entry as the log gives it.
+type auditEntry struct {
+	Success bool        `json:"success"`
+	Entry   audit.Entry `json:"entry"`
+}
+
+// GetAuditEntry answers one entry of the caller's tenant.
+func (a *API) GetAuditEntry(c *gin.Context, sequence int64) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		e, err := a.Audit.ReadEntry(ctx, call.Principal(), uint64(max(sequence, 0)))
+		if err != nil {
+			return nil, err
+		}
+		return auditEntry{true, e}, nil
 	})
 }
 

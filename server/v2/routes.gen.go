@@ -26,6 +26,9 @@ type ServerInterface interface {
 	// GetCheckpoint The newest checkpoint
 	// (GET /api/v2/audit/checkpoint)
 	GetCheckpoint(c *gin.Context)
+	// GetAuditEntry Read an entry of the audit chain
+	// (GET /api/v2/audit/entries/{sequence})
+	GetAuditEntry(c *gin.Context, sequence int64)
 	// QueryAuditLog Read the audit chain
 	// (GET /api/v2/audit/logs)
 	QueryAuditLog(c *gin.Context, params QueryAuditLogParams)
@@ -38,6 +41,9 @@ type ServerInterface interface {
 	// GetAuditPublicKey The key that signs the log
 	// (GET /api/v2/audit/public-key)
 	GetAuditPublicKey(c *gin.Context)
+	// TailAuditLog Follow the audit chain
+	// (GET /api/v2/audit/tail)
+	TailAuditLog(c *gin.Context, params TailAuditLogParams)
 	// GetTile A tile of the tree
 	// (GET /api/v2/audit/tile/{level}/{index})
 	GetTile(c *gin.Context, level string, index int64, params GetTileParams)
@@ -80,6 +86,9 @@ type ServerInterface interface {
 	// VerifyEmail Verify an e-mail address
 	// (POST /api/v2/auth/verify-email)
 	VerifyEmail(c *gin.Context)
+	// ListSealedCredentials List SealedCredential objects
+	// (GET /api/v2/cluster/sealed-credentials)
+	ListSealedCredentials(c *gin.Context, params ListSealedCredentialsParams)
 	// GetInventory The cryptographic inventory
 	// (GET /api/v2/compliance/cbom)
 	GetInventory(c *gin.Context)
@@ -122,6 +131,18 @@ type ServerInterface interface {
 	// VerifyBatch Verify the signatures of several items
 	// (POST /api/v2/encryption/verify/batch)
 	VerifyBatch(c *gin.Context)
+	// ListKeys List keys
+	// (GET /api/v2/keys)
+	ListKeys(c *gin.Context, params ListKeysParams)
+	// CreateKey Make a key
+	// (POST /api/v2/keys)
+	CreateKey(c *gin.Context)
+	// GetKey Show a key
+	// (GET /api/v2/keys/{key_id})
+	GetKey(c *gin.Context, keyId string)
+	// RotateKey Rotate a key
+	// (POST /api/v2/keys/{key_id}/rotate)
+	RotateKey(c *gin.Context, keyId string)
 	// ListMembers List members and invitations
 	// (GET /api/v2/members)
 	ListMembers(c *gin.Context)
@@ -203,6 +224,9 @@ type ServerInterface interface {
 	// SealCredential Store a credential
 	// (POST /api/v2/vault/seal)
 	SealCredential(c *gin.Context, params SealCredentialParams)
+	// GetVaultSummary Count credentials
+	// (GET /api/v2/vault/summary)
+	GetVaultSummary(c *gin.Context, params GetVaultSummaryParams)
 	// DeleteCredential Delete a credential
 	// (DELETE /api/v2/vault/{credential_id})
 	DeleteCredential(c *gin.Context, credentialId CredentialPath)
@@ -212,6 +236,9 @@ type ServerInterface interface {
 	// ReplaceCredential Replace the values of a credential
 	// (PUT /api/v2/vault/{credential_id})
 	ReplaceCredential(c *gin.Context, credentialId CredentialPath)
+	// GetCredentialMetadata Show the metadata of a credential
+	// (GET /api/v2/vault/{credential_id}/metadata)
+	GetCredentialMetadata(c *gin.Context, credentialId CredentialPath)
 	// ListCredentialVersions List the versions of a credential
 	// (GET /api/v2/vault/{credential_id}/versions)
 	ListCredentialVersions(c *gin.Context, credentialId CredentialPath)
@@ -290,6 +317,31 @@ func (siw *ServerInterfaceWrapper) GetCheckpoint(c *gin.Context) {
 	siw.Handler.GetCheckpoint(c)
 }
 
+// GetAuditEntry operation middleware
+func (siw *ServerInterfaceWrapper) GetAuditEntry(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "sequence" -------------
+	var sequence int64
+
+	err = runtime.BindStyledParameterWithOptions("simple", "sequence", c.Param("sequence"), &sequence, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "integer", Format: "int64", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter sequence: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetAuditEntry(c, sequence)
+}
+
 // QueryAuditLog operation middleware
 func (siw *ServerInterfaceWrapper) QueryAuditLog(c *gin.Context) {
 
@@ -312,6 +364,22 @@ func (siw *ServerInterfaceWrapper) QueryAuditLog(c *gin.Context) {
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "user_id", c.Request.URL.Query(), &params.UserId, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
 	if err != nil {
 		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter user_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "resource_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "resource_id", c.Request.URL.Query(), &params.ResourceId, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter resource_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "outcome" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "outcome", c.Request.URL.Query(), &params.Outcome, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter outcome: %w", err), http.StatusBadRequest)
 		return
 	}
 
@@ -446,6 +514,62 @@ func (siw *ServerInterfaceWrapper) GetAuditPublicKey(c *gin.Context) {
 	}
 
 	siw.Handler.GetAuditPublicKey(c)
+}
+
+// TailAuditLog operation middleware
+func (siw *ServerInterfaceWrapper) TailAuditLog(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params TailAuditLogParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "Last-Event-ID" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Last-Event-ID")]; found {
+		var LastEventID int64
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for Last-Event-ID, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Last-Event-ID", valueList[0], &LastEventID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int64"})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter Last-Event-ID: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.LastEventID = &LastEventID
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.TailAuditLog(c, params)
 }
 
 // GetTile operation middleware
@@ -672,6 +796,49 @@ func (siw *ServerInterfaceWrapper) VerifyEmail(c *gin.Context) {
 	}
 
 	siw.Handler.VerifyEmail(c)
+}
+
+// ListSealedCredentials operation middleware
+func (siw *ServerInterfaceWrapper) ListSealedCredentials(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListSealedCredentialsParams
+
+	// ------------- Optional query parameter "namespace" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "namespace", c.Request.URL.Query(), &params.Namespace, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter namespace: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListSealedCredentials(c, params)
 }
 
 // GetInventory operation middleware
@@ -958,6 +1125,104 @@ func (siw *ServerInterfaceWrapper) VerifyBatch(c *gin.Context) {
 	}
 
 	siw.Handler.VerifyBatch(c)
+}
+
+// ListKeys operation middleware
+func (siw *ServerInterfaceWrapper) ListKeys(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListKeysParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListKeys(c, params)
+}
+
+// CreateKey operation middleware
+func (siw *ServerInterfaceWrapper) CreateKey(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateKey(c)
+}
+
+// GetKey operation middleware
+func (siw *ServerInterfaceWrapper) GetKey(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "key_id" -------------
+	var keyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "key_id", c.Param("key_id"), &keyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter key_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetKey(c, keyId)
+}
+
+// RotateKey operation middleware
+func (siw *ServerInterfaceWrapper) RotateKey(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "key_id" -------------
+	var keyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "key_id", c.Param("key_id"), &keyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter key_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateKey(c, keyId)
 }
 
 // ListMembers operation middleware
@@ -1441,6 +1706,38 @@ func (siw *ServerInterfaceWrapper) ListCredentials(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "q" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "q", c.Request.URL.Query(), &params.Q, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter q: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "status" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "status", c.Request.URL.Query(), &params.Status, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter status: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "credential_type" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "credential_type", c.Request.URL.Query(), &params.CredentialType, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_type: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "expires_before" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "expires_before", c.Request.URL.Query(), &params.ExpiresBefore, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter expires_before: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -1514,6 +1811,33 @@ func (siw *ServerInterfaceWrapper) SealCredential(c *gin.Context) {
 	}
 
 	siw.Handler.SealCredential(c, params)
+}
+
+// GetVaultSummary operation middleware
+func (siw *ServerInterfaceWrapper) GetVaultSummary(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetVaultSummaryParams
+
+	// ------------- Optional query parameter "expiring_within_days" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "expiring_within_days", c.Request.URL.Query(), &params.ExpiringWithinDays, runtime.BindQueryParameterOptions{Type: "integer", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter expiring_within_days: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetVaultSummary(c, params)
 }
 
 // DeleteCredential operation middleware
@@ -1602,6 +1926,31 @@ func (siw *ServerInterfaceWrapper) ReplaceCredential(c *gin.Context) {
 	siw.Handler.ReplaceCredential(c, credentialId)
 }
 
+// GetCredentialMetadata operation middleware
+func (siw *ServerInterfaceWrapper) GetCredentialMetadata(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetCredentialMetadata(c, credentialId)
+}
+
 // ListCredentialVersions operation middleware
 func (siw *ServerInterfaceWrapper) ListCredentialVersions(c *gin.Context) {
 
@@ -1656,11 +2005,13 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 
 	router.POST(options.BaseURL+"/api/v2/vault/seal", wrapper.SealCredential)
 	router.GET(options.BaseURL+"/api/v2/vault/list", wrapper.ListCredentials)
+	router.GET(options.BaseURL+"/api/v2/vault/summary", wrapper.GetVaultSummary)
 	router.DELETE(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.DeleteCredential)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.UnsealCredential)
 	router.PUT(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.ReplaceCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/rotate/:credential_id", wrapper.RotateCredential)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/versions", wrapper.ListCredentialVersions)
+	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/metadata", wrapper.GetCredentialMetadata)
 	router.GET(options.BaseURL+"/api/v2/vault/by-name/:name", wrapper.UnsealCredentialByName)
 	router.POST(options.BaseURL+"/api/v2/encryption/encrypt", wrapper.EncryptData)
 	router.POST(options.BaseURL+"/api/v2/encryption/encrypt/batch", wrapper.EncryptBatch)
@@ -1671,6 +2022,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/encryption/verify", wrapper.VerifyData)
 	router.POST(options.BaseURL+"/api/v2/encryption/verify/batch", wrapper.VerifyBatch)
 	router.GET(options.BaseURL+"/api/v2/encryption/public-key", wrapper.ListPublicKeys)
+	router.GET(options.BaseURL+"/api/v2/keys", wrapper.ListKeys)
+	router.POST(options.BaseURL+"/api/v2/keys", wrapper.CreateKey)
+	router.GET(options.BaseURL+"/api/v2/keys/:key_id", wrapper.GetKey)
+	router.POST(options.BaseURL+"/api/v2/keys/:key_id/rotate", wrapper.RotateKey)
 	router.POST(options.BaseURL+"/api/v2/auth/register", wrapper.RegisterUser)
 	router.POST(options.BaseURL+"/api/v2/auth/login", wrapper.Login)
 	router.POST(options.BaseURL+"/api/v2/auth/refresh", wrapper.RefreshSession)
@@ -1706,6 +2061,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/kms/rewrap", wrapper.RewrapKeys)
 	router.POST(options.BaseURL+"/api/v2/system/kms/destroy", wrapper.DestroyKMSKey)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
+	router.GET(options.BaseURL+"/api/v2/audit/entries/:sequence", wrapper.GetAuditEntry)
+	router.GET(options.BaseURL+"/api/v2/audit/tail", wrapper.TailAuditLog)
 	router.GET(options.BaseURL+"/api/v2/audit/checkpoint", wrapper.GetCheckpoint)
 	router.GET(options.BaseURL+"/api/v2/audit/proof/inclusion", wrapper.ProveInclusion)
 	router.GET(options.BaseURL+"/api/v2/audit/proof/consistency", wrapper.ProveConsistency)
@@ -1718,6 +2075,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/compliance/report", wrapper.GetComplianceReport)
 	router.GET(options.BaseURL+"/api/v2/compliance/cbom", wrapper.GetInventory)
 	router.GET(options.BaseURL+"/api/v2/compliance/download", wrapper.DownloadReport)
+	router.GET(options.BaseURL+"/api/v2/cluster/sealed-credentials", wrapper.ListSealedCredentials)
 	router.GET(options.BaseURL+"/api/v2/sealing-key", wrapper.GetSealingKey)
 	router.POST(options.BaseURL+"/api/v2/sealing-key/reseal", wrapper.ResealManifest)
 	router.POST(options.BaseURL+"/api/v2/sealing-key/check", wrapper.CheckManifest)

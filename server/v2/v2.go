@@ -26,8 +26,8 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// API answers the endpoints of version 2. All exported fields but Reports, KMSKeys, Recipients
-// and SecureCookies are required.
+// API answers the endpoints of version 2. All exported fields but Reports, KMSKeys, Recipients,
+// Cluster and SecureCookies are required.
 type API struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
@@ -41,6 +41,7 @@ type API struct {
 	Store      backup.Source                           // what is backed up
 	KMSKeys    func(context.Context) ([][]byte, error) // the key files that go with it, as backup.Write takes them, for the caller to wipe; nil when there are none
 	Recipients []backup.Recipient                      // of backups; empty: any
+	Cluster    Cluster                                 // nil: no operator runs
 	Program    string                                  // its version, which a backup names
 	Now        func() time.Time
 
@@ -48,6 +49,7 @@ type API struct {
 
 	backingUp, exporting sync.Mutex // one at a time, each
 	computing            turns      // whose score or report is being computed
+	tails                tails      // that are open
 }
 
 var _ ServerInterface = (*API)(nil)
@@ -59,6 +61,8 @@ func Operations() map[string]gate.Operation {
 	return map[string]gate.Operation{
 		"sealCredential":         {Action: authz.SealCredential},
 		"listCredentials":        {Action: authz.ListCredentials},
+		"getVaultSummary":        {Action: authz.ListCredentials},
+		"getCredentialMetadata":  {Action: authz.ListCredentials},
 		"unsealCredential":       {Action: authz.UnsealCredential},
 		"unsealCredentialByName": {Action: authz.UnsealCredential, Object: "name"},
 		"replaceCredential":      {Action: authz.ReplaceCredential},
@@ -75,6 +79,11 @@ func Operations() map[string]gate.Operation {
 		"verifyData":     {Action: authz.VerifyData},
 		"verifyBatch":    {Action: authz.VerifyData},
 		"listPublicKeys": {Action: authz.ReadPublicKeys},
+
+		"listKeys":  {Action: authz.ListKeys},
+		"createKey": {Action: authz.CreateKey},
+		"getKey":    {Action: authz.ListKeys},
+		"rotateKey": {Action: authz.RotateKey},
 
 		"registerUser":         {Auth: gate.Public, Registers: true},
 		"login":                public,
@@ -107,6 +116,8 @@ func Operations() map[string]gate.Operation {
 		"createTenantAPIKey": {Action: authz.CreateTenantAPIKey},
 
 		"queryAuditLog":     {Action: authz.ReadAudit},
+		"getAuditEntry":     {Action: authz.ReadAudit},
+		"tailAuditLog":      {Action: authz.ReadAudit},
 		"getCheckpoint":     {Action: authz.ReadProof},
 		"proveInclusion":    {Action: authz.ReadProof},
 		"proveConsistency":  {Action: authz.ReadProof},
@@ -121,6 +132,8 @@ func Operations() map[string]gate.Operation {
 		"getComplianceReport":  {Action: authz.ReadReport, Patience: reportTime},
 		"getInventory":         {Action: authz.ReadInventory},
 		"downloadReport":       {Auth: gate.Public, Signed: true, Patience: reportTime},
+
+		"listSealedCredentials": {Action: authz.ListSealedCredentials},
 
 		"getSealingKey":     public,
 		"resealManifest":    {Action: authz.ResealManifest, Reviews: true},

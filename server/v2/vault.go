@@ -3,6 +3,7 @@ package v2
 import (
 	"context"
 	"net/http"
+	"time"
 	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
@@ -88,15 +89,72 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 // ListCredentials answers metadata only.
 func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor)})
+		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{
+			Filter: filter(params), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
+		})
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		answer := api.CredentialList{Success: true, Credentials: make([]api.Credential, len(found)), NextCursor: optional(next)}
-		for i, c := range found {
-			answer.Credentials[i] = metadata(c)
+		return api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: optional(next)}, nil
+	})
+}
+
+func filter(params api.ListCredentialsParams) vault.Filter {
+	f := vault.Filter{
+		Text: gate.Value(params.Q), Type: gate.Value(params.CredentialType), Status: vault.Status(gate.Value(params.Status)),
+	}
+	if params.ExpiresBefore != nil {
+		// To the vault the zero time means that none was given; nothing expires at
+		// either.
+		if f.ExpiresBefore = *params.ExpiresBefore; f.ExpiresBefore.IsZero() {
+			f.ExpiresBefore = f.ExpiresBefore.Add(time.Microsecond)
+		}
+	}
+	return f
+}
+
+func credentials(found []vault.Credential) []api.Credential {
+	list := make([]api.Credential, len(found))
+	for i, c := range found {
+		list[i] = metadata(c)
+	}
+	return list
+}
+
+// defaultSoonDays is how many days ahead a credential expires soon.
+const defaultSoonDays = 7
+
+// GetVaultSummary answers numbers, and what expires next.
+func (a *API) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		days := defaultSoonDays
+		if params.ExpiringWithinDays != nil {
+			days = *params.ExpiringWithinDays
+		}
+		s, err := a.Vault.Summary(ctx, call.Principal(), time.Duration(days)*24*time.Hour)
+		if err != nil {
+			return nil, err
+		}
+		answer := api.VaultSummary{
+			Success: true, Complete: s.Complete, Total: s.Total, Active: s.Active, Expired: s.Expired,
+			ExpiringSoon: s.ExpiringSoon, ExpiringWithinDays: days,
+			CredentialTypes: make([]api.CredentialTypeCount, len(s.Types)), OtherTypes: s.OtherTypes, NextToExpire: credentials(s.NextToExpire),
+		}
+		for i, t := range s.Types {
+			answer.CredentialTypes[i] = api.CredentialTypeCount{CredentialType: t.Type, Count: t.Count}
 		}
 		return answer, nil
+	})
+}
+
+// GetCredentialMetadata answers what the list says of one credential.
+func (a *API) GetCredentialMetadata(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		found, err := a.Vault.Metadata(ctx, call.Principal(), id)
+		if err != nil {
+			return nil, err
+		}
+		return credentialAnswer(found), nil
 	})
 }
 

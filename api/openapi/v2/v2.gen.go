@@ -792,6 +792,27 @@ func (e KMSKeyListSuccess) Valid() bool {
 	}
 }
 
+// Defines values for ObjectConditionStatus.
+const (
+	ObjectConditionStatusFalse   ObjectConditionStatus = "False"
+	ObjectConditionStatusTrue    ObjectConditionStatus = "True"
+	ObjectConditionStatusUnknown ObjectConditionStatus = "Unknown"
+)
+
+// Valid indicates whether the value is a known member of the ObjectConditionStatus enum.
+func (e ObjectConditionStatus) Valid() bool {
+	switch e {
+	case ObjectConditionStatusFalse:
+		return true
+	case ObjectConditionStatusTrue:
+		return true
+	case ObjectConditionStatusUnknown:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PrincipalKind.
 const (
 	PrincipalKindApiKey PrincipalKind = "api_key"
@@ -951,6 +972,48 @@ func (e Scope) Valid() bool {
 	}
 }
 
+// Defines values for SealedCredentialScope.
+const (
+	SealedCredentialScopeCluster   SealedCredentialScope = "Cluster"
+	SealedCredentialScopeNamespace SealedCredentialScope = "Namespace"
+	SealedCredentialScopeStrict    SealedCredentialScope = "Strict"
+)
+
+// Valid indicates whether the value is a known member of the SealedCredentialScope enum.
+func (e SealedCredentialScope) Valid() bool {
+	switch e {
+	case SealedCredentialScopeCluster:
+		return true
+	case SealedCredentialScopeNamespace:
+		return true
+	case SealedCredentialScopeStrict:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SealedCredentialSource.
+const (
+	SealedCredentialSourceGenerate   SealedCredentialSource = "generate"
+	SealedCredentialSourceSealed     SealedCredentialSource = "sealed"
+	SealedCredentialSourceValuesFrom SealedCredentialSource = "values_from"
+)
+
+// Valid indicates whether the value is a known member of the SealedCredentialSource enum.
+func (e SealedCredentialSource) Valid() bool {
+	switch e {
+	case SealedCredentialSourceGenerate:
+		return true
+	case SealedCredentialSourceSealed:
+		return true
+	case SealedCredentialSourceValuesFrom:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SealedValuesScope.
 const (
 	SealedValuesScopeCluster   SealedValuesScope = "Cluster"
@@ -1086,6 +1149,27 @@ func (e SealingKeyListSuccess) Valid() bool {
 	}
 }
 
+// Defines values for SealingKeyUseState.
+const (
+	SealingKeyUseStateCurrent SealingKeyUseState = "current"
+	SealingKeyUseStateFormer  SealingKeyUseState = "former"
+	SealingKeyUseStateUnknown SealingKeyUseState = "unknown"
+)
+
+// Valid indicates whether the value is a known member of the SealingKeyUseState enum.
+func (e SealingKeyUseState) Valid() bool {
+	switch e {
+	case SealingKeyUseStateCurrent:
+		return true
+	case SealingKeyUseStateFormer:
+		return true
+	case SealingKeyUseStateUnknown:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for Succeeded.
 const (
 	SucceededTrue Succeeded = true
@@ -1137,6 +1221,27 @@ func (e TokenAnswerTokenType) Valid() bool {
 	}
 }
 
+// Defines values for QueryAuditLogParamsOutcome.
+const (
+	QueryAuditLogParamsOutcomeDenied  QueryAuditLogParamsOutcome = "denied"
+	QueryAuditLogParamsOutcomeFailure QueryAuditLogParamsOutcome = "failure"
+	QueryAuditLogParamsOutcomeSuccess QueryAuditLogParamsOutcome = "success"
+)
+
+// Valid indicates whether the value is a known member of the QueryAuditLogParamsOutcome enum.
+func (e QueryAuditLogParamsOutcome) Valid() bool {
+	switch e {
+	case QueryAuditLogParamsOutcomeDenied:
+		return true
+	case QueryAuditLogParamsOutcomeFailure:
+		return true
+	case QueryAuditLogParamsOutcomeSuccess:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for GetComplianceReportParamsFormat.
 const (
 	GetComplianceReportParamsFormatKsi   GetComplianceReportParamsFormat = "ksi"
@@ -1152,6 +1257,24 @@ func (e GetComplianceReportParamsFormat) Valid() bool {
 	case GetComplianceReportParamsFormatOscal:
 		return true
 	case GetComplianceReportParamsFormatPdf:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ListCredentialsParamsStatus.
+const (
+	ListCredentialsParamsStatusActive  ListCredentialsParamsStatus = "active"
+	ListCredentialsParamsStatusExpired ListCredentialsParamsStatus = "expired"
+)
+
+// Valid indicates whether the value is a known member of the ListCredentialsParamsStatus enum.
+func (e ListCredentialsParamsStatus) Valid() bool {
+	switch e {
+	case ListCredentialsParamsStatusActive:
+		return true
+	case ListCredentialsParamsStatusExpired:
 		return true
 	default:
 		return false
@@ -1255,6 +1378,14 @@ type AuditEntry struct {
 
 // AuditEntryOutcome defines model for AuditEntry.Outcome.
 type AuditEntryOutcome string
+
+// AuditEntryAnswer defines model for AuditEntryAnswer.
+type AuditEntryAnswer struct {
+	// Entry One link of the chain. `hash` is the SHA3-256 of the RFC 8785 canonical JSON of the entry without `hash` and
+	// `signature`; `signature` is ML-DSA-65 (FIPS 204) over the 32 bytes of `hash`, context `latticekeep/audit/v1`.
+	Entry   AuditEntry `json:"entry"`
+	Success Succeeded  `json:"success"`
+}
 
 // AuditEntryList defines model for AuditEntryList.
 type AuditEntryList struct {
@@ -1495,6 +1626,17 @@ type CreateAPIKeyRequest struct {
 	Scopes []Scope `json:"scopes"`
 }
 
+// CreateKeyRequest defines model for CreateKeyRequest.
+type CreateKeyRequest struct {
+	// Name Shown in lists. Not secret, and not unique. At most 255 bytes, without control characters.
+	//
+	// Example: orders
+	Name string `json:"name"`
+
+	// RotationPeriod After how many days the key rotates by itself.
+	RotationPeriod *int `json:"rotation_period,omitempty"`
+}
+
 // CreateTenantRequest defines model for CreateTenantRequest.
 type CreateTenantRequest struct {
 	// Name Shown to members. At most 255 bytes, without control characters.
@@ -1592,6 +1734,16 @@ type CredentialList struct {
 //
 // Example: api_key
 type CredentialType = string
+
+// CredentialTypeCount defines model for CredentialTypeCount.
+type CredentialTypeCount struct {
+	Count int `json:"count"`
+
+	// CredentialType A label of the caller's own; `api_key` is a common one.
+	//
+	// Example: api_key
+	CredentialType CredentialType `json:"credential_type"`
+}
 
 // CredentialVersion defines model for CredentialVersion.
 type CredentialVersion struct {
@@ -1763,8 +1915,64 @@ type EncryptedData struct {
 	Nonce string `json:"nonce"`
 }
 
+// EncryptionKey defines model for EncryptionKey.
+type EncryptionKey struct {
+	// Algorithm The key encapsulation (FIPS 203), always together with HKDF-SHA-512 and AES-256-GCM.
+	Algorithm Algorithm `json:"algorithm"`
+	CreatedAt time.Time `json:"created_at"`
+
+	// Default It is the tenant's default key, which encrypts when no key is named.
+	Default bool `json:"default"`
+
+	// KeyId Example: tkey_mfrggzdfmztwq2lknnwg23tpoa
+	KeyId          EncryptionKeyID `json:"key_id"`
+	Name           string          `json:"name"`
+	NextRotationAt time.Time       `json:"next_rotation_at"`
+
+	// RotatedAt When the version was made.
+	RotatedAt time.Time `json:"rotated_at"`
+
+	// RotationPeriod In days.
+	RotationPeriod int `json:"rotation_period"`
+
+	// Version The one that encrypts.
+	Version int64 `json:"version"`
+}
+
+// EncryptionKeyAnswer defines model for EncryptionKeyAnswer.
+type EncryptionKeyAnswer struct {
+	Key     EncryptionKey `json:"key"`
+	Success Succeeded     `json:"success"`
+}
+
 // EncryptionKeyID Example: tkey_mfrggzdfmztwq2lknnwg23tpoa
 type EncryptionKeyID = string
+
+// EncryptionKeyList defines model for EncryptionKeyList.
+type EncryptionKeyList struct {
+	Keys []EncryptionKey `json:"keys"`
+
+	// NextCursor The `cursor` of the next page; absent on the last.
+	NextCursor *string   `json:"next_cursor,omitempty"`
+	Success    Succeeded `json:"success"`
+}
+
+// EncryptionKeyVersion defines model for EncryptionKeyVersion.
+type EncryptionKeyVersion struct {
+	// CreatedAt Absent when nobody wrote it down, which releases did not do before this operation.
+	CreatedAt *time.Time `json:"created_at,omitempty"`
+
+	// Current It is the one that encrypts.
+	Current bool  `json:"current"`
+	Number  int64 `json:"number"`
+}
+
+// EncryptionKeyWithVersions defines model for EncryptionKeyWithVersions.
+type EncryptionKeyWithVersions struct {
+	Key      EncryptionKey          `json:"key"`
+	Success  Succeeded              `json:"success"`
+	Versions []EncryptionKeyVersion `json:"versions"`
+}
 
 // EntryReference defines model for EntryReference.
 type EntryReference struct {
@@ -1944,6 +2152,20 @@ type MemberList struct {
 	Success     Succeeded    `json:"success"`
 }
 
+// ObjectCondition defines model for ObjectCondition.
+type ObjectCondition struct {
+	LastTransitionTime time.Time             `json:"last_transition_time"`
+	Message            string                `json:"message"`
+	Reason             string                `json:"reason"`
+	Status             ObjectConditionStatus `json:"status"`
+
+	// Type Ready, Reconciling, Stalled, TargetSynced, ValuesStale or Expiring.
+	Type string `json:"type"`
+}
+
+// ObjectConditionStatus defines model for ObjectCondition.Status.
+type ObjectConditionStatus string
+
 // Plaintext Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
 //
 // Example: example text
@@ -2101,6 +2323,21 @@ type RollbackAnswer struct {
 // RollbackAnswerSuccess defines model for RollbackAnswer.Success.
 type RollbackAnswerSuccess bool
 
+// RotateKeyRequest defines model for RotateKeyRequest.
+type RotateKeyRequest struct {
+	// ReEncryptData Encrypt the key material of all versions anew.
+	ReEncryptData *bool `json:"re_encrypt_data,omitempty"`
+}
+
+// RotatedEncryptionKey defines model for RotatedEncryptionKey.
+type RotatedEncryptionKey struct {
+	Key EncryptionKey `json:"key"`
+
+	// ReEncryptedVersions How many earlier versions were encrypted anew.
+	ReEncryptedVersions int       `json:"re_encrypted_versions"`
+	Success             Succeeded `json:"success"`
+}
+
 // Scope A permission. No tenant can be given `system:admin`.
 type Scope string
 
@@ -2122,6 +2359,64 @@ type SealRequest struct {
 	// Values The secret values by key. Each key has 1 to 253 of `A-Z a-z 0-9 - . _`; keys and values together have at
 	// most 256 KiB.
 	Values map[string]string `json:"values"`
+}
+
+// SealedCredential defines model for SealedCredential.
+type SealedCredential struct {
+	Conditions []ObjectCondition `json:"conditions"`
+	CreatedAt  time.Time         `json:"created_at"`
+
+	// CredentialId The credential that the object owns; absent while there is none.
+	CredentialId   *string    `json:"credential_id,omitempty"`
+	CredentialType string     `json:"credential_type"`
+	ExpiresAt      *time.Time `json:"expires_at,omitempty"`
+
+	// Generation Every change of what the object asks for counts it up.
+	Generation int64 `json:"generation"`
+
+	// KeyId The sealing key that the values are sealed for; absent when they are not sealed.
+	KeyId          *string    `json:"key_id,omitempty"`
+	Name           string     `json:"name"`
+	Namespace      string     `json:"namespace"`
+	NextRotationAt *time.Time `json:"next_rotation_at,omitempty"`
+
+	// ObservedGeneration The generation that all below speaks of; -1 until the operator has seen the object.
+	ObservedGeneration int64 `json:"observed_generation"`
+
+	// Scope Where sealed values open; absent when they are not sealed.
+	Scope *SealedCredentialScope `json:"scope,omitempty"`
+
+	// Source Where the values are from, which is the object itself, a Secret, or the vault that makes them.
+	Source SealedCredentialSource `json:"source"`
+
+	// Suspended The object asks the operator to change nothing.
+	Suspended bool `json:"suspended"`
+
+	// TargetSecret The Secret that the object asks for; absent for none.
+	TargetSecret *string `json:"target_secret,omitempty"`
+
+	// Version Of the credential; 0 while there is none.
+	Version int64 `json:"version"`
+}
+
+// SealedCredentialScope Where sealed values open; absent when they are not sealed.
+type SealedCredentialScope string
+
+// SealedCredentialSource Where the values are from, which is the object itself, a Secret, or the vault that makes them.
+type SealedCredentialSource string
+
+// SealedCredentialList defines model for SealedCredentialList.
+type SealedCredentialList struct {
+	// NextCursor The `cursor` of the next page; absent on the last.
+	NextCursor *string `json:"next_cursor,omitempty"`
+
+	// Operator An operator runs in this deployment.
+	Operator          bool               `json:"operator"`
+	SealedCredentials []SealedCredential `json:"sealed_credentials"`
+
+	// SealingKeys The current sealing key, and all others that an object of the tenant needs.
+	SealingKeys []SealingKeyUse `json:"sealing_keys"`
+	Success     Succeeded       `json:"success"`
 }
 
 // SealedValue defines model for SealedValue.
@@ -2210,6 +2505,20 @@ type SealingKeyList struct {
 
 // SealingKeyListSuccess defines model for SealingKeyList.Success.
 type SealingKeyListSuccess bool
+
+// SealingKeyUse defines model for SealingKeyUse.
+type SealingKeyUse struct {
+	KeyId string `json:"key_id"`
+
+	// Objects How many objects of the tenant have values that are sealed for it.
+	Objects int `json:"objects"`
+
+	// State A former one opens unless it was retired; an unknown one is none of this deployment's.
+	State SealingKeyUseState `json:"state"`
+}
+
+// SealingKeyUseState A former one opens unless it was retired; an unknown one is none of this deployment's.
+type SealingKeyUseState string
 
 // Session defines model for Session.
 type Session struct {
@@ -2386,6 +2695,32 @@ type UserAnswer struct {
 	User    User      `json:"user"`
 }
 
+// VaultSummary defines model for VaultSummary.
+type VaultSummary struct {
+	Active int `json:"active"`
+
+	// Complete All credentials were counted. Otherwise the numbers are of those that were looked at.
+	Complete bool `json:"complete"`
+
+	// CredentialTypes How many credentials are of each type, the most frequent types first.
+	CredentialTypes []CredentialTypeCount `json:"credential_types"`
+	Expired         int                   `json:"expired"`
+
+	// ExpiringSoon Active ones that expire within `expiring_within_days`.
+	ExpiringSoon       int `json:"expiring_soon"`
+	ExpiringWithinDays int `json:"expiring_within_days"`
+
+	// NextToExpire The active credentials that expire next, the soonest first.
+	NextToExpire []Credential `json:"next_to_expire"`
+
+	// OtherTypes How many credentials are of types that are not listed.
+	OtherTypes int       `json:"other_types"`
+	Success    Succeeded `json:"success"`
+
+	// Total Active and expired.
+	Total int `json:"total"`
+}
+
 // VerifyAnswer defines model for VerifyAnswer.
 type VerifyAnswer struct {
 	Success Succeeded `json:"success"`
@@ -2475,6 +2810,12 @@ type QueryAuditLogParams struct {
 	// UserId Only entries of the actor with this id.
 	UserId *string `form:"user_id,omitempty" json:"user_id,omitempty"`
 
+	// ResourceId Only entries of the resource with this id, such as a credential.
+	ResourceId *string `form:"resource_id,omitempty" json:"resource_id,omitempty"`
+
+	// Outcome Only entries with this outcome.
+	Outcome *QueryAuditLogParamsOutcome `form:"outcome,omitempty" json:"outcome,omitempty"`
+
 	// From Only entries at or after this time.
 	From *time.Time `form:"from,omitempty" json:"from,omitempty"`
 
@@ -2490,6 +2831,9 @@ type QueryAuditLogParams struct {
 	// Cursor The `next_cursor` of the page before. Opaque.
 	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
+
+// QueryAuditLogParamsOutcome defines parameters for QueryAuditLog.
+type QueryAuditLogParamsOutcome string
 
 // ProveConsistencyParams defines parameters for ProveConsistency.
 type ProveConsistencyParams struct {
@@ -2509,10 +2853,34 @@ type ProveInclusionParams struct {
 	TreeSize *int64 `form:"tree_size,omitempty" json:"tree_size,omitempty"`
 }
 
+// TailAuditLogParams defines parameters for TailAuditLog.
+type TailAuditLogParams struct {
+	// After Begin with the first entry behind this sequence.
+	After *int64 `form:"after,omitempty" json:"after,omitempty"`
+
+	// Wait How many seconds to wait for entries, at most. 0 answers those that there are.
+	Wait *int `form:"wait,omitempty" json:"wait,omitempty"`
+
+	// LastEventID The `id` of the last event that was read. Goes before `after`.
+	LastEventID *int64 `json:"Last-Event-ID,omitempty"`
+}
+
 // GetTileParams defines parameters for GetTile.
 type GetTileParams struct {
 	// Width How many hashes, for a tile that is not full; by default all 256.
 	Width *int `form:"width,omitempty" json:"width,omitempty"`
+}
+
+// ListSealedCredentialsParams defines parameters for ListSealedCredentials.
+type ListSealedCredentialsParams struct {
+	// Namespace Only objects of this namespace. `sealing_keys` counts all of the tenant's all the same.
+	Namespace *string `form:"namespace,omitempty" json:"namespace,omitempty"`
+
+	// Limit The most objects to return.
+	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// Cursor The `next_cursor` of the page before. Opaque.
+	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
 
 // DownloadReportParams defines parameters for DownloadReport.
@@ -2561,6 +2929,15 @@ type GetComplianceScoreParams struct {
 	Head *int64 `form:"head,omitempty" json:"head,omitempty"`
 }
 
+// ListKeysParams defines parameters for ListKeys.
+type ListKeysParams struct {
+	// Limit The most entries to return.
+	Limit *Limit `form:"limit,omitempty" json:"limit,omitempty"`
+
+	// Cursor The `next_cursor` of the page before. Opaque.
+	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
+}
+
 // ExportAuditLogParams defines parameters for ExportAuditLog.
 type ExportAuditLogParams struct {
 	// From Begin with this sequence.
@@ -2583,7 +2960,23 @@ type ListCredentialsParams struct {
 
 	// Cursor The `next_cursor` of the page before. Opaque.
 	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
+
+	// Q A part of the name. Case does not count (simple case folding of Unicode, so that `straße` and `STRAẞE` are one);
+	// everything else does.
+	Q *string `form:"q,omitempty" json:"q,omitempty"`
+
+	// Status Only credentials that are so now.
+	Status *ListCredentialsParamsStatus `form:"status,omitempty" json:"status,omitempty"`
+
+	// CredentialType Only credentials of this type.
+	CredentialType *string `form:"credential_type,omitempty" json:"credential_type,omitempty"`
+
+	// ExpiresBefore Only credentials that expire, or have expired, before this time.
+	ExpiresBefore *time.Time `form:"expires_before,omitempty" json:"expires_before,omitempty"`
 }
+
+// ListCredentialsParamsStatus defines parameters for ListCredentials.
+type ListCredentialsParamsStatus string
 
 // SealCredentialParams defines parameters for SealCredential.
 type SealCredentialParams struct {
@@ -2591,6 +2984,12 @@ type SealCredentialParams struct {
 	// first call made (recorded as `CREDENTIAL_LISTED` with the attribute `replay`). The key is refused with 422 when it comes with another body, or when the credential was
 	// replaced or deleted since.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// GetVaultSummaryParams defines parameters for GetVaultSummary.
+type GetVaultSummaryParams struct {
+	// ExpiringWithinDays What soon is for `expiring_soon`, in days from now.
+	ExpiringWithinDays *int `form:"expiring_within_days,omitempty" json:"expiring_within_days,omitempty"`
 }
 
 // UnsealCredentialParams defines parameters for UnsealCredential.
@@ -2646,6 +3045,12 @@ type VerifyDataJSONRequestBody = VerifyRequest
 
 // VerifyBatchJSONRequestBody defines body for VerifyBatch for application/json ContentType.
 type VerifyBatchJSONRequestBody = VerifyBatchRequest
+
+// CreateKeyJSONRequestBody defines body for CreateKey for application/json ContentType.
+type CreateKeyJSONRequestBody = CreateKeyRequest
+
+// RotateKeyJSONRequestBody defines body for RotateKey for application/json ContentType.
+type RotateKeyJSONRequestBody = RotateKeyRequest
 
 // InviteMemberJSONRequestBody defines body for InviteMember for application/json ContentType.
 type InviteMemberJSONRequestBody = InviteRequest
@@ -2804,9 +3209,20 @@ type ClientInterface interface {
 	// Corresponds with GET /api/v2/audit/checkpoint (the `GetCheckpoint` operationId).
 	GetCheckpoint(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetAuditEntry Read an entry of the audit chain
+	//
+	// One of the tenant's own entries, by its place in the chain. An entry of another tenant, one that does not exist and
+	// one that is in the archive only are the same 404. Reading is itself recorded, as `AUDIT_READ`.
+	//
+	// Corresponds with GET /api/v2/audit/entries/{sequence} (the `GetAuditEntry` operationId).
+	GetAuditEntry(ctx context.Context, sequence int64, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// QueryAuditLog Read the audit chain
 	//
 	// The tenant's own entries, newest first. The filters combine. Reading is itself recorded, as `AUDIT_READ`.
+	//
+	// Outcomes and resources are in no index: a page looks at some thousands of entries for them and no more. It may
+	// then have fewer than `limit`, even none, and still name a `next_cursor`, by which the search goes on.
 	//
 	// Corresponds with GET /api/v2/audit/logs (the `QueryAuditLog` operationId).
 	QueryAuditLog(ctx context.Context, params *QueryAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -2832,6 +3248,21 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /api/v2/audit/public-key (the `GetAuditPublicKey` operationId).
 	GetAuditPublicKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// TailAuditLog Follow the audit chain
+	//
+	// The tenant's own entries as they are written, oldest first, by whichever replica: server-sent events, as an
+	// `EventSource` reads them. The `id` of each is the entry's sequence and its `data` the entry, as JSON in one line.
+	// When there is nothing to tell, a comment line comes every 15 seconds.
+	//
+	// It begins with what comes after `Last-Event-ID`, or else after `after`, as far as it is not in the archive only,
+	// and without either with the entry that it leaves itself: one `AUDIT_READ`, when it opens. It ends by itself after
+	// `wait` seconds, when the server stops, and within a second of the end of the session, key or scope that it was
+	// opened with; a reader then asks again, with the last id. A tenant has at most 8 of them open on a replica, beyond
+	// which the answer is 429, and all tenants together 64, beyond which it is 503.
+	//
+	// Corresponds with GET /api/v2/audit/tail (the `TailAuditLog` operationId).
+	TailAuditLog(ctx context.Context, params *TailAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetTile A tile of the tree
 	//
@@ -3025,6 +3456,16 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /api/v2/auth/verify-email (the `VerifyEmail` operationId).
 	VerifyEmail(ctx context.Context, body VerifyEmailJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListSealedCredentials List SealedCredential objects
+	//
+	// The SealedCredential objects of the Kubernetes namespaces that the server's configuration gives to the tenant, by
+	// namespace and name, as the operator sees them: what they ask for and how far that is done. Never a value, sealed or
+	// not. To a ServiceAccount those of its own namespace. With `"operator": false` no operator runs in this deployment, and
+	// there are none. 503 while the operator does not know all objects.
+	//
+	// Corresponds with GET /api/v2/cluster/sealed-credentials (the `ListSealedCredentials` operationId).
+	ListSealedCredentials(ctx context.Context, params *ListSealedCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetInventory The cryptographic inventory
 	//
@@ -3230,6 +3671,63 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /api/v2/encryption/verify/batch (the `VerifyBatch` operationId).
 	VerifyBatch(ctx context.Context, body VerifyBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListKeys List keys
+	//
+	// What is known of the tenant's encryption keys, those of version 1; never key material.
+	//
+	// Corresponds with GET /api/v2/keys (the `ListKeys` operationId).
+	ListKeys(ctx context.Context, params *ListKeysParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateKeyWithBody Make a key
+	//
+	// Makes a named key that rotates by itself. Names are not unique. A tenant has at most 1000 keys.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/keys (the `CreateKey` operationId).
+	CreateKeyWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateKey Make a key
+	//
+	// Makes a named key that rotates by itself. Names are not unique. A tenant has at most 1000 keys.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/keys (the `CreateKey` operationId).
+	CreateKey(ctx context.Context, body CreateKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetKey Show a key
+	//
+	// What is known of a key and of its newest versions, at most 100; never key material. The newest version encrypts, all of
+	// them decrypt.
+	//
+	// Corresponds with GET /api/v2/keys/{key_id} (the `GetKey` operationId).
+	GetKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateKeyWithBody Rotate a key
+	//
+	// Gives the key a new version, which encrypts from now on; ciphertexts of earlier versions still decrypt. With
+	// `re_encrypt_data` the key material of all versions is encrypted anew under fresh keys of the tenant, and the old
+	// encryption deleted. Ciphertexts stay with the caller, so they are not touched. A key has at most 4096 versions. The
+	// body may be left out.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /api/v2/keys/{key_id}/rotate (the `RotateKey` operationId).
+	RotateKeyWithBody(ctx context.Context, keyId string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateKey Rotate a key
+	//
+	// Gives the key a new version, which encrypts from now on; ciphertexts of earlier versions still decrypt. With
+	// `re_encrypt_data` the key material of all versions is encrypted anew under fresh keys of the tenant, and the old
+	// encryption deleted. Ciphertexts stay with the caller, so they are not touched. A key has at most 4096 versions. The
+	// body may be left out.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /api/v2/keys/{key_id}/rotate (the `RotateKey` operationId).
+	RotateKey(ctx context.Context, keyId string, body RotateKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListMembers List members and invitations
 	//
@@ -3591,6 +4089,11 @@ type ClientInterface interface {
 	// `cursor` page through them. Expired credentials are listed with status `expired` until they are deleted. To a
 	// ServiceAccount the credentials that belong to objects of other namespaces are not there.
 	//
+	// `q`, `status`, `credential_type` and `expires_before` select; a credential is listed when it has all that is asked for. A
+	// page then looks at a bounded number of credentials: it may hold fewer than `limit`, or none, and still have a
+	// `next_cursor`. Only a page without one is the last. So may the pages of a ServiceAccount. A cursor goes on with
+	// the list that it came from: with another selection it is refused with 400.
+	//
 	// Corresponds with GET /api/v2/vault/list (the `ListCredentials` operationId).
 	ListCredentials(ctx context.Context, params *ListCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
@@ -3622,6 +4125,16 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /api/v2/vault/seal (the `SealCredential` operationId).
 	SealCredential(ctx context.Context, params *SealCredentialParams, body SealCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetVaultSummary Count credentials
+	//
+	// How many credentials the tenant has, how many of them expire soon, and which do so next; never a value. It looks at about
+	// 20,000 credentials at most (a ServiceAccount's at about 1,800); when there are more, `complete` is false and all numbers
+	// are of those that were looked at, which chance chose. To a ServiceAccount the credentials that belong to objects of
+	// other namespaces are not there. Recorded as `CREDENTIAL_LISTED` with the attribute `summary`.
+	//
+	// Corresponds with GET /api/v2/vault/summary (the `GetVaultSummary` operationId).
+	GetVaultSummary(ctx context.Context, params *GetVaultSummaryParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// DeleteCredential Delete a credential
 	//
@@ -3661,6 +4174,13 @@ type ClientInterface interface {
 	//
 	// Corresponds with PUT /api/v2/vault/{credential_id} (the `ReplaceCredential` operationId).
 	ReplaceCredential(ctx context.Context, credentialId CredentialPath, body ReplaceCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetCredentialMetadata Show the metadata of a credential
+	//
+	// What the list says of this one credential, an expired one too; never a value.
+	//
+	// Corresponds with GET /api/v2/vault/{credential_id}/metadata (the `GetCredentialMetadata` operationId).
+	GetCredentialMetadata(ctx context.Context, credentialId CredentialPath, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListCredentialVersions List the versions of a credential
 	//
@@ -3784,9 +4304,30 @@ func (c *Client) GetCheckpoint(ctx context.Context, reqEditors ...RequestEditorF
 	return c.Client.Do(req)
 }
 
+// GetAuditEntry Read an entry of the audit chain
+//
+// One of the tenant's own entries, by its place in the chain. An entry of another tenant, one that does not exist and
+// one that is in the archive only are the same 404. Reading is itself recorded, as `AUDIT_READ`.
+//
+// Corresponds with GET /api/v2/audit/entries/{sequence} (the `GetAuditEntry` operationId).
+func (c *Client) GetAuditEntry(ctx context.Context, sequence int64, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAuditEntryRequest(c.Server, sequence)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // QueryAuditLog Read the audit chain
 //
 // The tenant's own entries, newest first. The filters combine. Reading is itself recorded, as `AUDIT_READ`.
+//
+// Outcomes and resources are in no index: a page looks at some thousands of entries for them and no more. It may
+// then have fewer than `limit`, even none, and still name a `next_cursor`, by which the search goes on.
 //
 // Corresponds with GET /api/v2/audit/logs (the `QueryAuditLog` operationId).
 func (c *Client) QueryAuditLog(ctx context.Context, params *QueryAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -3843,6 +4384,31 @@ func (c *Client) ProveInclusion(ctx context.Context, params *ProveInclusionParam
 // Corresponds with GET /api/v2/audit/public-key (the `GetAuditPublicKey` operationId).
 func (c *Client) GetAuditPublicKey(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetAuditPublicKeyRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// TailAuditLog Follow the audit chain
+//
+// The tenant's own entries as they are written, oldest first, by whichever replica: server-sent events, as an
+// `EventSource` reads them. The `id` of each is the entry's sequence and its `data` the entry, as JSON in one line.
+// When there is nothing to tell, a comment line comes every 15 seconds.
+//
+// It begins with what comes after `Last-Event-ID`, or else after `after`, as far as it is not in the archive only,
+// and without either with the entry that it leaves itself: one `AUDIT_READ`, when it opens. It ends by itself after
+// `wait` seconds, when the server stops, and within a second of the end of the session, key or scope that it was
+// opened with; a reader then asks again, with the last id. A tenant has at most 8 of them open on a replica, beyond
+// which the answer is 429, and all tenants together 64, beyond which it is 503.
+//
+// Corresponds with GET /api/v2/audit/tail (the `TailAuditLog` operationId).
+func (c *Client) TailAuditLog(ctx context.Context, params *TailAuditLogParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewTailAuditLogRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -4246,6 +4812,26 @@ func (c *Client) VerifyEmailWithBody(ctx context.Context, contentType string, bo
 // Corresponds with POST /api/v2/auth/verify-email (the `VerifyEmail` operationId).
 func (c *Client) VerifyEmail(ctx context.Context, body VerifyEmailJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewVerifyEmailRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListSealedCredentials List SealedCredential objects
+//
+// The SealedCredential objects of the Kubernetes namespaces that the server's configuration gives to the tenant, by
+// namespace and name, as the operator sees them: what they ask for and how far that is done. Never a value, sealed or
+// not. To a ServiceAccount those of its own namespace. With `"operator": false` no operator runs in this deployment, and
+// there are none. 503 while the operator does not know all objects.
+//
+// Corresponds with GET /api/v2/cluster/sealed-credentials (the `ListSealedCredentials` operationId).
+func (c *Client) ListSealedCredentials(ctx context.Context, params *ListSealedCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSealedCredentialsRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -4671,6 +5257,123 @@ func (c *Client) VerifyBatchWithBody(ctx context.Context, contentType string, bo
 // Corresponds with POST /api/v2/encryption/verify/batch (the `VerifyBatch` operationId).
 func (c *Client) VerifyBatch(ctx context.Context, body VerifyBatchJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewVerifyBatchRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListKeys List keys
+//
+// What is known of the tenant's encryption keys, those of version 1; never key material.
+//
+// Corresponds with GET /api/v2/keys (the `ListKeys` operationId).
+func (c *Client) ListKeys(ctx context.Context, params *ListKeysParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListKeysRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateKeyWithBody Make a key
+//
+// Makes a named key that rotates by itself. Names are not unique. A tenant has at most 1000 keys.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/keys (the `CreateKey` operationId).
+func (c *Client) CreateKeyWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateKeyRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateKey Make a key
+//
+// Makes a named key that rotates by itself. Names are not unique. A tenant has at most 1000 keys.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/keys (the `CreateKey` operationId).
+func (c *Client) CreateKey(ctx context.Context, body CreateKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateKeyRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetKey Show a key
+//
+// What is known of a key and of its newest versions, at most 100; never key material. The newest version encrypts, all of
+// them decrypt.
+//
+// Corresponds with GET /api/v2/keys/{key_id} (the `GetKey` operationId).
+func (c *Client) GetKey(ctx context.Context, keyId string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetKeyRequest(c.Server, keyId)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateKeyWithBody Rotate a key
+//
+// Gives the key a new version, which encrypts from now on; ciphertexts of earlier versions still decrypt. With
+// `re_encrypt_data` the key material of all versions is encrypted anew under fresh keys of the tenant, and the old
+// encryption deleted. Ciphertexts stay with the caller, so they are not touched. A key has at most 4096 versions. The
+// body may be left out.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /api/v2/keys/{key_id}/rotate (the `RotateKey` operationId).
+func (c *Client) RotateKeyWithBody(ctx context.Context, keyId string, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateKeyRequestWithBody(c.Server, keyId, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateKey Rotate a key
+//
+// Gives the key a new version, which encrypts from now on; ciphertexts of earlier versions still decrypt. With
+// `re_encrypt_data` the key material of all versions is encrypted anew under fresh keys of the tenant, and the old
+// encryption deleted. Ciphertexts stay with the caller, so they are not touched. A key has at most 4096 versions. The
+// body may be left out.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /api/v2/keys/{key_id}/rotate (the `RotateKey` operationId).
+func (c *Client) RotateKey(ctx context.Context, keyId string, body RotateKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateKeyRequest(c.Server, keyId, body)
 	if err != nil {
 		return nil, err
 	}
@@ -5401,6 +6104,11 @@ func (c *Client) UnsealCredentialByName(ctx context.Context, name string, reqEdi
 // `cursor` page through them. Expired credentials are listed with status `expired` until they are deleted. To a
 // ServiceAccount the credentials that belong to objects of other namespaces are not there.
 //
+// `q`, `status`, `credential_type` and `expires_before` select; a credential is listed when it has all that is asked for. A
+// page then looks at a bounded number of credentials: it may hold fewer than `limit`, or none, and still have a
+// `next_cursor`. Only a page without one is the last. So may the pages of a ServiceAccount. A cursor goes on with
+// the list that it came from: with another selection it is refused with 400.
+//
 // Corresponds with GET /api/v2/vault/list (the `ListCredentials` operationId).
 func (c *Client) ListCredentials(ctx context.Context, params *ListCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListCredentialsRequest(c.Server, params)
@@ -5463,6 +6171,26 @@ func (c *Client) SealCredentialWithBody(ctx context.Context, params *SealCredent
 // Corresponds with POST /api/v2/vault/seal (the `SealCredential` operationId).
 func (c *Client) SealCredential(ctx context.Context, params *SealCredentialParams, body SealCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewSealCredentialRequest(c.Server, params, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetVaultSummary Count credentials
+//
+// How many credentials the tenant has, how many of them expire soon, and which do so next; never a value. It looks at about
+// 20,000 credentials at most (a ServiceAccount's at about 1,800); when there are more, `complete` is false and all numbers
+// are of those that were looked at, which chance chose. To a ServiceAccount the credentials that belong to objects of
+// other namespaces are not there. Recorded as `CREDENTIAL_LISTED` with the attribute `summary`.
+//
+// Corresponds with GET /api/v2/vault/summary (the `GetVaultSummary` operationId).
+func (c *Client) GetVaultSummary(ctx context.Context, params *GetVaultSummaryParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetVaultSummaryRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -5542,6 +6270,23 @@ func (c *Client) ReplaceCredentialWithBody(ctx context.Context, credentialId Cre
 // Corresponds with PUT /api/v2/vault/{credential_id} (the `ReplaceCredential` operationId).
 func (c *Client) ReplaceCredential(ctx context.Context, credentialId CredentialPath, body ReplaceCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewReplaceCredentialRequest(c.Server, credentialId, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetCredentialMetadata Show the metadata of a credential
+//
+// What the list says of this one credential, an expired one too; never a value.
+//
+// Corresponds with GET /api/v2/vault/{credential_id}/metadata (the `GetCredentialMetadata` operationId).
+func (c *Client) GetCredentialMetadata(ctx context.Context, credentialId CredentialPath, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetCredentialMetadataRequest(c.Server, credentialId)
 	if err != nil {
 		return nil, err
 	}
@@ -5747,6 +6492,40 @@ func NewGetCheckpointRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewGetAuditEntryRequest constructs an http.Request for the GetAuditEntry method
+func NewGetAuditEntryRequest(server string, sequence int64) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sequence", sequence, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "integer", Format: "int64"})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/entries/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewQueryAuditLogRequest constructs an http.Request for the QueryAuditLog method
 func NewQueryAuditLogRequest(server string, params *QueryAuditLogParams) (*http.Request, error) {
 	var err error
@@ -5790,6 +6569,30 @@ func NewQueryAuditLogRequest(server string, params *QueryAuditLogParams) (*http.
 		if params.UserId != nil {
 
 			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "user_id", *params.UserId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.ResourceId != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "resource_id", *params.ResourceId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Outcome != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "outcome", *params.Outcome, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 				return nil, err
 			} else {
 				for _, qp := range strings.Split(queryFrag, "&") {
@@ -6019,6 +6822,87 @@ func NewGetAuditPublicKeyRequest(server string) (*http.Request, error) {
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewTailAuditLogRequest constructs an http.Request for the TailAuditLog method
+func NewTailAuditLogRequest(server string, params *TailAuditLogParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/audit/tail")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.After != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", *params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Wait != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", *params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		if params.LastEventID != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Last-Event-ID", *params.LastEventID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "integer", Format: "int64"})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Last-Event-ID", headerParam0)
+		}
+
 	}
 
 	return req, nil
@@ -6537,6 +7421,84 @@ func NewVerifyEmailRequestWithBody(server string, contentType string, body io.Re
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListSealedCredentialsRequest constructs an http.Request for the ListSealedCredentials method
+func NewListSealedCredentialsRequest(server string, params *ListSealedCredentialsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/cluster/sealed-credentials")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Namespace != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "namespace", *params.Namespace, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Cursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -7172,6 +8134,193 @@ func NewVerifyBatchRequestWithBody(server string, contentType string, body io.Re
 	}
 
 	operationPath := fmt.Sprintf("/api/v2/encryption/verify/batch")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListKeysRequest constructs an http.Request for the ListKeys method
+func NewListKeysRequest(server string, params *ListKeysParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/keys")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Limit != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", *params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Cursor != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", *params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateKeyRequest calls the generic CreateKey builder with application/json body
+func NewCreateKeyRequest(server string, body CreateKeyJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateKeyRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewCreateKeyRequestWithBody constructs an http.Request for the CreateKey method, with any body, and a specified content type
+func NewCreateKeyRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/keys")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetKeyRequest constructs an http.Request for the GetKey method
+func NewGetKeyRequest(server string, keyId string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "key_id", keyId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/keys/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRotateKeyRequest calls the generic RotateKey builder with application/json body
+func NewRotateKeyRequest(server string, keyId string, body RotateKeyJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRotateKeyRequestWithBody(server, keyId, "application/json", bodyReader)
+}
+
+// NewRotateKeyRequestWithBody constructs an http.Request for the RotateKey method, with any body, and a specified content type
+func NewRotateKeyRequestWithBody(server string, keyId string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "key_id", keyId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/keys/%s/rotate", pathParam0)
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -8190,6 +9339,54 @@ func NewListCredentialsRequest(server string, params *ListCredentialsParams) (*h
 
 		}
 
+		if params.Q != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "q", *params.Q, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Status != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "status", *params.Status, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.CredentialType != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "credential_type", *params.CredentialType, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.ExpiresBefore != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "expires_before", *params.ExpiresBefore, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
 		if encoded := queryValues.Encode(); encoded != "" {
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
@@ -8288,6 +9485,60 @@ func NewSealCredentialRequestWithBody(server string, params *SealCredentialParam
 			req.Header.Set("Idempotency-Key", headerParam0)
 		}
 
+	}
+
+	return req, nil
+}
+
+// NewGetVaultSummaryRequest constructs an http.Request for the GetVaultSummary method
+func NewGetVaultSummaryRequest(server string, params *GetVaultSummaryParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/vault/summary")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.ExpiringWithinDays != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "expiring_within_days", *params.ExpiringWithinDays, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
 	}
 
 	return req, nil
@@ -8431,6 +9682,40 @@ func NewReplaceCredentialRequestWithBody(server string, credentialId CredentialP
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetCredentialMetadataRequest constructs an http.Request for the GetCredentialMetadata method
+func NewGetCredentialMetadataRequest(server string, credentialId CredentialPath) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "credential_id", credentialId, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/api/v2/vault/%s/metadata", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }

@@ -1,0 +1,173 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// attributeTail is of the entry of a [Tail]: true. That of a single entry has its
+// [attributeSequence].
+const attributeTail = "tail"
+
+// errNotRead is of all entries that a tenant cannot read.
+var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or it is in the archive only")
+
+// ReadEntry returns an entry of p's tenant. The read is itself recorded before it
+// returns. Errors: fault.Forbidden; fault.NotFound alike for entries of others, for
+// those that never were and for those that the database no longer has;
+// fault.Unavailable.
+func (l *Log) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64) (Entry, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := l.Ready(ctx); err != nil {
+		return Entry{}, err
+	}
+	if err := l.Authorize(ctx, p, authz.ReadAudit); err != nil {
+		return Entry{}, err
+	}
+	var e []stored
+	err := l.store.View(ctx, func(r store.Reader) error {
+		row, found, err := findSequence(l, r, string(p.Tenant), sequence)
+		if err == nil && found {
+			e, err = readRows(r, string(p.Tenant), []indexRow{row})
+		}
+		return err
+	})
+	if err != nil {
+		return Entry{}, fmt.Errorf("reading an audit entry: %w", err)
+	}
+	if len(e) == 0 {
+		if err := l.Attempt(ctx, p, authz.ReadAudit, Denied, reasonNoEntry); err != nil {
+			return Entry{}, err
+		}
+		return Entry{}, errNotRead
+	}
+	err = l.Record(ctx, Event{
+		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource},
+		Attributes: map[string]string{attributeSequence: strconv.FormatUint(sequence, 10)},
+	})
+	if err != nil {
+		return Entry{}, err
+	}
+	return *e[0].whole(), nil
+}
+
+// Tail reads the entries of a tenant as they come. It is for one goroutine.
+type Tail struct {
+	log    *Log
+	tenant string
+	next   uint64 // the tenant sequence to read
+}
+
+// tailPage is how many entries [Tail.Next] returns at the most.
+const tailPage = 64
+
+// Tail returns a tail of p's tenant that begins behind a sequence, or with what is
+// written from now on when after is nil. That it was opened is recorded, and is the
+// first that a new tail reads; what it reads then is not recorded. Whether p may still
+// read is its caller's to ask. Errors: fault.Forbidden, fault.Unavailable.
+func (l *Log) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := l.Ready(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.Authorize(ctx, p, authz.ReadAudit); err != nil {
+		return nil, err
+	}
+	t := &Tail{log: l, tenant: string(p.Tenant)}
+	err := l.store.View(ctx, func(r store.Reader) error {
+		low, high, err := l.extent(r, t.tenant)
+		if err != nil {
+			return err
+		}
+		t.next = high + 1
+		if after != nil {
+			t.next, err = firstRow(r, t.tenant, low, high, func(row indexRow) bool { return row.sequence > *after })
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("looking where the entries come: %w", err)
+	}
+	err = l.Record(ctx, Event{
+		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}, Attributes: map[string]string{attributeTail: "true"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// Next returns the next entries, oldest first, and none when there are none yet,
+// whichever process writes them. Errors: fault.Unavailable, also when the log has lost
+// entries: then nobody knows which of them were read.
+func (t *Tail) Next(ctx context.Context) (entries []Entry, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if err := t.log.refused(); err != nil {
+		return nil, err
+	}
+	err = t.log.store.View(ctx, func(r store.Reader) error {
+		entries, err = t.page(r)
+		if !errors.Is(err, errDamagedLog) {
+			return err
+		}
+		low, _, failed := t.log.extent(r, t.tenant)
+		if failed != nil || low <= t.next {
+			return err
+		}
+		t.next = low // what is before was archived before it was read
+		entries, err = t.page(r)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the newest entries: %w", err)
+	}
+	if n := len(entries); n > 0 {
+		t.next = entries[n-1].TenantSequence + 1
+	}
+	return entries, nil
+}
+
+func (t *Tail) page(r store.Reader) ([]Entry, error) {
+	var rows []indexRow
+	var bad error
+	rng := store.Prefix(tenantPrefix(t.tenant))
+	rng.From = tenantKey(t.tenant, t.next)
+	err := r.Scan(rng, func(key, value []byte) bool {
+		var row indexRow
+		if row, bad = decodeIndexRow(value); bad == nil && !bytes.Equal(key, tenantKey(t.tenant, t.next+uint64(len(rows)))) {
+			bad = errDamagedLog // a row is missing
+		}
+		if bad == nil {
+			rows = append(rows, row)
+		}
+		return bad == nil && len(rows) < tailPage
+	})
+	if err != nil || bad != nil {
+		return nil, errors.Join(err, bad)
+	}
+	slices.Reverse(rows)
+	found, err := readRows(r, t.tenant, rows)
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(found)
+	entries := make([]Entry, len(found))
+	for i, e := range found {
+		if e.entry.TenantSequence != t.next+uint64(i) {
+			return nil, errDamagedLog
+		}
+		entries[i] = *e.whole()
+	}
+	return entries, nil
+}

@@ -1,0 +1,29 @@
+package vault
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Where the pages of a search end says nothing of the names, types and ages of what is
+// hidden from who asks: otherwise they could be guessed letter by letter.
+func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	for i := range 3 {
+		f.object("billing", fmt.Sprint("canary-", i), 0, 2, 0)
+	}
+	for range 4 {
+		f.sealFor(f.a, "free", "database", 30)
+	}
+	shop := f.pod("cluster", "shop")
+	for _, left := range []effort{ofPage(), {1, 1 << 20}, {12, 1 << 20}, {30, 1 << 20}, {60, 1 << 20}} {
+		f.vault.forPage = left
+		_, none := f.pages(shop, ListQuery{Filter: Filter{Text: "nothing has this"}})
+		for _, filter := range []Filter{{Text: "canary"}, {Type: "generic", Text: "canary-1"}, {ExpiresBefore: f.now().Add(3 * day)}} {
+			if ids, n := f.pages(shop, ListQuery{Filter: filter}); len(ids) != 0 || n != none {
+				t.Errorf("%+v with %v: %d credentials on %d pages, but what nothing has is on %d", filter, left, len(ids), n, none)
+			}
+		}
+	}
+}

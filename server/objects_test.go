@@ -1,0 +1,144 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// shown is what an operator knows, by tenant.
+type shown map[authz.TenantID][]v1alpha1.SealedCredential
+
+func (o shown) SealedCredentials(_ context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error) {
+	if o == nil {
+		return nil, fault.Unavailable
+	}
+	return o[tenant], nil
+}
+
+const objectsPath = "/api/v2/cluster/sealed-credentials"
+
+func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
+	known := shown{}
+	s := newService(t, func(c *Config) { c.Cluster = known })
+	current, err := s.server.config.Keys.CurrentSealingKey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := metav1.NewTime(time.Date(2027, 1, 20, 10, 0, 0, 0, time.UTC))
+	sealed := func(key string) *v1alpha1.Sealed {
+		return &v1alpha1.Sealed{Version: 1, KeyID: key, Values: map[string]v1alpha1.SealedValue{"canary-key": {Data: "canary-value"}}}
+	}
+	known[s.tenant] = []v1alpha1.SealedCredential{
+		{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "billing", Name: "db", Generation: 2, CreationTimestamp: at, Annotations: map[string]string{"a": "canary-annotation"}},
+			Spec: v1alpha1.SealedCredentialSpec{CredentialType: "database", Suspend: true, Sealed: sealed(current),
+				Target: &v1alpha1.Target{Keys: []v1alpha1.TargetKey{{To: "url", Template: "canary-template"}}}},
+			Status: v1alpha1.SealedCredentialStatus{
+				ObservedGeneration: 1, CredentialID: "cred_x", Version: 3, NextRotationTime: &at, ExpiresAt: &at,
+				Conditions: []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Sealed", Message: "it is", LastTransitionTime: at}},
+			},
+		},
+		{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "billing", Name: "made", CreationTimestamp: at},
+			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: "t", Generate: []v1alpha1.Generator{{Key: "canary-generated"}}, Target: &v1alpha1.Target{Name: "other"}},
+			Status:     v1alpha1.SealedCredentialStatus{ObservedGeneration: -1},
+		},
+		{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "imported", CreationTimestamp: at},
+			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: "t", ValuesFrom: &v1alpha1.ValuesFrom{}},
+		},
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "lost", CreationTimestamp: at}, Spec: v1alpha1.SealedCredentialSpec{CredentialType: "t", Sealed: sealed(strings.Repeat("0", 64))}},
+	}
+	known["ten_other"] = []v1alpha1.SealedCredential{{ObjectMeta: metav1.ObjectMeta{Namespace: "foreign", Name: "canary-foreign"}}}
+
+	r := s.get(objectsPath)
+	answer := r.want(t, http.StatusOK)
+	if strings.Contains(string(r.body), "canary") {
+		t.Errorf("%s", r.body)
+	}
+	want := object{
+		"success": true, "operator": true,
+		"sealed_credentials": []any{
+			object{"namespace": "billing", "name": "db", "credential_type": "database", "source": "sealed", "key_id": current, "scope": "Strict", "suspended": true,
+				"created_at": "2027-01-20T10:00:00Z", "generation": 2, "observed_generation": 1, "credential_id": "cred_x", "version": 3, "target_secret": "db",
+				"next_rotation_at": "2027-01-20T10:00:00Z", "expires_at": "2027-01-20T10:00:00Z",
+				"conditions": []any{object{"type": "Ready", "status": "True", "reason": "Sealed", "message": "it is", "last_transition_time": "2027-01-20T10:00:00Z"}}},
+			object{"namespace": "billing", "name": "made", "credential_type": "t", "source": "generate", "suspended": false, "created_at": "2027-01-20T10:00:00Z",
+				"generation": 0, "observed_generation": -1, "version": 0, "target_secret": "other", "conditions": []any{}},
+			object{"namespace": "shop", "name": "imported", "credential_type": "t", "source": "values_from", "suspended": false, "created_at": "2027-01-20T10:00:00Z",
+				"generation": 0, "observed_generation": 0, "version": 0, "conditions": []any{}},
+			object{"namespace": "shop", "name": "lost", "credential_type": "t", "source": "sealed", "key_id": strings.Repeat("0", 64), "scope": "Strict", "suspended": false,
+				"created_at": "2027-01-20T10:00:00Z", "generation": 0, "observed_generation": 0, "version": 0, "conditions": []any{}},
+		},
+		"sealing_keys": []any{object{"key_id": current, "state": "current", "objects": 1}, object{"key_id": strings.Repeat("0", 64), "state": "unknown", "objects": 1}},
+	}
+	if marshal(t, answer) != marshal(t, want) {
+		t.Errorf("%s\nwant\n%s", marshal(t, answer), marshal(t, want))
+	}
+	if e := s.entries("event_type=CREDENTIAL_LISTED"); len(e) != 1 || e[0]["resource"].(object)["type"] != "manifest" {
+		t.Error(e)
+	}
+	if _, err := s.sealing.Rotate(context.Background(), administratorOf(authz.SystemTenant)); err != nil {
+		t.Fatal(err)
+	}
+	use := s.get(objectsPath+"?namespace=none").want(t, http.StatusOK)
+	if keys := use["sealing_keys"].([]any); len(keys) != 3 || keys[0].(object)["objects"] != 0.0 || keys[1].(object)["state"] != "former" || keys[1].(object)["key_id"] != current ||
+		len(use["sealed_credentials"].([]any)) != 0 {
+		t.Error(use)
+	}
+}
+
+// administratorOf may do everything in a tenant.
+func administratorOf(tenant authz.TenantID) authz.Principal {
+	return authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: append(authz.TenantScopes(), authz.SystemAdmin)}
+}
+
+func TestObjectsArePaged(t *testing.T) {
+	known := shown{}
+	s := newService(t, func(c *Config) { c.Cluster = known })
+	for _, namespace := range []string{"a", "a-b", "b"} { // a name that begins with another comes behind all of that one's
+		for i := range 25 {
+			known[s.tenant] = append(known[s.tenant], v1alpha1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("o%02d", i)}})
+		}
+	}
+	for query, want := range map[string]int{"": 75, "namespace=a": 25, "namespace=b&limit=7": 25, "limit=1&namespace=a-b": 25, "limit=100": 75, "namespace=none": 0} {
+		var found []string
+		for cursor := ""; ; {
+			page := s.get(objectsPath+"?"+query+cursor).want(t, http.StatusOK)
+			for _, o := range page["sealed_credentials"].([]any) {
+				found = append(found, o.(object)["namespace"].(string)+"/"+o.(object)["name"].(string))
+			}
+			next, ok := page["next_cursor"].(string)
+			if !ok {
+				break
+			}
+			cursor = "&cursor=" + next
+		}
+		seen := map[string]bool{}
+		for _, name := range found {
+			seen[name] = true
+		}
+		if len(found) != want || len(seen) != want {
+			t.Errorf("%q: %d objects, %d of them once: %v", query, len(found), len(seen), found)
+		}
+	}
+}
+
+func TestWithoutAnOperatorThereAreNoObjects(t *testing.T) {
+	answer := newService(t).get(objectsPath).want(t, http.StatusOK)
+	if want := (object{"success": true, "operator": false, "sealed_credentials": []any{}, "sealing_keys": []any{}}); marshal(t, answer) != marshal(t, want) {
+		t.Error(answer)
+	}
+	s := newService(t, func(c *Config) { c.Cluster = shown(nil) })
+	s.get(objectsPath).message(t, http.StatusServiceUnavailable)
+}

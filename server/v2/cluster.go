@@ -1,0 +1,172 @@
+package v2
+
+import (
+	"context"
+	"encoding/base64"
+	"net/http"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// Cluster is what the operator knows of the cluster that it works in.
+type Cluster interface {
+	// SealedCredentials returns the objects of a tenant's namespaces, by namespace and
+	// name. Error: fault.Unavailable while it does not know all of them.
+	SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error)
+}
+
+var errObjectCursor = gate.BadRequest("the cursor is not one of this list: start again without it")
+
+// ListSealedCredentials answers the objects of the namespaces that are the caller's
+// tenant's. The values that they carry stay where they are.
+func (a *API) ListSealedCredentials(c *gin.Context, params api.ListSealedCredentialsParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		before, ok := objectCursor(gate.Value(params.Cursor))
+		if !ok {
+			return nil, errObjectCursor
+		}
+		answer := api.SealedCredentialList{Success: true, Operator: a.Cluster != nil, SealedCredentials: []api.SealedCredential{}, SealingKeys: []api.SealingKeyUse{}}
+		if a.Cluster != nil {
+			all, err := a.Cluster.SealedCredentials(ctx, call.Principal().Tenant)
+			if err != nil {
+				return nil, err
+			}
+			if p := call.Principal(); p.Kind == authz.ServiceAccount {
+				all = inNamespace(all, p.Namespace.Name)
+			}
+			if answer.SealingKeys, err = a.sealingKeyUse(ctx, all); err != nil {
+				return nil, err
+			}
+			limit := gate.Value(params.Limit)
+			if limit == 0 {
+				limit = gate.DefaultLimit
+			}
+			rest := all[sort.Search(len(all), func(i int) bool { return objectName(&all[i]) > before }):]
+			for i := range rest {
+				if namespace := gate.Value(params.Namespace); namespace != "" && rest[i].Namespace != namespace {
+					continue
+				}
+				if n := len(answer.SealedCredentials); n == limit {
+					last := answer.SealedCredentials[n-1]
+					next := base64.RawURLEncoding.EncodeToString([]byte(last.Namespace + "\x00" + last.Name))
+					answer.NextCursor = &next
+					break
+				}
+				answer.SealedCredentials = append(answer.SealedCredentials, sealedCredential(&rest[i]))
+			}
+		}
+		err := a.Audit.Record(ctx, audit.Event{
+			Type: audit.CredentialListed, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.ManifestResource},
+		})
+		if err != nil {
+			return nil, err
+		}
+		return answer, nil
+	})
+}
+
+// inNamespace returns the objects of a namespace: those of other namespaces are not there
+// for a ServiceAccount, as what they own is not.
+func inNamespace(all []v1alpha1.SealedCredential, namespace string) (own []v1alpha1.SealedCredential) {
+	for i := range all {
+		if all[i].Namespace == namespace {
+			own = append(own, all[i])
+		}
+	}
+	return own
+}
+
+// objectName sorts objects as their list does: no namespace has a zero byte in its name.
+func objectName(sc *v1alpha1.SealedCredential) string { return sc.Namespace + "\x00" + sc.Name }
+
+// objectCursor returns the name of the object that the page before ended with.
+func objectCursor(text string) (name string, ok bool) {
+	if text == "" {
+		return "", true
+	}
+	b, err := base64.RawURLEncoding.DecodeString(text)
+	namespace, of, found := strings.Cut(string(b), "\x00")
+	return string(b), err == nil && found && namespace != "" && of != "" && base64.RawURLEncoding.EncodeToString(b) == text // it has one spelling
+}
+
+// sealingKeyUse counts the objects that need each sealing key, the current one first.
+func (a *API) sealingKeyUse(ctx context.Context, all []v1alpha1.SealedCredential) ([]api.SealingKeyUse, error) {
+	objects := make(map[string]int)
+	for i := range all {
+		if sealed := all[i].Spec.Sealed; sealed != nil {
+			objects[sealed.KeyID]++
+		}
+	}
+	keys, err := a.Keys.SealingKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	use := []api.SealingKeyUse{}
+	for _, k := range keys {
+		state := api.SealingKeyUseStateFormer
+		if k.State == keyring.SealingKeyCurrent {
+			state = api.SealingKeyUseStateCurrent
+		}
+		if n := objects[k.ID]; n > 0 || state == api.SealingKeyUseStateCurrent {
+			use = append(use, api.SealingKeyUse{KeyId: k.ID, State: state, Objects: n})
+		}
+		delete(objects, k.ID)
+	}
+	known := len(use)
+	for id, n := range objects {
+		use = append(use, api.SealingKeyUse{KeyId: id, State: api.SealingKeyUseStateUnknown, Objects: n})
+	}
+	sort.Slice(use[known:], func(i, j int) bool { return use[known+i].KeyId < use[known+j].KeyId })
+	return use, nil
+}
+
+func sealedCredential(sc *v1alpha1.SealedCredential) api.SealedCredential {
+	shown := api.SealedCredential{
+		Namespace: sc.Namespace, Name: sc.Name, CredentialType: sc.Spec.CredentialType, Source: api.SealedCredentialSourceGenerate,
+		Suspended: sc.Spec.Suspend, CreatedAt: sc.CreationTimestamp.UTC(), Generation: sc.Generation, ObservedGeneration: sc.Status.ObservedGeneration,
+		CredentialId: optional(sc.Status.CredentialID), Version: sc.Status.Version,
+		NextRotationAt: moment(sc.Status.NextRotationTime), ExpiresAt: moment(sc.Status.ExpiresAt), Conditions: make([]api.ObjectCondition, len(sc.Status.Conditions)),
+	}
+	switch {
+	case sc.Spec.Sealed != nil:
+		scope := api.SealedCredentialScope(sc.Spec.Sealed.Scope)
+		if scope == "" {
+			scope = api.SealedCredentialScopeStrict
+		}
+		shown.Source, shown.KeyId, shown.Scope = api.SealedCredentialSourceSealed, &sc.Spec.Sealed.KeyID, &scope
+	case sc.Spec.ValuesFrom != nil:
+		shown.Source = api.SealedCredentialSourceValuesFrom
+	}
+	if target := sc.Spec.Target; target != nil {
+		shown.TargetSecret = &sc.Name
+		if target.Name != "" {
+			shown.TargetSecret = &target.Name
+		}
+	}
+	for i, condition := range sc.Status.Conditions {
+		shown.Conditions[i] = api.ObjectCondition{
+			Type: condition.Type, Status: api.ObjectConditionStatus(condition.Status), Reason: condition.Reason, Message: condition.Message,
+			LastTransitionTime: condition.LastTransitionTime.UTC(),
+		}
+	}
+	return shown
+}
+
+func moment(t *metav1.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	at := t.UTC()
+	return &at
+}

@@ -1,0 +1,167 @@
+package v2
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// Bounds of tails. Two looks are close enough together that whoever is revoked reads no
+// entry that is written a second later.
+const (
+	tailsOfTenant = 8
+	tailsOfAll    = 64
+
+	tailEvery = 400 * time.Millisecond
+	tailPace  = 20 * time.Millisecond // between pages when much has to be caught up with, which nobody else should feel
+	tailBeat  = 15 * time.Second      // proxies give up on what is silent for longer
+	tailLasts = 300                   // seconds, unless the caller wants fewer
+)
+
+// tails counts the open ones.
+type tails struct {
+	mu  sync.Mutex
+	of  map[authz.TenantID]int
+	all int
+}
+
+// open takes a place, which close gives back. Errors: fault.Exhausted for a tenant that
+// has too many, fault.Unavailable when all together have.
+func (t *tails) open(tenant authz.TenantID) (close func(), err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.of[tenant] >= tailsOfTenant:
+		return nil, fault.Exhausted
+	case t.all >= tailsOfAll:
+		return nil, fault.Unavailable
+	case t.of == nil:
+		t.of = make(map[authz.TenantID]int)
+	}
+	t.of[tenant]++
+	t.all++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.all--
+		if t.of[tenant]--; t.of[tenant] == 0 {
+			delete(t.of, tenant)
+		}
+	}, nil
+}
+
+// TailAuditLog answers the entries of the caller's tenant as they come. The connection
+// is for whoever opened it: before each look at the log the caller is looked up again.
+func (a *API) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
+	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
+		done, err := a.tails.open(call.Principal().Tenant)
+		if err != nil {
+			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)
+		}
+		var after *uint64
+		if from := cmp.Or(params.LastEventID, params.After); from != nil {
+			n := uint64(*from)
+			after = &n
+		}
+		log, err := a.Audit.Tail(ctx, call.Principal(), after)
+		if err != nil {
+			done()
+			return nil, err
+		}
+		wait := tailLasts
+		if params.Wait != nil {
+			wait = *params.Wait
+		}
+		c.Header("X-Accel-Buffering", "no") // what a proxy collects is not live
+		return func(ctx context.Context, w io.Writer) error {
+			defer done()
+			look, pace, beat, end := time.NewTicker(tailEvery), time.NewTicker(tailPace), time.NewTicker(tailBeat), time.NewTimer(cmp.Or(time.Duration(wait)*time.Second, tailLasts*time.Second))
+			defer look.Stop()
+			defer pace.Stop()
+			defer beat.Stop()
+			defer end.Stop()
+			t := tail{next: log.Next, still: func() error { return call.Still(c) }, look: look.C, pace: pace.C, beat: beat.C, end: end.C, once: wait == 0}
+			return t.write(ctx, w)
+		}, nil
+	})
+}
+
+// tail is one that is open.
+type tail struct {
+	next  func(context.Context) ([]audit.Entry, error)
+	still func() error // an error when the caller may no longer read
+
+	look, pace, beat, end <-chan time.Time
+	once                  bool // it ends when there is nothing more
+}
+
+// write writes events until the tail ends. To end is no failure, whatever the cause: the
+// caller asks again, and is told then.
+func (t *tail) write(ctx context.Context, w io.Writer) error {
+	if _, err := io.WriteString(w, "retry: 2000\n\n"); err != nil {
+		return err
+	}
+	for {
+		if t.still() != nil {
+			return nil
+		}
+		entries, err := t.next(ctx)
+		if err != nil {
+			return nil
+		}
+		if len(entries) > 0 {
+			if err := writeEvents(w, entries); err != nil {
+				return err
+			}
+			select {
+			case <-t.end:
+				return nil
+			case <-ctx.Done():
+				return nil
+			case <-t.pace:
+				continue
+			}
+		}
+		if t.once {
+			return nil
+		}
+		select {
+		case <-t.look:
+		case <-t.beat:
+			if _, err := io.WriteString(w, ":\n\n"); err != nil {
+				return err
+			}
+		case <-t.end:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// writeEvents writes entries as server-sent events. Their JSON is canonical, and so has
+// no line break.
+func writeEvents(w io.Writer, entries []audit.Entry) error {
+	var b bytes.Buffer
+	for i := range entries {
+		data, err := entries[i].JSON()
+		if err != nil {
+			return fmt.Errorf("encoding an entry: %w", err)
+		}
+		fmt.Fprintf(&b, "id: %d\ndata: %s\n\n", entries[i].Sequence, data)
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
