@@ -27,13 +27,15 @@ var ours = map[string]string{
 		"internal/compliance internal/compliance/report internal/objects internal/clock internal/quota " +
 		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault internal/secret",
 
-	"server": "api/openapi server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
+	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/backup internal/quota internal/audit internal/authz internal/store internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/backup internal/audit internal/authz internal/fault internal/secret",
-	"server/gate": "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
-	"server/docs": "",
+	"server/asset":     "",
+	"server/dashboard": "server/asset",
+	"server/gate":      "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
+	"server/docs":      "server/asset",
 	"controllers": "api/v1alpha1 internal/vault internal/identity internal/keyring internal/authz internal/sealing internal/envelope internal/generate internal/compose " +
 		"internal/fault internal/secret",
 	"controllers/admission": "api/v1alpha1 api/client api/openapi/v2 internal/quota internal/sealing internal/fault",
@@ -135,6 +137,8 @@ var vendors = map[string]string{
 	"github.com/hashicorp/vault/api":      "internal/kms",
 	"filippo.io/age":                      "internal/backup internal/app",
 	"github.com/anishathalye/porcupine":   "tests",
+	"github.com/chromedp/cdproto":         "tests",
+	"github.com/chromedp/chromedp":        "tests",
 	"golang.org/x/mod":                    "internal/audit internal/app server/v2", // RFC 6962 trees and signed notes
 	"codeberg.org/go-pdf/fpdf":            "internal/compliance/report",
 	"golang.org/x/image":                  "internal/compliance/report", // the Go fonts

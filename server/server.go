@@ -39,6 +39,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/server/dashboard"
 	"github.com/latticekeep/latticekeep/server/docs"
 	"github.com/latticekeep/latticekeep/server/gate"
 	v1 "github.com/latticekeep/latticekeep/server/v1"
@@ -60,6 +61,7 @@ type Config struct {
 	Store      Store
 	KMSKeys    func(context.Context) ([][]byte, error) // the files of the keys that wrap all others, which backups carry; nil when there are none
 	Recipients []backup.Recipient                      // of backups over the interface; empty: any
+	Cluster    v2.Cluster                              // what the operator knows; nil: none runs
 
 	PublicURL      string       // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
 	Rates          gate.Rates   // zero fields take the defaults
@@ -158,13 +160,14 @@ func New(config Config) (*Server, error) {
 	s.engine.GET("/v1/openapi.yaml", served(openapi.V1()))
 	s.engine.GET("/api/v2/openapi.yaml", served(openapi.V2()))
 	docs.Register(s.engine)
+	dashboard.Register(s.engine, s.refuse(http.StatusNotFound, "there is no such endpoint"))
 	s.v1, err = v1.Register(s.engine, s.gate, &v1.API{Transit: config.Transit, Audit: config.Audit})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
 		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Compliance: config.Compliance,
-		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Custody: config.Custody, Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients, Program: config.Version, Now: config.Now, SecureCookies: secure,
+		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Custody: config.Custody, Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients, Cluster: config.Cluster, Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)

@@ -9,18 +9,11 @@
 package docs
 
 import (
-	"bytes"
-	"compress/gzip"
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
-	"net/http"
-	"strconv"
-	"strings"
-	"sync"
-	"time"
 
 	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/server/asset"
 )
 
 //go:embed page swagger-ui
@@ -63,43 +56,9 @@ func serve(file, contentType string) gin.HandlerFunc {
 	if err != nil {
 		panic("docs: " + err.Error()) // only a build without the file
 	}
-	digest := sha256.Sum256(content)
-	version := hex.EncodeToString(digest[:16])
-	compressed := sync.OnceValue(func() []byte { return compress(content) })
+	a := asset.New(content, contentType)
 	return func(c *gin.Context) {
-		body, tag := content, version
-		h := c.Writer.Header()
-		if acceptsGzip(c.GetHeader("Accept-Encoding")) {
-			body, tag = compressed(), version+"-gzip"
-			h.Set("Content-Encoding", "gzip")
-		}
-		h.Set("Content-Type", contentType)
-		h.Set("Cache-Control", "public, no-cache")
-		h.Set("ETag", `"`+tag+`"`)
-		h.Set("Vary", "Accept-Encoding")
-		h.Set("X-Content-Type-Options", "nosniff")
-		http.ServeContent(c.Writer, c.Request, "", time.Time{}, bytes.NewReader(body))
+		c.Header("Cache-Control", "public, no-cache")
+		a.Write(c)
 	}
-}
-
-func compress(b []byte) []byte {
-	var out bytes.Buffer
-	w := gzip.NewWriter(&out)
-	_, _ = w.Write(b) // into memory: it cannot fail
-	_ = w.Close()
-	return out.Bytes()
-}
-
-// acceptsGzip reads an Accept-Encoding header (RFC 9110 §12.5.3).
-func acceptsGzip(header string) bool {
-	for part := range strings.SplitSeq(header, ",") {
-		coding, weight, _ := strings.Cut(part, ";")
-		if !strings.EqualFold(strings.TrimSpace(coding), "gzip") {
-			continue
-		}
-		value, weighted := strings.CutPrefix(strings.TrimSpace(weight), "q=")
-		q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		return !weighted || err == nil && q > 0
-	}
-	return false
 }

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Takes the pictures of every page of the dashboard, light and dark, wide and on a phone, into docs/images: what a test of all pages sees.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+command -v chromium >/dev/null || { echo "Chromium is not installed (package chromium): no pictures are taken" >&2; exit 1; }
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+DASHBOARD_PICTURES=$folder go test -count=1 -timeout 15m -run '^TestEveryPageIsAccessibleEverywhere$' ./server/dashboard
+most=3000000 all=$(cat "$folder"/*.png | wc -c)
+if ((all > most)); then
+	echo "the pictures have $all bytes: at most $most" >&2
+	exit 1
+fi
+mkdir -p docs/images
+rm -f docs/images/*-{light,dark}-{wide,phone}.png
+install -m 644 "$folder"/*.png docs/images/
+echo "$(ls "$folder" | wc -l) pictures in docs/images, $all bytes"

@@ -1,0 +1,152 @@
+// Package dashboard serves the web dashboard: one page, at the address of each of its
+// views, and the scripts and styles that it loads.
+//
+// The page has no way to the data but /api/v2, with the cookies of a session, and its
+// content security policy holds it to this server: no script or style that is inline, no
+// other host, no text that becomes markup. It needs no build chain: the files in the
+// directory static are served as they are written. Those below static/vendor are of
+// others, with their licences.
+package dashboard
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/binary"
+	"encoding/hex"
+	"io/fs"
+	"path"
+	"strings"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/latticekeep/latticekeep/server/asset"
+)
+
+//go:embed static
+var files embed.FS
+
+// pages are the addresses of the dashboard. What the page shows at each is in
+// static/app.js.
+var pages = []string{
+	"/",
+	"/vault", "/vault/new", "/vault/:credential_id",
+	"/crypto",
+	"/keys", "/keys/:key_id",
+	"/compliance", "/compliance/:framework",
+	"/audit", "/audit/:sequence",
+	"/cluster", "/cluster/seal",
+	"/settings", "/settings/api-keys", "/settings/members", "/settings/profile", "/settings/password", "/settings/sessions", "/settings/plan",
+	"/sign-in", "/register", "/verify", "/forgot", "/reset", "/join",
+}
+
+// policy holds the page to scripts and styles of this server. It can give no text to the
+// browser as markup or as a script, by Trusted Types, of which no policy may be made.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
+	"base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+// permissions takes every power of a browser from the page but the one to copy.
+const permissions = "accelerometer=(), autoplay=(), camera=(), clipboard-read=(), clipboard-write=(self), display-capture=(), encrypted-media=(), " +
+	"fullscreen=(), geolocation=(), gyroscope=(), hid=(), idle-detection=(), magnetometer=(), microphone=(), midi=(), payment=(), " +
+	"picture-in-picture=(), publickey-credentials-get=(), screen-wake-lock=(), serial=(), usb=(), xr-spatial-tracking=()"
+
+// contentTypes are those of the files by their extension; one without is a licence.
+var contentTypes = map[string]string{
+	".js":   "text/javascript; charset=utf-8",
+	".css":  "text/css; charset=utf-8",
+	".svg":  "image/svg+xml",
+	".json": "application/json",
+	".txt":  "text/plain; charset=utf-8",
+	".md":   "text/plain; charset=utf-8",
+	"":      "text/plain; charset=utf-8",
+}
+
+// site is everything that is served.
+type site struct {
+	page    *asset.Asset
+	version string                  // the first half of it is the name of the directory of the assets: they never change there
+	assets  map[string]*asset.Asset // by name below static
+}
+
+// Register adds the page at each of its addresses and the assets below /assets/. A
+// request for an asset that is not there is missing's to answer.
+func Register(r gin.IRouter, missing gin.HandlerFunc) {
+	s := load(files)
+	for _, p := range pages {
+		r.GET(p, s.servePage)
+		r.HEAD(p, s.servePage)
+	}
+	serve := func(c *gin.Context) {
+		a, ok := s.assets[strings.TrimPrefix(c.Param("file"), "/")]
+		if !ok || c.Param("version") != s.version {
+			missing(c)
+			return
+		}
+		s.serveAsset(c, a)
+	}
+	r.GET("/assets/:version/*file", serve)
+	r.HEAD("/assets/:version/*file", serve)
+}
+
+// load reads and compresses the files of a build.
+func load(tree fs.FS) *site {
+	s := &site{assets: map[string]*asset.Asset{}}
+	all := sha256.New()
+	err := fs.WalkDir(tree, "static", func(p string, d fs.DirEntry, err error) error { // in the order of the names
+		if err != nil || d.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(tree, p)
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(p, "static/")
+		if name == "index.html" {
+			return nil
+		}
+		contentType, ok := contentTypes[path.Ext(name)]
+		if !ok {
+			panic("dashboard: " + name + " has no content type")
+		}
+		_, _ = all.Write(binary.BigEndian.AppendUint64([]byte(name+"\x00"), uint64(len(content)))) // a hash takes everything
+		_, _ = all.Write(content)
+		s.assets[name] = asset.New(content, contentType)
+		return nil
+	})
+	if err != nil {
+		panic("dashboard: " + err.Error()) // only a build without the files
+	}
+	s.version = hex.EncodeToString(all.Sum(nil)[:8])
+	index, err := fs.ReadFile(tree, "static/index.html")
+	if err != nil {
+		panic("dashboard: " + err.Error())
+	}
+	s.page = asset.New(bytes.ReplaceAll(index, []byte("{{assets}}"), []byte("/assets/"+s.version)), "text/html; charset=utf-8")
+	return s
+}
+
+// servePage answers the page, which says what the browser may do while it is open. It is
+// the same for everybody: whether somebody is signed in shows only in what it fetches.
+func (s *site) servePage(c *gin.Context) {
+	h := c.Writer.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Permissions-Policy", permissions)
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Cache-Control", "no-store") // it names the assets of this build
+	write(c, s.page)
+}
+
+// serveAsset answers a file that never changes where it is: another build has it
+// elsewhere.
+func (s *site) serveAsset(c *gin.Context, a *asset.Asset) {
+	c.Header("Cache-Control", "public, max-age=31536000, immutable")
+	write(c, a)
+}
+
+// write answers with an asset, which no page of another origin may embed.
+func write(c *gin.Context, a *asset.Asset) {
+	c.Header("Cross-Origin-Resource-Policy", "same-origin")
+	a.Write(c)
+}

@@ -1,0 +1,180 @@
+// Compliance: what the log is evidence for, by framework.
+import {html, useEffect, useRef, useState} from '../vendor/preact.js';
+import {get} from '../lib/api.js';
+import {count, frameworks, number} from '../lib/format.js';
+import {Proof} from '../lib/log.js';
+import {Act, Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
+
+const lead = 'How much of what this service can see went well. A score is evidence for controls of a framework; it does not say that the framework is met.';
+
+const coverage = ({evidenced, controls, percent}) => `${number(evidenced)} of ${count(controls, 'control')} (${Math.round(percent)} %)`;
+
+// Without these nothing else would come either.
+const final = new Set([0, 401, 403, 429]);
+
+export function Compliance() {
+  const [scores, setScores] = useState({});
+  const [stopped, setStopped] = useState(null);
+  const [turn, setTurn] = useState(0);
+  // One after the other: each score is work for the server. One that fails hides no other.
+  useEffect(() => {
+    const abort = new AbortController();
+    setStopped(null);
+    (async () => {
+      for (const framework of Object.keys(frameworks)) {
+        if (scores[framework]?.score) continue;
+        try {
+          const score = await get('/api/v2/compliance/score', {framework}, abort.signal);
+          setScores(all => ({...all, [framework]: {score}}));
+        } catch (error) {
+          if (abort.signal.aborted) return;
+          if (final.has(error.status)) return setStopped(error);
+          setScores(all => ({...all, [framework]: {error}}));
+        }
+      }
+    })();
+    return () => abort.abort();
+  }, [turn]);
+  const again = () => setTurn(n => n + 1);
+  const done = Object.keys(scores).length, all = Object.keys(frameworks).length;
+  return html`<${Page} title="Compliance" lead=${lead}>
+    <p class="unseen" role="status">${stopped ? '' : done < all ? `${done} of ${all} scores are there` : 'All scores are there'}</p>
+    ${stopped && html`<div class="spaced"><${Trouble} error=${stopped} retry=${again} /></div>`}
+    <div class="grid">${Object.entries(frameworks).map(([framework, name]) => html`
+      <${Card} key=${framework} framework=${framework} name=${name} result=${scores[framework]} stopped=${stopped} again=${again} />`)}</div>
+  <//>`;
+}
+
+function Card({framework, name, result, stopped, again}) {
+  const s = result?.score;
+  return html`<${Panel} title=${html`<${Link} to=${'/compliance/' + framework}>${name}<//>`}>
+    ${result?.error ? html`<${Trouble} error=${result.error} retry=${again} />`
+    : s ? html`<div class="row">
+        <${Gauge} value=${s.score} label=${name} />
+        <div class="stack tight">
+          <p>${s.version}</p>
+          <p><span class="quiet">Evidence for</span> ${coverage(s.coverage)}</p>
+          <p><span class="quiet">Log</span> <${Proof} of=${s.proof} /></p>
+        </div>
+      </div>${s.score === null && html`<p class="quiet">Withheld: ${s.reason}</p>`}`
+    : stopped ? html`<p class="quiet">Not loaded.</p>`
+    : html`<div class="skeleton" aria-hidden="true"><span></span><span></span><span></span></div>`}
+  <//>`;
+}
+
+// ---- one framework
+
+const results = {
+  fail: ['bad', 'failed'], pass: ['good', 'passed'], no_data: ['warn', 'no data yet'], not_applicable: ['plain', 'not applicable'], manual: ['plain', 'for a person to judge'],
+};
+
+const Result = ({of}) => html`<${Tag} kind=${results[of]?.[0]}>${results[of]?.[1] ?? of}<//>`;
+
+export function Framework() {
+  const {params, query} = useHere();
+  const framework = params.framework;
+  const name = Object.hasOwn(frameworks, framework) ? frameworks[framework] : null;
+  const head = query.get('head');
+  const score = useLoad(signal => name ? get('/api/v2/compliance/score', {framework, head}, signal) : Promise.resolve(null), [framework, head]);
+  const back = {to: '/compliance', text: 'Compliance'};
+  if (!name) return html`<${Page} title="Compliance" back=${back}><${Empty} title="There is no such framework"><p>Choose one of the nine that there are.</p><${Link} class="button" to="/compliance">All frameworks<//><//><//>`;
+  return html`<${Page} title=${name} back=${back} lead=${`This is evidence for controls of ${name} from the audit log of this service. It is not a statement that ${name} is met: most of a framework lies outside this service, and a log shows that a control operated, not that it was designed well.`}
+      actions=${html`<button type="button" onClick=${score.reload}>Judge again</button>`}>
+    <${Loaded} of=${score} lines=${6}>${s => html`
+      ${head && html`<p class="notice">This is the score as of entry ${number(s.head.sequence)}. <${Link} to=${'/compliance/' + framework}>Show the newest<//></p>`}
+      <div class="grid spaced">
+        <${Panel} title="Score">
+          <div class="row"><${Gauge} value=${s.score} label=${name} />
+            <p>${s.score === null ? html`<strong>Withheld.</strong> ${s.reason}` : html`<span class="quiet">The weight of the controls that passed, of those that passed or failed.</span>`}</p></div>
+          <${Facts} of=${[
+            ['Edition', s.version],
+            ['Evidence for', coverage(s.coverage)],
+            ['Log', html`<${Proof} of=${s.proof} /> ${s.proof.verified_to > 0 && `up to entry ${number(s.proof.verified_to)}`}${s.proof.verified_at && html`, <${Time} at=${s.proof.verified_at} relative />`}`],
+            ['Judged as of', html`<${Link} to=${'/audit/' + s.head.sequence}>entry ${number(s.head.sequence)}<//>, <${Time} at=${s.head.timestamp} />`],
+            ['Hash of that entry', html`<${Hash} label="Copy the hash">${s.head.hash}<//>`],
+          ]} />
+        <//>
+        <${History} framework=${framework} name=${name} />
+        <${Report} key=${framework + s.head.sequence} framework=${framework} head=${s.head} />
+      </div>
+      <${Controls} controls=${s.controls} />`}<//>
+  <//>`;
+}
+
+function History({framework, name}) {
+  const history = useLoad(signal => get('/api/v2/compliance/history', {framework}, signal), [framework]);
+  return html`<${Panel} title="Trend"><${Loaded} of=${history}>${({scores}) => html`
+    <${Trend} points=${scores.map(s => ({x: s.date, y: s.score}))} label=${name} />
+    ${scores.length > 0 && html`<details><summary>${count(scores.length, 'day')} with a score</summary><div class="tall">
+      <${Table} caption=${`Scores of ${name} by day`} rowKey="date" rows=${[...scores].reverse()} columns=${[
+        {title: 'Day (UTC)', cell: s => s.date},
+        {title: 'Score of 100', class: 'number', cell: s => html`<${Link} to=${`/compliance/${framework}?head=${s.sequence}`}>${Math.round(s.score * 10) / 10}<//>`},
+      ]} /></div></details>`}`}<//><//>`;
+}
+
+// Formats of reports, and who takes which.
+const formats = {
+  pdf: ['PDF', 'for people'], oscal: ['OSCAL', "assessment results in NIST's OSCAL JSON"], ksi: ['KSI', "FedRAMP's key security indicators in JSON"],
+};
+
+// Report asks for a report of the head that is on the screen. Its address ends after an
+// hour, and whoever has it can fetch the report: so it is asked for when it is wanted.
+function Report({framework, head}) {
+  const [made, setMade] = useState({});
+  const list = useRef();
+  useEffect(() => { // the link takes the place of the button, and its focus
+    const last = Object.keys(made).at(-1);
+    if (last && document.activeElement === document.body) list.current.querySelector(`[data-format=${last}]`).focus();
+  }, [made]);
+  const make = async format => {
+    const report = await get('/api/v2/compliance/report', {framework, head: head.sequence, format});
+    setMade(all => ({...all, [format]: report}));
+  };
+  const offered = Object.keys(formats).filter(f => f !== 'ksi' || framework === 'fedramp');
+  return html`<${Panel} title="Report for an auditor">
+    <p class="quiet">Made of the same entries as what you see here, as of entry ${number(head.sequence)}, with its evidence. Beside it lies a signature of the deployment (ML-DSA-65 by its identity key, context <code>latticekeep/report/v1</code>), which shows that it was not changed.</p>
+    <ul class="list" aria-live="polite" ref=${list}>${offered.map(format => html`<li key=${format}>
+      <span><strong>${formats[format][0]}</strong> <span class="quiet">${formats[format][1]}</span></span>
+      ${made[format] ? html`<span class="row"><a class="button primary" data-format=${format} href=${made[format].url} download>Download ${formats[format][0]}</a><a href=${made[format].signature_url} download>Download its signature</a>
+          <span class="quiet">The links end <${Time} at=${made[format].expires_at} relative />.</span></span>`
+      : html`<${Act} onClick=${() => make(format)} texts=${{409: 'No report is made of a log that does not verify. Tell the operator of this service at once.', 503: 'The log is not verified up to this entry yet. Wait a minute and try again.'}}>Make the ${formats[format][0]} report<//>`}
+    </li>`)}</ul>
+  <//>`;
+}
+
+function Controls({controls}) {
+  const {query} = useHere();
+  const result = query.get('result') ?? '';
+  const profiles = [...new Set(controls.map(c => c.profile).filter(Boolean))];
+  const [profile, setProfile] = useState('');
+  const inProfile = controls.filter(c => profile === '' || c.profile === profile);
+  const shown = inProfile.filter(c => result === '' || c.result === result);
+  const having = r => inProfile.filter(c => c.result === r).length;
+  return html`<${Panel} title="Controls">
+    <div class="filters narrow">
+      <${Filter} label="Result" name="result" options=${[['', `All (${inProfile.length})`], ...Object.keys(results).map(r => [r, `${results[r][1].replace(/^./, c => c.toUpperCase())} (${having(r)})`])]} />
+      ${profiles.length > 1 && html`<${Choice} label="Part of the framework" optional=${false} value=${profile} onInput=${setProfile} options=${[['', 'All'], ...profiles.map(p => [p, p])]} />`}
+    </div>
+    ${shown.length === 0 ? html`<${Empty} title="No control has this result"><p>Choose another result above.</p><//>`
+    : html`<p class="quiet" role="status">${count(shown.length, 'control')} shown. The titles are our own, not the text of the standard.</p>
+      <div class="controls">${shown.map(c => html`<${Control} key=${(c.profile ?? '') + c.id} of=${c} />`)}</div>`}
+  <//>`;
+}
+
+function Control({of: c}) {
+  const about = html`<p class="quiet">${[c.profile, c.related.length > 0 && `Relates to ${c.related.join(', ')} of NIST SP 800-53`, c.result !== 'manual' && `weight ${number(c.weight)}`].filter(Boolean).join(' · ')}</p>`;
+  return html`<details open=${c.result === 'fail'}>
+    <summary><span class="row between"><span><strong>${c.id}</strong> ${c.title}</span><${Result} of=${c.result} /></span></summary>
+    ${about}
+    ${c.probes.length === 0 ? html`<p>A person has to judge this: the service cannot see it.</p>` : html`<ul class="list">${c.probes.map(p => html`<${Probe} key=${p.name} of=${p} />`)}</ul>`}
+  </details>`;
+}
+
+function Probe({of: p}) {
+  return html`<li><div class="stack tight grow">
+    <div class="row between"><strong>${p.title}</strong><${Result} of=${p.result} /></div>
+    <p>${p.detail.charAt(0).toUpperCase() + p.detail.slice(1)}</p>
+    <p class="quiet">${p.sample === 0 ? 'Nothing to look at' : `${count(p.sample, 'thing')} looked at`}, ${p.window_days === 0 ? 'in the state at that entry' : `in the ${count(p.window_days, 'day')} before that entry`}. <code>${p.name}</code></p>
+    ${p.evidence.length > 0 && html`<p>Evidence: ${p.evidence.map((e, i) => html`${i > 0 && ', '}<${Link} key=${e.sequence} to=${'/audit/' + e.sequence} title=${'Hash ' + e.hash}>entry ${number(e.sequence)}<//>`)}</p>`}
+  </div></li>`;
+}

@@ -1,0 +1,188 @@
+// The vault: the list of credentials, and sealing a new one.
+import {html, useEffect, useRef, useState} from '../vendor/preact.js';
+import {useAccount} from '../lib/account.js';
+import {gather, post} from '../lib/api.js';
+import {count, localDay, number} from '../lib/format.js';
+import {Rows, checkRows, fromRows, newRow} from '../lib/rows.js';
+import {Empty, Filter, Form, Input, Link, Loaded, Name, Page, Pages, Panel, Search, Skeleton, Table, Tag, Time, navigate, say, setQuery, useHere, useLoad} from '../lib/ui.js';
+
+const pageSize = 50;
+const dayLength = 86400e3;
+const soon = 7; // days
+
+// Types that are common. Others are as good.
+const commonTypes = ['api_key', 'basic_auth', 'certificate', 'database', 'oauth_client', 'ssh_key', 'token', 'webhook_secret'];
+const typePattern = '[a-zA-Z0-9][\\-._a-zA-Z0-9]{0,62}';
+
+export const trialEnded = 'The trial has ended. Credentials can be read and deleted until the operator of this service activates the plan.';
+
+// State says whether a credential can be unsealed and, unless it is bare, until when.
+export function State({of, bare = false}) {
+  const expired = of.status === 'expired', near = new Date(of.expires_at) - Date.now() < soon * dayLength;
+  const [kind, text] = expired ? ['bad', 'expired'] : near ? ['warn', 'expires soon'] : ['good', 'active'];
+  return html`<${Tag} kind=${kind}>${text}<//>${!bare && html` <span class="quiet">${expired ? '' : 'expires '}<${Time} at=${of.expires_at} relative /></span>`}`;
+}
+
+export const Owner = ({of}) => of.owned ? html`<${Tag}>Kubernetes object<//>` : html`<span class="quiet">this vault</span>`;
+
+// The end of the day so many days from now: it stays the same from page to page, as it
+// must, since a cursor belongs to one selection.
+function endOfDay(days) {
+  const end = new Date(Date.now() + days * dayLength);
+  end.setUTCHours(24, 0, 0, 0);
+  return end.toISOString();
+}
+
+function useList(query) {
+  const fields = ['q', 'status', 'type', 'within', 'cursor'].map(name => query.get(name) ?? '');
+  return useLoad(async signal => {
+    const [q, status, type, within, cursor] = fields;
+    const days = /^[1-9]\d{0,3}$/.test(within) ? Number(within) : 0;
+    const selection = {q, status, credential_type: type, expires_before: days ? endOfDay(days) : '', limit: pageSize};
+    try {
+      return await gather('/api/v2/vault/list', 'credentials', {...selection, cursor}, signal);
+    } catch (error) {
+      // An address that was kept for long may have a cursor of another day's selection.
+      if (error.status !== 400 || cursor === '') throw error;
+      setQuery({cursor: ''}, {replace: true});
+      return new Promise(() => {}); // the change of the address loads the first page
+    }
+  }, fields);
+}
+
+export function Vault() {
+  const account = useAccount();
+  const {query} = useHere();
+  const list = useList(query);
+  const types = [...new Set([...(list.data?.credentials ?? []).map(c => c.credential_type), ...commonTypes])].sort();
+  const narrowed = ['q', 'status', 'type', 'within'].some(name => query.get(name));
+  const clear = () => setQuery({q: '', status: '', type: '', within: '', cursor: ''});
+  return html`<${Page} title="Vault" lead="Credentials of your organisation. Each is encrypted under its own ML-KEM-768 key pair, and only its values are secret. They are listed in no particular order." actions=${account.can('vault:write') && html`<${NewButton} />`}>
+    <div class="filters" role="search">
+      <${Search} label="Part of the name" maxlength="255" />
+      <${Filter} label="State" name="status" options=${[['', 'Any'], ['active', 'Active'], ['expired', 'Expired']]} />
+      <${Search} label="Type, in full" name="type" maxlength="63" list="types" />
+      <${Filter} label="Expires" name="within" options=${[['', 'At any time'], ['7', 'Within 7 days'], ['30', 'Within 30 days'], ['90', 'Within 90 days'], ['365', 'Within 365 days']]} />
+      <datalist id="types">${types.map(type => html`<option key=${type} value=${type}></option>`)}</datalist>
+    </div>
+    <${Loaded} of=${list} lines=${6}>${({credentials, next_cursor: next}) => {
+      if (credentials.length > 0) {
+        return html`<${List} rows=${credentials} /><${Pages} next=${next} shown=${count(credentials.length, 'credential')} />`;
+      }
+      if (list.loading) return html`<${Skeleton} lines=${6} />`; // what was empty is another selection
+      if (next) return html`<${Empty} title="None found so far"><p>Many were looked at; there are more to look at.</p><//><${Pages} next=${next} shown="0 credentials" />`;
+      if (query.get('cursor')) return html`<${Empty} title="No more credentials"><p>This is the end of the list.</p><//><${Pages} shown="0 credentials" />`;
+      if (narrowed) return html`<${Empty} title="No credential has all of this"><p>Ask for less, or for a part of the name alone. A type has to be entered in full.</p><button type="button" onClick=${clear}>Clear the filters</button><//>`;
+      return html`<${Empty} title="The vault is empty"><p>Seal a credential here, or apply a SealedCredential to the cluster.</p>${account.can('vault:write') && html`<${NewButton} />`}<//>`;
+    }}<//>
+  <//>`;
+}
+
+function NewButton() {
+  const account = useAccount();
+  return account.writes ? html`<${Link} class="button primary" to="/vault/new">Seal a credential<//>`
+    : html`<button type="button" class="primary" disabled aria-describedby="ended">Seal a credential</button><p class="hint" id="ended">Not possible since the trial has ended.</p>`;
+}
+
+const List = ({rows}) => html`<${Table} caption="Credentials" rowKey="credential_id" rows=${rows} columns=${[
+  {title: 'Name', cell: c => html`<${Link} to=${'/vault/' + encodeURIComponent(c.credential_id)}><${Name}>${c.name}<//><//>`},
+  {title: 'Type', cell: c => html`<${Name}>${c.credential_type}<//>`},
+  {title: 'State', class: 'fit', cell: c => html`<span><${State} of=${c} /></span>`},
+  {title: 'Version', class: 'number', cell: c => number(c.version)},
+  {title: 'Owner', class: 'fit', cell: c => html`<span><${Owner} of=${c} /></span>`},
+]} />`;
+
+const bytes = text => new TextEncoder().encode(text).length;
+
+export const nameError = name => bytes(name) > 255 ? `A name has at most 255 bytes; this one has ${number(bytes(name))}. Letters outside of A to Z count for two or more.`
+  : name.trim() === '' && name !== '' ? 'A name of spaces alone cannot be found again.' : '';
+
+// TTL asks for a lifetime in days. Empty means what hint says, where that is allowed.
+export function TTL({value, onInput, hint, optional = false}) {
+  const days = Number(value), known = value !== '' && Number.isInteger(days) && days >= 1 && days <= 3650;
+  const until = known && localDay(new Date(Date.now() + days * dayLength).toISOString());
+  return html`<${Input} label="Lifetime in days" type="number" min="1" max="3650" step="1" inputmode="numeric" optional=${optional} value=${value} onInput=${onInput}
+    hint=${until ? `It expires on ${until}. ${hint}` : hint} />`;
+}
+
+// useRows is the state of a Rows editor. check() says whether the rows are fit to be
+// sent; from then on what is wrong shows, and the focus goes to the first of it.
+export function useRows() {
+  const [rows, setRows] = useState(() => [newRow()]);
+  const [checked, setChecked] = useState(0);
+  const box = useRef();
+  useEffect(() => { box.current?.querySelector('[aria-invalid=true]')?.focus(); }, [checked]);
+  const check = () => {
+    const fine = Object.keys(checkRows(rows)).length === 0;
+    if (!fine) setChecked(n => n + 1);
+    return fine;
+  };
+  const clear = () => {
+    setRows([newRow()]);
+    setChecked(0);
+  };
+  return {rows, setRows, check, clear, errors: checked > 0 ? checkRows(rows) : {}, box};
+}
+
+export function NewCredential() {
+  const account = useAccount();
+  const back = {to: '/vault', text: 'Vault'};
+  if (!account.can('vault:write')) {
+    return html`<${Page} title="Seal a credential" back=${back}><${Empty} title="Your role does not allow this"><p>Members, admins and owners seal credentials. Ask an owner of your organisation.</p><//><//>`;
+  }
+  if (!account.writes) return html`<${Page} title="Seal a credential" back=${back}><${Empty} title="Not possible now"><p>${trialEnded}</p><//><//>`;
+  return html`<${Page} title="Seal a credential" back=${back} lead="The values go to the server over TLS, are encrypted there and never stored in plain. The name and the type are not secret.">
+    <${SealForm} />
+    ${account.can('vault:read') && html`<p class="quiet">For a workload in Kubernetes you can <${Link} to="/cluster/seal">seal a manifest in the browser<//> instead.</p>`}
+  <//>`;
+}
+
+// SealForm sends one Idempotency-Key however often it is submitted, so that a repeated
+// submit seals once.
+function SealForm() {
+  const [name, setName] = useState('');
+  const [type, setType] = useState('api_key');
+  const [days, setDays] = useState('90');
+  const rows = useRows();
+  const [key, setKey] = useState(() => crypto.randomUUID());
+  const [doubt, setDoubt] = useState(''); // 'lost': an attempt may have come through for all that is known; 'refused': it has, with other values
+  const wrong = nameError(name);
+  const seal = async () => {
+    if (wrong || !rows.check()) return;
+    const body = {name, credential_type: type, values: fromRows(rows.rows), ttl_days: Number(days)};
+    let made;
+    try {
+      made = await post('/api/v2/vault/seal', body, {headers: {'Idempotency-Key': key}});
+    } catch (error) {
+      if (error.status === 0 || error.status >= 500) setDoubt('lost');
+      else if (error.status === 422 && doubt) setDoubt('refused');
+      throw error;
+    }
+    rows.clear();
+    say('The credential is sealed');
+    navigate('/vault/' + encodeURIComponent(made.credential_id), {replace: true}); // the way back leads to the list
+  };
+  const another = () => {
+    setKey(crypto.randomUUID());
+    setDoubt('');
+    say('Press Seal to store it as another credential');
+  };
+  return html`<${Panel} title="Credential"><${Form} onSubmit=${seal} submit="Seal" cancel=${() => navigate('/vault')} texts=${{
+      403: 'Your role or the plan does not allow sealing. Ask an owner of your organisation. What you entered is still here.',
+      422: doubt ? 'An earlier attempt from this form may have been stored in spite of its failure, with what it had then. Look for it in the vault before you seal this as another credential.'
+        : 'Something is missing or not as it must be. Correct it and seal again.',
+      503: 'The service cannot do this at the moment. Press the button again after a while: the credential is stored once, however often you do.',
+      0: 'The server could not be reached. Check your connection and press the button again: the credential is stored once, however often you do.',
+    }}>
+    <div class="narrow stack">
+      <${Input} label="Name" hint="Shown in lists, not secret. Several credentials may have the same one." maxlength="255" error=${wrong} value=${name} onInput=${setName} autofocus />
+      <${Input} label="Type" hint="A label of your own, of letters from A to Z, digits, and the signs - . _" class="mono" maxlength="63" pattern=${typePattern} title="Letters from A to Z, digits, and the signs - . _, beginning with a letter or digit"
+        list="types" value=${type} onInput=${setType} />
+      <datalist id="types">${commonTypes.map(t => html`<option key=${t} value=${t}></option>`)}</datalist>
+      <${TTL} value=${days} onInput=${setDays} hint="Then it cannot be unsealed any more. Rotating or replacing it in time starts the lifetime again." />
+    </div>
+    <h3>Values</h3>
+    <div ref=${rows.box}><${Rows} rows=${rows.rows} onChange=${rows.setRows} errors=${rows.errors} /></div>
+    ${doubt === 'refused' && html`<p>Do you want this as another credential, whether or not the earlier attempt was stored? <button type="button" onClick=${another}>Yes, another one</button></p>`}
+  <//><//>`;
+}
