@@ -177,7 +177,7 @@ func many(n int) string {
 
 func TestUnknownRoutesAndMethodsHaveTheEnvelope(t *testing.T) {
 	s := newService(t)
-	for _, path := range []string{"/index.html", "/vault/", "/settings", "/assets/app.js", "/assets/0000000000000000/app.js", "/api", "/api/v2", "/api/v2/", "/api/v2/vault", "/api/v2/vault/", "/API/v2/vault/list",
+	for _, path := range []string{"/index.html", "/vault/", "/settings/", "/assets/app.js", "/assets/0000000000000000/app.js", "/api", "/api/v2", "/api/v2/", "/api/v2/vault", "/api/v2/vault/", "/API/v2/vault/list",
 		"/api/v2/vault/list/", "//api/v2/vault/list", "/api/v2/vault/../vault/list", "/v1", "/v1/", "/debug/pprof/", "/healthz/", "/%00", "/api/v2/vault/a/b"} {
 		if r := s.get(path); r.status != http.StatusNotFound {
 			t.Errorf("%s: %d", path, r.status)
