@@ -82,7 +82,7 @@ func TestALostLastCommitOfAReplicaIsFoundByIt(t *testing.T) {
 	if err := a.tries(AuditRead, tenantA); !errors.Is(err, fault.Unavailable) {
 		t.Error("it is signed again:", err)
 	}
-	_ = a.refused() // which it checks
+	_ = a.refused()              // which it checks
 	b.append(AuditRead, tenantB) // which has not seen it
 	a.outcome, b.outcome = done, persisted
 	before = b.read()
