@@ -144,7 +144,7 @@ bench: build ## drive the built server over loopback and print docs/benchmarks.m
 	@exec $(BIN)/tools/bench -latticekeep $(BIN)/latticekeep $(BENCH)
 
 .PHONY: bench-million
-bench-million: build ## the same with a million credentials beside a thousand (an hour, 20 GB in the temporary folder)
+bench-million: build ## the same with a million credentials beside a thousand (a quarter of an hour, 20 GB in the temporary folder)
 	@go build -o $(BIN)/tools/bench ./hack/bench
 	@exec $(BIN)/tools/bench -latticekeep $(BIN)/latticekeep -part growth -credentials 1000000 $(BENCH)
 

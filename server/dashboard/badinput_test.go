@@ -123,3 +123,17 @@ func TestEachRefusalSaysWhatToDo(t *testing.T) {
 		b.sees("No credential has all of this")
 	}
 }
+
+func TestAScoreThatFailsHidesNoOther(t *testing.T) {
+	p := start(t)
+	o := p.register("Scores", "sina@example.org")
+	b := p.tab()
+	stop := b.answer("GET", "/api/v2/compliance/score?framework=soc2", refusal(http.StatusInternalServerError, "a refusal of a test"))
+	b.signIn(o, "/")
+	b.until(`document.querySelectorAll('a[href^="/compliance/"] + span strong').length === 8`)
+	b.sees("The server says: a refusal of a test")
+	stop()
+	b.press("Try again")
+	b.until(`document.querySelectorAll('a[href^="/compliance/"] + span strong').length === 9`)
+	b.gone("The server says: a refusal of a test")
+}

@@ -1,6 +1,6 @@
 // The parts that pages are made of. Each says by its markup what it is, works with
 // the keyboard alone, and shows text as text.
-import {html, useCallback, useEffect, useId, useLayoutEffect, useMemo, useRef, useState} from '../vendor/preact.js';
+import {html, useCallback, useEffect, useId, useLayoutEffect, useRef, useState} from '../vendor/preact.js';
 import {ago, localTime, short, utc, visible} from './format.js';
 import {Link, navigate, useHere, setQuery} from './router.js';
 
@@ -395,4 +395,4 @@ export function Trend({points, label}) {
   </svg><figcaption><span>${points[0].x}: ${points[0].y} of 100</span><span>${points.at(-1).x}: ${points.at(-1).y} of 100</span></figcaption></figure>`;
 }
 
-export {Link, navigate, useHere, setQuery, useMemo};
+export {Link, navigate, useHere, setQuery};

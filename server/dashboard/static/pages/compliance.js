@@ -3,39 +3,15 @@ import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {get} from '../lib/api.js';
 import {count, frameworks, number} from '../lib/format.js';
 import {Proof} from '../lib/log.js';
+import {useScores} from '../lib/scores.js';
 import {Act, Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
 
 const lead = 'How much of what this service can see went well. A score is evidence for controls of a framework; it does not say that the framework is met.';
 
 const coverage = ({evidenced, controls, percent}) => `${number(evidenced)} of ${count(controls, 'control')} (${Math.round(percent)} %)`;
 
-// Without these nothing else would come either.
-const final = new Set([0, 401, 403, 429]);
-
 export function Compliance() {
-  const [scores, setScores] = useState({});
-  const [stopped, setStopped] = useState(null);
-  const [turn, setTurn] = useState(0);
-  // One after the other: each score is work for the server. One that fails hides no other.
-  useEffect(() => {
-    const abort = new AbortController();
-    setStopped(null);
-    (async () => {
-      for (const framework of Object.keys(frameworks)) {
-        if (scores[framework]?.score) continue;
-        try {
-          const score = await get('/api/v2/compliance/score', {framework}, abort.signal);
-          setScores(all => ({...all, [framework]: {score}}));
-        } catch (error) {
-          if (abort.signal.aborted) return;
-          if (final.has(error.status)) return setStopped(error);
-          setScores(all => ({...all, [framework]: {error}}));
-        }
-      }
-    })();
-    return () => abort.abort();
-  }, [turn]);
-  const again = () => setTurn(n => n + 1);
+  const {results: scores, stopped, again} = useScores();
   const done = Object.keys(scores).length, all = Object.keys(frameworks).length;
   return html`<${Page} title="Compliance" lead=${lead}>
     <p class="unseen" role="status">${stopped ? '' : done < all ? `${done} of ${all} scores are there` : 'All scores are there'}</p>

@@ -1,10 +1,11 @@
 // The overview: what needs attention, each part loaded for itself, so that one that
 // fails hides no other.
-import {html, useEffect, useState} from '../vendor/preact.js';
+import {html} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
 import {Actor, Proof} from '../lib/log.js';
 import {count, frameworks, number, words} from '../lib/format.js';
+import {useScores} from '../lib/scores.js';
 import {Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Tag, Time, Trouble, useLoad} from '../lib/ui.js';
 
 export function Overview() {
@@ -53,9 +54,10 @@ function Rotations() {
 }
 
 function Chain({scores}) {
-  const proof = Object.values(scores.all)[0]?.proof;
+  const account = useAccount();
+  const proof = Object.values(scores.results).find(r => r.score)?.score.proof;
   // The head is asked for after the proof, so that it is not older than what is verified.
-  const ready = !scores.wanted || proof !== undefined || scores.error !== null;
+  const ready = !account.can('compliance:read') || Object.keys(scores.results).length > 0 || scores.stopped !== null;
   const head = useLoad(signal => ready ? get('/api/v2/audit/checkpoint', undefined, signal) : new Promise(() => {}), [ready]);
   return html`<${Panel} title="Audit chain" actions=${html`<${Link} to="/audit">Audit log<//>`}>
     ${proof && html`<p>The server says: <${Proof} of=${proof} /> ${proof.verified_to > 0 && html`up to entry ${number(proof.verified_to)}`}${proof.verified_at && html`, <${Time} at=${proof.verified_at} relative />`}</p>`}
@@ -69,36 +71,15 @@ function Chain({scores}) {
   <//>`;
 }
 
-// useScores fetches one framework after the other, since each is work for the server:
-// {wanted, all: {framework: {score, reason, proof}}, error, again}.
-function useScores(wanted) {
-  const [all, setAll] = useState({});
-  const [error, setError] = useState(null);
-  const [turn, setTurn] = useState(0);
-  useEffect(() => {
-    if (!wanted) return;
-    const abort = new AbortController();
-    setError(null);
-    (async () => {
-      for (const framework of Object.keys(frameworks)) {
-        const {score, reason, proof} = await get('/api/v2/compliance/score', {framework}, abort.signal);
-        if (abort.signal.aborted) return;
-        setAll(before => ({...before, [framework]: {score, reason, proof}}));
-      }
-    })().catch(e => { if (e.name !== 'AbortError') setError(e); });
-    return () => abort.abort();
-  }, [turn, wanted]);
-  return {wanted, all, error, again: () => setTurn(turn + 1)};
-}
-
-function Scores({of: {all, error, again}}) {
+function Scores({of: {results, stopped, again}}) {
+  const failed = stopped ?? Object.values(results).find(r => r.error)?.error;
   return html`<${Panel} title="Compliance scores" actions=${html`<${Link} to="/compliance">Compliance<//>`}>
     <ul class="list">${Object.entries(frameworks).map(([framework, name]) => {
-      const s = all[framework];
-      return html`<li key=${framework}><${Link} to=${'/compliance/' + framework}>${name}<//><span>${s === undefined ? html`<span class="quiet">${error ? 'not known' : 'loading'}</span>`
+      const {score: s, error} = results[framework] ?? {};
+      return html`<li key=${framework}><${Link} to=${'/compliance/' + framework}>${name}<//><span>${s === undefined ? html`<span class="quiet">${error || stopped ? 'not known' : 'loading'}</span>`
         : s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong> <span class="quiet">of 100</span>`}</span></li>`;
     })}</ul>
-    ${error && html`<${Trouble} error=${error} retry=${again} />`}
+    ${failed && html`<${Trouble} error=${failed} retry=${again} />`}
   <//>`;
 }
 
