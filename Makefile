@@ -132,7 +132,7 @@ verify: tools helm lint-tools ## check what is generated, the chart and config/,
 .PHONY: fuzz
 # Minimising an input of several KiB would take all of the time, and can outlast it.
 fuzz: ## run every fuzz target for FUZZTIME (30s) each
-	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' api controllers internal server | \
+	@grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' api controllers internal server test | \
 	while IFS=: read -r file target; do \
 	    echo "$$file $$target"; \
 	    go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x "./$$(dirname "$$file")" </dev/null; \

@@ -19,7 +19,7 @@ const module = "github.com/latticekeep/latticekeep"
 //
 //   - controllers never imports server, nor the other way round;
 //   - envelope and dualsig take bytes and keys and return bytes (see pure);
-//   - internal/kubetest runs a control plane for tests and for hack/cluster: nothing in the product imports it, nor storetest.
+//   - test/kubetest runs a control plane for tests and for hack/cluster: nothing in the product imports it, nor storetest.
 var ours = map[string]string{
 	".": "internal/app",
 	"internal/app": "api/v1alpha1 api/client api/openapi/v2 controllers controllers/admission server server/gate internal/vault internal/transit internal/identity " +
@@ -65,31 +65,31 @@ var ours = map[string]string{
 	"internal/compose":       "internal/fault internal/secret",
 	"internal/sealedsecrets": "api/v1alpha1 internal/secret",
 
-	"internal/quota":           "internal/clock internal/store internal/fault",
-	"internal/clock":           "internal/fault",
-	"internal/authz":           "",
-	"internal/envelope":        "internal/frame internal/secret",
-	"internal/dualsig":         "internal/frame",
-	"internal/kms":             "internal/frame internal/fault",
-	"internal/store":           "",
-	"internal/store/bolt":      "internal/store internal/fault",
-	"internal/store/postgres":  "internal/store internal/fault",
-	"internal/store/storetest": "internal/store internal/fault",
+	"internal/quota":          "internal/clock internal/store internal/fault",
+	"internal/clock":          "internal/fault",
+	"internal/authz":          "",
+	"internal/envelope":       "internal/frame internal/secret",
+	"internal/dualsig":        "internal/frame",
+	"internal/kms":            "internal/frame internal/fault",
+	"internal/store":          "",
+	"internal/store/bolt":     "internal/store internal/fault",
+	"internal/store/postgres": "internal/store internal/fault",
+	"test/storetest":          "internal/store internal/fault",
 
 	"internal/frame":  "",
 	"internal/fault":  "",
 	"internal/secret": "",
 
-	"internal/kubetest": "",
-	"internal/s3test":   "internal/kubetest",
-	"internal/pgtest":   "",
-	"internal/kmstest":  "",
-	"internal/timing":   "",
-	"internal/chaos":    "",
-	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 internal/pgtest internal/kmstest internal/kubetest internal/envelope internal/dualsig",
-	"hack/cluster":      "internal/kubetest",
+	"test/kubetest":     "",
+	"test/s3test":       "test/kubetest",
+	"test/pgtest":       "",
+	"test/kmstest":      "",
+	"test/timing":       "",
+	"test/chaos":        "",
+	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 test/pgtest test/kmstest test/kubetest internal/envelope internal/dualsig",
+	"hack/cluster":      "test/kubetest",
 	"hack/gotest":       "",
-	"hack/e2e":          "internal/kubetest",
+	"hack/e2e":          "test/kubetest",
 	"hack/e2e/workload": "",
 	"hack/schemas":      "",
 }
@@ -109,7 +109,7 @@ var vendors = map[string]string{
 	"go.opentelemetry.io/otel/sdk":        "internal/app",
 	"go.opentelemetry.io/otel/exporters":  "internal/app",
 	"go.opentelemetry.io/proto/otlp":      "tests",
-	"google.golang.org/protobuf":          "internal/kmstest",
+	"google.golang.org/protobuf":          "test/kmstest",
 
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
 	"k8s.io/client-go":               "controllers internal/app internal/identity/tokenreview",
@@ -131,9 +131,9 @@ var vendors = map[string]string{
 	"gocloud.dev":                         "internal/objects internal/kms",
 	"github.com/aws/aws-sdk-go-v2":        "internal/kms",
 	"github.com/aws/smithy-go":            "internal/kms",
-	"cloud.google.com/go/kms":             "internal/kms internal/kmstest",
+	"cloud.google.com/go/kms":             "internal/kms test/kmstest",
 	"google.golang.org/api":               "internal/kms",
-	"google.golang.org/grpc":              "internal/kms internal/kmstest",
+	"google.golang.org/grpc":              "internal/kms test/kmstest",
 	"github.com/hashicorp/vault/api":      "internal/kms",
 	"filippo.io/age":                      "internal/backup internal/app",
 	"github.com/anishathalye/porcupine":   "tests",
@@ -167,7 +167,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"internal/kubetest", "internal/kmstest", "internal/pgtest", "internal/s3test", "internal/store/storetest", "internal/timing"}
+var harness = []string{"test/kubetest", "test/kmstest", "test/pgtest", "test/s3test", "test/storetest", "test/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // applied is a control plane that has what the chart makes of everything that can be turned on, but for the kinds of other projects. Namespaces

@@ -12,8 +12,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/kms"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
-	"github.com/latticekeep/latticekeep/internal/s3test"
+	"github.com/latticekeep/latticekeep/test/pgtest"
+	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
 // Two replicas on one PostgreSQL, with the rights that the chart grants them: one is the operator, and when it ends the other.

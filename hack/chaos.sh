@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the long form of tests of internal/chaos, by the pattern of their names, and writes what they say to a file below the text on stdin.
+# Runs the long form of tests of test/chaos, by the pattern of their names, and writes what they say to a file below the text on stdin.
 #
 # usage: hack/chaos.sh FILE PATTERN <HEAD
 set -euo pipefail
@@ -11,5 +11,5 @@ trap 'rm -f "$transcript"' EXIT
 	echo
 	echo "$(date +%Y-%m-%d), $(nproc) cores, Linux $(uname -r), $(go env GOVERSION)."
 } >"$transcript"
-CHAOS_LONG=1 CHAOS_TRANSCRIPT=$transcript go test -count=1 -timeout 8h -run "$2" ./internal/chaos
+CHAOS_LONG=1 CHAOS_TRANSCRIPT=$transcript go test -count=1 -timeout 8h -run "$2" ./test/chaos
 install -m 644 "$transcript" "$1"

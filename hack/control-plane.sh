@@ -4,7 +4,7 @@
 #
 # With KUBEBUILDER_ASSETS set, that directory is used as it is. Otherwise all are compiled from the Go module proxy into
 # bin/k8s/<version of Kubernetes>/: about seven minutes on two cores the first time, four more for a node, nothing afterwards.
-# The versions are recorded in one place each, the go.mod files of hack/k8s, hack/etcd and hack/coredns; internal/kubetest
+# The versions are recorded in one place each, the go.mod files of hack/k8s, hack/etcd and hack/coredns; test/kubetest
 # reads the first as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

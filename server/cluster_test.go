@@ -12,7 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // cluster is a real API server beside the service, which has no more rights there than tokenreview says it needs.

@@ -19,8 +19,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/objects"
-	"github.com/latticekeep/latticekeep/internal/s3test"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
 // verify has the log verified up to its head, as the server does in the background.

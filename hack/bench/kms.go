@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kmstest"
+	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
 // What the key-management service of partKMS is like.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // mostReplicas of one database are measured.

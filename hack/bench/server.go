@@ -16,7 +16,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 const (

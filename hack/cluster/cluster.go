@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // The same steps as `make cluster`, up to where that waits for an interrupt.

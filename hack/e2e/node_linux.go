@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // The node lives in namespaces of its own: of processes, so that all of them, the pods' included, end with the first one, whatever it

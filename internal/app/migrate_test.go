@@ -15,8 +15,8 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 func TestADeploymentMovesBetweenStoresAndGoesOn(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/controllers"
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // operations returns where the operations of a server are, which only its log says.

@@ -14,8 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kubetest"
 	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // said takes what a server prints to stderr, one piece for each write.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // uninstallRoles grant exactly what the command does, with a StatefulSet to stop.

@@ -28,9 +28,9 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/controllers/admission"
-	"github.com/latticekeep/latticekeep/internal/kubetest"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // hook is a running webhook.

@@ -20,9 +20,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
-	"github.com/latticekeep/latticekeep/internal/s3test"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
 const keep = 90 * 24 * time.Hour

@@ -20,11 +20,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/pgtest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 const (

@@ -27,7 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 // world is a log on a real store, with a clock that the story moves, and the

@@ -15,7 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 func newService(t *testing.T) *Service {

@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/timing"
+	"github.com/latticekeep/latticekeep/test/timing"
 )
 
 const timedSignIns = 2000 // of each sort

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/kmstest"
+	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
 func startAWS(t *testing.T) *kmstest.Server {

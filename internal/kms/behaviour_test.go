@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/kmstest"
+	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
 // within is a context that ends as the keyring's do.

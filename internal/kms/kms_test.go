@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/kmstest"
+	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
 // providers are the services that speak on a wire.

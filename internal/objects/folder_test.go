@@ -11,7 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
-	"github.com/latticekeep/latticekeep/internal/s3test"
+	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
 // age has a file be written that long ago.

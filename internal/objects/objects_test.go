@@ -19,7 +19,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
-	"github.com/latticekeep/latticekeep/internal/s3test"
+	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
 func open(t *testing.T, rawURL string, o objects.SigningOptions) *objects.Bucket {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/clock"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // Three processes on one PostgreSQL, on machines whose clocks are minutes apart,

@@ -25,7 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 const canary = "tr0ub4dor-and-3"

@@ -22,7 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 // fixture is the service on real parts: a database file, a key file, a log. The

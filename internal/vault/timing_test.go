@@ -11,7 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/timing"
+	"github.com/latticekeep/latticekeep/test/timing"
 )
 
 const timedUnseals = 2000 // of each sort

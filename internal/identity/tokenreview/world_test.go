@@ -25,7 +25,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 const audience = "latticekeep"

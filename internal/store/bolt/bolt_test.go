@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 func TestConformance(t *testing.T) {

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // TestACopyWhoseTakerIsSlowEnds has a taker that waits until PostgreSQL keeps

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // TestAFullDiskIsSurvived has the table on a small file system of its own.

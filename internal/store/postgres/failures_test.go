@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // openAt opens a store that is closed after the test.

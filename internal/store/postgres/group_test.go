@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // awaitLock returns when so many sessions of the database wait for a lock.

@@ -26,8 +26,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // answers runs statements and returns the first column of the last answer.

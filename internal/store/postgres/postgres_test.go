@@ -5,9 +5,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/storetest"
+	"github.com/latticekeep/latticekeep/test/pgtest"
+	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 func TestConformance(t *testing.T) {

@@ -3,8 +3,8 @@ package postgres
 import (
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // A database that was put back and has been written to since may have come to the same fence: what is in memory is of another one.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kmstest"
+	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
 // outage is a fault in the middle of the load of one server, which goes away again.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // link is a network between a replica and the database, which may lose everything

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/kubetest"
+	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
 // startTimeout bounds Start when its context has no deadline. A tenth of a second is usual.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/s3test"
+	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
 func TestTheServerAnswersStrangersWithARefusalAndEndsWithStop(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // What one replica has taken back no other one honours a second later, and one

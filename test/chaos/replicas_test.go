@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/pgtest"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // newReplicas are deployments that share a PostgreSQL, which each reaches over a
