@@ -123,7 +123,7 @@ func (w *world) open(crash *crash) {
 	must(w.t, err)
 	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
 	must(w.t, err)
-	w.vault = vault.New(w.store, w.log, w.keys, now)
+	w.vault = vault.New(w.store, w.log.Guard(), w.keys, now)
 }
 
 // counting reports whether calls are counted: not while memory is measured.

@@ -103,12 +103,12 @@ func assembleAt(t testing.TB, url string, change ...func(*Config)) *service {
 	s.identity, s.keys, err = identity.Open(ctx, db, chain, keys[0], keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.clock.Now})
 	check(err)
 	check(db.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("kms/moved-from/"+s.former), nil) })) // or nobody may destroy it
-	s.vault = vault.New(db, chain, s.keys, s.clock.Now)
+	s.vault = vault.New(db, chain.Guard(), s.keys, s.clock.Now)
 	s.tenant, s.key, err = s.identity.Dev(ctx)
 	check(err)
-	s.transit = transit.New(db, chain, s.keys, s.clock.Now)
+	s.transit = transit.New(db, chain.Guard(), s.keys, s.clock.Now)
 	s.sealing = sealingkey.New(db, chain, s.keys, sealingkey.Options{InUse: s.vault.SealingKeyUse, Now: s.clock.Now})
-	s.custody = custody.New(db, chain, s.keys, custody.Options{Now: s.clock.Now, Destroy: func(context.Context, string) (kms.Destruction, error) {
+	s.custody = custody.New(db, chain.Guard(), s.keys, custody.Options{Now: s.clock.Now, Destroy: func(context.Context, string) (kms.Destruction, error) {
 		return kms.Destruction{When: s.clock.Now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
 	s.folder = filepath.Join(dir, "reports")

@@ -185,7 +185,7 @@ func TestNobodyProvesTheEntriesOfAnother(t *testing.T) {
 func TestTilesRebuildTheRoot(t *testing.T) {
 	s := newService(t)
 	for i := range 300 { // more than a tile is wide
-		if err := s.chain.Attempt(context.Background(), s.operator(), authz.ReadAudit, audit.Failure, "n"+strconv.Itoa(i)); err != nil {
+		if err := s.chain.Guard().RecordAttempt(context.Background(), s.operator(), authz.ReadAudit, audit.Failure, "n"+strconv.Itoa(i)); err != nil {
 			t.Fatal(err)
 		}
 	}

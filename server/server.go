@@ -130,7 +130,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s.gate, err = gate.New(gate.Config{
-		Identity: config.Identity, Audit: config.Audit, Now: config.Now, Rates: config.Rates, Lender: config.Lender, Origin: origin,
+		Identity: config.Identity, Guard: config.Audit.Guard(), Now: config.Now, Rates: config.Rates, Lender: config.Lender, Origin: origin,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
@@ -166,7 +166,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
-		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Compliance: config.Compliance,
+		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Guard: config.Audit.Guard(), Compliance: config.Compliance,
 		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Custody: config.Custody, Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients, Cluster: config.Cluster, Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {

@@ -117,12 +117,12 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 	if err := p.proving.begin(ctx, d.log, p.logger, p.now); err != nil {
 		return nil, err
 	}
-	d.vault = vault.New(s, d.log, d.keys, p.now)
-	d.transit = transit.New(s, d.log, d.keys, p.now)
+	d.vault = vault.New(s, d.log.Guard(), d.keys, p.now)
+	d.transit = transit.New(s, d.log.Guard(), d.keys, p.now)
 	d.sealing = sealingkey.New(s, d.log, d.keys, sealingkey.Options{
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
 	})
-	d.custody = custody.New(s, d.log, d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
+	d.custody = custody.New(s, d.log.Guard(), d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
 	if d.log.Refusal() == nil { // else nothing is written, and the next start does it
 		if err := d.vault.Reindex(ctx); err != nil {
 			return nil, err

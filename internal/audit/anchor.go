@@ -409,7 +409,7 @@ func (k *AnchorKeeper) alarm(ctx context.Context, a *anchor, note []byte, why st
 	if a.recorded {
 		return nil
 	}
-	err := k.log.Repeated(ctx, keeperEvent(k.log, AnchorRefused, Failure, map[string]string{attributePlace: a.Name(), AttributeReason: why}))
+	err := k.log.guard.RecordOncePerMinute(ctx, keeperEvent(k.log, AnchorRefused, Failure, map[string]string{attributePlace: a.Name(), AttributeReason: why}))
 	if err != nil {
 		return fmt.Errorf("recording that the anchor is refused: %w", err)
 	}

@@ -115,18 +115,20 @@ type Log struct {
 	live  live
 	bases baseCache
 
-	strangers, limited, repeated refusals
+	guard *Guard
 }
 
 // New returns a log that can serve as the store's commit hook but has no store
 // and no key yet; [Log.Use] gives it both. Two steps, because the key is in
 // the store and the store wants its hook when it is opened.
 func New(now func() time.Time) *Log {
-	return &Log{
-		now: now, live: newLive(), strangers: refusals{most: maxStrangers},
-		own: witness{place: databasePlace}, memory: witness{place: memoryPlace},
-	}
+	l := &Log{now: now, live: newLive(), own: witness{place: databasePlace}, memory: witness{place: memoryPlace}}
+	l.guard = newGuard(l)
+	return l
 }
+
+// Guard returns the guard of the log. There is one for all services of a process.
+func (l *Log) Guard() *Guard { return l.guard }
 
 // Use must be called once, before the first event. Error: fault.Internal when
 // the head that is stored is not the last entry, signed with this key.
@@ -236,37 +238,6 @@ func (l *Log) Record(ctx context.Context, e Event) error {
 	return l.store.Update(ctx, func(tx store.Tx) error {
 		_, err := l.Append(tx, e)
 		return err
-	})
-}
-
-// errTrialEnded is told to the caller: nothing but the activation helps.
-var errTrialEnded = fault.New(fault.Forbidden, "the trial has ended and the tenant is read-only: ask the operator of this service to activate it")
-
-// Authorize reports whether p may do a. A refusal is recorded before it is
-// returned: asking and recording are one call. Errors: fault.Forbidden, or
-// fault.Unavailable when the refusal could not be recorded.
-func (l *Log) Authorize(ctx context.Context, p authz.Principal, a authz.Action) error {
-	why := p.Denies(a)
-	if why == "" {
-		return nil
-	}
-	if err := l.Attempt(ctx, p, a, Denied, string(why)); err != nil {
-		return err
-	}
-	if why == authz.TrialEnded {
-		return errTrialEnded
-	}
-	return fault.New(fault.Forbidden, "access denied")
-}
-
-// Attempt records that p tried a and that it was not carried out; the reason
-// is one of a few fixed words.
-func (l *Log) Attempt(ctx context.Context, p authz.Principal, a authz.Action, o Outcome, reason string) error {
-	tried := attempts[a]
-	return l.Record(ctx, Event{
-		Type: tried.event, Outcome: o, Principal: p,
-		Resource:   Resource{Type: tried.resource},
-		Attributes: map[string]string{AttributeReason: reason},
 	})
 }
 

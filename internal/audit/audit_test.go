@@ -183,7 +183,7 @@ func TestEveryEntryOfAPodNamesIt(t *testing.T) {
 	own := map[string]string{"count": "2"}
 	f.record(Event{Type: CredentialListed, Outcome: Success, Principal: pod, Resource: Resource{Type: CredentialResource}, Attributes: own})
 	f.record(Event{Type: RateLimited, Outcome: Denied, Principal: pod, Resource: Resource{Type: InterfaceResource}})
-	if err := f.log.Attempt(t.Context(), pod, authz.UnsealCredential, Denied, "missing_scope"); err != nil {
+	if err := f.log.guard.RecordAttempt(t.Context(), pod, authz.UnsealCredential, Denied, "missing_scope"); err != nil {
 		t.Fatal(err)
 	}
 	f.record(Event{Type: CredentialListed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: CredentialResource}, Attributes: own})

@@ -197,7 +197,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if err := l.store.Ready(ctx); err != nil {
 		return Rollback{}, err
 	}
-	if err := l.Authorize(ctx, p, authz.AcceptRollback); err != nil {
+	if err := l.guard.Authorize(ctx, p, authz.AcceptRollback); err != nil {
 		return Rollback{}, err
 	}
 	if !validReason(reason) {

@@ -223,20 +223,17 @@ func (s snapshot) bundle(first int64, n int) ([]byte, error) {
 func (l *Log) readProof(ctx context.Context, p authz.Principal, reason string, read func(snapshot) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.Ready(ctx); err != nil {
-		return err
-	}
-	if err := l.Authorize(ctx, p, authz.ReadProof); err != nil {
+	if err := l.guard.Admit(ctx, p, authz.ReadProof); err != nil {
 		return err
 	}
 	err := l.snapshot(ctx, read)
 	switch {
 	case errors.Is(err, fault.NotFound):
-		return cmp.Or(l.AttemptOnce(ctx, p, authz.ReadProof, Denied, reason), err)
+		return cmp.Or(l.guard.RecordAttemptOncePerMinute(ctx, p, authz.ReadProof, Denied, reason), err)
 	case err != nil:
 		return err
 	}
-	return l.Repeated(ctx, Event{Type: ProofRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}})
+	return l.guard.RecordOncePerMinute(ctx, Event{Type: ProofRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}})
 }
 
 // CheckpointAt returns what a checkpoint at an entry says, which any reader of

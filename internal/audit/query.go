@@ -52,10 +52,7 @@ const (
 func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []Entry, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.Ready(ctx); err != nil {
-		return nil, "", err
-	}
-	if err := l.Authorize(ctx, p, authz.ReadAudit); err != nil {
+	if err := l.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return nil, "", err
 	}
 	before, err := q.before()
@@ -70,7 +67,7 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 	if err != nil {
 		return nil, "", fmt.Errorf("querying the audit log: %w", err)
 	}
-	err = l.Record(ctx, Event{
+	err = l.guard.Record(ctx, Event{
 		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource},
 	})
 	if err != nil {

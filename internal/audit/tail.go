@@ -27,10 +27,7 @@ var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this se
 func (l *Log) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64) (Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.Ready(ctx); err != nil {
-		return Entry{}, err
-	}
-	if err := l.Authorize(ctx, p, authz.ReadAudit); err != nil {
+	if err := l.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return Entry{}, err
 	}
 	var e []stored
@@ -45,12 +42,12 @@ func (l *Log) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64)
 		return Entry{}, fmt.Errorf("reading an audit entry: %w", err)
 	}
 	if len(e) == 0 {
-		if err := l.Attempt(ctx, p, authz.ReadAudit, Denied, reasonNoEntry); err != nil {
+		if err := l.guard.RecordAttempt(ctx, p, authz.ReadAudit, Denied, reasonNoEntry); err != nil {
 			return Entry{}, err
 		}
 		return Entry{}, errNotRead
 	}
-	err = l.Record(ctx, Event{
+	err = l.guard.Record(ctx, Event{
 		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource},
 		Attributes: map[string]string{attributeSequence: strconv.FormatUint(sequence, 10)},
 	})
@@ -77,10 +74,7 @@ const tailPage = 64
 func (l *Log) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.Ready(ctx); err != nil {
-		return nil, err
-	}
-	if err := l.Authorize(ctx, p, authz.ReadAudit); err != nil {
+	if err := l.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return nil, err
 	}
 	t := &Tail{log: l, tenant: string(p.Tenant)}
@@ -98,7 +92,7 @@ func (l *Log) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail
 	if err != nil {
 		return nil, fmt.Errorf("looking where the entries come: %w", err)
 	}
-	err = l.Record(ctx, Event{
+	err = l.guard.Record(ctx, Event{
 		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}, Attributes: map[string]string{attributeTail: "true"},
 	})
 	if err != nil {

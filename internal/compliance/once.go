@@ -55,7 +55,7 @@ func (s *Service) recordOnce(ctx context.Context, e audit.Event, key, content []
 		if err := tx.Put(key, row); err != nil {
 			return err
 		}
-		_, err = s.log.Append(tx, e)
+		_, err = s.guard.Append(tx, e)
 		return err
 	})
 }

@@ -75,14 +75,14 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f Framework, he
 		return Link{}, err
 	}
 	link.Head = j.Head
-	err = s.log.Record(ctx, audit.Event{
+	err = s.guard.Record(ctx, audit.Event{
 		Type: audit.ComplianceReported, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
 		Attributes: map[string]string{
 			attributeFramework: string(f), attributeFormat: string(format), attributeHead: decimalOf(j.Head.Sequence),
 		},
 	})
 	if err != nil {
-		return Link{}, fmt.Errorf("recording a report: %w", err)
+		return Link{}, err
 	}
 	return link, nil
 }

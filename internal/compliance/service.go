@@ -49,6 +49,7 @@ type Config struct {
 type Service struct {
 	store      store.Store
 	log        *audit.Log
+	guard      *audit.Guard
 	catalogues map[Framework]*Catalogue
 	state      func(context.Context) (State, error)
 	seal       func(key, content []byte) []byte
@@ -83,7 +84,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		store: c.Store, log: c.Log, catalogues: catalogues, state: c.State, seal: c.Seal, unseal: c.Open, reports: c.Reports,
+		store: c.Store, log: c.Log, guard: c.Log.Guard(), catalogues: catalogues, state: c.State, seal: c.Seal, unseal: c.Open, reports: c.Reports,
 		renderers: c.Renderers, sign: c.Sign, verify: c.Verify, inventory: c.Inventory, program: c.Program, now: c.Now, logger: c.Logger,
 		saveEvery: defaultSaveEvery, milestone: defaultMilestone, places: newPlaces(),
 		patience: defaultPatience, assessTime: defaultAssessTime,
@@ -126,8 +127,8 @@ func (s *Service) Score(ctx context.Context, p authz.Principal, f Framework, hea
 	if head != 0 {
 		e.Attributes[attributePinned] = "true"
 	}
-	if err := s.log.Record(ctx, e); err != nil {
-		return Assessment{}, fmt.Errorf("recording a score: %w", err)
+	if err := s.guard.Record(ctx, e); err != nil {
+		return Assessment{}, err
 	}
 	return j.Assessment, nil
 }
@@ -167,12 +168,12 @@ func (s *Service) History(ctx context.Context, p authz.Principal, f Framework) (
 	if err != nil {
 		return nil, err
 	}
-	err = s.log.Record(ctx, audit.Event{
+	err = s.guard.Record(ctx, audit.Event{
 		Type: audit.ComplianceHistoryRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
 		Attributes: map[string]string{attributeFramework: string(f)},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("recording a read: %w", err)
+		return nil, err
 	}
 	return days, nil
 }
@@ -197,21 +198,18 @@ func (s *Service) history(ctx context.Context, tenant authz.TenantID, f Framewor
 // Inventory returns the cryptographic bill of materials of p's tenant. Errors:
 // fault.Forbidden, fault.Unavailable.
 func (s *Service) Inventory(ctx context.Context, p authz.Principal) ([]byte, error) {
-	if err := s.log.Ready(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.log.Authorize(ctx, p, authz.ReadInventory); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ReadInventory); err != nil {
 		return nil, err
 	}
 	b, err := s.inventory(ctx, p)
 	if err != nil {
 		return nil, fmt.Errorf("making an inventory: %w", err)
 	}
-	err = s.log.Record(ctx, audit.Event{
+	err = s.guard.Record(ctx, audit.Event{
 		Type: audit.InventoryRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("recording a read: %w", err)
+		return nil, err
 	}
 	return b, nil
 }
@@ -219,10 +217,7 @@ func (s *Service) Inventory(ctx context.Context, p authz.Principal) ([]byte, err
 // ready finds out, before anything is looked up, whether the log can be written,
 // whether p may do a, and whether there is such a framework.
 func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action, f Framework) error {
-	if err := s.log.Ready(ctx); err != nil {
-		return err
-	}
-	if err := s.log.Authorize(ctx, p, a); err != nil {
+	if err := s.guard.Admit(ctx, p, a); err != nil {
 		return err
 	}
 	if !slices.Contains(Frameworks(), f) {
@@ -245,8 +240,8 @@ func (s *Service) judged(ctx context.Context, p authz.Principal, a authz.Action,
 		return s.judge(ctx, p.Tenant, s.catalogues[f], head)
 	}()
 	if errors.Is(err, errNoHead) {
-		if failed := s.log.Attempt(ctx, p, a, audit.Denied, reasonNoHead); failed != nil {
-			return judgement{}, fmt.Errorf("recording a refusal: %w", failed)
+		if failed := s.guard.RecordAttempt(ctx, p, a, audit.Denied, reasonNoHead); failed != nil {
+			return judgement{}, failed
 		}
 	}
 	return j, err

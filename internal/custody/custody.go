@@ -55,49 +55,24 @@ type Options struct {
 // Service is safe for concurrent use.
 type Service struct {
 	store   store.Store
-	log     *audit.Log
+	guard   *audit.Guard
 	keys    *keyring.Ring
 	options Options
 }
 
 // New returns the custody of the keys in s.
-func New(s store.Store, log *audit.Log, keys *keyring.Ring, o Options) *Service {
-	return &Service{s, log, keys, o}
-}
-
-// ready finds out, before anything is looked up, whether p may do a and whether
-// that could be recorded.
-func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action) error {
-	if err := s.log.Ready(ctx); err != nil {
-		return err
-	}
-	return s.log.Authorize(ctx, p, a)
+func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, o Options) *Service {
+	return &Service{s, guard, keys, o}
 }
 
 func keyEvent(what audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: what, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.KMSKeyResource, ID: id}}
 }
 
-func (s *Service) record(ctx context.Context, e audit.Event) error {
-	if err := s.log.Record(ctx, e); err != nil {
-		return fmt.Errorf("recording %s: %w", e.Type, err)
-	}
-	return nil
-}
-
-// refuse records that e came to nothing, and returns answer.
-func (s *Service) refuse(ctx context.Context, e audit.Event, o audit.Outcome, reason string, answer error) error {
-	e.Outcome, e.Attributes = o, map[string]string{audit.AttributeReason: reason}
-	if err := s.record(ctx, e); err != nil {
-		return err
-	}
-	return answer
-}
-
 // List returns the KMS keys and how many sets are under each. Errors:
 // fault.Forbidden, fault.Unavailable.
 func (s *Service) List(ctx context.Context, p authz.Principal) (keyring.KMSKeys, error) {
-	if err := s.ready(ctx, p, authz.ListKMSKeys); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ListKMSKeys); err != nil {
 		return keyring.KMSKeys{}, err
 	}
 	found, err := s.keys.KMSKeys(ctx, time.Time{})
@@ -106,7 +81,7 @@ func (s *Service) List(ctx context.Context, p authz.Principal) (keyring.KMSKeys,
 	}
 	e := keyEvent(audit.KMSKeyListed, p, "")
 	e.Attributes = map[string]string{attributeCount: strconv.Itoa(len(found.Keys))}
-	return found, s.record(ctx, e)
+	return found, s.guard.Record(ctx, e)
 }
 
 // maxAhead is how much later than this machine's time a caller may say that it is:
@@ -128,7 +103,7 @@ type Moved struct {
 // does not answer, and fault.Internal when what is left is damaged: then nothing
 // was moved, and nothing is lost.
 func (s *Service) Rewrap(ctx context.Context, p authz.Principal, before time.Time) (Moved, error) {
-	if err := s.ready(ctx, p, authz.RewrapKeys); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.RewrapKeys); err != nil {
 		return Moved{}, err
 	}
 	if before.After(s.options.Now().Add(maxAhead)) {
@@ -173,7 +148,7 @@ func (s *Service) append(tx store.Tx, p authz.Principal, from, to string, sets i
 	if from != "" {
 		e.Attributes[attributeFrom] = from
 	}
-	_, err := s.log.Append(tx, e)
+	_, err := s.guard.Append(tx, e)
 	return err
 }
 
@@ -190,29 +165,29 @@ var errUnknown = fault.New(fault.NotFound, "the configuration names no such KMS 
 // back; when it is not known what the KMS did, it stays until a repeated call
 // finds out.
 func (s *Service) Destroy(ctx context.Context, p authz.Principal, id string) (d kms.Destruction, err error) {
-	if err := s.ready(ctx, p, authz.DestroyKMSKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.DestroyKMSKey); err != nil {
 		return d, err
 	}
 	former, err := s.keys.FormerKMSKey(id)
 	switch {
 	case err != nil:
-		return d, s.refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, id), audit.Denied, reasonCurrent, err)
+		return d, s.guard.Refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, id), audit.Denied, reasonCurrent, err)
 	case !former: // what it is called is recorded of known keys only
-		return d, s.refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, ""), audit.Denied, reasonMissing, errUnknown)
+		return d, s.guard.Refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, ""), audit.Denied, reasonMissing, errUnknown)
 	}
 	e := keyEvent(audit.KMSKeyDestroyed, p, id)
 	if err := s.distinct(ctx, id); err != nil {
-		return d, s.refuse(ctx, e, audit.Denied, reasonOneKey, err)
+		return d, s.guard.Refuse(ctx, e, audit.Denied, reasonOneKey, err)
 	}
 	err = s.store.Update(ctx, func(tx store.Tx) error {
 		if err := s.keys.GiveUp(tx, id); err != nil {
 			return err
 		}
-		_, err := s.log.Append(tx, e)
+		_, err := s.guard.Append(tx, e)
 		return err
 	})
 	if errors.Is(err, fault.Conflict) {
-		return d, s.refuse(ctx, e, audit.Denied, reasonNeeded, err)
+		return d, s.guard.Refuse(ctx, e, audit.Denied, reasonNeeded, err)
 	}
 	if err != nil {
 		return d, fmt.Errorf("giving a KMS key up: %w", err)
@@ -224,14 +199,14 @@ func (s *Service) Destroy(ctx context.Context, p authz.Principal, id string) (d 
 	defer cancel()
 	switch fault.Of(err) {
 	case fault.Unavailable, fault.Internal: // it may have been destroyed
-		return d, s.refuse(ctx, e, audit.Failure, reasonRefused, err)
+		return d, s.guard.Refuse(ctx, e, audit.Failure, reasonRefused, err)
 	}
 	e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonRefused}
 	back := s.store.Update(ctx, func(tx store.Tx) error {
 		if err := s.keys.TakeBack(tx, id); err != nil {
 			return err
 		}
-		_, err := s.log.Append(tx, e)
+		_, err := s.guard.Append(tx, e)
 		return err
 	})
 	if back != nil {

@@ -147,7 +147,7 @@ func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	f.store = &switchedStore{Rehearsed: storetest.Rehearsing(db)}
 	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, current, keyring.Config{Former: former, Now: now})
 	must(f.t, err)
-	f.service = New(f.store, f.log, f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
+	f.service = New(f.store, f.log.Guard(), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
 		f.destroyed = append(f.destroyed, id)
 		return f.destroy(id)
 	}})

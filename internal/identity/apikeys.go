@@ -219,7 +219,7 @@ func (r apiKeyRow) attributes() map[string]string {
 // whose address is not verified, fault.Unauthenticated for one who is gone by
 // now, fault.Conflict for too many keys, fault.Unavailable.
 func (s *Service) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyRequest) (APIKey, string, error) {
-	if err := s.ready(ctx, p, authz.CreateAPIKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.CreateAPIKey); err != nil {
 		return APIKey{}, "", err
 	}
 	if err := r.check(); err != nil {
@@ -237,7 +237,7 @@ func (s *Service) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 // fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
 // fault.Unavailable.
 func (s *Service) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
-	if err := s.ready(ctx, p, authz.CreateTenantAPIKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.CreateTenantAPIKey); err != nil {
 		return APIKey{}, "", err
 	}
 	if err := r.check(); err != nil {
@@ -297,7 +297,7 @@ func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 func (s *Service) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := s.ready(ctx, p, authz.ListAPIKeys); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ListAPIKeys); err != nil {
 		return nil, err
 	}
 	unwritten := s.used.all() // before the rows: a use is in one of the two
@@ -316,8 +316,8 @@ func (s *Service) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, err
 	}
 	e := apiKeyEvent(audit.APIKeyListed, p, "")
 	e.Attributes = map[string]string{"count": strconv.Itoa(len(list))}
-	if err := s.log.Record(ctx, e); err != nil {
-		return nil, fmt.Errorf("recording a list: %w", err)
+	if err := s.guard.Record(ctx, e); err != nil {
+		return nil, err
 	}
 	return list, nil
 }
@@ -325,7 +325,7 @@ func (s *Service) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, err
 // RevokeAPIKey deletes an API key of p's tenant, which counts from the next
 // request on. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *Service) RevokeAPIKey(ctx context.Context, p authz.Principal, id string) error {
-	if err := s.ready(ctx, p, authz.RevokeAPIKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.RevokeAPIKey); err != nil {
 		return err
 	}
 	e := apiKeyEvent(audit.APIKeyRevoked, p, "")

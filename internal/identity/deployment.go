@@ -34,7 +34,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 	if err != nil {
 		return nil, nil, err
 	}
-	service := &Service{store: s, log: log, keys: keys, now: c.Now, outbox: mail.NewOutbox(s, keys, c.Now)}
+	service := &Service{store: s, guard: log.Guard(), keys: keys, now: c.Now, outbox: mail.NewOutbox(s, keys, c.Now)}
 	if err := service.upgrade(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -215,7 +215,7 @@ func (s *Service) newSealingKey(ctx context.Context) error {
 		if err := key.PutAfter(tx, former); err != nil {
 			return err
 		}
-		_, err := s.log.Append(tx, systemEvent(audit.SealingKeyCreated, audit.SealingKeyResource, key.ID))
+		_, err := s.guard.Append(tx, systemEvent(audit.SealingKeyCreated, audit.SealingKeyResource, key.ID))
 		return err
 	})
 	if errors.Is(err, fault.Conflict) {

@@ -51,13 +51,13 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 		} else if revoked, err := s.deleteAPIKey(tx, apiKeyName{tenant, row.KeyID}); err != nil {
 			return err
 		} else if revoked {
-			if _, err := s.log.Append(tx, apiKeyEvent(audit.APIKeyRevoked, p, row.KeyID)); err != nil {
+			if _, err := s.guard.Append(tx, apiKeyEvent(audit.APIKeyRevoked, p, row.KeyID)); err != nil {
 				return err
 			}
 		}
 		e := apiKeyEvent(audit.APIKeyCreated, p, key.row.ID)
 		e.Attributes = key.row.attributes()
-		_, err := s.log.Append(tx, e)
+		_, err := s.guard.Append(tx, e)
 		return errors.Join(err, s.putAPIKey(tx, key), s.put(tx, devKey, devRow{tenant, key.row.ID}))
 	})
 	if err != nil {

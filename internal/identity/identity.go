@@ -55,7 +55,7 @@ import (
 // Service is safe for concurrent use. [Open] makes it.
 type Service struct {
 	store  store.Store
-	log    *audit.Log
+	guard  *audit.Guard
 	keys   *keyring.Ring
 	now    func() time.Time
 	outbox *mail.Outbox

@@ -46,10 +46,10 @@ func (s *Service) membersOf(r store.Reader, tenant authz.TenantID) (all []member
 	return all, errors.Join(err, bad)
 }
 
-// readyForMembers is ready for an action on members, of which the system's own
+// readyForMembers is [audit.Guard.Admit] for an action on members, of which the system's own
 // tenant has none.
 func (s *Service) readyForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
-	if err := s.ready(ctx, p, a); err != nil {
+	if err := s.guard.Admit(ctx, p, a); err != nil {
 		return err
 	}
 	if p.Tenant == authz.SystemTenant {
@@ -83,12 +83,12 @@ func (s *Service) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 	for i, m := range members {
 		users[i] = m.row.user(m.account)
 	}
-	err = s.log.Record(ctx, audit.Event{
+	err = s.guard.Record(ctx, audit.Event{
 		Type: audit.MemberListed, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource},
 		Attributes: map[string]string{"count": strconv.Itoa(len(users)), "invitations": strconv.Itoa(len(open))},
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("recording a list: %w", err)
+		return nil, nil, err
 	}
 	return users, open, nil
 }

@@ -24,7 +24,7 @@ import (
 // much. Nothing that the first one keeps in memory is known to it.
 func (f *people) replica(ahead time.Duration) *Service {
 	now := func() time.Time { return f.time().Add(ahead) }
-	return &Service{store: f.store, log: f.log, keys: f.keys, now: now, outbox: mail.NewOutbox(f.store, f.keys, now)}
+	return &Service{store: f.store, guard: f.guard, keys: f.keys, now: now, outbox: mail.NewOutbox(f.store, f.keys, now)}
 }
 
 // What one replica does counts at the other from its next request on: nothing of

@@ -93,7 +93,7 @@ func (s *Service) refreshHashes(raw []byte) (selector, secret string) {
 // failures it does the same work, and they are one answer. Errors:
 // fault.Unauthenticated, fault.Unavailable.
 func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string, password secret.Bytes) (Tokens, error) {
-	if err := s.log.Ready(ctx); err != nil {
+	if err := s.guard.Ready(ctx); err != nil {
 		return Tokens{}, err
 	}
 	canonical, err := canonicalEmail(email)
@@ -318,7 +318,7 @@ func (s *Service) redeem(ctx context.Context, from authz.Principal, t audit.Even
 		} else {
 			err = change(tx, p)
 		}
-		_, failed := s.log.Append(tx, e)
+		_, failed := s.guard.Append(tx, e)
 		return errors.Join(err, failed)
 	})
 	switch {
@@ -332,7 +332,7 @@ func (s *Service) redeem(ctx context.Context, from authz.Principal, t audit.Even
 
 // SignOut ends the caller's session. Errors: fault.Forbidden, fault.Unavailable.
 func (s *Service) SignOut(ctx context.Context, p Caller) error {
-	if err := s.log.Authorize(ctx, p.Principal, authz.SignOut); err != nil {
+	if err := s.guard.Authorize(ctx, p.Principal, authz.SignOut); err != nil {
 		return err
 	}
 	err := s.end(ctx, audit.UserSignedOut, p.Principal, p.Session)
@@ -345,7 +345,7 @@ func (s *Service) SignOut(ctx context.Context, p Caller) error {
 // EndSession ends a session of the caller, the current one too. Errors:
 // fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *Service) EndSession(ctx context.Context, p Caller, id string) error {
-	if err := s.log.Authorize(ctx, p.Principal, authz.EndSession); err != nil {
+	if err := s.guard.Authorize(ctx, p.Principal, authz.EndSession); err != nil {
 		return err
 	}
 	return s.end(ctx, audit.SessionEnded, p.Principal, id)
@@ -380,7 +380,7 @@ var errSessionGone = fault.New(fault.NotFound, "there is no such session: list t
 func (s *Service) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := s.ready(ctx, p.Principal, authz.ListSessions); err != nil {
+	if err := s.guard.Admit(ctx, p.Principal, authz.ListSessions); err != nil {
 		return nil, err
 	}
 	var all []namedSession
@@ -398,13 +398,13 @@ func (s *Service) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 			list = append(list, Session{one.name.ID, one.name.ID == p.Session, one.row.CreatedAt, one.row.LastUsedAt, one.row.ExpiresAt})
 		}
 	}
-	err = s.log.Record(ctx, audit.Event{
+	err = s.guard.Record(ctx, audit.Event{
 		Type: audit.SessionListed, Outcome: audit.Success, Principal: p.Principal,
 		Resource:   audit.Resource{Type: audit.SessionResource},
 		Attributes: map[string]string{"count": strconv.Itoa(len(list))},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("recording a list: %w", err)
+		return nil, err
 	}
 	return list, nil
 }

@@ -131,7 +131,7 @@ func (t *newTenant) tenant() Tenant { return t.row.tenant(t.id) }
 
 // putTenant stores a tenant with the entry that begins its history.
 func (s *Service) putTenant(tx store.Tx, t *newTenant) error {
-	_, err := s.log.Append(tx, tenantEvent(audit.TenantCreated, t.by, t.id))
+	_, err := s.guard.Append(tx, tenantEvent(audit.TenantCreated, t.by, t.id))
 	return errors.Join(err, t.set.Put(tx), s.put(tx, tenantKey(t.id), t.row))
 }
 
@@ -145,7 +145,7 @@ func tenantEvent(t audit.EventType, p authz.Principal, id authz.TenantID) audit.
 func (s *Service) Tenants(ctx context.Context, p authz.Principal, limit int, cursor string) (list []Tenant, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := s.ready(ctx, p, authz.ListTenants); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ListTenants); err != nil {
 		return nil, "", err
 	}
 	rng := store.Prefix(tenantKey(tenantIDPrefix + "_")) // without the system's own
@@ -177,8 +177,8 @@ func (s *Service) Tenants(ctx context.Context, p authz.Principal, limit int, cur
 	}
 	e := tenantEvent(audit.TenantListed, p, "")
 	e.Attributes = map[string]string{"count": strconv.Itoa(len(list))}
-	if err := s.log.Record(ctx, e); err != nil {
-		return nil, "", fmt.Errorf("recording a list: %w", err)
+	if err := s.guard.Record(ctx, e); err != nil {
+		return nil, "", err
 	}
 	return list, next, nil
 }
@@ -187,7 +187,7 @@ func (s *Service) Tenants(ctx context.Context, p authz.Principal, limit int, cur
 // of the new tenant's own history, and names p. Errors: fault.Invalid,
 // fault.Forbidden, fault.Unavailable.
 func (s *Service) CreateTenant(ctx context.Context, p authz.Principal, name string) (Tenant, error) {
-	if err := s.ready(ctx, p, authz.CreateTenant); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.CreateTenant); err != nil {
 		return Tenant{}, err
 	}
 	if err := checkName(name); err != nil {
@@ -208,7 +208,7 @@ func (s *Service) CreateTenant(ctx context.Context, p authz.Principal, name stri
 // ActivateTenant ends a tenant's trial for good. It changes nothing of a tenant
 // that is active. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *Service) ActivateTenant(ctx context.Context, p authz.Principal, id authz.TenantID) (Tenant, error) {
-	if err := s.ready(ctx, p, authz.ActivateTenant); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ActivateTenant); err != nil {
 		return Tenant{}, err
 	}
 	return s.changeTenant(ctx, tenantEvent(audit.TenantActivated, p, id), func(row *tenantRow) { row.TrialEnds = time.Time{} })
@@ -217,7 +217,7 @@ func (s *Service) ActivateTenant(ctx context.Context, p authz.Principal, id auth
 // LimitTenant gives a tenant rate limits of its own. Errors: fault.Invalid,
 // fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *Service) LimitTenant(ctx context.Context, p authz.Principal, id authz.TenantID, l Limits) (Tenant, error) {
-	if err := s.ready(ctx, p, authz.LimitTenant); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.LimitTenant); err != nil {
 		return Tenant{}, err
 	}
 	if min(l.V1, l.V2) < 0 || max(l.V1, l.V2) > maxRate {
@@ -344,7 +344,7 @@ func (s *Service) MapNamespace(ctx context.Context, clusterUID, name, namespaceU
 }
 
 func (s *Service) mapNamespace(tx store.Tx, clusterUID, namespaceUID string, tenant authz.TenantID) error {
-	_, err := s.log.Append(tx, audit.Event{
+	_, err := s.guard.Append(tx, audit.Event{
 		Type: audit.NamespaceMapped, Outcome: audit.Success, Principal: System(tenant),
 		Resource:   audit.Resource{Type: audit.TenantResource, ID: string(tenant)},
 		Attributes: map[string]string{"cluster_uid": clusterUID, "namespace_uid": namespaceUID},

@@ -190,7 +190,7 @@ func (s *Service) mustUser(r store.Reader, a account) (row userRow, err error) {
 // ResendVerification mails the user a new token, unless its address is verified
 // or it was mailed one a moment ago. Errors: fault.Forbidden, fault.Unavailable.
 func (s *Service) ResendVerification(ctx context.Context, p Caller) error {
-	if err := s.ready(ctx, p.Principal, authz.ResendVerification); err != nil {
+	if err := s.guard.Admit(ctx, p.Principal, authz.ResendVerification); err != nil {
 		return err
 	}
 	a := accountOf(p.Principal)
@@ -236,7 +236,7 @@ func (s *Service) ResendVerification(ctx context.Context, p Caller) error {
 // moment ago, it does the same work and drops the mail; that is recorded like
 // the refusal of a stranger. Error: fault.Unavailable.
 func (s *Service) RequestPasswordReset(ctx context.Context, from authz.Principal, email string) error {
-	if err := s.log.Ready(ctx); err != nil {
+	if err := s.guard.Ready(ctx); err != nil {
 		return err
 	}
 	canonical, err := canonicalEmail(email)
@@ -381,7 +381,7 @@ func (s *Service) setPassword(ctx context.Context, e audit.Event, l login, next 
 // its other sessions end. Errors: fault.Invalid, fault.Forbidden for a wrong
 // current password, fault.Conflict, fault.Unavailable.
 func (s *Service) ChangePassword(ctx context.Context, p Caller, current, next secret.Bytes) error {
-	if err := s.ready(ctx, p.Principal, authz.ChangePassword); err != nil {
+	if err := s.guard.Admit(ctx, p.Principal, authz.ChangePassword); err != nil {
 		return err
 	}
 	if err := checkPassword(next); err != nil {

@@ -259,7 +259,7 @@ func (s *Service) displace(tx store.Tx, m member) error {
 		return err
 	}
 	e.Attributes["cause"] = reasonUnverified
-	_, err = s.log.Append(tx, e)
+	_, err = s.guard.Append(tx, e)
 	return errors.Join(err, s.deleteUser(tx, m.account, m.row))
 }
 
@@ -301,7 +301,7 @@ func (s *Service) commit(ctx context.Context, e audit.Event, change func(tx stor
 		} else if err != nil {
 			return err
 		}
-		_, err := s.log.Append(tx, e)
+		_, err := s.guard.Append(tx, e)
 		return err
 	})
 	if err != nil {
@@ -315,8 +315,8 @@ func (s *Service) commit(ctx context.Context, e audit.Event, change func(tx stor
 
 // deny records that p may not do a, and returns err.
 func (s *Service) deny(ctx context.Context, p authz.Principal, a authz.Action, reason string, err error) error {
-	if failed := s.log.Attempt(ctx, p, a, audit.Denied, reason); failed != nil {
-		return fmt.Errorf("recording a refusal: %w", failed)
+	if failed := s.guard.RecordAttempt(ctx, p, a, audit.Denied, reason); failed != nil {
+		return failed
 	}
 	return err
 }
@@ -330,23 +330,14 @@ func (s *Service) refuseStranger(ctx context.Context, from authz.Principal, t au
 
 // refuseAbout is refuseStranger, once also for each of what was asked for.
 func (s *Service) refuseAbout(ctx context.Context, about string, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
-	failed := s.log.Refused(ctx, audit.Source(from.SourceIP)+" "+about, audit.Event{
+	failed := s.guard.RecordRefusal(ctx, audit.Source(from.SourceIP)+" "+about, audit.Event{
 		Type: t, Outcome: audit.Denied, Principal: from, Resource: audit.Resource{Type: resource},
 		Attributes: map[string]string{audit.AttributeReason: reason},
 	})
 	if failed != nil {
-		return fmt.Errorf("recording a refusal: %w", failed)
+		return failed
 	}
 	return err
-}
-
-// ready finds out, before anything is looked up, whether p may do a and
-// whether that could be recorded.
-func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action) error {
-	if err := s.log.Ready(ctx); err != nil {
-		return err
-	}
-	return s.log.Authorize(ctx, p, a)
 }
 
 // Register makes a tenant on trial and its first owner, who is mailed a token
@@ -354,7 +345,7 @@ func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action) 
 // registration is closed, fault.Conflict for an address that has an account,
 // fault.Unavailable.
 func (s *Service) Register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
-	if err := s.log.Ready(ctx); err != nil {
+	if err := s.guard.Ready(ctx); err != nil {
 		return User{}, Tenant{}, err
 	}
 	if s.registrationClosed {
@@ -420,7 +411,7 @@ func userEvent(t audit.EventType, p authz.Principal) audit.Event {
 func (s *Service) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := s.ready(ctx, p.Principal, authz.ReadAccount); err != nil {
+	if err := s.guard.Admit(ctx, p.Principal, authz.ReadAccount); err != nil {
 		return Tenant{}, nil, err
 	}
 	var tenant Tenant
@@ -446,8 +437,8 @@ func (s *Service) Account(ctx context.Context, p Caller) (Tenant, *User, error) 
 	if user != nil {
 		e.Resource.ID = user.ID
 	}
-	if err := s.log.Record(ctx, e); err != nil {
-		return Tenant{}, nil, fmt.Errorf("recording a read: %w", err)
+	if err := s.guard.Record(ctx, e); err != nil {
+		return Tenant{}, nil, err
 	}
 	return tenant, user, nil
 }

@@ -65,6 +65,7 @@ func (r countedReader) Scan(rng store.Range, visit func(k, v []byte) bool) error
 type people struct {
 	*Service
 	t     *testing.T
+	log   *audit.Log
 	store *countedStore
 
 	mu    sync.Mutex
@@ -79,12 +80,12 @@ func newPeople(t *testing.T) *people {
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	log := audit.New(f.time)
-	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
+	f.log = audit.New(f.time)
+	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	f.store = &countedStore{Rehearsed: storetest.Rehearsing(s), updated: make(chan struct{}, 1)}
-	f.Service, _, err = Open(t.Context(), f.store, log, k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
+	f.Service, _, err = Open(t.Context(), f.store, f.log, k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
 	must(t, err)
 	return f
 }

@@ -51,7 +51,7 @@ func manifestEvent(what audit.EventType, p authz.Principal) audit.Event {
 // fault.Forbidden, fault.Invalid for an object that anybody could see is not
 // well-formed, [ErrDoesNotOpen], fault.Unavailable.
 func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (*v1alpha1.Sealed, error) {
-	if err := s.ready(ctx, p, authz.ResealManifest); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ResealManifest); err != nil {
 		return nil, err
 	}
 	if err := sealing.Check(obj); err != nil {
@@ -69,7 +69,7 @@ func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.S
 	release()
 	e := manifestEvent(audit.ManifestResealed, p)
 	if errors.Is(err, sealing.ErrDoesNotOpen) {
-		return nil, s.refuse(ctx, e, audit.Failure, reasonOpen, ErrDoesNotOpen)
+		return nil, s.guard.Refuse(ctx, e, audit.Failure, reasonOpen, ErrDoesNotOpen)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resealing a manifest: %w", err)
@@ -77,7 +77,7 @@ func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.S
 	e.Attributes = map[string]string{
 		attributeFrom: obj.Spec.Sealed.KeyID, attributeTo: again.KeyID, attributeCount: strconv.Itoa(len(again.Values)),
 	}
-	if err := s.record(ctx, e); err != nil {
+	if err := s.guard.Record(ctx, e); err != nil {
 		return nil, err
 	}
 	return again, nil
@@ -111,12 +111,12 @@ const doesNotOpen = "spec.sealed: the values do not open here: either they were 
 // fault.Unavailable, also when its turn does not come before ctx ends; a manifest
 // that is refused is a verdict.
 func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (Verdict, error) {
-	if err := s.ready(ctx, p, authz.CheckManifest); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.CheckManifest); err != nil {
 		return Verdict{}, err
 	}
-	places, record := s.slots, s.log.Record
+	places, record := s.slots, s.guard.Record
 	if p.Kind == authz.ServiceAccount {
-		places, record = s.reviews, s.log.Repeated
+		places, record = s.reviews, s.guard.RecordOncePerMinute
 	}
 	v, err := s.judge(ctx, obj, places)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.Se
 		e.Attributes[attributeVerdict] = string(v.Code)
 	}
 	if err := record(ctx, e); err != nil {
-		return Verdict{}, fmt.Errorf("recording %s: %w", e.Type, err)
+		return Verdict{}, err
 	}
 	return v, nil
 }

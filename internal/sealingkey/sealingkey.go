@@ -67,6 +67,7 @@ type Options struct {
 type Service struct {
 	store   store.Store
 	log     *audit.Log
+	guard   *audit.Guard
 	keys    *keyring.Ring
 	options Options
 	slots   chan struct{} // for work on values
@@ -78,7 +79,7 @@ func New(s store.Store, log *audit.Log, keys *keyring.Ring, o Options) *Service 
 	// Opening up to 64 values keeps a core busy for long, so that not all that is asked for is worked on at once. A webhook
 	// that waits for long lets everything pass: those whom the cluster lets check do not queue behind tenants.
 	places := max(1, runtime.GOMAXPROCS(0)/2)
-	return &Service{store: s, log: log, keys: keys, options: o, slots: make(chan struct{}, places), reviews: make(chan struct{}, places)}
+	return &Service{store: s, log: log, guard: log.Guard(), keys: keys, options: o, slots: make(chan struct{}, places), reviews: make(chan struct{}, places)}
 }
 
 // Key is a sealing key and how many objects have values that are sealed for it.
@@ -87,33 +88,8 @@ type Key struct {
 	Objects int
 }
 
-// ready finds out, before anything is looked up, whether p may do a and whether
-// that could be recorded.
-func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action) error {
-	if err := s.log.Ready(ctx); err != nil {
-		return err
-	}
-	return s.log.Authorize(ctx, p, a)
-}
-
 func keyEvent(what audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: what, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.SealingKeyResource, ID: id}}
-}
-
-func (s *Service) record(ctx context.Context, e audit.Event) error {
-	if err := s.log.Record(ctx, e); err != nil {
-		return fmt.Errorf("recording %s: %w", e.Type, err)
-	}
-	return nil
-}
-
-// refuse records that e came to nothing, and returns answer.
-func (s *Service) refuse(ctx context.Context, e audit.Event, o audit.Outcome, reason string, answer error) error {
-	e.Outcome, e.Attributes = o, map[string]string{audit.AttributeReason: reason}
-	if err := s.record(ctx, e); err != nil {
-		return err
-	}
-	return answer
 }
 
 // errUse is of a deployment that cannot tell what its objects need.
@@ -142,7 +118,7 @@ func (s *Service) Survey(ctx context.Context) ([]Key, error) {
 
 // List is [Service.Survey] for p. Errors: fault.Forbidden, and those of Survey.
 func (s *Service) List(ctx context.Context, p authz.Principal) ([]Key, error) {
-	if err := s.ready(ctx, p, authz.ListSealingKeys); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.ListSealingKeys); err != nil {
 		return nil, err
 	}
 	keys, err := s.Survey(ctx)
@@ -151,13 +127,13 @@ func (s *Service) List(ctx context.Context, p authz.Principal) ([]Key, error) {
 	}
 	e := keyEvent(audit.SealingKeyListed, p, "")
 	e.Attributes = map[string]string{attributeCount: strconv.Itoa(len(keys))}
-	return keys, s.record(ctx, e)
+	return keys, s.guard.Record(ctx, e)
 }
 
 // Rotate makes a new key and publishes it. Errors: fault.Forbidden,
 // fault.Conflict when another rotation came first, fault.Unavailable.
 func (s *Service) Rotate(ctx context.Context, p authz.Principal) (Key, error) {
-	if err := s.ready(ctx, p, authz.RotateSealingKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.RotateSealingKey); err != nil {
 		return Key{}, err
 	}
 	former, err := s.keys.CurrentSealingKey(ctx) // which may be one that cannot be published
@@ -166,7 +142,7 @@ func (s *Service) Rotate(ctx context.Context, p authz.Principal) (Key, error) {
 	}
 	id, err := s.rotate(ctx, p, former)
 	if errors.Is(err, fault.Conflict) {
-		return Key{}, s.refuse(ctx, keyEvent(audit.SealingKeyCreated, p, ""), audit.Failure, reasonConflict, err)
+		return Key{}, s.guard.Refuse(ctx, keyEvent(audit.SealingKeyCreated, p, ""), audit.Failure, reasonConflict, err)
 	}
 	if err != nil {
 		return Key{}, err
@@ -203,7 +179,7 @@ func (s *Service) rotate(ctx context.Context, p authz.Principal, former string) 
 		if err := key.PutAfter(tx, former); err != nil {
 			return err
 		}
-		_, err := s.log.Append(tx, keyEvent(audit.SealingKeyCreated, p, key.ID))
+		_, err := s.guard.Append(tx, keyEvent(audit.SealingKeyCreated, p, key.ID))
 		return err
 	})
 	if err != nil {
@@ -231,25 +207,25 @@ func (s *Service) key(ctx context.Context, id string) (Key, error) {
 // for one that an object needs, fault.Unavailable, also when it cannot be told
 // whether an object does.
 func (s *Service) Retire(ctx context.Context, p authz.Principal, id string) (Key, error) {
-	if err := s.ready(ctx, p, authz.RetireSealingKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.RetireSealingKey); err != nil {
 		return Key{}, err
 	}
 	e := keyEvent(audit.SealingKeyRetired, p, validID(id))
 	c, err := s.keys.RetireSealingKey(ctx, e.Resource.ID)
 	switch {
 	case errors.Is(err, fault.NotFound):
-		return Key{}, s.refuse(ctx, e, audit.Denied, reasonMissing, err)
+		return Key{}, s.guard.Refuse(ctx, e, audit.Denied, reasonMissing, err)
 	case errors.Is(err, fault.Conflict):
-		return Key{}, s.refuse(ctx, e, audit.Denied, reasonCurrent, err)
+		return Key{}, s.guard.Refuse(ctx, e, audit.Denied, reasonCurrent, err)
 	case err != nil:
 		return Key{}, err
 	}
 	use, err := s.options.InUse(ctx)
 	if err != nil {
-		return Key{}, s.refuse(ctx, e, audit.Failure, reasonUnknown, errUse(err))
+		return Key{}, s.guard.Refuse(ctx, e, audit.Failure, reasonUnknown, errUse(err))
 	}
 	if n := use[c.Key.ID]; n > 0 && c.Changes() {
-		return Key{}, s.refuse(ctx, e, audit.Denied, reasonNeeded, fault.New(fault.Conflict,
+		return Key{}, s.guard.Refuse(ctx, e, audit.Denied, reasonNeeded, fault.New(fault.Conflict,
 			fmt.Sprintf("the key is still needed, objects that are sealed for it: %d; move their manifests to the current key (latticekeep reseal) and apply them first. "+
 				"To see which: kubectl get sealedcredentials -A -o custom-columns=NAMESPACE:.metadata.namespace,NAME:.metadata.name,KEY:.spec.sealed.keyID | grep %s", n, c.Key.ID)))
 	}
@@ -262,13 +238,13 @@ func (s *Service) Retire(ctx context.Context, p authz.Principal, id string) (Key
 // Restore takes a retired key back into use, as an earlier one. Errors:
 // fault.Forbidden, fault.NotFound, fault.Conflict, fault.Unavailable.
 func (s *Service) Restore(ctx context.Context, p authz.Principal, id string) (Key, error) {
-	if err := s.ready(ctx, p, authz.RestoreSealingKey); err != nil {
+	if err := s.guard.Admit(ctx, p, authz.RestoreSealingKey); err != nil {
 		return Key{}, err
 	}
 	e := keyEvent(audit.SealingKeyRestored, p, validID(id))
 	c, err := s.keys.RestoreSealingKey(ctx, e.Resource.ID)
 	if errors.Is(err, fault.NotFound) {
-		return Key{}, s.refuse(ctx, e, audit.Denied, reasonMissing, err)
+		return Key{}, s.guard.Refuse(ctx, e, audit.Denied, reasonMissing, err)
 	}
 	if err != nil {
 		return Key{}, err
@@ -290,11 +266,11 @@ func (s *Service) change(ctx context.Context, e audit.Event, c *keyring.SealingK
 		if err := c.Put(tx); err != nil {
 			return err
 		}
-		_, err := s.log.Append(tx, e)
+		_, err := s.guard.Append(tx, e)
 		return err
 	})
 	if errors.Is(err, fault.Conflict) {
-		return s.refuse(ctx, e, audit.Failure, reasonConflict, err)
+		return s.guard.Refuse(ctx, e, audit.Failure, reasonConflict, err)
 	}
 	if err != nil {
 		return fmt.Errorf("changing a sealing key: %w", err)

@@ -100,7 +100,7 @@ func (k *namedKey) event(what audit.EventType, p authz.Principal) audit.Event {
 }
 
 func (t *Transit) append(tx store.Tx, e audit.Event) error {
-	_, err := t.log.Append(tx, e)
+	_, err := t.guard.Append(tx, e)
 	return err
 }
 
@@ -120,7 +120,7 @@ var errTooMany = fault.New(fault.Forbidden, "the tenant has 1000 keys, which is 
 // differ. Errors: fault.Forbidden, also when the tenant has [MaxKeys],
 // fault.Invalid, fault.Unavailable.
 func (t *Transit) CreateKey(ctx context.Context, p authz.Principal, name string, rotationDays int) (Key, error) {
-	if err := t.log.Authorize(ctx, p, authz.CreateKey); err != nil {
+	if err := t.guard.Authorize(ctx, p, authz.CreateKey); err != nil {
 		return Key{}, err
 	}
 	if err := checkKey(name, rotationDays); err != nil {
@@ -228,7 +228,7 @@ var errPage = fault.New(fault.Invalid, "page and limit must be positive")
 func (t *Transit) list(ctx context.Context, p authz.Principal, limit int, first func(all []Key) (int, error)) (page []Key, total int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.ListKeys); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.ListKeys); err != nil {
 		return nil, 0, err
 	}
 	if limit < 1 {
@@ -249,7 +249,7 @@ func (t *Transit) list(ctx context.Context, p authz.Principal, limit int, first 
 		e.Outcome = audit.Failure
 		e.Attributes[audit.AttributeReason], e.Attributes["damaged"] = reasonIntegrity, strconv.Itoa(damaged)
 	}
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return nil, 0, err
 	}
 	return page, len(all), nil
@@ -279,7 +279,7 @@ type KeyVersion struct {
 func (t *Transit) Key(ctx context.Context, p authz.Principal, id string) (Key, []KeyVersion, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.ListKeys); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.ListKeys); err != nil {
 		return Key{}, nil, err
 	}
 	var key *namedKey
@@ -293,13 +293,13 @@ func (t *Transit) Key(ctx context.Context, p authz.Principal, id string) (Key, [
 	e := listed(p, validID(id), len(versions))
 	switch {
 	case errors.Is(err, fault.Internal):
-		return Key{}, nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+		return Key{}, nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 	case err != nil:
 		return Key{}, nil, fmt.Errorf("reading a key: %w", err)
 	case key == nil:
-		return Key{}, nil, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
+		return Key{}, nil, t.guard.Refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
 	}
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return Key{}, nil, err
 	}
 	return key.public(), versions, nil

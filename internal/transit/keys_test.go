@@ -608,7 +608,7 @@ func TestReplicasRotateADueKeyOnce(t *testing.T) {
 	var rotated atomic.Int64
 	var wg sync.WaitGroup
 	for range 4 {
-		replica := New(f.db, f.log, f.keys, f.now)
+		replica := New(f.db, f.guard, f.keys, f.now)
 		wg.Go(func() {
 			n, err := replica.RotateDue(t.Context())
 			must(t, err)

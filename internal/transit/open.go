@@ -35,7 +35,7 @@ type Opened struct {
 func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, c []Ciphertext) ([]Opened, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.DecryptData); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.DecryptData); err != nil {
 		return nil, err
 	}
 	if err := checkCount(len(c)); err != nil {
@@ -51,7 +51,7 @@ func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, 
 		return nil, err
 	}
 	a.describe(&e)
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		a.zero()
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, 
 func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c Ciphertext) (Ciphertext, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.RewrapData); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.RewrapData); err != nil {
 		return Ciphertext{}, err
 	}
 	keys, err := t.current(ctx, p.Tenant)
@@ -80,7 +80,7 @@ func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c
 	defer a.zero()
 	a.describe(&e)
 	if a.failed > 0 {
-		if err := t.record(ctx, e); err != nil {
+		if err := t.guard.Record(ctx, e); err != nil {
 			return Ciphertext{}, err
 		}
 		return Ciphertext{}, ErrDecrypt
@@ -94,7 +94,7 @@ func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c
 		return Ciphertext{}, err
 	}
 	e.Attributes[attributeKeyVersion] = number(key.version)
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return Ciphertext{}, err
 	}
 	return again, nil
@@ -174,7 +174,7 @@ func (t *Transit) open(ctx context.Context, keys *keySet, keyID string, c []Ciph
 	case err != nil:
 		return nil, fmt.Errorf("reading keys: %w", err)
 	case missing:
-		return nil, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
+		return nil, t.guard.Refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
 	}
 	for i := range items {
 		if a.opened[i], err = t.openItem(ctx, keys, &items[i]); err != nil {

@@ -26,7 +26,7 @@ var (
 // Errors: fault.Forbidden, also for a key of too many versions, fault.NotFound,
 // fault.Unavailable.
 func (t *Transit) RotateKey(ctx context.Context, p authz.Principal, id string, rewrap bool) (key Key, rewrapped int, err error) {
-	if err := t.ready(ctx, p, authz.RotateKey); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.RotateKey); err != nil {
 		return Key{}, 0, err
 	}
 	e := audit.Event{Type: audit.KeyRotated, Principal: p, Resource: audit.Resource{Type: audit.KeyResource, ID: validID(id)}}
@@ -42,20 +42,20 @@ func (t *Transit) RotateKey(ctx context.Context, p authz.Principal, id string, r
 		})
 		switch {
 		case errors.Is(err, fault.Internal):
-			return Key{}, 0, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+			return Key{}, 0, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 		case err != nil:
 			return Key{}, 0, fmt.Errorf("reading a key: %w", err)
 		case old == nil:
-			return Key{}, 0, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
+			return Key{}, 0, t.guard.Refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
 		case old.Version >= maxVersions:
-			return Key{}, 0, t.refuse(ctx, e, audit.Denied, reasonLimit, errWorn)
+			return Key{}, 0, t.guard.Refuse(ctx, e, audit.Denied, reasonLimit, errWorn)
 		}
 		next, err := t.rotate(ctx, p, old, keys, rewrap)
 		switch {
 		case errors.Is(err, fault.Conflict):
 			continue
 		case errors.Is(err, fault.Internal):
-			return Key{}, 0, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+			return Key{}, 0, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 		case err != nil:
 			return Key{}, 0, err
 		}

@@ -35,7 +35,7 @@ type PublicKey = keyring.PublicKey
 func (t *Transit) Sign(ctx context.Context, p authz.Principal, data []secret.Bytes) ([]Signatures, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.SignData); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.SignData); err != nil {
 		return nil, err
 	}
 	if err := checkData(data); err != nil {
@@ -56,7 +56,7 @@ func (t *Transit) Sign(ctx context.Context, p authz.Principal, data []secret.Byt
 	}
 	e := entry(audit.DataSigned, p, id, len(data))
 	e.Attributes[attributeKeyVersion] = number(keys.Version)
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return nil, err
 	}
 	return signed, nil
@@ -68,7 +68,7 @@ func (t *Transit) Sign(ctx context.Context, p authz.Principal, data []secret.Byt
 func (t *Transit) Verify(ctx context.Context, p authz.Principal, s []Signed) ([]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.VerifyData); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.VerifyData); err != nil {
 		return nil, err
 	}
 	data := make([]secret.Bytes, len(s))
@@ -96,7 +96,7 @@ func (t *Transit) Verify(ctx context.Context, p authz.Principal, s []Signed) ([]
 	if failed > 0 {
 		e.Attributes[attributeFailed] = strconv.Itoa(failed)
 	}
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return nil, err
 	}
 	return valid, nil
@@ -122,7 +122,7 @@ func (k *keySet) verifyData(ctx context.Context, s *Signed) (bool, error) {
 func (t *Transit) PublicKeys(ctx context.Context, p authz.Principal) ([]PublicKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.ReadPublicKeys); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.ReadPublicKeys); err != nil {
 		return nil, err
 	}
 	keys, err := t.keys.PublicKeys(ctx, p.Tenant)
@@ -132,12 +132,12 @@ func (t *Transit) PublicKeys(ctx context.Context, p authz.Principal) ([]PublicKe
 		Attributes: map[string]string{attributeCount: strconv.Itoa(len(keys))},
 	}
 	if errors.Is(err, fault.Internal) {
-		return nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+		return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading public keys: %w", err)
 	}
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return nil, err
 	}
 	return keys, nil

@@ -68,29 +68,20 @@ const (
 // Transit is safe for concurrent use.
 type Transit struct {
 	store store.Store
-	log   *audit.Log
+	guard *audit.Guard
 	keys  *keyring.Ring
 	now   func() time.Time
 	decoy decoy
 }
 
 // New returns the keys in s.
-func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time) *Transit {
-	return &Transit{store: s, log: log, keys: keys, now: now, decoy: newDecoy()}
+func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Transit {
+	return &Transit{store: s, guard: guard, keys: keys, now: now, decoy: newDecoy()}
 }
 
 // timeout bounds a call, a batch too, so that one that cannot be recorded is
 // refused within a second whatever hangs.
 const timeout = 900 * time.Millisecond
-
-// ready finds out, before anything is looked up, whether p may do a and whether
-// that could be recorded.
-func (t *Transit) ready(ctx context.Context, p authz.Principal, a authz.Action) error {
-	if err := t.log.Ready(ctx); err != nil {
-		return err
-	}
-	return t.log.Authorize(ctx, p, a)
-}
 
 // checkCount refuses what the contract would have refused.
 func checkCount(n int) error {
@@ -118,22 +109,6 @@ func entry(what audit.EventType, p authz.Principal, keyID string, count int) aud
 	}
 }
 
-func (t *Transit) record(ctx context.Context, e audit.Event) error {
-	if err := t.log.Record(ctx, e); err != nil {
-		return fmt.Errorf("recording %s: %w", e.Type, err)
-	}
-	return nil
-}
-
-// refuse records that e came to nothing, and returns answer.
-func (t *Transit) refuse(ctx context.Context, e audit.Event, o audit.Outcome, reason string, answer error) error {
-	e.Outcome, e.Attributes = o, map[string]string{audit.AttributeReason: reason}
-	if err := t.record(ctx, e); err != nil {
-		return err
-	}
-	return answer
-}
-
 func number(v uint32) string { return strconv.FormatUint(uint64(v), 10) }
 
 // validID returns id when it is well formed, and nothing otherwise: only such
@@ -151,7 +126,7 @@ func validID(id string) string {
 func (t *Transit) Encrypt(ctx context.Context, p authz.Principal, keyID string, data []secret.Bytes) ([]Ciphertext, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.ready(ctx, p, authz.EncryptData); err != nil {
+	if err := t.guard.Admit(ctx, p, authz.EncryptData); err != nil {
 		return nil, err
 	}
 	if err := checkData(data); err != nil {
@@ -173,7 +148,7 @@ func (t *Transit) Encrypt(ctx context.Context, p authz.Principal, keyID string, 
 		}
 	}
 	e.Resource.ID, e.Attributes[attributeKeyVersion] = key.id, number(key.version)
-	if err := t.record(ctx, e); err != nil {
+	if err := t.guard.Record(ctx, e); err != nil {
 		return nil, err
 	}
 	return answer, nil
@@ -218,7 +193,7 @@ func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e aud
 		key, seed, err := t.lookup(ctx, p.Tenant, keyID)
 		switch {
 		case errors.Is(err, fault.Internal):
-			return nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+			return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 		case err != nil:
 			return nil, err
 		case key == nil && keyID == "":
@@ -227,11 +202,11 @@ func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e aud
 			}
 			continue
 		case key == nil:
-			return nil, t.refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
+			return nil, t.guard.Refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
 		case key.due(t.now()):
 			_, err := t.rotate(ctx, deployment(p), key, keys, false)
 			if errors.Is(err, fault.Internal) {
-				return nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+				return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 			}
 			if err != nil && !errors.Is(err, fault.Conflict) {
 				return nil, err
@@ -240,7 +215,7 @@ func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e aud
 		}
 		kem, err := keys.messageKey(ctx, key.id, seed)
 		if errors.Is(err, fault.Internal) {
-			return nil, t.refuse(ctx, e, audit.Failure, reasonIntegrity, err)
+			return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
 		}
 		if err != nil {
 			return nil, err

@@ -45,7 +45,7 @@ func (d Desired) request() SealRequest {
 // credential that was deleted is sealed again under its id. Other errors:
 // fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (*Owned, error) {
-	if err := v.log.Authorize(ctx, p, authz.SealCredential); err != nil {
+	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return nil, err
 	}
 	if err := d.request().validate(); err != nil {
@@ -215,9 +215,9 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	found := &lookup{id: r.id, record: r, until: r.expiresAt}
 	e := found.event(audit.CredentialUnsealed, p, v.now())
 	e.Attributes["purpose"] = "target"
-	if err := v.log.Record(ctx, e); err != nil {
+	if err := v.guard.Record(ctx, e); err != nil {
 		zero(values)
-		return nil, fmt.Errorf("recording an unseal: %w", err)
+		return nil, err
 	}
 	if e.Outcome != audit.Success {
 		zero(values)
@@ -247,13 +247,13 @@ func (v *Vault) openOwned(ctx context.Context, p authz.Principal, keys *keyring.
 	if !errors.Is(err, fault.Internal) {
 		return values, err
 	}
-	err = v.log.Record(ctx, audit.Event{
+	err = v.guard.Record(ctx, audit.Event{
 		Type: what, Outcome: audit.Failure, Principal: p,
 		Resource:   audit.Resource{Type: audit.CredentialResource, ID: r.id},
 		Attributes: map[string]string{audit.AttributeReason: reasonIntegrity},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("recording a damaged credential: %w", err)
+		return nil, err
 	}
 	return nil, errNotWhole
 }
@@ -303,7 +303,7 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 		if err := v.put(tx, r, what, &row.Object); err != nil {
 			return err
 		}
-		if receipt, err = v.log.Append(tx, e); err != nil {
+		if receipt, err = v.guard.Append(tx, e); err != nil {
 			return err
 		}
 		return v.putOwned(tx, p.Tenant, uid, row)

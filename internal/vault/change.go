@@ -109,8 +109,8 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, a auth
 }
 
 func (v *Vault) deny(ctx context.Context, e audit.Event) error {
-	if err := v.log.Record(ctx, e); err != nil {
-		return fmt.Errorf("recording a refusal: %w", err)
+	if err := v.guard.Record(ctx, e); err != nil {
+		return err
 	}
 	return errDenied
 }

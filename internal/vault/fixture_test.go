@@ -165,7 +165,7 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	f.store = &watchedStore{Store: s, twice: !benchmark}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
-	f.vault = New(f.store, f.log, f.keys, f.now)
+	f.vault = New(f.store, f.log.Guard(), f.keys, f.now)
 	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 		f.opens.Add(1)
 		return r.open(wrapping, signing)

@@ -85,7 +85,7 @@ var (
 // replay returns the first answer to a request, nil if there was none, after
 // recording that it was given again.
 func (v *Vault) replay(ctx context.Context, p authz.Principal, o *once) (*Credential, error) {
-	if err := v.log.Ready(ctx); err != nil {
+	if err := v.guard.Ready(ctx); err != nil {
 		return nil, err
 	}
 	now := v.now()
@@ -108,13 +108,13 @@ func (v *Vault) replay(ctx context.Context, p authz.Principal, o *once) (*Creden
 	case !hmac.Equal(first.Digest, o.digest):
 		return nil, errOtherRequest
 	}
-	err = v.log.Record(ctx, audit.Event{
+	err = v.guard.Record(ctx, audit.Event{
 		Type: audit.CredentialListed, Outcome: audit.Success, Principal: p,
 		Resource:   audit.Resource{Type: audit.CredentialResource, ID: made.Credential},
 		Attributes: map[string]string{"replay": "true"},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("recording a repeated seal: %w", err)
+		return nil, err
 	}
 	return &Credential{
 		ID: made.Credential, Name: first.Name, Type: first.Type, Version: 1,

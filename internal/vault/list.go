@@ -151,8 +151,8 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	if err != nil {
 		return nil, "", fmt.Errorf("listing credentials: %w", err)
 	}
-	if err := v.log.Record(ctx, listed(p, len(list), damaged)); err != nil {
-		return nil, "", fmt.Errorf("recording a list: %w", err)
+	if err := v.guard.Record(ctx, listed(p, len(list), damaged)); err != nil {
+		return nil, "", err
 	}
 	return list, next, nil
 }
@@ -290,8 +290,8 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	if e.Outcome != audit.Success {
 		return Credential{}, v.deny(ctx, e)
 	}
-	if err := v.log.Record(ctx, e); err != nil {
-		return Credential{}, fmt.Errorf("recording a read of metadata: %w", err)
+	if err := v.guard.Record(ctx, e); err != nil {
+		return Credential{}, err
 	}
 	return l.record.credential(v.now(), l.owned), nil
 }
@@ -335,8 +335,8 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 	}
 	e := listed(p, c.Total, c.damaged)
 	e.Attributes["summary"] = "true"
-	if err := v.log.Record(ctx, e); err != nil {
-		return Summary{}, fmt.Errorf("recording a summary: %w", err)
+	if err := v.guard.Record(ctx, e); err != nil {
+		return Summary{}, err
 	}
 	return c.summary(), nil
 }

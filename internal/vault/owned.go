@@ -171,7 +171,7 @@ func (v *Vault) putOwned(tx store.Tx, tenant authz.TenantID, uid string, row *ow
 // tenant, and nil when it holds nothing. It shows no value and leaves no
 // entry. Errors: fault.Forbidden, fault.Unavailable.
 func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owned, error) {
-	if err := v.log.Authorize(ctx, p, authz.ListCredentials); err != nil {
+	if err := v.guard.Authorize(ctx, p, authz.ListCredentials); err != nil {
 		return nil, err
 	}
 	o, _, err := v.owned(ctx, p.Tenant, uid)
@@ -225,7 +225,7 @@ func (row *ownedRow) owned(c Credential) *Owned {
 // be changed over REST. The former version ends either way. Releasing what is
 // not owned is no error.
 func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) error {
-	if err := v.log.Authorize(ctx, p, authz.DeleteCredential); err != nil {
+	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
 		return err
 	}
 	err := v.store.Update(ctx, func(tx store.Tx) error {

@@ -60,7 +60,7 @@ type Unsealed struct {
 // Vault is safe for concurrent use.
 type Vault struct {
 	store  store.Store
-	log    *audit.Log
+	guard  *audit.Guard
 	keys   *keyring.Ring
 	now    func() time.Time
 	decoys sync.Map    // tenant → *record
@@ -71,8 +71,8 @@ type Vault struct {
 }
 
 // New returns the vault in s.
-func New(s store.Store, log *audit.Log, keys *keyring.Ring, now func() time.Time) *Vault {
-	return &Vault{store: s, log: log, keys: keys, now: now, opener: (*record).open, forPage: ofPage(), forSummary: ofSummary()}
+func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
+	return &Vault{store: s, guard: guard, keys: keys, now: now, opener: (*record).open, forPage: ofPage(), forSummary: ofSummary()}
 }
 
 // readTimeout bounds a read, so that one that cannot be recorded is refused
@@ -96,7 +96,7 @@ const (
 // fault.Forbidden; fault.Invalid, also for a key that came with another
 // request; fault.Unavailable.
 func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (Credential, error) {
-	if err := v.log.Authorize(ctx, p, authz.SealCredential); err != nil {
+	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, err
 	}
 	if err := req.validate(); err != nil {
@@ -160,9 +160,9 @@ func (v *Vault) current(ctx context.Context, tenant authz.TenantID) (*keyring.Ke
 	return keys, nil
 }
 
-// append is [audit.Log.Append] for those who do not need the receipt.
+// append is [audit.Guard.Append] for callers that do not need the receipt.
 func (v *Vault) append(tx store.Tx, e audit.Event) error {
-	_, err := v.log.Append(tx, e)
+	_, err := v.guard.Append(tx, e)
 	return err
 }
 
@@ -184,10 +184,7 @@ func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
 // that could be recorded, and whether the tenant's keys can be used; these it
 // returns.
 func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) (*keyring.Keys, error) {
-	if err := v.log.Ready(ctx); err != nil {
-		return nil, err
-	}
-	if err := v.log.Authorize(ctx, p, a); err != nil {
+	if err := v.guard.Admit(ctx, p, a); err != nil {
 		return nil, err
 	}
 	return v.current(ctx, p.Tenant)
@@ -213,9 +210,9 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 	}
 	now := v.now()
 	e := found.event(audit.CredentialUnsealed, p, now)
-	if err := v.log.Record(ctx, e); err != nil {
+	if err := v.guard.Record(ctx, e); err != nil {
 		found.zero()
-		return Unsealed{}, fmt.Errorf("recording an unseal: %w", err)
+		return Unsealed{}, err
 	}
 	if e.Outcome != audit.Success {
 		found.zero()

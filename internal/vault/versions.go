@@ -103,8 +103,8 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]V
 		return nil, v.deny(ctx, e)
 	}
 	e.Attributes["count"] = strconv.Itoa(len(list))
-	if err := v.log.Record(ctx, e); err != nil {
-		return nil, fmt.Errorf("recording a list of versions: %w", err)
+	if err := v.guard.Record(ctx, e); err != nil {
+		return nil, err
 	}
 	return list, nil
 }

@@ -98,7 +98,7 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 func (call *Call) Still(c *gin.Context) error {
 	ctx, cancel := context.WithTimeout(call.connection, patience)
 	defer cancel()
-	if call.gate.config.Audit.Refusal() != nil {
+	if call.gate.config.Guard.HaltedBy() != nil {
 		return fault.Unavailable
 	}
 	caller, err := call.lookUp(c.Request.WithContext(ctx))
@@ -141,19 +141,19 @@ func (call *Call) Review(ctx context.Context, namespace, name string) error {
 		return fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
 	}
 	call.Caller = caller
-	chain, denied := call.gate.config.Audit, fault.New(fault.Forbidden, "access denied")
+	guard, denied := call.gate.config.Guard, fault.New(fault.Forbidden, "access denied")
 	switch {
 	case len(caller.Scopes) > 0:
 		call.permitted = true
 		if err := call.countPermitted(ctx); err != nil {
 			return err
 		}
-		return chain.Authorize(ctx, caller.Principal, call.operation.Action)
+		return guard.Authorize(ctx, caller.Principal, call.operation.Action)
 	case caller.Kind == authz.Stranger: // of a namespace without a tenant
 		call.gate.recordRefusal(ctx, caller.Principal, audit.AccessRefused)
 		return denied
 	}
-	return cmp.Or(chain.AttemptOnce(ctx, caller.Principal, call.operation.Action, audit.Denied, string(authz.MissingScope)), denied)
+	return cmp.Or(guard.RecordAttemptOncePerMinute(ctx, caller.Principal, call.operation.Action, audit.Denied, string(authz.MissingScope)), denied)
 }
 
 // recordStranger leaves an entry of a request without a principal, unless its
@@ -167,7 +167,7 @@ func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit
 	// Not under the request's own context: that ends when the stranger hangs up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	_ = g.config.Audit.Refused(ctx, audit.Source(p.SourceIP), audit.Event{
+	_ = g.config.Guard.RecordRefusal(ctx, audit.Source(p.SourceIP), audit.Event{
 		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},
 	})
 }

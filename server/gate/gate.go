@@ -43,7 +43,7 @@ import (
 // Config of a [Gate]. Identity, Audit and Now are required.
 type Config struct {
 	Identity *identity.Service
-	Audit    *audit.Log
+	Guard    *audit.Guard
 	Now      func() time.Time
 	Rates    Rates
 	Origin   string // scheme and host of the public URL, whose pages may send cookies; may be empty
@@ -171,7 +171,7 @@ func (call *Call) standing() error {
 	if call.operation.Recovers {
 		return nil
 	}
-	if reason := call.gate.config.Audit.Refusal(); reason != nil {
+	if reason := call.gate.config.Guard.HaltedBy(); reason != nil {
 		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
 	}
 	return nil
@@ -234,10 +234,10 @@ func (call *Call) authorize(c *gin.Context) error {
 	case op.Action == "" || call.Caller.Kind == authz.Stranger:
 		return nil
 	}
-	if op.Recovers && call.gate.config.Audit.Refusal() != nil && call.Caller.Denies(op.Action) != "" {
+	if op.Recovers && call.gate.config.Guard.HaltedBy() != nil && call.Caller.Denies(op.Action) != "" {
 		return fault.New(fault.Forbidden, "access denied") // no entry can be written until who may has carried it out
 	}
-	return call.gate.config.Audit.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
+	return call.gate.config.Guard.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
 }
 
 // refuse records that the caller, if it is known, may not.
@@ -245,7 +245,7 @@ func (call *Call) refuse(c *gin.Context, reason string, refused error) error {
 	if call.Caller.Kind == authz.Stranger || call.operation.Action == "" {
 		return refused
 	}
-	return cmp.Or(call.gate.config.Audit.Attempt(c.Request.Context(), call.Caller.Principal, call.operation.Action, audit.Denied, reason), refused)
+	return cmp.Or(call.gate.config.Guard.RecordAttempt(c.Request.Context(), call.Caller.Principal, call.operation.Action, audit.Denied, reason), refused)
 }
 
 // Answer carries out an operation whose checks have passed and answers with
@@ -296,12 +296,12 @@ func (call *Call) fail(c *gin.Context, err error) {
 	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
 		defer cancel()
-		attempt := call.gate.config.Audit.Attempt
+		attempt := call.gate.config.Guard.RecordAttempt
 		if call.Caller.Kind == authz.ServiceAccount && !call.permitted {
-			attempt = call.gate.config.Audit.AttemptOnce
+			attempt = call.gate.config.Guard.RecordAttemptOncePerMinute
 		}
 		failed := attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request")
-		if call.operation.Recovers && call.gate.config.Audit.Refusal() != nil {
+		if call.operation.Recovers && call.gate.config.Guard.HaltedBy() != nil {
 			failed = nil // no entry can be written until this operation succeeds: its caller is told what is wrong
 		}
 		err = cmp.Or(failed, err)

@@ -189,7 +189,7 @@ func (call *Call) overRate(ctx context.Context, u quota.Usage) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	_ = call.gate.config.Audit.Limited(ctx, call.Caller.Principal)
+	_ = call.gate.config.Guard.RecordRateLimit(ctx, call.Caller.Principal)
 	return &tooMany{u.Wait}
 }
 

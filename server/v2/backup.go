@@ -37,20 +37,20 @@ func (a *API) TakeBackup(c *gin.Context) {
 			return nil, err
 		}
 		if len(a.Recipients) > 0 && !slices.ContainsFunc(a.Recipients, func(r backup.Recipient) bool { return r.ID() == to.ID() }) {
-			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Denied, "recipient"), errRecipient)
+			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Denied, "recipient"), errRecipient)
 		}
 		if !a.backingUp.TryLock() {
-			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "in_progress"), errBackingUp)
+			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "in_progress"), errBackingUp)
 		}
 		var keys [][]byte
 		if a.KMSKeys != nil {
 			if keys, err = a.KMSKeys(ctx); err != nil {
 				a.backingUp.Unlock()
-				return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "no_kms_key"),
+				return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "no_kms_key"),
 					fault.Wrap(fault.Unavailable, "the key file of the KMS, which belongs into the backup, cannot be read: see the server's log", err))
 			}
 		}
-		err = a.Audit.Record(ctx, audit.Event{
+		err = a.Guard.Record(ctx, audit.Event{
 			Type: audit.BackupTaken, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.BackupResource},
 			Attributes: map[string]string{"recipient": to.ID(), "kms_key": strconv.FormatBool(len(keys) > 0 && len(keys[0]) > 0)},
 		})

@@ -66,7 +66,7 @@ func (a *API) ListSealedCredentials(c *gin.Context, params api.ListSealedCredent
 				answer.SealedCredentials = append(answer.SealedCredentials, sealedCredential(&rest[i]))
 			}
 		}
-		err := a.Audit.Record(ctx, audit.Event{
+		err := a.Guard.Record(ctx, audit.Event{
 			Type: audit.CredentialListed, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.ManifestResource},
 		})
 		if err != nil {

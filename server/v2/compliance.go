@@ -126,7 +126,7 @@ func (a *API) GetComplianceReport(c *gin.Context, params api.GetComplianceReport
 		defer done()
 		l, err := a.Compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
 		if fault.Of(err) == fault.Conflict { // nothing is said of a log that does not hold
-			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
+			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
 		}
 		if err != nil {
 			return nil, gate.InvalidParameter(err)

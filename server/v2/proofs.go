@@ -117,7 +117,7 @@ var errExporting = fault.New(fault.Conflict, "another export of the log is being
 func (a *API) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 	gate.Stream(c, "application/jsonl", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		if !a.exporting.TryLock() {
-			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.ExportAudit, audit.Failure, "in_progress"), errExporting)
+			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ExportAudit, audit.Failure, "in_progress"), errExporting)
 		}
 		from := uint64(gate.Value(params.From))
 		if newest, _, err := a.Audit.Progress(ctx); err != nil || from > newest {
@@ -130,7 +130,7 @@ func (a *API) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 		if from > 0 {
 			e.Attributes = map[string]string{"from": strconv.FormatUint(from, 10)}
 		}
-		if err := a.Audit.Record(ctx, e); err != nil {
+		if err := a.Guard.Record(ctx, e); err != nil {
 			a.exporting.Unlock()
 			return nil, err
 		}
@@ -150,7 +150,7 @@ func (a *API) AcceptRollback(c *gin.Context) {
 		}
 		r, err := a.Audit.AcceptRollback(ctx, call.Principal(), body.Reason)
 		if fault.Of(err) == fault.Conflict {
-			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.AcceptRollback, audit.Denied, "nothing_lost"), err)
+			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.AcceptRollback, audit.Denied, "nothing_lost"), err)
 		}
 		if err != nil {
 			return nil, err

@@ -68,7 +68,7 @@ func (a *API) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		done, err := a.tails.open(call.Principal().Tenant)
 		if err != nil {
-			return nil, cmp.Or(a.Audit.Attempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)
+			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)
 		}
 		var after *uint64
 		if from := cmp.Or(params.LastEventID, params.After); from != nil {

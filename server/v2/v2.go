@@ -33,6 +33,7 @@ type API struct {
 	Transit    *transit.Transit
 	Identity   *identity.Service
 	Audit      *audit.Log
+	Guard      *audit.Guard
 	Compliance *compliance.Service
 	Reports    Reports // nil when whoever keeps them gives them out
 	Keys       *keyring.Ring

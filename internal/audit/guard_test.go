@@ -10,7 +10,7 @@ import (
 )
 
 func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
-	r := refusals{most: maxStrangers}
+	r := minuteLimit{most: maxStrangers}
 	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
 	count := func(group, source string) (n int) {
 		for range 100 {
@@ -48,7 +48,7 @@ func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
 }
 
 func TestPrincipalsOverTheirLimitAreAllRecorded(t *testing.T) {
-	var r refusals
+	var r minuteLimit
 	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
 	for i := range 10 * maxStrangers {
 		if !r.first("a", fmt.Sprint("principal ", i), now) {
@@ -69,7 +69,7 @@ func TestWhatIsRepeatedIsRecordedOnceAMinuteAndNeverNot(t *testing.T) {
 	record := func(ctx context.Context, e Event, want uint64) {
 		t.Helper()
 		before, _ := f.progress()
-		if err := f.log.Repeated(ctx, e); (err == nil) != (ctx.Err() == nil) {
+		if err := f.log.guard.RecordOncePerMinute(ctx, e); (err == nil) != (ctx.Err() == nil) {
 			t.Error(err)
 		}
 		if after, _ := f.progress(); after-before != want {
@@ -102,7 +102,7 @@ func TestAnAttemptThatCouldNotBeRecordedIsTheNextTime(t *testing.T) {
 	attempt := func(ctx context.Context, want uint64) {
 		t.Helper()
 		before, _ := f.progress()
-		if err := f.log.AttemptOnce(ctx, principal(tenantA), authz.ListCredentials, Denied, string(authz.MissingScope)); (err == nil) != (ctx.Err() == nil) {
+		if err := f.log.guard.RecordAttemptOncePerMinute(ctx, principal(tenantA), authz.ListCredentials, Denied, string(authz.MissingScope)); (err == nil) != (ctx.Err() == nil) {
 			t.Error(err)
 		}
 		if after, _ := f.progress(); after-before != want {
