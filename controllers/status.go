@@ -108,7 +108,7 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 			s.Audit = &v1alpha1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}
 			s.SealedAt, s.ExpiresAt = seconds(o.owned.SealedAt), seconds(o.owned.ExpiresAt)
 			s.ValuesChangedAt = seconds(o.owned.ValuesChangedAt)
-			if f := o.owned.Former; f != nil && now.Before(f.Until) {
+			if f := o.owned.Previous; f != nil && now.Before(f.Until) {
 				s.Previous = &v1alpha1.Previous{Version: int64(f.Version), ReadableUntil: *seconds(f.Until)}
 			}
 			if !sc.Spec.Suspend {

@@ -312,10 +312,10 @@ func TestCredentialsOfAnObjectAreReadOnly(t *testing.T) {
 
 // rotatedTo generates a credential of an object and rotates it: its first version
 // is readable for an hour.
-func (s *service) rotatedTo(p authz.Principal, former, value string) *vault.Owned {
+func (s *service) rotatedTo(p authz.Principal, previous, value string) *vault.Owned {
 	s.t.Helper()
 	var owned *vault.Owned
-	for i, value := range []string{former, value} {
+	for i, value := range []string{previous, value} {
 		var err error
 		owned, err = s.vault.Generate(context.Background(), p, "uid", uint64(i), vault.Desired{Name: "n", Type: "t", Overlap: time.Hour},
 			func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
@@ -328,12 +328,12 @@ func (s *service) rotatedTo(p authz.Principal, former, value string) *vault.Owne
 	return owned
 }
 
-func TestTheFormerVersionOfAnObjectsCredentialIsReadUntilItsEnd(t *testing.T) {
+func TestThePreviousVersionOfAnObjectsCredentialIsReadUntilItsEnd(t *testing.T) {
 	s := newTour(t)
 	owned := s.rotatedTo(s.operator(), "old", "new")
-	former := answered(s.connect(client.WithAPIKey(s.key)).V2.UnsealCredentialVersion(t.Context(), owned.ID, 1))(t)
-	if former.Version != 1 || former.Values["k"] != "old" || !former.ExpiresAt.Equal(owned.Former.Until) {
-		t.Errorf("through the client: %+v", former)
+	previous := answered(s.connect(client.WithAPIKey(s.key)).V2.UnsealCredentialVersion(t.Context(), owned.ID, 1))(t)
+	if previous.Version != 1 || previous.Values["k"] != "old" || !previous.ExpiresAt.Equal(owned.Previous.Until) {
+		t.Errorf("through the client: %+v", previous)
 	}
 	path := "/api/v2/vault/" + owned.ID
 	for _, c := range []struct {

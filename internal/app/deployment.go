@@ -123,11 +123,6 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
 	})
 	d.custody = custody.New(s, d.log.Guard(), d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
-	if d.log.Refusal() == nil { // else nothing is written, and the next start does it
-		if err := d.vault.Reindex(ctx); err != nil {
-			return nil, err
-		}
-	}
 	if err := d.sealing.Verify(ctx); err != nil { // which is no reason to serve nothing
 		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
 	}

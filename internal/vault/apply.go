@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -19,31 +20,77 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Desired is what a SealedCredential asks for, its values opened.
+// Desired is the desired state of an object's credential, with its values opened.
 type Desired struct {
 	Name    string
 	Type    string
 	TTLDays int
-	Values  map[string]secret.Bytes // [Vault.Generate] has them made
+	Values  map[string]secret.Bytes // empty for [Vault.Generate], which makes them
 
-	SpecDigest [32]byte             // over all that must lead to a new version when it changes
+	SpecDigest [32]byte             // digest of all fields whose change leads to a new version
 	SealedAt   map[string]time.Time // per key, when its value was sealed
-	SealingKey string               // id of the key that the values were sealed for, if they were
-	Trigger    string               // of a rotation on demand
-	Overlap    time.Duration        // how long the former version stays readable once the values change
+	SealingKey string               // id of the key that the values were sealed for, if they were sealed
+	Trigger    string               // trigger of a rotation on demand
+	Overlap    time.Duration        // how long the previous version stays readable after new values
 
-	Object Object // who asks
+	Object Object
 }
 
 func (d Desired) request() SealRequest {
 	return SealRequest{Name: d.Name, Type: d.Type, TTLDays: d.TTLDays, Values: d.Values}
 }
 
-// Apply makes the vault hold what the object asks for: a first version, or the
-// next one. expect is the version last seen, 0 for none; when the vault has
-// moved on meanwhile the error is fault.Conflict and nothing changed. A
-// credential that was deleted is sealed again under its id. Other errors:
-// fault.Forbidden, fault.Invalid, fault.Unavailable.
+// Owned is what the vault holds for an object: the operator's memory, which the object's status
+// shows.
+type Owned struct {
+	Credential
+	SpecDigest      [32]byte
+	ValuesChangedAt time.Time // a rotation of the keys alone does not change it
+	ValueSealedAt   map[string]time.Time
+	SealingKey      string // id of the key that the values were sealed for; empty when they were not sealed
+	Trigger         string
+	Object          Object
+	Previous        *PreviousVersion // nil when none is readable
+	Audit           audit.Receipt    // entry of the current version
+	Missing         bool             // somebody else deleted the credential
+
+	row *ownerRow
+}
+
+func (o *Owned) version() uint64 {
+	if o == nil {
+		return 0
+	}
+	return o.Version
+}
+
+func (row *ownerRow) owned(c Credential) *Owned {
+	return &Owned{
+		Credential: c, SpecDigest: [32]byte(row.SpecDigest), ValuesChangedAt: row.ValuesChangedAt, ValueSealedAt: row.SealedAt,
+		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, row: row,
+	}
+}
+
+// Owned returns what the vault holds for the object with that UID in p's tenant, and nil when it
+// holds nothing. It shows no value and leaves no entry. Errors: fault.Forbidden, fault.Unavailable.
+func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owned, error) {
+	if err := v.guard.Authorize(ctx, p, authz.ListCredentials); err != nil {
+		return nil, err
+	}
+	o, _, err := v.findOwned(ctx, p.Tenant, uid)
+	return o, err
+}
+
+// Holds reports whether the current version of o was made of these values.
+func (v *Vault) Holds(p authz.Principal, uid string, o *Owned, values map[string]secret.Bytes) bool {
+	return o != nil && o.row != nil && hmac.Equal(o.row.Values, v.records.owners.hashValues(p.Tenant, uid, values))
+}
+
+// Apply makes the vault hold the desired state of an object: a first version, or the next one.
+// expect is the version last seen, 0 for none; when the vault holds another one by now, the error
+// is fault.Conflict and nothing changed. A credential that was deleted is sealed again under its
+// id.
+// Other errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (*Owned, error) {
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return nil, err
@@ -51,40 +98,39 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 	if err := d.request().validate(); err != nil {
 		return nil, err
 	}
-	before, old, err := v.owned(ctx, p.Tenant, uid)
+	before, old, err := v.findOwned(ctx, p.Tenant, uid)
 	if err != nil {
 		return nil, err
 	}
-	keys, err := v.current(ctx, p.Tenant)
+	keys, err := v.currentKeys(ctx, p.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	return v.sealOwned(ctx, p, keys, uid, expect, before, old, d)
+	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d})
 }
 
-// Generate is [Vault.Apply] of values that are made here: produce gets those of
-// the current version, expired or not, or nil when there is none or it is
-// damaged, and returns the next ones. It runs outside any transaction and keeps
-// nothing: what it was given and what it returned is overwritten. When it
-// fails, nothing has happened.
+// Generate is [Vault.Apply] with values that the vault makes: produce gets the values of the
+// current version, expired or not, or nil when there is none or it is damaged, and returns the next
+// ones. It runs outside any transaction and keeps nothing: its argument and its result are
+// overwritten. When it fails, nothing changes.
 func (v *Vault) Generate(
 	ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired,
-	produce func(former map[string]secret.Bytes) (map[string]secret.Bytes, error),
+	produce func(current map[string]secret.Bytes) (map[string]secret.Bytes, error),
 ) (*Owned, error) {
 	keys, err := v.ready(ctx, p, authz.SealCredential)
 	if err != nil {
 		return nil, err
 	}
-	before, old, err := v.owned(ctx, p.Tenant, uid)
+	before, old, err := v.findOwned(ctx, p.Tenant, uid)
 	if err != nil {
 		return nil, err
 	}
 	if before.version() != expect {
-		return nil, errMoved // before values are made that nobody will have
+		return nil, errMoved // checked here too, so that no values are made in vain
 	}
-	var former map[string]secret.Bytes
+	var current map[string]secret.Bytes
 	if old != nil {
-		former, err = v.openOwned(ctx, p, keys, old, audit.CredentialRotated)
+		current, err = v.openOwned(ctx, p, keys, old, audit.CredentialRotated)
 		if errors.Is(err, fault.NotFound) {
 			old, err = nil, nil
 		}
@@ -92,8 +138,8 @@ func (v *Vault) Generate(
 			return nil, err
 		}
 	}
-	defer zero(former)
-	d.Values, err = produce(former)
+	defer zero(current)
+	d.Values, err = produce(current)
 	defer zero(d.Values)
 	if err != nil {
 		return nil, fmt.Errorf("making values: %w", err)
@@ -101,16 +147,27 @@ func (v *Vault) Generate(
 	if err := d.request().validate(); err != nil {
 		return nil, err
 	}
-	return v.sealOwned(ctx, p, keys, uid, expect, before, old, d)
+	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d})
 }
 
-// sealOwned makes the version that follows expect. old is the record of the one
-// before, nil when there is none or it is lost.
-func (v *Vault) sealOwned(ctx context.Context, p authz.Principal, keys *keyring.Keys, uid string, expect uint64, before *Owned, old *record, d Desired) (*Owned, error) {
+// ownedVersion says what the next version of an object's credential is made from.
+type ownedVersion struct {
+	principal authz.Principal
+	uid       string
+	expect    uint64 // version that it follows
+	before    *Owned // what the vault holds, nil for nothing
+	old       *record
+	desired   Desired
+}
+
+// sealOwned makes and stores a version of an object's credential.
+func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVersion) (*Owned, error) {
+	p, uid, before, old, d := next.principal, next.uid, next.before, next.old, next.desired
 	now := v.now().UTC().Truncate(time.Microsecond)
-	row := &ownedRow{
-		Version: expect + 1, SpecDigest: d.SpecDigest[:], Values: v.hashValues(p.Tenant, uid, d.Values), ValuesChangedAt: now,
-		SealedAt: accepted(before, d), SealingKey: d.SealingKey, Trigger: d.Trigger, Object: d.Object,
+	row := &ownerRow{
+		Version: next.expect + 1, SpecDigest: d.SpecDigest[:],
+		Values: v.records.owners.hashValues(p.Tenant, uid, d.Values), ValuesChangedAt: now,
+		SealedAt: sealingTimes(before, d), SealingKey: d.SealingKey, Trigger: d.Trigger, Object: d.Object,
 	}
 	changed := true
 	if before == nil {
@@ -118,41 +175,40 @@ func (v *Vault) sealOwned(ctx context.Context, p authz.Principal, keys *keyring.
 	} else {
 		row.Credential = before.ID
 		if changed = !hmac.Equal(before.row.Values, row.Values); !changed {
-			row.ValuesChangedAt = before.row.changedAt()
+			row.ValuesChangedAt = before.row.ValuesChangedAt
 		}
 	}
-	created, what := now, audit.CredentialSealed
+	created, change := now, audit.CredentialSealed
 	if old != nil {
-		created, what = old.createdAt, audit.CredentialReencrypted
-		if row.Former = before.row.Former; changed {
-			what, row.Former = audit.CredentialRotated, formerOf(old, d.Overlap, now)
+		created, change = old.createdAt, audit.CredentialReencrypted
+		if row.Previous = before.row.Previous; changed {
+			change, row.Previous = audit.CredentialRotated, previousOf(old, d.Overlap, now)
 		}
 	}
 	r := newRecord(p.Tenant, row.Credential, row.Version, created, now, d.request())
 	if err := r.seal(keys, d.Values); err != nil {
 		return nil, err
 	}
-	return v.commitOwned(ctx, p, uid, old, r, what, row)
+	return v.commitOwned(ctx, ownedChange{p, uid, change, old, r, row})
 }
 
-// maxAccepted bounds how many keys that are no longer used are remembered.
-const maxAccepted = 4 * MaxValues
+// maxSealingTimes bounds how many keys that are no longer used are remembered.
+const maxSealingTimes = 4 * MaxValues
 
-// accepted returns when the last accepted value of each key was sealed. A key
-// that the object dropped is remembered, so that an old value of it cannot
-// come back as if the key were new.
-func accepted(before *Owned, d Desired) map[string]time.Time {
+// sealingTimes returns when the last accepted value of each key was sealed. It keeps the keys that
+// the object dropped, so that an old value of one cannot come back as if the key were new.
+func sealingTimes(before *Owned, d Desired) map[string]time.Time {
 	all := make(map[string]time.Time)
 	maps.Copy(all, d.SealedAt)
 	if before == nil {
 		return all
 	}
-	// Newest first: what is forgotten when there are too many is the oldest.
+	// Newest first: when there are too many, the oldest are forgotten.
 	dropped := slices.SortedFunc(maps.Keys(before.ValueSealedAt), func(a, b string) int {
 		return cmp.Or(before.ValueSealedAt[b].Compare(before.ValueSealedAt[a]), cmp.Compare(a, b))
 	})
 	for _, key := range dropped {
-		if _, used := all[key]; !used && len(all) < maxAccepted {
+		if _, used := all[key]; !used && len(all) < maxSealingTimes {
 			all[key] = before.ValueSealedAt[key]
 		}
 	}
@@ -160,14 +216,13 @@ func accepted(before *Owned, d Desired) map[string]time.Time {
 }
 
 var (
-	errNotThere = fault.New(fault.NotFound, "the credential is not in the vault")
-	errNotWhole = fault.New(fault.NotFound, "the credential in the vault is damaged")
+	errMissing = fault.New(fault.NotFound, "the credential is not in the vault")
+	errBroken  = fault.New(fault.NotFound, "the credential in the vault is damaged")
 )
 
-// Reencrypt gives the object's credential new keys and a full TTL around the
-// same values, as its next version, and remembers the trigger. A former version
-// stays as it is. Errors: fault.NotFound when there is nothing to encrypt anew,
-// which [Vault.Apply] mends; otherwise those of Apply.
+// Reencrypt gives the object's credential new keys and a full TTL around the same values, as its
+// next version, and stores the trigger. The previous version stays as it is. Errors: fault.NotFound
+// when there is nothing to encrypt anew, which [Vault.Apply] repairs; otherwise those of Apply.
 func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (*Owned, error) {
 	keys, err := v.ready(ctx, p, authz.RotateCredential)
 	if err != nil {
@@ -189,14 +244,13 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 	}
 	row := *before.row
 	row.Version, row.Trigger = r.version, trigger
-	return v.commitOwned(ctx, p, uid, old, r, audit.CredentialReencrypted, &row)
+	return v.commitOwned(ctx, ownedChange{p, uid, audit.CredentialReencrypted, old, r, &row})
 }
 
-// UnsealOwned returns the values of a version of the object's credential, for
-// its target, once the read is recorded. The caller zeroes them. Errors:
-// fault.Conflict when that version is not the current one, fault.NotFound when
-// the credential is missing or damaged, fault.Forbidden also when it has
-// expired, fault.Unavailable.
+// UnsealOwned returns the values of a version of the object's credential, for its target, once the
+// read is recorded. The caller zeroes them. Errors: fault.Conflict when that version is not the
+// current one, fault.NotFound when the credential is missing or damaged, fault.Forbidden also when
+// it has expired, fault.Unavailable.
 func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, version uint64) (map[string]secret.Bytes, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -215,74 +269,114 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	found := &lookup{id: r.id, record: r, until: r.expiresAt}
 	e := found.event(audit.CredentialUnsealed, p, v.now())
 	e.Attributes["purpose"] = "target"
-	if err := v.guard.Record(ctx, e); err != nil {
+	if err := v.record(ctx, e); err != nil {
 		zero(values)
 		return nil, err
-	}
-	if e.Outcome != audit.Success {
-		zero(values)
-		return nil, errDenied
 	}
 	return values, nil
 }
 
-// ownedAt is owned for an operation on a version that must be there.
+// findOwned also returns the record, or nil when there is none of the version that the object's row
+// names.
+func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string) (o *Owned, r *record, err error) {
+	now := v.now()
+	err = v.store.View(ctx, func(rd store.Reader) error {
+		row, err := v.records.owners.get(rd, tenant, uid)
+		if err != nil || row == nil {
+			return err
+		}
+		r, err = findRecord(rd, tenant, row.Credential)
+		if errors.Is(err, fault.Internal) {
+			r, err = nil, nil // a damaged credential is sealed again, like a deleted one
+		}
+		if err != nil {
+			return err
+		}
+		if r == nil || r.version != row.Version {
+			r = nil
+			o = row.owned(Credential{ID: row.Credential, Version: row.Version, Owned: true})
+			o.Missing = true
+			return nil
+		}
+		o = row.owned(r.credential(now, true))
+		if o.Audit, err = audit.Current(rd, tenant, row.Credential); err != nil {
+			return err
+		}
+		o.Previous, err = readablePrevious(rd, tenant, row, now)
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading what an object owns: %w", err)
+	}
+	return o, r, nil
+}
+
+// ownedAt is findOwned for an operation on a version that must exist.
 func (v *Vault) ownedAt(ctx context.Context, tenant authz.TenantID, uid string, version uint64) (*Owned, *record, error) {
-	o, r, err := v.owned(ctx, tenant, uid)
+	o, r, err := v.findOwned(ctx, tenant, uid)
 	switch {
 	case err != nil:
 		return nil, nil, err
 	case r == nil:
-		return nil, nil, errNotThere
+		return nil, nil, errMissing
 	case o.Version != version:
 		return nil, nil, errMoved
 	}
 	return o, r, nil
 }
 
-// openOwned opens an object's record. A damaged one is recorded as a failure of
-// what was to be done with it, and is fault.NotFound: it has to be made again.
-func (v *Vault) openOwned(ctx context.Context, p authz.Principal, keys *keyring.Keys, r *record, what audit.EventType) (map[string]secret.Bytes, error) {
+// openOwned opens an object's record. For a damaged one it records a failure of change, the event
+// of the operation that needs the values, and returns fault.NotFound: it has to be sealed again.
+func (v *Vault) openOwned(ctx context.Context, p authz.Principal, keys *keyring.Keys, r *record, change audit.EventType) (map[string]secret.Bytes, error) {
 	values, err := v.openRecord(ctx, keys, r)
 	if !errors.Is(err, fault.Internal) {
 		return values, err
 	}
 	err = v.guard.Record(ctx, audit.Event{
-		Type: what, Outcome: audit.Failure, Principal: p,
+		Type: change, Outcome: audit.Failure, Principal: p,
 		Resource:   audit.Resource{Type: audit.CredentialResource, ID: r.id},
 		Attributes: map[string]string{audit.AttributeReason: reasonIntegrity},
 	})
 	if err != nil {
 		return nil, err
 	}
-	return nil, errNotWhole
+	return nil, errBroken
 }
 
-// commitOwned compares with the version before r, replaces the credential's
-// record by r and the object's row by row, keeps or ends the former version,
-// and records it: one transaction. old is the record that r was made from, nil
-// when there is none.
-func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, old, r *record, what audit.EventType, row *ownedRow) (*Owned, error) {
+// ownedChange is a change of an object's credential that is ready to be stored.
+type ownedChange struct {
+	principal authz.Principal
+	uid       string
+	change    audit.EventType
+	old       *record // record that next was made from, nil when there is none or it is lost
+	next      *record
+	row       *ownerRow
+}
+
+// commitOwned compares with the version before c.next, replaces the credential's record and the
+// object's row, keeps or ends the previous version, and records the change: one transaction.
+func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) {
+	p, uid, r, row := c.principal, c.uid, c.next, c.row
 	var replaced []byte
-	if old != nil {
-		replaced = old.encode()
+	if c.old != nil {
+		replaced = c.old.encode()
 	}
-	e := r.event(what, p)
-	keeps := what == audit.CredentialRotated && row.Former != nil
+	e := r.event(c.change, p)
+	keeps := c.change == audit.CredentialRotated && row.Previous != nil
 	if keeps {
-		e.Attributes[audit.AttributeOverlapUntil] = row.Former.Until.Format(time.RFC3339Nano)
+		e.Attributes[audit.AttributeOverlapUntil] = row.Previous.Until.Format(time.RFC3339Nano)
 	}
 	var receipt *audit.Receipt
 	err := v.store.Update(ctx, func(tx store.Tx) error {
-		current, err := v.getOwned(tx, p.Tenant, uid)
+		current, err := v.records.owners.get(tx, p.Tenant, uid)
 		if err != nil {
 			return err
 		}
 		if current.version() != r.version-1 || (current != nil && current.Credential != r.id) {
 			return errMoved
 		}
-		if old != nil { // what was deleted meanwhile does not come back, neither as r nor as its former version
-			stored, err := tx.Get(recordKey(p.Tenant, old.id, old.version))
+		if c.old != nil { // a credential that was deleted meanwhile comes back neither as r nor as its previous version
+			stored, err := tx.Get(recordKey(p.Tenant, c.old.id, c.old.version))
 			if err != nil {
 				return err
 			}
@@ -290,45 +384,107 @@ func (v *Vault) commitOwned(ctx context.Context, p authz.Principal, uid string, 
 				return errMoved
 			}
 		}
-		if what != audit.CredentialReencrypted && current != nil {
-			if err := dropFormer(tx, p.Tenant, uid, current); err != nil {
+		if c.change != audit.CredentialReencrypted && current != nil {
+			if err := deletePrevious(tx, p.Tenant, uid, current); err != nil {
 				return err
 			}
 		}
 		if keeps {
-			if err := keepFormer(tx, p.Tenant, uid, row, replaced); err != nil {
+			if err := putPrevious(tx, p.Tenant, uid, row, replaced); err != nil {
 				return err
 			}
 		}
-		if err := v.put(tx, r, what, &row.Object); err != nil {
+		if err := v.records.put(tx, r, c.change, &row.Object); err != nil {
 			return err
 		}
 		if receipt, err = v.guard.Append(tx, e); err != nil {
 			return err
 		}
-		return v.putOwned(tx, p.Tenant, uid, row)
+		return v.records.owners.put(tx, p.Tenant, uid, row)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("storing an object's credential: %w", err)
 	}
 	now := v.now()
 	o := row.owned(r.credential(now, true))
-	if o.Audit = *receipt; row.Former.readable(now) {
-		o.Former = &Former{row.Former.Version, row.Former.Until}
+	if o.Audit = *receipt; row.Previous.readable(now) {
+		o.Previous = &PreviousVersion{row.Previous.Version, row.Previous.Until}
 	}
 	return o, nil
 }
 
-func (o *Owned) version() uint64 {
-	if o == nil {
-		return 0
+// Release ends the ownership of an object that is being deleted, and deletes its credential if
+// deleteEntry says so; otherwise the credential stays, and can be changed over REST from now on.
+// The previous version ends in both cases. Releasing an object that owns nothing is no error.
+func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) error {
+	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
+		return err
 	}
-	return o.Version
+	err := v.store.Update(ctx, func(tx store.Tx) error {
+		row, err := v.records.owners.get(tx, p.Tenant, uid)
+		if err != nil || row == nil {
+			return err
+		}
+		e := audit.Event{
+			Type: audit.CredentialReleased, Outcome: audit.Success, Principal: p,
+			Resource:   audit.Resource{Type: audit.CredentialResource, ID: row.Credential},
+			Attributes: map[string]string{audit.AttributeVersion: strconv.FormatUint(row.Version, 10)},
+		}
+		current, err := findRecord(tx, p.Tenant, row.Credential)
+		if err != nil && !errors.Is(err, fault.Internal) {
+			return err
+		}
+		if deleteEntry && (current != nil || err != nil) {
+			e.Type = audit.CredentialDeleted
+			if err := v.records.remove(tx, p.Tenant, row.Credential); err != nil {
+				return err
+			}
+		} else if err := v.records.disown(tx, p.Tenant, row.Credential, current); err != nil {
+			return err
+		}
+		if err := appendEvent(v.guard, tx, e); err != nil {
+			return err
+		}
+		return errors.Join(
+			deletePrevious(tx, p.Tenant, uid, row),
+			tx.Delete(ownerKey(p.Tenant, row.Credential)),
+			tx.Delete(ownedKey(p.Tenant, uid)),
+		)
+	})
+	if err != nil {
+		return fmt.Errorf("releasing an object's credential: %w", err)
+	}
+	return nil
 }
 
-func (row *ownedRow) version() uint64 {
-	if row == nil {
-		return 0
+// Owners returns the objects of a cluster that own a credential, for all tenants. The deployment
+// calls it; it shows no credential. Damaged rows name no cluster and are left out.
+func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
+	var owners []Owner
+	err := v.records.owners.visit(ctx, v.store, func(tenant authz.TenantID, uid string, row *ownerRow) {
+		if row != nil && row.Object.Cluster == cluster {
+			owners = append(owners, Owner{row.Object, uid, tenant})
+		}
+	})
+	return owners, err
+}
+
+// SealingKeyUse returns, for each id of a sealing key, how many objects of all tenants hold values
+// that were sealed for it. The deployment calls it. Damaged rows are an error: nobody knows which
+// key they need.
+func (v *Vault) SealingKeyUse(ctx context.Context) (map[string]int, error) {
+	use := make(map[string]int)
+	damaged := 0
+	err := v.records.owners.visit(ctx, v.store, func(_ authz.TenantID, _ string, row *ownerRow) {
+		switch {
+		case row == nil:
+			damaged++
+		case row.SealingKey != "":
+			use[row.SealingKey]++
+		}
+	})
+	if err == nil && damaged > 0 {
+		err = fmt.Errorf("%d rows of what objects own: %w", damaged, errDamaged)
 	}
-	return row.Version
+	return use, err
 }

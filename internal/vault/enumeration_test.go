@@ -123,7 +123,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 		"Seal": "makes one", "List": "names none", "Summary": "names none",
 		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
 		"UnsealOwned": "an object's", "Holds": "an object's", "Owners": "the deployment's", "SealingKeyUse": "the deployment's",
-		"Reindex": "the deployment's", "Sweep": "the deployment's",
+		"Sweep": "the deployment's",
 	}
 	for method := range reflect.TypeFor[*Vault]().Methods() {
 		if operations[method.Name] == nil && others[method.Name] == "" {
@@ -132,7 +132,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	}
 }
 
-// A version of a credential is there when it is the current one, or the former
+// A version of a credential is there when it is the current one, or the previous
 // one before its end. All others, of any credential, are one case with those
 // that do not exist.
 func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
@@ -180,10 +180,10 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 	}
 	want, err := read(ids["again"], 2)
 	if err != nil {
-		t.Fatal("the former version cannot be read:", err)
+		t.Fatal("the previous version cannot be read:", err)
 	}
 	if did, err := read(ids["again"], 3); err != nil || did != want {
-		t.Fatalf("the current version: did %+v, the former one %+v (%v)", did, want, err)
+		t.Fatalf("the current version: did %+v, the previous one %+v (%v)", did, want, err)
 	}
 	first := ""
 	for name, c := range map[string]struct {
@@ -200,7 +200,7 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 		"none yet":            {ids["again"], 4},
 		"number 0":            {ids["again"], 0},
 		"the largest number":  {ids["again"], 1<<64 - 1},
-		"a foreign former":    {ids["foreign"], 2},
+		"a foreign previous":  {ids["foreign"], 2},
 		"a foreign current":   {ids["foreign"], 3},
 		"of no object's":      {unowned.ID, 1},
 		"never existing":      {authz.NewID("cred"), 1},

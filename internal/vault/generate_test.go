@@ -32,11 +32,11 @@ func TestGeneratedValuesFollowThoseBefore(t *testing.T) {
 	var seen, given, made map[string]secret.Bytes
 	generate := func(expect uint64, next map[string]string) *Owned {
 		t.Helper()
-		o, err := f.vault.Generate(t.Context(), op, uid, expect, f.desired(nil, "a"), func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
-			seen, given, made = nil, former, secrets(next)
-			if former != nil {
-				seen = secrets(plain(former))
-				made["kept"] = former["kept"] // what it was given can be returned
+		o, err := f.vault.Generate(t.Context(), op, uid, expect, f.desired(nil, "a"), func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+			seen, given, made = nil, previous, secrets(next)
+			if previous != nil {
+				seen = secrets(plain(previous))
+				made["kept"] = previous["kept"] // what it was given can be returned
 			}
 			return made, nil
 		})
@@ -54,7 +54,7 @@ func TestGeneratedValuesFollowThoseBefore(t *testing.T) {
 	if !maps.Equal(plain(seen), map[string]string{"p": "1", "kept": "k"}) || second.ID != first.ID || second.Version != 2 {
 		t.Fatal(plain(seen), second)
 	}
-	if e := f.last(f.a); e.EventType != audit.CredentialRotated || second.Audit.Sequence != e.Sequence || second.Former != nil {
+	if e := f.last(f.a); e.EventType != audit.CredentialRotated || second.Audit.Sequence != e.Sequence || second.Previous != nil {
 		t.Fatalf("%+v", e)
 	}
 	generate(2, map[string]string{"p": "2"})
@@ -102,9 +102,9 @@ func TestWhatIsLostIsGeneratedFromNothing(t *testing.T) {
 		called := false
 		d := f.desired(nil, "a")
 		d.Overlap = time.Hour
-		again, err := f.vault.Generate(t.Context(), op, uid, 1, d, func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		again, err := f.vault.Generate(t.Context(), op, uid, 1, d, func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
 			called = true
-			if former != nil {
+			if previous != nil {
 				t.Errorf("%s: it was opened", name)
 			}
 			if e := f.last(f.a); c.failed && (e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity) {
@@ -113,7 +113,7 @@ func TestWhatIsLostIsGeneratedFromNothing(t *testing.T) {
 			return secrets(map[string]string{"p": "new"}), nil
 		})
 		must(t, err)
-		if e := f.last(f.a); !called || again.ID != o.ID || again.Version != 2 || again.Former != nil || e.EventType != audit.CredentialSealed {
+		if e := f.last(f.a); !called || again.ID != o.ID || again.Version != 2 || again.Previous != nil || e.EventType != audit.CredentialSealed {
 			t.Errorf("%s: %+v, recorded as %s", name, again, e.EventType)
 		}
 		if keys, _ := f.rows("former"); len(keys) != 0 {
@@ -133,8 +133,8 @@ func TestAGenerationThatFailsDoesNothing(t *testing.T) {
 	errNoEntropy := errors.New("no entropy")
 	var given, made map[string]secret.Bytes
 	fails := func(values map[string]string, err error) func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
-		return func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
-			given, made = former, secrets(values)
+		return func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+			given, made = previous, secrets(values)
 			return made, err
 		}
 	}
@@ -195,8 +195,8 @@ func TestARotationIsGeneratedOnce(t *testing.T) {
 			switch {
 			case err == nil:
 				won.Add(1)
-				if o.Former == nil || o.Former.Version != 1 {
-					t.Error(o.Former)
+				if o.Previous == nil || o.Previous.Version != 1 {
+					t.Error(o.Previous)
 				}
 			case !errors.Is(err, fault.Conflict):
 				t.Error(err)
@@ -211,7 +211,7 @@ func TestARotationIsGeneratedOnce(t *testing.T) {
 }
 
 // Deleted is gone: a rotation that was under way does not bring it back, nor
-// its former version.
+// its previous version.
 func TestWhatIsDeletedMeanwhileStaysDeleted(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.generate(f.operator(), 0, 0, login)
@@ -255,7 +255,7 @@ func TestAnObjectsValuesAreReadForItsTarget(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
-	refused("the former version", 1, fault.Conflict)
+	refused("the previous version", 1, fault.Conflict)
 	refused("a version to come", 3, fault.Conflict)
 	f.kms.down.Store(true)
 	refused("without the KMS", 2, fault.Unavailable)

@@ -17,8 +17,8 @@ func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
 		f.sealFor(f.a, "free", "database", 30)
 	}
 	shop := f.pod("cluster", "shop")
-	for _, left := range []effort{ofPage(), {1, 1 << 20}, {12, 1 << 20}, {30, 1 << 20}, {60, 1 << 20}} {
-		f.vault.forPage = left
+	for _, left := range []readBudget{pageBudget(), {1, 1 << 20}, {12, 1 << 20}, {30, 1 << 20}, {60, 1 << 20}} {
+		f.vault.pageBudget = left
 		_, none := f.pages(shop, ListQuery{Filter: Filter{Text: "nothing has this"}})
 		for _, filter := range []Filter{{Text: "canary"}, {Type: "generic", Text: "canary-1"}, {ExpiresBefore: f.now().Add(3 * day)}} {
 			if ids, n := f.pages(shop, ListQuery{Filter: filter}); len(ids) != 0 || n != none {

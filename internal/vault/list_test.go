@@ -102,8 +102,8 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 		}
 		slices.Sort(want)
 		for _, limit := range []int{0, 1, 3, 100} {
-			for _, left := range []effort{ofPage(), {1, 1 << 20}, {30, 1 << 20}, {2500, 1}} {
-				f.vault.forPage = left
+			for _, left := range []readBudget{pageBudget(), {1, 1 << 20}, {30, 1 << 20}, {2500, 1}} {
+				f.vault.pageBudget = left
 				if got, _ := f.pages(f.a, ListQuery{Filter: filter, Limit: limit}); !slices.Equal(got, want) {
 					t.Errorf("%+v in pages of %d with %v: %d of %d: %v", filter, limit, left, len(got), len(want), got)
 				}
@@ -130,7 +130,7 @@ func TestSimpleFolding(t *testing.T) {
 // A page ends after a bounded look at the store, wherever what is searched for is.
 func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 	f := newFixture(t, time.Minute)
-	f.fill(3 * ofPage().records)
+	f.fill(3 * pageBudget().records)
 	for what, q := range map[string]ListQuery{
 		"nothing is found": {Filter: Filter{Text: "none"}, Limit: 100}, "without a limit": {Filter: Filter{Text: "none"}},
 		"all are found": {Filter: Filter{Text: "filled"}}, "nothing is searched for": {Limit: 100},
@@ -139,7 +139,7 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 		list, next, err := f.vault.List(t.Context(), f.a, q)
 		must(t, err)
 		// The log reads some rows too.
-		if n := f.store.rows.Load(); next == "" || n > int64(ofPage().records)+100 || f.store.gets.Load() > int64(ofPage().records)+100 {
+		if n := f.store.rows.Load(); next == "" || n > int64(pageBudget().records)+100 || f.store.gets.Load() > int64(pageBudget().records)+100 {
 			t.Errorf("%s: %d rows, %d found, cursor %q", what, n, len(list), next)
 		}
 		if q.Text == "" && len(list) != 100 {
@@ -151,10 +151,10 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 		t.Errorf("%d found on %d pages", len(got), pages)
 	}
 	s, err := f.vault.Summary(t.Context(), f.a, day)
-	if err != nil || !s.Complete || s.Total != 3*ofPage().records {
+	if err != nil || !s.Complete || s.Total != 3*pageBudget().records {
 		t.Errorf("%+v %v", s, err)
 	}
-	f.vault.forSummary = effort{100, 1 << 20}
+	f.vault.summaryBudget = readBudget{100, 1 << 20}
 	f.store.rows.Store(0)
 	if s, err = f.vault.Summary(t.Context(), f.a, day); err != nil || s.Complete || s.Total != 100 || s.Active != 100 || len(s.NextToExpire) != MaxNextToExpire {
 		t.Errorf("%+v %v", s, err)
@@ -178,7 +178,7 @@ func fill(t testing.TB, s store.Store, tenant authz.TenantID, now time.Time, n i
 				r.body, r.signature, r.wrap = make([]byte, 1281), make([]byte, dualsig.SignatureSize+64), make([]byte, 129)
 				_, _ = rand.Read(r.body) // as little to be compressed as in a real one
 				_, _ = rand.Read(r.signature)
-				if err := putRecord(tx, r); err != nil {
+				if err := tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()); err != nil {
 					return err
 				}
 			}
@@ -209,7 +209,7 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 		_, next, err := f.vault.List(t.Context(), f.a, ListQuery{Filter: filter, Limit: 1})
 		must(t, err)
 		if name == "expired" || name == "text in another field" { // which have nothing to go on with
-			next = f.vault.cursor(f.a.Tenant, filter, authz.NewID(idPrefix))
+			next = cursors{f.vault.records.macRows}.encode(f.a.Tenant, filter, authz.NewID(idPrefix))
 		}
 		for other, filter := range filters {
 			q := ListQuery{Filter: filter, Limit: 1, Cursor: next}
@@ -251,8 +251,8 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	want := []string{own, free}
 	slices.Sort(want)
 	shop := f.pod("cluster", "shop")
-	for _, left := range []effort{ofPage(), {1, 1 << 20}, {12, 1 << 20}} {
-		f.vault.forPage = left
+	for _, left := range []readBudget{pageBudget(), {1, 1 << 20}, {12, 1 << 20}} {
+		f.vault.pageBudget = left
 		for _, filter := range []Filter{{}, {Text: "DB"}, {Status: Active}} {
 			if got, _ := f.pages(shop, ListQuery{Filter: filter, Limit: 1}); !slices.Equal(got, want) {
 				t.Errorf("%+v with %v: %v, want %v", filter, left, got, want)
@@ -262,7 +262,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 			t.Errorf("a key sees %d", len(got))
 		}
 	}
-	f.vault.forPage = effort{1, 1 << 20}
+	f.vault.pageBudget = readBudget{1, 1 << 20}
 	q := ListQuery{Filter: Filter{Text: "db"}, Limit: 1}
 	for {
 		_, next, err := f.vault.List(t.Context(), shop, q)
@@ -288,7 +288,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	if s, err = f.vault.Summary(t.Context(), f.a, 7*day); err != nil || s.Total != 7 || s.ExpiringSoon != 5 {
 		t.Errorf("%+v %v", s, err)
 	}
-	f.vault.forSummary = effort{12, 1 << 20} // finding out what owns them is counted
+	f.vault.summaryBudget = readBudget{12, 1 << 20} // finding out what owns them is counted
 	if s, err = f.vault.Summary(t.Context(), shop, 7*day); err != nil || s.Complete {
 		t.Errorf("%+v %v", s, err)
 	}

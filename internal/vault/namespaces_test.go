@@ -76,14 +76,14 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	f.tamper(func(tx store.Tx) (err error) { // as many as a lookup compares
 		for i := range maxNamesakes {
 			at := f.now().Add(3650*day + time.Duration(i)*time.Second)
-			key := nameKey(f.a.Tenant, f.vault.nameHash(f.a.Tenant, "db"), at, at, authz.NewID(idPrefix))
+			key := nameKey(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, "db"), at, at, authz.NewID(idPrefix))
 			err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
 		}
 		return err
 	})
 	is("beside many, to its namespace", shop, owned.ID)
 	is("beside many, to a key", f.a, owned.ID)
-	prefix := string(namePrefix(f.a.Tenant, f.vault.nameHash(f.a.Tenant, "db")))
+	prefix := string(namePrefix(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, "db")))
 	f.tamper(func(tx store.Tx) error {
 		keys, _ := f.rows(prefix)
 		return errors.Join(tx.Delete(keys[len(keys)-1]), deleteAll(tx, []byte(prefix)))
@@ -127,7 +127,7 @@ func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 			"Unseal":       func(id string) error { _, err := f.vault.Unseal(t.Context(), p, id); return err },
 			"UnsealByName": func(string) error { _, err := f.vault.UnsealByName(t.Context(), p, "none"); return err },
 			"the current":  func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 2); return err },
-			"the former":   func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 1); return err },
+			"the previous": func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 1); return err },
 			"Versions":     func(id string) error { _, err := f.vault.Versions(t.Context(), p, id); return err },
 			"Metadata":     func(id string) error { _, err := f.vault.Metadata(t.Context(), p, id); return err },
 			"Rotate":       func(id string) error { _, err := f.vault.Rotate(t.Context(), p, id); return err },
@@ -184,28 +184,6 @@ func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 	}
 	if got, err := f.vault.Unseal(t.Context(), f.a, owned.ID); err != nil || !maps.Equal(plain(got.Values), map[string]string{"of": "shop1"}) {
 		t.Error(err)
-	}
-}
-
-// The index of the release before did not tell the credentials of objects from
-// others.
-func TestReindexTellsTheCredentialsOfObjectsFromOthers(t *testing.T) {
-	f := newFixture(t, time.Hour)
-	owned := f.object("shop", "db", 0, 30, 0)
-	f.advance(day)
-	later := f.seal(f.a, login)
-	want, _ := f.rows("credential-name/")
-	f.tamper(func(tx store.Tx) error {
-		err := deleteAll(tx, []byte("credential-name/"))
-		for _, c := range []Credential{owned.Credential, later} {
-			key := nameKey(f.a.Tenant, f.vault.nameHash(f.a.Tenant, "db"), c.ExpiresAt, c.CreatedAt, c.ID)
-			err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
-		}
-		return errors.Join(err, tx.Put([]byte("credential-indexed/2"), nil))
-	})
-	must(t, f.vault.Reindex(t.Context()))
-	if got, _ := f.rows("credential-name/"); fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
-		t.Errorf("%q, want %q", got, want)
 	}
 }
 

@@ -164,7 +164,7 @@ func TestALostCredentialIsMadeAgainUnderItsID(t *testing.T) {
 					return err
 				}
 				r.version += 7
-				return errors.Join(tx.Delete(recordKey(f.a.Tenant, o.ID, o.Version)), putRecord(tx, r))
+				return errors.Join(tx.Delete(recordKey(f.a.Tenant, o.ID, o.Version)), tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()))
 			})
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha3"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -14,10 +15,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 const (
@@ -26,28 +27,38 @@ const (
 	digestLabel   = "latticekeep/record-digest/v1"
 )
 
-// record is one version of a credential as it is stored: a version byte and
-// the fields in this order, strings and blobs behind their u32 length, numbers
-// as u64, all big-endian. Times are Unix microseconds.
+// record is one version of a credential as the store holds it: a version byte and the fields in
+// this order. Strings and blobs follow their u32 length, numbers are u64, all big-endian. Times
+// are Unix microseconds.
 //
-// Everything up to and including body is signed. The wrap is not: its own
-// associated data binds it to the record, so that the seed can be wrapped
-// again without signing again.
+// Everything up to and including body is signed. The wrap is not: its own associated data binds
+// it to the record, so the seed can be wrapped again without a new signature.
 type record struct {
 	tenant    authz.TenantID
 	id        string
 	version   uint64
 	name      string
-	kind      string // the credential type
+	kind      string // credential type
 	ttlDays   uint64
 	createdAt time.Time
 	sealedAt  time.Time
 	expiresAt time.Time
 	body      []byte // envelope.Credential
-	signature []byte // dualsig over everything above
+	signature []byte // dual signature over everything above
 	wrap      []byte // seed and r under the tenant's wrapping key
 }
 
+// newRecord returns a record without its sealed part, see [record.seal].
+func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record {
+	ttl := req.ttlDays()
+	now = now.UTC().Truncate(time.Microsecond)
+	return &record{
+		tenant: tenant, id: id, version: version, name: req.Name, kind: req.Type, ttlDays: uint64(ttl),
+		createdAt: created.UTC().Truncate(time.Microsecond), sealedAt: now, expiresAt: now.AddDate(0, 0, ttl),
+	}
+}
+
+// signed returns the encoding of the signed fields.
 func (r *record) signed() []byte {
 	b := make([]byte, 0, 256+len(r.body)+len(r.signature)+len(r.wrap))
 	b = append(b, recordVersion)
@@ -67,8 +78,8 @@ func (r *record) encode() []byte {
 	return appendBlob(appendBlob(r.signed(), r.signature), r.wrap)
 }
 
-// digest is what the record's audit entry names: SHA3-256 over the signed part
-// and the signature, lower-case hex.
+// digest returns SHA3-256 over the signed part and the signature, in lower-case hex. The audit
+// entry of the version holds it.
 func (r *record) digest() string {
 	h := sha3.New256()
 	frame.Write(h, digestLabel, r.signed(), r.signature)
@@ -78,8 +89,6 @@ func (r *record) digest() string {
 func appendBlob(b, blob []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(blob))), blob...)
 }
-
-var errDamaged = fault.New(fault.Internal, "the stored record is damaged")
 
 // fields reads what appendBlob and AppendUint64 wrote.
 type fields struct {
@@ -123,7 +132,7 @@ func (f *fields) time() time.Time { return time.UnixMicro(int64(f.number())).UTC
 // decodeRecord reads a record. The result shares nothing with row.
 func decodeRecord(row []byte) (*record, error) { return viewRecord(bytes.Clone(row)) }
 
-// viewRecord is decodeRecord whose result shares row's memory.
+// viewRecord is decodeRecord without the copy: the result shares row's memory.
 func viewRecord(row []byte) (*record, error) {
 	f := fields{rest: row}
 	if v := f.take(1); f.bad || v[0] != recordVersion {
@@ -159,8 +168,8 @@ func (r *record) seal(keys *keyring.Keys, values map[string]secret.Bytes) error 
 	return nil
 }
 
-// open verifies both signatures and then decrypts. Keys holds the versions of
-// the tenant's keys that the record names. All failures are alike.
+// open verifies both signatures and then decrypts. wrapping and signing are the versions of the
+// tenant's keys that keyVersions returns. All failures are alike.
 func (r *record) open(wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 	if !signing.Signing.Verify(recordContext, r.signed(), r.signature) {
 		return nil, errDamaged
@@ -177,7 +186,7 @@ func (r *record) open(wrapping, signing *keyring.Keys) (map[string]secret.Bytes,
 	return decodeValues(plaintext)
 }
 
-// keyVersions tells which versions of the tenant's keys open the record.
+// keyVersions returns the versions of the tenant's keys that open the record.
 func (r *record) keyVersions() (wrapping, signing uint32, err error) {
 	wrapping, err = envelope.WrapKeyVersion(r.wrap)
 	if err == nil {
@@ -193,6 +202,7 @@ func (r *record) context() envelope.Context {
 	return envelope.Context{Tenant: string(r.tenant), ID: r.id, Version: r.version}
 }
 
+// credential returns the record's metadata. owned says that a SealedCredential owns it.
 func (r *record) credential(now time.Time, owned bool) Credential {
 	return Credential{
 		ID: r.id, Name: r.name, Type: r.kind, Version: r.version,
@@ -201,8 +211,8 @@ func (r *record) credential(now time.Time, owned bool) Credential {
 	}
 }
 
-// The plaintext of a record is a version byte, and for each value in the byte
-// order of its key: key and value, each behind its u32 length.
+// The plaintext of a record is a version byte, and for each value, in the byte order of the keys,
+// the key and the value, each after its u32 length.
 const valuesVersion = 1
 
 func encodeValues(values map[string]secret.Bytes) secret.Bytes {
@@ -210,7 +220,7 @@ func encodeValues(values map[string]secret.Bytes) secret.Bytes {
 	for k, v := range values {
 		n += 8 + len(k) + len(v)
 	}
-	b := append(make([]byte, 0, n), valuesVersion) // never grows: no copy is left behind
+	b := append(make([]byte, 0, n), valuesVersion) // never grows, so no copy stays in memory
 	for _, k := range slices.Sorted(maps.Keys(values)) {
 		b = appendBlob(appendBlob(b, []byte(k)), values[k])
 	}
@@ -235,4 +245,46 @@ func decodeValues(plaintext []byte) (map[string]secret.Bytes, error) {
 		}
 	}
 	return values, nil
+}
+
+const idPrefix = "cred"
+
+// A new version is a new row, and the old row is deleted, so that the store scrubs its remains.
+func tenantPrefix(tenant authz.TenantID) []byte {
+	return []byte("credential/" + string(tenant) + "/")
+}
+
+func recordPrefix(tenant authz.TenantID, id string) []byte {
+	return append(tenantPrefix(tenant), id+"/"...)
+}
+
+func recordKey(tenant authz.TenantID, id string, version uint64) []byte {
+	return binary.BigEndian.AppendUint64(recordPrefix(tenant, id), version)
+}
+
+// findRecord returns the newest version of a credential, or nil when there is none. A row under a
+// key that is not its own is damage.
+func findRecord(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
+	var r *record
+	var bad error
+	newest := store.Prefix(recordPrefix(tenant, id))
+	newest.Reverse = true
+	err := rd.Scan(newest, func(key, value []byte) bool {
+		r, bad = recordAt(key, value)
+		return false
+	})
+	return r, errors.Join(err, bad)
+}
+
+func recordAt(key, value []byte) (*record, error) {
+	return viewRecordAt(key, bytes.Clone(value))
+}
+
+// viewRecordAt is recordAt without the copy: the result shares value's memory.
+func viewRecordAt(key, value []byte) (*record, error) {
+	r, err := viewRecord(value)
+	if err != nil || string(recordKey(r.tenant, r.id, r.version)) != string(key) {
+		return nil, errDamaged
+	}
+	return r, nil
 }

@@ -2,89 +2,127 @@ package vault
 
 import (
 	"bytes"
-	"encoding/binary"
+	"context"
+	"crypto/hmac"
+	"crypto/sha512"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-const idPrefix = "cred"
+var (
+	errDamaged = fault.New(fault.Internal, "the stored record is damaged")
+	errMoved   = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
+)
 
-// Rows. A new version is a new row and the old one is deleted, which has the
-// store scrub what it leaves behind.
-func credentialPrefix(tenant authz.TenantID) []byte {
-	return []byte("credential/" + string(tenant) + "/")
+// macRows reads and writes rows under a MAC of the deployment.
+type macRows struct{ keys *keyring.Ring }
+
+// keyedHash returns a MAC, so an index can be searched without revealing names or values to a
+// reader of the database.
+func (m macRows) keyedHash(label string, fields ...[]byte) []byte {
+	h := hmac.New(sha512.New, m.keys.APIKeyHash())
+	frame.Write(h, label, fields...)
+	return h.Sum(nil)[:32]
 }
 
-func versionsPrefix(tenant authz.TenantID, id string) []byte {
-	return append(credentialPrefix(tenant), id+"/"...)
+func (m macRows) keyedHex(label string, fields ...[]byte) string {
+	return hex.EncodeToString(m.keyedHash(label, fields...))
 }
 
-func recordKey(tenant authz.TenantID, id string, version uint64) []byte {
-	return binary.BigEndian.AppendUint64(versionsPrefix(tenant, id), version)
+// getRow reads a JSON row under a MAC. It returns nil when there is none.
+func getRow[T any](m macRows, rd store.Reader, key []byte) (*T, error) {
+	stored, err := rd.Get(key)
+	if err != nil || stored == nil {
+		return nil, err
+	}
+	return decodeRow[T](m, key, stored)
 }
 
-func ownerKey(tenant authz.TenantID, id string) []byte {
-	return []byte("owner/" + string(tenant) + "/" + id)
-}
-
-func putRecord(tx store.Tx, r *record) error {
-	return tx.Put(recordKey(r.tenant, r.id, r.version), r.encode())
-}
-
-// find returns the newest version of a credential, and nil when there is none.
-// A row that stands under another key than its own is damage.
-func find(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
-	var r *record
-	var bad error
-	newest := store.Prefix(versionsPrefix(tenant, id))
-	newest.Reverse = true
-	err := rd.Scan(newest, func(key, value []byte) bool {
-		r, bad = recordAt(key, value)
-		return false
-	})
-	return r, errors.Join(err, bad)
-}
-
-func recordAt(key, value []byte) (*record, error) {
-	return viewRecordAt(key, bytes.Clone(value))
-}
-
-// viewRecordAt is recordAt whose result shares value's memory.
-func viewRecordAt(key, value []byte) (*record, error) {
-	r, err := viewRecord(value)
-	if err != nil || string(recordKey(r.tenant, r.id, r.version)) != string(key) {
+func decodeRow[T any](m macRows, key, stored []byte) (*T, error) {
+	b, err := m.keys.OpenRow(key, stored)
+	if err != nil {
+		return nil, err
+	}
+	row := new(T)
+	if err := json.Unmarshal(b, row); err != nil {
 		return nil, errDamaged
 	}
-	return r, nil
+	return row, nil
 }
 
-var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
-
-// replace puts next in the place of old, if that is still the newest version.
-func (v *Vault) replace(tx store.Tx, old, next *record, what audit.EventType) error {
-	current, err := find(tx, old.tenant, old.id)
+func putRow[T any](m macRows, tx store.Tx, key []byte, row T) error {
+	p, err := encodeRow(m, key, row)
 	if err != nil {
 		return err
 	}
-	if current == nil || current.version != old.version {
-		return errMoved
-	}
-	return v.put(tx, next, what, nil)
+	return tx.Put(p.key, p.value)
 }
 
-// deleteAll deletes whatever rows there are under a prefix.
+func encodeRow[T any](m macRows, key []byte, row T) (pair, error) {
+	b, err := json.Marshal(row)
+	if err != nil {
+		return pair{}, err
+	}
+	return pair{key, m.keys.SealRow(key, b)}, nil
+}
+
+// pair is a row that is ready to be put.
+type pair struct{ key, value []byte }
+
+func putRows(tx store.Tx, rows []pair) error {
+	for _, p := range rows {
+		if err := tx.Put(p.key, p.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleteAll deletes all rows under a prefix.
 func deleteAll(tx store.Tx, prefix []byte) error {
 	var keys [][]byte
 	err := tx.Scan(store.Prefix(prefix), func(key, _ []byte) bool {
-		keys = append(keys, append([]byte(nil), key...))
+		keys = append(keys, bytes.Clone(key))
 		return true
 	})
 	for _, key := range keys {
 		err = errors.Join(err, tx.Delete(key))
 	}
+	return err
+}
+
+// sweepBatches reads the keys of rng in batches of at most n, passes each batch to remove in a
+// transaction, and returns how many there were. remove deletes the rows.
+func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, remove func(tx store.Tx, keys [][]byte) error) (total int, err error) {
+	for {
+		var keys [][]byte
+		err := s.View(ctx, func(rd store.Reader) error {
+			return rd.Scan(rng, func(key, _ []byte) bool {
+				keys = append(keys, bytes.Clone(key))
+				return len(keys) < n
+			})
+		})
+		if err == nil && len(keys) > 0 {
+			err = s.Update(ctx, func(tx store.Tx) error { return remove(tx, keys) })
+		}
+		if err != nil {
+			return total, err
+		}
+		if total += len(keys); len(keys) < n {
+			return total, nil
+		}
+	}
+}
+
+// appendEvent is [audit.Guard.Append] for callers that do not need the receipt.
+func appendEvent(guard *audit.Guard, tx store.Tx, e audit.Event) error {
+	_, err := guard.Append(tx, e)
 	return err
 }

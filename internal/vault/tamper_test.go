@@ -25,10 +25,10 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 	}{
 		"swapped between credentials": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
 			return errors.Join(tx.Put(key(a, ids[0], 2), r.a2), tx.Put(key(a, ids[1], 1), r.a1))
-		}, says: "damaged or stands where it does not belong"},
+		}, says: "damaged or under a wrong key"},
 		"swapped between tenants": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
 			return errors.Join(tx.Delete(key(a, ids[0], 2)), tx.Put(key(a, ids[0], 1), r.b))
-		}, says: "damaged or stands where it does not belong"},
+		}, says: "damaged or under a wrong key"},
 		"another tenant's bytes under its own id": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
 			other, err := decodeRecord(r.b)
 			if err != nil {
@@ -128,7 +128,7 @@ func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
 	r, err := decodeRecord(values[0])
 	must(t, err)
 	r.id = authz.NewID("cred")
-	f.tamper(func(tx store.Tx) error { return putRecord(tx, r) })
+	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()) })
 	_, err = VerifyStore(t.Context(), f.store, audit.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "never recorded") {
 		t.Fatal(err)

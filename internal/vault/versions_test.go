@@ -256,7 +256,7 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	db := f.seal(f.a, login)
 	other := f.sealNamed(f.a, "other", login)
-	prefix := string(namePrefix(f.a.Tenant, f.vault.nameHash(f.a.Tenant, "db")))
+	prefix := string(namePrefix(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, "db")))
 	keys, values := f.rows(prefix)
 	moved := []byte(string(keys[0][:len(prefix)+16]) + other.ID)
 	f.tamper(func(tx store.Tx) error {
@@ -268,7 +268,7 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
 		t.Errorf("recorded as %+v", e)
 	}
-	// A row of the right form whose credential has another name, as an old state of a renamed one would be.
+	// A row of the right form whose credential has another name: an old state of a renamed one.
 	f.tamper(func(tx store.Tx) error { return tx.Put(moved, f.keys.SealRow(moved, nil)) })
 	if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
 		t.Error("another name:", err)
@@ -313,7 +313,7 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 			for i := range n {
 				for _, name := range names {
 					at := f.now().Add(time.Duration(-i) * time.Second)
-					key := nameKey(f.a.Tenant, f.vault.nameHash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
+					key := nameKey(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
 					err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
 				}
 			}
@@ -357,67 +357,5 @@ func TestNamesAndKeysAreInNoKeyOfTheStore(t *testing.T) {
 		if strings.Contains(string(key), "canary") {
 			t.Errorf("%q", key)
 		}
-	}
-}
-
-// A data directory of the release before has records and nothing else.
-func TestReindexFindsTheCredentialsOfAnEarlierRelease(t *testing.T) {
-	f := newFixture(t, time.Minute)
-	var all []Credential
-	for i := range 2*reindexBatch + 3 {
-		all = append(all, f.sealNamed(f.a, fmt.Sprint("n", i), login))
-	}
-	rotated, err := f.vault.Rotate(t.Context(), f.a, all[1].ID)
-	must(t, err)
-	owned, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
-	must(t, err)
-	_, records := f.rows("credential/")
-	f.tamper(func(tx store.Tx) error {
-		err := deleteAll(tx, []byte("credential-"))
-		for _, b := range records[:9] { // those that stood in the index of before
-			r, bad := decodeRecord(b)
-			if bad != nil {
-				return bad
-			}
-			key := f.vault.createdKey(r)
-			err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, make([]byte, 8))))
-		}
-		return errors.Join(err,
-			tx.Put([]byte("credential-indexed/1"), nil),
-			tx.Put(recordKey(f.a.Tenant, authz.NewID("cred"), 1), []byte("damaged")),
-			tx.Delete([]byte("audit/anchor/"+string(f.a.Tenant)+"/"+all[2].ID)),
-		)
-	})
-	if _, err := f.named("n0"); !errors.Is(err, fault.Forbidden) {
-		t.Fatal(err)
-	}
-	for range 2 { // the second time there is nothing to do
-		commits := f.store.Commits()
-		must(t, f.vault.Reindex(t.Context()))
-		if n := f.store.Commits() - commits; n != 3 && n != 0 {
-			t.Fatalf("%d commits", n)
-		}
-	}
-	if keys, _ := f.rows("credential-name/"); len(keys) != len(all)+2 {
-		t.Fatalf("%d places in the index for %d credentials, one of them an object's", len(keys), len(all)+1)
-	}
-	for i, c := range all {
-		if got, err := f.named(c.Name); err != nil || got.ID != c.ID {
-			t.Fatal(i, err)
-		}
-	}
-	for id, want := range map[string]Version{
-		all[0].ID:  {1, "sealed", true, all[0].SealedAt, all[0].ExpiresAt},
-		rotated.ID: {2, "reencrypted", true, rotated.SealedAt, rotated.ExpiresAt},
-		all[2].ID:  {1, "sealed", true, all[2].SealedAt, all[2].ExpiresAt},
-		owned.ID:   {1, "sealed", true, owned.SealedAt, owned.ExpiresAt},
-	} {
-		if got := f.versions(id); !slices.Equal(got, []Version{want}) {
-			t.Errorf("%+v, want %+v", got, want)
-		}
-	}
-	must(t, f.vault.Delete(t.Context(), f.a, all[0].ID))
-	if _, err := f.named("n0"); !errors.Is(err, fault.Forbidden) {
-		t.Fatal(err)
 	}
 }

@@ -3,6 +3,7 @@ package vault
 import (
 	"regexp"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -21,6 +22,35 @@ const (
 	maxIdempotencyKey = 255
 )
 
+// Credential is the metadata of a credential: everything except its values.
+type Credential struct {
+	ID        string
+	Name      string
+	Type      string
+	Version   uint64
+	CreatedAt time.Time // time of the first version
+	SealedAt  time.Time // time of this version
+	ExpiresAt time.Time
+	Expired   bool
+	Owned     bool // a SealedCredential owns it: read-only over REST
+}
+
+// Unsealed is a credential with its values. The caller zeroes them.
+type Unsealed struct {
+	Credential
+	Values map[string]secret.Bytes
+}
+
+// Version is the metadata of one version of a credential. Only the current version has values,
+// and the previous version of an object's credential until it ends.
+type Version struct {
+	Number    uint64
+	Change    string // what created it: sealed, rotated or reencrypted
+	Current   bool
+	SealedAt  time.Time
+	ExpiresAt time.Time // as sealed; a later version ended it earlier
+}
+
 // SealRequest asks for a new credential.
 type SealRequest struct {
 	Name    string
@@ -28,9 +58,15 @@ type SealRequest struct {
 	TTLDays int // 0 means DefaultTTLDays
 	Values  map[string]secret.Bytes
 
-	// IdempotencyKey makes a repeated request safe: 1 to 255 visible ASCII
-	// characters, of the caller's choice. Empty means none.
+	// IdempotencyKey makes a repeated request safe: 1 to 255 visible ASCII characters, chosen by
+	// the caller. Empty means none.
 	IdempotencyKey string
+}
+
+// ReplaceRequest asks for new values of a credential.
+type ReplaceRequest struct {
+	Values  map[string]secret.Bytes
+	TTLDays int // 0 keeps the credential's present one
 }
 
 var (
@@ -91,4 +127,10 @@ func validateValues(values map[string]secret.Bytes) error {
 		return invalid("values must be at most 256 KiB in all")
 	}
 	return nil
+}
+
+func zero(values map[string]secret.Bytes) {
+	for _, value := range values {
+		value.Zero()
+	}
 }

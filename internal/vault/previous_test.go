@@ -52,20 +52,20 @@ func (f *fixture) reads(id string, version uint64) string {
 	return string(got.Values["p"])
 }
 
-func TestAFormerVersionIsReadableUntilItsEnd(t *testing.T) {
+func TestAPreviousVersionIsReadableUntilItsEnd(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()
 	until := f.now().Add(time.Hour)
-	if o.Former == nil || *o.Former != (Former{1, until}) {
-		t.Fatalf("%+v", o.Former)
+	if o.Previous == nil || *o.Previous != (PreviousVersion{1, until}) {
+		t.Fatalf("%+v", o.Previous)
 	}
 	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Attributes[audit.AttributeOverlapUntil] != "2026-11-21T13:00:00Z" {
 		t.Fatalf("%+v", e)
 	}
-	former, err := f.vault.UnsealVersion(t.Context(), f.a, o.ID, 1)
+	previous, err := f.vault.UnsealVersion(t.Context(), f.a, o.ID, 1)
 	must(t, err)
-	if string(former.Values["p"]) != "old" || former.Version != 1 || !former.ExpiresAt.Equal(until) || former.Expired || !former.Owned || former.ID != o.ID {
-		t.Fatalf("%+v", former)
+	if string(previous.Values["p"]) != "old" || previous.Version != 1 || !previous.ExpiresAt.Equal(until) || previous.Expired || !previous.Owned || previous.ID != o.ID {
+		t.Fatalf("%+v", previous)
 	}
 	if e := f.last(f.a); e.EventType != audit.CredentialUnsealed || e.Outcome != audit.Success || e.Resource.ID != o.ID || e.Attributes[audit.AttributeVersion] != "1" {
 		t.Fatalf("%+v", e)
@@ -105,8 +105,8 @@ func TestAFormerVersionIsReadableUntilItsEnd(t *testing.T) {
 	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonExpired {
 		t.Fatalf("%+v", e)
 	}
-	if seen, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || seen.Former != nil {
-		t.Fatal(seen.Former, err)
+	if seen, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || seen.Previous != nil {
+		t.Fatal(seen.Previous, err)
 	}
 	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
 		t.Fatal(n, err)
@@ -125,16 +125,16 @@ func TestAFormerVersionIsReadableUntilItsEnd(t *testing.T) {
 	f.verify()
 }
 
-func TestAFormerVersionEndsNoLaterThanItWouldHave(t *testing.T) {
+func TestAPreviousVersionEndsNoLaterThanItWouldHave(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	first := f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
 	f.advance(29 * day)
-	if o := f.generate(f.operator(), 1, 7*day, map[string]string{"p": "new"}); !o.Former.Until.Equal(first.ExpiresAt) {
-		t.Fatal(o.Former)
+	if o := f.generate(f.operator(), 1, 7*day, map[string]string{"p": "new"}); !o.Previous.Until.Equal(first.ExpiresAt) {
+		t.Fatal(o.Previous)
 	}
 	f.advance(40 * day) // the second has expired as well
-	if o := f.generate(f.operator(), 2, 7*day, map[string]string{"p": "newer"}); o.Former != nil {
-		t.Fatal("an expired version is readable again:", o.Former)
+	if o := f.generate(f.operator(), 2, 7*day, map[string]string{"p": "newer"}); o.Previous != nil {
+		t.Fatal("an expired version is readable again:", o.Previous)
 	}
 	if keys, _ := f.rows("former"); len(keys) != 0 {
 		t.Fatalf("%q", keys)
@@ -142,20 +142,20 @@ func TestAFormerVersionEndsNoLaterThanItWouldHave(t *testing.T) {
 	f.verify()
 }
 
-func TestNewKeysLeaveAFormerVersionAlone(t *testing.T) {
+func TestNewKeysLeaveAPreviousVersionAlone(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	op, o := f.operator(), f.rotated()
 	again, err := f.vault.Reencrypt(t.Context(), op, uid, 2, "now")
 	must(t, err)
 	longer := f.desired(nil, "longer")
 	longer.TTLDays = 60
-	same, err := f.vault.Generate(t.Context(), op, uid, 3, longer, func(former map[string]secret.Bytes) (map[string]secret.Bytes, error) {
-		return former, nil
+	same, err := f.vault.Generate(t.Context(), op, uid, 3, longer, func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		return previous, nil
 	})
 	must(t, err)
 	for _, o := range []*Owned{again, same} {
-		if o.Former == nil || *o.Former != (Former{1, f.now().Add(time.Hour)}) {
-			t.Fatalf("%+v", o.Former)
+		if o.Previous == nil || *o.Previous != (PreviousVersion{1, f.now().Add(time.Hour)}) {
+			t.Fatalf("%+v", o.Previous)
 		}
 	}
 	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted || e.Attributes[audit.AttributeOverlapUntil] != "" {
@@ -174,10 +174,10 @@ func TestNewKeysLeaveAFormerVersionAlone(t *testing.T) {
 	f.verify()
 }
 
-func TestAFormerVersionGoesWithWhatEndsIt(t *testing.T) {
+func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(f *fixture, o *Owned) error
-		kept int // former versions afterwards
+		kept int // previous versions afterwards
 	}{
 		"a deletion": {end: func(f *fixture, o *Owned) error {
 			system := f.a
@@ -186,7 +186,7 @@ func TestAFormerVersionGoesWithWhatEndsIt(t *testing.T) {
 		}},
 		"a release that deletes": {end: func(f *fixture, o *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, true) }},
 		"a release that keeps":   {end: func(f *fixture, o *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, false) }},
-		"another former version": {kept: 1, end: func(f *fixture, o *Owned) error {
+		"another previous version": {kept: 1, end: func(f *fixture, o *Owned) error {
 			f.generate(f.operator(), 2, 2*time.Hour, map[string]string{"p": "newer"})
 			return nil
 		}},
@@ -208,7 +208,7 @@ func TestAFormerVersionGoesWithWhatEndsIt(t *testing.T) {
 			old, err := decodeRecord(records[0])
 			must(t, err)
 			if f.reads(o.ID, 1) != "old" {
-				t.Fatal("no former version")
+				t.Fatal("no previous version")
 			}
 			must(t, c.end(f, o))
 			if f.reads(o.ID, 1) != "" {
@@ -234,7 +234,7 @@ func TestAFormerVersionGoesWithWhatEndsIt(t *testing.T) {
 	}
 }
 
-func TestAnEndedFormerVersionIsInNoFile(t *testing.T) {
+func TestAnEndedPreviousVersionIsInNoFile(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.rotated()
 	_, records := f.rows("former/")
@@ -252,7 +252,7 @@ func TestAnEndedFormerVersionIsInNoFile(t *testing.T) {
 	}
 }
 
-func TestAFormerVersionOutlivesARestart(t *testing.T) {
+func TestAPreviousVersionOutlivesARestart(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()
 	restart := func() {
@@ -290,8 +290,8 @@ func TestAClockThatIsSetBackBringsNothingBack(t *testing.T) {
 	if f.reads(o.ID, 1) != "" {
 		t.Fatal("readable once more")
 	}
-	if seen, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || seen.Former != nil {
-		t.Fatal(seen.Former, err)
+	if seen, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || seen.Previous != nil {
+		t.Fatal(seen.Previous, err)
 	}
 }
 
@@ -331,7 +331,7 @@ func TestKeepingAndEndingAreOneCommitEach(t *testing.T) {
 	f.verify()
 }
 
-func TestTheSweepEndsFormerVersionsInBatches(t *testing.T) {
+func TestTheSweepEndsPreviousVersionsInBatches(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	for i := range endBatch + 2 {
 		op := f.operator()

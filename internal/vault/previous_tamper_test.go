@@ -11,9 +11,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Whoever can write the database can move rows about. No former version is read
+// Whoever can write the database can move rows about. No previous version is read
 // that the object's row, which they cannot write, does not name as it is.
-func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
+func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(f *fixture, o *Owned) error
 		reason string
@@ -38,14 +38,14 @@ func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 		}},
 		"the current record in its place": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
 			_, records := f.rows("credential/")
-			f.tamper(func(tx store.Tx) error { return tx.Put(formerKey(f.a.Tenant, o.ID, 1), records[0]) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), records[0]) })
 			return nil
 		}},
 		"the current record under its number": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
 			_, records := f.rows("credential/")
 			r, err := decodeRecord(records[0])
 			r.version = 1
-			f.tamper(func(tx store.Tx) error { return tx.Put(formerKey(f.a.Tenant, o.ID, 1), r.encode()) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.encode()) })
 			return err
 		}},
 		"that of another credential": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -53,8 +53,8 @@ func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			other.ID = "other"
 			f.generate(other, 0, 0, map[string]string{"p": "x"})
 			id := f.generate(other, 1, time.Hour, map[string]string{"p": "y"}).ID
-			_, records := f.rows(string(formerPrefix(f.a.Tenant, id)))
-			f.tamper(func(tx store.Tx) error { return tx.Put(formerKey(f.a.Tenant, o.ID, 1), records[0]) })
+			_, records := f.rows(string(previousPrefix(f.a.Tenant, id)))
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), records[0]) })
 			return nil
 		}},
 		"a first version of another time": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -63,12 +63,12 @@ func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			keys, err := f.vault.current(t.Context(), f.a.Tenant)
+			keys, err := f.vault.currentKeys(t.Context(), f.a.Tenant)
 			if err != nil {
 				return err
 			}
 			err = r.seal(keys, secrets(map[string]string{"p": "forged"})) // whole, and signed
-			f.tamper(func(tx store.Tx) error { return tx.Put(formerKey(f.a.Tenant, o.ID, 1), r.encode()) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.encode()) })
 			return err
 		}},
 		"a flipped byte": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -84,11 +84,11 @@ func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			return nil
 		}},
 		"junk": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
-			f.tamper(func(tx store.Tx) error { return tx.Put(formerKey(f.a.Tenant, o.ID, 1), []byte("junk")) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), []byte("junk")) })
 			return nil
 		}},
 		"dropped": {reason: reasonMissing, known: true, change: func(f *fixture, o *Owned) error {
-			f.tamper(func(tx store.Tx) error { return tx.Delete(formerKey(f.a.Tenant, o.ID, 1)) })
+			f.tamper(func(tx store.Tx) error { return tx.Delete(previousKey(f.a.Tenant, o.ID, 1)) })
 			return nil
 		}},
 		"a later end": {reason: reasonIntegrity, known: true, change: func(f *fixture, o *Owned) error {
@@ -130,7 +130,7 @@ func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 				t.Errorf("recorded as %+v", e)
 			}
 			_, err := VerifyStore(t.Context(), f.store, audit.Options{})
-			if broken, ok := audit.IsBroken(err); ok == c.known || ok && !strings.Contains(broken.Reason, o.ID) && !strings.Contains(broken.Reason, "former version") {
+			if broken, ok := audit.IsBroken(err); ok == c.known || ok && !strings.Contains(broken.Reason, o.ID) && !strings.Contains(broken.Reason, "previous version") {
 				t.Errorf("reported as %v", err)
 			}
 			if name != "a later end" && !strings.HasPrefix(name, "one of before") {
@@ -143,14 +143,14 @@ func TestNoFormerVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 }
 
 // Only the one version is read that the object's row names.
-func TestNoOtherVersionIsReadBesideTheFormerOne(t *testing.T) {
+func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()
 	_, records := f.rows("former/")
 	r, err := decodeRecord(records[0])
 	must(t, err)
 	r.version = 7
-	f.tamper(func(tx store.Tx) error { return tx.Put(formerKey(f.a.Tenant, o.ID, 7), r.encode()) })
+	f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 7), r.encode()) })
 	if f.reads(o.ID, 7) != "" || f.reads(o.ID, 1) != "old" {
 		t.Fatal("another version is readable")
 	}
@@ -162,7 +162,7 @@ func TestNoOtherVersionIsReadBesideTheFormerOne(t *testing.T) {
 
 // A record whose time is over, or that was ended, is nothing that may be back:
 // the verification tells of it.
-func TestAFormerVersionThatTheLogEndedIsReported(t *testing.T) {
+func TestAPreviousVersionThatTheLogEndedIsReported(t *testing.T) {
 	for name, end := range map[string]func(f *fixture, o *Owned) error{
 		"released": func(f *fixture, o *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, false) },
 		"deleted":  func(f *fixture, o *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, true) },
@@ -183,7 +183,7 @@ func TestAFormerVersionThatTheLogEndedIsReported(t *testing.T) {
 		f.verify()
 		f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], records[0]) })
 		_, err := VerifyStore(t.Context(), f.store, audit.Options{})
-		if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "former version") || !strings.Contains(broken.Reason, o.ID) || broken.Sequence == 0 {
+		if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "previous version") || !strings.Contains(broken.Reason, o.ID) || broken.Sequence == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -1,0 +1,135 @@
+package vault
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// nameIndex finds credentials by their names. It holds each name in three kinds of sections: the
+// section of credentials without an object, the section of all objects, and one section per
+// namespace. A credential without an object has a row in the first kind, an object's credential
+// one in each of the others. So a credential that somebody seals under the name of an object's
+// never hides the object's.
+type nameIndex struct{ macRows }
+
+func (x nameIndex) hash(tenant authz.TenantID, name string) string {
+	return x.keyedHex("latticekeep/credential-name/v1", []byte(tenant), []byte(name))
+}
+
+// sections returns the sections of a name that hold the credential of an object, nil for none.
+func (x nameIndex) sections(tenant authz.TenantID, hash string, o *Object) []string {
+	if o == nil {
+		return []string{hash}
+	}
+	return []string{x.objects(tenant, hash), x.namespace(tenant, hash, o.namespace())}
+}
+
+// objects returns the section of all objects.
+func (x nameIndex) objects(tenant authz.TenantID, hash string) string {
+	return x.keyedHex("latticekeep/object-name/v1", []byte(tenant), []byte(hash))
+}
+
+// namespace returns the section of the objects of one namespace.
+func (x nameIndex) namespace(tenant authz.TenantID, hash string, n authz.Namespace) string {
+	return x.keyedHex("latticekeep/namespace-name/v1", []byte(tenant), []byte(hash), []byte(n.Cluster), []byte(n.Name))
+}
+
+// The key of a row orders a section by when the credentials expire. So a search for an active
+// credential reads at most one expired row, however many exist. The value is the row's MAC.
+func namePrefix(tenant authz.TenantID, section string) []byte {
+	return []byte("credential-name/" + string(tenant) + "/" + section + "/")
+}
+
+func nameKey(tenant authz.TenantID, section string, expires, created time.Time, id string) []byte {
+	key := binary.BigEndian.AppendUint64(namePrefix(tenant, section), uint64(expires.UnixMicro()))
+	return append(binary.BigEndian.AppendUint64(key, uint64(created.UnixMicro())), id...)
+}
+
+// encode returns the rows of a record that an object owns, nil for none.
+func (x nameIndex) encode(r *record, hash string, o *Object) []pair {
+	var rows []pair
+	for _, section := range x.sections(r.tenant, hash, o) {
+		key := nameKey(r.tenant, section, r.expiresAt, r.createdAt, r.id)
+		rows = append(rows, pair{key, x.keys.SealRow(key, nil)})
+	}
+	return rows
+}
+
+// query is a search for one name.
+type query struct {
+	tenant           authz.TenantID
+	objects, orphans string // sections to read; an object's credential goes first
+	now              time.Time
+	absent           []byte // key of a row that does not exist
+}
+
+// query returns the search of p for a name. A ServiceAccount finds only the objects of its own
+// namespace.
+func (x nameIndex) query(p authz.Principal, name string, now time.Time) query {
+	hash := x.hash(p.Tenant, name)
+	q := query{tenant: p.Tenant, objects: x.objects(p.Tenant, hash), orphans: hash, now: now}
+	if p.Kind == authz.ServiceAccount {
+		q.objects = x.namespace(p.Tenant, hash, p.Namespace)
+	}
+	q.absent = nameKey(p.Tenant, hash, now, now, authz.NewID(idPrefix))
+	return q
+}
+
+// find returns the id of the credential, or "" when there is none. It reads both sections and
+// verifies one row in every case: the row of the answer, or one that does not exist.
+func (x nameIndex) find(rd store.Reader, q query) (string, error) {
+	key, row, err := newest(rd, namePrefix(q.tenant, q.objects), q.now)
+	other, otherRow, err2 := newest(rd, namePrefix(q.tenant, q.orphans), q.now)
+	if err := errors.Join(err, err2); err != nil {
+		return "", err
+	}
+	if key == nil {
+		key, row = other, otherRow
+	}
+	found := key != nil
+	if !found {
+		key, row = q.absent, q.absent
+	}
+	content, bad := x.keys.OpenRow(key, row)
+	switch {
+	case !found:
+		return "", nil
+	case bad != nil || len(content) != 0:
+		return "", errDamaged
+	}
+	return string(key[len(namePrefix(q.tenant, q.orphans))+16:]), nil
+}
+
+// maxNamesakes bounds how many active credentials of a name a search compares.
+const maxNamesakes = 1000
+
+// newest returns the row of the newest credential of a section that is active at now, or else of
+// the one that expired last, or nil when the section is empty.
+func newest(rd store.Reader, section []byte, now time.Time) (key, row []byte, err error) {
+	rng := store.Prefix(section)
+	rng.Reverse = true
+	expires := len(section)
+	created, id := expires+8, expires+16
+	damaged, seen := false, 0
+	err = rd.Scan(rng, func(k, stored []byte) bool {
+		if len(k) <= id {
+			damaged = true
+			return false
+		}
+		active := now.UnixMicro() < int64(binary.BigEndian.Uint64(k[expires:]))
+		if key == nil || active && bytes.Compare(k[created:], key[created:]) > 0 {
+			key, row = k, stored
+		}
+		seen++
+		return active && seen < maxNamesakes // all rows that follow expire earlier
+	})
+	if err == nil && damaged {
+		err = errDamaged
+	}
+	return key, row, err
+}

@@ -1,0 +1,272 @@
+package vault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Unseal returns a credential with its values. It verifies both signatures before it decrypts, and
+// records the read before it returns. Errors: fault.Forbidden for a credential that does not exist
+// for p, fault.Unavailable.
+func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsealed, error) {
+	return v.unseal(ctx, p, byID(id))
+}
+
+// UnsealVersion is [Vault.Unseal] of one version: the current one, or the previous one until it
+// ends, when ExpiresAt of the answer is this end. Any other version does not exist.
+func (v *Vault) UnsealVersion(ctx context.Context, p authz.Principal, id string, version uint64) (Unsealed, error) {
+	return v.unseal(ctx, p, byVersion(p.Tenant, id, version))
+}
+
+// UnsealByName is [Vault.Unseal] of the credential of a name. It prefers one that an object owns,
+// for a ServiceAccount only an object of its own namespace; when there is none, not even an expired
+// one, it takes one without an object. Among several it takes the one created last of those that
+// have not expired (of the 1000 of them that expire last, should there be more).
+func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
+	if !validName(name) {
+		name = "" // no credential has this name
+	}
+	query := v.records.names.query(p, name, v.now())
+	return v.unseal(ctx, p, finder{name: name, id: func(rd store.Reader) (string, error) {
+		return v.records.names.find(rd, query)
+	}})
+}
+
+func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Unsealed, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	keys, err := v.ready(ctx, p, authz.UnsealCredential)
+	if err != nil {
+		return Unsealed{}, err
+	}
+	found, err := v.open(ctx, keys, p, which)
+	if err != nil {
+		return Unsealed{}, err
+	}
+	now := v.now()
+	e := found.event(audit.CredentialUnsealed, p, now)
+	if err := v.record(ctx, e); err != nil {
+		zero(found.values)
+		return Unsealed{}, err
+	}
+	c := found.record.credential(now, found.owned)
+	c.ExpiresAt = found.until
+	return Unsealed{c, found.values}, nil
+}
+
+// lookup is the result of a search for a credential.
+type lookup struct {
+	id     string // id that was asked for or found; empty when there is none that is well formed
+	record *record
+	until  time.Time // when the record stops being readable
+	digest string    // digest that the record must have, if not empty
+	owned  bool
+	values map[string]secret.Bytes
+	failed bool // a row exists and its integrity check failed
+}
+
+// finder says which credential is asked for.
+type finder struct {
+	// id returns the credential's id, or "" when no credential can be meant.
+	id   func(rd store.Reader) (string, error)
+	name string // name that the credential must have, if not empty
+
+	// version replaces the record of l by the version that is asked for; nil keeps the current one.
+	// id is the id that was looked up, by its owner.
+	version func(rd store.Reader, l *lookup, id string, by ownership) error
+}
+
+// byID finds the credential of an id that the caller named.
+func byID(id string) finder {
+	if !authz.ValidID(idPrefix, id) {
+		id = ""
+	}
+	return finder{id: func(store.Reader) (string, error) { return id, nil }}
+}
+
+// byVersion finds one version of a credential. It reads and verifies the same rows whether or not
+// there is an object, a previous version, or a credential at all.
+func byVersion(tenant authz.TenantID, id string, version uint64) finder {
+	which := byID(id)
+	which.version = func(rd store.Reader, l *lookup, id string, by ownership) error {
+		key := previousKey(tenant, id, version)
+		stored, err := rd.Get(key)
+		if err != nil {
+			return err
+		}
+		current, row := l.record, by.row
+		if current == nil || current.version == version {
+			return nil
+		}
+		l.record = nil
+		switch {
+		case by.damaged:
+			l.failed = true
+		case row == nil || stored == nil || row.Version != current.version || row.Previous == nil || row.Previous.Version != version:
+		default:
+			if l.record, err = previousAt(key, stored); err != nil {
+				l.failed = true
+			}
+			l.until, l.digest = row.Previous.Until, row.Previous.Digest
+		}
+		return nil
+	}
+	return which
+}
+
+// open looks a credential up, verifies and decrypts it. When there is none, or its row does not
+// decode, it opens the tenant's decoy instead: the same reads, the same signature and decryption
+// work, and no values. An error means that the outcome is unknown.
+func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal, which finder) (*lookup, error) {
+	decoy, err := v.decoy(keys, p.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	l := &lookup{}
+	err = v.store.View(ctx, func(rd store.Reader) error { return v.find(l, rd, p, which, decoy.id) })
+	if err != nil {
+		return nil, fmt.Errorf("reading a credential: %w", err)
+	}
+	subject := l.record
+	if subject == nil || !v.now().Before(l.until) {
+		subject = decoy
+	}
+	if which.version != nil {
+		digest := subject.digest() // computed for the decoy too: the same work
+		if subject == l.record && l.digest != "" && digest != l.digest {
+			l.failed, subject = true, decoy
+		}
+	}
+	values, err := v.openRecord(ctx, keys, subject)
+	switch {
+	case errors.Is(err, fault.Internal):
+		l.failed = true
+	case err != nil:
+		return nil, err
+	case subject == l.record:
+		l.values = values
+	}
+	return l, nil
+}
+
+// look finds a credential by its id without opening it. read, if not nil, reads further rows of id:
+// of one that does not exist when there is no credential.
+func (v *Vault) look(ctx context.Context, p authz.Principal, id string, read func(rd store.Reader, l *lookup, id string) error) (*lookup, error) {
+	absent := authz.NewID(idPrefix)
+	l := &lookup{}
+	err := v.store.View(ctx, func(rd store.Reader) error {
+		err := v.find(l, rd, p, byID(id), absent)
+		if err != nil || read == nil {
+			return err
+		}
+		wanted := l.id
+		if l.record == nil {
+			wanted = absent
+		}
+		return read(rd, l, wanted)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading a credential's metadata: %w", err)
+	}
+	return l, nil
+}
+
+// find reads the record and its owner into l. When no credential can be meant, it reads the rows
+// of absent, an id that does not exist.
+func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder, absent string) error {
+	*l = lookup{}
+	id, err := which.id(rd)
+	if errors.Is(err, fault.Internal) {
+		l.failed, id, err = true, "", nil
+	}
+	wanted := id
+	if l.id = id; id == "" {
+		wanted = absent
+	}
+	r, err2 := findRecord(rd, p.Tenant, wanted)
+	by, err3 := v.records.owners.of(rd, p.Tenant, wanted)
+	l.record, l.owned = r, by.owned
+	if r != nil {
+		l.until = r.expiresAt
+	}
+	if errors.Is(err2, fault.Internal) {
+		l.failed, err2 = true, nil
+	}
+	if r != nil && which.name != "" && r.name != which.name {
+		l.failed, l.record = true, nil // the index is of another state than the record
+	}
+	if err = errors.Join(err, err2, err3); err == nil && which.version != nil {
+		err = which.version(rd, l, wanted, by)
+	}
+	if by.hides(p) {
+		l.record = nil
+	}
+	return err
+}
+
+// openRecord opens a record with the current keys, or with the earlier versions that it names.
+func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record) (map[string]secret.Bytes, error) {
+	wrapping, signing, err := r.keyVersions()
+	if err != nil {
+		return nil, err
+	}
+	keys := map[uint32]*keyring.Keys{current.Version: current}
+	for _, version := range []uint32{wrapping, signing} {
+		if keys[version] != nil {
+			continue
+		}
+		if keys[version], err = v.keys.Version(ctx, r.tenant, version); err != nil {
+			return nil, fmt.Errorf("opening a credential: %w", err)
+		}
+	}
+	return v.opener(r, keys[wrapping], keys[signing])
+}
+
+// decoy returns a record of the tenant that no store holds.
+func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record, error) {
+	if d, ok := v.decoys.Load(tenant); ok {
+		r := d.(*record)
+		if wrapping, _, err := r.keyVersions(); err == nil && wrapping == keys.Version {
+			return r, nil
+		}
+	}
+	now := v.now()
+	r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{})
+	if err := r.seal(keys, map[string]secret.Bytes{"decoy": make(secret.Bytes, 64)}); err != nil {
+		return nil, fmt.Errorf("sealing a decoy: %w", err)
+	}
+	v.decoys.Store(tenant, r)
+	return r, nil
+}
+
+// event returns the entry of a lookup.
+func (l *lookup) event(t audit.EventType, p authz.Principal, now time.Time) audit.Event {
+	e := audit.Event{
+		Type: t, Outcome: audit.Denied, Principal: p,
+		Resource:   audit.Resource{Type: audit.CredentialResource, ID: l.id},
+		Attributes: map[string]string{},
+	}
+	switch {
+	case l.failed:
+		e.Outcome = audit.Failure
+		e.Attributes[audit.AttributeReason] = reasonIntegrity
+	case l.record == nil:
+		e.Attributes[audit.AttributeReason] = reasonMissing
+	case !now.Before(l.until):
+		e.Attributes[audit.AttributeReason] = reasonExpired
+	default:
+		e.Outcome = audit.Success
+		e.Attributes[audit.AttributeVersion] = strconv.FormatUint(l.record.version, 10)
+	}
+	return e
+}

@@ -1,0 +1,175 @@
+package vault
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Object names a SealedCredential. Together with its UID it says whether the object still exists.
+type Object struct {
+	Cluster   string `json:"cluster"` // UID
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+func (o Object) namespace() authz.Namespace {
+	return authz.Namespace{Cluster: o.Cluster, Name: o.Namespace}
+}
+
+// Owner is an object that owns a credential.
+type Owner struct {
+	Object
+	UID    string
+	Tenant authz.TenantID
+}
+
+// ownerRow is the operator's memory of an object, stored under its UID: the credential that it
+// owns, and what was applied last.
+type ownerRow struct {
+	Credential      string               `json:"credential"`
+	Version         uint64               `json:"version"`
+	SpecDigest      []byte               `json:"spec_digest"`
+	Values          []byte               `json:"values,omitempty"` // keyed hash
+	ValuesChangedAt time.Time            `json:"values_changed_at,omitzero"`
+	SealedAt        map[string]time.Time `json:"sealed_at"`
+	SealingKey      string               `json:"sealing_key,omitempty"`
+	Trigger         string               `json:"trigger"`
+	Object          Object               `json:"object"`
+	Previous        *previousRow         `json:"former,omitempty"`
+}
+
+// previousRow is the part of an owner's row about the previous version.
+type previousRow struct {
+	Version uint64    `json:"version"`
+	Until   time.Time `json:"until"`
+	Digest  string    `json:"digest"` // digest of the record
+}
+
+func (p *previousRow) readable(now time.Time) bool { return p != nil && now.Before(p.Until) }
+
+func (row *ownerRow) version() uint64 {
+	if row == nil {
+		return 0
+	}
+	return row.Version
+}
+
+// ownerRows keeps the rows of objects, and for each credential the UID of the object that owns it.
+type ownerRows struct{ macRows }
+
+func ownedKey(tenant authz.TenantID, uid string) []byte {
+	return []byte("owned/" + string(tenant) + "/" + uid)
+}
+
+func ownerKey(tenant authz.TenantID, id string) []byte {
+	return []byte("owner/" + string(tenant) + "/" + id)
+}
+
+// hashValues returns a MAC over values: equal for equal values, however they were sealed.
+func (o ownerRows) hashValues(tenant authz.TenantID, uid string, values map[string]secret.Bytes) []byte {
+	fields := [][]byte{[]byte(tenant), []byte(uid)}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		fields = append(fields, []byte(key), values[key])
+	}
+	return o.keyedHash("latticekeep/owned-values/v1", fields...)
+}
+
+// get returns the row of an object, or nil when it owns nothing.
+func (o ownerRows) get(rd store.Reader, tenant authz.TenantID, uid string) (*ownerRow, error) {
+	key := ownedKey(tenant, uid)
+	b, err := rd.Get(key)
+	if err != nil || b == nil {
+		return nil, err
+	}
+	return o.decode(key, b)
+}
+
+func (o ownerRows) decode(key, stored []byte) (*ownerRow, error) {
+	row, err := decodeRow[ownerRow](o.macRows, key, stored)
+	if err == nil && len(row.SpecDigest) != 32 {
+		return nil, errDamaged
+	}
+	return row, err
+}
+
+func (o ownerRows) put(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRow) error {
+	b, err := json.Marshal(row)
+	if err != nil {
+		return err
+	}
+	key := ownedKey(tenant, uid)
+	if err := tx.Put(ownerKey(tenant, row.Credential), []byte(uid)); err != nil {
+		return err
+	}
+	return tx.Put(key, o.keys.SealRow(key, b))
+}
+
+// ownership says which object owns a credential.
+type ownership struct {
+	owned   bool
+	row     *ownerRow // row of the object; nil when no object owns the credential, or its row names another
+	damaged bool      // the row of the object is damaged
+}
+
+// hides reports whether the credential does not exist for p: a ServiceAccount does not see the
+// credentials of objects in other namespaces.
+func (o ownership) hides(p authz.Principal) bool {
+	if !o.owned || p.Kind != authz.ServiceAccount {
+		return false
+	}
+	return o.row == nil || p.Namespace != o.row.Object.namespace()
+}
+
+// of reads and verifies the same rows whether an object owns the credential or not.
+func (o ownerRows) of(rd store.Reader, tenant authz.TenantID, id string) (by ownership, err error) {
+	owner, err := rd.Get(ownerKey(tenant, id))
+	if err != nil {
+		return by, err
+	}
+	key := ownedKey(tenant, string(owner))
+	if owner == nil || len(key) > store.MaxKeySize {
+		key = ownedKey(tenant, id) // no object has this UID
+	}
+	stored, err := rd.Get(key)
+	if err != nil {
+		return by, err
+	}
+	exists := stored != nil
+	if !exists {
+		stored = key
+	}
+	row, bad := o.decode(key, stored)
+	by.owned, by.damaged = owner != nil, exists && bad != nil
+	if bad == nil && row.Credential == id {
+		by.row = row
+	}
+	return by, nil
+}
+
+// visit calls f with every row of every tenant, nil for a damaged one.
+func (o ownerRows) visit(ctx context.Context, s store.Store, f func(tenant authz.TenantID, uid string, row *ownerRow)) error {
+	err := audit.ScanAll(ctx, s, store.Prefix([]byte("owned/")), func(key, value []byte) error {
+		_, rest, _ := strings.Cut(string(key), "/")
+		tenant, uid, _ := strings.Cut(rest, "/")
+		row, err := o.decode(key, value)
+		if err != nil {
+			row = nil
+		}
+		f(authz.TenantID(tenant), uid, row)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading what objects own: %w", err)
+	}
+	return nil
+}

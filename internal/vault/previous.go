@@ -1,0 +1,160 @@
+package vault
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// PreviousVersion names the version of an object's credential that the last rotation replaced,
+// while it is readable. Consumers move to the new values without an outage meanwhile. There is at
+// most one. The object's row, which is under a MAC, says which record it is and when it ends; a
+// record in its place that this row does not name is ignored.
+type PreviousVersion struct {
+	Version uint64
+	Until   time.Time
+}
+
+// previousOf returns what the object's row says about old when new values replace it at now: nil
+// when it ends at once.
+func previousOf(old *record, overlap time.Duration, now time.Time) *previousRow {
+	p := &previousRow{Version: old.version, Until: now.Add(overlap).Truncate(time.Microsecond), Digest: old.digest()}
+	if old.expiresAt.Before(p.Until) {
+		p.Until = old.expiresAt
+	}
+	if !p.readable(now) {
+		return nil
+	}
+	return p
+}
+
+// Each version has a key of its own, so that the one before is deleted and not overwritten.
+func previousPrefix(tenant authz.TenantID, id string) []byte {
+	return []byte("former/" + string(tenant) + "/" + id + "/")
+}
+
+func previousKey(tenant authz.TenantID, id string, version uint64) []byte {
+	return binary.BigEndian.AppendUint64(previousPrefix(tenant, id), version)
+}
+
+// The index of ends is not under a MAC. It is checked against the object's row.
+var endPrefix = []byte("former-end/")
+
+func endKey(until time.Time, tenant authz.TenantID, uid string) []byte {
+	b := binary.BigEndian.AppendUint64(bytes.Clone(endPrefix), uint64(until.UnixMicro()))
+	return append(b, string(tenant)+"/"+uid...)
+}
+
+// previousAt decodes a previous version. A row under a key that is not its own is damage.
+func previousAt(key, stored []byte) (*record, error) {
+	r, err := decodeRecord(stored)
+	if err != nil || string(previousKey(r.tenant, r.id, r.version)) != string(key) {
+		return nil, errDamaged
+	}
+	return r, nil
+}
+
+// readablePrevious returns the previous version that the object's row names, or nil when it has
+// ended, is missing or is another record.
+func readablePrevious(rd store.Reader, tenant authz.TenantID, row *ownerRow, now time.Time) (*PreviousVersion, error) {
+	if !row.Previous.readable(now) {
+		return nil, nil
+	}
+	key := previousKey(tenant, row.Credential, row.Previous.Version)
+	stored, err := rd.Get(key)
+	if err != nil || stored == nil {
+		return nil, err
+	}
+	if r, bad := previousAt(key, stored); bad == nil && r.digest() == row.Previous.Digest {
+		return &PreviousVersion{row.Previous.Version, row.Previous.Until}, nil
+	}
+	return nil, nil
+}
+
+// putPrevious stores the record that row.Previous names.
+func putPrevious(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRow, stored []byte) error {
+	return errors.Join(
+		tx.Put(previousKey(tenant, row.Credential, row.Previous.Version), stored),
+		tx.Put(endKey(row.Previous.Until, tenant, uid), nil),
+	)
+}
+
+// deletePrevious deletes all previous versions of the credential that row names.
+func deletePrevious(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRow) error {
+	err := deleteAll(tx, previousPrefix(tenant, row.Credential))
+	if row.Previous != nil {
+		err = errors.Join(err, tx.Delete(endKey(row.Previous.Until, tenant, uid)))
+	}
+	return err
+}
+
+// previousVersions ends the previous versions whose time is over.
+type previousVersions struct {
+	store  store.Store
+	guard  *audit.Guard
+	owners ownerRows
+	now    func() time.Time
+}
+
+// endBatch bounds how many previous versions one transaction ends.
+const endBatch = 64
+
+// endDue deletes the previous versions whose end has come and returns their number.
+func (v *previousVersions) endDue(ctx context.Context) (int, error) {
+	due := store.Range{From: endPrefix, To: endKey(v.now().Add(time.Microsecond), "", "")}
+	n, err := sweepBatches(ctx, v.store, due, endBatch, func(tx store.Tx, keys [][]byte) error {
+		for _, key := range keys {
+			if err := v.end(tx, key); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return n, fmt.Errorf("ending previous versions: %w", err)
+	}
+	return n, nil
+}
+
+// end deletes the previous version that a row of the index of ends names, if the object's row
+// agrees.
+func (v *previousVersions) end(tx store.Tx, due []byte) error {
+	if err := tx.Delete(due); err != nil {
+		return err
+	}
+	name, uid, _ := strings.Cut(string(due[min(len(due), len(endPrefix)+8):]), "/")
+	tenant := authz.TenantID(name)
+	row, err := v.owners.get(tx, tenant, uid)
+	if errors.Is(err, fault.Internal) {
+		return nil // without the row nothing is readable
+	}
+	if err != nil || row == nil || row.Previous == nil || string(endKey(row.Previous.Until, tenant, uid)) != string(due) {
+		return err
+	}
+	version := row.Previous.Version
+	stored, err := tx.Get(previousKey(tenant, row.Credential, version))
+	if err != nil {
+		return err
+	}
+	err = deletePrevious(tx, tenant, uid, row)
+	row.Previous = nil
+	if err = errors.Join(err, v.owners.put(tx, tenant, uid, row)); err != nil || stored == nil {
+		return err // it was deleted with its credential, and that entry exists
+	}
+	return appendEvent(v.guard, tx, audit.Event{
+		Type: audit.CredentialVersionEnded, Outcome: audit.Success,
+		Principal:  authz.Principal{Tenant: tenant, Kind: authz.System, ID: "latticekeep"},
+		Resource:   audit.Resource{Type: audit.CredentialResource, ID: row.Credential},
+		Attributes: map[string]string{audit.AttributeVersion: strconv.FormatUint(version, 10)},
+	})
+}

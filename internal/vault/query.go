@@ -1,0 +1,153 @@
+package vault
+
+import (
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/binary"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// Status says whether a credential can still be unsealed.
+type Status string
+
+// The statuses.
+const (
+	Active  Status = "active"
+	Expired Status = "expired"
+)
+
+// MaxFilterText bounds the text to search names for, in characters.
+const MaxFilterText = 255
+
+// Filter selects the credentials that match all of its fields. A zero field matches every
+// credential.
+type Filter struct {
+	Text          string // part of the name, in any case (Unicode simple folding)
+	Type          string
+	Status        Status
+	ExpiresBefore time.Time
+}
+
+func (f Filter) validate() error {
+	if !utf8.ValidString(f.Text) || utf8.RuneCountInString(f.Text) > MaxFilterText {
+		return fault.New(fault.Invalid, "q must be at most 255 characters of UTF-8")
+	}
+	if f.Status != "" && f.Status != Active && f.Status != Expired {
+		return fault.New(fault.Invalid, "status must be active or expired")
+	}
+	return nil
+}
+
+// matcher returns a function that reports whether a credential matches.
+func (f Filter) matcher(now time.Time) func(r *record) bool {
+	text := fold(f.Text)
+	return func(r *record) bool {
+		switch {
+		case f.Type != "" && r.kind != f.Type,
+			f.Status != "" && (f.Status == Expired) == now.Before(r.expiresAt),
+			!f.ExpiresBefore.IsZero() && !r.expiresAt.Before(f.ExpiresBefore):
+			return false
+		}
+		return text == "" || strings.Contains(fold(r.name), text)
+	}
+}
+
+// fold returns the same text for all texts that differ only in case.
+func fold(s string) string { return strings.Map(foldRune, s) }
+
+// foldRune returns the least of the runes that simple case folding treats as r.
+func foldRune(r rune) rune {
+	switch {
+	case 'a' <= r && r <= 'z':
+		return r - 'a' + 'A'
+	case r < utf8.RuneSelf:
+		return r
+	}
+	for { // follows the orbit of r until it begins again
+		next := unicode.SimpleFold(r)
+		if next <= r {
+			return next
+		}
+		r = next
+	}
+}
+
+// ListQuery selects a page of the list. Zero selects the whole list.
+type ListQuery struct {
+	Filter
+	Limit  int
+	Cursor string // from the page before, which had the same filter
+}
+
+// bounded reports whether a page may end before the list does.
+func (q ListQuery) bounded() bool { return q.Limit > 0 || q.Filter != Filter{} }
+
+// readBudget bounds the work of a read over many credentials, however many the tenant has and
+// however few match. A record costs one, and a read of its owner as much as several records. The
+// bytes of the records, which the store has to fetch, have a bound of their own.
+type readBudget struct{ records, bytes int }
+
+const ownerCost = 10
+
+// pageBudget suffices for 100 credentials of any size when there is no filter.
+func pageBudget() readBudget { return readBudget{2_500, 32 << 20} }
+
+func summaryBudget() readBudget { return readBudget{20_000, 160 << 20} }
+
+func (b *readBudget) spend(value []byte) { b.records, b.bytes = b.records-1, b.bytes-len(value) }
+
+func (b *readBudget) spent() bool { return b.records <= 0 || b.bytes <= 0 }
+
+// cursors makes and reads the cursors of lists. A cursor encrypts the id that it continues after,
+// since that may be the id of a credential which the caller must not see. It is bound to tenant and
+// filter: it is a MAC over all of these, and the id XORed with a key stream made from the MAC.
+type cursors struct{ macRows }
+
+// The sizes of the two parts of a cursor.
+const (
+	cursorTagSize = 16
+	cursorIDSize  = 16
+)
+
+// encode returns the cursor of what comes after an id.
+func (c cursors) encode(tenant authz.TenantID, f Filter, after string) string {
+	id, _ := authz.IDBytes(idPrefix, after)
+	tag := c.tag(tenant, f, id[:])
+	return base64.RawURLEncoding.EncodeToString(append(tag, c.xor(tag, id[:])...))
+}
+
+// decode is the inverse of encode. ok reports whether the cursor belongs to this list.
+func (c cursors) decode(tenant authz.TenantID, f Filter, cursor string) (after string, ok bool) {
+	b, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err != nil || len(b) != cursorTagSize+cursorIDSize ||
+		base64.RawURLEncoding.EncodeToString(b) != cursor { // another spelling of the same bytes
+		return "", false
+	}
+	id := c.xor(b[:cursorTagSize], b[cursorTagSize:])
+	if subtle.ConstantTimeCompare(b[:cursorTagSize], c.tag(tenant, f, id)) != 1 {
+		return "", false
+	}
+	return authz.IDFromBytes(idPrefix, [cursorIDSize]byte(id)), true
+}
+
+func (c cursors) tag(tenant authz.TenantID, f Filter, id []byte) []byte {
+	var before []byte
+	if !f.ExpiresBefore.IsZero() {
+		before = binary.BigEndian.AppendUint64(nil, uint64(f.ExpiresBefore.UnixMicro()))
+	}
+	return c.keyedHash("latticekeep/list-cursor/v1", []byte(tenant), []byte(f.Text), []byte(f.Type),
+		[]byte(f.Status), before, id)[:cursorTagSize]
+}
+
+func (c cursors) xor(tag, id []byte) []byte {
+	stream := c.keyedHash("latticekeep/list-cursor-stream/v1", tag)
+	out := make([]byte, cursorIDSize)
+	subtle.XORBytes(out, id, stream)
+	return out
+}

@@ -1,0 +1,216 @@
+package vault
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// MaxVersions bounds how many versions of a credential the history keeps.
+const MaxVersions = 100
+
+// recordStore changes records together with their rows in the name index and in the history.
+type recordStore struct {
+	macRows
+	names  nameIndex
+	owners ownerRows
+}
+
+// versionNames gives, for [Version], the change that each event stands for.
+var versionNames = map[audit.EventType]string{
+	audit.CredentialSealed:      "sealed",
+	audit.CredentialRotated:     "rotated",
+	audit.CredentialReencrypted: "reencrypted",
+}
+
+// versionRow is one line of a credential's history, under its version. It outlives the version.
+// It also repeats where the version is in the name index, so that a credential with a damaged
+// record can leave the index.
+type versionRow struct {
+	Change    string    `json:"change"`
+	CreatedAt time.Time `json:"created_at"` // time of the first version
+	SealedAt  time.Time `json:"sealed_at"`
+	ExpiresAt time.Time `json:"expires_at"`
+	Name      string    `json:"name"`             // keyed hash, as in the index
+	Object    *Object   `json:"object,omitempty"` // the owner at that time
+}
+
+func historyPrefix(tenant authz.TenantID, id string) []byte {
+	return []byte("credential-version/" + string(tenant) + "/" + id + "/")
+}
+
+func versionKey(tenant authz.TenantID, id string, version uint64) []byte {
+	return binary.BigEndian.AppendUint64(historyPrefix(tenant, id), version)
+}
+
+func (s recordStore) decodeVersion(key, stored []byte) (uint64, *versionRow, error) {
+	row, err := decodeRow[versionRow](s.macRows, key, stored)
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(key) < 8 {
+		return 0, nil, errDamaged
+	}
+	return binary.BigEndian.Uint64(key[len(key)-8:]), row, nil
+}
+
+// history reads the versions of a credential, newest first. current is its record. A record
+// without a line of its own is damage.
+func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, current *record) ([]Version, error) {
+	list := []Version{}
+	rng := store.Prefix(historyPrefix(tenant, id))
+	rng.Reverse = true
+	var bad error
+	err := rd.Scan(rng, func(key, value []byte) bool {
+		number, row, err := s.decodeVersion(key, value)
+		if err != nil {
+			bad = err
+			return false
+		}
+		list = append(list, Version{
+			Number: number, Change: row.Change, Current: current != nil && number == current.version,
+			SealedAt: row.SealedAt, ExpiresAt: row.ExpiresAt,
+		})
+		return true
+	})
+	if err := errors.Join(err, bad); err != nil {
+		return nil, err
+	}
+	if current != nil && (len(list) == 0 || !list[0].Current) {
+		return nil, errDamaged
+	}
+	return list, nil
+}
+
+// newRows returns all rows of a new credential. The caller makes them before the transaction, in
+// which others wait. Nothing else in the store has the credential's id.
+func (s recordStore) newRows(r *record) ([]pair, error) {
+	rows, err := s.indexRows(r, audit.CredentialSealed, nil)
+	return append(rows, pair{recordKey(r.tenant, r.id, r.version), r.encode()}), err
+}
+
+// put stores r as the one version of its credential, with its line in the history and its rows in
+// the name index, and deletes the version before. o is the object that owns it, nil for none.
+func (s recordStore) put(tx store.Tx, r *record, change audit.EventType, o *Object) error {
+	if err := s.unindex(tx, r.tenant, r.id); err != nil {
+		return err
+	}
+	if err := deleteAll(tx, recordPrefix(r.tenant, r.id)); err != nil {
+		return err
+	}
+	return errors.Join(
+		tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()),
+		s.index(tx, r, change, o),
+	)
+}
+
+// replace puts next in the place of old, if old is still the newest version.
+func (s recordStore) replace(tx store.Tx, old, next *record, change audit.EventType) error {
+	current, err := findRecord(tx, old.tenant, old.id)
+	if err != nil {
+		return err
+	}
+	if current == nil || current.version != old.version {
+		return errMoved
+	}
+	return s.put(tx, next, change, nil)
+}
+
+// remove deletes all rows of a credential, damaged ones too.
+func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error {
+	return errors.Join(
+		s.unindex(tx, tenant, id),
+		deleteAll(tx, historyPrefix(tenant, id)),
+		deleteAll(tx, recordPrefix(tenant, id)),
+		deleteAll(tx, previousPrefix(tenant, id)), // the object's row may still name one, without effect
+		tx.Delete(requestKey(tenant, id)),
+	)
+}
+
+// disown moves a credential whose object goes away to the section of names without an object. A
+// damaged one leaves the index.
+func (s recordStore) disown(tx store.Tx, tenant authz.TenantID, id string, current *record) error {
+	err := s.unindex(tx, tenant, id)
+	if err != nil || current == nil {
+		return err
+	}
+	change, bad := audit.LastChange(tx, tenant, id)
+	if bad != nil { // audit verify reports this damage
+		if change = audit.CredentialSealed; current.version > 1 {
+			change = audit.CredentialRotated
+		}
+	}
+	return s.index(tx, current, change, nil)
+}
+
+func (s recordStore) index(tx store.Tx, r *record, change audit.EventType, o *Object) error {
+	rows, err := s.indexRows(r, change, o)
+	if err != nil {
+		return err
+	}
+	if err := putRows(tx, rows); err != nil || r.version <= MaxVersions {
+		return err
+	}
+	return tx.Delete(versionKey(r.tenant, r.id, r.version-MaxVersions))
+}
+
+// indexRows returns the line in the history and the rows in the name index of r.
+func (s recordStore) indexRows(r *record, change audit.EventType, o *Object) ([]pair, error) {
+	hash := s.names.hash(r.tenant, r.name)
+	line, err := encodeRow(s.macRows, versionKey(r.tenant, r.id, r.version), versionRow{
+		Change: versionNames[change], CreatedAt: r.createdAt, SealedAt: r.sealedAt, ExpiresAt: r.expiresAt,
+		Name: hash, Object: o,
+	})
+	return append([]pair{line}, s.names.encode(r, hash, o)...), err
+}
+
+// unindex removes a credential from every place in the name index where its record, its newest
+// line in the history, or the row of its object put it. When one of them is damaged, the others
+// still say where it is.
+func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) error {
+	r, err := findRecord(tx, tenant, id)
+	if err != nil && !errors.Is(err, fault.Internal) {
+		return err
+	}
+	rng := store.Prefix(historyPrefix(tenant, id))
+	rng.Reverse = true
+	var row *versionRow
+	err = tx.Scan(rng, func(key, value []byte) bool {
+		_, row, _ = s.decodeVersion(key, value)
+		return row == nil
+	})
+	if err != nil {
+		return err
+	}
+	by, err := s.owners.of(tx, tenant, id)
+	if err != nil {
+		return err
+	}
+	objects := []*Object{nil}
+	if by.row != nil {
+		objects = append(objects, &by.row.Object)
+	}
+	if row != nil && row.Object != nil {
+		objects = append(objects, row.Object)
+	}
+	leave := func(hash string, expires, created time.Time) (err error) {
+		for _, o := range objects {
+			for _, section := range s.names.sections(tenant, hash, o) {
+				err = errors.Join(err, tx.Delete(nameKey(tenant, section, expires, created, id)))
+			}
+		}
+		return err
+	}
+	if r != nil {
+		err = leave(s.names.hash(tenant, r.name), r.expiresAt, r.createdAt)
+	}
+	if row != nil {
+		err = errors.Join(err, leave(row.Name, row.ExpiresAt, row.CreatedAt))
+	}
+	return err
+}

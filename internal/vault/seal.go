@@ -1,0 +1,203 @@
+package vault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Seal stores a new credential. When the idempotency key of the request made one within a day, Seal
+// returns the answer of that time. Errors: fault.Forbidden; fault.Invalid, also for a key that came
+// with another request; fault.Unavailable.
+func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (Credential, error) {
+	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
+		return Credential{}, err
+	}
+	if err := req.validate(); err != nil {
+		return Credential{}, err
+	}
+	fp := v.idempotency.fingerprint(p.Tenant, req)
+	return retryConflicts(func() (Credential, error) {
+		if fp != nil {
+			if first, err := v.replay(ctx, p, fp); err != nil {
+				return Credential{}, err
+			} else if first != nil {
+				return *first, nil
+			}
+		}
+		return v.seal(ctx, p, req, fp)
+	})
+}
+
+func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp *fingerprint) (Credential, error) {
+	keys, err := v.currentKeys(ctx, p.Tenant)
+	if err != nil {
+		return Credential{}, err
+	}
+	now := v.now()
+	r := newRecord(p.Tenant, authz.NewID(idPrefix), 1, now, now, req)
+	if err := r.seal(keys, req.Values); err != nil {
+		return Credential{}, err
+	}
+	rows, err := v.records.newRows(r)
+	if err != nil {
+		return Credential{}, fmt.Errorf("encoding a credential: %w", err)
+	}
+	e := r.event(audit.CredentialSealed, p)
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		if err := v.idempotency.remember(tx, fp, r, now); err != nil {
+			return err
+		}
+		return errors.Join(putRows(tx, rows), appendEvent(v.guard, tx, e))
+	})
+	if err != nil {
+		return Credential{}, fmt.Errorf("storing a credential: %w", err)
+	}
+	return r.credential(now, false), nil
+}
+
+// replay returns the first answer to a request, or nil if there was none, and records that it was
+// given again.
+func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *fingerprint) (*Credential, error) {
+	if err := v.guard.Ready(ctx); err != nil {
+		return nil, err
+	}
+	first, err := v.idempotency.firstAnswer(ctx, p.Tenant, fp)
+	if err != nil || first == nil {
+		return nil, err
+	}
+	err = v.guard.Record(ctx, audit.Event{
+		Type: audit.CredentialListed, Outcome: audit.Success, Principal: p,
+		Resource:   audit.Resource{Type: audit.CredentialResource, ID: first.ID},
+		Attributes: map[string]string{"replay": "true"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return first, nil
+}
+
+// Rotate encrypts a credential anew with a new ML-KEM-768 key pair, as its next version with a full
+// TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not exist
+// for p or belongs to an object, fault.Unavailable.
+func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
+	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, nil) })
+}
+
+// Replace stores new values as the credential's next version, under new keys and with a full TTL,
+// and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
+func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
+	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, &req) })
+}
+
+// change stores the next version of a credential: with the values of req, or with its present
+// values when req is nil. It opens the old version in both cases, because it signs the metadata
+// again and must verify it first.
+func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *ReplaceRequest) (Credential, error) {
+	action, change := authz.RotateCredential, audit.CredentialReencrypted
+	if req != nil {
+		action, change = authz.ReplaceCredential, audit.CredentialRotated
+	}
+	keys, err := v.ready(ctx, p, action)
+	if err != nil {
+		return Credential{}, err
+	}
+	if req != nil {
+		if err := req.validate(); err != nil {
+			return Credential{}, err
+		}
+	}
+	found, err := v.open(ctx, keys, p, byID(id))
+	if err != nil {
+		return Credential{}, err
+	}
+	defer zero(found.values)
+	now := v.now()
+	e := found.event(change, p, now)
+	if e.Outcome == audit.Success && found.owned {
+		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
+	}
+	if e.Outcome != audit.Success {
+		return Credential{}, v.record(ctx, e)
+	}
+	old, next := found.record, SealRequest{Values: found.values}
+	next.Name, next.Type, next.TTLDays = old.name, old.kind, int(old.ttlDays)
+	if req != nil {
+		next.Values = req.Values
+		if req.TTLDays != 0 {
+			next.TTLDays = req.TTLDays
+		}
+	}
+	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, now, next)
+	if err := r.seal(keys, next.Values); err != nil {
+		return Credential{}, err
+	}
+	changed := r.event(change, p)
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		if err := v.records.replace(tx, old, r, change); err != nil {
+			return err
+		}
+		if req != nil { // a remembered request depends on the values that go here
+			if err := tx.Delete(requestKey(p.Tenant, r.id)); err != nil {
+				return err
+			}
+		}
+		return appendEvent(v.guard, tx, changed)
+	})
+	if err != nil {
+		return Credential{}, fmt.Errorf("changing a credential: %w", err)
+	}
+	return r.credential(now, false), nil
+}
+
+// Delete removes a credential, expired or not, with its ciphertext. Errors: fault.Forbidden for a
+// credential that does not exist for p or belongs to an object, fault.Unavailable.
+func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error {
+	if _, err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
+		return err
+	}
+	e := audit.Event{
+		Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: p,
+		Resource: audit.Resource{Type: audit.CredentialResource},
+	}
+	if authz.ValidID(idPrefix, id) {
+		e.Resource.ID = id
+	}
+	denied := false
+	err := v.store.Update(ctx, func(tx store.Tx) error {
+		e, reason := e, ""
+		current, err := findRecord(tx, p.Tenant, e.Resource.ID)
+		damaged := errors.Is(err, fault.Internal) // a damaged credential can be deleted like any other
+		if err != nil && !damaged {
+			return err
+		}
+		by, err := v.records.owners.of(tx, p.Tenant, e.Resource.ID)
+		if err != nil {
+			return err
+		}
+		switch {
+		case current == nil && !damaged, by.hides(p):
+			reason = reasonMissing
+		case by.owned && p.Kind != authz.System:
+			reason = reasonOwned
+		default:
+			err = v.records.remove(tx, p.Tenant, e.Resource.ID)
+		}
+		if denied = reason != ""; denied {
+			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reason}
+		}
+		return errors.Join(err, appendEvent(v.guard, tx, e))
+	})
+	if err != nil {
+		return fmt.Errorf("deleting a credential: %w", err)
+	}
+	if denied {
+		return errDenied
+	}
+	return nil
+}
