@@ -31,14 +31,14 @@ var ours = map[string]string{
 		"internal/compliance internal/backup internal/quota internal/audit internal/authz internal/store internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
-		"internal/compliance internal/backup internal/audit internal/authz internal/fault internal/secret",
+		"internal/compliance internal/backup internal/audit internal/authz internal/fair internal/fault internal/secret",
 	"server/asset":     "",
 	"server/dashboard": "server/asset",
 	"server/gate":      "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
 	"server/docs":      "server/asset",
 	"controllers": "api/v1alpha1 internal/vault internal/identity internal/keyring internal/authz internal/sealing internal/envelope internal/generate internal/compose " +
 		"internal/fault internal/secret",
-	"controllers/admission": "api/v1alpha1 api/client api/openapi/v2 internal/quota internal/sealing internal/fault",
+	"controllers/admission": "api/v1alpha1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
 
 	"api/openapi":    "",
 	"api/openapi/v1": "",
@@ -65,6 +65,7 @@ var ours = map[string]string{
 	"internal/compose":       "internal/fault internal/secret",
 	"internal/sealedsecrets": "api/v1alpha1 internal/secret",
 
+	"internal/fair":           "",
 	"internal/quota":          "internal/clock internal/store internal/fault",
 	"internal/clock":          "internal/fault",
 	"internal/authz":          "",
@@ -147,7 +148,7 @@ var vendors = map[string]string{
 	"github.com/google/uuid":              "internal/compliance/report",
 
 	"github.com/go-json-experiment/json": "internal/audit server",
-	"golang.org/x/sync":                  "internal",
+	"golang.org/x/sync":                  "internal server/gate",
 	"golang.org/x/sys":                   "internal/app", // is the clock synchronised?
 
 	"filippo.io/mldsa":                         "tests",

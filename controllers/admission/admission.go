@@ -40,6 +40,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -83,8 +84,8 @@ type Webhook struct {
 	patience  time.Duration
 	logger    *slog.Logger
 	now       func() time.Time
-	slots     *slots
-	questions *quota.Limiter // by address
+	inHand    *fair.Semaphore[string] // the reviews in hand, by address
+	questions *quota.Limiter          // by address
 
 	reviews     *prometheus.CounterVec
 	unavailable *prometheus.CounterVec
@@ -119,7 +120,7 @@ func New(o Options) (*Webhook, error) {
 		return nil, err
 	}
 	w := &Webhook{
-		vault: vault, patience: o.Patience, logger: o.Logger, now: o.Now, slots: newSlots(), questions: quota.New(o.Now),
+		vault: vault, patience: o.Patience, logger: o.Logger, now: o.Now, inHand: fair.NewSemaphore[string](maxReviews, maxOwnReviews), questions: quota.New(o.Now),
 		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "latticekeep_admission_reviews_total",
 			Help: "Admission reviews by verdict: passed, accepted, denied, unchecked (the vault could not be asked), postponed (one address asks too often) and refused (no review).",
@@ -159,7 +160,7 @@ func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, err.Error(), status)
 		return
 	}
-	defer w.slots.give(sourceOf(r))
+	defer w.inHand.Release(sourceOf(r))
 	request := admission.Request{AdmissionRequest: *review.Request}
 	response, verdict := w.judge(ctx, sourceOf(r), &request.AdmissionRequest)
 	w.reviews.WithLabelValues(verdict).Inc()
@@ -226,13 +227,15 @@ func (w *Webhook) read(ctx context.Context, rw http.ResponseWriter, r *http.Requ
 	if r.ContentLength > MaxReviewBytes {
 		return nil, http.StatusRequestEntityTooLarge, tooLarge
 	}
-	if !w.slots.take(ctx, sourceOf(r), w.queueing(r)) {
+	queueing, cancel := context.WithTimeout(ctx, w.queueing(r))
+	defer cancel()
+	if w.inHand.Acquire(queueing, sourceOf(r)) != nil {
 		return nil, http.StatusServiceUnavailable, errors.New("too many reviews are in hand: try again")
 	}
 	free := true
 	defer func() {
 		if free {
-			w.slots.give(sourceOf(r))
+			w.inHand.Release(sourceOf(r))
 		}
 	}()
 	// Not for ever with one who holds a slot. Tests may use a writer that has no deadline.

@@ -645,15 +645,15 @@ func stranger(t *testing.T) []byte {
 func TestReviewsInHandAreBounded(t *testing.T) {
 	w, _ := newWebhook(t, nil, func(o *Options) { o.Patience = time.Millisecond })
 	for i := range maxReviews {
-		if !w.slots.take(t.Context(), strconv.Itoa(i), time.Minute) {
-			t.Fatal(i)
+		if err := w.inHand.Acquire(t.Context(), strconv.Itoa(i)); err != nil {
+			t.Fatal(i, err)
 		}
 	}
 	body := new(endless)
 	if answer := post(w, "", io.LimitReader(body, 100)); answer.Code != http.StatusServiceUnavailable || body.read > 0 {
 		t.Fatal(answer.Code, body.read)
 	}
-	w.slots.give("0")
+	w.inHand.Release("0")
 	for range 3 { // no slot is lost, whatever comes
 		if answer := post(w, "", strings.NewReader("junk")); answer.Code != http.StatusBadRequest {
 			t.Fatal(answer.Code)
@@ -662,8 +662,22 @@ func TestReviewsInHandAreBounded(t *testing.T) {
 			t.Fatal(r)
 		}
 	}
-	if len(w.slots.all) != maxReviews-1 || len(w.slots.of) != maxReviews-1 {
-		t.Errorf("%d slots are taken of %d addresses", len(w.slots.all), len(w.slots.of))
+	for i := 1; i < maxReviews; i++ {
+		w.inHand.Release(strconv.Itoa(i))
+	}
+	nothingInHand(t, w)
+}
+
+// nothingInHand checks that as many reviews may be in hand as if there had been none.
+func nothingInHand(t *testing.T, w *Webhook) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	for i := range maxReviews {
+		if err := w.inHand.Acquire(ctx, strconv.Itoa(i)); err != nil {
+			t.Fatalf("only %d more reviews may be in hand, instead of %d: %v", i, maxReviews, err)
+		}
+		defer w.inHand.Release(strconv.Itoa(i))
 	}
 }
 
@@ -680,8 +694,10 @@ func from(w http.Handler, address string, body io.Reader) *httptest.ResponseReco
 
 func TestOneAddressDoesNotKeepTheOthersOut(t *testing.T) {
 	w, _ := newWebhook(t, nil, func(o *Options) { o.Patience = time.Millisecond })
-	for range maxReviews {
-		w.slots.take(t.Context(), "192.0.2.1", time.Millisecond)
+	for range maxOwnReviews {
+		if err := w.inHand.Acquire(t.Context(), "192.0.2.1"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if answer := from(w, "192.0.2.1:1", new(endless)); answer.Code != http.StatusServiceUnavailable {
 		t.Errorf("it has more than its share: %d", answer.Code)
@@ -771,9 +787,10 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	if err := server.Shutdown(context.Background()); err != nil || !errors.Is(<-done, http.ErrServerClosed) {
 		t.Error(err)
 	}
-	if server.IdleTimeout == 0 || server.IdleTimeout > 5*time.Second || server.WriteTimeout == 0 || server.MaxHeaderBytes > 1<<16 || len(w.slots.all) != 0 {
-		t.Errorf("%+v, %d slots are taken", server, len(w.slots.all))
+	if server.IdleTimeout == 0 || server.IdleTimeout > 5*time.Second || server.WriteTimeout == 0 || server.MaxHeaderBytes > 1<<16 {
+		t.Errorf("%+v", server)
 	}
+	nothingInHand(t, w)
 }
 
 // A body that does not arrive gives its slot back, whatever the server around the webhook does.
@@ -788,9 +805,10 @@ func TestASlowBodyHoldsNoSlotForLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Body.Close()
-	if r.StatusCode != http.StatusRequestTimeout || len(w.slots.all) != 0 {
-		t.Errorf("%d, %d slots are taken", r.StatusCode, len(w.slots.all))
+	if r.StatusCode != http.StatusRequestTimeout {
+		t.Error(r.StatusCode)
 	}
+	nothingInHand(t, w)
 }
 
 // late is a body that arrives when wait is over.
@@ -814,7 +832,9 @@ func TestAReviewIsAnsweredInTimeHoweverItWaited(t *testing.T) {
 	body := encode(t, review(t, nil, sealed(t)))
 	full := func(w *Webhook) {
 		for i := range maxReviews {
-			w.slots.take(t.Context(), strconv.Itoa(i), time.Minute)
+			if err := w.inHand.Acquire(t.Context(), strconv.Itoa(i)); err != nil {
+				t.Fatal(i, err)
+			}
 		}
 	}
 	unchecked := func(t *testing.T, w *Webhook, body io.Reader) {
@@ -829,7 +849,7 @@ func TestAReviewIsAnsweredInTimeHoweverItWaited(t *testing.T) {
 		t.Parallel()
 		w, _ := newWebhook(t, v, nil)
 		full(w)
-		time.AfterFunc(timeout/8, func() { w.slots.give("0") })
+		time.AfterFunc(timeout/8, func() { w.inHand.Release("0") })
 		unchecked(t, w, &late{bytes.NewReader(body), timeout / 4})
 	})
 	t.Run("for the body", func(t *testing.T) {

@@ -40,11 +40,10 @@ func chainHead(h compliance.Head) api.ChainHead {
 // GetComplianceScore answers what the log is evidence for.
 func (a *API) GetComplianceScore(c *gin.Context, params api.GetComplianceScoreParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		done, err := a.computing.take(ctx, call.Principal().Tenant)
-		if err != nil {
-			return nil, err
+		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
+			return nil, fault.Unavailable
 		}
-		defer done()
+		defer a.computing.Release(call.Principal().Tenant)
 		s, err := a.Compliance.Score(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
@@ -91,11 +90,10 @@ func score(s compliance.Assessment) api.ComplianceScore {
 // GetComplianceHistory answers how a score went.
 func (a *API) GetComplianceHistory(c *gin.Context, params api.GetComplianceHistoryParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		done, err := a.computing.take(ctx, call.Principal().Tenant)
-		if err != nil {
-			return nil, err
+		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
+			return nil, fault.Unavailable
 		}
-		defer done()
+		defer a.computing.Release(call.Principal().Tenant)
 		days, err := a.Compliance.History(ctx, call.Principal(), compliance.Framework(params.Framework))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
@@ -119,11 +117,10 @@ func (a *API) GetComplianceReport(c *gin.Context, params api.GetComplianceReport
 		if params.Format != nil {
 			format = compliance.Format(*params.Format)
 		}
-		done, err := a.computing.take(ctx, call.Principal().Tenant)
-		if err != nil {
-			return nil, err
+		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
+			return nil, fault.Unavailable
 		}
-		defer done()
+		defer a.computing.Release(call.Principal().Tenant)
 		l, err := a.Compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
 		if fault.Of(err) == fault.Conflict { // nothing is said of a log that does not hold
 			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)

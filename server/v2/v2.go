@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/custody"
+	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
@@ -49,8 +50,9 @@ type API struct {
 	SecureCookies bool // cookies are for encrypted connections only
 
 	backingUp, exporting sync.Mutex // one at a time, each
-	computing            turns      // whose score or report is being computed
 	tails                tails      // that are open
+
+	computing *fair.Semaphore[authz.TenantID] // a tenant computes one score or report at a time
 }
 
 var _ ServerInterface = (*API)(nil)
@@ -160,6 +162,7 @@ func Register(r gin.IRouter, g *gate.Gate, a *API) (*gate.Version, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.computing = fair.NewSemaphore[authz.TenantID](0, 1)
 	RegisterHandlersWithOptions(r.Group("", v.Checks()), a, GinServerOptions{ErrorHandler: v.Fail})
 	return v, nil
 }
