@@ -10,6 +10,8 @@ import (
 	"io"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -33,7 +35,7 @@ type folds struct {
 // fold is a tenant's evidence. Whoever has its turn may use it.
 type fold struct {
 	tenant authz.TenantID
-	turn   chan struct{} // of capacity 1
+	turn   *semaphore.Weighted // weight 1
 	used   uint64
 
 	evidence   *evidence         // nil until it was loaded
@@ -59,12 +61,10 @@ func (f *fold) keep(e *evidence) error {
 // fault.Unavailable when others have it for longer than ctx.
 func (s *Service) enter(ctx context.Context, tenant authz.TenantID) (f *fold, leave func(), err error) {
 	f = s.folds.of(tenant)
-	select {
-	case f.turn <- struct{}{}:
-		return f, sync.OnceFunc(func() { <-f.turn }), nil
-	case <-ctx.Done():
+	if f.turn.Acquire(ctx, 1) != nil {
 		return nil, nil, errBusy
 	}
+	return f, sync.OnceFunc(func() { f.turn.Release(1) }), nil
 }
 
 var errBusy = fault.New(fault.Unavailable, "the evidence is being gathered: retry")
@@ -75,7 +75,7 @@ func (all *folds) of(tenant authz.TenantID) *fold {
 	all.use++
 	f := all.all[tenant]
 	if f == nil {
-		f = &fold{tenant: tenant, turn: make(chan struct{}, 1)}
+		f = &fold{tenant: tenant, turn: semaphore.NewWeighted(1)}
 		if len(all.all) >= maxFolds {
 			all.evict()
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -28,7 +30,7 @@ type pasts struct {
 type past struct {
 	tenant authz.TenantID
 	head   uint64
-	turn   chan struct{} // of capacity 1
+	turn   *semaphore.Weighted // weight 1
 
 	evidence *evidence // nil until it was loaded
 	unproven bool      // no signature behind its newest entry was verified yet
@@ -58,7 +60,7 @@ func (p *pasts) of(tenant authz.TenantID, head uint64) *past {
 	case len(p.all) >= maxPasts:
 		p.all = slices.Delete(p.all, 0, 1)
 	}
-	made := &past{tenant: tenant, head: head, turn: make(chan struct{}, 1)}
+	made := &past{tenant: tenant, head: head, turn: semaphore.NewWeighted(1)}
 	p.all = append(p.all, made)
 	return made
 }
@@ -74,12 +76,10 @@ func (p *pasts) forget(o *past) {
 // no such entry.
 func (s *Service) past(ctx context.Context, tenant authz.TenantID, head uint64) (e *evidence, leave func(), err error) {
 	p := s.pasts.of(tenant, head)
-	select {
-	case p.turn <- struct{}{}:
-		leave = sync.OnceFunc(func() { <-p.turn })
-	case <-ctx.Done():
+	if p.turn.Acquire(ctx, 1) != nil {
 		return nil, nil, errBusy
 	}
+	leave = sync.OnceFunc(func() { p.turn.Release(1) })
 	err = s.reach(ctx, p)
 	if err == nil && p.evidence.Last.Sequence != head {
 		err = errNoHead

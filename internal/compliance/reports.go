@@ -60,11 +60,10 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f Framework, he
 	}
 	name := s.reportName(p.Tenant, j.Assessment, format)
 	link, err := s.stored(ctx, name, func() ([]byte, error) {
-		leave, err := s.places.take(ctx)
-		if err != nil {
-			return nil, err
+		if s.computing.Acquire(ctx, 1) != nil { // nobody holds it while a bucket is waited for
+			return nil, errBusy
 		}
-		defer leave()
+		defer s.computing.Release(1)
 		d, err := s.document(ctx, p.Tenant, j)
 		if err != nil {
 			return nil, err

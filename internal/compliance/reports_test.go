@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -248,8 +250,15 @@ func (b *idle) SignedURL(ctx context.Context, name string, lifetime time.Duratio
 func TestWhoWaitsForWhat(t *testing.T) {
 	w := newWorld(t)
 	w.began().readLog().readLog()
+	held := func(turn *semaphore.Weighted) bool {
+		free := turn.TryAcquire(1)
+		if free {
+			turn.Release(1)
+		}
+		return !free
+	}
 	b := &idle{Reports: w.reports, busy: func() bool {
-		return len(w.service.folds.of(ours).turn) > 0 || len(w.service.pasts.of(ours, 3).turn) > 0
+		return held(w.service.folds.of(ours).turn) || held(w.service.pasts.of(ours, 3).turn)
 	}}
 	w.service.reports = b
 	for range 2 {

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strconv"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -67,9 +70,11 @@ type Service struct {
 	pasts                pasts
 	made                 digests
 	agenda               agenda
-	places               places
 	saveEvery, milestone uint64
 	patience, assessTime time.Duration
+
+	// computing bounds the callers that judge or render at a time: some cores stay for all else.
+	computing *semaphore.Weighted
 }
 
 // New returns a service. Error: a catalogue that is malformed, with its file and
@@ -86,7 +91,7 @@ func New(c Config) (*Service, error) {
 	s := &Service{
 		store: c.Store, log: c.Log, guard: c.Log.Guard(), catalogues: catalogues, state: c.State, seal: c.Seal, unseal: c.Open, reports: c.Reports,
 		renderers: c.Renderers, sign: c.Sign, verify: c.Verify, inventory: c.Inventory, program: c.Program, now: c.Now, logger: c.Logger,
-		saveEvery: defaultSaveEvery, milestone: defaultMilestone, places: newPlaces(),
+		saveEvery: defaultSaveEvery, milestone: defaultMilestone, computing: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 		patience: defaultPatience, assessTime: defaultAssessTime,
 	}
 	if s.now == nil {
@@ -157,12 +162,11 @@ func (s *Service) History(ctx context.Context, p authz.Principal, f Framework) (
 	if err := s.ready(ctx, p, authz.ReadScoreHistory, f); err != nil {
 		return nil, err
 	}
-	leave, err := s.places.take(ctx)
-	if err != nil {
-		return nil, err
+	if s.computing.Acquire(ctx, 1) != nil {
+		return nil, errBusy
 	}
 	days, err := func() ([]DayScore, error) {
-		defer leave() // after a panic, too
+		defer s.computing.Release(1) // after a panic, too
 		return s.history(ctx, p.Tenant, f)
 	}()
 	if err != nil {
@@ -231,12 +235,11 @@ func (s *Service) judged(ctx context.Context, p authz.Principal, a authz.Action,
 	if err := s.ready(ctx, p, a, f); err != nil {
 		return judgement{}, err
 	}
-	leave, err := s.places.take(ctx)
-	if err != nil {
-		return judgement{}, err
+	if s.computing.Acquire(ctx, 1) != nil {
+		return judgement{}, errBusy
 	}
 	j, err := func() (judgement, error) {
-		defer leave() // after a panic, too
+		defer s.computing.Release(1) // after a panic, too
 		return s.judge(ctx, p.Tenant, s.catalogues[f], head)
 	}()
 	if errors.Is(err, errNoHead) {

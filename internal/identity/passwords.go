@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/crypto/argon2"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -88,7 +89,7 @@ func (h passwordHash) of(p secret.Bytes) []byte {
 // the rest. The zero value is ready.
 type passwords struct {
 	once    sync.Once
-	slots   chan struct{}
+	slots   *semaphore.Weighted
 	waiting atomic.Int64
 	dummy   string // of no password: its hash is random
 }
@@ -115,29 +116,27 @@ func newHash() passwordHash {
 // or when ctx ends.
 func (p *passwords) start(ctx context.Context) (done func(), err error) {
 	p.once.Do(func() {
-		p.slots = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
+		p.slots = semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2)))
 		p.dummy = newHash().String()
 	})
 	defer p.waiting.Add(-1)
 	if p.waiting.Add(1) > maxWaiting {
 		return nil, errPasswordsBusy
 	}
-	select {
-	case p.slots <- struct{}{}:
-		began := time.Now()
-		return func() { p.free(time.Since(began)) }, nil
-	case <-ctx.Done():
-		return nil, fault.Wrap(fault.Unavailable, fault.Message(errPasswordsBusy), ctx.Err())
+	if err := p.slots.Acquire(ctx, 1); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, fault.Message(errPasswordsBusy), err)
 	}
+	began := time.Now()
+	return func() { p.release(time.Since(began)) }, nil
 }
 
-// free gives back the slot of a hash that took so long.
-func (p *passwords) free(took time.Duration) {
+// release gives back the slot of a hash that took so long.
+func (p *passwords) release(took time.Duration) {
 	if p.waiting.Load() == 0 {
-		<-p.slots
+		p.slots.Release(1)
 		return
 	}
-	time.AfterFunc(min(resting*took, longestRest), func() { <-p.slots })
+	time.AfterFunc(min(resting*took, longestRest), func() { p.slots.Release(1) })
 }
 
 // hash returns the PHC string of a new password.

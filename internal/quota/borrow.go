@@ -98,14 +98,12 @@ func (l *Limiter) ask(b *bucket, name string) *flight {
 		defer cancel()
 		var lent Lease
 		err := errUnlent
-		select {
-		case l.places <- struct{}{}:
+		if l.asking.Acquire(ctx, 1) == nil {
 			l.mu.Lock()
 			want := max(b.chunk, b.waiting)
 			l.mu.Unlock()
 			lent, err = l.lender.Lease(ctx, l.kind+"/"+name, limit, want)
-			<-l.places
-		case <-ctx.Done():
+			l.asking.Release(1)
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()

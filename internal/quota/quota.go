@@ -15,6 +15,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 // Usage is the state of a bucket after a request.
@@ -36,7 +38,7 @@ type Limiter struct {
 	most   int    // buckets, of each width
 	lender Lender // nil: all is counted here
 	kind   string // of the buckets, to the lender
-	places chan struct{}
+	asking *semaphore.Weighted
 
 	mu      sync.Mutex
 	minute  time.Time
@@ -75,7 +77,7 @@ func NewShared(l Lender, kind string, most int) *Limiter {
 	if most == 0 {
 		most = maxBuckets
 	}
-	return &Limiter{now: l.Now, most: most, lender: l, kind: kind, places: make(chan struct{}, atOnce)}
+	return &Limiter{now: l.Now, most: most, lender: l, kind: kind, asking: semaphore.NewWeighted(atOnce)}
 }
 
 // Take counts one request in the bucket of a limiter that shares nothing. Beyond the

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -26,16 +28,6 @@ const (
 // ErrDoesNotOpen is the only answer to values that are not resealed. It is of no
 // [fault.Kind], because unlike an invalid request it has been recorded.
 var ErrDoesNotOpen = sealing.ErrDoesNotOpen
-
-// take waits for one of the places to work on values.
-func take(ctx context.Context, places chan struct{}) (release func(), err error) {
-	select {
-	case places <- struct{}{}:
-		return func() { <-places }, nil
-	case <-ctx.Done():
-		return nil, fault.Unavailable
-	}
-}
 
 // lookup is how package sealing finds private keys.
 func (s *Service) lookup(ctx context.Context) func(string) (*envelope.SealingKey, error) {
@@ -61,12 +53,11 @@ func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.S
 	if err != nil {
 		return nil, err
 	}
-	release, err := take(ctx, s.slots)
-	if err != nil {
-		return nil, err
+	if s.values.Acquire(ctx, 1) != nil {
+		return nil, fault.Unavailable
 	}
 	again, err := sealing.Reseal(obj, s.lookup(ctx), document.Key())
-	release()
+	s.values.Release(1)
 	e := manifestEvent(audit.ManifestResealed, p)
 	if errors.Is(err, sealing.ErrDoesNotOpen) {
 		return nil, s.guard.Refuse(ctx, e, audit.Failure, reasonOpen, ErrDoesNotOpen)
@@ -114,11 +105,11 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.Se
 	if err := s.guard.Admit(ctx, p, authz.CheckManifest); err != nil {
 		return Verdict{}, err
 	}
-	places, record := s.slots, s.guard.Record
+	slots, record := s.values, s.guard.Record
 	if p.Kind == authz.ServiceAccount {
-		places, record = s.reviews, s.guard.RecordOncePerMinute
+		slots, record = s.reviews, s.guard.RecordOncePerMinute
 	}
-	v, err := s.judge(ctx, obj, places)
+	v, err := s.judge(ctx, obj, slots)
 	if err != nil {
 		return Verdict{}, fmt.Errorf("checking a manifest: %w", err)
 	}
@@ -135,7 +126,7 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.Se
 
 // judge begins with what anybody could see. Of an object without sealed values
 // the caller says no source, and it is judged by policy alone.
-func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, places chan struct{}) (Verdict, error) {
+func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, slots *semaphore.Weighted) (Verdict, error) {
 	if obj.Spec.Sealed != nil {
 		if err := sealing.Check(obj); err != nil {
 			return Verdict{Malformed, fault.Message(err)}, nil
@@ -147,11 +138,10 @@ func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, pla
 	if obj.Spec.Sealed == nil {
 		return Verdict{}, nil
 	}
-	release, err := take(ctx, places)
-	if err != nil {
-		return Verdict{}, err
+	if slots.Acquire(ctx, 1) != nil {
+		return Verdict{}, fault.Unavailable
 	}
-	defer release()
+	defer slots.Release(1)
 	values, err := sealing.Open(obj, s.lookup(ctx))
 	for _, value := range values {
 		value.Zero()

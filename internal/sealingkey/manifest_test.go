@@ -192,9 +192,8 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 			r.Values[fmt.Sprint("k", i)] = secret.Bytes("v")
 		}
 	})
-	for range cap(f.service.slots) {
-		f.service.slots <- struct{}{}
-	}
+	all := halfOfTheCores()
+	must(t, f.service.values.Acquire(t.Context(), all))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := f.service.Reseal(ctx, writer, obj); fault.Of(err) != fault.Unavailable {
@@ -209,12 +208,8 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 	if v, err := f.service.Check(patient, pod, obj); err != nil || v.Code != Accepted {
 		t.Errorf("a pod's check behind others: %+v %v", v, err)
 	}
-	for range cap(f.service.slots) {
-		<-f.service.slots
-	}
-	for range cap(f.service.reviews) {
-		f.service.reviews <- struct{}{}
-	}
+	f.service.values.Release(all)
+	must(t, f.service.reviews.Acquire(t.Context(), all))
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if _, err := f.service.Check(ended, pod, obj); fault.Of(err) != fault.Unavailable {
@@ -223,12 +218,10 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 	if _, err := f.service.Check(patient, writer, obj); err != nil {
 		t.Errorf("a check behind pods: %v", err)
 	}
-	for range cap(f.service.reviews) {
-		<-f.service.reviews
-	}
+	f.service.reviews.Release(all)
 	_, err := f.service.Reseal(t.Context(), writer, obj)
 	must(t, err)
-	if len(f.service.slots)+len(f.service.reviews) != 0 {
+	if !f.service.values.TryAcquire(all) || !f.service.reviews.TryAcquire(all) {
 		t.Error("a place is not given back")
 	}
 }

@@ -32,6 +32,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -70,17 +72,21 @@ type Service struct {
 	guard   *audit.Guard
 	keys    *keyring.Ring
 	options Options
-	slots   chan struct{} // for work on values
-	reviews chan struct{} // for that of checks by pods, which is the webhook
+	values  *semaphore.Weighted // bounds the work on values
+	reviews *semaphore.Weighted // bounds that of the checks by pods, which come from the webhook
 }
 
 // New returns the sealing keys in s.
 func New(s store.Store, log *audit.Log, keys *keyring.Ring, o Options) *Service {
-	// Opening up to 64 values keeps a core busy for long, so that not all that is asked for is worked on at once. A webhook
-	// that waits for long lets everything pass: those whom the cluster lets check do not queue behind tenants.
-	places := max(1, runtime.GOMAXPROCS(0)/2)
-	return &Service{store: s, log: log, guard: log.Guard(), keys: keys, options: o, slots: make(chan struct{}, places), reviews: make(chan struct{}, places)}
+	// Opening up to 64 values keeps a core busy for long, so only a few callers do it at a time. A
+	// webhook that waits too long lets everything pass, so pods do not queue behind tenants.
+	return &Service{
+		store: s, log: log, guard: log.Guard(), keys: keys, options: o,
+		values: semaphore.NewWeighted(halfOfTheCores()), reviews: semaphore.NewWeighted(halfOfTheCores()),
+	}
 }
+
+func halfOfTheCores() int64 { return int64(max(1, runtime.GOMAXPROCS(0)/2)) }
 
 // Key is a sealing key and how many objects have values that are sealed for it.
 type Key struct {

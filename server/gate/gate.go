@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -62,7 +63,7 @@ type Gate struct {
 	accounts  *quota.Limiter // what is refused to each ServiceAccount; apart, so that no flood of addresses takes its place
 	origins   *http.CrossOriginProtection
 	entrance  *entrance
-	parsing   chan struct{} // a place for each large body that is being parsed; some cores stay for all else
+	parsing   *semaphore.Weighted // bounds the large bodies that are parsed at a time: some cores stay for all else
 
 	streams    context.Context // of answers that take long
 	endStreams context.CancelFunc
@@ -75,7 +76,7 @@ func New(c Config) (*Gate, error) {
 	g := &Gate{
 		config: c, tenants: tenants, addresses: addresses, accounts: accounts,
 		origins: http.NewCrossOriginProtection(), entrance: newEntrance(c.InFlight),
-		parsing: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
+		parsing: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 	}
 	g.streams, g.endStreams = context.WithCancel(context.Background())
 	if c.Origin != "" {
@@ -195,12 +196,10 @@ func (call *Call) check(c *gin.Context) error {
 	}
 	// What JSON becomes in memory is many times its size, and takes its time.
 	if len(call.body) > smallBody {
-		select {
-		case call.gate.parsing <- struct{}{}:
-			defer func() { <-call.gate.parsing }()
-		case <-c.Request.Context().Done():
+		if call.gate.parsing.Acquire(c.Request.Context(), 1) != nil {
 			return fault.Unavailable
 		}
+		defer call.gate.parsing.Release(1)
 	}
 	plain := op.shape.holds(call.body) // then nothing is wrong with it
 	if len(call.body) > 0 && !plain {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -66,8 +67,7 @@ func TestRetryAfterIsJitteredInVersionTwoOnly(t *testing.T) {
 
 // While large bodies take every place, all else goes on.
 func TestOnlyLargeBodiesWaitForAPlace(t *testing.T) {
-	full := make(chan struct{}, 1)
-	full <- struct{}{}
+	full := semaphore.NewWeighted(0)
 	check := func(body string) error {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // no time to wait

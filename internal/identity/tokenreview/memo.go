@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 )
 
@@ -30,7 +31,7 @@ const (
 type memo[T any] struct {
 	now     func() time.Time
 	flights singleflight.Group
-	places  chan struct{}
+	asking  *semaphore.Weighted
 
 	mu    sync.Mutex
 	known map[digest]answer[T]
@@ -45,7 +46,7 @@ type answer[T any] struct {
 }
 
 func newMemo[T any](now func() time.Time) *memo[T] {
-	return &memo[T]{now: now, places: make(chan struct{}, atOnce), known: make(map[digest]answer[T])}
+	return &memo[T]{now: now, asking: semaphore.NewWeighted(atOnce), known: make(map[digest]answer[T])}
 }
 
 // recall returns an answer that is remembered.
@@ -71,15 +72,14 @@ func (m *memo[T]) ask(ctx context.Context, question digest, find func(context.Co
 	defer cancel()
 	flight := m.flights.DoChan(string(question[:]), func() (any, error) {
 		var none T
-		turn := time.NewTimer(patience)
-		defer turn.Stop()
-		select {
-		case m.places <- struct{}{}:
-			defer func() { <-m.places }()
-		case <-turn.C:
+		ctx := context.WithoutCancel(ctx)
+		turn, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		if m.asking.Acquire(turn, 1) != nil {
 			return none, unavailable(errors.New("too many questions are open"))
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer m.asking.Release(1)
+		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 		found, end, err := find(ctx)
 		if err == nil {
