@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // access is who may do what, written out on its own: a change in the contracts
@@ -115,13 +116,9 @@ var access = map[string]string{
 	"v2 downloadReport":       "public", // to whoever has a signed URL
 }
 
-// The scopes that there are, and which of them each role stands for.
-const everyScope = "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify " +
-	"keys:read keys:write audit:read compliance:read account:admin"
-
 var roles = map[string]string{
-	"owner":   everyScope,
-	"admin":   everyScope,
+	"owner":   servertest.EveryScope,
+	"admin":   servertest.EveryScope,
 	"member":  "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read",
 	"auditor": "crypto:verify keys:read audit:read compliance:read",
 }
@@ -138,8 +135,8 @@ type operation struct {
 func operations(t testing.TB) map[string]operation {
 	t.Helper()
 	all := make(map[string]operation)
-	both := newContract(t)
-	for version, doc := range map[string]document{"v1": both.v1, "v2": both.v2} {
+	both := servertest.NewContract(t)
+	for version, doc := range map[string]servertest.Document{"v1": both.V1, "v2": both.V2} {
 		for path, item := range doc.Paths.Map() {
 			for method, op := range item.Operations() {
 				if !slices.Contains(op.Tags, "operations") {
@@ -167,7 +164,7 @@ func (o operation) v1() bool { return strings.HasPrefix(o.name, "v1 ") }
 // principal is somebody who asks, as the table sees it.
 type principal struct {
 	name   string
-	sends  func(*request)
+	sends  func(*servertest.Request)
 	scopes string
 	user   bool
 	ended  bool // its trial
@@ -175,11 +172,11 @@ type principal struct {
 }
 
 // apiKey is a principal that sends the key the way each version takes it.
-func apiKey(o operation, r *request, key string) {
+func apiKey(o operation, r *servertest.Request, key string) {
 	if o.v1() {
-		r.bearer = key
+		r.Bearer = key
 	} else {
-		r.key = key
+		r.Key = key
 	}
 }
 
@@ -205,49 +202,49 @@ func (p principal) wants(o operation) int {
 // probe asks for the operation in a way that harms nothing: whoever is let in
 // is told that the body is of the wrong type, which is looked at right after
 // who asks.
-func (s *service) probe(o operation, p principal) reply {
-	s.t.Helper()
-	r := request{method: o.method, path: o.at("x"), body: "x", contentType: "text/plain"}
+func (s *service) probe(o operation, p principal) servertest.Reply {
+	s.T.Helper()
+	r := servertest.Request{Method: o.method, Path: o.at("x"), Body: "x", ContentType: "text/plain"}
 	if o.name == "v2 refreshSession" || o.name == "v2 logout" && !p.v2 {
-		r.body, r.contentType = "", "" // it looks for the cookie last
+		r.Body, r.ContentType = "", "" // it looks for the cookie last
 	}
 	if p.sends != nil {
 		p.sends(&r)
 	}
 	if p.v1 && p.v2 { // an API key
-		apiKey(o, &r, r.key)
+		apiKey(o, &r, r.Key)
 		if o.v1() {
-			r.key = ""
+			r.Key = ""
 		}
 	}
-	return s.call(r)
+	return s.Call(r)
 }
 
 // holdAccess compares what every operation answers each of the principals with the
 // table.
 func (s *service) holdAccess(principals []principal) {
-	s.t.Helper()
-	for name, o := range operations(s.t) {
+	s.T.Helper()
+	for name, o := range operations(s.T) {
 		for _, p := range principals {
 			want := p.wants(o)
 			if want == 0 {
 				want = http.StatusUnsupportedMediaType
 			}
-			if r := s.probe(o, p); r.status != want {
-				s.t.Errorf("%s by %s: %d, want %d: %s", name, p.name, r.status, want, r.body)
+			if r := s.probe(o, p); r.Status != want {
+				s.T.Errorf("%s by %s: %d, want %d: %s", name, p.name, r.Status, want, r.Body)
 			}
 		}
 	}
 }
 
 func keyPrincipal(name, key, scopes string) principal {
-	return principal{name: name, sends: func(r *request) { r.key = key }, scopes: scopes, v1: true, v2: true}
+	return principal{name: name, sends: func(r *servertest.Request) { r.Key = key }, scopes: scopes, v1: true, v2: true}
 }
 
 // userPrincipals returns the user as it asks with a header and with a cookie.
-func userPrincipals(role string, a account) []principal {
-	bearer := func(r *request) { r.bearer = a.access }
-	cookie := func(r *request) { r.header = cookies("accessToken", a.access) }
+func userPrincipals(role string, a servertest.Account) []principal {
+	bearer := func(r *servertest.Request) { r.Bearer = a.Access }
+	cookie := func(r *servertest.Request) { r.Header = servertest.Cookies("accessToken", a.Access) }
 	return []principal{
 		{name: role + " by bearer", sends: bearer, scopes: roles[role], user: true, v2: true},
 		{name: role + " by cookie", sends: cookie, scopes: roles[role], user: true, v2: true},
@@ -255,29 +252,22 @@ func userPrincipals(role string, a account) []principal {
 }
 
 // join makes a user of the tenant with a role and signs it in.
-func (s *service) join(tenant authz.TenantID, email, role string) account {
-	s.t.Helper()
+func (s *service) join(tenant authz.TenantID, email, role string) servertest.Account {
+	s.T.Helper()
 	ctx := context.Background()
-	if _, err := s.identity.Invite(ctx, administrator(tenant), email, authz.Role(role)); err != nil {
-		s.t.Fatal(err)
+	if _, err := s.Identity.Invite(ctx, administrator(tenant), email, authz.Role(role)); err != nil {
+		s.T.Fatal(err)
 	}
-	token := s.tokenTo(email, 1)
-	body := marshal(s.t, map[string]string{"token": token, "password": testPassword})
-	s.call(request{method: "POST", path: "/api/v2/auth/accept-invitation", body: body}).want(s.t, http.StatusCreated)
-	return s.login(email, testPassword)
+	token := s.TokenMailedTo(email, 1)
+	body := servertest.Marshal(s.T, map[string]string{"token": token, "password": servertest.Password})
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/accept-invitation", Body: body}).Want(s.T, http.StatusCreated)
+	return s.Login(email, servertest.Password)
 }
 
 // administrator is who prepares things in a tenant for a test, whatever the
 // tenant itself may do.
 func administrator(tenant authz.TenantID) authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.Operator, ID: "operator", Scopes: authz.TenantScopes()}
-}
-
-// tenantOf returns the tenant of a user.
-func (s *service) tenantOf(a account) authz.TenantID {
-	s.t.Helper()
-	me := s.call(request{method: "GET", path: "/api/v2/auth/me", bearer: a.access}).want(s.t, http.StatusOK)
-	return authz.TenantID(me["tenant"].(map[string]any)["tenant_id"].(string))
 }
 
 func TestTheTableNamesEveryOperation(t *testing.T) {
@@ -295,31 +285,31 @@ func TestTheTableNamesEveryOperation(t *testing.T) {
 }
 
 func TestOperationsAnswerExactlyWhomTheTableLetsIn(t *testing.T) {
-	s := newService(t, manyRegister)
+	s := newService(t)
 	principals := []principal{
 		{name: "a stranger"},
-		keyPrincipal("the system's key", s.systemKey(), "system:admin account:admin audit:read"),
-		keyPrincipal("a key of system:admin alone", s.grantIn(authz.SystemTenant, authz.SystemAdmin), "system:admin"),
-		keyPrincipal("a key of all scopes", s.key, everyScope),
-		{name: "a key as bearer of v2", sends: func(r *request) { r.bearer = s.key }, scopes: everyScope, v1: true},
-		{name: "a key in the cookie", sends: func(r *request) { r.header = cookies("accessToken", s.key) }},
+		keyPrincipal("the system's key", s.SystemKey(), "system:admin account:admin audit:read"),
+		keyPrincipal("a key of system:admin alone", s.GrantKeyIn(authz.SystemTenant, authz.SystemAdmin), "system:admin"),
+		keyPrincipal("a key of all scopes", s.Key, servertest.EveryScope),
+		{name: "a key as bearer of v2", sends: func(r *servertest.Request) { r.Bearer = s.Key }, scopes: servertest.EveryScope, v1: true},
+		{name: "a key in the cookie", sends: func(r *servertest.Request) { r.Header = servertest.Cookies("accessToken", s.Key) }},
 	}
-	for _, scope := range strings.Fields(everyScope) {
-		principals = append(principals, keyPrincipal("a key of "+scope, s.grant(authz.Scope(scope)), scope))
+	for _, scope := range strings.Fields(servertest.EveryScope) {
+		principals = append(principals, keyPrincipal("a key of "+scope, s.GrantKey(authz.Scope(scope)), scope))
 	}
 	for role := range roles {
-		a := s.join(s.tenant, role+"@example.org", role)
+		a := s.join(s.Tenant, role+"@example.org", role)
 		principals = append(principals, userPrincipals(role, a)...)
-		principals = append(principals, principal{name: role + "'s token as a key", sends: func(r *request) { r.key = a.access }})
+		principals = append(principals, principal{name: role + "'s token as a key", sends: func(r *servertest.Request) { r.Key = a.Access }})
 	}
 	s.holdAccess(principals)
 	for _, p := range principals { // some scopes open nothing that a user can reach
-		r := request{method: "GET", path: "/api/v2/auth/me"}
+		r := servertest.Request{Method: "GET", Path: "/api/v2/auth/me"}
 		if p.sends == nil || !p.v2 {
 			continue
 		}
 		p.sends(&r)
-		held := s.call(r).want(t, http.StatusOK)["principal"].(map[string]any)["scopes"].([]any)
+		held := s.Call(r).Want(t, http.StatusOK)["principal"].(map[string]any)["scopes"].([]any)
 		got := strings.Fields(strings.Trim(fmt.Sprint(held), "[]"))
 		want := strings.Fields(p.scopes)
 		slices.Sort(got)
@@ -331,16 +321,16 @@ func TestOperationsAnswerExactlyWhomTheTableLetsIn(t *testing.T) {
 }
 
 func TestATrialThatEndedLeavesWhatTheTableSays(t *testing.T) {
-	s := newService(t, manyRegister)
-	owner := s.register("owner@example.org")
-	tenant := s.tenantOf(owner)
+	s := newService(t)
+	owner := s.Register("owner@example.org")
+	tenant := s.TenantOf(owner)
 	s.join(tenant, "auditor@example.org", "auditor")
-	all := s.grantIn(tenant, authz.TenantScopes()...)
-	reader := s.grantIn(tenant, authz.VaultRead)
+	all := s.GrantKeyIn(tenant, authz.TenantScopes()...)
+	reader := s.GrantKeyIn(tenant, authz.VaultRead)
 	principals := func(ended bool) []principal {
-		list := []principal{keyPrincipal("a key of all scopes", all, everyScope), keyPrincipal("a key of vault:read", reader, "vault:read")}
-		list = append(list, userPrincipals("owner", s.login("owner@example.org", testPassword))...)
-		list = append(list, userPrincipals("auditor", s.login("auditor@example.org", testPassword))...)
+		list := []principal{keyPrincipal("a key of all scopes", all, servertest.EveryScope), keyPrincipal("a key of vault:read", reader, "vault:read")}
+		list = append(list, userPrincipals("owner", s.Login("owner@example.org", servertest.Password))...)
+		list = append(list, userPrincipals("auditor", s.Login("auditor@example.org", servertest.Password))...)
 		for i := range list {
 			list[i].ended = ended
 		}
@@ -348,20 +338,20 @@ func TestATrialThatEndedLeavesWhatTheTableSays(t *testing.T) {
 	}
 	status := func(want string) {
 		t.Helper()
-		me := s.call(request{method: "GET", path: "/api/v2/auth/me", key: all}).want(t, http.StatusOK)
+		me := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/auth/me", Key: all}).Want(t, http.StatusOK)
 		if got := me["tenant"].(map[string]any)["status"]; got != want {
 			t.Errorf("the tenant is %v, want %s", got, want)
 		}
 	}
-	s.clock.advance(14*24*time.Hour - time.Second)
+	s.Clock.Advance(14*24*time.Hour - time.Second)
 	status("trial")
 	s.holdAccess(principals(false))
-	s.clock.advance(time.Second)
+	s.Clock.Advance(time.Second)
 	status("read_only")
 	s.holdAccess(principals(true))
 	path := "/api/v2/system/tenants/" + string(tenant) + "/activate"
-	s.call(request{method: "POST", path: path, key: all}).message(t, http.StatusForbidden)
-	s.call(request{method: "POST", path: path, key: s.systemKey()}).want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "POST", Path: path, Key: all}).Message(t, http.StatusForbidden)
+	s.Call(servertest.Request{Method: "POST", Path: path, Key: s.SystemKey()}).Want(t, http.StatusOK)
 	status("active")
 	s.holdAccess(principals(false))
 }
@@ -374,7 +364,7 @@ func TestTheOneScopeOfTheTableIsEnough(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "plain")
 			all := operations(t)
-			requests := make(map[string]request)
+			requests := make(map[string]servertest.Request)
 			prepare := func(users bool) {
 				for name, rule := range access {
 					if rule != "public" && rule != "refresh" && users == (rule == "user!") {
@@ -387,19 +377,19 @@ func TestTheOneScopeOfTheTableIsEnough(t *testing.T) {
 				for range 3 {
 					w.spare = append(w.spare, w.newUser())
 				}
-				w.clock.advance(14 * 24 * time.Hour)
-				w.owner = w.login(w.owner.email, testPassword)
+				w.Clock.Advance(14 * 24 * time.Hour)
+				w.owner = w.Login(w.owner.Email, servertest.Password)
 			}
 			prepare(true)
 			for name, r := range requests {
 				o := all[name]
-				got := w.call(w.authorized(o, r))
+				got := w.Call(w.authorized(o, r))
 				if ended && !strings.HasSuffix(access[name], "!") && access[name] != "system:admin" {
-					if !strings.Contains(string(got.body), "the trial has ended") || got.status != http.StatusForbidden {
-						t.Errorf("%s: %d %s", name, got.status, got.body)
+					if !strings.Contains(string(got.Body), "the trial has ended") || got.Status != http.StatusForbidden {
+						t.Errorf("%s: %d %s", name, got.Status, got.Body)
 					}
-				} else if got.status >= 300 {
-					t.Errorf("%s: %d %s", name, got.status, got.body)
+				} else if got.Status >= 300 {
+					t.Errorf("%s: %d %s", name, got.Status, got.Body)
 				}
 			}
 		})

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"errors"
@@ -21,6 +21,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // tour makes calls through the Go client, holds them against the contract and
@@ -31,14 +33,14 @@ type tour struct {
 	called map[string]int // by version and operation id
 }
 
-func newTour(t *testing.T, change ...func(*Config)) *tour {
+func newTour(t *testing.T, change ...func(*server.Config)) *tour {
 	t.Helper()
 	return &tour{service: newService(t, change...), called: make(map[string]int)}
 }
 
 func (o *tour) RoundTrip(r *http.Request) (*http.Response, error) {
-	both := o.client.Transport.(*contract)
-	route, _, unknown := both.of(r.URL.Path).router.FindRoute(r)
+	both := o.Client.Transport.(*servertest.Contract)
+	route, _, unknown := both.DocumentOf(r.URL.Path).Router.FindRoute(r)
 	resp, err := both.RoundTrip(r)
 	if err == nil && unknown == nil && resp.StatusCode < 300 {
 		o.mu.Lock()
@@ -57,10 +59,10 @@ func versionOf(path string) string {
 
 // connect returns a client that sends every call once.
 func (o *tour) connect(options ...client.Option) *client.Client {
-	o.t.Helper()
-	c, err := client.New(o.url, append([]client.Option{client.WithHTTPClient(&http.Client{Transport: o}), client.WithRetries(0)}, options...)...)
+	o.T.Helper()
+	c, err := client.New(o.URL, append([]client.Option{client.WithHTTPClient(&http.Client{Transport: o}), client.WithRetries(0)}, options...)...)
 	if err != nil {
-		o.t.Fatal(err)
+		o.T.Fatal(err)
 	}
 	return c
 }
@@ -92,7 +94,7 @@ var seconds = map[string]string{"v2 UnsealCredentialVersion": "v2 UnsealCredenti
 // through its method of the Go client.
 func TestEveryOperationWorksThroughTheClient(t *testing.T) {
 	o := newTour(t)
-	machine := o.connect(client.WithAPIKey(o.key))
+	machine := o.connect(client.WithAPIKey(o.Key))
 	t.Run("vault", func(t *testing.T) { o.vaultThrough(t, machine) })
 	t.Run("encryption", func(t *testing.T) { o.encryptionThrough(t, machine) })
 	t.Run("keys", func(t *testing.T) { o.keysThrough(t, machine) })
@@ -106,10 +108,10 @@ func TestEveryOperationWorksThroughTheClient(t *testing.T) {
 	t.Run("compliance", func(t *testing.T) { o.complianceThrough(t, machine) })
 	t.Run("operational", o.operationalThrough)
 
-	both := newContract(t)
+	both := servertest.NewContract(t)
 	methods := map[string]reflect.Type{"v1 ": reflect.TypeFor[*client.V1](), "v2 ": reflect.TypeFor[*client.V2]()}
 	var named []string
-	for version, doc := range map[string]document{"v1 ": both.v1, "v2 ": both.v2} {
+	for version, doc := range map[string]servertest.Document{"v1 ": both.V1, "v2 ": both.V2} {
 		for _, item := range doc.Paths.Map() {
 			for _, op := range item.Operations() {
 				name := strings.ToUpper(op.OperationID[:1]) + op.OperationID[1:]
@@ -235,9 +237,9 @@ func (o *tour) encryptionThrough(t *testing.T, c *client.Client) {
 
 func (o *tour) keysThrough(t *testing.T, c *client.Client) {
 	ctx := t.Context()
-	o.clock.advance(time.Second) // since the default key was made
+	o.Clock.Advance(time.Second) // since the default key was made
 	made := answered(c.V2.CreateKey(ctx, v2.CreateKeyRequest{Name: "orders", RotationPeriod: pointer(30)}))(t).Key
-	o.clock.advance(time.Second)
+	o.Clock.Advance(time.Second)
 	rotated := answered(c.V2.RotateKey(ctx, made.KeyId, v2.RotateKeyRequest{ReEncryptData: pointer(true)}))(t)
 	if made.Version != 1 || made.RotationPeriod != 30 || rotated.Key.Version != 2 || rotated.ReEncryptedVersions != 1 {
 		t.Errorf("key %+v, rotated %+v", made, rotated)
@@ -295,11 +297,11 @@ func (o *tour) version1Through(t *testing.T, c *client.Client) {
 func (o *tour) accountThrough(t *testing.T) {
 	ctx, c := t.Context(), o.connect()
 	const email = "tour@example.org"
-	registered := answered(c.V2.RegisterUser(ctx, v2.RegisterRequest{Email: email, Password: testPassword, TenantName: "Tour"}))(t)
-	first := answered(c.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	registered := answered(c.V2.RegisterUser(ctx, v2.RegisterRequest{Email: email, Password: servertest.Password, TenantName: "Tour"}))(t)
+	first := answered(c.V2.Login(ctx, v2.LoginRequest{Email: email, Password: servertest.Password}))(t)
 	succeeds(t, c.V2.ResendVerification(ctx))
-	succeeds(t, c.V2.VerifyEmail(ctx, v2.TokenRequest{Token: o.tokenTo(email, 1)}))
-	o.clock.advance(time.Second) // tokens tell whole seconds
+	succeeds(t, c.V2.VerifyEmail(ctx, v2.TokenRequest{Token: o.TokenMailedTo(email, 1)}))
+	o.Clock.Advance(time.Second) // tokens tell whole seconds
 	second := answered(c.V2.RefreshSession(ctx))(t)
 	if second.AccessToken == first.AccessToken || second.TokenType != "Bearer" || second.ExpiresIn != 1800 {
 		t.Errorf("refreshed %+v", second)
@@ -310,7 +312,7 @@ func (o *tour) accountThrough(t *testing.T) {
 		t.Errorf("me %+v", me)
 	}
 	other := o.connect()
-	answered(other.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	answered(other.V2.Login(ctx, v2.LoginRequest{Email: email, Password: servertest.Password}))(t)
 	for _, s := range answered(c.V2.ListSessions(ctx))(t).Sessions {
 		if !s.Current {
 			succeeds(t, c.V2.EndSession(ctx, s.SessionId))
@@ -319,10 +321,10 @@ func (o *tour) accountThrough(t *testing.T) {
 	if _, err := other.V2.GetAccount(ctx); !errors.Is(err, client.ErrUnauthenticated) {
 		t.Errorf("an ended session: %v", err)
 	}
-	succeeds(t, c.V2.ChangePassword(ctx, v2.ChangePasswordRequest{CurrentPassword: testPassword, NewPassword: testPassword + "!"}))
+	succeeds(t, c.V2.ChangePassword(ctx, v2.ChangePasswordRequest{CurrentPassword: servertest.Password, NewPassword: servertest.Password + "!"}))
 	succeeds(t, c.V2.RequestPasswordReset(ctx, v2.EmailRequest{Email: email}))
-	succeeds(t, c.V2.ResetPassword(ctx, v2.ResetPasswordRequest{Token: o.resetTokenTo(email), NewPassword: testPassword}))
-	answered(c.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	succeeds(t, c.V2.ResetPassword(ctx, v2.ResetPasswordRequest{Token: o.ResetTokenMailedTo(email), NewPassword: servertest.Password}))
+	answered(c.V2.Login(ctx, v2.LoginRequest{Email: email, Password: servertest.Password}))(t)
 	succeeds(t, c.V2.Logout(ctx))
 	if _, err := c.V2.GetAccount(ctx); !errors.Is(err, client.ErrUnauthenticated) {
 		t.Errorf("after logout: %v", err)
@@ -332,14 +334,14 @@ func (o *tour) accountThrough(t *testing.T) {
 func (o *tour) membersThrough(t *testing.T) {
 	ctx, owner := t.Context(), o.connect()
 	const email, guest = "host@example.org", "guest@example.org"
-	answered(owner.V2.RegisterUser(ctx, v2.RegisterRequest{Email: email, Password: testPassword, TenantName: "Members"}))(t)
-	succeeds(t, owner.V2.VerifyEmail(ctx, v2.TokenRequest{Token: o.tokenTo(email, 1)}))
-	answered(owner.V2.Login(ctx, v2.LoginRequest{Email: email, Password: testPassword}))(t)
+	answered(owner.V2.RegisterUser(ctx, v2.RegisterRequest{Email: email, Password: servertest.Password, TenantName: "Members"}))(t)
+	succeeds(t, owner.V2.VerifyEmail(ctx, v2.TokenRequest{Token: o.TokenMailedTo(email, 1)}))
+	answered(owner.V2.Login(ctx, v2.LoginRequest{Email: email, Password: servertest.Password}))(t)
 
 	revoked := answered(owner.V2.InviteMember(ctx, v2.InviteRequest{Email: "nobody@example.org", Role: "auditor"}))(t)
 	answered(owner.V2.InviteMember(ctx, v2.InviteRequest{Email: guest, Role: "member"}))(t)
 	succeeds(t, owner.V2.RevokeInvitation(ctx, revoked.InvitationId))
-	joined := answered(o.connect().V2.AcceptInvitation(ctx, v2.AcceptInvitationRequest{Token: o.tokenTo(guest, 1), Password: testPassword}))(t)
+	joined := answered(o.connect().V2.AcceptInvitation(ctx, v2.AcceptInvitationRequest{Token: o.TokenMailedTo(guest, 1), Password: servertest.Password}))(t)
 	changed := answered(owner.V2.ChangeMember(ctx, joined.User.UserId, v2.RoleRequest{Role: "auditor"}))(t)
 	if joined.User.Role != "member" || changed.User.Role != "auditor" || changed.User.UserId != joined.User.UserId {
 		t.Errorf("joined %+v, changed %+v", joined, changed)
@@ -365,7 +367,7 @@ func (o *tour) apiKeysThrough(t *testing.T, c *client.Client) {
 }
 
 func (o *tour) systemThrough(t *testing.T) {
-	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.systemKey()))
+	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.SystemKey()))
 	made := answered(operator.V2.CreateTenant(ctx, v2.CreateTenantRequest{Name: "Made"}))(t).Tenant
 	limited := answered(operator.V2.SetTenantLimits(ctx, made.TenantId, v2.TenantLimits{V2: pointer(7)}))(t).Tenant
 	if limited.Limits == nil || *limited.Limits.V2 != 7 || limited.Limits.V1 != nil {
@@ -390,21 +392,21 @@ func (o *tour) systemThrough(t *testing.T) {
 	if seen < 2 {
 		t.Errorf("%d tenants", seen)
 	}
-	copied := answered(operator.V2.TakeBackup(ctx, v2.BackupRequest{Recipient: keeper(t).Recipient().String()}))(t)
+	copied := answered(operator.V2.TakeBackup(ctx, v2.BackupRequest{Recipient: servertest.BackupIdentity(t).Recipient().String()}))(t)
 	defer copied.Close()
-	in, err := backup.Open(backup.Split(copied), []backup.Identity{keeper(t)})
+	in, err := backup.Open(backup.Split(copied), []backup.Identity{servertest.BackupIdentity(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if rows, err := in.Rows(func(_, _ []byte) error { return nil }); err != nil || rows == 0 || in.Header.Identity.ID() != o.keys.Identity().ID() {
+	if rows, err := in.Rows(func(_, _ []byte) error { return nil }); err != nil || rows == 0 || in.Header.Identity.ID() != o.Keys.Identity().ID() {
 		t.Errorf("a backup of %d rows, header %+v, %v", rows, in.Header, err)
 	}
 }
 
 func (o *tour) sealingThrough(t *testing.T, c *client.Client) {
-	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.systemKey()))
+	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.SystemKey()))
 	first := answered(c.V2.GetSealingKey(ctx))(t).KeyId
-	m := o.manifest(t, "shop", "db", canary)
+	m := o.Manifest(t, "shop", "db", servertest.Canary)
 	made := answered(operator.V2.RotateSealingKey(ctx))(t).SealingKey
 	if made.State != v2.SealingKeyStateCurrent || made.KeyId == first || made.KeyId != answered(c.V2.GetSealingKey(ctx))(t).KeyId {
 		t.Errorf("made %+v", made)
@@ -446,30 +448,30 @@ func (o *tour) kmsThrough(t *testing.T, operator *client.Client) {
 	ctx := t.Context()
 	listed := answered(operator.V2.ListKMSKeys(ctx))(t)
 	if len(listed.KmsKeys) != 2 || listed.KmsKeys[0].State != v2.KMSKeyStateCurrent || listed.KmsKeys[0].Sets < 2 || listed.DamagedSets != 0 ||
-		listed.KmsKeys[1] != (v2.KMSKey{KeyId: o.former, State: v2.KMSKeyStateFormer}) {
+		listed.KmsKeys[1] != (v2.KMSKey{KeyId: o.PreviousKMSKey, State: v2.KMSKeyStateFormer}) {
 		t.Errorf("KMS keys %+v", listed)
 	}
 	if moved := answered(operator.V2.RewrapKeys(ctx, v2.RewrapKeysRequest{}))(t); moved.Moved != 0 || moved.Remaining != 0 {
 		t.Errorf("moved %+v", moved)
 	}
-	o.clock.advance(time.Second)
-	before := o.clock.Now()
+	o.Clock.Advance(time.Second)
+	before := o.Clock.Now()
 	if moved := answered(operator.V2.RewrapKeys(ctx, v2.RewrapKeysRequest{WrappedBefore: &before}))(t); moved.Moved == 0 || moved.Moved+moved.Remaining != listed.KmsKeys[0].Sets {
 		t.Errorf("moved anew %+v", moved)
 	}
 	if _, err := operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: listed.KmsKeys[0].KeyId}); !errors.Is(err, client.ErrConflict) {
 		t.Errorf("the current key: %v", err)
 	}
-	gone := answered(operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: o.former}))(t)
-	if gone.KeyId != o.former || gone.FinalAt == nil || gone.Undo == nil || gone.Left != nil {
+	gone := answered(operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: o.PreviousKMSKey}))(t)
+	if gone.KeyId != o.PreviousKMSKey || gone.FinalAt == nil || gone.Undo == nil || gone.Left != nil {
 		t.Errorf("destroyed %+v", gone)
 	}
 }
 
 func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
-	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.systemKey()))
-	own := o.ownEntry(o.tenant)
-	o.follow()
+	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.SystemKey()))
+	own := o.FirstEntryOf(o.Tenant)
+	o.FollowLog()
 	head := answered(c.V2.GetCheckpoint(ctx))(t)
 	root, err := tlog.ParseHash(head.RootHash)
 	if err != nil || !strings.Contains(head.Checkpoint, "\n"+head.RootHash+"\n") || head.Epoch != 1 {
@@ -495,14 +497,14 @@ func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
 		t.Errorf("%+v", objects)
 	}
 	included := answered(c.V2.ProveInclusion(ctx, &v2.ProveInclusionParams{Sequence: int64(own.Sequence), TreeSize: &head.TreeSize}))(t)
-	if err := tlog.CheckRecord(hashes(t, included.Path), head.TreeSize, root, included.LeafIndex, leaf(t, own.Hash)); err != nil {
+	if err := tlog.CheckRecord(servertest.ParseHashes(t, included.Path), head.TreeSize, root, included.LeafIndex, servertest.LeafHash(t, own.Hash)); err != nil {
 		t.Errorf("inclusion %+v: %v", included, err)
 	}
 	grown := answered(c.V2.ProveConsistency(ctx, &v2.ProveConsistencyParams{From: 1, To: &head.TreeSize}))(t)
-	if err := tlog.CheckTree(hashes(t, grown.Path), head.TreeSize, root, 1, leaf(t, o.records(1)[0].Hash)); err != nil {
+	if err := tlog.CheckTree(servertest.ParseHashes(t, grown.Path), head.TreeSize, root, 1, servertest.LeafHash(t, o.AllEntries(1)[0].Hash)); err != nil {
 		t.Errorf("consistency %+v: %v", grown, err)
 	}
-	if key := answered(c.V2.GetAuditPublicKey(ctx))(t); key.Fingerprint != o.chain.Fingerprint() || !strings.HasPrefix(key.Verifier, "latticekeep.dev/log/"+key.ChainId) {
+	if key := answered(c.V2.GetAuditPublicKey(ctx))(t); key.Fingerprint != o.Audit.Fingerprint() || !strings.HasPrefix(key.Verifier, "latticekeep.dev/log/"+key.ChainId) {
 		t.Errorf("key %+v", key)
 	}
 	if tile := answered(c.V2.GetTile(ctx, "entries", 0, &v2.GetTileParams{Width: pointer(2)}))(t); len(tile) != 68 {
@@ -513,14 +515,14 @@ func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
 	}
 	exported := answered(operator.V2.ExportAuditLog(ctx, nil))(t)
 	defer exported.Close()
-	if report, err := audit.VerifyExport(exported, audit.Options{Fingerprint: o.chain.Fingerprint()}); err != nil || report.Entries == 0 {
+	if report, err := audit.VerifyExport(exported, audit.Options{Fingerprint: o.Audit.Fingerprint()}); err != nil || report.Entries == 0 {
 		t.Errorf("export: %+v, %v", report, err)
 	}
 	accept := v2.AcceptRollbackRequest{Reason: "the disk failed"}
 	if _, err := operator.V2.AcceptRollback(ctx, accept); !errors.Is(err, client.ErrConflict) {
 		t.Errorf("nothing is lost: %v", err)
 	}
-	o.lose()
+	o.LoseEntries()
 	if _, err := c.V2.ListCredentials(ctx, nil); !errors.Is(err, client.ErrUnavailable) {
 		t.Errorf("after a loss: %v", err)
 	}
@@ -532,7 +534,7 @@ func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
 
 func (o *tour) complianceThrough(t *testing.T, c *client.Client) {
 	ctx := t.Context()
-	o.verify()
+	o.VerifyLog()
 	score := answered(c.V2.GetComplianceScore(ctx, &v2.GetComplianceScoreParams{Framework: v2.FrameworkHipaa}))(t)
 	if score.Score == nil || len(score.Controls) == 0 || score.Framework != v2.FrameworkHipaa {
 		t.Errorf("score %+v", score)
@@ -552,7 +554,7 @@ func (o *tour) complianceThrough(t *testing.T, c *client.Client) {
 		return c.V2.DownloadReport(ctx, u)
 	}
 	report := answered(fetch(o.connect(), made.Url))(t)
-	if !o.keys.Identity().Verify("latticekeep/report/v1", report, answered(fetch(c, made.SignatureUrl))(t)) || made.Head != score.Head {
+	if !o.Keys.Identity().Verify("latticekeep/report/v1", report, answered(fetch(c, made.SignatureUrl))(t)) || made.Head != score.Head {
 		t.Errorf("a report of %d bytes at %+v", len(report), made)
 	}
 	if _, err := fetch(c, made.Url+"a"); !errors.Is(err, client.ErrForbidden) {
@@ -582,7 +584,7 @@ func (o *tour) operationalThrough(t *testing.T) {
 // A name goes through the path of a URL and back without a change.
 func TestACredentialIsFoundByWhateverItIsCalled(t *testing.T) {
 	o := newTour(t)
-	ctx, c := t.Context(), o.connect(client.WithAPIKey(o.key))
+	ctx, c := t.Context(), o.connect(client.WithAPIKey(o.Key))
 	for _, name := range []string{
 		"a b", "a+b", "a%20b", "a%2Fb", "a/b", "/", "a//b", "a?b", "a#b", "a;b,c", "größer", "日本", "a&b=c", "a:b@c", `a"b\c`,
 		"list", "seal", "...", "%", strings.Repeat("n", 255),
@@ -598,12 +600,12 @@ func TestACredentialIsFoundByWhateverItIsCalled(t *testing.T) {
 // Every refusal of the real service is the error that its documentation says.
 func TestTheClientTellsRefusalsApart(t *testing.T) {
 	o := newTour(t)
-	ctx, c, weak := t.Context(), o.connect(client.WithAPIKey(o.key)), o.connect(client.WithAPIKey(o.grant(authz.ComplianceRead)))
-	taken := v2.RegisterRequest{Email: "taken@example.org", Password: testPassword, TenantName: "Taken"}
+	ctx, c, weak := t.Context(), o.connect(client.WithAPIKey(o.Key)), o.connect(client.WithAPIKey(o.GrantKey(authz.ComplianceRead)))
+	taken := v2.RegisterRequest{Email: "taken@example.org", Password: servertest.Password, TenantName: "Taken"}
 	answered(c.V2.RegisterUser(ctx, taken))(t)
-	limited := o.connect(client.WithAPIKey(o.grantIn(o.stranger().Tenant, authz.VaultRead)))
-	operator := o.connect(client.WithAPIKey(o.systemKey()))
-	answered(operator.V2.SetTenantLimits(ctx, string(o.stranger().Tenant), v2.TenantLimits{V2: pointer(1)}))(t)
+	limited := o.connect(client.WithAPIKey(o.GrantKeyIn(o.Stranger().Tenant, authz.VaultRead)))
+	operator := o.connect(client.WithAPIKey(o.SystemKey()))
+	answered(operator.V2.SetTenantLimits(ctx, string(o.Stranger().Tenant), v2.TenantLimits{V2: pointer(1)}))(t)
 	answered(limited.V2.ListCredentials(ctx, nil))(t)
 	all := []error{
 		client.ErrInvalid, client.ErrUnauthenticated, client.ErrForbidden, client.ErrNotFound, client.ErrConflict,
@@ -629,7 +631,7 @@ func TestTheClientTellsRefusalsApart(t *testing.T) {
 	check("a wrong request of v1", err, client.ErrInvalid, 400)
 	_, err = c.V2.SealCredential(ctx, v2.SealRequest{}, nil)
 	check("a wrong request of v2", err, client.ErrInvalid, 422)
-	_, err = c.V2.EncryptData(ctx, v2.EncryptRequest{Data: strings.Repeat("x", tooLarge)})
+	_, err = c.V2.EncryptData(ctx, v2.EncryptRequest{Data: strings.Repeat("x", servertest.TooLarge)})
 	check("a huge request", err, client.ErrInvalid, 413)
 	_, err = o.connect(client.WithAPIKey("lk_live_x")).V2.ListCredentials(ctx, nil)
 	check("no credential", err, client.ErrUnauthenticated, 401)
@@ -642,7 +644,7 @@ func TestTheClientTellsRefusalsApart(t *testing.T) {
 	check("a taken address", err, client.ErrConflict, 409)
 	_, err = limited.V2.ListCredentials(ctx, nil)
 	check("over the limit", err, client.ErrRateLimited, 429)
-	succeeds(t, o.store.Close())
+	succeeds(t, o.Store.Close())
 	_, err = c.V2.ListCredentials(ctx, nil)
 	check("no store", err, client.ErrUnavailable, 503)
 }
@@ -652,10 +654,10 @@ func TestTheClientTellsRefusalsApart(t *testing.T) {
 func TestTheClientOutlivesItsAccessToken(t *testing.T) {
 	o := newTour(t)
 	ctx, c := t.Context(), o.connect()
-	o.register("long@example.org")
-	answered(c.V2.Login(ctx, v2.LoginRequest{Email: "long@example.org", Password: testPassword}))(t)
+	o.Register("long@example.org")
+	answered(c.V2.Login(ctx, v2.LoginRequest{Email: "long@example.org", Password: servertest.Password}))(t)
 	for range 3 {
-		o.clock.advance(31 * time.Minute)
+		o.Clock.Advance(31 * time.Minute)
 		before := o.called["v2 refreshSession"]
 		var calls sync.WaitGroup
 		for range 20 {
@@ -670,7 +672,7 @@ func TestTheClientOutlivesItsAccessToken(t *testing.T) {
 			t.Errorf("%d refreshes for 20 calls", n)
 		}
 	}
-	o.clock.advance(7 * 24 * time.Hour)
+	o.Clock.Advance(7 * 24 * time.Hour)
 	if _, err := c.V2.ListCredentials(ctx, nil); !errors.Is(err, client.ErrUnauthenticated) {
 		t.Errorf("after the session: %v", err)
 	}

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"net/http"
@@ -13,13 +13,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/test/kubetest"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // cluster is a real API server beside the service, which has no more rights there than tokenreview says it needs.
 type cluster struct {
 	*service
 	plane *kubetest.ControlPlane
-	at    clock // of what the service remembers of the cluster's answers
+	at    servertest.Clock // of what the service remembers of the cluster's answers
 	wire  *way
 }
 
@@ -95,7 +96,7 @@ spec: {serviceAccountName: app, containers: [{name: app, image: app}]}
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{service: newService(t), plane: kubetest.ForTest(t), wire: &way{}}
-	c.at.now = time.Now()
+	c.Clock.Set(time.Now())
 	c.kubectl(rights, "apply", "-f", "-")
 	kubeconfig, err := c.plane.KubeconfigFor("system:serviceaccount:latticekeep-system:latticekeep")
 	if err != nil {
@@ -110,13 +111,13 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.identity.UseCluster(reviewer, map[string]authz.TenantID{"default": c.tenant})
+	c.Identity.UseCluster(reviewer, map[string]authz.TenantID{"default": c.Tenant})
 	return c
 }
 
 func (c *cluster) kubectl(stdin string, args ...string) string {
-	c.t.Helper()
-	cmd := c.plane.Kubectl(c.t.Context(), args...)
+	c.T.Helper()
+	cmd := c.plane.Kubectl(c.T.Context(), args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.Output()
 	if err != nil {
@@ -124,30 +125,30 @@ func (c *cluster) kubectl(stdin string, args ...string) string {
 		if exit, ok := err.(*exec.ExitError); ok {
 			message = string(exit.Stderr)
 		}
-		c.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, message)
+		c.T.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, message)
 	}
 	return strings.TrimSpace(string(out))
 }
 
 // workload makes a namespace with a pod and returns the token that the kubelet would put into it, and the pod's UID.
 func (c *cluster) workload(namespace string) (token, pod string) {
-	c.t.Helper()
+	c.T.Helper()
 	c.kubectl(strings.ReplaceAll(workload, "NAMESPACE", namespace), "apply", "-f", "-")
 	pod = c.kubectl("", "get", "pod", "app", "-n", namespace, "-o", "jsonpath={.metadata.uid}")
 	return c.token(namespace, "--bound-object-kind", "Pod", "--bound-object-name", "app", "--bound-object-uid", pod, "--audience", "latticekeep"), pod
 }
 
 func (c *cluster) token(namespace string, args ...string) string {
-	c.t.Helper()
+	c.T.Helper()
 	return c.kubectl("", append([]string{"create", "token", "app", "-n", namespace}, args...)...)
 }
 
 // as calls with a token until there is an answer: the machine may be busy.
-func (c *cluster) as(token, method, path, body string) reply {
-	c.t.Helper()
+func (c *cluster) as(token, method, path, body string) servertest.Reply {
+	c.T.Helper()
 	for end := time.Now().Add(time.Minute); ; {
-		r := c.call(request{method: method, path: path, bearer: token, body: body})
-		if r.status != http.StatusServiceUnavailable || time.Now().After(end) {
+		r := c.Call(servertest.Request{Method: method, Path: path, Bearer: token, Body: body})
+		if r.Status != http.StatusServiceUnavailable || time.Now().After(end) {
 			return r
 		}
 	}
@@ -155,15 +156,15 @@ func (c *cluster) as(token, method, path, body string) reply {
 
 // soon repeats a call until it is answered with the status: the API server takes its time to notice what it was told. Nothing is
 // remembered from one call to the next.
-func (c *cluster) soon(status int, token, method, path, body string) reply {
-	c.t.Helper()
+func (c *cluster) soon(status int, token, method, path, body string) servertest.Reply {
+	c.T.Helper()
 	for end := time.Now().Add(time.Minute); ; {
 		r := c.as(token, method, path, body)
-		if r.status == status || time.Now().After(end) {
-			r.want(c.t, status)
+		if r.Status == status || time.Now().After(end) {
+			r.Want(c.T, status)
 			return r
 		}
-		c.at.advance(10 * time.Second)
+		c.at.Advance(10 * time.Second)
 	}
 }
 
@@ -181,9 +182,9 @@ func TestPodsOfARealClusterReachWhatTheirNamespaceMay(t *testing.T) {
 	c := newCluster(t)
 	shop, pod := c.workload("shop")
 	other, _ := c.workload("other")
-	system := c.systemKey()
+	system := c.SystemKey()
 	tenants := func() int {
-		return len(c.call(request{method: "GET", path: "/api/v2/system/tenants", key: system}).want(t, http.StatusOK)["tenants"].([]any))
+		return len(c.Call(servertest.Request{Method: "GET", Path: "/api/v2/system/tenants", Key: system}).Want(t, http.StatusOK)["tenants"].([]any))
 	}
 	before := tenants()
 
@@ -193,33 +194,33 @@ func TestPodsOfARealClusterReachWhatTheirNamespaceMay(t *testing.T) {
 		"for another audience": c.token("shop", "--audience", "vault"),
 		"changed":              shop[:len(shop)-8] + "AAAAAAAA",
 	} {
-		if r := c.as(token, "GET", listPath, ""); r.status != http.StatusUnauthorized {
-			t.Errorf("a token %s: %d %s", name, r.status, r.body)
+		if r := c.as(token, "GET", listPath, ""); r.Status != http.StatusUnauthorized {
+			t.Errorf("a token %s: %d %s", name, r.Status, r.Body)
 		}
 	}
-	if r := c.as(shop, "DELETE", "/api/v2/vault/x", ""); r.status != http.StatusForbidden || tenants() != before {
-		t.Errorf("what RBAC does not allow: %d %s, %d tenants more", r.status, r.body, tenants()-before)
+	if r := c.as(shop, "DELETE", "/api/v2/vault/x", ""); r.Status != http.StatusForbidden || tenants() != before {
+		t.Errorf("what RBAC does not allow: %d %s, %d tenants more", r.Status, r.Body, tenants()-before)
 	}
 
-	id := c.soon(http.StatusCreated, shop, "POST", sealPath, sealBody("db", "of shop")).want(t, http.StatusCreated)["credential_id"].(string)
+	id := c.soon(http.StatusCreated, shop, "POST", sealPath, sealBody("db", "of shop")).Want(t, http.StatusCreated)["credential_id"].(string)
 	if n := tenants(); n != before+1 {
 		t.Errorf("%d tenants more", n-before)
 	}
-	c.as(shop, "POST", sealPath, sealBody("hidden", "x")).want(t, http.StatusCreated)
+	c.as(shop, "POST", sealPath, sealBody("hidden", "x")).Want(t, http.StatusCreated)
 	read := c.as(shop, "GET", namePath+"db", "")
-	if got := read.want(t, http.StatusOK)["values"].(map[string]any)["password"]; got != "of shop" {
+	if got := read.Want(t, http.StatusOK)["values"].(map[string]any)["password"]; got != "of shop" {
 		t.Errorf("the pod reads %v", got)
 	}
-	c.as(shop, "GET", listPath, "").want(t, http.StatusOK)
+	c.as(shop, "GET", listPath, "").Want(t, http.StatusOK)
 	for _, path := range []string{"/api/v2/vault/" + id, namePath + "hidden", namePath + "nothing", "/api/v2/vault/" + id + "/versions", "/api/v2/auth/me"} {
-		c.as(shop, "GET", path, "").message(t, http.StatusForbidden)
+		c.as(shop, "GET", path, "").Message(t, http.StatusForbidden)
 	}
 
 	// Its entry, in the namespace's own history.
 	c.kubectl(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{"name":"audit","namespace":"shop"},
 		"rules":[{"apiGroups":["latticekeep.dev"],"resources":["sealedcredentials"],"verbs":["read_audit"]}]}`, "apply", "-f", "-")
 	c.kubectl("", "create", "rolebinding", "audit", "-n", "shop", "--role=audit", "--serviceaccount=shop:app")
-	log := c.soon(http.StatusOK, shop, "GET", "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100", "").want(t, http.StatusOK)
+	log := c.soon(http.StatusOK, shop, "GET", "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100", "").Want(t, http.StatusOK)
 	account := c.kubectl("", "get", "serviceaccount", "app", "-n", "shop", "-o", "jsonpath={.metadata.uid}")
 	found := 0
 	for _, e := range log["entries"].([]any) {
@@ -228,7 +229,7 @@ func TestPodsOfARealClusterReachWhatTheirNamespaceMay(t *testing.T) {
 		if actor["type"] != "service_account" || actor["id"] != account || attributes["pod_uid"] != pod {
 			t.Errorf("an entry of %v with %v", actor, attributes)
 		}
-		if e["request_id"] == read.header.Get("X-Request-ID") && e["outcome"] == "success" {
+		if e["request_id"] == read.Header.Get("X-Request-ID") && e["outcome"] == "success" {
 			found++
 		}
 	}
@@ -237,29 +238,29 @@ func TestPodsOfARealClusterReachWhatTheirNamespaceMay(t *testing.T) {
 	}
 
 	// Another namespace has the same names, and nothing of this one.
-	c.as(other, "GET", namePath+"db", "").message(t, http.StatusForbidden)
-	c.as(other, "POST", sealPath, sealBody("db", "of other")).want(t, http.StatusCreated)
-	if got := c.as(other, "GET", namePath+"db", "").want(t, http.StatusOK)["values"].(map[string]any)["password"]; got != "of other" {
+	c.as(other, "GET", namePath+"db", "").Message(t, http.StatusForbidden)
+	c.as(other, "POST", sealPath, sealBody("db", "of other")).Want(t, http.StatusCreated)
+	if got := c.as(other, "GET", namePath+"db", "").Want(t, http.StatusOK)["values"].(map[string]any)["password"]; got != "of other" {
 		t.Errorf("the other pod reads %v", got)
 	}
-	if n := len(c.as(other, "GET", listPath, "").want(t, http.StatusOK)["credentials"].([]any)); n != 1 {
+	if n := len(c.as(other, "GET", listPath, "").Want(t, http.StatusOK)["credentials"].([]any)); n != 1 {
 		t.Errorf("the other pod lists %d", n)
 	}
 	// A binding in one namespace for a ServiceAccount of another gives that nothing here: it acts in its own.
 	c.kubectl("", "create", "rolebinding", "guest", "-n", "shop", "--clusterrole=cluster-admin", "--serviceaccount=other:app")
-	c.as(other, "GET", "/api/v2/vault/"+id, "").message(t, http.StatusForbidden)
+	c.as(other, "GET", "/api/v2/vault/"+id, "").Message(t, http.StatusForbidden)
 	// Not in version 1, and not as a cookie.
-	if r := c.as(shop, "GET", "/v1/keys", ""); r.status != http.StatusUnauthorized {
-		t.Errorf("version 1: %d", r.status)
+	if r := c.as(shop, "GET", "/v1/keys", ""); r.Status != http.StatusUnauthorized {
+		t.Errorf("version 1: %d", r.Status)
 	}
-	if r := c.call(request{method: "GET", path: listPath, header: cookies("accessToken", shop)}); r.status != http.StatusUnauthorized {
-		t.Errorf("as a cookie: %d", r.status)
+	if r := c.Call(servertest.Request{Method: "GET", Path: listPath, Header: servertest.Cookies("accessToken", shop)}); r.Status != http.StatusUnauthorized {
+		t.Errorf("as a cookie: %d", r.Status)
 	}
 
 	// A right that is taken away ends, ten seconds later at most.
 	c.kubectl("", "delete", "rolebinding", "app", "-n", "shop")
-	c.as(shop, "GET", namePath+"db", "").want(t, http.StatusOK)
-	c.at.advance(10 * time.Second)
+	c.as(shop, "GET", namePath+"db", "").Want(t, http.StatusOK)
+	c.at.Advance(10 * time.Second)
 	c.soon(http.StatusForbidden, shop, "GET", namePath+"db", "")
 
 	// A pod that is deleted is nobody. (The API server would remember a token that was used before.)
@@ -267,7 +268,7 @@ func TestPodsOfARealClusterReachWhatTheirNamespaceMay(t *testing.T) {
 	c.kubectl("", "delete", "pod", "app", "-n", "other", "--grace-period=0", "--force")
 	c.soon(http.StatusUnauthorized, unused, "GET", listPath, "")
 
-	if strings.Contains(c.log.String(), strings.Split(shop, ".")[2]) {
+	if strings.Contains(c.Logged.String(), strings.Split(shop, ".")[2]) {
 		t.Error("a token is in the log")
 	}
 }
@@ -278,14 +279,14 @@ func TestAConfiguredNamespaceOfARealClusterIsItsTenants(t *testing.T) {
 	c.kubectl("", "create", "clusterrole", "reader", "--verb=unseal", "--resource=sealedcredentials.latticekeep.dev")
 	c.kubectl("", "create", "rolebinding", "reader", "-n", "default", "--clusterrole=reader", "--serviceaccount=default:app")
 	token := c.token("default", "--audience", "latticekeep")
-	c.soon(http.StatusOK, token, "GET", "/api/v2/vault/"+c.seal("sealed with the tenant's key"), "")
+	c.soon(http.StatusOK, token, "GET", "/api/v2/vault/"+c.Seal("sealed with the tenant's key"), "")
 }
 
 func TestANamespaceMadeAgainSeesNothingOfTheFormer(t *testing.T) {
 	c := newCluster(t)
 	former, _ := c.workload("shop")
-	id := c.soon(http.StatusCreated, former, "POST", sealPath, sealBody("db", "of the former")).want(t, http.StatusCreated)["credential_id"].(string)
-	c.as(former, "GET", namePath+"db", "").want(t, http.StatusOK)
+	id := c.soon(http.StatusCreated, former, "POST", sealPath, sealBody("db", "of the former")).Want(t, http.StatusCreated)["credential_id"].(string)
+	c.as(former, "GET", namePath+"db", "").Want(t, http.StatusOK)
 
 	// What the controllers of a cluster do when a namespace is deleted.
 	c.kubectl("", "delete", "all,serviceaccounts,roles,rolebindings", "--all", "-n", "shop", "--grace-period=0", "--force")
@@ -293,41 +294,41 @@ func TestANamespaceMadeAgainSeesNothingOfTheFormer(t *testing.T) {
 	c.kubectl(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop"},"spec":{"finalizers":[]}}`, "replace", "--raw", "/api/v1/namespaces/shop/finalize", "-f", "-")
 	fresh, _ := c.workload("shop")
 
-	c.at.advance(10 * time.Second)
+	c.at.Advance(10 * time.Second)
 	c.soon(http.StatusUnauthorized, former, "GET", namePath+"db", "")
 	c.soon(http.StatusOK, fresh, "GET", listPath, "")
-	if n := len(c.as(fresh, "GET", listPath, "").want(t, http.StatusOK)["credentials"].([]any)); n != 0 {
+	if n := len(c.as(fresh, "GET", listPath, "").Want(t, http.StatusOK)["credentials"].([]any)); n != 0 {
 		t.Errorf("%d credentials of the former namespace are listed", n)
 	}
-	c.as(fresh, "GET", namePath+"db", "").message(t, http.StatusForbidden)
-	c.as(fresh, "POST", sealPath, sealBody("db", "of the new one")).want(t, http.StatusCreated)
-	if got := c.as(fresh, "GET", namePath+"db", "").want(t, http.StatusOK)["values"].(map[string]any)["password"]; got != "of the new one" {
+	c.as(fresh, "GET", namePath+"db", "").Message(t, http.StatusForbidden)
+	c.as(fresh, "POST", sealPath, sealBody("db", "of the new one")).Want(t, http.StatusCreated)
+	if got := c.as(fresh, "GET", namePath+"db", "").Want(t, http.StatusOK)["values"].(map[string]any)["password"]; got != "of the new one" {
 		t.Errorf("the new pod reads %v", got)
 	}
-	c.as(fresh, "GET", "/api/v2/vault/"+id, "").message(t, http.StatusForbidden)
+	c.as(fresh, "GET", "/api/v2/vault/"+id, "").Message(t, http.StatusForbidden)
 }
 
 func TestAnAPIServerThatIsAwayIsA503AndNoMore(t *testing.T) {
 	c := newCluster(t)
 	token, _ := c.workload("shop")
 	c.soon(http.StatusCreated, token, "POST", sealPath, sealBody("db", "value"))
-	c.as(token, "GET", namePath+"db", "").want(t, http.StatusOK)
+	c.as(token, "GET", namePath+"db", "").Want(t, http.StatusOK)
 	fresh := c.token("shop", "--audience", "latticekeep")
 	away := func(what, token string) {
 		t.Helper()
-		r := c.call(request{method: "GET", path: namePath + "db", bearer: token})
-		if m := r.message(t, http.StatusServiceUnavailable); strings.Contains(m, "cluster") {
+		r := c.Call(servertest.Request{Method: "GET", Path: namePath + "db", Bearer: token})
+		if m := r.Message(t, http.StatusServiceUnavailable); strings.Contains(m, "cluster") {
 			t.Errorf("%s: %s", what, m)
 		}
 	}
 	c.wire.set(true) // it hangs
-	c.call(request{method: "GET", path: namePath + "db", bearer: token}).want(t, http.StatusOK)
+	c.Call(servertest.Request{Method: "GET", Path: namePath + "db", Bearer: token}).Want(t, http.StatusOK)
 	away("a token that it was not asked about", fresh)
-	c.at.advance(10 * time.Second)
+	c.at.Advance(10 * time.Second)
 	away("a token that it was asked about before", token)
-	c.get(listPath).want(t, http.StatusOK)
-	if r := c.call(request{method: "GET", path: listPath, bearer: "junk"}); r.status != http.StatusUnauthorized {
-		t.Errorf("junk: %d", r.status)
+	c.Get(listPath).Want(t, http.StatusOK)
+	if r := c.Call(servertest.Request{Method: "GET", Path: listPath, Bearer: "junk"}); r.Status != http.StatusUnauthorized {
+		t.Errorf("junk: %d", r.Status)
 	}
 	c.wire.set(false)
 	c.soon(http.StatusOK, token, "GET", namePath+"db", "")
@@ -335,7 +336,7 @@ func TestAnAPIServerThatIsAwayIsA503AndNoMore(t *testing.T) {
 	if err := c.plane.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	c.at.advance(10 * time.Second)
+	c.at.Advance(10 * time.Second)
 	away("for good", token)
-	c.get(listPath).want(t, http.StatusOK)
+	c.Get(listPath).Want(t, http.StatusOK)
 }

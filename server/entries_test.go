@@ -1,10 +1,6 @@
-package server
+package server_test
 
 import (
-	"context"
-	"crypto/sha3"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -15,39 +11,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/dualsig"
-	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
-
-// records returns the entries of all tenants from a sequence on.
-func (s *service) records(from uint64) (all []audit.Entry) {
-	s.t.Helper()
-	rng := store.Prefix([]byte("audit/entry/"))
-	rng.From = binary.BigEndian.AppendUint64([]byte("audit/entry/"), from)
-	err := audit.ScanAll(context.Background(), s.store, rng, func(_, value []byte) error {
-		var e audit.Entry
-		core := value[1+dualsig.SignatureSize:]
-		err := json.Unmarshal(core, &e)
-		e.Hash = fmt.Sprintf("%x", sha3.Sum256(core)) // which the row leaves out
-		all = append(all, e)
-		return err
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return all
-}
-
-// next is the sequence that no entry has yet. After a rollback there are fewer
-// entries than that.
-func (s *service) next() uint64 {
-	s.t.Helper()
-	head, _, err := s.chain.Progress(context.Background())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return head + 1
-}
 
 // event is the documented type of every operation's entry.
 var event = map[string]string{
@@ -83,50 +48,43 @@ var event = map[string]string{
 
 // leaves sends a request and fails the test unless it is answered with the
 // status and leaves the one entry, of that request.
-func (w *world) leaves(o operation, what string, r request, status int, outcome audit.Outcome, reason string) {
-	w.t.Helper()
-	next := w.next()
-	got := w.call(r)
-	if got.status != status {
-		w.t.Errorf("%s, %s: %d, want %d: %s", o.name, what, got.status, status, got.body)
+func (w *world) leaves(o operation, what string, r servertest.Request, status int, outcome audit.Outcome, reason string) {
+	w.T.Helper()
+	next := w.NextSequence()
+	got := w.Call(r)
+	if got.Status != status {
+		w.T.Errorf("%s, %s: %d, want %d: %s", o.name, what, got.Status, status, got.Body)
 		return
 	}
-	entries := w.records(next)
+	entries := w.AllEntries(next)
 	// A tenant's history says, once a day and when it changes, what scores are judged by.
 	entries = slices.DeleteFunc(entries, func(e audit.Entry) bool { return e.EventType == audit.ComplianceAssessed })
 	if o.name == "v2 acceptRollback" && outcome == audit.Success { // sequences jump
 		next += 10
-		entries = w.records(next)
+		entries = w.AllEntries(next)
 	}
 	if o.name == "v2 registerUser" && outcome == audit.Success { // it begins a tenant, whose history begins with that
-		if len(entries) == 0 || entries[0].EventType != audit.TenantCreated || entries[0].RequestID != got.header.Get("X-Request-ID") {
-			w.t.Errorf("%s: the tenant's history does not begin: %v", o.name, summary(entries))
+		if len(entries) == 0 || entries[0].EventType != audit.TenantCreated || entries[0].RequestID != got.Header.Get("X-Request-ID") {
+			w.T.Errorf("%s: the tenant's history does not begin: %v", o.name, servertest.Summaries(entries))
 			return
 		}
 		entries = entries[1:]
 	}
 	if len(entries) != 1 {
-		w.t.Errorf("%s, %s: %d entries: %v", o.name, what, len(entries), summary(entries))
+		w.T.Errorf("%s, %s: %d entries: %v", o.name, what, len(entries), servertest.Summaries(entries))
 		return
 	}
 	e := entries[0]
 	if string(e.EventType) != event[o.name] || e.Outcome != outcome || e.Attributes[audit.AttributeReason] != reason {
-		w.t.Errorf("%s, %s: %v, want %s %s %q", o.name, what, summary(entries), event[o.name], outcome, reason)
+		w.T.Errorf("%s, %s: %v, want %s %s %q", o.name, what, servertest.Summaries(entries), event[o.name], outcome, reason)
 	}
-	if e.RequestID != got.header.Get("X-Request-ID") || e.SourceIP != "127.0.0.1" {
-		w.t.Errorf("%s, %s: the entry is of request %s from %q", o.name, what, e.RequestID, e.SourceIP)
+	if e.RequestID != got.Header.Get("X-Request-ID") || e.SourceIP != "127.0.0.1" {
+		w.T.Errorf("%s, %s: the entry is of request %s from %q", o.name, what, e.RequestID, e.SourceIP)
 	}
-	known := r.key != "" || r.bearer != "" || r.header.Get("Cookie") != ""
+	known := r.Key != "" || r.Bearer != "" || r.Header.Get("Cookie") != ""
 	if known && (e.Actor.ID == "" || e.Actor.Type == string(authz.Stranger)) {
-		w.t.Errorf("%s, %s: the actor is %v", o.name, what, e.Actor)
+		w.T.Errorf("%s, %s: the actor is %v", o.name, what, e.Actor)
 	}
-}
-
-func summary(entries []audit.Entry) (all []string) {
-	for _, e := range entries {
-		all = append(all, fmt.Sprint(e.EventType, " ", e.Outcome, " ", e.Attributes))
-	}
-	return all
 }
 
 func TestEverySuccessLeavesOneEntry(t *testing.T) {
@@ -139,14 +97,14 @@ func TestEverySuccessLeavesOneEntry(t *testing.T) {
 			status = http.StatusCreated
 		}
 		if event[name] == "" { // it is everybody's, or the report's that has its entry
-			before := len(w.records(1))
-			if got := w.call(r); got.status != status || len(w.records(1)) != before {
-				t.Errorf("%s: %d, and what is public left %d entries", name, got.status, len(w.records(1))-before)
+			before := len(w.AllEntries(1))
+			if got := w.Call(r); got.Status != status || len(w.AllEntries(1)) != before {
+				t.Errorf("%s: %d, and what is public left %d entries", name, got.Status, len(w.AllEntries(1))-before)
 			}
 			continue
 		}
 		reason := ""
-		if r.lost {
+		if r.LogLost {
 			reason = "the disk failed" // that the caller gives
 		}
 		w.leaves(o, "success", r, status, audit.Success, reason)
@@ -155,19 +113,19 @@ func TestEverySuccessLeavesOneEntry(t *testing.T) {
 
 func TestEveryRefusalOfAKnownCallerLeavesOneEntry(t *testing.T) {
 	w := newWorld(t, "plain")
-	huge := strings.Repeat("x", tooLarge)
+	huge := strings.Repeat("x", servertest.TooLarge)
 	for name, o := range operations(t) {
 		rule := strings.TrimSuffix(access[name], "!")
 		if rule == "public" || rule == "refresh" {
 			continue
 		}
-		may := w.authorized(o, request{method: o.method, path: o.at("x")})
-		as := func(r request) request {
-			r.method, r.path, r.key, r.bearer = may.method, may.path+r.path, may.key, may.bearer
+		may := w.authorized(o, servertest.Request{Method: o.method, Path: o.at("x")})
+		as := func(r servertest.Request) servertest.Request {
+			r.Method, r.Path, r.Key, r.Bearer = may.Method, may.Path+r.Path, may.Key, may.Bearer
 			return r
 		}
 		if rule != "any" {
-			weak := request{method: o.method, path: o.at("x")}
+			weak := servertest.Request{Method: o.method, Path: o.at("x")}
 			scope := "compliance:read"
 			if rule == scope {
 				scope = "keys:read"
@@ -180,28 +138,28 @@ func TestEveryRefusalOfAKnownCallerLeavesOneEntry(t *testing.T) {
 		if o.v1() {
 			schema = http.StatusBadRequest
 		}
-		w.leaves(o, "size", as(request{body: huge}), http.StatusRequestEntityTooLarge, audit.Failure, invalid)
-		w.leaves(o, "content type", as(request{body: "{}", contentType: "text/plain"}), http.StatusUnsupportedMediaType, audit.Failure, invalid)
-		w.leaves(o, "malformed", as(request{body: "{"}), http.StatusBadRequest, audit.Failure, invalid)
-		w.leaves(o, "query string", as(request{path: "?%zz"}), http.StatusBadRequest, audit.Failure, invalid)
+		w.leaves(o, "size", as(servertest.Request{Body: huge}), http.StatusRequestEntityTooLarge, audit.Failure, invalid)
+		w.leaves(o, "content type", as(servertest.Request{Body: "{}", ContentType: "text/plain"}), http.StatusUnsupportedMediaType, audit.Failure, invalid)
+		w.leaves(o, "malformed", as(servertest.Request{Body: "{"}), http.StatusBadRequest, audit.Failure, invalid)
+		w.leaves(o, "query string", as(servertest.Request{Path: "?%zz"}), http.StatusBadRequest, audit.Failure, invalid)
 		if o.RequestBody != nil {
-			w.leaves(o, "schema", as(request{body: "[]"}), schema, audit.Failure, invalid)
+			w.leaves(o, "schema", as(servertest.Request{Body: "[]"}), schema, audit.Failure, invalid)
 			if o.RequestBody.Value.Required {
-				w.leaves(o, "no body", as(request{}), http.StatusBadRequest, audit.Failure, invalid)
+				w.leaves(o, "no body", as(servertest.Request{}), http.StatusBadRequest, audit.Failure, invalid)
 			}
 		}
 		for _, p := range o.parameters {
 			switch p.Value.In {
 			case "query":
-				w.leaves(o, "parameter "+p.Value.Name, as(request{path: "?" + p.Value.Name + "="}), http.StatusBadRequest, audit.Failure, invalid)
+				w.leaves(o, "parameter "+p.Value.Name, as(servertest.Request{Path: "?" + p.Value.Name + "="}), http.StatusBadRequest, audit.Failure, invalid)
 			case "header":
-				w.leaves(o, "header "+p.Value.Name, as(request{header: http.Header{p.Value.Name: {""}}}), http.StatusBadRequest, audit.Failure, invalid)
+				w.leaves(o, "header "+p.Value.Name, as(servertest.Request{Header: http.Header{p.Value.Name: {""}}}), http.StatusBadRequest, audit.Failure, invalid)
 			}
 		}
 		if o.method != http.MethodGet && !o.v1() && rule != "system:admin" {
-			h := cookies("accessToken", w.owner.access)
+			h := servertest.Cookies("accessToken", w.owner.Access)
 			h.Set("Sec-Fetch-Site", "cross-site")
-			w.leaves(o, "another origin", request{method: o.method, path: o.at("x"), header: h}, http.StatusForbidden, audit.Denied, "cross_origin")
+			w.leaves(o, "another origin", servertest.Request{Method: o.method, Path: o.at("x"), Header: h}, http.StatusForbidden, audit.Denied, "cross_origin")
 		}
 	}
 }
@@ -213,7 +171,7 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 	const invalid = "invalid_request"
 	noKey, noUser := authz.NewID("tkey"), authz.NewID("usr")
 	owner := w.caller(w.owner).ID
-	unverified := w.login(w.newUser(), w.password())
+	unverified := w.Login(w.newUser(), w.password())
 	junk := object{"ciphertext_kem": "AAAA", "ciphertext_data": "AAAA", "nonce": "AAAA"}
 	apiKey := object{"name": "n", "scopes": []string{"vault:read"}}
 	admin := w.join(w.tenant, "admin@example.org", "admin")
@@ -272,21 +230,21 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 rotateCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 deleteCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 decryptData", body: junk, status: 400, reason: "does_not_open"},
-		{name: "v2 changePassword", body: object{"current_password": "x", "new_password": testPassword}, status: 403, reason: "wrong_password"},
+		{name: "v2 changePassword", body: object{"current_password": "x", "new_password": servertest.Password}, status: 403, reason: "wrong_password"},
 		{name: "v2 changePassword", body: object{"current_password": "x", "new_password": strings.Repeat("é", 1000)}, status: 422, reason: invalid},
 		{name: "v2 endSession", id: authz.NewID("ses"), status: 404, reason: "no_such_session"},
 		{name: "v2 endSession", id: "x", status: 404, reason: "no_such_session"},
 		{name: "v2 inviteMember", body: object{"email": "owner@example.org", "role": "member"}, status: 409, reason: "email_taken"},
-		{name: "v2 inviteMember", body: object{"email": "new@example.org", "role": "owner"}, bearer: admin.access, status: 403, reason: "role_beyond_own"},
+		{name: "v2 inviteMember", body: object{"email": "new@example.org", "role": "owner"}, bearer: admin.Access, status: 403, reason: "role_beyond_own"},
 		{name: "v2 inviteMember", body: object{"email": "not one", "role": "member"}, status: 422, reason: invalid},
-		{name: "v2 inviteMember", body: object{"email": "new@example.org", "role": "member"}, bearer: unverified.access,
+		{name: "v2 inviteMember", body: object{"email": "new@example.org", "role": "member"}, bearer: unverified.Access,
 			status: 403, reason: "email_not_verified"},
 		{name: "v2 changeMember", id: noUser, body: object{"role": "member"}, status: 404, reason: "no_such_member"},
 		{name: "v2 changeMember", id: "x", body: object{"role": "member"}, status: 404, reason: "no_such_member"},
-		{name: "v2 changeMember", id: owner, body: object{"role": "member"}, bearer: w.owner.access, status: 409, reason: "last_owner"},
-		{name: "v2 changeMember", id: owner, body: object{"role": "member"}, bearer: admin.access, status: 403, reason: "role_beyond_own"},
+		{name: "v2 changeMember", id: owner, body: object{"role": "member"}, bearer: w.owner.Access, status: 409, reason: "last_owner"},
+		{name: "v2 changeMember", id: owner, body: object{"role": "member"}, bearer: admin.Access, status: 403, reason: "role_beyond_own"},
 		{name: "v2 removeMember", id: noUser, status: 404, reason: "no_such_member"},
-		{name: "v2 removeMember", id: owner, bearer: w.owner.access, status: 409, reason: "last_owner"},
+		{name: "v2 removeMember", id: owner, bearer: w.owner.Access, status: 409, reason: "last_owner"},
 		{name: "v2 revokeInvitation", id: authz.NewID("inv"), status: 404, reason: "no_such_invitation"},
 		{name: "v2 createAPIKey", body: apiKey, status: 403, reason: "scopes_beyond_own"},
 		{name: "v2 createAPIKey", body: object{"name": "\x00", "scopes": []string{"account:admin"}}, status: 422, reason: invalid},
@@ -333,12 +291,12 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 	} {
 		o := all[c.name]
 		if event[o.name] == string(audit.ProofRead) { // is recorded once a minute
-			w.clock.advance(time.Minute)
-			w.follow()
+			w.Clock.Advance(time.Minute)
+			w.FollowLog()
 		}
 		r := w.send(o, c.id, c.body)
-		r.path += c.query
-		r.bearer = c.bearer
+		r.Path += c.query
+		r.Bearer = c.bearer
 		outcome := audit.Denied
 		if c.reason == invalid || c.reason == "does_not_open" {
 			outcome = audit.Failure
@@ -351,13 +309,13 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 	o := all["v2 sealCredential"]
 	r := w.authorized(o, examples[o.name](w, o))
 	w.leaves(o, "first", r, http.StatusCreated, audit.Success, "")
-	next := w.next()
-	w.call(r).want(t, http.StatusCreated)
-	e := w.records(next)
+	next := w.NextSequence()
+	w.Call(r).Want(t, http.StatusCreated)
+	e := w.AllEntries(next)
 	if len(e) != 1 || e[0].EventType != audit.CredentialListed || !maps.Equal(e[0].Attributes, map[string]string{"replay": "true"}) {
-		t.Errorf("sent again: %v", summary(e))
+		t.Errorf("sent again: %v", servertest.Summaries(e))
 	}
-	r.body = strings.Replace(r.body, "30", "31", 1)
+	r.Body = strings.Replace(r.Body, "30", "31", 1)
 	w.leaves(o, "another body", r, http.StatusUnprocessableEntity, audit.Failure, invalid)
 }
 
@@ -374,15 +332,15 @@ func TestABatchIsOneEntryThatCounts(t *testing.T) {
 		"v2 signBatch":    {"items": []any{object{"data": "a"}, object{"data": "b"}, object{"data": "c"}}},
 		"v2 verifyBatch":  {"items": []any{w.signed(), forged, w.signed()}},
 	} {
-		next := w.next()
-		w.call(w.authorized(all[name], w.send(all[name], "", body))).want(t, http.StatusOK)
-		e := w.records(next)
+		next := w.NextSequence()
+		w.Call(w.authorized(all[name], w.send(all[name], "", body))).Want(t, http.StatusOK)
+		e := w.AllEntries(next)
 		if len(e) != 1 || string(e[0].EventType) != event[name] || e[0].Attributes["count"] != "3" {
-			t.Errorf("%s: %v", name, summary(e))
+			t.Errorf("%s: %v", name, servertest.Summaries(e))
 		}
 		failed := map[string]string{"v2 decryptBatch": "2", "v2 verifyBatch": "1"}[name]
 		if len(e) == 1 && failed != "" && e[0].Attributes["failed"] != failed {
-			t.Errorf("%s: %v", name, summary(e))
+			t.Errorf("%s: %v", name, servertest.Summaries(e))
 		}
 	}
 }
@@ -392,26 +350,26 @@ func TestStrangersLeaveOneEntryOfASortAMinute(t *testing.T) {
 	w := newWorld(t, "plain")
 	all := operations(t)
 	bad := map[string]object{
-		"v2 registerUser":         {"email": "owner@example.org", "password": testPassword, "tenant_name": "n"},
+		"v2 registerUser":         {"email": "owner@example.org", "password": servertest.Password, "tenant_name": "n"},
 		"v2 login":                {"email": "nobody@example.org", "password": "x"},
 		"v2 verifyEmail":          {"token": "x"},
 		"v2 requestPasswordReset": {"email": "nobody@example.org"},
-		"v2 resetPassword":        {"token": "x", "new_password": testPassword},
-		"v2 acceptInvitation":     {"token": "x", "password": testPassword},
+		"v2 resetPassword":        {"token": "x", "new_password": servertest.Password},
+		"v2 acceptInvitation":     {"token": "x", "password": servertest.Password},
 	}
 	for minute := range 2 {
-		w.clock.advance(time.Minute)
-		next := w.next()
+		w.Clock.Advance(time.Minute)
+		next := w.NextSequence()
 		for _, o := range all {
 			body := bad[o.name]
 			for range 2 {
-				w.call(w.send(o, "x", body))
-				w.call(request{method: o.method, path: o.at("x"), body: "{"})
-				w.call(request{method: o.method, path: o.at("x"), header: cookies("accessToken", "x", "refreshToken", "x")})
+				w.Call(w.send(o, "x", body))
+				w.Call(servertest.Request{Method: o.method, Path: o.at("x"), Body: "{"})
+				w.Call(servertest.Request{Method: o.method, Path: o.at("x"), Header: servertest.Cookies("accessToken", "x", "refreshToken", "x")})
 			}
 		}
 		var left []string // one of each sort
-		e := w.records(next)
+		e := w.AllEntries(next)
 		for _, e := range e {
 			left = append(left, string(e.EventType+" ")+string(e.Outcome))
 		}
@@ -420,7 +378,7 @@ func TestStrangersLeaveOneEntryOfASortAMinute(t *testing.T) {
 			"ACCESS_REFUSED denied", "PASSWORD_RESET_REQUESTED denied", "SESSION_REFRESHED denied",
 			"USER_REGISTERED denied", "USER_SIGNED_IN denied", "USER_SIGNED_OUT denied",
 		}) {
-			t.Errorf("minute %d: %v", minute, summary(e))
+			t.Errorf("minute %d: %v", minute, servertest.Summaries(e))
 		}
 	}
 	// Each of them alone leaves one of its own kind, and a token that is none
@@ -430,15 +388,33 @@ func TestStrangersLeaveOneEntryOfASortAMinute(t *testing.T) {
 		"v2 verifyEmail": "", "v2 resetPassword": "", "v2 acceptInvitation": "",
 		"v2 refreshSession": "SESSION_REFRESHED", "v2 logout": "USER_SIGNED_OUT", "v2 listCredentials": "ACCESS_REFUSED",
 	} {
-		w.clock.advance(time.Minute)
-		next := w.next()
+		w.Clock.Advance(time.Minute)
+		next := w.NextSequence()
 		r := w.send(all[name], "", bad[name])
-		r.header = cookies("refreshToken", "x")
-		w.call(r)
-		e := w.records(next)
+		r.Header = servertest.Cookies("refreshToken", "x")
+		w.Call(r)
+		e := w.AllEntries(next)
 		one := len(e) == 1 && string(e[0].EventType) == want && e[0].Actor.Type == string(authz.Stranger)
 		if want == "" && len(e) > 0 || want != "" && !one {
-			t.Errorf("%s: %v, want %q", name, summary(e), want)
+			t.Errorf("%s: %v, want %q", name, servertest.Summaries(e), want)
 		}
+	}
+}
+
+// A proof that is read again and again is one entry a minute.
+func TestReadsOfProofsLeaveOneEntryAMinute(t *testing.T) {
+	s := newService(t)
+	s.FollowLog()
+	before := s.NextSequence()
+	for range 5 {
+		s.Get("/api/v2/audit/checkpoint").Want(t, http.StatusOK)
+	}
+	if left := s.AllEntries(before); len(left) != 1 || left[0].EventType != audit.ProofRead || left[0].TenantID != string(s.Tenant) {
+		t.Errorf("%v", servertest.Summaries(left))
+	}
+	s.Clock.Advance(time.Minute)
+	s.Get("/api/v2/audit/checkpoint").Want(t, http.StatusOK)
+	if left := s.AllEntries(before); len(left) != 2 {
+		t.Errorf("%v", servertest.Summaries(left))
 	}
 }

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -17,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // world is a service with a tenant on trial in which an example of every
@@ -25,7 +25,7 @@ type world struct {
 	*service
 	word   string
 	tenant authz.TenantID
-	owner  account
+	owner  servertest.Account
 	keys   map[string]string // API keys by their one scope
 	spare  []string          // addresses of users that nothing was done with
 	n      int
@@ -33,36 +33,33 @@ type world struct {
 
 func newWorld(t *testing.T, word string) *world {
 	t.Helper()
-	w := &world{service: newService(t, manyRegister), word: word, keys: make(map[string]string)}
-	w.owner = w.register("owner@example.org")
-	w.tenant = w.tenantOf(w.owner)
+	w := &world{service: newService(t), word: word, keys: make(map[string]string)}
+	w.owner = w.Register("owner@example.org")
+	w.tenant = w.TenantOf(w.owner)
 	w.verify("owner@example.org")
-	for _, scope := range strings.Fields(everyScope) {
-		w.keys[scope] = w.grantIn(w.tenant, authz.Scope(scope))
+	for _, scope := range strings.Fields(servertest.EveryScope) {
+		w.keys[scope] = w.GrantKeyIn(w.tenant, authz.Scope(scope))
 	}
-	w.keys["system:admin"] = w.grantIn(authz.SystemTenant, authz.SystemAdmin)
+	w.keys["system:admin"] = w.GrantKeyIn(authz.SystemTenant, authz.SystemAdmin)
 	return w
 }
 
-// manyRegister lets one address register as many users as a test wants.
-func manyRegister(c *Config) { c.Rates.Registrations = plenty }
-
 func (w *world) verify(email string) {
-	w.t.Helper()
-	body := marshal(w.t, map[string]string{"token": w.tokenTo(email, 1)})
-	w.call(request{method: "POST", path: "/api/v2/auth/verify-email", body: body}).want(w.t, http.StatusOK)
+	w.T.Helper()
+	body := servertest.Marshal(w.T, map[string]string{"token": w.TokenMailedTo(email, 1)})
+	w.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/verify-email", Body: body}).Want(w.T, http.StatusOK)
 }
 
 // authorized adds the credential of the least principal that may, unless the
 // request has its own.
-func (w *world) authorized(o operation, r request) request {
+func (w *world) authorized(o operation, r servertest.Request) servertest.Request {
 	rule := strings.TrimSuffix(access[o.name], "!")
 	switch {
-	case rule == "public" || rule == "refresh" || r.key != "" || r.bearer != "":
+	case rule == "public" || rule == "refresh" || r.Key != "" || r.Bearer != "":
 	case rule == "user", o.name == "v2 inviteMember", o.name == "v2 changeMember": // nobody grants a role beyond their own
-		r.bearer = w.owner.access
+		r.Bearer = w.owner.Access
 	case rule == "any":
-		r.key = w.keys["compliance:read"]
+		r.Key = w.keys["compliance:read"]
 	default:
 		apiKey(o, &r, w.keys[rule])
 	}
@@ -74,135 +71,143 @@ func (w *world) system() authz.Principal {
 }
 
 // caller returns the user of an account as the services know it.
-func (w *world) caller(a account) identity.Caller {
-	w.t.Helper()
-	c, err := w.identity.AuthenticateToken(context.Background(), a.access)
+func (w *world) caller(a servertest.Account) identity.Caller {
+	w.T.Helper()
+	c, err := w.Identity.AuthenticateToken(context.Background(), a.Access)
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 	return c
 }
 
 // examples is a request for every operation that succeeds for whoever may,
 // and carries the word of the world wherever text is free.
-var examples = map[string]func(*world, operation) request{
-	"v1 encryptData": func(w *world, o operation) request {
+var examples = map[string]func(*world, operation) servertest.Request{
+	"v1 encryptData": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768", "key_id": w.namedKey()})
 	},
 	"v1 decryptData": (*world).exampleCiphertext,
 	"v1 rewrapData":  (*world).exampleCiphertext,
-	"v1 generateKey": func(w *world, o operation) request {
+	"v1 generateKey": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"algorithm": "ML-KEM-768", "name": w.word, "rotation_period": 30})
 	},
-	"v1 listKeys":       example("?page=1&limit=10", nil),
-	"v1 rotateKey":      func(w *world, o operation) request { return w.send(o, w.namedKey(), object{"re_encrypt_data": true}) },
+	"v1 listKeys": example("?page=1&limit=10", nil),
+	"v1 rotateKey": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.namedKey(), object{"re_encrypt_data": true})
+	},
 	"v1 queryAuditLogs": example("?start_date=2026-11-21&limit=100", nil),
 
-	"v2 sealCredential": func(w *world, o operation) request {
+	"v2 sealCredential": func(w *world, o operation) servertest.Request {
 		r := w.send(o, "", object{"name": w.word, "credential_type": w.word, "values": object{w.word: w.word}, "ttl_days": 30})
-		r.header = http.Header{"Idempotency-Key": {w.unique()}}
+		r.Header = http.Header{"Idempotency-Key": {w.unique()}}
 		return r
 	},
 	"v2 listCredentials":        example("?limit=100&q=a&status=active&credential_type=t&expires_before=2030-01-01T00:00:00Z", nil),
 	"v2 getVaultSummary":        example("?expiring_within_days=30", nil),
 	"v2 getCredentialMetadata":  (*world).exampleCredential,
 	"v2 unsealCredential":       (*world).exampleCredential,
-	"v2 unsealCredentialByName": func(w *world, o operation) request { w.credential(); return w.send(o, w.word, nil) },
+	"v2 unsealCredentialByName": func(w *world, o operation) servertest.Request { w.credential(); return w.send(o, w.word, nil) },
 	"v2 listCredentialVersions": (*world).exampleCredential,
-	"v2 replaceCredential": func(w *world, o operation) request {
+	"v2 replaceCredential": func(w *world, o operation) servertest.Request {
 		return w.send(o, w.credential(), object{"values": object{w.word: w.word}, "ttl_days": 30})
 	},
 	"v2 rotateCredential": (*world).exampleCredential,
 	"v2 deleteCredential": (*world).exampleCredential,
 
-	"v2 encryptData": func(w *world, o operation) request {
+	"v2 encryptData": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768"})
 	},
-	"v2 encryptBatch": func(w *world, o operation) request { return w.send(o, "", items(object{"data": w.word})) },
-	"v2 decryptData":  func(w *world, o operation) request { return w.send(o, "", w.envelope()) },
-	"v2 decryptBatch": func(w *world, o operation) request { return w.send(o, "", items(w.envelope())) },
-	"v2 signData":     func(w *world, o operation) request { return w.send(o, "", object{"data": w.word}) },
-	"v2 signBatch":    func(w *world, o operation) request { return w.send(o, "", items(object{"data": w.word})) },
-	"v2 verifyData":   func(w *world, o operation) request { return w.send(o, "", w.signed()) },
-	"v2 verifyBatch":  func(w *world, o operation) request { return w.send(o, "", items(w.signed())) },
+	"v2 encryptBatch": func(w *world, o operation) servertest.Request { return w.send(o, "", items(object{"data": w.word})) },
+	"v2 decryptData":  func(w *world, o operation) servertest.Request { return w.send(o, "", w.envelope()) },
+	"v2 decryptBatch": func(w *world, o operation) servertest.Request { return w.send(o, "", items(w.envelope())) },
+	"v2 signData":     func(w *world, o operation) servertest.Request { return w.send(o, "", object{"data": w.word}) },
+	"v2 signBatch":    func(w *world, o operation) servertest.Request { return w.send(o, "", items(object{"data": w.word})) },
+	"v2 verifyData":   func(w *world, o operation) servertest.Request { return w.send(o, "", w.signed()) },
+	"v2 verifyBatch":  func(w *world, o operation) servertest.Request { return w.send(o, "", items(w.signed())) },
 
 	"v2 listKeys": example("?limit=10", nil),
-	"v2 createKey": func(w *world, o operation) request {
+	"v2 createKey": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"name": w.word, "rotation_period": 30})
 	},
-	"v2 getKey":    func(w *world, o operation) request { return w.send(o, w.namedKey(), nil) },
-	"v2 rotateKey": func(w *world, o operation) request { return w.send(o, w.namedKey(), object{"re_encrypt_data": true}) },
+	"v2 getKey": func(w *world, o operation) servertest.Request { return w.send(o, w.namedKey(), nil) },
+	"v2 rotateKey": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.namedKey(), object{"re_encrypt_data": true})
+	},
 
 	"v2 listPublicKeys": example("", nil),
-	"v2 registerUser": func(w *world, o operation) request {
+	"v2 registerUser": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"email": w.address(), "password": w.password(), "tenant_name": w.word})
 	},
-	"v2 login": func(w *world, o operation) request {
+	"v2 login": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"email": w.newUser(), "password": w.password()})
 	},
-	"v2 refreshSession": func(w *world, o operation) request {
+	"v2 refreshSession": func(w *world, o operation) servertest.Request {
 		r := w.send(o, "", nil)
-		r.header = cookies("refreshToken", w.login(w.newUser(), w.password()).refresh)
+		r.Header = servertest.Cookies("refreshToken", w.Login(w.newUser(), w.password()).Refresh)
 		return r
 	},
 	"v2 logout": (*world).exampleOfUser,
-	"v2 verifyEmail": func(w *world, o operation) request {
-		return w.send(o, "", object{"token": w.tokenTo(w.newUser(), 1)})
+	"v2 verifyEmail": func(w *world, o operation) servertest.Request {
+		return w.send(o, "", object{"token": w.TokenMailedTo(w.newUser(), 1)})
 	},
 	"v2 resendVerification": (*world).exampleOfUser,
-	"v2 changePassword": func(w *world, o operation) request {
+	"v2 changePassword": func(w *world, o operation) servertest.Request {
 		r := w.exampleOfUser(o)
-		r.body = marshal(w.t, object{"current_password": w.password(), "new_password": w.password() + " 2"})
+		r.Body = servertest.Marshal(w.T, object{"current_password": w.password(), "new_password": w.password() + " 2"})
 		return r
 	},
-	"v2 requestPasswordReset": func(w *world, o operation) request { return w.send(o, "", object{"email": w.newUser()}) },
-	"v2 resetPassword": func(w *world, o operation) request {
+	"v2 requestPasswordReset": func(w *world, o operation) servertest.Request { return w.send(o, "", object{"email": w.newUser()}) },
+	"v2 resetPassword": func(w *world, o operation) servertest.Request {
 		email := w.newUser()
-		w.must(w.identity.RequestPasswordReset(context.Background(), nobody, email))
-		return w.send(o, "", object{"token": w.tokenTo(email, 2), "new_password": w.password() + " 2"})
+		w.must(w.Identity.RequestPasswordReset(context.Background(), nobody, email))
+		return w.send(o, "", object{"token": w.TokenMailedTo(email, 2), "new_password": w.password() + " 2"})
 	},
-	"v2 acceptInvitation": func(w *world, o operation) request {
+	"v2 acceptInvitation": func(w *world, o operation) servertest.Request {
 		email, _ := w.invitation()
-		return w.send(o, "", object{"token": w.tokenTo(email, 1), "password": w.password()})
+		return w.send(o, "", object{"token": w.TokenMailedTo(email, 1), "password": w.password()})
 	},
 	"v2 getAccount":   example("", nil),
 	"v2 listSessions": example("", nil),
-	"v2 endSession": func(w *world, o operation) request {
-		return w.send(o, w.caller(w.login(w.owner.email, testPassword)).Session, nil)
+	"v2 endSession": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.caller(w.Login(w.owner.Email, servertest.Password)).Session, nil)
 	},
 
 	"v2 listMembers": example("", nil),
-	"v2 inviteMember": func(w *world, o operation) request {
+	"v2 inviteMember": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"email": w.address(), "role": "auditor"})
 	},
-	"v2 changeMember": func(w *world, o operation) request { return w.send(o, w.member(), object{"role": "auditor"}) },
-	"v2 removeMember": func(w *world, o operation) request { return w.send(o, w.member(), nil) },
-	"v2 revokeInvitation": func(w *world, o operation) request {
+	"v2 changeMember": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.member(), object{"role": "auditor"})
+	},
+	"v2 removeMember": func(w *world, o operation) servertest.Request { return w.send(o, w.member(), nil) },
+	"v2 revokeInvitation": func(w *world, o operation) servertest.Request {
 		_, id := w.invitation()
 		return w.send(o, id, nil)
 	},
-	"v2 createAPIKey": func(w *world, o operation) request {
+	"v2 createAPIKey": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"name": w.word, "scopes": []string{"account:admin"}, "expires_in_days": 30})
 	},
 	"v2 listAPIKeys": example("", nil),
-	"v2 revokeAPIKey": func(w *world, o operation) request {
-		k, _, err := w.identity.CreateAPIKey(context.Background(), administrator(w.tenant),
+	"v2 revokeAPIKey": func(w *world, o operation) servertest.Request {
+		k, _, err := w.Identity.CreateAPIKey(context.Background(), administrator(w.tenant),
 			identity.APIKeyRequest{Name: w.word, Scopes: []authz.Scope{authz.VaultRead}})
 		w.must(err)
 		return w.send(o, k.ID, nil)
 	},
 
-	"v2 listTenants":     example("?limit=100", nil),
-	"v2 createTenant":    func(w *world, o operation) request { return w.send(o, "", object{"name": w.word}) },
-	"v2 activateTenant":  func(w *world, o operation) request { return w.send(o, w.newTenant(), nil) },
-	"v2 setTenantLimits": func(w *world, o operation) request { return w.send(o, w.newTenant(), object{"v1": 10, "v2": nil}) },
-	"v2 createTenantAPIKey": func(w *world, o operation) request {
+	"v2 listTenants":    example("?limit=100", nil),
+	"v2 createTenant":   func(w *world, o operation) servertest.Request { return w.send(o, "", object{"name": w.word}) },
+	"v2 activateTenant": func(w *world, o operation) servertest.Request { return w.send(o, w.newTenant(), nil) },
+	"v2 setTenantLimits": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.newTenant(), object{"v1": 10, "v2": nil})
+	},
+	"v2 createTenantAPIKey": func(w *world, o operation) servertest.Request {
 		return w.send(o, w.newTenant(), object{"name": w.word, "scopes": []string{"vault:read"}, "expires_in_days": 30})
 	},
 
 	"v2 queryAuditLog": example("?event_type=AUDIT_READ&outcome=success&hours=24&limit=100", nil),
-	"v2 getAuditEntry": func(w *world, o operation) request {
-		return w.send(o, fmt.Sprint(w.ownEntry(w.tenant).Sequence), nil)
+	"v2 getAuditEntry": func(w *world, o operation) servertest.Request {
+		return w.send(o, fmt.Sprint(w.FirstEntryOf(w.tenant).Sequence), nil)
 	},
 	"v2 tailAuditLog":          example("?after=0&wait=0", nil),
 	"v2 listSealedCredentials": example("?limit=100", nil),
@@ -210,37 +215,39 @@ var examples = map[string]func(*world, operation) request{
 
 	"v2 listSealingKeys":  example("", nil),
 	"v2 rotateSealingKey": example("", nil),
-	"v2 retireSealingKey": func(w *world, o operation) request { return w.send(o, w.formerSealingKey(), nil) },
-	"v2 restoreSealingKey": func(w *world, o operation) request {
+	"v2 retireSealingKey": func(w *world, o operation) servertest.Request { return w.send(o, w.formerSealingKey(), nil) },
+	"v2 restoreSealingKey": func(w *world, o operation) servertest.Request {
 		id := w.formerSealingKey()
-		_, err := w.sealing.Retire(context.Background(), w.system(), id)
+		_, err := w.Sealing.Retire(context.Background(), w.system(), id)
 		w.must(err)
 		return w.send(o, id, nil)
 	},
-	"v2 resealManifest": func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
-	"v2 checkManifest":  func(w *world, o operation) request { return w.send(o, "", w.manifest()) },
+	"v2 resealManifest": func(w *world, o operation) servertest.Request { return w.send(o, "", w.manifest()) },
+	"v2 checkManifest":  func(w *world, o operation) servertest.Request { return w.send(o, "", w.manifest()) },
 
-	"v2 takeBackup": func(w *world, o operation) request {
-		return w.send(o, "", object{"recipient": keeper(w.t).Recipient().String()})
+	"v2 takeBackup": func(w *world, o operation) servertest.Request {
+		return w.send(o, "", object{"recipient": servertest.BackupIdentity(w.T).Recipient().String()})
 	},
 
-	"v2 listKMSKeys":   example("", nil),
-	"v2 rewrapKeys":    example("", object{}),
-	"v2 destroyKMSKey": func(w *world, o operation) request { return w.send(o, "", object{"key_id": w.former}) },
+	"v2 listKMSKeys": example("", nil),
+	"v2 rewrapKeys":  example("", object{}),
+	"v2 destroyKMSKey": func(w *world, o operation) servertest.Request {
+		return w.send(o, "", object{"key_id": w.PreviousKMSKey})
+	},
 
 	"v2 getCheckpoint": exampleProof("", ""),
-	"v2 proveInclusion": func(w *world, o operation) request {
-		return exampleProof("", fmt.Sprintf("?sequence=%d", w.ownEntry(w.tenant).Sequence))(w, o)
+	"v2 proveInclusion": func(w *world, o operation) servertest.Request {
+		return exampleProof("", fmt.Sprintf("?sequence=%d", w.FirstEntryOf(w.tenant).Sequence))(w, o)
 	},
 	"v2 proveConsistency":  exampleProof("", "?from=1"),
 	"v2 getAuditPublicKey": exampleProof("", ""),
 	"v2 getTile":           exampleProof("0", "?width=1"),
-	"v2 exportAuditLog": func(w *world, o operation) request {
-		return example(fmt.Sprintf("?from=%d", w.next()-1), nil)(w, o) // the last entry and that of the export
+	"v2 exportAuditLog": func(w *world, o operation) servertest.Request {
+		return example(fmt.Sprintf("?from=%d", w.NextSequence()-1), nil)(w, o) // the last entry and that of the export
 	},
-	"v2 acceptRollback": func(w *world, o operation) request {
+	"v2 acceptRollback": func(w *world, o operation) servertest.Request {
 		r := w.send(o, "", object{"reason": "the disk failed"})
-		r.lost = true
+		r.LogLost = true
 		return r
 	},
 
@@ -248,11 +255,11 @@ var examples = map[string]func(*world, operation) request{
 	"v2 getComplianceHistory": example("?framework=soc2", nil),
 	"v2 getComplianceReport":  example("?framework=soc2&format=pdf", nil),
 	"v2 getInventory":         example("", nil),
-	"v2 downloadReport": func(w *world, o operation) request {
-		l, err := w.server.config.Compliance.Report(context.Background(), administrator(w.tenant), compliance.SOC2, 0, compliance.OSCAL)
+	"v2 downloadReport": func(w *world, o operation) servertest.Request {
+		l, err := w.Config.Compliance.Report(context.Background(), administrator(w.tenant), compliance.SOC2, 0, compliance.OSCAL)
 		w.must(err)
 		r := w.send(o, "", nil)
-		r.path = strings.TrimPrefix(l.URL, w.url)
+		r.Path = strings.TrimPrefix(l.URL, w.URL)
 		return r
 	},
 }
@@ -261,61 +268,51 @@ type object = map[string]any
 
 func items(one any) object { return object{"items": []any{one}} }
 
-func example(query string, body object) func(*world, operation) request {
-	return func(w *world, o operation) request {
+func example(query string, body object) func(*world, operation) servertest.Request {
+	return func(w *world, o operation) servertest.Request {
 		r := w.send(o, "", body)
-		r.path += query
+		r.Path += query
 		return r
 	}
 }
 
 // exampleProof asks for what follows from a log that has a checkpoint, in another
 // minute than the last: reads of proofs leave an entry in each.
-func exampleProof(id, query string) func(*world, operation) request {
-	return func(w *world, o operation) request {
-		w.clock.advance(time.Minute)
-		w.follow()
+func exampleProof(id, query string) func(*world, operation) servertest.Request {
+	return func(w *world, o operation) servertest.Request {
+		w.Clock.Advance(time.Minute)
+		w.FollowLog()
 		r := w.send(o, id, nil)
-		r.path += query
+		r.Path += query
 		return r
 	}
-}
-
-// ownEntry is the first entry of a tenant.
-func (s *service) ownEntry(tenant authz.TenantID) audit.Entry {
-	s.t.Helper()
-	for _, e := range s.records(1) {
-		if e.TenantID == string(tenant) {
-			return e
-		}
-	}
-	s.t.Fatal("the tenant has no entry")
-	return audit.Entry{}
 }
 
 // nobody is who asks before it is known who it is.
 var nobody = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}
 
 func (w *world) must(err error) {
-	w.t.Helper()
+	w.T.Helper()
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 }
 
-func (w *world) send(o operation, id string, body object) request {
-	r := request{method: o.method, path: o.at(id)}
+func (w *world) send(o operation, id string, body object) servertest.Request {
+	r := servertest.Request{Method: o.method, Path: o.at(id)}
 	if body != nil {
-		r.body = marshal(w.t, body)
+		r.Body = servertest.Marshal(w.T, body)
 	}
 	return r
 }
 
-func (w *world) exampleCredential(o operation) request { return w.send(o, w.credential(), nil) }
+func (w *world) exampleCredential(o operation) servertest.Request {
+	return w.send(o, w.credential(), nil)
+}
 
-func (w *world) exampleCiphertext(o operation) request {
+func (w *world) exampleCiphertext(o operation) servertest.Request {
 	id := w.namedKey()
-	sealed, err := w.transit.Encrypt(context.Background(), administrator(w.tenant), id, []secret.Bytes{secret.Bytes(w.word)})
+	sealed, err := w.Transit.Encrypt(context.Background(), administrator(w.tenant), id, []secret.Bytes{secret.Bytes(w.word)})
 	w.must(err)
 	b, err := sealed[0].MarshalBinary()
 	w.must(err)
@@ -323,12 +320,12 @@ func (w *world) exampleCiphertext(o operation) request {
 }
 
 // exampleOfUser asks as a user that nobody else is.
-func (w *world) exampleOfUser(o operation) request {
+func (w *world) exampleOfUser(o operation) servertest.Request {
 	r := w.send(o, "", nil)
 	if len(w.spare) == 0 {
 		w.spare = append(w.spare, w.newUser())
 	}
-	r.bearer = w.login(w.spare[0], w.password()).access
+	r.Bearer = w.Login(w.spare[0], w.password()).Access
 	w.spare = w.spare[1:]
 	return r
 }
@@ -338,13 +335,13 @@ func (w *world) address() string  { return w.unique() + "@example.org" }
 func (w *world) password() string { return w.word + " of twelve bytes" }
 
 func (w *world) namedKey() string {
-	k, err := w.transit.CreateKey(context.Background(), administrator(w.tenant), w.word, 0)
+	k, err := w.Transit.CreateKey(context.Background(), administrator(w.tenant), w.word, 0)
 	w.must(err)
 	return k.ID
 }
 
 func (w *world) credential() string {
-	c, err := w.vault.Seal(context.Background(), administrator(w.tenant), vault.SealRequest{
+	c, err := w.Vault.Seal(context.Background(), administrator(w.tenant), vault.SealRequest{
 		Name: w.word, Type: w.word, Values: map[string]secret.Bytes{w.word: secret.Bytes(w.word)},
 	})
 	w.must(err)
@@ -352,7 +349,7 @@ func (w *world) credential() string {
 }
 
 func (w *world) envelope() object {
-	sealed, err := w.transit.Encrypt(context.Background(), administrator(w.tenant), "", []secret.Bytes{secret.Bytes(w.word)})
+	sealed, err := w.Transit.Encrypt(context.Background(), administrator(w.tenant), "", []secret.Bytes{secret.Bytes(w.word)})
 	w.must(err)
 	return object{
 		"ciphertext_kem":  base64.StdEncoding.EncodeToString(sealed[0].KEM),
@@ -363,7 +360,7 @@ func (w *world) envelope() object {
 
 func (w *world) signed() object {
 	var signed []transit.Signatures
-	signed, err := w.transit.Sign(context.Background(), administrator(w.tenant), []secret.Bytes{secret.Bytes(w.word)})
+	signed, err := w.Transit.Sign(context.Background(), administrator(w.tenant), []secret.Bytes{secret.Bytes(w.word)})
 	w.must(err)
 	return object{
 		"data":           w.word,
@@ -374,7 +371,7 @@ func (w *world) signed() object {
 
 // sealingKey returns the id of the current sealing key.
 func (w *world) sealingKey() string {
-	document, err := w.service.keys.SealingDocument(context.Background())
+	document, err := w.service.Keys.SealingDocument(context.Background())
 	w.must(err)
 	return document.Key().ID()
 }
@@ -382,9 +379,9 @@ func (w *world) sealingKey() string {
 // formerSealingKey returns the id of a sealing key that is not the current one,
 // and that nothing was sealed for.
 func (w *world) formerSealingKey() string {
-	former, err := w.sealing.Rotate(context.Background(), w.system())
+	former, err := w.Sealing.Rotate(context.Background(), w.system())
 	w.must(err)
-	_, err = w.sealing.Rotate(context.Background(), w.system())
+	_, err = w.Sealing.Rotate(context.Background(), w.system())
 	w.must(err)
 	return former.ID
 }
@@ -393,7 +390,7 @@ func (w *world) formerSealingKey() string {
 // and that an object has values for.
 func (w *world) neededSealingKey() string {
 	id := w.formerSealingKey()
-	_, err := w.vault.Apply(context.Background(), administrator(w.tenant), w.unique(), 0, vault.Desired{
+	_, err := w.Vault.Apply(context.Background(), administrator(w.tenant), w.unique(), 0, vault.Desired{
 		Name: w.unique(), Type: w.word, Values: map[string]secret.Bytes{w.word: secret.Bytes(w.word)}, SealingKey: id,
 	})
 	w.must(err)
@@ -403,17 +400,17 @@ func (w *world) neededSealingKey() string {
 // manifest returns what requests say of a manifest that opens.
 // kmsKey returns the id of the current KMS key.
 func (w *world) kmsKey() string {
-	keys, err := w.service.keys.KMSKeys(context.Background(), time.Time{})
+	keys, err := w.service.Keys.KMSKeys(context.Background(), time.Time{})
 	w.must(err)
 	return keys.Keys[0].ID
 }
 
 func (w *world) manifest() object {
-	document, err := w.service.keys.SealingDocument(context.Background())
+	document, err := w.service.Keys.SealingDocument(context.Background())
 	w.must(err)
 	obj, err := sealing.Seal(document.Key(), sealing.Request{
 		Namespace: "shop", Name: w.word, CredentialType: w.word, Values: map[string]secret.Bytes{w.word: secret.Bytes(w.word)},
-	}, w.clock.Now())
+	}, w.Clock.Now())
 	w.must(err)
 	sealed := obj.Spec.Sealed
 	values := object{}
@@ -442,27 +439,27 @@ func (w *world) manifestWith(field string, value any) object {
 // newUser registers a user with a tenant of its own.
 func (w *world) newUser() string {
 	email := w.address()
-	_, _, err := w.identity.Register(context.Background(), nobody, email, secret.Bytes(w.password()), w.word)
+	_, _, err := w.Identity.Register(context.Background(), nobody, email, secret.Bytes(w.password()), w.word)
 	w.must(err)
 	return email
 }
 
 func (w *world) invitation() (email, id string) {
 	email = w.address()
-	i, err := w.identity.Invite(context.Background(), administrator(w.tenant), email, authz.Member)
+	i, err := w.Identity.Invite(context.Background(), administrator(w.tenant), email, authz.Member)
 	w.must(err)
 	return email, i.ID
 }
 
 func (w *world) member() string {
 	email, _ := w.invitation()
-	u, _, err := w.identity.AcceptInvitation(context.Background(), nobody, w.tokenTo(email, 1), secret.Bytes(w.password()))
+	u, _, err := w.Identity.AcceptInvitation(context.Background(), nobody, w.TokenMailedTo(email, 1), secret.Bytes(w.password()))
 	w.must(err)
 	return u.ID
 }
 
 func (w *world) newTenant() string {
-	t, err := w.identity.CreateTenant(context.Background(), w.system(), w.word)
+	t, err := w.Identity.CreateTenant(context.Background(), w.system(), w.word)
 	w.must(err)
 	return string(t.ID)
 }

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // The ways in which a fuzzed request says who its caller is. The last ones take
@@ -41,14 +42,14 @@ const (
 // contract says. In target and body $cred, $key and the like stand for what the
 // service made: an id or a ciphertext that a fuzzer cannot guess.
 func FuzzServer(f *testing.F) {
-	s := &fuzzed{service: assemble(f, func(c *Config) { c.Rates.Registrations = plenty })}
-	s.system, s.weak = s.systemKey(), s.grant(authz.ComplianceRead)
-	s.follow() // what proofs follow from
+	s := &fuzzed{service: assemble(f)}
+	s.system, s.weak = s.SystemKey(), s.GrantKey(authz.ComplianceRead)
+	s.FollowLog() // what proofs follow from
 	for _, o := range listedOperations(f) {
 		id, _ := o.pathExample()
 		body := ""
 		if o.schema != nil {
-			body = marshal(f, o.example)
+			body = servertest.Marshal(f, o.example)
 		}
 		way := byte(fuzzKey)
 		switch {
@@ -64,11 +65,11 @@ func FuzzServer(f *testing.F) {
 		f.Add(o.method, o.to(id), "application/json", "", way, false, []byte(body))
 		f.Add(o.method, o.to(id), "application/json", "", byte(fuzzAccessCookie), true, []byte(body))
 	}
-	valid := newContract(f)
+	valid := servertest.NewContract(f)
 	f.Fuzz(func(t *testing.T, method, target, contentType, credential string, way byte, chunked bool, body []byte) {
-		s.t, valid.t = t, t
+		s.T, valid.T = t, t
 		known := strings.NewReplacer(s.known(t, target+string(body))...)
-		target, body = unwaiting(known.Replace(target)), []byte(known.Replace(string(body)))
+		target, body = servertest.WithoutWait(known.Replace(target)), []byte(known.Replace(string(body)))
 		u, err := url.ParseRequestURI(target)
 		if err != nil || !strings.HasPrefix(target, "/") || strings.Trim(method,
 			"ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" || method == "" || strings.ContainsAny(credential, "\r\n\x00") {
@@ -86,7 +87,7 @@ func FuzzServer(f *testing.F) {
 		}
 		s.identify(t, r, way%fuzzWays, credential)
 		w := httptest.NewRecorder()
-		s.server.engine.ServeHTTP(w, r.WithContext(t.Context()))
+		s.Server.Engine().ServeHTTP(w, r.WithContext(t.Context()))
 		if w.Code >= 500 {
 			t.Errorf("%s %q: %d %s", method, target, w.Code, w.Body)
 		}
@@ -97,7 +98,7 @@ func FuzzServer(f *testing.F) {
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		valid.check(r, w.Code, w.Header(), w.Body.Bytes())
+		valid.Check(r, w.Code, w.Header(), w.Body.Bytes())
 	})
 }
 
@@ -114,17 +115,17 @@ type fuzzed struct {
 func (s *fuzzed) session(t *testing.T) identity.Tokens {
 	t.Helper()
 	ctx := context.Background()
-	if _, err := s.identity.AuthenticateToken(ctx, s.tokens.Access); err == nil {
+	if _, err := s.Identity.AuthenticateToken(ctx, s.tokens.Access); err == nil {
 		return s.tokens
 	}
 	from := authz.Principal{Kind: authz.Stranger, Tenant: authz.SystemTenant}
 	s.users++
 	email := "user" + strconv.Itoa(s.users) + "@fuzz.example"
-	if _, _, err := s.identity.Register(ctx, from, email, secret.Bytes(testPassword), "Fuzz"); err != nil {
+	if _, _, err := s.Identity.Register(ctx, from, email, secret.Bytes(servertest.Password), "Fuzz"); err != nil {
 		t.Fatal(err)
 	}
 	var err error
-	if s.tokens, err = s.identity.SignIn(ctx, from, email, secret.Bytes(testPassword)); err != nil {
+	if s.tokens, err = s.Identity.SignIn(ctx, from, email, secret.Bytes(servertest.Password)); err != nil {
 		t.Fatal(err)
 	}
 	return s.tokens
@@ -134,12 +135,12 @@ func (s *fuzzed) identify(t *testing.T, r *http.Request, way byte, credential st
 	t.Helper()
 	switch way {
 	case fuzzKey:
-		r.Header.Set("X-API-Key", s.key)
+		r.Header.Set("X-API-Key", s.Key)
 		if credential != "" && !strings.ContainsFunc(credential, func(c rune) bool { return c < ' ' || c > '~' }) {
 			r.Header.Set("Idempotency-Key", credential)
 		}
 	case fuzzBearerKey:
-		r.Header.Set("Authorization", "Bearer "+s.key)
+		r.Header.Set("Authorization", "Bearer "+s.Key)
 	case fuzzSystemKey:
 		r.Header.Set("X-API-Key", s.system)
 	case fuzzAccess:
@@ -155,7 +156,7 @@ func (s *fuzzed) identify(t *testing.T, r *http.Request, way byte, credential st
 	case fuzzWeakKey:
 		r.Header.Set("X-API-Key", s.weak)
 	case fuzzTwo:
-		r.Header.Set("X-API-Key", s.key)
+		r.Header.Set("X-API-Key", s.Key)
 		r.Header.Set("Authorization", "Bearer "+credential)
 	case fuzzRawKey:
 		r.Header.Set("X-API-Key", credential)
@@ -170,7 +171,7 @@ func (s *fuzzed) identify(t *testing.T, r *http.Request, way byte, credential st
 // strings.NewReplacer takes them.
 func (s *fuzzed) known(t *testing.T, text string) []string {
 	t.Helper()
-	ctx, p, encode := context.Background(), s.operator(), base64.StdEncoding.EncodeToString
+	ctx, p, encode := context.Background(), s.Operator(), base64.StdEncoding.EncodeToString
 	check := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -179,14 +180,14 @@ func (s *fuzzed) known(t *testing.T, text string) []string {
 	}
 	var pairs []string
 	if strings.Contains(text, "$cred") {
-		c, err := s.vault.Seal(ctx, p, vault.SealRequest{Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")}})
+		c, err := s.Vault.Seal(ctx, p, vault.SealRequest{Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")}})
 		check(err)
 		pairs = append(pairs, "$cred", c.ID)
 	}
 	if strings.Contains(text, "$key") || strings.Contains(text, "$sealed") || strings.Contains(text, "$kem") || strings.Contains(text, "$data") {
-		k, err := s.transit.CreateKey(ctx, p, "n", 0)
+		k, err := s.Transit.CreateKey(ctx, p, "n", 0)
 		check(err)
-		sealed, err := s.transit.Encrypt(ctx, p, k.ID, []secret.Bytes{secret.Bytes("data")})
+		sealed, err := s.Transit.Encrypt(ctx, p, k.ID, []secret.Bytes{secret.Bytes("data")})
 		check(err)
 		joined, err := sealed[0].MarshalBinary()
 		check(err)
@@ -194,16 +195,16 @@ func (s *fuzzed) known(t *testing.T, text string) []string {
 			encode(sealed[0].Data))
 	}
 	if strings.Contains(text, "$pqc") || strings.Contains(text, "$hmac") {
-		signed, err := s.transit.Sign(ctx, p, []secret.Bytes{secret.Bytes("data")})
+		signed, err := s.Transit.Sign(ctx, p, []secret.Bytes{secret.Bytes("data")})
 		check(err)
 		pairs = append(pairs, "$pqc", encode(signed[0].PQC), "$hmac", encode(signed[0].HMAC))
 	}
 	if strings.Contains(text, "$opens") || strings.Contains(text, "$sealer") {
-		m := s.manifest(t, "shop", "db", "v")
+		m := s.Manifest(t, "shop", "db", "v")
 		pairs = append(pairs, "$opens", m.Sealed.Values["password"].Data, "$sealer", m.Sealed.KeyId)
 	}
 	if strings.Contains(text, "$tenant") {
-		pairs = append(pairs, "$tenant", string(s.stranger().Tenant))
+		pairs = append(pairs, "$tenant", string(s.Stranger().Tenant))
 	}
 	return pairs
 }

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"encoding/base64"
@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // misspelt returns strings that a careless decoder takes for the base64 of b.
@@ -84,10 +85,10 @@ func TestADamagedEnvelopeNeverDecrypts(t *testing.T) {
 	s := newService(t)
 	encrypt := func(data string) map[string]any {
 		t.Helper()
-		fields := s.post("/api/v2/encryption/encrypt", marshal(t, map[string]string{"data": data})).want(t, http.StatusOK)
+		fields := s.Post("/api/v2/encryption/encrypt", servertest.Marshal(t, map[string]string{"data": data})).Want(t, http.StatusOK)
 		return map[string]any{"ciphertext_kem": fields["ciphertext_kem"], "ciphertext_data": fields["ciphertext_data"], "nonce": fields["nonce"]}
 	}
-	good, other := encrypt(canary+" of forty bytes and a few, for the blocks"), encrypt(canary+" of forty bytes and a few, for the blocks")
+	good, other := encrypt(servertest.Canary+" of forty bytes and a few, for the blocks"), encrypt(servertest.Canary+" of forty bytes and a few, for the blocks")
 	var names []string
 	var items []any
 	add := func(field, name, value string) {
@@ -109,7 +110,7 @@ func TestADamagedEnvelopeNeverDecrypts(t *testing.T) {
 		add(field, "of another", other[field].(string))
 	}
 	for part := range slices.Chunk(items, 50) {
-		got := s.post("/api/v2/encryption/decrypt/batch", marshal(t, map[string]any{"items": append(slices.Clone(part), good)})).want(t,
+		got := s.Post("/api/v2/encryption/decrypt/batch", servertest.Marshal(t, map[string]any{"items": append(slices.Clone(part), good)})).Want(t,
 			http.StatusOK)["results"].([]any)
 		for i, r := range got {
 			result := r.(map[string]any)
@@ -128,11 +129,11 @@ func TestADamagedEnvelopeNeverDecrypts(t *testing.T) {
 	// One by one it is one and the same refusal.
 	answers := map[string]bool{}
 	for i := 0; i < len(items); i += 29 {
-		r := s.post("/api/v2/encryption/decrypt", marshal(t, items[i]))
-		if r.status != http.StatusBadRequest {
-			t.Errorf("item %d: %d", i, r.status)
+		r := s.Post("/api/v2/encryption/decrypt", servertest.Marshal(t, items[i]))
+		if r.Status != http.StatusBadRequest {
+			t.Errorf("item %d: %d", i, r.Status)
 		}
-		answers[r.alike(t)] = true
+		answers[alike(t, r)] = true
 	}
 	if len(answers) != 1 || len(items) < 500 {
 		t.Errorf("%d different refusals of %d envelopes: %v", len(answers), len(items), answers)
@@ -141,12 +142,12 @@ func TestADamagedEnvelopeNeverDecrypts(t *testing.T) {
 
 func TestADamagedCiphertextOfVersion1NeverDecrypts(t *testing.T) {
 	s := newService(t)
-	as := func(path string, body any) reply {
-		return s.call(request{method: "POST", path: path, bearer: s.key, body: marshal(t, body)})
+	as := func(path string, body any) servertest.Reply {
+		return s.Call(servertest.Request{Method: "POST", Path: path, Bearer: s.Key, Body: servertest.Marshal(t, body)})
 	}
-	first := as("/v1/keys/generate", map[string]string{"name": "a", "algorithm": "ML-KEM-768"}).want(t, http.StatusCreated)["key_id"].(string)
-	second := as("/v1/keys/generate", map[string]string{"name": "b", "algorithm": "ML-KEM-768"}).want(t, http.StatusCreated)["key_id"].(string)
-	sealed := as("/v1/encrypt", map[string]string{"data": canary, "algorithm": "ML-KEM-768", "key_id": first}).want(t, http.StatusOK)
+	first := as("/v1/keys/generate", map[string]string{"name": "a", "algorithm": "ML-KEM-768"}).Want(t, http.StatusCreated)["key_id"].(string)
+	second := as("/v1/keys/generate", map[string]string{"name": "b", "algorithm": "ML-KEM-768"}).Want(t, http.StatusCreated)["key_id"].(string)
+	sealed := as("/v1/encrypt", map[string]string{"data": servertest.Canary, "algorithm": "ML-KEM-768", "key_id": first}).Want(t, http.StatusOK)
 	b := raw(t, sealed, "encrypted_data")
 	hostile := misspelt(b)
 	for name, changed := range damaged(b, append([]int{1, envelope.KEMCiphertextSize, 12}, dataParts...)...) {
@@ -156,26 +157,26 @@ func TestADamagedCiphertextOfVersion1NeverDecrypts(t *testing.T) {
 	for _, path := range []string{"/v1/decrypt", "/v1/rewrap"} {
 		for name, value := range hostile {
 			r := as(path, map[string]any{"encrypted_data": value, "key_id": first})
-			if r.status != http.StatusBadRequest {
-				t.Errorf("%s, %s: %d %s", path, name, r.status, r.body)
+			if r.Status != http.StatusBadRequest {
+				t.Errorf("%s, %s: %d %s", path, name, r.Status, r.Body)
 			}
-			answers[r.alike(t)] = true
+			answers[alike(t, r)] = true
 		}
 		r := as(path, map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": second}) // the tenant's, but another
-		if r.status != http.StatusBadRequest {
-			t.Errorf("%s with another key: %d", path, r.status)
+		if r.Status != http.StatusBadRequest {
+			t.Errorf("%s with another key: %d", path, r.Status)
 		}
-		answers[r.alike(t)] = true
+		answers[alike(t, r)] = true
 		r = as(path, map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": ""}) // no key is not any key
-		if detail := r.want(t, http.StatusBadRequest)["error"].(map[string]any)["details"].(string); !strings.Contains(detail, "key_id") {
+		if detail := r.Want(t, http.StatusBadRequest)["error"].(map[string]any)["details"].(string); !strings.Contains(detail, "key_id") {
 			t.Errorf("%s without a key: %s", path, detail)
 		}
-		for _, id := range []string{canary, strings.ToUpper(first), first + "\x00", authz.NewID("tkey"), strings.Repeat("a", 5000)} {
-			if r := as(path, map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": id}); r.status != http.StatusNotFound || echoed(r) {
-				t.Errorf("%s with the key %.40q: %d %s", path, id, r.status, r.body)
+		for _, id := range []string{servertest.Canary, strings.ToUpper(first), first + "\x00", authz.NewID("tkey"), strings.Repeat("a", 5000)} {
+			if r := as(path, map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": id}); r.Status != http.StatusNotFound || echoed(r) {
+				t.Errorf("%s with the key %.40q: %d %s", path, id, r.Status, r.Body)
 			}
 		}
-		as(path, map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": first}).want(t, http.StatusOK)
+		as(path, map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": first}).Want(t, http.StatusOK)
 	}
 	if len(answers) != 1 {
 		t.Errorf("%d different refusals: %v", len(answers), answers)
@@ -184,8 +185,8 @@ func TestADamagedCiphertextOfVersion1NeverDecrypts(t *testing.T) {
 
 func TestADamagedSignatureNeverVerifies(t *testing.T) {
 	s := newService(t)
-	data := "data " + canary
-	signed := s.post("/api/v2/encryption/sign", marshal(t, map[string]string{"data": data})).want(t, http.StatusOK)
+	data := "data " + servertest.Canary
+	signed := s.Post("/api/v2/encryption/sign", servertest.Marshal(t, map[string]string{"data": data})).Want(t, http.StatusOK)
 	good := map[string]any{"data": data, "pqc_signature": signed["pqc_signature"], "hmac_signature": signed["hmac_signature"]}
 	var names []string
 	var items []any
@@ -211,7 +212,7 @@ func TestADamagedSignatureNeverVerifies(t *testing.T) {
 	names, items = append(names, "swapped"), append(items, map[string]any{"data": data, "pqc_signature": good["hmac_signature"],
 		"hmac_signature": good["pqc_signature"]})
 	for part := range slices.Chunk(items, 50) {
-		got := s.post("/api/v2/encryption/verify/batch", marshal(t, map[string]any{"items": append(slices.Clone(part), good)})).want(t,
+		got := s.Post("/api/v2/encryption/verify/batch", servertest.Marshal(t, map[string]any{"items": append(slices.Clone(part), good)})).Want(t,
 			http.StatusOK)["results"].([]any)
 		for i, r := range got {
 			if r.(map[string]any)["valid"] != (i == len(part)) {
@@ -228,7 +229,7 @@ func TestADamagedSignatureNeverVerifies(t *testing.T) {
 // named.
 func TestAMalformedManifestIsNotRepeated(t *testing.T) {
 	s := newService(t)
-	good := marshal(t, s.manifest(t, "shop", "db", canary+"!")) // a length that base64 pads
+	good := servertest.Marshal(t, s.Manifest(t, "shop", "db", servertest.Canary+"!")) // a length that base64 pads
 	fresh := func() map[string]any {
 		var m map[string]any
 		if err := json.Unmarshal([]byte(good), &m); err != nil {
@@ -239,9 +240,9 @@ func TestAMalformedManifestIsNotRepeated(t *testing.T) {
 	sealedOf := func(m map[string]any) map[string]any { return m["sealed"].(map[string]any) }
 	valuesOf := func(m map[string]any) map[string]any { return sealedOf(m)["values"].(map[string]any) }
 	changes := make(map[string]func(map[string]any))
-	for _, text := range []string{"/" + canary, canary + "\x00", canary + "\n", strings.ToUpper(canary), "-" + canary, canary + "ä", "$(" + canary + ")", " " + canary} {
+	for _, text := range []string{"/" + servertest.Canary, servertest.Canary + "\x00", servertest.Canary + "\n", strings.ToUpper(servertest.Canary), "-" + servertest.Canary, servertest.Canary + "ä", "$(" + servertest.Canary + ")", " " + servertest.Canary} {
 		for _, field := range []string{"namespace", "name", "credential_type"} {
-			if field != "credential_type" || text != strings.ToUpper(canary) { // a type may have capitals
+			if field != "credential_type" || text != strings.ToUpper(servertest.Canary) { // a type may have capitals
 				changes[field+" "+text] = func(m map[string]any) { m[field] = text }
 			}
 		}
@@ -249,7 +250,7 @@ func TestAMalformedManifestIsNotRepeated(t *testing.T) {
 			changes[field+" "+text] = func(m map[string]any) { sealedOf(m)[field] = text }
 		}
 		changes["data "+text] = func(m map[string]any) { valuesOf(m)["password"].(map[string]any)["data"] = text }
-		if text != strings.ToUpper(canary) && text[0] != '-' { // data keys may
+		if text != strings.ToUpper(servertest.Canary) && text[0] != '-' { // data keys may
 			changes["data key "+text] = func(m map[string]any) { valuesOf(m)[text] = valuesOf(m)["password"] }
 		}
 	}
@@ -267,68 +268,68 @@ func TestAMalformedManifestIsNotRepeated(t *testing.T) {
 	for name, change := range changes {
 		m := fresh()
 		change(m)
-		r := s.post("/api/v2/sealing-key/reseal", marshal(t, m))
-		if r.status != http.StatusUnprocessableEntity || echoed(r) {
-			t.Errorf("%q: resealed with %d %s", name, r.status, r.body)
+		r := s.Post("/api/v2/sealing-key/reseal", servertest.Marshal(t, m))
+		if r.Status != http.StatusUnprocessableEntity || echoed(r) {
+			t.Errorf("%q: resealed with %d %s", name, r.Status, r.Body)
 		}
-		refusals[r.alike(t)] = true
-		r = s.post("/api/v2/sealing-key/check", marshal(t, m))
-		if v := r.want(t, http.StatusOK); v["accepted"] != false || v["code"] != "malformed" || echoed(r) && !strings.HasPrefix(name, "data key") {
-			t.Errorf("%q: checked with %s", name, r.body)
+		refusals[alike(t, r)] = true
+		r = s.Post("/api/v2/sealing-key/check", servertest.Marshal(t, m))
+		if v := r.Want(t, http.StatusOK); v["accepted"] != false || v["code"] != "malformed" || echoed(r) && !strings.HasPrefix(name, "data key") {
+			t.Errorf("%q: checked with %s", name, r.Body)
 		}
 	}
 	if len(refusals) != 1 || len(changes) < 50 {
 		t.Errorf("%d different refusals of %d manifests: %v", len(refusals), len(changes), refusals)
 	}
-	s.post("/api/v2/sealing-key/reseal", good).want(t, http.StatusOK)
+	s.Post("/api/v2/sealing-key/reseal", good).Want(t, http.StatusOK)
 }
 
 // Whatever belongs to another tenant is there for nobody else: it is answered
 // like an id that never was, and nothing becomes of it.
 func TestWhatBelongsToAnotherTenantIsNotThere(t *testing.T) {
 	s := newService(t)
-	owner, thief := s.register("owner@example.org"), s.register("thief@example.com")
+	owner, thief := s.Register("owner@example.org"), s.Register("thief@example.com")
 	verify := func(address string) {
 		t.Helper()
-		s.call(request{method: "POST", path: "/api/v2/auth/verify-email", body: marshal(t, map[string]string{"token": s.tokenTo(address, 1)})}).want(t,
+		s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/verify-email", Body: servertest.Marshal(t, map[string]string{"token": s.TokenMailedTo(address, 1)})}).Want(t,
 			http.StatusOK)
 	}
-	verify(owner.email)
-	verify(thief.email)
-	as := func(a account, method, path string, body any) reply {
+	verify(owner.Email)
+	verify(thief.Email)
+	as := func(a servertest.Account, method, path string, body any) servertest.Reply {
 		t.Helper()
-		r := request{method: method, path: path, bearer: a.access}
+		r := servertest.Request{Method: method, Path: path, Bearer: a.Access}
 		if body != nil {
-			r.body = marshal(t, body)
+			r.Body = servertest.Marshal(t, body)
 		}
-		return s.call(r)
+		return s.Call(r)
 	}
-	apiKey := func(a account) (id, key string) {
+	apiKey := func(a servertest.Account) (id, key string) {
 		t.Helper()
 		made := as(a, "POST", "/api/v2/api-keys", map[string]any{"name": "k", "scopes": []string{"crypto:encrypt", "crypto:decrypt", "keys:read",
-			"keys:write"}}).want(t, http.StatusCreated)
+			"keys:write"}}).Want(t, http.StatusCreated)
 		return made["key_id"].(string), made["api_key"].(string)
 	}
 	ownersKeyID, ownersKey := apiKey(owner)
 	_, thiefsKey := apiKey(thief)
-	v1 := func(key, path string, body any) reply {
+	v1 := func(key, path string, body any) servertest.Reply {
 		t.Helper()
-		return s.call(request{method: "POST", path: path, bearer: key, body: marshal(t, body)})
+		return s.Call(servertest.Request{Method: "POST", Path: path, Bearer: key, Body: servertest.Marshal(t, body)})
 	}
 	const algorithm = "ML-KEM-768"
-	name := "owners-" + canary
+	name := "owners-" + servertest.Canary
 	cred := as(owner, "POST", "/api/v2/vault/seal", map[string]any{"name": name, "credential_type": "t",
-		"values": map[string]string{"k": "v"}}).want(t, http.StatusCreated)["credential_id"].(string)
-	key := v1(ownersKey, "/v1/keys/generate", map[string]any{"name": "k", "algorithm": algorithm}).want(t, http.StatusCreated)["key_id"].(string)
-	thiefsOwn := v1(thiefsKey, "/v1/keys/generate", map[string]any{"name": "k", "algorithm": algorithm}).want(t, http.StatusCreated)["key_id"].(string)
-	sealed := v1(ownersKey, "/v1/encrypt", map[string]any{"data": canary, "algorithm": algorithm, "key_id": key}).want(t, http.StatusOK)
-	enveloped := as(owner, "POST", "/api/v2/encryption/encrypt", map[string]any{"data": canary}).want(t, http.StatusOK)
-	signed := as(owner, "POST", "/api/v2/encryption/sign", map[string]any{"data": canary}).want(t, http.StatusOK)
-	signed["data"] = canary
-	me := as(owner, "GET", "/api/v2/auth/me", nil).want(t, http.StatusOK)
+		"values": map[string]string{"k": "v"}}).Want(t, http.StatusCreated)["credential_id"].(string)
+	key := v1(ownersKey, "/v1/keys/generate", map[string]any{"name": "k", "algorithm": algorithm}).Want(t, http.StatusCreated)["key_id"].(string)
+	thiefsOwn := v1(thiefsKey, "/v1/keys/generate", map[string]any{"name": "k", "algorithm": algorithm}).Want(t, http.StatusCreated)["key_id"].(string)
+	sealed := v1(ownersKey, "/v1/encrypt", map[string]any{"data": servertest.Canary, "algorithm": algorithm, "key_id": key}).Want(t, http.StatusOK)
+	enveloped := as(owner, "POST", "/api/v2/encryption/encrypt", map[string]any{"data": servertest.Canary}).Want(t, http.StatusOK)
+	signed := as(owner, "POST", "/api/v2/encryption/sign", map[string]any{"data": servertest.Canary}).Want(t, http.StatusOK)
+	signed["data"] = servertest.Canary
+	me := as(owner, "GET", "/api/v2/auth/me", nil).Want(t, http.StatusOK)
 	user := me["user"].(map[string]any)["user_id"].(string)
-	session := as(owner, "GET", "/api/v2/auth/sessions", nil).want(t, http.StatusOK)["sessions"].([]any)[0].(map[string]any)["session_id"].(string)
-	invitation := as(owner, "POST", "/api/v2/members/invite", map[string]any{"email": "new@example.org", "role": "member"}).want(t,
+	session := as(owner, "GET", "/api/v2/auth/sessions", nil).Want(t, http.StatusOK)["sessions"].([]any)[0].(map[string]any)["session_id"].(string)
+	invitation := as(owner, "POST", "/api/v2/members/invite", map[string]any{"email": "new@example.org", "role": "member"}).Want(t,
 		http.StatusCreated)["invitation_id"].(string)
 
 	values := map[string]any{"values": map[string]string{"k": "stolen"}}
@@ -350,8 +351,8 @@ func TestWhatBelongsToAnotherTenantIsNotThere(t *testing.T) {
 		{"DELETE", "/api/v2/api-keys/%s", ownersKeyID, authz.NewID("key"), nil, 404},
 	} {
 		foreign, none := as(thief, c.method, fmt.Sprintf(c.path, c.id), c.body), as(thief, c.method, fmt.Sprintf(c.path, c.none), c.body)
-		if foreign.status != c.want || none.status != c.want || foreign.alike(t) != none.alike(t) {
-			t.Errorf("%s %s: %d %s, and %d %s", c.method, c.path, foreign.status, foreign.body, none.status, none.body)
+		if foreign.Status != c.want || none.Status != c.want || alike(t, foreign) != alike(t, none) {
+			t.Errorf("%s %s: %d %s, and %d %s", c.method, c.path, foreign.Status, foreign.Body, none.Status, none.Body)
 		}
 	}
 	none := authz.NewID("tkey")
@@ -360,42 +361,42 @@ func TestWhatBelongsToAnotherTenantIsNotThere(t *testing.T) {
 		"/v1/rewrap":         {"encrypted_data": sealed["encrypted_data"]},
 		"/v1/keys/%s/rotate": {"re_encrypt_data": true},
 	} {
-		with := func(id string) reply {
+		with := func(id string) servertest.Reply {
 			body["key_id"] = id
 			return v1(thiefsKey, strings.Replace(path, "%s", id, 1), body)
 		}
-		if foreign, never := with(key), with(none); foreign.status != 404 || foreign.alike(t) != never.alike(t) {
-			t.Errorf("%s: %d %s, and %s", path, foreign.status, foreign.body, never.body)
+		if foreign, never := with(key), with(none); foreign.Status != 404 || alike(t, foreign) != alike(t, never) {
+			t.Errorf("%s: %d %s, and %s", path, foreign.Status, foreign.Body, never.Body)
 		}
 		if strings.Contains(path, "crypt") && path != "/v1/encrypt" || path == "/v1/rewrap" {
-			if r := with(thiefsOwn); r.status != 400 {
-				t.Errorf("%s with an own key: %d", path, r.status)
+			if r := with(thiefsOwn); r.Status != 400 {
+				t.Errorf("%s with an own key: %d", path, r.Status)
 			}
 		}
 	}
-	if r := as(thief, "POST", "/api/v2/encryption/decrypt", enveloped); r.status != 400 || echoed(r) {
-		t.Errorf("another tenant's envelope: %d %s", r.status, r.body)
+	if r := as(thief, "POST", "/api/v2/encryption/decrypt", enveloped); r.Status != 400 || echoed(r) {
+		t.Errorf("another tenant's envelope: %d %s", r.Status, r.Body)
 	}
 	batch := as(thief, "POST", "/api/v2/encryption/decrypt/batch", map[string]any{"items": []any{enveloped}})
-	if r := batch.want(t, http.StatusOK)["results"].([]any)[0].(map[string]any); r["data"] != nil || r["error"] == nil {
+	if r := batch.Want(t, http.StatusOK)["results"].([]any)[0].(map[string]any); r["data"] != nil || r["error"] == nil {
 		t.Errorf("another tenant's envelope in a batch: %v", r)
 	}
-	if r := as(thief, "POST", "/api/v2/encryption/verify", signed).want(t, http.StatusOK); r["valid"] != false {
+	if r := as(thief, "POST", "/api/v2/encryption/verify", signed).Want(t, http.StatusOK); r["valid"] != false {
 		t.Errorf("another tenant's signatures hold")
 	}
 
 	// All of it is still there for its owner.
-	if got := as(owner, "GET", "/api/v2/vault/"+cred, nil).want(t, http.StatusOK); got["version"] != 1.0 || fmt.Sprint(got["values"]) != "map[k:v]" {
+	if got := as(owner, "GET", "/api/v2/vault/"+cred, nil).Want(t, http.StatusOK); got["version"] != 1.0 || fmt.Sprint(got["values"]) != "map[k:v]" {
 		t.Errorf("the credential: %v", got)
 	}
-	if got := v1(ownersKey, "/v1/decrypt", map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": key}).want(t,
-		http.StatusOK); got["data"] != canary || got["key_version"] != 1.0 {
+	if got := v1(ownersKey, "/v1/decrypt", map[string]any{"encrypted_data": sealed["encrypted_data"], "key_id": key}).Want(t,
+		http.StatusOK); got["data"] != servertest.Canary || got["key_version"] != 1.0 {
 		t.Errorf("the data: %v", got)
 	}
-	if got := as(owner, "POST", "/api/v2/encryption/verify", signed).want(t, http.StatusOK); got["valid"] != true {
+	if got := as(owner, "POST", "/api/v2/encryption/verify", signed).Want(t, http.StatusOK); got["valid"] != true {
 		t.Error("the owner's signatures do not hold")
 	}
-	members := as(owner, "GET", "/api/v2/members", nil).want(t, http.StatusOK)
+	members := as(owner, "GET", "/api/v2/members", nil).Want(t, http.StatusOK)
 	if fmt.Sprint(members["members"].([]any)[0].(map[string]any)["role"], len(members["invitations"].([]any))) != "owner1" {
 		t.Errorf("the members: %v", members)
 	}

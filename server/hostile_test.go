@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"encoding/json"
@@ -12,43 +12,42 @@ import (
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
-)
 
-// canary stands in every hostile request: no refusal may repeat it.
-const canary = "c4n4ry"
+	"github.com/latticekeep/latticekeep/test/servertest"
+)
 
 // besieged is a service with a caller of every kind.
 type besieged struct {
 	*service
-	user   account
+	user   servertest.Account
 	system string
 }
 
 func newBesieged(t *testing.T) besieged {
 	t.Helper()
-	s := newService(t, func(c *Config) { c.Rates.Registrations = plenty })
-	return besieged{s, s.register("owner@example.org"), s.systemKey()}
+	s := newService(t)
+	return besieged{s, s.Register("owner@example.org"), s.SystemKey()}
 }
 
 // request returns the example of an operation from a caller who may.
-func (b besieged) request(o listed) request {
+func (b besieged) request(o listed) servertest.Request {
 	id, _ := o.pathExample()
-	r := request{method: o.method, path: o.to(id)}
+	r := servertest.Request{Method: o.method, Path: o.to(id)}
 	if o.schema != nil {
-		r.body = marshal(b.t, o.example)
+		r.Body = servertest.Marshal(b.T, o.example)
 	}
 	switch {
 	case o.public:
 	case strings.HasPrefix(o.id, "v1 "):
-		r.bearer = b.key
+		r.Bearer = b.Key
 	case o.scope == "system:admin":
-		r.key = b.system
+		r.Key = b.system
 	case o.id == "v2 refreshSession":
-		r.header = cookies("refreshToken", b.user.refresh)
+		r.Header = servertest.Cookies("refreshToken", b.user.Refresh)
 	case o.user:
-		r.bearer = b.user.access
+		r.Bearer = b.user.Access
 	default:
-		r.key = b.key
+		r.Key = b.Key
 	}
 	return r
 }
@@ -56,14 +55,14 @@ func (b besieged) request(o listed) request {
 // refused fails the test unless the request is answered with the status and
 // without anything of what was sent. That the envelope is its version's and
 // that the headers are there, the contract's transport sees to.
-func (b besieged) refused(t *testing.T, name string, r request, want int) reply {
+func (b besieged) refused(t *testing.T, name string, r servertest.Request, want int) servertest.Reply {
 	t.Helper()
-	got := b.call(r)
-	if got.status != want {
-		t.Errorf("%s: %d, want %d: %.300s", name, got.status, want, got.body)
+	got := b.Call(r)
+	if got.Status != want {
+		t.Errorf("%s: %d, want %d: %.300s", name, got.Status, want, got.Body)
 	}
 	if echoed(got) {
-		t.Errorf("%s: the answer repeats what was sent: %v %s", name, got.header, got.body)
+		t.Errorf("%s: the answer repeats what was sent: %v %s", name, got.Header, got.Body)
 	}
 	return got
 }
@@ -77,15 +76,15 @@ func (o listed) unlessTooLarge(body string, status int) int {
 	return status
 }
 
-func echoed(r reply) bool {
-	return strings.Contains(strings.ToLower(fmt.Sprint(r.header, string(r.body))), canary)
+func echoed(r servertest.Reply) bool {
+	return strings.Contains(strings.ToLower(fmt.Sprint(r.Header, string(r.Body))), servertest.Canary)
 }
 
 // untouched fails the test unless the caller's session outlived the attempts.
 func (b besieged) untouched(t *testing.T) {
 	t.Helper()
-	b.call(request{method: "GET", path: "/api/v2/auth/me", bearer: b.user.access}).want(t, http.StatusOK)
-	b.call(request{method: "POST", path: "/api/v2/auth/refresh", header: cookies("refreshToken", b.user.refresh)}).want(t, http.StatusOK)
+	b.Call(servertest.Request{Method: "GET", Path: "/api/v2/auth/me", Bearer: b.user.Access}).Want(t, http.StatusOK)
+	b.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/refresh", Header: servertest.Cookies("refreshToken", b.user.Refresh)}).Want(t, http.StatusOK)
 }
 
 // signed is the operation whose query is its credential: a wrong one is one
@@ -97,9 +96,9 @@ func TestEveryOperationRefusesHostileBodies(t *testing.T) {
 	nested := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
 	for _, o := range listedOperations(t) {
 		valid := b.request(o)
-		object := `{"` + canary + `":1}`
+		object := `{"` + servertest.Canary + `":1}`
 		if o.schema != nil {
-			object = valid.body
+			object = valid.Body
 		}
 		more := func(member string) string { return strings.TrimSuffix(object, "}") + "," + member + "}" }
 		if object == "{}" {
@@ -107,38 +106,38 @@ func TestEveryOperationRefusesHostileBodies(t *testing.T) {
 		}
 		for name, body := range map[string]string{
 			"blank": " ", "open": object[:len(object)-1], "unopened": "}", "trailing": object + object, "trailing comma": object[:len(object)-1] + ",}",
-			"words": canary, "comment": "/*" + canary + "*/" + object, "single quotes": "{'" + canary + "':1}", "byte order mark": "\xef\xbb\xbf" + object,
-			"invalid UTF-8": more("\"x\":\"" + canary + "\xff\""), "overlong UTF-8": more("\"x\":\"" + canary + "\xc0\x80\""),
-			"encoded surrogate": more("\"x\":\"" + canary + "\xed\xa0\x80\""), "raw NUL": more("\"x\":\"" + canary + "\x00\""),
-			"NUL behind": object + "\x00", "control character": more("\"x\":\"" + canary + "\n\""),
-			"high surrogate": more(`"x":"` + canary + `\ud800"`), "low surrogate": more(`"x":"\udc00` + canary + `"`),
-			"bad escape": more(`"x":"\q` + canary + `"`),
+			"words": servertest.Canary, "comment": "/*" + servertest.Canary + "*/" + object, "single quotes": "{'" + servertest.Canary + "':1}", "byte order mark": "\xef\xbb\xbf" + object,
+			"invalid UTF-8": more("\"x\":\"" + servertest.Canary + "\xff\""), "overlong UTF-8": more("\"x\":\"" + servertest.Canary + "\xc0\x80\""),
+			"encoded surrogate": more("\"x\":\"" + servertest.Canary + "\xed\xa0\x80\""), "raw NUL": more("\"x\":\"" + servertest.Canary + "\x00\""),
+			"NUL behind": object + "\x00", "control character": more("\"x\":\"" + servertest.Canary + "\n\""),
+			"high surrogate": more(`"x":"` + servertest.Canary + `\ud800"`), "low surrogate": more(`"x":"\udc00` + servertest.Canary + `"`),
+			"bad escape": more(`"x":"\q` + servertest.Canary + `"`),
 			"NaN":        more(`"x":NaN`), "infinity": more(`"x":-Infinity`), "leading zero": more(`"x":01`), "hexadecimal": more(`"x":0x1`),
 			"bare point": more(`"x":1.`),
-			"duplicate":  more(`"x":"` + canary + `","x":1`), "duplicate by an escape": more(`"` + canary + `":1,"\u0063` + canary[1:] + `":1`),
-			"duplicate below": more(`"x":[{"` + canary + `":1,"` + canary + `":2}]`),
+			"duplicate":  more(`"x":"` + servertest.Canary + `","x":1`), "duplicate by an escape": more(`"` + servertest.Canary + `":1,"\u0063` + servertest.Canary[1:] + `":1`),
+			"duplicate below": more(`"x":[{"` + servertest.Canary + `":1,"` + servertest.Canary + `":2}]`),
 			"33 deep":         more(`"x":` + nested(32)), "33 deep, alone": nested(33), "100,000 deep": nested(100_000),
-			"deep and open": strings.Repeat(`{"`+canary+`":`, 100_000),
+			"deep and open": strings.Repeat(`{"`+servertest.Canary+`":`, 100_000),
 		} {
 			r := valid
-			r.body = body
-			b.refused(t, o.id+", "+name, r, o.unlessTooLarge(r.body, http.StatusBadRequest))
+			r.Body = body
+			b.refused(t, o.id+", "+name, r, o.unlessTooLarge(r.Body, http.StatusBadRequest))
 		}
-		for _, contentType := range []string{"text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=" + canary,
+		for _, contentType := range []string{"text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=" + servertest.Canary,
 			"application/json; charset=latin1",
-			"application/json; charset", "application/json, text/plain", "application/" + canary + "+json", "*/*", " "} {
+			"application/json; charset", "application/json, text/plain", "application/" + servertest.Canary + "+json", "*/*", " "} {
 			r := valid
-			r.body, r.contentType = object, contentType
+			r.Body, r.ContentType = object, contentType
 			b.refused(t, o.id+", "+contentType, r, http.StatusUnsupportedMediaType)
 		}
 		for _, chunked := range []bool{false, true} {
 			r := valid
-			r.body, r.chunked = object+strings.Repeat(" ", o.most+1-len(object)), chunked
+			r.Body, r.Chunked = object+strings.Repeat(" ", o.most+1-len(object)), chunked
 			b.refused(t, o.id+", too large", r, http.StatusRequestEntityTooLarge)
 		}
-		for _, query := range []string{"?x=%zz" + canary, "?x=1;y=" + canary} {
+		for _, query := range []string{"?x=%zz" + servertest.Canary, "?x=1;y=" + servertest.Canary} {
 			r := valid
-			r.path += query
+			r.Path += query
 			status := http.StatusBadRequest
 			if o.id == signed {
 				status = http.StatusForbidden
@@ -147,17 +146,17 @@ func TestEveryOperationRefusesHostileBodies(t *testing.T) {
 		}
 		if o.required {
 			r := valid
-			r.body = ""
+			r.Body = ""
 			b.refused(t, o.id+", empty", r, http.StatusBadRequest)
-			r.contentType = "application/json"
+			r.ContentType = "application/json"
 			b.refused(t, o.id+", empty JSON", r, http.StatusBadRequest)
 		}
 	}
 	b.untouched(t)
-	login := `{"email":"nobody@example.org","password":"` + canary + `"}`
+	login := `{"email":"nobody@example.org","password":"` + servertest.Canary + `"}`
 	login += strings.Repeat(" ", 16<<10-len(login))
-	b.refused(t, "exactly 16 KiB", request{method: "POST", path: "/api/v2/auth/login", body: login}, http.StatusUnauthorized)
-	b.post("/api/v2/encryption/encrypt", `{"data":"d","x":`+nested(31)+`}`).want(t, http.StatusOK) // 32 deep, and unknown
+	b.refused(t, "exactly 16 KiB", servertest.Request{Method: "POST", Path: "/api/v2/auth/login", Body: login}, http.StatusUnauthorized)
+	b.Post("/api/v2/encryption/encrypt", `{"data":"d","x":`+nested(31)+`}`).Want(t, http.StatusOK) // 32 deep, and unknown
 }
 
 // variant is a body with one thing wrong.
@@ -171,7 +170,7 @@ func wrongs(s *openapi3.Schema, valid any) []variant {
 	var all []variant
 	add := func(name string, value any) { all = append(all, variant{name, value}) }
 	kinds := map[string]any{
-		"boolean": true, "number": json.Number("17"), "string": canary, "array": []any{canary}, "object": map[string]any{canary: canary},
+		"boolean": true, "number": json.Number("17"), "string": servertest.Canary, "array": []any{servertest.Canary}, "object": map[string]any{servertest.Canary: servertest.Canary},
 	}
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		if !s.Type.Is(kind) && !(s.Type.Is("integer") && kind == "number") {
@@ -191,16 +190,16 @@ func wrongs(s *openapi3.Schema, valid any) []variant {
 			add("too long", strings.Repeat("a", int(*s.MaxLength)+1))
 		}
 		if len(s.Enum) > 0 {
-			add("not of the list", canary)
+			add("not of the list", servertest.Canary)
 			add("other case", strings.ToUpper(valid.(string))+strings.ToLower(valid.(string)))
 			add("NUL behind", valid.(string)+"\x00")
 		}
 		if s.Pattern != "" {
-			add("of other characters", "/ключ"+canary)
+			add("of other characters", "/ключ"+servertest.Canary)
 			add("with a line behind", valid.(string)+"\n")
 		}
 		if s.Format == "date-time" {
-			for _, text := range []string{canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21 10:00:00Z", "2026-11-21t10:00:00z",
+			for _, text := range []string{servertest.Canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21 10:00:00Z", "2026-11-21t10:00:00z",
 				"2026-11-21T25:00:00Z", "2026-11-21T10:00:60Z", "2026-02-30T10:00:00Z", "2026-11-21T10:00:00+01:00", "2026-11-21T10:00:00Z\x00"} {
 				add("the time "+text, text)
 			}
@@ -284,16 +283,16 @@ func TestEveryFieldOfEveryBodyIsHeldToItsSchema(t *testing.T) {
 			continue
 		}
 		if o.id == "v2 resealManifest" { // the values of the contract's example do not open, with the same status
-			opens := marshal(t, b.manifest(t, "shop", "db", "v"))
-			b.call(request{method: o.method, path: o.path, key: b.key, body: opens}).want(t, http.StatusOK)
+			opens := servertest.Marshal(t, b.Manifest(t, "shop", "db", "v"))
+			b.Call(servertest.Request{Method: o.method, Path: o.path, Key: b.Key, Body: opens}).Want(t, http.StatusOK)
 			if err := json.Unmarshal([]byte(opens), &o.example); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, w := range wrongs(o.schema, o.example) {
 			r := b.request(o)
-			r.body = marshal(t, w.value)
-			b.refused(t, o.id+", "+w.name, r, o.unlessTooLarge(r.body, o.schemaStatus))
+			r.Body = servertest.Marshal(t, w.value)
+			b.refused(t, o.id+", "+w.name, r, o.unlessTooLarge(r.Body, o.schemaStatus))
 			fields++
 		}
 	}
@@ -307,12 +306,12 @@ func TestEveryFieldOfEveryBodyIsHeldToItsSchema(t *testing.T) {
 func TestValuesThatOnlyTheServicesRefuse(t *testing.T) {
 	b := newBesieged(t)
 	wide := strings.Repeat("ä", 200) // 400 bytes
-	names := []string{canary + "\x00", canary + "\n", canary + "\x7f", canary + "\u0085", wide}
-	addresses := []string{canary, "@" + canary, canary + "@", canary + "@example..org", canary + "@example.org.", "a@b@" + canary + ".org",
-		canary + "@-a.org", `"` + canary + `"@example.org`,
-		canary + "@[192.0.2.1]", canary + " x@example.org", canary + "\x00@example.org", canary + "@exa\r\nmple.org", "<" + canary + "@example.org>",
-		canary + "@example.org,x@example.org",
-		strings.Repeat("a", 65) + "@" + canary + ".org", canary + "@" + strings.Repeat("a", 64) + ".org", "\u202e" + canary + "@example.org"}
+	names := []string{servertest.Canary + "\x00", servertest.Canary + "\n", servertest.Canary + "\x7f", servertest.Canary + "\u0085", wide}
+	addresses := []string{servertest.Canary, "@" + servertest.Canary, servertest.Canary + "@", servertest.Canary + "@example..org", servertest.Canary + "@example.org.", "a@b@" + servertest.Canary + ".org",
+		servertest.Canary + "@-a.org", `"` + servertest.Canary + `"@example.org`,
+		servertest.Canary + "@[192.0.2.1]", servertest.Canary + " x@example.org", servertest.Canary + "\x00@example.org", servertest.Canary + "@exa\r\nmple.org", "<" + servertest.Canary + "@example.org>",
+		servertest.Canary + "@example.org,x@example.org",
+		strings.Repeat("a", 65) + "@" + servertest.Canary + ".org", servertest.Canary + "@" + strings.Repeat("a", 64) + ".org", "\u202e" + servertest.Canary + "@example.org"}
 	passwords := []string{strings.Repeat("ä", 513)}
 	big := strings.Repeat("ä", 360_000) // 720,000 bytes in fewer characters than the schema allows
 	hostile := map[string]map[string][]string{
@@ -337,7 +336,7 @@ func TestValuesThatOnlyTheServicesRefuse(t *testing.T) {
 				r := b.request(o)
 				body := maps.Clone(o.example.(map[string]any))
 				body[field] = value
-				r.body = marshal(t, body)
+				r.Body = servertest.Marshal(t, body)
 				b.refused(t, fmt.Sprintf("%s, %s %.40q", o.id, field, value), r, o.schemaStatus)
 			}
 		}
@@ -348,12 +347,12 @@ func TestValuesThatOnlyTheServicesRefuse(t *testing.T) {
 	}
 	// Whoever forgot a password, or tries one, is told nothing of the address.
 	for _, address := range addresses {
-		body := map[string]string{"email": address, "password": canary}
-		b.refused(t, "forgot", request{method: "POST", path: "/api/v2/auth/forgot-password", body: marshal(t, body)}, http.StatusOK)
+		body := map[string]string{"email": address, "password": servertest.Canary}
+		b.refused(t, "forgot", servertest.Request{Method: "POST", Path: "/api/v2/auth/forgot-password", Body: servertest.Marshal(t, body)}, http.StatusOK)
 	}
 	for _, address := range addresses[:3] {
-		body := map[string]string{"email": address, "password": canary}
-		b.refused(t, "login", request{method: "POST", path: "/api/v2/auth/login", body: marshal(t, body)}, http.StatusUnauthorized)
+		body := map[string]string{"email": address, "password": servertest.Canary}
+		b.refused(t, "login", servertest.Request{Method: "POST", Path: "/api/v2/auth/login", Body: servertest.Marshal(t, body)}, http.StatusUnauthorized)
 	}
 	b.untouched(t)
 }
@@ -363,23 +362,23 @@ func TestValuesThatOnlyTheServicesRefuse(t *testing.T) {
 func badParameters(s *openapi3.Schema) []string {
 	switch {
 	case s.Type.Is("integer"):
-		values := []string{canary, strconv.FormatFloat(*s.Min-1, 'f', -1, 64), "-1", "1.5", "1e1", "0x1", "%201", "1%00", "9223372036854775808",
+		values := []string{servertest.Canary, strconv.FormatFloat(*s.Min-1, 'f', -1, 64), "-1", "1.5", "1e1", "0x1", "%201", "1%00", "9223372036854775808",
 			"18446744073709551617", "NaN", "null", strings.Repeat("9", 400), "1,2"}
 		if s.Max != nil {
 			values = append(values, strconv.FormatFloat(*s.Max+1, 'f', -1, 64))
 		}
 		return values
 	case s.Format == "date":
-		return []string{canary, "2026-13-01", "2026-02-30", "2026-1-1", "2026-11-21T10:00:00Z", "21.11.2026", "2026-11-21%00", "02026-11-21"}
+		return []string{servertest.Canary, "2026-13-01", "2026-02-30", "2026-1-1", "2026-11-21T10:00:00Z", "21.11.2026", "2026-11-21%00", "02026-11-21"}
 	case s.Format == "date-time":
-		return []string{canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21%2010:00:00Z", "2026-11-21T25:00:00Z", "2026-02-30T10:00:00Z",
+		return []string{servertest.Canary, "2026-11-21", "2026-11-21T10:00:00", "2026-11-21%2010:00:00Z", "2026-11-21T25:00:00Z", "2026-02-30T10:00:00Z",
 			"2026-11-21T10:00:00+01:00", "1795255260"}
 	case len(s.Enum) > 0:
 		other := strings.ToLower(fmt.Sprint(s.Enum[0]))
 		if other == s.Enum[0] {
 			other = strings.ToUpper(other)
 		}
-		return []string{canary, other, fmt.Sprint(s.Enum[0], "%00"), fmt.Sprint(s.Enum[0], ",", s.Enum[1])}
+		return []string{servertest.Canary, other, fmt.Sprint(s.Enum[0], "%00"), fmt.Sprint(s.Enum[0], ",", s.Enum[1])}
 	}
 	return []string{strings.Repeat("a", int(*s.MaxLength)+1)}
 }
@@ -394,14 +393,14 @@ func TestEveryParameterIsHeldToItsSchema(t *testing.T) {
 			}
 			values := badParameters(p.Schema.Value)
 			if p.Name == "cursor" {
-				values = append(values, canary, "AAAA", "%00", "..%2F..", "AAAAAAAAAAE=", "AAAAAAAAAAE%0A", "AAAAAAAAAAF", strings.Repeat("a", 512))
+				values = append(values, servertest.Canary, "AAAA", "%00", "..%2F..", "AAAAAAAAAAE=", "AAAAAAAAAAE%0A", "AAAAAAAAAAF", strings.Repeat("a", 512))
 			}
 			for _, value := range append(values, "") {
 				r := b.request(o)
 				if p.In == openapi3.ParameterInHeader {
-					r.header = http.Header{p.Name: {value}}
+					r.Header = http.Header{p.Name: {value}}
 				} else {
-					r.path += "?" + p.Name + "=" + value
+					r.Path += "?" + p.Name + "=" + value
 				}
 				b.refused(t, fmt.Sprintf("%s, %s=%.30s", o.id, p.Name, value), r, http.StatusBadRequest)
 				sent++
@@ -409,9 +408,9 @@ func TestEveryParameterIsHeldToItsSchema(t *testing.T) {
 			twice := b.request(o)
 			example := fmt.Sprint(map[bool]any{true: p.Example, false: 1}[p.Example != nil])
 			if p.In == openapi3.ParameterInHeader {
-				twice.header = http.Header{p.Name: {example, example}}
+				twice.Header = http.Header{p.Name: {example, example}}
 			} else {
-				twice.path += "?" + p.Name + "=" + url.QueryEscape(example) + "&" + p.Name + "=" + url.QueryEscape(example)
+				twice.Path += "?" + p.Name + "=" + url.QueryEscape(example) + "&" + p.Name + "=" + url.QueryEscape(example)
 			}
 			b.refused(t, o.id+", "+p.Name+" twice", twice, http.StatusBadRequest)
 		}
@@ -419,17 +418,17 @@ func TestEveryParameterIsHeldToItsSchema(t *testing.T) {
 	if sent < 100 {
 		t.Errorf("only %d parameters were sent", sent)
 	}
-	for _, value := range []string{"a b", canary + "é", canary + "\t" + canary, "\x80"} {
-		b.refused(t, "Idempotency-Key", request{method: "POST", path: "/api/v2/vault/seal", key: b.key,
-			body:   `{"name":"n","credential_type":"t","values":{"k":"v"}}`,
-			header: http.Header{"Idempotency-Key": {value}}}, http.StatusBadRequest)
+	for _, value := range []string{"a b", servertest.Canary + "é", servertest.Canary + "\t" + servertest.Canary, "\x80"} {
+		b.refused(t, "Idempotency-Key", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: b.Key,
+			Body:   `{"name":"n","credential_type":"t","values":{"k":"v"}}`,
+			Header: http.Header{"Idempotency-Key": {value}}}, http.StatusBadRequest)
 	}
 	for _, query := range []string{"hours=1&from=2026-11-21T10:00:00Z", "hours=1&to=2026-11-21T10:00:00Z",
 		"from=2026-11-21T10:00:00Z&to=2026-11-21T09:59:59Z"} {
-		b.refused(t, query, request{method: "GET", path: "/api/v2/audit/logs?" + query, key: b.key}, http.StatusBadRequest)
+		b.refused(t, query, servertest.Request{Method: "GET", Path: "/api/v2/audit/logs?" + query, Key: b.Key}, http.StatusBadRequest)
 	}
-	b.refused(t, "days", request{method: "GET", path: "/v1/audit/logs?start_date=2026-11-21&end_date=2026-11-20", bearer: b.key}, http.StatusBadRequest)
-	b.get("/api/v2/audit/logs?Limit=x&LIMIT="+canary+"&limit%5B%5D=0").want(t, http.StatusOK) // unknown, all of them
+	b.refused(t, "days", servertest.Request{Method: "GET", Path: "/v1/audit/logs?start_date=2026-11-21&end_date=2026-11-20", Bearer: b.Key}, http.StatusBadRequest)
+	b.Get("/api/v2/audit/logs?Limit=x&LIMIT="+servertest.Canary+"&limit%5B%5D=0").Want(t, http.StatusOK) // unknown, all of them
 }
 
 func TestHostileIDsAreIDsOfNothing(t *testing.T) {
@@ -444,15 +443,15 @@ func TestHostileIDsAreIDsOfNothing(t *testing.T) {
 			want = http.StatusForbidden
 		}
 		var bodies []string
-		for _, id := range []string{example, canary, strings.ToUpper(example), example + "a", example[:len(example)-1], "x" + example, example + "%00",
+		for _, id := range []string{example, servertest.Canary, strings.ToUpper(example), example + "a", example[:len(example)-1], "x" + example, example + "%00",
 			example + "%20", example + "%0A", "%00", "%20", "*",
-			"%2F", "..%2F" + example, "%2e%2e", "%2e%2e%2f%2e%2e", "%252e", "%ff%fe", "%C0%80", "%F0%9F%94%91", "%0d%0aX-" + canary + ":%201",
+			"%2F", "..%2F" + example, "%2e%2e", "%2e%2e%2f%2e%2e", "%252e", "%ff%fe", "%C0%80", "%F0%9F%94%91", "%0d%0aX-" + servertest.Canary + ":%201",
 			"'%20OR%20'1'='1", "$ne", "%7B%7D",
 			"req_mfrggzdfmztwq2lknnwg23tpoa", "cred_" + strings.Repeat("%E2%80%AE", 26), strings.Repeat("a", 4096)} {
 			r := b.request(o)
-			r.path = o.to(id)
+			r.Path = o.to(id)
 			got := b.refused(t, fmt.Sprintf("%s, %.60s", o.id, id), r, want)
-			bodies = append(bodies, got.alike(t))
+			bodies = append(bodies, alike(t, got))
 		}
 		if n := len(slices.Compact(bodies)); n != 1 {
 			t.Errorf("%s: %d different answers to ids of nothing", o.id, n)
@@ -461,15 +460,15 @@ func TestHostileIDsAreIDsOfNothing(t *testing.T) {
 }
 
 // alike returns the body of an error without what is different every time.
-func (r reply) alike(t testing.TB) string {
+func alike(t testing.TB, r servertest.Reply) string {
 	t.Helper()
 	var fields map[string]any
-	if err := json.Unmarshal(r.body, &fields); err != nil {
-		t.Fatalf("body %q: %v", r.body, err)
+	if err := json.Unmarshal(r.Body, &fields); err != nil {
+		t.Fatalf("body %q: %v", r.Body, err)
 	}
 	if detail, ok := fields["error"].(map[string]any); ok {
 		delete(detail, "request_id")
 		delete(detail, "timestamp")
 	}
-	return marshal(t, fields)
+	return servertest.Marshal(t, fields)
 }

@@ -1,10 +1,8 @@
-package server
+package server_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,53 +15,39 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
-// lines returns the log lines with that message.
-func (s *service) lines(message string) []map[string]any {
-	s.t.Helper()
-	var lines []map[string]any
-	scanner := bufio.NewScanner(strings.NewReader(s.log.String()))
-	scanner.Buffer(nil, 1<<20)
-	for scanner.Scan() {
-		var line map[string]any
-		if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
-			s.t.Fatal(err)
-		}
-		if line["msg"] == message {
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
-
 func TestANewServerNeedsItsParts(t *testing.T) {
-	if _, err := New(Config{}); err == nil {
+	if _, err := server.New(server.Config{}); err == nil {
 		t.Error("a server of nothing was made")
 	}
 }
 
 func TestOneRequestIDInHeaderEnvelopeLogAndAuditLog(t *testing.T) {
 	s := newService(t)
-	r := s.call(request{method: "GET", path: "/api/v2/vault/x", key: s.key, header: http.Header{"X-Request-ID": {"mine"}, "X-Forwarded-For": {"203.0.113.1"}}})
-	id := r.header.Get("X-Request-ID")
+	r := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/x", Key: s.Key, Header: http.Header{"X-Request-ID": {"mine"}, "X-Forwarded-For": {"203.0.113.1"}}})
+	id := r.Header.Get("X-Request-ID")
 	if !authz.ValidID("req", id) {
 		t.Fatalf("header %q", id)
 	}
-	if got := r.want(t, http.StatusForbidden)["error"].(map[string]any)["request_id"]; got != id {
+	if got := r.Want(t, http.StatusForbidden)["error"].(map[string]any)["request_id"]; got != id {
 		t.Errorf("envelope %v", got)
 	}
-	line := s.lines("request")[0]
+	line := s.LogLines("request")[0]
 	if line["request_id"] != id || line["route"] != "/api/v2/vault/:credential_id" || line["method"] != "GET" || line["status"] != 403.0 {
 		t.Errorf("log %v", line)
 	}
-	if e := s.entries("limit=1")[0]; e["request_id"] != id || e["source_ip"] != "127.0.0.1" {
+	if e := s.Entries("limit=1")[0]; e["request_id"] != id || e["source_ip"] != "127.0.0.1" {
 		t.Errorf("entry %v", e)
 	}
-	if again := s.get("/healthz").header.Get("X-Request-ID"); again == id {
+	if again := s.Get("/healthz").Header.Get("X-Request-ID"); again == id {
 		t.Error("two requests have one id")
 	}
 }
@@ -72,41 +56,41 @@ func TestResponsesMayBeCachedOnlyWhenPublic(t *testing.T) {
 	s := newService(t)
 	for path, want := range map[string]string{
 		"/api/v2/sealing-key": "public, max-age=60", "/api/v2/openapi.yaml": "public, max-age=60",
-		"/api/v2/vault/list": "no-store", "/api/v2/vault/" + s.seal("v"): "no-store", "/api/v2/vault/x": "no-store", "/none": "no-store",
+		"/api/v2/vault/list": "no-store", "/api/v2/vault/" + s.Seal("v"): "no-store", "/api/v2/vault/x": "no-store", "/none": "no-store",
 		"/readyz": "no-store",
 	} {
-		r := s.get(path)
-		if got := r.header.Get("Cache-Control"); got != want {
+		r := s.Get(path)
+		if got := r.Header.Get("Cache-Control"); got != want {
 			t.Errorf("%s: %q", path, got)
 		}
-		if r.header.Get("X-Content-Type-Options") != "nosniff" {
+		if r.Header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s can be sniffed", path)
 		}
-		if r.header.Get("Server") != "" || r.header.Get("Set-Cookie") != "" {
-			t.Errorf("%s: headers %v", path, r.header)
+		if r.Header.Get("Server") != "" || r.Header.Get("Set-Cookie") != "" {
+			t.Errorf("%s: headers %v", path, r.Header)
 		}
 	}
 }
 
 func TestTheSealingKeyIsTheSignedDocument(t *testing.T) {
 	s := newService(t)
-	r := s.call(request{method: "GET", path: "/api/v2/sealing-key"})
-	document, err := sealing.ParseDocument(r.body)
+	r := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/sealing-key"})
+	document, err := sealing.ParseDocument(r.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := document.CheckIdentity(s.server.config.Keys.Identity().ID()); err != nil {
+	if err := document.CheckIdentity(s.Config.Keys.Identity().ID()); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestMetricsSpeakOfTemplatesOnly(t *testing.T) {
 	s := newService(t)
-	id := s.seal("v")
-	s.get("/api/v2/vault/"+id).want(t, http.StatusOK)
-	s.call(request{method: "GET", path: "/api/v2/vault/" + id}).message(t, http.StatusUnauthorized)
-	s.call(request{method: "FROBNICATE", path: "/none/such"})
-	got := string(s.call(request{method: "GET", path: "/metrics"}).body)
+	id := s.Seal("v")
+	s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + id}).Message(t, http.StatusUnauthorized)
+	s.Call(servertest.Request{Method: "FROBNICATE", Path: "/none/such"})
+	got := string(s.Call(servertest.Request{Method: "GET", Path: "/metrics"}).Body)
 	for _, want := range []string{
 		`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="200"} 1`,
 		`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="401"} 1`,
@@ -119,7 +103,7 @@ func TestMetricsSpeakOfTemplatesOnly(t *testing.T) {
 			t.Errorf("no %s", want)
 		}
 	}
-	for _, unwanted := range []string{id, string(s.tenant), "FROBNICATE", "such"} {
+	for _, unwanted := range []string{id, string(s.Tenant), "FROBNICATE", "such"} {
 		if strings.Contains(got, unwanted) {
 			t.Errorf("%s is in the metrics", unwanted)
 		}
@@ -128,45 +112,45 @@ func TestMetricsSpeakOfTemplatesOnly(t *testing.T) {
 
 func TestProbes(t *testing.T) {
 	s := newService(t)
-	s.get("/healthz").want(t, http.StatusOK)
-	s.get("/readyz").want(t, http.StatusOK)
-	if err := s.store.Close(); err != nil {
+	s.Get("/healthz").Want(t, http.StatusOK)
+	s.Get("/readyz").Want(t, http.StatusOK)
+	if err := s.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s.get("/healthz").want(t, http.StatusOK)
-	s.get("/readyz").message(t, http.StatusServiceUnavailable)
+	s.Get("/healthz").Want(t, http.StatusOK)
+	s.Get("/readyz").Message(t, http.StatusServiceUnavailable)
 }
 
 func TestWithoutTheStoreNothingLeaves(t *testing.T) {
 	s := newService(t)
-	id := s.seal("v")
-	if err := s.store.Close(); err != nil {
+	id := s.Seal("v")
+	if err := s.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
 	want := ""
-	for _, r := range []request{
-		{method: "GET", path: "/api/v2/vault/" + id},
-		{method: "GET", path: "/api/v2/vault/" + authz.NewID("cred")},
-		{method: "GET", path: "/api/v2/vault/x"},
-		{method: "GET", path: "/api/v2/vault/list"},
-		{method: "POST", path: "/api/v2/vault/rotate/" + id},
-		{method: "DELETE", path: "/api/v2/vault/" + id},
-		{method: "POST", path: "/api/v2/vault/seal", body: `{"name":"n","credential_type":"t","values":{"k":"v"}}`},
-		{method: "GET", path: "/api/v2/audit/logs"},
-		{method: "GET", path: "/api/v2/sealing-key"},
+	for _, r := range []servertest.Request{
+		{Method: "GET", Path: "/api/v2/vault/" + id},
+		{Method: "GET", Path: "/api/v2/vault/" + authz.NewID("cred")},
+		{Method: "GET", Path: "/api/v2/vault/x"},
+		{Method: "GET", Path: "/api/v2/vault/list"},
+		{Method: "POST", Path: "/api/v2/vault/rotate/" + id},
+		{Method: "DELETE", Path: "/api/v2/vault/" + id},
+		{Method: "POST", Path: "/api/v2/vault/seal", Body: `{"name":"n","credential_type":"t","values":{"k":"v"}}`},
+		{Method: "GET", Path: "/api/v2/audit/logs"},
+		{Method: "GET", Path: "/api/v2/sealing-key"},
 	} {
-		r.key = s.key
-		answer := s.call(r)
-		answer.message(t, http.StatusServiceUnavailable)
-		got := faceless(t, answer)
+		r.Key = s.Key
+		answer := s.Call(r)
+		answer.Message(t, http.StatusServiceUnavailable)
+		got := servertest.WithoutRequest(t, answer)
 		if want == "" {
 			want = got
 		}
 		if got != want {
-			t.Errorf("%s %s: %s", r.method, r.path, got)
+			t.Errorf("%s %s: %s", r.Method, r.Path, got)
 		}
 	}
-	if line := s.lines("request")[1]; line["level"] != "ERROR" || line["error"] == nil {
+	if line := s.LogLines("request")[1]; line["level"] != "ERROR" || line["error"] == nil {
 		t.Errorf("the cause is not in the log: %v", line)
 	}
 }
@@ -174,36 +158,36 @@ func TestWithoutTheStoreNothingLeaves(t *testing.T) {
 func TestAPanicIsA500AndItsValueStaysOut(t *testing.T) {
 	s := newService(t)
 	const canary = "tr0ub4dor"
-	s.server.engine.GET("/test/panic", func(*gin.Context) { panic(errors.New(canary)) })
-	s.server.engine.GET("/test/panic-late", func(c *gin.Context) {
+	s.Server.Engine().GET("/test/panic", func(*gin.Context) { panic(errors.New(canary)) })
+	s.Server.Engine().GET("/test/panic-late", func(c *gin.Context) {
 		c.String(http.StatusOK, "half")
 		panic(canary)
 	})
-	resp, err := http.Get(s.url + "/test/panic")
+	resp, err := http.Get(s.URL + "/test/panic")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if m := (reply{resp.StatusCode, resp.Header, body}).message(t, http.StatusInternalServerError); m != "internal error" || err != nil {
+	if m := (servertest.Reply{Status: resp.StatusCode, Header: resp.Header, Body: body}).Message(t, http.StatusInternalServerError); m != "internal error" || err != nil {
 		t.Errorf("message %q, %v", m, err)
 	}
-	if lines := s.lines("panic"); len(lines) != 1 || lines[0]["type"] != "*errors.errorString" || !strings.Contains(lines[0]["stack"].(string), "life_test.go") {
+	if lines := s.LogLines("panic"); len(lines) != 1 || lines[0]["type"] != "*errors.errorString" || !strings.Contains(lines[0]["stack"].(string), "life_test.go") {
 		t.Errorf("log %v", lines)
 	}
 	once := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // a kept connection would be tried again
-	if resp, err := once.Get(s.url + "/test/panic-late"); err == nil {
+	if resp, err := once.Get(s.URL + "/test/panic-late"); err == nil {
 		var b bytes.Buffer
 		if _, err := b.ReadFrom(resp.Body); err == nil {
 			t.Errorf("a broken response arrived whole: %q", b.String())
 		}
 		resp.Body.Close()
 	}
-	s.get("/healthz").want(t, http.StatusOK)
-	if strings.Contains(s.log.String(), canary) {
+	s.Get("/healthz").Want(t, http.StatusOK)
+	if strings.Contains(s.Logged.String(), canary) {
 		t.Error("the value is in the log")
 	}
-	if n := len(s.lines("request")); n != 2 { // a probe that is answered well has none
+	if n := len(s.LogLines("request")); n != 2 { // a probe that is answered well has none
 		t.Errorf("%d access log lines for 2 requests", n)
 	}
 }
@@ -211,7 +195,7 @@ func TestAPanicIsA500AndItsValueStaysOut(t *testing.T) {
 func TestShutdownFinishesRequestsInFlight(t *testing.T) {
 	s := assemble(t)
 	began, release := make(chan struct{}), make(chan struct{})
-	s.server.engine.GET("/test/slow", func(c *gin.Context) {
+	s.Server.Engine().GET("/test/slow", func(c *gin.Context) {
 		close(began)
 		<-release
 		c.String(http.StatusOK, "done: %v", c.Request.Context().Err())
@@ -222,7 +206,7 @@ func TestShutdownFinishesRequestsInFlight(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	served, answered := make(chan error, 1), make(chan string, 1)
-	go func() { served <- s.server.Serve(ctx, l) }()
+	go func() { served <- s.Server.Serve(ctx, l) }()
 	go func() {
 		resp, err := http.Get("http://" + l.Addr().String() + "/test/slow")
 		if err != nil {
@@ -264,14 +248,14 @@ func TestServeReturnsWhenItsListenerFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	if err := s.server.Serve(t.Context(), l); err == nil {
+	if err := s.Server.Serve(t.Context(), l); err == nil {
 		t.Error("serving on a closed listener succeeded")
 	}
 }
 
 func TestOversizedHeadersAreRefused(t *testing.T) {
 	s := newService(t)
-	req, err := http.NewRequest("GET", s.url+"/healthz", nil)
+	req, err := http.NewRequest("GET", s.URL+"/healthz", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,12 +274,12 @@ func TestOversizedHeadersAreRefused(t *testing.T) {
 // and nobody waits for it.
 func TestAHangingStoreIsA503(t *testing.T) {
 	s := newService(t)
-	id := s.seal("value")
+	id := s.Seal("value")
 	held, release := make(chan struct{}), make(chan struct{})
 	hold := sync.OnceFunc(func() { close(held) })
 	ended := make(chan error, 1)
 	go func() {
-		ended <- s.store.Update(context.Background(), func(store.Tx) error {
+		ended <- s.Store.Update(context.Background(), func(store.Tx) error {
 			hold()
 			<-release
 			return nil
@@ -303,14 +287,14 @@ func TestAHangingStoreIsA503(t *testing.T) {
 	}()
 	<-held
 	answers := make(chan int, 4)
-	for _, r := range []request{
-		{method: "POST", path: "/api/v2/vault/seal", body: `{"name":"n","credential_type":"t","values":{"k":"v"}}`},
-		{method: "POST", path: "/api/v2/vault/rotate/" + id},
-		{method: "DELETE", path: "/api/v2/vault/" + id},
-		{method: "GET", path: "/api/v2/audit/logs"},
+	for _, r := range []servertest.Request{
+		{Method: "POST", Path: "/api/v2/vault/seal", Body: `{"name":"n","credential_type":"t","values":{"k":"v"}}`},
+		{Method: "POST", Path: "/api/v2/vault/rotate/" + id},
+		{Method: "DELETE", Path: "/api/v2/vault/" + id},
+		{Method: "GET", Path: "/api/v2/audit/logs"},
 	} {
-		r.key = s.key
-		go func() { answers <- s.call(r).status }()
+		r.Key = s.Key
+		go func() { answers <- s.Call(r).Status }()
 	}
 	for range cap(answers) {
 		select {
@@ -326,7 +310,63 @@ func TestAHangingStoreIsA503(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	if got := s.get("/api/v2/vault/" + id); got.status != http.StatusOK {
-		t.Errorf("no recovery: %d", got.status)
+	if got := s.Get("/api/v2/vault/" + id); got.Status != http.StatusOK {
+		t.Errorf("no recovery: %d", got.Status)
+	}
+}
+
+// While entries are lost nothing is answered but what brings the log back, whoever
+// asks for what; afterwards all of it is, and the entry says what was lost.
+func TestAServerThatLostEntriesAnswersNothingElse(t *testing.T) {
+	w := newWorld(t, "plain")
+	all := operations(t)
+	requests := make(map[string]servertest.Request)
+	for name, o := range all {
+		if name != "v2 acceptRollback" {
+			requests[name] = w.authorized(o, examples[name](w, o))
+		}
+	}
+	head := w.NextSequence() - 1
+	w.LoseEntries()
+	for name, r := range requests {
+		w.Call(r).Want(t, http.StatusServiceUnavailable)
+		if w.NextSequence() != head+1 {
+			t.Fatalf("%s wrote an entry", name)
+		}
+	}
+	for path, status := range map[string]int{"/healthz": 200, "/metrics": 200, "/readyz": 503} {
+		if r := w.Call(servertest.Request{Method: "GET", Path: path}); r.Status != status || bytes.Contains(r.Body, []byte("anchor")) {
+			t.Errorf("%s: %d %s", path, r.Status, r.Body)
+		}
+	}
+	accept := servertest.Request{Method: "POST", Path: "/api/v2/system/audit/accept-rollback", Key: w.keys["system:admin"], Body: `{"reason":"the disk failed"}`}
+	weak, wrong, nobody := accept, accept, accept
+	weak.Key, nobody.Key, wrong.Body = w.keys["account:admin"], "", `{"reason":"größer"}`
+	w.Call(weak).Message(t, http.StatusForbidden) // though it cannot be recorded
+	w.Call(nobody).Message(t, http.StatusUnauthorized)
+	if message := w.Call(wrong).Message(t, http.StatusUnprocessableEntity); !strings.Contains(message, "reason") {
+		t.Error(message)
+	}
+	got := servertest.Decode[v2.RollbackAnswer](t, w.Call(accept))
+	if got.Epoch != 2 || got.LostFrom != int64(head)+1 || got.LostTo != int64(head)+10 || got.Sequence != int64(head)+11 {
+		t.Errorf("%+v after %d", got, head)
+	}
+	left := w.AllEntries(head + 1)
+	if len(left) != 1 || left[0].Sequence != head+11 || left[0].Hash != got.Hash || left[0].EventType != audit.RollbackAccepted ||
+		left[0].Attributes[audit.AttributeReason] != "the disk failed" || left[0].TenantID != string(authz.SystemTenant) {
+		t.Errorf("%v", servertest.Summaries(left))
+	}
+	w.Call(accept).Message(t, http.StatusConflict)
+	if r := w.Call(servertest.Request{Method: "GET", Path: "/readyz"}); r.Status != http.StatusOK {
+		t.Errorf("%d %s", r.Status, r.Body)
+	}
+	w.Call(w.authorized(all["v2 listCredentials"], servertest.Request{Method: "GET", Path: "/api/v2/vault/list"})).Want(t, http.StatusOK)
+	// What was proven before is proven after, in the next epoch.
+	c := w.FollowLog()
+	if c.Epoch != 2 || c.Sequence <= uint64(c.Size) {
+		t.Errorf("%+v", c)
+	}
+	if _, err := audit.VerifyStore(t.Context(), w.Store, audit.Options{}); err != nil {
+		t.Error(err)
 	}
 }

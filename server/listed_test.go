@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
+
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // listed is an operation as its contract lists it, with the request that the
@@ -28,8 +30,8 @@ type listed struct {
 func listedOperations(t testing.TB) []listed {
 	t.Helper()
 	var all []listed
-	both := newContract(t)
-	for version, doc := range map[string]document{"v1": both.v1, "v2": both.v2} {
+	both := servertest.NewContract(t)
+	for version, doc := range map[string]servertest.Document{"v1": both.V1, "v2": both.V2} {
 		for path, item := range doc.Paths.Map() {
 			for method, op := range item.Operations() {
 				if slices.Contains(op.Tags, "operations") {

@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"context"
@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // operate serves the operations of s on a listener of their own, and returns
@@ -23,7 +26,7 @@ func operate(t *testing.T, s *service) (url string, end func()) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- s.server.ServeOperations(ctx, l) }()
+	go func() { served <- s.Server.ServeOperations(ctx, l) }()
 	end = func() {
 		stop()
 		if err := <-served; err != nil {
@@ -35,37 +38,19 @@ func operate(t *testing.T, s *service) (url string, end func()) {
 	return "http://" + l.Addr().String(), end
 }
 
-func status(t *testing.T, url string) (int, string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	b, err := io.ReadAll(answer.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer.StatusCode, string(b)
-}
-
 func TestOperationsApartAreOnTheirOwnListenerAlone(t *testing.T) {
-	s := newService(t, func(c *Config) { c.OperationsApart = true })
+	s := newService(t, func(c *server.Config) { c.OperationsApart = true })
 	operations, _ := operate(t, s)
 	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-		if code, body := status(t, s.url+path); code != http.StatusNotFound {
+		if code, body := servertest.GetStatus(t, s.URL+path); code != http.StatusNotFound {
 			t.Errorf("%s of the interface: %d %s", path, code, body)
 		}
-		if code, body := status(t, operations+path); code != http.StatusOK {
+		if code, body := servertest.GetStatus(t, operations+path); code != http.StatusOK {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
 	for _, path := range []string{"/api/v2/sealing-key", "/api/v2/openapi.yaml", "/v1/keys", "/"} {
-		if code, body := status(t, operations+path); code != http.StatusNotFound {
+		if code, body := servertest.GetStatus(t, operations+path); code != http.StatusNotFound {
 			t.Errorf("%s among the operations: %d %s", path, code, body)
 		}
 	}
@@ -73,35 +58,35 @@ func TestOperationsApartAreOnTheirOwnListenerAlone(t *testing.T) {
 
 func TestReadinessTellsWhatCannotBeServed(t *testing.T) {
 	waiting := errors.New("there is no certificate yet")
-	s := newService(t, func(c *Config) {
+	s := newService(t, func(c *server.Config) {
 		c.OperationsApart = true
 		c.Ready = func() error { return waiting }
 	})
 	operations, _ := operate(t, s)
-	if code, body := status(t, operations+"/readyz"); code != http.StatusServiceUnavailable || strings.Contains(body, "certificate") {
+	if code, body := servertest.GetStatus(t, operations+"/readyz"); code != http.StatusServiceUnavailable || strings.Contains(body, "certificate") {
 		t.Error("without a certificate:", code, body)
 	}
 	waiting = nil
-	if code, body := status(t, operations+"/readyz"); code != http.StatusOK {
+	if code, body := servertest.GetStatus(t, operations+"/readyz"); code != http.StatusOK {
 		t.Error(code, body)
 	}
-	if err := s.store.Close(); err != nil {
+	if err := s.Store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if code, body := status(t, operations+"/readyz"); code != http.StatusServiceUnavailable {
+	if code, body := servertest.GetStatus(t, operations+"/readyz"); code != http.StatusServiceUnavailable {
 		t.Error("without the store:", code, body)
 	}
-	if code, body := status(t, operations+"/healthz"); code != http.StatusOK {
+	if code, body := servertest.GetStatus(t, operations+"/healthz"); code != http.StatusOK {
 		t.Error("a restart does not help:", code, body)
 	}
-	if lines := s.lines("request"); len(lines) != 2 || lines[0]["status"] != 503.0 || lines[0]["error"] == "" {
+	if lines := s.LogLines("request"); len(lines) != 2 || lines[0]["status"] != 503.0 || lines[0]["error"] == "" {
 		t.Error("not exactly the failures are logged:", lines)
 	}
 }
 
 // While requests finish, the process is alive and takes no new ones.
 func TestProbesAreAnsweredWhileTheServerEnds(t *testing.T) {
-	s := assemble(t, func(c *Config) { c.OperationsApart = true })
+	s := assemble(t, func(c *server.Config) { c.OperationsApart = true })
 	operations, _ := operate(t, s)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -109,7 +94,7 @@ func TestProbesAreAnsweredWhileTheServerEnds(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- s.server.Serve(ctx, l) }()
+	go func() { served <- s.Server.Serve(ctx, l) }()
 	// A request whose body is on its way.
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -117,7 +102,7 @@ func TestProbesAreAnsweredWhileTheServerEnds(t *testing.T) {
 	}
 	defer conn.Close()
 	const body = `{"name":"n","credential_type":"t","values":{"a":"b"}}`
-	for _, part := range []string{"POST /api/v2/vault/seal HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nX-API-Key: ", s.key,
+	for _, part := range []string{"POST /api/v2/vault/seal HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nX-API-Key: ", s.Key,
 		"\r\nExpect: 100-continue\r\nContent-Length: 53\r\n\r\n"} {
 		if _, err := io.WriteString(conn, part); err != nil {
 			t.Fatal(err)
@@ -127,7 +112,7 @@ func TestProbesAreAnsweredWhileTheServerEnds(t *testing.T) {
 	if _, err := io.ReadFull(conn, begun); err != nil {
 		t.Fatal(err)
 	}
-	if code, answer := status(t, operations+"/readyz"); code != http.StatusOK {
+	if code, answer := servertest.GetStatus(t, operations+"/readyz"); code != http.StatusOK {
 		t.Fatal(code, answer)
 	}
 	stop()
@@ -137,10 +122,10 @@ func TestProbesAreAnsweredWhileTheServerEnds(t *testing.T) {
 		case <-patience:
 			t.Fatal("a server that ends is ready")
 		default:
-			code, _ = status(t, operations+"/readyz")
+			code, _ = servertest.GetStatus(t, operations+"/readyz")
 		}
 	}
-	if code, answer := status(t, operations+"/healthz"); code != http.StatusOK {
+	if code, answer := servertest.GetStatus(t, operations+"/healthz"); code != http.StatusOK {
 		t.Error("not alive while a request is in flight:", code, answer)
 	}
 	if _, err := io.WriteString(conn, body); err != nil {
@@ -158,9 +143,9 @@ func TestMetricsOfOthersAreShownToo(t *testing.T) {
 	others := prometheus.NewRegistry()
 	c := prometheus.NewCounter(prometheus.CounterOpts{Name: "others_total", Help: "Of another registry."})
 	others.MustRegister(c)
-	s := newService(t, func(config *Config) { config.Gatherers = []prometheus.Gatherer{others} })
+	s := newService(t, func(config *server.Config) { config.Gatherers = []prometheus.Gatherer{others} })
 	c.Inc()
-	code, metrics := status(t, s.url+"/metrics")
+	code, metrics := servertest.GetStatus(t, s.URL+"/metrics")
 	if code != http.StatusOK || !strings.Contains(metrics, "\nothers_total 1\n") || !strings.Contains(metrics, "\nlatticekeep_build_info") {
 		t.Error(code, metrics)
 	}

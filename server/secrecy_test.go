@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // A secret ends up in the wrong place by a caller's mistake, too: whatever
@@ -18,85 +20,85 @@ import (
 func TestASecretIsOnlyEverTheValueOfAnUnseal(t *testing.T) {
 	s := newService(t)
 	const canary = "tr0ub4dor-and-3"
-	id := s.seal(canary)
-	if r := s.get("/api/v2/vault/" + id); !bytes.Contains(r.body, []byte(canary)) {
-		t.Fatalf("the value did not come back: %s", r.body)
+	id := s.Seal(canary)
+	if r := s.Get("/api/v2/vault/" + id); !bytes.Contains(r.Body, []byte(canary)) {
+		t.Fatalf("the value did not come back: %s", r.Body)
 	}
-	s.call(request{method: "POST", path: "/api/v2/vault/rotate/" + id, key: s.key}).want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/rotate/" + id, Key: s.Key}).Want(t, http.StatusOK)
 
 	sealPath := "/api/v2/vault/seal"
 	quoted := `"` + canary + `"`
-	for _, r := range []request{
-		{method: "GET", path: "/api/v2/vault/list?name=" + canary},
-		{method: "GET", path: "/api/v2/vault/list?cursor=" + canary},
-		{method: "GET", path: "/api/v2/vault/list?q=" + canary},
-		{method: "GET", path: "/api/v2/vault/list?status=" + canary},
-		{method: "GET", path: "/api/v2/vault/list?credential_type=" + canary},
-		{method: "GET", path: "/api/v2/vault/list?expires_before=" + canary},
-		{method: "GET", path: "/api/v2/vault/list?limit=" + canary},
-		{method: "GET", path: "/api/v2/audit/logs?event_type=" + canary},
-		{method: "GET", path: "/api/v2/audit/logs?user_id=" + canary},
-		{method: "GET", path: "/api/v2/audit/logs?from=" + canary},
-		{method: "GET", path: "/api/v2/audit/logs?hours=" + canary},
-		{method: "GET", path: "/api/v2/audit/logs?x=" + canary + "%zz"},
-		{method: "GET", path: "/api/v2/vault/" + canary},
-		{method: "DELETE", path: "/api/v2/vault/" + canary},
-		{method: "POST", path: "/api/v2/vault/rotate/" + canary},
-		{method: "GET", path: "/" + canary},
-		{method: canary, path: "/" + canary},
-		{method: canary, path: sealPath},
-		{method: "GET", path: "/api/v2/vault/list", key: canary},
-		{method: "GET", path: "/api/v2/vault/list", key: "lk_live_" + canary},
-		{method: "GET", path: "/api/v2/vault/list", header: http.Header{
+	for _, r := range []servertest.Request{
+		{Method: "GET", Path: "/api/v2/vault/list?name=" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list?cursor=" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list?q=" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list?status=" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list?credential_type=" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list?expires_before=" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list?limit=" + canary},
+		{Method: "GET", Path: "/api/v2/audit/logs?event_type=" + canary},
+		{Method: "GET", Path: "/api/v2/audit/logs?user_id=" + canary},
+		{Method: "GET", Path: "/api/v2/audit/logs?from=" + canary},
+		{Method: "GET", Path: "/api/v2/audit/logs?hours=" + canary},
+		{Method: "GET", Path: "/api/v2/audit/logs?x=" + canary + "%zz"},
+		{Method: "GET", Path: "/api/v2/vault/" + canary},
+		{Method: "DELETE", Path: "/api/v2/vault/" + canary},
+		{Method: "POST", Path: "/api/v2/vault/rotate/" + canary},
+		{Method: "GET", Path: "/" + canary},
+		{Method: canary, Path: "/" + canary},
+		{Method: canary, Path: sealPath},
+		{Method: "GET", Path: "/api/v2/vault/list", Key: canary},
+		{Method: "GET", Path: "/api/v2/vault/list", Key: "lk_live_" + canary},
+		{Method: "GET", Path: "/api/v2/vault/list", Header: http.Header{
 			"X-Request-ID": {canary}, "User-Agent": {canary}, "X-Forwarded-For": {canary}, "Referer": {canary}, "Cookie": {canary},
 			"Authorization": {"Bearer " + canary}, "Traceparent": {canary}, "X-" + canary: {canary}, "Accept": {canary},
 		}},
-		{method: "POST", path: sealPath, body: quoted},
-		{method: "POST", path: sealPath, body: quoted, contentType: canary + "/" + canary},
-		{method: "POST", path: sealPath, body: quoted, contentType: "application/json; charset=" + canary},
-		{method: "POST", path: sealPath, body: canary},
-		{method: "POST", path: sealPath, body: `{"` + canary + `":` + quoted + `,"` + canary + `":1}`},
-		{method: "POST", path: sealPath, body: `{"name":[` + quoted + `]}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"t","values":` + quoted + `}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"t","values":{"` + canary + `":[` + quoted + `]}}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"t","values":{"/` + canary + `":` + quoted + `}}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"/` + canary + `","values":{"k":` + quoted + `}}`},
-		{method: "POST", path: sealPath, body: `{"name":"\u0000` + canary + `","credential_type":"t","values":{"k":` + quoted + `}}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"t","values":{"k":` + quoted + `},"ttl_days":` + quoted + `}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"t","values":{"k":` + quoted + `},"ttl_days":0}`},
-		{method: "POST", path: sealPath, body: `{"name":"n","credential_type":"t","values":{"k":` + quoted + strings.Repeat(" ", 1<<20) + `}}`},
+		{Method: "POST", Path: sealPath, Body: quoted},
+		{Method: "POST", Path: sealPath, Body: quoted, ContentType: canary + "/" + canary},
+		{Method: "POST", Path: sealPath, Body: quoted, ContentType: "application/json; charset=" + canary},
+		{Method: "POST", Path: sealPath, Body: canary},
+		{Method: "POST", Path: sealPath, Body: `{"` + canary + `":` + quoted + `,"` + canary + `":1}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":[` + quoted + `]}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"t","values":` + quoted + `}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"t","values":{"` + canary + `":[` + quoted + `]}}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"t","values":{"/` + canary + `":` + quoted + `}}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"/` + canary + `","values":{"k":` + quoted + `}}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"\u0000` + canary + `","credential_type":"t","values":{"k":` + quoted + `}}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"t","values":{"k":` + quoted + `},"ttl_days":` + quoted + `}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"t","values":{"k":` + quoted + `},"ttl_days":0}`},
+		{Method: "POST", Path: sealPath, Body: `{"name":"n","credential_type":"t","values":{"k":` + quoted + strings.Repeat(" ", 1<<20) + `}}`},
 	} {
-		if r.key == "" && r.header == nil {
-			r.key = s.key
+		if r.Key == "" && r.Header == nil {
+			r.Key = s.Key
 		}
-		got := s.call(r)
-		if bytes.Contains(got.body, []byte(canary)) {
-			t.Errorf("%s %s is answered with it: %s", r.method, r.path, got.body)
+		got := s.Call(r)
+		if bytes.Contains(got.Body, []byte(canary)) {
+			t.Errorf("%s %s is answered with it: %s", r.Method, r.Path, got.Body)
 		}
-		for name, values := range got.header {
+		for name, values := range got.Header {
 			if strings.Contains(name+strings.Join(values, ""), canary) {
-				t.Errorf("%s %s is answered with it in %s", r.method, r.path, name)
+				t.Errorf("%s %s is answered with it in %s", r.Method, r.Path, name)
 			}
 		}
 	}
 	for _, query := range []string{"limit=100", "limit=100&event_type=CREDENTIAL_UNSEALED"} {
-		if r := s.get("/api/v2/audit/logs?" + query); r.status != http.StatusOK || bytes.Contains(r.body, []byte(canary)) {
-			t.Errorf("it is in the audit log: %d", r.status)
+		if r := s.Get("/api/v2/audit/logs?" + query); r.Status != http.StatusOK || bytes.Contains(r.Body, []byte(canary)) {
+			t.Errorf("it is in the audit log: %d", r.Status)
 		}
 	}
-	if err := s.store.Close(); err != nil { // errors with causes, too
+	if err := s.Store.Close(); err != nil { // errors with causes, too
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/api/v2/vault/" + canary, "/api/v2/audit/logs?user_id=" + canary} {
-		s.get(path).message(t, http.StatusServiceUnavailable)
+		s.Get(path).Message(t, http.StatusServiceUnavailable)
 	}
-	if strings.Contains(s.log.String(), canary) {
+	if strings.Contains(s.Logged.String(), canary) {
 		t.Error("it is in the log")
 	}
-	if strings.Contains(s.log.String(), s.key) {
+	if strings.Contains(s.Logged.String(), s.Key) {
 		t.Error("the API key is in the log")
 	}
-	if r := s.call(request{method: "GET", path: "/metrics"}); bytes.Contains(r.body, []byte(canary)) {
+	if r := s.Call(servertest.Request{Method: "GET", Path: "/metrics"}); bytes.Contains(r.Body, []byte(canary)) {
 		t.Error("it is in the metrics")
 	}
 }
@@ -127,17 +129,17 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		o := all[name]
 		r := w.authorized(o, examples[name](w, o))
-		got := w.call(r)
-		if got.status >= 300 {
-			t.Errorf("%s: %d %s", name, got.status, got.body)
+		got := w.Call(r)
+		if got.Status >= 300 {
+			t.Errorf("%s: %d %s", name, got.Status, got.Body)
 		}
 		issued.hold(o, r, got)
 		valid := w.authorized(o, examples[name](w, o))
 		for _, r := range w.spoiled(o, valid) {
-			issued.hold(o, r, w.call(r))
+			issued.hold(o, r, w.Call(r))
 		}
 	}
-	var left []request // for a service that has lost its store
+	var left []servertest.Request // for a service that has lost its store
 	for name, o := range all {
 		if access[name] == "public" || access[name] == "refresh" {
 			left = append(left, examples[name](w, o))
@@ -147,42 +149,42 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 	if issued.count() < 100 {
 		t.Errorf("only %d secrets were issued: the test has lost sight of them", issued.count())
 	}
-	metrics := w.call(request{method: "GET", path: "/metrics"})
-	issued.absent("the metrics", metrics.body)
-	entries, err := json.Marshal(w.records(1))
+	metrics := w.Call(servertest.Request{Method: "GET", Path: "/metrics"})
+	issued.absent("the metrics", metrics.Body)
+	entries, err := json.Marshal(w.AllEntries(1))
 	w.must(err)
 	issued.absent("the entries", entries)
 	var export bytes.Buffer
-	w.must(w.server.config.Audit.Export(context.Background(), &export, 0))
+	w.must(w.Config.Audit.Export(context.Background(), &export, 0))
 	issued.absent("the exported entries", export.Bytes())
-	w.must(w.store.Close())
+	w.must(w.Store.Close())
 	for _, r := range left {
-		if got := w.call(r); got.status != http.StatusOK { // the sealing key is known
-			got.message(t, http.StatusServiceUnavailable)
-			issued.absent("the answer of a service without a store", got.body)
+		if got := w.Call(r); got.Status != http.StatusOK { // the sealing key is known
+			got.Message(t, http.StatusServiceUnavailable)
+			issued.absent("the answer of a service without a store", got.Body)
 		}
 	}
-	issued.absent("the log", []byte(w.log.String()))
+	issued.absent("the log", []byte(w.Logged.String()))
 }
 
 // spoiled returns requests with the word wherever a request has a place for it,
 // by what the contract and a valid request say.
-func (w *world) spoiled(o operation, valid request) (all []request) {
-	add := func(change func(*request)) {
+func (w *world) spoiled(o operation, valid servertest.Request) (all []servertest.Request) {
+	add := func(change func(*servertest.Request)) {
 		r := valid
-		r.header = valid.header.Clone()
-		if r.header == nil {
-			r.header = http.Header{}
+		r.Header = valid.Header.Clone()
+		if r.Header == nil {
+			r.Header = http.Header{}
 		}
 		change(&r)
 		all = append(all, r)
 	}
 	word := w.word
-	body := func(text string) { add(func(r *request) { r.body = text }) }
+	body := func(text string) { add(func(r *servertest.Request) { r.Body = text }) }
 	header := func(pairs ...string) {
-		add(func(r *request) {
+		add(func(r *servertest.Request) {
 			for i := 0; i < len(pairs); i += 2 {
-				r.header.Set(pairs[i], pairs[i+1])
+				r.Header.Set(pairs[i], pairs[i+1])
 			}
 		})
 	}
@@ -193,24 +195,26 @@ func (w *world) spoiled(o operation, valid request) (all []request) {
 	header("Cookie", word+"="+word, "Sec-Fetch-Site", "cross-site", "Origin", "http://"+word)
 	token := word + "." + word + "." + word
 	for _, authorization := range []string{word, "Bearer " + word, "Basic " + word, "Bearer lk_live_" + word, "Bearer " + token} {
-		add(func(r *request) { r.key, r.bearer, r.header = "", "", http.Header{"Authorization": {authorization}} })
+		add(func(r *servertest.Request) {
+			r.Key, r.Bearer, r.Header = "", "", http.Header{"Authorization": {authorization}}
+		})
 	}
 	for _, key := range []string{word, "lk_live_" + word} {
-		add(func(r *request) { r.key, r.bearer, r.header = key, "", nil })
+		add(func(r *servertest.Request) { r.Key, r.Bearer, r.Header = key, "", nil })
 	}
 	for _, contentType := range []string{word + "/" + word, "application/json; charset=" + word, "application/json; " + word} {
-		add(func(r *request) { r.body, r.contentType = `{"`+word+`":1}`, contentType })
+		add(func(r *servertest.Request) { r.Body, r.ContentType = `{"`+word+`":1}`, contentType })
 	}
 	for _, text := range []string{word, `"` + word + `"`, `["` + word + `"]`, `{"` + word + `":"` + word + `","` + word + `":1}`, `{"x":` + word + `}`} {
 		body(text)
 	}
 	for _, id := range []string{word, "%00" + word, word + "%2F" + word, word + "%ff", "cred_" + word, word + "/" + word} {
-		add(func(r *request) { r.path = o.at(id) })
+		add(func(r *servertest.Request) { r.Path = o.at(id) })
 	}
-	add(func(r *request) { r.path += "/" + word })
-	add(func(r *request) { r.method = word })
-	bare, _, _ := strings.Cut(valid.path, "?")
-	query := func(text string) { add(func(r *request) { r.path = bare + "?" + text }) }
+	add(func(r *servertest.Request) { r.Path += "/" + word })
+	add(func(r *servertest.Request) { r.Method = word })
+	bare, _, _ := strings.Cut(valid.Path, "?")
+	query := func(text string) { add(func(r *servertest.Request) { r.Path = bare + "?" + text }) }
 	query(word + "=" + word)
 	query("%zz" + word)
 	for _, p := range o.parameters {
@@ -220,11 +224,11 @@ func (w *world) spoiled(o operation, valid request) (all []request) {
 			query(p.Value.Name + "=" + word + "%00")
 		}
 	}
-	if valid.body == "" {
+	if valid.Body == "" {
 		return all
 	}
 	var fields any
-	w.must(json.Unmarshal([]byte(valid.body), &fields))
+	w.must(json.Unmarshal([]byte(valid.Body), &fields))
 	for _, other := range []any{
 		word, word + "@example.org", word + "@" + word, "/" + word, word + "\x00",
 		strings.Repeat(word, 1000), []any{word}, object{word: word}, object{"/" + word: word},
@@ -234,17 +238,17 @@ func (w *world) spoiled(o operation, valid request) (all []request) {
 			continue // a reason is in the log for good, as the contract says
 		}
 		for _, changed := range replaced(fields, other) {
-			body(marshal(w.t, changed))
+			body(servertest.Marshal(w.T, changed))
 		}
 	}
 	withMore := maps.Clone(fields.(object))
 	withMore[word] = word
-	body(marshal(w.t, withMore))
+	body(servertest.Marshal(w.T, withMore))
 	for name := range fields.(object) {
 		without := maps.Clone(fields.(object))
 		delete(without, name)
 		without[strings.ToUpper(name)] = word
-		body(marshal(w.t, without))
+		body(servertest.Marshal(w.T, without))
 	}
 	return all
 }
@@ -282,30 +286,30 @@ type issued struct {
 func (i *issued) count() int { return len(i.all) }
 
 // hold checks an answer and takes note of the secrets in it.
-func (i *issued) hold(o operation, r request, got reply) {
-	i.w.t.Helper()
-	what := o.name + " as " + r.method + " " + r.path
-	for name, values := range got.header {
+func (i *issued) hold(o operation, r servertest.Request, got servertest.Reply) {
+	i.w.T.Helper()
+	what := o.name + " as " + r.Method + " " + r.Path
+	for name, values := range got.Header {
 		if strings.Contains(strings.ToLower(name+strings.Join(values, "")), i.w.word) {
-			i.w.t.Errorf("%s: the header %s has it", what, name)
+			i.w.T.Errorf("%s: the header %s has it", what, name)
 		}
 	}
 	for _, old := range i.all {
-		if bytes.Contains(got.body, []byte(old)) {
-			i.w.t.Errorf("%s: the answer has a secret of another one", what)
+		if bytes.Contains(got.Body, []byte(old)) {
+			i.w.T.Errorf("%s: the answer has a secret of another one", what)
 		}
 	}
-	if got.status >= 300 {
-		i.absent(what+" with "+r.body[:min(len(r.body), 200)], got.body)
+	if got.Status >= 300 {
+		i.absent(what+" with "+r.Body[:min(len(r.Body), 200)], got.Body)
 		return
 	}
 	if o.name == "v2 takeBackup" { // names and addresses are what is inside, and it is larger than a message should be
-		i.absent(what, got.body)
-		inside := decrypted(i.w.t, got.body)
+		i.absent(what, got.Body)
+		inside := servertest.DecryptBackup(i.w.T, got.Body)
 		i.issuedOnly(what+", inside", inside)
 		for _, form := range spellings(i.w.password()) {
 			if bytes.Contains(inside, []byte(form)) {
-				i.w.t.Errorf("%s: it has a password", what)
+				i.w.T.Errorf("%s: it has a password", what)
 			}
 		}
 		return
@@ -313,19 +317,19 @@ func (i *issued) hold(o operation, r request, got reply) {
 	if o.name == "v2 exportAuditLog" { // is the entries, which are looked through at the end
 		return
 	}
-	if !strings.HasPrefix(got.header.Get("Content-Type"), "application/json;") { // a document of its own format
-		i.absent(what, got.body)
+	if !strings.HasPrefix(got.Header.Get("Content-Type"), "application/json;") { // a document of its own format
+		i.absent(what, got.Body)
 		return
 	}
 	var answer any
-	i.w.must(json.Unmarshal(got.body, &answer))
+	i.w.must(json.Unmarshal(got.Body, &answer))
 	i.walk(what, answer, strings.Fields(mayReturn[o.name]))
 	for _, name := range []string{"access_token", "api_key"} {
 		if secret, ok := answer.(object)[name].(string); ok {
 			i.all = append(i.all, secret)
 		}
 	}
-	for _, c := range (&http.Response{Header: got.header}).Cookies() {
+	for _, c := range (&http.Response{Header: got.Header}).Cookies() {
 		if c.Name == "refreshToken" && c.Value != "" {
 			i.all = append(i.all, c.Value)
 		}
@@ -334,7 +338,7 @@ func (i *issued) hold(o operation, r request, got reply) {
 
 // walk looks for the word in an answer beside the fields that may have it.
 func (i *issued) walk(what string, v any, but []string) {
-	i.w.t.Helper()
+	i.w.T.Helper()
 	switch v := v.(type) {
 	case object:
 		for name, part := range v {
@@ -354,12 +358,10 @@ func (i *issued) walk(what string, v any, but []string) {
 
 // mails checks what was mailed, and takes note of the tokens.
 func (i *issued) mails() {
-	i.w.t.Helper()
-	i.w.mails.mu.Lock()
-	defer i.w.mails.mu.Unlock()
-	for _, e := range i.w.mails.received {
+	i.w.T.Helper()
+	for _, e := range i.w.Mailbox.Received() {
 		i.forms("a mail", []byte(e.From+e.Subject+e.Text))
-		if m := mailedToken.FindStringSubmatch(e.Text); m != nil {
+		if m := servertest.MailedToken.FindStringSubmatch(e.Text); m != nil {
 			i.all = append(i.all, m[1])
 		}
 	}
@@ -367,26 +369,26 @@ func (i *issued) mails() {
 
 // absent fails the test when text has the word in any form, or a secret.
 func (i *issued) absent(what string, text []byte) {
-	i.w.t.Helper()
+	i.w.T.Helper()
 	i.forms(what, text)
 	i.issuedOnly(what, text)
 }
 
 // issuedOnly fails the test when text has a secret that the service made.
 func (i *issued) issuedOnly(what string, text []byte) {
-	i.w.t.Helper()
+	i.w.T.Helper()
 	for _, secret := range append(slices.Collect(maps.Values(i.w.keys)), i.all...) {
 		if bytes.Contains(text, []byte(secret)) {
-			i.w.t.Errorf("%s: it has a token or an API key", what)
+			i.w.T.Errorf("%s: it has a token or an API key", what)
 		}
 	}
 }
 
 func (i *issued) forms(what string, text []byte) {
-	i.w.t.Helper()
-	for _, form := range append(spellings(i.w.word), "of twelve bytes", testPassword, "owner@example") {
+	i.w.T.Helper()
+	for _, form := range append(spellings(i.w.word), "of twelve bytes", servertest.Password, "owner@example") {
 		if bytes.Contains(text, []byte(form)) {
-			i.w.t.Errorf("%s: it has %s: %.500s", what, form, text)
+			i.w.T.Errorf("%s: it has %s: %.500s", what, form, text)
 		}
 	}
 }
@@ -408,38 +410,38 @@ func TestABackupHasNoSecret(t *testing.T) {
 	const word = "c4n4ry7q2w9x8z"
 	post := func(path string, body any) map[string]any {
 		t.Helper()
-		r := request{method: "POST", path: path, key: s.key, body: marshal(t, body)}
+		r := servertest.Request{Method: "POST", Path: path, Key: s.Key, Body: servertest.Marshal(t, body)}
 		if strings.HasPrefix(path, "/v1/") {
-			r.key, r.bearer = "", s.key
+			r.Key, r.Bearer = "", s.Key
 		}
-		got := s.call(r)
-		if got.status >= 300 {
-			t.Fatalf("%s: %d %s", path, got.status, got.body)
+		got := s.Call(r)
+		if got.Status >= 300 {
+			t.Fatalf("%s: %d %s", path, got.Status, got.Body)
 		}
 		for _, form := range spellings(word) {
-			if bytes.Contains(got.body, []byte(form)) && !strings.HasSuffix(path, "/decrypt") {
+			if bytes.Contains(got.Body, []byte(form)) && !strings.HasSuffix(path, "/decrypt") {
 				t.Errorf("%s: the answer has %s", path, form)
 			}
 		}
 		var fields map[string]any
-		if err := json.Unmarshal(got.body, &fields); err != nil {
+		if err := json.Unmarshal(got.Body, &fields); err != nil {
 			t.Fatal(err)
 		}
 		return fields
 	}
 	values := object{"key": word}
 	id := post("/api/v2/vault/seal", object{"name": "visible-name", "credential_type": "t", "values": values})["credential_id"].(string)
-	s.call(request{method: "PUT", path: "/api/v2/vault/" + id, key: s.key, body: marshal(t, object{"values": values})}).want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/vault/" + id, Key: s.Key, Body: servertest.Marshal(t, object{"values": values})}).Want(t, http.StatusOK)
 	post("/api/v2/vault/rotate/"+id, object{})
-	s.call(request{method: "POST", path: "/api/v2/vault/seal", key: s.key, header: http.Header{"Idempotency-Key": {word}},
-		body: marshal(t, object{"name": "n", "credential_type": "t", "values": values})}).want(t, http.StatusCreated)
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: s.Key, Header: http.Header{"Idempotency-Key": {word}},
+		Body: servertest.Marshal(t, object{"name": "n", "credential_type": "t", "values": values})}).Want(t, http.StatusCreated)
 	sealed := post("/api/v2/encryption/encrypt", object{"data": word})
 	post("/api/v2/encryption/decrypt", sealed)
 	post("/api/v2/encryption/sign", object{"data": word})
 	post("/v1/encrypt", object{"data": word, "algorithm": "ML-KEM-768"})
-	s.call(request{method: "POST", path: "/api/v2/auth/register", body: marshal(t, object{"email": "a@example.org", "password": word, "tenant_name": "T"})}).want(t, http.StatusCreated)
-	session := s.login("a@example.org", word)
-	m := s.manifest(t, "shop", "db", word)
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/register", Body: servertest.Marshal(t, object{"email": "a@example.org", "password": word, "tenant_name": "T"})}).Want(t, http.StatusCreated)
+	session := s.Login("a@example.org", word)
+	m := s.Manifest(t, "shop", "db", word)
 	again := post("/api/v2/sealing-key/reseal", m)
 	check := object{"namespace": "shop", "name": "db", "credential_type": "database", "sealed": again["sealed"]}
 	if post("/api/v2/sealing-key/check", check)["accepted"] != true {
@@ -449,28 +451,28 @@ func TestABackupHasNoSecret(t *testing.T) {
 	if post("/api/v2/sealing-key/check", check)["accepted"] != false {
 		t.Error("what was sealed for another object is accepted")
 	}
-	owned := s.rotatedTo(s.operator(), "former "+word, word) // a current and a former version
-	if _, err := s.vault.UnsealVersion(t.Context(), s.operator(), owned.ID, 1); err != nil {
+	owned := s.SealOwnedVersions(s.Operator(), "former "+word, word) // a current and a former version
+	if _, err := s.Vault.UnsealVersion(t.Context(), s.Operator(), owned.ID, 1); err != nil {
 		t.Fatal(err)
 	}
 
-	got := s.call(request{method: "POST", path: "/api/v2/system/backup", key: s.systemKey(), body: backupBody(t)})
-	if got.status != http.StatusOK {
-		t.Fatalf("%d: %s", got.status, got.body)
+	got := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/system/backup", Key: s.SystemKey(), Body: servertest.BackupBody(t)})
+	if got.Status != http.StatusOK {
+		t.Fatalf("%d: %s", got.Status, got.Body)
 	}
-	inside := decrypted(t, got.body)
+	inside := servertest.DecryptBackup(t, got.Body)
 	for _, visible := range []string{"visible-name", owned.ID} {
-		if !bytes.Contains(inside, []byte(visible)) || bytes.Contains(got.body, []byte(visible)) {
-			t.Fatalf("a backup of %d bytes in which %s is not found, or without opening it", len(got.body), visible)
+		if !bytes.Contains(inside, []byte(visible)) || bytes.Contains(got.Body, []byte(visible)) {
+			t.Fatalf("a backup of %d bytes in which %s is not found, or without opening it", len(got.Body), visible)
 		}
 	}
-	entries, err := json.Marshal(s.records(1))
+	entries, err := json.Marshal(s.AllEntries(1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics := s.call(request{method: "GET", path: "/metrics"}).body
-	for what, text := range map[string][]byte{"the backup": got.body, "what is inside": inside, "the entries": entries, "the log": []byte(s.log.String()), "the metrics": metrics} {
-		for _, form := range append(spellings(word), s.key, session.access, session.refresh) {
+	metrics := s.Call(servertest.Request{Method: "GET", Path: "/metrics"}).Body
+	for what, text := range map[string][]byte{"the backup": got.Body, "what is inside": inside, "the entries": entries, "the log": []byte(s.Logged.String()), "the metrics": metrics} {
+		for _, form := range append(spellings(word), s.Key, session.Access, session.Refresh) {
 			if bytes.Contains(text, []byte(form)) {
 				t.Errorf("%s: it has %s", what, form)
 			}

@@ -1,18 +1,17 @@
-package server
+package server_test
 
 import (
-	"context"
 	"encoding/base64"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // verbs is what a pod's ServiceAccount must be allowed in its cluster for each operation, written out on its own. An operation that is
@@ -34,97 +33,9 @@ var verbs = map[string]string{
 // byBody reports whether an operation is reviewed once its body has said where.
 func byBody(name string) bool { return name == "v2 checkManifest" || name == "v2 resealManifest" }
 
-// pods is a cluster as a test wants it. What the real one says is held in cluster_test.go.
-type pods struct {
-	mu       sync.Mutex
-	accounts map[string]identity.ServiceAccount // by token
-	known    map[string]bool                    // tokens that it remembers
-	allow    func(namespace, verb, name string) bool
-	down     bool
-	reviewed int
-	asked    []string // verb, namespace and name
-}
-
-func (p *pods) Review(_ context.Context, token string, ask bool) (identity.ServiceAccount, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.known[token] {
-		return p.accounts[token], nil
-	}
-	if !ask {
-		return identity.ServiceAccount{}, fault.Unauthenticated
-	}
-	p.reviewed++
-	a, ok := p.accounts[token]
-	switch {
-	case p.down:
-		return a, fault.Unavailable
-	case !ok:
-		return a, fault.Unauthenticated
-	}
-	return a, nil
-}
-
-func (p *pods) Allowed(_ context.Context, a identity.ServiceAccount, verb, namespace, name string) (bool, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.asked = append(p.asked, verb+" "+namespace+"/"+name)
-	if p.down {
-		return false, fault.Unavailable
-	}
-	return p.allow(namespace, verb, name), nil
-}
-
-func (p *pods) set(allow func(namespace, verb, name string) bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.allow, p.asked = allow, nil
-}
-
-func (p *pods) takeAsked() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	asked := p.asked
-	p.asked = nil
-	return asked
-}
-
-func (p *pods) takeReviewed() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := p.reviewed
-	p.reviewed = 0
-	return n
-}
-
-func all(string, string, string) bool     { return true }
-func nothing(string, string, string) bool { return false }
-func only(verb string) func(string, string, string) bool {
-	return func(_, v, _ string) bool { return v == verb }
-}
-
-func podToken(n string) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"RS256","kid":"k"}`)) + "." + base64.RawURLEncoding.EncodeToString([]byte(n)) + ".c2ln"
-}
-
-// Tokens of a pod in the namespace shop, which is part of a tenant, and of one in a namespace that is nobody's yet.
-var shopToken, newToken = podToken("shop"), podToken("new")
-
-func (s *service) newPods(tenant authz.TenantID) *pods {
-	p := &pods{allow: nothing, known: make(map[string]bool), accounts: map[string]identity.ServiceAccount{
-		shopToken: {Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "app", UID: "account-shop", Pod: "pod-shop"},
-		newToken:  {Cluster: "cluster", Namespace: "new", NamespaceUID: "new-uid", Name: "app", UID: "account-new", Pod: "pod-new"},
-	}}
-	s.identity.UseCluster(p, nil)
-	if err := s.identity.MapNamespace(context.Background(), "cluster", "shop", "shop-uid", tenant); err != nil {
-		s.t.Fatal(err)
-	}
-	return p
-}
-
 func TestAServiceAccountMayWhatItsClusterAllowsByVerb(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
+	p := s.UsePods(s.Tenant)
 	operations := operations(t)
 	for name := range verbs {
 		if operations[name].Operation == nil {
@@ -133,7 +44,7 @@ func TestAServiceAccountMayWhatItsClusterAllowsByVerb(t *testing.T) {
 	}
 	for name, o := range operations {
 		verb, may := verbs[name]
-		for who, token := range map[string]string{"of a tenant": shopToken, "of none yet": newToken} {
+		for who, token := range map[string]string{"of a tenant": servertest.ShopToken, "of none yet": servertest.NewToken} {
 			want := func(what string, want int) {
 				t.Helper()
 				switch {
@@ -142,54 +53,54 @@ func TestAServiceAccountMayWhatItsClusterAllowsByVerb(t *testing.T) {
 				case access[name] == "public", byBody(name):
 					want = http.StatusUnsupportedMediaType
 				}
-				r := s.probe(o, principal{sends: func(r *request) { r.bearer = token }, v2: true})
-				if r.status != want {
-					t.Errorf("%s by an account %s that may %s: %d, want %d: %s", name, who, what, r.status, want, r.body)
+				r := s.probe(o, principal{sends: func(r *servertest.Request) { r.Bearer = token }, v2: true})
+				if r.Status != want {
+					t.Errorf("%s by an account %s that may %s: %d, want %d: %s", name, who, what, r.Status, want, r.Body)
 				}
-				if asked := p.takeAsked(); may && !byBody(name) && len(asked) != 1 || !may && len(asked) != 0 {
+				if asked := p.TakeAsked(); may && !byBody(name) && len(asked) != 1 || !may && len(asked) != 0 {
 					t.Errorf("%s: the cluster was asked %q", name, asked)
 				}
 			}
-			s.clock.advance(time.Minute) // in which one entry is left, and some calls may be refused
-			p.set(nothing)
+			s.Clock.Advance(time.Minute) // in which one entry is left, and some calls may be refused
+			p.Allow(servertest.AllowNothing)
 			want("nothing", http.StatusForbidden)
-			p.set(func(_, v, _ string) bool { return v != verb })
+			p.Allow(func(_, v, _ string) bool { return v != verb })
 			want("all but that", http.StatusForbidden)
 			allowed := http.StatusForbidden
 			if may {
 				allowed = http.StatusUnsupportedMediaType
 			}
-			if token == shopToken {
-				p.set(only(verb))
+			if token == servertest.ShopToken {
+				p.Allow(servertest.AllowOnly(verb))
 				want("only that", allowed)
-				p.set(all)
+				p.Allow(servertest.AllowAll)
 				want("everything", allowed)
 			}
 		}
 	}
-	p.set(all)
-	s.call(request{method: "GET", path: "/api/v2/vault/list", bearer: newToken}).want(t, http.StatusOK)
+	p.Allow(servertest.AllowAll)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list", Bearer: servertest.NewToken}).Want(t, http.StatusOK)
 }
 
 // What the gate lets in the services let in too: everything works with the one verb of the table, and leaves one entry that names the
 // account and its pod.
 func TestTheOneVerbOfTheTableIsEnough(t *testing.T) {
 	w := newWorld(t, "plain")
-	p := w.newPods(w.tenant)
+	p := w.UsePods(w.tenant)
 	operations := operations(t)
 	for name, verb := range verbs {
 		r := examples[name](w, operations[name])
-		r.bearer = shopToken
-		p.set(only(verb))
-		got := w.call(r)
-		if got.status >= 300 {
-			t.Errorf("%s: %d %s", name, got.status, got.body)
+		r.Bearer = servertest.ShopToken
+		p.Allow(servertest.AllowOnly(verb))
+		got := w.Call(r)
+		if got.Status >= 300 {
+			t.Errorf("%s: %d %s", name, got.Status, got.Body)
 			continue
 		}
-		if asked := p.takeAsked(); len(asked) == 0 || len(asked) > 1 && name != "v2 tailAuditLog" { // which asks again for as long as it is open
+		if asked := p.TakeAsked(); len(asked) == 0 || len(asked) > 1 && name != "v2 tailAuditLog" { // which asks again for as long as it is open
 			t.Errorf("%s: the cluster was asked %q", name, asked)
 		}
-		entries := w.entriesOf(w.keys["audit:read"], got.header.Get("X-Request-ID"))
+		entries := w.entriesOf(w.keys["audit:read"], got.Header.Get("X-Request-ID"))
 		entries = slices.DeleteFunc(entries, func(e map[string]any) bool { return e["event_type"] == "KEY_CREATED" }) // a default key's own
 		if len(entries) != 1 || entries[0]["outcome"] != "success" || !byPod(entries[0]) {
 			t.Errorf("%s leaves %d entries: %v", name, len(entries), entries)
@@ -199,8 +110,8 @@ func TestTheOneVerbOfTheTableIsEnough(t *testing.T) {
 
 // entriesOf returns what a request left in the history of the tenant that an API key is of.
 func (s *service) entriesOf(key, requestID string) (of []map[string]any) {
-	s.t.Helper()
-	answer := s.call(request{method: "GET", path: "/api/v2/audit/logs?limit=10", key: key}).want(s.t, http.StatusOK)
+	s.T.Helper()
+	answer := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/audit/logs?limit=10", Key: key}).Want(s.T, http.StatusOK)
 	for _, e := range answer["entries"].([]any) {
 		if e := e.(map[string]any); e["request_id"] == requestID {
 			of = append(of, e)
@@ -216,33 +127,33 @@ func byPod(entry map[string]any) bool {
 
 func TestADeniedServiceAccountLeavesOneEntryWithItsPod(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
-	id := s.seal("value")
+	p := s.UsePods(s.Tenant)
+	id := s.Seal("value")
 	for path, reason := range map[string]string{
 		"/api/v2/vault/" + id: "missing_scope", "/api/v2/vault/list": "missing_scope", "/api/v2/auth/me": "missing_scope", "/api/v2/members": "missing_scope",
 		"/api/v2/system/tenants": "missing_scope", "/api/v2/vault/by-name/n": "missing_scope",
 	} {
-		s.clock.advance(time.Minute)
-		r := s.call(request{method: "GET", path: path, bearer: shopToken})
-		r.message(t, http.StatusForbidden)
-		entries := s.entriesOf(s.key, r.header.Get("X-Request-ID"))
+		s.Clock.Advance(time.Minute)
+		r := s.Call(servertest.Request{Method: "GET", Path: path, Bearer: servertest.ShopToken})
+		r.Message(t, http.StatusForbidden)
+		entries := s.entriesOf(s.Key, r.Header.Get("X-Request-ID"))
 		if len(entries) != 1 || entries[0]["outcome"] != "denied" || !byPod(entries[0]) || entries[0]["attributes"].(map[string]any)["reason"] != reason {
 			t.Errorf("%s leaves %v", path, entries)
 		}
 	}
 	// So does a request that is invalid, and one of a stranger's credential.
-	p.set(all)
-	r := s.call(request{method: "POST", path: "/api/v2/vault/seal", bearer: shopToken, body: `{}`})
-	r.message(t, http.StatusUnprocessableEntity)
-	if entries := s.entriesOf(s.key, r.header.Get("X-Request-ID")); len(entries) != 1 || entries[0]["outcome"] != "failure" || !byPod(entries[0]) {
+	p.Allow(servertest.AllowAll)
+	r := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Bearer: servertest.ShopToken, Body: `{}`})
+	r.Message(t, http.StatusUnprocessableEntity)
+	if entries := s.entriesOf(s.Key, r.Header.Get("X-Request-ID")); len(entries) != 1 || entries[0]["outcome"] != "failure" || !byPod(entries[0]) {
 		t.Errorf("an invalid request leaves %v", entries)
 	}
-	r = s.call(request{method: "GET", path: "/api/v2/vault/" + authz.NewID("cred"), bearer: shopToken})
-	r.message(t, http.StatusForbidden)
-	if entries := s.entriesOf(s.key, r.header.Get("X-Request-ID")); len(entries) != 1 || entries[0]["outcome"] != "denied" || !byPod(entries[0]) {
+	r = s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + authz.NewID("cred"), Bearer: servertest.ShopToken})
+	r.Message(t, http.StatusForbidden)
+	if entries := s.entriesOf(s.Key, r.Header.Get("X-Request-ID")); len(entries) != 1 || entries[0]["outcome"] != "denied" || !byPod(entries[0]) {
 		t.Errorf("an unknown id leaves %v", entries)
 	}
-	for _, e := range s.entries("event_type=CREDENTIAL_SEALED") {
+	for _, e := range s.Entries("event_type=CREDENTIAL_SEALED") {
 		if e["attributes"].(map[string]any)["pod_uid"] != nil && !byPod(e) {
 			t.Errorf("who is no pod is recorded as one: %v", e)
 		}
@@ -251,23 +162,23 @@ func TestADeniedServiceAccountLeavesOneEntryWithItsPod(t *testing.T) {
 
 func TestAPodThatMayNothingLeavesNothing(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
-	system := s.systemKey()
+	p := s.UsePods(s.Tenant)
+	system := s.SystemKey()
 	tenants := func() int {
-		return len(s.call(request{method: "GET", path: "/api/v2/system/tenants", key: system}).want(t, http.StatusOK)["tenants"].([]any))
+		return len(s.Call(servertest.Request{Method: "GET", Path: "/api/v2/system/tenants", Key: system}).Want(t, http.StatusOK)["tenants"].([]any))
 	}
 	refused := func() (n int) {
-		answer := s.call(request{method: "GET", path: "/api/v2/audit/logs?event_type=ACCESS_REFUSED", key: system}).want(t, http.StatusOK)
+		answer := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/audit/logs?event_type=ACCESS_REFUSED", Key: system}).Want(t, http.StatusOK)
 		return len(answer["entries"].([]any))
 	}
 	before, seen := tenants(), refused()
-	for _, r := range []request{
-		{method: "GET", path: "/api/v2/vault/list"}, {method: "GET", path: "/api/v2/auth/me"}, {method: "DELETE", path: "/api/v2/vault/x"},
-		{method: "POST", path: "/api/v2/vault/seal", body: `{}`},
-		{method: "POST", path: "/api/v2/sealing-key/check", body: `{"namespace":"shop","name":"n","credential_type":"t"}`},
+	for _, r := range []servertest.Request{
+		{Method: "GET", Path: "/api/v2/vault/list"}, {Method: "GET", Path: "/api/v2/auth/me"}, {Method: "DELETE", Path: "/api/v2/vault/x"},
+		{Method: "POST", Path: "/api/v2/vault/seal", Body: `{}`},
+		{Method: "POST", Path: "/api/v2/sealing-key/check", Body: `{"namespace":"shop","name":"n","credential_type":"t"}`},
 	} {
-		r.bearer = newToken
-		s.call(r).message(t, http.StatusForbidden)
+		r.Bearer = servertest.NewToken
+		s.Call(r).Message(t, http.StatusForbidden)
 	}
 	if n := tenants(); n != before {
 		t.Errorf("%d tenants more", n-before)
@@ -275,108 +186,108 @@ func TestAPodThatMayNothingLeavesNothing(t *testing.T) {
 	if n := refused(); n != seen+1 { // one a minute of an address
 		t.Errorf("%d entries more", n-seen)
 	}
-	p.set(all)
+	p.Allow(servertest.AllowAll)
 	body := `{"name":"n","credential_type":"t","values":{"k":"v"}}`
-	id := s.call(request{method: "POST", path: "/api/v2/vault/seal", bearer: newToken, body: body}).want(t, http.StatusCreated)["credential_id"].(string)
+	id := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Bearer: servertest.NewToken, Body: body}).Want(t, http.StatusCreated)["credential_id"].(string)
 	if n := tenants(); n != before+1 {
 		t.Errorf("%d tenants more", n-before)
 	}
 	// And it is a tenant of its own, whatever else the pod may.
-	s.call(request{method: "GET", path: "/api/v2/vault/" + id, bearer: newToken}).want(t, http.StatusOK)
-	s.call(request{method: "GET", path: "/api/v2/vault/" + id, bearer: shopToken}).message(t, http.StatusForbidden)
-	s.call(request{method: "GET", path: "/api/v2/vault/" + s.seal("other"), bearer: newToken}).message(t, http.StatusForbidden)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + id, Bearer: servertest.NewToken}).Want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + id, Bearer: servertest.ShopToken}).Message(t, http.StatusForbidden)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + s.Seal("other"), Bearer: servertest.NewToken}).Message(t, http.StatusForbidden)
 }
 
 func TestACheckIsReviewedInTheManifestsNamespace(t *testing.T) {
 	w := newWorld(t, "plain")
-	p := w.newPods(w.tenant)
+	p := w.UsePods(w.tenant)
 	r := examples["v2 checkManifest"](w, operations(t)["v2 checkManifest"])
-	in := func(namespace, name string) request {
+	in := func(namespace, name string) servertest.Request {
 		r := r
-		r.bearer, r.key = shopToken, ""
-		r.body = marshal(t, object{"namespace": namespace, "name": name, "credential_type": "database"})
+		r.Bearer, r.Key = servertest.ShopToken, ""
+		r.Body = servertest.Marshal(t, object{"namespace": namespace, "name": name, "credential_type": "database"})
 		return r
 	}
-	p.set(func(namespace, verb, name string) bool {
+	p.Allow(func(namespace, verb, name string) bool {
 		return verb == "check" && namespace == "payments" && name == "db"
 	})
-	w.call(in("payments", "db")).want(t, http.StatusOK)
-	if asked := p.takeAsked(); !slices.Equal(asked, []string{"check payments/db"}) {
+	w.Call(in("payments", "db")).Want(t, http.StatusOK)
+	if asked := p.TakeAsked(); !slices.Equal(asked, []string{"check payments/db"}) {
 		t.Errorf("asked %q", asked)
 	}
-	for _, denied := range []request{in("shop", "db"), in("payments", "other"), in("payments/x", "db"), in("*", "db")} {
-		w.clock.advance(time.Minute)
-		got := w.call(denied)
-		got.message(t, http.StatusForbidden)
-		entries := w.entriesOf(w.keys["audit:read"], got.header.Get("X-Request-ID"))
+	for _, denied := range []servertest.Request{in("shop", "db"), in("payments", "other"), in("payments/x", "db"), in("*", "db")} {
+		w.Clock.Advance(time.Minute)
+		got := w.Call(denied)
+		got.Message(t, http.StatusForbidden)
+		entries := w.entriesOf(w.keys["audit:read"], got.Header.Get("X-Request-ID"))
 		if len(entries) != 1 || entries[0]["event_type"] != "MANIFEST_CHECKED" || entries[0]["outcome"] != "denied" || !byPod(entries[0]) {
-			t.Errorf("%s leaves %v", denied.body, entries)
+			t.Errorf("%s leaves %v", denied.Body, entries)
 		}
 	}
-	p.set(all)
-	p.takeAsked()
-	w.call(in("", "db")).message(t, http.StatusUnprocessableEntity)
-	if asked := p.takeAsked(); len(asked) != 0 {
+	p.Allow(servertest.AllowAll)
+	p.TakeAsked()
+	w.Call(in("", "db")).Message(t, http.StatusUnprocessableEntity)
+	if asked := p.TakeAsked(); len(asked) != 0 {
 		t.Errorf("asked %q", asked)
 	}
-	r.key = w.keys["vault:write"] // whoever has the scope is not the cluster's to judge
-	w.call(r).want(t, http.StatusOK)
-	if asked := p.takeAsked(); len(asked) != 0 {
+	r.Key = w.keys["vault:write"] // whoever has the scope is not the cluster's to judge
+	w.Call(r).Want(t, http.StatusOK)
+	if asked := p.TakeAsked(); len(asked) != 0 {
 		t.Errorf("asked %q", asked)
 	}
 }
 
 func TestAResealIsReviewedInTheManifestsNamespace(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
-	reseal := func(bearer, key string) reply {
-		body := marshal(t, s.manifest(t, "payments", "db", "value"))
-		return s.call(request{method: "POST", path: "/api/v2/sealing-key/reseal", bearer: bearer, key: key, body: body})
+	p := s.UsePods(s.Tenant)
+	reseal := func(bearer, key string) servertest.Reply {
+		body := servertest.Marshal(t, s.Manifest(t, "payments", "db", "value"))
+		return s.Call(servertest.Request{Method: "POST", Path: "/api/v2/sealing-key/reseal", Bearer: bearer, Key: key, Body: body})
 	}
-	p.set(func(namespace, verb, name string) bool {
+	p.Allow(func(namespace, verb, name string) bool {
 		return verb == "reseal" && namespace == "payments" && name == "db"
 	})
-	reseal(shopToken, "").want(t, http.StatusOK)
-	if asked := p.takeAsked(); !slices.Equal(asked, []string{"reseal payments/db"}) {
+	reseal(servertest.ShopToken, "").Want(t, http.StatusOK)
+	if asked := p.TakeAsked(); !slices.Equal(asked, []string{"reseal payments/db"}) {
 		t.Errorf("asked %q", asked)
 	}
-	p.set(func(namespace, _, _ string) bool { return namespace == "shop" })
-	r := reseal(shopToken, "")
-	r.message(t, http.StatusForbidden)
-	entries := s.entriesOf(s.key, r.header.Get("X-Request-ID"))
+	p.Allow(func(namespace, _, _ string) bool { return namespace == "shop" })
+	r := reseal(servertest.ShopToken, "")
+	r.Message(t, http.StatusForbidden)
+	entries := s.entriesOf(s.Key, r.Header.Get("X-Request-ID"))
 	if len(entries) != 1 || entries[0]["event_type"] != "MANIFEST_RESEALED" || entries[0]["outcome"] != "denied" || !byPod(entries[0]) {
 		t.Errorf("leaves %v", entries)
 	}
-	p.takeAsked()
-	reseal("", s.grant(authz.VaultWrite)).want(t, http.StatusOK) // whoever has the scope is not the cluster's to judge
-	if asked := p.takeAsked(); len(asked) != 0 {
+	p.TakeAsked()
+	reseal("", s.GrantKey(authz.VaultWrite)).Want(t, http.StatusOK) // whoever has the scope is not the cluster's to judge
+	if asked := p.TakeAsked(); len(asked) != 0 {
 		t.Errorf("asked %q", asked)
 	}
 }
 
 func TestTheNameThatIsReviewedIsTheOneThatIsRead(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
+	p := s.UsePods(s.Tenant)
 	for path, name := range map[string]string{
 		"db": "db", "d%62": "db", "a%2Fb": "a/b", "%2541": "%41", "a+b": "a+b", "a%20b": "a b", "%2A": "*", "db%00": "db\x00", "db%0A": "db\n", "..%2Fdb": "../db",
 	} {
-		p.set(func(_, _, asked string) bool { return asked == name })
-		body := marshal(t, object{"name": name, "credential_type": "t", "values": object{"k": "value of " + name}})
-		sealed := s.post("/api/v2/vault/seal", body).status == http.StatusCreated
-		r := s.call(request{method: "GET", path: "/api/v2/vault/by-name/" + path, bearer: shopToken})
-		if asked := p.takeAsked(); !slices.Equal(asked, []string{"unseal shop/" + name}) {
+		p.Allow(func(_, _, asked string) bool { return asked == name })
+		body := servertest.Marshal(t, object{"name": name, "credential_type": "t", "values": object{"k": "value of " + name}})
+		sealed := s.Post("/api/v2/vault/seal", body).Status == http.StatusCreated
+		r := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/by-name/" + path, Bearer: servertest.ShopToken})
+		if asked := p.TakeAsked(); !slices.Equal(asked, []string{"unseal shop/" + name}) {
 			t.Errorf("%s: asked %q", path, asked)
 		}
 		if !sealed {
-			r.message(t, http.StatusForbidden)
-		} else if got := r.want(t, http.StatusOK)["name"]; got != name {
+			r.Message(t, http.StatusForbidden)
+		} else if got := r.Want(t, http.StatusOK)["name"]; got != name {
 			t.Errorf("%s: %q was read", path, got)
 		}
 	}
 	for _, path := range []string{"db%FF", "%C0%80", strings.Repeat("n", 254)} {
-		p.set(all)
-		s.call(request{method: "GET", path: "/api/v2/vault/by-name/" + path, bearer: shopToken}).message(t, http.StatusForbidden)
-		if asked := p.takeAsked(); len(asked) != 0 {
+		p.Allow(servertest.AllowAll)
+		s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/by-name/" + path, Bearer: servertest.ShopToken}).Message(t, http.StatusForbidden)
+		if asked := p.TakeAsked(); len(asked) != 0 {
 			t.Errorf("%s: asked %q", path, asked)
 		}
 	}
@@ -384,42 +295,42 @@ func TestTheNameThatIsReviewedIsTheOneThatIsRead(t *testing.T) {
 
 func TestAClusterThatCannotBeAskedIsNoAnswer(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
-	p.set(all)
-	id := s.seal("value")
+	p := s.UsePods(s.Tenant)
+	p.Allow(servertest.AllowAll)
+	id := s.Seal("value")
 	path := "/api/v2/vault/" + id
-	s.call(request{method: "GET", path: path, bearer: shopToken}).want(t, http.StatusOK)
-	p.mu.Lock()
-	p.down = true
-	p.mu.Unlock()
-	before := len(s.entries("limit=100"))
+	s.Call(servertest.Request{Method: "GET", Path: path, Bearer: servertest.ShopToken}).Want(t, http.StatusOK)
+	p.Mu.Lock()
+	p.Down = true
+	p.Mu.Unlock()
+	before := len(s.Entries("limit=100"))
 	for _, known := range []bool{false, true} { // the token
-		p.mu.Lock()
-		p.known[shopToken] = known
-		p.mu.Unlock()
+		p.Mu.Lock()
+		p.Known[servertest.ShopToken] = known
+		p.Mu.Unlock()
 		for _, path := range []string{path, "/api/v2/vault/x", "/api/v2/vault/list", "/api/v2/vault/by-name/n"} {
-			r := s.call(request{method: "GET", path: path, bearer: shopToken})
-			if message := r.message(t, http.StatusServiceUnavailable); message != fault.Unavailable.Error() || r.header.Get("Retry-After") != "" {
-				t.Errorf("%s: %s", path, r.body)
+			r := s.Call(servertest.Request{Method: "GET", Path: path, Bearer: servertest.ShopToken})
+			if message := r.Message(t, http.StatusServiceUnavailable); message != fault.Unavailable.Error() || r.Header.Get("Retry-After") != "" {
+				t.Errorf("%s: %s", path, r.Body)
 			}
 		}
 	}
-	s.get(path).want(t, http.StatusOK) // nobody else is concerned
-	if after := len(s.entries("limit=100")); after != before+2 {
+	s.Get(path).Want(t, http.StatusOK) // nobody else is concerned
+	if after := len(s.Entries("limit=100")); after != before+2 {
 		t.Errorf("%d entries", after-before)
 	}
-	p.mu.Lock()
-	p.down = false
-	p.mu.Unlock()
-	s.call(request{method: "GET", path: path, bearer: shopToken}).want(t, http.StatusOK)
+	p.Mu.Lock()
+	p.Down = false
+	p.Mu.Unlock()
+	s.Call(servertest.Request{Method: "GET", Path: path, Bearer: servertest.ShopToken}).Want(t, http.StatusOK)
 }
 
 func TestAServiceAccountsTokenCountsInOnePlaceOnly(t *testing.T) {
 	s := newService(t)
-	p := s.newPods(s.tenant)
-	p.set(all)
+	p := s.UsePods(s.Tenant)
+	p.Allow(servertest.AllowAll)
 	const v2, v1 = "/api/v2/vault/list", "/v1/keys"
-	bearer := "Bearer " + shopToken
+	bearer := "Bearer " + servertest.ShopToken
 	for name, c := range map[string]struct {
 		path     string
 		header   http.Header
@@ -427,101 +338,101 @@ func TestAServiceAccountsTokenCountsInOnePlaceOnly(t *testing.T) {
 		reviewed int
 	}{
 		"bearer":                       {v2, http.Header{"Authorization": {bearer}}, 200, 1},
-		"bearer in another case":       {v2, http.Header{"Authorization": {"bEARER " + shopToken}}, 200, 1},
-		"beside a cookie":              {v2, http.Header{"Authorization": {bearer}, "Cookie": {"accessToken=" + shopToken}}, 200, 1},
+		"bearer in another case":       {v2, http.Header{"Authorization": {"bEARER " + servertest.ShopToken}}, 200, 1},
+		"beside a cookie":              {v2, http.Header{"Authorization": {bearer}, "Cookie": {"accessToken=" + servertest.ShopToken}}, 200, 1},
 		"two bearers":                  {v2, http.Header{"Authorization": {bearer, bearer}}, 401, 0},
 		"two in one":                   {v2, http.Header{"Authorization": {bearer + ", " + bearer}}, 401, 0},
-		"beside a key":                 {v2, http.Header{"Authorization": {bearer}, "X-Api-Key": {s.key}}, 401, 0},
+		"beside a key":                 {v2, http.Header{"Authorization": {bearer}, "X-Api-Key": {s.Key}}, 401, 0},
 		"beside an empty key":          {v2, http.Header{"Authorization": {bearer}, "X-Api-Key": {""}}, 401, 0},
-		"as a key":                     {v2, http.Header{"X-Api-Key": {shopToken}}, 401, 0},
-		"as a cookie":                  {v2, cookies("accessToken", shopToken), 401, 0},
-		"as a refresh token":           {v2, cookies("refreshToken", shopToken), 401, 0},
-		"basic":                        {v2, http.Header{"Authorization": {"Basic " + shopToken}}, 401, 0},
-		"without a scheme":             {v2, http.Header{"Authorization": {shopToken}}, 401, 0},
-		"two spaces":                   {v2, http.Header{"Authorization": {"Bearer  " + shopToken}}, 401, 0},
+		"as a key":                     {v2, http.Header{"X-Api-Key": {servertest.ShopToken}}, 401, 0},
+		"as a cookie":                  {v2, servertest.Cookies("accessToken", servertest.ShopToken), 401, 0},
+		"as a refresh token":           {v2, servertest.Cookies("refreshToken", servertest.ShopToken), 401, 0},
+		"basic":                        {v2, http.Header{"Authorization": {"Basic " + servertest.ShopToken}}, 401, 0},
+		"without a scheme":             {v2, http.Header{"Authorization": {servertest.ShopToken}}, 401, 0},
+		"two spaces":                   {v2, http.Header{"Authorization": {"Bearer  " + servertest.ShopToken}}, 401, 0},
 		"version 1":                    {v1, http.Header{"Authorization": {bearer}}, 401, 0},
-		"version 1, as a key":          {v1, http.Header{"X-Api-Key": {shopToken}}, 401, 0},
+		"version 1, as a key":          {v1, http.Header{"X-Api-Key": {servertest.ShopToken}}, 401, 0},
 		"a dot more":                   {v2, http.Header{"Authorization": {bearer + "."}}, 401, 0},
 		"many dots":                    {v2, http.Header{"Authorization": {"Bearer " + strings.Repeat(".", 12_000)}}, 401, 0},
 		"more than 8 KiB":              {v2, http.Header{"Authorization": {bearer + strings.Repeat("A", 8<<10)}}, 401, 0},
 		"a header that is not JSON":    {v2, http.Header{"Authorization": {"Bearer AAAA.e30.AA"}}, 401, 0},
 		"a deep header":                {v2, http.Header{"Authorization": {"Bearer " + base64.RawURLEncoding.EncodeToString([]byte(strings.Repeat("[", 5000))) + ".e30.AA"}}, 401, 0},
-		"one that nobody has":          {v2, http.Header{"Authorization": {"Bearer " + podToken("nobody")}}, 401, 1},
+		"one that nobody has":          {v2, http.Header{"Authorization": {"Bearer " + servertest.PodToken("nobody")}}, 401, 1},
 		"with a proxy's authorization": {v2, http.Header{"Proxy-Authorization": {bearer}}, 401, 0},
 	} {
-		p.takeReviewed()
-		r := s.call(request{method: "GET", path: c.path, header: c.header})
-		if r.status != c.want || c.want == 401 && (echoed(r) || strings.Contains(string(r.body), shopToken)) {
-			t.Errorf("%s: %d %s", name, r.status, r.body)
+		p.TakeReviewed()
+		r := s.Call(servertest.Request{Method: "GET", Path: c.path, Header: c.header})
+		if r.Status != c.want || c.want == 401 && (echoed(r) || strings.Contains(string(r.Body), servertest.ShopToken)) {
+			t.Errorf("%s: %d %s", name, r.Status, r.Body)
 		}
-		if n := p.takeReviewed(); n != c.reviewed {
+		if n := p.TakeReviewed(); n != c.reviewed {
 			t.Errorf("%s: %d reviews", name, n)
 		}
 	}
 	// All strangers get one answer.
-	junk, none := s.call(request{method: "GET", path: v2, bearer: podToken("x")}), s.call(request{method: "GET", path: v2, bearer: "x"})
-	if a, b := junk.message(t, 401), none.message(t, 401); a != b {
+	junk, none := s.Call(servertest.Request{Method: "GET", Path: v2, Bearer: servertest.PodToken("x")}), s.Call(servertest.Request{Method: "GET", Path: v2, Bearer: "x"})
+	if a, b := junk.Message(t, 401), none.Message(t, 401); a != b {
 		t.Errorf("%q and %q", a, b)
 	}
-	if log := s.log.String(); strings.Contains(log, shopToken) || strings.Contains(log, strings.Split(shopToken, ".")[1]) {
+	if log := s.Logged.String(); strings.Contains(log, servertest.ShopToken) || strings.Contains(log, strings.Split(servertest.ShopToken, ".")[1]) {
 		t.Error("a token is in the log")
 	}
 }
 
 func TestPodsShareTheRateOfTheirTenantAndJunkThatOfItsAddress(t *testing.T) {
 	const few = 3
-	s := newService(t, func(c *Config) { c.Rates.V2, c.Rates.Address = few, few })
-	p := s.newPods(s.tenant)
-	p.set(all)
+	s := newService(t, func(c *server.Config) { c.Rates.V2, c.Rates.Address = few, few })
+	p := s.UsePods(s.Tenant)
+	p.Allow(servertest.AllowAll)
 	get := func(token string) int {
-		return s.call(request{method: "GET", path: "/api/v2/vault/list", bearer: token}).status
+		return s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list", Bearer: token}).Status
 	}
 	for i := range few {
-		if status := get(podToken("junk")); status != 401 {
+		if status := get(servertest.PodToken("junk")); status != 401 {
 			t.Errorf("junk %d: %d", i, status)
 		}
 	}
-	if n := p.takeReviewed(); n != few {
+	if n := p.TakeReviewed(); n != few {
 		t.Errorf("%d reviews", n)
 	}
 	for range few { // the address has used up what it has: nothing is asked for it any more
-		if status := get(podToken("junk")); status != 429 {
+		if status := get(servertest.PodToken("junk")); status != 429 {
 			t.Errorf("junk: %d", status)
 		}
 	}
-	if status := get(newToken); status != 429 || p.takeReviewed() != 0 {
+	if status := get(servertest.NewToken); status != 429 || p.TakeReviewed() != 0 {
 		t.Errorf("a pod that the cluster was not asked about: %d", status)
 	}
-	p.mu.Lock()
-	p.known[shopToken] = true
-	p.mu.Unlock()
+	p.Mu.Lock()
+	p.Known[servertest.ShopToken] = true
+	p.Mu.Unlock()
 	for range few { // but who is known does not pay for it
-		if status := get(shopToken); status != 200 {
+		if status := get(servertest.ShopToken); status != 200 {
 			t.Errorf("a known pod: %d", status)
 		}
 	}
-	if status := get(shopToken); status != 429 {
+	if status := get(servertest.ShopToken); status != 429 {
 		t.Errorf("a tenant over its rate: %d", status)
 	}
-	if status := s.get("/api/v2/vault/list").status; status != 429 {
+	if status := s.Get("/api/v2/vault/list").Status; status != 429 {
 		t.Errorf("the same tenant by an API key: %d", status)
 	}
 }
 
 func TestAServiceAccountOfATrialThatEndedMayWhatStaysAllowed(t *testing.T) {
 	w := newWorld(t, "plain")
-	p := w.newPods(w.tenant)
-	p.set(all)
-	w.clock.advance(15 * 24 * 3600e9)
-	w.call(request{method: "GET", path: "/api/v2/vault/list", bearer: shopToken}).want(t, http.StatusOK)
+	p := w.UsePods(w.tenant)
+	p.Allow(servertest.AllowAll)
+	w.Clock.Advance(15 * 24 * 3600e9)
+	w.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list", Bearer: servertest.ShopToken}).Want(t, http.StatusOK)
 	body := `{"name":"n","credential_type":"t","values":{"k":"v"}}`
-	if m := w.call(request{method: "POST", path: "/api/v2/vault/seal", bearer: shopToken, body: body}).message(t, http.StatusForbidden); !strings.Contains(m, "trial") {
+	if m := w.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Bearer: servertest.ShopToken, Body: body}).Message(t, http.StatusForbidden); !strings.Contains(m, "trial") {
 		t.Error(m)
 	}
-	r := w.call(request{method: "POST", path: "/api/v2/vault/seal", bearer: shopToken, body: "x", contentType: "text/plain"})
-	r.message(t, http.StatusForbidden) // before anything of the request is looked at
-	r = w.call(request{method: "POST", path: "/api/v2/sealing-key/check", bearer: shopToken, body: `{"namespace":"shop","name":"n","credential_type":"t"}`})
-	if m := r.message(t, http.StatusForbidden); !strings.Contains(m, "trial") {
+	r := w.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Bearer: servertest.ShopToken, Body: "x", ContentType: "text/plain"})
+	r.Message(t, http.StatusForbidden) // before anything of the request is looked at
+	r = w.Call(servertest.Request{Method: "POST", Path: "/api/v2/sealing-key/check", Bearer: servertest.ShopToken, Body: `{"namespace":"shop","name":"n","credential_type":"t"}`})
+	if m := r.Message(t, http.StatusForbidden); !strings.Contains(m, "trial") {
 		t.Error(m)
 	}
 }

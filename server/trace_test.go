@@ -1,4 +1,4 @@
-package server
+package server_test
 
 import (
 	"fmt"
@@ -13,6 +13,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // traced is a service whose spans are kept.
@@ -20,7 +22,7 @@ func traced(t *testing.T) (*service, *tracetest.SpanRecorder) {
 	t.Helper()
 	spans := tracetest.NewSpanRecorder()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
-	return newService(t, func(c *Config) { c.Tracer = provider.Tracer("test") }), spans
+	return newService(t, func(c *server.Config) { c.Tracer = provider.Tracer("test") }), spans
 }
 
 func attributesOf(span sdktrace.ReadOnlySpan) map[string]string {
@@ -33,16 +35,16 @@ func attributesOf(span sdktrace.ReadOnlySpan) map[string]string {
 
 func TestASpanSaysWhatWasAskedAndAnsweredAndNothingElse(t *testing.T) {
 	s, spans := traced(t)
-	id := s.seal("v")
-	r := s.call(request{method: "GET", path: "/api/v2/vault/" + id + "?canary-query=1", key: s.key, header: http.Header{
+	id := s.Seal("v")
+	r := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + id + "?canary-query=1", Key: s.Key, Header: http.Header{
 		"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}, "Tracestate": {"canary=state"}, "Baggage": {"canary=baggage"},
 	}})
-	r.want(t, http.StatusOK)
-	s.call(request{method: "GET", path: "/api/v2/vault/canary-path"}).message(t, http.StatusUnauthorized)
-	s.call(request{method: "CANARY", path: "/canary"})
-	s.get("/healthz")
-	s.get("/readyz")
-	s.get("/metrics")
+	r.Want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/canary-path"}).Message(t, http.StatusUnauthorized)
+	s.Call(servertest.Request{Method: "CANARY", Path: "/canary"})
+	s.Get("/healthz")
+	s.Get("/readyz")
+	s.Get("/metrics")
 	ended := spans.Ended()
 	var got []string
 	for _, span := range ended {
@@ -56,12 +58,12 @@ func TestASpanSaysWhatWasAskedAndAnsweredAndNothingElse(t *testing.T) {
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Fatalf("%q, want %q", got, want)
 	}
-	if id := attributesOf(ended[1])["latticekeep.request_id"]; id != r.header.Get("X-Request-ID") {
+	if id := attributesOf(ended[1])["latticekeep.request_id"]; id != r.Header.Get("X-Request-ID") {
 		t.Error("the span does not lead to the log:", id)
 	}
 	for _, span := range ended {
 		text := fmt.Sprintf("%+v %s", span, span.SpanContext().TraceID())
-		for _, canary := range []string{"canary", "CANARY", id, s.key, string(s.tenant), "0af7651916cd43dd8448eb211c80319c", "127.0.0.1"} {
+		for _, canary := range []string{"canary", "CANARY", id, s.Key, string(s.Tenant), "0af7651916cd43dd8448eb211c80319c", "127.0.0.1"} {
 			if strings.Contains(text, canary) {
 				t.Errorf("%s is in %s", canary, text)
 			}
@@ -71,16 +73,16 @@ func TestASpanSaysWhatWasAskedAndAnsweredAndNothingElse(t *testing.T) {
 
 func TestAPanicIsASpanThatFailedAndDoesNotQuoteIt(t *testing.T) {
 	s, spans := traced(t)
-	s.server.engine.GET("/test/panic", func(*gin.Context) { panic("canary") })
-	s.server.engine.GET("/test/late", func(c *gin.Context) {
+	s.Server.Engine().GET("/test/panic", func(*gin.Context) { panic("canary") })
+	s.Server.Engine().GET("/test/late", func(c *gin.Context) {
 		c.String(http.StatusOK, "half")
 		panic("canary")
 	})
-	if code, _ := status(t, s.url+"/test/panic"); code != http.StatusInternalServerError {
+	if code, _ := servertest.GetStatus(t, s.URL+"/test/panic"); code != http.StatusInternalServerError {
 		t.Fatal(code)
 	}
 	once := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // a kept connection would be tried again
-	if answer, err := once.Get(s.url + "/test/late"); err == nil {
+	if answer, err := once.Get(s.URL + "/test/late"); err == nil {
 		answer.Body.Close()
 	}
 	ended := spans.Ended()

@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // shown is what an operator knows, by tenant.
@@ -29,8 +31,8 @@ const objectsPath = "/api/v2/cluster/sealed-credentials"
 
 func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
 	known := shown{}
-	s := newService(t, func(c *Config) { c.Cluster = known })
-	current, err := s.server.config.Keys.CurrentSealingKey(t.Context())
+	s := newService(t, func(c *server.Config) { c.Cluster = known })
+	current, err := s.Config.Keys.CurrentSealingKey(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +40,7 @@ func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
 	sealed := func(key string) *v1alpha1.Sealed {
 		return &v1alpha1.Sealed{Version: 1, KeyID: key, Values: map[string]v1alpha1.SealedValue{"canary-key": {Data: "canary-value"}}}
 	}
-	known[s.tenant] = []v1alpha1.SealedCredential{
+	known[s.Tenant] = []v1alpha1.SealedCredential{
 		{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "billing", Name: "db", Generation: 2, CreationTimestamp: at, Annotations: map[string]string{"a": "canary-annotation"}},
 			Spec: v1alpha1.SealedCredentialSpec{CredentialType: "database", Suspend: true, Sealed: sealed(current),
@@ -61,10 +63,10 @@ func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
 	}
 	known["ten_other"] = []v1alpha1.SealedCredential{{ObjectMeta: metav1.ObjectMeta{Namespace: "foreign", Name: "canary-foreign"}}}
 
-	r := s.get(objectsPath)
-	answer := r.want(t, http.StatusOK)
-	if strings.Contains(string(r.body), "canary") {
-		t.Errorf("%s", r.body)
+	r := s.Get(objectsPath)
+	answer := r.Want(t, http.StatusOK)
+	if strings.Contains(string(r.Body), "canary") {
+		t.Errorf("%s", r.Body)
 	}
 	want := object{
 		"success": true, "operator": true,
@@ -82,16 +84,16 @@ func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
 		},
 		"sealing_keys": []any{object{"key_id": current, "state": "current", "objects": 1}, object{"key_id": strings.Repeat("0", 64), "state": "unknown", "objects": 1}},
 	}
-	if marshal(t, answer) != marshal(t, want) {
-		t.Errorf("%s\nwant\n%s", marshal(t, answer), marshal(t, want))
+	if servertest.Marshal(t, answer) != servertest.Marshal(t, want) {
+		t.Errorf("%s\nwant\n%s", servertest.Marshal(t, answer), servertest.Marshal(t, want))
 	}
-	if e := s.entries("event_type=CREDENTIAL_LISTED"); len(e) != 1 || e[0]["resource"].(object)["type"] != "manifest" {
+	if e := s.Entries("event_type=CREDENTIAL_LISTED"); len(e) != 1 || e[0]["resource"].(object)["type"] != "manifest" {
 		t.Error(e)
 	}
-	if _, err := s.sealing.Rotate(context.Background(), administratorOf(authz.SystemTenant)); err != nil {
+	if _, err := s.Sealing.Rotate(context.Background(), administratorOf(authz.SystemTenant)); err != nil {
 		t.Fatal(err)
 	}
-	use := s.get(objectsPath+"?namespace=none").want(t, http.StatusOK)
+	use := s.Get(objectsPath+"?namespace=none").Want(t, http.StatusOK)
 	if keys := use["sealing_keys"].([]any); len(keys) != 3 || keys[0].(object)["objects"] != 0.0 || keys[1].(object)["state"] != "former" || keys[1].(object)["key_id"] != current ||
 		len(use["sealed_credentials"].([]any)) != 0 {
 		t.Error(use)
@@ -105,16 +107,16 @@ func administratorOf(tenant authz.TenantID) authz.Principal {
 
 func TestObjectsArePaged(t *testing.T) {
 	known := shown{}
-	s := newService(t, func(c *Config) { c.Cluster = known })
+	s := newService(t, func(c *server.Config) { c.Cluster = known })
 	for _, namespace := range []string{"a", "a-b", "b"} { // a name that begins with another comes behind all of that one's
 		for i := range 25 {
-			known[s.tenant] = append(known[s.tenant], v1alpha1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("o%02d", i)}})
+			known[s.Tenant] = append(known[s.Tenant], v1alpha1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("o%02d", i)}})
 		}
 	}
 	for query, want := range map[string]int{"": 75, "namespace=a": 25, "namespace=b&limit=7": 25, "limit=1&namespace=a-b": 25, "limit=100": 75, "namespace=none": 0} {
 		var found []string
 		for cursor := ""; ; {
-			page := s.get(objectsPath+"?"+query+cursor).want(t, http.StatusOK)
+			page := s.Get(objectsPath+"?"+query+cursor).Want(t, http.StatusOK)
 			for _, o := range page["sealed_credentials"].([]any) {
 				found = append(found, o.(object)["namespace"].(string)+"/"+o.(object)["name"].(string))
 			}
@@ -135,10 +137,10 @@ func TestObjectsArePaged(t *testing.T) {
 }
 
 func TestWithoutAnOperatorThereAreNoObjects(t *testing.T) {
-	answer := newService(t).get(objectsPath).want(t, http.StatusOK)
-	if want := (object{"success": true, "operator": false, "sealed_credentials": []any{}, "sealing_keys": []any{}}); marshal(t, answer) != marshal(t, want) {
+	answer := newService(t).Get(objectsPath).Want(t, http.StatusOK)
+	if want := (object{"success": true, "operator": false, "sealed_credentials": []any{}, "sealing_keys": []any{}}); servertest.Marshal(t, answer) != servertest.Marshal(t, want) {
 		t.Error(answer)
 	}
-	s := newService(t, func(c *Config) { c.Cluster = shown(nil) })
-	s.get(objectsPath).message(t, http.StatusServiceUnavailable)
+	s := newService(t, func(c *server.Config) { c.Cluster = shown(nil) })
+	s.Get(objectsPath).Message(t, http.StatusServiceUnavailable)
 }

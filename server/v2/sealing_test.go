@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"bytes"
@@ -18,39 +18,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
-	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
-
-// manifest returns what a request says of a manifest with two values, sealed for
-// the current key.
-func (s *service) manifest(t testing.TB, namespace, name, value string) v2.ResealRequest {
-	t.Helper()
-	document, err := s.keys.SealingDocument(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj, err := sealing.Seal(document.Key(), sealing.Request{
-		Namespace: namespace, Name: name, CredentialType: "database",
-		Values: map[string]secret.Bytes{"password": secret.Bytes(value), "username": secret.Bytes("app")},
-	}, s.clock.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	from := obj.Spec.Sealed
-	scope := v2.SealedValuesScope(from.Scope)
-	r := v2.ResealRequest{Namespace: &namespace, Name: name, CredentialType: "database", Sealed: v2.SealedValues{
-		Version: 1, Suite: string(from.Suite), KeyId: from.KeyID, Scope: &scope, Values: make(map[string]v2.SealedValue),
-	}}
-	for k, v := range from.Values {
-		r.Sealed.Values[k] = v2.SealedValue{SealedAt: v.SealedAt.UTC(), Data: v.Data}
-	}
-	return r
-}
 
 // manipulated are changes of a manifest that leave it well-formed: what an
 // attacker would send who wants to learn something.
 func manipulated(t testing.TB, s *service) map[string]func(*v2.ResealRequest) {
-	other := s.manifest(t, "bank", "db", "x")
+	other := s.Manifest(t, "bank", "db", "x")
 	value := func(f func(*v2.SealedValue)) func(*v2.ResealRequest) {
 		return func(r *v2.ResealRequest) {
 			v := r.Sealed.Values["password"]
@@ -69,7 +44,7 @@ func manipulated(t testing.TB, s *service) map[string]func(*v2.ResealRequest) {
 	}
 	all := map[string]func(*v2.ResealRequest){
 		"another namespace": func(r *v2.ResealRequest) { *r.Namespace = "bank" },
-		"no namespace":      func(r *v2.ResealRequest) { r.Namespace = pointer("") },
+		"no namespace":      func(r *v2.ResealRequest) { r.Namespace = new("") },
 		"another name":      func(r *v2.ResealRequest) { r.Name = "cache" },
 		"another type":      func(r *v2.ResealRequest) { r.CredentialType = "api-key" },
 		"wider":             func(r *v2.ResealRequest) { *r.Sealed.Scope = v2.SealedValuesScopeNamespace },
@@ -102,19 +77,19 @@ func manipulated(t testing.TB, s *service) map[string]func(*v2.ResealRequest) {
 // manifest, the answer to values that do not open is one, to the byte.
 func TestResealAndCheckAnswerNothingButYesOrNo(t *testing.T) {
 	s := newService(t)
-	key := s.grant(authz.VaultWrite)
-	former := s.manifest(t, "shop", "db", canary)
-	if _, err := s.sealing.Rotate(t.Context(), sealingAdmin); err != nil {
+	key := s.GrantKey(authz.VaultWrite)
+	former := s.Manifest(t, "shop", "db", servertest.Canary)
+	if _, err := s.Sealing.Rotate(t.Context(), sealingAdmin); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.sealing.Retire(t.Context(), sealingAdmin, former.Sealed.KeyId); err != nil {
+	if _, err := s.Sealing.Retire(t.Context(), sealingAdmin, former.Sealed.KeyId); err != nil {
 		t.Fatal(err)
 	}
 	changes := manipulated(t, s)
 	changes["a retired key"] = func(r *v2.ResealRequest) { *r = former }
 	codes := map[string]string{"an unknown key": "unknown_key", "a retired key": "retired_key"}
-	post := func(path string, body any) reply {
-		return s.call(request{method: "POST", path: path, key: key, body: marshal(t, body)})
+	post := func(path string, body any) servertest.Reply {
+		return s.Call(servertest.Request{Method: "POST", Path: path, Key: key, Body: servertest.Marshal(t, body)})
 	}
 	check := func(r v2.ResealRequest) v2.CheckRequest {
 		c := v2.CheckRequest{Namespace: *r.Namespace, Name: r.Name, CredentialType: r.CredentialType, Sealed: &r.Sealed}
@@ -124,34 +99,34 @@ func TestResealAndCheckAnswerNothingButYesOrNo(t *testing.T) {
 		return c
 	}
 	answers := make(map[string][]string)
-	next := uint64(len(s.records(1))) + 1
+	next := uint64(len(s.AllEntries(1))) + 1
 	for _, name := range slices.Sorted(maps.Keys(changes)) {
-		r := s.manifest(t, "shop", "db", canary)
+		r := s.Manifest(t, "shop", "db", servertest.Canary)
 		changes[name](&r)
 		got := post("/api/v2/sealing-key/reseal", r)
-		if got.status != http.StatusBadRequest {
-			t.Errorf("%s: resealed with %d: %s", name, got.status, got.body)
+		if got.Status != http.StatusBadRequest {
+			t.Errorf("%s: resealed with %d: %s", name, got.Status, got.Body)
 		}
-		body := string(withoutRequest(t, got.body))
+		body := string(withoutRequest(t, got.Body))
 		answers["reseal "+body] = append(answers["reseal "+body], name)
 		got = post("/api/v2/sealing-key/check", check(r))
 		var v v2.CheckAnswer
-		if err := json.Unmarshal(got.body, &v); err != nil || got.status != http.StatusOK || v.Accepted || v.Code == nil {
-			t.Fatalf("%s: checked with %d: %s", name, got.status, got.body)
+		if err := json.Unmarshal(got.Body, &v); err != nil || got.Status != http.StatusOK || v.Accepted || v.Code == nil {
+			t.Fatalf("%s: checked with %d: %s", name, got.Status, got.Body)
 		}
 		want := v2.CheckAnswerCodeDoesNotOpen
 		if code, ok := codes[name]; ok {
 			want = v2.CheckAnswerCode(code)
 		}
 		if *v.Code != want {
-			t.Errorf("%s: %s", name, got.body)
+			t.Errorf("%s: %s", name, got.Body)
 		}
-		answers["check "+string(got.body)] = append(answers["check "+string(got.body)], name)
+		answers["check "+string(got.Body)] = append(answers["check "+string(got.Body)], name)
 	}
 	if len(answers) != 4 { // one of reseal, three codes of check
 		t.Errorf("%d different answers: %v", len(answers), slices.Collect(maps.Keys(answers)))
 	}
-	for i, e := range s.records(next) {
+	for i, e := range s.AllEntries(next) {
 		want := map[string]string{audit.AttributeReason: "does_not_open"}
 		if i%2 == 1 {
 			want = map[string]string{"verdict": e.Attributes["verdict"]}
@@ -161,18 +136,18 @@ func TestResealAndCheckAnswerNothingButYesOrNo(t *testing.T) {
 		}
 	}
 
-	good := s.manifest(t, "shop", "db", canary)
+	good := s.Manifest(t, "shop", "db", servertest.Canary)
 	for path, body := range map[string]any{"/api/v2/sealing-key/reseal": good, "/api/v2/sealing-key/check": check(good)} {
-		if got := post(path, body); got.status != http.StatusOK || bytes.Contains(got.body, []byte(canary)) {
-			t.Errorf("%s: %d %s", path, got.status, got.body)
+		if got := post(path, body); got.Status != http.StatusOK || bytes.Contains(got.Body, []byte(servertest.Canary)) {
+			t.Errorf("%s: %d %s", path, got.Status, got.Body)
 		}
 	}
-	for _, e := range s.records(1) {
-		if text := fmt.Sprint(e); strings.Contains(text, canary) {
+	for _, e := range s.AllEntries(1) {
+		if text := fmt.Sprint(e); strings.Contains(text, servertest.Canary) {
 			t.Errorf("an entry has the value: %s", text)
 		}
 	}
-	if strings.Contains(s.log.String(), canary) {
+	if strings.Contains(s.Logged.String(), servertest.Canary) {
 		t.Error("the log has the value")
 	}
 }
@@ -197,17 +172,17 @@ func withoutRequest(t testing.TB, body []byte) []byte {
 var sealingAdmin = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "test", Scopes: []authz.Scope{authz.SystemAdmin}}
 
 func TestCheckNamesTheFirstRuleThatAManifestBreaks(t *testing.T) {
-	s := newService(t, func(c *Config) {
+	s := newService(t, func(c *server.Config) {
 		c.Sealing = sealingkey.New(c.Store, c.Audit, c.Keys, sealingkey.Options{
 			InUse: c.Vault.SealingKeyUse, Now: c.Now,
 			Policy: sealing.Policy{MaxTTLDays: 60, Types: []string{"database", "tls"}, Scopes: []v1alpha1.Scope{v1alpha1.ScopeStrict}},
 		})
 	})
-	r := s.manifest(t, "shop", "db", canary)
+	r := s.Manifest(t, "shop", "db", servertest.Canary)
 	good := func() v2.CheckRequest {
 		sealed := r.Sealed
 		sealed.Values = maps.Clone(sealed.Values)
-		return v2.CheckRequest{Namespace: "shop", Name: "db", CredentialType: "database", TtlDays: pointer(60), Sealed: &sealed}
+		return v2.CheckRequest{Namespace: "shop", Name: "db", CredentialType: "database", TtlDays: new(60), Sealed: &sealed}
 	}
 	value := func(c *v2.CheckRequest, data string) {
 		v := c.Sealed.Values["password"]
@@ -222,30 +197,30 @@ func TestCheckNamesTheFirstRuleThatAManifestBreaks(t *testing.T) {
 		"good":                {func(*v2.CheckRequest) {}, "", ""},
 		"without values":      {func(c *v2.CheckRequest) { c.Sealed = nil }, "", ""},
 		"no TTL is 90 days":   {func(c *v2.CheckRequest) { c.TtlDays = nil }, v2.CheckAnswerCodePolicy, "spec.ttlDays: is 90"},
-		"a long TTL":          {func(c *v2.CheckRequest) { c.Sealed, c.TtlDays = nil, pointer(61) }, v2.CheckAnswerCodePolicy, "spec.ttlDays: is 61"},
+		"a long TTL":          {func(c *v2.CheckRequest) { c.Sealed, c.TtlDays = nil, new(61) }, v2.CheckAnswerCodePolicy, "spec.ttlDays: is 61"},
 		"a type":              {func(c *v2.CheckRequest) { c.CredentialType = "api-key" }, v2.CheckAnswerCodePolicy, "database, tls"},
-		"a scope":             {func(c *v2.CheckRequest) { c.Sealed.Scope = pointer(v2.SealedValuesScopeCluster) }, v2.CheckAnswerCodePolicy, "only Strict"},
+		"a scope":             {func(c *v2.CheckRequest) { c.Sealed.Scope = new(v2.SealedValuesScopeCluster) }, v2.CheckAnswerCodePolicy, "only Strict"},
 		"another name":        {func(c *v2.CheckRequest) { c.Name = "cache" }, v2.CheckAnswerCodeDoesNotOpen, "do not open here"},
-		"not base64":          {func(c *v2.CheckRequest) { value(c, canary) }, v2.CheckAnswerCodeMalformed, "not standard base64"},
+		"not base64":          {func(c *v2.CheckRequest) { value(c, servertest.Canary) }, v2.CheckAnswerCodeMalformed, "not standard base64"},
 		"cut":                 {func(c *v2.CheckRequest) { value(c, "AQID") }, v2.CheckAnswerCodeMalformed, "it was cut"},
 		"a data key":          {func(c *v2.CheckRequest) { c.Sealed.Values["a b"] = c.Sealed.Values["password"] }, v2.CheckAnswerCodeMalformed, "data key"},
 		"a suite":             {func(c *v2.CheckRequest) { c.Sealed.Suite = "RSA" }, v2.CheckAnswerCodeMalformed, "spec.sealed.suite"},
 		"a key id":            {func(c *v2.CheckRequest) { c.Sealed.KeyId = "0" }, v2.CheckAnswerCodeMalformed, "spec.sealed.keyID"},
 		"a name":              {func(c *v2.CheckRequest) { c.Name = "DB" }, v2.CheckAnswerCodeMalformed, "metadata.name"},
-		"malformed, also TTL": {func(c *v2.CheckRequest) { c.Name, c.TtlDays = "DB", pointer(61) }, v2.CheckAnswerCodeMalformed, "metadata.name"},
+		"malformed, also TTL": {func(c *v2.CheckRequest) { c.Name, c.TtlDays = "DB", new(61) }, v2.CheckAnswerCodeMalformed, "metadata.name"},
 	} {
 		body := good()
 		tc.change(&body)
-		got := s.call(request{method: "POST", path: "/api/v2/sealing-key/check", key: s.key, body: marshal(t, body)})
+		got := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/sealing-key/check", Key: s.Key, Body: servertest.Marshal(t, body)})
 		var v v2.CheckAnswer
-		if err := json.Unmarshal(got.body, &v); err != nil || got.status != http.StatusOK {
-			t.Errorf("%s: %d %s", name, got.status, got.body)
+		if err := json.Unmarshal(got.Body, &v); err != nil || got.Status != http.StatusOK {
+			t.Errorf("%s: %d %s", name, got.Status, got.Body)
 			continue
 		}
 		if v.Accepted != (tc.code == "") || !v.Accepted && (*v.Code != tc.code || !strings.Contains(*v.Message, tc.says)) {
-			t.Errorf("%s: %s", name, got.body)
+			t.Errorf("%s: %s", name, got.Body)
 		}
-		if bytes.Contains(got.body, []byte(canary)) {
+		if bytes.Contains(got.Body, []byte(servertest.Canary)) {
 			t.Errorf("%s: what was sent is quoted", name)
 		}
 	}
@@ -255,13 +230,13 @@ func TestCheckNamesTheFirstRuleThatAManifestBreaks(t *testing.T) {
 // document for a minute.
 func TestARotatedSealingKeyIsPublished(t *testing.T) {
 	s := newService(t)
-	before := s.call(request{method: "GET", path: "/api/v2/sealing-key"}).want(t, http.StatusOK)["key_id"]
-	made := s.call(request{method: "POST", path: "/api/v2/system/sealing-keys/rotate", key: s.systemKey()}).want(t, http.StatusCreated)
-	got := s.call(request{method: "GET", path: "/api/v2/sealing-key"})
-	if now := got.want(t, http.StatusOK)["key_id"]; now == before || now != made["sealing_key"].(map[string]any)["key_id"] {
+	before := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/sealing-key"}).Want(t, http.StatusOK)["key_id"]
+	made := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/system/sealing-keys/rotate", Key: s.SystemKey()}).Want(t, http.StatusCreated)
+	got := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/sealing-key"})
+	if now := got.Want(t, http.StatusOK)["key_id"]; now == before || now != made["sealing_key"].(map[string]any)["key_id"] {
 		t.Errorf("published %v", now)
 	}
-	if got.header.Get("Cache-Control") != "public, max-age=60" {
-		t.Errorf("Cache-Control %q", got.header.Get("Cache-Control"))
+	if got.Header.Get("Cache-Control") != "public, max-age=60" {
+		t.Errorf("Cache-Control %q", got.Header.Get("Cache-Control"))
 	}
 }

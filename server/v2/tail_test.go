@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"bufio"
@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // tail is one that a test reads.
@@ -49,7 +50,7 @@ func tailAt(t *testing.T, url string, header http.Header, query string) *tail {
 
 func (s *service) tail(t *testing.T, key, query string) *tail {
 	t.Helper()
-	of := tailAt(t, s.url, http.Header{"X-Api-Key": {key}}, query)
+	of := tailAt(t, s.URL, http.Header{"X-Api-Key": {key}}, query)
 	if of.answer.StatusCode != http.StatusOK {
 		t.Fatal(of.answer.Status)
 	}
@@ -101,7 +102,7 @@ func (of *tail) expect(event string) told {
 
 func TestATailTellsOfEntriesAsTheyCome(t *testing.T) {
 	s := newService(t)
-	of := s.tail(t, s.key, "")
+	of := s.tail(t, s.Key, "")
 	if h := of.answer.Header; h.Get("Content-Type") != "text/event-stream; charset=utf-8" || h.Get("Cache-Control") != "no-store" ||
 		h.Get("X-Accel-Buffering") != "no" || h.Get("X-Request-ID") == "" || h.Get("X-RateLimit-Limit") == "" {
 		t.Error(h)
@@ -110,27 +111,27 @@ func TestATailTellsOfEntriesAsTheyCome(t *testing.T) {
 	if first.entry["event_type"] != "AUDIT_READ" || first.entry["request_id"] != of.answer.Header.Get("X-Request-ID") {
 		t.Error("it does not begin with its own entry:", first.json)
 	}
-	s.get("/api/v2/vault/list").want(t, http.StatusOK)
-	if n := s.server.gate.Load().InFlight; n != 0 {
-		t.Error("a tail that waits holds a place:", n)
+	s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
+	if in := string(s.Get("/metrics").Body); !strings.Contains(in, "\nlatticekeep_http_requests_in_flight 0\n") {
+		t.Error("a tail that waits holds a place")
 	}
 	listed := of.expect("CREDENTIAL_LISTED")
 	if uint64(listed.entry["sequence"].(float64)) != listed.sequence {
 		t.Error("another id:", listed.sequence, listed.json)
 	}
-	one := s.get("/api/v2/audit/entries/"+strconv.FormatUint(listed.sequence, 10)).want(t, http.StatusOK)["entry"]
-	if marshal(t, one) != marshal(t, listed.entry) {
+	one := s.Get("/api/v2/audit/entries/"+strconv.FormatUint(listed.sequence, 10)).Want(t, http.StatusOK)["entry"]
+	if servertest.Marshal(t, one) != servertest.Marshal(t, listed.entry) {
 		t.Errorf("%v, and by itself %v", listed.entry, one)
 	}
 	if read := of.expect("AUDIT_READ"); read.sequence <= listed.sequence {
 		t.Error("who else reads is not told:", read.json)
 	}
-	_, err := s.identity.NamespaceTenant(context.Background(), "cluster", "another") // whose entries are nobody else's
+	_, err := s.Identity.NamespaceTenant(context.Background(), "cluster", "another") // whose entries are nobody else's
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.get("/api/v2/vault/list").want(t, http.StatusOK)
-	if e, _ := of.next(); e.entry["event_type"] != "CREDENTIAL_LISTED" || e.entry["tenant_id"] != string(s.tenant) {
+	s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
+	if e, _ := of.next(); e.entry["event_type"] != "CREDENTIAL_LISTED" || e.entry["tenant_id"] != string(s.Tenant) {
 		t.Error(e.json)
 	}
 }
@@ -138,12 +139,12 @@ func TestATailTellsOfEntriesAsTheyCome(t *testing.T) {
 func TestATailGoesOnBehindWhatWasRead(t *testing.T) {
 	s := newService(t)
 	for range 70 { // more than are read at once
-		s.get("/api/v2/vault/list").want(t, http.StatusOK)
+		s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
 	}
 	read := func(header http.Header, query string) (all []uint64) {
 		t.Helper()
-		header.Set("X-API-Key", s.key)
-		of := tailAt(t, s.url, header, query)
+		header.Set("X-API-Key", s.Key)
+		of := tailAt(t, s.URL, header, query)
 		for e, ok := of.next(); ok; e, ok = of.next() {
 			all = append(all, e.sequence)
 		}
@@ -166,25 +167,25 @@ func TestATailGoesOnBehindWhatWasRead(t *testing.T) {
 // A tail reads nothing that is written after who opened it may no longer read.
 func TestATailEndsWithItsCredential(t *testing.T) {
 	s := newService(t)
-	user := s.verified("reader@example.org")
-	tenant := s.tenantOf(user)
-	key := s.call(request{method: "POST", path: "/api/v2/api-keys", bearer: user.access, body: `{"name":"reader","scopes":["audit:read"]}`}).want(t, http.StatusCreated)
+	user := s.RegisterVerified("reader@example.org")
+	tenant := s.TenantOf(user)
+	key := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/api-keys", Bearer: user.Access, Body: `{"name":"reader","scopes":["audit:read"]}`}).Want(t, http.StatusCreated)
 	ended := map[string]struct {
 		header http.Header
-		end    request
+		end    servertest.Request
 	}{
-		"the key":     {http.Header{"X-Api-Key": {key["api_key"].(string)}}, request{method: "DELETE", path: "/api/v2/api-keys/" + key["key_id"].(string), bearer: user.access}},
-		"the session": {cookies("accessToken", user.access), request{method: "POST", path: "/api/v2/auth/logout", bearer: user.access}},
+		"the key":     {http.Header{"X-Api-Key": {key["api_key"].(string)}}, servertest.Request{Method: "DELETE", Path: "/api/v2/api-keys/" + key["key_id"].(string), Bearer: user.Access}},
+		"the session": {servertest.Cookies("accessToken", user.Access), servertest.Request{Method: "POST", Path: "/api/v2/auth/logout", Bearer: user.Access}},
 	}
 	for _, name := range []string{"the key", "the session"} {
-		of := tailAt(t, s.url, ended[name].header, "")
+		of := tailAt(t, s.URL, ended[name].header, "")
 		if _, ok := of.next(); !ok {
 			t.Fatal(name, of.answer.Status)
 		}
-		if r := s.call(ended[name].end); r.status != http.StatusOK {
-			t.Fatal(name, r.status)
+		if r := s.Call(ended[name].end); r.Status != http.StatusOK {
+			t.Fatal(name, r.Status)
 		}
-		s.grantIn(tenant, authz.VaultRead) // an entry that it may not see
+		s.GrantKeyIn(tenant, authz.VaultRead) // an entry that it may not see
 		for e, ok := of.next(); ok; e, ok = of.next() {
 			if e.entry["event_type"] == "API_KEY_CREATED" {
 				t.Error(name, "is gone, and was shown", e.json)
@@ -197,25 +198,25 @@ func TestATenantHasFewTailsOpen(t *testing.T) {
 	s := newService(t)
 	var all []*tail
 	for range 8 {
-		of := s.tail(t, s.key, "")
+		of := s.tail(t, s.Key, "")
 		of.expect("AUDIT_READ")
 		all = append(all, of)
 	}
-	r := s.get("/api/v2/audit/tail")
-	r.message(t, http.StatusTooManyRequests)
-	if r.header.Get("Retry-After") == "" {
+	r := s.Get("/api/v2/audit/tail")
+	r.Message(t, http.StatusTooManyRequests)
+	if r.Header.Get("Retry-After") == "" {
 		t.Error("it is not told when to come again")
 	}
-	if e := s.entries("outcome=failure"); len(e) != 1 || e[0]["attributes"].(map[string]any)["reason"] != "too_many_tails" {
+	if e := s.Entries("outcome=failure"); len(e) != 1 || e[0]["attributes"].(map[string]any)["reason"] != "too_many_tails" {
 		t.Error(e)
 	}
-	other := s.grantIn(s.tenantOf(s.register("other@example.org")), authz.AuditRead)
+	other := s.GrantKeyIn(s.TenantOf(s.Register("other@example.org")), authz.AuditRead)
 	s.tail(t, other, "?wait=0")
 	if err := all[0].answer.Body.Close(); err != nil { // who hangs up makes room
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; {
-		if r := s.get("/api/v2/audit/tail?wait=0"); r.status == http.StatusOK {
+		if r := s.Get("/api/v2/audit/tail?wait=0"); r.Status == http.StatusOK {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -225,15 +226,15 @@ func TestATenantHasFewTailsOpen(t *testing.T) {
 }
 
 func TestATailEndsWithTheServer(t *testing.T) {
-	s := assemble(t)
+	s := newService(t)
 	ctx, stop := context.WithCancel(t.Context())
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- s.server.Serve(ctx, l) }()
-	of := tailAt(t, "http://"+l.Addr().String(), http.Header{"X-Api-Key": {s.key}}, "")
+	go func() { done <- s.Server.Serve(ctx, l) }()
+	of := tailAt(t, "http://"+l.Addr().String(), http.Header{"X-Api-Key": {s.Key}}, "")
 	of.expect("AUDIT_READ")
 	stop()
 	for _, ok := of.next(); ok; _, ok = of.next() {

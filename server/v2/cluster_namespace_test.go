@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"net/http"
@@ -8,24 +8,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // Several namespaces may be of one tenant: to a ServiceAccount the objects of the others
 // are not there, nor counted.
 func TestAServiceAccountSeesTheObjectsOfItsNamespace(t *testing.T) {
 	known := shown{}
-	s := newService(t, func(c *Config) { c.Cluster = known })
-	p := s.newPods(s.tenant)
-	p.set(all)
+	s := newService(t, func(c *server.Config) { c.Cluster = known })
+	p := s.UsePods(s.Tenant)
+	p.Allow(servertest.AllowAll)
 	key := strings.Repeat("0", 64)
 	for _, namespace := range []string{"billing", "shop", "shop-b"} {
-		known[s.tenant] = append(known[s.tenant], v1alpha1.SealedCredential{
+		known[s.Tenant] = append(known[s.Tenant], v1alpha1.SealedCredential{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-" + namespace},
 			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: "t", Sealed: &v1alpha1.Sealed{KeyID: key}},
 		})
 	}
 	for _, query := range []string{"", "?namespace=billing", "?namespace=shop", "?limit=1"} {
-		answer := s.call(request{method: http.MethodGet, path: objectsPath + query, bearer: shopToken}).want(t, http.StatusOK)
+		answer := s.Call(servertest.Request{Method: http.MethodGet, Path: objectsPath + query, Bearer: servertest.ShopToken}).Want(t, http.StatusOK)
 		for _, o := range answer["sealed_credentials"].([]any) {
 			if o.(object)["namespace"] != "shop" {
 				t.Errorf("%q shows %v", query, o)
@@ -40,7 +42,7 @@ func TestAServiceAccountSeesTheObjectsOfItsNamespace(t *testing.T) {
 			}
 		}
 	}
-	if answer := s.get(objectsPath).want(t, http.StatusOK); len(answer["sealed_credentials"].([]any)) != 3 {
+	if answer := s.Get(objectsPath).Want(t, http.StatusOK); len(answer["sealed_credentials"].([]any)) != 3 {
 		t.Error("a key sees", answer)
 	}
 }

@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // slowReports keep the reports of one tenant waiting, as a bucket that hangs does.
@@ -30,29 +32,29 @@ func (r *slowReports) Put(ctx context.Context, name string, data []byte) error {
 // own next one after it.
 func TestOneTenantsReportKeepsNoOtherWaiting(t *testing.T) {
 	slow := &slowReports{entered: make(chan struct{}), opened: make(chan struct{})}
-	s := newService(t, func(c *Config) {
+	s := newService(t, func(c *server.Config) {
 		slow.Reports = c.Reports.(compliance.Reports)
-		c.Compliance = complianceOf(t, c, healthy(), slow)
+		c.Compliance = servertest.NewCompliance(t, c, servertest.HealthyState(), slow)
 	})
-	slow.tenant = string(s.tenant)
-	other := s.grantIn(s.stranger().Tenant, "compliance:read")
-	s.verify()
+	slow.tenant = string(s.Tenant)
+	other := s.GrantKeyIn(s.Stranger().Tenant, "compliance:read")
+	s.VerifyLog()
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		if r := s.get("/api/v2/compliance/report?framework=soc2"); r.status != http.StatusOK {
-			t.Errorf("%d %s", r.status, r.body)
+		if r := s.Get("/api/v2/compliance/report?framework=soc2"); r.Status != http.StatusOK {
+			t.Errorf("%d %s", r.Status, r.Body)
 		}
 	})
 	<-slow.entered
 	waiting.Go(func() {
-		if r := s.get("/api/v2/compliance/score?framework=soc2"); r.status != http.StatusOK && r.status != http.StatusServiceUnavailable {
-			t.Errorf("%d %s", r.status, r.body)
+		if r := s.Get("/api/v2/compliance/score?framework=soc2"); r.Status != http.StatusOK && r.Status != http.StatusServiceUnavailable {
+			t.Errorf("%d %s", r.Status, r.Body)
 		}
 	})
 	for _, path := range []string{"score", "history", "report"} {
-		r := s.call(request{method: "GET", path: "/api/v2/compliance/" + path + "?framework=soc2", key: other})
-		if r.status != http.StatusOK {
-			t.Errorf("%s of another tenant: %d %s", path, r.status, r.body)
+		r := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/compliance/" + path + "?framework=soc2", Key: other})
+		if r.Status != http.StatusOK {
+			t.Errorf("%s of another tenant: %d %s", path, r.Status, r.Body)
 		}
 	}
 	close(slow.opened)

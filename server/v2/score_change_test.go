@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"maps"
@@ -10,6 +10,7 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 const aDay = 24 * time.Hour
@@ -21,7 +22,7 @@ var frameworks = []string{"soc2", "iso27001", "pci_dss", "hipaa", "gdpr", "nist_
 // activated it.
 type party struct {
 	*service
-	owner      account
+	owner      servertest.Account
 	tenant     string
 	machine    string // its API key
 	machineID  string
@@ -30,60 +31,60 @@ type party struct {
 }
 
 func newParty(s *service, name string) *party {
-	s.t.Helper()
-	p := &party{service: s, owner: s.register(name + "@example.org")}
-	p.tenant = string(s.tenantOf(p.owner))
-	s.call(request{method: "POST", path: "/api/v2/system/tenants/" + p.tenant + "/activate", key: s.systemKey()}).want(s.t, http.StatusOK)
+	s.T.Helper()
+	p := &party{service: s, owner: s.Register(name + "@example.org")}
+	p.tenant = string(s.TenantOf(p.owner))
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/system/tenants/" + p.tenant + "/activate", Key: s.SystemKey()}).Want(s.T, http.StatusOK)
 	return p
 }
 
 // do calls as the owner, who signs in for it.
 func (p *party) do(method, path string, body object) map[string]any {
-	p.t.Helper()
-	r := request{method: method, path: path, bearer: p.owner.access}
+	p.T.Helper()
+	r := servertest.Request{Method: method, Path: path, Bearer: p.owner.Access}
 	if body != nil {
-		r.body = marshal(p.t, body)
+		r.Body = servertest.Marshal(p.T, body)
 	}
 	return p.succeed(r)
 }
 
 // run calls with the machine's key.
 func (p *party) run(method, path string, body object) map[string]any {
-	p.t.Helper()
-	r := request{method: method, path: path, key: p.machine}
+	p.T.Helper()
+	r := servertest.Request{Method: method, Path: path, Key: p.machine}
 	if strings.HasPrefix(path, "/v1/") {
-		r.key, r.bearer = "", p.machine
+		r.Key, r.Bearer = "", p.machine
 	}
 	if body != nil {
-		r.body = marshal(p.t, body)
+		r.Body = servertest.Marshal(p.T, body)
 	}
 	return p.succeed(r)
 }
 
-func (p *party) succeed(r request) map[string]any {
-	p.t.Helper()
-	got := p.call(r)
-	if got.status >= 300 {
-		p.t.Fatalf("%s %s: %d %s", r.method, r.path, got.status, got.body)
+func (p *party) succeed(r servertest.Request) map[string]any {
+	p.T.Helper()
+	got := p.Call(r)
+	if got.Status >= 300 {
+		p.T.Fatalf("%s %s: %d %s", r.Method, r.Path, got.Status, got.Body)
 	}
-	return got.want(p.t, got.status)
+	return got.Want(p.T, got.Status)
 }
 
-func (p *party) signIn() { p.owner = p.login(p.owner.email, p.owner.password) }
+func (p *party) signIn() { p.owner = p.Login(p.owner.Email, p.owner.Password) }
 
 // guess tries wrong passwords in one second, as many as call for a reaction.
 func (p *party) guess() {
-	p.t.Helper()
+	p.T.Helper()
 	for range 12 {
-		body := marshal(p.t, object{"email": p.owner.email, "password": "wrong"})
-		p.call(request{method: "POST", path: "/api/v2/auth/login", body: body}).message(p.t, http.StatusUnauthorized)
+		body := servertest.Marshal(p.T, object{"email": p.owner.Email, "password": "wrong"})
+		p.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/login", Body: body}).Message(p.T, http.StatusUnauthorized)
 	}
 }
 
 // newMachine makes an API key for what the machine does, which ends in a year, in
 // place of the one before.
 func (p *party) newMachine() {
-	p.t.Helper()
+	p.T.Helper()
 	former := p.machineID
 	made := p.do("POST", "/api/v2/api-keys", object{"name": "machine", "expires_in_days": 365,
 		"scopes": []string{"vault:read", "vault:write", "keys:write", "compliance:read"}})
@@ -95,10 +96,10 @@ func (p *party) newMachine() {
 
 // careful is a tenant that does what there is to do when it begins.
 func careful(s *service) *party {
-	s.t.Helper()
+	s.T.Helper()
 	p := newParty(s, "careful")
-	body := marshal(s.t, object{"token": s.tokenTo(p.owner.email, 1)})
-	s.call(request{method: "POST", path: "/api/v2/auth/verify-email", body: body}).want(s.t, http.StatusOK)
+	body := servertest.Marshal(s.T, object{"token": s.TokenMailedTo(p.owner.Email, 1)})
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/verify-email", Body: body}).Want(s.T, http.StatusOK)
 	p.newMachine()
 	p.credential = p.run("POST", "/api/v2/vault/seal", object{
 		"name": "db", "credential_type": "database", "values": object{"password": "one"}, "ttl_days": 60})["credential_id"].(string)
@@ -108,7 +109,7 @@ func careful(s *service) *party {
 
 // attend is what a careful tenant does every few weeks.
 func (p *party) attend() {
-	p.t.Helper()
+	p.T.Helper()
 	p.signIn()
 	for _, path := range []string{"/api/v2/api-keys", "/api/v2/members", "/api/v2/audit/logs", "/api/v2/compliance/cbom"} {
 		p.do("GET", path, nil)
@@ -121,11 +122,11 @@ func (p *party) attend() {
 // careless is one whose owner never verified the address, to which the operator
 // gave a key of all scopes that does not end and another that nobody uses.
 func careless(s *service) *party {
-	s.t.Helper()
+	s.T.Helper()
 	p := newParty(s, "careless")
 	for _, name := range []string{"spare", "everything"} {
-		made := s.call(request{method: "POST", path: "/api/v2/system/tenants/" + p.tenant + "/api-keys", key: s.systemKey(),
-			body: marshal(s.t, object{"name": name, "scopes": strings.Fields(everyScope)})}).want(s.t, http.StatusCreated)
+		made := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/system/tenants/" + p.tenant + "/api-keys", Key: s.SystemKey(),
+			Body: servertest.Marshal(s.T, object{"name": name, "scopes": strings.Fields(servertest.EveryScope)})}).Want(s.T, http.StatusCreated)
 		p.machine, p.machineID = made["api_key"].(string), made["key_id"].(string)
 	}
 	p.credential = p.run("POST", "/api/v2/vault/seal", object{
@@ -155,10 +156,10 @@ var failed = map[string]string{
 // A year of two tenants. One renews, rotates, reviews and reacts; the other does
 // nothing of it.
 func TestATenantThatTakesCareScoresHigher(t *testing.T) {
-	s := newService(t, manyRegister)
+	s := newService(t)
 	good, bad := careful(s), careless(s)
 	for visit := range 16 {
-		s.clock.advance(25 * aDay)
+		s.Clock.Advance(25 * aDay)
 		switch visit {
 		case 7:
 			good.signIn()
@@ -166,18 +167,18 @@ func TestATenantThatTakesCareScoresHigher(t *testing.T) {
 		case 14: // somebody guesses passwords, and one of the two does something about it
 			good.signIn()
 			good.guess()
-			good.do("POST", "/api/v2/auth/change-password", object{"current_password": good.owner.password, "new_password": good.owner.password + "!"})
-			good.owner.password += "!"
+			good.do("POST", "/api/v2/auth/change-password", object{"current_password": good.owner.Password, "new_password": good.owner.Password + "!"})
+			good.owner.Password += "!"
 			bad.guess()
 			for _, p := range []*party{good, bad} { // and asks for what is not there, and opens what is none
-				s.call(request{method: "GET", path: "/api/v2/vault/x", key: p.machine}).message(t, http.StatusForbidden)
-				s.call(request{method: "POST", path: "/api/v2/vault/seal", key: p.machine, body: "{"}).message(t, http.StatusBadRequest)
+				s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/x", Key: p.machine}).Message(t, http.StatusForbidden)
+				s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: p.machine, Body: "{"}).Message(t, http.StatusBadRequest)
 			}
 		}
 		good.attend()
 	}
 	s.assess()
-	s.verify()
+	s.VerifyLog()
 	seen := make(map[string]bool)
 	for _, f := range frameworks {
 		well, badly := s.score(good.machine, "framework="+f), s.score(bad.machine, "framework="+f)
@@ -238,7 +239,7 @@ func details(score v2.ComplianceScore) map[string]string {
 
 // outcome is what a probe says in any framework that has it.
 func (p *party) outcome(name string) (result v2.ProbeResult, score float32) {
-	p.t.Helper()
+	p.T.Helper()
 	for _, f := range frameworks {
 		s := p.service.score(p.machine, "framework="+f)
 		for _, c := range s.Controls {
@@ -249,25 +250,25 @@ func (p *party) outcome(name string) (result v2.ProbeResult, score float32) {
 			}
 		}
 	}
-	p.t.Fatalf("no framework has %s", name)
+	p.T.Fatalf("no framework has %s", name)
 	return "", 0
 }
 
 // Each thing that goes wrong moves the score, and mending it moves it back.
 func TestAScoreMovesWithWhatIsDone(t *testing.T) {
-	s := newService(t, manyRegister)
+	s := newService(t)
 	p := careful(s)
 	later := func(d time.Duration) {
-		s.clock.advance(d)
+		s.Clock.Advance(d)
 		p.attend()
 		s.assess()
 	}
 	var made map[string]any
 	deployment := func(change func(*compliance.State)) func() {
 		return func() {
-			state := *healthy().Load()
+			state := *servertest.HealthyState().Load()
 			change(&state)
-			s.state.Store(&state)
+			s.State.Store(&state)
 		}
 	}
 	well := deployment(func(*compliance.State) {})
@@ -293,7 +294,7 @@ func TestAScoreMovesWithWhatIsDone(t *testing.T) {
 			made = p.do("POST", "/api/v2/api-keys", object{"name": "n", "scopes": []string{"vault:read"}})
 		}, func() { p.do("DELETE", "/api/v2/api-keys/"+made["key_id"].(string), nil) }},
 		{"assessed_daily", func() {
-			s.clock.advance(3 * aDay) // and the deployment does nothing by itself
+			s.Clock.Advance(3 * aDay) // and the deployment does nothing by itself
 			p.attend()
 		}, s.assess},
 		{"sign_in_failures_handled", func() {
@@ -312,13 +313,13 @@ func TestAScoreMovesWithWhatIsDone(t *testing.T) {
 		{"transport_quantum_safe", deployment(func(state *compliance.State) { state.Transport = compliance.TransportTLS13 }), well},
 	} {
 		later(time.Hour)
-		s.verify()
+		s.VerifyLog()
 		before, high := p.outcome(c.probe)
 		c.wrong()
-		s.verify()
+		s.VerifyLog()
 		during, low := p.outcome(c.probe)
 		c.ok()
-		s.verify()
+		s.VerifyLog()
 		after, again := p.outcome(c.probe)
 		if before == v2.ProbeResultFail || during != v2.ProbeResultFail || after == v2.ProbeResultFail {
 			t.Errorf("%s: %s, %s, %s", c.probe, before, during, after)

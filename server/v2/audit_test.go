@@ -1,4 +1,4 @@
-package server
+package v2_test
 
 import (
 	"context"
@@ -13,14 +13,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // count returns how many entries a query selects, its own reading aside.
 func (s *service) count(query url.Values) int {
-	s.t.Helper()
+	s.T.Helper()
 	query.Set("limit", "100")
 	n := 0
-	for _, e := range s.entries(query.Encode()) {
+	for _, e := range s.Entries(query.Encode()) {
 		if e["event_type"] != "AUDIT_READ" {
 			n++
 		}
@@ -30,21 +31,21 @@ func (s *service) count(query url.Values) int {
 
 func TestAuditFilters(t *testing.T) {
 	s := newService(t)
-	s.clock.advance(time.Hour)
-	first := s.clock.Now()
-	id := s.seal("v")
-	s.clock.advance(time.Hour)
-	second := s.clock.Now()
-	s.get("/api/v2/vault/"+id).want(t, http.StatusOK)
-	s.clock.advance(90 * time.Minute)
-	_, err := s.vault.Apply(context.Background(), s.operator(), "uid", 0, vault.Desired{
+	s.Clock.Advance(time.Hour)
+	first := s.Clock.Now()
+	id := s.Seal("v")
+	s.Clock.Advance(time.Hour)
+	second := s.Clock.Now()
+	s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK)
+	s.Clock.Advance(90 * time.Minute)
+	_, err := s.Vault.Apply(context.Background(), s.Operator(), "uid", 0, vault.Desired{
 		Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := func(t time.Time) string { return t.Format(time.RFC3339) }
-	actor := s.entries("event_type=CREDENTIAL_UNSEALED")[0]["actor"].(map[string]any)["id"].(string)
+	actor := s.Entries("event_type=CREDENTIAL_UNSEALED")[0]["actor"].(map[string]any)["id"].(string)
 	for name, c := range map[string]struct {
 		query url.Values
 		want  int
@@ -71,15 +72,15 @@ func TestAuditFilters(t *testing.T) {
 func TestAuditPagesNewestFirst(t *testing.T) {
 	s := newService(t)
 	for i := range 25 {
-		s.seal(fmt.Sprint(i))
+		s.Seal(fmt.Sprint(i))
 	}
-	if n := len(s.entries("event_type=CREDENTIAL_SEALED")); n != 20 {
+	if n := len(s.Entries("event_type=CREDENTIAL_SEALED")); n != 20 {
 		t.Errorf("%d entries by default", n)
 	}
 	var sequences []float64
 	query := "event_type=CREDENTIAL_SEALED&limit=10"
 	for pages := 1; ; pages++ {
-		page := s.get("/api/v2/audit/logs?"+query).want(t, http.StatusOK)
+		page := s.Get("/api/v2/audit/logs?"+query).Want(t, http.StatusOK)
 		for _, e := range page["entries"].([]any) {
 			sequences = append(sequences, e.(map[string]any)["sequence"].(float64))
 		}
@@ -97,17 +98,17 @@ func TestAuditPagesNewestFirst(t *testing.T) {
 
 func TestATenantReadsOnlyItsOwnEntries(t *testing.T) {
 	s := newService(t)
-	if _, err := s.vault.Seal(context.Background(), s.stranger(), vault.SealRequest{
+	if _, err := s.Vault.Seal(context.Background(), s.Stranger(), vault.SealRequest{
 		Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range s.entries("limit=100") {
-		if e["tenant_id"] != string(s.tenant) {
+	for _, e := range s.Entries("limit=100") {
+		if e["tenant_id"] != string(s.Tenant) {
 			t.Errorf("entry of %v", e["tenant_id"])
 		}
 	}
-	if n := len(s.entries("user_id=stranger")); n != 0 {
+	if n := len(s.Entries("user_id=stranger")); n != 0 {
 		t.Errorf("%d foreign entries", n)
 	}
 }
@@ -121,7 +122,7 @@ func TestWrongQueriesAreRefused(t *testing.T) {
 		"cursor=" + canary, "cursor=", "cursor=%ff", "cursor=" + strings.Repeat("A", 513),
 	} {
 		for _, path := range []string{"/api/v2/vault/list?", "/api/v2/audit/logs?"} {
-			if m := s.get(path+query).message(t, http.StatusBadRequest); strings.Contains(m, canary) {
+			if m := s.Get(path+query).Message(t, http.StatusBadRequest); strings.Contains(m, canary) {
 				t.Errorf("%s is quoted: %s", query, m)
 			}
 		}
@@ -134,7 +135,7 @@ func TestWrongQueriesAreRefused(t *testing.T) {
 		"hours=0", "hours=-1", "hours=87601", "hours=x", "hours=1.5", "hours=1&hours=1",
 		"hours=1&from=2026-11-21T10:00:00Z", "hours=1&to=2026-11-21T10:00:00Z",
 	} {
-		if m := s.get("/api/v2/audit/logs?"+query).message(t, http.StatusBadRequest); strings.Contains(m, canary) {
+		if m := s.Get("/api/v2/audit/logs?"+query).Message(t, http.StatusBadRequest); strings.Contains(m, canary) {
 			t.Errorf("%s is quoted: %s", query, m)
 		}
 	}
@@ -142,16 +143,16 @@ func TestWrongQueriesAreRefused(t *testing.T) {
 
 func TestARefusedStrangerIsRecordedOnceAMinute(t *testing.T) {
 	s := newService(t)
-	before, err := audit.VerifyStore(t.Context(), s.store, audit.Options{})
+	before, err := audit.VerifyStore(t.Context(), s.Store, audit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range 20 {
-		if got := s.call(request{method: "GET", path: "/api/v2/vault/list", key: "lk_live_none"}); got.status != http.StatusUnauthorized {
-			t.Fatal(got.status)
+		if got := s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list", Key: "lk_live_none"}); got.Status != http.StatusUnauthorized {
+			t.Fatal(got.Status)
 		}
 	}
-	after, err := audit.VerifyStore(t.Context(), s.store, audit.Options{})
+	after, err := audit.VerifyStore(t.Context(), s.Store, audit.Options{})
 	if err != nil || after.Entries != before.Entries+1 {
 		t.Fatalf("%d entries for 20 requests of one source, %v", after.Entries-before.Entries, err)
 	}

@@ -1,12 +1,13 @@
-package server
+package v2_test
 
 import (
 	"net/http"
-	"net/http/httptest"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // Whoever has a key with system:admin still cannot choose who reads all of it.
@@ -21,18 +22,16 @@ func TestBackupsGoToTheConfiguredRecipientsOnly(t *testing.T) {
 		entry      string
 	}{
 		"nobody is configured":  {nil, http.StatusOK, "success "},
-		"the recipient is":      {[]backup.Recipient{other.Recipient(), keeper(t).Recipient()}, http.StatusOK, "success "},
+		"the recipient is":      {[]backup.Recipient{other.Recipient(), servertest.BackupIdentity(t).Recipient()}, http.StatusOK, "success "},
 		"somebody else than it": {[]backup.Recipient{other.Recipient()}, http.StatusForbidden, "deniedrecipient "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := assemble(t, func(config *Config) { config.Recipients = c.recipients })
-			h := httptest.NewServer(s.server.engine)
-			t.Cleanup(h.Close)
-			if got := s.takeBackup(h.URL, s.systemKey()); got.StatusCode != c.status {
+			s := newService(t, func(config *server.Config) { config.Recipients = c.recipients })
+			if got := s.TakeBackup(s.URL, s.SystemKey()); got.StatusCode != c.status {
 				t.Errorf("%s", got.Status)
 			}
 			var said string
-			for _, e := range s.records(1) {
+			for _, e := range s.AllEntries(1) {
 				if e.EventType == audit.BackupTaken {
 					said += string(e.Outcome) + e.Attributes[audit.AttributeReason] + " "
 				}

@@ -1,9 +1,8 @@
-package server
+package v2_test
 
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -17,12 +16,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 func TestACredentialIsSealedListedUnsealedRotatedAndDeleted(t *testing.T) {
 	s := newService(t)
-	sealed := s.post("/api/v2/vault/seal",
-		`{"name":"payments","credential_type":"api_key","values":{"a":"one","b":"tw\u0000o"},"ttl_days":10,"unknown":[null]}`).want(t, http.StatusCreated)
+	sealed := s.Post("/api/v2/vault/seal",
+		`{"name":"payments","credential_type":"api_key","values":{"a":"one","b":"tw\u0000o"},"ttl_days":10,"unknown":[null]}`).Want(t, http.StatusCreated)
 	id := sealed["credential_id"].(string)
 	want := map[string]any{
 		"success": true, "credential_id": id, "name": "payments", "credential_type": "api_key", "version": 1.0,
@@ -34,7 +34,7 @@ func TestACredentialIsSealedListedUnsealedRotatedAndDeleted(t *testing.T) {
 	}
 
 	delete(want, "success")
-	listed := s.get("/api/v2/vault/list").want(t, http.StatusOK)
+	listed := s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
 	if !reflect.DeepEqual(listed, map[string]any{"success": true, "credentials": []any{want}}) {
 		t.Errorf("listed: %v", listed)
 	}
@@ -44,33 +44,33 @@ func TestACredentialIsSealedListedUnsealedRotatedAndDeleted(t *testing.T) {
 		"values":     map[string]any{"a": "one", "b": "tw\x00o"},
 		"created_at": "2026-11-21T10:00:00Z", "expires_at": "2026-12-01T10:00:00Z",
 	}
-	unsealed := s.get("/api/v2/vault/"+id).want(t, http.StatusOK)
+	unsealed := s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK)
 	if !reflect.DeepEqual(unsealed, wantPlain) {
 		t.Errorf("unsealed: %v", unsealed)
 	}
 
-	s.clock.advance(24 * time.Hour)
-	rotated := s.call(request{method: "POST", path: "/api/v2/vault/rotate/" + id, key: s.key}).want(t, http.StatusOK)
+	s.Clock.Advance(24 * time.Hour)
+	rotated := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/rotate/" + id, Key: s.Key}).Want(t, http.StatusOK)
 	want["success"], want["version"] = true, 2.0
 	want["sealed_at"], want["expires_at"] = "2026-11-22T10:00:00Z", "2026-12-02T10:00:00Z"
 	if !reflect.DeepEqual(rotated, want) {
 		t.Errorf("rotated: %v", rotated)
 	}
-	again := s.get("/api/v2/vault/"+id).want(t, http.StatusOK)
+	again := s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK)
 	if !reflect.DeepEqual(again["values"], wantPlain["values"]) || again["version"] != 2.0 {
 		t.Errorf("unsealed after the rotation: %v", again)
 	}
 
-	removed := s.remove("/api/v2/vault/"+id).want(t, http.StatusOK)
+	removed := s.Delete("/api/v2/vault/"+id).Want(t, http.StatusOK)
 	if !reflect.DeepEqual(removed, map[string]any{"success": true, "credential_id": id}) {
 		t.Errorf("deleted: %v", removed)
 	}
-	if listed := s.get("/api/v2/vault/list").want(t, http.StatusOK); len(listed["credentials"].([]any)) != 0 {
+	if listed := s.Get("/api/v2/vault/list").Want(t, http.StatusOK); len(listed["credentials"].([]any)) != 0 {
 		t.Errorf("listed after the deletion: %v", listed)
 	}
 
 	var types []string
-	for _, e := range s.entries("limit=9") {
+	for _, e := range s.Entries("limit=9") {
 		if e["outcome"] == "success" && e["event_type"] != "AUDIT_READ" {
 			types = append(types, strings.TrimPrefix(e["event_type"].(string), "CREDENTIAL_"))
 		}
@@ -83,8 +83,8 @@ func TestACredentialIsSealedListedUnsealedRotatedAndDeleted(t *testing.T) {
 func TestLifetime(t *testing.T) {
 	s := newService(t)
 	for ttl, days := range map[string]int{"": 90, `,"ttl_days":1`: 1, `,"ttl_days":3650`: 3650} {
-		sealed := s.post("/api/v2/vault/seal", `{"name":"n","credential_type":"t","values":{"k":"v"}`+ttl+`}`).want(t, http.StatusCreated)
-		if want := s.clock.Now().AddDate(0, 0, days).Format(time.RFC3339); sealed["expires_at"] != want {
+		sealed := s.Post("/api/v2/vault/seal", `{"name":"n","credential_type":"t","values":{"k":"v"}`+ttl+`}`).Want(t, http.StatusCreated)
+		if want := s.Clock.Now().AddDate(0, 0, days).Format(time.RFC3339); sealed["expires_at"] != want {
 			t.Errorf("%q expires at %v, want %s", ttl, sealed["expires_at"], want)
 		}
 	}
@@ -92,27 +92,27 @@ func TestLifetime(t *testing.T) {
 
 func TestExpiredCredentialsAreListedAsSuchAndCanBeDeleted(t *testing.T) {
 	s := newService(t)
-	id := s.seal("v")
-	s.clock.advance(10 * 24 * time.Hour) // exactly its lifetime
-	listed := s.get("/api/v2/vault/list").want(t, http.StatusOK)["credentials"].([]any)
+	id := s.Seal("v")
+	s.Clock.Advance(10 * 24 * time.Hour) // exactly its lifetime
+	listed := s.Get("/api/v2/vault/list").Want(t, http.StatusOK)["credentials"].([]any)
 	if len(listed) != 1 || listed[0].(map[string]any)["status"] != "expired" {
 		t.Fatalf("listed: %v", listed)
 	}
-	s.get("/api/v2/vault/"+id).message(t, http.StatusForbidden)
-	s.remove("/api/v2/vault/"+id).want(t, http.StatusOK)
+	s.Get("/api/v2/vault/"+id).Message(t, http.StatusForbidden)
+	s.Delete("/api/v2/vault/"+id).Want(t, http.StatusOK)
 }
 
 func TestListPages(t *testing.T) {
 	s := newService(t)
 	var sealed []string
 	for i := range 5 {
-		sealed = append(sealed, s.seal(fmt.Sprint(i)))
+		sealed = append(sealed, s.Seal(fmt.Sprint(i)))
 	}
 	slices.Sort(sealed)
 	var paged []string
 	cursor, pages := "", 0
 	for {
-		page := s.get("/api/v2/vault/list?limit=2"+cursor).want(t, http.StatusOK)
+		page := s.Get("/api/v2/vault/list?limit=2"+cursor).Want(t, http.StatusOK)
 		pages++
 		for _, c := range page["credentials"].([]any) {
 			paged = append(paged, c.(map[string]any)["credential_id"].(string))
@@ -126,7 +126,7 @@ func TestListPages(t *testing.T) {
 	if !slices.Equal(paged, sealed) || pages != 3 {
 		t.Errorf("%d pages: %v, want %v", pages, paged, sealed)
 	}
-	if all := s.get("/api/v2/vault/list").want(t, http.StatusOK); len(all["credentials"].([]any)) != 5 || all["next_cursor"] != nil {
+	if all := s.Get("/api/v2/vault/list").Want(t, http.StatusOK); len(all["credentials"].([]any)) != 5 || all["next_cursor"] != nil {
 		t.Errorf("without parameters: %v", all)
 	}
 }
@@ -138,12 +138,12 @@ func TestAListIsSearchedByNameAndNarrowedDown(t *testing.T) {
 	names := []string{"Zahlungen Jürgen", "zahlungen", "ZAHLUNGEN & Co. 100%", arabic, "a\u202egnp.exe", `<img src=x onerror="alert(1)">`}
 	ids := make(map[string]string)
 	for i, name := range names {
-		body := marshal(t, object{"name": name, "credential_type": []string{"api_key", "database"}[i%2], "values": object{"k": "v"}, "ttl_days": 5 + i})
-		ids[s.post("/api/v2/vault/seal", body).want(t, http.StatusCreated)["credential_id"].(string)] = name
+		body := servertest.Marshal(t, object{"name": name, "credential_type": []string{"api_key", "database"}[i%2], "values": object{"k": "v"}, "ttl_days": 5 + i})
+		ids[s.Post("/api/v2/vault/seal", body).Want(t, http.StatusCreated)["credential_id"].(string)] = name
 	}
-	neighbour := s.grantIn(s.stranger().Tenant, authz.VaultRead, authz.VaultWrite)
-	s.call(request{method: "POST", path: "/api/v2/vault/seal", key: neighbour, body: `{"name":"zahlungen","credential_type":"api_key","values":{"k":"v"}}`}).want(t, http.StatusCreated)
-	s.clock.advance(5 * 24 * time.Hour) // when the first expires
+	neighbour := s.GrantKeyIn(s.Stranger().Tenant, authz.VaultRead, authz.VaultWrite)
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: neighbour, Body: `{"name":"zahlungen","credential_type":"api_key","values":{"k":"v"}}`}).Want(t, http.StatusCreated)
+	s.Clock.Advance(5 * 24 * time.Hour) // when the first expires
 	for _, c := range []struct {
 		query url.Values
 		want  []int
@@ -170,7 +170,7 @@ func TestAListIsSearchedByNameAndNarrowedDown(t *testing.T) {
 		}
 		c.query.Set("limit", "1")
 		for more := true; more; {
-			page := s.get("/api/v2/vault/list?"+c.query.Encode()).want(t, http.StatusOK)
+			page := s.Get("/api/v2/vault/list?"+c.query.Encode()).Want(t, http.StatusOK)
 			for _, one := range page["credentials"].([]any) {
 				one := one.(map[string]any)
 				got = append(got, one["name"].(string))
@@ -189,17 +189,17 @@ func TestAListIsSearchedByNameAndNarrowedDown(t *testing.T) {
 			t.Errorf("%v: %q, want %q", c.query, got, want)
 		}
 	}
-	first := s.get("/api/v2/vault/list?limit=1&q=zahl").want(t, http.StatusOK)["next_cursor"].(string)
+	first := s.Get("/api/v2/vault/list?limit=1&q=zahl").Want(t, http.StatusOK)["next_cursor"].(string)
 	for _, query := range []string{"limit=1", "limit=1&q=zah", "limit=1&q=ZAHL", "q=zahl&status=active"} {
-		s.get("/api/v2/vault/list?"+query+"&cursor="+first).message(t, http.StatusBadRequest)
+		s.Get("/api/v2/vault/list?"+query+"&cursor="+first).Message(t, http.StatusBadRequest)
 	}
-	s.get("/api/v2/vault/list?limit=2&q=zahl&cursor="+first).want(t, http.StatusOK) // a page may be of another size
-	s.call(request{method: "GET", path: "/api/v2/vault/list?limit=1&q=zahl&cursor=" + first, key: neighbour}).message(t, http.StatusBadRequest)
+	s.Get("/api/v2/vault/list?limit=2&q=zahl&cursor="+first).Want(t, http.StatusOK) // a page may be of another size
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list?limit=1&q=zahl&cursor=" + first, Key: neighbour}).Message(t, http.StatusBadRequest)
 }
 
 func TestASummaryAndTheMetadataOfOne(t *testing.T) {
 	s := newService(t)
-	empty := s.get("/api/v2/vault/summary").want(t, http.StatusOK)
+	empty := s.Get("/api/v2/vault/summary").Want(t, http.StatusOK)
 	want := map[string]any{
 		"success": true, "complete": true, "total": 0.0, "active": 0.0, "expired": 0.0, "expiring_soon": 0.0, "expiring_within_days": 7.0,
 		"credential_types": []any{}, "other_types": 0.0, "next_to_expire": []any{},
@@ -209,28 +209,28 @@ func TestASummaryAndTheMetadataOfOne(t *testing.T) {
 	}
 	var rows []any
 	for _, days := range []int{1, 8, 30} {
-		body := marshal(t, object{"name": "n", "credential_type": "api_key", "values": object{"k": "v"}, "ttl_days": days})
-		row := s.post("/api/v2/vault/seal", body).want(t, http.StatusCreated)
+		body := servertest.Marshal(t, object{"name": "n", "credential_type": "api_key", "values": object{"k": "v"}, "ttl_days": days})
+		row := s.Post("/api/v2/vault/seal", body).Want(t, http.StatusCreated)
 		path := "/api/v2/vault/" + row["credential_id"].(string) + "/metadata"
-		if got := s.get(path).want(t, http.StatusOK); !reflect.DeepEqual(got, row) {
+		if got := s.Get(path).Want(t, http.StatusOK); !reflect.DeepEqual(got, row) {
 			t.Errorf("metadata %v, want %v", got, row)
 		}
 		delete(row, "success")
 		rows = append(rows, row)
 	}
-	s.clock.advance(24 * time.Hour)
+	s.Clock.Advance(24 * time.Hour)
 	gone := rows[0].(map[string]any)["credential_id"].(string)
-	if got := s.get("/api/v2/vault/"+gone+"/metadata").want(t, http.StatusOK); got["status"] != "expired" {
+	if got := s.Get("/api/v2/vault/"+gone+"/metadata").Want(t, http.StatusOK); got["status"] != "expired" {
 		t.Errorf("metadata of an expired one: %v", got)
 	}
-	s.get("/api/v2/vault/"+gone).message(t, http.StatusForbidden)
+	s.Get("/api/v2/vault/"+gone).Message(t, http.StatusForbidden)
 	want["total"], want["active"], want["expired"], want["next_to_expire"] = 3.0, 2.0, 1.0, rows[1:]
 	want["credential_types"] = []any{map[string]any{"credential_type": "api_key", "count": 3.0}}
-	if got := s.get("/api/v2/vault/summary").want(t, http.StatusOK); !reflect.DeepEqual(got, want) {
+	if got := s.Get("/api/v2/vault/summary").Want(t, http.StatusOK); !reflect.DeepEqual(got, want) {
 		t.Errorf("summary %v, want %v", got, want)
 	}
 	want["expiring_soon"], want["expiring_within_days"] = 1.0, 8.0
-	if got := s.get("/api/v2/vault/summary?expiring_within_days=8").want(t, http.StatusOK); !reflect.DeepEqual(got, want) {
+	if got := s.Get("/api/v2/vault/summary?expiring_within_days=8").Want(t, http.StatusOK); !reflect.DeepEqual(got, want) {
 		t.Errorf("summary %v, want %v", got, want)
 	}
 }
@@ -238,13 +238,13 @@ func TestASummaryAndTheMetadataOfOne(t *testing.T) {
 // The keys of the two versions are the same.
 func TestKeysAreThoseOfBothVersions(t *testing.T) {
 	s := newService(t)
-	first := s.post("/api/v2/keys", `{"name":"Schlüssel"}`).want(t, http.StatusCreated)["key"].(map[string]any)
+	first := s.Post("/api/v2/keys", `{"name":"Schlüssel"}`).Want(t, http.StatusCreated)["key"].(map[string]any)
 	id := first["key_id"].(string)
-	old := s.call(request{method: "POST", path: "/v1/keys/generate", bearer: s.key, body: `{"algorithm":"ML-KEM-768","name":"old","rotation_period":1}`}).want(t, http.StatusCreated)
-	body := marshal(t, object{"data": "x", "algorithm": "ML-KEM-768", "key_id": id})
-	sealed := s.call(request{method: "POST", path: "/v1/encrypt", bearer: s.key, body: body}).want(t, http.StatusOK)
-	s.clock.advance(time.Hour)
-	rotated := s.call(request{method: "POST", path: "/api/v2/keys/" + id + "/rotate", key: s.key}).want(t, http.StatusOK) // without a body
+	old := s.Call(servertest.Request{Method: "POST", Path: "/v1/keys/generate", Bearer: s.Key, Body: `{"algorithm":"ML-KEM-768","name":"old","rotation_period":1}`}).Want(t, http.StatusCreated)
+	body := servertest.Marshal(t, object{"data": "x", "algorithm": "ML-KEM-768", "key_id": id})
+	sealed := s.Call(servertest.Request{Method: "POST", Path: "/v1/encrypt", Bearer: s.Key, Body: body}).Want(t, http.StatusOK)
+	s.Clock.Advance(time.Hour)
+	rotated := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/keys/" + id + "/rotate", Key: s.Key}).Want(t, http.StatusOK) // without a body
 	if rotated["re_encrypted_versions"] != 0.0 {
 		t.Errorf("rotated: %v", rotated)
 	}
@@ -252,27 +252,27 @@ func TestKeysAreThoseOfBothVersions(t *testing.T) {
 		"key_id": id, "name": "Schlüssel", "algorithm": "ML-KEM-768", "version": 2.0, "default": false, "rotation_period": 90.0,
 		"created_at": "2026-11-21T10:00:00Z", "rotated_at": "2026-11-21T11:00:00Z", "next_rotation_at": "2027-02-19T11:00:00Z",
 	}
-	got := s.get("/api/v2/keys/"+id).want(t, http.StatusOK)
+	got := s.Get("/api/v2/keys/"+id).Want(t, http.StatusOK)
 	if !reflect.DeepEqual(got, map[string]any{"success": true, "key": want, "versions": []any{
 		map[string]any{"number": 2.0, "created_at": "2026-11-21T11:00:00Z", "current": true},
 		map[string]any{"number": 1.0, "created_at": "2026-11-21T10:00:00Z", "current": false},
 	}}) || !reflect.DeepEqual(rotated["key"], got["key"]) {
 		t.Errorf("key %v, rotated %v", got, rotated)
 	}
-	open := marshal(t, object{"encrypted_data": sealed["encrypted_data"], "key_id": id})
-	if got := s.call(request{method: "POST", path: "/v1/decrypt", bearer: s.key, body: open}).want(t, http.StatusOK)["data"]; got != "x" {
+	open := servertest.Marshal(t, object{"encrypted_data": sealed["encrypted_data"], "key_id": id})
+	if got := s.Call(servertest.Request{Method: "POST", Path: "/v1/decrypt", Bearer: s.Key, Body: open}).Want(t, http.StatusOK)["data"]; got != "x" {
 		t.Errorf("decrypted %v", got)
 	}
 	delete(want, "default")
-	listed := s.call(request{method: "GET", path: "/v1/keys", bearer: s.key}).want(t, http.StatusOK)["keys"].([]any)
+	listed := s.Call(servertest.Request{Method: "GET", Path: "/v1/keys", Bearer: s.Key}).Want(t, http.StatusOK)["keys"].([]any)
 	if !slices.ContainsFunc(listed, func(k any) bool { return reflect.DeepEqual(k, any(want)) }) {
 		t.Errorf("version 1 lists %v", listed)
 	}
-	paged := s.get("/api/v2/keys?limit=100").want(t, http.StatusOK)["keys"].([]any)
+	paged := s.Get("/api/v2/keys?limit=100").Want(t, http.StatusOK)["keys"].([]any)
 	if !slices.ContainsFunc(paged, func(k any) bool { return k.(map[string]any)["key_id"] == old["key_id"] }) || len(paged) != 2 {
 		t.Errorf("version 2 lists %v", paged)
 	}
-	if s.post("/api/v2/keys", `{"name":"n","rotation_period":0}`).status != 422 || s.get("/api/v2/keys?limit=101").status != 400 {
+	if s.Post("/api/v2/keys", `{"name":"n","rotation_period":0}`).Status != 422 || s.Get("/api/v2/keys?limit=101").Status != 400 {
 		t.Error("bounds")
 	}
 }
@@ -280,13 +280,13 @@ func TestKeysAreThoseOfBothVersions(t *testing.T) {
 func TestValuesThatAreNoTextComeInBase64(t *testing.T) {
 	s := newService(t)
 	binary := []byte{0xff, 0x00, 0xfe}
-	owned, err := s.vault.Apply(context.Background(), s.operator(), "uid", 0, vault.Desired{
+	owned, err := s.Vault.Apply(context.Background(), s.Operator(), "uid", 0, vault.Desired{
 		Name: "n", Type: "t", Values: map[string]secret.Bytes{"text": secret.Bytes("v"), "key.der": append(secret.Bytes{}, binary...)},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := s.get("/api/v2/vault/"+owned.ID).want(t, http.StatusOK)
+	got := s.Get("/api/v2/vault/"+owned.ID).Want(t, http.StatusOK)
 	if !reflect.DeepEqual(got["values"], map[string]any{"text": "v"}) ||
 		!reflect.DeepEqual(got["binary_values"], map[string]any{"key.der": base64.StdEncoding.EncodeToString(binary)}) {
 		t.Errorf("unsealed: %v", got)
@@ -295,43 +295,32 @@ func TestValuesThatAreNoTextComeInBase64(t *testing.T) {
 
 func TestCredentialsOfAnObjectAreReadOnly(t *testing.T) {
 	s := newService(t)
-	owned, err := s.vault.Apply(context.Background(), s.operator(), "uid", 0, vault.Desired{
+	owned, err := s.Vault.Apply(context.Background(), s.Operator(), "uid", 0, vault.Desired{
 		Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.call(request{method: "POST", path: "/api/v2/vault/rotate/" + owned.ID, key: s.key}).message(t, http.StatusForbidden)
-	s.remove("/api/v2/vault/"+owned.ID).message(t, http.StatusForbidden)
-	s.get("/api/v2/vault/"+owned.ID).want(t, http.StatusOK)
-	listed := s.get("/api/v2/vault/list").want(t, http.StatusOK)["credentials"].([]any)
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/rotate/" + owned.ID, Key: s.Key}).Message(t, http.StatusForbidden)
+	s.Delete("/api/v2/vault/"+owned.ID).Message(t, http.StatusForbidden)
+	s.Get("/api/v2/vault/"+owned.ID).Want(t, http.StatusOK)
+	listed := s.Get("/api/v2/vault/list").Want(t, http.StatusOK)["credentials"].([]any)
 	if listed[0].(map[string]any)["owned"] != true {
 		t.Errorf("listed: %v", listed)
 	}
 }
 
-// rotatedTo generates a credential of an object and rotates it: its first version
-// is readable for an hour.
-func (s *service) rotatedTo(p authz.Principal, previous, value string) *vault.Owned {
-	s.t.Helper()
-	var owned *vault.Owned
-	for i, value := range []string{previous, value} {
-		var err error
-		owned, err = s.vault.Generate(context.Background(), p, "uid", uint64(i), vault.Desired{Name: "n", Type: "t", Overlap: time.Hour},
-			func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
-				return map[string]secret.Bytes{"k": secret.Bytes(value)}, nil
-			})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-	}
-	return owned
-}
-
 func TestThePreviousVersionOfAnObjectsCredentialIsReadUntilItsEnd(t *testing.T) {
-	s := newTour(t)
-	owned := s.rotatedTo(s.operator(), "old", "new")
-	previous := answered(s.connect(client.WithAPIKey(s.key)).V2.UnsealCredentialVersion(t.Context(), owned.ID, 1))(t)
+	s := newService(t)
+	owned := s.SealOwnedVersions(s.Operator(), "old", "new")
+	c, err := client.New(s.URL, client.WithHTTPClient(s.Client), client.WithAPIKey(s.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	previous, err := c.V2.UnsealCredentialVersion(t.Context(), owned.ID, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if previous.Version != 1 || previous.Values["k"] != "old" || !previous.ExpiresAt.Equal(owned.Previous.Until) {
 		t.Errorf("through the client: %+v", previous)
 	}
@@ -344,77 +333,57 @@ func TestThePreviousVersionOfAnObjectsCredentialIsReadUntilItsEnd(t *testing.T) 
 		{"?version=2", "new", "2027-02-19T10:00:00Z", 2},
 		{"?version=1", "old", "2026-11-21T11:00:00Z", 1},
 	} {
-		got := s.get(path+c.query).want(t, http.StatusOK)
+		got := s.Get(path+c.query).Want(t, http.StatusOK)
 		if !reflect.DeepEqual(got["values"], map[string]any{"k": c.value}) || got["version"] != c.version || got["expires_at"] != c.expires {
 			t.Errorf("%q: %v", c.query, got)
 		}
-		if e := s.entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_UNSEALED" || e["attributes"].(map[string]any)["version"] != fmt.Sprint(c.version) {
+		if e := s.Entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_UNSEALED" || e["attributes"].(map[string]any)["version"] != fmt.Sprint(c.version) {
 			t.Errorf("%q: recorded as %v", c.query, e)
 		}
 	}
-	want := faceless(t, s.get("/api/v2/vault/"+authz.NewID("cred")))
+	want := servertest.WithoutRequest(t, s.Get("/api/v2/vault/"+authz.NewID("cred")))
 	denied := func(queries ...string) {
 		t.Helper()
 		for _, query := range queries {
-			r := s.get(path + query)
-			r.message(t, http.StatusForbidden)
-			if got := faceless(t, r); got != want {
+			r := s.Get(path + query)
+			r.Message(t, http.StatusForbidden)
+			if got := servertest.WithoutRequest(t, r); got != want {
 				t.Errorf("%q: %s, want %s", query, got, want)
 			}
 		}
 	}
 	denied("?version=3", "?version=9223372036854775807")
 	for _, query := range []string{"?version=0", "?version=-1", "?version=", "?version=x", "?version=1.5", "?version=9223372036854775808", "?version=1&version=2"} {
-		s.get(path+query).message(t, http.StatusBadRequest)
+		s.Get(path+query).Message(t, http.StatusBadRequest)
 	}
-	weak := s.grant(authz.ComplianceRead)
-	if got := faceless(t, s.call(request{method: "GET", path: path + "?version=1", key: weak})); got != want {
+	weak := s.GrantKey(authz.ComplianceRead)
+	if got := servertest.WithoutRequest(t, s.Call(servertest.Request{Method: "GET", Path: path + "?version=1", Key: weak})); got != want {
 		t.Errorf("without the scope: %s, want %s", got, want)
 	}
-	s.clock.advance(time.Hour)
+	s.Clock.Advance(time.Hour)
 	denied("?version=1")
-	if _, err := s.vault.Sweep(context.Background()); err != nil {
+	if _, err := s.Vault.Sweep(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	denied("?version=1")
-	if e := s.entries("event_type=CREDENTIAL_VERSION_ENDED"); len(e) != 1 {
+	if e := s.Entries("event_type=CREDENTIAL_VERSION_ENDED"); len(e) != 1 {
 		t.Errorf("the end is recorded as %v", e)
 	}
-	s.get(path+"?version=2").want(t, http.StatusOK)
-}
-
-// faceless returns an error body without the two fields that differ by design.
-func faceless(t *testing.T, r reply) string {
-	t.Helper()
-	var body struct {
-		Success *bool                      `json:"success"`
-		Error   map[string]json.RawMessage `json:"error"`
-	}
-	if err := json.Unmarshal(r.body, &body); err != nil {
-		t.Fatalf("%q: %v", r.body, err)
-	}
-	out := string(r.body)
-	for _, field := range []string{"request_id", "timestamp"} {
-		if len(body.Error[field]) < 20 {
-			t.Fatalf("no %s in %s", field, r.body)
-		}
-		out = strings.Replace(out, string(body.Error[field]), "x", 1)
-	}
-	return out
+	s.Get(path+"?version=2").Want(t, http.StatusOK)
 }
 
 func TestAllFailuresOfAVaultEndpointAreAlike(t *testing.T) {
 	s := newService(t)
-	foreign, err := s.vault.Seal(context.Background(), s.stranger(), vault.SealRequest{
+	foreign, err := s.Vault.Seal(context.Background(), s.Stranger(), vault.SealRequest{
 		Name: "n", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	deleted := s.seal("v")
-	s.remove("/api/v2/vault/"+deleted).want(t, http.StatusOK)
-	expired := s.seal("v")
-	s.clock.advance(11 * 24 * time.Hour)
+	deleted := s.Seal("v")
+	s.Delete("/api/v2/vault/"+deleted).Want(t, http.StatusOK)
+	expired := s.Seal("v")
+	s.Clock.Advance(11 * 24 * time.Hour)
 	ids := map[string]string{
 		"foreign": foreign.ID, "deleted": deleted, "never existed": authz.NewID("cred"),
 		"too short": "cred_a", "another prefix": authz.NewID("key"), "upper case": strings.ToUpper(deleted), "a word": "x",
@@ -433,9 +402,9 @@ func TestAllFailuresOfAVaultEndpointAreAlike(t *testing.T) {
 			cases["expired"] = expired
 		}
 		for name, id := range cases {
-			r := s.call(request{method: endpoint.method, path: endpoint.path + id, key: s.key})
-			r.message(t, http.StatusForbidden)
-			got := faceless(t, r)
+			r := s.Call(servertest.Request{Method: endpoint.method, Path: endpoint.path + id, Key: s.Key})
+			r.Message(t, http.StatusForbidden)
+			got := servertest.WithoutRequest(t, r)
 			if want == "" {
 				want = got
 			}
@@ -449,14 +418,14 @@ func TestAllFailuresOfAVaultEndpointAreAlike(t *testing.T) {
 				slices.Sort(names)
 				return names
 			}
-			if got, want := names(r.header), []string{"Cache-Control", "Content-Length", "Content-Type", "Date", "X-Content-Type-Options",
+			if got, want := names(r.Header), []string{"Cache-Control", "Content-Length", "Content-Type", "Date", "X-Content-Type-Options",
 				"X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset", "X-Request-Id"}; !slices.Equal(got, want) {
 				t.Errorf("%s %s: headers %v", endpoint.method, name, got)
 			}
 		}
 	}
-	weak := s.grant(authz.ComplianceRead)
-	if got := faceless(t, s.call(request{method: "GET", path: "/api/v2/vault/" + deleted, key: weak})); got != want {
+	weak := s.GrantKey(authz.ComplianceRead)
+	if got := servertest.WithoutRequest(t, s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + deleted, Key: weak})); got != want {
 		t.Errorf("without the scope: %s, want %s", got, want)
 	}
 }
@@ -464,16 +433,16 @@ func TestAllFailuresOfAVaultEndpointAreAlike(t *testing.T) {
 func TestDeniedAttemptsAreInTheAuditLog(t *testing.T) {
 	s := newService(t)
 	id := authz.NewID("cred")
-	r := s.get("/api/v2/vault/" + id)
-	e := s.entries("limit=1")[0]
+	r := s.Get("/api/v2/vault/" + id)
+	e := s.Entries("limit=1")[0]
 	resource := e["resource"].(map[string]any)
 	if e["event_type"] != "CREDENTIAL_UNSEALED" || e["outcome"] != "denied" || resource["id"] != id ||
-		e["request_id"] != r.header.Get("X-Request-ID") || e["source_ip"] != "127.0.0.1" {
+		e["request_id"] != r.Header.Get("X-Request-ID") || e["source_ip"] != "127.0.0.1" {
 		t.Errorf("entry %v", e)
 	}
-	weak := s.grant(authz.AuditRead)
-	s.call(request{method: "POST", path: "/api/v2/vault/seal", key: weak, body: `{}`}).message(t, http.StatusForbidden)
-	if e := s.entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_SEALED" || e["outcome"] != "denied" {
+	weak := s.GrantKey(authz.AuditRead)
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: weak, Body: `{}`}).Message(t, http.StatusForbidden)
+	if e := s.Entries("limit=1")[0]; e["event_type"] != "CREDENTIAL_SEALED" || e["outcome"] != "denied" {
 		t.Errorf("entry %v", e)
 	}
 }

@@ -1,0 +1,151 @@
+package servertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/getkin/kin-openapi/routers/legacy"
+
+	"github.com/latticekeep/latticekeep/api/openapi"
+)
+
+// Contract is a transport that fails the test when an exchange breaks the contract: by a status or a
+// header that is not listed, a body of another schema, or success for a request that is forbidden.
+type Contract struct {
+	T      testing.TB
+	V1, V2 Document
+	next   http.RoundTripper
+}
+
+// Document is the contract of one version.
+type Document struct {
+	*openapi3.T
+	Router routers.Router
+}
+
+// NewContract loads the contracts of both versions.
+func NewContract(t testing.TB) *Contract {
+	t.Helper()
+	load := func(text string) Document {
+		t.Helper()
+		doc, err := openapi3.NewLoader().LoadFromData([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		router, err := legacy.NewRouter(doc) // validates the document, examples included
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Document{doc, router}
+	}
+	return &Contract{t, load(openapi.V1()), load(openapi.V2()), &http.Transport{}}
+}
+
+// DocumentOf returns the document that a path belongs to.
+func (c *Contract) DocumentOf(path string) Document {
+	if strings.HasPrefix(path, "/v1/") {
+		return c.V1
+	}
+	return c.V2
+}
+
+// IsPage reports whether a path is a page for people, of the reference or the dashboard: these are in
+// no contract.
+func IsPage(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return slices.Contains([]string{"docs", "assets", "", "vault", "crypto", "keys", "compliance", "audit", "cluster", "settings",
+		"sign-in", "register", "verify", "forgot", "reset", "join"}, first)
+}
+
+// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+func (c *Contract) CloseIdleConnections() { c.next.(*http.Transport).CloseIdleConnections() }
+
+// RoundTrip sends a request and checks the exchange.
+func (c *Contract) RoundTrip(r *http.Request) (*http.Response, error) {
+	var sent []byte
+	if r.Body != nil {
+		var err error
+		if sent, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+		r.Body = io.NopCloser(bytes.NewReader(sent))
+	}
+	resp, err := c.next.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	got, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil {
+		return nil, err
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(got))
+	r.Body = io.NopCloser(bytes.NewReader(sent))
+	c.Check(r, resp.StatusCode, resp.Header, got)
+	return resp, nil
+}
+
+// Check checks one exchange.
+func (c *Contract) Check(r *http.Request, status int, header http.Header, body []byte) {
+	c.T.Helper()
+	name := r.Method + " " + r.URL.Path
+	for _, want := range []string{"X-Request-ID", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"} {
+		if header.Get(want) == "" {
+			c.T.Errorf("%s: no %s", name, want)
+		}
+	}
+	if (header.Get("Retry-After") != "") != (status == http.StatusTooManyRequests) {
+		c.T.Errorf("%s: answered %d with Retry-After %q", name, status, header.Get("Retry-After"))
+	}
+	if IsPage(r.URL.Path) && status < 400 {
+		return
+	}
+	doc := c.DocumentOf(r.URL.Path)
+	route, params, err := doc.Router.FindRoute(r)
+	// This router overlooks slashes at the end and an id that is missing, and
+	// compares paths without their escapes.
+	escaped := r.URL.EscapedPath() != r.URL.Path
+	missing := err == nil && slices.Contains(slices.Collect(maps.Values(params)), "")
+	if err != nil || escaped || missing || strings.HasSuffix(r.URL.Path, "/") {
+		if !escaped && status != http.StatusNotFound && status != http.StatusMethodNotAllowed {
+			c.T.Errorf("%s: status %d and not in the contract", name, status)
+		}
+		if status < 400 {
+			return
+		}
+		var value any
+		if err := json.Unmarshal(body, &value); err != nil {
+			c.T.Errorf("%s: body %q: %v", name, body, err)
+		} else if err := doc.Components.Schemas["Error"].Value.VisitJSON(value); err != nil {
+			c.T.Errorf("%s: %v", name, err)
+		}
+		return
+	}
+	in := &openapi3filter.RequestValidationInput{
+		Request: r, PathParams: params, Route: route,
+		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc},
+	}
+	if status < 300 {
+		if err := openapi3filter.ValidateRequest(context.Background(), in); err != nil {
+			c.T.Errorf("%s: answered %d although the contract forbids it: %v", name, status, err)
+		}
+	}
+	out := &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: in, Status: status, Header: header,
+		Options: &openapi3filter.Options{IncludeResponseStatus: true},
+	}
+	out.SetBodyBytes(body)
+	if err := openapi3filter.ValidateResponse(context.Background(), out); err != nil {
+		c.T.Errorf("%s: answered %d: %v", name, status, err)
+	}
+}
