@@ -47,9 +47,9 @@ type Anchor struct {
 	object     metav1.ObjectMeta
 	chain      string // id of it
 
-	mu      sync.Mutex
-	seen    *corev1.ConfigMap // as it was read or written last; nil: that is not known
-	refused []byte            // goes into the next write; nil: nothing new
+	mu       sync.Mutex
+	lastRead *corev1.ConfigMap // as it was read or written last; nil: that is not known
+	setAside []byte            // goes into the next write; nil: nothing new
 }
 
 // NewAnchor returns the ConfigMap of that name in a namespace, which need not exist, as the anchor of a chain.
@@ -69,30 +69,30 @@ func (a *Anchor) Name() string { return "configmap" }
 func (a *Anchor) Load(ctx context.Context) ([]byte, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.seen, a.refused = nil, nil
+	a.lastRead, a.setAside = nil, nil
 	got, err := a.configMaps.Get(ctx, a.object.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		a.seen = &corev1.ConfigMap{ObjectMeta: a.object}
+		a.lastRead = &corev1.ConfigMap{ObjectMeta: a.object}
 		return nil, nil
 	}
 	if err != nil {
-		return nil, a.failed("reading", err)
+		return nil, a.apiFault("reading", err)
 	}
-	a.seen = got
+	a.lastRead = got
 	if note, ok := got.Data[a.chain]; ok {
 		return []byte(note), nil
 	}
 	if note, ok := got.BinaryData[a.chain]; ok {
 		return note, nil
 	}
-	if others := a.others(got); len(others) > 0 {
+	if others := a.otherChains(got); len(others) > 0 {
 		return []byte(got.Data[others[0]]), nil
 	}
 	return nil, nil
 }
 
-// others returns the keys of other chains' checkpoints, as many as are kept.
-func (a *Anchor) others(c *corev1.ConfigMap) []string {
+// otherChains returns the keys of other chains' checkpoints, as many as are kept.
+func (a *Anchor) otherChains(c *corev1.ConfigMap) []string {
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(c.Data)), func(key string) bool {
 		return key == a.chain || !strings.HasPrefix(key, anchorPrefix) || len(c.Data[key]) > maxAnchor
 	})
@@ -104,20 +104,20 @@ func (a *Anchor) others(c *corev1.ConfigMap) []string {
 func (a *Anchor) Save(ctx context.Context, note []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.seen == nil {
+	if a.lastRead == nil {
 		return fault.New(fault.Conflict, "the anchor is written over only after it was read")
 	}
-	next := a.seen.DeepCopy()
-	a.seen = nil // until the answer says what is there
+	next := a.lastRead.DeepCopy()
+	a.lastRead = nil // until the answer says what is there
 	if next.Immutable != nil && *next.Immutable {
-		return a.failed("writing", errors.New("it was made immutable: delete it, and it is made anew"))
+		return a.apiFault("writing", errors.New("it was made immutable: delete it, and it is made anew"))
 	}
 	data := map[string]string{a.chain: string(note)}
-	for _, key := range a.others(next) {
+	for _, key := range a.otherChains(next) {
 		data[key] = next.Data[key]
 	}
-	if a.refused != nil {
-		data[anchorRefused] = strings.ToValidUTF8(string(a.refused), "\uFFFD")
+	if a.setAside != nil {
+		data[anchorRefused] = strings.ToValidUTF8(string(a.setAside), "\uFFFD")
 	} else if former, ok := next.Data[anchorRefused]; ok {
 		data[anchorRefused] = former
 	}
@@ -132,13 +132,13 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 		}
 	}
 	if err != nil {
-		return a.failed("writing", err)
+		return a.apiFault("writing", err)
 	}
 	// A server that takes a write and keeps something else, as a mutating webhook might, has kept no checkpoint.
 	if !maps.Equal(next.Data, data) {
-		return a.failed("writing", errors.New("something between here and the cluster's store changes it"))
+		return a.apiFault("writing", errors.New("something between here and the cluster's store changes it"))
 	}
-	a.seen, a.refused = next, nil
+	a.lastRead, a.setAside = next, nil
 	return nil
 }
 
@@ -147,15 +147,15 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 func (a *Anchor) SetAside(_ context.Context, note []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.seen != nil && slices.ContainsFunc(a.others(a.seen), func(key string) bool { return a.seen.Data[key] == string(note) }) {
+	if a.lastRead != nil && slices.ContainsFunc(a.otherChains(a.lastRead), func(key string) bool { return a.lastRead.Data[key] == string(note) }) {
 		return nil
 	}
-	a.refused = note[:min(len(note), maxRefused)]
+	a.setAside = note[:min(len(note), maxRefused)]
 	return nil
 }
 
-// failed gives an error of the API server its kind.
-func (a *Anchor) failed(doing string, err error) error {
+// apiFault gives an error of the API server its kind.
+func (a *Anchor) apiFault(doing string, err error) error {
 	err = fmt.Errorf("%s ConfigMap %s/%s: %w", doing, a.object.Namespace, a.object.Name, err)
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
 		return fault.Wrap(fault.Conflict, "the anchor was changed meanwhile", err)

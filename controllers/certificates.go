@@ -46,15 +46,15 @@ const authoritySecret = "latticekeep-ca"
 const (
 	authorityLife   = 365 * 24 * time.Hour
 	certificateLife = 90 * 24 * time.Hour
-	// authoritySettles is how long an authority is trusted everywhere before it signs what can wait: kubelets copy ca.crt
+	// authoritySettleTime is how long an authority is trusted everywhere before it signs what can wait: kubelets copy ca.crt
 	// to pods within minutes, and people to other places within a day.
-	authoritySettles = 24 * time.Hour
+	authoritySettleTime = 24 * time.Hour
 	// clockSkew is how far behind the clocks of others may be.
 	clockSkew = time.Hour
 	// maxAuthorities bounds what is trusted when somebody keeps removing the authority.
 	maxAuthorities = 8
-	// certificatePace is how soon what somebody damaged is repaired.
-	certificatePace = 10 * time.Second
+	// certificateInterval is how soon what somebody damaged is repaired.
+	certificateInterval = 10 * time.Second
 )
 
 const (
@@ -107,8 +107,8 @@ func (c *certificates) run(ctx context.Context) error {
 	ctx = log.IntoContext(ctx, logger)
 	told, retry := "", firstRetry
 	for {
-		wait := certificatePace
-		if err := c.pass(ctx); ctx.Err() != nil {
+		wait := certificateInterval
+		if err := c.ensureAll(ctx); ctx.Err() != nil {
 			return nil
 		} else if err == nil {
 			told, retry = "", firstRetry
@@ -129,15 +129,15 @@ func (c *certificates) run(ctx context.Context) error {
 	}
 }
 
-// pass makes everything as it should be now.
-func (c *certificates) pass(ctx context.Context) error {
+// ensureAll makes everything as it should be now.
+func (c *certificates) ensureAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
 	defer cancel()
 	own, err := c.read(ctx, authoritySecret)
 	if err != nil {
 		return err
 	}
-	former := authorities(own.Data[caCertKey], c.now())
+	former := parseAuthorities(own.Data[caCertKey], c.now())
 	lost := len(former) == 0
 	var errs []error
 	served := make(map[string]*corev1.Secret)
@@ -151,7 +151,7 @@ func (c *certificates) pass(ctx context.Context) error {
 		// When the authority is lost, these still tell which authorities signed what is in use. Only then: more pods and
 		// people can write them than the authority's.
 		if lost {
-			former = append(former, authorities(s.Data[caCertKey], c.now())...)
+			former = append(former, parseAuthorities(s.Data[caCertKey], c.now())...)
 		}
 	}
 	ca, err := c.authority(ctx, own, former)
@@ -160,7 +160,7 @@ func (c *certificates) pass(ctx context.Context) error {
 	}
 	for _, w := range c.wanted {
 		if s := served[w.SecretName]; s != nil {
-			errs = append(errs, c.trust(ctx, w.WebhookConfiguration, ca.trusted), c.serve(ctx, w, s, ca))
+			errs = append(errs, c.ensureTrust(ctx, w.WebhookConfiguration, ca.trusted), c.ensureServing(ctx, w, s, ca))
 		}
 	}
 	return errors.Join(errs...)
@@ -175,15 +175,15 @@ type authority struct {
 
 // authority returns the authority of its Secret, which it makes or renews when that is due.
 func (c *certificates) authority(ctx context.Context, s *corev1.Secret, former []*x509.Certificate) (*authority, error) {
-	now, ca := c.now(), signer(s)
-	if ca == nil || now.Before(ca.cert.NotBefore) || now.After(twoThirds(ca.cert)) {
+	now, ca := c.now(), parseAuthority(s)
+	if ca == nil || now.Before(ca.cert.NotBefore) || now.After(renewalTime(ca.cert)) {
 		var err error
 		if ca, err = newAuthority(now); err != nil {
 			return nil, fmt.Errorf("making a certificate authority: %w", err)
 		}
 		log.FromContext(ctx).Info("there is a new certificate authority", "until", ca.cert.NotAfter)
 	}
-	ca.trusted = bundle(ca.cert, former)
+	ca.trusted = encodeBundle(ca.cert, former)
 	cert, key, err := encodePair(ca.cert.Raw, ca.key)
 	if err != nil {
 		return nil, err
@@ -191,9 +191,9 @@ func (c *certificates) authority(ctx context.Context, s *corev1.Secret, former [
 	return ca, c.write(ctx, s, cert, key, ca.trusted)
 }
 
-// signer is the authority of a Secret, nil unless certificate and key are whole and belong together, and it lives no longer
+// parseAuthority is the authority of a Secret, nil unless certificate and key are whole and belong together, and it lives no longer
 // than those that are made here.
-func signer(s *corev1.Secret) *authority {
+func parseAuthority(s *corev1.Secret) *authority {
 	pair, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
 		return nil
@@ -205,13 +205,13 @@ func signer(s *corev1.Secret) *authority {
 	return &authority{cert: pair.Leaf, key: key}
 }
 
-// serve keeps the certificate of a Secret.
-func (c *certificates) serve(ctx context.Context, w Certificate, s *corev1.Secret, ca *authority) error {
+// ensureServing keeps the certificate of a Secret.
+func (c *certificates) ensureServing(ctx context.Context, w Certificate, s *corev1.Secret, ca *authority) error {
 	now := c.now()
 	cert, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
-	current := serving(cert, key, w.DNSNames, ca.trusted, now)
-	settled := now.Sub(ca.cert.NotBefore) >= clockSkew+authoritySettles
-	if current == nil || now.After(twoThirds(current)) && settled {
+	current := verifiedPair(cert, key, w.DNSNames, ca.trusted, now)
+	settled := now.Sub(ca.cert.NotBefore) >= clockSkew+authoritySettleTime
+	if current == nil || now.After(renewalTime(current)) && settled {
 		var err error
 		if cert, key, err = ca.issue(w.DNSNames, now); err != nil {
 			return fmt.Errorf("issuing the certificate of Secret %s: %w", w.SecretName, err)
@@ -221,8 +221,8 @@ func (c *certificates) serve(ctx context.Context, w Certificate, s *corev1.Secre
 	return c.write(ctx, s, cert, key, ca.trusted)
 }
 
-// serving is the certificate of a pair, nil unless it serves all of names, and nothing else, to those who trust trusted.
-func serving(cert, key []byte, names []string, trusted []byte, now time.Time) *x509.Certificate {
+// verifiedPair is the certificate of a pair, nil unless it serves all of names, and nothing else, to those who trust trusted.
+func verifiedPair(cert, key []byte, names []string, trusted []byte, now time.Time) *x509.Certificate {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil || !slices.Equal(pair.Leaf.DNSNames, names) {
 		return nil
@@ -237,9 +237,9 @@ func serving(cert, key []byte, names []string, trusted []byte, now time.Time) *x
 	return pair.Leaf
 }
 
-// trust has all webhooks of a configuration trust bundle. That there is no such configuration is no error: who installs
+// ensureTrust has all webhooks of a configuration trust bundle. That there is no such configuration is no error: who installs
 // without a webhook has none.
-func (c *certificates) trust(ctx context.Context, name string, bundle []byte) error {
+func (c *certificates) ensureTrust(ctx context.Context, name string, bundle []byte) error {
 	if name == "" {
 		return nil
 	}
@@ -310,13 +310,13 @@ func (c *certificates) write(ctx context.Context, s *corev1.Secret, cert, key, t
 	return nil
 }
 
-func twoThirds(c *x509.Certificate) time.Time {
+func renewalTime(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
 }
 
-// authorities are the certificates of authorities in bundle that have not expired, and will within the life of one that is
+// parseAuthorities are the certificates of authorities in bundle that have not expired, and will within the life of one that is
 // made now. Anything else in it is left out.
-func authorities(bundle []byte, now time.Time) (list []*x509.Certificate) {
+func parseAuthorities(bundle []byte, now time.Time) (list []*x509.Certificate) {
 	last := now.Add(authorityLife + clockSkew)
 	for {
 		var block *pem.Block
@@ -330,8 +330,8 @@ func authorities(bundle []byte, now time.Time) (list []*x509.Certificate) {
 	}
 }
 
-// bundle is the newest authority and, after it, the former ones, newest first.
-func bundle(newest *x509.Certificate, former []*x509.Certificate) []byte {
+// encodeBundle is the newest authority and, after it, the former ones, newest first.
+func encodeBundle(newest *x509.Certificate, former []*x509.Certificate) []byte {
 	slices.SortStableFunc(former, func(a, b *x509.Certificate) int { return b.NotAfter.Compare(a.NotAfter) })
 	all := []*x509.Certificate{newest}
 	for _, f := range former {

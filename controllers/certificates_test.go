@@ -116,7 +116,7 @@ func (o *office) configure() {
 
 func (o *office) pass() {
 	o.t.Helper()
-	check(o.t, o.certificates.pass(o.t.Context()))
+	check(o.t, o.certificates.ensureAll(o.t.Context()))
 }
 
 func (o *office) secret(name string) *corev1.Secret {
@@ -422,7 +422,7 @@ func TestCertificates(t *testing.T) {
 		foreign := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: "latticekeep-tls"}, Type: corev1.SecretTypeTLS,
 			Data: map[string][]byte{"tls.crt": []byte("a"), "tls.key": []byte("b")}}
 		check(t, o.admin.Create(t.Context(), foreign))
-		err := o.certificates.pass(t.Context())
+		err := o.certificates.ensureAll(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "latticekeep-tls") || !strings.Contains(err.Error(), "delete it") {
 			t.Error(err)
 		}
@@ -471,7 +471,7 @@ func TestCertificates(t *testing.T) {
 						return step(func() error { return c.Patch(ctx, object, patch, opts...) })
 					},
 				})
-				err := o.certificates.pass(t.Context())
+				err := o.certificates.ensureAll(t.Context())
 				if s := new(corev1.Secret); o.admin.Get(t.Context(), client.ObjectKey{Namespace: o.namespace, Name: "latticekeep-webhook-tls"}, s) == nil {
 					if err := trusts(o.bundle(), leafOf(t, s), o.now); err != nil {
 						t.Errorf("at %d something is served that is not trusted yet: %v", at, err)
@@ -498,7 +498,7 @@ func TestCertificates(t *testing.T) {
 			c := *o.certificates
 			both.Go(func() {
 				for range 10 { // a conflict is an error, and is tried again
-					if err := c.pass(t.Context()); err != nil && !apierrors.IsConflict(errors.Unwrap(err)) && !strings.Contains(err.Error(), "exists") &&
+					if err := c.ensureAll(t.Context()); err != nil && !apierrors.IsConflict(errors.Unwrap(err)) && !strings.Contains(err.Error(), "exists") &&
 						!strings.Contains(err.Error(), "modified") {
 						t.Error(err)
 					}
@@ -514,7 +514,7 @@ func TestCertificates(t *testing.T) {
 		o := in(t)
 		role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: "certificates"}}
 		check(t, o.admin.Delete(t.Context(), role))
-		if err := o.certificates.pass(t.Context()); !apierrors.IsForbidden(err) {
+		if err := o.certificates.ensureAll(t.Context()); !apierrors.IsForbidden(err) {
 			t.Error("the test proves nothing about RBAC:", err)
 		}
 	})

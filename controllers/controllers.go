@@ -158,8 +158,8 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err != nil {
 		return fmt.Errorf("setting up operator: %w", err)
 	}
-	defer o.Metrics.watch(nil, nil)
-	defer o.View.watch(nil)
+	defer o.Metrics.use(nil, nil)
+	defer o.View.use(nil)
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("running operator: %w", err)
 	}
@@ -249,7 +249,7 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 		Logger:  logger,
 		Metrics: metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{
-			DefaultTransform:            lean,
+			DefaultTransform:            dropUnread,
 			ReaderFailOnMissingInformer: true,
 			ByObject: map[client.Object]cache.ByObject{
 				&v1alpha1.SealedCredential{}: {},
@@ -265,8 +265,8 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	})
 }
 
-// lean drops from what is cached the parts that nobody reads and that are as large as the rest together.
-func lean(object any) (any, error) {
+// dropUnread drops from what is cached the parts that nobody reads and that are as large as the rest together.
+func dropUnread(object any) (any, error) {
 	if m, err := meta.Accessor(object); err == nil {
 		m.SetManagedFields(nil)
 		if annotations := m.GetAnnotations(); annotations != nil {
@@ -317,25 +317,25 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	}
 	r := &reconciler{
 		client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-		tenants: &tenants{known: mgr.GetClient(), live: mgr.GetAPIReader(), identity: o.Identity, cluster: cluster},
-		targets: &targets{client: mgr.GetClient(), live: mgr.GetAPIReader(), now: o.Now, known: make(map[types.NamespacedName]*knownTarget)},
+		tenants: &tenants{cache: mgr.GetClient(), live: mgr.GetAPIReader(), identity: o.Identity, cluster: cluster},
+		targets: &targets{client: mgr.GetClient(), live: mgr.GetAPIReader(), now: o.Now, memories: make(map[types.NamespacedName]*targetMemory)},
 		vault:   o.Vault, keys: o.Keys, policy: o.Policy,
-		cluster: cluster, due: newSchedule(o.Now), counters: o.Metrics, now: o.Now,
+		cluster: cluster, schedule: newSchedule(o.Now), counters: o.Metrics, now: o.Now,
 	}
-	o.Metrics.watch(mgr.GetClient(), objects.HasSynced)
-	o.View.watch(&viewed{
-		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: r.tenants, named: o.Tenants,
+	o.Metrics.use(mgr.GetClient(), objects.HasSynced)
+	o.View.use(&viewSource{
+		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: r.tenants, configured: o.Tenants,
 	})
 	// Not for every change of the status, most of which are our own.
 	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).
 		Named("sealedcredential").
 		For(&v1alpha1.SealedCredential{}, builder.WithPredicates(changed)).
-		WatchesRawSource(r.due).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Workers, RateLimiter: retries()}).
+		WatchesRawSource(r.schedule).
+		WithOptions(controller.Options{MaxConcurrentReconciles: o.Workers, RateLimiter: newRateLimiter()}).
 		Complete(traced(o.Tracer, r))
 }
 
-func retries() workqueue.TypedRateLimiter[reconcile.Request] {
+func newRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
 }

@@ -387,14 +387,14 @@ func (w *world) testOutage(t *testing.T) {
 	defer w.store.down.Store(false)
 
 	sc = w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.TTLDays = 30 })
-	sc = w.awaitThat(sc, "the outage to be shown", reconciling(v1alpha1.ReasonVaultUnavailable))
+	sc = w.awaitThat(sc, "the outage to be shown", reconcilingCondition(v1alpha1.ReasonVaultUnavailable))
 	if s := sc.Status; !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) || s.ObservedGeneration == sc.Generation || s.Version != 1 || s.Audit == nil {
 		t.Errorf("an outage changed what is known: %+v", s)
 	}
-	created := w.awaitThat(w.create(w.manifest(ns, "created", values)), "the outage to be shown", reconciling(v1alpha1.ReasonVaultUnavailable))
+	created := w.awaitThat(w.create(w.manifest(ns, "created", values)), "the outage to be shown", reconcilingCondition(v1alpha1.ReasonVaultUnavailable))
 
 	must(t, w.admin.Delete(t.Context(), abandoned))
-	abandoned = w.awaitThat(abandoned, "the outage to be shown", reconciling(v1alpha1.ReasonDeleting))
+	abandoned = w.awaitThat(abandoned, "the outage to be shown", reconcilingCondition(v1alpha1.ReasonDeleting))
 	w.change(abandoned, func(sc *v1alpha1.SealedCredential) { metav1.SetMetaDataAnnotation(&sc.ObjectMeta, abandon, "true") })
 	w.awaitGone(abandoned)
 
@@ -415,7 +415,7 @@ func (w *world) testOutage(t *testing.T) {
 	}
 }
 
-func reconciling(reason string) func(*v1alpha1.SealedCredential) bool {
+func reconcilingCondition(reason string) func(*v1alpha1.SealedCredential) bool {
 	return func(sc *v1alpha1.SealedCredential) bool {
 		c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionReconciling)
 		return c != nil && c.Reason == reason

@@ -18,14 +18,14 @@ import (
 // Metrics is the collector of what the operator does. It lives longer than one [Run], and gathers from the cache of the
 // one that runs.
 type Metrics struct {
-	known   atomic.Pointer[known]
+	cache   atomic.Pointer[objectCache]
 	changes *prometheus.CounterVec
 	expiry  *prometheus.Desc
 	objects *prometheus.Desc
 }
 
-// known are the objects of a cache.
-type known struct {
+// objectCache are the objects of a cache.
+type objectCache struct {
 	cached client.Reader
 	synced func() bool
 }
@@ -105,7 +105,7 @@ func (m *Metrics) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 }
 
 func (m *Metrics) list(ctx context.Context) (*v1alpha1.SealedCredentialList, error) {
-	objects := m.known.Load()
+	objects := m.cache.Load()
 	if objects == nil || !objects.synced() {
 		return nil, errNotRunning
 	}
@@ -113,14 +113,14 @@ func (m *Metrics) list(ctx context.Context) (*v1alpha1.SealedCredentialList, err
 	return list, objects.cached.List(ctx, list, client.UnsafeDisableDeepCopy)
 }
 
-// watch has the objects of this cache gathered from now on, as soon as it has all of them; nil for none.
-func (m *Metrics) watch(cached client.Reader, synced func() bool) {
+// use has the objects of this cache gathered from now on, as soon as it has all of them; nil for none.
+func (m *Metrics) use(cached client.Reader, synced func() bool) {
 	if cached == nil {
-		m.known.Store(nil)
+		m.cache.Store(nil)
 		return
 	}
-	m.known.Store(&known{cached, synced})
+	m.cache.Store(&objectCache{cached, synced})
 }
 
-// changed counts a version that was stored.
-func (m *Metrics) changed(change string) { m.changes.WithLabelValues(change).Inc() }
+// countChange counts a version that was stored.
+func (m *Metrics) countChange(change string) { m.changes.WithLabelValues(change).Inc() }

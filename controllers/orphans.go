@@ -30,26 +30,26 @@ import (
 // should go too is not, since whoever removed the finalizer may have been uninstalling the operator, or have set the
 // cluster back to a backup. The entry is its tenant's from now on, who may delete it.
 type sweeper struct {
-	cached  client.Reader // SealedCredentials only
-	live    client.Reader // asks the API server
-	events  events.EventRecorder
-	vault   *vault.Vault
-	cluster string // UID of the cluster
-	due     *schedule
-	now     func() time.Time
+	cached   client.Reader // SealedCredentials only
+	live     client.Reader // asks the API server
+	events   events.EventRecorder
+	vault    *vault.Vault
+	cluster  string // UID of the cluster
+	schedule *schedule
+	now      func() time.Time
 }
 
 func addSweeper(mgr manager.Manager, o Options, cluster string) error {
 	s := &sweeper{
 		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-		vault: o.Vault, cluster: cluster, due: newSchedule(o.Now), now: o.Now,
+		vault: o.Vault, cluster: cluster, schedule: newSchedule(o.Now), now: o.Now,
 	}
-	s.due.Set(types.NamespacedName{Name: "all"}, s.now())
+	s.schedule.Set(types.NamespacedName{Name: "all"}, s.now())
 	return builder.ControllerManagedBy(mgr).
 		Named("orphans").
 		Watches(&v1alpha1.SealedCredential{}, handler.Funcs{}). // has the cache filled before the first look, and nothing else
-		WatchesRawSource(s.due).
-		WithOptions(controller.Options{RateLimiter: retries()}).
+		WatchesRawSource(s.schedule).
+		WithOptions(controller.Options{RateLimiter: newRateLimiter()}).
 		Complete(s)
 }
 
@@ -78,7 +78,7 @@ func (s *sweeper) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 	if err := errors.Join(errs...); err != nil {
 		return reconcile.Result{}, err
 	}
-	s.due.Set(req.NamespacedName, now.Add(recheck))
+	s.schedule.Set(req.NamespacedName, now.Add(recheck))
 	return reconcile.Result{}, nil
 }
 
@@ -93,7 +93,7 @@ func (s *sweeper) release(ctx context.Context, owner vault.Owner) error {
 	if err == nil && string(object.UID) == owner.UID {
 		return nil
 	}
-	if err := s.vault.Release(ctx, actingFor(ctx, owner.Tenant, types.UID(owner.UID)), owner.UID, false); err != nil {
+	if err := s.vault.Release(ctx, principalFor(ctx, owner.Tenant, types.UID(owner.UID)), owner.UID, false); err != nil {
 		return err
 	}
 	const note = "the object is gone and the vault entry is kept, no longer tied to it"

@@ -91,7 +91,7 @@ func (w *world) testServerFaults(t *testing.T) {
 	_, _ = w.awaitTarget(w.create(w.targeted(w.namespace(), "witness", values)), 1, values)
 	for _, f := range all {
 		if (f.call == "create secrets" || f.call == "update secrets") && f.status >= 429 {
-			sc := w.awaitThat(f.sc, "the trouble to be told", reconciling(v1alpha1.ReasonPending))
+			sc := w.awaitThat(f.sc, "the trouble to be told", reconcilingCondition(v1alpha1.ReasonPending))
 			c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionTargetSynced)
 			if c == nil || c.Status != metav1.ConditionFalse || meta.IsStatusConditionTrue(sc.Status.Conditions, v1alpha1.ConditionReady) {
 				t.Errorf("with %s failing: %+v", f.call, sc.Status.Conditions)

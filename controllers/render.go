@@ -32,53 +32,53 @@ func render(target *v1alpha1.Target, values map[string]secret.Bytes) (data map[s
 		if k.Template != "" {
 			t, err := compose.Parse(k.Template)
 			if err != nil {
-				return data, astray(v1alpha1.ReasonInvalidTarget, "keys[%s].template: %s", k.To, fault.Message(err))
+				return data, refuseTarget(v1alpha1.ReasonInvalidTarget, "keys[%s].template: %s", k.To, fault.Message(err))
 			}
 			text, err := t.Render(values, compose.Encoding(k.Encoding))
 			if err != nil {
-				return data, astray(v1alpha1.ReasonInvalidTarget, "keys[%s].template: %s", k.To, fault.Message(err))
+				return data, refuseTarget(v1alpha1.ReasonInvalidTarget, "keys[%s].template: %s", k.To, fault.Message(err))
 			}
 			data[k.To] = text
 			continue
 		}
 		value, ok := values[k.From]
 		if !ok {
-			return data, astray(v1alpha1.ReasonInvalidTarget, "keys[%s].from: there is no value with the key %s", k.To, k.From)
+			return data, refuseTarget(v1alpha1.ReasonInvalidTarget, "keys[%s].from: there is no value with the key %s", k.To, k.From)
 		}
 		data[k.To] = bytes.Clone(value)
 	}
-	return data, fits(target.Type, data)
+	return data, checkData(target.Type, data)
 }
 
-// needed are the keys without which Kubernetes takes no Secret of a type. Of basic-auth, a user name will do instead.
-var needed = map[corev1.SecretType][]string{
+// requiredKeys are the keys without which Kubernetes takes no Secret of a type. Of basic-auth, a user name will do instead.
+var requiredKeys = map[corev1.SecretType][]string{
 	corev1.SecretTypeTLS:              {corev1.TLSCertKey, corev1.TLSPrivateKeyKey},
 	corev1.SecretTypeSSHAuth:          {corev1.SSHAuthPrivateKey},
 	corev1.SecretTypeBasicAuth:        {corev1.BasicAuthPasswordKey},
 	corev1.SecretTypeDockerConfigJson: {corev1.DockerConfigJsonKey},
 }
 
-// fits returns a refusal when Kubernetes would not take data in a Secret of that type: its own words may quote the data.
-func fits(kind v1alpha1.SecretType, data map[string][]byte) error {
+// checkData returns a refusal when Kubernetes would not take data in a Secret of that type: its own words may quote the data.
+func checkData(kind v1alpha1.SecretType, data map[string][]byte) error {
 	total := 0
 	for _, value := range data {
 		total += len(value)
 	}
 	if total > maxSecretBytes {
-		return astray(v1alpha1.ReasonInvalidTarget, "the Secret would be larger than 1 MiB: give it fewer keys")
+		return refuseTarget(v1alpha1.ReasonInvalidTarget, "the Secret would be larger than 1 MiB: give it fewer keys")
 	}
 	if _, ok := data[corev1.BasicAuthUsernameKey]; ok && corev1.SecretType(kind) == corev1.SecretTypeBasicAuth {
 		return nil
 	}
-	for _, key := range needed[corev1.SecretType(kind)] {
+	for _, key := range requiredKeys[corev1.SecretType(kind)] {
 		if _, ok := data[key]; !ok {
-			return astray(v1alpha1.ReasonInvalidTarget, "a Secret of type %s needs the key %s: name it in spec.target.keys", kind, key)
+			return refuseTarget(v1alpha1.ReasonInvalidTarget, "a Secret of type %s needs the key %s: name it in spec.target.keys", kind, key)
 		}
 	}
 	if corev1.SecretType(kind) == corev1.SecretTypeDockerConfigJson {
 		var config map[string]json.RawMessage
 		if json.Unmarshal(data[corev1.DockerConfigJsonKey], &config) != nil {
-			return astray(v1alpha1.ReasonInvalidTarget, "the key %s is not a JSON object", corev1.DockerConfigJsonKey)
+			return refuseTarget(v1alpha1.ReasonInvalidTarget, "the key %s is not a JSON object", corev1.DockerConfigJsonKey)
 		}
 	}
 	return nil

@@ -88,15 +88,15 @@ func TestScheduleEnqueuesWithinASecondOfTheClock(t *testing.T) {
 func TestARestartWaitsTenSecondsForFurtherValues(t *testing.T) {
 	now := epoch
 	clock := func() time.Time { return now }
-	r := &restarter{due: newSchedule(clock), now: clock}
+	r := &restarter{schedule: newSchedule(clock), now: clock}
 	workload := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "app"}}
 	for second := range 20 {
 		now = epoch.Add(time.Duration(second) * time.Second)
-		if due := r.due.Due(); len(due) > 0 != (second == 10) {
+		if due := r.schedule.Due(); len(due) > 0 != (second == 10) {
 			t.Errorf("after %d seconds %v are due", second, due)
 		}
 		if second < 10 { // values change each second
-			later{r}.set(workload)
+			delayedHandler{r}.enqueue(workload)
 		}
 	}
 }

@@ -35,8 +35,8 @@ const (
 	// recheck is how often an object is looked at when nothing happens to it: a vault entry may have been deleted, and
 	// a sealing key that was unknown may have been restored. A fifth of it is jitter.
 	recheck = 10 * time.Minute
-	// again is how soon an object is looked at that changed while it was reconciled.
-	again = 100 * time.Millisecond
+	// afterConflict is how soon an object is looked at that changed while it was reconciled.
+	afterConflict = 100 * time.Millisecond
 	// refusedRecheck is how often an object is looked at that is refused for something around it, such as a Secret of
 	// somebody else: the operator does not watch Secrets.
 	refusedRecheck = time.Minute
@@ -55,19 +55,19 @@ type reconciler struct {
 	keys     *keyring.Ring
 	policy   sealing.Policy
 	cluster  string // UID of the cluster
-	due      *schedule
+	schedule *schedule
 	targets  *targets
 	counters *Metrics
 	now      func() time.Time
 
-	making sync.Mutex // held while RSA keys are made
+	rsaKeys sync.Mutex // held while RSA keys are made
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	sc := new(v1alpha1.SealedCredential)
 	if err := r.client.Get(ctx, req.NamespacedName, sc); apierrors.IsNotFound(err) {
-		r.due.Forget(req.NamespacedName)
+		r.schedule.Forget(req.NamespacedName)
 		r.targets.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	} else if err != nil {
@@ -77,26 +77,26 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	now := r.now()
 	o, err := r.reconcile(ctx, sc, now)
 	if o != nil {
-		defer o.zero()
+		defer o.zeroValues()
 	}
 	if err == nil && o != nil {
-		if fault.Of(o.trouble) == fault.Conflict {
-			return reconcile.Result{RequeueAfter: again}, nil
+		if fault.Of(o.err) == fault.Conflict {
+			return reconcile.Result{RequeueAfter: afterConflict}, nil
 		}
-		err = r.report(ctx, sc, o, now)
+		err = r.updateStatus(ctx, sc, o, now)
 	}
 	switch {
 	case apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: again}, nil
+		return reconcile.Result{RequeueAfter: afterConflict}, nil
 	case err != nil:
 		return reconcile.Result{}, err
 	case o == nil: // nothing left to do until the object changes
-		r.due.Forget(req.NamespacedName)
+		r.schedule.Forget(req.NamespacedName)
 		r.targets.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	r.due.Set(req.NamespacedName, nextLook(sc, o, now))
-	return reconcile.Result{}, o.trouble
+	r.schedule.Set(req.NamespacedName, nextReconcile(sc, o, now))
+	return reconcile.Result{}, o.err
 }
 
 // reconcile brings the vault in line with sc. A nil outcome means that there is no status to write; an error is trouble
@@ -106,21 +106,21 @@ func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredentia
 		if !controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
 			return nil, nil
 		}
-		return r.letGo(ctx, sc, r.release(ctx, sc))
+		return r.finalize(ctx, sc, r.releaseOwned(ctx, sc))
 	}
-	p, owned, err := r.find(ctx, sc)
+	p, owned, err := r.findEntry(ctx, sc)
 	switch {
 	case errors.Is(err, errTerminating):
 		return nil, nil // the object's own deletion follows
 	case errors.As(err, new(apiError)):
 		o := new(outcome)
-		return o, o.late(err)
+		return o, o.recordAPIError(err)
 	case err != nil:
-		return &outcome{trouble: err}, nil
+		return &outcome{err: err}, nil
 	}
-	o := &outcome{owned: owned, known: true, current: holds(owned, sc)}
-	if err := r.bring(ctx, p, sc, o, now); err != nil {
-		o.zero()
+	o := &outcome{owned: owned, entryKnown: true, entryCurrent: matchesSpec(owned, sc)}
+	if err := r.reconcileSpec(ctx, p, sc, o, now); err != nil {
+		o.zeroValues()
 		if errors.Is(err, errTerminating) {
 			return nil, nil
 		}
@@ -129,19 +129,19 @@ func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredentia
 	return o, nil
 }
 
-// bring does what is to be done for sc: the vault entry first, then the target Secret. What came of it is in o; an error is
+// reconcileSpec does what is to be done for sc: the vault entry first, then the target Secret. What came of it is in o; an error is
 // trouble with writing sc itself.
-func (r *reconciler) bring(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
+func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
 	if o.owned != nil {
-		if err := r.hold(ctx, sc); err != nil {
+		if err := r.ensureFinalizer(ctx, sc); err != nil {
 			return err
 		}
 	}
 	if sc.Spec.Suspend {
-		return r.inspect(ctx, sc, o)
+		return r.checkTarget(ctx, sc, o)
 	}
-	if o.refused = r.allowed(sc); o.refused == nil {
-		if err := r.fill(ctx, p, sc, o); err != nil {
+	if o.specRefused = r.checkSpec(sc); o.specRefused == nil {
+		if err := r.ensureEntry(ctx, p, sc, o); err != nil {
 			return err
 		}
 	}
@@ -150,33 +150,33 @@ func (r *reconciler) bring(ctx context.Context, p authz.Principal, sc *v1alpha1.
 			return err
 		}
 	}
-	if o.trouble != nil {
+	if o.err != nil {
 		return nil
 	}
-	return r.deliver(ctx, p, sc, o, now)
+	return r.ensureTarget(ctx, p, sc, o, now)
 }
 
-// find returns the operator as it acts for sc, and what the vault holds for sc. The namespace that is cached may be a
+// findEntry returns the operator as it acts for sc, and what the vault holds for sc. The namespace that is cached may be a
 // former one of the same name, and so another tenant; but what a tenant holds for the UID of sc was stored when sc was in
 // its namespace. Only when it holds nothing, the namespace is asked for.
-func (r *reconciler) find(ctx context.Context, sc *v1alpha1.SealedCredential) (authz.Principal, *vault.Owned, error) {
-	if tenant, ok := r.tenants.cached(ctx, sc.Namespace); ok {
-		p := actingFor(ctx, tenant, sc.UID)
+func (r *reconciler) findEntry(ctx context.Context, sc *v1alpha1.SealedCredential) (authz.Principal, *vault.Owned, error) {
+	if tenant, ok := r.tenants.fromCache(ctx, sc.Namespace); ok {
+		p := principalFor(ctx, tenant, sc.UID)
 		if owned, err := r.vault.Owned(ctx, p, string(sc.UID)); owned != nil || err != nil {
 			return p, owned, err
 		}
 	}
-	tenant, err := r.tenants.of(ctx, sc.Namespace)
+	tenant, err := r.tenants.current(ctx, sc.Namespace)
 	if err != nil {
 		return authz.Principal{}, nil, err
 	}
-	p := actingFor(ctx, tenant, sc.UID)
+	p := principalFor(ctx, tenant, sc.UID)
 	owned, err := r.vault.Owned(ctx, p, string(sc.UID))
 	return p, owned, err
 }
 
-// allowed returns why sc is refused whatever its values are.
-func (r *reconciler) allowed(sc *v1alpha1.SealedCredential) *refusal {
+// checkSpec returns why sc is refused whatever its values are.
+func (r *reconciler) checkSpec(sc *v1alpha1.SealedCredential) *refusal {
 	if err := sealing.Check(sc); err != nil {
 		reason := v1alpha1.ReasonInvalidSpec
 		if sc.Spec.Sealed != nil {
@@ -190,7 +190,7 @@ func (r *reconciler) allowed(sc *v1alpha1.SealedCredential) *refusal {
 	return nil
 }
 
-func actingFor(ctx context.Context, tenant authz.TenantID, object types.UID) authz.Principal {
+func principalFor(ctx context.Context, tenant authz.TenantID, object types.UID) authz.Principal {
 	return authz.Principal{
 		Tenant: tenant, Kind: authz.Operator, ID: string(object),
 		Scopes:    []authz.Scope{authz.VaultRead, authz.VaultWrite},
@@ -198,14 +198,14 @@ func actingFor(ctx context.Context, tenant authz.TenantID, object types.UID) aut
 	}
 }
 
-// hold puts the finalizer on sc, so that it does not go without its vault entry.
-func (r *reconciler) hold(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+// ensureFinalizer puts the finalizer on sc, so that it does not go without its vault entry.
+func (r *reconciler) ensureFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
 	if controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
 		return nil
 	}
 	before := sc.DeepCopy()
 	controllerutil.AddFinalizer(sc, v1alpha1.Finalizer)
-	if err := r.write(ctx, r.client, before, sc); err != nil {
+	if err := r.patch(ctx, r.client, before, sc); err != nil {
 		return fmt.Errorf("adding finalizer: %w", err)
 	}
 	return nil
@@ -223,9 +223,9 @@ func (p statusPatcher) Patch(ctx context.Context, obj client.Object, patch clien
 	return p.SubResourceWriter.Patch(ctx, obj, patch)
 }
 
-// write patches what differs between before and sc of the finalizers and the status, unless the object is no longer
+// patch patches what differs between before and sc of the finalizers and the status, unless the object is no longer
 // before. The sealed values, which are most of an object, are neither compared nor sent, in either direction.
-func (r *reconciler) write(ctx context.Context, to patcher, before, sc *v1alpha1.SealedCredential) error {
+func (r *reconciler) patch(ctx context.Context, to patcher, before, sc *v1alpha1.SealedCredential) error {
 	slim := func(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
 		return &v1alpha1.SealedCredential{
 			ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name, ResourceVersion: sc.ResourceVersion, Finalizers: sc.Finalizers},
@@ -250,8 +250,8 @@ func changes(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// tell leaves an event and a line in the log of what was done with the vault entry of sc.
-func (r *reconciler) tell(ctx context.Context, sc *v1alpha1.SealedCredential, reason, action, note string) {
+// recordEvent leaves an event and a line in the log of what was done with the vault entry of sc.
+func (r *reconciler) recordEvent(ctx context.Context, sc *v1alpha1.SealedCredential, reason, action, note string) {
 	log.FromContext(ctx).Info(note, "reason", reason)
 	r.events.Eventf(sc, nil, corev1.EventTypeNormal, reason, action, "%s", note)
 }
@@ -261,73 +261,73 @@ func (r *reconciler) tell(ctx context.Context, sc *v1alpha1.SealedCredential, re
 // values are made only once the spec is accepted, so half of the time that is left is waited for that.
 func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool {
 	switch {
-	case o.missing(), o.trouble != nil && !errors.As(o.trouble, new(apiError)):
+	case o.entryMissing(), o.err != nil && !errors.As(o.err, new(apiError)):
 		return false
-	case o.refused != nil && regenerates(sc):
-		return !now.Before(o.owned.ExpiresAt.Add(-ahead(sc, o.owned) / 2))
+	case o.specRefused != nil && regenerates(sc):
+		return !now.Before(o.owned.ExpiresAt.Add(-rotationLead(sc, o.owned) / 2))
 	}
-	return o.owned.Trigger != trigger(sc) || !now.Before(nextRotation(sc, o.owned))
+	return o.owned.Trigger != rotationTrigger(sc) || !now.Before(nextRotation(sc, o.owned))
 }
 
-// release deletes the target Secret of an object that is going away and ends its vault entry, as its deletion policies
+// releaseOwned deletes the target Secret of an object that is going away and ends its vault entry, as its deletion policies
 // say.
-func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential) error {
-	if err := r.targets.release(ctx, sc); err != nil {
+func (r *reconciler) releaseOwned(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+	if err := r.targets.finalize(ctx, sc); err != nil {
 		return apiError{err}
 	}
-	tenant, err := r.tenants.leaving(ctx, sc.Namespace)
+	tenant, err := r.tenants.ofDeleted(ctx, sc.Namespace)
 	if err != nil {
 		return err
 	}
-	return r.vault.Release(ctx, actingFor(ctx, tenant, sc.UID), string(sc.UID), !retained(sc))
+	return r.vault.Release(ctx, principalFor(ctx, tenant, sc.UID), string(sc.UID), !retainsEntry(sc))
 }
 
-// retained reports whether the vault entry outlives sc.
-func retained(sc *v1alpha1.SealedCredential) bool {
-	return sc.Spec.DeletionPolicy == v1alpha1.DeletionRetain || abandoned(sc)
+// retainsEntry reports whether the vault entry outlives sc.
+func retainsEntry(sc *v1alpha1.SealedCredential) bool {
+	return sc.Spec.DeletionPolicy == v1alpha1.DeletionRetain || isAbandoned(sc)
 }
 
-func abandoned(sc *v1alpha1.SealedCredential) bool {
+func isAbandoned(sc *v1alpha1.SealedCredential) bool {
 	return sc.Annotations[v1alpha1.AnnotationAbandon] == "true"
 }
 
-// letGo removes the finalizer once the vault entry has been released, or err, the reason why it has not, no longer
+// finalize removes the finalizer once the vault entry has been released, or err, the reason why it has not, no longer
 // matters.
-func (r *reconciler) letGo(ctx context.Context, sc *v1alpha1.SealedCredential, err error) (*outcome, error) {
+func (r *reconciler) finalize(ctx context.Context, sc *v1alpha1.SealedCredential, err error) (*outcome, error) {
 	note := "the vault entry is deleted"
 	switch {
-	case errors.As(err, new(apiError)) && !abandoned(sc):
+	case errors.As(err, new(apiError)) && !isAbandoned(sc):
 		o := new(outcome)
-		return o, o.late(err)
-	case err != nil && !abandoned(sc):
-		return &outcome{trouble: err}, nil
+		return o, o.recordAPIError(err)
+	case err != nil && !isAbandoned(sc):
+		return &outcome{err: err}, nil
 	case err != nil:
 		log.FromContext(ctx).Error(err, "the vault entry could not be released")
 		note = "the vault entry is abandoned: it could not be released yet"
-	case retained(sc):
+	case retainsEntry(sc):
 		note = "the vault entry is kept, and no longer tied to this object"
 	}
 	before := sc.DeepCopy()
 	controllerutil.RemoveFinalizer(sc, v1alpha1.Finalizer)
-	if err := r.write(ctx, r.client, before, sc); client.IgnoreNotFound(err) != nil {
+	if err := r.patch(ctx, r.client, before, sc); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("removing finalizer: %w", err)
 	}
-	r.tell(ctx, sc, "Released", "Release", note)
+	r.recordEvent(ctx, sc, "Released", "Release", note)
 	return nil, nil
 }
 
 // maxNote is the length of the longest note of an event that the API server takes, in bytes.
 const maxNote = 1024
 
-// report writes the status when it is another one, and tells in an event of every warning that is new in it.
-func (r *reconciler) report(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
+// updateStatus writes the status when it is another one, and tells in an event of every warning that is new in it.
+func (r *reconciler) updateStatus(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
 	status := o.status(sc, now)
 	if apiequality.Semantic.DeepEqual(status, sc.Status) {
 		return nil
 	}
 	before := sc.DeepCopy()
 	sc.Status = status
-	if err := r.write(ctx, statusPatcher{r.client.Status()}, before, sc); err != nil {
+	if err := r.patch(ctx, statusPatcher{r.client.Status()}, before, sc); err != nil {
 		return fmt.Errorf("writing status: %w", err)
 	}
 	for _, kind := range []string{v1alpha1.ConditionStalled, v1alpha1.ConditionExpiring, v1alpha1.ConditionValuesStale} {
@@ -345,10 +345,10 @@ func (r *reconciler) report(ctx context.Context, sc *v1alpha1.SealedCredential, 
 	return nil
 }
 
-// nextLook returns when an object is due again if nothing happens to it.
-func nextLook(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) time.Time {
+// nextReconcile returns when an object is due again if nothing happens to it.
+func nextReconcile(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) time.Time {
 	wait := recheck
-	if refused := cmp.Or(o.refused, o.astray); refused != nil && refused.passing {
+	if refused := cmp.Or(o.specRefused, o.targetRefused); refused != nil && refused.transient {
 		wait = refusedRecheck
 	}
 	next := now.Add(wait - rand.N(wait/5))
@@ -365,10 +365,10 @@ func nextLook(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) time.Tim
 	return next
 }
 
-// missing reports that the vault has no entry for the object.
-func (o *outcome) missing() bool { return o.owned == nil || o.owned.Missing }
+// entryMissing reports that the vault has no entry for the object.
+func (o *outcome) entryMissing() bool { return o.owned == nil || o.owned.Missing }
 
-// holds reports whether the vault entry was made from the spec of sc.
-func holds(owned *vault.Owned, sc *v1alpha1.SealedCredential) bool {
+// matchesSpec reports whether the vault entry was made from the spec of sc.
+func matchesSpec(owned *vault.Owned, sc *v1alpha1.SealedCredential) bool {
 	return owned != nil && !owned.Missing && owned.SpecDigest == sealing.SpecDigest(sc)
 }

@@ -24,12 +24,12 @@ const (
 	sealingKeyData      = "sealing-key.json"
 )
 
-// repairPace is the least time between two repairs of the ConfigMap: whoever keeps changing it does not make the
+// repairInterval is the least time between two repairs of the ConfigMap: whoever keeps changing it does not make the
 // operator write as often.
-const repairPace = 10 * time.Second
+const repairInterval = 10 * time.Second
 
-// keyPace is how soon a new key is published: whoever seals for the former one meanwhile should be done before that is retired.
-const keyPace = 10 * time.Second
+// publishInterval is how soon a new key is published: whoever seals for the former one meanwhile should be done before that is retired.
+const publishInterval = 10 * time.Second
 
 // publisher keeps the ConfigMap with the public sealing key as the keyring has it. The ConfigMap is a convenience, not
 // a trust anchor: whoever seals checks the signature and the identity in it.
@@ -38,27 +38,27 @@ const keyPace = 10 * time.Second
 // written, provided that it has not changed since it was looked at, so that of two deployments one wins. That of another
 // identity is never written: before the controllers start it keeps them from starting, and later it ends them.
 type publisher struct {
-	live     client.Reader // asks the API server: the claim must not be judged from an old ConfigMap
-	client   client.Client
-	keys     *keyring.Ring
-	object   client.ObjectKey
-	due      *schedule // a missing ConfigMap causes no event, and neither does a newer key
-	now      func() time.Time
-	repaired time.Time
-	lost     chan error
+	live      client.Reader // asks the API server: the claim must not be judged from an old ConfigMap
+	client    client.Client
+	keys      *keyring.Ring
+	object    client.ObjectKey
+	schedule  *schedule // a missing ConfigMap causes no event, and neither does a newer key
+	now       func() time.Time
+	repaired  time.Time
+	claimLost chan error
 }
 
 // addSealingKey claims the cluster, or returns an error that names the remedy.
 func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
 	p := &publisher{
 		live: mgr.GetAPIReader(), client: mgr.GetClient(), keys: o.Keys,
-		object: client.ObjectKey{Namespace: o.Namespace, Name: sealingKeyConfigMap},
-		due:    newSchedule(o.Now), now: o.Now, lost: make(chan error, 1),
+		object:   client.ObjectKey{Namespace: o.Namespace, Name: sealingKeyConfigMap},
+		schedule: newSchedule(o.Now), now: o.Now, claimLost: make(chan error, 1),
 	}
 	for claimed := false; !claimed; {
-		published, want, err := p.look(ctx)
+		published, want, err := p.read(ctx)
 		if err == nil {
-			err = p.foreign(published)
+			err = p.checkClaim(published)
 		}
 		if err != nil {
 			return err
@@ -69,11 +69,11 @@ func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
 		}
 		claimed = err == nil
 	}
-	p.due.Set(p.object, p.now())
+	p.schedule.Set(p.object, p.now())
 	// The manager ends with the first of its parts that fails.
 	claimed := manager.RunnableFunc(func(ctx context.Context) error {
 		select {
-		case err := <-p.lost:
+		case err := <-p.claimLost:
 			return err
 		case <-ctx.Done():
 			return nil
@@ -85,46 +85,46 @@ func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
 	return builder.ControllerManagedBy(mgr).
 		Named("sealingkey").
 		For(&corev1.ConfigMap{}).
-		WatchesRawSource(p.due).
-		WithOptions(controller.Options{RateLimiter: retries()}).
+		WatchesRawSource(p.schedule).
+		WithOptions(controller.Options{RateLimiter: newRateLimiter()}).
 		Complete(p)
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (p *publisher) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	now := p.now()
-	published, want, err := p.look(ctx)
+	published, want, err := p.read(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := p.foreign(published); err != nil {
+	if err := p.checkClaim(published); err != nil {
 		select {
-		case p.lost <- err:
+		case p.claimLost <- err:
 		default: // it has been told
 		}
 		return reconcile.Result{}, nil
 	}
 	if published.Data[sealingKeyData] != want {
 		// A clock that was set back is not waited for.
-		if since := now.Sub(p.repaired); since >= 0 && since < repairPace {
-			p.due.Set(p.object, p.repaired.Add(repairPace))
+		if since := now.Sub(p.repaired); since >= 0 && since < repairInterval {
+			p.schedule.Set(p.object, p.repaired.Add(repairInterval))
 			return reconcile.Result{}, nil
 		}
 		err := p.write(ctx, published, want)
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			return reconcile.Result{RequeueAfter: again}, nil
+			return reconcile.Result{RequeueAfter: afterConflict}, nil
 		}
 		if err != nil {
 			return reconcile.Result{}, err
 		}
 		p.repaired = now
 	}
-	p.due.Set(p.object, now.Add(keyPace))
+	p.schedule.Set(p.object, now.Add(publishInterval))
 	return reconcile.Result{}, nil
 }
 
-// look returns the ConfigMap as it is, empty when it is missing, and the document that it should hold.
-func (p *publisher) look(ctx context.Context) (*corev1.ConfigMap, string, error) {
+// read returns the ConfigMap as it is, empty when it is missing, and the document that it should hold.
+func (p *publisher) read(ctx context.Context) (*corev1.ConfigMap, string, error) {
 	document, err := p.keys.SealingDocument(ctx)
 	if err != nil {
 		return nil, "", fmt.Errorf("reading sealing key document: %w", err)
@@ -142,8 +142,8 @@ func (p *publisher) look(ctx context.Context) (*corev1.ConfigMap, string, error)
 	return published, string(want), nil
 }
 
-// foreign returns an error that names the remedy when the ConfigMap holds the document of another deployment.
-func (p *publisher) foreign(published *corev1.ConfigMap) error {
+// checkClaim returns an error that names the remedy when the ConfigMap holds the document of another deployment.
+func (p *publisher) checkClaim(published *corev1.ConfigMap) error {
 	document, err := sealing.ParseDocument([]byte(published.Data[sealingKeyData]))
 	own := p.keys.Identity().ID()
 	if err != nil || document.Identity() == own {

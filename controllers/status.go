@@ -20,67 +20,67 @@ import (
 
 // outcome is what one reconcile observed of an object. Together with the object and the time it decides the status.
 type outcome struct {
-	owned   *vault.Owned // what the vault holds for the object; nil for nothing
-	known   bool         // owned is what the vault answered, not the lack of an answer
-	current bool         // owned holds what the spec says
-	refused *refusal     // why the spec cannot be applied as it is written
-	trouble error        // why something could not be done just now: it is tried again
+	owned        *vault.Owned // what the vault holds for the object; nil for nothing
+	entryKnown   bool         // owned is what the vault answered, not the lack of an answer
+	entryCurrent bool         // owned holds what the spec says
+	specRefused  *refusal     // why the spec cannot be applied as it is written
+	err          error        // why something could not be done just now: it is tried again
 
-	target      *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
-	astray      *refusal                // why the target Secret cannot be what the spec says
-	values      map[string]secret.Bytes // of owned, when they are at hand
-	dropped     bool                    // a former target was let go
-	undelivered bool                    // the trouble is that the target Secret could not be written
-	drifted     bool                    // the target Secret is not what it was, and is left alone
+	target          *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
+	targetRefused   *refusal                // why the target Secret cannot be what the spec says
+	values          map[string]secret.Bytes // of owned, when they are at hand
+	targetDropped   bool                    // a former target was let go
+	targetUnwritten bool                    // the trouble is that the target Secret could not be written
+	targetDrifted   bool                    // the target Secret is not what it was, and is left alone
 }
 
 // refusal is a mistake of an object's author. It stands until the object changes, or the world around it does.
 type refusal struct {
-	reason  string
-	err     error // its fault.Message goes into the condition
-	passing bool  // something beside the object may mend it, which nobody tells the operator
+	reason    string
+	err       error // its fault.Message goes into the condition
+	transient bool  // something beside the object may mend it, which nobody tells the operator
 }
 
-// fail records why the spec could not be applied: as its author's mistake, or as trouble that passes.
-func (o *outcome) fail(reason string, err error) {
+// recordError records why the spec could not be applied: as its author's mistake, or as trouble that passes.
+func (o *outcome) recordError(reason string, err error) {
 	if fault.Of(err) == fault.Invalid {
-		o.refused = &refusal{reason: reason, err: err}
+		o.specRefused = &refusal{reason: reason, err: err}
 	} else {
-		o.trouble = err
+		o.err = err
 	}
 }
 
-// late records that the API server could not be asked about something beside the object, or did not take it. That it changed
+// recordAPIError records that the API server could not be asked about something beside the object, or did not take it. That it changed
 // meanwhile, or that its namespace is terminating, is no trouble, and returned.
-func (o *outcome) late(err error) error {
+func (o *outcome) recordAPIError(err error) error {
 	if err == nil || apierrors.IsConflict(err) || errors.Is(err, errTerminating) {
 		return err
 	}
-	o.trouble = fault.Wrap(fault.Unavailable, "the API server does not answer as it should", apiError{err})
+	o.err = fault.Wrap(fault.Unavailable, "the API server does not answer as it should", apiError{err})
 	return nil
 }
 
-// refuse records a mistake that something beside the object may mend.
-func (o *outcome) refuse(reason, format string, args ...any) {
-	o.refused = &refusal{reason: reason, err: fault.New(fault.Invalid, fmt.Sprintf(format, args...)), passing: true}
+// refuseTransiently records a mistake that something beside the object may mend.
+func (o *outcome) refuseTransiently(reason, format string, args ...any) {
+	o.specRefused = &refusal{reason: reason, err: fault.New(fault.Invalid, fmt.Sprintf(format, args...)), transient: true}
 }
 
-// take keeps values until the end of the reconcile.
-func (o *outcome) take(values map[string]secret.Bytes) {
-	o.zero()
+// setValues keeps values until the end of the reconcile.
+func (o *outcome) setValues(values map[string]secret.Bytes) {
+	o.zeroValues()
 	o.values = values
 }
 
-// zero overwrites the values.
-func (o *outcome) zero() {
+// zeroValues overwrites the values.
+func (o *outcome) zeroValues() {
 	for _, value := range o.values {
 		value.Zero()
 	}
 	o.values = nil
 }
 
-// version is that of the vault entry, 0 for none.
-func (o *outcome) version() uint64 {
+// entryVersion is that of the vault entry, 0 for none.
+func (o *outcome) entryVersion() uint64 {
 	if o.owned == nil {
 		return 0
 	}
@@ -93,7 +93,7 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	former := sc.Status.DeepCopy()
 	s := v1alpha1.SealedCredentialStatus{ObservedGeneration: former.ObservedGeneration, Target: former.Target}
 	switch {
-	case !o.known:
+	case !o.entryKnown:
 		s = *former
 		s.Conditions = nil
 	case o.owned == nil: // what there was is remembered: a store that was set back does not know it
@@ -118,11 +118,11 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	}
 	if o.target != nil {
 		s.Target = o.target
-	} else if o.dropped {
+	} else if o.targetDropped {
 		s.Target = nil
 	}
 	// A spec that could not be tried has not been observed: whoever waits for it goes on waiting.
-	if o.refused != nil || o.trouble == nil {
+	if o.specRefused != nil || o.err == nil {
 		s.ObservedGeneration = sc.Generation
 	}
 
@@ -133,26 +133,26 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 		}
 		s.Conditions = append(s.Conditions, c)
 	}
-	add(o.ready(sc, s, now))
-	if o.trouble != nil {
-		add(reconciling(sc, o.trouble))
+	add(o.readyCondition(sc, s, now))
+	if o.err != nil {
+		add(reconcilingCondition(sc, o.err))
 	}
-	if refused := cmp.Or(o.refused, o.astray); refused != nil {
-		add(stalled(sc, refused))
+	if refused := cmp.Or(o.specRefused, o.targetRefused); refused != nil {
+		add(stalledCondition(sc, refused))
 	}
 	if sc.Spec.Target != nil {
-		add(o.targetSynced(sc, s))
+		add(o.targetSyncedCondition(sc, s))
 	}
-	if c, ok := o.stale(sc, former, now); ok {
+	if c, ok := o.valuesStaleCondition(sc, former, now); ok {
 		add(c)
 	}
-	add(o.expiring(sc, s, now))
+	add(o.expiringCondition(sc, s, now))
 	return s
 }
 
-// ready returns the Ready condition that goes with the other fields of s: true while the vault serves what the spec
+// readyCondition returns the Ready condition that goes with the other fields of s: true while the vault serves what the spec
 // says.
-func (o *outcome) ready(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
+func (o *outcome) readyCondition(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	expired := s.ExpiresAt != nil && !now.Before(s.ExpiresAt.Time)
 	served := "nothing is served"
@@ -160,21 +160,21 @@ func (o *outcome) ready(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredenti
 		served = fmt.Sprintf("version %d is served until %s", s.Version, s.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	switch {
-	case o.refused != nil:
-		c.Reason, c.Message = o.refused.reason, fault.Message(o.refused.err)+"; "+served
-	case o.undelivered:
+	case o.specRefused != nil:
+		c.Reason, c.Message = o.specRefused.reason, fault.Message(o.specRefused.err)+"; "+served
+	case o.targetUnwritten:
 		c.Reason, c.Message = v1alpha1.ReasonPending, "the target Secret could not be written yet; in the vault "+served
-	case o.trouble != nil:
+	case o.err != nil:
 		// Nothing is known to have changed, except that time has passed.
 		if old := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionReady); old != nil && !expired {
 			return *old
 		}
 		c.Reason, c.Message = v1alpha1.ReasonVaultUnavailable, served
-	case o.astray != nil:
-		c.Reason, c.Message = o.astray.reason, fault.Message(o.astray.err)+"; in the vault "+served
+	case o.targetRefused != nil:
+		c.Reason, c.Message = o.targetRefused.reason, fault.Message(o.targetRefused.err)+"; in the vault "+served
 	case sc.Spec.Suspend:
 		c.Reason, c.Message = v1alpha1.ReasonSuspended, "suspended: nothing is sealed or rotated; "+served
-		if o.current && !expired {
+		if o.entryCurrent && !expired {
 			c.Status = metav1.ConditionTrue
 		}
 	default:
@@ -183,8 +183,8 @@ func (o *outcome) ready(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredenti
 	return c
 }
 
-// targetSynced returns the condition that says whether the target Secret holds the version that the vault holds.
-func (o *outcome) targetSynced(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus) metav1.Condition {
+// targetSyncedCondition returns the condition that says whether the target Secret holds the version that the vault holds.
+func (o *outcome) targetSyncedCondition(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionTargetSynced, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	t := s.Target
 	holds := "the Secret does not exist yet"
@@ -192,14 +192,14 @@ func (o *outcome) targetSynced(sc *v1alpha1.SealedCredential, s v1alpha1.SealedC
 		holds = fmt.Sprintf("the Secret holds version %d", t.Version)
 	}
 	switch {
-	case o.astray != nil:
-		c.Reason, c.Message = o.astray.reason, fault.Message(o.astray.err)
-	case o.undelivered:
+	case o.targetRefused != nil:
+		c.Reason, c.Message = o.targetRefused.reason, fault.Message(o.targetRefused.err)
+	case o.targetUnwritten:
 		c.Reason, c.Message = v1alpha1.ReasonPending, "the Secret could not be written yet"
-	case o.drifted:
+	case o.targetDrifted:
 		c.Reason, c.Message = v1alpha1.ReasonPending, "the Secret is gone or was changed, and is left alone while the object is suspended"
 	case t != nil && t.Name == targetName(sc) && s.Audit != nil && t.Audit == s.Audit.Hash &&
-		(t.Spec == targetDigest(sc) || sc.Spec.Suspend || o.refused != nil || o.trouble != nil):
+		(t.Spec == targetDigest(sc) || sc.Spec.Suspend || o.specRefused != nil || o.err != nil):
 		// It holds the values; what else the spec says of it may wait.
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonSynced, holds
 	default:
@@ -208,13 +208,13 @@ func (o *outcome) targetSynced(sc *v1alpha1.SealedCredential, s v1alpha1.SealedC
 	return c
 }
 
-// stale returns the condition that says whether the values are older than spec.rotation.maxValueAge, if there is one.
-func (o *outcome) stale(sc *v1alpha1.SealedCredential, former *v1alpha1.SealedCredentialStatus, now time.Time) (metav1.Condition, bool) {
+// valuesStaleCondition returns the condition that says whether the values are older than spec.rotation.maxValueAge, if there is one.
+func (o *outcome) valuesStaleCondition(sc *v1alpha1.SealedCredential, former *v1alpha1.SealedCredentialStatus, now time.Time) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.ConditionValuesStale, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil {
 		return c, false
 	}
-	if !o.known {
+	if !o.entryKnown {
 		if old := meta.FindStatusCondition(former.Conditions, c.Type); old != nil {
 			return *old, true
 		}
@@ -224,7 +224,7 @@ func (o *outcome) stale(sc *v1alpha1.SealedCredential, former *v1alpha1.SealedCr
 	if at == nil {
 		return c, false
 	}
-	day := o.valuesFrom(sc).UTC().Format(time.RFC3339)
+	day := o.oldestValue(sc).UTC().Format(time.RFC3339)
 	if now.Before(at.Time) {
 		c.Reason, c.Message = v1alpha1.ReasonWithinMaxAge, fmt.Sprintf("the oldest value is of %s", day)
 	} else {
@@ -236,17 +236,17 @@ func (o *outcome) stale(sc *v1alpha1.SealedCredential, former *v1alpha1.SealedCr
 
 // staleAt returns when the oldest value is older than spec.rotation.maxValueAge; nil for never.
 func (o *outcome) staleAt(sc *v1alpha1.SealedCredential) *metav1.Time {
-	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil || o.missing() {
+	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil || o.entryMissing() {
 		return nil
 	}
-	return seconds(o.valuesFrom(sc).Add(sc.Spec.Rotation.MaxValueAge.Duration))
+	return seconds(o.oldestValue(sc).Add(sc.Spec.Rotation.MaxValueAge.Duration))
 }
 
-// valuesFrom returns when the oldest of the values that the vault holds was made, as far as that is known: sealed values
+// oldestValue returns when the oldest of the values that the vault holds was made, as far as that is known: sealed values
 // say when they were sealed.
-func (o *outcome) valuesFrom(sc *v1alpha1.SealedCredential) time.Time {
+func (o *outcome) oldestValue(sc *v1alpha1.SealedCredential) time.Time {
 	oldest := o.owned.ValuesChangedAt
-	if o.current {
+	if o.entryCurrent {
 		for _, at := range sealing.SealedAt(sc) {
 			if at.Before(oldest) {
 				oldest = at
@@ -256,28 +256,28 @@ func (o *outcome) valuesFrom(sc *v1alpha1.SealedCredential) time.Time {
 	return oldest
 }
 
-// overdue is how late a rotation may be before that is told.
-const overdue = time.Hour
+// overdueAfter is how late a rotation may be before that is told.
+const overdueAfter = time.Hour
 
 // overdueAt returns when a rotation that has not happened is told to be late; nil for never.
 func (o *outcome) overdueAt(sc *v1alpha1.SealedCredential) *metav1.Time {
-	if o.missing() {
+	if o.entryMissing() {
 		return nil
 	}
-	return seconds(nextRotation(sc, o.owned).Add(overdue))
+	return seconds(nextRotation(sc, o.owned).Add(overdueAfter))
 }
 
-// expiring returns the condition that says whether the entry is about to end, or has ended, because it was not rotated in
+// expiringCondition returns the condition that says whether the entry is about to end, or has ended, because it was not rotated in
 // time.
-func (o *outcome) expiring(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
+func (o *outcome) expiringCondition(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionExpiring, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation,
 		Reason: v1alpha1.ReasonOnSchedule, Message: "nothing is about to expire",
 	}
 	at := o.overdueAt(sc)
-	if !o.known { // the vault does not answer, and time passes
+	if !o.entryKnown { // the vault does not answer, and time passes
 		if t := s.NextRotationTime; t != nil {
-			at = seconds(t.Add(overdue))
+			at = seconds(t.Add(overdueAfter))
 		}
 	}
 	const remedy = "see the other conditions for what keeps it from being rotated"
@@ -292,7 +292,7 @@ func (o *outcome) expiring(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCrede
 	return c
 }
 
-func reconciling(sc *v1alpha1.SealedCredential, trouble error) metav1.Condition {
+func reconcilingCondition(sc *v1alpha1.SealedCredential, trouble error) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionReconciling, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason:  v1alpha1.ReasonVaultUnavailable,
@@ -308,7 +308,7 @@ func reconciling(sc *v1alpha1.SealedCredential, trouble error) metav1.Condition 
 	return c
 }
 
-func stalled(sc *v1alpha1.SealedCredential, refused *refusal) metav1.Condition {
+func stalledCondition(sc *v1alpha1.SealedCredential, refused *refusal) metav1.Condition {
 	return metav1.Condition{
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason: refused.reason, Message: fault.Message(refused.err),
@@ -321,7 +321,7 @@ func stalled(sc *v1alpha1.SealedCredential, refused *refusal) metav1.Condition {
 // otherwise each rotation would be due the moment it is made. Up to a tenth of before is added, always the same for one
 // version, so that objects that were made together are not rotated together. It is a whole second, as the status shows it.
 func nextRotation(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Time {
-	before := ahead(sc, owned)
+	before := rotationLead(sc, owned)
 	jitter := min(before, owned.ExpiresAt.Sub(owned.SealedAt)-before) / 10
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s/%d", sc.UID, owned.Version)
@@ -329,8 +329,8 @@ func nextRotation(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Time {
 	return owned.ExpiresAt.Add(-before - early).Truncate(time.Second)
 }
 
-// ahead returns how long before its end the version is to be rotated.
-func ahead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Duration {
+// rotationLead returns how long before its end the version is to be rotated.
+func rotationLead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Duration {
 	life := owned.ExpiresAt.Sub(owned.SealedAt)
 	if r := sc.Spec.Rotation; r != nil && r.Before != nil && r.Before.Duration <= life-time.Hour {
 		return r.Before.Duration
@@ -338,8 +338,8 @@ func ahead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Duration {
 	return life / 3
 }
 
-// trigger returns spec.rotation.trigger.
-func trigger(sc *v1alpha1.SealedCredential) string {
+// rotationTrigger returns spec.rotation.trigger.
+func rotationTrigger(sc *v1alpha1.SealedCredential) string {
 	if sc.Spec.Rotation == nil {
 		return ""
 	}

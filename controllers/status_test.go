@@ -53,7 +53,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		sc := new(v1alpha1.SealedCredential)
 		sc.Generation, sc.Status.ObservedGeneration = 1, -1
 		sc.Spec.Sealed = &v1alpha1.Sealed{KeyID: "old"}
-		sc.Status = (&outcome{owned: ownedAt(1, epoch), known: true, current: true}).status(sc, epoch)
+		sc.Status = (&outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true}).status(sc, epoch)
 		sc.Generation, sc.Spec.Sealed.KeyID = 2, "new"
 		return sc
 	}
@@ -86,72 +86,72 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		message    string // part of the last condition's
 	}{
 		"sealed for the first time": {
-			object: unseen, saw: outcome{owned: ownedAt(1, epoch), known: true, current: true},
+			object: unseen, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true},
 			conditions: "Ready=True/Sealed", observed: 2, version: 1, key: "key", rotation: true,
 			message: "version 1 is served until 2026-05-30T12:00:00Z",
 		},
 		"sealed again": {
-			object: sealed, saw: outcome{owned: ownedAt(2, epoch.Add(time.Hour)), known: true, current: true},
+			object: sealed, saw: outcome{owned: ownedAt(2, epoch.Add(time.Hour)), entryKnown: true, entryCurrent: true},
 			conditions: "Ready=True/Sealed", observed: 2, version: 2, key: "key", rotation: true,
 		},
 		"the vault has never answered": {
-			object: unseen, saw: outcome{trouble: errDown},
+			object: unseen, saw: outcome{err: errDown},
 			conditions: "Ready=False/VaultUnavailable Reconciling=True/VaultUnavailable", observed: -1,
 			message: "the vault is down; it is tried again",
 		},
 		"the vault does not answer": {
-			object: sealed, saw: outcome{trouble: errDown},
+			object: sealed, saw: outcome{err: errDown},
 			conditions: "Ready=True/Sealed Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "key", rotation: true,
 		},
 		"the vault does not answer and the version has expired": {
-			object: sealed, saw: outcome{trouble: errDown}, now: epoch.Add(90 * day),
+			object: sealed, saw: outcome{err: errDown}, now: epoch.Add(90 * day),
 			conditions: "Ready=False/VaultUnavailable Reconciling=True/VaultUnavailable Expiring=True/Expired", observed: 1, version: 1, key: "key", rotation: true,
 		},
 		"the change could not be sealed": {
-			object: sealed, saw: outcome{owned: ownedAt(1, epoch), known: true, trouble: errDown},
+			object: sealed, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true, err: errDown},
 			conditions: "Ready=True/Sealed Reconciling=True/VaultUnavailable", observed: 1, version: 1, key: "key", rotation: true,
 		},
 		"refused from the start": {
-			object: unseen, saw: outcome{known: true, refused: errRefused},
+			object: unseen, saw: outcome{entryKnown: true, specRefused: errRefused},
 			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2,
 			message: "the values do not open",
 		},
 		"refused while a version serves": {
-			object: sealed, saw: outcome{owned: ownedAt(1, epoch), known: true, refused: errRefused},
+			object: sealed, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true, specRefused: errRefused},
 			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2, version: 1, key: "key", rotation: true,
 		},
 		"refused and the version cannot be rotated": {
-			object: sealed, saw: outcome{owned: ownedAt(1, epoch), known: true, refused: errRefused, trouble: errDown},
+			object: sealed, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true, specRefused: errRefused, err: errDown},
 			conditions: "Ready=False/InvalidSealed Reconciling=True/VaultUnavailable Stalled=True/InvalidSealed",
 			observed:   2, version: 1, key: "key", rotation: true,
 		},
 		"refused and the entry is gone": {
-			object: sealed, saw: outcome{owned: missing, known: true, refused: errRefused},
+			object: sealed, saw: outcome{owned: missing, entryKnown: true, specRefused: errRefused},
 			conditions: "Ready=False/InvalidSealed Stalled=True/InvalidSealed", observed: 2, version: 1, key: "key",
 		},
 		"suspended": {
-			object: suspended, saw: outcome{owned: ownedAt(1, epoch), known: true, current: true},
+			object: suspended, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true},
 			conditions: "Ready=True/Suspended", observed: 2, version: 1, key: "key",
 			message: "suspended: nothing is sealed or rotated; version 1 is served until 2026-05-30T12:00:00Z",
 		},
 		"suspended with another spec than is served": {
-			object: suspended, saw: outcome{owned: ownedAt(1, epoch), known: true},
+			object: suspended, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true},
 			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "key",
 		},
 		"suspended and the entry is gone": {
-			object: suspended, saw: outcome{owned: missing, known: true},
+			object: suspended, saw: outcome{owned: missing, entryKnown: true},
 			conditions: "Ready=False/Suspended", observed: 2, version: 1, key: "key", message: "nothing is served",
 		},
 		"suspended until the version expired": {
-			object: suspended, saw: outcome{owned: ownedAt(1, epoch), known: true, current: true}, now: epoch.Add(90 * day),
+			object: suspended, saw: outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true}, now: epoch.Add(90 * day),
 			conditions: "Ready=False/Suspended Expiring=True/Expired", observed: 2, version: 1, key: "key", message: "nothing is served",
 		},
 		"suspended before anything was sealed": {
-			object: suspended, saw: outcome{known: true},
+			object: suspended, saw: outcome{entryKnown: true},
 			conditions: "Ready=False/Suspended", observed: 2, message: "nothing is served",
 		},
 		"deleted while the vault does not answer": {
-			object: deleted, saw: outcome{trouble: errDown},
+			object: deleted, saw: outcome{err: errDown},
 			conditions: "Ready=True/Sealed Reconciling=True/Deleting", observed: 1, version: 1, key: "key", rotation: true,
 			message: "annotate it with latticekeep.dev/abandon=true",
 		},
@@ -192,13 +192,13 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 
 func TestTransitionTimeMovesWithTheStatusOfACondition(t *testing.T) {
 	sc := new(v1alpha1.SealedCredential)
-	good := outcome{owned: ownedAt(1, epoch), known: true, current: true}
-	bad := outcome{owned: ownedAt(1, epoch), known: true, refused: errRefused}
+	good := outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true}
+	bad := outcome{owned: ownedAt(1, epoch), entryKnown: true, specRefused: errRefused}
 	for i, step := range []struct {
 		saw   outcome
 		since int // the step that made Ready what it is
 	}{
-		{good, 0}, {good, 0}, {outcome{trouble: errDown}, 0}, {bad, 3}, {bad, 3}, {good, 5},
+		{good, 0}, {good, 0}, {outcome{err: errDown}, 0}, {bad, 3}, {bad, 3}, {good, 5},
 	} {
 		at := epoch.Add(time.Duration(i) * time.Minute)
 		sc.Generation++
@@ -207,7 +207,7 @@ func TestTransitionTimeMovesWithTheStatusOfACondition(t *testing.T) {
 		if want := epoch.Add(time.Duration(step.since) * time.Minute); !ready.LastTransitionTime.Time.Equal(want) {
 			t.Errorf("step %d: Ready is %s since %v, want %v", i, ready.Status, ready.LastTransitionTime, want)
 		}
-		if stalled := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled); (stalled != nil) != (step.saw.refused != nil) {
+		if stalled := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled); (stalled != nil) != (step.saw.specRefused != nil) {
 			t.Errorf("step %d: Stalled is %v", i, stalled)
 		}
 	}

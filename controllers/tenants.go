@@ -16,9 +16,9 @@ import (
 )
 
 // tenants finds the tenant of a namespace. A namespace that is made again under an old name is another tenant, so what
-// the cache says of a name may be of the past: only [tenants.of] decides where something new goes.
+// the cache says of a name may be of the past: only [tenants.source] decides where something new goes.
 type tenants struct {
-	known    client.Reader // metadata of all namespaces
+	cache    client.Reader // metadata of all namespaces
 	live     client.Reader // asks the API server
 	identity *identity.Service
 	cluster  string // UID of the cluster
@@ -32,9 +32,9 @@ type apiError struct{ error }
 
 func (e apiError) Unwrap() error { return e.error }
 
-// cached returns the tenant of the namespace as far as is known without asking.
-func (t *tenants) cached(ctx context.Context, namespace string) (authz.TenantID, bool) {
-	m, err := readNamespace(ctx, t.known, namespace)
+// fromCache returns the tenant of the namespace as far as is known without asking.
+func (t *tenants) fromCache(ctx context.Context, namespace string) (authz.TenantID, bool) {
+	m, err := readNamespace(ctx, t.cache, namespace)
 	if err != nil || !m.DeletionTimestamp.IsZero() {
 		return "", false
 	}
@@ -42,9 +42,9 @@ func (t *tenants) cached(ctx context.Context, namespace string) (authz.TenantID,
 	return tenant, err == nil && tenant != ""
 }
 
-// of returns the tenant of the namespace as it is now, in order to make something; errTerminating when it is too late for
+// current returns the tenant of the namespace as it is now, in order to make something; errTerminating when it is too late for
 // that. Trouble with the API server is an apiError.
-func (t *tenants) of(ctx context.Context, namespace string) (authz.TenantID, error) {
+func (t *tenants) current(ctx context.Context, namespace string) (authz.TenantID, error) {
 	m, err := readNamespace(ctx, t.live, namespace)
 	switch {
 	case err != nil:
@@ -52,19 +52,19 @@ func (t *tenants) of(ctx context.Context, namespace string) (authz.TenantID, err
 	case !m.DeletionTimestamp.IsZero():
 		return "", errTerminating
 	}
-	return t.tenant(ctx, m.UID)
+	return t.byUID(ctx, m.UID)
 }
 
-// leaving is of for what is going away, as its namespace may be.
-func (t *tenants) leaving(ctx context.Context, namespace string) (authz.TenantID, error) {
+// ofDeleted is of for what is going away, as its namespace may be.
+func (t *tenants) ofDeleted(ctx context.Context, namespace string) (authz.TenantID, error) {
 	m, err := readNamespace(ctx, t.live, namespace)
 	if err != nil {
 		return "", apiError{fmt.Errorf("reading namespace: %w", err)}
 	}
-	return t.tenant(ctx, m.UID)
+	return t.byUID(ctx, m.UID)
 }
 
-func (t *tenants) tenant(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
+func (t *tenants) byUID(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
 	tenant, err := t.identity.NamespaceTenant(ctx, t.cluster, string(namespace))
 	if err != nil {
 		return "", fmt.Errorf("finding tenant of namespace: %w", err)

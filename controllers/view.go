@@ -17,20 +17,20 @@ import (
 
 // View shows people the objects of their namespaces as the operator knows them. The zero View is for [Options]; it lives
 // longer than one [Run], and looks at the cache of the one that runs, whether that works or waits for the Lease.
-type View struct{ of atomic.Pointer[viewed] }
+type View struct{ source atomic.Pointer[viewSource] }
 
-// viewed is what a View looks at.
-type viewed struct {
-	cached  client.Reader
-	synced  func() bool
-	tenants *tenants
-	named   map[string]authz.TenantID // namespaces that the configuration names
+// viewSource is what a View looks at.
+type viewSource struct {
+	cached     client.Reader
+	synced     func() bool
+	tenants    *tenants
+	configured map[string]authz.TenantID // namespaces that the configuration names
 }
 
-// watch has a View look there from now on; nil for nowhere.
-func (v *View) watch(there *viewed) {
+// use has a View look there from now on; nil for nowhere.
+func (v *View) use(there *viewSource) {
 	if v != nil {
-		v.of.Store(there)
+		v.source.Store(there)
 	}
 }
 
@@ -38,12 +38,12 @@ func (v *View) watch(there *viewed) {
 // name. They are the cache's and must not be changed. A namespace that was made again since under its name is another
 // tenant's. Error: fault.Unavailable while the operator does not know all objects.
 func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error) {
-	there := v.of.Load()
+	there := v.source.Load()
 	if there == nil || !there.synced() {
 		return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errNotRunning)
 	}
 	var all []v1alpha1.SealedCredential
-	for namespace, of := range there.named {
+	for namespace, of := range there.configured {
 		if of != tenant {
 			continue
 		}

@@ -27,8 +27,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// coalesce is how long a restart waits for further values: those that change together restart a workload once.
-const coalesce = 10 * time.Second
+// coalesceDelay is how long a restart waits for further values: those that change together restart a workload once.
+const coalesceDelay = 10 * time.Second
 
 // maxNames is how many objects a workload may name.
 const maxNames = 64
@@ -40,12 +40,12 @@ const maxNames = 64
 // The annotation follows from the objects, so a restart that was cut off is made later, and none is made twice. A
 // workload that names an object for the first time is restarted once, since nobody knows which values it runs with.
 type restarter struct {
-	client client.Client // reads metadata and SealedCredentials from the cache
-	live   client.Reader // asks the API server
-	events events.EventRecorder
-	kind   string
-	due    *schedule
-	now    func() time.Time
+	client   client.Client // reads metadata and SealedCredentials from the cache
+	live     client.Reader // asks the API server
+	events   events.EventRecorder
+	kind     string
+	schedule *schedule
+	now      func() time.Time
 }
 
 // addWorkloads restarts Deployments, StatefulSets and DaemonSets.
@@ -53,19 +53,19 @@ func addWorkloads(mgr manager.Manager, o Options) error {
 	for _, kind := range []string{"Deployment", "StatefulSet", "DaemonSet"} {
 		r := &restarter{
 			client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-			kind: kind, due: newSchedule(o.Now), now: o.Now,
+			kind: kind, schedule: newSchedule(o.Now), now: o.Now,
 		}
 		asks := predicate.NewPredicateFuncs(func(w client.Object) bool { return w.GetAnnotations()[v1alpha1.AnnotationRestartOn] != "" })
 		err := builder.ControllerManagedBy(mgr).
 			Named("restart-"+strings.ToLower(kind)).
-			WatchesMetadata(r.metadata(), later{r}, builder.WithPredicates(asks, predicate.AnnotationChangedPredicate{})).
+			WatchesMetadata(r.newMetadata(), delayedHandler{r}, builder.WithPredicates(asks, predicate.AnnotationChangedPredicate{})).
 			Watches(&v1alpha1.SealedCredential{}, handler.Funcs{
 				UpdateFunc: func(ctx context.Context, e event.UpdateEvent, _ workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-					r.valuesOf(ctx, e.ObjectNew)
+					r.enqueueNaming(ctx, e.ObjectNew)
 				},
 			}).
-			WatchesRawSource(r.due).
-			WithOptions(controller.Options{RateLimiter: retries()}).
+			WatchesRawSource(r.schedule).
+			WithOptions(controller.Options{RateLimiter: newRateLimiter()}).
 			Complete(r)
 		if err != nil {
 			return err
@@ -74,35 +74,37 @@ func addWorkloads(mgr manager.Manager, o Options) error {
 	return nil
 }
 
-func (r *restarter) metadata() *metav1.PartialObjectMetadata {
+func (r *restarter) newMetadata() *metav1.PartialObjectMetadata {
 	m := new(metav1.PartialObjectMetadata)
 	m.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind(r.kind))
 	return m
 }
 
-// later has a workload looked at once the values that change with it have changed.
-type later struct{ r *restarter }
+// delayedHandler has a workload looked at once the values that change with it have changed.
+type delayedHandler struct{ r *restarter }
 
-func (l later) set(o client.Object) {
-	l.r.due.Advance(client.ObjectKeyFromObject(o), l.r.now().Add(coalesce))
+func (l delayedHandler) enqueue(o client.Object) {
+	l.r.schedule.Advance(client.ObjectKeyFromObject(o), l.r.now().Add(coalesceDelay))
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
 // Create implements handler.EventHandler.
-func (l later) Create(_ context.Context, e event.CreateEvent, _ queue) { l.set(e.Object) }
+func (l delayedHandler) Create(_ context.Context, e event.CreateEvent, _ queue) { l.enqueue(e.Object) }
 
 // Update implements handler.EventHandler.
-func (l later) Update(_ context.Context, e event.UpdateEvent, _ queue) { l.set(e.ObjectNew) }
+func (l delayedHandler) Update(_ context.Context, e event.UpdateEvent, _ queue) {
+	l.enqueue(e.ObjectNew)
+}
 
 // Delete implements handler.EventHandler.
-func (l later) Delete(context.Context, event.DeleteEvent, queue) {}
+func (l delayedHandler) Delete(context.Context, event.DeleteEvent, queue) {}
 
 // Generic implements handler.EventHandler.
-func (l later) Generic(context.Context, event.GenericEvent, queue) {}
+func (l delayedHandler) Generic(context.Context, event.GenericEvent, queue) {}
 
-// valuesOf has the workloads looked at that name an object.
-func (r *restarter) valuesOf(ctx context.Context, sc client.Object) {
+// enqueueNaming has the workloads looked at that name an object.
+func (r *restarter) enqueueNaming(ctx context.Context, sc client.Object) {
 	list := new(metav1.PartialObjectMetadataList)
 	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind(r.kind + "List"))
 	if err := r.client.List(ctx, list, client.InNamespace(sc.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
@@ -110,14 +112,14 @@ func (r *restarter) valuesOf(ctx context.Context, sc client.Object) {
 		return
 	}
 	for i := range list.Items {
-		if slices.Contains(named(&list.Items[i]), sc.GetName()) {
-			later{r}.set(&list.Items[i])
+		if slices.Contains(namedObjects(&list.Items[i]), sc.GetName()) {
+			delayedHandler{r}.enqueue(&list.Items[i])
 		}
 	}
 }
 
-// named returns the objects that a workload names, sorted.
-func named(workload client.Object) []string {
+// namedObjects returns the objects that a workload names, sorted.
+func namedObjects(workload client.Object) []string {
 	var names []string
 	for name := range strings.SplitSeq(workload.GetAnnotations()[v1alpha1.AnnotationRestartOn], ",") {
 		if name = strings.TrimSpace(name); name != "" && len(names) < maxNames {
@@ -130,15 +132,15 @@ func named(workload client.Object) []string {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *restarter) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	known := r.metadata()
+	known := r.newMetadata()
 	if err := r.client.Get(ctx, req.NamespacedName, known); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	names := named(known)
+	names := namedObjects(known)
 	if len(names) == 0 || !known.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	workload, template := r.typed()
+	workload, template := r.newWorkload()
 	if err := r.live.Get(ctx, req.NamespacedName, workload); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -147,7 +149,7 @@ func (r *restarter) Reconcile(ctx context.Context, req reconcile.Request) (recon
 			v1alpha1.AnnotationRestartOn, maxNames)
 	}
 	was := template.Annotations[v1alpha1.AnnotationValues]
-	is, changed, err := r.values(ctx, req.Namespace, names, was)
+	is, changed, err := r.valuesAnnotation(ctx, req.Namespace, names, was)
 	if err != nil || !changed {
 		return reconcile.Result{}, err
 	}
@@ -159,7 +161,7 @@ func (r *restarter) Reconcile(ctx context.Context, req reconcile.Request) (recon
 	err = r.client.Patch(ctx, workload, changes(before), client.FieldOwner(operatorName))
 	switch {
 	case apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: again}, nil
+		return reconcile.Result{RequeueAfter: afterConflict}, nil
 	case apierrors.IsNotFound(err):
 		return reconcile.Result{}, nil
 	case err != nil:
@@ -171,8 +173,8 @@ func (r *restarter) Reconcile(ctx context.Context, req reconcile.Request) (recon
 	return reconcile.Result{}, nil
 }
 
-// typed returns an empty workload of the kind, and its pod template.
-func (r *restarter) typed() (client.Object, *corev1.PodTemplateSpec) {
+// newWorkload returns an empty workload of the kind, and its pod template.
+func (r *restarter) newWorkload() (client.Object, *corev1.PodTemplateSpec) {
 	switch r.kind {
 	case "StatefulSet":
 		w := new(appsv1.StatefulSet)
@@ -186,10 +188,10 @@ func (r *restarter) typed() (client.Object, *corev1.PodTemplateSpec) {
 	}
 }
 
-// values returns, for each object that is named, since when its values are what they are: as name=time, with commas; and
+// valuesAnnotation returns, for each object that is named, since when its values are what they are: as name=time, with commas; and
 // whether that differs from was for any of them. While the target Secret of an object does not hold them yet, it is as it
 // was. A name that is left out changes nothing.
-func (r *restarter) values(ctx context.Context, namespace string, names []string, was string) (is string, changed bool, err error) {
+func (r *restarter) valuesAnnotation(ctx context.Context, namespace string, names []string, was string) (is string, changed bool, err error) {
 	former := make(map[string]string)
 	for pair := range strings.SplitSeq(was, ",") {
 		name, at, _ := strings.Cut(pair, "=")

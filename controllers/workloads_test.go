@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	restartOn = "latticekeep.dev/restart-on"
-	runsWith  = "latticekeep.dev/values"
-	coalesce  = 10 * time.Second
+	restartOn     = "latticekeep.dev/restart-on"
+	runsWith      = "latticekeep.dev/values"
+	coalesceDelay = 10 * time.Second
 )
 
 // workload returns a workload that names objects, and its pod template.
@@ -94,7 +94,7 @@ func (w *world) run(kind, namespace, name string, names ...string) *running {
 func (w *world) awaitRestart(r *running, want string) {
 	w.t.Helper()
 	r.restarts++
-	w.wire.calls.await(w.t, patchOf(r.Object), r.restarts, func() { w.clock.Advance(coalesce) })
+	w.wire.calls.await(w.t, patchOf(r.Object), r.restarts, func() { w.clock.Advance(coalesceDelay) })
 	for r.template.Annotations[runsWith] != want { // the call has been made, and will have been answered
 		must(w.t, w.t.Context().Err())
 		must(w.t, w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(r.Object), r.Object))
@@ -179,7 +179,7 @@ func (w *world) testRestart(t *testing.T) {
 		one, two = w.renew(one, "token"), w.renew(two, "token")
 	}
 	w.settle(ns)
-	w.clock.Advance(coalesce)
+	w.clock.Advance(coalesceDelay)
 	for _, r := range all {
 		w.awaitRestart(r, since(one, two))
 	}
@@ -208,7 +208,7 @@ func (w *world) testRestart(t *testing.T) {
 	w.clock.Advance(time.Second)
 	one = w.renew(one, "token")
 	w.settle(ns)
-	w.clock.Advance(coalesce)
+	w.clock.Advance(coalesceDelay)
 	w.awaitRestart(last, since(one))
 	w.awaitRestart(all[1], since(one, two))
 	w.awaitRestart(all[2], since(one, two))
@@ -226,7 +226,7 @@ func (w *world) testRestart(t *testing.T) {
 	w.clock.Advance(2 * time.Minute)
 	late = w.awaitReady(late, 1)
 	w.settle(ns)
-	w.clock.Advance(coalesce)
+	w.clock.Advance(coalesceDelay)
 	w.awaitRestart(waiting, since(late))
 
 	// The operator is ended before and after the patch: there is one restart all the same.
@@ -238,7 +238,7 @@ func (w *world) testRestart(t *testing.T) {
 		cut := newCrash(4, after) // entry, Secret, status, workload
 		w.start(cut)
 		late = w.awaitReady(late, late.Status.Version+1)
-		w.clock.Advance(coalesce)
+		w.clock.Advance(coalesceDelay)
 		select {
 		case <-cut.ended:
 		case <-time.After(patience):
@@ -247,7 +247,7 @@ func (w *world) testRestart(t *testing.T) {
 		w.halt()
 		looked := w.wire.calls.of(lookOf(waiting.Object))
 		w.start(nil)
-		w.wire.calls.await(t, lookOf(waiting.Object), looked+1, func() { w.clock.Advance(coalesce) })
+		w.wire.calls.await(t, lookOf(waiting.Object), looked+1, func() { w.clock.Advance(coalesceDelay) })
 		w.awaitRestart(waiting, since(late))
 	}
 	w.halt()
