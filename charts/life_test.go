@@ -52,7 +52,7 @@ func TestEverythingWorksWithTheGrantedRightsAndEachOfThemIsUsed(t *testing.T) {
 		recipient := strings.TrimSpace(l.latticekeep("backup", "keygen", "--output", filepath.Join(l.dir, "backup.identity")))
 		l.latticekeep("backup", "--url", l.url, "--recipient", recipient, "--output", filepath.Join(l.dir, "backup"))
 	})
-	l.part("manifests of docs/operations.md", l.documented)
+	l.part("manifests of the documentation", l.documented)
 	l.step("helm test", func() { l.finish(l.start("Pod", "latticekeep-test")) })
 
 	l.part("exploits with the webhook", func() { l.exploits(former, true) })
@@ -398,7 +398,8 @@ func (l *life) uninstall(server *pod) {
 // documented has the API server judge what the manual tells people to apply, without a warning; their claims are those of the chart.
 func (l *life) documented() {
 	l.kubectl("", "label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted")
-	manual, claims := readFile(l.t, "../docs/operations.md"), make(map[string]bool)
+	manual := readFile(l.t, "../docs/get-started/workload.md") + readFile(l.t, "../docs/guides/backup.md")
+	claims := make(map[string]bool)
 	for _, c := range field(l.t, find(l.all, "StatefulSet", "latticekeep"), "spec", "volumeClaimTemplates").([]any) {
 		claims[c.(map[string]any)["metadata"].(map[string]any)["name"].(string)+"-latticekeep-0"] = true
 	}

@@ -12,16 +12,16 @@ import (
 	"testing"
 )
 
-// section returns a section of docs/operations.md.
+// section returns a section of docs/reference/status.md.
 func section(t *testing.T, title string) string {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/operations.md")
+	doc, err := os.ReadFile("../../docs/reference/status.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, text, found := strings.Cut(string(doc), "\n## "+title+"\n")
 	if !found {
-		t.Fatalf("docs/operations.md has no section %q", title)
+		t.Fatalf("docs/reference/status.md has no section %q", title)
 	}
 	text, _, _ = strings.Cut(text, "\n## ")
 	return text
@@ -59,7 +59,7 @@ func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
 	// A condition is in the first cell of a row, a reason in the second.
 	documented := map[string]map[string]bool{"Condition": {}, "Reason": {}}
 	quoted := regexp.MustCompile("`(\\w+)`")
-	for line := range strings.Lines(section(t, "What an object says")) {
+	for line := range strings.Lines(section(t, "Conditions")) {
 		if cells := strings.Split(line, "|"); len(cells) == 6 {
 			for i, kind := range []string{"Condition", "Reason"} {
 				for _, name := range quoted.FindAllStringSubmatch(cells[i+1], -1) {
@@ -82,7 +82,7 @@ func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
 					}
 					found++
 					if value := literal(spec.Values[i]); !rows[value] {
-						t.Errorf("%s: no row of docs/operations.md has %q as its %s", name.Name, value, strings.ToLower(kind))
+						t.Errorf("%s: no row of docs/reference/status.md has %q as its %s", name.Name, value, strings.ToLower(kind))
 					}
 				}
 			}
@@ -142,7 +142,7 @@ func eventReasons(file *ast.File) map[string]bool {
 func TestEveryEventIsDocumented(t *testing.T) {
 	rows := make(map[string]bool)
 	quoted := regexp.MustCompile("`(\\w+)`")
-	for line := range strings.Lines(section(t, "What an object says")) {
+	for line := range strings.Lines(section(t, "Events")) {
 		if cells := strings.Split(line, "|"); len(cells) == 4 {
 			for _, name := range quoted.FindAllStringSubmatch(cells[1], -1) {
 				rows[name[1]] = true
@@ -164,12 +164,12 @@ func TestEveryEventIsDocumented(t *testing.T) {
 	delete(found, "TargetUpdated")
 	for reason := range found {
 		if !rows[reason] {
-			t.Errorf("the event %s has no row in docs/operations.md", reason)
+			t.Errorf("the event %s has no row in docs/reference/status.md", reason)
 		}
 	}
 	for _, condition := range []string{"Stalled", "Expiring", "ValuesStale"} {
 		if !rows[condition] {
-			t.Errorf("the event of the condition %s has no row in docs/operations.md", condition)
+			t.Errorf("the event of the condition %s has no row in docs/reference/status.md", condition)
 		}
 	}
 }

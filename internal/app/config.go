@@ -29,7 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// Settings of a production server. [Load] reads them; docs/operations.md tells
+// Settings of a production server. [Load] reads them; docs/reference/configuration.md tells
 // of every key. Secrets are in files that the settings name.
 type Settings struct {
 	Listen    string `yaml:"listen"`    // address; default DefaultListen

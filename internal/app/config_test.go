@@ -363,7 +363,7 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 }
 
 func TestEveryKeyIsDocumentedWithItsVariable(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/operations.md")
+	doc, err := os.ReadFile("../../docs/reference/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -127,13 +127,13 @@ func TestAProductionServerIsOperatedInItsCluster(t *testing.T) {
 			t.Errorf("%d times %q", n, want)
 		}
 	}
-	doc, err := os.ReadFile("../../docs/operations.md")
+	doc, err := os.ReadFile("../../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range regexp.MustCompile(`(?m)^# HELP (latticekeep_\w+)`).FindAllStringSubmatch(metrics, -1) {
 		if !strings.Contains(string(doc), "\n| `"+m[1]) {
-			t.Errorf("%s has no row in docs/operations.md", m[1])
+			t.Errorf("%s has no row in docs/reference/metrics.md", m[1])
 		}
 	}
 	stop()

@@ -9,24 +9,32 @@ import (
 	"testing"
 )
 
-// What the README tells people to paste after `make run` works: every line of
-// its tour, with an error for every status that is none of success.
-func TestTheTourOfTheREADMEWorks(t *testing.T) {
-	curl, err := exec.LookPath("curl")
-	if err != nil {
-		t.Skip("curl is not on the PATH, and the tour is made of it")
-	}
-	readme, err := os.ReadFile("../../README.md")
+// pasted returns the commands below a heading of a page, without their first line, which is to begin with first.
+func pasted(t *testing.T, page, heading, first string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, tour, found := strings.Cut(string(readme), "## A tour of the API")
-	_, tour, _ = strings.Cut(tour, "```\n")
-	tour, _, ended := strings.Cut(tour, "\n```")
-	first, tour, _ := strings.Cut(tour, "\n")
-	if !found || !ended || !strings.HasPrefix(first, "export BASE=") {
-		t.Fatal("the README has no tour that begins with an export")
+	_, block, found := strings.Cut(string(text), "\n"+heading+"\n")
+	_, block, _ = strings.Cut(block, "```sh\n")
+	block, _, ended := strings.Cut(block, "\n```")
+	line, rest, _ := strings.Cut(block, "\n")
+	if !found || !ended || !strings.HasPrefix(line, first) {
+		t.Fatalf("%s has no commands below %q that begin with %q", page, heading, first)
 	}
+	return rest
+}
+
+// The commands that README.md and docs/get-started/rest.md tell people to paste after `make run` work:
+// every line, with an error for every status other than success.
+func TestTheToursOfTheDocumentationWork(t *testing.T) {
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		t.Skip("curl is not on the PATH, and the tours use it")
+	}
+	tour := pasted(t, "README.md", "### With REST", "export BASE=") + "\n" +
+		pasted(t, "docs/get-started/rest.md", "## A tour of the API", "export BASE=")
 
 	server := start(t, t.TempDir())
 	defer server.end()

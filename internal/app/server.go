@@ -58,7 +58,7 @@ kubeconfig or the process runs in a pod with a ServiceAccount token. While the
 cluster does not answer, lacks the CRD or belongs to another deployment, the
 HTTP service runs alone and the operator is tried again.
 
---config runs a production server; docs/operations.md tells of every key.
+--config runs a production server; docs/reference/configuration.md lists every setting.
 Environment variables (LATTICEKEEP_DATA_DIR is dataDir) go before the file, and
 flags before both. On its first start it writes the system key to the file that
 systemKeyFile names. Once ready, one JSON line on stdout says base_url,

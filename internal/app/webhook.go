@@ -52,7 +52,7 @@ Certificate, key, CA and token are read again when their files change. While the
 waits for it and is not ready. --operations-listen serves /healthz, /readyz and /metrics in the clear.
 
 With --client-ca-file it serves nobody but an API server that shows a certificate of that authority, and of one of the
-names in --client-name; docs/operations.md says how an API server is told to.`,
+names in --client-name; docs/guides/admission.md says how an API server is told to.`,
 		Example: `  latticekeep webhook --url https://latticekeep.latticekeep-system.svc:8200 --ca-file /etc/latticekeep/ca/ca.crt \
     --token-file /var/run/secrets/latticekeep/token --cert-file tls.crt --key-file tls.key`,
 		Args: cobra.NoArgs,
