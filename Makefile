@@ -16,7 +16,7 @@ BENCHTIME ?= 3s
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
 
-MODULES := . hack/coredns hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/versitygw
+MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/versitygw
 
 .PHONY: help
 help: ## show this list
@@ -99,12 +99,20 @@ vendor-web: ## make the dashboard's vendored files anew from the versions pinned
 screenshots: chromium ## take the pictures of every page of the dashboard, docs/images
 	@exec hack/screenshots.sh
 
+.PHONY: docs-tools
+docs-tools:
+	@go -C hack/docs build -o $(BIN)/tools/ tool
+
+.PHONY: docs
+docs: docs-tools ## build the documentation as a site into bin/site, and check its links
+	@BIN=$(BIN) hack/docs/build.sh
+
 .PHONY: lint-tools
 lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
 
 .PHONY: generate
-generate: tools helm ## regenerate types, clients and routes from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart
+generate: tools helm ## regenerate types, clients and routes from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart; pages of docs/reference
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/oapi-codegen.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/routes.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v2/oapi-codegen.yaml api/openapi/v2.yaml
@@ -113,6 +121,7 @@ generate: tools helm ## regenerate types, clients and routes from the contracts;
 	$(BIN)/tools/controller-gen crd paths=./api/... output:crd:dir=config/crd/bases
 	$(BIN)/tools/controller-gen rbac:roleName=latticekeep-operator paths=./controllers/... output:rbac:dir=config/rbac
 	BIN=$(BIN) hack/render-chart.sh
+	go run -trimpath ./hack/reference docs/reference
 
 .PHONY: verify
 verify: tools helm lint-tools ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/app"
+)
+
+const commandsHead = `One program has all commands. ` + "`--help`" + ` after any of them prints what stands here. Flags of a command such as
+` + "`latticekeep audit`" + ` count for the commands below it, too. Exit status 0 means success; everything else is an error with its
+reason on stderr.
+
+`
+
+// commands describes every command with its usage, help, examples and flags.
+func commands() (string, error) {
+	var b strings.Builder
+	b.WriteString(commandsHead)
+	root := app.Command()
+	describe(&b, root)
+	return strings.TrimRight(b.String(), "\n") + "\n", nil
+}
+
+// describe writes a command and those below it. The flags that a group gives to all its commands stand with the group.
+func describe(b *strings.Builder, cmd *cobra.Command) {
+	if depth := strings.Count(cmd.CommandPath(), " "); depth > 0 {
+		b.WriteString(strings.Repeat("#", min(depth, 3)+1) + " " + cmd.CommandPath() + "\n\n" + cmd.Short + ".\n\n")
+		if cmd.Runnable() {
+			b.WriteString("```text\n" + cmd.UseLine() + "\n```\n\n")
+		}
+		if cmd.Long != "" && cmd.Long != cmd.Short {
+			paragraphs(b, cmd.Long)
+		}
+		if cmd.HasExample() {
+			b.WriteString("```sh\n" + unindent(cmd.Example) + "\n```\n\n")
+		}
+		if flags := strings.TrimRight(cmd.NonInheritedFlags().FlagUsagesWrapped(110), "\n"); flags != "" {
+			b.WriteString("```text\n" + flags + "\n```\n\n")
+		}
+	}
+	for _, child := range cmd.Commands() {
+		if child.IsAvailableCommand() && child.Name() != "help" && child.Name() != "completion" {
+			describe(b, child)
+		}
+	}
+}
+
+// paragraphs writes help text as Markdown: lists and tables, which are indented, as they are.
+func paragraphs(b *strings.Builder, text string) {
+	for part := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
+		if strings.HasPrefix(part, " ") || strings.Contains(part, "\n ") {
+			part = "```text\n" + part + "\n```"
+		} else {
+			part = strings.ReplaceAll(part, "<", `\<`)
+		}
+		b.WriteString(part + "\n\n")
+	}
+}
+
+func unindent(text string) string {
+	lines := strings.Split(strings.Trim(text, "\n"), "\n")
+	for i, l := range lines {
+		lines[i] = strings.TrimPrefix(l, "  ")
+	}
+	return strings.Join(lines, "\n")
+}
