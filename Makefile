@@ -6,7 +6,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# Nothing here needs C: without it the program is static, and build and tests share one compile.
+# Only the race detector needs C: without it the program is static, and build and tests share one compile.
 export CGO_ENABLED := 0
 
 BIN := $(CURDIR)/bin
@@ -30,11 +30,32 @@ build: ## compile bin/latticekeep
 run: build ## run the service on the embedded store, keeping its data in DATA_DIR (.latticekeep)
 	@exec $(BIN)/latticekeep server --dev --data-dir $(DATA_DIR)
 
-.PHONY: test
-test: control-plane helm versitygw poppler postgres strace chromium ## run all tests, a real kube-apiserver included
+.PHONY: test-unit
+test-unit: ## run the tests that need nothing but Go: a minute and a half on two cores once compiled
+	go test -short ./...
+
+.PHONY: deps
+deps: control-plane helm versitygw poppler postgres strace chromium ## compile and install what `make test` needs beside Go (as root: Debian packages)
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
+
+# Packages whose goroutines share state. The stores run whole, since -short leaves PostgreSQL out.
+RACE := ./internal/audit/... ./internal/vault/... ./internal/keyring/... ./internal/identity/... ./internal/quota/... ./internal/transit/... ./server/gate/...
+
+.PHONY: test
+test: deps ## install what the tests need, run all of them, a real kube-apiserver included, then the race detector where state is shared
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
-	@exec $(BIN)/tools/gotest -timeout $(TEST_TIMEOUT) ./...
+	@$(BIN)/tools/gotest -timeout $(TEST_TIMEOUT) ./...
+	CGO_ENABLED=1 $(BIN)/tools/gotest -race -short -timeout $(TEST_TIMEOUT) $(RACE)
+	CGO_ENABLED=1 $(BIN)/tools/gotest -race -timeout $(TEST_TIMEOUT) ./internal/store/...
+
+.PHONY: test-race
+test-race: helm versitygw poppler postgres strace chromium ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
+	@go build -o $(BIN)/tools/gotest ./hack/gotest
+	@CGO_ENABLED=1 exec $(BIN)/tools/gotest -race -timeout 60m ./...
+
+.PHONY: vuln
+vuln: lint-tools ## check the dependencies against Go's vulnerability database, or say that it cannot be reached
+	@hack/vuln.sh
 
 .PHONY: cluster
 cluster: build control-plane ## run a local control plane with the operator, prove the main job on it, stay up until interrupted

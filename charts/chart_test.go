@@ -25,6 +25,9 @@ const namespace = "latticekeep-system"
 // helmTemplate returns what the chart makes of the values, given as flags of helm, or its refusal.
 func helmTemplate(t *testing.T, flags ...string) (string, error) {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: needs helm")
+	}
 	helm, err := filepath.Abs("../bin/tools/helm")
 	if err != nil {
 		t.Fatal(err)

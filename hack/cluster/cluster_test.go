@@ -12,6 +12,9 @@ import (
 
 // The same steps as `make cluster`, up to where that waits for an interrupt.
 func TestClusterProvesTheMainJob(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: builds the program and needs a Kubernetes control plane")
+	}
 	t.Chdir(filepath.Join("..", ".."))
 	binary := filepath.Join(t.TempDir(), "latticekeep")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput(); err != nil {

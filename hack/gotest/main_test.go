@@ -19,6 +19,9 @@ func TestMain2(t *testing.T) { t.Run("inner", func(t *testing.T) { FAIL }) }
 `
 
 func TestSkippedTestsAreToldWithTheirReason(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: builds and runs tests of its own")
+	}
 	for name, c := range map[string]struct {
 		inner       string
 		status      int

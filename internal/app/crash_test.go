@@ -74,6 +74,9 @@ type acknowledged struct {
 
 // Promise 5: nothing acknowledged is lost by kill -9, and the chain is whole.
 func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: kills the program many times")
+	}
 	const kills = 50
 	program := filepath.Join(t.TempDir(), "latticekeep") // under this name the test binary is the program
 	self, err := os.Executable()

@@ -298,6 +298,9 @@ func copyFile(from, to string) error {
 }
 
 func TestAMoveThatIsKilledGoesOn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: kills the program many times")
+	}
 	c := newCustodian(t, 30)
 	must(t, kms.CreateLocal(c.keyFile("b")))
 	const kills = 8

@@ -202,6 +202,9 @@ func logs(t *testing.T) map[string]*builtLog {
 }
 
 func TestTwoImplementationsAgreeOnLogsThatHold(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: runs Python on whole logs")
+	}
 	b := newBoth(t)
 	for name, l := range logs(t) {
 		lines := l.export(0)
@@ -241,6 +244,9 @@ func TestTwoImplementationsAgreeOnLogsThatHold(t *testing.T) {
 }
 
 func TestTwoImplementationsAgreeOnTheFirstBadSequence(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: runs Python on hundreds of damaged logs")
+	}
 	b := newBoth(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, l := range logs(t) {

@@ -63,6 +63,10 @@ func contains(name, text string) bool {
 const arabic, bidi = "\u0645\u0641\u062a\u0627\u062d \u0627\u0644\u062f\u0641\u0639", "pay\u202egnihton"
 
 func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
+	limits := []int{0, 1, 3, 100}
+	if testing.Short() {
+		limits = []int{3}
+	}
 	f := newFixture(t, time.Minute)
 	names := []string{
 		"payments", "PAYMENTS-eu", "Straße", "STRASSE", "Jürgen Müller", "JÜRGEN", "Ångström", arabic, bidi, "<script>alert(1)</script>",
@@ -101,7 +105,7 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 			}
 		}
 		slices.Sort(want)
-		for _, limit := range []int{0, 1, 3, 100} {
+		for _, limit := range limits {
 			for _, left := range []readBudget{pageBudget(), {1, 1 << 20}, {30, 1 << 20}, {2500, 1}} {
 				f.vault.pageBudget = left
 				if got, _ := f.pages(f.a, ListQuery{Filter: filter, Limit: limit}); !slices.Equal(got, want) {

@@ -129,6 +129,9 @@ type tab struct {
 // skipped where Chromium is not installed.
 func newTab(t testing.TB, server string) *tab {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: needs Chromium")
+	}
 	browser, err := inBrowser()
 	if errors.Is(err, errNoChromium) {
 		t.Skip(err)

@@ -35,6 +35,9 @@ func start(t testing.TB) *program { t.Helper(); return startAt(t, 0) }
 // startAt is start with a clock that is ahead of the real one.
 func startAt(t testing.TB, ahead time.Duration) *program {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: needs Chromium")
+	}
 	if _, err := inBrowser(); errors.Is(err, errNoChromium) {
 		t.Skip(err)
 	}

@@ -72,6 +72,9 @@ type deployment struct {
 // where the data is.
 func newDeployment(t testing.TB) *deployment {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: kills and restarts the program for minutes")
+	}
 	d := &deployment{t: t, dir: t.TempDir(), shown: make(map[string]bool)}
 	d.program = d.path("bin/latticekeep")
 	must(t, os.Mkdir(d.path("bin"), 0o700))

@@ -161,6 +161,9 @@ func (s unreliable) Update(ctx context.Context, fn func(store.Tx) error) error {
 }
 
 func TestTheVaultIsLinearisable(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: checks long histories")
+	}
 	beside(t)
 	for _, failing := range []bool{false, true} {
 		t.Run(fmt.Sprintf("failing=%v", failing), func(t *testing.T) {
@@ -238,6 +241,9 @@ func (s forgetful) Update(ctx context.Context, fn func(store.Tx) error) error {
 
 // The judge of histories is of use only when it finds what is broken.
 func TestABrokenStoreIsFoundOut(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: checks long histories")
+	}
 	beside(t)
 	for name, change := range map[string]func(store.Database) store.Store{
 		"stale reads":       func(db store.Database) store.Store { return newStale(t, db) },

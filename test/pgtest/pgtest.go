@@ -62,9 +62,10 @@ type cluster struct {
 	done chan struct{} // closed when it has been reaped
 }
 
-// Start starts a server for the length of a test, which is skipped where PostgreSQL is not installed.
+// Start starts a server for the length of a test. It skips the test under -short and where PostgreSQL is not installed.
 func Start(t testing.TB) *Server {
 	t.Helper()
+	skipShort(t)
 	s, err := Run(t.Context())
 	check(t, err)
 	t.Cleanup(func() {
@@ -81,9 +82,17 @@ var shared = sync.OnceValues(func() (*Server, error) { return Run(context.Backgr
 // ends with the process; a test that kills, freezes or restarts one starts its own.
 func Shared(t testing.TB) *Server {
 	t.Helper()
+	skipShort(t)
 	s, err := shared()
 	check(t, err)
 	return &Server{cluster: s.cluster, url: s.temporary(t)}
+}
+
+func skipShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: needs PostgreSQL")
+	}
 }
 
 func check(t testing.TB, err error) {

@@ -35,10 +35,13 @@ type Server struct {
 	process        *kubetest.Process
 }
 
-// ForTest is a server for the length of a test, whose environment gets the credentials: the test cannot be parallel. Without the
-// binary the test fails, saying what to run.
+// ForTest starts a server for the length of a test. It sets the credentials in the environment, so the test cannot be parallel.
+// Under -short it skips the test. Without the binary it fails the test and says what to run.
 func ForTest(t testing.TB) *Server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: needs an S3 server")
+	}
 	s, err := Start(t.Context())
 	if err != nil {
 		t.Fatalf("starting an S3 server: %v", err)

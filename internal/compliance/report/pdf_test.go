@@ -174,6 +174,9 @@ func TestPDFNamesItsPages(t *testing.T) {
 // The same document is the same bytes, wherever, whenever and however often it
 // is rendered, and however far the log has grown since.
 func TestRenderingIsTheSameBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: renders every report twice")
+	}
 	local := time.Local
 	t.Cleanup(func() { time.Local = local })
 	for name, d := range documents() {

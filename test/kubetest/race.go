@@ -1,0 +1,5 @@
+//go:build race
+
+package kubetest
+
+const underRace = true
