@@ -92,6 +92,8 @@ var ours = map[string]string{
 		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/transit internal/vault server " +
 		"server/gate test/storetest",
+	"test/upgrade":      "",
+	"test/upgrade/make": "api/client api/openapi/v1 api/openapi/v2 test/kubetest test/upgrade",
 	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 test/pgtest test/kmstest test/kubetest internal/envelope internal/dualsig",
 	"hack/cluster":      "test/kubetest",
 	"hack/gotest":       "",

@@ -1,0 +1,379 @@
+package upgrade
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/app"
+)
+
+// fixture is an unpacked copy, which a test may change.
+type fixture struct {
+	dir   string
+	known Known
+}
+
+func unpack(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{dir: t.TempDir()}
+	text, err := os.ReadFile("testdata/known.json")
+	check(t, err, "reading what is known")
+	check(t, json.Unmarshal(text, &f.known), "reading what is known")
+	packed, err := os.Open("testdata/fixture.tar.gz")
+	check(t, err, "opening the fixture")
+	defer packed.Close()
+	zipped, err := gzip.NewReader(packed)
+	check(t, err, "opening the fixture")
+	for files := tar.NewReader(zipped); ; {
+		header, err := files.Next()
+		if errors.Is(err, io.EOF) {
+			return f
+		}
+		check(t, err, "unpacking the fixture")
+		path := f.path(header.Name)
+		check(t, os.MkdirAll(filepath.Dir(path), 0o700), "unpacking the fixture")
+		content, err := io.ReadAll(files)
+		check(t, err, "unpacking the fixture")
+		check(t, os.WriteFile(path, content, 0o600), "unpacking the fixture")
+	}
+}
+
+func (f *fixture) path(name string) string { return filepath.Join(f.dir, name) }
+
+func check(t *testing.T, err error, doing string) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", doing, err)
+	}
+}
+
+// run runs a command of the program, which has to succeed, and returns what it prints.
+func run(t *testing.T, args ...string) string {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := app.Command()
+	cmd.SetArgs(args)
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatalf("latticekeep %s: %v\n%s", strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return stdout.String()
+}
+
+// serve runs a production server on the data directory until the test ends or stop is called.
+func (f *fixture) serve(t *testing.T) (url string, stop func()) {
+	t.Helper()
+	// No setting here lets anything expire or rotate that the test asks for, whenever it runs.
+	config := fmt.Sprintf(`
+listen: 127.0.0.1:0
+publicURL: http://127.0.0.1:8200
+dataDir: %q
+systemKeyFile: %q
+kms: {url: "file://%s"}
+sealing: {keyLifetime: 0s}
+registration: {closed: true}
+audit:
+  anchor: {bucket: "file://%s"}
+  retention: {keep: 2000000h, archive: "file://%s"}
+`, f.path("data"), f.path("system.key"), f.path("keys/kms-2.key"), f.path("anchors"), f.path("archive"))
+	check(t, os.WriteFile(f.path("config.yaml"), []byte(config), 0o600), "writing the configuration")
+	ctx, cancel := context.WithCancel(t.Context())
+	stdout, line := io.Pipe()
+	var log bytes.Buffer
+	done := make(chan error, 1)
+	go func() {
+		cmd := app.Command()
+		cmd.SetArgs([]string{"server", "--config", f.path("config.yaml")})
+		cmd.SetOut(line)
+		cmd.SetErr(&log)
+		err := cmd.ExecuteContext(ctx)
+		line.CloseWithError(errors.Join(err, io.EOF))
+		done <- err
+	}()
+	stopped := false
+	stop = func() {
+		t.Helper()
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+		if t.Failed() {
+			t.Logf("the log of the server:\n%s", log.Bytes())
+		}
+	}
+	t.Cleanup(stop)
+	var ready struct {
+		BaseURL  string `json:"base_url"`
+		Identity string `json:"identity"`
+		Chain    string `json:"chain"`
+	}
+	check(t, json.NewDecoder(stdout).Decode(&ready), "starting on the data directory")
+	if ready.Identity != f.known.Identity || ready.Chain != f.known.Chain {
+		t.Errorf("the server has identity %s and chain %s, want %s and %s", ready.Identity, ready.Chain, f.known.Identity, f.known.Chain)
+	}
+	return ready.BaseURL, stop
+}
+
+func connect(t *testing.T, url string, options ...client.Option) *client.Client {
+	t.Helper()
+	c, err := client.New(url, options...)
+	check(t, err, "making a client")
+	return c
+}
+
+// TestTheLogOfAnEarlierCommitVerifies holds the data directory against what the earlier commit
+// recorded, without a server.
+func TestTheLogOfAnEarlierCommitVerifies(t *testing.T) {
+	f := unpack(t)
+	checkpoint, export := f.path("checkpoint.txt"), f.path("export.jsonl")
+	check(t, os.WriteFile(checkpoint, []byte(f.known.Checkpoint), 0o600), "keeping the checkpoint")
+	run(t, "audit", "verify", "--data-dir", f.path("data"), "--archive", "file://"+f.path("archive"),
+		"--fingerprint", f.known.Chain, "--since", checkpoint)
+	run(t, "audit", "export", "--data-dir", f.path("data"), "--kms-key-file", f.path("keys/kms-2.key"), "--output", export)
+	run(t, "audit", "verify", "--file", export, "--archive", "file://"+f.path("archive"), "--fingerprint", f.known.Chain)
+}
+
+// TestADataDirectoryOfAnEarlierCommitIsServed asks a server for everything that the earlier commit
+// stored and that does not expire, and changes some of it.
+func TestADataDirectoryOfAnEarlierCommitIsServed(t *testing.T) {
+	f := unpack(t)
+	url, stop := f.serve(t)
+	system := connect(t, url, client.WithAPIKey(f.known.SystemKey))
+	tenants := map[string]*client.Client{}
+	for tenant, key := range f.known.APIKeys {
+		tenants[tenant] = connect(t, url, client.WithAPIKey(key))
+	}
+	t.Run("credentials", func(t *testing.T) { f.unsealAll(t, tenants) })
+	t.Run("data", func(t *testing.T) { f.decryptAll(t, tenants) })
+	t.Run("identities", func(t *testing.T) { f.signIn(t, url, system) })
+	t.Run("sealing keys", func(t *testing.T) { f.openManifest(t, url, system) })
+	t.Run("logs and scores", func(t *testing.T) { f.readLogs(t, tenants) })
+	stop()
+	run(t, "audit", "verify", "--data-dir", f.path("data"), "--archive", "file://"+f.path("archive"), "--fingerprint", f.known.Chain)
+}
+
+func (f *fixture) unsealAll(t *testing.T, tenants map[string]*client.Client) {
+	for _, c := range f.known.Credentials {
+		if time.Now().After(c.ExpiresAt) {
+			t.Logf("%s expired at %s and is not served any more", c.Name, c.ExpiresAt)
+			continue
+		}
+		got, err := tenants[c.Tenant].V2.UnsealCredentialVersion(t.Context(), c.ID, c.Version)
+		if err != nil || !maps.Equal(got.Values, c.Values) || got.Name != c.Name {
+			t.Errorf("%s in version %d does not unseal to its values: %v", c.Name, c.Version, err)
+		}
+		versions, err := tenants[c.Tenant].V2.ListCredentialVersions(t.Context(), c.ID)
+		if err != nil || int64(len(versions.Versions)) < c.Version {
+			t.Errorf("the versions of %s are %+v, %v; want at least %d", c.Name, versions, err, c.Version)
+		}
+	}
+	for _, c := range f.known.Deleted {
+		if _, err := tenants[c.Tenant].V2.UnsealCredential(t.Context(), c.ID); !errors.Is(err, client.ErrForbidden) {
+			t.Errorf("the deleted credential %s unseals with the error %v", c.Name, err)
+		}
+	}
+	for tenant, c := range tenants {
+		list, err := c.V2.ListCredentials(t.Context(), nil)
+		check(t, err, "listing credentials")
+		for _, want := range f.known.Credentials {
+			if want.Tenant == tenant && !slices.ContainsFunc(list.Credentials, func(c v2.Credential) bool { return c.CredentialId == want.ID }) {
+				t.Errorf("%s is not in the list of its tenant", want.Name)
+			}
+		}
+	}
+	last := f.known.Credentials[len(f.known.Credentials)-1]
+	c := tenants[last.Tenant]
+	if got, err := c.V2.UnsealCredentialByName(t.Context(), last.Name); err != nil || !maps.Equal(got.Values, last.Values) {
+		t.Errorf("%s does not unseal by its name: %v", last.Name, err)
+	}
+	rotated, err := c.V2.RotateCredential(t.Context(), last.ID)
+	check(t, err, "rotating a credential")
+	if got, err := c.V2.UnsealCredential(t.Context(), last.ID); err != nil || got.Version != last.Version+1 || !maps.Equal(got.Values, last.Values) {
+		t.Errorf("after its rotation to version %d, %s does not unseal to its values: %v", rotated.Version, last.Name, err)
+	}
+}
+
+func (f *fixture) decryptAll(t *testing.T, tenants map[string]*client.Client) {
+	for i, c := range f.known.Ciphertexts {
+		var got string
+		switch c.Interface {
+		case 1:
+			answer, err := tenants[c.Tenant].V1.DecryptData(t.Context(), v1.DecryptRequest{EncryptedData: c.Data, KeyId: c.Key})
+			check(t, err, "decrypting")
+			got = answer.Data
+		case 2:
+			answer, err := tenants[c.Tenant].V2.DecryptData(t.Context(), v2.DecryptRequest{CiphertextData: c.Data, CiphertextKem: c.KEM, Nonce: c.Nonce})
+			check(t, err, "decrypting")
+			got = answer.Data
+		}
+		if got != c.Plaintext {
+			t.Errorf("ciphertext %d decrypts to %q, want %q", i, got, c.Plaintext)
+		}
+	}
+	for i, s := range f.known.Signatures {
+		answer, err := tenants[s.Tenant].V2.VerifyData(t.Context(), v2.VerifyRequest{Data: s.Data, PqcSignature: s.PQC, HmacSignature: s.HMAC})
+		if err != nil || !answer.Valid {
+			t.Errorf("signature %d does not verify: %v", i, err)
+		}
+	}
+}
+
+func (f *fixture) signIn(t *testing.T, url string, system *client.Client) {
+	for _, u := range f.known.Users {
+		c := connect(t, url)
+		_, err := c.V2.Login(t.Context(), v2.LoginRequest{Email: u.Email, Password: u.Password})
+		check(t, err, "signing in as "+u.Email)
+		account, err := c.V2.GetAccount(t.Context())
+		if err != nil || string(account.User.Role) != u.Role || account.Tenant.TenantId != u.Tenant {
+			t.Errorf("%s has the account %+v, %v", u.Email, account, err)
+		}
+		if u.Role == "owner" {
+			members, err := c.V2.ListMembers(t.Context())
+			if err != nil || len(members.Members) != len(f.known.Users) {
+				t.Errorf("the members are %+v, %v; want %d", members, err, len(f.known.Users))
+			}
+		}
+	}
+	revoked := connect(t, url, client.WithAPIKey(f.known.RevokedKey))
+	if _, err := revoked.V2.ListCredentials(t.Context(), nil); !errors.Is(err, client.ErrUnauthenticated) {
+		t.Errorf("a revoked API key is answered %v", err)
+	}
+	list, err := system.V2.ListTenants(t.Context(), nil)
+	check(t, err, "listing tenants")
+	for tenant := range f.known.APIKeys {
+		if !slices.ContainsFunc(list.Tenants, func(l v2.Tenant) bool { return l.TenantId == tenant }) {
+			t.Errorf("the tenant %s is not in the list", tenant)
+		}
+	}
+}
+
+func (f *fixture) openManifest(t *testing.T, url string, system *client.Client) {
+	list, err := system.V2.ListSealingKeys(t.Context())
+	check(t, err, "listing sealing keys")
+	var got []SealingKey
+	for _, k := range list.SealingKeys {
+		got = append(got, SealingKey{k.KeyId, string(k.State)})
+	}
+	if !slices.Equal(got, f.known.SealingKeys) {
+		t.Errorf("the sealing keys are %v, want %v", got, f.known.SealingKeys)
+	}
+	manifest := f.path("manifest.yaml")
+	check(t, os.WriteFile(manifest, []byte(f.known.Manifest), 0o600), "writing the manifest")
+	run(t, "reseal", manifest, "--url", url, "--identity", f.known.Identity, "--api-key", f.known.Backup.APIKey)
+	if resealed, err := os.ReadFile(manifest); err != nil || string(resealed) == f.known.Manifest {
+		t.Errorf("the manifest was not sealed for the newest key: %v", err)
+	}
+	keys, err := system.V2.ListKMSKeys(t.Context())
+	if err != nil || len(keys.KmsKeys) == 0 {
+		t.Errorf("the KMS keys are %+v, %v", keys, err)
+	}
+}
+
+func (f *fixture) readLogs(t *testing.T, tenants map[string]*client.Client) {
+	for tenant, c := range tenants {
+		if account, err := c.V2.GetAccount(t.Context()); err != nil || account.Tenant.TenantId != tenant {
+			t.Errorf("an API key of %s has the account %+v, %v", tenant, account, err)
+		}
+	}
+	tenant := f.known.Signatures[0].Tenant
+	c := tenants[tenant]
+	entries, err := c.V2.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{From: new(f.known.MadeAt.Add(-time.Hour)), EventType: new(v2.EventTypeCREDENTIALDELETED)})
+	if err != nil || len(entries.Entries) != len(f.known.Deleted) {
+		t.Errorf("the log has the deletions %+v, %v", entries, err)
+	}
+	if _, err := c.V2.GetComplianceScore(t.Context(), &v2.GetComplianceScoreParams{Framework: v2.FrameworkSoc2}); err != nil {
+		t.Errorf("computing a score: %v", err)
+	}
+}
+
+// TestABackupOfAnEarlierCommitIsRestored makes a deployment of it and serves what it holds.
+func TestABackupOfAnEarlierCommitIsRestored(t *testing.T) {
+	f := unpack(t)
+	check(t, os.RemoveAll(f.path("data")), "removing the data directory")
+	run(t, "restore", "--input", f.path("first.backup"), "--identity-file", f.path("backup.identity"), "--data-dir", f.path("data"),
+		"--fingerprint", f.known.Chain, "--identity", f.known.Identity, "--kms-key-out", f.path("restored.key"))
+	check(t, os.Rename(f.path("restored.key"), f.path("keys/kms-2.key")), "taking the key of the backup")
+	check(t, os.RemoveAll(f.path("anchors")), "removing the anchors, which know a longer log")
+	check(t, os.Mkdir(f.path("anchors"), 0o700), "making a folder for anchors")
+	url, _ := f.serve(t)
+	want := f.known.Backup.Credential
+	got, err := connect(t, url, client.WithAPIKey(f.known.Backup.APIKey)).V2.UnsealCredential(t.Context(), want.ID)
+	if time.Now().Before(want.ExpiresAt) && (err != nil || !maps.Equal(got.Values, want.Values)) {
+		t.Errorf("the restored credential does not unseal to its values: %v", err)
+	}
+}
+
+// rows are the prefixes of all row keys that the earlier commit writes. A row that the fixture lacks
+// has the reason.
+var rows = map[string]string{
+	"apikey/hash/1/": "", "apikey/tenant/": "", "apikey/used/": "",
+	"audit/anchor/": "", "audit/archive/": "", "audit/base": "", "audit/batch/": "", "audit/checkpoint": "", "audit/entry/": "",
+	"audit/epoch/": "", "audit/head": "", "audit/summary/": "", "audit/tenant/": "", "audit/tile/": "", "audit/verified": "",
+	"compliance/daily/": "", "compliance/head/": "", "compliance/state/": "", "compliance/stated/": "",
+	"credential-indexed/3": "", "credential-name/": "", "credential-version/": "", "credential/": "",
+	"deployment": "", "dev": "",
+	"former-end/": "", "former/": "", "owned/": "", "owner/": "",
+	"idempotency/due/": "", "idempotency/key/": "", "idempotency/request/": "",
+	"invitation/": "", "invited/": "",
+	"key/": "", "kms/given-up/": "", "kms/moved-from/": "",
+	"mail-attempt/": "", "mail/": "",
+	"namespace-name/": "", "namespace/": "", "tenant/": "",
+	"sealing/current": "", "sealing/key/": "",
+	"session/row/": "", "session/selector/": "", "slowdown/": "",
+	"ticket/hash/invite/": "", "ticket/hash/reset/": "", "ticket/hash/verify/": "",
+	"ticket/of/invite/": "", "ticket/of/reset/": "", "ticket/of/verify/": "",
+	"transit/default/": "", "transit/due/": "", "transit/key/": "", "transit/seed/": "", "transit/version/": "",
+	"user/email/": "", "user/password/": "", "user/row/": "",
+
+	"quota/":      "only replicas on PostgreSQL borrow requests from the store, and the rows last a minute",
+	"maintenance": "a store with it is not served: a restore or migration is under way",
+}
+
+// TestTheFixtureHasEveryKindOfRow keeps the fixture from lacking what the other tests are for.
+func TestTheFixtureHasEveryKindOfRow(t *testing.T) {
+	db, err := bolt.Open(unpack(t).path("data/latticekeep.db"), 0o600, &bolt.Options{ReadOnly: true})
+	check(t, err, "opening the database")
+	defer db.Close()
+	found := map[string]int{}
+	err = db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte("latticekeep/store/v1")).ForEach(func(key, _ []byte) error {
+			for prefix := range rows {
+				if rest, ok := strings.CutPrefix(string(key), prefix); ok && (rest == "" || strings.HasSuffix(prefix, "/")) {
+					found[prefix]++
+					return nil
+				}
+			}
+			t.Errorf("the row %q is of no kind in the table", key)
+			return nil
+		})
+	})
+	check(t, err, "reading the rows")
+	for prefix, reason := range rows {
+		if (found[prefix] == 0) != (reason != "") {
+			t.Errorf("the fixture has %d rows %s, and the table says %q", found[prefix], prefix, reason)
+		}
+	}
+}
