@@ -97,6 +97,7 @@ var ours = map[string]string{
 	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 test/pgtest test/kmstest test/kubetest internal/envelope internal/dualsig",
 	"hack/cluster":      "test/kubetest",
 	"hack/gotest":       "",
+	"hack/messages":     "",
 	"hack/reference":    "internal/app",
 	"hack/e2e":          "test/kubetest",
 	"hack/e2e/workload": "",

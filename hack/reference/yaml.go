@@ -200,7 +200,7 @@ func description(comment string) (string, bool) {
 func api() (string, error) {
 	var b strings.Builder
 	b.WriteString("The contracts have every schema, status and example: [v1.yaml](../../api/openapi/v1.yaml) and\n[v2.yaml](../../api/openapi/v2.yaml). A server serves them at " +
-		"`/v1/openapi.yaml` and `/api/v2/openapi.yaml`, and shows them at\n`/docs`. [What the interface decides](interface.md) says what they leave open.\n")
+		"`/v1/openapi.yaml` and `/api/v2/openapi.yaml`, and shows them at\n`/docs`. See [What the interface decides](interface.md) for what they leave open.\n")
 	for _, version := range []string{"v2", "v1"} {
 		contract, err := readYAML("api/openapi/" + version + ".yaml")
 		if err != nil {
