@@ -15,8 +15,10 @@ FUZZTIME ?= 30s
 BENCHTIME ?= 3s
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
+# Comments behind code that are half a sentence, at most.
+FRAGMENTS ?= 400
 
-MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/versitygw
+MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/vale hack/versitygw
 
 .PHONY: help
 help: ## show this list
@@ -128,6 +130,11 @@ docs-tools:
 docs: docs-tools ## build the documentation as a site into bin/site, and check its links
 	@BIN=$(BIN) hack/docs/build.sh
 
+.PHONY: prose
+prose: ## check the words of the documentation and of messages (needs a C compiler)
+	BIN=$(BIN) hack/vale/check.sh
+	hack/fragments.sh $(FRAGMENTS)
+
 .PHONY: lint-tools
 lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
@@ -145,13 +152,14 @@ generate: tools helm ## regenerate types, clients and routes from the contracts;
 	go run -trimpath ./hack/reference docs/reference
 
 .PHONY: verify
-verify: tools helm lint-tools ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files
+verify: tools helm lint-tools docs-tools ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files
 	BIN=$(BIN) hack/verify-generated.sh
 	BIN=$(BIN) hack/verify-chart.sh
 	@files=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \
 	if [[ -n "$$files" ]]; then echo "not formatted; run gofmt -w on:" >&2; echo "$$files" >&2; exit 1; fi
 	go vet ./...
 	$(BIN)/tools/golangci-lint run
+	$(BIN)/tools/actionlint
 	go test -count=1 -run '^TestImports' .
 	@go build -o $(BIN)/latticekeep . && go build -o $(BIN)/tools/bench ./hack/bench
 	@# The least shares are six tenths of those in docs/benchmarks.md.
