@@ -24,7 +24,7 @@ var ours = map[string]string{
 	".": "internal/app",
 	"internal/app": "api/v1alpha1 api/client api/openapi/v2 controllers controllers/admission server server/gate internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/sealedsecrets internal/keyring internal/audit internal/authz " +
-		"internal/compliance internal/compliance/report internal/objects internal/clock internal/quota " +
+		"internal/compliance internal/compliance/report internal/objects internal/otlp internal/clock internal/quota " +
 		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault internal/secret",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
@@ -58,6 +58,7 @@ var ours = map[string]string{
 	"internal/compliance":           "internal/audit internal/authz internal/store internal/frame internal/fault",
 	"internal/compliance/report":    "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
 	"internal/objects":              "internal/fault",
+	"internal/otlp":                 "",
 	"internal/sealing":              "api/v1alpha1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
 	"internal/backup":        "internal/dualsig internal/store internal/frame internal/fault",
@@ -117,9 +118,9 @@ var vendors = map[string]string{
 	"github.com/prometheus/client_model":  "server internal/app",
 	"go.opentelemetry.io/otel":            "server internal/app controllers",
 	"go.opentelemetry.io/otel/sdk":        "internal/app",
-	"go.opentelemetry.io/otel/exporters":  "internal/app",
-	"go.opentelemetry.io/proto/otlp":      "tests",
-	"google.golang.org/protobuf":          "test/kmstest",
+	"go.opentelemetry.io/otel/exporters":  "internal/otlp",
+	"go.opentelemetry.io/proto/otlp":      "internal/otlp",
+	"google.golang.org/protobuf":          "internal/otlp test/kmstest",
 
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
 	"k8s.io/client-go":               "controllers internal/app internal/identity/tokenreview",

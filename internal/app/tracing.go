@@ -10,13 +10,13 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/otlp"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -49,7 +49,7 @@ func newTracing(ctx context.Context, s TracingSettings, logger *slog.Logger) (*t
 	if endpoint.Path == "" {
 		endpoint.Path = "/v1/traces" // where receivers listen
 	}
-	exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(endpoint.String()), otlptracehttp.WithTimeout(exportTimeout))
+	exporter, err := otlp.New(ctx, endpoint.String(), exportTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("setting up traces: %w", err)
 	}
