@@ -23,9 +23,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/logging"
-	"github.com/aws/smithy-go/middleware"
-	"gocloud.dev/secrets"
-	gcawskms "gocloud.dev/secrets/awskms"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -33,7 +30,6 @@ import (
 // amazon is a key of AWS KMS.
 type amazon struct {
 	client    *awskms.Client
-	keeper    *secrets.Keeper
 	arn       string
 	transport transport
 }
@@ -41,9 +37,8 @@ type amazon struct {
 // deletionDays is the shortest time that AWS lets pass before it destroys a key.
 const deletionDays = 7
 
-// openAWS opens awskms:///KEY, an id, ARN, alias/NAME or ARN of an alias, with
-// those parameters of gocloud.dev/aws that awsConfig takes. An alias is looked up once: pointed to
-// another key it is another key.
+// openAWS opens awskms:///KEY, an id, ARN, alias/NAME or ARN of an alias, with the parameters that
+// awsConfig takes. An alias is looked up once: when it points to another key, it is another key.
 func openAWS(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	name := strings.TrimPrefix(path.Join(u.Host, u.Path), "/")
 	values, err := parameters(u, "region", "profile", "role", "endpoint", "dualstack", "fips")
@@ -84,14 +79,12 @@ func openAWS(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 		if endpoint := values["endpoint"]; endpoint != "" {
 			c.BaseEndpoint = &endpoint
 		}
-		c.APIOptions = append(c.APIOptions, a.nameKey)
 	})
 	err = try(ctx, o.Logger, "reading the key's specification", func(ctx context.Context) error { return a.check(ctx, name) })
 	if err != nil {
 		_ = a.close()
 		return nil, needs("kms:DescribeKey", err)
 	}
-	a.keeper = gcawskms.OpenKeeper(a.client, a.arn, nil)
 	return &Key{id: "awskms:" + a.arn, service: a}, nil
 }
 
@@ -125,18 +118,6 @@ func awsConfig(ctx context.Context, values map[string]string, logger *slog.Logge
 	return config, err
 }
 
-// nameKey makes Decrypt say which key is meant. gocloud's driver does not, and
-// then AWS opens what any key wrapped that the credentials may use.
-func (a *amazon) nameKey(stack *middleware.Stack) error {
-	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("NameKey",
-		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
-			if decrypt, ok := in.Parameters.(*awskms.DecryptInput); ok {
-				decrypt.KeyId = &a.arn
-			}
-			return next.HandleInitialize(ctx, in)
-		}), middleware.Before)
-}
-
 // check sees that the key is there, symmetric and usable, and keeps its ARN.
 func (a *amazon) check(ctx context.Context, name string) error {
 	out, err := a.client.DescribeKey(ctx, &awskms.DescribeKeyInput{KeyId: &name})
@@ -161,19 +142,20 @@ func (a *amazon) check(ctx context.Context, name string) error {
 }
 
 func (a *amazon) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {
-	b, err := a.keeper.Encrypt(ctx, plaintext)
+	out, err := a.client.Encrypt(ctx, &awskms.EncryptInput{KeyId: &a.arn, Plaintext: plaintext})
 	if err != nil {
 		return nil, awsFailed(err)
 	}
-	return b, nil
+	return out.CiphertextBlob, nil
 }
 
 func (a *amazon) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) {
-	b, err := a.keeper.Decrypt(ctx, ciphertext)
+	// Without the key's name AWS opens what any key wrapped that the credentials may use.
+	out, err := a.client.Decrypt(ctx, &awskms.DecryptInput{KeyId: &a.arn, CiphertextBlob: ciphertext})
 	var e smithy.APIError
 	switch {
 	case err == nil:
-		return b, nil
+		return out.Plaintext, nil
 	case errors.As(err, &e) && slices.Contains([]string{"InvalidCiphertextException", "IncorrectKeyException"}, e.ErrorCode()):
 		return nil, ErrForeign
 	}

@@ -166,7 +166,6 @@ func withTLS(t *testing.T, provider string, groups ...tls.CurveID) (*kmstest.Ser
 	made.Close()
 	config := &tls.Config{Certificates: []tls.Certificate{certificate}, CurvePreferences: groups}
 	if provider == "gcpkms" {
-		config.NextProtos = []string{"h2"}
 		t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", serviceAccount(t))
 	}
 	return serve(t, provider, kmstest.TLS(config)), roots

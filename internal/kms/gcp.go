@@ -1,34 +1,29 @@
 package kms
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
 	"net/url"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
-	cloudkms "cloud.google.com/go/kms/apiv1"
-	"cloud.google.com/go/kms/apiv1/kmspb"
-	"gocloud.dev/secrets"
-	"gocloud.dev/secrets/gcpkms"
-	"google.golang.org/api/iterator"
-	"google.golang.org/api/option"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
-
 	"github.com/latticekeep/latticekeep/internal/fault"
+	googleauth "github.com/latticekeep/latticekeep/internal/google"
 )
 
-// google is a key of Google Cloud KMS.
+// google is a key of Google Cloud KMS, by its REST interface:
+// https://cloud.google.com/kms/docs/reference/rest
 type google struct {
-	client *cloudkms.KeyManagementClient
-	keeper *secrets.Keeper
+	client *http.Client
+	base   *url.URL // scheme and host of the service
 	name   string
 }
 
@@ -46,28 +41,19 @@ func openGCP(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	if !googleName.MatchString(name) {
 		return nil, unfit("name the key of Google Cloud KMS as gcpkms://projects/P/locations/L/keyRings/R/cryptoKeys/K, without a version")
 	}
-	options, err := dialGoogle(values["endpoint"], o)
+	g, err := dialGoogle(ctx, values["endpoint"], o)
 	if err != nil {
 		return nil, err
 	}
-	// The context is the client's for as long as it lives.
-	client, err := cloudkms.NewKeyManagementClient(context.WithoutCancel(ctx), options...)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, "there are no Google credentials: give the pod a workload identity, or set GOOGLE_APPLICATION_CREDENTIALS", err)
-	}
-	client.CallOptions = &cloudkms.KeyManagementCallOptions{} // no retries: see try
-	g := &google{client: client}
 	if err := try(ctx, o.Logger, "reading the key's purpose", func(ctx context.Context) error { return g.check(ctx, name) }); err != nil {
 		_ = g.close()
 		return nil, needs("cloudkms.cryptoKeys.get", err)
 	}
-	g.keeper = gcpkms.OpenKeeper(client, g.name, nil)
 	return &Key{id: "gcpkms:" + g.name, service: g}, nil
 }
 
-func dialGoogle(endpoint string, o Options) ([]option.ClientOption, error) {
-	transport := credentials.NewTLS(tlsConfig(nil, o))
-	var options []option.ClientOption
+func dialGoogle(ctx context.Context, endpoint string, o Options) (*google, error) {
+	g := &google{base: &url.URL{Scheme: "https", Host: "cloudkms.googleapis.com"}}
 	if endpoint != "" {
 		u, err := url.Parse(endpoint)
 		if err != nil || strings.Trim(u.Path, "/") != "" {
@@ -76,110 +62,179 @@ func dialGoogle(endpoint string, o Options) ([]option.ClientOption, error) {
 		if err := checkAddress(u); err != nil {
 			return nil, err
 		}
-		port := u.Port()
-		if port == "" {
-			port = "443"
-		}
-		options = append(options, option.WithEndpoint(u.Hostname()+":"+port))
-		if u.Scheme == "http" { // on this machine; credentials stay at home
-			transport = insecure.NewCredentials()
-			options = append(options, option.WithoutAuthentication())
-		}
+		g.base = &url.URL{Scheme: u.Scheme, Host: u.Host}
 	}
-	return append(options,
-		option.WithGRPCDialOption(grpc.WithTransportCredentials(transport)),
-		// After an outage the service is found again within a second.
-		option.WithGRPCDialOption(grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: firstPause, Multiplier: 2, Jitter: 0.5, MaxDelay: lastPause}, MinConnectTimeout: lastPause,
-		})),
-		option.WithGRPCDialOption(grpc.WithIdleTimeout(90*time.Second)),
-		option.WithGRPCDialOption(grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer))),
-	), nil
+	transport := newTransport(http.DefaultTransport.(*http.Transport), o)
+	if g.base.Scheme == "http" { // on this machine; credentials stay at home
+		g.client = &http.Client{Transport: transport}
+		return g, nil
+	}
+	credentials, err := googleauth.Find(ctx)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, "there are no Google credentials: give the pod a workload identity, or set GOOGLE_APPLICATION_CREDENTIALS", err)
+	}
+	g.client = credentials.Client(transport)
+	return g, nil
+}
+
+// The parts of Google's messages that are used. Bytes are base64.
+type (
+	googleKey struct {
+		Name    string         `json:"name"`
+		Purpose string         `json:"purpose"`
+		Primary *googleVersion `json:"primary"`
+	}
+	googleVersion struct {
+		Name        string    `json:"name"`
+		State       string    `json:"state"`
+		Algorithm   string    `json:"algorithm"`
+		DestroyTime time.Time `json:"destroyTime"`
+	}
+	googleVersions struct {
+		Versions      []googleVersion `json:"cryptoKeyVersions"`
+		NextPageToken string          `json:"nextPageToken"`
+	}
+	googleText struct {
+		Plaintext  []byte `json:"plaintext,omitempty"`
+		Ciphertext []byte `json:"ciphertext,omitempty"`
+	}
+)
+
+// googleError is an answer that is not a success.
+type googleError struct {
+	code    int    // of HTTP
+	status  string // Google's name of the error; "" when the answer is not Google's
+	message string
+}
+
+func (e *googleError) Error() string {
+	return fmt.Sprintf("Google Cloud KMS answers %d %s: %s", e.code, e.status, e.message)
+}
+
+// call makes one request. resource is a name with the method after it; in is nil for a GET.
+func (g *google) call(ctx context.Context, resource string, query url.Values, in, out any) error {
+	method, body := http.MethodGet, []byte(nil)
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return fmt.Errorf("encoding a request: %w", err)
+		}
+		method = http.MethodPost
+		defer clear(body)
+	}
+	address := *g.base
+	address.Path, address.RawQuery = "/v1/"+resource, query.Encode()
+	r, err := http.NewRequestWithContext(ctx, method, address.String(), bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("making a request: %w", err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	resp, err := g.client.Do(r)
+	if err != nil {
+		return failed(err, true)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body) // newTransport bounds it
+	if err != nil {
+		return failed(err, true)
+	}
+	defer clear(answer)
+	if resp.StatusCode == http.StatusOK {
+		if err := json.Unmarshal(answer, out); err != nil {
+			return unavailable(fmt.Errorf("reading the answer: %w", err))
+		}
+		return nil
+	}
+	var refusal struct {
+		Error struct {
+			Status  string `json:"status"`
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	_ = json.Unmarshal(answer, &refusal) // another server's answer has no such fields
+	e := &googleError{resp.StatusCode, refusal.Error.Status, refusal.Error.Message}
+	return failed(e, !e.lasts())
+}
+
+// lasts says whether another try would get the same answer.
+func (e *googleError) lasts() bool {
+	if e.status == "" {
+		return slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}, e.code)
+	}
+	return slices.Contains([]string{
+		"PERMISSION_DENIED", "UNAUTHENTICATED", "FAILED_PRECONDITION", "NOT_FOUND", "INVALID_ARGUMENT", "UNIMPLEMENTED",
+	}, e.status)
 }
 
 // check sees that the key is there, symmetric and usable, and keeps its name.
 func (g *google) check(ctx context.Context, name string) error {
-	key, err := g.client.GetCryptoKey(ctx, &kmspb.GetCryptoKeyRequest{Name: name})
-	if err != nil {
-		return googleFailed(err)
+	var key googleKey
+	if err := g.call(ctx, name, nil, nil, &key); err != nil {
+		return err
 	}
-	primary := key.GetPrimary()
-	switch {
-	case key.GetPurpose() != kmspb.CryptoKey_ENCRYPT_DECRYPT:
-		return unfit("the purpose of the KMS key is %s: RSA and EC wrapping is opened by a quantum computer; make a key for ENCRYPT_DECRYPT", key.GetPurpose())
+	switch primary := key.Primary; {
+	case key.Purpose != "ENCRYPT_DECRYPT":
+		return unfit("the purpose of the KMS key is %s: RSA and EC wrapping is opened by a quantum computer; make a key for ENCRYPT_DECRYPT", key.Purpose)
 	case primary == nil:
 		return unfit("the KMS key has no primary version: make one")
-	case primary.GetAlgorithm() != kmspb.CryptoKeyVersion_GOOGLE_SYMMETRIC_ENCRYPTION:
-		return unfit("the algorithm of the KMS key is %s: make a key of GOOGLE_SYMMETRIC_ENCRYPTION", primary.GetAlgorithm())
-	case primary.GetState() != kmspb.CryptoKeyVersion_ENABLED:
-		return unfit("the primary version of the KMS key is %s: enable it", primary.GetState())
-	case !googleName.MatchString(key.GetName()):
+	case primary.Algorithm != "GOOGLE_SYMMETRIC_ENCRYPTION":
+		return unfit("the algorithm of the KMS key is %s: make a key of GOOGLE_SYMMETRIC_ENCRYPTION", primary.Algorithm)
+	case primary.State != "ENABLED":
+		return unfit("the primary version of the KMS key is %s: enable it", primary.State)
+	case !googleName.MatchString(key.Name):
 		return unfit("what answers at the address of Google Cloud KMS is not it")
 	}
-	g.name = key.GetName()
+	g.name = key.Name
 	return nil
 }
 
 func (g *google) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {
-	b, err := g.keeper.Encrypt(ctx, plaintext)
-	if err != nil {
-		return nil, googleFailed(err)
+	var out googleText
+	err := g.call(ctx, g.name+":encrypt", nil, googleText{Plaintext: plaintext}, &out)
+	if err == nil && len(out.Ciphertext) == 0 {
+		err = unavailable(errors.New("the answer has no ciphertext"))
 	}
-	return b, nil
+	return out.Ciphertext, err
 }
 
 func (g *google) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) {
-	b, err := g.keeper.Decrypt(ctx, ciphertext)
-	switch {
-	case err == nil:
-		return b, nil
-	case codeOf(err) == codes.InvalidArgument:
+	var out googleText
+	err := g.call(ctx, g.name+":decrypt", nil, googleText{Ciphertext: ciphertext}, &out)
+	if e := new(googleError); errors.As(err, &e) && e.status == "INVALID_ARGUMENT" {
 		return nil, ErrForeign
 	}
-	return nil, googleFailed(err)
-}
-
-// codeOf looks for the status under gocloud's and the client's own errors.
-func codeOf(err error) codes.Code {
-	var s interface{ GRPCStatus() *status.Status }
-	if errors.As(err, &s) {
-		return s.GRPCStatus().Code()
-	}
-	return codes.Unavailable
-}
-
-func googleFailed(err error) error {
-	switch codeOf(err) {
-	case codes.PermissionDenied, codes.Unauthenticated, codes.FailedPrecondition, codes.NotFound, codes.InvalidArgument, codes.Unimplemented:
-		return failed(err, false)
-	}
-	return failed(err, true)
+	return out.Plaintext, err
 }
 
 func (g *google) destroy(ctx context.Context) (Destruction, error) {
 	d := Destruction{Undo: "gcloud kms keys versions restore, for each of its versions, then enable"}
-	versions := g.client.ListCryptoKeyVersions(ctx, &kmspb.ListCryptoKeyVersionsRequest{Parent: g.name})
-	for {
-		v, err := versions.Next()
-		switch {
-		case errors.Is(err, iterator.Done):
-			return d, nil
-		case err != nil:
-			return Destruction{}, googleFailed(err)
+	for page := (url.Values{}); ; {
+		var list googleVersions
+		if err := g.call(ctx, g.name+"/cryptoKeyVersions", page, nil, &list); err != nil {
+			return Destruction{}, err
 		}
-		switch v.GetState() {
-		case kmspb.CryptoKeyVersion_ENABLED, kmspb.CryptoKeyVersion_DISABLED: // one that is disabled would open what it wrapped when enabled again
-			if v, err = g.client.DestroyCryptoKeyVersion(ctx, &kmspb.DestroyCryptoKeyVersionRequest{Name: v.GetName()}); err != nil {
-				return Destruction{}, googleFailed(err)
+		for _, v := range list.Versions {
+			switch v.State {
+			case "ENABLED", "DISABLED": // a disabled version could be enabled again, and open what it wrapped
+				if err := g.call(ctx, v.Name+":destroy", nil, struct{}{}, &v); err != nil {
+					return Destruction{}, err
+				}
+			case "DESTROY_SCHEDULED": // before, or by a try that failed later
+			default:
+				continue
 			}
-		case kmspb.CryptoKeyVersion_DESTROY_SCHEDULED: // before, or by a try that failed later
-		default:
-			continue
+			if v.DestroyTime.After(d.When) {
+				d.When = v.DestroyTime.UTC()
+			}
 		}
-		if at := v.GetDestroyTime().AsTime(); v.GetDestroyTime() != nil && at.After(d.When) {
-			d.When = at
+		if list.NextPageToken == "" {
+			return d, nil
 		}
+		page.Set("pageToken", list.NextPageToken)
 	}
 }
 
-func (g *google) close() error { return g.client.Close() }
+func (g *google) close() error {
+	g.client.CloseIdleConnections()
+	return nil
+}

@@ -2,6 +2,7 @@ package kms
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -13,8 +14,6 @@ import (
 	"strings"
 
 	"github.com/hashicorp/vault/api"
-	"gocloud.dev/secrets"
-	"gocloud.dev/secrets/hashivault"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -88,11 +87,11 @@ func openVault(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 
 // check sees that the key is there and symmetric.
 func (v *vault) check(ctx context.Context) error {
-	client, err := v.client(ctx)
+	client, err := v.client()
 	if err != nil {
 		return err
 	}
-	secret, err := client.Logical().Read(v.engine + "/keys/" + v.name)
+	secret, err := client.Logical().ReadWithContext(ctx, v.engine+"/keys/"+v.name)
 	if err != nil {
 		return vaultFailed(err)
 	}
@@ -114,16 +113,14 @@ func (v *vault) check(ctx context.Context) error {
 	return nil
 }
 
-// client returns a client for one call. gocloud's driver hands the context of a
-// call on to nobody, so the client's transport has it; and the token is the
-// one that is valid now.
-func (v *vault) client(ctx context.Context) (*api.Client, error) {
+// client returns a client for one call, with the token that is valid now.
+func (v *vault) client() (*api.Client, error) {
 	token, err := v.token()
 	if err != nil {
 		return nil, err
 	}
 	client, err := api.NewClient(&api.Config{
-		Address: v.address, HttpClient: &http.Client{Transport: bound{ctx, v.transport}, CheckRedirect: func(*http.Request, []*http.Request) error {
+		Address: v.address, HttpClient: &http.Client{Transport: v.transport, CheckRedirect: func(*http.Request, []*http.Request) error {
 			return http.ErrUseLastResponse // the client follows one itself
 		}},
 	})
@@ -132,15 +129,6 @@ func (v *vault) client(ctx context.Context) (*api.Client, error) {
 	}
 	client.SetToken(token)
 	return client, nil
-}
-
-type bound struct {
-	ctx  context.Context
-	next http.RoundTripper
-}
-
-func (b bound) RoundTrip(r *http.Request) (*http.Response, error) {
-	return b.next.RoundTrip(r.WithContext(b.ctx))
 }
 
 func (v *vault) token() (string, error) {
@@ -164,38 +152,47 @@ func (v *vault) token() (string, error) {
 }
 
 func (v *vault) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {
-	return v.keep(ctx, func(k *secrets.Keeper) ([]byte, error) { return k.Encrypt(ctx, plaintext) })
+	ciphertext, err := v.transit(ctx, "encrypt", "plaintext", base64.StdEncoding.EncodeToString(plaintext), "ciphertext")
+	return []byte(ciphertext), err
 }
 
 func (v *vault) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) {
-	plaintext, err := v.keep(ctx, func(k *secrets.Keeper) ([]byte, error) { return k.Decrypt(ctx, ciphertext) })
+	text, err := v.transit(ctx, "decrypt", "ciphertext", string(ciphertext), "plaintext")
 	// Of the same status are the answers that the key is gone, and that its version is below min_decryption_version.
 	if e := new(api.ResponseError); errors.As(err, &e) && e.StatusCode == http.StatusBadRequest &&
 		!strings.Contains(e.Error(), "key not found") && !strings.Contains(e.Error(), "disallowed by policy") {
 		return nil, ErrForeign
-	}
-	return plaintext, err
-}
-
-// keep makes one call through gocloud's driver, which panics at an answer
-// without data, such as a proxy gives.
-func (v *vault) keep(ctx context.Context, call func(*secrets.Keeper) ([]byte, error)) (b []byte, err error) {
-	client, err := v.client(ctx)
-	if err != nil {
+	} else if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if recover() != nil {
-			b, err = nil, fault.New(fault.Unavailable, "what answers at the address of Vault is not Transit")
-		}
-	}()
-	k := hashivault.OpenKeeper(client, v.name, &hashivault.KeeperOptions{Engine: v.engine})
-	defer k.Close()
-	b, err = call(k)
+	plaintext, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
-		return nil, vaultFailed(err)
+		return nil, errNotTransit
 	}
-	return b, nil
+	return plaintext, nil
+}
+
+// errNotTransit is the error for an answer of another server, such as a proxy.
+var errNotTransit = fault.New(fault.Unavailable, "what answers at the address of Vault is not Transit")
+
+// transit calls an operation of the engine with one argument, and returns one field of the answer.
+func (v *vault) transit(ctx context.Context, operation, argument, value, result string) (string, error) {
+	client, err := v.client()
+	if err != nil {
+		return "", err
+	}
+	secret, err := client.Logical().WriteWithContext(ctx, path.Join(v.engine, operation, v.name), map[string]any{argument: value})
+	if err != nil {
+		return "", vaultFailed(err)
+	}
+	if secret == nil {
+		return "", errNotTransit
+	}
+	text, ok := secret.Data[result].(string)
+	if !ok {
+		return "", errNotTransit
+	}
+	return text, nil
 }
 
 // vaultFailed gives an error of Vault's client its kind:
@@ -210,7 +207,7 @@ func vaultFailed(err error) error {
 }
 
 func (v *vault) destroy(ctx context.Context) (Destruction, error) {
-	client, err := v.client(ctx)
+	client, err := v.client()
 	if err != nil {
 		return Destruction{}, err
 	}

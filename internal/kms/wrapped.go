@@ -72,8 +72,8 @@ func Renamed(b []byte, id string) ([]byte, error) {
 	return wrapped{id, w.ciphertext}.marshal(), nil
 }
 
-// bind returns what a service encrypts: gocloud's drivers take no associated
-// data, so the context is encrypted with the key.
+// bind returns what a service encrypts: the key with its context. Not every service takes
+// associated data, so the context is part of the plaintext.
 func bind(keyContext string, key []byte) []byte {
 	return frame.Join("latticekeep/kms/v2", []byte(keyContext), key)
 }

@@ -1,263 +1,268 @@
 package kmstest
 
 import (
-	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"net"
+	"io"
+	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
-
-	"cloud.google.com/go/kms/apiv1/kmspb"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/timestamppb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // gcpRing is where the keys are.
 const gcpRing = "projects/test/locations/europe-west1/keyRings/latticekeep/cryptoKeys/"
 
-// NewGCP starts a server that speaks the gRPC API of Google Cloud KMS. With TLS it wants credentials, as Google's does; without, where a
+// NewGCP starts a server that speaks the REST API of Google Cloud KMS. With TLS it wants credentials, as Google's does; without, where a
 // client sends none, it does not.
 func NewGCP(options ...Option) (*Server, error) {
-	s, err := listen(options)
+	s, err := start(func(s *Server) http.Handler { return http.HandlerFunc(s.google) }, options)
 	if err != nil {
 		return nil, err
 	}
-	connections := &connections{Listener: s.listener, open: make(map[net.Conn]bool)}
-	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		return s.google(ctx, in, info.FullMethod, handler, connections)
-	}))
-	kmspb.RegisterKeyManagementServiceServer(server, google{server: s})
-	s.stop = server.Stop
 	s.url = func(name string) string {
 		return "gcpkms://" + gcpRing + name + "?endpoint=" + url.QueryEscape(s.base())
 	}
 	s.env = func() []string { return nil }
 	s.AddKey(DefaultKey, "")
-	go func() { _ = server.Serve(connections) }()
 	return s, nil
 }
 
-// connections remembers what it accepted, to drop it.
-type connections struct {
-	net.Listener
-	mu   sync.Mutex
-	open map[net.Conn]bool
+// googleStatus is an error as Google's interfaces answer it.
+type googleStatus struct {
+	Code    int    `json:"code"`
+	Message string `json:"message"`
+	Status  string `json:"status"`
 }
 
-func (c *connections) Accept() (net.Conn, error) {
-	conn, err := c.Listener.Accept()
+func (e *googleStatus) Error() string { return e.Message }
+
+// googleCodes are the HTTP codes of Google's statuses: https://cloud.google.com/apis/design/errors
+var googleCodes = map[string]int{
+	"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403, "NOT_FOUND": 404,
+	"RESOURCE_EXHAUSTED": 429, "INTERNAL": 500,
+}
+
+func googleRefuses(status, format string, args ...any) error {
+	return &googleStatus{googleCodes[status], fmt.Sprintf(format, args...), status}
+}
+
+// googleMethods are the words of Server.CallsOf and the permissions, by the method in a request's path.
+var googleMethods = map[string]struct{ operation, permission string }{
+	"GET":          {"describe", "cryptoKeys.get"},
+	"GET versions": {"listcryptokeyversions", "cryptoKeyVersions.list"},
+	"POST encrypt": {"encrypt", "cryptoKeyVersions.useToEncrypt"},
+	"POST decrypt": {"decrypt", "cryptoKeyVersions.useToDecrypt"},
+	"POST destroy": {"delete", "cryptoKeyVersions.destroy"},
+}
+
+// google answers every call.
+func (s *Server) google(w http.ResponseWriter, r *http.Request) {
+	resource, isOfAPI := strings.CutPrefix(r.URL.Path, "/v1/")
+	resource, verb, _ := strings.Cut(resource, ":")
+	name, version, hasVersions := strings.Cut(resource, "/cryptoKeyVersions")
+	method := r.Method
+	switch {
+	case verb != "":
+		method += " " + verb
+	case hasVersions:
+		method += " versions"
+	}
+	called, ok := googleMethods[method]
+	if !ok || !isOfAPI {
+		answerGoogle(w, nil, googleRefuses("NOT_FOUND", "Method not found."))
+		return
+	}
+	// Only when the body was read is the context of a request canceled as its caller leaves.
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err != nil {
-		return nil, err
+		answerGoogle(w, nil, googleRefuses("INVALID_ARGUMENT", "Request is too large."))
+		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.open[conn] = true
-	return conn, nil
-}
-
-func (c *connections) drop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for conn := range c.open {
-		_ = conn.Close()
-	}
-	clear(c.open)
-}
-
-// google is what befalls every call.
-func (s *Server) google(ctx context.Context, in any, method string, handler grpc.UnaryHandler, c *connections) (any, error) {
-	name := method[strings.LastIndexByte(method, '/')+1:]
-	operation := strings.ToLower(name)
-	switch name {
-	case "GetCryptoKey":
-		operation = "describe"
-	case "DestroyCryptoKeyVersion":
-		operation = "delete"
-	}
-	done, err := s.befall(ctx, operation)
+	done, err := s.befall(r.Context(), called.operation)
 	defer done()
-	resource := ""
-	switch r := in.(type) {
-	case interface{ GetName() string }:
-		resource = "name=" + url.QueryEscape(r.GetName())
-	case interface{ GetParent() string }:
-		resource = "parent=" + url.QueryEscape(r.GetParent())
-	}
-	md, _ := metadata.FromIncomingContext(ctx)
 	switch {
 	case errors.Is(err, errDropped):
-		c.drop()
-		return nil, status.Error(codes.Unavailable, "dropped")
+		hangUp(w)
+		return
 	case errors.Is(err, errThrottled):
-		return nil, status.Error(codes.ResourceExhausted, "Quota exceeded for quota metric 'Cryptographic requests' and limit 'Cryptographic requests per minute'")
+		err = googleRefuses("RESOURCE_EXHAUSTED",
+			"Quota exceeded for quota metric 'Cryptographic requests' and limit 'Cryptographic requests per minute'")
 	case errors.Is(err, errFailing):
-		return nil, status.Error(codes.Internal, "Internal error encountered.")
+		err = googleRefuses("INTERNAL", "Internal error encountered.")
 	case errors.Is(err, errForbidden):
-		return nil, status.Errorf(codes.PermissionDenied, "Permission 'cloudkms.%s' denied on resource (or it may not exist).", name)
-	case !slices.Contains(md.Get("x-goog-request-params"), resource):
-		return nil, status.Error(codes.InvalidArgument, "x-goog-request-params does not route "+resource)
-	case s.tls != nil && !strings.HasPrefix(strings.Join(md.Get("authorization"), ""), "Bearer "):
-		return nil, status.Error(codes.Unauthenticated, "Request is missing required authentication credential.")
+		err = googleRefuses("PERMISSION_DENIED", "Permission 'cloudkms.%s' denied on resource (or it may not exist).", called.permission)
+	case s.tls != nil && !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer "):
+		err = googleRefuses("UNAUTHENTICATED", "Request is missing required authentication credential.")
+	}
+	if err != nil {
+		answerGoogle(w, nil, err)
+		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return handler(ctx, in)
+	answer, err := s.googleCall(called.operation, name, strings.TrimPrefix(version, "/"), r.URL.Query(), body)
+	answerGoogle(w, answer, err)
 }
 
-// google answers the calls. They come under mu.
-type google struct {
-	kmspb.UnimplementedKeyManagementServiceServer
-	server *Server
-}
-
-func (g google) find(name string) (*key, error) {
-	k := g.server.keys[strings.TrimPrefix(name, gcpRing)]
-	if k == nil || !strings.HasPrefix(name, gcpRing) {
-		return nil, status.Errorf(codes.NotFound, "CryptoKey %s not found.", name)
+func answerGoogle(w http.ResponseWriter, answer any, err error) {
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	if refusal := new(googleStatus); errors.As(err, &refusal) {
+		w.WriteHeader(refusal.Code)
+		answer = map[string]any{"error": refusal}
 	}
-	return k, nil
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// googleMessage is a request or an answer. Bytes are base64, and numbers of 64 bits are text.
+type googleMessage struct {
+	Name              string `json:"name,omitempty"`
+	Plaintext         []byte `json:"plaintext,omitempty"`
+	PlaintextCRC32C   string `json:"plaintextCrc32c,omitempty"`
+	VerifiedPlaintext bool   `json:"verifiedPlaintextCrc32c,omitempty"`
+	Ciphertext        []byte `json:"ciphertext,omitempty"`
+	CiphertextCRC32C  string `json:"ciphertextCrc32c,omitempty"`
+	AdditionalData    []byte `json:"additionalAuthenticatedData,omitempty"`
+	ProtectionLevel   string `json:"protectionLevel,omitempty"`
+	UsedPrimary       bool   `json:"usedPrimary,omitempty"`
+}
+
+// googleCall answers a call. It comes under mu.
+func (s *Server) googleCall(operation, name, version string, query url.Values, body []byte) (any, error) {
+	k := s.keys[strings.TrimPrefix(name, gcpRing)]
+	if k == nil || !strings.HasPrefix(name, gcpRing) {
+		return nil, googleRefuses("NOT_FOUND", "CryptoKey %s not found.", name)
+	}
+	var in googleMessage
+	if len(body) > 0 {
+		if err := json.Unmarshal(body, &in); err != nil {
+			return nil, googleRefuses("INVALID_ARGUMENT", "Invalid JSON payload received.")
+		}
+	}
+	switch operation {
+	case "describe":
+		return k.google(), nil
+	case "encrypt":
+		return k.googleEncrypt(in)
+	case "decrypt":
+		return k.googleDecrypt(in)
+	case "delete":
+		return k.googleDestroy(version)
+	}
+	return k.googleVersions(query)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func checksum(b []byte) *wrapperspb.Int64Value {
-	return wrapperspb.Int64(int64(crc32.Checksum(b, castagnoli)))
+func checksum(b []byte) string {
+	return strconv.FormatUint(uint64(crc32.Checksum(b, castagnoli)), 10)
 }
 
-// Encrypt implements kmspb.KeyManagementServiceServer.
-func (g google) Encrypt(_ context.Context, in *kmspb.EncryptRequest) (*kmspb.EncryptResponse, error) {
-	k, err := g.find(in.GetName())
+func (k *key) googleEncrypt(in googleMessage) (any, error) {
 	switch {
-	case err != nil:
-		return nil, err
 	case k.kind != "":
-		return nil, status.Error(codes.InvalidArgument, "CryptoKey purpose is not ENCRYPT_DECRYPT.")
-	case k.state(k.latest) != kmspb.CryptoKeyVersion_ENABLED:
-		return nil, status.Errorf(codes.FailedPrecondition, "%s is not enabled, current state is: %s.", k.versionName(k.latest), k.state(k.latest))
-	case len(in.GetPlaintext()) > 64<<10:
-		return nil, status.Error(codes.InvalidArgument, "The plaintext is too long.")
-	case in.GetPlaintextCrc32C() != nil && in.GetPlaintextCrc32C().GetValue() != checksum(in.GetPlaintext()).GetValue():
-		return nil, status.Error(codes.InvalidArgument, "The checksum in field plaintext_crc32c did not match the data in field plaintext.")
+		return nil, googleRefuses("INVALID_ARGUMENT", "CryptoKey purpose is not ENCRYPT_DECRYPT.")
+	case k.state(k.latest) != "ENABLED":
+		return nil, googleRefuses("FAILED_PRECONDITION", "%s is not enabled, current state is: %s.", k.versionName(k.latest), k.state(k.latest))
+	case len(in.Plaintext) > 64<<10:
+		return nil, googleRefuses("INVALID_ARGUMENT", "The plaintext is too long.")
+	case in.PlaintextCRC32C != "" && in.PlaintextCRC32C != checksum(in.Plaintext):
+		return nil, googleRefuses("INVALID_ARGUMENT", "The checksum in field plaintext_crc32c did not match the data in field plaintext.")
 	}
-	sealed := newAEAD(k.versions[k.latest]).Seal(binary.BigEndian.AppendUint32(nil, uint32(k.latest)), nil, in.GetPlaintext(), in.GetAdditionalAuthenticatedData())
-	return &kmspb.EncryptResponse{
-		Name: k.versionName(k.latest), Ciphertext: sealed, CiphertextCrc32C: checksum(sealed),
-		VerifiedPlaintextCrc32C: in.GetPlaintextCrc32C() != nil, ProtectionLevel: kmspb.ProtectionLevel_SOFTWARE,
+	sealed := newAEAD(k.versions[k.latest]).Seal(binary.BigEndian.AppendUint32(nil, uint32(k.latest)), nil, in.Plaintext, in.AdditionalData)
+	return googleMessage{
+		Name: k.versionName(k.latest), Ciphertext: sealed, CiphertextCRC32C: checksum(sealed),
+		VerifiedPlaintext: in.PlaintextCRC32C != "", ProtectionLevel: "SOFTWARE",
 	}, nil
 }
 
-// Decrypt implements kmspb.KeyManagementServiceServer.
-func (g google) Decrypt(_ context.Context, in *kmspb.DecryptRequest) (*kmspb.DecryptResponse, error) {
-	k, err := g.find(in.GetName())
-	invalid := status.Error(codes.InvalidArgument, "Decryption failed: the ciphertext is invalid.")
+func (k *key) googleDecrypt(in googleMessage) (any, error) {
+	invalid := googleRefuses("INVALID_ARGUMENT", "Decryption failed: the ciphertext is invalid.")
 	switch {
-	case err != nil:
-		return nil, err
 	case k.kind != "":
-		return nil, status.Error(codes.InvalidArgument, "CryptoKey purpose is not ENCRYPT_DECRYPT.")
-	case len(in.GetCiphertext()) < 4:
+		return nil, googleRefuses("INVALID_ARGUMENT", "CryptoKey purpose is not ENCRYPT_DECRYPT.")
+	case len(in.Ciphertext) < 4:
 		return nil, invalid
 	}
-	version := int(binary.BigEndian.Uint32(in.GetCiphertext()))
+	version := int(binary.BigEndian.Uint32(in.Ciphertext))
 	material, ok := k.versions[version]
 	if !ok {
 		return nil, invalid
 	}
-	if state := k.state(version); state != kmspb.CryptoKeyVersion_ENABLED {
-		return nil, status.Errorf(codes.FailedPrecondition, "%s is not enabled, current state is: %s.", k.versionName(version), state)
+	if state := k.state(version); state != "ENABLED" {
+		return nil, googleRefuses("FAILED_PRECONDITION", "%s is not enabled, current state is: %s.", k.versionName(version), state)
 	}
-	plaintext, err := newAEAD(material).Open(nil, nil, in.GetCiphertext()[4:], in.GetAdditionalAuthenticatedData())
+	plaintext, err := newAEAD(material).Open(nil, nil, in.Ciphertext[4:], in.AdditionalData)
 	if err != nil {
 		return nil, invalid
 	}
-	return &kmspb.DecryptResponse{
-		Plaintext: plaintext, PlaintextCrc32C: checksum(plaintext), UsedPrimary: version == k.latest, ProtectionLevel: kmspb.ProtectionLevel_SOFTWARE,
+	return googleMessage{
+		Plaintext: plaintext, PlaintextCRC32C: checksum(plaintext), UsedPrimary: version == k.latest, ProtectionLevel: "SOFTWARE",
 	}, nil
 }
 
-// GetCryptoKey implements kmspb.KeyManagementServiceServer.
-func (g google) GetCryptoKey(_ context.Context, in *kmspb.GetCryptoKeyRequest) (*kmspb.CryptoKey, error) {
-	k, err := g.find(in.GetName())
-	if err != nil {
-		return nil, err
+// google returns the description of a key.
+func (k *key) google() map[string]any {
+	c := map[string]any{"name": gcpRing + k.name, "purpose": "ENCRYPT_DECRYPT", "createTime": k.created.UTC()}
+	if k.kind != "" { // such a key has no primary version
+		c["purpose"] = "ASYMMETRIC_DECRYPT"
+		return c
 	}
-	c := &kmspb.CryptoKey{Name: gcpRing + k.name, Purpose: kmspb.CryptoKey_ENCRYPT_DECRYPT, CreateTime: timestamppb.New(k.created)}
-	if k.kind != "" { // of such a key there is no primary version
-		c.Purpose = kmspb.CryptoKey_ASYMMETRIC_DECRYPT
-		return c, nil
-	}
-	c.Primary = k.version(k.latest)
-	return c, nil
+	c["primary"] = k.googleVersion(k.latest)
+	return c
 }
 
-// ListCryptoKeyVersions implements kmspb.KeyManagementServiceServer.
-func (g google) ListCryptoKeyVersions(_ context.Context, in *kmspb.ListCryptoKeyVersionsRequest) (*kmspb.ListCryptoKeyVersionsResponse, error) {
-	k, err := g.find(in.GetParent())
-	if err != nil {
-		return nil, err
-	}
-	out := &kmspb.ListCryptoKeyVersionsResponse{TotalSize: int32(k.latest)}
-	first, _ := strconv.Atoi(in.GetPageToken())
+func (k *key) googleVersions(query url.Values) (any, error) {
+	size, _ := strconv.Atoi(query.Get("pageSize"))
+	first, _ := strconv.Atoi(query.Get("pageToken"))
+	versions, next := []any(nil), ""
 	for v := max(first, 1); v <= k.latest; v++ {
-		if size := int(in.GetPageSize()); size > 0 && len(out.GetCryptoKeyVersions()) == size {
-			out.NextPageToken = strconv.Itoa(v)
+		if size > 0 && len(versions) == size {
+			next = strconv.Itoa(v)
 			break
 		}
-		out.CryptoKeyVersions = append(out.CryptoKeyVersions, k.version(v))
+		versions = append(versions, k.googleVersion(v))
 	}
-	return out, nil
+	return map[string]any{"cryptoKeyVersions": versions, "totalSize": k.latest, "nextPageToken": next}, nil
 }
 
-// DestroyCryptoKeyVersion implements kmspb.KeyManagementServiceServer.
-func (g google) DestroyCryptoKeyVersion(_ context.Context, in *kmspb.DestroyCryptoKeyVersionRequest) (*kmspb.CryptoKeyVersion, error) {
-	name, number, _ := strings.Cut(in.GetName(), "/cryptoKeyVersions/")
-	k, err := g.find(name)
-	if err != nil {
-		return nil, err
-	}
+func (k *key) googleDestroy(number string) (any, error) {
 	version, _ := strconv.Atoi(number)
 	if _, ok := k.versions[version]; !ok {
-		return nil, status.Errorf(codes.NotFound, "CryptoKeyVersion %s not found.", in.GetName())
+		return nil, googleRefuses("NOT_FOUND", "CryptoKeyVersion %s not found.", number)
 	}
 	if !k.destroyed[version].IsZero() {
-		return nil, status.Errorf(codes.FailedPrecondition, "%s is not in a state that can be destroyed: %s.", in.GetName(), k.state(version))
+		return nil, googleRefuses("FAILED_PRECONDITION", "%s is not in a state that can be destroyed: %s.", k.versionName(version), k.state(version))
 	}
 	k.destroyed[version] = time.Now().AddDate(0, 0, 30).Truncate(time.Second)
-	return k.version(version), nil
+	return k.googleVersion(version), nil
 }
 
-func (k *key) state(version int) kmspb.CryptoKeyVersion_CryptoKeyVersionState {
+func (k *key) state(version int) string {
 	switch {
 	case !k.destroyed[version].IsZero():
-		return kmspb.CryptoKeyVersion_DESTROY_SCHEDULED
+		return "DESTROY_SCHEDULED"
 	case k.disabled:
-		return kmspb.CryptoKeyVersion_DISABLED
+		return "DISABLED"
 	}
-	return kmspb.CryptoKeyVersion_ENABLED
+	return "ENABLED"
 }
 
 func (k *key) versionName(version int) string {
 	return fmt.Sprintf("%s%s/cryptoKeyVersions/%d", gcpRing, k.name, version)
 }
 
-func (k *key) version(version int) *kmspb.CryptoKeyVersion {
-	v := &kmspb.CryptoKeyVersion{
-		Name: k.versionName(version), State: k.state(version), ProtectionLevel: kmspb.ProtectionLevel_SOFTWARE,
-		Algorithm: kmspb.CryptoKeyVersion_GOOGLE_SYMMETRIC_ENCRYPTION, CreateTime: timestamppb.New(k.created),
+func (k *key) googleVersion(version int) map[string]any {
+	v := map[string]any{
+		"name": k.versionName(version), "state": k.state(version), "protectionLevel": "SOFTWARE",
+		"algorithm": "GOOGLE_SYMMETRIC_ENCRYPTION", "createTime": k.created.UTC(),
 	}
 	if at := k.destroyed[version]; !at.IsZero() {
-		v.DestroyTime = timestamppb.New(at)
+		v["destroyTime"] = at.UTC()
 	}
 	return v
 }

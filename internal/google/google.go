@@ -1,0 +1,132 @@
+// Package google finds the credentials of Google Cloud and puts them on HTTP requests.
+//
+// They are Application Default Credentials: the file that GOOGLE_APPLICATION_CREDENTIALS names (a
+// service account, workload identity federation, impersonation), that of gcloud, or the metadata
+// server of a machine or pod, which is how a workload identity of GKE arrives. Google's own clients
+// do the same, but bring gRPC into the binary (docs/adr/0014-size.md).
+package google
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"cloud.google.com/go/compute/metadata"
+	"golang.org/x/oauth2"
+	oauth2google "golang.org/x/oauth2/google"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+const (
+	scope        = "https://www.googleapis.com/auth/cloud-platform"
+	tokenTimeout = 10 * time.Second // of one request for a token
+)
+
+// Credentials are safe for concurrent use.
+type Credentials struct {
+	tokens       oauth2.TokenSource
+	quotaProject string // pays for the calls of a user; "" for the project of the resource
+	email        string // of the service account in a file
+	privateKey   []byte // PEM; nil when no file holds one
+}
+
+// file is what a file of credentials says beside what oauth2 reads in it.
+type file struct {
+	Type         string `json:"type"`
+	Email        string `json:"client_email"`
+	PrivateKey   string `json:"private_key"`
+	QuotaProject string `json:"quota_project_id"`
+}
+
+// Find returns the default credentials. ctx bounds the search alone. Error: there are none.
+func Find(ctx context.Context) (*Credentials, error) {
+	// The source of tokens keeps the context.
+	lasting := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Timeout: tokenTimeout})
+	found, err := oauth2google.FindDefaultCredentials(lasting, scope)
+	if err != nil {
+		return nil, err
+	}
+	c := &Credentials{tokens: found.TokenSource}
+	var f file
+	if len(found.JSON) > 0 {
+		if err := json.Unmarshal(found.JSON, &f); err != nil {
+			return nil, fmt.Errorf("reading the file of credentials: %w", err)
+		}
+	}
+	c.quotaProject = cmp.Or(os.Getenv("GOOGLE_CLOUD_QUOTA_PROJECT"), f.QuotaProject)
+	if f.Type == "service_account" {
+		// It signs its tokens itself, which saves a request.
+		if c.tokens, err = oauth2google.JWTAccessTokenSourceWithScope(found.JSON, scope); err != nil {
+			return nil, err
+		}
+		c.email, c.privateKey = f.Email, []byte(f.PrivateKey)
+	}
+	return c, nil
+}
+
+// PrivateKey returns the private key of a service account in PEM, and nil for other credentials.
+func (c *Credentials) PrivateKey() []byte { return c.privateKey }
+
+// Email returns the address of the service account, as the file or the metadata server says it, and
+// "" for credentials of another kind.
+func (c *Credentials) Email(ctx context.Context) (string, error) {
+	if c.email != "" || !metadata.OnGCE() {
+		return c.email, nil
+	}
+	return metadata.EmailWithContext(ctx, "")
+}
+
+// Client returns a client whose requests carry a token. It follows no redirect, which could take the
+// token elsewhere.
+func (c *Credentials) Client(next http.RoundTripper) *http.Client {
+	return &http.Client{Transport: transport{c, next}, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
+}
+
+type transport struct {
+	credentials *Credentials
+	next        http.RoundTripper
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	token, err := t.credentials.token(r.Context())
+	if err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, fault.Wrap(fault.Unavailable,
+			"there is no token for Google now: give the pod a workload identity, or set GOOGLE_APPLICATION_CREDENTIALS", err)
+	}
+	r = r.Clone(r.Context())
+	token.SetAuthHeader(r)
+	if t.credentials.quotaProject != "" {
+		r.Header.Set("X-Goog-User-Project", t.credentials.quotaProject)
+	}
+	return t.next.RoundTrip(r)
+}
+
+// token waits for a token as long as ctx allows. Sources of tokens take no context.
+func (c *Credentials) token(ctx context.Context) (*oauth2.Token, error) {
+	type answer struct {
+		token *oauth2.Token
+		err   error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		token, err := c.tokens.Token()
+		answered <- answer{token, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.token, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
