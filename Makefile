@@ -119,7 +119,7 @@ vendor-web: ## make the dashboard's vendored files anew from the versions pinned
 	hack/vendor-web.sh
 
 .PHONY: screenshots
-screenshots: chromium ## take the pictures of every page of the dashboard, docs/images
+screenshots: chromium ## take the pictures of every page of the dashboard, into bin/screenshots and those shown into docs/images
 	@exec hack/screenshots.sh
 
 .PHONY: docs-tools

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Takes the pictures of every page of the dashboard, light and dark, wide and on a phone, into docs/images: what a test of all pages sees.
+# Takes the pictures of every page of the dashboard, light and dark, wide and on a phone, into bin/screenshots: what a test of all pages
+# sees. Those that the documentation shows go to docs/images.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v chromium >/dev/null || { echo "Chromium is not installed (package chromium): no pictures are taken" >&2; exit 1; }
@@ -11,7 +12,10 @@ if ((all > most)); then
 	echo "the pictures have $all bytes: at most $most" >&2
 	exit 1
 fi
-mkdir -p docs/images
-rm -f docs/images/*-{light,dark}-{wide,phone}.png
-install -m 644 "$folder"/*.png docs/images/
-echo "$(ls "$folder" | wc -l) pictures in docs/images, $all bytes"
+rm -rf bin/screenshots
+mkdir -p bin/screenshots
+install -m 644 "$folder"/*.png bin/screenshots/
+for shown in docs/images/*-{light,dark}-{wide,phone}.png; do
+	[[ ! -e "$shown" ]] || install -m 644 "$folder/${shown##*/}" "$shown"
+done
+echo "$(ls "$folder" | wc -l) pictures in bin/screenshots, $all bytes"
