@@ -257,10 +257,10 @@ func (w *anchorWorld) testKeeper(t *testing.T) {
 	defer func() { w.chain = "chain_ours" }()
 	var said logs
 	ctx, cancel := context.WithCancel(t.Context())
-	keeper := audit.NewAnchorKeeper(w.log, []audit.AnchorPlace{w.place(w.operator, anchorName)}, audit.AnchorOptions{
+	keeper := audit.NewAnchorKeeper(w.log, audit.NewGuard(w.log), []audit.AnchorPlace{w.place(w.operator, anchorName)}, audit.AnchorOptions{
 		Every: 10 * time.Millisecond, Timeout: patience, Logger: slog.New(slog.NewTextHandler(&said, nil)), Now: w.clock.Now,
 	})
-	if _, err := w.log.Follow(ctx); err != nil {
+	if _, err := audit.NewFollower(w.log).Follow(ctx); err != nil {
 		t.Fatal(err)
 	}
 	must(t, keeper.Check(ctx))

@@ -165,7 +165,7 @@ func (w *world) testLife(t *testing.T) {
 // checkAuditReference holds status.audit against the log.
 func (w *world) checkAuditReference(sc *v1alpha1.SealedCredential) {
 	w.t.Helper()
-	entries, _, err := w.log.Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
+	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
 	must(w.t, err)
 	for _, e := range entries { // newest first
 		if e.Resource.ID == sc.Status.CredentialID && e.Attributes[audit.AttributeDigest] != "" {

@@ -123,7 +123,7 @@ func (w *world) open(crash *crash) {
 	must(w.t, err)
 	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
 	must(w.t, err)
-	w.vault = vault.New(w.store, w.log.Guard(), w.keys, now)
+	w.vault = vault.New(w.store, audit.NewGuard(w.log), w.keys, now)
 }
 
 // counting reports whether calls are counted: not while memory is measured.
@@ -429,7 +429,7 @@ func (w *world) checkUnseals(sc *v1alpha1.SealedCredential, want map[string]stri
 // history returns the successful audit events of a credential, oldest first, without reads.
 func (w *world) history(namespace, credential string) []string {
 	w.t.Helper()
-	entries, _, err := w.log.Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
+	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
 	must(w.t, err)
 	var types []string
 	for _, e := range entries {

@@ -33,7 +33,7 @@ func (w *world) targeted(namespace, name string, values map[string]string) *v1al
 // unseals counts the audit entries of an object's values being read, or tried to be.
 func (w *world) unseals(sc *v1alpha1.SealedCredential) (n int) {
 	w.t.Helper()
-	entries, _, err := w.log.Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
+	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
 	must(w.t, err)
 	for _, e := range entries {
 		if e.EventType == audit.CredentialUnsealed && e.Actor.ID == string(sc.UID) {
@@ -319,7 +319,7 @@ func (w *world) testDamage(t *testing.T) {
 // entries counts the audit entries of a namespace's tenant, but for those of counting them.
 func (w *world) entries(namespace string) (n int) {
 	w.t.Helper()
-	entries, _, err := w.log.Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
+	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
 	must(w.t, err)
 	for _, e := range entries {
 		if e.EventType != audit.AuditRead {

@@ -155,7 +155,7 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 	w.must(err)
 	issued.absent("the entries", entries)
 	var export bytes.Buffer
-	w.must(w.Config.Audit.Export(context.Background(), &export, 0))
+	w.must(w.Config.Reader.Export(context.Background(), &export, 0))
 	issued.absent("the exported entries", export.Bytes())
 	w.must(w.Store.Close())
 	for _, r := range left {

@@ -53,6 +53,8 @@ type Config struct {
 	Transit    *transit.Transit
 	Identity   *identity.Service
 	Audit      *audit.Log
+	Guard      *audit.Guard
+	Reader     *audit.Reader
 	Compliance *compliance.Service
 	Reports    v2.Reports // nil when whoever keeps them gives them out
 	Keys       *keyring.Ring
@@ -114,7 +116,7 @@ const (
 
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
-	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Compliance == nil ||
+	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Guard == nil || config.Reader == nil || config.Compliance == nil ||
 		config.Keys == nil || config.Sealing == nil || config.Custody == nil || config.Store == nil {
 		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing, custody and store are required")
 	}
@@ -130,7 +132,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s.gate, err = gate.New(gate.Config{
-		Identity: config.Identity, Guard: config.Audit.Guard(), Now: config.Now, Rates: config.Rates, Lender: config.Lender, Origin: origin,
+		Identity: config.Identity, Guard: config.Guard, Now: config.Now, Rates: config.Rates, Lender: config.Lender, Origin: origin,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
@@ -161,12 +163,12 @@ func New(config Config) (*Server, error) {
 	s.engine.GET("/api/v2/openapi.yaml", served(openapi.V2()))
 	docs.Register(s.engine)
 	dashboard.Register(s.engine, s.refuse(http.StatusNotFound, "there is no such endpoint"))
-	s.v1, err = v1.Register(s.engine, s.gate, &v1.API{Transit: config.Transit, Audit: config.Audit})
+	s.v1, err = v1.Register(s.engine, s.gate, &v1.API{Transit: config.Transit, Reader: config.Reader})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
-		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Guard: config.Audit.Guard(), Compliance: config.Compliance,
+		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Guard: config.Guard, Reader: config.Reader, Compliance: config.Compliance,
 		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Custody: config.Custody, Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients, Cluster: config.Cluster, Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {

@@ -120,7 +120,7 @@ func (a *archive) keep(ctx context.Context) {
 // cut moves what is due, unless the log is refused, which lets nothing be written
 // and has said so.
 func (a *archive) cut(ctx context.Context) {
-	if a.log.Refusal() != nil {
+	if a.log.HaltedBy() != nil {
 		return
 	}
 	if cut, err := a.cutter.Run(ctx); errors.Is(err, fault.Conflict) {

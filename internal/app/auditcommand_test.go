@@ -495,7 +495,7 @@ func TestALogWithAnArchiveIsVerifiedWhole(t *testing.T) {
 		l.fill()
 		notes = append(notes, writeText(t, filepath.Join(t.TempDir(), "note"), noteOf(t, l.export(0))))
 		l.now = l.now.Add(72 * time.Hour)
-		cutter := audit.Cutter{Log: l.log, Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.now }}
+		cutter := audit.Cutter{Log: l.log, Reader: audit.NewReader(l.log, audit.NewGuard(l.log)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.now }}
 		n, err := cutter.Run(t.Context())
 		if err != nil || n == 0 {
 			t.Fatal("nothing was cut:", n, err)

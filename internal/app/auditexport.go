@@ -118,7 +118,7 @@ func exportStopped(ctx context.Context, o *exportOptions, p *progress, stdout io
 				if x.last != nil {
 					p.skip(x.last.Sequence)
 				}
-				return streamed(x, func(w io.Writer) error { return log.Export(ctx, w, 0) })
+				return streamed(x, func(w io.Writer) error { return audit.NewReader(log, audit.NewGuard(log)).Export(ctx, w, 0) })
 			})
 		})
 	})

@@ -113,8 +113,8 @@ func (b *builtLog) fill() {
 // loseTo lets the log go on behind a rollback.
 func (b *builtLog) loseTo(sequence uint64) {
 	b.t.Helper()
-	b.log.Refuse(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Place: "test"})
-	if _, err := b.log.AcceptRollback(b.t.Context(), b.event(authz.SystemTenant, "", nil).Principal, "the disk failed"); err != nil {
+	b.log.Halt(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Place: "test"})
+	if _, err := audit.NewGuard(b.log).AcceptRollback(b.t.Context(), b.event(authz.SystemTenant, "", nil).Principal, "the disk failed"); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -123,7 +123,7 @@ func (b *builtLog) loseTo(sequence uint64) {
 func (b *builtLog) export(from uint64) []string {
 	b.t.Helper()
 	var out bytes.Buffer
-	if err := b.log.Export(b.t.Context(), &out, from); err != nil {
+	if err := audit.NewReader(b.log, audit.NewGuard(b.log)).Export(b.t.Context(), &out, from); err != nil {
 		b.t.Fatal(err)
 	}
 	return strings.SplitAfter(strings.TrimSuffix(out.String(), "\n"), "\n")

@@ -39,6 +39,9 @@ type deployment struct {
 	store    store.Database
 	kms      []*kms.Key // the current one, then the former ones
 	log      *audit.Log
+	guard    *audit.Guard
+	reader   *audit.Reader
+	verifier *audit.LiveVerifier
 	keys     *keyring.Ring
 	keyFiles func(context.Context) ([][]byte, error) // of the KMS, for backups; nil when no key is a file
 	identity *identity.Service
@@ -69,7 +72,9 @@ type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the store, and makes a deployment in it when it is empty.
 func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
-	d := &deployment{dir: p.dir, log: audit.New(p.now)}
+	log := audit.New(p.now)
+	guard := audit.NewGuard(log)
+	d := &deployment{dir: p.dir, log: log, guard: guard, reader: audit.NewReader(log, guard), verifier: audit.NewLiveVerifier(log)}
 	if d.store, err = openDatabase(ctx, p, unmarked(d.log.Commit)); err != nil {
 		return nil, err
 	}
@@ -114,15 +119,15 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 		p.logger.WarnContext(ctx, "the database was empty, and a new deployment was made in it: unless that was meant, stop the server and look where it should be",
 			"chain", d.log.Fingerprint())
 	}
-	if err := p.proving.begin(ctx, d.log, p.logger, p.now); err != nil {
+	if err := p.proving.begin(ctx, d.log, d.guard, p.logger, p.now); err != nil {
 		return nil, err
 	}
-	d.vault = vault.New(s, d.log.Guard(), d.keys, p.now)
-	d.transit = transit.New(s, d.log.Guard(), d.keys, p.now)
-	d.sealing = sealingkey.New(s, d.log, d.keys, sealingkey.Options{
+	d.vault = vault.New(s, d.guard, d.keys, p.now)
+	d.transit = transit.New(s, d.guard, d.keys, p.now)
+	d.sealing = sealingkey.New(s, d.guard, d.reader, d.keys, sealingkey.Options{
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
 	})
-	d.custody = custody.New(s, d.log.Guard(), d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
+	d.custody = custody.New(s, d.guard, d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
 	if err := d.sealing.Verify(ctx); err != nil { // which is no reason to serve nothing
 		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
 	}

@@ -37,7 +37,7 @@ func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 		"not known":   {err: errors.New("the cluster does not answer")},
 		"not in time": {err: context.DeadlineExceeded},
 	} {
-		service := sealingkey.New(d.store, d.log, d.keys, sealingkey.Options{
+		service := sealingkey.New(d.store, d.guard, d.reader, d.keys, sealingkey.Options{
 			InUse: func(context.Context) (map[string]int, error) { return tc.use, tc.err }, Now: time.Now,
 		})
 		registry := prometheus.NewRegistry()

@@ -94,7 +94,7 @@ func (p *proving) configured(ctx context.Context, logger *slog.Logger, key, addr
 // begin asks the places that keep checkpoints, before anything is written. What
 // they know may have the log refuse to be written: that is logged and told by
 // /readyz, and no reason not to start, since it is accepted over the interface.
-func (p *proving) begin(ctx context.Context, log *audit.Log, logger *slog.Logger, now func() time.Time) error {
+func (p *proving) begin(ctx context.Context, log *audit.Log, guard *audit.Guard, logger *slog.Logger, now func() time.Time) error {
 	log.SetSigning(audit.Signing(p.Signing))
 	var places []audit.AnchorPlace
 	if p.cluster != nil && p.Anchor.ConfigMap != "" {
@@ -109,9 +109,9 @@ func (p *proving) begin(ctx context.Context, log *audit.Log, logger *slog.Logger
 		if err != nil {
 			return err
 		}
-		places = append(places, audit.NewBucketPlace(log, b))
+		places = append(places, audit.NewBucketPlace(log.ChainID(), b))
 	}
-	p.keeper = audit.NewAnchorKeeper(log, places, audit.AnchorOptions{Logger: logger, Now: now})
+	p.keeper = audit.NewAnchorKeeper(log, guard, places, audit.AnchorOptions{Logger: logger, Now: now})
 	_ = p.keeper.Check(ctx) // it has logged what it found, and the log is refused
 	return nil
 }
@@ -125,7 +125,7 @@ func (p *proving) keepArchive(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
-	cutter := &audit.Cutter{Log: s.log, Archive: b, Keep: p.Retention.Keep, Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
+	cutter := &audit.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
 	p.archive = &archive{log: s.log, store: s.store, bucket: b, cutter: cutter, now: s.now, logger: s.logger}
 	p.archive.look(ctx, archivePatience) // so that the first state knows
 	return nil
@@ -149,7 +149,7 @@ func (p *proving) judge(ctx context.Context, s *service, dir, publicURL string) 
 		return nil, nil, err
 	}
 	service, err := compliance.New(compliance.Config{
-		Store: s.store, Log: s.log, Catalogues: p.Catalogues, Reports: bucket, Sign: s.keys.SignReport, Verify: s.keys.VerifyReport, Seal: s.keys.SealRow, Open: s.keys.OpenRow,
+		Store: s.store, Guard: s.guard, Reader: s.reader, Verifier: s.verifier, Catalogues: p.Catalogues, Reports: bucket, Sign: s.keys.SignReport, Verify: s.keys.VerifyReport, Seal: s.keys.SealRow, Open: s.keys.OpenRow,
 		Renderers: map[compliance.Format]compliance.Renderer{compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI},
 		State:     func(ctx context.Context) (compliance.State, error) { return p.state(ctx, s) },
 		Inventory: func(ctx context.Context, who authz.Principal) ([]byte, error) { return p.inventory(ctx, s, who) },
@@ -221,8 +221,8 @@ func (p *proving) forget(ctx context.Context) error {
 
 // run does what proves the log, and what keeps it short, until ctx ends.
 func (p *proving) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
-	g.Go(func() error { s.log.KeepFollowing(ctx, s.logger); return nil })
-	g.Go(func() error { s.log.KeepVerified(ctx, p.Verification, s.logger); return nil })
+	g.Go(func() error { audit.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
+	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })
 	g.Go(func() error { p.keeper.Keep(ctx); return nil })
 	if p.archive != nil {
 		g.Go(func() error { p.archive.keep(ctx); return nil })
@@ -231,8 +231,9 @@ func (p *proving) run(ctx context.Context, s *service, g interface{ Go(func() er
 
 // proofCollector shows how the log is proven. It reads memory alone.
 type proofCollector struct {
-	log    *audit.Log
-	keeper *audit.AnchorKeeper
+	log      *audit.Log
+	verifier *audit.LiveVerifier
+	keeper   *audit.AnchorKeeper
 }
 
 var (
@@ -256,8 +257,8 @@ func (c proofCollector) Collect(metrics chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	gauge(checkpointLag, float64(c.log.Lag()))
-	proof := c.log.Proof()
+	gauge(checkpointLag, float64(audit.NewFollower(c.log).Lag()))
+	proof := c.verifier.Proof()
 	gauge(verifiedTo, float64(proof.VerifiedTo))
 	broken := 0.0
 	if proof.Broken != nil {

@@ -112,7 +112,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 	var log buffer
 	a := &archive{
 		log: l.log, store: l.store, bucket: bucket, now: func() time.Time { return l.now }, logger: slog.New(slog.NewJSONHandler(&log, nil)),
-		cutter: &audit.Cutter{Log: l.log, Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.now }},
+		cutter: &audit.Cutter{Log: l.log, Reader: audit.NewReader(l.log, audit.NewGuard(l.log)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.now }},
 	}
 	expect := func(state string, due bool, logged int) {
 		t.Helper()
@@ -249,7 +249,7 @@ func TestAMalformedCatalogueStopsTheStartBeforeAnythingIsMade(t *testing.T) {
 // A server whose database lost entries says what to do, once, and tries nothing else.
 func TestARefusedLogIsToldOnce(t *testing.T) {
 	s, log := inProcess(t, nil)
-	s.log.Refuse(&audit.RollbackError{LostFrom: 8, LostTo: 9, Epoch: 1, Place: "bucket"})
+	s.log.Halt(&audit.RollbackError{LostFrom: 8, LostTo: 9, Epoch: 1, Place: "bucket"})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -204,7 +204,7 @@ const audience = "latticekeep"
 // run serves on l, which it closes, until ctx ends. config is what the two
 // kinds of server differ in; ready is called once the rest is made.
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
-	config.Vault, config.Transit, config.Identity, config.Audit, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.keys, s.store
+	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
 		config.KMSKeys = s.keyFiles // to nobody whom the configuration does not name
@@ -221,7 +221,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	if reports != nil {
 		config.Reports = reports
 	}
-	config.Collectors = append(config.Collectors, proofCollector{s.log, s.proving.keeper})
+	config.Collectors = append(config.Collectors, proofCollector{s.log, s.verifier, s.proving.keeper})
 	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
 	config.Collectors = append(config.Collectors, auditCollector{s.log})
 	fit := config.Ready
@@ -289,7 +289,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		})
 	}
 	ready()
-	if reason := s.log.Refusal(); reason != nil {
+	if reason := s.log.HaltedBy(); reason != nil {
 		s.logger.Error("nothing is served: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "err", reason)
 	}
 	return parts.Wait()
@@ -346,7 +346,7 @@ func (s *service) tend(ctx context.Context) {
 	if err := s.proving.forget(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("old reports could not be removed, it is tried again", "in", maintenance, "err", err)
 	}
-	if s.log.Refusal() != nil {
+	if s.log.HaltedBy() != nil {
 		return
 	}
 	if n, err := s.transit.RotateDue(ctx); err != nil && ctx.Err() == nil {
@@ -376,7 +376,7 @@ func (s *service) tend(ctx context.Context) {
 const flushTimeout = 5 * time.Second
 
 func (s *service) flush(ctx context.Context) {
-	if s.log.Refusal() != nil {
+	if s.log.HaltedBy() != nil {
 		return
 	}
 	if err := s.identity.FlushLastUsed(ctx); err != nil && ctx.Err() == nil {

@@ -34,7 +34,7 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 					}
 				}
 				other := g.another(g.store)
-				NewAnchorKeeper(other, []AnchorPlace{place}, AnchorOptions{Logger: quiet(), Now: g.now})
+				NewAnchorKeeper(other.Log, other.guard, []AnchorPlace{place}, AnchorOptions{Logger: quiet(), Now: g.now})
 				b := g.anchoredAt(place)
 				accepted := false
 				s := &between{Store: g.store, at: at, do: func() error {
@@ -42,15 +42,15 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 					accepted = true
 					return err
 				}}
-				g.log.store = s
+				g.log.chain.store = s
 				b.keeper.visit(t.Context(), b.keeper.places[0], lookOnly)
 				b.keeper.lookInside(t.Context())
-				g.log.store = g.store
+				g.log.chain.store = g.store
 				if accepted {
-					if _, err := g.log.hold(t.Context()); err != nil {
+					if _, err := g.log.rollbacks.hold(t.Context()); err != nil {
 						t.Fatal(err)
 					}
-					if err := g.log.Refusal(); err != nil {
+					if err := g.log.HaltedBy(); err != nil {
 						t.Errorf("accepted before look %d: %v", at, err)
 					}
 				} else {
@@ -82,11 +82,11 @@ func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
 	for range 20 {
 		stranger.append(AuditRead, tenantA)
 	}
-	NewAnchorKeeper(a.log, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
+	NewAnchorKeeper(a.log.Log, a.log.guard, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
 	if r, err := a.log.AcceptRollback(t.Context(), admin(), "a test"); err != nil || r.LostTo != r.LostFrom-1 {
 		t.Fatal(r, err)
 	}
-	k := NewAnchorKeeper(b.log, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
+	k := NewAnchorKeeper(b.log.Log, b.log.guard, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
 	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -76,6 +76,7 @@ type PlaceStatus struct {
 // moment leaves places that are behind the database, never ahead of it.
 type AnchorKeeper struct {
 	log    *Log
+	guard  *Guard
 	places []*anchor
 	AnchorOptions
 
@@ -106,7 +107,7 @@ type anchor struct {
 
 // NewAnchorKeeper returns the keeper of a log, which knows nothing of any place
 // before its first look. A log has one keeper at a time.
-func NewAnchorKeeper(l *Log, places []AnchorPlace, o AnchorOptions) *AnchorKeeper {
+func NewAnchorKeeper(l *Log, g *Guard, places []AnchorPlace, o AnchorOptions) *AnchorKeeper {
 	if o.Every == 0 {
 		o.Every = 10 * time.Second
 	}
@@ -119,16 +120,16 @@ func NewAnchorKeeper(l *Log, places []AnchorPlace, o AnchorOptions) *AnchorKeepe
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	k := &AnchorKeeper{log: l, AnchorOptions: o}
+	k := &AnchorKeeper{log: l, guard: g, AnchorOptions: o}
 	for _, p := range places {
 		a := &anchor{AnchorPlace: p, witness: witness{place: "the " + p.Name()}, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}}
 		k.places = append(k.places, a)
 	}
-	l.deciding.Lock()
-	defer l.deciding.Unlock()
-	l.places, l.look = nil, func(ctx context.Context) { _ = k.Check(ctx) }
+	l.rollbacks.deciding.Lock()
+	defer l.rollbacks.deciding.Unlock()
+	l.rollbacks.places, l.rollbacks.look = nil, func(ctx context.Context) { _ = k.Check(ctx) }
 	for _, a := range k.places {
-		l.places = append(l.places, &a.witness)
+		l.rollbacks.places = append(l.rollbacks.places, &a.witness)
 	}
 	return k
 }
@@ -143,7 +144,7 @@ func (k *AnchorKeeper) Check(ctx context.Context) error {
 	}
 	looks.Wait()
 	k.lookInside(ctx)
-	return k.log.Refusal()
+	return k.log.rollbacks.Refusal()
 }
 
 // Keep keeps every place until ctx ends. A place that has nothing yet is written
@@ -230,7 +231,7 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	state, theirs, why := PlaceOK, Checkpoint{}, ""
 	if note != nil {
 		a.started, a.met = false, true
-		theirs, why = k.log.readAnchor(note)
+		theirs, why = k.readAnchor(note)
 	}
 	if why != "" {
 		state = PlaceRefused
@@ -254,10 +255,10 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	if a.last, a.looked = theirs, true; lost {
 		return PlaceRollback, nil
 	}
-	if kind == lookOnly || kind == writeFirst && note != nil || k.log.Refusal() != nil || another {
+	if kind == lookOnly || kind == writeFirst && note != nil || k.log.rollbacks.Refusal() != nil || another {
 		return state, nil
 	}
-	signed, newest, err := k.log.Newest(ctx)
+	signed, newest, err := k.log.chain.Newest(ctx)
 	if errors.Is(err, errNoCheckpoint) || err == nil && !newest.known().newer(theirs.known()) {
 		return state, nil // nothing is newer
 	}
@@ -292,15 +293,15 @@ const (
 )
 
 // readAnchor returns the checkpoint of a note, or why it is none of this log.
-func (l *Log) readAnchor(note []byte) (c Checkpoint, why string) {
+func (k *AnchorKeeper) readAnchor(note []byte) (c Checkpoint, why string) {
 	c, err := peekCheckpoint(note)
 	switch {
 	case err != nil || len(note) > maxNote:
 		return Checkpoint{}, anchorMalformed
-	case c.ChainID != l.chainID:
+	case c.ChainID != k.log.chain.chainID:
 		return Checkpoint{}, anchorOtherChain
 	}
-	if c, err = ParseCheckpoint(note, l.signer.Public()); err != nil {
+	if c, err = ParseCheckpoint(note, k.log.chain.key); err != nil {
 		return Checkpoint{}, anchorUnverified
 	}
 	return c, ""
@@ -320,11 +321,11 @@ func (k *AnchorKeeper) start(ctx context.Context, a *anchor, c Checkpoint) error
 	if a.started {
 		return nil
 	}
-	e := keeperEvent(k.log, AnchorStarted, Success, map[string]string{
+	e := keeperEvent(k.log.ChainID(), AnchorStarted, Success, map[string]string{
 		attributePlace: a.Name(), attributeSequence: strconv.FormatUint(c.Sequence, 10),
 	})
 	told, now := false, k.log.now()
-	err := k.log.store.Update(ctx, func(tx store.Tx) (err error) {
+	err := k.log.chain.store.Update(ctx, func(tx store.Tx) (err error) {
 		if told = false; !a.met {
 			told, err = begunLately(tx, a.Name(), now)
 		}
@@ -386,11 +387,11 @@ func begunLately(r store.Reader, place string, now time.Time) (begun bool, err e
 }
 
 // keeperEvent is one of the service's own.
-func keeperEvent(l *Log, t EventType, o Outcome, attributes map[string]string) Event {
+func keeperEvent(chainID string, t EventType, o Outcome, attributes map[string]string) Event {
 	return Event{
 		Type: t, Outcome: o,
 		Principal:  authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"},
-		Resource:   Resource{Type: ChainResource, ID: l.chainID},
+		Resource:   Resource{Type: ChainResource, ID: chainID},
 		Attributes: attributes,
 	}
 }
@@ -409,7 +410,7 @@ func (k *AnchorKeeper) alarm(ctx context.Context, a *anchor, note []byte, why st
 	if a.recorded {
 		return nil
 	}
-	err := k.log.guard.RecordOncePerMinute(ctx, keeperEvent(k.log, AnchorRefused, Failure, map[string]string{attributePlace: a.Name(), AttributeReason: why}))
+	err := k.guard.RecordOncePerMinute(ctx, keeperEvent(k.log.ChainID(), AnchorRefused, Failure, map[string]string{attributePlace: a.Name(), AttributeReason: why}))
 	if err != nil {
 		return fmt.Errorf("recording that the anchor is refused: %w", err)
 	}

@@ -108,7 +108,7 @@ type anchored struct {
 
 func (f *fixture) anchoredAt(places ...AnchorPlace) *anchored {
 	a := &anchored{fixture: f, said: new(bytes.Buffer)}
-	a.keeper = NewAnchorKeeper(f.log, places, AnchorOptions{Logger: slog.New(slog.NewTextHandler(a.said, nil)), Now: f.now, Timeout: time.Minute})
+	a.keeper = NewAnchorKeeper(f.log.Log, f.log.guard, places, AnchorOptions{Logger: slog.New(slog.NewTextHandler(a.said, nil)), Now: f.now, Timeout: time.Minute})
 	return a
 }
 
@@ -116,7 +116,7 @@ func (f *fixture) anchoredAt(places ...AnchorPlace) *anchored {
 // seconds.
 func (a *anchored) keep() {
 	a.t.Helper()
-	if a.log.Refusal() == nil {
+	if a.log.HaltedBy() == nil {
 		a.follow()
 	}
 	for _, p := range a.keeper.places {
@@ -148,7 +148,7 @@ func copyOf(t testing.TB, path string) string {
 func (f *fixture) opened(path string) *fixture {
 	f.t.Helper()
 	g := &fixture{t: f.t, path: path, clock: f.now()}
-	g.log = New(g.now)
+	g.log = newParts(g.now)
 	s, err := bolt.Open(path, bolt.Options{Hook: g.log.Commit})
 	if err != nil {
 		f.t.Fatal(err)
@@ -330,9 +330,9 @@ func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
 	// Nothing is begun that the log does not say.
 	place.put(nil)
 	kept := f.store
-	f.log.store = closing{kept}
+	f.log.chain.store = closing{kept}
 	a.keeper.visit(t.Context(), a.keeper.places[0], writeNewer)
-	f.log.store = kept
+	f.log.chain.store = kept
 	if place.kept() != nil {
 		t.Error("it is begun, and the log does not say so")
 	}
@@ -367,7 +367,7 @@ func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
 		f.follow()
 		for range 3 {
 			ctx, cancel := context.WithCancel(t.Context())
-			keeper := NewAnchorKeeper(f.log, []AnchorPlace{place}, AnchorOptions{Now: time.Now})
+			keeper := NewAnchorKeeper(f.log.Log, f.log.guard, []AnchorPlace{place}, AnchorOptions{Now: time.Now})
 			if err := keeper.Check(ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -442,9 +442,9 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 }
 
 // newestOf returns the newest checkpoint of a log.
-func newestOf(t *testing.T, l *Log) []byte {
+func newestOf(t *testing.T, l *parts) []byte {
 	t.Helper()
-	signed, _, err := l.Newest(t.Context())
+	signed, _, err := l.chain.Newest(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -725,13 +725,13 @@ func TestWhatIsRefusedStaysUntilItIsRecorded(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place", note: []byte("forged")}
 	a := f.anchoredAt(place)
 	a.follow()
-	f.log.Refuse(errors.New("for a test"))
+	f.log.Halt(errors.New("for a test"))
 	a.keep()
 	a.checkStates(PlaceRefused)
 	if !bytes.Equal(place.kept(), []byte("forged")) {
 		t.Error("it is gone")
 	}
-	f.log.Refuse(nil)
+	f.log.Halt(nil)
 	a.keep()
 	if len(place.aside) != 1 || a.keeper.Status()[0].Refused != 1 {
 		t.Errorf("set aside %d, %+v", len(place.aside), a.keeper.Status())
@@ -888,11 +888,11 @@ func TestAnAcceptanceIsNotTakenBackByALateLook(t *testing.T) {
 	a.keep()
 	b := f.opened(backup).anchoredAt(place)
 	b.refused(6, 10)
-	told := b.log.Refusal()
+	told := b.log.HaltedBy()
 	b.accept()
-	b.log.Refuse(told) // by a look that read the database before
+	b.log.Halt(told) // by a look that read the database before
 	b.keep()
-	if err := b.log.Refusal(); err != nil {
+	if err := b.log.HaltedBy(); err != nil {
 		t.Errorf("it is refused still: %v", err)
 	}
 	b.goesOn()
@@ -906,7 +906,7 @@ func TestABucketKeepsTheNewestAndWhatWasRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bucket.Close() })
-	place := NewBucketPlace(f.log, bucket)
+	place := NewBucketPlace(f.log.ChainID(), bucket)
 	a := f.anchoredAt(place)
 	a.keep()
 	a.checkStates(PlaceOK)

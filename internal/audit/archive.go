@@ -53,6 +53,7 @@ type Archive interface {
 // has itself read back from there.
 type Cutter struct {
 	Log     *Log
+	Reader  *Reader
 	Archive Archive
 	// Keep is how long an entry stays in the database at the least; a day later it
 	// is in the archive only. Zero keeps all for ever.
@@ -81,7 +82,7 @@ var (
 // another process archives; fault.Unavailable. Of a segment that an error is
 // about nothing was cut, or it is in the archive whole, and the next run goes on.
 func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
-	if err := c.Log.refused(); err != nil {
+	if err := c.Log.rollbacks.refused(); err != nil {
 		return 0, err
 	}
 	if err := c.resume(ctx); err != nil {
@@ -100,7 +101,7 @@ func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
 // resume removes what is in the archive already, after making sure that it still
 // is.
 func (c *Cutter) resume(ctx context.Context) error {
-	newest, found, err := c.Log.garbage(ctx)
+	newest, found, err := c.garbage(ctx)
 	if err != nil || !found {
 		return err
 	}
@@ -116,13 +117,13 @@ func (c *Cutter) resume(ctx context.Context) error {
 	if err != nil || digest.sum() != newest.Digest {
 		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, errAltered)
 	}
-	return c.Log.clean(ctx, newest.To)
+	return c.clean(ctx, newest.To)
 }
 
 // next archives and cuts one segment, if one is due, and returns how many entries
 // it has.
 func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
-	from, err := c.Log.beginCut(ctx)
+	from, err := c.beginCut(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("looking for entries to archive: %w", err)
 	}
@@ -139,17 +140,17 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 			return 0, fmt.Errorf("preparing to cut entries %d to %d: %w", s.From, s.To, err)
 		}
 	}
-	if err := c.Log.cut(ctx, s, n, from.row, base); err != nil {
+	if err := c.cut(ctx, s, n, from.row, base); err != nil {
 		return 0, fmt.Errorf("cutting entries %d to %d: %w", s.From, s.To, err)
 	}
 	if c.Logger != nil {
 		c.Logger.InfoContext(ctx, "entries of the audit log were archived", "from", s.From, "to", s.To, "object", s.Name)
 	}
 	// A large base takes a while to read: not in a transaction, where everybody would wait for it.
-	if _, err := c.Log.readBase(ctx); err != nil {
+	if _, err := c.Log.chain.readBase(ctx); err != nil {
 		return n, err
 	}
-	return n, c.Log.clean(ctx, s.To)
+	return n, c.clean(ctx, s.To)
 }
 
 // cutFrom is where a segment begins and how far it may go.
@@ -167,11 +168,11 @@ func (f cutFrom) next() uint64 {
 	return f.base.Sequence() + 1
 }
 
-func (l *Log) beginCut(ctx context.Context) (from cutFrom, err error) {
-	if _, err := l.Follow(ctx); err != nil {
+func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
+	if _, err := c.Reader.follower.Follow(ctx); err != nil {
 		return cutFrom{}, err
 	}
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = c.Log.chain.store.View(ctx, func(r store.Reader) error {
 		row, err := r.Get(baseKey)
 		if err != nil {
 			return err
@@ -181,12 +182,12 @@ func (l *Log) beginCut(ctx context.Context) (from cutFrom, err error) {
 		if err != nil {
 			return err
 		}
-		_, followed, err := l.newest(r)
+		_, followed, err := c.Log.chain.newest(r)
 		from.limit = min(followed.Sequence, max(head.sequence, 1)-1)
 		return err
 	})
 	if err == nil && from.row != nil {
-		from.base, err = l.ownBase(from.row)
+		from.base, err = c.Log.chain.ownBase(from.row)
 	}
 	return from, err
 }
@@ -200,12 +201,12 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64,
 	}
 	old := now().Add(-c.Keep)
 	most := uint64(cmp.Or(c.most, segmentEntries))
-	if due, err := c.Log.due(ctx, from, old, most); err != nil || !due {
+	if due, err := c.due(ctx, from, old, most); err != nil || !due {
 		return Segment{}, 0, err
 	}
 	var count, size, group uint64 // group is the last sequence of the one that is being read
 	rng := store.Range{From: entryKey(from.next()), To: entryKey(from.limit + 1)}
-	err = scanEntries(ctx, c.Log.store, rng, func(row entryRow) error {
+	err = scanEntries(ctx, c.Log.chain.store, rng, func(row entryRow) error {
 		at, err := decodeStored(row.row, row.batch)
 		if err != nil {
 			return errDamagedLog
@@ -231,15 +232,15 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64,
 	if err != nil && !errors.Is(err, errFull) {
 		return Segment{}, 0, err
 	}
-	s.Name = segmentName(c.Log.chainID, s)
+	s.Name = segmentName(c.Log.ChainID(), s)
 	return s, n, nil
 }
 
 // due reports whether there are entries to archive, without looking at all that
 // might be: the first one is late, or enough of them are old.
-func (l *Log) due(ctx context.Context, from cutFrom, old time.Time, most uint64) (due bool, err error) {
+func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint64) (due bool, err error) {
 	var first, last *Entry
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = c.Log.chain.store.View(ctx, func(r store.Reader) error {
 		var bad error
 		err := r.Scan(store.Range{From: entryKey(from.next()), To: entryKey(from.limit + 1)}, func(_, row []byte) bool {
 			var at stored
@@ -271,8 +272,8 @@ func (l *Log) due(ctx context.Context, from cutFrom, old time.Time, most uint64)
 // store writes a segment to the archive, verifies what is then there, and returns
 // what is known at its end. The base is what was known before it.
 func (c *Cutter) store(ctx context.Context, s *Segment, base *Base) (*Base, error) {
-	o := Options{PublicKey: c.Log.signer.Public(), Base: base, gentle: true}
-	data, err := c.Log.segment(ctx, s, o)
+	o := Options{PublicKey: c.Log.chain.key, Base: base, gentle: true}
+	data, err := c.segment(ctx, s, o)
 	if err != nil {
 		return nil, fmt.Errorf("putting entries %d to %d together: %w", s.From, s.To, err)
 	}
@@ -300,8 +301,8 @@ const (
 
 // cut moves the base to the end of a segment, which is in the archive and has n
 // entries. The former base is what the segment goes on from.
-func (l *Log) cut(ctx context.Context, s Segment, n uint64, former []byte, base *Base) error {
-	signed, err := l.signBase(base)
+func (c *Cutter) cut(ctx context.Context, s Segment, n uint64, former []byte, base *Base) error {
+	signed, err := c.Log.signBase(base)
 	if err != nil {
 		return err
 	}
@@ -314,7 +315,7 @@ func (l *Log) cut(ctx context.Context, s Segment, n uint64, former []byte, base 
 			attributeObject: s.Name, attributeSHA256: fmt.Sprintf("%x", s.Digest),
 		},
 	}
-	return l.store.Update(ctx, func(tx store.Tx) error {
+	return c.Log.chain.store.Update(ctx, func(tx store.Tx) error {
 		row, err := tx.Get(baseKey)
 		if err != nil {
 			return err
@@ -328,7 +329,7 @@ func (l *Log) cut(ctx context.Context, s Segment, n uint64, former []byte, base 
 		if err := tx.Put(archiveKey(s.From), s.encode()); err != nil {
 			return err
 		}
-		_, err = l.Append(tx, event)
+		_, err = c.Log.Append(tx, event)
 		return err
 	})
 }

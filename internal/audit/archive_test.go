@@ -79,13 +79,13 @@ func (f *fixture) restart() {
 	if err := f.store.Close(); err != nil {
 		f.t.Fatal(err)
 	}
-	l := New(f.now)
+	l := newParts(f.now)
 	s, err := bolt.Open(f.path, bolt.Options{Hook: l.Commit})
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { s.Close() })
-	if err := l.Use(f.t.Context(), rehearsing(f.t, s), f.log.signer, f.log.chainID); err != nil {
+	if err := l.Use(f.t.Context(), rehearsing(f.t, s), f.log.signer, f.log.chain.chainID); err != nil {
 		f.t.Fatal(err)
 	}
 	f.log, f.store = l, rehearsing(f.t, s)
@@ -204,7 +204,7 @@ func TestOldEntriesMoveToTheArchive(t *testing.T) {
 	f := newFixture(t)
 	written := f.old()
 	before := []uint64{}
-	c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 7, Before: func(_ context.Context, to uint64) error {
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 7, Before: func(_ context.Context, to uint64) error {
 		before = append(before, to)
 		return nil
 	}}
@@ -259,7 +259,7 @@ func TestOldEntriesMoveToTheArchive(t *testing.T) {
 	if entries, next, err := f.log.Query(t.Context(), principal(tenantB), Query{Limit: 100}); err != nil || len(entries) != 1 || next != "" {
 		t.Errorf("the tenant sees %d of its entries, and %q: %v", len(entries), next, err)
 	}
-	c.Log = f.log
+	c.Log, c.Reader = f.log.Log, f.log.Reader
 	if n, err := c.Run(t.Context()); n != 0 || err != nil {
 		t.Errorf("another run cut %d: %v", n, err)
 	}
@@ -293,7 +293,7 @@ func TestEntriesStayAsLongAsTheyAreToBeKept(t *testing.T) {
 	a, _ := f.folder()
 	run := func(c Cutter, want uint64) {
 		t.Helper()
-		c.Log, c.Archive = f.log, a
+		c.Log, c.Reader, c.Archive = f.log.Log, f.log.Reader, a
 		if n, err := c.Run(t.Context()); err != nil || n != want {
 			t.Fatalf("cut %d, want %d: %v", n, want, err)
 		}
@@ -331,7 +331,7 @@ func TestACutEndsAtCheckpointsAndGroups(t *testing.T) {
 	if err != nil || len(ends) == len(written) {
 		t.Fatalf("%d groups of %d entries: %v", len(ends), len(written), err)
 	}
-	c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 1}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 1}
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestTheNewestGroupStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.advance(keep + lateness + time.Second)
-	c := Cutter{Log: f.log, Archive: a, Keep: keep}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -404,10 +404,10 @@ func TestACrashAtAnyCommitLosesNothing(t *testing.T) {
 				a, _ := f.folder()
 				written := f.old()
 				broken := &failing{Store: f.store, at: at, persisted: persisted}
-				c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 25}
-				f.log.store = broken
+				c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 25}
+				f.log.chain.store = broken
 				_, err := c.Run(t.Context())
-				f.log.store = f.store
+				f.log.chain.store = f.store
 				if reached = broken.n >= at; !reached {
 					if err != nil {
 						t.Fatal(err)
@@ -561,7 +561,7 @@ func TestNothingIsCutThatTheArchiveDoesNotHold(t *testing.T) {
 				ctx = hanging
 			}
 			told := false
-			cutter := Cutter{Log: f.log, Archive: c.archive, Keep: keep, most: 25, Before: func(context.Context, uint64) error {
+			cutter := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: c.archive, Keep: keep, most: 25, Before: func(context.Context, uint64) error {
 				told = true
 				return nil
 			}}
@@ -577,7 +577,7 @@ func TestNothingIsCutThatTheArchiveDoesNotHold(t *testing.T) {
 			}
 		})
 	}
-	c := Cutter{Log: f.log, Archive: good, Keep: keep, most: 25}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: good, Keep: keep, most: 25}
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -623,7 +623,7 @@ func TestNothingIsCutThatDoesNotHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	flip(15)
-	c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 10}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 10}
 	n, err := c.Run(t.Context())
 	if broken, ok := IsBroken(err); !ok || broken.Sequence != 15 || n != 10 {
 		t.Fatalf("cut %d: %v", n, err)
@@ -642,12 +642,12 @@ func TestACutWaitsForWhoNeedsTheEntries(t *testing.T) {
 	a, _ := f.folder()
 	written := f.old()
 	refusing := errors.New("not yet")
-	c := Cutter{Log: f.log, Archive: a, Keep: keep, Before: func(context.Context, uint64) error { return refusing }}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, Before: func(context.Context, uint64) error { return refusing }}
 	if n, err := c.Run(t.Context()); n != 0 || !errors.Is(err, refusing) || len(f.segments()) > 0 {
 		t.Errorf("cut %d: %v", n, err)
 	}
 	c.Before = nil
-	f.log.Refuse(errors.New("entries are lost"))
+	f.log.Halt(errors.New("entries are lost"))
 	c.Archive = tampering{put: func(context.Context, string, []byte) error {
 		t.Error("a refused log is archived")
 		return errInjected
@@ -656,7 +656,7 @@ func TestACutWaitsForWhoNeedsTheEntries(t *testing.T) {
 		t.Errorf("a refused log: cut %d: %v", n, err)
 	}
 	c.Archive = a
-	f.log.Refuse(nil)
+	f.log.Halt(nil)
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -669,16 +669,16 @@ func TestARemovalGoesOnOnlyWhileTheArchiveIsThere(t *testing.T) {
 	f := newFixture(t)
 	a, dir := f.folder()
 	written := f.old()
-	c := Cutter{Log: f.log, Archive: a, Keep: keep}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 	broken := &failing{Store: f.store}
 	if _, err := f.log.Follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f.log.store, broken.at = broken, 2 // the one after the cut's
+	f.log.chain.store, broken.at = broken, 2 // the one after the cut's
 	if _, err := c.Run(t.Context()); !errors.Is(err, errInjected) {
 		t.Fatal(err)
 	}
-	f.log.store = f.store
+	f.log.chain.store = f.store
 	segments := f.segments()
 	if len(segments) != 1 || len(f.hashes()) != len(written)+1 {
 		t.Fatalf("archived %+v, left %d", segments, len(f.hashes()))
@@ -724,7 +724,7 @@ func TestARemovalNeedsASignedBase(t *testing.T) {
 			a, _ := f.folder()
 			f.old()
 			if signed {
-				c := Cutter{Log: f.log, Archive: a, Keep: keep}
+				c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 				if _, err := c.Run(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -737,7 +737,7 @@ func TestARemovalNeedsASignedBase(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := Cutter{Log: f.log, Archive: a, Keep: keep}
+			c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 			if n, err := c.Run(t.Context()); n != 0 || fault.Of(err) != fault.Internal {
 				t.Errorf("cut %d: %v", n, err)
 			}
@@ -755,7 +755,7 @@ func TestTamperingWithTheArchiveIsReported(t *testing.T) {
 	f := newFixture(t)
 	a, dir := f.folder()
 	f.old()
-	c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 20}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 20}
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -851,7 +851,7 @@ func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
 	f.old()
-	c := Cutter{Log: f.log, Archive: a, Keep: keep}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -890,7 +890,7 @@ func TestEpochsAndOlderCheckpointsAreArchived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.log.Refuse(&RollbackError{LostFrom: 22, LostTo: 40, Epoch: 1, Place: "test"})
+	f.log.Halt(&RollbackError{LostFrom: 22, LostTo: 40, Epoch: 1, Place: "test"})
 	admin := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}}
 	if _, err := f.log.AcceptRollback(t.Context(), admin, "restored a backup"); err != nil {
 		t.Fatal(err)
@@ -900,7 +900,7 @@ func TestEpochsAndOlderCheckpointsAreArchived(t *testing.T) {
 	f.fill(1)
 	written := f.hashes()
 	for _, most := range []int{20, 1, 30} { // the epoch begins between segments too
-		c := Cutter{Log: f.log, Archive: a, Keep: keep, most: most}
+		c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: most}
 		if _, err := c.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -945,7 +945,7 @@ func TestEventsOfSealingKeysOutliveTheirEntries(t *testing.T) {
 		t.Fatalf("before: %q", got)
 	}
 	for range 2 {
-		c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 3}
+		c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 3}
 		if n, err := c.Run(t.Context()); err != nil || n == 0 {
 			t.Fatalf("cut %d: %v", n, err)
 		}
@@ -1009,7 +1009,7 @@ func TestSummariesAreOfWhatIsLeft(t *testing.T) {
 	few(400) // the second block is not full
 	f.advance(keep + lateness + time.Second)
 	few(1)
-	c := Cutter{Log: f.log, Archive: a, Keep: keep, most: 100}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 100}
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -1046,7 +1046,7 @@ func TestTwoCuttersDoNoHarm(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
 	written := f.old()
-	second := Cutter{Log: f.log, Archive: a, Keep: keep, most: 20}
+	second := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 20}
 	once := false
 	first := second
 	first.Before = func(ctx context.Context, _ uint64) error {

@@ -22,7 +22,7 @@ func inSegments(t *testing.T) (f *fixture, a Archive) {
 		}
 		f.advance(keep + 2*lateness)
 		f.fill(1)
-		if _, err := (&Cutter{Log: f.log, Archive: a, Keep: keep, most: 16}).Run(t.Context()); err != nil {
+		if _, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 16}).Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -132,7 +132,7 @@ func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
 	a, _ := f.folder()
 	f.old()
 	f.follow()
-	if _, err := (&Cutter{Log: f.log, Archive: a, Keep: keep, most: 20}).Run(t.Context()); err != nil {
+	if _, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 20}).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	base, err := readBase(t.Context(), f.store)

@@ -43,7 +43,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -73,85 +72,50 @@ type Receipt struct {
 	Hash     string // lower-case hex
 }
 
-// Log is the chain of one deployment.
+// Log takes the entries of the chain of one deployment.
 type Log struct {
-	store   store.Store
+	chain   *Chain
 	signer  *dualsig.PrivateKey
 	keyID   string
-	chainID string
 	public  string // base64 of the signer's public key
 	now     func() time.Time
+	batches atomic.Bool // [SignBatches]
 
-	// The heads that the store may show at the next commit, unless another process
-	// has written: the one before the last commit, should that have failed, or the
-	// one after; and the positions of the tenants that either brought. Only the
-	// hook, which the store runs once at a time, uses them.
-	committed, proposed               known
-	committedTenants, proposedTenants map[string]position
-	spare                             []byte // of the last commit's rows, for the next one's
+	heads     heads
+	rollbacks *Detector
+	spare     []byte // memory of the rows of the last commit, for the next commit
 
-	alone      int                        // how many commits of this process were the last ones; of the hook
-	shared     atomic.Bool                // others have written lately
-	recent     *recentRows                // of the commit that the hook is in; nil when nobody else has written
-	kept       sync.Map                   // by tenant: what it is known to have had
-	sound      sync.Map                   // tenants whose newest entry could be read once
-	seen       atomic.Pointer[known]      // the newest entry that the store is known to have had
-	suspect    atomic.Bool                // a commit did not find that entry
-	epochsRead atomic.Pointer[readEpochs] // nil before the second epoch
-
-	written  tally
-	followed atomic.Pointer[followed] // nil before the first checkpoint was seen
-
-	batches atomic.Bool             // [SignBatches]
-	refusal atomic.Pointer[refusal] // nil while the log takes entries
-
-	// What is known to be lost, and the refusal that came of it last. See witness.
-	deciding    sync.Mutex
-	own, memory witness
-	places      []*witness
-	told        *RollbackError
-	look        func(ctx context.Context) // asks the places; nil: there are none
-
-	live  live
-	bases baseCache
-
-	guard *Guard
+	onAcceptance func(ctx context.Context) // nil: nobody asked to be told
 }
 
 // New returns a log that can serve as the store's commit hook but has no store
 // and no key yet; [Log.Use] gives it both. Two steps, because the key is in
 // the store and the store wants its hook when it is opened.
 func New(now func() time.Time) *Log {
-	l := &Log{now: now, live: newLive(), own: witness{place: databasePlace}, memory: witness{place: memoryPlace}}
-	l.guard = newGuard(l)
-	return l
+	ch := new(Chain)
+	d := newDetector(ch)
+	return &Log{now: now, chain: ch, rollbacks: d, heads: heads{chain: ch, rollbacks: d}}
 }
-
-// Guard returns the guard of the log. There is one for all services of a process.
-func (l *Log) Guard() *Guard { return l.guard }
 
 // Use must be called once, before the first event. Error: fault.Internal when
 // the head that is stored is not the last entry, signed with this key.
 func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey, chainID string) error {
-	l.store, l.signer, l.chainID = s, signer, chainID
-	l.keyID = signer.Public().ID()
+	l.chain.store, l.chain.key, l.chain.chainID = s, signer.Public(), chainID
+	l.signer, l.keyID = signer, signer.Public().ID()
 	l.public = base64.StdEncoding.EncodeToString(signer.Public().Bytes())
-	head, err := l.head(ctx)
+	head, err := l.chain.head(ctx)
 	if err != nil {
 		return fmt.Errorf("reading the head of the chain: %w", err)
 	}
-	l.committed, l.proposed = head, head
-	l.committedTenants, l.proposedTenants = make(map[string]position), nil
-	l.seen.Store(&head)
-	l.kept.Clear()
-	l.sound.Clear()
+	l.heads.beginAt(head)
+	l.rollbacks.seen.Store(&head)
 	return nil
 }
 
 // head returns the stored head after holding it against the last entry.
-func (l *Log) head(ctx context.Context) (head known, err error) {
+func (ch *Chain) head(ctx context.Context) (head known, err error) {
 	var last *Entry
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = ch.store.View(ctx, func(r store.Reader) error {
 		if head.link, err = readHead(r); err != nil {
 			return err
 		}
@@ -160,7 +124,7 @@ func (l *Log) head(ctx context.Context) (head known, err error) {
 			last, err = readEntry(r, newest)
 		}
 		if err == nil {
-			head.epoch, err = l.epochNow(r, head.link)
+			head.epoch, err = ch.epochNow(r, head.link)
 		}
 		return err
 	})
@@ -169,7 +133,7 @@ func (l *Log) head(ctx context.Context) (head known, err error) {
 		return known{}, err
 	case last == nil && head.link == link{}:
 		return head, nil
-	case last == nil || last.link() != head.link || !last.verify(l.signer.Public(), nil):
+	case last == nil || last.link() != head.link || !last.verify(ch.key, nil):
 		return known{}, errDamagedLog
 	}
 	return head, nil
@@ -193,39 +157,46 @@ func Fingerprint(chainID string, publicKey []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Fingerprint returns that of this log.
-func (l *Log) Fingerprint() string { return Fingerprint(l.chainID, l.signer.Public().Bytes()) }
-
-// ChainID returns the id of the chain, as its first entry names it.
-func (l *Log) ChainID() string { return l.chainID }
-
 // Ready reports whether an entry could be written now. It is asked before
 // anything is looked up for a caller.
 func (l *Log) Ready(ctx context.Context) error {
-	if l.suspect.Load() {
-		if _, err := l.hold(ctx); err != nil {
+	if l.rollbacks.suspect.Load() {
+		if _, err := l.rollbacks.hold(ctx); err != nil {
 			return err
 		}
 	}
-	if err := l.refused(); err != nil {
+	if err := l.rollbacks.refused(); err != nil {
 		return err
 	}
-	return l.store.Ready(ctx)
+	return l.chain.store.Ready(ctx)
 }
+
+// Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable, until it is
+// called with nil or, when the reason is a [RollbackError], until that is accepted.
+func (l *Log) Halt(reason error) { l.rollbacks.Refuse(reason) }
+
+// HaltedBy returns why the log takes no entries, and nil when it does.
+func (l *Log) HaltedBy() error { return l.rollbacks.Refusal() }
+
+// ChainID returns the id of the chain, as its first entry names it.
+func (l *Log) ChainID() string { return l.chain.chainID }
+
+// Fingerprint returns that of the log's chain.
+func (l *Log) Fingerprint() string { return Fingerprint(l.chain.chainID, l.chain.key.Bytes()) }
 
 // Append lets the event join the caller's transaction. Errors: fault.Unavailable
 // while the log takes no entries, and fault.Internal when the tenant's part of
 // the log is damaged, which so fails this caller and not all that share its
 // commit.
 func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
-	if err := l.refused(); err != nil {
+	if err := l.rollbacks.refused(); err != nil {
 		return nil, err
 	}
 	return l.append(tx, e, nil)
 }
 
 func (l *Log) append(tx store.Tx, e Event, a *acceptance) (*Receipt, error) {
-	if err := l.foresee(tx, string(e.Principal.Tenant)); err != nil {
+	if err := l.heads.foresee(tx, string(e.Principal.Tenant)); err != nil {
 		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
 	}
 	r := new(Receipt) // of this run: a closure that runs again appends again
@@ -235,7 +206,7 @@ func (l *Log) append(tx store.Tx, e Event, a *acceptance) (*Receipt, error) {
 
 // Record writes one event in a transaction of its own.
 func (l *Log) Record(ctx context.Context, e Event) error {
-	return l.store.Update(ctx, func(tx store.Tx) error {
+	return l.chain.store.Update(ctx, func(tx store.Tx) error {
 		_, err := l.Append(tx, e)
 		return err
 	})

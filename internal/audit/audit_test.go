@@ -37,7 +37,7 @@ type fixture struct {
 	t     testing.TB
 	path  string // of the file of an embedded store
 	url   string // of the database of any other
-	log   *Log
+	log   *parts
 	store store.Store
 	mu    sync.Mutex
 	clock time.Time
@@ -101,7 +101,7 @@ func (f *fixture) begin() *fixture {
 	t := f.t
 	t.Helper()
 	f.clock = time.Date(2026, 11, 21, 12, 0, 0, 123456789, time.UTC)
-	f.log = New(f.now)
+	f.log = newParts(f.now)
 	f.store = rehearsing(t, f.opens(f.log.Commit))
 	seed := make([]byte, dualsig.SeedSize)
 	_, _ = rand.Read(seed)

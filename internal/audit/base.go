@@ -202,7 +202,7 @@ func (j *baseJSON) sort() {
 
 // signBase returns the bytes of a base, signed.
 func (l *Log) signBase(b *Base) ([]byte, error) {
-	if b.chainID != l.chainID || b.keyID != l.keyID {
+	if b.chainID != l.chain.chainID || b.keyID != l.keyID {
 		return nil, errors.New("signing a base: it is of another log")
 	}
 	text, err := b.json()
@@ -346,33 +346,33 @@ func (c *baseCache) get(row []byte) *Base {
 }
 
 // ownBase reads the row of the base of this log, which it keeps.
-func (l *Log) ownBase(row []byte) (*Base, error) {
-	if b := l.bases.get(row); b != nil {
+func (ch *Chain) ownBase(row []byte) (*Base, error) {
+	if b := ch.bases.get(row); b != nil {
 		return b, nil
 	}
-	l.bases.reading.Lock()
-	defer l.bases.reading.Unlock()
-	if b := l.bases.get(row); b != nil {
+	ch.bases.reading.Lock()
+	defer ch.bases.reading.Unlock()
+	if b := ch.bases.get(row); b != nil {
 		return b, nil
 	}
-	b, err := ParseBase(row, l.signer.Public())
-	if err != nil || b.chainID != l.chainID {
+	b, err := ParseBase(row, ch.key)
+	if err != nil || b.chainID != ch.chainID {
 		return nil, errDamagedLog
 	}
-	l.bases.last.Store(&readRow{row, b})
+	ch.bases.last.Store(&readRow{row, b})
 	return b, nil
 }
 
 // readBase is the function of the name for this log. A row that is what it was the
 // last time is compared, and not read again.
-func (l *Log) readBase(ctx context.Context) (b *Base, err error) {
+func (ch *Chain) readBase(ctx context.Context) (b *Base, err error) {
 	var row []byte
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = ch.store.View(ctx, func(r store.Reader) error {
 		at, err := r.Get(baseKey)
 		if err != nil || at == nil {
 			return err
 		}
-		if b = l.bases.get(at); b == nil {
+		if b = ch.bases.get(at); b == nil {
 			row = bytes.Clone(at)
 		}
 		return nil
@@ -383,7 +383,7 @@ func (l *Log) readBase(ctx context.Context) (b *Base, err error) {
 	if row == nil {
 		return b, nil
 	}
-	if b, err = l.ownBase(row); err != nil {
+	if b, err = ch.ownBase(row); err != nil {
 		return nil, brokenBase()
 	}
 	return b, nil
@@ -395,8 +395,8 @@ func brokenBase() *Broken {
 
 // movedPast reports whether an entry is archived by now, so that it is no fault if
 // it is missing.
-func (l *Log) movedPast(ctx context.Context, sequence uint64) (bool, error) {
-	base, err := l.readBase(ctx)
+func (ch *Chain) movedPast(ctx context.Context, sequence uint64) (bool, error) {
+	base, err := ch.readBase(ctx)
 	return err == nil && base != nil && base.Sequence() >= sequence, err
 }
 

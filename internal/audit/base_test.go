@@ -105,7 +105,7 @@ func TestABaseIsReadOnce(t *testing.T) {
 	f := newFixture(t)
 	f.fill(10)
 	put := func(row []byte) { f.put(func(tx store.Tx) error { return tx.Put(baseKey, row) }) }
-	if b, err := f.log.readBase(t.Context()); b != nil || err != nil {
+	if b, err := f.log.chain.readBase(t.Context()); b != nil || err != nil {
 		t.Fatalf("of nothing archived: %v, %v", b, err)
 	}
 	_, row := f.baseAt(4)
@@ -113,7 +113,7 @@ func TestABaseIsReadOnce(t *testing.T) {
 	all := make([]*Base, 8)
 	var readers sync.WaitGroup
 	for i := range all {
-		readers.Go(func() { all[i], _ = f.log.readBase(t.Context()) })
+		readers.Go(func() { all[i], _ = f.log.chain.readBase(t.Context()) })
 	}
 	readers.Wait()
 	for _, b := range all {
@@ -124,7 +124,7 @@ func TestABaseIsReadOnce(t *testing.T) {
 	altered := bytes.Clone(row)
 	altered[len(altered)-20] ^= 1
 	put(altered)
-	if b, err := f.log.readBase(t.Context()); b != nil || err == nil {
+	if b, err := f.log.chain.readBase(t.Context()); b != nil || err == nil {
 		t.Errorf("an altered row: %v, %v", b, err)
 	}
 	for name, err := range map[string]error{
@@ -141,17 +141,17 @@ func TestABaseIsReadOnce(t *testing.T) {
 		t.Error(err)
 	}
 	put(row)
-	if b, err := f.log.readBase(t.Context()); b == nil || err != nil {
+	if b, err := f.log.chain.readBase(t.Context()); b == nil || err != nil {
 		t.Errorf("the former row: %v, %v", b, err)
 	}
 	_, next := f.baseAt(6)
 	put(next)
-	if b, err := f.log.readBase(t.Context()); err != nil || b.Sequence() != 6 {
+	if b, err := f.log.chain.readBase(t.Context()); err != nil || b.Sequence() != 6 {
 		t.Errorf("another base: %v, %v", b, err)
 	}
 	_, foreign := newFixture(t).baseAt(1)
 	put(foreign)
-	if b, err := f.log.readBase(t.Context()); b != nil || err == nil {
+	if b, err := f.log.chain.readBase(t.Context()); b != nil || err == nil {
 		t.Errorf("another log's: %v, %v", b, err)
 	}
 }

@@ -184,7 +184,7 @@ func TestTheModeOfSigningChangesOnARunningLog(t *testing.T) {
 	// A log whose newest entry is one of a group is taken up again.
 	f.log.SetSigning(SignBatches)
 	f.group(4)
-	again2 := New(f.now)
+	again2 := newParts(f.now)
 	if err := again2.Use(t.Context(), f.store, f.log.signer, "chain_test"); err != nil {
 		t.Error(err)
 	}

@@ -22,9 +22,9 @@ type BucketPlace struct {
 // few KiB, and who else can write there is not to decide how much is read.
 const maxNote = 64 << 10
 
-// NewBucketPlace returns the place of a log in a bucket.
-func NewBucketPlace(l *Log, b Archive) *BucketPlace {
-	return &BucketPlace{b, "anchor/" + l.chainID + "/"}
+// NewBucketPlace returns the place of the log of a chain in a bucket.
+func NewBucketPlace(chainID string, b Archive) *BucketPlace {
+	return &BucketPlace{b, "anchor/" + chainID + "/"}
 }
 
 // Name implements [AnchorPlace].

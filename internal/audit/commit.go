@@ -40,7 +40,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		return err
 	}
 	accepting := group[0].acceptance
-	head, err := l.takeHead(tx, accepting)
+	head, err := l.heads.takeHead(tx, accepting)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		number = accepting.epoch.number
 	}
 	tenants, err := l.positions(tx, group, head.link, number)
-	l.recent = nil
+	l.heads.recent = nil
 	if err != nil {
 		return err
 	}
@@ -81,11 +81,11 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		l.spare = rows // which the store has copied
 	}
 	proposed := known{c.head, number}
-	l.proposed, l.proposedTenants = proposed, tenants
-	l.written.propose(c.head, group)
+	l.heads.proposed, l.heads.proposedTenants = proposed, tenants
+	l.heads.written.propose(c.head, group)
 	tx.OnCommit(func() { // from now on there is no log without it
-		l.saw(proposed)
-		l.remember(tenants, number)
+		l.rollbacks.saw(proposed)
+		l.heads.remember(tenants, number)
 	})
 	return tx.Put(headKey, c.head.encode())
 }
@@ -102,9 +102,9 @@ func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (
 		if _, ok := tenants[tenant]; ok {
 			continue
 		}
-		at, err := l.position(tx, tenant, epoch)
+		at, err := l.heads.position(tx, tenant, epoch)
 		if err != nil {
-			l.sound.Delete(tenant) // so that the next of its events fails alone
+			l.heads.sound.Delete(tenant) // so that the next of its events fails alone
 			return nil, fmt.Errorf("reading a tenant's last entry: %w", err)
 		}
 		tenants[tenant] = at
@@ -128,7 +128,7 @@ func (l *Log) group(events []any) ([]pending, error) {
 		group[i] = p
 	}
 	if group[0].acceptance == nil {
-		return group, l.refused()
+		return group, l.rollbacks.refused()
 	}
 	return group, nil
 }
@@ -196,7 +196,7 @@ func (c *linking) add(i int, next link) error {
 	entry.TenantPreviousHash = at.last.previous()
 	entry.TenantSequence = at.sequence + 1
 	if entry.TenantSequence == 1 {
-		entry.add(attributeChainID, c.log.chainID)
+		entry.add(attributeChainID, c.log.ChainID())
 		entry.add(attributePublicKey, c.log.public)
 	}
 	if p.acceptance != nil {

@@ -25,8 +25,8 @@ import (
 // is: what the database still has of them is to be ignored. The base says so, which
 // is signed, and no row beside it: else whoever adds one would hide entries. Error:
 // errDamagedLog for a base that is none of this log.
-func (l *Log) cutTo(r store.Reader) (uint64, error) {
-	base, err := l.baseIn(r)
+func (ch *Chain) cutTo(r store.Reader) (uint64, error) {
+	base, err := ch.baseIn(r)
 	if err != nil || base == nil {
 		return 0, err
 	}
@@ -35,15 +35,15 @@ func (l *Log) cutTo(r store.Reader) (uint64, error) {
 
 // baseIn returns the base of this log, nil when nothing is archived. Error:
 // errDamagedLog.
-func (l *Log) baseIn(r store.Reader) (*Base, error) {
+func (ch *Chain) baseIn(r store.Reader) (*Base, error) {
 	row, err := r.Get(baseKey)
 	if err != nil || row == nil {
 		return nil, err
 	}
-	if base := l.bases.get(row); base != nil {
+	if base := ch.bases.get(row); base != nil {
 		return base, nil
 	}
-	return l.ownBase(bytes.Clone(row))
+	return ch.ownBase(bytes.Clone(row))
 }
 
 // cleanRows bounds the entries that one transaction removes.
@@ -52,9 +52,9 @@ const cleanRows = 256
 // garbage reports whether there is something to remove, and the newest segment.
 // The error is errDamagedLog when it does not end with the base, which is signed:
 // nothing is removed on the word of a row.
-func (l *Log) garbage(ctx context.Context) (newest Segment, found bool, err error) {
+func (c *Cutter) garbage(ctx context.Context) (newest Segment, found bool, err error) {
 	var row []byte
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = c.Log.chain.store.View(ctx, func(r store.Reader) error {
 		if newest, err = newestSegment(r); err != nil || newest.To == 0 {
 			return err
 		}
@@ -71,7 +71,7 @@ func (l *Log) garbage(ctx context.Context) (newest Segment, found bool, err erro
 	if err != nil || !found {
 		return Segment{}, false, err
 	}
-	base, err := l.ownBase(row)
+	base, err := c.Log.chain.ownBase(row)
 	if err != nil {
 		return Segment{}, false, err
 	}
@@ -86,10 +86,10 @@ func (l *Log) garbage(ctx context.Context) (newest Segment, found bool, err erro
 // groups. Of each tenant the newest row of the index stays, since what comes next
 // goes on from it. The caller has made sure of the segment that ends there: what
 // another process archives meanwhile is for that one to remove.
-func (l *Log) clean(ctx context.Context, made uint64) error {
+func (c *Cutter) clean(ctx context.Context, made uint64) error {
 	for more := true; more; {
-		err := l.store.Update(ctx, func(tx store.Tx) error {
-			to, err := l.cutTo(tx)
+		err := c.Log.chain.store.Update(ctx, func(tx store.Tx) error {
+			to, err := c.Log.chain.cutTo(tx)
 			if err != nil {
 				return err
 			}

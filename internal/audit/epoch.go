@@ -119,25 +119,25 @@ type refusal struct{ reason error }
 // Refuse makes [Log.Ready], [Log.Append] and every commit fail with
 // fault.Unavailable, until it is called with nil or, when the reason is a
 // [RollbackError], until that is accepted.
-func (l *Log) Refuse(reason error) {
+func (d *Detector) Refuse(reason error) {
 	if reason == nil {
-		l.refusal.Store(nil)
+		d.refusal.Store(nil)
 		return
 	}
-	l.refusal.Store(&refusal{reason})
+	d.refusal.Store(&refusal{reason})
 }
 
 // Refusal returns why the log takes no entries, and nil when it does.
-func (l *Log) Refusal() error {
-	if r := l.refusal.Load(); r != nil {
+func (d *Detector) Refusal() error {
+	if r := d.refusal.Load(); r != nil {
 		return r.reason
 	}
 	return nil
 }
 
 // refused returns what a caller is told while the log takes no entries.
-func (l *Log) refused() error {
-	if reason := l.Refusal(); reason != nil {
+func (d *Detector) refused() error {
+	if reason := d.Refusal(); reason != nil {
 		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
 	}
 	return nil
@@ -190,14 +190,11 @@ func validReason(s string) bool {
 }
 
 // AcceptRollback goes on without the entries that a [RollbackError] names, in a
-// new epoch above them, and lifts the refusal. Errors: fault.Forbidden,
-// fault.Invalid for the reason, fault.Conflict when nothing was lost,
-// fault.Unavailable.
+// new epoch above them, and lifts the refusal. It asks nobody whether p may: that is
+// for [Guard.AcceptRollback]. Errors: fault.Invalid for the reason, fault.Conflict
+// when nothing was lost, fault.Unavailable.
 func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
-	if err := l.store.Ready(ctx); err != nil {
-		return Rollback{}, err
-	}
-	if err := l.guard.Authorize(ctx, p, authz.AcceptRollback); err != nil {
+	if err := l.chain.store.Ready(ctx); err != nil {
 		return Rollback{}, err
 	}
 	if !validReason(reason) {
@@ -205,16 +202,16 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	}
 	// Another replica may have found out what this one did not look for yet, and what
 	// anybody knows is accepted at once.
-	l.deciding.Lock()
-	look := l.look
-	l.deciding.Unlock()
+	l.rollbacks.deciding.Lock()
+	look := l.rollbacks.look
+	l.rollbacks.deciding.Unlock()
 	if look != nil {
 		look(ctx)
 	}
-	if _, err := l.hold(ctx); err != nil {
+	if _, err := l.rollbacks.hold(ctx); err != nil {
 		return Rollback{}, err
 	}
-	was := l.refusal.Load()
+	was := l.rollbacks.refusal.Load()
 	var lost *RollbackError
 	if was == nil || !errors.As(was.reason, &lost) {
 		return Rollback{}, errNothingLost
@@ -223,9 +220,9 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	p.Tenant = authz.SystemTenant // a verification takes it from no other
 	var receipt *Receipt
 	var done bool
-	err := l.store.Update(ctx, func(tx store.Tx) error {
+	err := l.chain.store.Update(ctx, func(tx store.Tx) error {
 		receipt, done = nil, false
-		epochs, err := l.epochs(tx)
+		epochs, err := l.chain.epochs(tx)
 		if err != nil {
 			return err
 		}
@@ -235,7 +232,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 		}
 		receipt, err = l.append(tx, Event{
 			Type: RollbackAccepted, Outcome: Success, Principal: p,
-			Resource:   Resource{Type: ChainResource, ID: l.chainID},
+			Resource:   Resource{Type: ChainResource, ID: l.chain.chainID},
 			Attributes: map[string]string{AttributeReason: reason},
 		}, a)
 		return err
@@ -243,9 +240,9 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if err != nil {
 		return Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
 	}
-	l.refusal.CompareAndSwap(was, nil)
-	_, _ = l.hold(ctx) // the former checkpoint is taken back; else the next look of the follower says so
-	l.verifyAnew(ctx)
+	l.rollbacks.refusal.CompareAndSwap(was, nil)
+	_, _ = l.rollbacks.hold(ctx) // the former checkpoint is taken back; else the next look of the follower says so
+	l.noteAcceptance(ctx)
 	if done {
 		return Rollback{}, errNothingLost
 	}
@@ -253,11 +250,18 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	return a.made, nil
 }
 
+// noteAcceptance tells the verification of the running log that entries were accepted to be lost.
+func (l *Log) noteAcceptance(ctx context.Context) {
+	if l.onAcceptance != nil {
+		l.onAcceptance(ctx)
+	}
+}
+
 // begin decides on the epoch that follows the head, and returns the sequence of
 // its first entry. Rows of epochs that no entry accepts are removed, and what is
 // derived from entries that are lost.
 func (a *acceptance) begin(l *Log, tx store.Tx, head link) (first uint64, err error) {
-	epochs, _, err := l.accepted(tx, head)
+	epochs, _, err := l.chain.accepted(tx, head)
 	if err != nil {
 		return 0, err
 	}

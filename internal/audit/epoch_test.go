@@ -17,13 +17,13 @@ func admin() authz.Principal {
 }
 
 // behind makes the log refuse to write as behind a checkpoint.
-func (f *fixture) behind(lost RollbackError) { f.log.Refuse(&lost) }
+func (f *fixture) behind(lost RollbackError) { f.log.Halt(&lost) }
 
 func (f *fixture) epochs() []epoch {
 	f.t.Helper()
 	var epochs []epoch
 	err := f.store.View(f.t.Context(), func(r store.Reader) (err error) {
-		epochs, err = f.log.epochs(r)
+		epochs, err = f.log.chain.epochs(r)
 		return err
 	})
 	if err != nil {
@@ -63,19 +63,19 @@ func TestARefusingLogTakesNothing(t *testing.T) {
 	// What was let in before is refused when it is committed.
 	refused("a commit", f.store.Update(t.Context(), func(tx store.Tx) error {
 		_, err := f.log.Append(tx, e)
-		f.log.Refuse(reason)
+		f.log.Halt(reason)
 		return err
 	}))
 	refused("Ready", f.log.Ready(t.Context()))
 	refused("Record", f.log.Record(t.Context(), e))
-	if !errors.Is(f.log.Refusal(), reason) {
-		t.Error(f.log.Refusal())
+	if !errors.Is(f.log.HaltedBy(), reason) {
+		t.Error(f.log.HaltedBy())
 	}
 	if _, err := f.log.AcceptRollback(t.Context(), admin(), "because"); fault.Of(err) != fault.Conflict {
 		t.Error("a reason that is no rollback was accepted:", err)
 	}
-	f.log.Refuse(nil)
-	if err := f.log.Ready(t.Context()); err != nil || f.log.Refusal() != nil {
+	f.log.Halt(nil)
+	if err := f.log.Ready(t.Context()); err != nil || f.log.HaltedBy() != nil {
 		t.Error(err)
 	}
 	if again := f.group(1); again != before+1 {
@@ -91,7 +91,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 			f.group(4) // up to 5
 			lost := RollbackError{LostFrom: 6, LostTo: 20, Hash: [32]byte{0xab}, Epoch: 1, Place: "the ConfigMap"}
 			f.behind(lost)
-			if msg := f.log.Refusal().Error(); !strings.Contains(msg, "6 to 20") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
+			if msg := f.log.HaltedBy().Error(); !strings.Contains(msg, "6 to 20") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
 				t.Error(msg)
 			}
 			got, err := f.log.AcceptRollback(t.Context(), admin(), "restored from a backup")
@@ -123,7 +123,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 				t.Error(sequence, written, err)
 			}
 			// A second one, found by a log that was started anew.
-			again := New(f.now)
+			again := newParts(f.now)
 			if err := again.Use(t.Context(), f.store, f.log.signer, "chain_test"); err != nil {
 				t.Fatal(err)
 			}
@@ -147,7 +147,7 @@ func TestAForkGoesOnAboveItsOwnHead(t *testing.T) {
 	f := newFixture(t)
 	f.group(9) // up to 10
 	f.behind(RollbackError{LostTo: 7, Epoch: 3, Place: "the ConfigMap"})
-	if msg := f.log.Refusal().Error(); !strings.Contains(msg, "up to 7") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
+	if msg := f.log.HaltedBy().Error(); !strings.Contains(msg, "up to 7") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
 		t.Error(msg)
 	}
 	got, err := f.log.AcceptRollback(t.Context(), admin(), "forked")
@@ -182,7 +182,7 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 			t.Errorf("the reason %q: %v", reason, err)
 		}
 	}
-	if _, err := f.log.AcceptRollback(t.Context(), principal(tenantA), "because"); err == nil || f.log.Refusal() == nil {
+	if _, err := f.log.AcceptRollback(t.Context(), principal(tenantA), "because"); err == nil || f.log.HaltedBy() == nil {
 		t.Error("a tenant accepted")
 	}
 	if now, _, err := f.log.Progress(t.Context()); err != nil || now != head {
@@ -190,7 +190,7 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 	}
 	// An acceptance is the first of its commit, also when nothing is refused any
 	// more.
-	f.log.Refuse(nil)
+	f.log.Halt(nil)
 	for name, before := range map[string]*acceptance{"an entry": nil, "another one": {lost: lost}} {
 		err = f.store.Update(t.Context(), func(tx store.Tx) error {
 			e := Event{Type: RollbackAccepted, Outcome: Success, Principal: admin()}
@@ -209,8 +209,8 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 	// The same refusal, found by who looked before: it is lifted, and no other
 	// epoch begins.
 	f.behind(lost)
-	if _, err := f.log.AcceptRollback(t.Context(), admin(), "because"); fault.Of(err) != fault.Conflict || f.log.Refusal() != nil {
-		t.Error("accepted twice:", err, f.log.Refusal())
+	if _, err := f.log.AcceptRollback(t.Context(), admin(), "because"); fault.Of(err) != fault.Conflict || f.log.HaltedBy() != nil {
+		t.Error("accepted twice:", err, f.log.HaltedBy())
 	}
 	if n := len(f.epochs()); n != 2 {
 		t.Errorf("%d epochs", n)

@@ -26,19 +26,19 @@ const ReasonSlowedDown = "slowed_down"
 
 // Tenants returns whose parts the log has, the system's own among them, in the
 // order of their ids.
-func (l *Log) Tenants(ctx context.Context) (tenants []authz.TenantID, err error) {
-	return l.TenantsWithin(ctx, 0, maxInteger)
+func (rd *Reader) Tenants(ctx context.Context) (tenants []authz.TenantID, err error) {
+	return rd.TenantsWithin(ctx, 0, maxInteger)
 }
 
 // TenantsWithin returns, like [Log.Tenants], those that the database has an entry
 // of behind a sequence and up to another.
-func (l *Log) TenantsWithin(ctx context.Context, behind, to uint64) (tenants []authz.TenantID, err error) {
+func (rd *Reader) TenantsWithin(ctx context.Context, behind, to uint64) (tenants []authz.TenantID, err error) {
 	rest := tenantRange
 	for more := true; more; {
 		more = false
 		var tenant []byte
 		var first indexRow
-		err := l.store.View(ctx, func(r store.Reader) error {
+		err := rd.chain.store.View(ctx, func(r store.Reader) error {
 			var bad error
 			err := r.Scan(rest, func(key, value []byte) bool { // the first row of each that counts: the others are skipped
 				var of []byte
@@ -70,9 +70,9 @@ func (l *Log) TenantsWithin(ctx context.Context, behind, to uint64) (tenants []a
 
 // Archived returns the sequence up to which entries are in the archive only, 0
 // when none is. Error: fault.Unavailable.
-func (l *Log) Archived(ctx context.Context) (to uint64, err error) {
-	err = l.store.View(ctx, func(r store.Reader) error {
-		to, err = l.cutTo(r)
+func (rd *Reader) Archived(ctx context.Context) (to uint64, err error) {
+	err = rd.chain.store.View(ctx, func(r store.Reader) error {
+		to, err = rd.chain.cutTo(r)
 		return err
 	})
 	if err != nil {
@@ -84,7 +84,7 @@ func (l *Log) Archived(ctx context.Context) (to uint64, err error) {
 // Last returns a tenant's newest entry of a type whose outcome was a success, and
 // nil when the database has none. It is the service's own question and is not
 // recorded. Errors: fault.Internal for a damaged log, fault.Unavailable.
-func (l *Log) Last(ctx context.Context, tenant authz.TenantID, t EventType) (*Entry, error) {
+func (rd *Reader) Last(ctx context.Context, tenant authz.TenantID, t EventType) (*Entry, error) {
 	q := Query{EventType: string(t), Limit: 1}
 	for {
 		before, err := q.before()
@@ -92,8 +92,8 @@ func (l *Log) Last(ctx context.Context, tenant authz.TenantID, t EventType) (*En
 			return nil, err
 		}
 		var entries []Entry
-		err = l.store.View(ctx, func(r store.Reader) error {
-			entries, q.Cursor, err = q.run(l, r, string(tenant), before)
+		err = rd.chain.store.View(ctx, func(r store.Reader) error {
+			entries, q.Cursor, err = q.run(rd.chain, r, string(tenant), before)
 			return err
 		})
 		if err != nil {

@@ -40,26 +40,26 @@ var errNothingToExport = fault.New(fault.Invalid, "the log does not go that far:
 // there is now, and signs nothing about a log that does not hold: the error is
 // then a [Broken]. Other errors: fault.Conflict when entries were archived before
 // they were read, fault.Invalid, fault.Unavailable.
-func (l *Log) Export(ctx context.Context, w io.Writer, from uint64) error {
-	if err := l.export(ctx, w, from); err != nil {
+func (rd *Reader) Export(ctx context.Context, w io.Writer, from uint64) error {
+	if err := rd.export(ctx, w, from); err != nil {
 		return fmt.Errorf("exporting the log: %w", err)
 	}
 	return nil
 }
 
-func (l *Log) export(ctx context.Context, w io.Writer, from uint64) error {
-	head, err := l.head(ctx)
+func (rd *Reader) export(ctx context.Context, w io.Writer, from uint64) error {
+	head, err := rd.chain.head(ctx)
 	if err != nil {
 		return err
 	}
-	v, first, err := l.verifierFrom(ctx, from)
+	v, first, err := rd.verifierFrom(ctx, from)
 	if err != nil {
 		return err
 	}
 	if first > head.sequence && head.sequence > 0 {
 		return errNothingToExport
 	}
-	if err := l.exportRange(ctx, w, v, first, max(head.sequence, 1)); err != nil {
+	if err := rd.exportRange(ctx, w, v, first, max(head.sequence, 1)); err != nil {
 		return err
 	}
 	if v.head != head.link {
@@ -70,12 +70,12 @@ func (l *Log) export(ctx context.Context, w io.Writer, from uint64) error {
 
 // verifierFrom returns a verifier that begins at a sequence, or at the first one
 // that is not archived.
-func (l *Log) verifierFrom(ctx context.Context, from uint64) (*Verifier, uint64, error) {
-	base, err := l.readBase(ctx)
+func (rd *Reader) verifierFrom(ctx context.Context, from uint64) (*Verifier, uint64, error) {
+	base, err := rd.chain.readBase(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
-	o, first := Options{PublicKey: l.signer.Public(), Base: base}, uint64(1)
+	o, first := Options{PublicKey: rd.chain.key, Base: base}, uint64(1)
 	if base != nil {
 		first = base.Sequence() + 1
 	}
@@ -93,15 +93,15 @@ var errMeanwhile = fault.New(fault.Conflict, "entries were archived while they w
 // the checkpoint of the last one. The verifier has seen what comes before, or
 // begins with the first; it has then seen all that was written. Errors: a [Broken],
 // and fault.Conflict when what is missing was archived meanwhile.
-func (l *Log) exportRange(ctx context.Context, w io.Writer, v *Verifier, from, to uint64) error {
-	err := l.writeRange(ctx, w, v, from, to)
+func (rd *Reader) exportRange(ctx context.Context, w io.Writer, v *Verifier, from, to uint64) error {
+	err := rd.writeRange(ctx, w, v, from, to)
 	missing := to
 	if broken, ok := IsBroken(err); ok {
 		missing = broken.Sequence
 	} else if !errors.Is(err, errNoEntry) {
 		return err
 	}
-	if moved, failed := l.movedPast(ctx, missing); failed != nil {
+	if moved, failed := rd.chain.movedPast(ctx, missing); failed != nil {
 		return failed
 	} else if moved {
 		return errMeanwhile
@@ -109,7 +109,7 @@ func (l *Log) exportRange(ctx context.Context, w io.Writer, v *Verifier, from, t
 	return err
 }
 
-func (l *Log) writeRange(ctx context.Context, w io.Writer, v *Verifier, from, to uint64) error {
+func (rd *Reader) writeRange(ctx context.Context, w io.Writer, v *Verifier, from, to uint64) error {
 	out := bufio.NewWriterSize(w, 1<<16)
 	v.encode = true
 	v.emit = func(items []item) error {
@@ -122,7 +122,7 @@ func (l *Log) writeRange(ctx context.Context, w io.Writer, v *Verifier, from, to
 	}
 	defer func() { v.encode, v.emit = false, nil }()
 	rng := store.Range{From: entryKey(from), To: entryKey(to + 1)}
-	err := v.addRange(ctx, l.store, rng)
+	err := v.addRange(ctx, rd.chain.store, rng)
 	// The verifier is waited for in any case: it writes.
 	if bad := v.Wait(); bad != nil || err != nil {
 		if bad == nil {
@@ -135,14 +135,14 @@ func (l *Log) writeRange(ctx context.Context, w io.Writer, v *Verifier, from, to
 	}
 	c := v.checkpoint()
 	if !v.whole {
-		if c, err = l.CheckpointAt(ctx, to); err != nil {
+		if c, err = rd.CheckpointAt(ctx, to); err != nil {
 			return err
 		}
 		if c.Hash != v.head.hash {
 			return &Broken{to, "the stored tree does not agree with the entry"}
 		}
 	}
-	line, err := l.closing(c)
+	line, err := rd.closing(c)
 	if err != nil {
 		return err
 	}
@@ -152,8 +152,8 @@ func (l *Log) writeRange(ctx context.Context, w io.Writer, v *Verifier, from, to
 	return out.Flush()
 }
 
-func (l *Log) closing(c Checkpoint) ([]byte, error) {
-	signed, err := SignCheckpoint(c, l.signer)
+func (rd *Reader) closing(c Checkpoint) ([]byte, error) {
+	signed, err := SignCheckpoint(c, rd.log.signer)
 	if err != nil {
 		return nil, err
 	}

@@ -38,9 +38,9 @@ type followed struct {
 
 // Newest returns the newest checkpoint, which is verified. Errors:
 // fault.Unavailable when there is none yet.
-func (l *Log) Newest(ctx context.Context) (signed []byte, c Checkpoint, err error) {
-	err = l.store.View(ctx, func(r store.Reader) error {
-		signed, c, err = l.newest(r)
+func (ch *Chain) Newest(ctx context.Context) (signed []byte, c Checkpoint, err error) {
+	err = ch.store.View(ctx, func(r store.Reader) error {
+		signed, c, err = ch.newest(r)
 		return err
 	})
 	if err == nil && signed == nil {
@@ -53,22 +53,22 @@ func (l *Log) Newest(ctx context.Context) (signed []byte, c Checkpoint, err erro
 }
 
 // newest returns nothing, without an error, before the first checkpoint.
-func (l *Log) newest(r store.Reader) (signed []byte, c Checkpoint, err error) {
+func (ch *Chain) newest(r store.Reader) (signed []byte, c Checkpoint, err error) {
 	row, err := r.Get(checkpointKey)
 	if err != nil || row == nil {
 		return nil, Checkpoint{}, err
 	}
-	known := l.followed.Load()
+	known := ch.followed.Load()
 	if known != nil && bytes.Equal(known.signed, row) {
 		return bytes.Clone(row), known.Checkpoint, nil
 	}
 	signed = bytes.Clone(row)
-	c, err = ParseCheckpoint(signed, l.signer.Public())
-	if err != nil || c.ChainID != l.chainID {
+	c, err = ParseCheckpoint(signed, ch.key)
+	if err != nil || c.ChainID != ch.chainID {
 		return nil, Checkpoint{}, errDamagedLog
 	}
 	if known == nil || c.known().newer(known.known()) {
-		l.followed.CompareAndSwap(known, &followed{signed, c})
+		ch.followed.CompareAndSwap(known, &followed{signed, c})
 	}
 	return signed, c, nil
 }
@@ -76,15 +76,15 @@ func (l *Log) newest(r store.Reader) (signed []byte, c Checkpoint, err error) {
 // Lag returns by how many sequences the newest checkpoint that this process has
 // seen is behind the newest entry that it has written, or seen another write. It
 // reads nothing.
-func (l *Log) Lag() uint64 {
+func (f *Follower) Lag() uint64 {
 	var newest uint64
-	if p := l.written.latest.Load(); p != nil {
+	if p := f.log.heads.written.latest.Load(); p != nil {
 		newest = p.head.sequence
 	}
-	if seen := l.seen.Load(); seen != nil {
+	if seen := f.log.rollbacks.seen.Load(); seen != nil {
 		newest = max(newest, seen.sequence)
 	}
-	if f := l.followed.Load(); f != nil {
+	if f := f.log.chain.followed.Load(); f != nil {
 		return newest - min(newest, f.Sequence)
 	}
 	return newest
@@ -94,24 +94,24 @@ func (l *Log) Lag() uint64 {
 // is now, and returns the checkpoint, which may be of a later one. Errors:
 // fault.Unavailable, also for a log without entries; fault.Internal when the
 // chain or what was derived does not hold, of which nothing is signed.
-func (l *Log) Follow(ctx context.Context) (Checkpoint, error) {
-	head, err := l.storedHead(ctx)
-	if err == nil && l.lostEntries() {
-		if lost, failed := l.hold(ctx); lost || failed != nil {
-			err = cmp.Or(failed, l.refused(), error(errDamagedLog))
+func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
+	head, err := f.log.chain.storedHead(ctx)
+	if err == nil && f.log.rollbacks.lostEntries() {
+		if lost, failed := f.log.rollbacks.hold(ctx); lost || failed != nil {
+			err = cmp.Or(failed, f.log.rollbacks.refused(), error(errDamagedLog))
 		}
 	}
 	for err == nil {
 		var c Checkpoint
-		c, err = l.step(ctx)
+		c, err = f.step(ctx)
 		switch {
 		case errors.Is(err, errOutrun):
 			err = nil
-			if _, c, failed := l.Newest(ctx); failed == nil && c.Sequence >= head.sequence {
+			if _, c, failed := f.log.chain.Newest(ctx); failed == nil && c.Sequence >= head.sequence {
 				return c, nil // which the other has done
 			}
 		case damaged(err):
-			if _, failed := l.hold(ctx); failed != nil {
+			if _, failed := f.log.rollbacks.hold(ctx); failed != nil {
 				err = failed
 			}
 		case err == nil && c.Sequence >= head.sequence:
@@ -121,8 +121,8 @@ func (l *Log) Follow(ctx context.Context) (Checkpoint, error) {
 	return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
 }
 
-func (l *Log) storedHead(ctx context.Context) (head link, err error) {
-	err = l.store.View(ctx, func(r store.Reader) error {
+func (ch *Chain) storedHead(ctx context.Context) (head link, err error) {
+	err = ch.store.View(ctx, func(r store.Reader) error {
 		head, err = readHead(r)
 		return err
 	})
@@ -146,45 +146,45 @@ var errOutrun = errors.New("another has followed the chain meanwhile")
 // step derives what comes after the newest checkpoint, for as many entries as one
 // transaction takes, and returns the checkpoint that is then the newest. Error:
 // errOutrun.
-func (l *Log) step(ctx context.Context) (Checkpoint, error) {
-	s, err := l.begin(ctx)
+func (f *Follower) step(ctx context.Context) (Checkpoint, error) {
+	s, err := f.begin(ctx)
 	if err != nil {
 		return Checkpoint{}, err
 	}
 	if s.head.sequence == s.from.Sequence {
-		l.saw(s.from.known())
+		f.log.rollbacks.saw(s.from.known())
 		return s.from, nil
 	}
 	var c Checkpoint
-	if err = s.read(ctx, l.store); err == nil {
-		c, err = s.checkpoint(l)
+	if err = s.read(ctx, f.log.chain.store); err == nil {
+		c, err = s.checkpoint(f.log.chain)
 	}
 	if err != nil {
-		return Checkpoint{}, l.unlessOutrun(ctx, s, err)
+		return Checkpoint{}, f.unlessOutrun(ctx, s, err)
 	}
-	signed, err := SignCheckpoint(c, l.signer)
-	if err != nil {
-		return Checkpoint{}, err
-	}
-	err = l.store.Update(ctx, func(tx store.Tx) error { return s.write(tx, signed) })
+	signed, err := SignCheckpoint(c, f.log.signer)
 	if err != nil {
 		return Checkpoint{}, err
 	}
-	if known := l.followed.Load(); known == nil || c.known().newer(known.known()) {
-		l.followed.CompareAndSwap(known, &followed{signed, c})
+	err = f.log.chain.store.Update(ctx, func(tx store.Tx) error { return s.write(tx, signed) })
+	if err != nil {
+		return Checkpoint{}, err
 	}
-	l.saw(c.known())
+	if known := f.log.chain.followed.Load(); known == nil || c.known().newer(known.known()) {
+		f.log.chain.followed.CompareAndSwap(known, &followed{signed, c})
+	}
+	f.log.rollbacks.saw(c.known())
 	return c, nil
 }
 
 // unlessOutrun returns the damage that a step has found, or errOutrun when somebody
 // has followed, and may have archived, what it was reading.
-func (l *Log) unlessOutrun(ctx context.Context, s step, err error) error {
+func (f *Follower) unlessOutrun(ctx context.Context, s step, err error) error {
 	if !damaged(err) {
 		return err
 	}
 	var now []byte
-	failed := l.store.View(ctx, func(r store.Reader) error {
+	failed := f.log.chain.store.View(ctx, func(r store.Reader) error {
 		row, err := r.Get(checkpointKey)
 		now = bytes.Clone(row)
 		return err
@@ -210,20 +210,20 @@ type step struct {
 
 type summary struct{ key, value []byte }
 
-func (l *Log) begin(ctx context.Context) (s step, err error) {
-	since := *l.seen.Load()
+func (f *Follower) begin(ctx context.Context) (s step, err error) {
+	since := *f.log.rollbacks.seen.Load()
 	var lost *RollbackError
-	err = l.store.View(ctx, func(r store.Reader) error {
-		if s.signed, s.from, err = l.newest(r); err != nil {
+	err = f.log.chain.store.View(ctx, func(r store.Reader) error {
+		if s.signed, s.from, err = f.log.chain.newest(r); err != nil {
 			return err
 		}
 		if s.head, err = readHead(r); err != nil {
 			return err
 		}
-		if s.epochs, _, err = l.accepted(r, s.head); err != nil {
+		if s.epochs, _, err = f.log.chain.accepted(r, s.head); err != nil {
 			return err
 		}
-		if lost, err = l.lacks(r, known{s.head, s.epochs[len(s.epochs)-1].number}, since); err != nil {
+		if lost, err = f.log.chain.lacks(r, known{s.head, s.epochs[len(s.epochs)-1].number}, since); err != nil {
 			return err
 		}
 		s.tree, err = tiles{r}.builder(s.from.Size, s.from.Root)
@@ -301,12 +301,12 @@ func (s *step) beginsWith(e *Entry) bool {
 
 // checkpoint returns what is to be signed once the last entry read is known to be
 // the log's own.
-func (s *step) checkpoint(l *Log) (Checkpoint, error) {
-	if s.at.sequence == s.head.sequence && s.at != s.head || !s.newest.verify(l.signer.Public(), nil) {
+func (s *step) checkpoint(ch *Chain) (Checkpoint, error) {
+	if s.at.sequence == s.head.sequence && s.at != s.head || !s.newest.verify(ch.key, nil) {
 		return Checkpoint{}, errDamagedLog
 	}
 	return Checkpoint{
-		ChainID: l.chainID, Epoch: epochOf(s.epochs, s.at.sequence).number,
+		ChainID: ch.chainID, Epoch: epochOf(s.epochs, s.at.sequence).number,
 		Size: s.tree.size, Root: s.tree.root(),
 		Sequence: s.at.sequence, Hash: s.at.hash, Time: s.newest.entry.Time(),
 	}, nil

@@ -84,7 +84,7 @@ func (f *fixture) forget() {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.log.followed.Store(nil)
+	f.log.chain.followed.Store(nil)
 }
 
 // entries returns the whole log.
@@ -128,7 +128,7 @@ func (f *fixture) followsTo(size int64) {
 	if !maps.EqualFunc(f.rowsOf(summaryRange), wantSummaries, bytes.Equal) {
 		f.t.Errorf("the summaries are not those of the first %d entries", size)
 	}
-	signed, c, err := f.log.Newest(context.Background())
+	signed, c, err := f.log.chain.Newest(context.Background())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func (f *fixture) follow() Checkpoint {
 
 func TestWhatIsDerivedFollowsTheChain(t *testing.T) {
 	f := newFixture(t)
-	if _, _, err := f.log.Newest(t.Context()); fault.Of(err) != fault.Unavailable {
+	if _, _, err := f.log.chain.Newest(t.Context()); fault.Of(err) != fault.Unavailable {
 		t.Errorf("before the first: %v", err)
 	}
 	if f.log.Lag() != 1 {
@@ -194,10 +194,10 @@ func (s *faulty) Update(ctx context.Context, fn func(store.Tx) error) error {
 }
 
 // another returns the log as another process has it that opened the same store.
-func (f *fixture) another(s store.Store) *Log {
+func (f *fixture) another(s store.Store) *parts {
 	f.t.Helper()
-	l := New(f.now)
-	if err := l.Use(context.Background(), s, f.log.signer, f.log.chainID); err != nil {
+	l := newParts(f.now)
+	if err := l.Use(context.Background(), s, f.log.signer, f.log.chain.chainID); err != nil {
 		f.t.Fatal(err)
 	}
 	return l
@@ -296,7 +296,7 @@ func TestAStepThatWasOutrunWritesNothing(t *testing.T) {
 	}
 	f.write(10)
 	f.follow()
-	c, err := slow.checkpoint(f.log)
+	c, err := slow.checkpoint(f.log.chain)
 	if err != nil || c.Size != 21 {
 		t.Fatal(c, err)
 	}
@@ -338,7 +338,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, newest, err := f.log.Newest(t.Context())
+	_, newest, err := f.log.chain.Newest(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,9 +387,9 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 				t.Fatal(err)
 			}
 			changed := f.rowsOf(store.Prefix([]byte("audit/")))
-			f.log.followed.Store(nil) // as after a start
-			f.log.own.lost, f.log.memory.lost = nil, nil
-			f.log.Refuse(nil)
+			f.log.chain.followed.Store(nil) // as after a start
+			f.log.rollbacks.own.lost, f.log.rollbacks.memory.lost = nil, nil
+			f.log.Halt(nil)
 			if c, err := f.log.Follow(t.Context()); !errors.Is(err, fault.Internal) {
 				t.Errorf("%+v, %v", c, err)
 			}
@@ -417,7 +417,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 // goes on without them.
 func (f *fixture) lose(to uint64) {
 	f.t.Helper()
-	f.log.Refuse(&RollbackError{LostTo: to, Epoch: 1, Place: "a test"})
+	f.log.Halt(&RollbackError{LostTo: to, Epoch: 1, Place: "a test"})
 	p := principal(authz.SystemTenant)
 	p.Scopes = []authz.Scope{authz.SystemAdmin}
 	if _, err := f.log.AcceptRollback(context.Background(), p, "a test"); err != nil {
@@ -477,7 +477,7 @@ func keptFollowing(t *testing.T, test func(f *fixture, s *faulty, logged *bytes.
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
 		s := &faulty{Store: f.store}
-		f.log.store = s
+		f.log.chain.store = s
 		ctx, cancel := context.WithCancel(t.Context())
 		var logged bytes.Buffer
 		var wg sync.WaitGroup
@@ -521,7 +521,7 @@ func TestTheCheckpointIsAtMostASecondBehind(t *testing.T) {
 func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{t: t, clock: time.Now()}
-		f.log = New(f.now)
+		f.log = newParts(f.now)
 		s, err := bolt.Open(filepath.Join(t.TempDir(), "db"), bolt.Options{Hook: f.log.Commit})
 		if err != nil {
 			t.Fatal(err)

@@ -24,6 +24,13 @@ const (
 	lastStep = 5 * time.Second
 )
 
+// Follower brings what is derived from the chain to its newest entry: the tiles of the tree, the
+// summaries and the newest checkpoint. It has no state but the log's.
+type Follower struct{ log *Log }
+
+// NewFollower returns a follower of a log.
+func NewFollower(l *Log) *Follower { return &Follower{l} }
+
 // glance is what a look at the store shows.
 type glance struct {
 	head     uint64
@@ -34,23 +41,23 @@ type glance struct {
 
 // glance looks whether there is something to follow, whoever has written it, and
 // whether all is still there that this process has seen.
-func (l *Log) glance(ctx context.Context) (g glance, err error) {
-	since, written := *l.seen.Load(), l.written.latest.Load()
+func (f *Follower) glance(ctx context.Context) (g glance, err error) {
+	since, written := *f.log.rollbacks.seen.Load(), f.log.heads.written.latest.Load()
 	var now known
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = f.log.chain.store.View(ctx, func(r store.Reader) error {
 		head, err := readHead(r)
 		if err != nil {
 			return err
 		}
 		g.head = head.sequence
-		if g.epoch, err = l.epochNow(r, head); err != nil {
+		if g.epoch, err = f.log.chain.epochNow(r, head); err != nil {
 			return err
 		}
-		lost, err := l.lacks(r, known{head, g.epoch}, since)
+		lost, err := f.log.chain.lacks(r, known{head, g.epoch}, since)
 		if g.lost = lost != nil; g.lost || err != nil {
 			return err
 		}
-		_, g.followed, err = l.newest(r)
+		_, g.followed, err = f.log.chain.newest(r)
 		if err != nil {
 			return sound(err) // the follower tells
 		}
@@ -67,7 +74,7 @@ func (l *Log) glance(ctx context.Context) (g glance, err error) {
 		return nil
 	})
 	if err == nil && now.sequence > 0 {
-		l.saw(now)
+		f.log.rollbacks.saw(now)
 	}
 	return g, err
 }
@@ -76,9 +83,9 @@ func (l *Log) glance(ctx context.Context) (g glance, err error) {
 // checkpoint is at most a second behind the entries, whichever process writes them,
 // and what another accepts or this one finds to be lost is known within the same
 // time. While nothing is written, nothing is but looked at.
-func (l *Log) KeepFollowing(ctx context.Context, logger *slog.Logger) {
-	f := follower{log: l, logger: logger}
-	f.follow(ctx)
+func (f *Follower) KeepFollowing(ctx context.Context, logger *slog.Logger) {
+	loop := followLoop{Follower: f, logger: logger}
+	loop.follow(ctx)
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	for {
@@ -86,19 +93,19 @@ func (l *Log) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 		case <-ctx.Done():
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
 			defer cancel()
-			if l.Lag() > 0 {
-				f.follow(ctx)
+			if f.Lag() > 0 {
+				loop.follow(ctx)
 			}
 			return
 		case <-tick.C:
 		}
-		f.look(ctx)
+		loop.look(ctx)
 	}
 }
 
-// follower is what KeepFollowing knows from one look to the next.
-type follower struct {
-	log     *Log
+// followLoop is what KeepFollowing knows from one look to the next.
+type followLoop struct {
+	*Follower
 	logger  *slog.Logger
 	before  glance
 	refused bool      // the log, for what it lacks
@@ -107,13 +114,13 @@ type follower struct {
 }
 
 // lacking reports whether the log is refused for entries that are lost.
-func (f *follower) lacking() bool {
+func (f *followLoop) lacking() bool {
 	var lost *RollbackError
-	return errors.As(f.log.Refusal(), &lost)
+	return errors.As(f.log.rollbacks.Refusal(), &lost)
 }
 
-func (f *follower) look(ctx context.Context) {
-	g, err := f.log.glance(ctx)
+func (f *followLoop) look(ctx context.Context) {
+	g, err := f.glance(ctx)
 	switch {
 	case damaged(err):
 		if time.Now().After(f.pause) {
@@ -127,11 +134,11 @@ func (f *follower) look(ctx context.Context) {
 	f.before = g
 	refused := f.refused || f.lacking()
 	if g.lost || refused {
-		_, _ = f.log.hold(ctx)
+		_, _ = f.log.rollbacks.hold(ctx)
 	}
 	f.refused = f.lacking()
 	if g.epoch != before.epoch && before.epoch > 0 || refused && !f.refused {
-		f.log.verifyAnew(ctx) // somebody has accepted what was lost, or put it back
+		f.log.noteAcceptance(ctx) // somebody has accepted what was lost, or put it back
 		f.pause = time.Time{}
 	}
 	if time.Now().Before(f.pause) && g.followed == before.followed {
@@ -142,8 +149,8 @@ func (f *follower) look(ctx context.Context) {
 	}
 }
 
-func (f *follower) follow(ctx context.Context) {
-	_, err := f.log.Follow(ctx)
+func (f *followLoop) follow(ctx context.Context) {
+	_, err := f.Follow(ctx)
 	f.pause = time.Time{}
 	switch {
 	case err == nil, errors.Is(err, errNoCheckpoint): // of the empty log there is nothing to follow

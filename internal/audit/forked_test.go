@@ -54,8 +54,8 @@ func TestALostLastCommitIsFoundByTheNext(t *testing.T) {
 		}
 		lostToOne()
 		f.putBack(newest)
-		if _, err := f.log.hold(t.Context()); err != nil || f.log.Ready(t.Context()) != nil {
-			t.Error("the entry is there again, and it is refused:", err, f.log.Refusal())
+		if _, err := f.log.rollbacks.hold(t.Context()); err != nil || f.log.Ready(t.Context()) != nil {
+			t.Error("the entry is there again, and it is refused:", err, f.log.HaltedBy())
 		}
 		f.putBack(before)
 		lostToOne()
@@ -176,7 +176,7 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 					r.append(AuditRead, tenantB) // nobody else fails
 					other.append(AuditRead, authz.SystemTenant)
 				}
-				if err := r.log.Refusal(); err != nil {
+				if err := r.log.HaltedBy(); err != nil {
 					t.Error("it is taken for an older copy:", err)
 				}
 				// The rows are put right again.
@@ -212,7 +212,7 @@ func TestARewrittenHistoryIsFoundByTheHook(t *testing.T) {
 	for range apart + 2 {
 		r.append(AuditRead, tenantA)
 	}
-	if r.log.shared.Load() {
+	if r.log.heads.shared.Load() {
 		t.Fatal("it does not know that it is alone")
 	}
 	r.rewrite(func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), apart+2)) })
@@ -266,7 +266,7 @@ func TestATenantGoesOnFromAnEntryThatIsArchived(t *testing.T) {
 			f := newFixture(t)
 			f.old()
 			a, _ := f.folder()
-			if n, err := (&Cutter{Log: f.log, Archive: a, Keep: keep}).Run(t.Context()); err != nil || n == 0 {
+			if n, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}).Run(t.Context()); err != nil || n == 0 {
 				t.Fatal(n, err)
 			}
 			var last uint64

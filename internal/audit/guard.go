@@ -31,13 +31,17 @@ type Guard struct {
 	events    minuteLimit // events of which one in a minute is enough
 }
 
-func newGuard(l *Log) *Guard { return &Guard{log: l, strangers: minuteLimit{most: maxStrangers}} }
+// NewGuard returns a guard of the log.
+func NewGuard(l *Log) *Guard { return &Guard{log: l, strangers: minuteLimit{most: maxStrangers}} }
 
 // Ready reports whether an entry could be written now. Error: fault.Unavailable.
 func (g *Guard) Ready(ctx context.Context) error { return g.log.Ready(ctx) }
 
 // HaltedBy returns why the log takes no entries, and nil when it does.
-func (g *Guard) HaltedBy() error { return g.log.Refusal() }
+func (g *Guard) HaltedBy() error { return g.log.HaltedBy() }
+
+// CheckNotHalted returns what a caller is told while the log takes no entries, and nil while it does.
+func (g *Guard) CheckNotHalted() error { return g.log.rollbacks.refused() }
 
 // Admit finds out, before anything is looked up, whether an entry could be written and whether p
 // may do a. Errors: as of [Guard.Ready] and [Guard.Authorize].
@@ -153,6 +157,15 @@ func (g *Guard) RecordOncePerMinute(ctx context.Context, e Event) error {
 		g.events.forget(who, what)
 	}
 	return err
+}
+
+// AcceptRollback lets the log go on without entries that are lost, as [Log.AcceptRollback] does.
+// Errors: also fault.Forbidden.
+func (g *Guard) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
+	if err := g.Authorize(ctx, p, authz.AcceptRollback); err != nil {
+		return Rollback{}, err
+	}
+	return g.log.AcceptRollback(ctx, p, reason)
 }
 
 // maxStrangers bounds the refusals of strangers that are recorded in a minute, for each group.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/mod/sumdb/tlog"
 
@@ -39,13 +41,41 @@ func (k known) newer(o known) bool {
 }
 
 // saw keeps the newest entry that the store is known to have had.
-func (l *Log) saw(k known) {
+func (d *Detector) saw(k known) {
 	for {
-		before := l.seen.Load()
-		if before != nil && !k.newer(*before) || l.seen.CompareAndSwap(before, &k) {
+		before := d.seen.Load()
+		if before != nil && !k.newer(*before) || d.seen.CompareAndSwap(before, &k) {
 			return
 		}
 	}
+}
+
+// heads is what the hook knows of the head of the log and of the newest entries of tenants. Only the
+// hook, which the store runs once at a time, uses the fields of the first block.
+type heads struct {
+	chain     *Chain
+	rollbacks *Detector
+
+	// The heads that the store may show at the next commit, unless another process
+	// has written: the one before the last commit, should that have failed, or the
+	// one after; and the positions of the tenants that either brought.
+	committed, proposed               known
+	committedTenants, proposedTenants map[string]position
+	alone                             int         // how many commits of this process were the last ones
+	recent                            *recentRows // of the commit that the hook is in; nil when nobody else has written
+
+	shared  atomic.Bool // others have written lately
+	kept    sync.Map    // by tenant: what it is known to have had
+	sound   sync.Map    // tenants whose newest entry could be read once
+	written tally
+}
+
+// beginAt forgets all and begins at the head of the log.
+func (h *heads) beginAt(head known) {
+	h.committed, h.proposed = head, head
+	h.committedTenants, h.proposedTenants = make(map[string]position), nil
+	h.kept.Clear()
+	h.sound.Clear()
 }
 
 // apart is after how many commits of this process, none of another between them, it
@@ -55,64 +85,64 @@ const apart = 16
 // takeHead returns the head that the commit goes on from, and decides what became of
 // the last one of this process, for which the hook may have run more than once. If
 // the commit accepts that entries are lost, a says which.
-func (l *Log) takeHead(tx store.Tx, a *acceptance) (known, error) {
-	l.recent = nil
-	since := *l.seen.Load() // before the head is read: what was seen by now must be there
+func (h *heads) takeHead(tx store.Tx, a *acceptance) (known, error) {
+	h.recent = nil
+	since := *h.rollbacks.seen.Load() // before the head is read: what was seen by now must be there
 	head, err := readHead(tx)
 	if err != nil {
 		return known{}, err
 	}
-	now, persisted, foreign := l.proposed, true, false
+	now, persisted, foreign := h.proposed, true, false
 	switch head {
-	case l.proposed.link:
-	case l.committed.link:
-		now, persisted = l.committed, false
+	case h.proposed.link:
+	case h.committed.link:
+		now, persisted = h.committed, false
 		if _, err := hashOf(tx, head.sequence+1); !errors.Is(err, errNoEntry) {
 			return known{}, cmp.Or(err, error(errDamagedLog)) // of what failed nothing is there
 		}
 	default:
 		foreign = true
-		if now, l.recent, err = l.theirs(tx, head); err != nil {
+		if now, h.recent, err = h.chain.theirs(tx, head); err != nil {
 			return known{}, err
 		}
-		if persisted = l.proposed != l.committed; persisted {
-			if persisted, err = l.has(tx, l.proposed.link); err != nil {
+		if persisted = h.proposed != h.committed; persisted {
+			if persisted, err = h.chain.has(tx, h.proposed.link); err != nil {
 				return known{}, err
 			}
 		}
-		if persisted && !since.newer(l.proposed) {
+		if persisted && !since.newer(h.proposed) {
 			since = known{} // nothing later is known
 		}
 	}
 	if foreign || since.newer(now) {
-		if err := l.goesOn(tx, now, since, a); err != nil {
+		if err := h.rollbacks.goesOn(tx, now, since, a); err != nil {
 			return known{}, err
 		}
 	}
 	if persisted {
-		l.remember(l.proposedTenants, l.proposed.epoch)
+		h.remember(h.proposedTenants, h.proposed.epoch)
 	}
 	switch {
 	case foreign:
-		clear(l.committedTenants) // which others may have moved on
-		l.alone = 0
-		l.shared.Store(true)
+		clear(h.committedTenants) // which others may have moved on
+		h.alone = 0
+		h.shared.Store(true)
 	case persisted:
-		maps.Copy(l.committedTenants, l.proposedTenants)
-		if l.alone++; l.alone == apart {
-			l.shared.Store(false)
+		maps.Copy(h.committedTenants, h.proposedTenants)
+		if h.alone++; h.alone == apart {
+			h.shared.Store(false)
 		}
 	}
-	l.written.settle(persisted)
-	l.committed, l.proposed, l.proposedTenants = now, now, nil
-	l.saw(now)
+	h.written.settle(persisted)
+	h.committed, h.proposed, h.proposedTenants = now, now, nil
+	h.rollbacks.saw(now)
 	return now, nil
 }
 
 // theirs returns a head that another process has written, or says to have, and the rows
 // of the newest entries. It is the first of these, which are asked for as such: a store
 // that is far away then knows what to read with the head.
-func (l *Log) theirs(r store.Reader, head link) (known, *recentRows, error) {
+func (ch *Chain) theirs(r store.Reader, head link) (known, *recentRows, error) {
 	newest := entryRange
 	newest.Reverse = true
 	var rows recentRows
@@ -125,20 +155,20 @@ func (l *Log) theirs(r store.Reader, head link) (known, *recentRows, error) {
 	}
 	rows.Reader = r
 	e, err := storedEntry(&rows, head.sequence)
-	if err != nil || !bytes.Equal(rows.entries[0].key, entryKey(head.sequence)) || e.entry.link() != head || !e.verify(l.signer.Public(), &rows.memo) {
+	if err != nil || !bytes.Equal(rows.entries[0].key, entryKey(head.sequence)) || e.entry.link() != head || !e.verify(ch.key, &rows.memo) {
 		if err == nil || errors.Is(err, errNoEntry) {
 			err = errDamagedLog
 		}
 		return known{}, nil, err
 	}
-	number, err := l.epochNow(r, head)
+	number, err := ch.epochNow(r, head)
 	return known{head, number}, &rows, err
 }
 
 // goesOn fails when the log does not go on from what it is known to have had. Error:
 // fault.Unavailable, with a [RollbackError].
-func (l *Log) goesOn(r store.Reader, head, since known, a *acceptance) error {
-	lost, err := l.lacks(r, head, since)
+func (d *Detector) goesOn(r store.Reader, head, since known, a *acceptance) error {
+	lost, err := d.chain.lacks(r, head, since)
 	switch {
 	case err != nil:
 		return err
@@ -147,7 +177,7 @@ func (l *Log) goesOn(r store.Reader, head, since known, a *acceptance) error {
 	case a != nil:
 		return errOneByOne // more is lost than whoever accepts it knew
 	}
-	l.suspect.Store(true)
+	d.suspect.Store(true)
 	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), lost)
 }
 
@@ -157,12 +187,12 @@ const memoryPlace = "the memory of a replica"
 // lacks returns what the log, which ends with the head, lacks of what it is known to
 // have had: nil when it goes on from there, or has begun an epoch since, by which
 // somebody accepted that entries are lost.
-func (l *Log) lacks(r store.Reader, head, since known) (*RollbackError, error) {
+func (ch *Chain) lacks(r store.Reader, head, since known) (*RollbackError, error) {
 	if since.sequence == 0 || since.link == head.link {
 		return nil, nil
 	}
 	if since.sequence <= head.sequence {
-		if has, err := l.has(r, since.link); has || err != nil {
+		if has, err := ch.has(r, since.link); has || err != nil {
 			return nil, err
 		}
 	}
@@ -178,12 +208,12 @@ func (l *Log) lacks(r store.Reader, head, since known) (*RollbackError, error) {
 
 // has reports whether the log has an entry: in the database, or in the archive if
 // the tree says so.
-func (l *Log) has(r store.Reader, at link) (bool, error) {
+func (ch *Chain) has(r store.Reader, at link) (bool, error) {
 	hash, err := hashOf(r, at.sequence)
 	if !errors.Is(err, errNoEntry) {
 		return err == nil && hash == at.hash, unlessDamaged(err)
 	}
-	base, err := l.baseIn(r)
+	base, err := ch.baseIn(r)
 	if err != nil || base == nil || base.Sequence() < at.sequence {
 		return false, err
 	}
@@ -191,7 +221,7 @@ func (l *Log) has(r store.Reader, at link) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	_, newest, err := l.newest(r)
+	_, newest, err := ch.newest(r)
 	if err != nil || newest.Size <= index {
 		return false, err
 	}
@@ -228,7 +258,7 @@ type readEpochs struct {
 
 // epochNow returns the number of the epoch that the head is in. The entries that
 // begin epochs are read and verified only when the rows are others than before.
-func (l *Log) epochNow(r store.Reader, head link) (uint64, error) {
+func (ch *Chain) epochNow(r store.Reader, head link) (uint64, error) {
 	rows, err := epochRows(r)
 	if err != nil || len(rows) == 0 {
 		return 1, err
@@ -237,16 +267,16 @@ func (l *Log) epochNow(r store.Reader, head link) (uint64, error) {
 	for _, row := range rows {
 		text = append(append(text, row.key...), row.encode()...)
 	}
-	if c := l.epochsRead.Load(); c != nil && bytes.Equal(c.rows, text) && c.newest.first <= head.sequence {
+	if c := ch.epochsRead.Load(); c != nil && bytes.Equal(c.rows, text) && c.newest.first <= head.sequence {
 		return c.newest.number, nil
 	}
-	epochs, _, err := l.accepted(r, head)
+	epochs, _, err := ch.accepted(r, head)
 	if err != nil {
 		return 0, err
 	}
 	newest := epochs[len(epochs)-1]
 	if len(epochs) == len(rows)+1 {
-		l.epochsRead.Store(&readEpochs{text, newest})
+		ch.epochsRead.Store(&readEpochs{text, newest})
 	}
 	return newest.number, nil
 }

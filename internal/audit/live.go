@@ -28,9 +28,11 @@ type Proof struct {
 	Broken     *Broken   // nil unless the status is broken
 }
 
-// live is the verification of a log that is in use. It looks at the entries
-// alone; what is derived from them is verified with the store at rest.
-type live struct {
+// LiveVerifier verifies a log that is in use. It looks at the entries alone: what is derived from
+// them is verified with the store at rest.
+type LiveVerifier struct {
+	log *Log
+
 	turn  chan struct{} // held by who moves the verifier on
 	v     *Verifier     // nil before the first step
 	since time.Time     // when the pass over all entries began that v rests on
@@ -40,8 +42,11 @@ type live struct {
 	proof Proof
 }
 
-func newLive() live {
-	return live{turn: make(chan struct{}, 1), proof: Proof{Status: ProofVerifying}}
+// NewLiveVerifier returns the verifier of a log, which has verified nothing yet. A log has one.
+func NewLiveVerifier(l *Log) *LiveVerifier {
+	lv := &LiveVerifier{log: l, turn: make(chan struct{}, 1), proof: Proof{Status: ProofVerifying}}
+	l.onAcceptance = lv.verifyAnew
+	return lv
 }
 
 // liveStep is how many entries are verified between two looks at who waits.
@@ -51,26 +56,26 @@ const liveStep = 1024
 const betweenSteps = time.Minute
 
 // Proof returns how far the log was verified, without reading anything.
-func (l *Log) Proof() Proof {
-	l.live.mu.Lock()
-	defer l.live.mu.Unlock()
-	return l.live.proof
+func (lv *LiveVerifier) Proof() Proof {
+	lv.mu.Lock()
+	defer lv.mu.Unlock()
+	return lv.proof
 }
 
-func (l *Log) setProof(change func(*Proof)) Proof {
-	l.live.mu.Lock()
-	defer l.live.mu.Unlock()
-	change(&l.live.proof)
-	return l.live.proof
+func (lv *LiveVerifier) setProof(change func(*Proof)) Proof {
+	lv.mu.Lock()
+	defer lv.mu.Unlock()
+	change(&lv.proof)
+	return lv.proof
 }
 
 // Verify goes on from where the verification of the running log has come to, up
 // to the head that there is now. When ctx ends before, it returns how far it
 // came, with the status verifying and without an error. A broken log stays so
 // until a pass from the beginning finds nothing. Error: fault.Unavailable.
-func (l *Log) Verify(ctx context.Context) (Proof, error) {
+func (lv *LiveVerifier) Verify(ctx context.Context) (Proof, error) {
 	for {
-		p, done, err := l.verifyStep(ctx)
+		p, done, err := lv.verifyStep(ctx)
 		if done || err != nil || ctx.Err() != nil {
 			return p, err
 		}
@@ -78,31 +83,31 @@ func (l *Log) Verify(ctx context.Context) (Proof, error) {
 }
 
 // verifyStep verifies some entries, and reports whether there are none left.
-func (l *Log) verifyStep(ctx context.Context) (Proof, bool, error) {
-	if p := l.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
+func (lv *LiveVerifier) verifyStep(ctx context.Context) (Proof, bool, error) {
+	if p := lv.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
 		return p, true, nil
 	}
 	select {
-	case l.live.turn <- struct{}{}:
-		defer func() { <-l.live.turn }()
+	case lv.turn <- struct{}{}:
+		defer func() { <-lv.turn }()
 	case <-ctx.Done():
-		return l.setProof(func(p *Proof) { p.fallBehind() }), true, nil
+		return lv.setProof(func(p *Proof) { p.fallBehind() }), true, nil
 	}
-	if p := l.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
+	if p := lv.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
 		return p, true, nil
 	}
-	if l.live.v == nil {
-		l.live.since = l.now()
+	if lv.v == nil {
+		lv.since = lv.log.now()
 	}
-	v, done, err := l.advance(ctx, l.live.v)
-	l.live.v = v
+	v, done, err := lv.advance(ctx, lv.v)
+	lv.v = v
 	if err == nil {
-		return l.concluded(v, done), done, nil
+		return lv.concluded(v, done), done, nil
 	}
 	if broken, ok := IsBroken(err); ok {
-		return l.broke(broken), true, nil
+		return lv.broke(broken), true, nil
 	}
-	p := l.concluded(v, false)
+	p := lv.concluded(v, false)
 	if ctx.Err() != nil {
 		return p, true, nil
 	}
@@ -116,21 +121,21 @@ func (p *Proof) fallBehind() {
 }
 
 // concluded notes how far a verifier has come.
-func (l *Log) concluded(v *Verifier, done bool) Proof {
-	return l.setProof(func(p *Proof) {
+func (lv *LiveVerifier) concluded(v *Verifier, done bool) Proof {
+	return lv.setProof(func(p *Proof) {
 		p.Status = ProofVerifying
 		if done {
 			p.Status = ProofVerified
 		}
 		if v != nil && v.head.sequence > 0 {
-			p.VerifiedTo, p.Hash, p.At = v.head.sequence, v.hash, l.now().UTC()
+			p.VerifiedTo, p.Hash, p.At = v.head.sequence, v.hash, lv.log.now().UTC()
 		}
 		p.Broken = nil
 	})
 }
 
-func (l *Log) broke(b *Broken) Proof {
-	return l.setProof(func(p *Proof) {
+func (lv *LiveVerifier) broke(b *Broken) Proof {
+	return lv.setProof(func(p *Proof) {
 		p.Status, p.Broken = ProofBroken, b
 		if p.VerifiedTo >= b.Sequence {
 			p.VerifiedTo, p.Hash = 0, ""
@@ -141,10 +146,10 @@ func (l *Log) broke(b *Broken) Proof {
 // advance verifies some entries behind those that v has seen, nil being none,
 // and reports whether it has come to the head. The verifier it returns goes on;
 // it is another one when what v was to see next is archived by now.
-func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error) {
+func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error) {
 	if v == nil {
-		o := Options{PublicKey: l.signer.Public(), entriesOnly: true, gentle: true}
-		base, err := l.readBase(ctx)
+		o := Options{PublicKey: lv.log.chain.key, entriesOnly: true, gentle: true}
+		base, err := lv.log.chain.readBase(ctx)
 		if err != nil {
 			return nil, false, err
 		}
@@ -155,14 +160,14 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 	var last uint64 // of this step
 	var known Checkpoint
 	gone, moved := false, false
-	err := l.store.View(ctx, func(r store.Reader) (err error) {
+	err := lv.log.chain.store.View(ctx, func(r store.Reader) (err error) {
 		if head, err = readHead(r); err != nil {
 			return err
 		}
-		if gone, moved, err = l.left(r, head, v); gone || err != nil {
+		if gone, moved, err = lv.left(r, head, v); gone || err != nil {
 			return err
 		}
-		if _, known, err = l.newest(r); err != nil && !damaged(err) { // of a damaged one the follower tells
+		if _, known, err = lv.log.chain.newest(r); err != nil && !damaged(err) { // of a damaged one the follower tells
 			return err
 		}
 		last, err = stepTo(r, v.next(), head.sequence)
@@ -180,7 +185,7 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 	if known.Sequence <= head.sequence && known.Size > v.tree.size && len(v.due) == 0 {
 		v.expect(known, "the newest checkpoint")
 	}
-	if err := v.addRange(ctx, l.store, store.Range{From: entryKey(v.next()), To: entryKey(last + 1)}); err != nil && v.failed() == nil {
+	if err := v.addRange(ctx, lv.log.chain.store, store.Range{From: entryKey(v.next()), To: entryKey(last + 1)}); err != nil && v.failed() == nil {
 		_ = v.Wait()
 		v.heal()
 		return v, false, err // of reading: what was read before it counts
@@ -200,7 +205,7 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 		err = &Broken{v.next(), fmt.Sprintf("the log was cut: its newest checkpoint knows entries up to %d", known.Sequence)}
 	}
 	if broken, ok := IsBroken(err); ok {
-		base, failed := l.readBase(ctx)
+		base, failed := lv.log.chain.readBase(ctx)
 		if failed != nil {
 			return v, false, failed
 		}
@@ -213,17 +218,17 @@ func (l *Log) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error)
 
 // left reports whether the log no longer has the last entry that was verified, and
 // whether somebody has accepted since that entries are lost.
-func (l *Log) left(r store.Reader, head link, v *Verifier) (gone, accepted bool, err error) {
+func (lv *LiveVerifier) left(r store.Reader, head link, v *Verifier) (gone, accepted bool, err error) {
 	if v.head.sequence == 0 || v.head == head {
 		return false, false, nil
 	}
 	if v.head.sequence < head.sequence {
-		has, err := l.has(r, v.head)
+		has, err := lv.log.chain.has(r, v.head)
 		if has || err != nil {
 			return false, false, unlessDamaged(err)
 		}
 	}
-	number, err := l.epochNow(r, head)
+	number, err := lv.log.chain.epochNow(r, head)
 	return true, number > v.epochs[len(v.epochs)-1].number, err
 }
 
@@ -244,25 +249,25 @@ func stepTo(r store.Reader, from, head uint64) (uint64, error) {
 // at the most. What an earlier process has verified is gone on from first, if that
 // rests on a pass over all entries that began no longer ago than twice `every`.
 // Zero verifies nothing: the status is then disabled.
-func (l *Log) KeepVerified(ctx context.Context, every time.Duration, logger *slog.Logger) {
+func (lv *LiveVerifier) KeepVerified(ctx context.Context, every time.Duration, logger *slog.Logger) {
 	if every <= 0 {
-		l.setProof(func(p *Proof) { *p = Proof{Status: ProofDisabled} })
+		lv.setProof(func(p *Proof) { *p = Proof{Status: ProofDisabled} })
 		return
 	}
-	k := &keeping{log: l, logger: logger, last: time.Now()}
+	k := &keeping{verifier: lv, logger: logger, last: time.Now()}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
 		defer cancel()
 		k.now(ctx, 1)
 	}()
 	began := time.Now()
-	resumed, err := l.resume(ctx, 2*every)
+	resumed, err := lv.resume(ctx, 2*every)
 	if err != nil && ctx.Err() == nil {
 		logger.Warn("the verification of the audit log begins anew", "error", err)
 	}
-	l.keepUp(ctx, k)
+	lv.keepUp(ctx, k)
 	if resumed {
-		l.verifyAll(ctx, k)
+		lv.verifyAll(ctx, k)
 	}
 	k.now(ctx, 1)
 	wait := time.NewTimer(min(every, betweenSteps))
@@ -275,34 +280,34 @@ func (l *Log) KeepVerified(ctx context.Context, every time.Duration, logger *slo
 		}
 		if time.Since(began) >= every {
 			began = time.Now()
-			l.verifyAll(ctx, k)
+			lv.verifyAll(ctx, k)
 		}
-		l.keepUp(ctx, k)
+		lv.keepUp(ctx, k)
 		wait.Reset(min(max(0, every-time.Since(began)), betweenSteps))
 	}
 }
 
 // verifyAnew has a log that was found broken verified from the beginning, since it
 // is another one by now.
-func (l *Log) verifyAnew(ctx context.Context) {
+func (lv *LiveVerifier) verifyAnew(ctx context.Context) {
 	select {
-	case l.live.turn <- struct{}{}:
-		defer func() { <-l.live.turn }()
+	case lv.turn <- struct{}{}:
+		defer func() { <-lv.turn }()
 	case <-ctx.Done():
 		return
 	}
-	if l.Proof().Status == ProofBroken {
-		l.live.v = nil
-		l.setProof(func(p *Proof) { p.Status, p.Broken = ProofVerifying, nil })
+	if lv.Proof().Status == ProofBroken {
+		lv.v = nil
+		lv.setProof(func(p *Proof) { p.Status, p.Broken = ProofVerifying, nil })
 	}
 }
 
 // keepUp verifies the entries that came since.
-func (l *Log) keepUp(ctx context.Context, k *keeping) {
-	before := l.Proof().Status
+func (lv *LiveVerifier) keepUp(ctx context.Context, k *keeping) {
+	before := lv.Proof().Status
 	for ctx.Err() == nil {
 		began := time.Now()
-		p, done, err := l.verifyStep(ctx)
+		p, done, err := lv.verifyStep(ctx)
 		if err != nil && ctx.Err() == nil {
 			k.logger.Warn("the audit log could not be verified further", "error", err)
 		}
@@ -329,27 +334,27 @@ func rest(ctx context.Context, d time.Duration) {
 
 // verifyAll verifies all entries from the beginning, beside the verification of
 // the newest ones, and takes its place with what it finds.
-func (l *Log) verifyAll(ctx context.Context, k *keeping) {
-	before, kept := l.Proof().Status, time.Now()
+func (lv *LiveVerifier) verifyAll(ctx context.Context, k *keeping) {
+	before, kept := lv.Proof().Status, time.Now()
 	var v *Verifier
 	var since time.Time // when it began
 	for ctx.Err() == nil {
 		if time.Since(kept) >= betweenSteps {
-			l.keepUp(ctx, k) // the newest ones do not wait for the end of the pass
+			lv.keepUp(ctx, k) // the newest ones do not wait for the end of the pass
 			kept = time.Now()
 		}
 		if v == nil {
-			since = l.now()
+			since = lv.log.now()
 		}
 		began := time.Now()
-		next, done, err := l.advance(ctx, v)
+		next, done, err := lv.advance(ctx, v)
 		v = next
 		broken, ok := IsBroken(err)
 		switch {
 		case ok:
-			l.live.turn <- struct{}{} // else a step that is under way would conclude that it holds
-			l.broke(broken)
-			<-l.live.turn
+			lv.turn <- struct{}{} // else a step that is under way would conclude that it holds
+			lv.broke(broken)
+			<-lv.turn
 			k.now(ctx, 1)
 			if before != ProofBroken {
 				k.logger.Error("the audit log does not hold: run latticekeep audit verify", "sequence", broken.Sequence, "reason", broken.Reason)
@@ -359,10 +364,10 @@ func (l *Log) verifyAll(ctx context.Context, k *keeping) {
 			k.logger.Warn("the audit log could not be verified", "error", err)
 			return
 		case done:
-			l.live.turn <- struct{}{}
-			l.live.v, l.live.since = v, since
-			l.concluded(v, true)
-			<-l.live.turn
+			lv.turn <- struct{}{}
+			lv.v, lv.since = v, since
+			lv.concluded(v, true)
+			<-lv.turn
 			k.now(ctx, 1)
 			if before == ProofBroken {
 				k.logger.Info("the audit log holds again")

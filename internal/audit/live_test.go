@@ -20,7 +20,7 @@ func TestTheRunningLogIsVerifiedStepByStep(t *testing.T) {
 	for _, n := range []int{20, 0, liveStep + 10} {
 		f.fill(n)
 		p, err := f.log.Verify(t.Context())
-		head, err2 := f.log.storedHead(t.Context())
+		head, err2 := f.log.chain.storedHead(t.Context())
 		if err != nil || err2 != nil || p.Status != ProofVerified || p.VerifiedTo != head.sequence || p.Hash != head.previous() || !p.At.Equal(f.now()) {
 			t.Fatal(p, err, err2)
 		}
@@ -67,7 +67,7 @@ func TestABrokenLogStaysBrokenUntilAFullPass(t *testing.T) {
 			}
 			broken(f.log.Verify(t.Context()))
 			broken(f.log.Proof(), nil)
-			f.log.verifyAll(t.Context(), &keeping{log: f.log, logger: slog.New(slog.DiscardHandler)})
+			f.log.verifyAll(t.Context(), &keeping{verifier: f.log.LiveVerifier, logger: slog.New(slog.DiscardHandler)})
 			if p := f.log.Proof(); p.Status != ProofVerified || p.Broken != nil || p.VerifiedTo != 21 {
 				t.Fatal(p)
 			}
@@ -82,21 +82,22 @@ func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 	var rows switched
 	rows.Store(copyStore(t, f.store))
 	synctest.Test(t, func(t *testing.T) {
-		log := New(time.Now)
-		log.store, log.signer, log.chainID, log.keyID = &rows, f.log.signer, f.log.chainID, f.log.keyID
+		log := newParts(time.Now)
+		log.chain.store, log.signer, log.chain.chainID, log.keyID = &rows, f.log.signer, f.log.chain.chainID, f.log.keyID
+		log.chain.key = log.signer.Public()
 		if p, err := log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
 			t.Fatal(p, err)
 		}
 		rows.Store(rows.Load().with(func(tx store.Tx) error { return tx.Delete(entryKey(7)) }))
-		log.live.turn <- struct{}{} // a step is under way, which is past the entry
+		log.LiveVerifier.turn <- struct{}{} // a step is under way, which is past the entry
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			log.verifyAll(t.Context(), &keeping{log: log, logger: slog.New(slog.DiscardHandler)})
+			log.verifyAll(t.Context(), &keeping{verifier: log.LiveVerifier, logger: slog.New(slog.DiscardHandler)})
 		}()
 		synctest.Wait() // the pass has found it
-		log.concluded(log.live.v, true)
-		<-log.live.turn
+		log.concluded(log.LiveVerifier.v, true)
+		<-log.LiveVerifier.turn
 		<-done
 		if p := log.Proof(); p.Status != ProofBroken || p.Broken == nil || p.Broken.Sequence != 7 {
 			t.Errorf("%+v", p)
@@ -125,8 +126,9 @@ func TestAllIsVerifiedNowAndThen(t *testing.T) {
 	var rows switched
 	rows.Store(copyStore(t, f.store))
 	synctest.Test(t, func(t *testing.T) {
-		log := New(time.Now)
-		log.store, log.signer, log.chainID, log.keyID = &rows, f.log.signer, f.log.chainID, f.log.keyID
+		log := newParts(time.Now)
+		log.chain.store, log.signer, log.chain.chainID, log.keyID = &rows, f.log.signer, f.log.chain.chainID, f.log.keyID
+		log.chain.key = log.signer.Public()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {

@@ -88,7 +88,7 @@ func TestTheOthersFollowWhatADeadReplicaWrote(t *testing.T) {
 		replicas[0].append(AuditRead, tenantA)
 		time.Sleep(time.Second) // of the bubble
 		synctest.Wait()
-		if _, c, err := others[1].log.Newest(t.Context()); err != nil || c.Sequence != 3 {
+		if _, c, err := others[1].log.chain.Newest(t.Context()); err != nil || c.Sequence != 3 {
 			t.Errorf("%+v, %v", c, err)
 		}
 		time.Sleep(20 * time.Second) // of the bubble
@@ -234,7 +234,7 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 					if lag := r.log.Lag(); lag != 0 {
 						t.Error("the lag is", lag)
 					}
-					if err := r.log.Refusal(); err != nil {
+					if err := r.log.HaltedBy(); err != nil {
 						t.Error("it is refused again:", err)
 					}
 					if n := strings.Count(r.said.String(), "level=ERROR"); n > 4 {
@@ -269,7 +269,7 @@ func TestAnAcceptanceAsksWhatPlacesKnow(t *testing.T) {
 	a.append(AuditRead, tenantA)
 	place.put(note()) // 22
 	a.put(older)
-	NewAnchorKeeper(b.log, []AnchorPlace{place}, AnchorOptions{Logger: quiet()})
+	NewAnchorKeeper(b.log.Log, b.log.guard, []AnchorPlace{place}, AnchorOptions{Logger: quiet()})
 	r, err := b.log.AcceptRollback(t.Context(), admin(), "a test") // nobody has looked before
 	if err != nil || r.LostFrom != 2 || r.LostTo != 22 {
 		t.Errorf("%+v, %v", r, err)
@@ -351,8 +351,8 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 				if err := r.tries(AuditRead, tenantA); err == nil {
 					t.Error("it is gone on from")
 				}
-				_, _ = r.log.hold(t.Context())
-				if err := r.log.Refusal(); err != nil {
+				_, _ = r.log.rollbacks.hold(t.Context())
+				if err := r.log.HaltedBy(); err != nil {
 					t.Error("what is damaged is taken for an older copy:", err)
 				}
 			}
@@ -387,7 +387,7 @@ func TestAStepOfAnotherHistoryIsNotWritten(t *testing.T) {
 	if c, err := r.log.step(t.Context()); err == nil {
 		t.Errorf("a checkpoint is signed of what this process has seen otherwise: %+v", c)
 	}
-	c, err := slow.checkpoint(r.log)
+	c, err := slow.checkpoint(r.log.chain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -411,8 +411,8 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 	now = now.Add(keep + 2*lateness)
 	awake.append(AuditRead, tenantA)
 	a, _ := (&fixture{t: t}).folder()
-	seen := asleep.log.proposed.link
-	if n, err := (&Cutter{Log: awake.log, Archive: a, Keep: keep}).Run(t.Context()); err != nil || n < 300 {
+	seen := asleep.log.heads.proposed.link
+	if n, err := (&Cutter{Log: awake.log.Log, Reader: awake.log.Reader, Archive: a, Keep: keep}).Run(t.Context()); err != nil || n < 300 {
 		t.Fatal(n, err)
 	}
 	cut := asleep.read()
@@ -422,12 +422,12 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 		t.Error(written, err)
 	}
 	// The tree tells whether it is the one that is archived.
-	if has, err := awake.log.has(memoryTx{cut}, seen); !has || err != nil {
+	if has, err := awake.log.chain.has(memoryTx{cut}, seen); !has || err != nil {
 		t.Error(has, err)
 	}
 	other := seen
 	other.hash[0] ^= 1
-	if has, err := awake.log.has(memoryTx{cut}, other); has || err != nil {
+	if has, err := awake.log.chain.has(memoryTx{cut}, other); has || err != nil {
 		t.Error("another entry is said to be archived:", err)
 	}
 	liar := cut.with(func(tx store.Tx) error {
@@ -435,7 +435,7 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 		copy(row[32:], tlogLeaf(other))
 		return tx.Put(tileKey(0, 0), row)
 	})
-	if has, err := awake.log.has(memoryTx{liar}, other); has {
+	if has, err := awake.log.chain.has(memoryTx{liar}, other); has {
 		t.Error("a tree that does not hold is believed:", err)
 	}
 }

@@ -44,24 +44,24 @@ func (s *between) View(ctx context.Context, closure func(store.Reader) error) er
 // Whatever is archived while somebody reads it, a log that holds is never said to be
 // broken.
 func TestWhatIsArchivedWhileItIsReadIsNoFault(t *testing.T) {
-	for name, read := range map[string]func(l *Log, a Archive) error{
-		"export":         func(l *Log, _ Archive) error { return l.Export(context.Background(), io.Discard, 0) },
-		"a later export": func(l *Log, _ Archive) error { return l.Export(context.Background(), io.Discard, 17) },
-		"replay": func(l *Log, _ Archive) error {
+	for name, read := range map[string]func(l *parts, a Archive) error{
+		"export":         func(l *parts, _ Archive) error { return l.Export(context.Background(), io.Discard, 0) },
+		"a later export": func(l *parts, _ Archive) error { return l.Export(context.Background(), io.Discard, 17) },
+		"replay": func(l *parts, _ Archive) error {
 			return errorOf(l.Replay(context.Background(), tenantA, ReplayPoint{}, 0, func(*Entry) error { return nil }))
 		},
-		"visit": func(l *Log, _ Archive) error {
+		"visit": func(l *parts, _ Archive) error {
 			return l.Visit(context.Background(), tenantA, func(*Entry) {}, SealingKeyCreated)
 		},
-		"verification": func(l *Log, _ Archive) error {
+		"verification": func(l *parts, _ Archive) error {
 			p, err := l.Verify(context.Background())
 			if p.Broken != nil {
 				return p.Broken
 			}
 			return err
 		},
-		"another cut": func(l *Log, a Archive) error {
-			return errorOf((&Cutter{Log: l, Archive: a, Keep: keep, most: 25}).Run(context.Background()))
+		"another cut": func(l *parts, a Archive) error {
+			return errorOf((&Cutter{Log: l.Log, Reader: l.Reader, Archive: a, Keep: keep, most: 25}).Run(context.Background()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,10 +72,10 @@ func TestWhatIsArchivedWhileItIsReadIsNoFault(t *testing.T) {
 				f.old()
 				f.follow()
 				s := &between{Store: f.store, at: at, do: func() error {
-					_, err := (&Cutter{Log: f.log, Archive: a, Keep: keep, most: 20}).Run(t.Context())
+					_, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 20}).Run(t.Context())
 					return err
 				}}
-				f.log.store = s
+				f.log.chain.store = s
 				switch err := read(f.log, a); {
 				case err == nil:
 				case fault.Of(err) == fault.Conflict:
@@ -106,7 +106,7 @@ func TestAnArchivedHistoryIsNotOverwritten(t *testing.T) {
 		f.fill(20)
 		f.advance(keep + 2*lateness)
 		f.fill(1)
-		if n, err := (&Cutter{Log: f.log, Archive: a, Keep: keep, most: 41}).Run(t.Context()); err != nil || n == 0 {
+		if n, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 41}).Run(t.Context()); err != nil || n == 0 {
 			t.Fatalf("cut %d: %v", n, err)
 		}
 		return f.segments()[0]
@@ -155,21 +155,21 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	written := f.hashes()
 	var row []byte
 	f.put(func(tx store.Tx) error { row = get(tx, currentKey(string(tenantA), "cred_0")); return nil })
-	c := Cutter{Log: f.log, Archive: a, Keep: keep}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 	f.follow()
 	broken := &failing{Store: f.store, at: 2} // the one after the cut's
-	f.log.store = broken
+	f.log.chain.store = broken
 	if _, err := c.Run(t.Context()); err == nil {
 		t.Fatal("it did not fail")
 	}
-	f.log.store = f.store
+	f.log.chain.store = f.store
 	f.whole(a, written) // with all that is still to be removed
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	f.clean()
 	f.whole(a, written)
-	base, err := f.log.readBase(t.Context())
+	base, err := f.log.chain.readBase(t.Context())
 	if err != nil || len(base.credentials) != 3 || len(base.apiKeys) != 1 {
 		t.Fatalf("%v: the base knows %v and %v", err, base.credentials, base.apiKeys)
 	}
@@ -198,12 +198,12 @@ func TestARemovalReadsNoBomb(t *testing.T) {
 	a, _ := f.folder()
 	f.old()
 	f.follow()
-	c := Cutter{Log: f.log, Archive: a, Keep: keep}
-	f.log.store = &failing{Store: f.store, at: 2}
+	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
+	f.log.chain.store = &failing{Store: f.store, at: 2}
 	if _, err := c.Run(t.Context()); err == nil {
 		t.Fatal("it did not fail")
 	}
-	f.log.store = f.store
+	f.log.chain.store = f.store
 	if err := a.Put(t.Context(), f.segments()[0].Name, zipped(make([]byte, 8*maxLine))); err != nil {
 		t.Fatal(err)
 	}
@@ -263,12 +263,12 @@ func TestALongAnchorIsNotReadWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bucket.Close() })
-	a := f.anchoredAt(NewBucketPlace(f.log, bucket))
+	a := f.anchoredAt(NewBucketPlace(f.log.ChainID(), bucket))
 	a.keep()
 	signed := newestOf(t, f.log)
 	// A note may have others' signatures too.
 	others := bytes.Repeat([]byte("\u2014 other AAAAAAAA\n"), maxNote/20)
-	if _, why := f.log.readAnchor(append(bytes.Clone(signed), others...)); why != anchorMalformed {
+	if _, why := a.keeper.readAnchor(append(bytes.Clone(signed), others...)); why != anchorMalformed {
 		t.Errorf("a long note is refused as %q", why)
 	}
 	for _, long := range [][]byte{bytes.Repeat([]byte("x"), 1<<20), append(bytes.Clone(signed), bytes.Repeat([]byte("\n"), 1<<20)...)} {

@@ -44,7 +44,7 @@ func newVictimOn(t testing.TB, newFixture func(testing.TB) *fixture) *victim {
 		t.Fatal(err)
 	}
 	v.lostFrom = before.Sequence + 1
-	f.log.Refuse(&RollbackError{LostFrom: v.lostFrom, LostTo: v.lostFrom + 5, Epoch: 1, Place: "a test"})
+	f.log.Halt(&RollbackError{LostFrom: v.lostFrom, LostTo: v.lostFrom + 5, Epoch: 1, Place: "a test"})
 	p := principal(authz.SystemTenant)
 	p.Scopes = []authz.Scope{authz.SystemAdmin}
 	accepted, err := f.log.AcceptRollback(t.Context(), p, "a test")
@@ -406,7 +406,7 @@ func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 	if _, err := f.log.Follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	note, kept, err := f.log.Newest(t.Context())
+	note, kept, err := f.log.chain.Newest(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -498,9 +498,9 @@ func (v *victim) cut(tx store.Tx, last uint64) error {
 func (f *fixture) copyOf(m *memory) *fixture {
 	f.t.Helper()
 	g := &fixture{t: f.t, path: f.path + strconv.Itoa(len(m.rows)), clock: f.now()}
-	g.log = New(g.now)
+	g.log = newParts(g.now)
 	g.open(m)
-	if err := g.log.Use(context.Background(), g.store, f.log.signer, f.log.chainID); err != nil {
+	if err := g.log.Use(context.Background(), g.store, f.log.signer, f.log.chain.chainID); err != nil {
 		f.t.Fatal(err)
 	}
 	return g

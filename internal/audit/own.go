@@ -24,22 +24,22 @@ const databasePlace = "the database"
 
 // lostOfOwn returns what the log lacks of its own newest checkpoint. What is damaged
 // otherwise is no loss. Error: errDamagedLog when that cannot be read.
-func (l *Log) lostOfOwn(r store.Reader, s standing) (*RollbackError, error) {
-	_, c, err := l.newest(r)
+func (ch *Chain) lostOfOwn(r store.Reader, s standing) (*RollbackError, error) {
+	_, c, err := ch.newest(r)
 	if err != nil || c.Size == 0 {
 		return nil, err
 	}
 	if has, err := hasEntryOf(r, s.head, c); has || err != nil {
 		return nil, err
 	}
-	lost, err := l.lostOf(r, s, c)
+	lost, err := ch.lostOf(r, s, c)
 	return lost, sound(err)
 }
 
 // takeBack takes what is derived back to the last entry that the newest checkpoint
 // and the log have in common, if the checkpoint knows others behind it.
 func (l *Log) takeBack(tx store.Tx, epochs []epoch, head link) error {
-	signed, c, err := l.newest(tx)
+	signed, c, err := l.chain.newest(tx)
 	if err != nil || signed == nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (l *Log) takeBack(tx store.Tx, epochs []epoch, head link) error {
 		}
 		return nil
 	}
-	common, err := l.common(tx, epochs, head, c)
+	common, err := l.chain.common(tx, epochs, head, c)
 	if err != nil {
 		return err
 	}
@@ -81,13 +81,13 @@ func hasEntryOf(r store.Reader, head link, c Checkpoint) (bool, error) {
 // common returns the checkpoint of the last entry that the tree of a checkpoint
 // has as the log has it: the zero one when there is none. Error: errDamagedLog when
 // the stored tree is not the checkpoint's.
-func (l *Log) common(r store.Reader, epochs []epoch, head link, c Checkpoint) (Checkpoint, error) {
+func (ch *Chain) common(r store.Reader, epochs []epoch, head link, c Checkpoint) (Checkpoint, error) {
 	index, ok := indexOf(epochs, head.sequence)
 	if !ok {
 		return Checkpoint{}, errDamagedLog
 	}
 	at, least := link{}, int64(0) // what is archived cannot be compared, and is not lost
-	base, err := l.baseIn(r)
+	base, err := ch.baseIn(r)
 	if err != nil {
 		return Checkpoint{}, err
 	}
@@ -128,7 +128,7 @@ func (l *Log) common(r store.Reader, epochs []epoch, head link, c Checkpoint) (C
 		return Checkpoint{}, treeError(err)
 	}
 	return Checkpoint{
-		ChainID: l.chainID, Epoch: epochOf(epochs, at.sequence).number, Size: size, Root: root,
+		ChainID: ch.chainID, Epoch: epochOf(epochs, at.sequence).number, Size: size, Root: root,
 		Sequence: at.sequence, Hash: at.hash, Time: time.UnixMicro(at.micros).UTC(),
 	}, nil
 }

@@ -104,8 +104,8 @@ func TestTheFollowerRefusesALogBehindItsOwnCheckpoint(t *testing.T) {
 		t.Error(err)
 	}
 	var lost *RollbackError
-	if !errors.As(f.log.Refusal(), &lost) || lost.LostFrom != 16 || lost.LostTo != 21 {
-		t.Fatal(f.log.Refusal())
+	if !errors.As(f.log.HaltedBy(), &lost) || lost.LostFrom != 16 || lost.LostTo != 21 {
+		t.Fatal(f.log.HaltedBy())
 	}
 	if _, err := f.log.Follow(t.Context()); !errors.Is(err, fault.Unavailable) {
 		t.Error(err)
@@ -173,7 +173,7 @@ func TestTheDatabaseAndAPlaceKnowOfALoss(t *testing.T) {
 			b.fill(2)
 			b.keep()
 			b.keep()
-			if err := b.log.Refusal(); err != nil {
+			if err := b.log.HaltedBy(); err != nil {
 				t.Error(err)
 			}
 			b.goesOn()
@@ -216,7 +216,7 @@ func TestForgedEpochsAreNoEpochs(t *testing.T) {
 			}
 			b.keep()
 			b.keep()
-			if err := b.log.Refusal(); err != nil {
+			if err := b.log.HaltedBy(); err != nil {
 				t.Error(err)
 			}
 			if broken, ok := IsBroken(func() error { _, err := b.verify(); return err }()); !ok {

@@ -36,15 +36,15 @@ func (k kept) contradicts(p position) bool {
 }
 
 // remember takes up positions that a commit has brought. An earlier epoch's are no bound.
-func (l *Log) remember(tenants map[string]position, epoch uint64) {
+func (h *heads) remember(tenants map[string]position, epoch uint64) {
 	for tenant, p := range tenants {
-		l.kept.Store(tenant, kept{p, epoch})
+		h.kept.Store(tenant, kept{p, epoch})
 	}
 }
 
 // keptOf returns the zero one for a tenant that this process has not met.
-func (l *Log) keptOf(tenant string) kept {
-	k, _ := l.kept.Load(tenant)
+func (h *heads) keptOf(tenant string) kept {
+	k, _ := h.kept.Load(tenant)
 	of, _ := k.(kept)
 	return of
 }
@@ -52,12 +52,12 @@ func (l *Log) keptOf(tenant string) kept {
 // position returns a tenant's newest committed entry, for the hook of a commit in an
 // epoch. It is read when that first meets the tenant, and anew after another process
 // has written. Error: errDamagedLog.
-func (l *Log) position(r store.Reader, tenant string, epoch uint64) (position, error) {
-	if p, ok := l.committedTenants[tenant]; ok {
+func (h *heads) position(r store.Reader, tenant string, epoch uint64) (position, error) {
+	if p, ok := h.committedTenants[tenant]; ok {
 		return p, nil
 	}
 	p, err := lastOf(r, tenant)
-	k := l.keptOf(tenant)
+	k := h.keptOf(tenant)
 	switch {
 	case err != nil:
 		return position{}, err
@@ -65,10 +65,10 @@ func (l *Log) position(r store.Reader, tenant string, epoch uint64) (position, e
 		return position{}, errDamagedLog
 	case k.position == p && p.sequence > 0:
 		return p, nil
-	case l.recent != nil:
-		return p, l.proves(l.recent, tenant, p, &l.recent.memo)
+	case h.recent != nil:
+		return p, h.chain.proves(h.recent, tenant, p, &h.recent.memo)
 	}
-	return p, l.proves(r, tenant, p, nil)
+	return p, h.chain.proves(r, tenant, p, nil)
 }
 
 // recentRows reads what is read to go on from another process's head, of which most
@@ -100,11 +100,11 @@ func (p position) of(e *Entry, tenant string) bool {
 // proves fails unless what a row says is signed: by the entry that it names or, when
 // that is archived or the row says that there is none, by the base. The memo may be
 // nil. Error: errDamagedLog.
-func (l *Log) proves(r store.Reader, tenant string, p position, m *memo) error {
+func (ch *Chain) proves(r store.Reader, tenant string, p position, m *memo) error {
 	if p.sequence > 0 {
 		e, err := storedEntry(r, p.last.sequence)
 		switch {
-		case err == nil && p.of(e.entry, tenant) && e.verify(l.signer.Public(), m):
+		case err == nil && p.of(e.entry, tenant) && e.verify(ch.key, m):
 			return nil
 		case err == nil:
 			return errDamagedLog
@@ -112,7 +112,7 @@ func (l *Log) proves(r store.Reader, tenant string, p position, m *memo) error {
 			return err
 		}
 	}
-	base, err := l.baseIn(r)
+	base, err := ch.baseIn(r)
 	if err != nil {
 		return err
 	}
@@ -129,30 +129,30 @@ func (l *Log) proves(r store.Reader, tenant string, p position, m *memo) error {
 // foresee reads what the hook will read for the tenant, to find damage while that fails
 // nobody else. While other processes write, too, it always does: a store that is far
 // away then has it at hand in the hook, for which all of them wait.
-func (l *Log) foresee(tx store.Tx, tenant string) error {
-	shared := l.shared.Load()
-	_, sound := l.sound.Load(tenant)
+func (h *heads) foresee(tx store.Tx, tenant string) error {
+	shared := h.shared.Load()
+	_, sound := h.sound.Load(tenant)
 	if sound && !shared {
 		return nil
 	}
-	k := l.keptOf(tenant) // before the row is read, which cannot be behind it
+	k := h.keptOf(tenant) // before the row is read, which cannot be behind it
 	p, err := lastOf(tx, tenant)
 	switch {
 	case err != nil:
 		return err
 	case k.position == p && p.sequence > 0:
 	case k.contradicts(p):
-		err = l.contradicted(tx, tenant, k, p)
+		err = h.contradicted(tx, tenant, k, p)
 	case sound:
 		err = foreseeEntry(tx, p) // the hook judges
 	default:
-		err = l.proves(tx, tenant, p, nil)
+		err = h.chain.proves(tx, tenant, p, nil)
 	}
 	if err != nil {
 		return err
 	}
-	l.sound.Store(tenant, nil)
-	if w := l.written.latest.Load(); shared && w != nil {
+	h.sound.Store(tenant, nil)
+	if w := h.written.latest.Load(); shared && w != nil {
 		_, err = tx.Get(entryKey(w.head.sequence))
 	}
 	return err
@@ -169,23 +169,23 @@ func foreseeEntry(r store.Reader, p position) error {
 
 // contradicted tells a row that was rewritten from one of an older copy of the database,
 // or of a log that goes on without entries that were lost: that is for the hook.
-func (l *Log) contradicted(r store.Reader, tenant string, k kept, p position) error {
+func (h *heads) contradicted(r store.Reader, tenant string, k kept, p position) error {
 	head, err := readHead(r)
 	if err != nil {
 		return err
 	}
-	number, err := l.epochNow(r, head)
+	number, err := h.chain.epochNow(r, head)
 	if err != nil {
 		return err
 	}
 	if number == k.epoch {
-		lost, err := l.lacks(r, known{head, number}, *l.seen.Load())
+		lost, err := h.chain.lacks(r, known{head, number}, *h.rollbacks.seen.Load())
 		if lost == nil && err == nil {
 			err = errDamagedLog
 		}
 		return err
 	}
-	return l.proves(r, tenant, p, nil)
+	return h.chain.proves(r, tenant, p, nil)
 }
 
 // lastOf reads a tenant's newest entry from its index.

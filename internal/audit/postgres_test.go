@@ -26,7 +26,7 @@ import (
 
 // process is one of several that write a log in one PostgreSQL database.
 type process struct {
-	log   *Log
+	log   *parts
 	store *postgres.Store
 	said  bytes.Buffer
 	hold  atomic.Pointer[func()] // runs in the hook
@@ -44,7 +44,7 @@ func newProcesses(t *testing.T, url string, n int) (all []*process) {
 	}
 	for i := range n {
 		p := &process{}
-		p.log = New(func() time.Time {
+		p.log = newParts(func() time.Time {
 			if hold := p.hold.Swap(nil); hold != nil {
 				(*hold)()
 			}
@@ -133,7 +133,7 @@ func TestThreeProcessesWriteOneLogOnPostgreSQL(t *testing.T) {
 	wg.Wait()
 	t.Logf("%.0f entries a second in %d, %d and %d commits", float64(n)/time.Since(began).Seconds(), all[0].store.Commits(), all[1].store.Commits(), all[2].store.Commits())
 	within(t, 5*time.Second, "all has a checkpoint", func() bool {
-		_, c, err := all[0].log.Newest(t.Context())
+		_, c, err := all[0].log.chain.Newest(t.Context())
 		return err == nil && c.Size == int64(n)+1
 	})
 	counted := uint64(0)
@@ -210,7 +210,7 @@ func TestAProcessThatIsFrozenInItsHookLosesTheLock(t *testing.T) {
 		return err == nil
 	})
 	for _, p := range all {
-		if err := p.log.Refusal(); err != nil {
+		if err := p.log.HaltedBy(); err != nil {
 			t.Error(err)
 		}
 		p.end()
@@ -233,9 +233,9 @@ func TestAnOlderDatabaseUnderRunningProcesses(t *testing.T) {
 			}
 		}
 		within(t, 5*time.Second, "all have seen it", func() bool {
-			head, err := all[0].log.storedHead(t.Context())
+			head, err := all[0].log.chain.storedHead(t.Context())
 			for _, p := range all {
-				if err != nil || p.log.seen.Load().link != head || p.log.Lag() > 0 {
+				if err != nil || p.log.rollbacks.seen.Load().link != head || p.log.Lag() > 0 {
 					return false
 				}
 			}
@@ -264,7 +264,7 @@ func TestAnOlderDatabaseUnderRunningProcesses(t *testing.T) {
 			t.Errorf("process %d is ready: %v", i, err)
 		}
 	}
-	within(t, 2*time.Second, "the third one finds out", func() bool { return all[2].log.Refusal() != nil })
+	within(t, 2*time.Second, "the third one finds out", func() bool { return all[2].log.HaltedBy() != nil })
 	r, err := all[1].log.AcceptRollback(t.Context(), admin(), "a test")
 	if err != nil || r.LostFrom != 32 || r.LostTo != 61 || r.Epoch != 2 {
 		t.Fatal(r, err)

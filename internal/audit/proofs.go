@@ -53,8 +53,8 @@ var (
 // ReadCheckpoint returns the newest checkpoint: the signed note and what it says.
 // Errors of this and of all that follow: fault.Forbidden, and fault.Unavailable,
 // also before the first checkpoint.
-func (l *Log) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed []byte, c Checkpoint, err error) {
-	err = l.readProof(ctx, p, "", func(s snapshot) error {
+func (rd *Reader) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed []byte, c Checkpoint, err error) {
+	err = rd.readProof(ctx, p, "", func(s snapshot) error {
 		signed, c = s.signed, s.newest
 		return nil
 	})
@@ -65,10 +65,10 @@ func (l *Log) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed []b
 }
 
 // ReadKey returns the public key of the log.
-func (l *Log) ReadKey(ctx context.Context, p authz.Principal) (k Key, err error) {
-	err = l.readProof(ctx, p, "", func(s snapshot) error {
-		public := l.signer.Public()
-		k = Key{l.chainID, l.Fingerprint(), VerifierKey(l.chainID, s.newest.Epoch, public), public}
+func (rd *Reader) ReadKey(ctx context.Context, p authz.Principal) (k Key, err error) {
+	err = rd.readProof(ctx, p, "", func(s snapshot) error {
+		public := rd.chain.key
+		k = Key{rd.chain.chainID, rd.log.Fingerprint(), VerifierKey(rd.chain.chainID, s.newest.Epoch, public), public}
 		return nil
 	})
 	if err != nil {
@@ -82,15 +82,15 @@ func (l *Log) ReadKey(ctx context.Context, p authz.Principal) (k Key, err error)
 // entries of others, for those that never were, and for those that the tree does
 // not have yet or the database no more; fault.Invalid for a size that the tree
 // does not have.
-func (l *Log) ProveInclusion(ctx context.Context, p authz.Principal, sequence uint64, size int64) (proof Inclusion, err error) {
-	err = l.readProof(ctx, p, reasonNoEntry, func(s snapshot) error {
+func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequence uint64, size int64) (proof Inclusion, err error) {
+	err = rd.readProof(ctx, p, reasonNoEntry, func(s snapshot) error {
 		if size == 0 {
 			size = s.newest.Size
 		}
 		if size < 1 || size > s.newest.Size {
 			return errTreeSize
 		}
-		row, found, err := findSequence(l, s.r, string(p.Tenant), sequence)
+		row, found, err := findSequence(rd.chain, s.r, string(p.Tenant), sequence)
 		if err != nil {
 			return err
 		}
@@ -120,8 +120,8 @@ func (l *Log) ProveInclusion(ctx context.Context, p authz.Principal, sequence ui
 
 // findSequence looks an entry up among those of its tenant. It reads as many rows
 // whether there is one or not, and of others' rows none.
-func findSequence(l *Log, r store.Reader, tenant string, sequence uint64) (row indexRow, found bool, err error) {
-	low, high, err := l.extent(r, tenant)
+func findSequence(ch *Chain, r store.Reader, tenant string, sequence uint64) (row indexRow, found bool, err error) {
+	low, high, err := ch.extent(r, tenant)
 	if err != nil || low > high {
 		return indexRow{}, false, err
 	}
@@ -144,8 +144,8 @@ func findSequence(l *Log, r store.Reader, tenant string, sequence uint64) (row i
 // ProveConsistency returns the proof that the tree of size to, 0 being that of the
 // newest checkpoint, begins with that of size from. Error: fault.Invalid for sizes
 // that the tree does not have.
-func (l *Log) ProveConsistency(ctx context.Context, p authz.Principal, from, to int64) (from2, to2 int64, path tlog.TreeProof, err error) {
-	err = l.readProof(ctx, p, "", func(s snapshot) error {
+func (rd *Reader) ProveConsistency(ctx context.Context, p authz.Principal, from, to int64) (from2, to2 int64, path tlog.TreeProof, err error) {
+	err = rd.readProof(ctx, p, "", func(s snapshot) error {
 		if to == 0 {
 			to = s.newest.Size
 		}
@@ -167,11 +167,11 @@ func (l *Log) ProveConsistency(ctx context.Context, p authz.Principal, from, to 
 // entries and ends with them: what is archived has hashes in level 0 only. Errors:
 // fault.NotFound when the newest checkpoint's tree does not have that many,
 // fault.Invalid.
-func (l *Log) Tile(ctx context.Context, p authz.Principal, level int, index int64, width int) (data []byte, err error) {
+func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index int64, width int) (data []byte, err error) {
 	if width == 0 {
 		width = tileWidth
 	}
-	err = l.readProof(ctx, p, reasonNoTile, func(s snapshot) error {
+	err = rd.readProof(ctx, p, reasonNoTile, func(s snapshot) error {
 		if level < -1 || level > maxLevel || index < 0 || width < 1 || width > tileWidth {
 			return errTileArea
 		}
@@ -220,36 +220,36 @@ func (s snapshot) bundle(first int64, n int) ([]byte, error) {
 // readProof lets p read what the tree proves, and records it, once a minute for
 // each caller, before it returns. The reason is recorded, as often, when there is
 // nothing that p may see.
-func (l *Log) readProof(ctx context.Context, p authz.Principal, reason string, read func(snapshot) error) error {
+func (rd *Reader) readProof(ctx context.Context, p authz.Principal, reason string, read func(snapshot) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.guard.Admit(ctx, p, authz.ReadProof); err != nil {
+	if err := rd.guard.Admit(ctx, p, authz.ReadProof); err != nil {
 		return err
 	}
-	err := l.snapshot(ctx, read)
+	err := rd.chain.snapshot(ctx, read)
 	switch {
 	case errors.Is(err, fault.NotFound):
-		return cmp.Or(l.guard.RecordAttemptOncePerMinute(ctx, p, authz.ReadProof, Denied, reason), err)
+		return cmp.Or(rd.guard.RecordAttemptOncePerMinute(ctx, p, authz.ReadProof, Denied, reason), err)
 	case err != nil:
 		return err
 	}
-	return l.guard.RecordOncePerMinute(ctx, Event{Type: ProofRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}})
+	return rd.guard.RecordOncePerMinute(ctx, Event{Type: ProofRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}})
 }
 
 // CheckpointAt returns what a checkpoint at an entry says, which any reader of
 // the log would compute: it is not signed, and the same each time. Errors:
 // fault.NotFound when there is no such entry, or it is in the archive only.
-func (l *Log) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoint, err error) {
-	_, newest, err := l.Newest(ctx)
+func (rd *Reader) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoint, err error) {
+	_, newest, err := rd.chain.Newest(ctx)
 	if err != nil && !errors.Is(err, errNoCheckpoint) {
 		return Checkpoint{}, err
 	}
 	if err != nil || newest.Sequence < sequence {
-		if _, err := l.Follow(ctx); err != nil {
+		if _, err := rd.follower.Follow(ctx); err != nil {
 			return Checkpoint{}, err
 		}
 	}
-	err = l.snapshot(ctx, func(s snapshot) error {
+	err = rd.chain.snapshot(ctx, func(s snapshot) error {
 		c, err = s.checkpointAt(sequence)
 		return err
 	})
@@ -271,20 +271,20 @@ type snapshot struct {
 
 // snapshot runs do over one. Error: fault.Unavailable before the first
 // checkpoint.
-func (l *Log) snapshot(ctx context.Context, do func(snapshot) error) error {
-	return l.store.View(ctx, func(r store.Reader) error {
-		signed, c, err := l.newest(r)
+func (ch *Chain) snapshot(ctx context.Context, do func(snapshot) error) error {
+	return ch.store.View(ctx, func(r store.Reader) error {
+		signed, c, err := ch.newest(r)
 		if err != nil {
 			return err
 		}
 		if signed == nil {
 			return errNoCheckpoint
 		}
-		epochs, err := l.epochs(r)
+		epochs, err := ch.epochs(r)
 		if err != nil {
 			return err
 		}
-		cut, err := l.cutTo(r)
+		cut, err := ch.cutTo(r)
 		if err != nil {
 			return err
 		}

@@ -119,8 +119,8 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 	entries := f.entries()
 	prove := func(sequence uint64) (reads string, err error) {
 		counting := &countingStore{Store: f.store}
-		f.log.store = counting
-		defer func() { f.log.store = f.store }()
+		f.log.chain.store = counting
+		defer func() { f.log.chain.store = f.store }()
 		_, err = f.log.ProveInclusion(t.Context(), principal(tenantA), sequence, 0)
 		return counting.String(), err
 	}
@@ -271,7 +271,7 @@ func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.log.followed.Store(nil)
+	f.log.chain.followed.Store(nil)
 	f.write(200) // fills tenantA's block of which the first rows are gone
 	c := f.follow()
 	if got, err := f.log.CheckpointAt(t.Context(), 600); err != nil || got != want {
@@ -418,7 +418,7 @@ func TestReadingProofsIsAllowedAndRecorded(t *testing.T) {
 	if e := newest(); len(f.entries()) != before+1 || e.Outcome != Denied || e.Attributes[AttributeReason] != reasonNoEntry {
 		t.Errorf("%+v", e)
 	}
-	f.log.Refuse(errors.New("a test"))
+	f.log.Halt(errors.New("a test"))
 	for name, read := range reads {
 		if err := read(principal(tenantA)); !errors.Is(err, fault.Unavailable) {
 			t.Errorf("%s while nothing can be recorded: %v", name, err)
@@ -463,7 +463,7 @@ func TestALookUpReadsAsManyRowsWhateverItFinds(t *testing.T) {
 			want := -1
 			for sequence := range uint64(140) {
 				counting := &countingReader{Reader: tx}
-				row, found, err := findSequence(f.log, counting, tenant, sequence)
+				row, found, err := findSequence(f.log.chain, counting, tenant, sequence)
 				if err != nil || found != own[sequence] || found && row.sequence != sequence {
 					t.Errorf("%d among %d: %v %v %v", sequence, rows, row, found, err)
 				}

@@ -49,10 +49,10 @@ const (
 // next page, empty after the last. The read is itself recorded before it
 // returns. Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
 // fault.Unavailable.
-func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []Entry, next string, err error) {
+func (rd *Reader) Query(ctx context.Context, p authz.Principal, q Query) (entries []Entry, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
+	if err := rd.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return nil, "", err
 	}
 	before, err := q.before()
@@ -60,14 +60,14 @@ func (l *Log) Query(ctx context.Context, p authz.Principal, q Query) (entries []
 		return nil, "", err
 	}
 	half := time.Now().Add(readTimeout / 2)
-	err = l.store.View(ctx, func(r store.Reader) error {
-		entries, next, err = q.page(l, r, string(p.Tenant), before, func() bool { return time.Now().After(half) })
+	err = rd.chain.store.View(ctx, func(r store.Reader) error {
+		entries, next, err = q.page(rd.chain, r, string(p.Tenant), before, func() bool { return time.Now().After(half) })
 		return err
 	})
 	if err != nil {
 		return nil, "", fmt.Errorf("querying the audit log: %w", err)
 	}
-	err = l.guard.Record(ctx, Event{
+	err = rd.guard.Record(ctx, Event{
 		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource},
 	})
 	if err != nil {
@@ -93,13 +93,13 @@ func (q Query) before() (uint64, error) {
 	return binary.BigEndian.Uint64(b), nil
 }
 
-func (q Query) run(l *Log, r store.Reader, tenant string, before uint64) (entries []Entry, next string, err error) {
-	return q.page(l, r, tenant, before, func() bool { return false })
+func (q Query) run(ch *Chain, r store.Reader, tenant string, before uint64) (entries []Entry, next string, err error) {
+	return q.page(ch, r, tenant, before, func() bool { return false })
 }
 
 // page is run that ends with what it has when late says so.
-func (q Query) page(l *Log, r store.Reader, tenant string, before uint64, late func() bool) (entries []Entry, next string, err error) {
-	low, high, err := q.bounds(l, r, tenant, before)
+func (q Query) page(ch *Chain, r store.Reader, tenant string, before uint64, late func() bool) (entries []Entry, next string, err error) {
+	low, high, err := q.bounds(ch, r, tenant, before)
 	if err != nil {
 		return nil, "", err
 	}
@@ -223,8 +223,8 @@ func readRun(r store.Reader, rows []indexRow) ([]stored, error) {
 // bounds returns the first and the last tenant sequence that the page may hold; the
 // first is the larger one when there is none. Times never decrease along the chain,
 // so that binary searches find where they begin and end.
-func (q Query) bounds(l *Log, r store.Reader, tenant string, before uint64) (low, high uint64, err error) {
-	low, high, err = l.extent(r, tenant)
+func (q Query) bounds(ch *Chain, r store.Reader, tenant string, before uint64) (low, high uint64, err error) {
+	low, high, err = ch.extent(r, tenant)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -245,7 +245,7 @@ func (q Query) bounds(l *Log, r store.Reader, tenant string, before uint64) (low
 // are in the database: the first is the larger one when there are none. It is above
 // 1 once older entries are in the archive only, of which there may be rows that
 // nobody has removed yet.
-func (l *Log) extent(r store.Reader, tenant string) (low, high uint64, err error) {
+func (ch *Chain) extent(r store.Reader, tenant string) (low, high uint64, err error) {
 	low = 1
 	rng := store.Prefix(tenantPrefix(tenant))
 	err = r.Scan(rng, func(key, _ []byte) bool {
@@ -260,7 +260,7 @@ func (l *Log) extent(r store.Reader, tenant string) (low, high uint64, err error
 		return 0, 0, err
 	}
 	high = newest.sequence
-	cut, err := l.cutTo(r)
+	cut, err := ch.cutTo(r)
 	if err != nil || cut == 0 {
 		return low, high, err
 	}

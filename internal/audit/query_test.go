@@ -163,7 +163,7 @@ func TestARangeIsSoughtAndNotScanned(t *testing.T) {
 	err := f.store.View(t.Context(), func(r store.Reader) error {
 		counting.Reader = r
 		q := Query{From: began.Add(30 * time.Hour).Truncate(time.Microsecond), To: began.Add(32 * time.Hour), Limit: 100}
-		low, high, err := q.bounds(f.log, counting, string(tenantA), math.MaxUint64)
+		low, high, err := q.bounds(f.log.chain, counting, string(tenantA), math.MaxUint64)
 		if low != 31 || high != 33 {
 			t.Errorf("from %d to %d", low, high)
 		}
@@ -236,7 +236,7 @@ func (f *fixture) search(q Query) (ids []string, pages int) {
 			if err != nil {
 				return err
 			}
-			entries, next, err := q.run(f.log, r, string(tenantA), before)
+			entries, next, err := q.run(f.log.chain, r, string(tenantA), before)
 			for _, e := range entries {
 				ids = append(ids, e.Resource.ID)
 			}
@@ -375,7 +375,7 @@ func TestAFilterReadsSummariesInPlaceOfRows(t *testing.T) {
 		q.Limit = 20
 		err := f.store.View(t.Context(), func(r store.Reader) error {
 			rows := &rowCounter{Reader: r}
-			_, next, err := q.run(f.log, rows, string(tenantA), math.MaxUint64)
+			_, next, err := q.run(f.log.chain, rows, string(tenantA), math.MaxUint64)
 			if next != "" || rows.index > 30+5 || rows.summaries > 21 { // to find that the last block has none, the one before was read
 				t.Errorf("%+v read %d rows of the index and %d summaries, and goes on with %q", q, rows.index, rows.summaries, next)
 			}
@@ -473,7 +473,7 @@ func TestADamagedIndexIsReported(t *testing.T) {
 				if err := change(tx); err != nil {
 					return err
 				}
-				_, _, err := q.run(f.log, tx, string(tenantA), math.MaxUint64)
+				_, _, err := q.run(f.log.chain, tx, string(tenantA), math.MaxUint64)
 				if !errors.Is(err, fault.Internal) {
 					t.Errorf("%s, %+v: %v", name, q, err)
 				}
@@ -611,7 +611,7 @@ func BenchmarkQuery(b *testing.B) {
 				err := f.store.View(b.Context(), func(r store.Reader) error {
 					before, err := q.before()
 					if err == nil {
-						_, _, err = q.run(f.log, r, string(tenantA), before)
+						_, _, err = q.run(f.log.chain, r, string(tenantA), before)
 					}
 					return err
 				})

@@ -29,8 +29,8 @@ var errArchived = fault.New(fault.Conflict, "entries behind the given one are in
 // that is not archived. Errors: fault.Internal for entries that do not hold,
 // fault.Conflict when some that are to be visited are archived,
 // fault.Unavailable, or visit's own.
-func (l *Log) Replay(ctx context.Context, tenant authz.TenantID, after ReplayPoint, to uint64, visit func(*Entry) error) (ReplayPoint, error) {
-	at, err := l.replayFrom(ctx, tenant, after)
+func (rd *Reader) Replay(ctx context.Context, tenant authz.TenantID, after ReplayPoint, to uint64, visit func(*Entry) error) (ReplayPoint, error) {
+	at, err := rd.replayFrom(ctx, tenant, after)
 	if err != nil {
 		return ReplayPoint{}, fmt.Errorf("replaying a tenant's entries: %w", err)
 	}
@@ -40,12 +40,12 @@ func (l *Log) Replay(ctx context.Context, tenant authz.TenantID, after ReplayPoi
 	var last *stored
 	for more := true; more; {
 		var page []stored
-		err := l.store.View(ctx, func(r store.Reader) (err error) {
+		err := rd.chain.store.View(ctx, func(r store.Reader) (err error) {
 			page, more, err = replayPage(r, string(tenant), at, to)
 			return err
 		})
 		if err != nil {
-			return ReplayPoint{}, fmt.Errorf("replaying a tenant's entries: %w", l.orArchived(ctx, tenant, at, err))
+			return ReplayPoint{}, fmt.Errorf("replaying a tenant's entries: %w", rd.orArchived(ctx, tenant, at, err))
 		}
 		for i := range page {
 			e := page[i].entry
@@ -62,7 +62,7 @@ func (l *Log) Replay(ctx context.Context, tenant authz.TenantID, after ReplayPoi
 	switch {
 	case last == nil:
 		return after, nil
-	case !last.verify(l.signer.Public(), nil):
+	case !last.verify(rd.chain.key, nil):
 		return ReplayPoint{}, fmt.Errorf("replaying a tenant's entries: %w", errDamagedLog)
 	}
 	return at, nil
@@ -70,11 +70,11 @@ func (l *Log) Replay(ctx context.Context, tenant authz.TenantID, after ReplayPoi
 
 // orArchived returns the error of reading what comes behind a point, and errArchived
 // when that is archived by now: it is no fault then that it is missing.
-func (l *Log) orArchived(ctx context.Context, tenant authz.TenantID, at ReplayPoint, err error) error {
+func (rd *Reader) orArchived(ctx context.Context, tenant authz.TenantID, at ReplayPoint, err error) error {
 	if !errors.Is(err, errDamagedLog) {
 		return err
 	}
-	base, failed := l.archivedTo(ctx)
+	base, failed := rd.chain.archivedTo(ctx)
 	if failed != nil {
 		return failed
 	}
@@ -85,8 +85,8 @@ func (l *Log) orArchived(ctx context.Context, tenant authz.TenantID, at ReplayPo
 }
 
 // replayFrom returns the point before the first entry to visit.
-func (l *Log) replayFrom(ctx context.Context, tenant authz.TenantID, after ReplayPoint) (ReplayPoint, error) {
-	base, err := l.archivedTo(ctx)
+func (rd *Reader) replayFrom(ctx context.Context, tenant authz.TenantID, after ReplayPoint) (ReplayPoint, error) {
+	base, err := rd.chain.archivedTo(ctx)
 	if err != nil {
 		return ReplayPoint{}, err
 	}

@@ -55,7 +55,7 @@ const (
 type replica struct {
 	*table
 	t       testing.TB
-	log     *Log
+	log     *parts
 	outcome outcome
 	frozen  func() // runs while a hook is frozen that has lost the lock
 	clock   func() time.Time
@@ -150,7 +150,7 @@ func newReplicas(t testing.TB, n int) []*replica {
 func (b *table) replica(t testing.TB, signer *dualsig.PrivateKey) *replica {
 	t.Helper()
 	r := &replica{table: b, t: t, outcome: done, clock: time.Now}
-	r.log = New(func() time.Time { return r.clock() })
+	r.log = newParts(func() time.Time { return r.clock() })
 	if err := r.log.Use(context.Background(), r, signer, "chain_test"); err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func (r *replica) run(ctx context.Context, shelves ...*shelf) *running {
 	}
 	n := &running{replica: r, said: new(bytes.Buffer)}
 	logger := slog.New(slog.NewTextHandler(&lockedWriter{w: n.said}, nil))
-	n.keeper = NewAnchorKeeper(r.log, places, AnchorOptions{Logger: logger, Now: time.Now})
+	n.keeper = NewAnchorKeeper(r.log.Log, r.log.guard, places, AnchorOptions{Logger: logger, Now: time.Now})
 	_ = n.keeper.Check(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { r.log.KeepFollowing(ctx, logger) })

@@ -19,14 +19,13 @@ import (
 // one for none, against the database. It has the log refused when that does not
 // go on from there, and reports whether the place knows of such a loss.
 func (k *AnchorKeeper) compare(ctx context.Context, a *anchor, theirs Checkpoint) (lost bool, err error) {
-	l := k.log
-	err = l.judge(ctx, func(r store.Reader, s standing) (func(), error) {
-		found, err := l.lostOf(r, s, theirs)
+	err = k.log.rollbacks.judge(ctx, func(r store.Reader, s standing) (func(), error) {
+		found, err := k.log.chain.lostOf(r, s, theirs)
 		if err != nil {
 			return nil, err
 		}
 		known := a.lostOf // it stays known, whatever lies in its place by then
-		still, err := l.lostOf(r, s, known)
+		still, err := k.log.chain.lostOf(r, s, known)
 		return func() {
 			if still == nil && a.lost != nil && err == nil {
 				a.lost = nil // it is there again, or was accepted
@@ -50,7 +49,7 @@ func (k *AnchorKeeper) compare(ctx context.Context, a *anchor, theirs Checkpoint
 // lookInside does for what the database itself and this process know what compare
 // does for a place. There is nothing to write.
 func (k *AnchorKeeper) lookInside(ctx context.Context) {
-	if _, err := k.log.hold(ctx); err != nil {
+	if _, err := k.log.rollbacks.hold(ctx); err != nil {
 		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
 	}
 	k.say(ctx)
@@ -58,20 +57,20 @@ func (k *AnchorKeeper) lookInside(ctx context.Context) {
 
 // knows reports whether a place knows of a loss.
 func (k *AnchorKeeper) knows(a *anchor) bool {
-	k.log.deciding.Lock()
-	defer k.log.deciding.Unlock()
+	k.log.rollbacks.deciding.Lock()
+	defer k.log.rollbacks.deciding.Unlock()
 	return a.lost != nil
 }
 
 // say logs, once, that the log is refused.
 func (k *AnchorKeeper) say(ctx context.Context) {
-	k.log.deciding.Lock()
-	lost := k.log.told
-	said := lost == nil || lost == k.said || k.log.Refusal() != error(lost)
+	k.log.rollbacks.deciding.Lock()
+	lost := k.log.rollbacks.told
+	said := lost == nil || lost == k.said || k.log.rollbacks.Refusal() != error(lost)
 	if !said {
 		k.said = lost
 	}
-	k.log.deciding.Unlock()
+	k.log.rollbacks.deciding.Unlock()
 	if !said {
 		k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", lost,
 			"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Place)
@@ -82,7 +81,7 @@ func (k *AnchorKeeper) say(ctx context.Context) {
 // verifies or is the zero one, is of: nil when the log goes on from there, or the
 // loss was accepted. Error: fault.Unavailable; or fault.Internal when nothing but
 // what is derived from the chain is damaged.
-func (l *Log) lostOf(r store.Reader, s standing, c Checkpoint) (*RollbackError, error) {
+func (ch *Chain) lostOf(r store.Reader, s standing, c Checkpoint) (*RollbackError, error) {
 	if c == (Checkpoint{}) || slices.ContainsFunc(s.losses, func(a acceptedLoss) bool { return a.covers(c) }) {
 		return nil, nil
 	}
@@ -92,7 +91,7 @@ func (l *Log) lostOf(r store.Reader, s standing, c Checkpoint) (*RollbackError, 
 	same := c.Sequence <= s.head.sequence
 	if same {
 		var err error
-		if same, err = l.goesThrough(r, s.epochs, c); err != nil {
+		if same, err = ch.goesThrough(r, s.epochs, c); err != nil {
 			return nil, err
 		}
 	}
@@ -125,12 +124,12 @@ func (a acceptedLoss) covers(c Checkpoint) bool {
 
 // epochs returns the epochs of the log, ascending, as far as they were accepted;
 // the first one always was.
-func (l *Log) epochs(r store.Reader) ([]epoch, error) {
+func (ch *Chain) epochs(r store.Reader) ([]epoch, error) {
 	head, err := readHead(r)
 	if err != nil {
 		return nil, err
 	}
-	epochs, _, err := l.accepted(r, head)
+	epochs, _, err := ch.accepted(r, head)
 	return epochs, err
 }
 
@@ -139,7 +138,7 @@ func (l *Log) epochs(r store.Reader) ([]epoch, error) {
 // older one could accept that himself, and whoever adds one have the entries behind
 // it signed as another epoch's. So a row that no entry agrees with is none, and is
 // no error: without the row of an epoch that there is, its entries do not fit.
-func (l *Log) accepted(r store.Reader, head link) (epochs []epoch, losses []acceptedLoss, err error) {
+func (ch *Chain) accepted(r store.Reader, head link) (epochs []epoch, losses []acceptedLoss, err error) {
 	rows, err := epochRows(r)
 	if err != nil {
 		return nil, nil, err
@@ -154,7 +153,7 @@ func (l *Log) accepted(r store.Reader, head link) (epochs []epoch, losses []acce
 		e, err := readEntry(r, row.first)
 		switch {
 		case errors.Is(err, errNoEntry):
-			base, err := l.baseIn(r)
+			base, err := ch.baseIn(r)
 			if err != nil && !damaged(err) {
 				return nil, nil, err
 			}
@@ -165,7 +164,7 @@ func (l *Log) accepted(r store.Reader, head link) (epochs []epoch, losses []acce
 			continue
 		case err != nil:
 			return nil, nil, err
-		case !loss.isOf(e) || !e.verify(l.signer.Public(), nil):
+		case !loss.isOf(e) || !e.verify(ch.key, nil):
 			continue
 		default:
 			loss.anchored, loss.hash = e.number(attributeAnchored), e.Attributes[attributeAnchoredHash]
@@ -204,7 +203,7 @@ func damaged(err error) bool { return err != nil && fault.Of(err) == fault.Inter
 // goesThrough reports whether the log has the entry of a checkpoint, which is not
 // above its head, and the tree that it had then. An entry that cannot be read is
 // another one: whoever forks a log may damage the one that shows it.
-func (l *Log) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool, error) {
+func (ch *Chain) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool, error) {
 	index, ok := indexOf(epochs, c.Sequence)
 	if !ok || index+1 != c.Size || epochOf(epochs, c.Sequence).number != c.Epoch {
 		return false, nil
@@ -213,7 +212,7 @@ func (l *Log) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool, e
 	switch {
 	case errors.Is(err, errNoEntry):
 		// It is in the archive, and the tree knows of it.
-		same, err := l.treeHolds(r, index, c)
+		same, err := ch.treeHolds(r, index, c)
 		if damaged(err) {
 			return false, nil
 		}
@@ -225,16 +224,16 @@ func (l *Log) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool, e
 	case e.link().hash != c.Hash:
 		return false, nil
 	}
-	if _, newest, err := l.newest(r); err != nil || newest.Size < c.Size {
+	if _, newest, err := ch.newest(r); err != nil || newest.Size < c.Size {
 		return true, err // the tree is to follow
 	}
-	return l.treeHolds(r, index, c)
+	return ch.treeHolds(r, index, c)
 }
 
 // treeHolds reports whether the tree has the root and the last leaf that a
 // checkpoint says. Error: errDamagedLog when it does not go that far.
-func (l *Log) treeHolds(r store.Reader, index int64, c Checkpoint) (bool, error) {
-	_, newest, err := l.newest(r)
+func (ch *Chain) treeHolds(r store.Reader, index int64, c Checkpoint) (bool, error) {
+	_, newest, err := ch.newest(r)
 	if err != nil {
 		return false, err
 	}

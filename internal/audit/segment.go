@@ -101,11 +101,11 @@ func newestSegment(r store.Reader) (s Segment, err error) {
 // segment returns the object of a segment, whose Hash and Digest it fills in. It
 // verifies what it writes as the options say. Error: a [Broken], of which there is
 // no object.
-func (l *Log) segment(ctx context.Context, s *Segment, o Options) ([]byte, error) {
+func (c *Cutter) segment(ctx context.Context, s *Segment, o Options) ([]byte, error) {
 	var out bytes.Buffer
 	zip, digest := gzip.NewWriter(&out), newLineDigest() // without a time: the same entries compress the same
 	v := NewVerifier(o)
-	if err := l.exportRange(ctx, io.MultiWriter(zip, digest), v, s.From, s.To); err != nil {
+	if err := c.Reader.exportRange(ctx, io.MultiWriter(zip, digest), v, s.From, s.To); err != nil {
 		return nil, err
 	}
 	if err := zip.Close(); err != nil {

@@ -24,15 +24,15 @@ var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this se
 // returns. Errors: fault.Forbidden; fault.NotFound alike for entries of others, for
 // those that never were and for those that the database no longer has;
 // fault.Unavailable.
-func (l *Log) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64) (Entry, error) {
+func (rd *Reader) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64) (Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
+	if err := rd.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return Entry{}, err
 	}
 	var e []stored
-	err := l.store.View(ctx, func(r store.Reader) error {
-		row, found, err := findSequence(l, r, string(p.Tenant), sequence)
+	err := rd.chain.store.View(ctx, func(r store.Reader) error {
+		row, found, err := findSequence(rd.chain, r, string(p.Tenant), sequence)
 		if err == nil && found {
 			e, err = readRows(r, string(p.Tenant), []indexRow{row})
 		}
@@ -42,12 +42,12 @@ func (l *Log) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64)
 		return Entry{}, fmt.Errorf("reading an audit entry: %w", err)
 	}
 	if len(e) == 0 {
-		if err := l.guard.RecordAttempt(ctx, p, authz.ReadAudit, Denied, reasonNoEntry); err != nil {
+		if err := rd.guard.RecordAttempt(ctx, p, authz.ReadAudit, Denied, reasonNoEntry); err != nil {
 			return Entry{}, err
 		}
 		return Entry{}, errNotRead
 	}
-	err = l.guard.Record(ctx, Event{
+	err = rd.guard.Record(ctx, Event{
 		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource},
 		Attributes: map[string]string{attributeSequence: strconv.FormatUint(sequence, 10)},
 	})
@@ -59,7 +59,8 @@ func (l *Log) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64)
 
 // Tail reads the entries of a tenant as they come. It is for one goroutine.
 type Tail struct {
-	log    *Log
+	chain  *Chain
+	guard  *Guard
 	tenant string
 	next   uint64 // the tenant sequence to read
 }
@@ -71,15 +72,15 @@ const tailPage = 64
 // written from now on when after is nil. That it was opened is recorded, and is the
 // first that a new tail reads; what it reads then is not recorded. Whether p may still
 // read is its caller's to ask. Errors: fault.Forbidden, fault.Unavailable.
-func (l *Log) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail, error) {
+func (rd *Reader) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := l.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
+	if err := rd.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return nil, err
 	}
-	t := &Tail{log: l, tenant: string(p.Tenant)}
-	err := l.store.View(ctx, func(r store.Reader) error {
-		low, high, err := l.extent(r, t.tenant)
+	t := &Tail{chain: rd.chain, guard: rd.guard, tenant: string(p.Tenant)}
+	err := rd.chain.store.View(ctx, func(r store.Reader) error {
+		low, high, err := rd.chain.extent(r, t.tenant)
 		if err != nil {
 			return err
 		}
@@ -92,7 +93,7 @@ func (l *Log) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail
 	if err != nil {
 		return nil, fmt.Errorf("looking where the entries come: %w", err)
 	}
-	err = l.guard.Record(ctx, Event{
+	err = rd.guard.Record(ctx, Event{
 		Type: AuditRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}, Attributes: map[string]string{attributeTail: "true"},
 	})
 	if err != nil {
@@ -107,15 +108,15 @@ func (l *Log) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail
 func (t *Tail) Next(ctx context.Context) (entries []Entry, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if err := t.log.refused(); err != nil {
+	if err := t.guard.CheckNotHalted(); err != nil {
 		return nil, err
 	}
-	err = t.log.store.View(ctx, func(r store.Reader) error {
+	err = t.chain.store.View(ctx, func(r store.Reader) error {
 		entries, err = t.page(r)
 		if !errors.Is(err, errDamagedLog) {
 			return err
 		}
-		low, _, failed := t.log.extent(r, t.tenant)
+		low, _, failed := t.chain.extent(r, t.tenant)
 		if failed != nil || low <= t.next {
 			return err
 		}

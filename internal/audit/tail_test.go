@@ -56,12 +56,12 @@ func TestASearchInsideEntriesIsBounded(t *testing.T) {
 		t.Errorf("%d entries on %d pages", len(got), pages)
 	}
 	err := f.store.View(t.Context(), func(r store.Reader) error {
-		_, high, err := f.log.extent(r, string(tenantA))
+		_, high, err := f.log.chain.extent(r, string(tenantA))
 		if err != nil {
 			return err
 		}
 		looks := 0
-		entries, next, err := Query{ResourceID: "none", Limit: 10}.page(f.log, r, string(tenantA), high+1, func() bool { looks++; return looks == 2 })
+		entries, next, err := Query{ResourceID: "none", Limit: 10}.page(f.log.chain, r, string(tenantA), high+1, func() bool { looks++; return looks == 2 })
 		if len(entries) != 0 || next != cursor(high+1-2*entriesAtOnce) {
 			t.Errorf("%d entries, and on with %q: when time is up it ends", len(entries), next)
 		}
@@ -210,7 +210,7 @@ func TestATailGoesOnWhereTheDatabaseDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.old()
-	if _, err := (&Cutter{Log: f.log, Archive: a, Keep: keep}).Run(t.Context()); err != nil {
+	if _, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	left := f.sequencesOf(tenantA)
@@ -220,7 +220,7 @@ func TestATailGoesOnWhereTheDatabaseDoes(t *testing.T) {
 	if again, err := f.log.Tail(t.Context(), principal(tenantA), &zero); err != nil || !slices.Equal(drain(t, again)[:len(left)], left) {
 		t.Error(err)
 	}
-	f.log.Refuse(&RollbackError{LostTo: 1 << 40, Epoch: 1, Place: "a test"})
+	f.log.Halt(&RollbackError{LostTo: 1 << 40, Epoch: 1, Place: "a test"})
 	if _, err := tail.Next(t.Context()); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
 	}

@@ -20,19 +20,19 @@ type Kind struct {
 // metrics: with several that write one log, their counts add up. Error:
 // fault.Unavailable.
 func (l *Log) Progress(ctx context.Context) (sequence uint64, written map[Kind]uint64, err error) {
-	err = l.store.View(ctx, func(r store.Reader) error {
+	err = l.chain.store.View(ctx, func(r store.Reader) error {
 		head, err := readHead(r)
 		if err != nil {
 			return err
 		}
 		sequence = head.sequence
-		p := l.written.latest.Load() // a tally is there before the commit that it speaks of
+		p := l.heads.written.latest.Load() // a tally is there before the commit that it speaks of
 		if p == nil {
 			return nil
 		}
 		committed := p.head == head
 		if !committed && p.head.sequence < head.sequence { // another process has written since, or in its place
-			committed, err = l.has(r, p.head)
+			committed, err = l.chain.has(r, p.head)
 		}
 		if written = p.before; committed {
 			written = p.after

@@ -316,7 +316,7 @@ func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 			f := newFixture(t)
 			f.fill(20)
 			f.alter(damage)
-			log := New(f.now)
+			log := newParts(f.now)
 			err := log.Use(t.Context(), f.store, f.log.signer, "chain_test")
 			if name == "a wiped log" { // looks like a new one, until something is written
 				if err != nil {

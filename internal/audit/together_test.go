@@ -20,16 +20,16 @@ func TestAStepThatIsArchivedUnderneathFindsNoDamage(t *testing.T) {
 		f.old()
 		other := f.another(f.store)
 		s := &between{Store: f.store, at: at, do: func() error {
-			_, err := (&Cutter{Log: other, Archive: a, Keep: keep, most: 20}).Run(t.Context())
+			_, err := (&Cutter{Log: other.Log, Reader: other.Reader, Archive: a, Keep: keep, most: 20}).Run(t.Context())
 			return err
 		}}
-		f.log.store = s
+		f.log.chain.store = s
 		if _, err := f.log.step(t.Context()); errors.Is(err, errOutrun) {
 			outrun++
 		} else if err != nil {
 			t.Errorf("archived before look %d: %v", at, err)
 		}
-		f.log.store = f.store
+		f.log.chain.store = f.store
 		if _, err := f.log.Follow(t.Context()); err != nil {
 			t.Errorf("archived before look %d: %v", at, err)
 		}
@@ -50,28 +50,29 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	f.old()
 	f.follow()
 	other := f.another(f.store)
+	theirs := &Cutter{Log: other.Log, Reader: other.Reader, Archive: a}
 	// Its first segment is archived, and its entries are still there.
-	f.log.store = &failing{Store: f.store, at: 2}
-	c := &Cutter{Log: f.log, Archive: a, Keep: keep, most: 20}
+	f.log.chain.store = &failing{Store: f.store, at: 2}
+	c := &Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 20}
 	if _, err := c.Run(t.Context()); err == nil {
 		t.Fatal("it did not fail")
 	}
-	f.log.store = f.store
+	f.log.chain.store = f.store
 	first := f.segments()[0]
-	newest, found, err := other.garbage(t.Context())
+	newest, found, err := theirs.garbage(t.Context())
 	if err != nil || !found || newest != first {
 		t.Fatal(newest, found, err)
 	}
 	// The other has read it back. Before it removes, this one archives another.
-	f.log.store = &failing{Store: f.store, at: 4} // the removal of the first, a checkpoint, the cut, the removal of the second
+	f.log.chain.store = &failing{Store: f.store, at: 4} // the removal of the first, a checkpoint, the cut, the removal of the second
 	if _, err := c.Run(t.Context()); err == nil {
 		t.Fatal("it did not fail")
 	}
-	f.log.store = f.store
+	f.log.chain.store = f.store
 	if n := len(f.segments()); n != 2 {
 		t.Fatalf("%d segments", n)
 	}
-	if err := other.clean(t.Context(), newest.To); err != nil {
+	if err := theirs.clean(t.Context(), newest.To); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(f.rowsOf(store.Range{From: entryKey(first.To + 1), To: entryKey(f.segments()[1].To + 1)})); n == 0 {
@@ -88,13 +89,13 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.log, f.another(f.store)
-	verify := func(l *Log) {
+	verify := func(l *parts) {
 		t.Helper()
 		if p, err := l.Verify(t.Context()); err != nil || p.Status != ProofVerified {
 			t.Fatal(p, err)
 		}
 	}
-	keeps := func(l *Log) {
+	keeps := func(l *parts) {
 		t.Helper()
 		if err := l.keep(t.Context(), 1); err != nil {
 			t.Fatal(err)
@@ -113,7 +114,7 @@ func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	f.fill(3)
 	verify(a)
 	f.advance(time.Second)
-	a.live.since = f.now()
+	a.LiveVerifier.since = f.now()
 	keeps(a)
 	if bytes.Equal(row(), better) {
 		t.Error("what rests on a later pass is not kept")
@@ -129,7 +130,7 @@ func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	if row() != nil {
 		t.Error("it is kept on the word of a process that has not looked at all of it since")
 	}
-	a.live.since = f.now().Add(time.Second)
+	a.LiveVerifier.since = f.now().Add(time.Second)
 	keeps(a)
 	if row() == nil {
 		t.Error("nothing is kept after a later pass")
@@ -156,7 +157,7 @@ func TestAPlaceIsBegunOnce(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	f.follow()
 	other := f.another(f.store)
-	second := NewAnchorKeeper(other, []AnchorPlace{&seat{shelf: place}}, AnchorOptions{Logger: quiet(), Now: f.now})
+	second := NewAnchorKeeper(other.Log, other.guard, []AnchorPlace{&seat{shelf: place}}, AnchorOptions{Logger: quiet(), Now: f.now})
 	a := f.anchoredAt(&inside{AnchorPlace: &seat{shelf: place}, do: func() { second.visit(t.Context(), second.places[0], writeFirst) }})
 	a.keeper.visit(t.Context(), a.keeper.places[0], writeFirst)
 	a.checkBegun(0, "place 1")

@@ -50,7 +50,7 @@ type verified struct {
 }
 
 // sign returns the bytes of what this log has verified.
-func (w verified) sign(l *Log) ([]byte, error) {
+func (w verified) sign(signer *dualsig.PrivateKey) ([]byte, error) {
 	s := w.state
 	s.credentials, s.apiKeys, s.namespaces, s.kept = nil, nil, nil, nil
 	text, err := (&Base{s}).json()
@@ -58,7 +58,7 @@ func (w verified) sign(l *Log) ([]byte, error) {
 		return nil, fmt.Errorf("encoding what is verified: %w", err)
 	}
 	since := binary.BigEndian.AppendUint64(nil, uint64(w.since.UnixMicro()))
-	signature, err := l.signer.Sign(verifiedContext, frame.Join(verifiedContext, since, text))
+	signature, err := signer.Sign(verifiedContext, frame.Join(verifiedContext, since, text))
 	if err != nil {
 		return nil, fmt.Errorf("signing what is verified: %w", err)
 	}
@@ -96,24 +96,24 @@ func decodeVerified(since, text []byte, chainID string, key *dualsig.PublicKey) 
 // resume has the verification go on behind what an earlier process has verified,
 // and reports whether it does: not if the pass over all entries that this rests on
 // began longer ago than most.
-func (l *Log) resume(ctx context.Context, most time.Duration) (bool, error) {
+func (lv *LiveVerifier) resume(ctx context.Context, most time.Duration) (bool, error) {
 	select {
-	case l.live.turn <- struct{}{}:
-		defer func() { <-l.live.turn }()
+	case lv.turn <- struct{}{}:
+		defer func() { <-lv.turn }()
 	case <-ctx.Done():
 		return false, nil
 	}
 	var kept verified
-	err := l.store.View(ctx, func(r store.Reader) error {
+	err := lv.log.chain.store.View(ctx, func(r store.Reader) error {
 		row, err := r.Get(verifiedKey)
 		if err != nil || row == nil {
 			return err
 		}
-		w, err := parseVerified(row, l.chainID, l.signer.Public())
+		w, err := parseVerified(row, lv.log.chain.chainID, lv.log.chain.key)
 		if err != nil {
 			return err
 		}
-		if age := l.now().Sub(w.since); age < 0 || age > most {
+		if age := lv.log.now().Sub(w.since); age < 0 || age > most {
 			return nil
 		}
 		head, err := readHead(r)
@@ -127,11 +127,11 @@ func (l *Log) resume(ctx context.Context, most time.Duration) (bool, error) {
 		kept = w
 		return err
 	})
-	if err != nil || kept.Base == nil || l.live.v != nil && l.live.v.head.sequence >= kept.Sequence() {
+	if err != nil || kept.Base == nil || lv.v != nil && lv.v.head.sequence >= kept.Sequence() {
 		return false, err
 	}
-	l.live.v = NewVerifier(Options{PublicKey: l.signer.Public(), Base: kept.Base, entriesOnly: true, gentle: true})
-	l.live.since, l.live.kept = kept.since, keptAs{kept.Sequence(), kept.since}
+	lv.v = NewVerifier(Options{PublicKey: lv.log.chain.key, Base: kept.Base, entriesOnly: true, gentle: true})
+	lv.since, lv.kept = kept.since, keptAs{kept.Sequence(), kept.since}
 	return true, nil
 }
 
@@ -144,45 +144,45 @@ type keptAs struct {
 // keep keeps what is verified, if it is of least so many entries more than what was
 // kept last, or rests on a later pass. Of a broken log nothing is kept, so that the
 // next process does not take it for a good one before it has seen all of it.
-func (l *Log) keep(ctx context.Context, least uint64) error {
+func (lv *LiveVerifier) keep(ctx context.Context, least uint64) error {
 	select {
-	case l.live.turn <- struct{}{}:
-		defer func() { <-l.live.turn }()
+	case lv.turn <- struct{}{}:
+		defer func() { <-lv.turn }()
 	case <-ctx.Done():
 		return nil
 	}
-	if l.Proof().Status == ProofBroken {
-		return l.forgetVerified(ctx)
+	if lv.Proof().Status == ProofBroken {
+		return lv.forgetVerified(ctx)
 	}
-	v := l.live.v
-	if v == nil || v.head.sequence == 0 || l.Refusal() != nil {
+	v := lv.v
+	if v == nil || v.head.sequence == 0 || lv.log.rollbacks.Refusal() != nil {
 		return nil
 	}
-	now := keptAs{v.head.sequence, l.live.since}
-	if now.since.Equal(l.live.kept.since) && now.sequence < l.live.kept.sequence+max(least, 1) {
+	now := keptAs{v.head.sequence, lv.since}
+	if now.since.Equal(lv.kept.since) && now.sequence < lv.kept.sequence+max(least, 1) {
 		return nil
 	}
 	b, err := v.Base()
 	if err != nil {
 		return fmt.Errorf("keeping what is verified: %w", err)
 	}
-	row, err := verified{b, now.since}.sign(l)
+	row, err := verified{b, now.since}.sign(lv.log.signer)
 	if err == nil {
-		err = l.keepRow(ctx, now, row)
+		err = lv.keepRow(ctx, now, row)
 	}
 	if err != nil {
 		return fmt.Errorf("keeping what is verified: %w", err)
 	}
-	l.live.kept = now
+	lv.kept = now
 	return nil
 }
 
 // keepRow writes what is verified, unless another process has kept what is as good,
 // or has found the log broken since this one kept something: then the row is missing,
 // and is until a pass over all entries that began later.
-func (l *Log) keepRow(ctx context.Context, now keptAs, row []byte) error {
+func (lv *LiveVerifier) keepRow(ctx context.Context, now keptAs, row []byte) error {
 	var before []byte
-	err := l.store.View(ctx, func(r store.Reader) error {
+	err := lv.log.chain.store.View(ctx, func(r store.Reader) error {
 		b, err := r.Get(verifiedKey)
 		before = bytes.Clone(b)
 		return err
@@ -190,14 +190,14 @@ func (l *Log) keepRow(ctx context.Context, now keptAs, row []byte) error {
 	if err != nil {
 		return err
 	}
-	if before == nil && l.live.kept.sequence > 0 && now.since.Equal(l.live.kept.since) {
+	if before == nil && lv.kept.sequence > 0 && now.since.Equal(lv.kept.since) {
 		return nil
 	}
-	theirs, err := parseVerified(before, l.chainID, l.signer.Public())
+	theirs, err := parseVerified(before, lv.log.chain.chainID, lv.log.chain.key)
 	if err == nil && !theirs.since.Before(now.since.Truncate(time.Microsecond)) && theirs.Sequence() >= now.sequence {
 		return nil
 	}
-	return l.store.Update(ctx, func(tx store.Tx) error {
+	return lv.log.chain.store.Update(ctx, func(tx store.Tx) error {
 		if b, err := tx.Get(verifiedKey); err != nil || !bytes.Equal(b, before) {
 			return err // another has kept something right now
 		}
@@ -206,16 +206,16 @@ func (l *Log) keepRow(ctx context.Context, now keptAs, row []byte) error {
 }
 
 // forgetVerified has the next process begin anew.
-func (l *Log) forgetVerified(ctx context.Context) error {
-	l.live.kept = keptAs{}
+func (lv *LiveVerifier) forgetVerified(ctx context.Context) error {
+	lv.kept = keptAs{}
 	found := false
-	err := l.store.View(ctx, func(r store.Reader) error {
+	err := lv.log.chain.store.View(ctx, func(r store.Reader) error {
 		row, err := r.Get(verifiedKey)
 		found = row != nil
 		return err
 	})
 	if err == nil && found {
-		err = l.store.Update(ctx, func(tx store.Tx) error { return tx.Delete(verifiedKey) })
+		err = lv.log.chain.store.Update(ctx, func(tx store.Tx) error { return tx.Delete(verifiedKey) })
 	}
 	if err != nil {
 		return fmt.Errorf("forgetting what was verified before the log was broken: %w", err)
@@ -225,10 +225,10 @@ func (l *Log) forgetVerified(ctx context.Context) error {
 
 // keeping keeps what is verified now and then.
 type keeping struct {
-	log    *Log
-	logger *slog.Logger
-	last   time.Time
-	failed bool
+	verifier *LiveVerifier
+	logger   *slog.Logger
+	last     time.Time
+	failed   bool
 }
 
 // now keeps it when enough is new, or when it is called for.
@@ -236,7 +236,7 @@ func (k *keeping) now(ctx context.Context, least uint64) {
 	if time.Since(k.last) >= keepAfter {
 		least = 1
 	}
-	err := k.log.keep(ctx, least)
+	err := k.verifier.keep(ctx, least)
 	if err != nil && !k.failed && ctx.Err() == nil {
 		k.logger.Warn("what is verified of the audit log cannot be kept: a start now would begin anew", "error", err)
 	}

@@ -45,9 +45,10 @@ func (f *fixture) row(key []byte) (row []byte) {
 }
 
 // on returns the log as another process finds it in a store.
-func (f *fixture) on(s store.Store, now func() time.Time) *Log {
-	log := New(now)
-	log.store, log.signer, log.chainID, log.keyID = s, f.log.signer, f.log.chainID, f.log.keyID
+func (f *fixture) on(s store.Store, now func() time.Time) *parts {
+	log := newParts(now)
+	log.chain.store, log.signer, log.chain.chainID, log.keyID = s, f.log.signer, f.log.chain.chainID, f.log.keyID
+	log.chain.key = log.signer.Public()
 	return log
 }
 
@@ -70,7 +71,7 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 		t.Fatal(resumed, err)
 	}
 	p, err := log.Verify(t.Context())
-	head, err2 := f.log.storedHead(t.Context())
+	head, err2 := f.log.chain.storedHead(t.Context())
 	if err != nil || err2 != nil || p.Status != ProofVerified || p.VerifiedTo != head.sequence || p.Hash != head.previous() {
 		t.Fatal(p, err, err2)
 	}
@@ -79,12 +80,12 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	want, err := whole.Base()
-	got, err2 := log.live.v.Base()
+	got, err2 := log.LiveVerifier.v.Base()
 	if err != nil || err2 != nil || !got.equal(want) {
 		t.Errorf("it does not know what one from the beginning does: %v %v", err, err2)
 	}
-	if log.live.v.entries != 21 {
-		t.Errorf("%d entries were verified, want 21", log.live.v.entries)
+	if log.LiveVerifier.v.entries != 21 {
+		t.Errorf("%d entries were verified, want 21", log.LiveVerifier.v.entries)
 	}
 	// Nothing new: nothing is written. And what is new is kept.
 	if err := f.log.keep(t.Context(), 1); err != nil || !bytes.Equal(f.row(verifiedKey), row) {
@@ -115,12 +116,12 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	whole := copyStore(t, f.store)
 	other := newFixture(t)
 	other.fill(29)
-	b, since, err := f.log.live.v.state.clone(), f.log.live.since, error(nil)
-	chain := f.log.chainID
+	b, since, err := f.log.LiveVerifier.v.state.clone(), f.log.LiveVerifier.since, error(nil)
+	chain := f.log.chain.chainID
 	sign := func(change func(w *verified)) []byte {
 		w := verified{&Base{b.clone()}, since}
 		change(&w)
-		row, signErr := w.sign(f.log)
+		row, signErr := w.sign(f.log.signer)
 		if signErr != nil {
 			err = signErr
 		}
@@ -167,8 +168,8 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 		p, err := log.Verify(t.Context())
 		if want := map[bool]string{false: ProofVerified, true: ProofBroken}[c.broken]; err != nil || p.Status != want {
 			t.Errorf("%s: %+v %v", name, p, err)
-		} else if !c.broken && log.live.v.entries != uint64(log.live.v.tree.size) {
-			t.Errorf("%s: %d of %d entries were verified", name, log.live.v.entries, log.live.v.tree.size)
+		} else if !c.broken && log.LiveVerifier.v.entries != uint64(log.LiveVerifier.v.tree.size) {
+			t.Errorf("%s: %d of %d entries were verified", name, log.LiveVerifier.v.entries, log.LiveVerifier.v.tree.size)
 		}
 	}
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // rollBack lets the log go on above entries that were lost.
 func (f *fixture) rollBack(head, lostTo uint64) Rollback {
 	f.t.Helper()
-	f.log.Refuse(&RollbackError{LostFrom: head + 1, LostTo: lostTo, Epoch: 1, Place: "a test"})
+	f.log.Halt(&RollbackError{LostFrom: head + 1, LostTo: lostTo, Epoch: 1, Place: "a test"})
 	p := principal(authz.SystemTenant)
 	p.Scopes = []authz.Scope{authz.SystemAdmin}
 	got, err := f.log.AcceptRollback(f.t.Context(), p, "a test")
@@ -28,7 +28,7 @@ func (f *fixture) followed() []byte {
 	if _, err := f.log.Follow(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	note, _, err := f.log.Newest(f.t.Context())
+	note, _, err := f.log.chain.Newest(f.t.Context())
 	if err != nil {
 		f.t.Fatal(err)
 	}

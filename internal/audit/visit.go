@@ -17,12 +17,12 @@ import (
 // keeps these entries, without hash and signature; those of all others are
 // verified. It reads the entries of these types and the tenant's summaries, and of
 // the index what has no summary yet. Error: fault.Internal for a damaged one.
-func (l *Log) Visit(ctx context.Context, tenant authz.TenantID, visit func(*Entry), types ...EventType) error {
-	base, err := l.archivedTo(ctx)
+func (rd *Reader) Visit(ctx context.Context, tenant authz.TenantID, visit func(*Entry), types ...EventType) error {
+	base, err := rd.chain.archivedTo(ctx)
 	for err == nil {
-		found, bad := l.find(ctx, string(tenant), base, types)
+		found, bad := rd.find(ctx, string(tenant), base, types)
 		before := base
-		if base, err = l.archivedTo(ctx); err != nil {
+		if base, err = rd.chain.archivedTo(ctx); err != nil {
 			break
 		}
 		if !base.equal(before) {
@@ -40,8 +40,8 @@ func (l *Log) Visit(ctx context.Context, tenant authz.TenantID, visit func(*Entr
 }
 
 // archivedTo returns the base of what is archived, nil when nothing is.
-func (l *Log) archivedTo(ctx context.Context) (*Base, error) {
-	base, err := l.readBase(ctx)
+func (ch *Chain) archivedTo(ctx context.Context) (*Base, error) {
+	base, err := ch.readBase(ctx)
 	if _, broken := IsBroken(err); broken {
 		return nil, errDamagedLog
 	}
@@ -56,22 +56,22 @@ const (
 
 // find returns a tenant's entries of the types that are not archived, verified and
 // oldest first, and before them those that the base keeps.
-func (l *Log) find(ctx context.Context, tenant string, base *Base, types []EventType) (found []*Entry, err error) {
+func (rd *Reader) find(ctx context.Context, tenant string, base *Base, types []EventType) (found []*Entry, err error) {
 	if base != nil {
 		found = append(found, base.kept...)
 	}
-	s := sweep{log: l, tenant: tenant, types: types, next: 1}
+	s := sweep{chain: rd.chain, tenant: tenant, types: types, next: 1}
 	for _, t := range types {
 		s.keys = append(s.keys, typeKey(t))
 	}
 	for more := true; more && err == nil; {
 		s.found = nil
-		err = l.store.View(ctx, func(r store.Reader) error {
+		err = rd.chain.store.View(ctx, func(r store.Reader) error {
 			more, err = s.step(r)
 			return err
 		})
 		for _, e := range s.found { // the snapshot is over
-			if err == nil && !e.verify(l.signer.Public(), nil) {
+			if err == nil && !e.verify(rd.chain.key, nil) {
 				err = errDamagedLog
 			}
 		}
@@ -84,7 +84,7 @@ func (l *Log) find(ctx context.Context, tenant string, base *Base, types []Event
 
 // sweep goes through the entries of a tenant that are of some types, oldest first.
 type sweep struct {
-	log    *Log
+	chain  *Chain
 	tenant string
 	types  []EventType
 	keys   []uint32
@@ -94,7 +94,7 @@ type sweep struct {
 
 // step reads on in one snapshot, and reports whether there is more.
 func (s *sweep) step(r store.Reader) (more bool, err error) {
-	low, high, err := s.log.extent(r, s.tenant)
+	low, high, err := s.chain.extent(r, s.tenant)
 	if err != nil {
 		return false, err
 	}

@@ -111,7 +111,7 @@ func TestAVisitReportsDamage(t *testing.T) {
 	for i := range all {
 		all[i].eventType = KeyListed
 	}
-	f.log.store = whole.with(func(tx store.Tx) error { return tx.Put(summaryKey(string(tenantA), 0), summaryOf(all)) })
+	f.log.chain.store = whole.with(func(tx store.Tx) error { return tx.Put(summaryKey(string(tenantA), 0), summaryOf(all)) })
 	if ids, err := f.visited(KeyListed); err != nil || len(ids) != 300 {
 		t.Errorf("%d are shown, %v", len(ids), err)
 	}
@@ -125,7 +125,7 @@ func TestAVisitReportsDamage(t *testing.T) {
 			return tx.Put(tenantKey(string(tenantA), 2), get(tx, tenantKey(string(tenantA), 4)))
 		},
 	} {
-		f.log.store = whole.with(change)
+		f.log.chain.store = whole.with(change)
 		_, err := f.visited(KeyListed)
 		if !errors.Is(err, fault.Internal) {
 			t.Errorf("%s: %v", name, err)
@@ -166,7 +166,7 @@ func BenchmarkStart(b *testing.B) {
 	var starts, visits, verifications []time.Duration
 	for b.Loop() {
 		began := time.Now()
-		log := New(f.now)
+		log := newParts(f.now)
 		s, err := bolt.Open(f.path, bolt.Options{Hook: log.Commit})
 		if err != nil {
 			b.Fatal(err)
@@ -179,7 +179,7 @@ func BenchmarkStart(b *testing.B) {
 			b.Fatal(seen, err)
 		}
 		visits = append(visits, time.Since(visit))
-		if _, _, err := log.Newest(b.Context()); err != nil {
+		if _, _, err := log.chain.Newest(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		if _, err := log.Follow(b.Context()); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -12,6 +14,26 @@ import (
 // database, a place outside of it that keeps one, or this process, which has seen
 // them. What they know is compared and told under one lock, and an acceptance,
 // whichever process it was made by, shows in the same snapshot as what it accepts.
+
+// Detector finds out whether the log has lost entries, and halts it until that is accepted.
+type Detector struct {
+	chain *Chain
+
+	seen    atomic.Pointer[known]   // the newest entry that the store is known to have had
+	suspect atomic.Bool             // a commit did not find that entry
+	refusal atomic.Pointer[refusal] // nil while the log takes entries
+
+	// What is known to be lost, and the refusal that came of it last.
+	deciding    sync.Mutex
+	own, memory witness
+	places      []*witness
+	told        *RollbackError
+	look        func(ctx context.Context) // asks the places; nil: there are none
+}
+
+func newDetector(ch *Chain) *Detector {
+	return &Detector{chain: ch, own: witness{place: databasePlace}, memory: witness{place: memoryPlace}}
+}
 
 // witness is what one of them knows to be lost.
 type witness struct {
@@ -31,9 +53,9 @@ type standing struct {
 
 func (s standing) epoch() epoch { return s.epochs[len(s.epochs)-1] }
 
-func (l *Log) standing(r store.Reader) (s standing, err error) {
+func (ch *Chain) standing(r store.Reader) (s standing, err error) {
 	if s.head, err = readHead(r); err == nil {
-		s.epochs, s.losses, err = l.accepted(r, s.head)
+		s.epochs, s.losses, err = ch.accepted(r, s.head)
 	}
 	return s, err
 }
@@ -41,15 +63,15 @@ func (l *Log) standing(r store.Reader) (s standing, err error) {
 // judge has what witnesses know found out in a snapshot and taken up, and the log
 // refused or not for the worst that any of them knows. Error: that of find, which
 // may run more than once.
-func (l *Log) judge(ctx context.Context, find func(r store.Reader, s standing) (take func(), err error)) error {
-	l.deciding.Lock()
-	defer l.deciding.Unlock()
+func (d *Detector) judge(ctx context.Context, find func(r store.Reader, s standing) (take func(), err error)) error {
+	d.deciding.Lock()
+	defer d.deciding.Unlock()
 	for {
 		var now epoch
 		var take func()
-		seen := *l.seen.Load()
-		err := l.store.View(ctx, func(r store.Reader) error {
-			s, err := l.standing(r)
+		seen := *d.seen.Load()
+		err := d.chain.store.View(ctx, func(r store.Reader) error {
+			s, err := d.chain.standing(r)
 			if err == nil {
 				now, s.seen = s.epoch(), seen
 				take, err = find(r, s)
@@ -59,19 +81,19 @@ func (l *Log) judge(ctx context.Context, find func(r store.Reader, s standing) (
 		if err != nil {
 			return err
 		}
-		for _, w := range l.witnesses() {
+		for _, w := range d.witnesses() {
 			if w.lost != nil && now.number > w.epoch && now.first > w.lost.LostTo {
 				w.lost, w.accepted = nil, w.lost
 			}
 		}
 		take()
-		if !l.tell() {
+		if !d.tell() {
 			return nil
 		}
 		// An acceptance may have been committed since the database was read.
 		var again epoch
-		err = l.store.View(ctx, func(r store.Reader) error {
-			s, err := l.standing(r)
+		err = d.chain.store.View(ctx, func(r store.Reader) error {
+			s, err := d.chain.standing(r)
 			if err == nil {
 				again = s.epoch()
 			}
@@ -83,14 +105,14 @@ func (l *Log) judge(ctx context.Context, find func(r store.Reader, s standing) (
 	}
 }
 
-func (l *Log) witnesses() []*witness { return append([]*witness{&l.own, &l.memory}, l.places...) }
+func (d *Detector) witnesses() []*witness { return append([]*witness{&d.own, &d.memory}, d.places...) }
 
 // tell has the log refused for the worst that is known, or no longer when nothing is
 // lost that was not accepted. It reports whether it did the former.
-func (l *Log) tell() bool {
+func (d *Detector) tell() bool {
 	var worst *RollbackError
 	var number uint64
-	for _, w := range l.witnesses() {
+	for _, w := range d.witnesses() {
 		if w.lost == nil {
 			continue
 		}
@@ -100,54 +122,54 @@ func (l *Log) tell() bool {
 		number = max(number, w.lost.Epoch)
 	}
 	if worst == nil {
-		if l.told != nil && l.Refusal() == error(l.told) {
-			l.Refuse(nil)
+		if d.told != nil && d.Refusal() == error(d.told) {
+			d.Refuse(nil)
 		}
 		return false
 	}
 	lost := *worst
 	lost.Epoch = number
-	if l.told != nil && *l.told == lost && l.Refusal() != nil {
+	if d.told != nil && *d.told == lost && d.Refusal() != nil {
 		return false // which the log knows
 	}
-	l.told = &lost
-	l.Refuse(l.told)
+	d.told = &lost
+	d.Refuse(d.told)
 	return true
 }
 
 // hold has the log refused when it does not go on from its own newest checkpoint, or
 // from what this process has seen, and no longer when that was accepted. It reports
 // whether entries are lost. What is damaged otherwise says nothing.
-func (l *Log) hold(ctx context.Context) (lost bool, err error) {
-	suspected := l.suspect.Swap(false)
-	err = l.judge(ctx, func(r store.Reader, s standing) (func(), error) {
-		own, err1 := l.lostOfOwn(r, s)
-		seen, err2 := l.lostOfSeen(r, s)
+func (d *Detector) hold(ctx context.Context) (lost bool, err error) {
+	suspected := d.suspect.Swap(false)
+	err = d.judge(ctx, func(r store.Reader, s standing) (func(), error) {
+		own, err1 := d.chain.lostOfOwn(r, s)
+		seen, err2 := d.lostOfSeen(r, s)
 		return func() {
 			if err1 == nil {
-				l.own.take(own, s)
+				d.own.take(own, s)
 			}
 			if err2 == nil {
-				l.memory.take(seen, s)
+				d.memory.take(seen, s)
 			}
 		}, errors.Join(sound(err1), sound(err2))
 	})
 	if err = sound(err); err != nil {
 		if suspected {
-			l.suspect.Store(true)
+			d.suspect.Store(true)
 		}
 		err = fmt.Errorf("comparing what is known of the log with its entries: %w", err)
 	}
-	return l.lostEntries(), err
+	return d.lostEntries(), err
 }
 
 // lostEntries reports whether the log is known, and told, to lack entries that were
 // in this database, or to have others than it had: then no checkpoint is signed.
-func (l *Log) lostEntries() bool {
-	l.deciding.Lock()
-	defer l.deciding.Unlock()
-	for _, w := range l.witnesses() {
-		if w.lost != nil && (w == &l.own || w == &l.memory || w.lost.LostFrom == 0) {
+func (d *Detector) lostEntries() bool {
+	d.deciding.Lock()
+	defer d.deciding.Unlock()
+	for _, w := range d.witnesses() {
+		if w.lost != nil && (w == &d.own || w == &d.memory || w.lost.LostFrom == 0) {
 			return true
 		}
 	}
@@ -164,13 +186,13 @@ func (w *witness) take(lost *RollbackError, s standing) {
 }
 
 // lostOfSeen returns what the log lacks of what this process has seen.
-func (l *Log) lostOfSeen(r store.Reader, s standing) (*RollbackError, error) {
-	lost, err := l.lacks(r, known{s.head, s.epoch().number}, s.seen)
+func (d *Detector) lostOfSeen(r store.Reader, s standing) (*RollbackError, error) {
+	lost, err := d.chain.lacks(r, known{s.head, s.epoch().number}, s.seen)
 	if lost == nil || err != nil {
 		return nil, err
 	}
 	// Entries behind the head, or one there that is not signed, are no older copy.
-	_, _, err = l.theirs(r, s.head)
+	_, _, err = d.chain.theirs(r, s.head)
 	return lost, err
 }
 

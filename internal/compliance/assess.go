@@ -29,7 +29,7 @@ func (s *Service) current(ctx context.Context, f *fold, since time.Time) error {
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, "the deployment's state is not known at the moment: retry", err)
 	}
-	if s.log.Proof().Status == audit.ProofDisabled {
+	if s.verifier.Proof().Status == audit.ProofDisabled {
 		state.VerifyEvery = 0 // whatever is configured
 	}
 	recorded := func() bool {
@@ -115,7 +115,7 @@ const defaultAssessTime = 20 * time.Second
 // not keep the others from it.
 func (s *Service) AssessAll(ctx context.Context) error {
 	now := s.now()
-	tenants, err := s.log.Tenants(ctx)
+	tenants, err := s.reader.Tenants(ctx)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func scoredAll(tenant authz.TenantID, all []Assessment) audit.Event {
 // waits for nothing that gathers evidence. Errors: fault.Internal for a damaged
 // log, fault.Unavailable.
 func (s *Service) LastOf(ctx context.Context, tenant authz.TenantID, t audit.EventType) (time.Time, error) {
-	entry, err := s.log.Last(ctx, tenant, t)
+	entry, err := s.reader.Last(ctx, tenant, t)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -255,11 +255,11 @@ func (s *Service) LastOf(ctx context.Context, tenant authz.TenantID, t audit.Eve
 // before entries are cut. Errors: fault.Unavailable, and that of a tenant whose
 // part of the log does not hold: then nothing may be cut.
 func (s *Service) Persist(ctx context.Context, to uint64) error {
-	archived, err := s.log.Archived(ctx)
+	archived, err := s.reader.Archived(ctx)
 	if err != nil {
 		return err
 	}
-	tenants, err := s.log.TenantsWithin(ctx, archived, to) // the others go on from where they are
+	tenants, err := s.reader.TenantsWithin(ctx, archived, to) // the others go on from where they are
 	if err != nil {
 		return err
 	}

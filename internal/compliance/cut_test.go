@@ -53,7 +53,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	check(t, err)
 	t.Cleanup(func() { _ = bucket.Close() })
 	cutter := func() *audit.Cutter {
-		return &audit.Cutter{Log: w.log, Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
+		return &audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
 	}
 	system := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"}
 	w.after(time.Minute).tell(audit.BackupTaken, audit.Success, system, audit.Resource{Type: audit.BackupResource})
@@ -107,7 +107,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	}
 
 	cut()
-	archived, err := w.log.Archived(t.Context())
+	archived, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Archived(t.Context())
 	check(t, err)
 	left := slices.IndexFunc(whole, func(e *audit.Entry) bool { return e.Sequence > archived })
 	lastBackup("behind the cut")
@@ -198,7 +198,7 @@ func TestNothingIsCutThatIsNotKept(t *testing.T) {
 			return errors.Join(w.service.Persist(ctx, to), errors.New("no"))
 		},
 	} {
-		c := audit.Cutter{Log: w.log, Archive: bucket, Keep: 20 * 24 * time.Hour, Before: before}
+		c := audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: before}
 		if n, err := c.Run(t.Context()); err == nil || n != 0 {
 			t.Errorf("%d entries were cut: %v", n, err)
 		}

@@ -185,7 +185,7 @@ func (s *Service) startOver(ctx context.Context, f *fold, to, behind uint64, why
 // kept is given stands at a milestone.
 func (s *Service) replay(ctx context.Context, tenant authz.TenantID, e *evidence, to uint64, keep func(*evidence) error) error {
 	after := audit.ReplayPoint{TenantSequence: e.TenantSequence, Sequence: e.Last.Sequence, Hash: e.Last.Hash}
-	_, err := s.log.Replay(ctx, tenant, after, to, func(entry *audit.Entry) error {
+	_, err := s.reader.Replay(ctx, tenant, after, to, func(entry *audit.Entry) error {
 		if err := e.add(entry); err != nil {
 			return err
 		}

@@ -115,7 +115,7 @@ func TestEvidenceInMemoryGoesOnBehindTheCutOfAnotherReplica(t *testing.T) {
 	_, err = behind.Score(t.Context(), owner, SOC2, 0)
 	check(t, err)
 	w.days(40).readLog().days(40).readLog()
-	cutter := audit.Cutter{Log: w.log, Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
+	cutter := audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
 	n, err := cutter.Run(t.Context())
 	check(t, err)
 	if n == 0 {

@@ -95,7 +95,7 @@ func (s *Service) reportName(tenant authz.TenantID, a Assessment, format Format)
 
 // document is what the renderers get. Nothing in it is of the moment.
 func (s *Service) document(ctx context.Context, tenant authz.TenantID, j judgement) (Document, error) {
-	checkpoint, err := s.log.CheckpointAt(ctx, j.Head.Sequence)
+	checkpoint, err := s.reader.CheckpointAt(ctx, j.Head.Sequence)
 	if err != nil {
 		return Document{}, fmt.Errorf("making the checkpoint at the head: %w", err)
 	}

@@ -213,7 +213,7 @@ func TestStoredReportsAreNotBelieved(t *testing.T) {
 // verified has the whole log verified, which a report needs.
 func (w *world) verified() {
 	w.t.Helper()
-	_, err := w.log.Verify(w.t.Context())
+	_, err := w.verifier.Verify(w.t.Context())
 	check(w.t, err)
 }
 
@@ -274,7 +274,7 @@ func TestWhoWaitsForWhat(t *testing.T) {
 	check(t, err)
 	defer leave()
 	w.service.patience = time.Hour
-	w.log.Refuse(fault.New(fault.Unavailable, "the log is behind its anchor"))
+	w.log.Halt(fault.New(fault.Unavailable, "the log is behind its anchor"))
 	ctx := t.Context()
 	_, scoring := w.service.Score(ctx, owner, SOC2, 0)
 	_, pinned := w.service.Score(ctx, owner, SOC2, 3)

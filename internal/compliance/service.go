@@ -23,7 +23,9 @@ import (
 // be there.
 type Config struct {
 	Store      store.Store
-	Log        *audit.Log
+	Guard      *audit.Guard
+	Reader     *audit.Reader
+	Verifier   *audit.LiveVerifier
 	Catalogues string // directory whose files replace the embedded ones of the same names; empty: none
 
 	// State says how the deployment is now. Error: fault.Unavailable.
@@ -51,8 +53,9 @@ type Config struct {
 // called concurrently.
 type Service struct {
 	store      store.Store
-	log        *audit.Log
 	guard      *audit.Guard
+	reader     *audit.Reader
+	verifier   *audit.LiveVerifier
 	catalogues map[Framework]*Catalogue
 	state      func(context.Context) (State, error)
 	seal       func(key, content []byte) []byte
@@ -80,7 +83,7 @@ type Service struct {
 // New returns a service. Error: a catalogue that is malformed, with its file and
 // line.
 func New(c Config) (*Service, error) {
-	if c.Store == nil || c.Log == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
+	if c.Store == nil || c.Guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
 		c.Inventory == nil {
 		return nil, errors.New("the compliance service lacks a part")
 	}
@@ -89,7 +92,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		store: c.Store, log: c.Log, guard: c.Log.Guard(), catalogues: catalogues, state: c.State, seal: c.Seal, unseal: c.Open, reports: c.Reports,
+		store: c.Store, guard: c.Guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, seal: c.Seal, unseal: c.Open, reports: c.Reports,
 		renderers: c.Renderers, sign: c.Sign, verify: c.Verify, inventory: c.Inventory, program: c.Program, now: c.Now, logger: c.Logger,
 		saveEvery: defaultSaveEvery, milestone: defaultMilestone, computing: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 		patience: defaultPatience, assessTime: defaultAssessTime,
@@ -272,7 +275,7 @@ func (s *Service) judge(ctx context.Context, tenant authz.TenantID, c *Catalogue
 	switch kind := fault.Of(err); {
 	case err == nil:
 	case errors.Is(err, errUnfinished), errors.Is(err, errNotNext):
-		p := s.log.Proof()
+		p := s.verifier.Proof()
 		j.Proof = Proof{VerifiedTo: p.VerifiedTo, Hash: p.Hash, At: p.At}
 		if j.Assessment.withhold(Verifying, reasonGathering); errors.Is(err, errNotNext) {
 			j.Reason = reasonArchived
@@ -297,7 +300,7 @@ func (s *Service) gather(ctx context.Context, tenant authz.TenantID, c *Catalogu
 	}
 	defer leave()
 	if head != 0 {
-		archived, err := s.log.Archived(ctx)
+		archived, err := s.reader.Archived(ctx)
 		if err != nil {
 			return j, err
 		}
@@ -339,7 +342,7 @@ func (a *Assessment) withhold(status, reason string) {
 // nothing is to verify has one nevertheless: its tenant's own entries were held
 // against each other, and a probe fails for it.
 func (s *Service) prove(ctx context.Context, a *Assessment) error {
-	p, err := s.log.Verify(ctx)
+	p, err := s.verifier.Verify(ctx)
 	if err != nil && ctx.Err() == nil {
 		if fault.Of(err) == fault.Unavailable {
 			return fmt.Errorf("verifying the log: %w", err)

@@ -36,6 +36,7 @@ type world struct {
 	*story
 	t        *testing.T
 	log      *audit.Log
+	verifier *audit.LiveVerifier
 	store    store.Store
 	signer   *dualsig.PrivateKey
 	path     string // of the store
@@ -71,6 +72,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, story: &story{clock: start, versions: make(map[string]int)}, folder: filepath.Join(t.TempDir(), "reports")}
 	w.log = audit.New(func() time.Time { return w.clock })
+	w.verifier = audit.NewLiveVerifier(w.log)
 	w.path = filepath.Join(t.TempDir(), "audit.db")
 	s, err := bolt.Open(w.path, bolt.Options{Hook: w.log.Commit})
 	check(t, err)
@@ -108,7 +110,7 @@ func (w *world) mac(key, content []byte) []byte {
 func (w *world) newService() *Service {
 	w.t.Helper()
 	s, err := New(Config{
-		Store: w.store, Log: w.log, Program: "latticekeep test", Now: func() time.Time { return w.clock },
+		Store: w.store, Guard: audit.NewGuard(w.log), Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.clock },
 		State: func(context.Context) (State, error) { return w.state(), nil },
 		Seal:  func(key, content []byte) []byte { return append(w.mac(key, content), content...) },
 		Open: func(key, row []byte) ([]byte, error) {
@@ -145,7 +147,7 @@ func (w *world) score(f Framework, head uint64) Assessment {
 func (w *world) entries(tenant authz.TenantID) []*audit.Entry {
 	w.t.Helper()
 	var out bytes.Buffer
-	check(w.t, w.log.Export(w.t.Context(), &out, 0))
+	check(w.t, audit.NewReader(w.log, audit.NewGuard(w.log)).Export(w.t.Context(), &out, 0))
 	var all []*audit.Entry
 	for line := range bytes.Lines(out.Bytes()) {
 		if e, err := audit.ParseEntry(bytes.TrimSuffix(line, []byte("\n"))); err == nil && e.TenantID == string(tenant) {
@@ -425,7 +427,7 @@ func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
 				w.service = w.newService() // and once only, whatever is started anew
 			}
 			var days []map[string]string
-			_ = w.log.Visit(t.Context(), authz.SystemTenant, func(e *audit.Entry) { days = append(days, e.Attributes) }, audit.ComplianceScored)
+			_ = audit.NewReader(w.log, audit.NewGuard(w.log)).Visit(t.Context(), authz.SystemTenant, func(e *audit.Entry) { days = append(days, e.Attributes) }, audit.ComplianceScored)
 			if len(days) != 1 || len(days[0]) != 1+len(Frameworks()) || days[0]["soc2"] != "withheld" || days[0]["apra"] != "withheld" {
 				t.Error(days)
 			}
@@ -441,7 +443,7 @@ func TestDisabledVerificationMovesTheScore(t *testing.T) {
 	check(t, err)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	w.log.KeepVerified(ended, 0, nil) // turned off, whatever the state says
+	w.verifier.KeepVerified(ended, 0, nil) // turned off, whatever the state says
 	a := w.score(SOC2, 0)
 	if a.Score == nil || *a.Score >= *verified.Score || a.Proof != (Proof{Status: Disabled}) || a.Reason != "" {
 		t.Errorf("%v %q %+v, with verification %v", a.Score, a.Reason, a.Proof, *verified.Score)

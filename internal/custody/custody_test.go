@@ -147,7 +147,7 @@ func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	f.store = &switchedStore{Rehearsed: storetest.Rehearsing(db)}
 	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, current, keyring.Config{Former: former, Now: now})
 	must(f.t, err)
-	f.service = New(f.store, f.log.Guard(), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
+	f.service = New(f.store, audit.NewGuard(f.log), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
 		f.destroyed = append(f.destroyed, id)
 		return f.destroy(id)
 	}})
@@ -180,7 +180,7 @@ func (f *fixture) moveAll() (sets int) {
 // entries returns what the log says of KMS keys, oldest first.
 func (f *fixture) entries() (all []string) {
 	f.t.Helper()
-	entries, _, err := f.log.Query(f.t.Context(), authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "t", Scopes: []authz.Scope{authz.AuditRead}}, audit.Query{Limit: 100})
+	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "t", Scopes: []authz.Scope{authz.AuditRead}}, audit.Query{Limit: 100})
 	must(f.t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(string(e.EventType), "KMS_") {
@@ -399,7 +399,7 @@ func TestOnlyTheSystemAdministersKMSKeys(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	f.log.Refuse(errDown)
+	f.log.Halt(errDown)
 	f.old.after.Store(1)
 	for name, call := range map[string]func() error{
 		"list":    func() error { _, err := f.service.List(t.Context(), admin); return err },
@@ -413,7 +413,7 @@ func TestOnlyTheSystemAdministersKMSKeys(t *testing.T) {
 	if f.old.down.Load() {
 		t.Error("a KMS was asked although nothing could be recorded")
 	}
-	f.log.Refuse(nil)
+	f.log.Halt(nil)
 	found, err := f.keys.KMSKeys(t.Context(), time.Time{})
 	if err != nil || found.Remaining != tenants+1 || len(f.destroyed) != 0 {
 		t.Errorf("%+v, %v", found, err)

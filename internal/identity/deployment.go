@@ -34,7 +34,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 	if err != nil {
 		return nil, nil, err
 	}
-	service := &Service{store: s, guard: log.Guard(), keys: keys, now: c.Now, outbox: mail.NewOutbox(s, keys, c.Now)}
+	service := &Service{store: s, guard: audit.NewGuard(log), keys: keys, now: c.Now, outbox: mail.NewOutbox(s, keys, c.Now)}
 	if err := service.upgrade(ctx); err != nil {
 		return nil, nil, err
 	}

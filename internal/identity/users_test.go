@@ -235,7 +235,7 @@ func (f *people) history(tenant authz.TenantID) []string {
 func (f *people) entries(tenant authz.TenantID) []audit.Entry {
 	f.t.Helper()
 	reader := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: []authz.Scope{authz.AuditRead}}
-	entries, _, err := f.log.Query(f.t.Context(), reader, audit.Query{Limit: 1000})
+	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), reader, audit.Query{Limit: 1000})
 	must(f.t, err)
 	slices.Reverse(entries)
 	return entries

@@ -68,8 +68,8 @@ type Options struct {
 // Service is safe for concurrent use.
 type Service struct {
 	store   store.Store
-	log     *audit.Log
 	guard   *audit.Guard
+	reader  *audit.Reader
 	keys    *keyring.Ring
 	options Options
 	values  *semaphore.Weighted // bounds the work on values
@@ -77,11 +77,11 @@ type Service struct {
 }
 
 // New returns the sealing keys in s.
-func New(s store.Store, log *audit.Log, keys *keyring.Ring, o Options) *Service {
+func New(s store.Store, guard *audit.Guard, reader *audit.Reader, keys *keyring.Ring, o Options) *Service {
 	// Opening up to 64 values keeps a core busy for long, so only a few callers do it at a time. A
 	// webhook that waits too long lets everything pass, so pods do not queue behind tenants.
 	return &Service{
-		store: s, log: log, guard: log.Guard(), keys: keys, options: o,
+		store: s, guard: guard, reader: reader, keys: keys, options: o,
 		values: semaphore.NewWeighted(halfOfTheCores()), reviews: semaphore.NewWeighted(halfOfTheCores()),
 	}
 }
@@ -311,7 +311,7 @@ func (s *Service) Verify(ctx context.Context) error {
 		return err
 	}
 	newest, retired := "", make(map[string]bool)
-	err = s.log.Visit(ctx, authz.SystemTenant, func(e *audit.Entry) {
+	err = s.reader.Visit(ctx, authz.SystemTenant, func(e *audit.Entry) {
 		switch {
 		case e.Outcome != audit.Success:
 		case e.EventType == audit.SealingKeyCreated:

@@ -340,7 +340,7 @@ func TestReplicasRotateADueKeyOnce(t *testing.T) {
 	var made atomic.Int64
 	var wg sync.WaitGroup
 	for range 4 {
-		replica := New(f.store, f.log, f.keys, Options{InUse: f.inUse, Now: f.now})
+		replica := New(f.store, audit.NewGuard(f.log), audit.NewReader(f.log, audit.NewGuard(f.log)), f.keys, Options{InUse: f.inUse, Now: f.now})
 		wg.Go(func() {
 			rotated, err := replica.RotateDue(t.Context(), 30*24*time.Hour)
 			must(t, err)

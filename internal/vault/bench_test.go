@@ -80,7 +80,7 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 			must(b, err)
 			must(b, s.Update(b.Context(), set.Put))
 			fill(b, s, p.Tenant, time.Now(), 10_000)
-			v := New(s, log.Guard(), keys, time.Now)
+			v := New(s, audit.NewGuard(log), keys, time.Now)
 			list := func(q ListQuery) func() error {
 				return func() error { _, _, err := v.List(b.Context(), p, q); return err }
 			}

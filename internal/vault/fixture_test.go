@@ -165,7 +165,7 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	f.store = &watchedStore{Store: s, twice: !benchmark}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
-	f.vault = New(f.store, f.log.Guard(), f.keys, f.now)
+	f.vault = New(f.store, audit.NewGuard(f.log), f.keys, f.now)
 	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 		f.opens.Add(1)
 		return r.open(wrapping, signing)
@@ -203,7 +203,7 @@ func (f *fixture) verify() audit.Report {
 // last returns the newest entry of p's tenant, read from the store itself.
 func (f *fixture) last(p authz.Principal) audit.Entry {
 	f.t.Helper()
-	entries, _, err := f.log.Query(f.t.Context(), p, audit.Query{Limit: 1})
+	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), p, audit.Query{Limit: 1})
 	must(f.t, err)
 	return entries[0]
 }

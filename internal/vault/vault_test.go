@@ -151,7 +151,7 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	readOnly := &lateStore{watchedStore: f.store}
-	v := New(readOnly, f.log.Guard(), f.keys, f.now)
+	v := New(readOnly, audit.NewGuard(f.log), f.keys, f.now)
 	must(t, f.log.Use(t.Context(), readOnly, f.keys.Audit(), f.keys.ChainID()))
 	if got, err := v.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 		t.Fatal(got.Values, err)
@@ -444,12 +444,15 @@ func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	hanging := &hangingStore{watchedStore: f.store}
-	v := New(hanging, f.log.Guard(), f.keys, f.now)
+	v := New(hanging, audit.NewGuard(f.log), f.keys, f.now)
 	must(t, f.log.Use(t.Context(), hanging, f.keys.Audit(), f.keys.ChainID()))
 	for what, read := range map[string]func() error{
 		"unseal": func() error { _, err := v.Unseal(context.Background(), f.a, c.ID); return err },
 		"list":   func() error { _, _, err := v.List(context.Background(), f.a, ListQuery{}); return err },
-		"audit":  func() error { _, _, err := f.log.Query(context.Background(), f.a, audit.Query{Limit: 1}); return err },
+		"audit": func() error {
+			_, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(context.Background(), f.a, audit.Query{Limit: 1})
+			return err
+		},
 	} {
 		answered := make(chan error, 1)
 		go func() { answered <- read() }()

@@ -624,7 +624,7 @@ func (h *history) entries(tenant authz.TenantID) []audit.Entry {
 	h.t.Helper()
 	var all []audit.Entry
 	for cursor := ""; ; {
-		page, next, err := h.log.Query(context.Background(), principal(tenant), audit.Query{Limit: 1000, Cursor: cursor})
+		page, next, err := audit.NewReader(h.log, audit.NewGuard(h.log)).Query(context.Background(), principal(tenant), audit.Query{Limit: 1000, Cursor: cursor})
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -654,10 +654,10 @@ func checkpointAnswer(signed []byte, c audit.Checkpoint) v2.CheckpointAnswer {
 
 func (h *history) checkpoint() v2.CheckpointAnswer {
 	h.t.Helper()
-	if _, err := h.log.Follow(context.Background()); err != nil {
+	if _, err := audit.NewFollower(h.log).Follow(context.Background()); err != nil {
 		h.t.Fatal(err)
 	}
-	signed, c, err := h.log.ReadCheckpoint(context.Background(), principal(ownTenant))
+	signed, c, err := audit.NewReader(h.log, audit.NewGuard(h.log)).ReadCheckpoint(context.Background(), principal(ownTenant))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -674,7 +674,7 @@ func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
 
 func (h *history) inclusion(sequence uint64, size int64) v2.InclusionProof {
 	h.t.Helper()
-	p, err := h.log.ProveInclusion(context.Background(), principal(ownTenant), sequence, size)
+	p, err := audit.NewReader(h.log, audit.NewGuard(h.log)).ProveInclusion(context.Background(), principal(ownTenant), sequence, size)
 	if err != nil {
 		h.t.Fatalf("entry %d: %v", sequence, err)
 	}
@@ -683,7 +683,7 @@ func (h *history) inclusion(sequence uint64, size int64) v2.InclusionProof {
 
 func (h *history) consistency(from, to int64) v2.ConsistencyProof {
 	h.t.Helper()
-	from, to, p, err := h.log.ProveConsistency(context.Background(), principal(ownTenant), from, to)
+	from, to, p, err := audit.NewReader(h.log, audit.NewGuard(h.log)).ProveConsistency(context.Background(), principal(ownTenant), from, to)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -771,7 +771,7 @@ func TestTheBrowserVerifiesEntriesAndTheirLinks(t *testing.T) {
 	}
 	// Links of the whole log, in which tenants alternate, from the export.
 	var export bytes.Buffer
-	if err := h.log.Export(context.Background(), &export, 0); err != nil {
+	if err := audit.NewReader(h.log, audit.NewGuard(h.log)).Export(context.Background(), &export, 0); err != nil {
 		t.Fatal(err)
 	}
 	links = nil
@@ -1284,8 +1284,8 @@ func TestTheBrowserFollowsALogThroughARollback(t *testing.T) {
 	b := newBench(t)
 	h := filled(t)
 	older := h.checkpoint()
-	h.log.Refuse(&audit.RollbackError{LostFrom: uint64(older.Sequence) + 1, LostTo: uint64(older.Sequence) + 40, Epoch: 1, Place: "a test"})
-	if _, err := h.log.AcceptRollback(context.Background(), principal(ownTenant), "a test"); err != nil {
+	h.log.Halt(&audit.RollbackError{LostFrom: uint64(older.Sequence) + 1, LostTo: uint64(older.Sequence) + 40, Epoch: 1, Place: "a test"})
+	if _, err := audit.NewGuard(h.log).AcceptRollback(context.Background(), principal(ownTenant), "a test"); err != nil {
 		t.Skipf("a rollback cannot be accepted here: %v", err)
 	}
 	h.record(ownTenant, audit.CredentialSealed, nil)

@@ -25,7 +25,7 @@ import (
 // API answers the endpoints of version 1. All fields are required.
 type API struct {
 	Transit *transit.Transit
-	Audit   *audit.Log
+	Reader  *audit.Reader
 }
 
 var _ ServerInterface = (*API)(nil)
@@ -242,7 +242,7 @@ func (a *API) QueryAuditLogs(c *gin.Context, params api.QueryAuditLogsParams) {
 		if q.Limit == 0 {
 			q.Limit = gate.DefaultLimit
 		}
-		entries, next, err := a.Audit.Query(ctx, call.Principal(), q)
+		entries, next, err := a.Reader.Query(ctx, call.Principal(), q)
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}

@@ -41,7 +41,7 @@ func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 		if q.Limit == 0 {
 			q.Limit = gate.DefaultLimit
 		}
-		entries, next, err := a.Audit.Query(ctx, call.Principal(), q)
+		entries, next, err := a.Reader.Query(ctx, call.Principal(), q)
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -58,7 +58,7 @@ type auditEntry struct {
 // GetAuditEntry answers one entry of the caller's tenant.
 func (a *API) GetAuditEntry(c *gin.Context, sequence int64) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		e, err := a.Audit.ReadEntry(ctx, call.Principal(), uint64(max(sequence, 0)))
+		e, err := a.Reader.ReadEntry(ctx, call.Principal(), uint64(max(sequence, 0)))
 		if err != nil {
 			return nil, err
 		}

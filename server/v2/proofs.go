@@ -22,7 +22,7 @@ import (
 // GetCheckpoint answers the newest checkpoint, signed, and what it says.
 func (a *API) GetCheckpoint(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		signed, head, err := a.Audit.ReadCheckpoint(ctx, call.Principal())
+		signed, head, err := a.Reader.ReadCheckpoint(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -36,7 +36,7 @@ func (a *API) GetCheckpoint(c *gin.Context) {
 // ProveInclusion answers that an entry of the caller's tenant is in the tree.
 func (a *API) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		p, err := a.Audit.ProveInclusion(ctx, call.Principal(), uint64(params.Sequence), gate.Value(params.TreeSize))
+		p, err := a.Reader.ProveInclusion(ctx, call.Principal(), uint64(params.Sequence), gate.Value(params.TreeSize))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -49,7 +49,7 @@ func (a *API) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
 // ProveConsistency answers that the larger of two trees has the smaller one in it.
 func (a *API) ProveConsistency(c *gin.Context, params api.ProveConsistencyParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		from, to, p, err := a.Audit.ProveConsistency(ctx, call.Principal(), params.From, gate.Value(params.To))
+		from, to, p, err := a.Reader.ProveConsistency(ctx, call.Principal(), params.From, gate.Value(params.To))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -69,7 +69,7 @@ func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
 // GetAuditPublicKey answers what entries and checkpoints verify with.
 func (a *API) GetAuditPublicKey(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		k, err := a.Audit.ReadKey(ctx, call.Principal())
+		k, err := a.Reader.ReadKey(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -102,7 +102,7 @@ func (a *API) GetTile(c *gin.Context, level string, index int64, params api.GetT
 		if index < 0 {
 			return nil, errTile
 		}
-		hashes, err := a.Audit.Tile(ctx, call.Principal(), n, index, gate.Value(params.Width))
+		hashes, err := a.Reader.Tile(ctx, call.Principal(), n, index, gate.Value(params.Width))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -136,7 +136,7 @@ func (a *API) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 		}
 		return func(ctx context.Context, w io.Writer) error {
 			defer a.exporting.Unlock()
-			return a.Audit.Export(ctx, w, from)
+			return a.Reader.Export(ctx, w, from)
 		}, nil
 	})
 }
@@ -148,7 +148,7 @@ func (a *API) AcceptRollback(c *gin.Context) {
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		r, err := a.Audit.AcceptRollback(ctx, call.Principal(), body.Reason)
+		r, err := a.Guard.AcceptRollback(ctx, call.Principal(), body.Reason)
 		if fault.Of(err) == fault.Conflict {
 			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.AcceptRollback, audit.Denied, "nothing_lost"), err)
 		}

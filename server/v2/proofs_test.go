@@ -150,7 +150,7 @@ func TestNobodyProvesTheEntriesOfAnother(t *testing.T) {
 func TestTilesRebuildTheRoot(t *testing.T) {
 	s := newService(t)
 	for i := range 300 { // more than a tile is wide
-		if err := s.Audit.Guard().RecordAttempt(context.Background(), s.Operator(), authz.ReadAudit, audit.Failure, "n"+strconv.Itoa(i)); err != nil {
+		if err := s.Guard.RecordAttempt(context.Background(), s.Operator(), authz.ReadAudit, audit.Failure, "n"+strconv.Itoa(i)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -298,9 +298,12 @@ func TestABrokenChainHasNoScore(t *testing.T) {
 	// A pass over all of it, as there is one a day, finds it.
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); s.Audit.KeepVerified(ctx, time.Nanosecond, slog.New(slog.DiscardHandler)) }()
+	go func() {
+		defer close(done)
+		s.Verifier.KeepVerified(ctx, time.Nanosecond, slog.New(slog.DiscardHandler))
+	}()
 	patience := time.After(time.Minute)
-	for s.Audit.Proof().Status != compliance.Broken {
+	for s.Verifier.Proof().Status != compliance.Broken {
 		select {
 		case <-patience:
 			t.Fatal("the change was not found")
@@ -345,7 +348,7 @@ func TestReportsLieInABucket(t *testing.T) {
 	t.Cleanup(func() { _ = bucket.Close() })
 	s := newService(t, func(c *server.Config) {
 		c.Reports = nil
-		c.Compliance = servertest.NewCompliance(t, c, servertest.HealthyState(), bucket)
+		c.Compliance = servertest.NewCompliance(t, c, audit.NewLiveVerifier(c.Audit), servertest.HealthyState(), bucket)
 	})
 	s.Seal("v")
 	s.VerifyLog()

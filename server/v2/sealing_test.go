@@ -173,7 +173,7 @@ var sealingAdmin = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Syste
 
 func TestCheckNamesTheFirstRuleThatAManifestBreaks(t *testing.T) {
 	s := newService(t, func(c *server.Config) {
-		c.Sealing = sealingkey.New(c.Store, c.Audit, c.Keys, sealingkey.Options{
+		c.Sealing = sealingkey.New(c.Store, c.Guard, c.Reader, c.Keys, sealingkey.Options{
 			InUse: c.Vault.SealingKeyUse, Now: c.Now,
 			Policy: sealing.Policy{MaxTTLDays: 60, Types: []string{"database", "tls"}, Scopes: []v1alpha1.Scope{v1alpha1.ScopeStrict}},
 		})

@@ -75,7 +75,7 @@ func (a *API) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 			n := uint64(*from)
 			after = &n
 		}
-		log, err := a.Audit.Tail(ctx, call.Principal(), after)
+		log, err := a.Reader.Tail(ctx, call.Principal(), after)
 		if err != nil {
 			done()
 			return nil, err

@@ -34,6 +34,7 @@ type API struct {
 	Transit    *transit.Transit
 	Identity   *identity.Service
 	Audit      *audit.Log
+	Reader     *audit.Reader
 	Guard      *audit.Guard
 	Compliance *compliance.Service
 	Reports    Reports // nil when whoever keeps them gives them out

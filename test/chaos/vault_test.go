@@ -72,7 +72,7 @@ func (s *site) vault(now func() time.Time, change func(store.Database) store.Sto
 		must(t, db.Update(t.Context(), set.Put))
 		s.principal = authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
 	}
-	return vault.New(change(db), log.Guard(), keys, now), db
+	return vault.New(change(db), audit.NewGuard(log), keys, now), db
 }
 
 // asker asks a vault of this process.

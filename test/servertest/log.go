@@ -22,7 +22,7 @@ import (
 // VerifyLog verifies the log up to its head, as the server does in the background.
 func (s *Service) VerifyLog() {
 	s.T.Helper()
-	if _, err := s.Audit.Verify(s.T.Context()); err != nil {
+	if _, err := s.Verifier.Verify(s.T.Context()); err != nil {
 		s.T.Fatal(err)
 	}
 }

@@ -44,7 +44,7 @@ func (s *Service) Call(r Request) Reply {
 	s.T.Helper()
 	if r.LogLost {
 		s.LoseEntries()
-		defer s.Audit.Refuse(nil)
+		defer s.Audit.Halt(nil)
 	}
 	var body io.Reader
 	if r.Body != "" {

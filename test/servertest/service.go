@@ -43,6 +43,9 @@ type Service struct {
 	Config         server.Config
 	Store          store.Store
 	Audit          *audit.Log
+	Guard          *audit.Guard
+	Reader         *audit.Reader
+	Verifier       *audit.LiveVerifier
 	Vault          *vault.Vault
 	Transit        *transit.Transit
 	Sealing        *sealingkey.Service
@@ -91,7 +94,8 @@ func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Servi
 	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: chain.Commit})
 	check(err)
 	db := storetest.Rehearsing(embedded)
-	s.Store, s.Audit = db, chain
+	s.Store, s.Audit, s.Guard = db, chain, audit.NewGuard(chain)
+	s.Reader, s.Verifier = audit.NewReader(chain, s.Guard), audit.NewLiveVerifier(chain)
 	t.Cleanup(func() { _ = db.Close() })
 
 	var keys [2]*kms.Key
@@ -104,12 +108,12 @@ func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Servi
 	s.Identity, s.Keys, err = identity.Open(ctx, db, chain, keys[0], keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.Clock.Now})
 	check(err)
 	check(db.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("kms/moved-from/"+s.PreviousKMSKey), nil) })) // or nobody may destroy it
-	s.Vault = vault.New(db, chain.Guard(), s.Keys, s.Clock.Now)
+	s.Vault = vault.New(db, s.Guard, s.Keys, s.Clock.Now)
 	s.Tenant, s.Key, err = s.Identity.Dev(ctx)
 	check(err)
-	s.Transit = transit.New(db, chain.Guard(), s.Keys, s.Clock.Now)
-	s.Sealing = sealingkey.New(db, chain, s.Keys, sealingkey.Options{InUse: s.Vault.SealingKeyUse, Now: s.Clock.Now})
-	s.Custody = custody.New(db, chain.Guard(), s.Keys, custody.Options{Now: s.Clock.Now, Destroy: func(context.Context, string) (kms.Destruction, error) {
+	s.Transit = transit.New(db, s.Guard, s.Keys, s.Clock.Now)
+	s.Sealing = sealingkey.New(db, s.Guard, s.Reader, s.Keys, sealingkey.Options{InUse: s.Vault.SealingKeyUse, Now: s.Clock.Now})
+	s.Custody = custody.New(db, s.Guard, s.Keys, custody.Options{Now: s.Clock.Now, Destroy: func(context.Context, string) (kms.Destruction, error) {
 		return kms.Destruction{When: s.Clock.Now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
 	s.ReportFolder = filepath.Join(dir, "reports")
@@ -119,13 +123,13 @@ func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Servi
 	check(err)
 	t.Cleanup(func() { _ = reports.Close() })
 	config := server.Config{
-		Vault: s.Vault, Transit: s.Transit, Identity: s.Identity, Audit: chain, Keys: s.Keys, Sealing: s.Sealing, Custody: s.Custody, Store: db,
+		Vault: s.Vault, Transit: s.Transit, Identity: s.Identity, Audit: chain, Guard: s.Guard, Reader: s.Reader, Keys: s.Keys, Sealing: s.Sealing, Custody: s.Custody, Store: db,
 		Reports:   reports,
 		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty},
 		Logger: slog.New(slog.NewJSONHandler(s.Logged, nil)), Now: s.Clock.Now, Version: "test",
 	}
 	s.State = HealthyState()
-	config.Compliance = NewCompliance(t, &config, s.State, reports)
+	config.Compliance = NewCompliance(t, &config, s.Verifier, s.State, reports)
 	for _, c := range change {
 		c(&config)
 	}
@@ -147,10 +151,10 @@ func HealthyState() *atomic.Pointer[compliance.State] {
 }
 
 // NewCompliance returns the compliance service over the parts of a server.
-func NewCompliance(t testing.TB, c *server.Config, state *atomic.Pointer[compliance.State], reports compliance.Reports) *compliance.Service {
+func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *compliance.Service {
 	t.Helper()
 	made, err := compliance.New(compliance.Config{
-		Store: c.Store, Log: c.Audit, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,
+		Store: c.Store, Guard: c.Guard, Reader: c.Reader, Verifier: verifier, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,
 		State: func(context.Context) (compliance.State, error) {
 			now := *state.Load()
 			now.LastBackup = c.Now().UTC().Truncate(24 * time.Hour)
@@ -176,7 +180,7 @@ func NewCompliance(t testing.TB, c *server.Config, state *atomic.Pointer[complia
 // FollowLog extends the tree and the newest checkpoint to the head of the log.
 func (s *Service) FollowLog() audit.Checkpoint {
 	s.T.Helper()
-	c, err := s.Audit.Follow(context.Background())
+	c, err := audit.NewFollower(s.Audit).Follow(context.Background())
 	if err != nil {
 		s.T.Fatal(err)
 	}
@@ -311,7 +315,7 @@ func (b *Buffer) String() string {
 func (s *Service) LoseEntries() {
 	s.T.Helper()
 	next := s.NextSequence()
-	s.Audit.Refuse(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Place: "a test"})
+	s.Audit.Halt(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Place: "a test"})
 }
 
 // Operator returns the principal that the reconciler would be for the tenant.

@@ -1,0 +1,14 @@
+package audit
+
+// Reader answers questions about the log: of tenants, whose reads it records, and of the service itself. It has no state.
+type Reader struct {
+	log      *Log
+	chain    *Chain
+	follower *Follower
+	guard    *Guard
+}
+
+// NewReader returns the reader of a log that has its store.
+func NewReader(l *Log, g *Guard) *Reader {
+	return &Reader{l, l.chain, NewFollower(l), g}
+}
