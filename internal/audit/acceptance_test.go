@@ -44,10 +44,10 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 				}}
 				g.log.chain.store = s
 				b.keeper.visit(t.Context(), b.keeper.places[0], lookOnly)
-				b.keeper.lookInside(t.Context())
+				b.keeper.checkDatabase(t.Context())
 				g.log.chain.store = g.store
 				if accepted {
-					if _, err := g.log.rollbacks.hold(t.Context()); err != nil {
+					if _, err := g.log.rollbacks.checkForRollback(t.Context()); err != nil {
 						t.Fatal(err)
 					}
 					if err := g.log.HaltedBy(); err != nil {
@@ -99,7 +99,7 @@ func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
 func TestADamagedTenantIsItsOwnTroubleAmongReplicas(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	a, b := replicas[0], replicas[1]
-	for range apart + 2 {
+	for range aloneAfter + 2 {
 		a.append(AuditRead, tenantA)
 	}
 	a.append(AuditRead, tenantB)

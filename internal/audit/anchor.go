@@ -77,22 +77,22 @@ type PlaceStatus struct {
 type AnchorKeeper struct {
 	log    *Log
 	guard  *Guard
-	places []*anchor
+	places []*anchorState
 	AnchorOptions
 
-	said *RollbackError // was logged last; of who decides what is lost
+	logged *RollbackError // was logged last; of who decides what is lost
 
 	mu sync.Mutex // guards the status of all places
 }
 
-// anchor is a place, and what is known of it. There is one visitor at a time.
-type anchor struct {
+// anchorState is a place, and what is known of it. There is one visitor at a time.
+type anchorState struct {
 	AnchorPlace
 	status PlaceStatus
 
 	// A checkpoint that the log does not go on from stays known until it does or that
 	// is accepted, whatever lies in its place by then. Who decides has both.
-	witness
+	lossSource
 	lostOf Checkpoint
 
 	// Of the visitor.
@@ -122,14 +122,14 @@ func NewAnchorKeeper(l *Log, g *Guard, places []AnchorPlace, o AnchorOptions) *A
 	}
 	k := &AnchorKeeper{log: l, guard: g, AnchorOptions: o}
 	for _, p := range places {
-		a := &anchor{AnchorPlace: p, witness: witness{place: "the " + p.Name()}, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}}
+		a := &anchorState{AnchorPlace: p, lossSource: lossSource{place: "the " + p.Name()}, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}}
 		k.places = append(k.places, a)
 	}
-	l.rollbacks.deciding.Lock()
-	defer l.rollbacks.deciding.Unlock()
-	l.rollbacks.places, l.rollbacks.look = nil, func(ctx context.Context) { _ = k.Check(ctx) }
+	l.rollbacks.mu.Lock()
+	defer l.rollbacks.mu.Unlock()
+	l.rollbacks.places, l.rollbacks.askPlaces = nil, func(ctx context.Context) { _ = k.Check(ctx) }
 	for _, a := range k.places {
-		l.rollbacks.places = append(l.rollbacks.places, &a.witness)
+		l.rollbacks.places = append(l.rollbacks.places, &a.lossSource)
 	}
 	return k
 }
@@ -143,8 +143,8 @@ func (k *AnchorKeeper) Check(ctx context.Context) error {
 		looks.Go(func() { k.visit(ctx, a, lookOnly) })
 	}
 	looks.Wait()
-	k.lookInside(ctx)
-	return k.log.rollbacks.Refusal()
+	k.checkDatabase(ctx)
+	return k.log.rollbacks.HaltedBy()
 }
 
 // Keep keeps every place until ctx ends. A place that has nothing yet is written
@@ -190,12 +190,12 @@ const (
 
 // visit looks at a place once, writes to it when that is due, and notes and logs
 // how it went.
-func (k *AnchorKeeper) visit(ctx context.Context, a *anchor, kind visitKind) {
+func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind) {
 	ctx, cancel := context.WithTimeout(ctx, k.Timeout)
 	defer cancel()
-	state, err := k.look(ctx, a, kind)
+	state, err := k.lookOnce(ctx, a, kind)
 	if errors.Is(err, fault.Conflict) {
-		state, err = k.look(ctx, a, kind) // at what another has written
+		state, err = k.lookOnce(ctx, a, kind) // at what another has written
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return // the process ends
@@ -203,7 +203,7 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *anchor, kind visitKind) {
 	if state == "" {
 		state = PlaceUnreachable
 	}
-	if k.knows(a) {
+	if k.knowsOfLoss(a) {
 		state = PlaceRollback // which an unreachable place does not change
 	}
 	k.mu.Lock()
@@ -222,8 +222,8 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *anchor, kind visitKind) {
 	}
 }
 
-// look is one visit, without its bookkeeping.
-func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (PlaceState, error) {
+// lookOnce is one visit, without its bookkeeping.
+func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitKind) (PlaceState, error) {
 	note, err := a.Load(ctx)
 	if err != nil {
 		return "", fmt.Errorf("reading the anchor: %w", err)
@@ -235,7 +235,7 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	}
 	if why != "" {
 		state = PlaceRefused
-		if err := k.alarm(ctx, a, note, why); err != nil {
+		if err := k.recordForeign(ctx, a, note, why); err != nil {
 			return state, err
 		}
 	} else {
@@ -251,22 +251,22 @@ func (k *AnchorKeeper) look(ctx context.Context, a *anchor, kind visitKind) (Pla
 	// One of several replicas keeps a place, and the others look: each writes only
 	// what has not moved since its last visit, which was as long ago as two writes are
 	// apart. What is older than it was then was put there by nobody who keeps it.
-	another := a.looked && theirs.known().newer(a.last.known())
+	another := a.looked && theirs.Head().newer(a.last.Head())
 	if a.last, a.looked = theirs, true; lost {
 		return PlaceRollback, nil
 	}
-	if kind == lookOnly || kind == writeFirst && note != nil || k.log.rollbacks.Refusal() != nil || another {
+	if kind == lookOnly || kind == writeFirst && note != nil || k.log.rollbacks.HaltedBy() != nil || another {
 		return state, nil
 	}
-	signed, newest, err := k.log.chain.Newest(ctx)
-	if errors.Is(err, errNoCheckpoint) || err == nil && !newest.known().newer(theirs.known()) {
+	signed, newest, err := k.log.chain.NewestCheckpoint(ctx)
+	if errors.Is(err, errNoCheckpoint) || err == nil && !newest.Head().newer(theirs.Head()) {
 		return state, nil // nothing is newer
 	}
 	if err != nil {
 		return "", err
 	}
 	if note == nil {
-		if err := k.start(ctx, a, newest); err != nil {
+		if err := k.recordStart(ctx, a, newest); err != nil {
 			return "", err
 		}
 	}
@@ -313,11 +313,11 @@ const (
 	attributeSequence = "sequence" // of the checkpoint that it is begun with; also of an entry that was read by it
 )
 
-// start tells that a place is begun which keeps nothing, before it is written: an
+// recordStart tells that a place is begun which keeps nothing, before it is written: an
 // anchor that was removed so leaves a second beginning of its place in the log.
 // What cannot be saved is told once, and so is what replicas begin that start at the
 // same time.
-func (k *AnchorKeeper) start(ctx context.Context, a *anchor, c Checkpoint) error {
+func (k *AnchorKeeper) recordStart(ctx context.Context, a *anchorState, c Checkpoint) error {
 	if a.started {
 		return nil
 	}
@@ -396,9 +396,9 @@ func keeperEvent(chainID string, t EventType, o Outcome, attributes map[string]s
 	}
 }
 
-// alarm tells, once for each note, that a place keeps what is none of this log.
+// recordForeign tells, once for each note, that a place keeps what is none of this log.
 // It fails when that could not be recorded, so that the note stays until it is.
-func (k *AnchorKeeper) alarm(ctx context.Context, a *anchor, note []byte, why string) error {
+func (k *AnchorKeeper) recordForeign(ctx context.Context, a *anchorState, note []byte, why string) error {
 	if sum := sha256.Sum256(note); a.told != sum {
 		a.told, a.recorded = sum, false
 		k.mu.Lock()

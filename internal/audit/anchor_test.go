@@ -444,7 +444,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 // newestOf returns the newest checkpoint of a log.
 func newestOf(t *testing.T, l *parts) []byte {
 	t.Helper()
-	signed, _, err := l.chain.Newest(t.Context())
+	signed, _, err := l.chain.NewestCheckpoint(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -574,7 +574,7 @@ func TestArchivedEntriesAreNoLoss(t *testing.T) {
 		if base, err = v.Base(); err != nil {
 			t.Fatal(err)
 		}
-		row, err := f.log.signBase(base)
+		row, err := base.sign(f.log.signer, f.log.ChainID())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,10 +31,6 @@ const (
 	// are old enough.
 	segmentEntries = 4096
 
-	// segmentBytes ends one with long entries before: a segment is put together in
-	// memory, and there is compressed.
-	segmentBytes = 64 << 20
-
 	// lateness is how much longer than asked for an entry may stay until enough of
 	// them fill a segment. So a quiet log makes one a day, and not one for each
 	// entry that says that there is another.
@@ -82,7 +78,7 @@ var (
 // another process archives; fault.Unavailable. Of a segment that an error is
 // about nothing was cut, or it is in the archive whole, and the next run goes on.
 func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
-	if err := c.Log.rollbacks.refused(); err != nil {
+	if err := c.Log.rollbacks.checkNotHalted(); err != nil {
 		return 0, err
 	}
 	if err := c.resume(ctx); err != nil {
@@ -101,7 +97,7 @@ func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
 // resume removes what is in the archive already, after making sure that it still
 // is.
 func (c *Cutter) resume(ctx context.Context) error {
-	newest, found, err := c.garbage(ctx)
+	newest, found, err := c.leftOver(ctx)
 	if err != nil || !found {
 		return err
 	}
@@ -117,7 +113,7 @@ func (c *Cutter) resume(ctx context.Context) error {
 	if err != nil || digest.sum() != newest.Digest {
 		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, errAltered)
 	}
-	return c.clean(ctx, newest.To)
+	return c.removeArchived(ctx, newest.To)
 }
 
 // next archives and cuts one segment, if one is due, and returns how many entries
@@ -150,7 +146,7 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	if _, err := c.Log.chain.readBase(ctx); err != nil {
 		return n, err
 	}
-	return n, c.clean(ctx, s.To)
+	return n, c.removeArchived(ctx, s.To)
 }
 
 // cutFrom is where a segment begins and how far it may go.
@@ -182,7 +178,7 @@ func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
 		if err != nil {
 			return err
 		}
-		_, followed, err := c.Log.chain.newest(r)
+		_, followed, err := c.Log.chain.checkpointIn(r)
 		from.limit = min(followed.Sequence, max(head.sequence, 1)-1)
 		return err
 	})
@@ -302,7 +298,7 @@ const (
 // cut moves the base to the end of a segment, which is in the archive and has n
 // entries. The former base is what the segment goes on from.
 func (c *Cutter) cut(ctx context.Context, s Segment, n uint64, former []byte, base *Base) error {
-	signed, err := c.Log.signBase(base)
+	signed, err := base.sign(c.Log.signer, c.Log.ChainID())
 	if err != nil {
 		return err
 	}

@@ -860,7 +860,7 @@ func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	base.apiKeys[APIKeyName{tenantA, "key_that_never_was"}] = APIKeyState{Sequence: 3}
-	signed, err := f.log.signBase(base)
+	signed, err := base.sign(f.log.signer, f.log.ChainID())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@
 // does not show that its tail was cut, nor that whoever holds the key wrote it
 // anew. That takes a [Checkpoint] kept elsewhere: it states the head and the
 // root of a tree over all entries, so that a later one is proven to contain it.
-// A log that finds itself behind one takes no entries ([Log.Refuse]) until the
+// A log that finds itself behind one takes no entries ([Log.Halt]) until the
 // loss is accepted ([Log.AcceptRollback]); it then goes on in a new epoch, above
 // the sequences that were lost. Sequences are consecutive within an epoch.
 //
@@ -103,7 +103,7 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 	l.chain.store, l.chain.key, l.chain.chainID = s, signer.Public(), chainID
 	l.signer, l.keyID = signer, signer.Public().ID()
 	l.public = base64.StdEncoding.EncodeToString(signer.Public().Bytes())
-	head, err := l.chain.head(ctx)
+	head, err := l.chain.verifiedHead(ctx)
 	if err != nil {
 		return fmt.Errorf("reading the head of the chain: %w", err)
 	}
@@ -112,8 +112,8 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 	return nil
 }
 
-// head returns the stored head after holding it against the last entry.
-func (ch *Chain) head(ctx context.Context) (head known, err error) {
+// verifiedHead returns the stored head after holding it against the last entry.
+func (ch *Chain) verifiedHead(ctx context.Context) (head Head, err error) {
 	var last *Entry
 	err = ch.store.View(ctx, func(r store.Reader) error {
 		if head.link, err = readHead(r); err != nil {
@@ -130,11 +130,11 @@ func (ch *Chain) head(ctx context.Context) (head known, err error) {
 	})
 	switch {
 	case err != nil:
-		return known{}, err
+		return Head{}, err
 	case last == nil && head.link == link{}:
 		return head, nil
 	case last == nil || last.link() != head.link || !last.verify(ch.key, nil):
-		return known{}, errDamagedLog
+		return Head{}, errDamagedLog
 	}
 	return head, nil
 }
@@ -160,12 +160,12 @@ func Fingerprint(chainID string, publicKey []byte) string {
 // Ready reports whether an entry could be written now. It is asked before
 // anything is looked up for a caller.
 func (l *Log) Ready(ctx context.Context) error {
-	if l.rollbacks.suspect.Load() {
-		if _, err := l.rollbacks.hold(ctx); err != nil {
+	if l.rollbacks.suspected.Load() {
+		if _, err := l.rollbacks.checkForRollback(ctx); err != nil {
 			return err
 		}
 	}
-	if err := l.rollbacks.refused(); err != nil {
+	if err := l.rollbacks.checkNotHalted(); err != nil {
 		return err
 	}
 	return l.chain.store.Ready(ctx)
@@ -173,10 +173,10 @@ func (l *Log) Ready(ctx context.Context) error {
 
 // Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable, until it is
 // called with nil or, when the reason is a [RollbackError], until that is accepted.
-func (l *Log) Halt(reason error) { l.rollbacks.Refuse(reason) }
+func (l *Log) Halt(reason error) { l.rollbacks.Halt(reason) }
 
 // HaltedBy returns why the log takes no entries, and nil when it does.
-func (l *Log) HaltedBy() error { return l.rollbacks.Refusal() }
+func (l *Log) HaltedBy() error { return l.rollbacks.HaltedBy() }
 
 // ChainID returns the id of the chain, as its first entry names it.
 func (l *Log) ChainID() string { return l.chain.chainID }
@@ -189,14 +189,14 @@ func (l *Log) Fingerprint() string { return Fingerprint(l.chain.chainID, l.chain
 // the log is damaged, which so fails this caller and not all that share its
 // commit.
 func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
-	if err := l.rollbacks.refused(); err != nil {
+	if err := l.rollbacks.checkNotHalted(); err != nil {
 		return nil, err
 	}
 	return l.append(tx, e, nil)
 }
 
 func (l *Log) append(tx store.Tx, e Event, a *acceptance) (*Receipt, error) {
-	if err := l.heads.foresee(tx, string(e.Principal.Tenant)); err != nil {
+	if err := l.heads.checkTenantHead(tx, string(e.Principal.Tenant)); err != nil {
 		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
 	}
 	r := new(Receipt) // of this run: a closure that runs again appends again

@@ -31,7 +31,7 @@ import (
 // with the fields of baseJSON in the order of their names, lists sorted, and no
 // other spelling. Of credentials and API keys it has those that were not deleted or
 // revoked by then. It is not changed once it was made.
-type Base struct{ state }
+type Base struct{ history }
 
 const (
 	baseVersion = 1
@@ -121,8 +121,7 @@ func (v *Verifier) Base() (*Base, error) {
 	if !v.whole || v.head.sequence == 0 {
 		return nil, errors.New("making a base: the beginning of the log was not verified")
 	}
-	s := v.state.clone()
-	s.from, s.entries, s.pinned = 0, 0, false
+	s := v.history.clone()
 	// A row of what is not known is found as is one of what was deleted, so that a
 	// base does not grow with everything that ever was.
 	maps.DeleteFunc(s.credentials, func(_ CredentialKey, c State) bool { return c.Deleted })
@@ -130,7 +129,7 @@ func (v *Verifier) Base() (*Base, error) {
 	return &Base{s}, nil
 }
 
-func (s state) clone() state {
+func (s history) clone() history {
 	s.epochs, s.lost, s.kept = slices.Clone(s.epochs), slices.Clone(s.lost), slices.Clone(s.kept)
 	s.credentials, s.apiKeys, s.namespaces = maps.Clone(s.credentials), maps.Clone(s.apiKeys), maps.Clone(s.namespaces)
 	tenants := make(map[string]*tenantState, len(s.tenants))
@@ -148,7 +147,7 @@ func (s state) clone() state {
 }
 
 func (b *Base) json() ([]byte, error) {
-	s := b.state
+	s := b.history
 	j := baseJSON{
 		ChainID: s.chainID, Hash: s.hash, Micros: s.head.micros, Sequence: s.head.sequence,
 		PublicKey: base64.StdEncoding.EncodeToString(s.public.Bytes()),
@@ -200,16 +199,16 @@ func (j *baseJSON) sort() {
 	})
 }
 
-// signBase returns the bytes of a base, signed.
-func (l *Log) signBase(b *Base) ([]byte, error) {
-	if b.chainID != l.chain.chainID || b.keyID != l.keyID {
+// sign returns the bytes of the base of a chain, signed.
+func (b *Base) sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) {
+	if b.chainID != chainID || b.keyID != signer.Public().ID() {
 		return nil, errors.New("signing a base: it is of another log")
 	}
 	text, err := b.json()
 	if err != nil {
 		return nil, fmt.Errorf("encoding a base: %w", err)
 	}
-	signature, err := l.signer.Sign(baseContext, frame.Join(baseContext, text))
+	signature, err := signer.Sign(baseContext, frame.Join(baseContext, text))
 	if err != nil {
 		return nil, fmt.Errorf("signing a base: %w", err)
 	}
@@ -257,7 +256,7 @@ func (j baseJSON) base() (*Base, error) {
 	if errors.Join(err1, err2) != nil {
 		return nil, ErrBase
 	}
-	s := state{
+	s := history{
 		chainID: j.ChainID, public: key, keyID: key.ID(), whole: true, hash: j.Hash,
 		head: link{j.Sequence, j.Micros, hash}, tree: *built,
 		epochs:      []epoch{{number: 1, first: 1}},

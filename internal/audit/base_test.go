@@ -24,7 +24,7 @@ func (f *fixture) baseAt(to uint64) (*Base, []byte) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	row, err := f.log.signBase(b)
+	row, err := b.sign(f.log.signer, f.log.ChainID())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestTheGoldenBase(t *testing.T) {
 		t.Fatalf("%d %d", b.Sequence(), b.Size())
 	}
 	if len(b.credentials) != 1 || len(b.apiKeys) != 1 || len(b.namespaces) != 1 || len(b.kept) != 1 || len(b.lost) != 1 || len(b.tenants) != 3 {
-		t.Fatalf("%+v", b.state)
+		t.Fatalf("%+v", b.history)
 	}
 }
 
@@ -165,7 +165,8 @@ func TestABaseHasOneSpellingAndOneSigner(t *testing.T) {
 	if _, err := ParseBase(row, newFixture(t).log.signer.Public()); !errors.Is(err, ErrBase) {
 		t.Error("another key: ", err)
 	}
-	if _, err := newFixture(t).log.signBase(b); err == nil {
+	other := newFixture(t).log
+	if _, err := b.sign(other.signer, other.ChainID()); err == nil {
 		t.Error("a base of another log was signed")
 	}
 	for i := range row {

@@ -40,13 +40,13 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		return err
 	}
 	accepting := group[0].acceptance
-	head, err := l.heads.takeHead(tx, accepting)
+	head, err := l.heads.take(tx, accepting)
 	if err != nil {
 		return err
 	}
 	first, number := head.sequence+1, head.epoch
 	if accepting != nil {
-		if first, err = accepting.begin(l, tx, head.link); err != nil {
+		if first, err = accepting.beginEpoch(l, tx, head.link); err != nil {
 			return err
 		}
 		number = accepting.epoch.number
@@ -80,11 +80,11 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if rows := c.signatures.rows; cap(rows) <= spareRows {
 		l.spare = rows // which the store has copied
 	}
-	proposed := known{c.head, number}
+	proposed := Head{c.head, number}
 	l.heads.proposed, l.heads.proposedTenants = proposed, tenants
 	l.heads.written.propose(c.head, group)
 	tx.OnCommit(func() { // from now on there is no log without it
-		l.rollbacks.saw(proposed)
+		l.rollbacks.noteHead(proposed)
 		l.heads.remember(tenants, number)
 	})
 	return tx.Put(headKey, c.head.encode())
@@ -92,8 +92,8 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 
 // positions returns the newest entry of each tenant in the group, which begins or goes
 // on in an epoch.
-func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (map[string]position, error) {
-	tenants := make(map[string]position)
+func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (map[string]tenantHead, error) {
+	tenants := make(map[string]tenantHead)
 	for i, p := range group {
 		if (head.sequence == 0 && i == 0) != (p.Type == ChainStarted) {
 			return nil, errDamagedLog // the log begins once
@@ -104,7 +104,7 @@ func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (
 		}
 		at, err := l.heads.position(tx, tenant, epoch)
 		if err != nil {
-			l.heads.sound.Delete(tenant) // so that the next of its events fails alone
+			l.heads.readable.Delete(tenant) // so that the next of its events fails alone
 			return nil, fmt.Errorf("reading a tenant's last entry: %w", err)
 		}
 		tenants[tenant] = at
@@ -128,7 +128,7 @@ func (l *Log) group(events []any) ([]pending, error) {
 		group[i] = p
 	}
 	if group[0].acceptance == nil {
-		return group, l.rollbacks.refused()
+		return group, l.rollbacks.checkNotHalted()
 	}
 	return group, nil
 }
@@ -139,17 +139,17 @@ type linking struct {
 	log        *Log
 	group      []pending
 	head       link // the newest entry
-	tenants    map[string]position
+	tenants    map[string]tenantHead
 	timestamp  string
 	salts      []byte
 	signatures *signatures
-	places     []place
+	places     []newPlace
 	placed     chan int // indexes of places, as they are filled in; closed at the end
 	err        error    // to be read then
 }
 
-// place is that of a new entry.
-type place struct {
+// newPlace is that of a new entry.
+type newPlace struct {
 	link
 	tenantSequence uint64
 }
@@ -160,14 +160,14 @@ const saltSize = 16
 
 // link begins to link the group to the head. Until it ends the tenants' newest
 // entries, which it moves on, are its own.
-func (l *Log) link(group []pending, head link, first uint64, tenants map[string]position) *linking {
+func (l *Log) link(group []pending, head link, first uint64, tenants map[string]tenantHead) *linking {
 	now := max(l.now().UnixMicro(), head.micros)
 	c := &linking{
 		log: l, group: group, head: head, tenants: tenants,
 		timestamp:  time.UnixMicro(now).UTC().Format(timeFormat),
 		salts:      make([]byte, saltSize*len(group)),
 		signatures: l.sign(len(group)),
-		places:     make([]place, len(group)),
+		places:     make([]newPlace, len(group)),
 		placed:     make(chan int, len(group)),
 	}
 	_, _ = rand.Read(c.salts) // never fails
@@ -208,8 +208,8 @@ func (c *linking) add(i int, next link) error {
 	}
 	next.hash = sha3.Sum256(core)
 	c.signatures.add(i, next.hash)
-	c.places[i] = place{next, entry.TenantSequence}
-	c.head, c.tenants[tenant] = next, position{entry.TenantSequence, next}
+	c.places[i] = newPlace{next, entry.TenantSequence}
+	c.head, c.tenants[tenant] = next, tenantHead{entry.TenantSequence, next}
 	return nil
 }
 

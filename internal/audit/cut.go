@@ -49,10 +49,10 @@ func (ch *Chain) baseIn(r store.Reader) (*Base, error) {
 // cleanRows bounds the entries that one transaction removes.
 const cleanRows = 256
 
-// garbage reports whether there is something to remove, and the newest segment.
+// leftOver reports whether there is something to remove, and the newest segment.
 // The error is errDamagedLog when it does not end with the base, which is signed:
 // nothing is removed on the word of a row.
-func (c *Cutter) garbage(ctx context.Context) (newest Segment, found bool, err error) {
+func (c *Cutter) leftOver(ctx context.Context) (newest Segment, found bool, err error) {
 	var row []byte
 	err = c.Log.chain.store.View(ctx, func(r store.Reader) error {
 		if newest, err = newestSegment(r); err != nil || newest.To == 0 {
@@ -81,12 +81,12 @@ func (c *Cutter) garbage(ctx context.Context) (newest Segment, found bool, err e
 	return newest, true, nil
 }
 
-// clean removes the entries up to one that are in the archive, and all that only they
+// removeArchived removes the entries up to one that are in the archive, and all that only they
 // need: the indexes and summaries of their tenants, and the signatures of their
 // groups. Of each tenant the newest row of the index stays, since what comes next
 // goes on from it. The caller has made sure of the segment that ends there: what
 // another process archives meanwhile is for that one to remove.
-func (c *Cutter) clean(ctx context.Context, made uint64) error {
+func (c *Cutter) removeArchived(ctx context.Context, made uint64) error {
 	for more := true; more; {
 		err := c.Log.chain.store.Update(ctx, func(tx store.Tx) error {
 			to, err := c.Log.chain.cutTo(tx)
@@ -205,7 +205,7 @@ func (w *storeWalk) archived() error {
 	case w.base != nil && (newest.To != w.base.head.sequence || newest.Hash != w.base.head.hash):
 		w.suspect(w.base.head.sequence, "what the log says to be in the archive does not end with the base")
 	}
-	said := slices.DeleteFunc(slices.Clone(w.state.kept), func(e *Entry) bool { return !e.archives() })
+	said := slices.DeleteFunc(slices.Clone(w.history.kept), func(e *Entry) bool { return !e.archives() })
 	size := int64(0) // of the tree before the next segment
 	for i, s := range segments {
 		if i >= len(said) || !s.isOf(said[i]) {

@@ -113,31 +113,31 @@ func (e *RollbackError) Error() string {
 	return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which the checkpoint kept in %s knows: "+remedy, e.LostFrom, e.LostTo, e.Place)
 }
 
-// refusal is why the log takes no entries.
-type refusal struct{ reason error }
+// haltReason is why the log takes no entries.
+type haltReason struct{ reason error }
 
-// Refuse makes [Log.Ready], [Log.Append] and every commit fail with
+// Halt makes [Log.Ready], [Log.Append] and every commit fail with
 // fault.Unavailable, until it is called with nil or, when the reason is a
 // [RollbackError], until that is accepted.
-func (d *Detector) Refuse(reason error) {
+func (d *Detector) Halt(reason error) {
 	if reason == nil {
-		d.refusal.Store(nil)
+		d.halted.Store(nil)
 		return
 	}
-	d.refusal.Store(&refusal{reason})
+	d.halted.Store(&haltReason{reason})
 }
 
-// Refusal returns why the log takes no entries, and nil when it does.
-func (d *Detector) Refusal() error {
-	if r := d.refusal.Load(); r != nil {
+// HaltedBy returns why the log takes no entries, and nil when it does.
+func (d *Detector) HaltedBy() error {
+	if r := d.halted.Load(); r != nil {
 		return r.reason
 	}
 	return nil
 }
 
-// refused returns what a caller is told while the log takes no entries.
-func (d *Detector) refused() error {
-	if reason := d.Refusal(); reason != nil {
+// checkNotHalted returns what a caller is told while the log takes no entries.
+func (d *Detector) checkNotHalted() error {
+	if reason := d.HaltedBy(); reason != nil {
 		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
 	}
 	return nil
@@ -202,16 +202,16 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	}
 	// Another replica may have found out what this one did not look for yet, and what
 	// anybody knows is accepted at once.
-	l.rollbacks.deciding.Lock()
-	look := l.rollbacks.look
-	l.rollbacks.deciding.Unlock()
+	l.rollbacks.mu.Lock()
+	look := l.rollbacks.askPlaces
+	l.rollbacks.mu.Unlock()
 	if look != nil {
 		look(ctx)
 	}
-	if _, err := l.rollbacks.hold(ctx); err != nil {
+	if _, err := l.rollbacks.checkForRollback(ctx); err != nil {
 		return Rollback{}, err
 	}
-	was := l.rollbacks.refusal.Load()
+	was := l.rollbacks.halted.Load()
 	var lost *RollbackError
 	if was == nil || !errors.As(was.reason, &lost) {
 		return Rollback{}, errNothingLost
@@ -240,8 +240,8 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if err != nil {
 		return Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
 	}
-	l.rollbacks.refusal.CompareAndSwap(was, nil)
-	_, _ = l.rollbacks.hold(ctx) // the former checkpoint is taken back; else the next look of the follower says so
+	l.rollbacks.halted.CompareAndSwap(was, nil)
+	_, _ = l.rollbacks.checkForRollback(ctx) // the former checkpoint is taken back; else the next look of the follower says so
 	l.noteAcceptance(ctx)
 	if done {
 		return Rollback{}, errNothingLost
@@ -257,10 +257,10 @@ func (l *Log) noteAcceptance(ctx context.Context) {
 	}
 }
 
-// begin decides on the epoch that follows the head, and returns the sequence of
+// beginEpoch decides on the epoch that follows the head, and returns the sequence of
 // its first entry. Rows of epochs that no entry accepts are removed, and what is
 // derived from entries that are lost.
-func (a *acceptance) begin(l *Log, tx store.Tx, head link) (first uint64, err error) {
+func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head link) (first uint64, err error) {
 	epochs, _, err := l.chain.accepted(tx, head)
 	if err != nil {
 		return 0, err

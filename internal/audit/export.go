@@ -48,7 +48,7 @@ func (rd *Reader) Export(ctx context.Context, w io.Writer, from uint64) error {
 }
 
 func (rd *Reader) export(ctx context.Context, w io.Writer, from uint64) error {
-	head, err := rd.chain.head(ctx)
+	head, err := rd.chain.verifiedHead(ctx)
 	if err != nil {
 		return err
 	}
@@ -308,7 +308,7 @@ func (v *Verifier) nameBy(c Checkpoint, r *Report) error {
 	}
 	v.chainID = c.ChainID
 	r.ChainID, r.Fingerprint = c.ChainID, Fingerprint(c.ChainID, v.public.Bytes())
-	return v.hold(r.From)
+	return v.checkPins(r.From)
 }
 
 // parseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself: in

@@ -36,11 +36,11 @@ type followed struct {
 	Checkpoint
 }
 
-// Newest returns the newest checkpoint, which is verified. Errors:
+// NewestCheckpoint returns the newest checkpoint, which is verified. Errors:
 // fault.Unavailable when there is none yet.
-func (ch *Chain) Newest(ctx context.Context) (signed []byte, c Checkpoint, err error) {
+func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c Checkpoint, err error) {
 	err = ch.store.View(ctx, func(r store.Reader) error {
-		signed, c, err = ch.newest(r)
+		signed, c, err = ch.checkpointIn(r)
 		return err
 	})
 	if err == nil && signed == nil {
@@ -52,8 +52,8 @@ func (ch *Chain) Newest(ctx context.Context) (signed []byte, c Checkpoint, err e
 	return signed, c, nil
 }
 
-// newest returns nothing, without an error, before the first checkpoint.
-func (ch *Chain) newest(r store.Reader) (signed []byte, c Checkpoint, err error) {
+// checkpointIn returns nothing, without an error, before the first checkpoint.
+func (ch *Chain) checkpointIn(r store.Reader) (signed []byte, c Checkpoint, err error) {
 	row, err := r.Get(checkpointKey)
 	if err != nil || row == nil {
 		return nil, Checkpoint{}, err
@@ -67,7 +67,7 @@ func (ch *Chain) newest(r store.Reader) (signed []byte, c Checkpoint, err error)
 	if err != nil || c.ChainID != ch.chainID {
 		return nil, Checkpoint{}, errDamagedLog
 	}
-	if known == nil || c.known().newer(known.known()) {
+	if known == nil || c.Head().newer(known.Head()) {
 		ch.followed.CompareAndSwap(known, &followed{signed, c})
 	}
 	return signed, c, nil
@@ -97,8 +97,8 @@ func (f *Follower) Lag() uint64 {
 func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
 	head, err := f.log.chain.storedHead(ctx)
 	if err == nil && f.log.rollbacks.lostEntries() {
-		if lost, failed := f.log.rollbacks.hold(ctx); lost || failed != nil {
-			err = cmp.Or(failed, f.log.rollbacks.refused(), error(errDamagedLog))
+		if lost, failed := f.log.rollbacks.checkForRollback(ctx); lost || failed != nil {
+			err = cmp.Or(failed, f.log.rollbacks.checkNotHalted(), error(errDamagedLog))
 		}
 	}
 	for err == nil {
@@ -107,11 +107,11 @@ func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
 		switch {
 		case errors.Is(err, errOutrun):
 			err = nil
-			if _, c, failed := f.log.chain.Newest(ctx); failed == nil && c.Sequence >= head.sequence {
+			if _, c, failed := f.log.chain.NewestCheckpoint(ctx); failed == nil && c.Sequence >= head.sequence {
 				return c, nil // which the other has done
 			}
 		case damaged(err):
-			if _, failed := f.log.rollbacks.hold(ctx); failed != nil {
+			if _, failed := f.log.rollbacks.checkForRollback(ctx); failed != nil {
 				err = failed
 			}
 		case err == nil && c.Sequence >= head.sequence:
@@ -152,7 +152,7 @@ func (f *Follower) step(ctx context.Context) (Checkpoint, error) {
 		return Checkpoint{}, err
 	}
 	if s.head.sequence == s.from.Sequence {
-		f.log.rollbacks.saw(s.from.known())
+		f.log.rollbacks.noteHead(s.from.Head())
 		return s.from, nil
 	}
 	var c Checkpoint
@@ -170,10 +170,10 @@ func (f *Follower) step(ctx context.Context) (Checkpoint, error) {
 	if err != nil {
 		return Checkpoint{}, err
 	}
-	if known := f.log.chain.followed.Load(); known == nil || c.known().newer(known.known()) {
+	if known := f.log.chain.followed.Load(); known == nil || c.Head().newer(known.Head()) {
 		f.log.chain.followed.CompareAndSwap(known, &followed{signed, c})
 	}
-	f.log.rollbacks.saw(c.known())
+	f.log.rollbacks.noteHead(c.Head())
 	return c, nil
 }
 
@@ -214,7 +214,7 @@ func (f *Follower) begin(ctx context.Context) (s step, err error) {
 	since := *f.log.rollbacks.seen.Load()
 	var lost *RollbackError
 	err = f.log.chain.store.View(ctx, func(r store.Reader) error {
-		if s.signed, s.from, err = f.log.chain.newest(r); err != nil {
+		if s.signed, s.from, err = f.log.chain.checkpointIn(r); err != nil {
 			return err
 		}
 		if s.head, err = readHead(r); err != nil {
@@ -223,7 +223,7 @@ func (f *Follower) begin(ctx context.Context) (s step, err error) {
 		if s.epochs, _, err = f.log.chain.accepted(r, s.head); err != nil {
 			return err
 		}
-		if lost, err = f.log.chain.lacks(r, known{s.head, s.epochs[len(s.epochs)-1].number}, since); err != nil {
+		if lost, err = f.log.chain.lacks(r, Head{s.head, s.epochs[len(s.epochs)-1].number}, since); err != nil {
 			return err
 		}
 		s.tree, err = tiles{r}.builder(s.from.Size, s.from.Root)

@@ -128,7 +128,7 @@ func (f *fixture) followsTo(size int64) {
 	if !maps.EqualFunc(f.rowsOf(summaryRange), wantSummaries, bytes.Equal) {
 		f.t.Errorf("the summaries are not those of the first %d entries", size)
 	}
-	signed, c, err := f.log.chain.Newest(context.Background())
+	signed, c, err := f.log.chain.NewestCheckpoint(context.Background())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func (f *fixture) follow() Checkpoint {
 
 func TestWhatIsDerivedFollowsTheChain(t *testing.T) {
 	f := newFixture(t)
-	if _, _, err := f.log.chain.Newest(t.Context()); fault.Of(err) != fault.Unavailable {
+	if _, _, err := f.log.chain.NewestCheckpoint(t.Context()); fault.Of(err) != fault.Unavailable {
 		t.Errorf("before the first: %v", err)
 	}
 	if f.log.Lag() != 1 {
@@ -338,7 +338,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, newest, err := f.log.chain.Newest(t.Context())
+	_, newest, err := f.log.chain.NewestCheckpoint(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +388,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 			}
 			changed := f.rowsOf(store.Prefix([]byte("audit/")))
 			f.log.chain.followed.Store(nil) // as after a start
-			f.log.rollbacks.own.lost, f.log.rollbacks.memory.lost = nil, nil
+			f.log.rollbacks.inDatabase.lost, f.log.rollbacks.inMemory.lost = nil, nil
 			f.log.Halt(nil)
 			if c, err := f.log.Follow(t.Context()); !errors.Is(err, fault.Internal) {
 				t.Errorf("%+v, %v", c, err)

@@ -31,19 +31,19 @@ type Follower struct{ log *Log }
 // NewFollower returns a follower of a log.
 func NewFollower(l *Log) *Follower { return &Follower{l} }
 
-// glance is what a look at the store shows.
-type glance struct {
+// storeState is what a look at the store shows.
+type storeState struct {
 	head     uint64
 	epoch    uint64
 	followed Checkpoint // the zero one when there is none, or it is damaged
 	lost     bool       // of what this process has seen
 }
 
-// glance looks whether there is something to follow, whoever has written it, and
+// readState looks whether there is something to follow, whoever has written it, and
 // whether all is still there that this process has seen.
-func (f *Follower) glance(ctx context.Context) (g glance, err error) {
+func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
 	since, written := *f.log.rollbacks.seen.Load(), f.log.heads.written.latest.Load()
-	var now known
+	var now Head
 	err = f.log.chain.store.View(ctx, func(r store.Reader) error {
 		head, err := readHead(r)
 		if err != nil {
@@ -53,28 +53,28 @@ func (f *Follower) glance(ctx context.Context) (g glance, err error) {
 		if g.epoch, err = f.log.chain.epochNow(r, head); err != nil {
 			return err
 		}
-		lost, err := f.log.chain.lacks(r, known{head, g.epoch}, since)
+		lost, err := f.log.chain.lacks(r, Head{head, g.epoch}, since)
 		if g.lost = lost != nil; g.lost || err != nil {
 			return err
 		}
-		_, g.followed, err = f.log.chain.newest(r)
+		_, g.followed, err = f.log.chain.checkpointIn(r)
 		if err != nil {
-			return sound(err) // the follower tells
+			return unlessDamage(err) // the follower tells
 		}
 		// What is signed, or this process has written itself, need not be verified.
-		if now = g.followed.known(); now.newer(since) {
+		if now = g.followed.Head(); now.newer(since) {
 			hash, err := hashOf(r, now.sequence)
 			if err != nil || hash != now.hash {
-				now = known{}
+				now = Head{}
 			}
 		}
 		if written != nil && written.head == head {
-			now = known{head, g.epoch}
+			now = Head{head, g.epoch}
 		}
 		return nil
 	})
 	if err == nil && now.sequence > 0 {
-		f.log.rollbacks.saw(now)
+		f.log.rollbacks.noteHead(now)
 	}
 	return g, err
 }
@@ -107,7 +107,7 @@ func (f *Follower) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 type followLoop struct {
 	*Follower
 	logger  *slog.Logger
-	before  glance
+	before  storeState
 	refused bool      // the log, for what it lacks
 	failed  string    // the kind of trouble that was logged
 	pause   time.Time // the log was found damaged, and is looked into again then
@@ -116,11 +116,11 @@ type followLoop struct {
 // lacking reports whether the log is refused for entries that are lost.
 func (f *followLoop) lacking() bool {
 	var lost *RollbackError
-	return errors.As(f.log.rollbacks.Refusal(), &lost)
+	return errors.As(f.log.rollbacks.HaltedBy(), &lost)
 }
 
 func (f *followLoop) look(ctx context.Context) {
-	g, err := f.glance(ctx)
+	g, err := f.readState(ctx)
 	switch {
 	case damaged(err):
 		if time.Now().After(f.pause) {
@@ -134,7 +134,7 @@ func (f *followLoop) look(ctx context.Context) {
 	f.before = g
 	refused := f.refused || f.lacking()
 	if g.lost || refused {
-		_, _ = f.log.rollbacks.hold(ctx)
+		_, _ = f.log.rollbacks.checkForRollback(ctx)
 	}
 	f.refused = f.lacking()
 	if g.epoch != before.epoch && before.epoch > 0 || refused && !f.refused {

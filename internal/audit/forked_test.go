@@ -54,7 +54,7 @@ func TestALostLastCommitIsFoundByTheNext(t *testing.T) {
 		}
 		lostToOne()
 		f.putBack(newest)
-		if _, err := f.log.rollbacks.hold(t.Context()); err != nil || f.log.Ready(t.Context()) != nil {
+		if _, err := f.log.rollbacks.checkForRollback(t.Context()); err != nil || f.log.Ready(t.Context()) != nil {
 			t.Error("the entry is there again, and it is refused:", err, f.log.HaltedBy())
 		}
 		f.putBack(before)
@@ -209,13 +209,13 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 func TestARewrittenHistoryIsFoundByTheHook(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	r, other := replicas[0], replicas[1]
-	for range apart + 2 {
+	for range aloneAfter + 2 {
 		r.append(AuditRead, tenantA)
 	}
-	if r.log.heads.shared.Load() {
+	if r.log.heads.sharedLately.Load() {
 		t.Fatal("it does not know that it is alone")
 	}
-	r.rewrite(func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), apart+2)) })
+	r.rewrite(func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), aloneAfter+2)) })
 	other.append(AuditRead, tenantB)
 	for range 2 {
 		if err := r.tries(AuditRead, tenantA); !errors.Is(err, errDamagedLog) {

@@ -41,7 +41,7 @@ func (g *Guard) Ready(ctx context.Context) error { return g.log.Ready(ctx) }
 func (g *Guard) HaltedBy() error { return g.log.HaltedBy() }
 
 // CheckNotHalted returns what a caller is told while the log takes no entries, and nil while it does.
-func (g *Guard) CheckNotHalted() error { return g.log.rollbacks.refused() }
+func (g *Guard) CheckNotHalted() error { return g.log.rollbacks.checkNotHalted() }
 
 // Admit finds out, before anything is looked up, whether an entry could be written and whether p
 // may do a. Errors: as of [Guard.Ready] and [Guard.Authorize].

@@ -25,23 +25,23 @@ import (
 // Whatever else is there was put in the place of the log, as an older copy of the
 // database, or by hand: nothing is signed on top of it.
 
-// known is an entry that the store had, and the number of its epoch.
-type known struct {
+// Head is an entry that the store had, and the number of its epoch.
+type Head struct {
 	link
 	epoch uint64
 }
 
-func (c Checkpoint) known() known {
-	return known{link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
+func (c Checkpoint) Head() Head {
+	return Head{link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
 }
 
 // newer reports whether k comes later in the log than o.
-func (k known) newer(o known) bool {
+func (k Head) newer(o Head) bool {
 	return k.epoch > o.epoch || k.epoch == o.epoch && k.sequence > o.sequence
 }
 
-// saw keeps the newest entry that the store is known to have had.
-func (d *Detector) saw(k known) {
+// noteHead keeps the newest entry that the store is known to have had.
+func (d *Detector) noteHead(k Head) {
 	for {
 		before := d.seen.Load()
 		if before != nil && !k.newer(*before) || d.seen.CompareAndSwap(before, &k) {
@@ -59,38 +59,38 @@ type heads struct {
 	// The heads that the store may show at the next commit, unless another process
 	// has written: the one before the last commit, should that have failed, or the
 	// one after; and the positions of the tenants that either brought.
-	committed, proposed               known
-	committedTenants, proposedTenants map[string]position
-	alone                             int         // how many commits of this process were the last ones
+	committed, proposed               Head
+	committedTenants, proposedTenants map[string]tenantHead
+	ownCommits                        int         // how many commits of this process were the last ones
 	recent                            *recentRows // of the commit that the hook is in; nil when nobody else has written
 
-	shared  atomic.Bool // others have written lately
-	kept    sync.Map    // by tenant: what it is known to have had
-	sound   sync.Map    // tenants whose newest entry could be read once
-	written tally
+	sharedLately atomic.Bool // others have written lately
+	knownTenants sync.Map    // by tenant: what it is known to have had
+	readable     sync.Map    // tenants whose newest entry could be read once
+	written      tally
 }
 
 // beginAt forgets all and begins at the head of the log.
-func (h *heads) beginAt(head known) {
+func (h *heads) beginAt(head Head) {
 	h.committed, h.proposed = head, head
-	h.committedTenants, h.proposedTenants = make(map[string]position), nil
-	h.kept.Clear()
-	h.sound.Clear()
+	h.committedTenants, h.proposedTenants = make(map[string]tenantHead), nil
+	h.knownTenants.Clear()
+	h.readable.Clear()
 }
 
-// apart is after how many commits of this process, none of another between them, it
+// aloneAfter is after how many commits of this process, none of another between them, it
 // counts as the only one that writes.
-const apart = 16
+const aloneAfter = 16
 
-// takeHead returns the head that the commit goes on from, and decides what became of
+// take returns the head that the commit goes on from, and decides what became of
 // the last one of this process, for which the hook may have run more than once. If
 // the commit accepts that entries are lost, a says which.
-func (h *heads) takeHead(tx store.Tx, a *acceptance) (known, error) {
+func (h *heads) take(tx store.Tx, a *acceptance) (Head, error) {
 	h.recent = nil
 	since := *h.rollbacks.seen.Load() // before the head is read: what was seen by now must be there
 	head, err := readHead(tx)
 	if err != nil {
-		return known{}, err
+		return Head{}, err
 	}
 	now, persisted, foreign := h.proposed, true, false
 	switch head {
@@ -98,25 +98,25 @@ func (h *heads) takeHead(tx store.Tx, a *acceptance) (known, error) {
 	case h.committed.link:
 		now, persisted = h.committed, false
 		if _, err := hashOf(tx, head.sequence+1); !errors.Is(err, errNoEntry) {
-			return known{}, cmp.Or(err, error(errDamagedLog)) // of what failed nothing is there
+			return Head{}, cmp.Or(err, error(errDamagedLog)) // of what failed nothing is there
 		}
 	default:
 		foreign = true
-		if now, h.recent, err = h.chain.theirs(tx, head); err != nil {
-			return known{}, err
+		if now, h.recent, err = h.chain.foreignHead(tx, head); err != nil {
+			return Head{}, err
 		}
 		if persisted = h.proposed != h.committed; persisted {
 			if persisted, err = h.chain.has(tx, h.proposed.link); err != nil {
-				return known{}, err
+				return Head{}, err
 			}
 		}
 		if persisted && !since.newer(h.proposed) {
-			since = known{} // nothing later is known
+			since = Head{} // nothing later is known
 		}
 	}
 	if foreign || since.newer(now) {
 		if err := h.rollbacks.goesOn(tx, now, since, a); err != nil {
-			return known{}, err
+			return Head{}, err
 		}
 	}
 	if persisted {
@@ -125,24 +125,24 @@ func (h *heads) takeHead(tx store.Tx, a *acceptance) (known, error) {
 	switch {
 	case foreign:
 		clear(h.committedTenants) // which others may have moved on
-		h.alone = 0
-		h.shared.Store(true)
+		h.ownCommits = 0
+		h.sharedLately.Store(true)
 	case persisted:
 		maps.Copy(h.committedTenants, h.proposedTenants)
-		if h.alone++; h.alone == apart {
-			h.shared.Store(false)
+		if h.ownCommits++; h.ownCommits == aloneAfter {
+			h.sharedLately.Store(false)
 		}
 	}
 	h.written.settle(persisted)
 	h.committed, h.proposed, h.proposedTenants = now, now, nil
-	h.rollbacks.saw(now)
+	h.rollbacks.noteHead(now)
 	return now, nil
 }
 
-// theirs returns a head that another process has written, or says to have, and the rows
+// foreignHead returns a head that another process has written, or says to have, and the rows
 // of the newest entries. It is the first of these, which are asked for as such: a store
 // that is far away then knows what to read with the head.
-func (ch *Chain) theirs(r store.Reader, head link) (known, *recentRows, error) {
+func (ch *Chain) foreignHead(r store.Reader, head link) (Head, *recentRows, error) {
 	newest := entryRange
 	newest.Reverse = true
 	var rows recentRows
@@ -151,7 +151,7 @@ func (ch *Chain) theirs(r store.Reader, head link) (known, *recentRows, error) {
 		return len(rows.entries) < mostRecent
 	})
 	if err != nil {
-		return known{}, nil, fmt.Errorf("reading the newest audit entry: %w", err)
+		return Head{}, nil, fmt.Errorf("reading the newest audit entry: %w", err)
 	}
 	rows.Reader = r
 	e, err := storedEntry(&rows, head.sequence)
@@ -159,15 +159,15 @@ func (ch *Chain) theirs(r store.Reader, head link) (known, *recentRows, error) {
 		if err == nil || errors.Is(err, errNoEntry) {
 			err = errDamagedLog
 		}
-		return known{}, nil, err
+		return Head{}, nil, err
 	}
 	number, err := ch.epochNow(r, head)
-	return known{head, number}, &rows, err
+	return Head{head, number}, &rows, err
 }
 
 // goesOn fails when the log does not go on from what it is known to have had. Error:
 // fault.Unavailable, with a [RollbackError].
-func (d *Detector) goesOn(r store.Reader, head, since known, a *acceptance) error {
+func (d *Detector) goesOn(r store.Reader, head, since Head, a *acceptance) error {
 	lost, err := d.chain.lacks(r, head, since)
 	switch {
 	case err != nil:
@@ -177,7 +177,7 @@ func (d *Detector) goesOn(r store.Reader, head, since known, a *acceptance) erro
 	case a != nil:
 		return errOneByOne // more is lost than whoever accepts it knew
 	}
-	d.suspect.Store(true)
+	d.suspected.Store(true)
 	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), lost)
 }
 
@@ -187,7 +187,7 @@ const memoryPlace = "the memory of a replica"
 // lacks returns what the log, which ends with the head, lacks of what it is known to
 // have had: nil when it goes on from there, or has begun an epoch since, by which
 // somebody accepted that entries are lost.
-func (ch *Chain) lacks(r store.Reader, head, since known) (*RollbackError, error) {
+func (ch *Chain) lacks(r store.Reader, head, since Head) (*RollbackError, error) {
 	if since.sequence == 0 || since.link == head.link {
 		return nil, nil
 	}
@@ -221,7 +221,7 @@ func (ch *Chain) has(r store.Reader, at link) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	_, newest, err := ch.newest(r)
+	_, newest, err := ch.checkpointIn(r)
 	if err != nil || newest.Size <= index {
 		return false, err
 	}

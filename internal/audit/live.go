@@ -102,12 +102,12 @@ func (lv *LiveVerifier) verifyStep(ctx context.Context) (Proof, bool, error) {
 	v, done, err := lv.advance(ctx, lv.v)
 	lv.v = v
 	if err == nil {
-		return lv.concluded(v, done), done, nil
+		return lv.noteProgress(v, done), done, nil
 	}
 	if broken, ok := IsBroken(err); ok {
-		return lv.broke(broken), true, nil
+		return lv.noteBroken(broken), true, nil
 	}
-	p := lv.concluded(v, false)
+	p := lv.noteProgress(v, false)
 	if ctx.Err() != nil {
 		return p, true, nil
 	}
@@ -120,8 +120,8 @@ func (p *Proof) fallBehind() {
 	}
 }
 
-// concluded notes how far a verifier has come.
-func (lv *LiveVerifier) concluded(v *Verifier, done bool) Proof {
+// noteProgress notes how far a verifier has come.
+func (lv *LiveVerifier) noteProgress(v *Verifier, done bool) Proof {
 	return lv.setProof(func(p *Proof) {
 		p.Status = ProofVerifying
 		if done {
@@ -134,7 +134,7 @@ func (lv *LiveVerifier) concluded(v *Verifier, done bool) Proof {
 	})
 }
 
-func (lv *LiveVerifier) broke(b *Broken) Proof {
+func (lv *LiveVerifier) noteBroken(b *Broken) Proof {
 	return lv.setProof(func(p *Proof) {
 		p.Status, p.Broken = ProofBroken, b
 		if p.VerifiedTo >= b.Sequence {
@@ -164,10 +164,10 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 		if head, err = readHead(r); err != nil {
 			return err
 		}
-		if gone, moved, err = lv.left(r, head, v); gone || err != nil {
+		if gone, moved, err = lv.lacksVerified(r, head, v); gone || err != nil {
 			return err
 		}
-		if _, known, err = lv.log.chain.newest(r); err != nil && !damaged(err) { // of a damaged one the follower tells
+		if _, known, err = lv.log.chain.checkpointIn(r); err != nil && !damaged(err) { // of a damaged one the follower tells
 			return err
 		}
 		last, err = stepTo(r, v.next(), head.sequence)
@@ -216,9 +216,9 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 	return v, err == nil && v.head.sequence >= head.sequence, err
 }
 
-// left reports whether the log no longer has the last entry that was verified, and
+// lacksVerified reports whether the log no longer has the last entry that was verified, and
 // whether somebody has accepted since that entries are lost.
-func (lv *LiveVerifier) left(r store.Reader, head link, v *Verifier) (gone, accepted bool, err error) {
+func (lv *LiveVerifier) lacksVerified(r store.Reader, head link, v *Verifier) (gone, accepted bool, err error) {
 	if v.head.sequence == 0 || v.head == head {
 		return false, false, nil
 	}
@@ -254,11 +254,11 @@ func (lv *LiveVerifier) KeepVerified(ctx context.Context, every time.Duration, l
 		lv.setProof(func(p *Proof) { *p = Proof{Status: ProofDisabled} })
 		return
 	}
-	k := &keeping{verifier: lv, logger: logger, last: time.Now()}
+	k := &progressKeeper{verifier: lv, logger: logger, last: time.Now()}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastStep)
 		defer cancel()
-		k.now(ctx, 1)
+		k.keepNow(ctx, 1)
 	}()
 	began := time.Now()
 	resumed, err := lv.resume(ctx, 2*every)
@@ -269,7 +269,7 @@ func (lv *LiveVerifier) KeepVerified(ctx context.Context, every time.Duration, l
 	if resumed {
 		lv.verifyAll(ctx, k)
 	}
-	k.now(ctx, 1)
+	k.keepNow(ctx, 1)
 	wait := time.NewTimer(min(every, betweenSteps))
 	defer wait.Stop()
 	for {
@@ -303,7 +303,7 @@ func (lv *LiveVerifier) verifyAnew(ctx context.Context) {
 }
 
 // keepUp verifies the entries that came since.
-func (lv *LiveVerifier) keepUp(ctx context.Context, k *keeping) {
+func (lv *LiveVerifier) keepUp(ctx context.Context, k *progressKeeper) {
 	before := lv.Proof().Status
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -314,7 +314,7 @@ func (lv *LiveVerifier) keepUp(ctx context.Context, k *keeping) {
 		if p.Status == ProofBroken && before != ProofBroken {
 			k.logger.Error("the audit log does not hold: run latticekeep audit verify", "sequence", p.Broken.Sequence, "reason", p.Broken.Reason)
 		}
-		k.now(ctx, keepEntries)
+		k.keepNow(ctx, keepEntries)
 		if done || err != nil {
 			return
 		}
@@ -334,7 +334,7 @@ func rest(ctx context.Context, d time.Duration) {
 
 // verifyAll verifies all entries from the beginning, beside the verification of
 // the newest ones, and takes its place with what it finds.
-func (lv *LiveVerifier) verifyAll(ctx context.Context, k *keeping) {
+func (lv *LiveVerifier) verifyAll(ctx context.Context, k *progressKeeper) {
 	before, kept := lv.Proof().Status, time.Now()
 	var v *Verifier
 	var since time.Time // when it began
@@ -353,9 +353,9 @@ func (lv *LiveVerifier) verifyAll(ctx context.Context, k *keeping) {
 		switch {
 		case ok:
 			lv.turn <- struct{}{} // else a step that is under way would conclude that it holds
-			lv.broke(broken)
+			lv.noteBroken(broken)
 			<-lv.turn
-			k.now(ctx, 1)
+			k.keepNow(ctx, 1)
 			if before != ProofBroken {
 				k.logger.Error("the audit log does not hold: run latticekeep audit verify", "sequence", broken.Sequence, "reason", broken.Reason)
 			}
@@ -366,9 +366,9 @@ func (lv *LiveVerifier) verifyAll(ctx context.Context, k *keeping) {
 		case done:
 			lv.turn <- struct{}{}
 			lv.v, lv.since = v, since
-			lv.concluded(v, true)
+			lv.noteProgress(v, true)
 			<-lv.turn
-			k.now(ctx, 1)
+			k.keepNow(ctx, 1)
 			if before == ProofBroken {
 				k.logger.Info("the audit log holds again")
 			}

@@ -67,7 +67,7 @@ func TestABrokenLogStaysBrokenUntilAFullPass(t *testing.T) {
 			}
 			broken(f.log.Verify(t.Context()))
 			broken(f.log.Proof(), nil)
-			f.log.verifyAll(t.Context(), &keeping{verifier: f.log.LiveVerifier, logger: slog.New(slog.DiscardHandler)})
+			f.log.verifyAll(t.Context(), &progressKeeper{verifier: f.log.LiveVerifier, logger: slog.New(slog.DiscardHandler)})
 			if p := f.log.Proof(); p.Status != ProofVerified || p.Broken != nil || p.VerifiedTo != 21 {
 				t.Fatal(p)
 			}
@@ -93,10 +93,10 @@ func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			log.verifyAll(t.Context(), &keeping{verifier: log.LiveVerifier, logger: slog.New(slog.DiscardHandler)})
+			log.verifyAll(t.Context(), &progressKeeper{verifier: log.LiveVerifier, logger: slog.New(slog.DiscardHandler)})
 		}()
 		synctest.Wait() // the pass has found it
-		log.concluded(log.LiveVerifier.v, true)
+		log.noteProgress(log.LiveVerifier.v, true)
 		<-log.LiveVerifier.turn
 		<-done
 		if p := log.Proof(); p.Status != ProofBroken || p.Broken == nil || p.Broken.Sequence != 7 {

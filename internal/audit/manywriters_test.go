@@ -88,7 +88,7 @@ func TestTheOthersFollowWhatADeadReplicaWrote(t *testing.T) {
 		replicas[0].append(AuditRead, tenantA)
 		time.Sleep(time.Second) // of the bubble
 		synctest.Wait()
-		if _, c, err := others[1].log.chain.Newest(t.Context()); err != nil || c.Sequence != 3 {
+		if _, c, err := others[1].log.chain.NewestCheckpoint(t.Context()); err != nil || c.Sequence != 3 {
 			t.Errorf("%+v, %v", c, err)
 		}
 		time.Sleep(20 * time.Second) // of the bubble
@@ -351,7 +351,7 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 				if err := r.tries(AuditRead, tenantA); err == nil {
 					t.Error("it is gone on from")
 				}
-				_, _ = r.log.rollbacks.hold(t.Context())
+				_, _ = r.log.rollbacks.checkForRollback(t.Context())
 				if err := r.log.HaltedBy(); err != nil {
 					t.Error("what is damaged is taken for an older copy:", err)
 				}

@@ -406,7 +406,7 @@ func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 	if _, err := f.log.Follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	note, kept, err := f.log.chain.Newest(t.Context())
+	note, kept, err := f.log.chain.NewestCheckpoint(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,8 +24,8 @@ const databasePlace = "the database"
 
 // lostOfOwn returns what the log lacks of its own newest checkpoint. What is damaged
 // otherwise is no loss. Error: errDamagedLog when that cannot be read.
-func (ch *Chain) lostOfOwn(r store.Reader, s standing) (*RollbackError, error) {
-	_, c, err := ch.newest(r)
+func (ch *Chain) lostOfOwn(r store.Reader, s logState) (*RollbackError, error) {
+	_, c, err := ch.checkpointIn(r)
 	if err != nil || c.Size == 0 {
 		return nil, err
 	}
@@ -33,13 +33,13 @@ func (ch *Chain) lostOfOwn(r store.Reader, s standing) (*RollbackError, error) {
 		return nil, err
 	}
 	lost, err := ch.lostOf(r, s, c)
-	return lost, sound(err)
+	return lost, unlessDamage(err)
 }
 
 // takeBack takes what is derived back to the last entry that the newest checkpoint
 // and the log have in common, if the checkpoint knows others behind it.
 func (l *Log) takeBack(tx store.Tx, epochs []epoch, head link) error {
-	signed, c, err := l.chain.newest(tx)
+	signed, c, err := l.chain.checkpointIn(tx)
 	if err != nil || signed == nil {
 		return err
 	}

@@ -91,7 +91,7 @@ func newStretch() *stretch {
 // rooms is the memory of stretches that are done with.
 var rooms = sync.Pool{New: func() any { return new(make([]item, 0, stretchSize)) }}
 
-func (b *stretch) leave() {
+func (b *stretch) release() {
 	room := b.items[:cap(b.items)]
 	clear(room)
 	room = room[:0]
@@ -160,7 +160,7 @@ func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) 
 		}
 		close(b.linked)
 		unsound := -1
-		v.onCore(func() { unsound = v.judge(b) })
+		v.onCore(func() { unsound = v.firstUnsigned(b) })
 		held := b.items
 		if unsound >= 0 {
 			held = held[:unsound]
@@ -178,7 +178,7 @@ func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) 
 			<-before.done
 		}
 		v.conclude(b, unsound, err)
-		b.leave()
+		b.release()
 	}()
 }
 
@@ -225,7 +225,7 @@ func (v *Verifier) examineItem(it *item) {
 		return
 	}
 	if key := v.key.Load(); key != nil {
-		it.judged, it.sound = true, v.sound(it, key)
+		it.judged, it.sound = true, v.signatureHolds(it, key)
 	}
 	if v.encode {
 		it.json, it.bad = it.whole().JSON()
@@ -248,13 +248,13 @@ var errStopped = errors.New("an earlier entry does not hold")
 // stops reports whether nothing behind the stretch is looked at.
 func (b *stretch) stops() bool { return b.cut != nil || b.failure != nil }
 
-// judge returns the index of the first entry whose signature does not verify,
+// firstUnsigned returns the index of the first entry whose signature does not verify,
 // or -1.
-func (v *Verifier) judge(b *stretch) int {
+func (v *Verifier) firstUnsigned(b *stretch) int {
 	for i := range b.items {
 		it := &b.items[i]
 		if !it.judged {
-			it.sound = v.sound(it, v.key.Load())
+			it.sound = v.signatureHolds(it, v.key.Load())
 		}
 		if !it.sound {
 			return i

@@ -16,59 +16,59 @@ import (
 // which one is the newest of a tenant that it has never met and whose last rows were
 // removed: a verification finds that, also that of the running log.
 
-// position is the newest entry of a tenant.
-type position struct {
+// tenantHead is the newest entry of a tenant.
+type tenantHead struct {
 	sequence uint64 // of the tenant
 	last     link
 }
 
-// kept is the newest position that a tenant is known to have had, and the epoch that
+// knownTenantHead is the newest position that a tenant is known to have had, and the epoch that
 // the log was in then.
-type kept struct {
-	position
+type knownTenantHead struct {
+	tenantHead
 	epoch uint64
 }
 
 // contradicts reports whether a log of the same epoch cannot have p as the tenant's
 // newest entry.
-func (k kept) contradicts(p position) bool {
+func (k knownTenantHead) contradicts(p tenantHead) bool {
 	return p.sequence < k.sequence || p.sequence == k.sequence && p.last != k.last
 }
 
 // remember takes up positions that a commit has brought. An earlier epoch's are no bound.
-func (h *heads) remember(tenants map[string]position, epoch uint64) {
+func (h *heads) remember(tenants map[string]tenantHead, epoch uint64) {
 	for tenant, p := range tenants {
-		h.kept.Store(tenant, kept{p, epoch})
+		h.knownTenants.Store(tenant, knownTenantHead{p, epoch})
 	}
 }
 
-// keptOf returns the zero one for a tenant that this process has not met.
-func (h *heads) keptOf(tenant string) kept {
-	k, _ := h.kept.Load(tenant)
-	of, _ := k.(kept)
+// knownHeadOf returns the zero one for a tenant that this process has not met.
+func (h *heads) knownHeadOf(tenant string) knownTenantHead {
+	k, _ := h.knownTenants.Load(tenant)
+	of, _ := k.(knownTenantHead)
 	return of
 }
 
 // position returns a tenant's newest committed entry, for the hook of a commit in an
 // epoch. It is read when that first meets the tenant, and anew after another process
 // has written. Error: errDamagedLog.
-func (h *heads) position(r store.Reader, tenant string, epoch uint64) (position, error) {
+func (h *heads) position(r store.Reader, tenant string, epoch uint64) (tenantHead, error) {
 	if p, ok := h.committedTenants[tenant]; ok {
 		return p, nil
 	}
 	p, err := lastOf(r, tenant)
-	k := h.keptOf(tenant)
+	k := h.knownHeadOf(tenant)
 	switch {
 	case err != nil:
-		return position{}, err
+		return tenantHead{}, err
 	case k.epoch == epoch && k.contradicts(p):
-		return position{}, errDamagedLog
-	case k.position == p && p.sequence > 0:
+		return tenantHead{}, errDamagedLog
+	case k.tenantHead == p && p.sequence > 0:
 		return p, nil
 	case h.recent != nil:
-		return p, h.chain.proves(h.recent, tenant, p, &h.recent.memo)
+		return p, h.chain.checkSigned(h.recent, tenant, p, &h.recent.memo)
 	}
-	return p, h.chain.proves(r, tenant, p, nil)
+	return p, h.chain.checkSigned(r, tenant, p, nil)
 }
 
 // recentRows reads what is read to go on from another process's head, of which most
@@ -93,14 +93,14 @@ func (r *recentRows) Get(key []byte) ([]byte, error) {
 }
 
 // of reports whether an entry is the one at this position.
-func (p position) of(e *Entry, tenant string) bool {
+func (p tenantHead) of(e *Entry, tenant string) bool {
 	return e.TenantID == tenant && e.TenantSequence == p.sequence && e.link() == p.last
 }
 
-// proves fails unless what a row says is signed: by the entry that it names or, when
+// checkSigned fails unless what a row says is signed: by the entry that it names or, when
 // that is archived or the row says that there is none, by the base. The memo may be
 // nil. Error: errDamagedLog.
-func (ch *Chain) proves(r store.Reader, tenant string, p position, m *memo) error {
+func (ch *Chain) checkSigned(r store.Reader, tenant string, p tenantHead, m *memo) error {
 	if p.sequence > 0 {
 		e, err := storedEntry(r, p.last.sequence)
 		switch {
@@ -116,9 +116,9 @@ func (ch *Chain) proves(r store.Reader, tenant string, p position, m *memo) erro
 	if err != nil {
 		return err
 	}
-	var archived position
+	var archived tenantHead
 	if base != nil && base.tenants[tenant] != nil {
-		archived = position{base.tenants[tenant].sequence, base.tenants[tenant].last}
+		archived = tenantHead{base.tenants[tenant].sequence, base.tenants[tenant].last}
 	}
 	if archived != p {
 		return errDamagedLog
@@ -126,40 +126,40 @@ func (ch *Chain) proves(r store.Reader, tenant string, p position, m *memo) erro
 	return nil
 }
 
-// foresee reads what the hook will read for the tenant, to find damage while that fails
+// checkTenantHead reads what the hook will read for the tenant, to find damage while that fails
 // nobody else. While other processes write, too, it always does: a store that is far
 // away then has it at hand in the hook, for which all of them wait.
-func (h *heads) foresee(tx store.Tx, tenant string) error {
-	shared := h.shared.Load()
-	_, sound := h.sound.Load(tenant)
+func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
+	shared := h.sharedLately.Load()
+	_, sound := h.readable.Load(tenant)
 	if sound && !shared {
 		return nil
 	}
-	k := h.keptOf(tenant) // before the row is read, which cannot be behind it
+	k := h.knownHeadOf(tenant) // before the row is read, which cannot be behind it
 	p, err := lastOf(tx, tenant)
 	switch {
 	case err != nil:
 		return err
-	case k.position == p && p.sequence > 0:
+	case k.tenantHead == p && p.sequence > 0:
 	case k.contradicts(p):
 		err = h.contradicted(tx, tenant, k, p)
 	case sound:
-		err = foreseeEntry(tx, p) // the hook judges
+		err = prefetchEntry(tx, p) // the hook judges
 	default:
-		err = h.chain.proves(tx, tenant, p, nil)
+		err = h.chain.checkSigned(tx, tenant, p, nil)
 	}
 	if err != nil {
 		return err
 	}
-	h.sound.Store(tenant, nil)
+	h.readable.Store(tenant, nil)
 	if w := h.written.latest.Load(); shared && w != nil {
 		_, err = tx.Get(entryKey(w.head.sequence))
 	}
 	return err
 }
 
-// foreseeEntry reads what shows that a position is one, unless the hook will come by it.
-func foreseeEntry(r store.Reader, p position) error {
+// prefetchEntry reads what shows that a position is one, unless the hook will come by it.
+func prefetchEntry(r store.Reader, p tenantHead) error {
 	head, err := readHead(r)
 	if err == nil && p.last.sequence+mostRecent <= head.sequence {
 		_, _, err = entryRows(r, p.last.sequence)
@@ -169,7 +169,7 @@ func foreseeEntry(r store.Reader, p position) error {
 
 // contradicted tells a row that was rewritten from one of an older copy of the database,
 // or of a log that goes on without entries that were lost: that is for the hook.
-func (h *heads) contradicted(r store.Reader, tenant string, k kept, p position) error {
+func (h *heads) contradicted(r store.Reader, tenant string, k knownTenantHead, p tenantHead) error {
 	head, err := readHead(r)
 	if err != nil {
 		return err
@@ -179,17 +179,17 @@ func (h *heads) contradicted(r store.Reader, tenant string, k kept, p position) 
 		return err
 	}
 	if number == k.epoch {
-		lost, err := h.chain.lacks(r, known{head, number}, *h.rollbacks.seen.Load())
+		lost, err := h.chain.lacks(r, Head{head, number}, *h.rollbacks.seen.Load())
 		if lost == nil && err == nil {
 			err = errDamagedLog
 		}
 		return err
 	}
-	return h.chain.proves(r, tenant, p, nil)
+	return h.chain.checkSigned(r, tenant, p, nil)
 }
 
 // lastOf reads a tenant's newest entry from its index.
-func lastOf(r store.Reader, tenant string) (p position, err error) {
+func lastOf(r store.Reader, tenant string) (p tenantHead, err error) {
 	rng := store.Prefix(tenantPrefix(tenant))
 	rng.Reverse = true
 	var bad error
@@ -199,7 +199,7 @@ func lastOf(r store.Reader, tenant string) (p position, err error) {
 			bad = errDamagedLog
 			return false
 		}
-		p = position{binary.BigEndian.Uint64(key[len(key)-8:]), row.link}
+		p = tenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.link}
 		return false
 	})
 	return p, errors.Join(err, bad)

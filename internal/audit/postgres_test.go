@@ -133,7 +133,7 @@ func TestThreeProcessesWriteOneLogOnPostgreSQL(t *testing.T) {
 	wg.Wait()
 	t.Logf("%.0f entries a second in %d, %d and %d commits", float64(n)/time.Since(began).Seconds(), all[0].store.Commits(), all[1].store.Commits(), all[2].store.Commits())
 	within(t, 5*time.Second, "all has a checkpoint", func() bool {
-		_, c, err := all[0].log.chain.Newest(t.Context())
+		_, c, err := all[0].log.chain.NewestCheckpoint(t.Context())
 		return err == nil && c.Size == int64(n)+1
 	})
 	counted := uint64(0)

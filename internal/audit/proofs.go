@@ -54,7 +54,7 @@ var (
 // Errors of this and of all that follow: fault.Forbidden, and fault.Unavailable,
 // also before the first checkpoint.
 func (rd *Reader) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed []byte, c Checkpoint, err error) {
-	err = rd.readProof(ctx, p, "", func(s snapshot) error {
+	err = rd.readProof(ctx, p, "", func(s treeView) error {
 		signed, c = s.signed, s.newest
 		return nil
 	})
@@ -66,7 +66,7 @@ func (rd *Reader) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed
 
 // ReadKey returns the public key of the log.
 func (rd *Reader) ReadKey(ctx context.Context, p authz.Principal) (k Key, err error) {
-	err = rd.readProof(ctx, p, "", func(s snapshot) error {
+	err = rd.readProof(ctx, p, "", func(s treeView) error {
 		public := rd.chain.key
 		k = Key{rd.chain.chainID, rd.log.Fingerprint(), VerifierKey(rd.chain.chainID, s.newest.Epoch, public), public}
 		return nil
@@ -83,7 +83,7 @@ func (rd *Reader) ReadKey(ctx context.Context, p authz.Principal) (k Key, err er
 // not have yet or the database no more; fault.Invalid for a size that the tree
 // does not have.
 func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequence uint64, size int64) (proof Inclusion, err error) {
-	err = rd.readProof(ctx, p, reasonNoEntry, func(s snapshot) error {
+	err = rd.readProof(ctx, p, reasonNoEntry, func(s treeView) error {
 		if size == 0 {
 			size = s.newest.Size
 		}
@@ -145,7 +145,7 @@ func findSequence(ch *Chain, r store.Reader, tenant string, sequence uint64) (ro
 // newest checkpoint, begins with that of size from. Error: fault.Invalid for sizes
 // that the tree does not have.
 func (rd *Reader) ProveConsistency(ctx context.Context, p authz.Principal, from, to int64) (from2, to2 int64, path tlog.TreeProof, err error) {
-	err = rd.readProof(ctx, p, "", func(s snapshot) error {
+	err = rd.readProof(ctx, p, "", func(s treeView) error {
 		if to == 0 {
 			to = s.newest.Size
 		}
@@ -171,7 +171,7 @@ func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index 
 	if width == 0 {
 		width = tileWidth
 	}
-	err = rd.readProof(ctx, p, reasonNoTile, func(s snapshot) error {
+	err = rd.readProof(ctx, p, reasonNoTile, func(s treeView) error {
 		if level < -1 || level > maxLevel || index < 0 || width < 1 || width > tileWidth {
 			return errTileArea
 		}
@@ -194,7 +194,7 @@ func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index 
 }
 
 // bundle returns the hashes of entries from a place of the tree on.
-func (s snapshot) bundle(first int64, n int) ([]byte, error) {
+func (s treeView) bundle(first int64, n int) ([]byte, error) {
 	leaves, err := tlog.ReadTileData(tlog.Tile{H: tileHeight, N: first / tileWidth, W: n}, s.hashes)
 	if err != nil {
 		return nil, treeError(err)
@@ -220,13 +220,13 @@ func (s snapshot) bundle(first int64, n int) ([]byte, error) {
 // readProof lets p read what the tree proves, and records it, once a minute for
 // each caller, before it returns. The reason is recorded, as often, when there is
 // nothing that p may see.
-func (rd *Reader) readProof(ctx context.Context, p authz.Principal, reason string, read func(snapshot) error) error {
+func (rd *Reader) readProof(ctx context.Context, p authz.Principal, reason string, read func(treeView) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := rd.guard.Admit(ctx, p, authz.ReadProof); err != nil {
 		return err
 	}
-	err := rd.chain.snapshot(ctx, read)
+	err := rd.chain.viewTree(ctx, read)
 	switch {
 	case errors.Is(err, fault.NotFound):
 		return cmp.Or(rd.guard.RecordAttemptOncePerMinute(ctx, p, authz.ReadProof, Denied, reason), err)
@@ -240,7 +240,7 @@ func (rd *Reader) readProof(ctx context.Context, p authz.Principal, reason strin
 // the log would compute: it is not signed, and the same each time. Errors:
 // fault.NotFound when there is no such entry, or it is in the archive only.
 func (rd *Reader) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoint, err error) {
-	_, newest, err := rd.chain.Newest(ctx)
+	_, newest, err := rd.chain.NewestCheckpoint(ctx)
 	if err != nil && !errors.Is(err, errNoCheckpoint) {
 		return Checkpoint{}, err
 	}
@@ -249,7 +249,7 @@ func (rd *Reader) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoi
 			return Checkpoint{}, err
 		}
 	}
-	err = rd.chain.snapshot(ctx, func(s snapshot) error {
+	err = rd.chain.viewTree(ctx, func(s treeView) error {
 		c, err = s.checkpointAt(sequence)
 		return err
 	})
@@ -259,8 +259,8 @@ func (rd *Reader) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoi
 	return c, nil
 }
 
-// snapshot is the log up to its newest checkpoint.
-type snapshot struct {
+// treeView is the log up to its newest checkpoint.
+type treeView struct {
 	r      store.Reader
 	signed []byte
 	newest Checkpoint
@@ -269,11 +269,11 @@ type snapshot struct {
 	hashes tlog.HashReader // of the tree, each proven to be in the newest checkpoint's
 }
 
-// snapshot runs do over one. Error: fault.Unavailable before the first
+// viewTree runs do over one. Error: fault.Unavailable before the first
 // checkpoint.
-func (ch *Chain) snapshot(ctx context.Context, do func(snapshot) error) error {
+func (ch *Chain) viewTree(ctx context.Context, do func(treeView) error) error {
 	return ch.store.View(ctx, func(r store.Reader) error {
-		signed, c, err := ch.newest(r)
+		signed, c, err := ch.checkpointIn(r)
 		if err != nil {
 			return err
 		}
@@ -288,18 +288,18 @@ func (ch *Chain) snapshot(ctx context.Context, do func(snapshot) error) error {
 		if err != nil {
 			return err
 		}
-		return do(snapshot{r, signed, c, epochs, cut, tiles{r}.hashes(c.Size, c.Root)})
+		return do(treeView{r, signed, c, epochs, cut, tiles{r}.hashes(c.Size, c.Root)})
 	})
 }
 
 // indexOf returns the place of an entry in the newest checkpoint's tree.
-func (s snapshot) indexOf(sequence uint64) (int64, bool) {
+func (s treeView) indexOf(sequence uint64) (int64, bool) {
 	index, ok := indexOf(s.epochs, sequence)
 	return index, ok && index >= 0 && index < s.newest.Size
 }
 
 // entry returns one that is in the database. Error: errNoEntry.
-func (s snapshot) entry(sequence uint64) (*Entry, error) {
+func (s treeView) entry(sequence uint64) (*Entry, error) {
 	if sequence <= s.cut {
 		return nil, errNoEntry
 	}
@@ -308,7 +308,7 @@ func (s snapshot) entry(sequence uint64) (*Entry, error) {
 
 // hashOf returns the hash of an entry that is in the database, of whatever its row
 // has in the place of one: the tree says whether it is. Error: errNoEntry.
-func (s snapshot) hashOf(sequence uint64) (hash [32]byte, err error) {
+func (s treeView) hashOf(sequence uint64) (hash [32]byte, err error) {
 	if sequence <= s.cut {
 		return hash, errNoEntry
 	}
@@ -327,7 +327,7 @@ func (s snapshot) hashOf(sequence uint64) (hash [32]byte, err error) {
 }
 
 // rootAt returns the root that the tree had at a size.
-func (s snapshot) rootAt(size int64) (tlog.Hash, error) {
+func (s treeView) rootAt(size int64) (tlog.Hash, error) {
 	if size == s.newest.Size {
 		return s.newest.Root, nil
 	}
@@ -336,7 +336,7 @@ func (s snapshot) rootAt(size int64) (tlog.Hash, error) {
 }
 
 // holds reports whether the leaf at a place of the tree is an entry's.
-func (s snapshot) holds(index int64, entry [32]byte) error {
+func (s treeView) holds(index int64, entry [32]byte) error {
 	leaf, err := s.hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
 	if err != nil {
 		return treeError(err)
@@ -347,7 +347,7 @@ func (s snapshot) holds(index int64, entry [32]byte) error {
 	return nil
 }
 
-func (s snapshot) checkpointAt(sequence uint64) (Checkpoint, error) {
+func (s treeView) checkpointAt(sequence uint64) (Checkpoint, error) {
 	index, ok := s.indexOf(sequence)
 	if !ok {
 		return Checkpoint{}, errNoEntry

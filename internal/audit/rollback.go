@@ -18,8 +18,8 @@ import (
 // compare holds the checkpoint that a place keeps, which verifies or is the zero
 // one for none, against the database. It has the log refused when that does not
 // go on from there, and reports whether the place knows of such a loss.
-func (k *AnchorKeeper) compare(ctx context.Context, a *anchor, theirs Checkpoint) (lost bool, err error) {
-	err = k.log.rollbacks.judge(ctx, func(r store.Reader, s standing) (func(), error) {
+func (k *AnchorKeeper) compare(ctx context.Context, a *anchorState, theirs Checkpoint) (lost bool, err error) {
+	err = k.log.rollbacks.decide(ctx, func(r store.Reader, s logState) (func(), error) {
 		found, err := k.log.chain.lostOf(r, s, theirs)
 		if err != nil {
 			return nil, err
@@ -34,43 +34,43 @@ func (k *AnchorKeeper) compare(ctx context.Context, a *anchor, theirs Checkpoint
 				found = nil
 			}
 			if found != nil && (a.lost == nil || found.LostTo > a.lost.LostTo) {
-				a.take(found, s)
+				a.note(found, s)
 				a.lostOf = theirs
 			}
-		}, sound(err)
+		}, unlessDamage(err)
 	})
-	k.say(ctx)
+	k.logLoss(ctx)
 	if err != nil {
 		return false, fmt.Errorf("comparing the anchor with the database: %w", err)
 	}
-	return k.knows(a), nil
+	return k.knowsOfLoss(a), nil
 }
 
-// lookInside does for what the database itself and this process know what compare
+// checkDatabase does for what the database itself and this process know what compare
 // does for a place. There is nothing to write.
-func (k *AnchorKeeper) lookInside(ctx context.Context) {
-	if _, err := k.log.rollbacks.hold(ctx); err != nil {
+func (k *AnchorKeeper) checkDatabase(ctx context.Context) {
+	if _, err := k.log.rollbacks.checkForRollback(ctx); err != nil {
 		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
 	}
-	k.say(ctx)
+	k.logLoss(ctx)
 }
 
-// knows reports whether a place knows of a loss.
-func (k *AnchorKeeper) knows(a *anchor) bool {
-	k.log.rollbacks.deciding.Lock()
-	defer k.log.rollbacks.deciding.Unlock()
+// knowsOfLoss reports whether a place knows of a loss.
+func (k *AnchorKeeper) knowsOfLoss(a *anchorState) bool {
+	k.log.rollbacks.mu.Lock()
+	defer k.log.rollbacks.mu.Unlock()
 	return a.lost != nil
 }
 
-// say logs, once, that the log is refused.
-func (k *AnchorKeeper) say(ctx context.Context) {
-	k.log.rollbacks.deciding.Lock()
-	lost := k.log.rollbacks.told
-	said := lost == nil || lost == k.said || k.log.rollbacks.Refusal() != error(lost)
+// logLoss logs, once, that the log is refused.
+func (k *AnchorKeeper) logLoss(ctx context.Context) {
+	k.log.rollbacks.mu.Lock()
+	lost := k.log.rollbacks.published
+	said := lost == nil || lost == k.logged || k.log.rollbacks.HaltedBy() != error(lost)
 	if !said {
-		k.said = lost
+		k.logged = lost
 	}
-	k.log.rollbacks.deciding.Unlock()
+	k.log.rollbacks.mu.Unlock()
 	if !said {
 		k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", lost,
 			"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Place)
@@ -81,7 +81,7 @@ func (k *AnchorKeeper) say(ctx context.Context) {
 // verifies or is the zero one, is of: nil when the log goes on from there, or the
 // loss was accepted. Error: fault.Unavailable; or fault.Internal when nothing but
 // what is derived from the chain is damaged.
-func (ch *Chain) lostOf(r store.Reader, s standing, c Checkpoint) (*RollbackError, error) {
+func (ch *Chain) lostOf(r store.Reader, s logState, c Checkpoint) (*RollbackError, error) {
 	if c == (Checkpoint{}) || slices.ContainsFunc(s.losses, func(a acceptedLoss) bool { return a.covers(c) }) {
 		return nil, nil
 	}
@@ -224,7 +224,7 @@ func (ch *Chain) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool
 	case e.link().hash != c.Hash:
 		return false, nil
 	}
-	if _, newest, err := ch.newest(r); err != nil || newest.Size < c.Size {
+	if _, newest, err := ch.checkpointIn(r); err != nil || newest.Size < c.Size {
 		return true, err // the tree is to follow
 	}
 	return ch.treeHolds(r, index, c)
@@ -233,14 +233,14 @@ func (ch *Chain) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool
 // treeHolds reports whether the tree has the root and the last leaf that a
 // checkpoint says. Error: errDamagedLog when it does not go that far.
 func (ch *Chain) treeHolds(r store.Reader, index int64, c Checkpoint) (bool, error) {
-	_, newest, err := ch.newest(r)
+	_, newest, err := ch.checkpointIn(r)
 	if err != nil {
 		return false, err
 	}
 	if newest.Size < c.Size {
 		return false, errDamagedLog
 	}
-	t := snapshot{r: r, newest: newest, hashes: tiles{r}.hashes(newest.Size, newest.Root)}
+	t := treeView{r: r, newest: newest, hashes: tiles{r}.hashes(newest.Size, newest.Root)}
 	root, err := t.rootAt(c.Size)
 	if err != nil || root != c.Root {
 		return false, err

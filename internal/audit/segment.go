@@ -115,6 +115,10 @@ func (c *Cutter) segment(ctx context.Context, s *Segment, o Options) ([]byte, er
 	return out.Bytes(), nil
 }
 
+// segmentBytes ends a segment that has long entries before it has as many as it could: a segment is
+// put together and compressed in memory.
+const segmentBytes = 64 << 20
+
 // MaxSegment bounds the lines of a segment, in bytes: many times what ends one, since the group
 // that is begun by then is in it whole. An object can be compressed from as much as it
 // likes by whoever may write to the archive.

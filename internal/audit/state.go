@@ -50,17 +50,13 @@ type NamespaceState struct {
 	Tenant   authz.TenantID
 }
 
-// state is what the entries so far came to: all that the verification of the
+// history is what the entries so far came to: all that the verification of the
 // next ones needs.
-type state struct {
+type history struct {
 	chainID string
 	public  *dualsig.PublicKey
 	keyID   string
-	pinned  bool
 
-	from    uint64 // the first sequence that was checked
-	entries uint64
-	tenant  string // of a tenant's part
 	head    link
 	hash    string // of the head
 	whole   bool   // nothing before it is unknown: tree and replay are of the whole log
@@ -84,36 +80,36 @@ type tenantState struct {
 
 // replay keeps what an entry says there is now. What is kept of an entry is
 // copied, so as not to keep all of its text.
-func (v *Verifier) replay(e *Entry) {
+func (s *history) replay(e *Entry) {
 	if e.Outcome != Success {
 		return
 	}
 	tenant := func() authz.TenantID { return authz.TenantID(strings.Clone(e.TenantID)) }
 	switch e.EventType {
 	case APIKeyCreated:
-		v.apiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
+		s.apiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
 	case APIKeyRevoked:
-		v.apiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
+		s.apiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
 	case SealingKeyCreated, SealingKeyRetired, SealingKeyRestored, LogArchived:
 		kept := *e
 		kept.Hash, kept.Signature = "", ""
-		v.kept = append(v.kept, &kept)
+		s.kept = append(s.kept, &kept)
 	case NamespaceMapped:
 		name := NamespaceName{strings.Clone(e.Attributes["cluster_uid"]), strings.Clone(e.Attributes["namespace_uid"])}
-		v.namespaces[name] = NamespaceState{e.Sequence, tenant()}
+		s.namespaces[name] = NamespaceState{e.Sequence, tenant()}
 	case CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialDeleted, CredentialReleased, CredentialVersionEnded:
 		if e.Resource.Type == CredentialResource {
-			v.replayCredential(CredentialKey{tenant(), strings.Clone(e.Resource.ID)}, e)
+			s.replayCredential(CredentialKey{tenant(), strings.Clone(e.Resource.ID)}, e)
 		}
 	}
 }
 
-func (v *Verifier) replayCredential(key CredentialKey, e *Entry) {
-	before, known := v.credentials[key]
+func (s *history) replayCredential(key CredentialKey, e *Entry) {
+	before, known := s.credentials[key]
 	switch {
 	case e.EventType.changesVersion():
 		next := State{
-			Sequence: e.Sequence, Version: strings.Clone(e.Attributes[AttributeVersion]), Digest: strings.Clone(e.Attributes[AttributeDigest]), current: v.head,
+			Sequence: e.Sequence, Version: strings.Clone(e.Attributes[AttributeVersion]), Digest: strings.Clone(e.Attributes[AttributeDigest]), current: s.head,
 		}
 		switch {
 		case e.EventType == CredentialReencrypted:
@@ -121,11 +117,11 @@ func (v *Verifier) replayCredential(key CredentialKey, e *Entry) {
 		case e.Attributes[AttributeOverlapUntil] != "":
 			next.Former = Former{before.Version, before.Digest}
 		}
-		v.credentials[key] = next
+		s.credentials[key] = next
 	case e.EventType == CredentialDeleted:
-		v.credentials[key] = State{Sequence: e.Sequence, Deleted: true, current: before.current}
+		s.credentials[key] = State{Sequence: e.Sequence, Deleted: true, current: before.current}
 	case known: // released, or its former version ended
 		before.Former = Former{}
-		v.credentials[key] = before
+		s.credentials[key] = before
 	}
 }

@@ -227,7 +227,7 @@ func (w *storeWalk) prepare() error {
 	case w.followed.Size < w.tree.size:
 		return &Broken{w.head.sequence, "the newest checkpoint is behind the base of what was archived"}
 	case !w.followed.same(w.checkpoint()):
-		return waypoint{w.followed, "the newest checkpoint"}.forked()
+		return dueCheckpoint{w.followed, "the newest checkpoint"}.forked()
 	}
 	return w.holdTiles(w.tree.partial()) // no entry comes that would have them held
 }
@@ -235,7 +235,7 @@ func (w *storeWalk) prepare() error {
 // sinceInBase holds an older checkpoint against the tree of what was archived,
 // whose tiles are still there.
 func (w *storeWalk) sinceInBase(c Checkpoint) error {
-	of := waypoint{c, "the older checkpoint"}
+	of := dueCheckpoint{c, "the older checkpoint"}
 	for i, e := range w.epochs {
 		if e.number > c.Epoch && e.size < c.Size {
 			return of.lostTo(w.lost[i-1].LostFrom, e.first)

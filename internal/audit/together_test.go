@@ -59,7 +59,7 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	}
 	f.log.chain.store = f.store
 	first := f.segments()[0]
-	newest, found, err := theirs.garbage(t.Context())
+	newest, found, err := theirs.leftOver(t.Context())
 	if err != nil || !found || newest != first {
 		t.Fatal(newest, found, err)
 	}
@@ -72,7 +72,7 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	if n := len(f.segments()); n != 2 {
 		t.Fatalf("%d segments", n)
 	}
-	if err := theirs.clean(t.Context(), newest.To); err != nil {
+	if err := theirs.removeArchived(t.Context(), newest.To); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(f.rowsOf(store.Range{From: entryKey(first.To + 1), To: entryKey(f.segments()[1].To + 1)})); n == 0 {
@@ -97,7 +97,7 @@ func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	}
 	keeps := func(l *parts) {
 		t.Helper()
-		if err := l.keep(t.Context(), 1); err != nil {
+		if err := l.keepProgress(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	if bytes.Equal(row(), better) {
 		t.Error("what rests on a later pass is not kept")
 	}
-	b.broke(&Broken{Sequence: 3, Reason: "a test"})
+	b.noteBroken(&Broken{Sequence: 3, Reason: "a test"})
 	keeps(b)
 	if row() != nil {
 		t.Error("what was verified of a broken log is kept")

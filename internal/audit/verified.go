@@ -51,7 +51,7 @@ type verified struct {
 
 // sign returns the bytes of what this log has verified.
 func (w verified) sign(signer *dualsig.PrivateKey) ([]byte, error) {
-	s := w.state
+	s := w.history
 	s.credentials, s.apiKeys, s.namespaces, s.kept = nil, nil, nil, nil
 	text, err := (&Base{s}).json()
 	if err != nil {
@@ -141,10 +141,10 @@ type keptAs struct {
 	since    time.Time
 }
 
-// keep keeps what is verified, if it is of least so many entries more than what was
+// keepProgress keeps what is verified, if it is of least so many entries more than what was
 // kept last, or rests on a later pass. Of a broken log nothing is kept, so that the
 // next process does not take it for a good one before it has seen all of it.
-func (lv *LiveVerifier) keep(ctx context.Context, least uint64) error {
+func (lv *LiveVerifier) keepProgress(ctx context.Context, least uint64) error {
 	select {
 	case lv.turn <- struct{}{}:
 		defer func() { <-lv.turn }()
@@ -155,7 +155,7 @@ func (lv *LiveVerifier) keep(ctx context.Context, least uint64) error {
 		return lv.forgetVerified(ctx)
 	}
 	v := lv.v
-	if v == nil || v.head.sequence == 0 || lv.log.rollbacks.Refusal() != nil {
+	if v == nil || v.head.sequence == 0 || lv.log.rollbacks.HaltedBy() != nil {
 		return nil
 	}
 	now := keptAs{v.head.sequence, lv.since}
@@ -223,20 +223,20 @@ func (lv *LiveVerifier) forgetVerified(ctx context.Context) error {
 	return nil
 }
 
-// keeping keeps what is verified now and then.
-type keeping struct {
+// progressKeeper keeps what is verified now and then.
+type progressKeeper struct {
 	verifier *LiveVerifier
 	logger   *slog.Logger
 	last     time.Time
 	failed   bool
 }
 
-// now keeps it when enough is new, or when it is called for.
-func (k *keeping) now(ctx context.Context, least uint64) {
+// keepNow keeps it when enough is new, or when it is called for.
+func (k *progressKeeper) keepNow(ctx context.Context, least uint64) {
 	if time.Since(k.last) >= keepAfter {
 		least = 1
 	}
-	err := k.verifier.keep(ctx, least)
+	err := k.verifier.keepProgress(ctx, least)
 	if err != nil && !k.failed && ctx.Err() == nil {
 		k.logger.Warn("what is verified of the audit log cannot be kept: a start now would begin anew", "error", err)
 	}

@@ -25,7 +25,7 @@ func (f *fixture) verifiedRow() []byte {
 	if p, err := f.log.Verify(f.t.Context()); err != nil || p.Status != ProofVerified {
 		f.t.Fatal(p, err)
 	}
-	if err := f.log.keep(f.t.Context(), 1); err != nil {
+	if err := f.log.keepProgress(f.t.Context(), 1); err != nil {
 		f.t.Fatal(err)
 	}
 	return f.row(verifiedKey)
@@ -88,16 +88,16 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 		t.Errorf("%d entries were verified, want 21", log.LiveVerifier.v.entries)
 	}
 	// Nothing new: nothing is written. And what is new is kept.
-	if err := f.log.keep(t.Context(), 1); err != nil || !bytes.Equal(f.row(verifiedKey), row) {
+	if err := f.log.keepProgress(t.Context(), 1); err != nil || !bytes.Equal(f.row(verifiedKey), row) {
 		t.Error("it is written again", err)
 	}
 	if _, err := f.log.Verify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.log.keep(t.Context(), 100); err != nil || !bytes.Equal(f.row(verifiedKey), row) {
+	if err := f.log.keepProgress(t.Context(), 100); err != nil || !bytes.Equal(f.row(verifiedKey), row) {
 		t.Error("a few entries are kept at once", err)
 	}
-	if err := f.log.keep(t.Context(), 21); err != nil || bytes.Equal(f.row(verifiedKey), row) {
+	if err := f.log.keepProgress(t.Context(), 21); err != nil || bytes.Equal(f.row(verifiedKey), row) {
 		t.Error("it is not kept", err)
 	}
 	if _, err := f.verify(); err != nil {
@@ -116,7 +116,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	whole := copyStore(t, f.store)
 	other := newFixture(t)
 	other.fill(29)
-	b, since, err := f.log.LiveVerifier.v.state.clone(), f.log.LiveVerifier.since, error(nil)
+	b, since, err := f.log.LiveVerifier.v.history.clone(), f.log.LiveVerifier.since, error(nil)
 	chain := f.log.chain.chainID
 	sign := func(change func(w *verified)) []byte {
 		w := verified{&Base{b.clone()}, since}
@@ -143,7 +143,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 		"of a damaged entry":         {rows: whole.with(func(tx store.Tx) error { return tx.Put(entryKey(30), []byte{1}) }), row: row, broken: true},
 		"of an entry above the head": {rows: whole.with(func(tx store.Tx) error { return tx.Put(headKey, get(memoryTx{older}, headKey)) }), row: row},
 		"signed for something else": {rows: whole, row: func() []byte {
-			base, signErr := f.log.signBase(&Base{b.clone()})
+			base, signErr := (&Base{b.clone()}).sign(f.log.signer, f.log.ChainID())
 			if signErr != nil {
 				t.Fatal(signErr)
 			}

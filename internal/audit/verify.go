@@ -89,10 +89,15 @@ type Report struct {
 // the earliest fault is the one reported.
 type Verifier struct {
 	options Options
-	state
+	history
 	pipeline
 
-	due    []waypoint // checkpoints that the chain is to come by, the nearest first
+	pinned  bool
+	from    uint64 // the first sequence that was checked
+	entries uint64 // that were checked
+	tenant  string // whose part it is; empty for a whole chain
+
+	due    []dueCheckpoint // checkpoints that the chain is to come by, the nearest first
 	since  *Checkpoint
 	links  func(it *item)           // told of each entry that fits, in order
 	begun  func() error             // told when chain and key are known
@@ -102,7 +107,7 @@ type Verifier struct {
 
 // NewVerifier returns a verifier that has seen nothing, or what the base has.
 func NewVerifier(o Options) *Verifier {
-	v := &Verifier{options: o, state: state{
+	v := &Verifier{options: o, history: history{
 		tenants:     make(map[string]*tenantState),
 		credentials: make(map[CredentialKey]State),
 		apiKeys:     make(map[APIKeyName]APIKeyState),
@@ -113,7 +118,7 @@ func NewVerifier(o Options) *Verifier {
 	}}
 	v.init(o.gentle)
 	if o.Base != nil {
-		v.state = o.Base.clone()
+		v.history = o.Base.clone()
 	}
 	switch {
 	case o.PublicKey != nil:
@@ -287,8 +292,8 @@ func (v *Verifier) linkAll(b *stretch) {
 	}
 }
 
-// sound reports whether the signature of an entry verifies.
-func (v *Verifier) sound(it *item, key *dualsig.PublicKey) bool {
+// signatureHolds reports whether the signature of an entry verifies.
+func (v *Verifier) signatureHolds(it *item, key *dualsig.PublicKey) bool {
 	switch {
 	case v.options.linksOnly:
 		return true
@@ -319,11 +324,11 @@ func (v *Verifier) link(it *item) error {
 		return err
 	case !it.timed:
 		return &Broken{e.Sequence, "the timestamp is malformed"}
-	case !v.options.Tenant && !jump && e.Sequence != next && v.known():
+	case !v.options.Tenant && !jump && e.Sequence != next && v.knowsPrevious():
 		return &Broken{next, fmt.Sprintf("expected here, found %d: an entry is missing, repeated or moved", e.Sequence)}
 	case e.Sequence <= v.head.sequence:
 		return &Broken{next, fmt.Sprintf("expected a later entry, found %d: an entry is repeated or moved", e.Sequence)}
-	case !v.options.Tenant && v.known() && e.PreviousHash != v.hash:
+	case !v.options.Tenant && v.knowsPrevious() && e.PreviousHash != v.hash:
 		return &Broken{e.Sequence, "the previous hash is not that of the entry before"}
 	case it.micros < v.head.micros:
 		return &Broken{e.Sequence, "the timestamp is earlier than that of the entry before"}
@@ -350,7 +355,7 @@ func (v *Verifier) link(it *item) error {
 			v.replay(e)
 		}
 	}
-	if err := v.pass(); err != nil {
+	if err := v.passDue(); err != nil {
 		return err
 	}
 	if v.links != nil {
@@ -368,8 +373,8 @@ func (v *Verifier) at(it *item, next uint64) uint64 {
 	return next
 }
 
-// known reports whether the entry before the next one was seen, or is none.
-func (v *Verifier) known() bool { return v.whole || v.head.sequence > 0 }
+// knowsPrevious reports whether the entry before the next one was seen, or is none.
+func (v *Verifier) knowsPrevious() bool { return v.whole || v.head.sequence > 0 }
 
 func (v *Verifier) linkTenant(it *item) error {
 	e := it.entry
@@ -407,7 +412,7 @@ func (v *Verifier) jump(e *Entry, next uint64) (bool, error) {
 	switch {
 	case !ok1 || !ok2 || !ok3 || to+1 != e.Sequence || from > e.Sequence:
 		return false, &Broken{v.orAt(e, next), "the entry accepts a rollback, and does not say of which entries"}
-	case !v.known():
+	case !v.knowsPrevious():
 		return true, nil
 	case from != next:
 		return false, &Broken{next, fmt.Sprintf("expected here, found %d: it accepts that entries were lost, but not this one", e.Sequence)}
@@ -418,7 +423,7 @@ func (v *Verifier) jump(e *Entry, next uint64) (bool, error) {
 }
 
 func (v *Verifier) orAt(e *Entry, next uint64) uint64 {
-	if v.known() {
+	if v.knowsPrevious() {
 		return next
 	}
 	return e.Sequence
@@ -456,7 +461,7 @@ func (v *Verifier) open(it *item) error {
 			return err
 		}
 		v.key.Store(v.public)
-	} else if err := v.hold(1); err != nil {
+	} else if err := v.checkPins(1); err != nil {
 		return err
 	}
 	if err := v.beginSince(); err != nil || v.begun == nil {
@@ -498,13 +503,13 @@ func (v *Verifier) begin(it *item) error {
 		return &Broken{first, "the first entry does not name a chain id and a public key: the beginning of the log is missing"}
 	}
 	v.chainID, v.public, v.keyID = strings.Clone(e.Attributes[attributeChainID]), key, key.ID()
-	return v.hold(e.Sequence)
+	return v.checkPins(e.Sequence)
 }
 
 var errNoKey = fault.New(fault.Invalid, "a range that does not begin with the first entry names no key: give the log's public key")
 
-// hold compares chain and key with what was pinned.
-func (v *Verifier) hold(sequence uint64) error {
+// checkPins compares chain and key with what was pinned.
+func (v *Verifier) checkPins(sequence uint64) error {
 	if pin := v.options.Fingerprint; pin != "" {
 		if subtle.ConstantTimeCompare([]byte(pin), []byte(Fingerprint(v.chainID, v.public.Bytes()))) != 1 {
 			return &Broken{sequence, "the chain's fingerprint is not the pinned one: this is another log"}

@@ -28,7 +28,7 @@ func (f *fixture) followed() []byte {
 	if _, err := f.log.Follow(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	note, _, err := f.log.chain.Newest(f.t.Context())
+	note, _, err := f.log.chain.NewestCheckpoint(f.t.Context())
 	if err != nil {
 		f.t.Fatal(err)
 	}

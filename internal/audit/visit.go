@@ -60,7 +60,7 @@ func (rd *Reader) find(ctx context.Context, tenant string, base *Base, types []E
 	if base != nil {
 		found = append(found, base.kept...)
 	}
-	s := sweep{chain: rd.chain, tenant: tenant, types: types, next: 1}
+	s := typeSweep{chain: rd.chain, tenant: tenant, types: types, next: 1}
 	for _, t := range types {
 		s.keys = append(s.keys, typeKey(t))
 	}
@@ -82,8 +82,8 @@ func (rd *Reader) find(ctx context.Context, tenant string, base *Base, types []E
 	}), err
 }
 
-// sweep goes through the entries of a tenant that are of some types, oldest first.
-type sweep struct {
+// typeSweep goes through the entries of a tenant that are of some types, oldest first.
+type typeSweep struct {
 	chain  *Chain
 	tenant string
 	types  []EventType
@@ -93,7 +93,7 @@ type sweep struct {
 }
 
 // step reads on in one snapshot, and reports whether there is more.
-func (s *sweep) step(r store.Reader) (more bool, err error) {
+func (s *typeSweep) step(r store.Reader) (more bool, err error) {
 	low, high, err := s.chain.extent(r, s.tenant)
 	if err != nil {
 		return false, err
@@ -121,7 +121,7 @@ func (s *sweep) step(r store.Reader) (more bool, err error) {
 
 // bySummaries reads the entries that summaries name, as far as there are summaries
 // without a gap, and returns of how many blocks.
-func (s *sweep) bySummaries(r store.Reader, high uint64, most int) (blocks int, err error) {
+func (s *typeSweep) bySummaries(r store.Reader, high uint64, most int) (blocks int, err error) {
 	var named []uint64
 	next, bad := s.next, false
 	rng := store.Range{From: summaryKey(s.tenant, blockOf(next)), To: summaryKey(s.tenant, blockOf(high)+1)}
@@ -152,7 +152,7 @@ func (s *sweep) bySummaries(r store.Reader, high uint64, most int) (blocks int, 
 		}
 		var row indexRow
 		if row, err = readIndexRow(r, s.tenant, n); err == nil {
-			err = s.take(r, n, row)
+			err = s.readEntryAt(r, n, row)
 		}
 	}
 	s.next = next
@@ -160,7 +160,7 @@ func (s *sweep) bySummaries(r store.Reader, high uint64, most int) (blocks int, 
 }
 
 // byRows reads the entries that the index names, up to one.
-func (s *sweep) byRows(r store.Reader, to uint64) error {
+func (s *typeSweep) byRows(r store.Reader, to uint64) error {
 	type numbered struct {
 		n uint64
 		indexRow
@@ -189,15 +189,15 @@ func (s *sweep) byRows(r store.Reader, to uint64) error {
 		return err
 	}
 	for _, row := range rows {
-		if err := s.take(r, row.n, row.indexRow); err != nil {
+		if err := s.readEntryAt(r, row.n, row.indexRow); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// take reads the entry of a tenant sequence and its row, if it is of the types.
-func (s *sweep) take(r store.Reader, n uint64, row indexRow) error {
+// readEntryAt reads the entry of a tenant sequence and its row, if it is of the types.
+func (s *typeSweep) readEntryAt(r store.Reader, n uint64, row indexRow) error {
 	if !slices.Contains(s.types, row.eventType) {
 		return nil // its key is another type's, too
 	}

@@ -86,7 +86,7 @@ func TestAVisitReadsSummariesInPlaceOfRows(t *testing.T) {
 	})
 	f.follow()
 	rows := &countingStore{Store: f.store}
-	s := sweep{tenant: string(tenantA), types: []EventType{KeyRotated}, keys: []uint32{typeKey(KeyRotated)}, next: 1}
+	s := typeSweep{tenant: string(tenantA), types: []EventType{KeyRotated}, keys: []uint32{typeKey(KeyRotated)}, next: 1}
 	err := rows.View(t.Context(), func(r store.Reader) error {
 		more, err := s.step(r)
 		if more || len(s.found) != 2 {
@@ -154,7 +154,7 @@ func BenchmarkStart(b *testing.B) {
 		b.Fatal(p, err)
 	}
 	b.Logf("verified in %v on one core: %.0f entries a second", time.Since(began), float64(n)/time.Since(began).Seconds())
-	if err := f.log.keep(b.Context(), 1); err != nil {
+	if err := f.log.keepProgress(b.Context(), 1); err != nil {
 		b.Fatal(err)
 	}
 	for range 200 {
@@ -179,7 +179,7 @@ func BenchmarkStart(b *testing.B) {
 			b.Fatal(seen, err)
 		}
 		visits = append(visits, time.Since(visit))
-		if _, _, err := log.chain.Newest(b.Context()); err != nil {
+		if _, _, err := log.chain.NewestCheckpoint(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 		if _, err := log.Follow(b.Context()); err != nil {

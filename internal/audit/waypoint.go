@@ -7,24 +7,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// waypoint is a checkpoint that the chain must come by.
-type waypoint struct {
+// dueCheckpoint is a checkpoint that the chain must come by.
+type dueCheckpoint struct {
 	Checkpoint
 	what string // for the message
 }
 
 // expect lets the chain come by a checkpoint, which was verified.
 func (v *Verifier) expect(c Checkpoint, what string) {
-	w := waypoint{c, what}
+	w := dueCheckpoint{c, what}
 	i := 0
 	for i < len(v.due) && v.due[i].Size <= c.Size {
 		i++
 	}
-	v.due = append(v.due[:i:i], append([]waypoint{w}, v.due[i:]...)...)
+	v.due = append(v.due[:i:i], append([]dueCheckpoint{w}, v.due[i:]...)...)
 }
 
-// pass holds the head against the checkpoints that are due here.
-func (v *Verifier) pass() error {
+// passDue holds the head against the checkpoints that are due here.
+func (v *Verifier) passDue() error {
 	for len(v.due) > 0 && v.tree.size >= v.due[0].Size {
 		w := v.due[0]
 		v.due = v.due[1:]
@@ -41,11 +41,11 @@ func (c Checkpoint) same(d Checkpoint) bool {
 	return c == d
 }
 
-func (w waypoint) forked() *Broken {
+func (w dueCheckpoint) forked() *Broken {
 	return &Broken{w.Sequence, "the log is not the one that " + w.what + " is of: it was written anew at this entry or before"}
 }
 
-func (w waypoint) lostTo(from, accepted uint64) *Broken {
+func (w dueCheckpoint) lostTo(from, accepted uint64) *Broken {
 	return &Broken{from, fmt.Sprintf("%s is of epoch %d and knows entries up to %d: entries %d to %d are not in this log, they were lost by the rollback that entry %d accepted",
 		w.what, w.Epoch, w.Sequence, from, w.Sequence, accepted)}
 }
@@ -79,8 +79,8 @@ func (v *Verifier) beginSince() error {
 	case c.Size > v.tree.size:
 		v.expect(c, "the older checkpoint")
 	case c.Size == v.tree.size:
-		v.due = append(v.due, waypoint{c, "the older checkpoint"})
-		return v.pass()
+		v.due = append(v.due, dueCheckpoint{c, "the older checkpoint"})
+		return v.passDue()
 	case v.older == nil:
 		return errSincePart
 	default:

@@ -19,59 +19,59 @@ import (
 type Detector struct {
 	chain *Chain
 
-	seen    atomic.Pointer[known]   // the newest entry that the store is known to have had
-	suspect atomic.Bool             // a commit did not find that entry
-	refusal atomic.Pointer[refusal] // nil while the log takes entries
+	seen      atomic.Pointer[Head]       // the newest entry that the store is known to have had
+	suspected atomic.Bool                // a commit did not find that entry
+	halted    atomic.Pointer[haltReason] // nil while the log takes entries
 
 	// What is known to be lost, and the refusal that came of it last.
-	deciding    sync.Mutex
-	own, memory witness
-	places      []*witness
-	told        *RollbackError
-	look        func(ctx context.Context) // asks the places; nil: there are none
+	mu                   sync.Mutex
+	inDatabase, inMemory lossSource
+	places               []*lossSource
+	published            *RollbackError
+	askPlaces            func(ctx context.Context) // asks the places; nil: there are none
 }
 
 func newDetector(ch *Chain) *Detector {
-	return &Detector{chain: ch, own: witness{place: databasePlace}, memory: witness{place: memoryPlace}}
+	return &Detector{chain: ch, inDatabase: lossSource{place: databasePlace}, inMemory: lossSource{place: memoryPlace}}
 }
 
-// witness is what one of them knows to be lost.
-type witness struct {
+// lossSource is what one of them knows to be lost.
+type lossSource struct {
 	place    string         // in messages
 	lost     *RollbackError // nil: nothing, or it was accepted
 	epoch    uint64         // of the log, when it was found
 	accepted *RollbackError // the one before, which a place may still show
 }
 
-// standing is where the log stands in a snapshot.
-type standing struct {
+// logState is where the log stands in a snapshot.
+type logState struct {
 	head   link
 	epochs []epoch
 	losses []acceptedLoss
-	seen   known // by this process before
+	seen   Head // by this process before
 }
 
-func (s standing) epoch() epoch { return s.epochs[len(s.epochs)-1] }
+func (s logState) epoch() epoch { return s.epochs[len(s.epochs)-1] }
 
-func (ch *Chain) standing(r store.Reader) (s standing, err error) {
+func (ch *Chain) logState(r store.Reader) (s logState, err error) {
 	if s.head, err = readHead(r); err == nil {
 		s.epochs, s.losses, err = ch.accepted(r, s.head)
 	}
 	return s, err
 }
 
-// judge has what witnesses know found out in a snapshot and taken up, and the log
+// decide has what witnesses know found out in a snapshot and taken up, and the log
 // refused or not for the worst that any of them knows. Error: that of find, which
 // may run more than once.
-func (d *Detector) judge(ctx context.Context, find func(r store.Reader, s standing) (take func(), err error)) error {
-	d.deciding.Lock()
-	defer d.deciding.Unlock()
+func (d *Detector) decide(ctx context.Context, find func(r store.Reader, s logState) (take func(), err error)) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for {
 		var now epoch
 		var take func()
 		seen := *d.seen.Load()
 		err := d.chain.store.View(ctx, func(r store.Reader) error {
-			s, err := d.chain.standing(r)
+			s, err := d.chain.logState(r)
 			if err == nil {
 				now, s.seen = s.epoch(), seen
 				take, err = find(r, s)
@@ -81,19 +81,19 @@ func (d *Detector) judge(ctx context.Context, find func(r store.Reader, s standi
 		if err != nil {
 			return err
 		}
-		for _, w := range d.witnesses() {
+		for _, w := range d.sources() {
 			if w.lost != nil && now.number > w.epoch && now.first > w.lost.LostTo {
 				w.lost, w.accepted = nil, w.lost
 			}
 		}
 		take()
-		if !d.tell() {
+		if !d.publishLoss() {
 			return nil
 		}
 		// An acceptance may have been committed since the database was read.
 		var again epoch
 		err = d.chain.store.View(ctx, func(r store.Reader) error {
-			s, err := d.chain.standing(r)
+			s, err := d.chain.logState(r)
 			if err == nil {
 				again = s.epoch()
 			}
@@ -105,14 +105,16 @@ func (d *Detector) judge(ctx context.Context, find func(r store.Reader, s standi
 	}
 }
 
-func (d *Detector) witnesses() []*witness { return append([]*witness{&d.own, &d.memory}, d.places...) }
+func (d *Detector) sources() []*lossSource {
+	return append([]*lossSource{&d.inDatabase, &d.inMemory}, d.places...)
+}
 
-// tell has the log refused for the worst that is known, or no longer when nothing is
+// publishLoss has the log refused for the worst that is known, or no longer when nothing is
 // lost that was not accepted. It reports whether it did the former.
-func (d *Detector) tell() bool {
+func (d *Detector) publishLoss() bool {
 	var worst *RollbackError
 	var number uint64
-	for _, w := range d.witnesses() {
+	for _, w := range d.sources() {
 		if w.lost == nil {
 			continue
 		}
@@ -122,41 +124,41 @@ func (d *Detector) tell() bool {
 		number = max(number, w.lost.Epoch)
 	}
 	if worst == nil {
-		if d.told != nil && d.Refusal() == error(d.told) {
-			d.Refuse(nil)
+		if d.published != nil && d.HaltedBy() == error(d.published) {
+			d.Halt(nil)
 		}
 		return false
 	}
 	lost := *worst
 	lost.Epoch = number
-	if d.told != nil && *d.told == lost && d.Refusal() != nil {
+	if d.published != nil && *d.published == lost && d.HaltedBy() != nil {
 		return false // which the log knows
 	}
-	d.told = &lost
-	d.Refuse(d.told)
+	d.published = &lost
+	d.Halt(d.published)
 	return true
 }
 
-// hold has the log refused when it does not go on from its own newest checkpoint, or
+// checkForRollback has the log refused when it does not go on from its own newest checkpoint, or
 // from what this process has seen, and no longer when that was accepted. It reports
 // whether entries are lost. What is damaged otherwise says nothing.
-func (d *Detector) hold(ctx context.Context) (lost bool, err error) {
-	suspected := d.suspect.Swap(false)
-	err = d.judge(ctx, func(r store.Reader, s standing) (func(), error) {
+func (d *Detector) checkForRollback(ctx context.Context) (lost bool, err error) {
+	suspected := d.suspected.Swap(false)
+	err = d.decide(ctx, func(r store.Reader, s logState) (func(), error) {
 		own, err1 := d.chain.lostOfOwn(r, s)
 		seen, err2 := d.lostOfSeen(r, s)
 		return func() {
 			if err1 == nil {
-				d.own.take(own, s)
+				d.inDatabase.note(own, s)
 			}
 			if err2 == nil {
-				d.memory.take(seen, s)
+				d.inMemory.note(seen, s)
 			}
-		}, errors.Join(sound(err1), sound(err2))
+		}, errors.Join(unlessDamage(err1), unlessDamage(err2))
 	})
-	if err = sound(err); err != nil {
+	if err = unlessDamage(err); err != nil {
 		if suspected {
-			d.suspect.Store(true)
+			d.suspected.Store(true)
 		}
 		err = fmt.Errorf("comparing what is known of the log with its entries: %w", err)
 	}
@@ -166,19 +168,19 @@ func (d *Detector) hold(ctx context.Context) (lost bool, err error) {
 // lostEntries reports whether the log is known, and told, to lack entries that were
 // in this database, or to have others than it had: then no checkpoint is signed.
 func (d *Detector) lostEntries() bool {
-	d.deciding.Lock()
-	defer d.deciding.Unlock()
-	for _, w := range d.witnesses() {
-		if w.lost != nil && (w == &d.own || w == &d.memory || w.lost.LostFrom == 0) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, w := range d.sources() {
+		if w.lost != nil && (w == &d.inDatabase || w == &d.inMemory || w.lost.LostFrom == 0) {
 			return true
 		}
 	}
 	return false
 }
 
-// take takes up what was found. An acceptance is told from one of something else by
+// note takes up what was found. An acceptance is told from one of something else by
 // its epoch.
-func (w *witness) take(lost *RollbackError, s standing) {
+func (w *lossSource) note(lost *RollbackError, s logState) {
 	if w.lost = lost; lost != nil {
 		lost.Place, lost.Epoch = w.place, max(lost.Epoch, s.epoch().number)
 		w.epoch = s.epoch().number
@@ -186,18 +188,18 @@ func (w *witness) take(lost *RollbackError, s standing) {
 }
 
 // lostOfSeen returns what the log lacks of what this process has seen.
-func (d *Detector) lostOfSeen(r store.Reader, s standing) (*RollbackError, error) {
-	lost, err := d.chain.lacks(r, known{s.head, s.epoch().number}, s.seen)
+func (d *Detector) lostOfSeen(r store.Reader, s logState) (*RollbackError, error) {
+	lost, err := d.chain.lacks(r, Head{s.head, s.epoch().number}, s.seen)
 	if lost == nil || err != nil {
 		return nil, err
 	}
 	// Entries behind the head, or one there that is not signed, are no older copy.
-	_, _, err = d.chain.theirs(r, s.head)
+	_, _, err = d.chain.foreignHead(r, s.head)
 	return lost, err
 }
 
-// sound returns an error that is not of damage.
-func sound(err error) error {
+// unlessDamage returns an error that is not of damage.
+func unlessDamage(err error) error {
 	if damaged(err) {
 		return nil
 	}
