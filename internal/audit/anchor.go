@@ -307,12 +307,6 @@ func (k *AnchorKeeper) readAnchor(note []byte) (c Checkpoint, why string) {
 	return c, ""
 }
 
-// Attributes of what the log says of a place.
-const (
-	attributePlace    = "place"    // the name of an [AnchorPlace]
-	attributeSequence = "sequence" // of the checkpoint that it is begun with; also of an entry that was read by it
-)
-
 // recordStart tells that a place is begun which keeps nothing, before it is written: an
 // anchor that was removed so leaves a second beginning of its place in the log.
 // What cannot be saved is told once, and so is what replicas begin that start at the

@@ -3,6 +3,7 @@ package audit
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -36,13 +37,6 @@ const (
 	// entry that says that there is another.
 	lateness = 24 * time.Hour
 )
-
-// Archive keeps objects by name. Put returns when the object is durable; Get's
-// error is fault.NotFound when there is none.
-type Archive interface {
-	Put(ctx context.Context, name string, data []byte) error
-	Get(ctx context.Context, name string) ([]byte, error)
-}
 
 // Cutter moves entries that are older than Keep to the archive. Of several that
 // run at the same time on one database, one comes through: each removes only what it
@@ -286,15 +280,6 @@ func (c *Cutter) store(ctx context.Context, s *Segment, base *Base) (*Base, erro
 	return base, nil
 }
 
-// Attributes of the entry that says that a segment was archived.
-const (
-	attributeFrom    = "from" // sequences
-	attributeTo      = "to"
-	attributeEntries = "entries"
-	attributeObject  = "object"
-	attributeSHA256  = "sha256" // [Segment.Digest], lower-case hex
-)
-
 // cut moves the base to the end of a segment, which is in the archive and has n
 // entries. The former base is what the segment goes on from.
 func (c *Cutter) cut(ctx context.Context, s Segment, n uint64, former []byte, base *Base) error {
@@ -328,4 +313,21 @@ func (c *Cutter) cut(ctx context.Context, s Segment, n uint64, former []byte, ba
 		_, err = c.Log.Append(tx, event)
 		return err
 	})
+}
+
+// segment returns the object of a segment, whose Hash and Digest it fills in. It
+// verifies what it writes as the options say. Error: a [Broken], of which there is
+// no object.
+func (c *Cutter) segment(ctx context.Context, s *Segment, o Options) ([]byte, error) {
+	var out bytes.Buffer
+	zip, digest := gzip.NewWriter(&out), newLineDigest() // without a time: the same entries compress the same
+	v := NewVerifier(o)
+	if err := c.Reader.exportRange(ctx, io.MultiWriter(zip, digest), v, s.From, s.To); err != nil {
+		return nil, err
+	}
+	if err := zip.Close(); err != nil {
+		return nil, fmt.Errorf("compressing a segment: %w", err)
+	}
+	s.Hash, s.Digest = v.head.hash, digest.sum()
+	return out.Bytes(), nil
 }

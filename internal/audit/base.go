@@ -3,15 +3,12 @@ package audit
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/go-json-experiment/json"
 	"golang.org/x/mod/sumdb/tlog"
@@ -19,7 +16,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/frame"
-	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // Base is what a verification knows after the entries up to one: all that it
@@ -37,8 +33,6 @@ const (
 	baseVersion = 1
 	baseContext = "latticekeep/audit-base/v1"
 )
-
-var baseKey = []byte("audit/base")
 
 // Sequence returns that of the last entry before what is still to be verified.
 func (b *Base) Sequence() uint64 { return b.head.sequence }
@@ -110,23 +104,6 @@ type baseNamespace struct {
 	Namespace string `json:"namespace"`
 	Sequence  uint64 `json:"sequence"`
 	Tenant    string `json:"tenant"`
-}
-
-// Base returns what is known after the last entry, of a chain that was seen from
-// its beginning or from a base.
-func (v *Verifier) Base() (*Base, error) {
-	if err := v.Wait(); err != nil {
-		return nil, err
-	}
-	if !v.whole || v.head.sequence == 0 {
-		return nil, errors.New("making a base: the beginning of the log was not verified")
-	}
-	s := v.history.clone()
-	// A row of what is not known is found as is one of what was deleted, so that a
-	// base does not grow with everything that ever was.
-	maps.DeleteFunc(s.credentials, func(_ CredentialKey, c State) bool { return c.Deleted })
-	maps.DeleteFunc(s.apiKeys, func(_ APIKeyName, k APIKeyState) bool { return k.Revoked })
-	return &Base{s}, nil
 }
 
 func (s history) clone() history {
@@ -323,100 +300,12 @@ func parseHash(s string) (hash [32]byte, ok bool) {
 	return hash, err == nil && n == len(hash) && hex.EncodeToString(hash[:]) == s
 }
 
-// baseCache is the base that was read last: one of many credentials is long, and it
-// takes seconds to read a row that nobody has changed. The zero value is ready.
-type baseCache struct {
-	reading sync.Mutex // held by who reads a row, for all that ask meanwhile
-	last    atomic.Pointer[readRow]
-}
-
-// readRow is a row and what it says.
-type readRow struct {
-	row  []byte
-	base *Base
-}
-
-// get returns the base of a row, nil if that was not the last one that was read.
-func (c *baseCache) get(row []byte) *Base {
-	if last := c.last.Load(); last != nil && bytes.Equal(last.row, row) {
-		return last.base
+// equal reports whether both say the same. Either may be nil.
+func (b *Base) equal(other *Base) bool {
+	if b == nil || other == nil || b == other {
+		return b == other
 	}
-	return nil
-}
-
-// ownBase reads the row of the base of this log, which it keeps.
-func (ch *Chain) ownBase(row []byte) (*Base, error) {
-	if b := ch.bases.get(row); b != nil {
-		return b, nil
-	}
-	ch.bases.reading.Lock()
-	defer ch.bases.reading.Unlock()
-	if b := ch.bases.get(row); b != nil {
-		return b, nil
-	}
-	b, err := ParseBase(row, ch.key)
-	if err != nil || b.chainID != ch.chainID {
-		return nil, errDamagedLog
-	}
-	ch.bases.last.Store(&readRow{row, b})
-	return b, nil
-}
-
-// readBase is the function of the name for this log. A row that is what it was the
-// last time is compared, and not read again.
-func (ch *Chain) readBase(ctx context.Context) (b *Base, err error) {
-	var row []byte
-	err = ch.store.View(ctx, func(r store.Reader) error {
-		at, err := r.Get(baseKey)
-		if err != nil || at == nil {
-			return err
-		}
-		if b = ch.bases.get(at); b == nil {
-			row = bytes.Clone(at)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the base of the log: %w", err)
-	}
-	if row == nil {
-		return b, nil
-	}
-	if b, err = ch.ownBase(row); err != nil {
-		return nil, brokenBase()
-	}
-	return b, nil
-}
-
-func brokenBase() *Broken {
-	return &Broken{1, ErrBase.Error() + ": what was archived cannot be gone on from"}
-}
-
-// movedPast reports whether an entry is archived by now, so that it is no fault if
-// it is missing.
-func (ch *Chain) movedPast(ctx context.Context, sequence uint64) (bool, error) {
-	base, err := ch.readBase(ctx)
-	return err == nil && base != nil && base.Sequence() >= sequence, err
-}
-
-// readBase returns the base of the store, and nil if nothing was archived. One
-// that is damaged breaks the chain at its beginning: what came before the
-// entries that are left is not known.
-func readBase(ctx context.Context, s store.Store) (b *Base, err error) {
-	var row []byte
-	err = s.View(ctx, func(r store.Reader) error {
-		b, err := r.Get(baseKey)
-		row = bytes.Clone(b)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the base of the log: %w", err)
-	}
-	if row == nil {
-		return nil, nil
-	}
-	if b, err = ParseBase(row, nil); err != nil {
-		return nil, brokenBase()
-	}
-	return b, nil
+	ours, err1 := b.json()
+	theirs, err2 := other.json()
+	return errors.Join(err1, err2) == nil && bytes.Equal(ours, theirs)
 }

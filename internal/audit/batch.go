@@ -13,20 +13,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// Signing says what one signature of the log covers.
-type Signing string
-
-// The modes. Entries of both stand in one log, and a log may change between
-// them at any time.
-const (
-	SignEntries Signing = "entry" // each entry has its own
-	SignBatches Signing = "batch" // the entries of one commit share one over the root of their tree
-)
-
-// SetSigning decides how the commits from now on are signed. The zero mode is
-// [SignEntries].
-func (l *Log) SetSigning(s Signing) { l.batches.Store(s == SignBatches) }
-
 // batchContext separates the signature of a group from everything else ML-DSA
 // signs here, and is the label of what it signs.
 const batchContext = "latticekeep/audit-batch/v1"

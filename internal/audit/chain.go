@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"context"
 	"sync/atomic"
 
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -17,4 +18,31 @@ type Chain struct {
 	bases      baseCache
 	epochsRead atomic.Pointer[readEpochs] // nil before the second epoch
 	followed   atomic.Pointer[followed]   // nil before the first checkpoint was seen
+}
+
+// verifiedHead returns the stored head after holding it against the last entry.
+func (ch *Chain) verifiedHead(ctx context.Context) (head Head, err error) {
+	var last *Entry
+	err = ch.store.View(ctx, func(r store.Reader) error {
+		if head.link, err = readHead(r); err != nil {
+			return err
+		}
+		newest, err := newestEntry(r)
+		if err == nil && newest > 0 {
+			last, err = readEntry(r, newest)
+		}
+		if err == nil {
+			head.epoch, err = ch.epochNow(r, head.link)
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return Head{}, err
+	case last == nil && head.link == link{}:
+		return head, nil
+	case last == nil || last.link() != head.link || !last.verify(ch.key, nil):
+		return Head{}, errDamagedLog
+	}
+	return head, nil
 }

@@ -3,6 +3,7 @@ package audit
 import (
 	"bytes"
 	"crypto/sha256"
+	"crypto/sha3"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
 // Checkpoint is a statement of how far the log goes: the head of the hash chain,
@@ -189,3 +191,35 @@ type noteSigner struct {
 
 // Sign implements [note.Signer].
 func (s noteSigner) Sign(text []byte) ([]byte, error) { return s.private.Sign(checkpointContext, text) }
+
+// Fingerprint identifies a chain by what its first entry says: 64 lower-case
+// hex digits. Whoever pins it knows whose log is being verified.
+func Fingerprint(chainID string, publicKey []byte) string {
+	sum := sha3.Sum256(frame.Join("latticekeep/chain/v1", []byte(chainID), publicKey))
+	return hex.EncodeToString(sum[:])
+}
+
+func (c Checkpoint) Head() Head {
+	return Head{link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
+}
+
+// same reports whether two checkpoints are of one head.
+func (c Checkpoint) same(d Checkpoint) bool {
+	c.Time = d.Time
+	return c == d
+}
+
+// parseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself: in
+// the one spelling that its base64 has, and with no one else's signature.
+func parseOnly(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
+	c, err := ParseCheckpoint(signed, key)
+	if err != nil {
+		return Checkpoint{}, err
+	}
+	_, signature, _ := strings.Cut(string(signed), "\n\n")
+	fields := strings.Split(strings.TrimSuffix(signature, "\n"), " ")
+	if _, ok := decodeBase64(fields[len(fields)-1]); !ok || strings.Count(signature, "\n") != 1 {
+		return Checkpoint{}, ErrCheckpointMalformed
+	}
+	return c, nil
+}

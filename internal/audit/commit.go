@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -238,19 +237,6 @@ func (l *Log) entry(e Event) *Entry {
 		entry.add(attributePod, e.Principal.Pod)
 	}
 	return entry
-}
-
-// add adds an attribute, to a copy: the event's own are its caller's.
-func (e *Entry) add(attribute, value string) {
-	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
-		e.Attributes = make(map[string]string)
-	}
-	e.Attributes[attribute] = value
-}
-
-// makesCurrent reports whether the event is the newest version of a credential.
-func (e Event) makesCurrent() bool {
-	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.changesVersion()
 }
 
 // signatures are those of one commit, and its rows, which begin with them. They

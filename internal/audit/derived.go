@@ -108,13 +108,6 @@ func (w *storeWalk) tilesBelow() error {
 	return nil
 }
 
-func unlessDamaged(err error) error {
-	if err == errDamagedLog {
-		return nil
-	}
-	return err
-}
-
 // tilesOnly looks for tiles that the checkpoint's tree does not have. Those that
 // it has were compared as they filled up.
 func (w *storeWalk) tilesOnly() error {

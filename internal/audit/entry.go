@@ -2,21 +2,17 @@ package audit
 
 import (
 	"crypto/sha3"
-	"encoding/base64"
-	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"github.com/latticekeep/latticekeep/internal/dualsig"
-	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 // signingContext separates entries from everything else ML-DSA signs here.
@@ -24,9 +20,6 @@ const signingContext = "latticekeep/audit/v1"
 
 // timeFormat is RFC 3339 in UTC with microseconds, always all six digits.
 const timeFormat = "2006-01-02T15:04:05.000000Z"
-
-// zeroHash stands for the predecessor of a first entry.
-var zeroHash = strings.Repeat("0", 64)
 
 // Entry is one link of the chain. Its JSON is RFC 8785 canonical: the field
 // order below is the byte order of the names.
@@ -144,136 +137,45 @@ func (e *Entry) digest() ([32]byte, error) {
 	return sha3.Sum256(core), err
 }
 
-// A stored entry is a version byte, what belongs to its signature, and the
-// canonical bytes that the hash covers: the hash is recomputed at each read,
-// never believed. In version 1 the raw signature stands there. In version 2 the
-// entry was signed in a group: u64 first sequence of the group, u32 number of
-// its entries, u32 index in it, and the path of the index. The signature of the
-// group is a row of its own, under [batchKey].
-const (
-	plainRow = 1
-	batchRow = 2
-
-	plainRowHeader = 1 + dualsig.SignatureSize
-	batchRowHeader = 1 + 8 + 4 + 4 // and the path
-)
-
-func encodeRow(core, signature []byte) []byte {
-	row := make([]byte, 0, 1+len(signature)+len(core))
-	row = append(row, plainRow)
-	row = append(row, signature...)
-	return append(row, core...)
-}
-
-// beginBatchRow appends what comes before the core.
-func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
-	dst = append(dst, batchRow)
-	dst = binary.BigEndian.AppendUint64(dst, first)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t[0])))
-	dst = binary.BigEndian.AppendUint32(dst, index)
-	return t.appendPath(dst, int(index))
-}
-
-// rowBatch returns the first sequence of the group that an entry was signed in,
-// and false for an entry with a signature of its own.
-func rowBatch(row []byte) (first uint64, ok bool) {
-	if len(row) < batchRowHeader || row[0] != batchRow {
-		return 0, false
-	}
-	return binary.BigEndian.Uint64(row[1:]), true
-}
-
-// stored is an entry as it lies in the store. It refers to the rows it was
-// decoded from.
-type stored struct {
-	entry     *Entry // without Signature
-	hash      [32]byte
-	proof     batchProof
-	signature []byte
-}
-
-// splitRow returns what the hash of a stored entry covers, and what shows its
-// place in the group that it was signed in: of a row of version 1 the zero proof.
-func splitRow(row []byte) (core []byte, p batchProof, err error) {
-	if _, grouped := rowBatch(row); !grouped {
-		if len(row) < plainRowHeader || row[0] != plainRow {
-			return nil, p, errNotCanonical
+// plain returns how many bytes at the beginning of s stand for themselves in a
+// JSON string, as far as they are ASCII.
+func plain(s string) int {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return i
 		}
-		return row[plainRowHeader:], p, nil
 	}
-	p = batchProof{n: binary.BigEndian.Uint32(row[9:]), index: binary.BigEndian.Uint32(row[13:])}
-	if p.n < 2 || p.index >= p.n {
-		return nil, p, errNotCanonical
-	}
-	end := batchRowHeader + 32*pathLength(p.n, p.index)
-	if len(row) < end {
-		return nil, p, errNotCanonical
-	}
-	p.path = row[batchRowHeader:end]
-	return row[end:], p, nil
+	return len(s)
 }
 
-// decodeStored reads a stored entry; batch is the row of its group, if
-// [rowBatch] names one.
-func decodeStored(row, batch []byte) (s stored, err error) {
-	var core []byte
-	if core, s.proof, err = splitRow(row); err != nil {
-		return stored{}, err
+var errNotCanonical = errors.New("the bytes are not the canonical form of an entry")
+
+// add adds an attribute, to a copy: the event's own are its caller's.
+func (e *Entry) add(attribute, value string) {
+	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
+		e.Attributes = make(map[string]string)
 	}
-	first, grouped := rowBatch(row)
-	switch {
-	case !grouped:
-		s.signature = row[1:plainRowHeader]
-	case len(batch) != dualsig.SignatureSize:
-		return stored{}, errNotCanonical
-	default:
-		s.signature = batch
-	}
-	if s.entry, err = parse(core, false); err != nil {
-		return stored{}, err
-	}
-	if grouped && (first == 0 || s.entry.Sequence != first+uint64(s.proof.index)) {
-		return stored{}, errNotCanonical
-	}
-	s.hash = sha3.Sum256(core)
-	s.entry.Hash = hex.EncodeToString(s.hash[:])
-	return s, nil
+	e.Attributes[attribute] = value
 }
 
-// verify reports whether the signature is key's. The memo may be nil.
-func (s stored) verify(key *dualsig.PublicKey, m *memo) bool {
-	return s.proof.verify(key, s.hash, s.signature, m)
+// begins reports whether the entry is one that begins an epoch.
+func (e *Entry) begins() bool {
+	return e.EventType == RollbackAccepted && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
 }
 
-// whole returns the entry with its signature.
-func (s stored) whole() *Entry {
-	b := s.signature
-	if s.proof.n > 0 {
-		b = s.proof.encode(b)
-	}
-	s.entry.Signature = base64.StdEncoding.EncodeToString(b)
-	return s.entry
+// archives reports whether the entry says that a segment was archived.
+func (e *Entry) archives() bool {
+	return e.EventType == LogArchived && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
 }
 
-// decodeRow reads a stored entry; batch is the row of its group, if [rowBatch]
-// names one.
-func decodeRow(row, batch []byte) (*Entry, error) {
-	s, err := decodeStored(row, batch)
-	if err != nil {
-		return nil, err
-	}
-	return s.whole(), nil
+// number returns an attribute that is one, and 0 for any other.
+func (e *Entry) number(attribute string) uint64 {
+	n, _ := strconv.ParseUint(e.Attributes[attribute], 10, 64) // no number of these is 0
+	return n
 }
 
-// errNoEntry is a [fault.NotFound].
-var errNoEntry = fault.New(fault.NotFound, "the log holds no entry with this sequence")
-
-// readEntry returns the whole entry, unverified. Errors: errNoEntry, or
-// fault.Internal when what is there is not that entry.
-func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
-	e, err := storedEntry(r, sequence)
-	if err != nil {
-		return nil, err
-	}
-	return e.whole(), nil
+// decimal reads a number in its only spelling.
+func decimal(s string) (uint64, bool) {
+	n, err := strconv.ParseUint(s, 10, 64)
+	return n, err == nil && n <= maxInteger && strconv.FormatUint(n, 10) == s
 }

@@ -2,16 +2,10 @@ package audit
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 
-	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -89,6 +83,49 @@ func sequenceAt(epochs []epoch, index int64) uint64 {
 	return uint64(index) + 1
 }
 
+// epochOf returns the epoch that a sequence is in.
+func epochOf(epochs []epoch, sequence uint64) epoch {
+	of := epochs[0]
+	for _, e := range epochs {
+		if sequence >= e.first {
+			of = e
+		}
+	}
+	return of
+}
+
+// after returns the loss that an epoch began with, without what it was found by.
+func (e epoch) after(former epoch) acceptedLoss {
+	return acceptedLoss{former: former.number, epoch: e.number, from: former.first + uint64(e.size-former.size), to: e.first - 1}
+}
+
+// acceptedLoss is what an accepted rollback says of the entries that it lost.
+type acceptedLoss struct {
+	former, epoch uint64 // that lost them, and that began then
+	from, to      uint64 // sequences
+
+	// The checkpoint that it was found by, which is of an entry in that range
+	// unless the database had others there. Not known of an acceptance that is in
+	// the archive.
+	anchored uint64
+	hash     string
+}
+
+func (a acceptedLoss) covers(c Checkpoint) bool {
+	inRange := a.former <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
+	named := a.anchored == c.Sequence && a.hash == hex.EncodeToString(c.Hash[:])
+	// The database had other entries up to the one that was named: what an older
+	// checkpoint knows of those that are lost was lost with them.
+	older := a.anchored < a.from && c.Sequence < a.anchored
+	return c.Epoch < a.epoch && (inRange || named || older)
+}
+
+// isOf reports whether an entry is the acceptance of the loss.
+func (a acceptedLoss) isOf(e *Entry) bool {
+	return e.begins() && e.number(attributeEpoch) == a.epoch &&
+		e.number(attributeLostFrom) == a.from && e.number(attributeLostTo) == a.to
+}
+
 // RollbackError says that the database lacks entries which a checkpoint that is
 // kept elsewhere knows.
 type RollbackError struct {
@@ -113,190 +150,21 @@ func (e *RollbackError) Error() string {
 	return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which the checkpoint kept in %s knows: "+remedy, e.LostFrom, e.LostTo, e.Place)
 }
 
-// haltReason is why the log takes no entries.
-type haltReason struct{ reason error }
+// memoryPlace is what a [RollbackError] calls what a process has seen itself.
+const memoryPlace = "the memory of a replica"
 
-// Halt makes [Log.Ready], [Log.Append] and every commit fail with
-// fault.Unavailable, until it is called with nil or, when the reason is a
-// [RollbackError], until that is accepted.
-func (d *Detector) Halt(reason error) {
-	if reason == nil {
-		d.halted.Store(nil)
-		return
-	}
-	d.halted.Store(&haltReason{reason})
-}
+// The newest checkpoint in the database is signed evidence, too: a log that does
+// not go on from it has lost entries, whoever removed them. So it is held against
+// the entries as if it were kept in a place of its own, and the loss is accepted
+// as any other one. What is derived from the entries is then taken back to those
+// that are left.
 
-// HaltedBy returns why the log takes no entries, and nil when it does.
-func (d *Detector) HaltedBy() error {
-	if r := d.halted.Load(); r != nil {
-		return r.reason
-	}
-	return nil
-}
-
-// checkNotHalted returns what a caller is told while the log takes no entries.
-func (d *Detector) checkNotHalted() error {
-	if reason := d.HaltedBy(); reason != nil {
-		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
-	}
-	return nil
-}
-
-// Attributes of the entry of an accepted rollback.
-const (
-	attributeEpoch        = "epoch"         // that begins with it
-	attributeLostFrom     = "lost_from"     // one above the entry before
-	attributeLostTo       = "lost_to"       // one below it
-	attributeAnchored     = "anchored"      // the sequence that the checkpoint kept elsewhere has
-	attributeAnchoredHash = "anchored_hash" // of the entry there, lower-case hex
-)
+// databasePlace is what a [RollbackError] calls the database.
+const databasePlace = "the database"
 
 // Rollback is the beginning of a new epoch.
 type Rollback struct {
 	Epoch            uint64
 	LostFrom, LostTo uint64 // the sequences that are skipped; LostTo is one less than LostFrom when there are none
 	Receipt
-}
-
-// acceptance belongs to the event that begins an epoch. What it comes to is
-// decided in the hook, which knows the head.
-type acceptance struct {
-	lost  RollbackError
-	epoch epoch
-	made  Rollback
-}
-
-// maxReason bounds the reason of an accepted rollback, which is printable ASCII.
-const maxReason = 200
-
-var (
-	errReason = fault.New(fault.Invalid, "the reason has 1 to 200 printable ASCII characters: say why the entries were lost")
-
-	// errOneByOne is told to whoever accepts what someone else is accepting, or
-	// while the last entries before the refusal are still being committed.
-	errOneByOne = fault.New(fault.Unavailable, fault.Unavailable.Error())
-
-	errNothingLost = fault.New(fault.Conflict, "no rollback is to be accepted: the log is not behind a checkpoint that is kept elsewhere")
-)
-
-func validReason(s string) bool {
-	for i := range len(s) {
-		if s[i] < ' ' || s[i] > '~' {
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= maxReason
-}
-
-// AcceptRollback goes on without the entries that a [RollbackError] names, in a
-// new epoch above them, and lifts the refusal. It asks nobody whether p may: that is
-// for [Guard.AcceptRollback]. Errors: fault.Invalid for the reason, fault.Conflict
-// when nothing was lost, fault.Unavailable.
-func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
-	if err := l.chain.store.Ready(ctx); err != nil {
-		return Rollback{}, err
-	}
-	if !validReason(reason) {
-		return Rollback{}, errReason
-	}
-	// Another replica may have found out what this one did not look for yet, and what
-	// anybody knows is accepted at once.
-	l.rollbacks.mu.Lock()
-	look := l.rollbacks.askPlaces
-	l.rollbacks.mu.Unlock()
-	if look != nil {
-		look(ctx)
-	}
-	if _, err := l.rollbacks.checkForRollback(ctx); err != nil {
-		return Rollback{}, err
-	}
-	was := l.rollbacks.halted.Load()
-	var lost *RollbackError
-	if was == nil || !errors.As(was.reason, &lost) {
-		return Rollback{}, errNothingLost
-	}
-	a := &acceptance{lost: *lost}
-	p.Tenant = authz.SystemTenant // a verification takes it from no other
-	var receipt *Receipt
-	var done bool
-	err := l.chain.store.Update(ctx, func(tx store.Tx) error {
-		receipt, done = nil, false
-		epochs, err := l.chain.epochs(tx)
-		if err != nil {
-			return err
-		}
-		if newest := epochs[len(epochs)-1]; newest.number > lost.Epoch && newest.first > lost.LostTo {
-			done = true // and its answer did not arrive
-			return nil
-		}
-		receipt, err = l.append(tx, Event{
-			Type: RollbackAccepted, Outcome: Success, Principal: p,
-			Resource:   Resource{Type: ChainResource, ID: l.chain.chainID},
-			Attributes: map[string]string{AttributeReason: reason},
-		}, a)
-		return err
-	})
-	if err != nil {
-		return Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
-	}
-	l.rollbacks.halted.CompareAndSwap(was, nil)
-	_, _ = l.rollbacks.checkForRollback(ctx) // the former checkpoint is taken back; else the next look of the follower says so
-	l.noteAcceptance(ctx)
-	if done {
-		return Rollback{}, errNothingLost
-	}
-	a.made.Receipt = *receipt
-	return a.made, nil
-}
-
-// noteAcceptance tells the verification of the running log that entries were accepted to be lost.
-func (l *Log) noteAcceptance(ctx context.Context) {
-	if l.onAcceptance != nil {
-		l.onAcceptance(ctx)
-	}
-}
-
-// beginEpoch decides on the epoch that follows the head, and returns the sequence of
-// its first entry. Rows of epochs that no entry accepts are removed, and what is
-// derived from entries that are lost.
-func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head link) (first uint64, err error) {
-	epochs, _, err := l.chain.accepted(tx, head)
-	if err != nil {
-		return 0, err
-	}
-	index, ok := indexOf(epochs, head.sequence)
-	first = max(a.lost.LostTo, head.sequence) + 1
-	if !ok || first > maxInteger {
-		return 0, errDamagedLog
-	}
-	rows, err := epochRows(tx)
-	if err != nil {
-		return 0, err
-	}
-	for _, row := range rows {
-		if slices.Contains(epochs[1:], row.epoch) {
-			continue
-		}
-		if err := tx.Delete(row.key); err != nil {
-			return 0, err
-		}
-	}
-	if err := l.takeBack(tx, epochs, head); err != nil {
-		return 0, err
-	}
-	number := max(a.lost.Epoch, epochs[len(epochs)-1].number) + 1
-	a.epoch = epoch{number, first, index + 1}
-	a.made = Rollback{Epoch: number, LostFrom: head.sequence + 1, LostTo: first - 1}
-	return first, tx.Put(epochKey(number), a.epoch.encode())
-}
-
-// describe says in the first entry of the epoch what it follows.
-func (a *acceptance) describe(e *Entry) {
-	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
-	e.add(attributeEpoch, number(a.made.Epoch))
-	e.add(attributeLostFrom, number(a.made.LostFrom))
-	e.add(attributeLostTo, number(a.made.LostTo))
-	e.add(attributeAnchored, number(a.lost.LostTo))
-	e.add(attributeAnchoredHash, hex.EncodeToString(a.lost.Hash[:]))
 }

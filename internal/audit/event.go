@@ -224,3 +224,60 @@ type Event struct {
 	Resource   Resource
 	Attributes map[string]string // ASCII snake-case keys; never a value, a name or an address
 }
+
+// Attributes of the first entry of every tenant's chain, the deployment's own
+// included: trust in a chain starts there.
+const (
+	attributeChainID   = "chain_id"
+	attributePublicKey = "public_key" // of the log, base64
+)
+
+// attributePod is in every entry of a principal that is a pod: its UID.
+const attributePod = "pod_uid"
+
+// Attributes of the entry of an accepted rollback.
+const (
+	attributeEpoch        = "epoch"         // that begins with it
+	attributeLostFrom     = "lost_from"     // one above the entry before
+	attributeLostTo       = "lost_to"       // one below it
+	attributeAnchored     = "anchored"      // the sequence that the checkpoint kept elsewhere has
+	attributeAnchoredHash = "anchored_hash" // of the entry there, lower-case hex
+)
+
+// Attributes of the entry that says that a segment was archived.
+const (
+	attributeFrom    = "from" // sequences
+	attributeTo      = "to"
+	attributeEntries = "entries"
+	attributeObject  = "object"
+	attributeSHA256  = "sha256" // [Segment.Digest], lower-case hex
+)
+
+// Attributes of what the log says of a place.
+const (
+	attributePlace    = "place"    // the name of an [AnchorPlace]
+	attributeSequence = "sequence" // of the checkpoint that it is begun with; also of an entry that was read by it
+)
+
+// attributeTail is of the entry of a [Tail]: true. That of a single entry has its
+// [attributeSequence].
+const attributeTail = "tail"
+
+// makesCurrent reports whether the event is the newest version of a credential.
+func (e Event) makesCurrent() bool {
+	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.changesVersion()
+}
+
+// Attributes that internal/compliance judges by. Times are RFC 3339 in UTC.
+const (
+	AttributeExpiresAt    = "expires_at"           // of a credential's version, and of an API key that ends
+	AttributeTTLDays      = "ttl_days"             // of a credential, decimal
+	AttributeRotationDays = "rotation_period_days" // of a named key, decimal
+	AttributeNextRotation = "next_rotation"        // of a named key, when it is due
+	AttributeScopes       = "scopes"               // of an API key, separated by spaces
+	AttributeUser         = "user"                 // id of who answers for an API key, if anyone does
+)
+
+// ReasonSlowedDown is that of a refused sign-in whose account had so many failures
+// that it is slowed down.
+const ReasonSlowedDown = "slowed_down"

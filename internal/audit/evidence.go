@@ -10,20 +10,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Attributes that internal/compliance judges by. Times are RFC 3339 in UTC.
-const (
-	AttributeExpiresAt    = "expires_at"           // of a credential's version, and of an API key that ends
-	AttributeTTLDays      = "ttl_days"             // of a credential, decimal
-	AttributeRotationDays = "rotation_period_days" // of a named key, decimal
-	AttributeNextRotation = "next_rotation"        // of a named key, when it is due
-	AttributeScopes       = "scopes"               // of an API key, separated by spaces
-	AttributeUser         = "user"                 // id of who answers for an API key, if anyone does
-)
-
-// ReasonSlowedDown is that of a refused sign-in whose account had so many failures
-// that it is slowed down.
-const ReasonSlowedDown = "slowed_down"
-
 // Tenants returns whose parts the log has, the system's own among them, in the
 // order of their ids.
 func (rd *Reader) Tenants(ctx context.Context) (tenants []authz.TenantID, err error) {

@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -25,53 +25,6 @@ const (
 	stepEntries   = 2048
 	stepSummaries = 64
 )
-
-var checkpointKey = []byte("audit/checkpoint")
-
-var errNoCheckpoint = fault.New(fault.Unavailable, "the log has no checkpoint yet: ask again in a second")
-
-// followed is the newest checkpoint that the process has seen.
-type followed struct {
-	signed []byte
-	Checkpoint
-}
-
-// NewestCheckpoint returns the newest checkpoint, which is verified. Errors:
-// fault.Unavailable when there is none yet.
-func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c Checkpoint, err error) {
-	err = ch.store.View(ctx, func(r store.Reader) error {
-		signed, c, err = ch.checkpointIn(r)
-		return err
-	})
-	if err == nil && signed == nil {
-		err = errNoCheckpoint
-	}
-	if err != nil {
-		return nil, Checkpoint{}, fmt.Errorf("reading the newest checkpoint: %w", err)
-	}
-	return signed, c, nil
-}
-
-// checkpointIn returns nothing, without an error, before the first checkpoint.
-func (ch *Chain) checkpointIn(r store.Reader) (signed []byte, c Checkpoint, err error) {
-	row, err := r.Get(checkpointKey)
-	if err != nil || row == nil {
-		return nil, Checkpoint{}, err
-	}
-	known := ch.followed.Load()
-	if known != nil && bytes.Equal(known.signed, row) {
-		return bytes.Clone(row), known.Checkpoint, nil
-	}
-	signed = bytes.Clone(row)
-	c, err = ParseCheckpoint(signed, ch.key)
-	if err != nil || c.ChainID != ch.chainID {
-		return nil, Checkpoint{}, errDamagedLog
-	}
-	if known == nil || c.Head().newer(known.Head()) {
-		ch.followed.CompareAndSwap(known, &followed{signed, c})
-	}
-	return signed, c, nil
-}
 
 // Lag returns by how many sequences the newest checkpoint that this process has
 // seen is behind the newest entry that it has written, or seen another write. It
@@ -119,25 +72,6 @@ func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
 		}
 	}
 	return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
-}
-
-func (ch *Chain) storedHead(ctx context.Context) (head link, err error) {
-	err = ch.store.View(ctx, func(r store.Reader) error {
-		head, err = readHead(r)
-		return err
-	})
-	if err == nil && head.sequence == 0 {
-		err = errNoCheckpoint
-	}
-	return head, err
-}
-
-func readHead(r store.Reader) (link, error) {
-	b, err := r.Get(headKey)
-	if err != nil {
-		return link{}, fmt.Errorf("reading the head of the chain: %w", err)
-	}
-	return decodeLink(b)
 }
 
 // errOutrun says that the checkpoint has changed since a step began.
@@ -312,17 +246,6 @@ func (s *step) checkpoint(ch *Chain) (Checkpoint, error) {
 	}, nil
 }
 
-// epochOf returns the epoch that a sequence is in.
-func epochOf(epochs []epoch, sequence uint64) epoch {
-	of := epochs[0]
-	for _, e := range epochs {
-		if sequence >= e.first {
-			of = e
-		}
-	}
-	return of
-}
-
 func (s *step) write(tx store.Tx, signed []byte) error {
 	now, err := tx.Get(checkpointKey)
 	if err != nil {
@@ -354,4 +277,31 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 		}
 	}
 	return tx.Put(checkpointKey, signed)
+}
+
+// summarize makes the summary of a full block.
+func summarize(ctx context.Context, db store.Store, tenant string, block uint64) (summary, error) {
+	var rows []indexRow
+	damaged := false
+	rng := store.Range{From: tenantKey(tenant, endOf(block)+1-blockSize), To: tenantKey(tenant, endOf(block)+1)}
+	last := rng.To
+	rng.Reverse = true
+	err := db.View(ctx, func(r store.Reader) error {
+		return r.Scan(rng, func(key, value []byte) bool {
+			row, err := decodeIndexRow(value)
+			// The newest rows of the block are there, whatever was cut.
+			damaged = err != nil || binary.BigEndian.Uint64(key[len(key)-8:])+1 != binary.BigEndian.Uint64(last[len(last)-8:])
+			last = key
+			rows = append(rows, row)
+			return !damaged
+		})
+	})
+	if err != nil {
+		return summary{}, err
+	}
+	if damaged || len(rows) == 0 {
+		return summary{}, errDamagedLog
+	}
+	slices.Reverse(rows)
+	return summary{summaryKey(tenant, block), summaryOf(rows)}, nil
 }

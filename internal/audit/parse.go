@@ -3,16 +3,10 @@ package audit
 import (
 	"bytes"
 	"crypto/sha3"
-	"errors"
 	"strings"
 
 	"github.com/go-json-experiment/json"
 )
-
-// maxInteger is the largest integer that every JSON reader keeps exact.
-const maxInteger = 1<<53 - 1
-
-var errNotCanonical = errors.New("the bytes are not the canonical form of an entry")
 
 // ParseEntry reads one entry in its canonical JSON form, as [Log.Export]
 // writes it.
@@ -169,15 +163,4 @@ func (p *parser) number(literal string) (n uint64) {
 		p.bad = true
 	}
 	return n
-}
-
-// plain returns how many bytes at the beginning of s stand for themselves in a
-// JSON string, as far as they are ASCII.
-func plain(s string) int {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			return i
-		}
-	}
-	return len(s)
 }

@@ -1,26 +1,8 @@
 package audit
 
 import (
-	"bytes"
-	"encoding/binary"
-	"errors"
-	"fmt"
-
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// The rows that name a tenant's newest entry are not signed. Whoever has the database
-// and not the key could so have any replica sign an entry that forks the tenant's
-// history. Hence a row is believed only if it names what this process knows to be the
-// tenant's newest entry, or one that is signed and no older. What it cannot know is
-// which one is the newest of a tenant that it has never met and whose last rows were
-// removed: a verification finds that, also that of the running log.
-
-// tenantHead is the newest entry of a tenant.
-type tenantHead struct {
-	sequence uint64 // of the tenant
-	last     link
-}
 
 // knownTenantHead is the newest position that a tenant is known to have had, and the epoch that
 // the log was in then.
@@ -69,61 +51,6 @@ func (h *heads) position(r store.Reader, tenant string, epoch uint64) (tenantHea
 		return p, h.chain.checkSigned(h.recent, tenant, p, &h.recent.memo)
 	}
 	return p, h.chain.checkSigned(r, tenant, p, nil)
-}
-
-// recentRows reads what is read to go on from another process's head, of which most
-// tenants' newest entries are, without asking for it again.
-type recentRows struct {
-	store.Reader
-	entries []row // newest first
-	memo    memo  // of groups, most of which have several of these
-}
-
-// mostRecent is no more than what a scan gets from any store at once.
-const mostRecent = 16
-
-// Get implements [store.Reader].
-func (r *recentRows) Get(key []byte) ([]byte, error) {
-	for _, e := range r.entries {
-		if bytes.Equal(e.key, key) {
-			return e.value, nil
-		}
-	}
-	return r.Reader.Get(key)
-}
-
-// of reports whether an entry is the one at this position.
-func (p tenantHead) of(e *Entry, tenant string) bool {
-	return e.TenantID == tenant && e.TenantSequence == p.sequence && e.link() == p.last
-}
-
-// checkSigned fails unless what a row says is signed: by the entry that it names or, when
-// that is archived or the row says that there is none, by the base. The memo may be
-// nil. Error: errDamagedLog.
-func (ch *Chain) checkSigned(r store.Reader, tenant string, p tenantHead, m *memo) error {
-	if p.sequence > 0 {
-		e, err := storedEntry(r, p.last.sequence)
-		switch {
-		case err == nil && p.of(e.entry, tenant) && e.verify(ch.key, m):
-			return nil
-		case err == nil:
-			return errDamagedLog
-		case !errors.Is(err, errNoEntry):
-			return err
-		}
-	}
-	base, err := ch.baseIn(r)
-	if err != nil {
-		return err
-	}
-	var archived tenantHead
-	if base != nil && base.tenants[tenant] != nil {
-		archived = tenantHead{base.tenants[tenant].sequence, base.tenants[tenant].last}
-	}
-	if archived != p {
-		return errDamagedLog
-	}
-	return nil
 }
 
 // checkTenantHead reads what the hook will read for the tenant, to find damage while that fails
@@ -186,53 +113,4 @@ func (h *heads) contradicted(r store.Reader, tenant string, k knownTenantHead, p
 		return err
 	}
 	return h.chain.checkSigned(r, tenant, p, nil)
-}
-
-// lastOf reads a tenant's newest entry from its index.
-func lastOf(r store.Reader, tenant string) (p tenantHead, err error) {
-	rng := store.Prefix(tenantPrefix(tenant))
-	rng.Reverse = true
-	var bad error
-	err = r.Scan(rng, func(key, value []byte) bool {
-		row, err := decodeIndexRow(value)
-		if err != nil || len(key) < 8 {
-			bad = errDamagedLog
-			return false
-		}
-		p = tenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.link}
-		return false
-	})
-	return p, errors.Join(err, bad)
-}
-
-// entryRows returns copies of the row of an entry, nil when there is none, and of that
-// of its group, if it has one.
-func entryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
-	row, err = r.Get(entryKey(sequence))
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading an audit entry: %w", err)
-	}
-	row = bytes.Clone(row)
-	if first, ok := rowBatch(row); ok {
-		if batch, err = r.Get(batchKey(first)); err != nil {
-			return nil, nil, fmt.Errorf("reading the signature of audit entries: %w", err)
-		}
-	}
-	return row, bytes.Clone(batch), nil
-}
-
-// storedEntry is [readEntry] without the signature as text.
-func storedEntry(r store.Reader, sequence uint64) (stored, error) {
-	row, batch, err := entryRows(r, sequence)
-	switch {
-	case err != nil:
-		return stored{}, err
-	case row == nil:
-		return stored{}, errNoEntry
-	}
-	e, err := decodeStored(row, batch)
-	if err != nil || e.entry.Sequence != sequence {
-		return stored{}, errDamagedLog
-	}
-	return e, nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha3"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // Inclusion shows that an entry is in the tree.
@@ -116,29 +114,6 @@ func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequenc
 		return Inclusion{}, fmt.Errorf("proving an inclusion: %w", err)
 	}
 	return proof, nil
-}
-
-// findSequence looks an entry up among those of its tenant. It reads as many rows
-// whether there is one or not, and of others' rows none.
-func findSequence(ch *Chain, r store.Reader, tenant string, sequence uint64) (row indexRow, found bool, err error) {
-	low, high, err := ch.extent(r, tenant)
-	if err != nil || low > high {
-		return indexRow{}, false, err
-	}
-	// The answer is among the n rows from low on; each round halves them.
-	for n := high - low + 1; ; n -= n / 2 {
-		middle := low + n/2
-		at, err := readIndexRow(r, tenant, middle)
-		if err != nil {
-			return indexRow{}, false, err
-		}
-		if at.sequence <= sequence {
-			low, row = middle, at
-		}
-		if n == 1 {
-			return row, row.sequence == sequence && sequence > 0, nil
-		}
-	}
 }
 
 // ProveConsistency returns the proof that the tree of size to, 0 being that of the
@@ -257,124 +232,4 @@ func (rd *Reader) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoi
 		return Checkpoint{}, fmt.Errorf("computing a checkpoint: %w", err)
 	}
 	return c, nil
-}
-
-// treeView is the log up to its newest checkpoint.
-type treeView struct {
-	r      store.Reader
-	signed []byte
-	newest Checkpoint
-	epochs []epoch
-	cut    uint64          // entries up to here are in the archive only
-	hashes tlog.HashReader // of the tree, each proven to be in the newest checkpoint's
-}
-
-// viewTree runs do over one. Error: fault.Unavailable before the first
-// checkpoint.
-func (ch *Chain) viewTree(ctx context.Context, do func(treeView) error) error {
-	return ch.store.View(ctx, func(r store.Reader) error {
-		signed, c, err := ch.checkpointIn(r)
-		if err != nil {
-			return err
-		}
-		if signed == nil {
-			return errNoCheckpoint
-		}
-		epochs, err := ch.epochs(r)
-		if err != nil {
-			return err
-		}
-		cut, err := ch.cutTo(r)
-		if err != nil {
-			return err
-		}
-		return do(treeView{r, signed, c, epochs, cut, tiles{r}.hashes(c.Size, c.Root)})
-	})
-}
-
-// indexOf returns the place of an entry in the newest checkpoint's tree.
-func (s treeView) indexOf(sequence uint64) (int64, bool) {
-	index, ok := indexOf(s.epochs, sequence)
-	return index, ok && index >= 0 && index < s.newest.Size
-}
-
-// entry returns one that is in the database. Error: errNoEntry.
-func (s treeView) entry(sequence uint64) (*Entry, error) {
-	if sequence <= s.cut {
-		return nil, errNoEntry
-	}
-	return readEntry(s.r, sequence)
-}
-
-// hashOf returns the hash of an entry that is in the database, of whatever its row
-// has in the place of one: the tree says whether it is. Error: errNoEntry.
-func (s treeView) hashOf(sequence uint64) (hash [32]byte, err error) {
-	if sequence <= s.cut {
-		return hash, errNoEntry
-	}
-	row, err := s.r.Get(entryKey(sequence))
-	switch {
-	case err != nil:
-		return hash, fmt.Errorf("reading an audit entry: %w", err)
-	case row == nil:
-		return hash, errNoEntry
-	}
-	core, _, err := splitRow(row)
-	if err != nil {
-		return hash, errDamagedLog
-	}
-	return sha3.Sum256(core), nil
-}
-
-// rootAt returns the root that the tree had at a size.
-func (s treeView) rootAt(size int64) (tlog.Hash, error) {
-	if size == s.newest.Size {
-		return s.newest.Root, nil
-	}
-	root, err := tlog.TreeHash(size, s.hashes)
-	return root, treeError(err)
-}
-
-// holds reports whether the leaf at a place of the tree is an entry's.
-func (s treeView) holds(index int64, entry [32]byte) error {
-	leaf, err := s.hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
-	if err != nil {
-		return treeError(err)
-	}
-	if leaf[0] != tlog.Hash(leafHash(entry)) {
-		return errDamagedLog
-	}
-	return nil
-}
-
-func (s treeView) checkpointAt(sequence uint64) (Checkpoint, error) {
-	index, ok := s.indexOf(sequence)
-	if !ok {
-		return Checkpoint{}, errNoEntry
-	}
-	e, err := s.entry(sequence)
-	if err != nil {
-		return Checkpoint{}, err
-	}
-	at := e.link()
-	if err := s.holds(index, at.hash); err != nil {
-		return Checkpoint{}, err
-	}
-	root, err := s.rootAt(index + 1)
-	if err != nil {
-		return Checkpoint{}, err
-	}
-	return Checkpoint{
-		ChainID: s.newest.ChainID, Epoch: epochOf(s.epochs, sequence).number, Size: index + 1, Root: root,
-		Sequence: sequence, Hash: at.hash, Time: e.Time(),
-	}, nil
-}
-
-// treeError returns the error of a reader of hashes. What the reader itself says,
-// that tiles do not have the root, is damage.
-func treeError(err error) error {
-	if err != nil && fault.Of(err) == fault.Internal {
-		return errDamagedLog
-	}
-	return err
 }

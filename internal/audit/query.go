@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"sort"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -149,77 +148,6 @@ func (q Query) holds(e *Entry) bool {
 	return (q.ResourceID == "" || q.ResourceID == e.Resource.ID) && (q.Outcome == "" || q.Outcome == e.Outcome)
 }
 
-// readRows returns the entries of rows of a tenant's index, in their order. Error:
-// errDamagedLog when one is not the one that the row names.
-func readRows(r store.Reader, tenant string, rows []indexRow) ([]stored, error) {
-	found := make([]stored, 0, len(rows))
-	for len(rows) > 0 {
-		run := runOf(rows)
-		read, err := readRun(r, rows[:run])
-		if err != nil {
-			return nil, err
-		}
-		for i, e := range read {
-			if e.entry.link() != rows[i].link || e.entry.TenantID != tenant {
-				return nil, errDamagedLog
-			}
-		}
-		found, rows = append(found, read...), rows[run:]
-	}
-	return found, nil
-}
-
-// runOf returns how many of the first rows, newest first, are close enough together
-// that reading all that is between them takes less than to ask for each.
-func runOf(rows []indexRow) int {
-	const between = 4
-	n := 1
-	for n < len(rows) && rows[n].sequence < rows[n-1].sequence && rows[n-1].sequence-rows[n].sequence <= between {
-		n++
-	}
-	return n
-}
-
-// readRun reads the entries of rows, newest first, of a run.
-func readRun(r store.Reader, rows []indexRow) ([]stored, error) {
-	if len(rows) == 1 {
-		e, err := storedEntry(r, rows[0].sequence)
-		if fault.Of(err) == fault.NotFound {
-			err = errDamagedLog
-		}
-		return []stored{e}, err
-	}
-	kept := make([][]byte, 0, len(rows))
-	rng := store.Range{From: entryKey(rows[len(rows)-1].sequence), To: entryKey(rows[0].sequence + 1), Reverse: true}
-	err := r.Scan(rng, func(key, value []byte) bool {
-		if bytes.Equal(key, entryKey(rows[len(kept)].sequence)) {
-			kept = append(kept, bytes.Clone(value))
-		}
-		return len(kept) < len(rows)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading audit entries: %w", err)
-	}
-	if len(kept) < len(rows) {
-		return nil, errDamagedLog // an entry is missing
-	}
-	found := make([]stored, len(rows))
-	var of uint64 // the group whose signature was read last
-	var batch []byte
-	for i, row := range kept {
-		if first, grouped := rowBatch(row); grouped && (batch == nil || first != of) {
-			if batch, err = r.Get(batchKey(first)); err != nil {
-				return nil, fmt.Errorf("reading the signature of audit entries: %w", err)
-			}
-			of, batch = first, bytes.Clone(batch)
-		}
-		if found[i], err = decodeStored(row, batch); err != nil || found[i].entry.Sequence != rows[i].sequence {
-			return nil, errDamagedLog
-		}
-	}
-	return found, nil
-}
-
 // bounds returns the first and the last tenant sequence that the page may hold; the
 // first is the larger one when there is none. Times never decrease along the chain,
 // so that binary searches find where they begin and end.
@@ -239,56 +167,6 @@ func (q Query) bounds(ch *Chain, r store.Reader, tenant string, before uint64) (
 		low, err = firstRow(r, tenant, low, high, func(row indexRow) bool { return !time.UnixMicro(row.micros).Before(q.From) })
 	}
 	return low, min(high, max(before, 1)-1), err
-}
-
-// extent returns the first and the last tenant sequence of a tenant's entries that
-// are in the database: the first is the larger one when there are none. It is above
-// 1 once older entries are in the archive only, of which there may be rows that
-// nobody has removed yet.
-func (ch *Chain) extent(r store.Reader, tenant string) (low, high uint64, err error) {
-	low = 1
-	rng := store.Prefix(tenantPrefix(tenant))
-	err = r.Scan(rng, func(key, _ []byte) bool {
-		low = binary.BigEndian.Uint64(key[len(key)-8:])
-		return false
-	})
-	if err != nil {
-		return 0, 0, err
-	}
-	newest, err := lastOf(r, tenant)
-	if err != nil {
-		return 0, 0, err
-	}
-	high = newest.sequence
-	cut, err := ch.cutTo(r)
-	if err != nil || cut == 0 {
-		return low, high, err
-	}
-	low, err = firstRow(r, tenant, low, high, func(row indexRow) bool { return row.sequence > cut })
-	return low, high, err
-}
-
-// firstRow returns the first tenant sequence from low to high whose row is what is
-// wanted, given that all after it are too; high + 1 when none is.
-func firstRow(r store.Reader, tenant string, low, high uint64, wanted func(indexRow) bool) (uint64, error) {
-	var err error
-	n := sort.Search(int(high+1-low), func(i int) bool {
-		if err != nil {
-			return true
-		}
-		var row indexRow
-		row, err = readIndexRow(r, tenant, low+uint64(i))
-		return err != nil || wanted(row)
-	})
-	return low + uint64(n), err
-}
-
-func readIndexRow(r store.Reader, tenant string, tenantSequence uint64) (indexRow, error) {
-	b, err := r.Get(tenantKey(tenant, tenantSequence))
-	if err != nil {
-		return indexRow{}, err
-	}
-	return decodeIndexRow(b)
 }
 
 // search goes through the index of a tenant, newest first.
@@ -428,21 +306,4 @@ func (s *search) bySummaries(n uint64, keys []uint32) (uint64, error) {
 		}
 	}
 	return below, nil
-}
-
-// LastChange returns the type of the event that gave a credential its current
-// version.
-func LastChange(r store.Reader, tenant authz.TenantID, credential string) (EventType, error) {
-	at, err := Current(r, tenant, credential)
-	if err != nil {
-		return "", err
-	}
-	e, err := readEntry(r, at.Sequence)
-	if err != nil {
-		return "", err
-	}
-	if e.Hash != at.Hash || e.TenantID != string(tenant) || e.Resource.ID != credential || !e.EventType.changesVersion() {
-		return "", errDamagedLog
-	}
-	return e.EventType, nil
 }

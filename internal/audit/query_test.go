@@ -17,9 +17,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// history is three days of one tenant, an entry each hour, of two types by a
+// threeDays is three days of one tenant, an entry each hour, of two types by a
 // user, an API key and another user, and beside it that of another tenant.
-func history(t *testing.T) (f *fixture, began time.Time, all []Event) {
+func threeDays(t *testing.T) (f *fixture, began time.Time, all []Event) {
 	f = newFixture(t)
 	began = f.now()
 	actors := []authz.Principal{{Kind: authz.User, ID: "usr_a"}, {Kind: authz.APIKey, ID: "key_a"}, {Kind: authz.User, ID: "usr_b"}}
@@ -71,7 +71,7 @@ func (f *fixture) pages(q Query) (hours []string) {
 // Every combination of filters, in pages of every size, is what a loop over all
 // entries would select.
 func TestFiltersCombine(t *testing.T) {
-	f, began, all := history(t)
+	f, began, all := threeDays(t)
 	at := func(hour int, off time.Duration) time.Time {
 		return began.Add(time.Duration(hour)*time.Hour + off).Truncate(time.Microsecond)
 	}
@@ -116,7 +116,7 @@ func TestFiltersCombine(t *testing.T) {
 
 // A page that was begun goes on where it stopped, whatever is written meanwhile.
 func TestACursorHoldsItsPlace(t *testing.T) {
-	f, began, all := history(t)
+	f, began, all := threeDays(t)
 	q := Query{Limit: 10, To: began.Add(71 * time.Hour)}
 	first, next, err := f.log.Query(t.Context(), principal(tenantA), q)
 	if err != nil || len(first) != 10 || first[0].Resource.ID != "71" {
@@ -136,7 +136,7 @@ func TestACursorHoldsItsPlace(t *testing.T) {
 }
 
 func TestForeignCursorsAreRefusedOrShowNothingForeign(t *testing.T) {
-	f, _, _ := history(t)
+	f, _, _ := threeDays(t)
 	for _, cursor := range []string{"x", "AAAA", "AAAAAAAAAAE=", "AAAAAAAAAAAA"} {
 		if _, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 1, Cursor: cursor}); fault.Of(err) != fault.Invalid {
 			t.Errorf("%q: %v", cursor, err)
@@ -158,7 +158,7 @@ func TestForeignCursorsAreRefusedOrShowNothingForeign(t *testing.T) {
 // A range that ended long ago is found without a look at all that came after, nor at
 // what was before it.
 func TestARangeIsSoughtAndNotScanned(t *testing.T) {
-	f, began, _ := history(t)
+	f, began, _ := threeDays(t)
 	counting := &countingReader{}
 	err := f.store.View(t.Context(), func(r store.Reader) error {
 		counting.Reader = r

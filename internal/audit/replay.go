@@ -137,12 +137,3 @@ func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page 
 	}
 	return page, more, err
 }
-
-// readStored reads an entry that is to be there.
-func readStored(r store.Reader, sequence uint64) (stored, error) {
-	e, err := storedEntry(r, sequence)
-	if errors.Is(err, errNoEntry) {
-		err = errDamagedLog
-	}
-	return e, err
-}

@@ -2,17 +2,16 @@ package audit
 
 import (
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
 
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -98,23 +97,6 @@ func newestSegment(r store.Reader) (s Segment, err error) {
 	return s, errors.Join(err, bad)
 }
 
-// segment returns the object of a segment, whose Hash and Digest it fills in. It
-// verifies what it writes as the options say. Error: a [Broken], of which there is
-// no object.
-func (c *Cutter) segment(ctx context.Context, s *Segment, o Options) ([]byte, error) {
-	var out bytes.Buffer
-	zip, digest := gzip.NewWriter(&out), newLineDigest() // without a time: the same entries compress the same
-	v := NewVerifier(o)
-	if err := c.Reader.exportRange(ctx, io.MultiWriter(zip, digest), v, s.From, s.To); err != nil {
-		return nil, err
-	}
-	if err := zip.Close(); err != nil {
-		return nil, fmt.Errorf("compressing a segment: %w", err)
-	}
-	s.Hash, s.Digest = v.head.hash, digest.sum()
-	return out.Bytes(), nil
-}
-
 // segmentBytes ends a segment that has long entries before it has as many as it could: a segment is
 // put together and compressed in memory.
 const segmentBytes = 64 << 20
@@ -144,109 +126,6 @@ func unzipAtMost(data []byte, most int64, read func(lines io.Reader) error) erro
 		return errors.New("reading a segment: it goes on after its end")
 	}
 	return nil
-}
-
-// verifySegment checks the object of a segment as an export that goes on from the
-// options' base, and returns what is known at its end.
-func verifySegment(data []byte, s Segment, o Options) (report Report, base *Base, err error) {
-	digest := newLineDigest()
-	err = unzip(data, func(lines io.Reader) error {
-		var v *Verifier
-		if v, report, err = verifyExport(io.TeeReader(lines, digest), o); err != nil {
-			return err
-		}
-		base, err = v.Base()
-		return err
-	})
-	switch {
-	case err != nil:
-		return Report{}, nil, err
-	case report.From != s.From || report.Sequence != s.To || base.head.hash != s.Hash:
-		return Report{}, nil, &Broken{s.From, fmt.Sprintf("the segment has entries %d to %d, and is to have those from %d to %d", report.From, report.Sequence, s.From, s.To)}
-	case digest.sum() != s.Digest:
-		return Report{}, nil, &Broken{s.From, "the segment has other bytes than were archived, such as another signature that verifies too"}
-	}
-	return report, base, nil
-}
-
-// VerifyArchive checks the segments of a log, which are all from the first on, as
-// one log, and returns what is known at their end: a whole chain, if the options'
-// fingerprint or public key is pinned this one. The options' base and range are
-// not used; Since only when it lies in a segment. Errors: a [Broken], also for an
-// object that is missing or no segment; those of the archive.
-func VerifyArchive(ctx context.Context, a Archive, segments []Segment, o Options) (total Report, base *Base, err error) {
-	since := o.Since
-	o.Base, o.Tenant, o.From, o.To = nil, false, 0, 0
-	for i, s := range segments {
-		data, err := a.Get(ctx, s.Name)
-		if errors.Is(err, fault.NotFound) {
-			return Report{}, nil, &Broken{s.From, "the archive lacks the object " + s.Name}
-		}
-		if err != nil {
-			return Report{}, nil, fmt.Errorf("reading %s: %w", s.Name, err)
-		}
-		o.Since = nil
-		if c, err := peekCheckpoint(since); err == nil && s.From <= c.Sequence && c.Sequence <= s.To {
-			o.Since = since
-		}
-		report, next, err := verifySegment(data, s, o)
-		if _, broken := IsBroken(err); err != nil && !broken {
-			err = &Broken{s.From, "the object " + s.Name + " cannot be read: " + err.Error()}
-		}
-		if err != nil {
-			return Report{}, nil, err
-		}
-		report.Entries += total.Entries
-		if i > 0 {
-			report.From, report.Since = total.From, cmp.Or(report.Since, total.Since)
-		}
-		total, base, o.Base = report, next, next
-	}
-	return total, base, nil
-}
-
-// VerifyWithArchive checks a whole log from its first entry on, of which the
-// oldest entries are in the archive: these, then the store as [VerifyStore] does,
-// and that the one goes on where the other ends. Errors: of both.
-func VerifyWithArchive(ctx context.Context, s store.Store, a Archive, o Options) (Report, error) {
-	var segments []Segment
-	err := s.View(ctx, func(r store.Reader) (err error) {
-		segments, err = Segments(r)
-		return err
-	})
-	if errors.Is(err, errDamagedLog) {
-		return Report{}, &Broken{1, "what the log says to be in the archive is damaged"}
-	}
-	if err != nil {
-		return Report{}, err
-	}
-	archived, base, err := VerifyArchive(ctx, a, segments, o)
-	if err != nil {
-		return Report{}, err
-	}
-	stored, err := readBase(ctx, s)
-	if err != nil {
-		return Report{}, err
-	}
-	if !base.equal(stored) {
-		return Report{}, &Broken{max(archived.Sequence, 1), "what the archive comes to is not what the log goes on from"}
-	}
-	o.From, o.To = 0, 0
-	report, err := VerifyStore(ctx, s, o)
-	if err == nil && base != nil {
-		report.From, report.Entries = archived.From, report.Entries+archived.Entries
-	}
-	return report, err
-}
-
-// equal reports whether both say the same. Either may be nil.
-func (b *Base) equal(other *Base) bool {
-	if b == nil || other == nil || b == other {
-		return b == other
-	}
-	ours, err1 := b.json()
-	theirs, err2 := other.json()
-	return errors.Join(err1, err2) == nil && bytes.Equal(ours, theirs)
 }
 
 // lineDigest is SHA-256 over all lines that are written to it but the last. None may
@@ -281,3 +160,19 @@ func (d *lineDigest) Write(b []byte) (int, error) {
 }
 
 func (d *lineDigest) sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
+
+// Archive keeps objects by name. Put returns when the object is durable; Get's
+// error is fault.NotFound when there is none.
+type Archive interface {
+	Put(ctx context.Context, name string, data []byte) error
+	Get(ctx context.Context, name string) ([]byte, error)
+}
+
+// maxLine bounds one line of an export: an entry is a few KiB.
+const maxLine = 1 << 20
+
+// isOf reports whether an entry says that the segment was archived.
+func (s Segment) isOf(e *Entry) bool {
+	return e.number(attributeFrom) == s.From && e.number(attributeTo) == s.To &&
+		e.Attributes[attributeObject] == s.Name && e.Attributes[attributeSHA256] == hex.EncodeToString(s.Digest[:])
+}

@@ -6,110 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// A page is what one snapshot reads at the most, so that a long log is no long
-// transaction, and large rows are not many at a time.
-const (
-	pageRows  = 500
-	pageBytes = 4 << 20
-)
-
-// ScanAll visits every row of the range in order, in snapshots of a page each.
-// Rows that are only ever added at the end read the same as in one snapshot.
-func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
-	for {
-		var rows []row
-		more, err := false, error(nil)
-		err = s.View(ctx, func(r store.Reader) error {
-			rows, more, err = readPage(r, rng)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		for _, row := range rows { // visit may take its time: the snapshot is over
-			if err := visit(row.key, row.value); err != nil {
-				return err
-			}
-		}
-		if !more {
-			return nil
-		}
-		rng.From = append(rows[len(rows)-1].key, 0)
-	}
-}
-
-type row struct{ key, value []byte }
-
-// readPage returns copies of the first rows of the range, and whether there may
-// be more.
-func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error) {
-	size := 0
-	err = r.Scan(rng, func(key, value []byte) bool {
-		both := make([]byte, 0, len(key)+len(value)+1) // the key may grow by a byte
-		both = append(append(both, value...), key...)
-		rows = append(rows, row{both[len(value):], both[:len(value):len(value)]})
-		size += len(value)
-		more = len(rows) == pageRows || size >= pageBytes
-		return !more
-	})
-	return rows, more, err
-}
-
-// entryRow is a row of an entry with that of its group, if it has one.
-type entryRow struct{ key, row, batch []byte }
-
-// scanEntries visits the rows of entries of the range in order.
-func scanEntries(ctx context.Context, s store.Store, rng store.Range, visit func(entryRow) error) error {
-	for {
-		var page []entryRow
-		more := false
-		err := s.View(ctx, func(r store.Reader) (err error) {
-			page, more, err = readEntries(r, rng)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		for _, e := range page {
-			if err := visit(e); err != nil {
-				return err
-			}
-		}
-		if !more {
-			return nil
-		}
-		rng.From = append(bytes.Clone(page[len(page)-1].key), 0)
-	}
-}
-
-func readEntries(r store.Reader, rng store.Range) (page []entryRow, more bool, err error) {
-	rows, more, err := readPage(r, rng)
-	if err != nil {
-		return nil, false, err
-	}
-	var first uint64
-	var batch []byte
-	for _, row := range rows {
-		e := entryRow{key: row.key, row: row.value}
-		if of, ok := rowBatch(row.value); ok {
-			if batch == nil || of != first {
-				if batch, err = r.Get(batchKey(of)); err != nil {
-					return nil, false, err
-				}
-				first, batch = of, bytes.Clone(batch)
-			}
-			e.batch = batch
-		}
-		page = append(page, e)
-	}
-	return page, more, nil
-}
 
 // VerifyStore checks the whole log as it lies in the store, from its first
 // entry, or from the base of what was archived, to its head, and all rows
@@ -430,11 +332,87 @@ var rowRanges = []store.Range{
 	only(verifiedKey), // which says nothing of the log that is not found out here
 }
 
-func only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
-
-func sequenceOf(indexValue []byte) uint64 {
-	if len(indexValue) < 8 {
-		return 0
+// leftOver reports whether entries that are archived are still to be removed, and
+// with them what only they need.
+func (w *storeWalk) leftOver() (found bool, err error) {
+	if w.base == nil {
+		return false, nil
 	}
-	return binary.BigEndian.Uint64(indexValue)
+	err = w.view(func(r store.Reader) error {
+		return r.Scan(store.Range{From: entryRange.From, To: entryKey(w.base.head.sequence + 1)}, func(_, _ []byte) bool {
+			found = true
+			return false
+		})
+	})
+	if err != nil {
+		return false, fmt.Errorf("reading the log: %w", err)
+	}
+	return found, nil
+}
+
+// archived holds what the log says to be in the archive against the base, and
+// against the entries that say so too, of which the base keeps the archived ones.
+func (w *storeWalk) archived() error {
+	var segments []Segment
+	err := w.view(func(r store.Reader) (err error) {
+		segments, err = Segments(r)
+		return err
+	})
+	if err != nil && !errors.Is(err, errDamagedLog) {
+		return err
+	}
+	var newest Segment
+	if len(segments) > 0 {
+		newest = segments[len(segments)-1]
+	}
+	switch {
+	case err != nil:
+		w.suspect(1, "what the log says to be in the archive is damaged")
+		return nil
+	case w.base == nil && len(segments) > 0:
+		w.suspect(1, "the log says that entries are in the archive, and has no base to go on from")
+	case w.base != nil && (newest.To != w.base.head.sequence || newest.Hash != w.base.head.hash):
+		w.suspect(w.base.head.sequence, "what the log says to be in the archive does not end with the base")
+	}
+	said := slices.DeleteFunc(slices.Clone(w.history.kept), func(e *Entry) bool { return !e.archives() })
+	size := int64(0) // of the tree before the next segment
+	for i, s := range segments {
+		if i >= len(said) || !s.isOf(said[i]) {
+			w.suspect(w.clamp(s.From), "what the log says to be in the archive is not what the entry says that archived it")
+		}
+		first, ok1 := indexOf(w.epochs, s.From)
+		last, ok2 := indexOf(w.epochs, s.To)
+		if !ok1 || !ok2 || first != size {
+			w.suspect(w.clamp(s.From), "what the log says to be in the archive does not go on where the former segment ends")
+			return nil
+		}
+		if err := w.endsWith(last, s); err != nil {
+			return err
+		}
+		size = last + 1
+	}
+	if len(said) > len(segments) {
+		w.suspect(w.clamp(said[len(segments)].number(attributeFrom)), "an entry says that others are in the archive, and the log does not say where")
+	}
+	return nil
+}
+
+// endsWith holds the hash of a segment's last entry, which no entry says, against
+// the tree.
+func (w *storeWalk) endsWith(index int64, s Segment) error {
+	if !w.following() || index >= w.followed.Size {
+		return nil
+	}
+	err := w.view(func(r store.Reader) error {
+		at := int(index & (tileWidth - 1))
+		b, err := tiles{r}.read(0, index>>tileHeight, at+1)
+		if err == nil && tlog.Hash(b[at*tlog.HashSize:]) != tlog.Hash(leafHash(s.Hash)) {
+			w.suspect(w.clamp(s.To), "what the log says to be in the archive ends with another entry than the tree has there")
+		}
+		return unlessDamaged(err) // a tile that is was reported
+	})
+	if err != nil {
+		return fmt.Errorf("reading the tree of the log: %w", err)
+	}
+	return nil
 }

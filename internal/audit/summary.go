@@ -2,7 +2,6 @@ package audit
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"maps"
@@ -43,7 +42,8 @@ var summaryRange = store.Prefix([]byte("audit/summary/"))
 
 // Keys of a summary. Two that come out the same make a query look at rows that
 // do not match, and no more.
-func typeKey(t EventType) uint32   { return summaryKeyOf("type", string(t)) }
+func typeKey(t EventType) uint32 { return summaryKeyOf("type", string(t)) }
+
 func actorKey(actor string) uint32 { return summaryKeyOf("actor", actor) }
 
 func summaryKeyOf(kind, value string) uint32 {
@@ -89,33 +89,6 @@ func summaryAgrees(stored []byte, rows []indexRow) bool {
 		}
 		delete(want, key)
 	}) && ok && len(want) == 0
-}
-
-// summarize makes the summary of a full block.
-func summarize(ctx context.Context, db store.Store, tenant string, block uint64) (summary, error) {
-	var rows []indexRow
-	damaged := false
-	rng := store.Range{From: tenantKey(tenant, endOf(block)+1-blockSize), To: tenantKey(tenant, endOf(block)+1)}
-	last := rng.To
-	rng.Reverse = true
-	err := db.View(ctx, func(r store.Reader) error {
-		return r.Scan(rng, func(key, value []byte) bool {
-			row, err := decodeIndexRow(value)
-			// The newest rows of the block are there, whatever was cut.
-			damaged = err != nil || binary.BigEndian.Uint64(key[len(key)-8:])+1 != binary.BigEndian.Uint64(last[len(last)-8:])
-			last = key
-			rows = append(rows, row)
-			return !damaged
-		})
-	})
-	if err != nil {
-		return summary{}, err
-	}
-	if damaged || len(rows) == 0 {
-		return summary{}, errDamagedLog
-	}
-	slices.Reverse(rows)
-	return summary{summaryKey(tenant, block), summaryOf(rows)}, nil
 }
 
 // placeSet is a set of places in a block.

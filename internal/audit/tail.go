@@ -13,10 +13,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// attributeTail is of the entry of a [Tail]: true. That of a single entry has its
-// [attributeSequence].
-const attributeTail = "tail"
-
 // errNotRead is of all entries that a tenant cannot read.
 var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or it is in the archive only")
 

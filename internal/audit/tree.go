@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/mod/sumdb/tlog"
 
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -147,14 +148,6 @@ func edgeWidth(size int64, level int) int {
 	return int(size>>(tileHeight*level)) & (tileWidth - 1)
 }
 
-// tilesIn returns how many tiles a tree of a size has.
-func tilesIn(size int64) (n int64) {
-	for hashes := size; hashes > 0; hashes >>= tileHeight {
-		n += (hashes + tileWidth - 1) / tileWidth
-	}
-	return n
-}
-
 func tileData(hashes []tlog.Hash) []byte {
 	data := make([]byte, 0, len(hashes)*tlog.HashSize)
 	for _, h := range hashes {
@@ -245,4 +238,21 @@ func (t tiles) builder(size int64, root tlog.Hash) (*treeBuilder, error) {
 // be in it.
 func (t tiles) hashes(size int64, root tlog.Hash) tlog.HashReader {
 	return tlog.TileHashReader(tlog.Tree{N: size, Hash: root}, t)
+}
+
+// treeError returns the error of a reader of hashes. What the reader itself says,
+// that tiles do not have the root, is damage.
+func treeError(err error) error {
+	if err != nil && fault.Of(err) == fault.Internal {
+		return errDamagedLog
+	}
+	return err
+}
+
+// tilesIn returns how many tiles a tree of a size has.
+func tilesIn(size int64) (n int64) {
+	for hashes := size; hashes > 0; hashes >>= tileHeight {
+		n += (hashes + tileWidth - 1) / tileWidth
+	}
+	return n
 }

@@ -41,8 +41,6 @@ const (
 	keepAfter   = time.Hour
 )
 
-var verifiedKey = []byte("audit/verified")
-
 // verified is what a verification knows, and when its pass over all entries began.
 type verified struct {
 	*Base

@@ -7,7 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
+	"maps"
 	"strings"
 	"time"
 
@@ -18,16 +18,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// Broken says where a chain stops holding.
-type Broken struct {
-	Sequence uint64 // the first bad one
-	Reason   string
-}
-
-func (b *Broken) Error() string {
-	return fmt.Sprintf("the chain is broken at sequence %d: %s", b.Sequence, b.Reason)
-}
 
 // Options of a verification.
 type Options struct {
@@ -444,12 +434,6 @@ func (v *Verifier) enter(e *Entry) error {
 	return nil
 }
 
-// decimal reads a number in its only spelling.
-func decimal(s string) (uint64, bool) {
-	n, err := strconv.ParseUint(s, 10, 64)
-	return n, err == nil && n <= maxInteger && strconv.FormatUint(n, 10) == s
-}
-
 // open finds out whose chain it is: from the base, or from the first entry.
 func (v *Verifier) open(it *item) error {
 	if v.opened {
@@ -525,10 +509,19 @@ func (v *Verifier) checkPins(sequence uint64) error {
 	return nil
 }
 
-// IsBroken returns the fault that err reports, if it is one of the chain and
-// not of reading it.
-func IsBroken(err error) (*Broken, bool) {
-	var b *Broken
-	ok := errors.As(err, &b)
-	return b, ok
+// Base returns what is known after the last entry, of a chain that was seen from
+// its beginning or from a base.
+func (v *Verifier) Base() (*Base, error) {
+	if err := v.Wait(); err != nil {
+		return nil, err
+	}
+	if !v.whole || v.head.sequence == 0 {
+		return nil, errors.New("making a base: the beginning of the log was not verified")
+	}
+	s := v.history.clone()
+	// A row of what is not known is found as is one of what was deleted, so that a
+	// base does not grow with everything that ever was.
+	maps.DeleteFunc(s.credentials, func(_ CredentialKey, c State) bool { return c.Deleted })
+	maps.DeleteFunc(s.apiKeys, func(_ APIKeyName, k APIKeyState) bool { return k.Revoked })
+	return &Base{s}, nil
 }

@@ -39,15 +39,6 @@ func (rd *Reader) Visit(ctx context.Context, tenant authz.TenantID, visit func(*
 	return err
 }
 
-// archivedTo returns the base of what is archived, nil when nothing is.
-func (ch *Chain) archivedTo(ctx context.Context) (*Base, error) {
-	base, err := ch.readBase(ctx)
-	if _, broken := IsBroken(err); broken {
-		return nil, errDamagedLog
-	}
-	return base, err
-}
-
 // sweepBlocks and sweepEntries bound what one snapshot of a sweep reads.
 const (
 	sweepBlocks  = 1024

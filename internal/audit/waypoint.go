@@ -35,12 +35,6 @@ func (v *Verifier) passDue() error {
 	return nil
 }
 
-// same reports whether two checkpoints are of one head.
-func (c Checkpoint) same(d Checkpoint) bool {
-	c.Time = d.Time
-	return c == d
-}
-
 func (w dueCheckpoint) forked() *Broken {
 	return &Broken{w.Sequence, "the log is not the one that " + w.what + " is of: it was written anew at this entry or before"}
 }

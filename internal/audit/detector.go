@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -31,6 +32,16 @@ type Detector struct {
 	askPlaces            func(ctx context.Context) // asks the places; nil: there are none
 }
 
+// noteHead keeps the newest entry that the store is known to have had.
+func (d *Detector) noteHead(k Head) {
+	for {
+		before := d.seen.Load()
+		if before != nil && !k.newer(*before) || d.seen.CompareAndSwap(before, &k) {
+			return
+		}
+	}
+}
+
 func newDetector(ch *Chain) *Detector {
 	return &Detector{chain: ch, inDatabase: lossSource{place: databasePlace}, inMemory: lossSource{place: memoryPlace}}
 }
@@ -41,23 +52,6 @@ type lossSource struct {
 	lost     *RollbackError // nil: nothing, or it was accepted
 	epoch    uint64         // of the log, when it was found
 	accepted *RollbackError // the one before, which a place may still show
-}
-
-// logState is where the log stands in a snapshot.
-type logState struct {
-	head   link
-	epochs []epoch
-	losses []acceptedLoss
-	seen   Head // by this process before
-}
-
-func (s logState) epoch() epoch { return s.epochs[len(s.epochs)-1] }
-
-func (ch *Chain) logState(r store.Reader) (s logState, err error) {
-	if s.head, err = readHead(r); err == nil {
-		s.epochs, s.losses, err = ch.accepted(r, s.head)
-	}
-	return s, err
 }
 
 // decide has what witnesses know found out in a snapshot and taken up, and the log
@@ -198,10 +192,56 @@ func (d *Detector) lostOfSeen(r store.Reader, s logState) (*RollbackError, error
 	return lost, err
 }
 
-// unlessDamage returns an error that is not of damage.
-func unlessDamage(err error) error {
-	if damaged(err) {
-		return nil
+// haltReason is why the log takes no entries.
+type haltReason struct{ reason error }
+
+// Halt makes [Log.Ready], [Log.Append] and every commit fail with
+// fault.Unavailable, until it is called with nil or, when the reason is a
+// [RollbackError], until that is accepted.
+func (d *Detector) Halt(reason error) {
+	if reason == nil {
+		d.halted.Store(nil)
+		return
 	}
-	return err
+	d.halted.Store(&haltReason{reason})
+}
+
+// HaltedBy returns why the log takes no entries, and nil when it does.
+func (d *Detector) HaltedBy() error {
+	if r := d.halted.Load(); r != nil {
+		return r.reason
+	}
+	return nil
+}
+
+// checkNotHalted returns what a caller is told while the log takes no entries.
+func (d *Detector) checkNotHalted() error {
+	if reason := d.HaltedBy(); reason != nil {
+		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
+	}
+	return nil
+}
+
+// acceptance belongs to the event that begins an epoch. What it comes to is
+// decided in the hook, which knows the head.
+type acceptance struct {
+	lost  RollbackError
+	epoch epoch
+	made  Rollback
+}
+
+// goesOn fails when the log does not go on from what it is known to have had. Error:
+// fault.Unavailable, with a [RollbackError].
+func (d *Detector) goesOn(r store.Reader, head, since Head, a *acceptance) error {
+	lost, err := d.chain.lacks(r, head, since)
+	switch {
+	case err != nil:
+		return err
+	case lost == nil, a != nil && a.lost.LostTo >= lost.LostTo:
+		return nil
+	case a != nil:
+		return errOneByOne // more is lost than whoever accepts it knew
+	}
+	d.suspected.Store(true)
+	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), lost)
 }

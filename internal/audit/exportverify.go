@@ -1,0 +1,207 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/go-json-experiment/json"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// closingLine is the last line of an export: the signed checkpoint of where it
+// ends, so that an export that lost its last lines is seen to have lost them.
+type closingLine struct {
+	Checkpoint string `json:"checkpoint"`
+}
+
+var closingPrefix = []byte(`{"checkpoint":`)
+
+// formerPrefix begins the closing line of exports before there were checkpoints.
+var formerPrefix = []byte(`{"end":`)
+
+var errFormerExport = fault.New(fault.Invalid, "the export was made by an earlier release, which closed it in another way: export the log again with this one")
+
+// VerifyExport checks what [Log.Export] wrote: a whole log, with From or Base
+// what comes behind an entry, or with Tenant the entries of one tenant, whose
+// closing line may be missing. With To it reads no further, or as far as the entry
+// that accepts that To is lost; a log that ends before To is broken there, and of a
+// tenant To is a bound alone. Error: also fault.Invalid when a fingerprint is given,
+// and nothing that was read says whose log it is.
+func VerifyExport(r io.Reader, o Options) (Report, error) {
+	_, report, err := verifyExport(r, o)
+	return report, err
+}
+
+// verifyExport also returns the verifier, which has seen all that was reported.
+func verifyExport(r io.Reader, o Options) (v *Verifier, report Report, err error) {
+	if o.Base != nil || o.Tenant && o.From <= 1 {
+		o.From = 0
+	}
+	v = NewVerifier(o)
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
+	lines.Split(splitLines)
+	var end []byte
+	for lines.Scan() {
+		if end != nil {
+			return nil, Report{}, v.orBroken("the export goes on after its closing line")
+		}
+		line := bytes.Clone(lines.Bytes())
+		if bytes.HasPrefix(line, closingPrefix) {
+			end = line
+			continue
+		}
+		if bytes.HasPrefix(line, formerPrefix) {
+			return nil, Report{}, cmp.Or(v.Wait(), error(errFormerExport))
+		}
+		if o.From > 1 || o.To > 0 {
+			e, err := ParseEntry(line)
+			if err == nil && e.Sequence < o.From {
+				continue
+			}
+			if err == nil && o.To > 0 && e.Sequence > o.To {
+				if err := v.Wait(); err != nil {
+					return nil, Report{}, err
+				}
+				if v.next() <= o.To && !o.Tenant {
+					_ = v.addLine(line) // which accepts that To is lost, or breaks the chain
+				}
+				break
+			}
+		}
+		if err := v.addLine(line); err != nil {
+			return nil, Report{}, cmp.Or(v.Wait(), err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		if errors.Is(err, bufio.ErrTooLong) {
+			return nil, Report{}, v.orBroken("the line is too long for an entry")
+		}
+		return nil, Report{}, fmt.Errorf("reading the export: %w", err)
+	}
+	report, err = v.Finish()
+	switch {
+	case err != nil:
+		return nil, Report{}, err
+	case !o.Tenant && report.Sequence < o.To:
+		return nil, Report{}, v.endsBefore(o.To)
+	case end == nil && (o.To > 0 || o.Tenant):
+		if err := v.named(); err != nil {
+			return nil, Report{}, err
+		}
+		return v, report, nil
+	case end == nil:
+		return nil, Report{}, &Broken{v.next(), "the export was cut: its closing line is missing"}
+	}
+	report, err = v.close(report, end)
+	return v, report, err
+}
+
+// endsBefore says that there are not as many entries as are to be verified.
+func (v *Verifier) endsBefore(to uint64) *Broken {
+	return &Broken{v.next(), fmt.Sprintf("the log ends here: it was to be verified up to %d", to)}
+}
+
+var errNotNamed = fault.New(fault.Invalid, "a part of the log that neither begins with its first entry nor ends with its last line does not say whose it is, and was not held against the fingerprint: verify it to its end, or give the public key alone")
+
+// named returns an error when a fingerprint was given that nothing of what was
+// seen could be held against.
+func (v *Verifier) named() error {
+	if v.options.Fingerprint != "" && v.chainID == "" {
+		return errNotNamed
+	}
+	return nil
+}
+
+// orBroken returns the earliest fault of what was read, or one behind it.
+func (v *Verifier) orBroken(reason string) error {
+	if err := v.Wait(); err != nil {
+		return err
+	}
+	return &Broken{v.next(), reason}
+}
+
+// close holds the closing line against the entries.
+func (v *Verifier) close(report Report, line []byte) (Report, error) {
+	var end closingLine
+	err := json.Unmarshal(line, &end)
+	if again, err2 := json.Marshal(end); err != nil || err2 != nil || !bytes.Equal(again, line) {
+		return Report{}, &Broken{v.next(), "the closing line is malformed"}
+	}
+	c, err := parseOnly([]byte(end.Checkpoint), v.public)
+	if errors.Is(err, ErrCheckpointMalformed) {
+		return Report{}, &Broken{v.next(), "the closing line is malformed"}
+	}
+	if err != nil || v.chainID != "" && c.ChainID != v.chainID {
+		return Report{}, &Broken{v.next(), "the closing line does not verify"}
+	}
+	if v.options.Tenant {
+		if c.Sequence < v.head.sequence {
+			return Report{}, &Broken{v.next(), fmt.Sprintf("the export goes on after its end: it says that it ends at %d", c.Sequence)}
+		}
+		if err := v.nameBy(c, &report); err != nil {
+			return Report{}, err
+		}
+		return report, nil
+	}
+	if c.Sequence != v.head.sequence || c.Hash != v.head.hash {
+		return Report{}, &Broken{v.next(), fmt.Sprintf("the export was cut: it says that it ends at %d", c.Sequence)}
+	}
+	if v.whole && !c.same(v.checkpoint()) {
+		return Report{}, &Broken{v.head.sequence, "the closing checkpoint has another tree than the entries"}
+	}
+	if !v.whole { // what comes before is the word of the log's key
+		report.Size, report.Root, report.Epoch = c.Size, c.Root, c.Epoch
+		if err := v.nameBy(c, &report); err != nil {
+			return Report{}, err
+		}
+	}
+	return report, nil
+}
+
+// nameBy takes a part's chain from a checkpoint, which its key has signed.
+func (v *Verifier) nameBy(c Checkpoint, r *Report) error {
+	if v.chainID != "" {
+		return nil
+	}
+	v.chainID = c.ChainID
+	r.ChainID, r.Fingerprint = c.ChainID, Fingerprint(c.ChainID, v.public.Bytes())
+	return v.checkPins(r.From)
+}
+
+// splitLines is [bufio.ScanLines] without its leniency: a line ends in one
+// newline, the last one too, and a carriage return is part of it.
+func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, '\n'); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF && len(data) > 0 {
+		return len(data), data, nil // an entry cut short parses as little as one with junk
+	}
+	return 0, nil, nil
+}
+
+// VerifyTenant checks one tenant's part of the chain, given oldest first, as a
+// tenant reads it over the interface.
+func VerifyTenant(entries []Entry, o Options) (Report, error) {
+	o.Tenant = true
+	v := NewVerifier(o)
+	for i := range entries {
+		if err := v.Add(&entries[i]); err != nil {
+			break
+		}
+	}
+	report, err := v.Finish()
+	if err == nil {
+		err = v.named()
+	}
+	if err != nil {
+		return Report{}, err
+	}
+	return report, nil
+}

@@ -1,0 +1,428 @@
+package audit
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha3"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Keys of the rows. Sequences are big-endian, so that byte order is theirs.
+func entryKey(sequence uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte("audit/entry/"), sequence)
+}
+
+// batchKey is that of the signature of a group, by its first sequence.
+func batchKey(first uint64) []byte {
+	return binary.BigEndian.AppendUint64([]byte("audit/batch/"), first)
+}
+
+func tenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
+
+func tenantKey(tenant string, sequence uint64) []byte {
+	return binary.BigEndian.AppendUint64(tenantPrefix(tenant), sequence)
+}
+
+func currentKey(tenant, credential string) []byte {
+	return []byte("audit/anchor/" + tenant + "/" + credential)
+}
+
+var (
+	headKey      = []byte("audit/head")
+	entryRange   = store.Prefix([]byte("audit/entry/"))
+	tenantRange  = store.Prefix([]byte("audit/tenant/"))
+	batchRange   = store.Prefix([]byte("audit/batch/"))
+	currentRange = store.Prefix([]byte("audit/anchor/"))
+)
+
+var checkpointKey = []byte("audit/checkpoint")
+
+var baseKey = []byte("audit/base")
+
+var verifiedKey = []byte("audit/verified")
+
+// indexRow is the value under tenantKey: what [Log.Query] filters by, so that
+// it reads only the entries it returns.
+type indexRow struct {
+	link
+	eventType EventType
+	actor     string
+}
+
+func (r indexRow) encode() []byte {
+	return append(r.link.encode(), string(r.eventType)+"\x00"+r.actor...)
+}
+
+func decodeIndexRow(b []byte) (indexRow, error) {
+	if len(b) < 48 {
+		return indexRow{}, errDamagedLog
+	}
+	k, err := decodeLink(b[:48])
+	eventType, actor, ok := strings.Cut(string(b[48:]), "\x00")
+	if err != nil || !ok {
+		return indexRow{}, errDamagedLog
+	}
+	return indexRow{k, EventType(eventType), actor}, nil
+}
+
+// A stored entry is a version byte, what belongs to its signature, and the
+// canonical bytes that the hash covers: the hash is recomputed at each read,
+// never believed. In version 1 the raw signature stands there. In version 2 the
+// entry was signed in a group: u64 first sequence of the group, u32 number of
+// its entries, u32 index in it, and the path of the index. The signature of the
+// group is a row of its own, under [batchKey].
+const (
+	plainRow = 1
+	batchRow = 2
+
+	plainRowHeader = 1 + dualsig.SignatureSize
+	batchRowHeader = 1 + 8 + 4 + 4 // and the path
+)
+
+func encodeRow(core, signature []byte) []byte {
+	row := make([]byte, 0, 1+len(signature)+len(core))
+	row = append(row, plainRow)
+	row = append(row, signature...)
+	return append(row, core...)
+}
+
+// beginBatchRow appends what comes before the core.
+func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
+	dst = append(dst, batchRow)
+	dst = binary.BigEndian.AppendUint64(dst, first)
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t[0])))
+	dst = binary.BigEndian.AppendUint32(dst, index)
+	return t.appendPath(dst, int(index))
+}
+
+// rowBatch returns the first sequence of the group that an entry was signed in,
+// and false for an entry with a signature of its own.
+func rowBatch(row []byte) (first uint64, ok bool) {
+	if len(row) < batchRowHeader || row[0] != batchRow {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(row[1:]), true
+}
+
+// stored is an entry as it lies in the store. It refers to the rows it was
+// decoded from.
+type stored struct {
+	entry     *Entry // without Signature
+	hash      [32]byte
+	proof     batchProof
+	signature []byte
+}
+
+// splitRow returns what the hash of a stored entry covers, and what shows its
+// place in the group that it was signed in: of a row of version 1 the zero proof.
+func splitRow(row []byte) (core []byte, p batchProof, err error) {
+	if _, grouped := rowBatch(row); !grouped {
+		if len(row) < plainRowHeader || row[0] != plainRow {
+			return nil, p, errNotCanonical
+		}
+		return row[plainRowHeader:], p, nil
+	}
+	p = batchProof{n: binary.BigEndian.Uint32(row[9:]), index: binary.BigEndian.Uint32(row[13:])}
+	if p.n < 2 || p.index >= p.n {
+		return nil, p, errNotCanonical
+	}
+	end := batchRowHeader + 32*pathLength(p.n, p.index)
+	if len(row) < end {
+		return nil, p, errNotCanonical
+	}
+	p.path = row[batchRowHeader:end]
+	return row[end:], p, nil
+}
+
+// decodeStored reads a stored entry; batch is the row of its group, if
+// [rowBatch] names one.
+func decodeStored(row, batch []byte) (s stored, err error) {
+	var core []byte
+	if core, s.proof, err = splitRow(row); err != nil {
+		return stored{}, err
+	}
+	first, grouped := rowBatch(row)
+	switch {
+	case !grouped:
+		s.signature = row[1:plainRowHeader]
+	case len(batch) != dualsig.SignatureSize:
+		return stored{}, errNotCanonical
+	default:
+		s.signature = batch
+	}
+	if s.entry, err = parse(core, false); err != nil {
+		return stored{}, err
+	}
+	if grouped && (first == 0 || s.entry.Sequence != first+uint64(s.proof.index)) {
+		return stored{}, errNotCanonical
+	}
+	s.hash = sha3.Sum256(core)
+	s.entry.Hash = hex.EncodeToString(s.hash[:])
+	return s, nil
+}
+
+// verify reports whether the signature is key's. The memo may be nil.
+func (s stored) verify(key *dualsig.PublicKey, m *memo) bool {
+	return s.proof.verify(key, s.hash, s.signature, m)
+}
+
+// whole returns the entry with its signature.
+func (s stored) whole() *Entry {
+	b := s.signature
+	if s.proof.n > 0 {
+		b = s.proof.encode(b)
+	}
+	s.entry.Signature = base64.StdEncoding.EncodeToString(b)
+	return s.entry
+}
+
+// decodeRow reads a stored entry; batch is the row of its group, if [rowBatch]
+// names one.
+func decodeRow(row, batch []byte) (*Entry, error) {
+	s, err := decodeStored(row, batch)
+	if err != nil {
+		return nil, err
+	}
+	return s.whole(), nil
+}
+
+// The rows that name a tenant's newest entry are not signed. Whoever has the database
+// and not the key could so have any replica sign an entry that forks the tenant's
+// history. Hence a row is believed only if it names what this process knows to be the
+// tenant's newest entry, or one that is signed and no older. What it cannot know is
+// which one is the newest of a tenant that it has never met and whose last rows were
+// removed: a verification finds that, also that of the running log.
+
+// tenantHead is the newest entry of a tenant.
+type tenantHead struct {
+	sequence uint64 // of the tenant
+	last     link
+}
+
+// of reports whether an entry is the one at this position.
+func (p tenantHead) of(e *Entry, tenant string) bool {
+	return e.TenantID == tenant && e.TenantSequence == p.sequence && e.link() == p.last
+}
+
+// lastOf reads a tenant's newest entry from its index.
+func lastOf(r store.Reader, tenant string) (p tenantHead, err error) {
+	rng := store.Prefix(tenantPrefix(tenant))
+	rng.Reverse = true
+	var bad error
+	err = r.Scan(rng, func(key, value []byte) bool {
+		row, err := decodeIndexRow(value)
+		if err != nil || len(key) < 8 {
+			bad = errDamagedLog
+			return false
+		}
+		p = tenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.link}
+		return false
+	})
+	return p, errors.Join(err, bad)
+}
+
+func sequenceOf(indexValue []byte) uint64 {
+	if len(indexValue) < 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(indexValue)
+}
+
+func only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
+
+// noSignature is in the place of one that is not looked at.
+var noSignature = make([]byte, dualsig.SignatureSize)
+
+func readHead(r store.Reader) (link, error) {
+	b, err := r.Get(headKey)
+	if err != nil {
+		return link{}, fmt.Errorf("reading the head of the chain: %w", err)
+	}
+	return decodeLink(b)
+}
+
+// entryRows returns copies of the row of an entry, nil when there is none, and of that
+// of its group, if it has one.
+func entryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
+	row, err = r.Get(entryKey(sequence))
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading an audit entry: %w", err)
+	}
+	row = bytes.Clone(row)
+	if first, ok := rowBatch(row); ok {
+		if batch, err = r.Get(batchKey(first)); err != nil {
+			return nil, nil, fmt.Errorf("reading the signature of audit entries: %w", err)
+		}
+	}
+	return row, bytes.Clone(batch), nil
+}
+
+// storedEntry is [readEntry] without the signature as text.
+func storedEntry(r store.Reader, sequence uint64) (stored, error) {
+	row, batch, err := entryRows(r, sequence)
+	switch {
+	case err != nil:
+		return stored{}, err
+	case row == nil:
+		return stored{}, errNoEntry
+	}
+	e, err := decodeStored(row, batch)
+	if err != nil || e.entry.Sequence != sequence {
+		return stored{}, errDamagedLog
+	}
+	return e, nil
+}
+
+// readEntry returns the whole entry, unverified. Errors: errNoEntry, or
+// fault.Internal when what is there is not that entry.
+func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
+	e, err := storedEntry(r, sequence)
+	if err != nil {
+		return nil, err
+	}
+	return e.whole(), nil
+}
+
+// readStored reads an entry that is to be there.
+func readStored(r store.Reader, sequence uint64) (stored, error) {
+	e, err := storedEntry(r, sequence)
+	if errors.Is(err, errNoEntry) {
+		err = errDamagedLog
+	}
+	return e, err
+}
+
+// hashOf returns the hash of a stored entry, whoever signed it. Errors: errNoEntry,
+// errDamagedLog for a row that is none.
+func hashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
+	row, err := r.Get(entryKey(sequence))
+	if err != nil {
+		return hash, fmt.Errorf("reading an audit entry: %w", err)
+	}
+	if row == nil {
+		return hash, errNoEntry
+	}
+	core, _, err := splitRow(row)
+	if err != nil {
+		return hash, errDamagedLog
+	}
+	return sha3.Sum256(core), nil
+}
+
+// newestEntry returns the last sequence that there is an entry of, 0 for none.
+func newestEntry(r store.Reader) (newest uint64, err error) {
+	rows := entryRange
+	rows.Reverse = true
+	err = r.Scan(rows, func(key, _ []byte) bool {
+		newest = sequenceOf(bytes.TrimPrefix(key, rows.From))
+		return false
+	})
+	return newest, err
+}
+
+type row struct{ key, value []byte }
+
+// readPage returns copies of the first rows of the range, and whether there may
+// be more.
+func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error) {
+	size := 0
+	err = r.Scan(rng, func(key, value []byte) bool {
+		both := make([]byte, 0, len(key)+len(value)+1) // the key may grow by a byte
+		both = append(append(both, value...), key...)
+		rows = append(rows, row{both[len(value):], both[:len(value):len(value)]})
+		size += len(value)
+		more = len(rows) == pageRows || size >= pageBytes
+		return !more
+	})
+	return rows, more, err
+}
+
+// A page is what one snapshot reads at the most, so that a long log is no long
+// transaction, and large rows are not many at a time.
+const (
+	pageRows  = 500
+	pageBytes = 4 << 20
+)
+
+// ScanAll visits every row of the range in order, in snapshots of a page each.
+// Rows that are only ever added at the end read the same as in one snapshot.
+func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
+	for {
+		var rows []row
+		more, err := false, error(nil)
+		err = s.View(ctx, func(r store.Reader) error {
+			rows, more, err = readPage(r, rng)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for _, row := range rows { // visit may take its time: the snapshot is over
+			if err := visit(row.key, row.value); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+		rng.From = append(rows[len(rows)-1].key, 0)
+	}
+}
+
+// entryRow is a row of an entry with that of its group, if it has one.
+type entryRow struct{ key, row, batch []byte }
+
+// scanEntries visits the rows of entries of the range in order.
+func scanEntries(ctx context.Context, s store.Store, rng store.Range, visit func(entryRow) error) error {
+	for {
+		var page []entryRow
+		more := false
+		err := s.View(ctx, func(r store.Reader) (err error) {
+			page, more, err = readEntries(r, rng)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		for _, e := range page {
+			if err := visit(e); err != nil {
+				return err
+			}
+		}
+		if !more {
+			return nil
+		}
+		rng.From = append(bytes.Clone(page[len(page)-1].key), 0)
+	}
+}
+
+func readEntries(r store.Reader, rng store.Range) (page []entryRow, more bool, err error) {
+	rows, more, err := readPage(r, rng)
+	if err != nil {
+		return nil, false, err
+	}
+	var first uint64
+	var batch []byte
+	for _, row := range rows {
+		e := entryRow{key: row.key, row: row.value}
+		if of, ok := rowBatch(row.value); ok {
+			if batch == nil || of != first {
+				if batch, err = r.Get(batchKey(of)); err != nil {
+					return nil, false, err
+				}
+				first, batch = of, bytes.Clone(batch)
+			}
+			e.batch = batch
+		}
+		page = append(page, e)
+	}
+	return page, more, nil
+}
