@@ -15,7 +15,7 @@ import (
 // Outcomes and resources, with whatever other filter and in pages of every size, find
 // what a loop over all entries would select.
 func TestWhatOnlyEntriesSayIsFoundToo(t *testing.T) {
-	f, _, all := history(t)
+	f, _, all := threeDays(t)
 	for _, outcome := range []Outcome{Success, Denied, Failure} {
 		for _, resource := range []string{"", "35", "36", "none"} {
 			for _, eventType := range []string{"", string(UserSignedIn)} {
