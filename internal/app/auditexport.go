@@ -66,8 +66,8 @@ in FILE.part meanwhile.`,
 		},
 	}
 	o.connection(cmd)
-	o.stopped.register(cmd, "of a stopped server")
-	o.registerKMS(cmd, "KMS key of --data-dir (default "+kmsKeyFile+" in it) or --store")
+	registerStore(cmd, &o.stopped, "of a stopped server")
+	registerKMS(cmd, &o.stopped, "KMS key of --data-dir (default "+kmsKeyFile+" in it) or --store")
 	flags := cmd.Flags()
 	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")
 	flags.StringVar(&o.output, "output", "-", "file to write, - for standard output")
@@ -204,26 +204,13 @@ func downloadLog(ctx context.Context, c *client.V2, x *entries, p *progress) err
 
 // fetchLog has use read an export of the whole log that a server writes.
 func fetchLog(ctx context.Context, c *client.V2, params *v2.ExportAuditLogParams, use func(io.Reader) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	watch := time.AfterFunc(stallTimeout, func() { cancel(errStalled) })
-	defer watch.Stop()
-	body, err := c.ExportAuditLog(ctx, params)
+	body, err := openDownload(ctx, func(ctx context.Context) (io.ReadCloser, error) { return c.ExportAuditLog(ctx, params) })
 	if err != nil {
-		return errors.Join(fmt.Errorf("exporting the log: %w", err), context.Cause(ctx))
+		return fmt.Errorf("exporting the log: %w", err)
 	}
 	defer body.Close()
-	err = use(readerFunc(func(b []byte) (int, error) {
-		n, err := body.Read(b)
-		watch.Reset(stallTimeout)
-		return n, err
-	}))
-	return errors.Join(err, context.Cause(ctx))
+	return use(body)
 }
-
-type readerFunc func([]byte) (int, error)
-
-func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // progress says on standard error how far an export is. Nil says nothing.
 type progress struct {

@@ -136,7 +136,7 @@ func (b *builtLog) fingerprint() string {
 // noteOf returns the checkpoint that closes an export.
 func noteOf(t *testing.T, lines []string) string {
 	t.Helper()
-	var end closingLine
+	var end struct{ Checkpoint string }
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &end); err != nil || end.Checkpoint == "" {
 		t.Fatal("no closing line:", err)
 	}

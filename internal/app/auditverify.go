@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -26,6 +27,10 @@ type verifyOptions struct {
 	whole                bool
 	tenant               string
 	from, to             uint64
+}
+
+func (o *verifyOptions) verifier() *logVerifier {
+	return &logVerifier{archive: o.archive, tenant: o.tenant}
 }
 
 // pin says whose log it must be.
@@ -111,9 +116,12 @@ as in audit.retention.archive.`,
 			case o.named():
 				report, err = o.verifyDir(cmd.Context(), a)
 			case o.file != "":
-				report, err = o.verifyFile(cmd.Context(), cmd.InOrStdin(), o.file, a)
+				report, err = o.verifier().verifyFile(cmd.Context(), cmd.InOrStdin(), o.file, a)
 			case o.remote.url != "":
-				report, proven, err = o.verifyServer(cmd.Context(), a)
+				var c *client.V2
+				if c, err = o.client(); err == nil {
+					report, proven, err = o.verifier().verifyServer(cmd.Context(), c, o.whole, a)
+				}
 			default:
 				return errors.New("at least one of the flags --data-dir, --store, --file and --url is needed: say which log")
 			}
@@ -130,7 +138,7 @@ as in audit.retention.archive.`,
 	}
 	o.connection(cmd)
 	o.pin.register(cmd)
-	o.stopped.register(cmd, "of a stopped server")
+	registerStore(cmd, &o.stopped, "of a stopped server")
 	flags := cmd.Flags()
 	flags.StringVar(&o.file, "file", "", "export to verify, - for standard input")
 	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")

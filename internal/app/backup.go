@@ -77,8 +77,8 @@ latticekeep restore makes a deployment of a backup again.`,
 	flags.StringVar(&r.url, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of a running server (environment: LATTICEKEEP_URL)")
 	flags.StringVar(&r.key, "api-key", "", "API key for --url; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
 	flags.StringVar(&r.keyFile, "api-key-file", "", "file that holds the API key for --url")
-	s.register(cmd, "of a stopped server")
-	s.registerKMS(cmd, "KMS key of --data-dir (default "+kmsKeyFile+" in it) or --store")
+	registerStore(cmd, &s, "of a stopped server")
+	registerKMS(cmd, &s, "KMS key of --data-dir (default "+kmsKeyFile+" in it) or --store")
 	to.register(cmd)
 	c.register(cmd)
 	flags.StringVar(&output, "output", "", "file to write; neither it nor the one with .sig behind it may exist")
@@ -385,50 +385,13 @@ func backupStopped(ctx context.Context, s *stopped, to backup.Recipient) io.Read
 	})
 }
 
-// stallTimeout is how long a server may send no byte of a backup.
-const stallTimeout = 2 * time.Minute
-
-var errStalled = errors.New("the server has sent nothing for two minutes: try again")
-
 // downloadBackup is a backup of a running server.
 func downloadBackup(ctx context.Context, r *remote, to backup.Recipient) (io.ReadCloser, error) {
 	c, err := r.client()
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	watch := time.AfterFunc(stallTimeout, func() { cancel(errStalled) })
-	body, err := c.TakeBackup(ctx, v2.BackupRequest{Recipient: to.String()})
-	if err != nil {
-		watch.Stop()
-		err = errors.Join(err, context.Cause(ctx))
-		cancel(nil)
-		return nil, err
-	}
-	return &download{ctx, cancel, watch, body}, nil
-}
-
-// download is an answer that must not stall.
-type download struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	watch  *time.Timer
-	body   io.ReadCloser
-}
-
-func (d *download) Read(b []byte) (int, error) {
-	n, err := d.body.Read(b)
-	if n > 0 {
-		d.watch.Reset(stallTimeout)
-	}
-	if err != nil && err != io.EOF {
-		err = errors.Join(fmt.Errorf("the backup was broken off; the server's log may say why: %w", err), context.Cause(d.ctx))
-	}
-	return n, err
-}
-
-func (d *download) Close() error {
-	d.watch.Stop()
-	d.cancel(nil)
-	return d.body.Close()
+	return openDownload(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+		return c.TakeBackup(ctx, v2.BackupRequest{Recipient: to.String()})
+	})
 }

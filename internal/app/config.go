@@ -366,7 +366,7 @@ func (s *Settings) check() error {
 		need(addrErr == nil || prefixErr == nil, "trustedProxies: %q is neither an address nor a network such as 10.0.0.0/8", proxy)
 		need(prefixErr != nil || network.Bits() > 0, "trustedProxies: %q is everybody, who could then call from any address: name the proxy", proxy)
 	}
-	_, err := backupRecipients(s.Backup.Recipients)
+	_, err := s.backupRecipients()
 	need(err == nil, "backup.recipients: %w", err)
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)

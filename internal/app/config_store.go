@@ -94,9 +94,9 @@ func kmsFile(text string) (path string, ok bool) {
 	return u.Path, true
 }
 
-// backupRecipients reads the recipients of a setting.
-func backupRecipients(texts []string) (all []backup.Recipient, err error) {
-	for _, text := range texts {
+// backupRecipients returns the recipients that backup.recipients names.
+func (s Settings) backupRecipients() (all []backup.Recipient, err error) {
+	for _, text := range s.Backup.Recipients {
 		r, err := backup.ParseRecipient(text)
 		if err != nil {
 			return nil, err

@@ -25,13 +25,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// Names in a data directory. The KMS key is there in development only, as are
-// the mails.
+// Names in a data directory. The KMS key is there in development only.
 const (
-	databaseFile  = "latticekeep.db"
-	kmsKeyFile    = "kms.key"
-	mailDirectory = "mail"
+	databaseFile = "latticekeep.db"
+	kmsKeyFile   = "kms.key"
 )
+
+// mailDirectory is the folder of mails in the data directory of a development server.
+const mailDirectory = "mail"
 
 // deployment is a store, opened: the core that server and operator share.
 type deployment struct {

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
@@ -33,7 +35,12 @@ func newRecipient(t *testing.T) recipient {
 // identities returns those of the file.
 func (r recipient) identities(t *testing.T) []backup.Identity {
 	t.Helper()
-	all, err := readIdentities(r.file)
+	f, err := os.Open(r.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, err := backup.ReadIdentities(f)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +82,8 @@ func newOriginal(t *testing.T) original {
 	manifest := mustRun(t, "seal", "--url", server.BaseURL, "--identity", o.identity, "--name", "db", "--namespace", "default", "--type", "database",
 		"--from-literal", "password="+sealedValue)
 	var err error
-	if o.manifest, err = decodeSealedCredential([]byte(manifest)); err != nil {
+	o.manifest = new(v1alpha1.SealedCredential)
+	if err := yaml.UnmarshalStrict([]byte(manifest), o.manifest); err != nil {
 		t.Fatal(err)
 	}
 	o.ids = []string{server.sealed("s3cret-before")}

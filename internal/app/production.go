@@ -56,7 +56,7 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		logger = slog.New(spanHandler{logger.Handler()})
 	}
 	h := service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: s.Sealing.KeyLifetime}
-	if h.recipients, err = backupRecipients(s.Backup.Recipients); err != nil {
+	if h.recipients, err = s.backupRecipients(); err != nil {
 		return fmt.Errorf("backup.recipients: %w", err)
 	}
 	h.proving = &proving{
@@ -110,11 +110,11 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 		defer readers.Wait()
 		defer stop()
 	}
-	if err := s.apart(); err != nil {
+	if err := checkKeyFilesOutside(s); err != nil {
 		return err
 	}
 	h.deployment, err = openDeployment(ctx, place{
-		dir: s.DataDir, store: s.Store, kms: s.KMS, pq: s.TLS.PQRequired, clock: h.clock, fresh: s.fresh,
+		dir: s.DataDir, store: s.Store, kms: s.KMS, pq: s.TLS.PQRequired, clock: h.clock, fresh: func() error { return refuseSystemKeyFile(s.SystemKeyFile) },
 		policy: h.operator.Policy, objects: h.objects(), tracing: h.tracing, proving: h.proving, logger: logger, now: h.now,
 	})
 	if err != nil {
@@ -164,16 +164,8 @@ func Serve(ctx context.Context, s Settings, stdout, stderr io.Writer) (err error
 	})
 }
 
-// fresh fails when a new deployment could not hand over its first system key.
-func (s Settings) fresh() error {
-	if s.SystemKeyFile == "" {
-		return nil
-	}
-	return refuseSystemKeyFile(s.SystemKeyFile)
-}
-
-// apart fails when a key file of the KMS lies in the folder of the database.
-func (s Settings) apart() error {
+// checkKeyFilesOutside fails when a key file of the KMS is inside the folder of the database.
+func checkKeyFilesOutside(s Settings) error {
 	if s.DataDir == "" {
 		return nil
 	}

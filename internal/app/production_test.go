@@ -282,7 +282,7 @@ func TestAProductionServerRefusesAnUnsafePlace(t *testing.T) {
 			if c.prepare != nil {
 				c.prepare(s)
 			}
-			for _, pair := range fields(strings.ReplaceAll(c.variable, "{dir}", s.dir)) {
+			for _, pair := range strings.FieldsFunc(strings.ReplaceAll(c.variable, "{dir}", s.dir), func(r rune) bool { return r == ',' }) {
 				name, value, _ := strings.Cut(pair, "=")
 				t.Setenv(name, value)
 			}
@@ -380,7 +380,7 @@ func TestADevelopmentServerWritesMailsToItsDataDirectory(t *testing.T) {
 	}
 	patience := time.After(time.Minute)
 	for { // the mail leaves in the background
-		files, err := filepath.Glob(filepath.Join(r.DataDir, mailDirectory, "*.eml"))
+		files, err := filepath.Glob(filepath.Join(r.DataDir, "mail", "*.eml"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -189,7 +189,7 @@ func TestAnArchiveThatHangsStopsNothingElse(t *testing.T) {
 	defer l.Close()
 	s := newSite(t, closed+"audit: {retention: {keep: 24h, archive: 's3://archive?region=us-east-1&use_path_style=true&endpoint="+
 		url.QueryEscape("http://"+l.Addr().String())+"'}}\n")
-	old := filepath.Join(s.path("data"), reportsDirectory, "reports/ten_a/soc2-1-0123456789ab.pdf")
+	old := filepath.Join(s.path("data"), "reports", "reports/ten_a/soc2-1-0123456789ab.pdf")
 	oldFile(t, old)
 	_, stop := s.serve()
 	patience := time.After(25 * time.Second) // a call to a bucket is given up after thirty

@@ -72,8 +72,8 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 			return r.key
 		},
 	}
-	o.register(cmd, "to make; it must not have a database")
-	o.registerKMS(cmd, "KMS key to try on what was restored")
+	registerStore(cmd, &o.stopped, "to make; it must not have a database")
+	registerKMS(cmd, &o.stopped, "KMS key to try on what was restored")
 	flags := cmd.Flags()
 	flags.StringVar(&o.input, "input", "", "file that latticekeep backup wrote; - for standard input")
 	flags.StringVar(&o.identityFile, "identity-file", "", "file with the identity that opens the backup")

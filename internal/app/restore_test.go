@@ -278,7 +278,7 @@ func TestAKeptBackupIsVerified(t *testing.T) {
 	}
 	whole, err := os.ReadFile(file)
 	must(t, err)
-	statement, err := os.ReadFile(file + signatureSuffix)
+	statement, err := os.ReadFile(file + ".sig")
 	must(t, err)
 	cut := resignedWhole(t, dir, dir, "audit/entry/", to)
 	log, ofLog := cut[:len(cut)-backup.StatementSize], cut[len(cut)-backup.StatementSize:]
@@ -299,7 +299,7 @@ func TestAKeptBackupIsVerified(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			input := filepath.Join(t.TempDir(), "in")
 			writeFile(t, input, c.file)
-			writeFile(t, input+signatureSuffix, c.statement)
+			writeFile(t, input+".sig", c.statement)
 			_, err := run(t, append([]string{"backup", "verify", "--input", input}, c.args...)...)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v, want %q", err, c.says)

@@ -9,8 +9,6 @@ import (
 	"io"
 	"iter"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -273,10 +271,10 @@ the report says is checked by computing it again: it names the command.`,
 				signed = "signed by the pinned identity"
 			}
 			// The signature first: there is no report without one.
-			if err := writeWhole(output+".sig", signature); err != nil {
+			if err := writeDurable(output+".sig", signature); err != nil {
 				return err
 			}
-			if err := writeWhole(output, report); err != nil {
+			if err := writeDurable(output, report); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: as of entry %d %s\n%s\n", output, answer.Head.Sequence, answer.Head.Hash, signed)
@@ -327,24 +325,6 @@ func checkReport(ctx context.Context, c *client.V2, report, signature []byte, id
 	}
 	if !key.Verify(keyring.ReportContext, report, signature) {
 		return errors.New("the signature of the report does not verify: it was altered on its way, or where it is kept")
-	}
-	return nil
-}
-
-// writeWhole writes a file that does not exist yet, which has its name when it is
-// whole.
-func writeWhole(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = moveNew(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
 	}
 	return nil
 }

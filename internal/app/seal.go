@@ -35,12 +35,16 @@ const (
 	sealingKeyPath      = "/api/v2/sealing-key"     // of the REST interface
 	sealingKeyConfigMap = "latticekeep-sealing-key" // in the operator's namespace
 	sealingKeyDataKey   = "sealing-key.json"        // of the ConfigMap
-	identityEnv         = "LATTICEKEEP_IDENTITY"
 	identityFile        = ".latticekeep.yaml"
 
 	fetchTimeout = 10 * time.Second
-	maxInput     = 4 << 20 // bytes of one file or of standard input
 )
+
+// maxInput is the size in bytes of the largest file or standard input that is read.
+const maxInput = 4 << 20
+
+// identityEnv is the environment variable with the fingerprint of the pinned identity.
+const identityEnv = "LATTICEKEEP_IDENTITY"
 
 // sealOptions are the flags of latticekeep seal.
 type sealOptions struct {

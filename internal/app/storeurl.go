@@ -107,8 +107,8 @@ type stopped struct {
 	tokenFile                string
 }
 
-// register defines the flags that say where it is.
-func (s *stopped) register(cmd *cobra.Command, what string) {
+// registerStore defines the flags that say which store of a stopped server to open.
+func registerStore(cmd *cobra.Command, s *stopped, what string) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.dir, "data-dir", "", "data directory "+what)
 	flags.StringVar(&s.store, "store", "", "the same as a URL, bolt:DIR or postgres://user@host/database")
@@ -116,8 +116,8 @@ func (s *stopped) register(cmd *cobra.Command, what string) {
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "store")
 }
 
-// registerKMS defines the flags that say what opens its keys.
-func (s *stopped) registerKMS(cmd *cobra.Command, use string) {
+// registerKMS defines the flags that say which KMS key opens the keys of the store.
+func registerKMS(cmd *cobra.Command, s *stopped, use string) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.kmsKeyFile, "kms-key-file", "", use)
 	flags.StringVar(&s.kmsURL, "kms-url", "", "the same as a URL, as in kms.url")

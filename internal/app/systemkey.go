@@ -66,8 +66,11 @@ func createSystemKey(ctx context.Context, cluster *rest.Config, namespace, name,
 const systemKeyThere = "systemKeyFile exists already, and this deployment has no system key: " +
 	"what is in it belongs elsewhere, or is left over from a start that was cut off. Move it away and start again"
 
-// refuseSystemKeyFile fails when the file that is to take a system key is there.
+// refuseSystemKeyFile fails when the file for the first system key exists already. An empty path names no file.
 func refuseSystemKeyFile(path string) error {
+	if path == "" {
+		return nil
+	}
 	if _, err := os.Lstat(path); err == nil {
 		return errors.New(systemKeyThere)
 	}

@@ -341,7 +341,7 @@ func (b *both) mutate(l *builtLog, name string, lines []string, random *rand.Ran
 		}
 		// By whoever holds the key: only the links tell.
 		for kind, change := range forgeries {
-			if forged := l.forge(line, change); forged != "" && forged != line {
+			if forged := forge(l, line, change); forged != "" && forged != line {
 				with(kind, i, 1, forged)
 			}
 		}
@@ -408,7 +408,7 @@ var forgeries = map[string]func(e *audit.Entry){
 
 // forge returns an entry that was changed, with its own signature; nothing when
 // the line is none.
-func (b *builtLog) forge(line string, change func(*audit.Entry)) string {
+func forge(b *builtLog, line string, change func(*audit.Entry)) string {
 	b.t.Helper()
 	e, err := audit.ParseEntry([]byte(strings.TrimSuffix(line, "\n")))
 	if err != nil {
@@ -444,7 +444,7 @@ func (b *builtLog) forge(line string, change func(*audit.Entry)) string {
 func signatureAt(t *testing.T, line string) (at [2]int) {
 	t.Helper()
 	begin, end := `"signature":"`, `"`
-	if strings.HasPrefix(line, string(closingPrefix)) {
+	if strings.HasPrefix(line, checkpointPrefix) {
 		begin, end = "\u2014 ", `\n"}`
 	}
 	before, rest, ok := strings.Cut(line, begin)

@@ -92,18 +92,24 @@ func isTenants(first *audit.Entry) bool {
 	return named && first.Sequence > 1 && first.TenantSequence == 1
 }
 
+// logVerifier verifies the log of an export or of a running server.
+type logVerifier struct {
+	archive string // URL of the bucket with the entries before those of the export; empty for none
+	tenant  string // the export must be of this tenant; empty for any
+}
+
 // verifyFile verifies an export: that of a tenant when it begins with one's first
 // entry, and no tenant's is the log's first.
-func (o *verifyOptions) verifyFile(ctx context.Context, stdin io.Reader, file string, a audit.Options) (audit.Report, error) {
+func (v *logVerifier) verifyFile(ctx context.Context, stdin io.Reader, file string, a audit.Options) (audit.Report, error) {
 	f, done, err := openInput(stdin, file)
 	if err != nil {
 		return audit.Report{}, err
 	}
 	defer done()
-	return o.verifyOpen(ctx, f, a)
+	return v.verifyOpen(ctx, f, a)
 }
 
-func (o *verifyOptions) verifyOpen(ctx context.Context, f exportInput, a audit.Options) (audit.Report, error) {
+func (v *logVerifier) verifyOpen(ctx context.Context, f exportInput, a audit.Options) (audit.Report, error) {
 	first, err := f.first()
 	if err != nil {
 		return audit.Report{}, err
@@ -115,9 +121,9 @@ func (o *verifyOptions) verifyOpen(ctx context.Context, f exportInput, a audit.O
 		}
 		a.PublicKey, a.Fingerprint = key.public, ""
 	}
-	a.Tenant = o.tenant != "" || o.archive == "" && a.From <= 1 && isTenants(first)
-	if o.archive != "" && first != nil && first.Sequence > 1 {
-		return o.behindArchive(ctx, f, first, a)
+	a.Tenant = v.tenant != "" || v.archive == "" && a.From <= 1 && isTenants(first)
+	if v.archive != "" && first != nil && first.Sequence > 1 {
+		return v.behindArchive(ctx, f, first, a)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return audit.Report{}, fmt.Errorf("reading the export: %w", err)
@@ -128,7 +134,7 @@ func (o *verifyOptions) verifyOpen(ctx context.Context, f exportInput, a audit.O
 		return audit.Report{}, fmt.Errorf("%w; if it goes on behind archived entries, give --archive, or --from %d to verify this part alone", err, first.Sequence)
 	case err != nil:
 		return audit.Report{}, err
-	case o.tenant != "" && report.Tenant != o.tenant:
+	case v.tenant != "" && report.Tenant != v.tenant:
 		return audit.Report{}, fmt.Errorf("the export is of tenant %q", report.Tenant)
 	}
 	return report, nil
@@ -136,8 +142,8 @@ func (o *verifyOptions) verifyOpen(ctx context.Context, f exportInput, a audit.O
 
 // behindArchive verifies an export that goes on behind archived entries, those
 // included.
-func (o *verifyOptions) behindArchive(ctx context.Context, f exportInput, first *audit.Entry, a audit.Options) (audit.Report, error) {
-	bucket, err := objects.OpenExisting(ctx, o.archive)
+func (v *logVerifier) behindArchive(ctx context.Context, f exportInput, first *audit.Entry, a audit.Options) (audit.Report, error) {
+	bucket, err := objects.OpenExisting(ctx, v.archive)
 	if err != nil {
 		return audit.Report{}, fmt.Errorf("--archive: %w", err)
 	}

@@ -19,11 +19,8 @@ import (
 // verifyServer verifies what a running server shows: the whole log, or the
 // tenant's part and what the newest checkpoint proves of it, which it returns line
 // by line.
-func (o *verifyOptions) verifyServer(ctx context.Context, a audit.Options) (report audit.Report, proven []string, err error) {
-	c, err := o.client()
-	if err != nil {
-		return audit.Report{}, nil, err
-	}
+func (v *logVerifier) verifyServer(ctx context.Context, c *client.V2, whole bool, a audit.Options) (report audit.Report, proven []string, err error) {
+	pinned := a.Fingerprint
 	if a.From > 1 && a.PublicKey == nil { // a part names no key
 		key, err := fetchKey(ctx, c)
 		if err != nil {
@@ -46,7 +43,7 @@ func (o *verifyOptions) verifyServer(ctx context.Context, a audit.Options) (repo
 		return audit.Report{}, nil, fmt.Errorf("keeping what the server sends: %w", err)
 	}
 	defer f.Close()
-	if o.whole {
+	if whole {
 		params := &v2.ExportAuditLogParams{}
 		if a.From > 1 {
 			from := int64(a.From)
@@ -59,7 +56,7 @@ func (o *verifyOptions) verifyServer(ctx context.Context, a audit.Options) (repo
 		if err != nil {
 			return audit.Report{}, nil, err
 		}
-		report, err := o.verifyOpen(ctx, exportInput{f}, a)
+		report, err := v.verifyOpen(ctx, exportInput{f}, a)
 		return report, nil, err
 	}
 	if err := fetchTenant(ctx, c, f, filepath.Join(dir, "part"), a.From); err != nil {
@@ -77,7 +74,7 @@ func (o *verifyOptions) verifyServer(ctx context.Context, a audit.Options) (repo
 		}
 		return audit.Report{}, nil, err
 	}
-	proven, err = prove(ctx, c, &report, o.fingerprint, since)
+	proven, err = prove(ctx, c, &report, pinned, since)
 	return report, proven, err
 }
 
