@@ -223,10 +223,6 @@ func TestAReceiverThatHangsHoldsNothingUp(t *testing.T) {
 
 func TestWithoutTracingNothingIsThere(t *testing.T) {
 	before := otel.GetTracerProvider()
-	spans, err := newTracing(t.Context(), TracingSettings{SampleRatio: 1}, slog.New(slog.DiscardHandler))
-	if spans != nil || err != nil {
-		t.Fatal(spans, err)
-	}
 	s := newSite(t, closed)
 	line, stop := s.serve()
 	s.ask(s.client(), "GET", line.BaseURL+"/api/v2/sealing-key", "", "")
