@@ -19,13 +19,32 @@ const module = "github.com/latticekeep/latticekeep"
 //
 //   - controllers never imports server, nor the other way round;
 //   - envelope and dualsig take bytes and keys and return bytes (see pure);
-//   - test/kubetest runs a control plane for tests and for hack/cluster: nothing in the product imports it, nor storetest.
+//   - test/kubetest runs a control plane for tests and for hack/cluster: nothing in the product imports it, nor storetest;
+//   - only main and hack/reference import internal/cli, and only internal/cli and the tests of others import internal/app.
 var ours = map[string]string{
-	".": "internal/app",
-	"internal/app": "api/v1alpha1 api/client api/openapi/v2 controllers controllers/admission server server/gate internal/vault internal/transit internal/identity " +
-		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/sealedsecrets internal/keyring internal/audit internal/authz " +
-		"internal/compliance internal/compliance/report internal/objects internal/otlp internal/clock internal/quota " +
-		"internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault internal/secret",
+	".": "internal/cli",
+	"internal/cli": "api/v1alpha1 controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
+		"internal/cli/score internal/cli/seal internal/cli/transfer",
+	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
+	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/export internal/offline internal/progress internal/audit internal/keyring internal/objects internal/store",
+	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/keyring internal/dualsig",
+	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
+		"internal/secret",
+	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit " +
+		"internal/keyring internal/store internal/store/bolt internal/fault",
+	"internal/cli/command": "api/client internal/offline internal/audit internal/dualsig",
+
+	"internal/app": "controllers controllers/admission server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
+		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/authz " +
+		"internal/compliance internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
+		"internal/sealing internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault",
+	"internal/config":    "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/authz",
+	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/store internal/store/bolt internal/store/postgres internal/fault",
+	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/authz internal/dualsig",
+	"internal/download":  "",
+	"internal/progress":  "",
+	"internal/durable":   "",
+	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/backup internal/quota internal/audit internal/authz internal/store internal/fault",
@@ -100,7 +119,9 @@ var ours = map[string]string{
 	"hack/cluster":      "test/kubetest",
 	"hack/gotest":       "",
 	"hack/messages":     "",
-	"hack/reference":    "internal/app",
+	"hack/reference":    "internal/cli",
+	"test/logtest":      "internal/offline internal/audit internal/authz internal/store internal/store/bolt internal/dualsig",
+	"test/otlptest":     "",
 	"hack/e2e":          "test/kubetest",
 	"hack/e2e/workload": "",
 	"hack/schemas":      "",
@@ -113,31 +134,31 @@ var vendors = map[string]string{
 	"github.com/gin-gonic/gin":    "server",
 	"go.etcd.io/bbolt":            "internal/store/bolt",
 	"github.com/jackc/pgx/v5":     "internal/store/postgres",
-	"github.com/spf13/cobra":      ". internal/app hack/reference",
+	"github.com/spf13/cobra":      "internal/cli hack/reference",
 
 	"github.com/prometheus/client_golang": "server internal/app controllers",
 	"github.com/prometheus/client_model":  "server internal/app",
 	"go.opentelemetry.io/otel":            "server internal/app internal/otlp controllers",
 	"go.opentelemetry.io/otel/sdk":        "internal/app",
 	"go.opentelemetry.io/otel/exporters":  "internal/otlp",
-	"go.opentelemetry.io/proto/otlp":      "internal/otlp",
-	"google.golang.org/protobuf":          "internal/otlp",
+	"go.opentelemetry.io/proto/otlp":      "internal/otlp test/otlptest",
+	"google.golang.org/protobuf":          "internal/otlp test/otlptest",
 
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
-	"k8s.io/client-go":               "controllers internal/app internal/identity/tokenreview",
-	"k8s.io/api":                     "controllers internal/app internal/identity/tokenreview",
-	"k8s.io/apimachinery":            "api/v1alpha1 controllers internal/app internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
+	"k8s.io/client-go":               "controllers internal/app internal/cli internal/identity/tokenreview",
+	"k8s.io/api":                     "controllers internal/app internal/cli internal/identity/tokenreview",
+	"k8s.io/apimachinery":            "api/v1alpha1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
 	"github.com/go-logr/logr":        "controllers",
 	"k8s.io/klog/v2":                 "controllers",
-	"sigs.k8s.io/yaml":               "internal/app internal/sealedsecrets hack/schemas",
+	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/schemas",
 
 	"github.com/golang-jwt/jwt/v5":    "internal/identity",
 	"golang.org/x/crypto":             "internal/identity",              // argon2id
 	"golang.org/x/net":                "internal/identity internal/app", // international domain names; a bound on connections
 	"golang.org/x/text":               "internal/identity",              // PRECIS
 	"github.com/wneessen/go-mail":     "internal/mail",
-	"go.yaml.in/yaml/v3":              "internal/app internal/compliance hack/reference",
-	"github.com/oapi-codegen/runtime": "api/openapi api/client server internal/app",
+	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",
+	"github.com/oapi-codegen/runtime": "api/openapi api/client server",
 	"github.com/getkin/kin-openapi":   "server test/servertest",
 
 	"cloud.google.com/go/compute/metadata": "internal/google",
@@ -147,11 +168,11 @@ var vendors = map[string]string{
 	"github.com/aws/aws-sdk-go-v2":        "internal/kms",
 	"github.com/aws/smithy-go":            "internal/kms",
 	"github.com/hashicorp/vault/api":      "internal/kms",
-	"filippo.io/age":                      "internal/backup internal/app test/servertest",
+	"filippo.io/age":                      "internal/backup test/servertest",
 	"github.com/anishathalye/porcupine":   "tests",
 	"github.com/chromedp/cdproto":         "tests",
 	"github.com/chromedp/chromedp":        "tests",
-	"golang.org/x/mod":                    "internal/audit internal/app server/v2 test/servertest", // RFC 6962 trees and signed notes
+	"golang.org/x/mod":                    "internal/audit internal/export server/v2 test/servertest", // RFC 6962 trees and signed notes
 	"codeberg.org/go-pdf/fpdf":            "internal/compliance/report",
 	"golang.org/x/image":                  "internal/compliance/report", // the Go fonts
 	"github.com/CycloneDX/cyclonedx-go":   "internal/compliance/report",
@@ -160,7 +181,7 @@ var vendors = map[string]string{
 
 	"github.com/go-json-experiment/json": "internal/audit server",
 	"golang.org/x/sync":                  "internal server/gate",
-	"golang.org/x/sys":                   "internal/app", // is the clock synchronised?
+	"golang.org/x/sys":                   "internal/clock", // is the clock synchronised?
 
 	"filippo.io/mldsa":                         "tests",
 	"github.com/santhosh-tekuri/jsonschema/v6": "tests",
@@ -179,7 +200,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"test/kubetest", "test/kmstest", "test/pgtest", "test/s3test", "test/servertest", "test/storetest", "test/timing"}
+var harness = []string{"test/kubetest", "test/kmstest", "test/logtest", "test/otlptest", "test/pgtest", "test/s3test", "test/storetest", "test/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

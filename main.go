@@ -9,13 +9,13 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := app.Command().ExecuteContext(ctx); err != nil {
+	if err := cli.Command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "latticekeep:", err)
 		os.Exit(1)
 	}

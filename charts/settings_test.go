@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/config"
 )
 
 // own are the settings that the chart decides, so that its values have no place for them; kubernetes.kubeconfig and tls.terminated are for
@@ -46,7 +46,7 @@ func TestValuesHaveEverySetting(t *testing.T) {
 	}
 	walk(values.Properties["config"], "")
 
-	settings := settingsOf(reflect.TypeFor[app.Settings](), "")
+	settings := settingsOf(reflect.TypeFor[config.Config](), "")
 	for _, name := range own {
 		i := slices.Index(settings, name)
 		if i < 0 {
@@ -84,7 +84,7 @@ func TestProgramReadsTheRenderedConfiguration(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := app.Load(path, nil, nil); err != nil {
+		if _, err := config.Load(path, nil, nil); err != nil {
 			t.Errorf("%v\n%s", err, text)
 		}
 	})

@@ -23,7 +23,7 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 
 	"github.com/latticekeep/latticekeep/api/client"
-	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
 // TestMain runs the examples and the tests of this file against a development
@@ -45,7 +45,7 @@ func withServer(run func() int) (code int, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	ctx, stop := context.WithCancel(context.Background())
 	stdout, line := io.Pipe()
-	cmd := app.Command()
+	cmd := cli.Command()
 	cmd.SetArgs([]string{"server", "--dev", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, "data")})
 	cmd.SetOut(line)
 	cmd.SetErr(io.Discard)

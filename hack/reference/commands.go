@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
 const commandsHead = `One program has all commands. ` + "`--help`" + ` after any of them prints what stands here. Flags of a command such as
@@ -18,7 +18,7 @@ reason on stderr.
 func commands() (string, error) {
 	var b strings.Builder
 	b.WriteString(commandsHead)
-	root := app.Command()
+	root := cli.Command()
 	describe(&b, root)
 	return strings.TrimRight(b.String(), "\n") + "\n", nil
 }

@@ -59,9 +59,9 @@ func (a *archive) due() bool {
 	return !a.readable || a.failure != "" || a.now().Sub(a.answered) >= archiveEvery
 }
 
-// look reads the oldest segment back. What is of use of an archive is its oldest
+// probe reads the oldest segment back. What is of use of an archive is its oldest
 // part, which a rule of the bucket's takes first.
-func (a *archive) look(ctx context.Context, timeout time.Duration) {
+func (a *archive) probe(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var segments []audit.Segment
@@ -99,16 +99,16 @@ func (a *archive) look(ctx context.Context, timeout time.Duration) {
 	}
 }
 
-// keep moves entries there when they are due, until ctx ends. It has a goroutine of
+// run moves entries there when they are due, until ctx ends. It has a goroutine of
 // its own, since a bucket may hang.
-func (a *archive) keep(ctx context.Context) {
+func (a *archive) run(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
 	for {
 		if a.due() {
-			a.look(ctx, archiveHanging)
+			a.probe(ctx, archiveHanging)
 		}
-		a.cut(ctx)
+		a.cutOnce(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -117,9 +117,9 @@ func (a *archive) keep(ctx context.Context) {
 	}
 }
 
-// cut moves what is due, unless the log is refused, which lets nothing be written
+// cutOnce moves what is due, unless the log is refused, which lets nothing be written
 // and has said so.
-func (a *archive) cut(ctx context.Context) {
+func (a *archive) cutOnce(ctx context.Context) {
 	if a.log.HaltedBy() != nil {
 		return
 	}

@@ -6,16 +6,20 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/clock"
+	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/custody"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -24,15 +28,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
-
-// Names in a data directory. The KMS key is there in development only.
-const (
-	databaseFile = "latticekeep.db"
-	kmsKeyFile   = "kms.key"
-)
-
-// mailDirectory is the folder of mails in the data directory of a development server.
-const mailDirectory = "mail"
 
 // deployment is a store, opened: the core that server and operator share.
 type deployment struct {
@@ -52,31 +47,31 @@ type deployment struct {
 	custody  *custody.Service
 }
 
-// place says where a deployment is and how it is opened.
-type place struct {
-	dir     string        // of the embedded database
-	store   StoreSettings // of another one
-	kms     KMSSettings
-	fresh   func() error   // asked before a deployment is made in an empty store; nil: nobody is
-	clock   *sharedClock   // of the other store; nil: now is that of this machine
-	pq      bool           // refuse classical key exchange
-	policy  sealing.Policy // what manifests are checked against
-	objects sealingKeyUse  // of the cluster; nil: there is none
-	tracing *tracing       // nil: there is none
-	proving *proving       // of the log
-	logger  *slog.Logger
-	now     func() time.Time
+// deploymentOptions says where a deployment is and how it is opened.
+type deploymentOptions struct {
+	dir      string       // of the embedded database
+	store    config.Store // of another one
+	kms      config.KMS
+	fresh    func() error   // asked before a deployment is made in an empty store; nil: nobody is
+	clock    *sharedClock   // of the other store; nil: now is that of this machine
+	pq       bool           // refuse classical key exchange
+	policy   sealing.Policy // what manifests are checked against
+	objects  sealingKeyUse  // of the cluster; nil: there is none
+	tracing  *tracing       // nil: there is none
+	evidence *evidence      // of the log
+	logger   *slog.Logger
+	now      func() time.Time
 }
 
 // sealingKeyUse counts objects by the id of the sealing key that they need.
 type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the store, and makes a deployment in it when it is empty.
-func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
+func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, err error) {
 	log := audit.New(p.now)
 	guard := audit.NewGuard(log)
 	d := &deployment{dir: p.dir, log: log, guard: guard, reader: audit.NewReader(log, guard), verifier: audit.NewLiveVerifier(log)}
-	if d.store, err = openDatabase(ctx, p, unmarked(d.log.Commit)); err != nil {
+	if d.store, err = openDatabase(ctx, p, offline.HookUnlessMarked(d.log.Commit)); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -84,7 +79,7 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 			err = errors.Join(err, d.close())
 		}
 	}()
-	if err := refuseMarked(ctx, d.store); err != nil {
+	if err := offline.CheckUnmarked(ctx, d.store); err != nil {
 		return nil, err
 	}
 	made, err := keyring.Made(ctx, d.store)
@@ -98,7 +93,7 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 	if d.kms, urls, err = kmsOf(ctx, p, made); err != nil {
 		return nil, err
 	}
-	if files, some := keyFilesOf(d.kms, urls); some {
+	if files, some := offline.KeyFilesOf(d.kms, urls); some {
 		d.keyFiles = func(ctx context.Context) ([][]byte, error) { return d.readKeyFiles(ctx, files) }
 	}
 	var s store.Store = d.store
@@ -120,7 +115,7 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 		p.logger.WarnContext(ctx, "the database was empty, and a new deployment was made in it: unless that was meant, stop the server and look where it should be",
 			"chain", d.log.Fingerprint())
 	}
-	if err := p.proving.begin(ctx, d.log, d.guard, p.logger, p.now); err != nil {
+	if err := p.evidence.openAnchors(ctx, d.log, d.guard, p.logger, p.now); err != nil {
 		return nil, err
 	}
 	d.vault = vault.New(s, d.guard, d.keys, p.now)
@@ -136,7 +131,7 @@ func openDeployment(ctx context.Context, p place) (_ *deployment, err error) {
 }
 
 // readKeyFiles reads the files of the keys that are in use.
-func (d *deployment) readKeyFiles(ctx context.Context, files []keyFile) ([][]byte, error) {
+func (d *deployment) readKeyFiles(ctx context.Context, files []offline.KeyFile) ([][]byte, error) {
 	found, err := d.keys.KMSKeys(ctx, time.Time{})
 	if err != nil {
 		return nil, err
@@ -147,7 +142,7 @@ func (d *deployment) readKeyFiles(ctx context.Context, files []keyFile) ([][]byt
 			use[k.ID] = k
 		}
 	}
-	return readKeyFiles(files, use)
+	return offline.ReadKeyFiles(files, use)
 }
 
 // eitherUse counts the objects that need a key as far as the vault knows, which
@@ -174,10 +169,10 @@ func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
 }
 
 // openDatabase opens the store that the settings name.
-func openDatabase(ctx context.Context, p place, hook store.Hook) (store.Database, error) {
+func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (store.Database, error) {
 	if p.store.URL != "" {
 		s, err := postgres.Open(ctx, p.store.URL, postgres.Options{
-			Hook: hook, Logger: p.logger, Password: storeAt{passwordFile: p.store.PasswordFile}.password(), Connections: p.store.Connections, PQRequired: p.pq,
+			Hook: hook, Logger: p.logger, Password: offline.Location{PasswordFile: p.store.PasswordFile}.Password(), Connections: p.store.Connections, PQRequired: p.pq,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("store.url: %w", err)
@@ -192,9 +187,9 @@ func openDatabase(ctx context.Context, p place, hook store.Hook) (store.Database
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
-	s, err := bolt.Open(filepath.Join(p.dir, databaseFile), bolt.Options{Hook: hook, Logger: p.logger})
+	s, err := bolt.Open(filepath.Join(p.dir, offline.DatabaseFile), bolt.Options{Hook: hook, Logger: p.logger})
 	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w", databaseFile, err)
+		return nil, fmt.Errorf("opening %s: %w", offline.DatabaseFile, err)
 	}
 	return s, nil
 }
@@ -202,8 +197,8 @@ func openDatabase(ctx context.Context, p place, hook store.Hook) (store.Database
 // kmsOf opens the key that wraps all others, and those that did before. A key
 // file is made when there is none, but never for a store that has a deployment.
 // urls are those of the keys that it opened.
-func kmsOf(ctx context.Context, p place, made bool) (keys []*kms.Key, urls []string, err error) {
-	if path, is := kmsFile(p.kms.URL); is {
+func kmsOf(ctx context.Context, p deploymentOptions, made bool) (keys []*kms.Key, urls []string, err error) {
+	if path, is := offline.KMSFile(p.kms.URL); is {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && !made {
 			if err := kms.CreateLocal(path); err != nil && !errors.Is(err, fs.ErrExist) { // a replica on the same machine may just have made it
 				return nil, nil, err
@@ -240,12 +235,6 @@ func closeAll(keys []*kms.Key) error {
 // close ends the deployment. Nothing of it is used any more.
 func (d *deployment) close() error { return errors.Join(d.store.Close(), closeAll(d.kms)) }
 
-// keyFileIn are the settings of a key file in a data directory.
-func keyFileIn(dir string) KMSSettings {
-	u := url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(dir, kmsKeyFile))}
-	return KMSSettings{URL: u.String(), CacheTTL: keyring.DefaultCacheTTL}
-}
-
 // outside says whether a file lies outside a directory, wherever links lead.
 // What does not exist yet is judged by the folder it will be in.
 func outside(dir, file string) (bool, error) {
@@ -274,4 +263,41 @@ func resolve(path string) (string, error) {
 	}
 	parent, err := resolve(filepath.Dir(path))
 	return filepath.Join(parent, filepath.Base(path)), err
+}
+
+// destroyer destroys one of some keys, by its id.
+func destroyer(keys []*kms.Key) func(context.Context, string) (kms.Destruction, error) {
+	return func(ctx context.Context, id string) (kms.Destruction, error) {
+		for _, k := range keys {
+			if k.ID() == id {
+				return k.Destroy(ctx)
+			}
+		}
+		return kms.Destruction{}, fault.New(fault.NotFound, "the configuration names no such KMS key")
+	}
+}
+
+// sharedClock tells the time of the database that replicas share. It is made
+// before the store is, whose hook tells the time of entries by it.
+type sharedClock struct {
+	*clock.Clock
+	store atomic.Pointer[postgres.Store]
+}
+
+func newSharedClock() *sharedClock {
+	c := new(sharedClock)
+	c.Clock = clock.New(func(ctx context.Context) (time.Time, error) {
+		s := c.store.Load()
+		if s == nil {
+			return time.Time{}, fault.New(fault.Unavailable, "the database is not open yet")
+		}
+		return s.Time(ctx)
+	}, nil)
+	return c
+}
+
+// of has the clock tell the time of a store.
+func (c *sharedClock) of(ctx context.Context, s *postgres.Store) error {
+	c.store.Store(s)
+	return c.Measure(ctx)
 }

@@ -12,10 +12,10 @@ import (
 // collects many times a second, which takes a fifth of its processor time.
 const gcPercent = 400
 
-// collectSeldom lets the heap of the process grow further before it is collected, and
+// TuneGC lets the heap of the process grow further before it is collected, and
 // sooner again when it comes near the limit of its container. GOGC and GOMEMLIMIT, if
 // they are set, go before.
-func collectSeldom() {
+func TuneGC() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}

@@ -2,13 +2,9 @@ package app
 
 import (
 	"context"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
@@ -71,12 +67,51 @@ func (c auditCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// gatherOperator returns the metrics of the operator's libraries: of its queues,
-// its reconciles and its requests to the API server. Those of the process are
-// there already.
-func gatherOperator() ([]*dto.MetricFamily, error) {
-	families, err := metrics.Registry.Gather()
-	return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool {
-		return strings.HasPrefix(f.GetName(), "go_") || strings.HasPrefix(f.GetName(), "process_")
-	}), err
+// proofCollector shows how the log is proven. It reads memory alone.
+type proofCollector struct {
+	log      *audit.Log
+	verifier *audit.LiveVerifier
+	keeper   *audit.AnchorKeeper
+}
+
+var (
+	checkpointLag = prometheus.NewDesc("latticekeep_audit_checkpoint_lag_entries", "Entries that the newest checkpoint does not cover yet.", nil, nil)
+	verifiedTo    = prometheus.NewDesc("latticekeep_audit_verified_sequence", "The log was verified up to this sequence by this process.", nil, nil)
+	brokenLog     = prometheus.NewDesc("latticekeep_audit_broken", "1 when the last verification found that the log does not hold.", nil, nil)
+	anchorState   = prometheus.NewDesc("latticekeep_audit_anchor_state",
+		"1 for the state that an anchored checkpoint was found in last: ok, unreachable, refused or rollback.", []string{"place", "state"}, nil)
+	anchorSequence = prometheus.NewDesc("latticekeep_audit_anchor_sequence", "Sequence of the checkpoint that is anchored there.", []string{"place"}, nil)
+	anchorRefusals = prometheus.NewDesc("latticekeep_audit_anchor_refusals_total",
+		"Checkpoints found there that did not verify or belong to another chain.", []string{"place"}, nil)
+)
+
+func (c proofCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{checkpointLag, verifiedTo, brokenLog, anchorState, anchorSequence, anchorRefusals} {
+		descriptions <- d
+	}
+}
+
+func (c proofCollector) Collect(metrics chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(checkpointLag, float64(audit.NewFollower(c.log).Lag()))
+	proof := c.verifier.Proof()
+	gauge(verifiedTo, float64(proof.VerifiedTo))
+	broken := 0.0
+	if proof.Broken != nil {
+		broken = 1
+	}
+	gauge(brokenLog, broken)
+	for _, a := range c.keeper.Status() {
+		for _, state := range []audit.PlaceState{audit.PlaceOK, audit.PlaceUnreachable, audit.PlaceRefused, audit.PlaceRollback} {
+			is := 0.0
+			if a.State == state {
+				is = 1
+			}
+			gauge(anchorState, is, a.Place, string(state))
+		}
+		gauge(anchorSequence, float64(a.Sequence), a.Place)
+		metrics <- prometheus.MustNewConstMetric(anchorRefusals, prometheus.CounterValue, float64(a.Refused), a.Place)
+	}
 }

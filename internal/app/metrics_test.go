@@ -15,9 +15,9 @@ import (
 // A number that cannot be found out now is absent, and takes no other metric with it.
 func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 	dir := t.TempDir()
-	d, err := openDeployment(t.Context(), place{
-		proving: devProving(),
-		dir:     dir, kms: keyFileIn(dir), logger: slog.New(slog.DiscardHandler), now: time.Now,
+	d, err := openDeployment(t.Context(), deploymentOptions{
+		evidence: devProving(),
+		dir:      dir, kms: keyFileIn(dir), logger: slog.New(slog.DiscardHandler), now: time.Now,
 	})
 	if err != nil {
 		t.Fatal(err)

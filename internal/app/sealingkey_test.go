@@ -17,9 +17,9 @@ func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 	var log bytes.Buffer
 	open := func() *deployment {
 		t.Helper()
-		d, err := openDeployment(t.Context(), place{
-			proving: devProving(),
-			dir:     dir, kms: keyFileIn(dir), logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
+		d, err := openDeployment(t.Context(), deploymentOptions{
+			evidence: devProving(),
+			dir:      dir, kms: keyFileIn(dir), logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -14,11 +14,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/latticekeep/latticekeep/internal/config"
 )
 
 // deliverSystemKey hands the first system key to where the operators of the
 // deployment will find it, and returns once it is there.
-func (s *service) deliverSystemKey(ctx context.Context, to Settings, key string) error {
+func (s *service) deliverSystemKey(ctx context.Context, to config.Config, key string) error {
 	const written = "the first system key is written: move it to where you keep passwords"
 	if to.SystemKeySecret == "" {
 		err := writeSystemKey(to.SystemKeyFile, key)

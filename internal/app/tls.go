@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/internal/config"
 )
 
 // newHandshakeCounter counts what clients agree on, so that it shows whether
@@ -35,7 +36,7 @@ func newHandshakeCounter() *prometheus.CounterVec {
 
 // tlsConfig returns the listener's configuration with the certificate of the
 // files, which must be there.
-func tlsConfig(s TLSSettings, handshakes *prometheus.CounterVec, logger *slog.Logger) (*tls.Config, error) {
+func tlsConfig(s config.TLS, handshakes *prometheus.CounterVec, logger *slog.Logger) (*tls.Config, error) {
 	c := &certificate{certFile: s.CertFile, keyFile: s.KeyFile, logger: logger}
 	if err := c.load(); err != nil {
 		return nil, err
@@ -246,7 +247,7 @@ const (
 // servingCertificates are those that the operator makes when tls.secretName is
 // set: for this server, where its Service and users have it, and for the
 // webhook if there is one.
-func servingCertificates(s Settings, namespace string) []controllers.Certificate {
+func servingCertificates(s config.Config, namespace string) []controllers.Certificate {
 	own := serviceNames("latticekeep", namespace)
 	if u, err := url.Parse(s.PublicURL); err == nil {
 		host := strings.ToLower(u.Hostname())

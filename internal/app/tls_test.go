@@ -1,63 +1,17 @@
 package app
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"log/slog"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/latticekeep/latticekeep/internal/config"
 )
-
-// writeCertificate writes a self-signed certificate for 127.0.0.1 with the
-// serial number to tls.crt and tls.key in dir.
-func writeCertificate(t *testing.T, dir string, serial int64) (s TLSSettings, roots *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s = TLSSettings{CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key")}
-	writeFile(t, s.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	writeFile(t, s.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}))
-	roots = x509.NewCertPool()
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots.AddCert(cert)
-	return s, roots
-}
-
-func writeFile(t *testing.T, path string, content []byte) {
-	t.Helper()
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // shake makes one handshake with a server of the configuration.
 func shake(t *testing.T, server, client *tls.Config) (tls.ConnectionState, error) {
@@ -84,24 +38,6 @@ func shake(t *testing.T, server, client *tls.Config) (tls.ConnectionState, error
 	defer conn.Close()
 	<-done
 	return conn.ConnectionState(), nil
-}
-
-// counted returns the handshakes by group.
-func counted(t *testing.T, handshakes prometheus.Collector) map[string]float64 {
-	t.Helper()
-	r := prometheus.NewRegistry()
-	r.MustRegister(handshakes)
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	groups := make(map[string]float64)
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			groups[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
-		}
-	}
-	return groups
 }
 
 func TestTheKeyExchangeIsPostQuantumAndCounted(t *testing.T) {
@@ -188,7 +124,7 @@ func TestAMissingCertificateIsRefusedAtStart(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := writeCertificate(t, dir, 1)
 	writeFile(t, s.KeyFile, []byte("junk"))
-	for _, files := range []TLSSettings{s, {CertFile: filepath.Join(dir, "none"), KeyFile: s.KeyFile}, {CertFile: s.CertFile, KeyFile: filepath.Join(dir, "none")}} {
+	for _, files := range []config.TLS{s, {CertFile: filepath.Join(dir, "none"), KeyFile: s.KeyFile}, {CertFile: s.CertFile, KeyFile: filepath.Join(dir, "none")}} {
 		if _, err := tlsConfig(files, newHandshakeCounter(), slog.New(slog.DiscardHandler)); err == nil {
 			t.Errorf("%+v was taken", files)
 		}

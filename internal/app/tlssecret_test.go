@@ -1,15 +1,14 @@
 package app
 
 import (
-	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
@@ -50,7 +49,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: server}]
 		}
 		return cert.Leaf.SerialNumber.Int64()
 	}
-	put := func(n int64, change func(TLSSettings)) {
+	put := func(n int64, change func(config.TLS)) {
 		t.Helper()
 		s, _ := writeCertificate(t, t.TempDir(), n)
 		if change != nil {
@@ -75,7 +74,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: server}]
 	if p := own.pause(nil); p != secretPause {
 		t.Error("it is read again after", p)
 	}
-	put(2, func(s TLSSettings) { writeFile(t, s.KeyFile, []byte("half of a key")) })
+	put(2, func(s config.TLS) { writeFile(t, s.KeyFile, []byte("half of a key")) })
 	if err := own.read(t.Context()); err == nil || serial() != 1 {
 		t.Error("a pair that is none:", err, serial())
 	}
@@ -89,30 +88,12 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: server}]
 	}
 }
 
-func TestASecretForTLSNeedsACluster(t *testing.T) {
-	s := newSite(t, closed)
-	config, err := os.ReadFile(s.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	for line := range strings.Lines(string(config)) {
-		if !strings.HasPrefix(line, "tls:") {
-			lines = append(lines, line)
-		}
-	}
-	writeFile(t, s.file, fmt.Appendf(nil, "%s\ntls: {secretName: latticekeep-tls}\n", strings.Join(lines, "")))
-	if _, err := run(t, "server", "--config", s.file); err == nil || !strings.Contains(err.Error(), "tls.secretName: there is no cluster") {
-		t.Error(err)
-	}
-}
-
 func TestCertificatesServeTheNamesOfTheServices(t *testing.T) {
 	for publicURL, last := range map[string]string{
 		"https://Vault.example.org:8443/": "vault.example.org", "https://localhost:8200": "localhost",
 		"https://10.0.0.1": "", "https://[::1]:8200": "", "https://a_b.example.org": "", "https://latticekeep.keep.svc": "",
 	} {
-		s := defaults()
+		s := config.Default()
 		s.PublicURL, s.TLS.SecretName = publicURL, "own"
 		all := servingCertificates(s, "keep")
 		want := "latticekeep.keep.svc latticekeep.keep latticekeep.keep.svc.cluster.local"

@@ -14,6 +14,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
+	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/otlp"
@@ -38,7 +40,7 @@ const (
 )
 
 // newTracing returns nil when s names no receiver.
-func newTracing(ctx context.Context, s TracingSettings, logger *slog.Logger) (*tracing, error) {
+func newTracing(ctx context.Context, s config.Tracing, logger *slog.Logger) (*tracing, error) {
 	if s.Endpoint == "" {
 		return nil, nil
 	}
@@ -57,7 +59,7 @@ func newTracing(ctx context.Context, s TracingSettings, logger *slog.Logger) (*t
 		sdktrace.WithBatcher(&patientExporter{SpanExporter: exporter, logger: logger},
 			sdktrace.WithBatchTimeout(spansPause), sdktrace.WithExportTimeout(exportTimeout)),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(s.SampleRatio))),
-		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", "latticekeep"), attribute.String("service.version", version()))),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", "latticekeep"), attribute.String("service.version", buildinfo.Version()))),
 	)
 	return &tracing{provider, provider.Tracer("github.com/latticekeep/latticekeep")}, nil
 }

@@ -19,69 +19,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/spf13/cobra"
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/latticekeep/latticekeep/controllers/admission"
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
 )
 
-// webhookOptions are the flags of latticekeep webhook.
-type webhookOptions struct {
-	listen, operations string
-	certFile, keyFile  string
-	clientCAFile       string
-	clientNames        []string
-	vault              admission.Options
-	drain              time.Duration
-	after              func(time.Duration) <-chan time.Time
-	stderr             io.Writer
-}
-
-func newWebhookCommand() *cobra.Command {
-	o := webhookOptions{after: time.After}
-	cmd := &cobra.Command{
-		Use:   "webhook",
-		Short: "Run the admission webhook for SealedCredentials",
-		Long: `Run the validating admission webhook, which refuses SealedCredentials at kubectl apply and says what to do. It keeps
-nothing and reads nothing from the API server: whether values open and policy allows them, it asks the vault of --url
-with the ServiceAccount token of --token-file. When the vault does not answer, objects are admitted with a warning,
-and the operator refuses in a condition what it would have refused here.
-
-Certificate, key, CA and token are read again when their files change. While the certificate is missing the webhook
-waits for it and is not ready. --operations-listen serves /healthz, /readyz and /metrics in the clear.
-
-With --client-ca-file it serves nobody but an API server that shows a certificate of that authority, and of one of the
-names in --client-name; docs/guides/admission.md says how an API server is told to.`,
-		Example: `  latticekeep webhook --url https://latticekeep.latticekeep-system.svc:8200 --ca-file /etc/latticekeep/ca/ca.crt \
-    --token-file /var/run/secrets/latticekeep/token --cert-file tls.crt --key-file tls.key`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := refuseEmpty(cmd, "url", "token-file", "cert-file", "key-file", "ca-file", "client-ca-file"); err != nil {
-				return err
-			}
-			if len(o.clientNames) > 0 && o.clientCAFile == "" {
-				return errors.New("--client-name needs --client-ca-file: without it no certificate is asked for")
-			}
-			o.stderr = cmd.ErrOrStderr()
-			return o.run(cmd.Context())
-		},
-	}
-	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", ":8443", "address to take reviews at, with TLS")
-	f.StringVar(&o.operations, "operations-listen", ":8444", "address of /healthz, /readyz and /metrics, in the clear")
-	f.StringVar(&o.certFile, "cert-file", "", "certificate with its chain, PEM")
-	f.StringVar(&o.keyFile, "key-file", "", "its key, PEM")
-	f.StringVar(&o.vault.URL, "url", "", "of the vault, such as https://latticekeep.latticekeep-system.svc:8200")
-	f.StringVar(&o.vault.CAFile, "ca-file", "", "authorities that sign the vault's certificate, PEM (default those of the system)")
-	f.StringVar(&o.vault.TokenFile, "token-file", "", "ServiceAccount token with audience latticekeep")
-	f.StringVar(&o.clientCAFile, "client-ca-file", "", "authorities that sign the API server's client certificate, PEM (default: none is asked for)")
-	f.StringSliceVar(&o.clientNames, "client-name", nil, "common name or DNS name of that certificate; may be repeated (default any)")
-	f.DurationVar(&o.drain, "drain", 5*time.Second, "how long to go on when told to end, not ready any more, until nobody sends reviews here")
-	for _, name := range []string{"cert-file", "key-file", "url", "token-file"} {
-		_ = cmd.MarkFlagRequired(name) // the flag exists
-	}
-	return cmd
+// Webhook are the flags of latticekeep webhook.
+type Webhook struct {
+	Listen, Operations string
+	CertFile, KeyFile  string
+	ClientCAFile       string
+	ClientNames        []string
+	Vault              admission.Options
+	Drain              time.Duration
+	After              func(time.Duration) <-chan time.Time
+	Stderr             io.Writer
 }
 
 const (
@@ -95,26 +49,26 @@ const (
 	webhookGrace = 20 * time.Second
 )
 
-// run serves until ctx ends and a little longer, and returns nil once the
+// Run serves until ctx ends and a little longer, and returns nil once the
 // reviews in flight have been answered.
-func (o webhookOptions) run(ctx context.Context) error {
-	logger := slog.New(slog.NewJSONHandler(o.stderr, nil))
-	o.vault.Logger = logger
-	hook, err := admission.New(o.vault)
+func (o Webhook) Run(ctx context.Context) error {
+	logger := slog.New(slog.NewJSONHandler(o.Stderr, nil))
+	o.Vault.Logger = logger
+	hook, err := admission.New(o.Vault)
 	if err != nil {
 		return err
 	}
-	own := &certificate{certFile: o.certFile, keyFile: o.keyFile, logger: logger}
+	own := &certificate{certFile: o.CertFile, keyFile: o.KeyFile, logger: logger}
 	handshakes := newHandshakeCounter()
 	config := listenerTLS(own.get, false, handshakes)
 	config.NextProtos = []string{"http/1.1"} // one review at a time on a connection
-	clients := &authority{file: o.clientCAFile, names: o.clientNames}
-	if o.clientCAFile != "" {
+	clients := &authority{file: o.ClientCAFile, names: o.ClientNames}
+	if o.ClientCAFile != "" {
 		config.GetConfigForClient = clients.demand(config.Clone())
 	}
 	ready := func() error {
 		_, err := own.get(nil)
-		if err == nil && o.clientCAFile != "" {
+		if err == nil && o.ClientCAFile != "" {
 			_, err = clients.pool()
 		}
 		return err
@@ -135,16 +89,16 @@ func (o webhookOptions) run(ctx context.Context) error {
 		return ready()
 	}, logger)
 
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Listen)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	plain, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.operations)
+	plain, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.Operations)
 	if err != nil {
 		return errors.Join(fmt.Errorf("listening: %w", err), l.Close())
 	}
 	bounded := netutil.LimitListener(newSourceListener(l, maxSourceConnections, crowded), maxWebhookConnections)
-	logger.Info("listening", "address", l.Addr().String(), "operations", plain.Addr().String(), "version", version())
+	logger.Info("listening", "address", l.Addr().String(), "operations", plain.Addr().String(), "version", buildinfo.Version())
 	parts, running := errgroup.WithContext(ctx)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -157,7 +111,7 @@ func (o webhookOptions) run(ctx context.Context) error {
 		<-running.Done()
 		ending.Store(true)
 		if ctx.Err() != nil { // it was told to, and nothing failed
-			<-o.after(o.drain)
+			<-o.After(o.Drain)
 		}
 		stop()
 		return nil

@@ -47,7 +47,7 @@ func startAt(t testing.TB, ahead time.Duration) *program {
 	ready, line := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := app.Run(ctx, app.Config{DataDir: p.dir, Listen: "127.0.0.1:0", Stdout: line, Stderr: &p.said,
+		err := app.Dev(ctx, app.DevConfig{DataDir: p.dir, Listen: "127.0.0.1:0", Stdout: line, Stderr: &p.said,
 			Now: func() time.Time { return time.Now().Add(time.Duration(p.late.Load())) }})
 		line.CloseWithError(errors.Join(err, io.EOF))
 		done <- err

@@ -30,6 +30,7 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/config"
 )
 
 // stranger is a page of another origin, though of the same site, so that the browser sends it the cookies.
@@ -292,7 +293,7 @@ mail: {from: vault@example.org, smtp: {address: "127.0.0.1:1", security: none}}
 			t.Fatal(err)
 		}
 	}
-	settings, err := app.Load(file("config.yaml"), nil, nil)
+	settings, err := config.Load(file("config.yaml"), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

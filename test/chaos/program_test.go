@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
 // TestMain makes the test binary the program itself when it is called by its name.
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 func latticekeep() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := app.Command().ExecuteContext(ctx); err != nil {
+	if err := cli.Command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "latticekeep:", err)
 		return 1
 	}

@@ -1,0 +1,152 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// mailDirectory is the folder of mails in the data directory of a development server.
+const mailDirectory = "mail"
+
+// keyFileIn are the settings of a key file in a data directory.
+func keyFileIn(dir string) config.KMS {
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(dir, offline.KMSKeyFileName))}
+	return config.KMS{URL: u.String(), CacheTTL: keyring.DefaultCacheTTL}
+}
+
+// DevConfig of a development server. Zero fields take the defaults.
+type DevConfig struct {
+	DataDir    string // default: a temporary one that is removed at the end
+	Listen     string // default DefaultListen; port 0 takes a free one
+	Kubeconfig string // turns the operator on; in a pod its ServiceAccount token does
+	Now        func() time.Time
+
+	Stdout io.Writer // takes one JSON line once the server is ready
+	Stderr io.Writer // takes everything else
+}
+
+// DevReady is the line that scripts read. Its fields never change their names.
+type DevReady struct {
+	BaseURL      string         `json:"base_url"`
+	TenantID     authz.TenantID `json:"tenant_id"`
+	APIKey       string         `json:"api_key"`
+	DataDir      string         `json:"data_dir"`
+	DashboardURL string         `json:"dashboard_url"`
+}
+
+// devSender is who mails of a development server come from.
+const devSender = "Latticekeep <noreply@latticekeep.localhost>"
+
+// Dev runs a development server until ctx ends, and returns nil once requests
+// and reconciles in flight have finished.
+func Dev(ctx context.Context, c DevConfig) (err error) {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.DataDir == "" {
+		if c.DataDir, err = os.MkdirTemp("", "latticekeep-"); err != nil {
+			return fmt.Errorf("making a data directory: %w", err)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(c.DataDir)) }()
+	}
+	if c.DataDir, err = filepath.Abs(c.DataDir); err != nil { // for scripts that run elsewhere
+		return fmt.Errorf("finding the data directory: %w", err)
+	}
+	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
+	s := service{dev: true, logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
+		sealingLifetime: config.DefaultSealingLifetime, evidence: devProving()}
+	defer func() { err = errors.Join(err, s.evidence.close()) }()
+	if err := s.connect(c.Kubeconfig); err != nil {
+		return err
+	}
+	s.deployment, err = openDeployment(ctx, deploymentOptions{
+		dir: c.DataDir, kms: keyFileIn(c.DataDir),
+		objects: s.sealingKeyUse(), evidence: s.evidence, logger: logger, now: c.Now,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.deployment.close()) }()
+	var systemKey string
+	if err := s.identity.FirstSystemKey(ctx, func(key string) error { systemKey = key; return nil }); err != nil {
+		return err
+	}
+	tenant, key, err := s.identity.Dev(ctx)
+	if err != nil {
+		return err
+	}
+	s.tenants = map[string]authz.TenantID{"default": tenant}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	line := DevReady{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
+	line.DashboardURL = line.BaseURL         // its first page is at the root
+	rates := gate.Rates{Registrations: 1000} // scripts that try things out register a lot
+	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Rates: rates}, func() {
+		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
+			logger.Warn("the ready line could not be written", "err", err)
+		}
+		fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], s.keys.Identity().ID(), s.log.Fingerprint(), systemKey, s.cluster != nil))
+	})
+}
+
+// nextSteps tells a person what to type.
+func nextSteps(r DevReady, program, identity, chain, systemKey string, operator bool) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `
+latticekeep is ready on %[1]s (development: plain HTTP, the KMS key lies beside the database)
+identity: %[2]s
+chain: %[3]s
+
+Type next, in another terminal:
+
+  export BASE=%[1]s KEY=%[4]s
+
+  # seal a credential
+  curl -s $BASE/api/v2/vault/seal -H "X-API-Key: $KEY" -H 'Content-Type: application/json' \
+    -d '{"name":"db","credential_type":"database","values":{"user":"app","password":"s3cret"},"ttl_days":30}'
+
+  # list what there is, then unseal one
+  curl -s $BASE/api/v2/vault/list -H "X-API-Key: $KEY"
+  ID=$(curl -s $BASE/api/v2/vault/list -H "X-API-Key: $KEY" | sed 's/.*"credential_id":"\([^"]*\)".*/\1/')
+  curl -s $BASE/api/v2/vault/$ID -H "X-API-Key: $KEY"
+
+  # the audit log, and the proof that it is whole
+  curl -s "$BASE/api/v2/audit/logs?limit=1" -H "X-API-Key: $KEY"
+  %[5]s audit verify --url $BASE --api-key $KEY --fingerprint %[3]s
+`, r.BaseURL, identity, chain, r.APIKey, program)
+	if systemKey != "" {
+		fmt.Fprintf(&b, `
+  # the system key, which administers tenants, is shown at this first start only
+  export SYSTEM_KEY=%s
+  curl -s $BASE/api/v2/system/tenants -H "X-API-Key: $SYSTEM_KEY"
+`, systemKey)
+	}
+	if operator {
+		fmt.Fprintf(&b, `
+  # seal values into a manifest for the namespace default, and apply it
+  %s seal --url $BASE --identity %s \
+    --name app-db --namespace default --type database --from-literal password=s3cret | kubectl apply -f -
+`, program, identity)
+	}
+	return b.String() + "\n"
+}

@@ -1,0 +1,194 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/server"
+	"github.com/latticekeep/latticekeep/test/logtest"
+)
+
+// inProcess is a development service that does not run yet, and its log.
+func inProcess(t *testing.T, change func(*evidence)) (*service, *buffer) {
+	t.Helper()
+	dir, log := t.TempDir(), &buffer{}
+	s := &service{logger: slog.New(slog.NewJSONHandler(log, nil)), now: time.Now, mails: noMailServer{}, sender: devSender, evidence: devProving()}
+	if change != nil {
+		change(s.evidence)
+	}
+	var err error
+	s.deployment, err = openDeployment(t.Context(), deploymentOptions{
+		dir: dir, kms: keyFileIn(dir), evidence: s.evidence, logger: s.logger, now: s.now,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.store.Close(), s.evidence.close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, log
+}
+
+func TestOldReportsAreForgottenInTheDataDirectoryAlone(t *testing.T) {
+	const report = "reports/ten_a/soc2-1-0123456789ab.pdf"
+	own, _ := inProcess(t, nil)
+	old := filepath.Join(own.dir, reportsDirectory, report)
+	oldFile(t, old)
+	young := strings.Replace(old, "soc2-1", "soc2-2", 1)
+	writeFile(t, young, []byte("young"))
+	folder := t.TempDir()
+	configured, _ := inProcess(t, func(p *evidence) { p.Reports = (&url.URL{Scheme: "file", Path: folder}).String() })
+	kept := filepath.Join(folder, report)
+	oldFile(t, kept)
+	for _, s := range []*service{own, configured} {
+		if _, served, err := s.evidence.openCompliance(t.Context(), s, s.dir, "http://127.0.0.1"); err != nil || served == nil {
+			t.Fatal(served, err)
+		}
+		if err := s.evidence.expireReports(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if exists(old) || !exists(young) || !exists(kept) {
+		t.Errorf("old %t, young %t, in the operator's own folder %t", exists(old), exists(young), exists(kept))
+	}
+}
+
+func TestWhatIsKeptIsAnchored(t *testing.T) {
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	ok := audit.PlaceStatus{State: audit.PlaceOK, Sequence: 7, Checked: now.Add(-time.Hour)}
+	empty, lost, silent := ok, ok, ok
+	empty.Sequence, lost.State, silent.Checked = 0, audit.PlaceRollback, now.Add(-24*time.Hour)
+	unreachable := ok
+	unreachable.State = audit.PlaceUnreachable
+	for name, c := range map[string]struct {
+		places []audit.PlaceStatus
+		want   bool
+	}{
+		"no place": {}, "nothing there": {[]audit.PlaceStatus{empty}, false}, "more than the log has": {[]audit.PlaceStatus{lost}, false},
+		"not looked at for a day": {[]audit.PlaceStatus{silent}, false}, "unreachable": {[]audit.PlaceStatus{unreachable}, false},
+		"one": {[]audit.PlaceStatus{ok}, true}, "one of two": {[]audit.PlaceStatus{unreachable, ok}, true},
+	} {
+		if got := anchored(c.places, now); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
+	l := logtest.New(t, audit.SignEntries)
+	dir := filepath.Join(t.TempDir(), "archive")
+	bucket, err := objects.Open(t.Context(), "file://"+dir, objects.SigningOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	var log buffer
+	a := &archive{
+		log: l.Audit, store: l.Store, bucket: bucket, now: func() time.Time { return l.Now }, logger: slog.New(slog.NewJSONHandler(&log, nil)),
+		cutter: &audit.Cutter{Log: l.Audit, Reader: audit.NewReader(l.Audit, audit.NewGuard(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.Now }},
+	}
+	expect := func(state string, due bool, logged int) {
+		t.Helper()
+		if got := a.state(); got != state || a.due() != due || strings.Count(log.String(), "\n") != logged {
+			t.Errorf("%s, due %t; want %s, due %t after %d lines: %s", got, a.due(), state, due, logged, log.String())
+		}
+	}
+	look := func() { a.probe(t.Context(), time.Minute) }
+	if (*archive)(nil).state() != compliance.ArchiveNone {
+		t.Error("no archive is one")
+	}
+	expect(compliance.ArchiveUnreadable, true, 0)
+	look() // nothing was archived, and what will be can be
+	expect(compliance.ArchiveReadable, false, 0)
+	for range 2 {
+		l.Fill()
+		l.Now = l.Now.Add(72 * time.Hour)
+		a.cutOnce(t.Context())
+	}
+	lines := strings.Count(log.String(), "\n")
+	segments, err := filepath.Glob(filepath.Join(dir, "audit", logtest.ChainID, "*"))
+	if err != nil || len(segments) < 2 {
+		t.Fatal(segments, err, log.String())
+	}
+	expect(compliance.ArchiveUnreadable, true, lines) // the answer is of six days ago
+	look()
+	expect(compliance.ArchiveReadable, false, lines)
+	// A rule of the bucket's took the oldest one.
+	aside := filepath.Join(t.TempDir(), "aside")
+	if err := os.Rename(segments[0], aside); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	expect(compliance.ArchiveUnreadable, true, lines+1)
+	look()
+	expect(compliance.ArchiveUnreadable, true, lines+1)
+	if !strings.Contains(log.String(), filepath.Base(segments[0])) {
+		t.Error("it does not say which: ", log.String())
+	}
+	if err := os.Rename(aside, segments[0]); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	expect(compliance.ArchiveReadable, false, lines+2)
+	// A bucket that does not answer keeps its last answer for a day more.
+	if err := os.Rename(dir, dir+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	l.Now = l.Now.Add(24*time.Hour - time.Second)
+	expect(compliance.ArchiveReadable, false, lines+2)
+	l.Now = l.Now.Add(time.Second)
+	expect(compliance.ArchiveReadable, true, lines+2)
+	look()
+	expect(compliance.ArchiveReadable, true, lines+3)
+	l.Now = l.Now.Add(24 * time.Hour)
+	look()
+	expect(compliance.ArchiveUnreadable, true, lines+3)
+	if err := os.Rename(dir+".gone", dir); err != nil {
+		t.Fatal(err)
+	}
+	look()
+	expect(compliance.ArchiveReadable, false, lines+4)
+}
+
+// A server whose database lost entries says what to do, once, and tries nothing else.
+func TestARefusedLogIsToldOnce(t *testing.T) {
+	s, log := inProcess(t, nil)
+	s.log.Halt(&audit.RollbackError{LostFrom: 8, LostTo: 9, Epoch: 1, Place: "bucket"})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	if err := s.run(ctx, l, server.Config{PublicURL: "http://" + l.Addr().String()}, func() { stop() }); err != nil {
+		t.Fatal(err)
+	}
+	s.maintainOnce(t.Context())
+	s.flush(t.Context())
+	(&archive{log: s.log, cutter: &audit.Cutter{Log: s.log}, logger: s.logger}).cutOnce(t.Context())
+	told := 0
+	for line := range strings.Lines(log.String()) {
+		switch {
+		case strings.Contains(line, `"level":"ERROR"`) && strings.Contains(line, "/readyz") && strings.Contains(line, "accept-rollback") && strings.Contains(line, "8 to 9"):
+			told++
+		case strings.Contains(line, "ERROR"), strings.Contains(line, "tried again"):
+			t.Error(line)
+		}
+	}
+	if told != 1 {
+		t.Errorf("told %d times: %s", told, log.String())
+	}
+}

@@ -1,0 +1,73 @@
+package app
+
+import (
+	"context"
+	"time"
+)
+
+// maintenance is how often the work is done that nobody waits for.
+const maintenance = time.Minute
+
+// maintain does each minute what is due, until ctx ends, and then writes down for
+// the last time when API keys were used.
+func (s *service) maintain(ctx context.Context) {
+	tick := time.NewTicker(maintenance)
+	defer tick.Stop()
+	for {
+		s.maintainOnce(ctx)
+		select {
+		case <-tick.C:
+			s.flush(ctx)
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+			defer cancel()
+			s.flush(last)
+			return
+		}
+	}
+}
+
+// maintainOnce rotates the keys that are due, the sealing key too, forgets idempotency keys
+// and reports, and assesses tenants. Trouble with any of it is tried again the next
+// time. A log that is refused lets nothing be written, and has said so.
+func (s *service) maintainOnce(ctx context.Context) {
+	if err := s.evidence.expireReports(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("old reports could not be removed, it is tried again", "in", maintenance, "err", err)
+	}
+	if s.log.HaltedBy() != nil {
+		return
+	}
+	if n, err := s.transit.RotateDue(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("keys that are due could not be rotated, it is tried again", "in", maintenance, "err", err)
+	} else if n > 0 {
+		s.logger.Info("keys that were due are rotated", "keys", n)
+	}
+	if rotated, err := s.sealing.RotateDue(ctx, s.sealingLifetime); err != nil && ctx.Err() == nil {
+		s.logger.Error("the sealing key could not be rotated, it is tried again", "in", maintenance, "err", err)
+	} else if rotated {
+		s.logger.Info("the sealing key was due, and there is a new one")
+	}
+	if s.lender != nil {
+		if err := s.lender.Sweep(ctx); err != nil && ctx.Err() == nil {
+			s.logger.Error("old quotas could not be forgotten, it is tried again", "in", maintenance, "err", err)
+		}
+	}
+	if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("idempotency keys could not be forgotten, it is tried again", "in", maintenance, "err", err)
+	}
+	if err := s.compliance.AssessAll(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("tenants could not be assessed, it is tried again", "in", maintenance, "err", err)
+	}
+}
+
+// flushTimeout bounds what a server that ends still writes.
+const flushTimeout = 5 * time.Second
+
+func (s *service) flush(ctx context.Context) {
+	if s.log.HaltedBy() != nil {
+		return
+	}
+	if err := s.identity.FlushLastUsed(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("the last use of API keys could not be written, it is tried again", "in", maintenance, "err", err)
+	}
+}

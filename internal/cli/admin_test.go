@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/app"
+)
+
+// The administrative commands against a running server: a tenant from nothing
+// to a member, with the first system key.
+func TestTheCommandLineAdministersAServer(t *testing.T) {
+	stderr := make(said, 10_000) // more than a test makes
+	server := startWith(t, app.DevConfig{DataDir: t.TempDir(), Stderr: stderr})
+	t.Cleanup(server.end) // after the script, which testscript runs beside this function
+	key := regexp.MustCompile(`SYSTEM_KEY=(lk_live_\w+)\n`).FindStringSubmatch(stderr.await(t, "SYSTEM_KEY="))
+	if key == nil {
+		t.Fatal("the system key is not printed as a line to paste")
+	}
+	script := strings.NewReplacer("$BASE", server.BaseURL, "$SYSTEM_KEY", key[1]).Replace(`
+env LATTICEKEEP_URL=$BASE
+latticekeep tenant create payments --api-key $SYSTEM_KEY
+stdout 'ten_\w+ +active .*payments'
+latticekeep tenant list --api-key $SYSTEM_KEY
+stdout '^TENANT_ID +STATUS'
+stdout payments
+latticekeep tenant list --api-key $SYSTEM_KEY --json
+cp stdout tenants.json
+tenant tenants.json payments
+latticekeep tenant limit $TENANT --v2 7 --api-key $SYSTEM_KEY --json
+stdout '"v2": 7'
+latticekeep tenant activate $TENANT --api-key $SYSTEM_KEY
+latticekeep apikey create admin --tenant $TENANT --scope account:admin,vault:read,crypto:verify,keys:read,audit:read,compliance:read --days 9 --api-key $SYSTEM_KEY
+stdout '^lk_live_\w+$'
+stderr 'key_\w+, until .*not shown again'
+cp stdout key
+latticekeep apikey create reader --scope vault:read --api-key-file key
+latticekeep apikey list --api-key-file key
+stdout 'active .*vault:read +reader'
+! latticekeep apikey create writer --scope vault:write --api-key-file key
+stderr 403
+latticekeep user invite ada@example.org --role auditor --api-key-file key
+stdout 'inv_\w+ sent'
+latticekeep user list --api-key-file key
+stdout 'inv_\w+ +auditor +invited +ada@example.org'
+! latticekeep tenant list --api-key-file key
+stderr 403
+! latticekeep apikey revoke key_aaaaaaaaaaaaaaaaaaaaaaaaaa --api-key-file key
+stderr 404
+`)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "admin.txt"), []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{Dir: dir, Cmds: map[string]func(*testscript.TestScript, bool, []string){
+		"tenant": func(ts *testscript.TestScript, _ bool, args []string) {
+			var tenants []v2.Tenant
+			ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &tenants))
+			for _, tenant := range tenants {
+				if tenant.Name == args[1] {
+					ts.Setenv("TENANT", tenant.TenantId)
+				}
+			}
+		},
+	}})
+}

@@ -1,0 +1,155 @@
+package auditlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/export"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/progress"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// exportOptions say what is exported, and to where.
+type exportOptions struct {
+	command.Server
+	offline.Deployment
+	whole             bool
+	output, publicKey string
+	progress          bool
+}
+
+func newAuditExportCommand() *cobra.Command {
+	var o exportOptions
+	cmd := &cobra.Command{
+		Use:   "export (--data-dir DIR | --store URL | --url URL [--whole]) [--output FILE]",
+		Short: "Write the audit log as JSON lines",
+		Long: `Write the audit log as JSON lines: each entry in its canonical form, oldest
+first, and a last line with the signed checkpoint that says where the log ended.
+Anyone can verify it with latticekeep audit verify --file, or with a program of
+their own from docs/audit.md.
+
+  --data-dir     the whole log of a server that is stopped; the KMS key signs
+                 the last line
+  --store        likewise, as a URL: bolt:DIR or postgres://user@host/database
+  --url          your tenant's entries of a running server; the API key needs
+                 the scope audit:read
+  --url --whole  all tenants' entries; the key needs the scope system:admin
+
+An export to a file that was broken off goes on where it ended when it is run
+again, and one that is finished takes up what has come since: what is there must
+link up with it. What --url has fetched of a tenant and not yet put in order is
+in FILE.part meanwhile.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := command.CheckNotEmpty(cmd, "output", "public-key-out"); err != nil {
+				return err
+			}
+			if !o.Named() && o.Server.URL == "" {
+				return errors.New("say which log: --data-dir or --store of a stopped server, or --url of a running one")
+			}
+			p := progress.New(cmd.ErrOrStderr(), o.progress)
+			defer p.End()
+			if o.Named() {
+				return exportStopped(cmd.Context(), &o, p, cmd.OutOrStdout())
+			}
+			return exportURL(cmd.Context(), &o, p, cmd.OutOrStdout())
+		},
+	}
+	o.RegisterConnection(cmd)
+	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
+	command.RegisterKMS(cmd, &o.Deployment, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
+	flags := cmd.Flags()
+	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")
+	flags.StringVar(&o.output, "output", "-", "file to write, - for standard output")
+	flags.StringVar(&o.publicKey, "public-key-out", "", "file to write the log's public key to (PEM)")
+	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
+	for _, where := range []string{"data-dir", "store"} {
+		cmd.MarkFlagsMutuallyExclusive("url", where)
+		cmd.MarkFlagsMutuallyExclusive("whole", where)
+	}
+	cmd.MarkFlagsMutuallyExclusive("url", "kms-key-file")
+	cmd.MarkFlagsMutuallyExclusive("url", "kms-url")
+	return cmd
+}
+
+// exportStopped exports the log of a store that nobody is using. It verifies all
+// of it each time, and writes what is new.
+func exportStopped(ctx context.Context, o *exportOptions, p *progress.Progress, stdout io.Writer) error {
+	return o.WithStore(ctx, func(s store.Database) error {
+		return o.WithKeys(ctx, s, nil, func(keys *keyring.Ring) error {
+			if err := writePublicKey(o.publicKey, keys.Audit().Public().MarshalPEM()); err != nil {
+				return err
+			}
+			log := audit.New(time.Now)
+			if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
+				return err
+			}
+			if head, _, err := log.Progress(ctx); err == nil {
+				p.Expect(head)
+			}
+			return export.Write(o.output, false, p, stdout, func(x *export.Writer) error {
+				if x.Last != nil {
+					p.Skip(x.Last.Sequence)
+				}
+				return export.Stream(x, func(w io.Writer) error { return audit.NewReader(log, audit.NewGuard(log)).Export(ctx, w, 0) })
+			})
+		})
+	})
+}
+
+func writePublicKey(file string, pem []byte) error {
+	if file == "" {
+		return nil
+	}
+	if err := os.WriteFile(file, pem, 0o644); err != nil {
+		return fmt.Errorf("writing the public key: %w", err)
+	}
+	return nil
+}
+
+func exportURL(ctx context.Context, o *exportOptions, p *progress.Progress, stdout io.Writer) error {
+	c, err := o.Client()
+	if err != nil {
+		return err
+	}
+	if o.publicKey != "" {
+		key, err := export.FetchLogKey(ctx, c)
+		if err != nil {
+			return err
+		}
+		if err := writePublicKey(o.publicKey, key.Public.MarshalPEM()); err != nil {
+			return err
+		}
+	}
+	if o.whole {
+		return export.Write(o.output, false, p, stdout, func(x *export.Writer) error { return export.DownloadLog(ctx, c, x, p) })
+	}
+	part := o.output + ".part"
+	if o.output == "-" {
+		dir, err := os.MkdirTemp("", "latticekeep-export-")
+		if err != nil {
+			return fmt.Errorf("making a temporary folder: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		part = filepath.Join(dir, "part")
+	}
+	err = export.Write(o.output, true, p, stdout, func(x *export.Writer) error { return export.DownloadTenant(ctx, c, x, part, p) })
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(part); err != nil {
+		return fmt.Errorf("removing what was fetched: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,207 @@
+package auditlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/export"
+	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// verifyOptions say what is verified, and against what.
+type verifyOptions struct {
+	command.Server
+	command.Pin
+	offline.Deployment
+	file, archive, since string
+	whole                bool
+	tenant               string
+	from, to             uint64
+}
+
+func (o *verifyOptions) verifier() *export.Verifier {
+	return &export.Verifier{Archive: o.archive, Tenant: o.tenant}
+}
+
+func newAuditVerifyCommand() *cobra.Command {
+	var o verifyOptions
+	cmd := &cobra.Command{
+		Use:   "verify (--data-dir DIR | --store URL | --file EXPORT | --url URL [--whole])",
+		Short: "Verify every entry, link and signature of an audit log",
+		Long: `Verify an audit log and exit with status 0 only if all of it holds; otherwise
+name the first bad sequence.
+
+  --data-dir     the whole log of a data directory whose server is stopped, with
+                 every credential row held against it
+  --store        likewise, as a URL: bolt:DIR or postgres://user@host/database
+  --file         an export (latticekeep audit export), of the whole log or of a
+                 tenant; - is standard input
+  --url          your tenant's part of the log of a running server, by its own
+                 links, the server's newest checkpoint, and the proof that your
+                 newest entry is in it; the API key needs the scope audit:read
+  --url --whole  the whole log of a running server; needs system:admin
+
+--fingerprint (printed by the server as "chain") or --public-key says whose log
+it must be. Without either a log that holds is self-consistent only: someone
+with another key could have written all of it.
+
+--since FILE proves that the log holds all that an older checkpoint knows
+(latticekeep audit checkpoint): that it was not cut, forked or written anew since.
+FILE may also be the text that a report prints: nobody signed that, so what it
+says is as good as the copy of the report.
+Without one, a log that lost its newest entries looks like one that never had them.
+
+--from and --to verify a part, which says nothing of what comes before. Older
+entries that are archived are verified too with --archive, the URL of the bucket
+as in audit.retention.archive.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := command.CheckNotEmpty(cmd, "since", "archive", "tenant"); err != nil {
+				return err
+			}
+			a, err := o.Options(cmd)
+			if err != nil {
+				return err
+			}
+			if o.since != "" {
+				if a.Since, err = os.ReadFile(o.since); err != nil {
+					return fmt.Errorf("reading the older checkpoint: %w", err)
+				}
+			}
+			if a.From, a.To = o.from, o.to; o.to > 0 && o.from > o.to {
+				return errors.New("--from is behind --to")
+			}
+			// A verification makes much garbage and keeps little: memory for time.
+			defer debug.SetGCPercent(debug.SetGCPercent(400))
+			var report audit.Report
+			var proven []string
+			switch {
+			case o.Named():
+				report, err = o.verifyDir(cmd.Context(), a)
+			case o.file != "":
+				report, err = o.verifier().VerifyFile(cmd.Context(), cmd.InOrStdin(), o.file, a)
+			case o.Server.URL != "":
+				var c *client.V2
+				if c, err = o.Client(); err == nil {
+					report, proven, err = o.verifier().VerifyServer(cmd.Context(), c, o.whole, a)
+				}
+			default:
+				return errors.New("at least one of the flags --data-dir, --store, --file and --url is needed: say which log")
+			}
+			if err != nil {
+				return err
+			}
+			// The key of a part is taken from where the part is from: that pins nothing.
+			report.Pinned = o.Fingerprint != "" || o.PublicKey != ""
+			if o.from > 1 || o.to > 0 {
+				report.Credentials = nil
+			}
+			return printReport(cmd.OutOrStdout(), report, proven...)
+		},
+	}
+	o.RegisterConnection(cmd)
+	o.Pin.Register(cmd)
+	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
+	flags := cmd.Flags()
+	flags.StringVar(&o.file, "file", "", "export to verify, - for standard input")
+	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")
+	flags.StringVar(&o.tenant, "tenant", "", "with --file: it must be the export of this tenant, as system, whose first entry is also that of the whole log")
+	flags.StringVar(&o.since, "since", "", "file with an older checkpoint, or its text from a report, that the log must go on from")
+	flags.StringVar(&o.archive, "archive", "", "URL of the bucket with the entries that were archived")
+	flags.Uint64Var(&o.from, "from", 0, "first sequence to verify")
+	flags.Uint64Var(&o.to, "to", 0, "last sequence to verify")
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url")
+	cmd.MarkFlagsMutuallyExclusive("store", "file", "url")
+	cmd.MarkFlagsMutuallyExclusive("archive", "from")
+	cmd.MarkFlagsMutuallyExclusive("archive", "to")
+	cmd.MarkFlagsMutuallyExclusive("since", "from")
+	cmd.MarkFlagsMutuallyExclusive("since", "to")
+	return cmd
+}
+
+func printReport(w io.Writer, r audit.Report, proven ...string) error {
+	live := 0
+	for _, state := range r.Credentials {
+		if !state.Deleted {
+			live++
+		}
+	}
+	var b strings.Builder
+	switch {
+	case r.Tenant != "":
+		fmt.Fprintf(&b, "ok: the log of tenant %s, as far as the server showed it: %d entries, %d to %d\n", r.Tenant, r.Entries, r.From, r.Sequence)
+	case r.Credentials != nil && r.From == 1:
+		fmt.Fprintf(&b, "ok: the whole log: %d entries, %d live credentials\n", r.Entries, live)
+	case r.Credentials != nil:
+		fmt.Fprintf(&b, "ok: the log from entry %d on, behind what is archived: %d entries, %d live credentials\n", r.From, r.Entries, live)
+	default:
+		rest := "before and behind"
+		if r.From == 1 {
+			rest = "behind"
+		}
+		fmt.Fprintf(&b, "ok: a part of the log: %d entries, %d to %d; what comes %s was not looked at\n", r.Entries, r.From, r.Sequence, rest)
+	}
+	fmt.Fprintf(&b, "head: %d %s\n", r.Sequence, r.Hash)
+	if r.Size > 0 && r.Tenant == "" {
+		fmt.Fprintf(&b, "tree: %d entries, root %s, epoch %d\n", r.Size, r.Root, r.Epoch)
+	}
+	for _, lost := range r.Rollbacks {
+		fmt.Fprintf(&b, "rollback: entry %d accepts that entries %d to %d were lost, and begins epoch %d\n", lost.Sequence, lost.LostFrom, lost.LostTo, lost.Epoch)
+	}
+	if r.Since != nil {
+		fmt.Fprintf(&b, "since: the log holds all that the checkpoint of entry %d knows (%d entries)\n", r.Since.Sequence, r.Since.Size)
+	}
+	for _, line := range proven {
+		b.WriteString(line + "\n")
+	}
+	whose := "self-consistent only: pin it with --fingerprint to know whose log it is"
+	if r.Pinned {
+		whose = "the pinned one"
+	}
+	if r.Fingerprint == "" { // of a part that does not say of which chain it is
+		fmt.Fprintf(&b, "key: %s (%s)\n", r.PublicKey.ID(), whose)
+	} else {
+		fmt.Fprintf(&b, "chain: %s (%s)\n", r.Fingerprint, whose)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// verifyDir verifies the store of a stopped server, and its archive if one is
+// given.
+func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.Report, error) {
+	if a.From > 1 && a.PublicKey == nil { // then the store's own
+		first, err := o.Verify(ctx, audit.Options{To: 1, Fingerprint: a.Fingerprint})
+		if err != nil {
+			return audit.Report{}, err
+		}
+		a.PublicKey, a.Fingerprint = first.PublicKey, ""
+	}
+	report, err := o.Verify(ctx, a)
+	if err != nil || o.archive == "" {
+		return report, err
+	}
+	bucket, err := objects.OpenExisting(ctx, o.archive)
+	if err != nil {
+		return audit.Report{}, fmt.Errorf("--archive: %w", err)
+	}
+	defer bucket.Close()
+	var whole audit.Report
+	err = o.WithStore(ctx, func(s store.Database) (err error) {
+		whole, err = audit.VerifyWithArchive(ctx, s, bucket, a)
+		return err
+	})
+	return whole, err
+}

@@ -1,0 +1,40 @@
+// Package cli has the commands of the program. A command parses its flags and calls one function of
+// another package. Groups of commands with their own words and state are packages below this one.
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
+	"github.com/latticekeep/latticekeep/internal/cli/admin"
+	"github.com/latticekeep/latticekeep/internal/cli/auditlog"
+	"github.com/latticekeep/latticekeep/internal/cli/score"
+	"github.com/latticekeep/latticekeep/internal/cli/seal"
+	"github.com/latticekeep/latticekeep/internal/cli/transfer"
+)
+
+// Command returns the program's root command. It writes to the command's own
+// streams, returns its errors and never ends the process.
+func Command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "latticekeep",
+		Short:         "Quantum-safe credential vault for Kubernetes",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       buildinfo.Version(),
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), seal.NewImportCommand(), seal.NewValidateCommand(), auditlog.NewCommand(),
+		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), newVersionCommand())
+	root.AddCommand(newWebhookCommand(), newUninstallCommand(), score.NewCommand())
+	return root
+}
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), buildinfo.Version()) },
+	}
+}

@@ -1,0 +1,69 @@
+package command
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/offline"
+)
+
+// Pin says whose log it must be.
+type Pin struct{ PublicKey, Fingerprint string }
+
+func (p *Pin) Register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&p.PublicKey, "public-key", "", "PEM file with the log's ML-DSA-65 public key")
+	cmd.Flags().StringVar(&p.Fingerprint, "fingerprint", "", "fingerprint of the chain, as the server prints it")
+}
+
+// Options returns those of a verification that is pinned so.
+func (p *Pin) Options(cmd *cobra.Command) (o audit.Options, err error) {
+	if err := CheckNotEmpty(cmd, "fingerprint", "public-key"); err != nil {
+		return o, err
+	}
+	o.Fingerprint = p.Fingerprint
+	if p.PublicKey == "" {
+		return o, nil
+	}
+	pem, err := os.ReadFile(p.PublicKey)
+	if err == nil {
+		o.PublicKey, err = dualsig.ParsePEM(pem)
+	}
+	if err != nil {
+		return o, fmt.Errorf("reading the public key: %w", err)
+	}
+	return o, nil
+}
+
+// CheckNotEmpty fails when one of the flags was given without a value, as by an
+// unset variable: a pin that pins nothing must not look like one.
+func CheckNotEmpty(cmd *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+			return fmt.Errorf("--%s is empty: give it a value, or leave it out", name)
+		}
+	}
+	return nil
+}
+
+// RegisterStore defines the flags that say which store of a stopped server to open.
+func RegisterStore(cmd *cobra.Command, s *offline.Deployment, what string) {
+	flags := cmd.Flags()
+	flags.StringVar(&s.DataDir, "data-dir", "", "data directory "+what)
+	flags.StringVar(&s.Store, "store", "", "the same as a URL, bolt:DIR or postgres://user@host/database")
+	flags.StringVar(&s.PasswordFile, "password-file", "", "file with the password of --store (default: what PGPASSWORD says)")
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "store")
+}
+
+// RegisterKMS defines the flags that say which KMS key opens the keys of the store.
+func RegisterKMS(cmd *cobra.Command, s *offline.Deployment, use string) {
+	flags := cmd.Flags()
+	flags.StringVar(&s.KeyFile, "kms-key-file", "", use)
+	flags.StringVar(&s.KMSURL, "kms-url", "", "the same as a URL, as in kms.url")
+	flags.StringArrayVar(&s.FormerKMSURLs, "kms-former", nil, "URL of a former KMS key that not all was moved from, as in kms.former; may be repeated")
+	flags.StringVar(&s.TokenFile, "kms-token-file", "", "file with the token of a hashivault:// --kms-url")
+	cmd.MarkFlagsMutuallyExclusive("kms-key-file", "kms-url")
+}

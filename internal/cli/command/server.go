@@ -1,0 +1,57 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/api/client"
+)
+
+// Server is how the administrative commands reach a running server.
+type Server struct {
+	URL, Key, KeyFile string
+	JSON              bool
+}
+
+func (r *Server) Register(cmd *cobra.Command) {
+	r.RegisterConnection(cmd)
+	cmd.PersistentFlags().BoolVar(&r.JSON, "json", false, "print the answer as the server sent it")
+}
+
+// RegisterConnection defines the flags that say where the server is and who calls.
+func (r *Server) RegisterConnection(cmd *cobra.Command) {
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&r.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")
+	flags.StringVar(&r.Key, "api-key", "", "API key; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
+	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key")
+	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file")
+}
+
+func (r *Server) Client() (*client.V2, error) {
+	key := r.Key
+	switch {
+	case r.KeyFile != "":
+		b, err := os.ReadFile(r.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading the API key: %w", err)
+		}
+		key = strings.TrimSpace(string(b))
+	case key == "":
+		key = os.Getenv("LATTICEKEEP_API_KEY")
+	}
+	switch {
+	case r.URL == "":
+		return nil, errors.New("no server: set --url or LATTICEKEEP_URL")
+	case key == "":
+		return nil, errors.New("no API key: set --api-key-file or LATTICEKEEP_API_KEY")
+	}
+	c, err := client.New(r.URL, client.WithAPIKey(key))
+	if err != nil {
+		return nil, err
+	}
+	return c.V2, nil
+}

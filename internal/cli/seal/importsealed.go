@@ -1,0 +1,345 @@
+package seal
+
+import (
+	"context"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/sealedsecrets"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+)
+
+func NewImportCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "import",
+		Short: "Turn the manifests of other tools into SealedCredentials",
+		Args:  cobra.NoArgs,
+	}
+	cmd.AddCommand(newImportSealedSecretsCommand())
+	return cmd
+}
+
+// importOptions are the flags of latticekeep import sealed-secrets.
+type importOptions struct {
+	keys                   []string // files of the old controller's backup
+	credentialType, output string
+	source                 sealOptions // where the sealing key comes from
+}
+
+func newImportSealedSecretsCommand() *cobra.Command {
+	var o importOptions
+	cmd := &cobra.Command{
+		Use:   "sealed-secrets FILE...",
+		Short: "Seal the values of SealedSecret manifests again, for the vault",
+		Long: `Sealed-secrets reads SealedSecret manifests (bitnami.com/v1alpha1), opens their values with a backup of the old
+controller's keys, and writes a SealedCredential for each, sealed for the vault. The scope stays what it was: strict
+becomes Strict, namespace-wide Namespace, and cluster-wide Cluster. The Secret keeps its name, type, labels and
+annotations as spec.target. There is no way back.
+
+The backup is what "kubectl get secret -n kube-system -l sealedsecrets.bitnami.com/sealed-secrets-key -o yaml" prints;
+keep it off disks that others read, and destroy it after the migration. No value or key is printed or written.
+
+What is lost is named on standard error, and the exit status is 0 only if nothing is: a SealedSecret is imported with all
+of its values or not at all, and templates with functions (spec.template.data), immutable Secrets, and labels and
+annotations that a target may not have are left out.
+
+A Secret that exists is taken over only when it is annotated with ` + v1alpha1.AnnotationAdopt + `: NAME-OF-THE-OBJECT.
+
+The sealing key is given as for "latticekeep seal"; ` + identityFile + ` is looked for in the folder of the first FILE.`,
+		Example: `  latticekeep import sealed-secrets --keys backup.yaml --key sealing-key.json sealed-db.yaml > db.yaml
+  kubectl get sealedsecrets -n shop -o yaml | latticekeep import sealed-secrets --keys backup.yaml --from-cluster --output sealed/ -`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, files []string) error {
+			if err := command.CheckNotEmpty(cmd, "identity", "output"); err != nil {
+				return err
+			}
+			return o.run(cmd.Context(), files, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&o.keys, "keys", nil, "`FILE` of the backup of the old controller's keys, - for standard input; may be repeated")
+	f.StringVar(&o.credentialType, "type", "imported", "credential type of the objects, such as database")
+	f.StringVar(&o.output, "output", "", "folder to write a new file for each object to, overwriting none (default: standard output)")
+	o.source.keyFlags(cmd)
+	_ = cmd.MarkFlagRequired("keys") // fails only for a flag that is not defined
+	return cmd
+}
+
+func (o *importOptions) run(ctx context.Context, files []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	used := 0
+	for _, path := range slices.Concat(o.keys, files) {
+		if path == "-" {
+			used++
+		}
+	}
+	if used > 1 {
+		return errors.New("standard input can be read only once: use files for the others")
+	}
+	keys, err := o.oldKeys(stdin)
+	if err != nil {
+		return err
+	}
+	o.source.manifest = files[0] // beside which an identity may be pinned
+	doc, err := o.source.document(ctx)
+	if err != nil {
+		return err
+	}
+	if o.output != "" {
+		if err := os.MkdirAll(o.output, 0o755); err != nil {
+			return err // names the path itself
+		}
+	}
+
+	im := importer{options: o, old: keys, key: doc, stdout: stdout, stderr: stderr}
+	for _, path := range files {
+		if err := im.file(path, stdin); err != nil {
+			return err
+		}
+	}
+	switch {
+	case im.lost > 0:
+		return fmt.Errorf("imported %d SealedSecrets, with %d losses that are named above", im.imported, im.lost)
+	case im.imported == 0:
+		return errors.New("the input has no SealedSecret")
+	}
+	return nil
+}
+
+// oldKeys reads the backup.
+func (o *importOptions) oldKeys(stdin io.Reader) ([]*rsa.PrivateKey, error) {
+	var keys []*rsa.PrivateKey
+	for _, path := range o.keys {
+		b, err := readInput(path, stdin)
+		if err != nil {
+			return nil, err
+		}
+		defer clear(b)
+		docs, err := documents(b)
+		if err != nil {
+			return nil, fmt.Errorf("reading keys from %s: %w", path, err)
+		}
+		for i, doc := range docs {
+			defer clear(doc)
+			found, err := sealedsecrets.ParseKeys(doc)
+			if err != nil {
+				return nil, fmt.Errorf("reading keys from %s: document %d: %w", path, i+1, err)
+			}
+			keys = append(keys, found...)
+		}
+	}
+	if len(keys) == 0 {
+		return nil, errors.New("--keys names no sealing key of Sealed Secrets: give it the Secrets with the label " + sealedsecrets.KeyLabel)
+	}
+	return keys, nil
+}
+
+// importer turns SealedSecrets into SealedCredentials and counts what becomes of them.
+type importer struct {
+	options        *importOptions
+	old            []*rsa.PrivateKey
+	key            sealing.Document
+	stdout, stderr io.Writer
+
+	imported, lost int
+}
+
+// lose names on standard error what is not imported. The error is that of writing there.
+func (im *importer) lose(what string, why error) error {
+	im.lost++
+	_, err := fmt.Fprintf(im.stderr, "not imported: %s: %v\n", what, why)
+	return err
+}
+
+// file imports what it can of one file.
+func (im *importer) file(path string, stdin io.Reader) error {
+	b, err := readInput(path, stdin)
+	if err != nil {
+		return im.lose(path, err)
+	}
+	docs, err := documents(b)
+	if err != nil {
+		return im.lose(path, err)
+	}
+	for i, doc := range docs {
+		where := fmt.Sprintf("%s, document %d", path, i+1)
+		found, others, err := sealedsecrets.Parse(doc)
+		if err != nil {
+			for line := range strings.Lines(err.Error()) {
+				if err := im.lose(where, errors.New(strings.TrimSpace(line))); err != nil {
+					return err
+				}
+			}
+		}
+		if others > 0 {
+			if _, err := fmt.Fprintf(im.stderr, "skipped: %s: objects of other kinds: %d\n", where, others); err != nil {
+				return err
+			}
+		}
+		for _, s := range found {
+			if err := im.object(s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// object imports one SealedSecret, with all of its values or not at all.
+func (im *importer) object(s *sealedsecrets.SealedSecret) error {
+	if err := targetType(s.Spec.Template.Type); err != nil {
+		return im.lose(s.Title(), err)
+	}
+	obj, err := im.seal(s)
+	if err != nil {
+		return im.lose(s.Title(), err)
+	}
+	target, left := targetOf(s)
+	obj.Spec.Target = target
+	if err := sealing.Check(obj); err != nil {
+		return im.lose(s.Title(), err)
+	}
+
+	text, err := yaml.Marshal(obj)
+	if err != nil {
+		return fmt.Errorf("encoding manifest: %w", err)
+	}
+	if im.options.output != "" {
+		if err := writeNew(im.options.output, obj, text); err != nil {
+			return im.lose(s.Title(), err)
+		}
+	} else {
+		if im.imported > 0 {
+			text = slices.Concat([]byte("---\n"), text)
+		}
+		if _, err := im.stdout.Write(text); err != nil {
+			return err
+		}
+	}
+	im.imported++
+	for _, why := range left {
+		if err := im.lose("a part of "+s.Title(), why); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// seal opens the values of s and seals them with the same scope.
+func (im *importer) seal(s *sealedsecrets.SealedSecret) (*v1alpha1.SealedCredential, error) {
+	values, err := s.Open(im.old)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		for _, v := range values {
+			v.Zero()
+		}
+	}()
+	return sealing.Seal(im.key.Key(), sealing.Request{
+		Namespace:      s.Metadata.Namespace,
+		Name:           s.Metadata.Name,
+		CredentialType: im.options.credentialType,
+		Scope:          s.Scope(),
+		Values:         values,
+	}, time.Now())
+}
+
+// writeNew writes a manifest to a file of its own, named after its namespace and name, which Seal has checked.
+func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err error) {
+	name := obj.Name + ".yaml"
+	if obj.Namespace != "" {
+		name = obj.Namespace + "." + name
+	}
+	path := filepath.Join(folder, name)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s exists and is not overwritten: remove it, or give another --output", path)
+	}
+	if err != nil {
+		return err // names the path itself
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
+// targetType refuses the types that a target cannot have.
+func targetType(t string) error {
+	switch corev1.SecretType(t) {
+	case "", corev1.SecretTypeOpaque, corev1.SecretTypeTLS, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
+		return nil
+	case corev1.SecretTypeServiceAccountToken, corev1.SecretTypeBootstrapToken:
+		return errors.New("a token is not sealed: the cluster that knows it makes new ones")
+	}
+	return fmt.Errorf("the target of a SealedCredential has no type %.100q: if its reader takes another, such as Opaque, "+
+		"change spec.template.type, which the values are not bound to", t)
+}
+
+// targetOf describes the Secret that the old controller made of s, and returns what of it is left out.
+func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []error) {
+	template := s.Spec.Template
+	if template.Metadata.Annotations[sealedsecrets.PatchSecret] == "true" {
+		return nil, []error{errors.New("spec.template: its values are merged into a Secret of others, which a target never is: spec.target is left out")}
+	}
+	target = &v1alpha1.Target{Name: s.Metadata.Name, Type: v1alpha1.SecretType(template.Type)}
+	if template.Metadata.Annotations[sealedsecrets.KeepSecret] == "true" {
+		target.DeletionPolicy = v1alpha1.DeletionRetain
+	}
+	var lost []error
+	target.Labels, lost = allowed("label", template.Metadata.Labels, 63)
+	left = append(left, lost...)
+	target.Annotations, lost = allowed("annotation", template.Metadata.Annotations, v1alpha1.MaxAnnotationBytes)
+	left = append(left, lost...)
+	if template.Immutable {
+		left = append(left, errors.New("spec.template.immutable: a target is never immutable, since it follows the rotation"))
+	}
+	for _, k := range slices.Sorted(maps.Keys(template.Data)) {
+		left = append(left, fmt.Errorf("spec.template.data: the key %.100q is made by a template with functions: if its reader needs it, "+
+			"write it as a key of spec.target.keys, without functions", k))
+	}
+	return target, left
+}
+
+// refusedPrefix is the schema's for labels and annotations of a target.
+var refusedPrefix = regexp.MustCompile(`^([^/]*[.])?(kubernetes[.]io|k8s[.]io|latticekeep[.]dev)/`)
+
+const maxMetadataKey = 317 // bytes of a label or annotation with its prefix, the schema's
+
+// allowed returns the labels or annotations that a target may have, and names the others. Those that only Sealed Secrets
+// itself reads go without a word.
+func allowed(kind string, all map[string]string, maxValue int) (kept map[string]string, left []error) {
+	for _, k := range slices.Sorted(maps.Keys(all)) {
+		switch {
+		case strings.HasPrefix(k, sealedsecrets.Domain):
+			continue
+		case len(k) > maxMetadataKey || len(all[k]) > maxValue || refusedPrefix.MatchString(k):
+			left = append(left, fmt.Errorf("spec.template.metadata: a target does not take the %s %.100q", kind, k))
+			continue
+		case len(kept) == v1alpha1.MaxMetadata:
+			left = append(left, fmt.Errorf("spec.template.metadata: a target takes only %d %ss, without %.100q", v1alpha1.MaxMetadata, kind, k))
+			continue
+		case kept == nil:
+			kept = make(map[string]string)
+		}
+		kept[k] = all[k]
+	}
+	return kept, left
+}

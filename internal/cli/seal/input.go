@@ -1,0 +1,148 @@
+package seal
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+)
+
+// maxInput is the size in bytes of the largest file or standard input that is read.
+const maxInput = 4 << 20
+
+// parseSecret reads one v1 Secret. Its errors quote nothing of it but field names.
+func parseSecret(b []byte) (*corev1.Secret, error) {
+	docs, err := documents(b)
+	if err != nil {
+		return nil, err
+	}
+	if len(docs) != 1 {
+		return nil, fmt.Errorf("the manifest has %d documents: give one Secret at a time", len(docs))
+	}
+	obj, _, err := decodeObject(docs[0], corev1.AddToScheme)
+	switch {
+	case runtime.IsNotRegisteredError(err), runtime.IsMissingKind(err), runtime.IsMissingVersion(err):
+		return nil, errors.New("the manifest is not a v1 Secret: give one Secret, not a list or another kind")
+	case runtime.IsStrictDecodingError(err):
+		return nil, fmt.Errorf("decoding Secret: %w", err)
+	case err != nil: // the cause may quote a value
+		return nil, errors.New("the manifest is not a valid v1 Secret: data holds base64 and stringData holds text (kubectl apply --dry-run=client shows where it is wrong)")
+	}
+	s, ok := obj.(*corev1.Secret)
+	if !ok {
+		return nil, errors.New("the manifest is not a v1 Secret: give one Secret, not a list or another kind")
+	}
+	switch s.Type {
+	case corev1.SecretTypeServiceAccountToken:
+		return nil, errors.New("a ServiceAccount token is not sealed: its cluster issues and ends it; mount a projected token instead")
+	case corev1.SecretTypeBootstrapToken:
+		return nil, errors.New("a bootstrap token is not sealed: it lets nodes join one cluster; make it there with kubeadm")
+	}
+	return s, nil
+}
+
+// readInput reads a file, or stdin for "-".
+func readInput(path string, stdin io.Reader) ([]byte, error) {
+	name, r := path, stdin
+	if path == "-" && stdin != nil {
+		name = "standard input"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err // names the path itself
+		}
+		defer func() { _ = f.Close() }()
+		r = f
+	}
+	b, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", name, err)
+	}
+	if len(b) > maxInput {
+		return nil, fmt.Errorf("%s is larger than %d MiB", name, maxInput>>20)
+	}
+	return b, nil
+}
+
+// documents splits YAML as kubectl does, leaving out documents that hold nothing.
+func documents(b []byte) ([][]byte, error) {
+	var docs [][]byte
+	r := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(b)))
+	for {
+		doc, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
+			return nil, errors.New("the input is not YAML: text follows a document separator")
+		}
+		if !blank(doc) {
+			docs = append(docs, doc)
+		}
+	}
+}
+
+// blank reports whether doc has nothing but white space and comments.
+func blank(doc []byte) bool {
+	for line := range bytes.Lines(doc) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("---")) {
+			return false
+		}
+	}
+	return true
+}
+
+// decodeObject decodes one YAML or JSON document of a kind that register knows, as strictly as the API server: unknown
+// and duplicate fields are errors. runtime.IsNotRegisteredError tells other kinds.
+func decodeObject(doc []byte, register func(*runtime.Scheme) error) (runtime.Object, *schema.GroupVersionKind, error) {
+	scheme := runtime.NewScheme()
+	if err := register(scheme); err != nil {
+		return nil, nil, err
+	}
+	s := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	return s.Decode(doc, nil, nil)
+}
+
+// yamlLine is where a YAML parser says that it stumbled.
+var yamlLine = regexp.MustCompile(`line [0-9]+`)
+
+// decodeSealedCredential returns nil for an object that is not ours. Its errors quote nothing of other objects, which may
+// be plain Secrets.
+func decodeSealedCredential(doc []byte) (*v1alpha1.SealedCredential, error) {
+	obj, kind, err := decodeObject(doc, v1alpha1.AddToScheme)
+	switch {
+	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err):
+		return nil, errors.New("has no apiVersion and kind") // the cause quotes the document
+	case runtime.IsNotRegisteredError(err) && kind != nil && kind.Group != v1alpha1.GroupVersion.Group:
+		return nil, nil
+	case runtime.IsNotRegisteredError(err):
+		return nil, fmt.Errorf("is not of a kind that this program knows: it reads %s %s", v1alpha1.GroupVersion, v1alpha1.KindSealedCredential)
+	case err != nil && kind == nil:
+		// Not even the kind could be read, so it may be anything, and a parser's
+		// message quotes what it stumbled over.
+		where := ""
+		if line := yamlLine.FindString(err.Error()); line != "" {
+			where = " (" + line + ")"
+		}
+		return nil, errors.New("is not well-formed YAML or JSON" + where)
+	case err != nil:
+		return nil, err
+	}
+	sc, ok := obj.(*v1alpha1.SealedCredential)
+	if !ok {
+		return nil, errors.New("is a list: give the objects themselves")
+	}
+	return sc, nil
+}

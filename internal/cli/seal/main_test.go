@@ -1,0 +1,22 @@
+package seal
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+)
+
+// TestMain lets scripts run the commands of this package as the program latticekeep.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"latticekeep": func() {
+		root := &cobra.Command{Use: "latticekeep", SilenceUsage: true, SilenceErrors: true}
+		root.AddCommand(NewSealCommand(), NewResealCommand(), NewImportCommand(), NewValidateCommand())
+		if err := root.Execute(); err != nil {
+			fmt.Fprintln(os.Stderr, "latticekeep:", err)
+			os.Exit(1)
+		}
+	}})
+}

@@ -1,0 +1,270 @@
+package seal
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/durable"
+)
+
+// manifests is a file of YAML or JSON documents in which sealed values are replaced. Only the bytes of those are changed:
+// comments, order, quotes and the documents of other kinds stay as their author left them. Whether it came out as it was
+// meant to is found by reading the result before anything is written.
+type manifests struct {
+	path  string
+	text  []byte
+	docs  []manifest
+	edits []edit
+}
+
+// manifest is one document.
+type manifest struct {
+	root *yaml.Node
+	obj  *v1alpha1.SealedCredential // nil for other kinds; what the document should say, once it is edited
+}
+
+// title names an object for a person.
+func title(obj *v1alpha1.SealedCredential) string {
+	if obj.Namespace == "" {
+		return obj.Name
+	}
+	return obj.Namespace + "/" + obj.Name
+}
+
+// edit puts text in the place of some bytes.
+type edit struct {
+	from, to int
+	text     string
+}
+
+func readManifests(path string) (*manifests, error) {
+	text, err := readInput(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	docs, err := parseManifests(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &manifests{path: path, text: text, docs: docs}, nil
+}
+
+func parseManifests(text []byte) (docs []manifest, err error) {
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	for i := 1; ; i++ {
+		node := new(yaml.Node)
+		err := d.Decode(node)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil { // the cause may quote what the parser stumbled over
+			return nil, fmt.Errorf("document %d is not well-formed YAML or JSON", i)
+		}
+		if len(node.Content) != 1 || node.Content[0].Kind != yaml.MappingNode {
+			docs = append(docs, manifest{})
+			continue // nothing but comments, or no object
+		}
+		b, err := yaml.Marshal(node)
+		if err != nil {
+			return nil, fmt.Errorf("document %d cannot be read", i)
+		}
+		obj, err := decodeSealedCredential(b)
+		if err != nil {
+			return nil, fmt.Errorf("document %d: %w", i, err)
+		}
+		docs = append(docs, manifest{node.Content[0], obj})
+	}
+}
+
+// sealed returns the documents with sealed values.
+func (m *manifests) sealed() (found []*manifest) {
+	for i := range m.docs {
+		if obj := m.docs[i].obj; obj != nil && obj.Spec.Sealed != nil {
+			found = append(found, &m.docs[i])
+		}
+	}
+	return found
+}
+
+// errLayout is about a manifest that is read well and cannot be edited byte by byte.
+var errLayout = errors.New("the layout of spec.sealed is not one that can be edited: write its values as plain or quoted text on one line each, without anchors")
+
+// fieldOf finds a field of a mapping.
+func fieldOf(mapping *yaml.Node, name string) (*yaml.Node, error) {
+	if mapping.Kind != yaml.MappingNode {
+		return nil, errLayout
+	}
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == name {
+			return mapping.Content[i+1], nil
+		}
+	}
+	return nil, nil
+}
+
+// at finds a node below spec.sealed; nil when it is not there.
+func (d *manifest) at(path ...string) (node *yaml.Node, err error) {
+	node = d.root
+	for _, name := range append([]string{"spec", "sealed"}, path...) {
+		if node, err = fieldOf(node, name); node == nil || err != nil {
+			return nil, err
+		}
+	}
+	return node, nil
+}
+
+// set puts a text in the place of the scalar at a path below spec.sealed, in the same quotes.
+func (m *manifests) set(d *manifest, text string, path ...string) error {
+	node, err := d.at(path...)
+	if err != nil {
+		return err
+	}
+	if node == nil || node.Kind != yaml.ScalarNode {
+		return errLayout
+	}
+	from, err := m.offset(node.Line, node.Column)
+	if err != nil {
+		return err
+	}
+	quote := ""
+	switch {
+	case node.Style&yaml.DoubleQuotedStyle != 0:
+		quote = `"`
+	case node.Style&yaml.SingleQuotedStyle != 0:
+		quote = `'`
+	case node.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0:
+		return errLayout
+	default:
+		if text, err = plain(text); err != nil {
+			return err
+		}
+	}
+	written := quote + node.Value + quote
+	if !bytes.HasPrefix(m.text[from:], []byte(written)) {
+		return errLayout
+	}
+	m.edits = append(m.edits, edit{from, from + len(written), quote + text + quote})
+	return nil
+}
+
+// plain returns a text without quotes, if YAML then takes it for a text.
+func plain(text string) (string, error) {
+	b, err := yaml.Marshal(text)
+	if err != nil {
+		return "", fmt.Errorf("writing a text as YAML: %w", err)
+	}
+	return strings.TrimSuffix(string(b), "\n"), nil
+}
+
+// add adds a value to spec.sealed.values, behind the last one where every value has lines of its own.
+func (m *manifests) add(d *manifest, key string, v v1alpha1.SealedValue) error {
+	values, err := d.at("values")
+	if err != nil {
+		return err
+	}
+	if values == nil || values.Kind != yaml.MappingNode || len(values.Content) < 2 {
+		return errLayout
+	}
+	at := v.SealedAt.UTC().Format("2006-01-02T15:04:05Z")
+	first, last := values.Content[0], values.Content[len(values.Content)-1]
+	flow := fmt.Sprintf(`{"sealedAt": %q, "data": %q}`, at, v.Data)
+	if values.Style&yaml.FlowStyle != 0 {
+		from, err := m.offset(first.Line, first.Column)
+		m.edits = append(m.edits, edit{from, from, fmt.Sprintf("%q: %s, ", key, flow)})
+		return err
+	}
+	name, err := plain(key)
+	if err != nil {
+		return err
+	}
+	newline := "\n"
+	if bytes.Contains(m.text, []byte("\r\n")) {
+		newline = "\r\n"
+	}
+	indent := strings.Repeat(" ", first.Column-1)
+	if last.Style&yaml.FlowStyle != 0 || last.Kind != yaml.MappingNode || len(last.Content) == 0 {
+		from, err := m.offset(first.Line, 1)
+		m.edits = append(m.edits, edit{from, from, indent + name + ": " + flow + newline})
+		return err
+	}
+	inner := strings.Repeat(" ", max(last.Content[0].Column-1, first.Column))
+	text := indent + name + ":" + newline + inner + fmt.Sprintf("sealedAt: %q", at) + newline + inner + "data: " + v.Data + newline
+	from, err := m.offset(lastLine(last)+1, 1)
+	if from > 0 && m.text[from-1] != '\n' { // the file ends here, without a line break
+		text = newline + strings.TrimSuffix(text, newline)
+	}
+	m.edits = append(m.edits, edit{from, from, text})
+	return err
+}
+
+// lastLine is where the last scalar below a node begins.
+func lastLine(node *yaml.Node) int {
+	line := node.Line
+	for _, child := range node.Content {
+		line = max(line, lastLine(child))
+	}
+	return line
+}
+
+// offset finds a line and a column, which count from 1; the end for the line after the last one.
+func (m *manifests) offset(line, column int) (int, error) {
+	at := 0
+	for ; line > 1; line-- {
+		end := bytes.IndexByte(m.text[at:], '\n')
+		if end < 0 {
+			if line == 2 && column == 1 {
+				return len(m.text), nil
+			}
+			return 0, errLayout
+		}
+		at += end + 1
+	}
+	for ; column > 1; column-- {
+		_, size := utf8.DecodeRune(m.text[at:])
+		if size == 0 {
+			return 0, errLayout
+		}
+		at += size
+	}
+	return at, nil
+}
+
+// write replaces the file when there are edits and their result reads as every document should.
+func (m *manifests) write() error {
+	if len(m.edits) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(m.edits, func(a, b edit) int { return a.from - b.from })
+	var text []byte
+	end := 0
+	for _, e := range m.edits {
+		if e.from < end {
+			return fmt.Errorf("%s: %w", m.path, errLayout)
+		}
+		text = append(append(text, m.text[end:e.from]...), e.text...)
+		end = e.to
+	}
+	text = append(text, m.text[end:]...)
+	got, err := parseManifests(text)
+	if err != nil || !slices.EqualFunc(got, m.docs, func(a, b manifest) bool { return equality.Semantic.DeepEqual(a.obj, b.obj) }) {
+		return fmt.Errorf("%s: %w", m.path, errLayout)
+	}
+	return durable.Replace(m.path, text)
+}
+
+// scopeOf applies the API server's default.
+func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
+	if sealed.Scope == "" {
+		return v1alpha1.ScopeStrict
+	}
+	return sealed.Scope
+}

@@ -1,0 +1,403 @@
+// Package transfer has the commands that take a whole deployment elsewhere: backup, restore and
+// migrate.
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/download"
+	"github.com/latticekeep/latticekeep/internal/durable"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// signatureSuffix is that of the file with the statement beside a backup.
+const signatureSuffix = ".sig"
+
+func NewBackupCommand() *cobra.Command {
+	var r command.Server
+	var s offline.Deployment
+	var to recipientFlags
+	var c checkOptions
+	var output string
+	cmd := &cobra.Command{
+		Use:   "backup (--url URL | --data-dir DIR | --store URL) (--recipient age1pq1… | --recipient-file FILE) --output FILE",
+		Short: "Write an encrypted backup of the whole deployment to a file",
+		Long: `Write a backup of the whole deployment to a new file: credentials, keys, sealing
+keys, tenants, users and the audit log, as of one moment.
+
+  --url       of a running server; the API key needs the scope system:admin.
+              The audit log records it
+  --data-dir  of a server that is stopped; the KMS key signs the backup
+  --store     likewise, as a URL: bolt:DIR or postgres://user@host/database
+
+All of it is encrypted to a post-quantum recipient of age before it leaves the
+server; latticekeep backup keygen makes one. If the KMS key is a key file, it is
+in the backup too: whoever has the identity of the recipient reads everything,
+and needs nothing else. Keep that identity where neither the server nor whoever
+keeps the backups can read it.
+
+FILE is an age file, and FILE.sig the deployment's signature of it. Before they
+get their names the file is read again from disk and held against it;
+--verify-with also opens the file, and verifies all that is in it.
+latticekeep restore makes a deployment of a backup again.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := command.CheckNotEmpty(cmd, "identity", "verify-with", "recipient", "recipient-file"); err != nil {
+				return err
+			}
+			recipient, err := to.recipient()
+			if err != nil {
+				return err
+			}
+			if err := c.prepare(); err != nil {
+				return err
+			}
+			open := func(ctx context.Context) (io.ReadCloser, error) { return downloadBackup(ctx, &r, recipient) }
+			if s.Named() {
+				open = func(ctx context.Context) (io.ReadCloser, error) { return backupStopped(ctx, &s, recipient), nil }
+			}
+			made, err := writeBackup(cmd.Context(), output, open, c)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), made.text(output, c))
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&r.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of a running server (environment: LATTICEKEEP_URL)")
+	flags.StringVar(&r.Key, "api-key", "", "API key for --url; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
+	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key for --url")
+	command.RegisterStore(cmd, &s, "of a stopped server")
+	command.RegisterKMS(cmd, &s, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
+	to.register(cmd)
+	c.register(cmd)
+	flags.StringVar(&output, "output", "", "file to write; neither it nor the one with .sig behind it may exist")
+	_ = cmd.MarkFlagRequired("output") // the flag exists
+	for _, where := range []string{"data-dir", "store"} {
+		cmd.MarkFlagsMutuallyExclusive("url", where)
+		cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file", where)
+	}
+	cmd.MarkFlagsMutuallyExclusive("url", "kms-key-file")
+	cmd.MarkFlagsMutuallyExclusive("url", "kms-url")
+	cmd.AddCommand(newBackupKeygenCommand(), newBackupVerifyCommand())
+	return cmd
+}
+
+func newBackupKeygenCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "keygen --output FILE",
+		Short: "Make an identity that opens backups, and print its recipient",
+		Long: `Make an identity that opens backups, write it to a new file that only you can
+read, and print the recipient, to which backups are encrypted. The file is as
+age-keygen -pq writes it, and the age tool reads it.
+
+Whoever has the file reads every backup that was made for it; without it nobody
+reads any. Keep it twice, and not where the backups or the server are.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			identity, err := backup.NewIdentity()
+			if err != nil {
+				return err
+			}
+			if err := durable.WriteNew(output, identity.File(time.Now().UTC())); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), identity.Recipient())
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&output, "output", "", "file to write the identity to; it must not exist")
+	_ = cmd.MarkFlagRequired("output") // the flag exists
+	return cmd
+}
+
+func newBackupVerifyCommand() *cobra.Command {
+	var c checkOptions
+	var input string
+	cmd := &cobra.Command{
+		Use:   "verify --input FILE",
+		Short: "Verify a backup that was kept, against its signature",
+		Long: `Verify a backup that was kept, against the signature in FILE.sig: that it is,
+byte for byte, what the deployment wrote. Nothing that is secret is needed for
+that. --verify-with also opens it, and verifies all that is in it.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := command.CheckNotEmpty(cmd, "identity", "verify-with"); err != nil {
+				return err
+			}
+			if err := c.prepare(); err != nil {
+				return err
+			}
+			signature, err := os.ReadFile(input + signatureSuffix)
+			if err != nil {
+				return fmt.Errorf("reading the signature of the backup: %w", err)
+			}
+			f, err := os.Open(input)
+			if err != nil {
+				return fmt.Errorf("opening the backup: %w", err)
+			}
+			defer f.Close()
+			found, err := c.check(cmd.Context(), f, signature)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), found.text(input, c))
+			return err
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringVar(&input, "input", "", "backup; its signature is beside it, with .sig behind its name")
+	_ = cmd.MarkFlagRequired("input") // the flag exists
+	return cmd
+}
+
+// checkOptions say how far a backup is verified.
+type checkOptions struct {
+	identity   string // pinned fingerprint; empty for none
+	verifyWith string // file
+	identities []backup.Identity
+}
+
+func (c *checkOptions) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&c.identity, "identity", "", "fingerprint of the deployment's identity that must have signed the backup")
+	flags.StringVar(&c.verifyWith, "verify-with", "", "file with the identity that opens the backup, to verify what is in it too")
+}
+
+// prepare reads what is needed, so that nothing is written when it is not there.
+func (c *checkOptions) prepare() (err error) {
+	if c.verifyWith != "" {
+		c.identities, err = readIdentities(c.verifyWith)
+	}
+	return err
+}
+
+// checked is a backup that was held against its statement, and what was found
+// when it was opened.
+type checked struct {
+	backup.Statement
+	inside *Restored // nil: it was not opened
+}
+
+func (k checked) text(path string, c checkOptions) string {
+	whose := "not compared with anything: pin it with --identity"
+	if c.identity != "" {
+		whose = "the pinned one"
+	}
+	key := "the KMS key is not in it: it has to be there when the backup is restored"
+	if k.HasKMSKey {
+		key = "the KMS key is in it: whoever opens the backup reads everything"
+	}
+	inside := "what is in it was not looked at: that takes the identity that opens it, in --verify-with"
+	if k.inside != nil {
+		inside = fmt.Sprintf("verified: the backup opens, and its log up to head %d %s and all its rows hold", k.inside.report.Sequence, k.inside.report.Hash)
+	}
+	return fmt.Sprintf("ok: %s: %d rows, taken %s, is as it was signed\nchain: %s\nidentity: %s (%s)\n%s\n%s\n",
+		path, k.Rows, k.CreatedAt.Format(time.RFC3339), k.Chain, k.Identity.ID(), whose, key, inside)
+}
+
+// check reads the file from its beginning and holds it against the statement.
+func (c checkOptions) check(ctx context.Context, f *os.File, statement []byte) (checked, error) {
+	s, err := backup.ParseStatement(statement)
+	if err != nil {
+		return checked{}, err
+	}
+	if c.identity != "" && s.Identity.ID() != c.identity {
+		return checked{}, fmt.Errorf("the backup is signed by the identity %s, which is not the pinned one: ask the right server", s.Identity.ID())
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return checked{}, fmt.Errorf("reading the backup again: %w", err)
+	}
+	if err := s.Check(f); err != nil {
+		return checked{}, err
+	}
+	if len(c.identities) == 0 {
+		return checked{Statement: s}, nil
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return checked{}, fmt.Errorf("reading the backup again: %w", err)
+	}
+	inside, err := c.open(ctx, f, s)
+	return checked{s, inside}, err
+}
+
+// open restores the backup beside it, verifies that, and keeps nothing of it.
+func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) (_ *Restored, err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(f.Name()), ".latticekeep-verify-*") // mode 0700
+	if err != nil {
+		return nil, fmt.Errorf("making room to verify the backup: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	from, err := backup.Open(f, c.identities)
+	if err != nil {
+		return nil, err
+	}
+	r := &Restored{From: from}
+	if err := r.into(ctx, filepath.Join(dir, offline.DatabaseFile), restoreOptions{}); err != nil {
+		return nil, fmt.Errorf("verifying what is in the backup: %w", err)
+	}
+	h := from.Header
+	switch {
+	case r.key != nil:
+		return nil, r.key
+	case h.Chain != s.Chain || h.Identity.ID() != s.Identity.ID() || r.rows != s.Rows || (len(from.KMSKeys) > 0 && len(from.KMSKeys[0]) > 0) != s.HasKMSKey:
+		return nil, errors.New("what is in the backup is not what its signature says: take another one, and find out who made this")
+	}
+	return r, nil
+}
+
+// writeBackup makes a file of what open returns, and gives it its name when it is
+// on disk and has been read again. A backup of which half is left has no name.
+func writeBackup(ctx context.Context, output string, open func(context.Context) (io.ReadCloser, error), c checkOptions) (k checked, err error) {
+	for _, path := range []string{output, output + signatureSuffix} {
+		if err := durable.CheckAbsent(path); err != nil {
+			return checked{}, err
+		}
+	}
+	f, err := os.CreateTemp(filepath.Dir(output), filepath.Base(output)+".new-*") // mode 0600
+	if err != nil {
+		return checked{}, fmt.Errorf("creating the backup: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	statement, err := fetch(ctx, f, open)
+	if err == nil {
+		if err = f.Sync(); err == nil {
+			k, err = c.check(ctx, f, statement)
+		}
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return checked{}, fmt.Errorf("taking the backup: %w", err)
+	}
+	if err := durable.WriteNew(output+signatureSuffix, statement); err != nil {
+		return checked{}, err
+	}
+	if err := durable.MoveNew(f.Name(), output); err != nil {
+		return checked{}, errors.Join(err, os.Remove(output+signatureSuffix))
+	}
+	return k, nil
+}
+
+// fetch writes the encrypted file to w and returns the statement behind it.
+func fetch(ctx context.Context, w io.Writer, open func(context.Context) (io.ReadCloser, error)) (statement []byte, err error) {
+	in, err := open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	parts := backup.Split(in)
+	if _, err := io.Copy(w, parts); err != nil {
+		return nil, err
+	}
+	if parts.Statement() == nil {
+		return nil, errors.New("the backup ended before its signature: the server's log may say why")
+	}
+	return parts.Statement(), nil
+}
+
+// backupStopped is a backup of a deployment that nobody is using.
+func backupStopped(ctx context.Context, s *offline.Deployment, to backup.Recipient) io.ReadCloser {
+	return piped(func(w io.Writer) error {
+		return s.WithStore(ctx, func(db store.Database) error {
+			if err := offline.CheckUnmarked(ctx, db); err != nil { // it goes on elsewhere
+				return err
+			}
+			return s.WithKeys(ctx, db, nil, func(keys *keyring.Ring) error {
+				files, err := s.ReadKMSKeyFiles()
+				if err != nil {
+					return err
+				}
+				h := backup.Header{
+					Chain: audit.Fingerprint(keys.ChainID(), keys.Audit().Public().Bytes()), Identity: keys.Identity(), CreatedAt: time.Now(), Program: buildinfo.Version(),
+				}
+				return backup.Write(ctx, w, db, h, files, to, keys)
+			})
+		})
+	})
+}
+
+// downloadBackup is a backup of a running server.
+func downloadBackup(ctx context.Context, r *command.Server, to backup.Recipient) (io.ReadCloser, error) {
+	c, err := r.Client()
+	if err != nil {
+		return nil, err
+	}
+	return download.Open(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+		return c.TakeBackup(ctx, v2.BackupRequest{Recipient: to.String()})
+	})
+}
+
+// piped returns what write writes. Close ends it, and waits for it.
+func piped(write func(io.Writer) error) io.ReadCloser {
+	r, w := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = w.CloseWithError(write(w)) // never fails
+	}()
+	return pipe{r, done}
+}
+
+type pipe struct {
+	*io.PipeReader
+	done chan struct{}
+}
+
+func (p pipe) Close() error {
+	err := p.PipeReader.Close()
+	<-p.done
+	return err
+}
+
+// recipientFlags say whom a backup is encrypted to.
+type recipientFlags struct{ text, file string }
+
+func (f *recipientFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.text, "recipient", "", "whom to encrypt to: age1pq1…")
+	flags.StringVar(&f.file, "recipient-file", "", "file that holds the recipient")
+	cmd.MarkFlagsMutuallyExclusive("recipient", "recipient-file")
+	cmd.MarkFlagsOneRequired("recipient", "recipient-file")
+}
+
+func (f *recipientFlags) recipient() (backup.Recipient, error) {
+	if f.file == "" {
+		return backup.ParseRecipient(f.text)
+	}
+	file, err := os.Open(f.file)
+	if err != nil {
+		return backup.Recipient{}, fmt.Errorf("reading the recipient: %w", err)
+	}
+	defer file.Close()
+	return backup.ReadRecipient(file)
+}
+
+// readIdentities reads a file of identities, as latticekeep backup keygen writes it.
+func readIdentities(path string) ([]backup.Identity, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the identity: %w", err)
+	}
+	defer f.Close()
+	return backup.ReadIdentities(f)
+}

@@ -1,0 +1,361 @@
+package transfer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/progress"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+type migrateOptions struct {
+	from, to     string
+	passwordFile string
+	abandon      bool
+	progress     bool
+}
+
+func NewMigrateCommand() *cobra.Command {
+	var o migrateOptions
+	cmd := &cobra.Command{
+		Use:   "migrate --from URL --to URL",
+		Short: "Move a deployment to another store, and prove that all of it is there",
+		Long: `Move a deployment whose servers are stopped to another store, which must be
+empty. A URL is bolt: and a data directory, as bolt:/var/lib/latticekeep, or
+postgres://user@host/database.
+
+The source is verified first. Then it is marked, and no server serves it any
+more: two deployments that go on from one audit log would fork it. The rows are
+copied in pages; a migration that was broken off goes on where it ended when it is
+run again. At the end both sides are read as a whole and must have the same number
+of rows, the same digest over all of them and the same head of the audit log, and
+the target's log and rows are verified. Only then does the target become one that
+is served.
+
+The KMS key stays where it is: the target's server needs the same kms.url.
+
+--abandon takes the mark off the source of a migration that did not come to its
+end, so that it is served again. What was copied is then of no use.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.abandon {
+				if err := abandon(cmd.Context(), o.source()); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "ok: %s is served again; empty what was begun to be its target\n", o.source())
+				return err
+			}
+			if o.to == "" {
+				return errors.New("say where to: --to")
+			}
+			p := progress.New(cmd.ErrOrStderr(), o.progress)
+			defer p.EndOf("rows copied")
+			r, err := migrate(cmd.Context(), o, p)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(cmd.OutOrStdout(), r.text(o))
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.from, "from", "", "store that has the deployment")
+	flags.StringVar(&o.to, "to", "", "empty store that it moves to")
+	flags.StringVar(&o.passwordFile, "password-file", "", "file with the password of PostgreSQL (default: what PGPASSWORD says)")
+	flags.BoolVar(&o.abandon, "abandon", false, "give up a migration that did not come to its end, and serve --from again")
+	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
+	_ = cmd.MarkFlagRequired("from") // the flag exists
+	cmd.MarkFlagsMutuallyExclusive("abandon", "to")
+	return cmd
+}
+
+func (o migrateOptions) source() offline.Location {
+	return offline.Location{URL: o.from, PasswordFile: o.passwordFile}
+}
+
+func (o migrateOptions) target() offline.Location {
+	return offline.Location{URL: o.to, PasswordFile: o.passwordFile}
+}
+
+// migrate moves a deployment. What it does can be done again from any point on.
+func migrate(ctx context.Context, o migrateOptions, p *progress.Progress) (r migrated, err error) {
+	source, target := o.source(), o.target()
+	if err := errors.Join(named("--from", source.Check()), named("--to", target.Check())); err != nil {
+		return migrated{}, err
+	}
+	if source.String() == target.String() {
+		return migrated{}, errors.New("--from and --to are the same store: name another one to move to")
+	}
+	from, err := offline.OpenExisting(ctx, source)
+	if err != nil {
+		return migrated{}, named("--from", err)
+	}
+	defer func() { err = errors.Join(err, from.Close()) }()
+	m := &Migration{From: from, Source: source, Target: target, progress: p}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	if err := m.Begin(ctx); err != nil {
+		return migrated{}, err
+	}
+	const again = "what was copied stays, and the same command goes on from there: %w"
+	if err := m.Copy(ctx); err != nil {
+		return migrated{}, fmt.Errorf("copying: "+again, err)
+	}
+	if err := m.Prove(ctx); err != nil {
+		return migrated{}, fmt.Errorf("proving that the target has all of it; it is not served: %w", err)
+	}
+	if err := m.Finish(ctx); err != nil {
+		return migrated{}, fmt.Errorf("handing over to the target: "+again, err)
+	}
+	return m.result, nil
+}
+
+// named says which of the two stores an error is about.
+func named(flag string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", flag, err)
+}
+
+// Migration is a migration that is under way. Its mark has the same id on both sides.
+type Migration struct {
+	From, To       store.Database
+	Source, Target offline.Location
+	id             string
+	at             offline.Mark // of the target
+	progress       *progress.Progress
+	result         migrated
+}
+
+// Close closes the target, if it was opened.
+func (m *Migration) Close() error {
+	if m.To == nil {
+		return nil
+	}
+	return m.To.Close()
+}
+
+// open opens the target. A data directory is only made when all else is known to
+// be right: make says so.
+func (m *Migration) open(ctx context.Context, make bool) (err error) {
+	if m.To != nil {
+		return nil
+	}
+	if dir, ok := m.Target.Dir(); ok {
+		if _, err := os.Stat(filepath.Join(dir, offline.DatabaseFile)); errors.Is(err, fs.ErrNotExist) && !make {
+			return nil
+		}
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("making the data directory: %w", err)
+		}
+	}
+	s, err := offline.Open(ctx, m.Target)
+	if err != nil {
+		return named("--to", err)
+	}
+	m.To = s
+	return nil
+}
+
+// Begin verifies the source, marks it, and marks the target: in that order, so
+// that there is never a copy of a source that is served.
+func (m *Migration) Begin(ctx context.Context) error {
+	found, err := offline.MarkOf(ctx, m.From)
+	if err != nil {
+		return fmt.Errorf("reading the source: %w", err)
+	}
+	if found != nil && (found.Unfinished() || found.Other != m.Target.String()) {
+		return named("--from", found.Err())
+	}
+	made, err := keyring.Made(ctx, m.From)
+	if err == nil && !made {
+		err = errors.New("there is no deployment in it: name the store that has it")
+	}
+	if err != nil {
+		return named("--from", err)
+	}
+	if err := m.open(ctx, false); err != nil {
+		return err
+	}
+	if found != nil && found.State == offline.Moved && m.To == nil {
+		return named("--from", found.Err())
+	}
+	if found == nil && m.To != nil { // before anything is written
+		if err := m.acceptable(ctx, nil); err != nil {
+			return err
+		}
+	}
+	report, err := offline.VerifyStore(ctx, m.From, audit.Options{})
+	if err != nil {
+		return fmt.Errorf("verifying the source, of which nothing was changed: %w", err)
+	}
+	m.result.report = report
+	m.result.from.head = headOf(report)
+	if err := m.open(ctx, true); err != nil {
+		return err
+	}
+	if found == nil {
+		found = &offline.Mark{State: offline.Leaving, ID: rand.Text(), Other: m.Target.String(), Chain: report.Fingerprint, Since: time.Now().UTC().Format(time.RFC3339)}
+		if err := offline.PutFirstMark(ctx, m.From, found); err != nil {
+			return fmt.Errorf("marking the source: %w", err)
+		}
+	}
+	m.id = found.ID
+	received, err := offline.MarkOf(ctx, m.To)
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading the target: %w", err)
+	case found.State == offline.Moved && received == nil:
+		return named("--from", found.Err()) // all of it was done
+	case received != nil && received.ID == m.id && received.Next != nil:
+		m.at = *received
+		return nil
+	}
+	if err := m.acceptable(ctx, received); err != nil {
+		return err
+	}
+	m.at = offline.Mark{State: offline.Receiving, ID: m.id, Other: m.Source.String(), Chain: report.Fingerprint, Since: found.Since}
+	return offline.Claim(ctx, m.To, &m.at, m.stale)
+}
+
+// acceptable says what is wrong with a target that has another mark, or something
+// and none.
+func (m *Migration) acceptable(ctx context.Context, received *offline.Mark) (err error) {
+	if received == nil {
+		if received, err = offline.MarkOf(ctx, m.To); err != nil {
+			return fmt.Errorf("reading the target: %w", err)
+		}
+	}
+	if received != nil && !m.stale(received) {
+		return named("--to", received.Err())
+	}
+	empty := true
+	err = m.To.View(ctx, func(r store.Reader) error {
+		empty = true
+		return r.Scan(store.Range{}, func(_, _ []byte) bool {
+			empty = false
+			return false
+		})
+	})
+	if err == nil && received == nil && !empty {
+		err = named("--to", offline.NotEmptyError(ctx, m.To))
+	}
+	return err
+}
+
+// stale says whether a mark is of this migration, which had copied nothing, or of
+// an earlier one from this source that was abandoned: what it left can go.
+func (m *Migration) stale(found *offline.Mark) bool {
+	return found.State == offline.Receiving && (found.ID == m.id || found.Other == m.Source.String())
+}
+
+// Copy copies page by page. Each page is one commit of the target, with a mark
+// that says how far it has come.
+func (m *Migration) Copy(ctx context.Context) error {
+	m.progress.Skip(m.at.Rows)
+	for rest := (store.Range{From: m.at.Next}); ; {
+		page, more, err := readRows(ctx, m.From, rest)
+		if err != nil {
+			return fmt.Errorf("reading the source: %w", err)
+		}
+		next := m.at
+		if len(page) > 0 {
+			next.Next = append(slices.Clone(page[len(page)-1].key), 0)
+			next.Rows += uint64(len(page))
+			err := m.To.Update(ctx, func(tx store.Tx) error {
+				err := offline.CheckHolder(tx, m.id)
+				for _, row := range page {
+					err = errors.Join(err, tx.Put(row.key, row.value))
+				}
+				return errors.Join(err, next.Put(tx))
+			})
+			if err != nil {
+				return fmt.Errorf("writing the target: %w", err)
+			}
+		}
+		for range page {
+			m.progress.AddOf("rows")
+		}
+		m.at, rest.From = next, next.Next
+		if !more {
+			return nil
+		}
+	}
+}
+
+// Finish makes the source one that is not served ever again, and then the target
+// one that is.
+func (m *Migration) Finish(ctx context.Context) error {
+	err := m.To.View(ctx, func(r store.Reader) error { return offline.CheckHolder(r, m.id) })
+	if err != nil {
+		return fmt.Errorf("looking at the target: %w", err)
+	}
+	err = m.From.Update(ctx, func(tx store.Tx) error {
+		found, err := offline.ReadMark(tx)
+		if err = errors.Join(err, offline.CheckHolder(tx, m.id)); err != nil {
+			return err
+		}
+		found.State = offline.Moved
+		return found.Put(tx)
+	})
+	if err != nil {
+		return fmt.Errorf("marking the source: %w", err)
+	}
+	return offline.Unmark(ctx, m.To, m.id)
+}
+
+// abandon takes the mark off a source from which not all was moved.
+func abandon(ctx context.Context, a offline.Location) (err error) {
+	if err := a.Check(); err != nil {
+		return named("--from", err)
+	}
+	s, err := offline.OpenExisting(ctx, a)
+	if err != nil {
+		return named("--from", err)
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return s.Update(ctx, func(tx store.Tx) error {
+		m, err := offline.ReadMark(tx)
+		switch {
+		case err != nil:
+			return err
+		case m == nil:
+			return fault.New(fault.Conflict, "no migration was begun from this store: there is nothing to abandon")
+		case m.State != offline.Leaving:
+			return m.Err()
+		}
+		return tx.Delete(offline.MarkRow)
+	})
+}
+
+// migrated is what a migration has proved of both sides.
+type migrated struct {
+	from, to contents
+	report   audit.Report
+}
+
+func (r migrated) text(o migrateOptions) string {
+	side := func(w contents) string {
+		return fmt.Sprintf("%d rows, digest %s, head %s", w.rows, hex.EncodeToString(w.digest[:]), w.head)
+	}
+	return fmt.Sprintf(`ok: the deployment is in %s
+source: %s
+target: %s
+chain: %s
+The source is marked as moved, and is not served any more. Name the target in the server's configuration, with the KMS key as it was, and start it.
+`, o.target(), side(r.from), side(r.to), r.report.Fingerprint)
+}

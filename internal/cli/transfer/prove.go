@@ -1,0 +1,90 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha3"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// contents are what two stores must have in common.
+type contents struct {
+	rows   uint64
+	digest [32]byte // SHA3-256 over all rows in the order of their keys
+	head   string
+}
+
+type storedRow struct{ key, value []byte }
+
+// readRows returns the first rows of a range, without the mark, and whether there
+// may be more.
+func readRows(ctx context.Context, s store.Store, in store.Range) (page []storedRow, more bool, err error) {
+	err = s.View(ctx, func(r store.Reader) error {
+		size := 0
+		page, more = nil, false
+		return r.Scan(in, func(key, value []byte) bool {
+			if bytes.Equal(key, offline.MarkRow) {
+				return true
+			}
+			page = append(page, storedRow{bytes.Clone(key), append([]byte{}, value...)})
+			size += len(key) + len(value)
+			more = len(page) == offline.BatchRows || size >= offline.BatchBytes
+			return !more
+		})
+	})
+	return page, more, err
+}
+
+// Prove reads both sides as a whole and verifies the target.
+func (m *Migration) Prove(ctx context.Context) (err error) {
+	if err := summarize(ctx, m.From, &m.result.from); err != nil {
+		return fmt.Errorf("reading the source: %w", err)
+	}
+	if err := summarize(ctx, m.To, &m.result.to); err != nil {
+		return fmt.Errorf("reading the target: %w", err)
+	}
+	if m.result.from.rows != m.result.to.rows || m.result.from.digest != m.result.to.digest {
+		return fmt.Errorf("the source has %d rows and the target %d, and they are not the same ones: something else has written to one of them; "+
+			"empty the target, and run the migration again", m.result.from.rows, m.result.to.rows)
+	}
+	report, err := offline.VerifyStore(ctx, m.To, audit.Options{Fingerprint: m.result.report.Fingerprint})
+	if err != nil {
+		return fmt.Errorf("verifying the target: %w", err)
+	}
+	if m.result.to.head = headOf(report); m.result.to.head != m.result.from.head {
+		return fmt.Errorf("the source's log ends at %s and the target's at %s", m.result.from.head, m.result.to.head)
+	}
+	return nil
+}
+
+func headOf(r audit.Report) string { return fmt.Sprintf("%d %s", r.Sequence, r.Hash) }
+
+// summarize reads all rows: u32(length) ‖ key ‖ u32(length) ‖ value of each is
+// hashed.
+func summarize(ctx context.Context, s store.Store, w *contents) error {
+	sum := sha3.New256()
+	w.rows = 0
+	for rest := (store.Range{}); ; {
+		page, more, err := readRows(ctx, s, rest)
+		if err != nil {
+			return err
+		}
+		for _, row := range page {
+			for _, part := range [][]byte{row.key, row.value} {
+				_, _ = sum.Write(binary.BigEndian.AppendUint32(nil, uint32(len(part)))) // a hash never fails
+				_, _ = sum.Write(part)
+			}
+		}
+		w.rows += uint64(len(page))
+		if !more {
+			sum.Sum(w.digest[:0])
+			return nil
+		}
+		rest.From = append(page[len(page)-1].key, 0)
+	}
+}

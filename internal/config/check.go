@@ -1,0 +1,260 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	netmail "net/mail"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/mail"
+)
+
+// check returns everything that is wrong, by key, as far as it shows without
+// looking at files.
+func (s *Config) check() error {
+	var wrong []error
+	need := func(ok bool, format string, args ...any) {
+		if !ok {
+			wrong = append(wrong, fmt.Errorf(format, args...))
+		}
+	}
+	need(s.DataDir != "" || s.Store.URL != "", "dataDir: name the folder of the database, or in store.url a PostgreSQL")
+	need(s.DataDir == "" || s.Store.URL == "", "dataDir: leave it out, since store.url says where the data is")
+	need(s.Sealing.KeyLifetime == 0 || s.Sealing.KeyLifetime >= time.Hour, "sealing.keyLifetime: give 0s, which is never, or at least 1h, with its unit")
+	need((s.SystemKeyFile == "") != (s.SystemKeySecret == ""),
+		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret the Secret that does, and not both")
+	need(s.SystemKeySecret == "" || len(validation.IsDNS1123Subdomain(s.SystemKeySecret)) == 0, "systemKeySecret: give the name of a Secret, such as latticekeep-system-key")
+	need(checkPublicURL(s.PublicURL),
+		"publicURL: give where users reach the service, such as https://vault.example.org, without a path; http only on a loopback address")
+	need(s.Rate.V1 > 0, "rate.v1: give at least 1")
+	need(s.Rate.V2 > 0, "rate.v2: give at least 1")
+	need(s.Rate.Address > 0, "rate.address: give at least 1")
+	need(s.Rate.Registrations > 0, "rate.registrations: give at least 1")
+	for _, proxy := range s.TrustedProxies {
+		_, addrErr := netip.ParseAddr(proxy)
+		network, prefixErr := netip.ParsePrefix(proxy)
+		need(addrErr == nil || prefixErr == nil, "trustedProxies: %q is neither an address nor a network such as 10.0.0.0/8", proxy)
+		need(prefixErr != nil || network.Bits() > 0, "trustedProxies: %q is everybody, who could then call from any address: name the proxy", proxy)
+	}
+	_, err := s.BackupRecipients()
+	need(err == nil, "backup.recipients: %w", err)
+	for namespace, tenant := range s.Kubernetes.Namespaces {
+		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)
+	}
+	if s.Operations.Listen != "" {
+		_, _, err := net.SplitHostPort(s.Operations.Listen)
+		need(err == nil, "operations.listen: give host:port")
+	}
+	need(s.Kubernetes.Namespace == "" || len(validation.IsDNS1123Label(s.Kubernetes.Namespace)) == 0, "kubernetes.namespace: give the name of a namespace")
+	need(s.Kubernetes.Workers > 0, "kubernetes.workers: give at least 1")
+	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+}
+
+func (p Policy) check() error {
+	days := func(n int) bool { return n >= 0 && n <= v1alpha1.MaxTTLDays }
+	switch {
+	case !days(p.MinTTLDays):
+		return fmt.Errorf("kubernetes.policy.minTTLDays: give 1 to %d, or 0 for no bound", v1alpha1.MaxTTLDays)
+	case !days(p.MaxTTLDays):
+		return fmt.Errorf("kubernetes.policy.maxTTLDays: give 1 to %d, or 0 for no bound", v1alpha1.MaxTTLDays)
+	case p.MaxTTLDays != 0 && p.MinTTLDays > p.MaxTTLDays:
+		return errors.New("kubernetes.policy.minTTLDays: it is more than maxTTLDays, so no object would be allowed")
+	case slices.Contains(p.Types, ""):
+		return errors.New("kubernetes.policy.types: one is empty")
+	}
+	for _, scope := range p.Scopes {
+		if !slices.Contains([]v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster}, v1alpha1.Scope(scope)) {
+			return fmt.Errorf("kubernetes.policy.scopes: %q is none: give Strict, Namespace or Cluster", scope)
+		}
+	}
+	return nil
+}
+
+func (t Tracing) check() error {
+	if !(t.SampleRatio > 0 && t.SampleRatio <= 1) { // false for what is no number, too
+		return errors.New("tracing.sampleRatio: give more than 0, and at most 1; to trace nothing leave out tracing.endpoint")
+	}
+	if t.Endpoint == "" {
+		return nil
+	}
+	u, err := url.Parse(t.Endpoint)
+	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || strings.ContainsAny(t.Endpoint, "?#") {
+		return errors.New("tracing.endpoint: give the URL of a receiver of OTLP over HTTP, such as http://collector.monitoring:4318/v1/traces")
+	}
+	return nil
+}
+
+func (s *Config) checkListener() error {
+	host, _, err := net.SplitHostPort(s.Listen)
+	t := s.TLS
+	own := t.CertFile != "" || t.SecretName != "" // this process encrypts
+	switch {
+	case err != nil:
+		return errors.New("listen: give host:port")
+	case (t.CertFile == "") != (t.KeyFile == ""):
+		return errors.New("tls.certFile and tls.keyFile go together: give both or neither")
+	case t.SecretName != "" && t.CertFile != "":
+		return errors.New("tls.secretName: it takes the place of tls.certFile and tls.keyFile: leave it out, or those")
+	case t.SecretName != "" && len(validation.IsDNS1123Subdomain(t.SecretName)) > 0:
+		return errors.New("tls.secretName: give the name of a Secret, such as latticekeep-tls")
+	case t.Terminated && own:
+		return errors.New("tls.terminated: it is for a server without tls.certFile and tls.secretName: leave one out")
+	case t.Terminated && len(s.TrustedProxies) == 0:
+		return errors.New("tls.terminated: name the proxy in trustedProxies, since all its clients would share one address and so one rate limit")
+	case (t.Terminated || own) && strings.HasPrefix(s.PublicURL, "http:"):
+		return errors.New("publicURL: it is https when TLS is used, since cookies would go over plain HTTP too")
+	case t.PQRequired && !own:
+		return errors.New("tls.pqRequired: it needs tls.certFile or tls.secretName, since a proxy decides for itself")
+	case !own && !t.Terminated && !isLoopback(host):
+		return errors.New("listen: beyond a loopback address give tls.certFile and tls.keyFile, or tls.secretName, or tls.terminated: true behind a proxy that encrypts")
+	}
+	return nil
+}
+
+// checkMail lets a deployment without accounts do without a mail server.
+func (s *Config) checkMail() error {
+	smtp := s.Mail.SMTP
+	if smtp.Address == "" {
+		if smtp.Username != "" || smtp.PasswordFile != "" {
+			return errors.New("mail.smtp.address: name the mail server, host:port")
+		}
+		if !s.Registration.Closed {
+			return errors.New("mail.smtp.address: name the mail server, host:port, or set registration.closed: true")
+		}
+		return nil
+	}
+	if (smtp.Username == "") != (smtp.PasswordFile == "") {
+		return errors.New("mail.smtp.username and mail.smtp.passwordFile go together: give both or neither")
+	}
+	if _, err := netmail.ParseAddress(s.Mail.From); err != nil {
+		return errors.New("mail.from: give the sender's address, such as Latticekeep <noreply@example.org>")
+	}
+	if _, err := mail.NewSMTP(mail.SMTPConfig{Address: smtp.Address, Security: smtp.Security}); err != nil {
+		return fmt.Errorf("mail.smtp: %w", err)
+	}
+	return nil
+}
+
+func checkPublicURL(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || u.User != nil || strings.TrimSuffix(u.Path, "/") != "" || strings.ContainsAny(text, "?#'") {
+		return false
+	}
+	return u.Scheme == "https" || u.Scheme == "http" && isLoopback(u.Hostname())
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+func (a Audit) check() error {
+	var wrong []error
+	need := func(ok bool, text string) {
+		if !ok {
+			wrong = append(wrong, errors.New(text))
+		}
+	}
+	need(a.Signing == string(audit.SignEntries) || a.Signing == string(audit.SignBatches), "audit.signing: give entry or batch")
+	need(a.Verification == 0 || a.Verification >= time.Minute, "audit.verification: give 0s, which is never, or at least 1m, with its unit")
+	need(a.Anchor.ConfigMap == "" || len(validation.IsDNS1123Subdomain(a.Anchor.ConfigMap)) == 0,
+		"audit.anchor.configMap: give the name of a ConfigMap, such as latticekeep-audit-anchor, or nothing")
+	need(isBucket(a.Anchor.Bucket), "audit.anchor.bucket: "+bucketHint)
+	need(a.Retention.Keep == 0 || a.Retention.Keep >= 24*time.Hour, "audit.retention.keep: give 0s, which is for ever, or at least 24h, with its unit")
+	need(isBucket(a.Retention.Archive), "audit.retention.archive: "+bucketHint)
+	need(a.Retention.Keep > 0 || a.Retention.Archive == "",
+		"audit.retention.keep: say how long entries stay in the database before they move to audit.retention.archive, such as 8760h, or leave the archive out")
+	need(a.Retention.Keep == 0 || a.Retention.Archive != "", "audit.retention.archive: name the bucket that entries are moved to, since none is deleted without its copy")
+	return errors.Join(wrong...)
+}
+
+func (c Compliance) check() error {
+	if !isBucket(c.Reports) {
+		return errors.New("compliance.reports: " + bucketHint)
+	}
+	return nil
+}
+
+const bucketHint = "give the URL of a bucket: s3://name?region=…, gs://name, azblob://name or file:///folder"
+
+// isBucket reports whether text is the URL of a bucket, or empty.
+func isBucket(text string) bool {
+	if text == "" {
+		return true
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.User != nil {
+		return false
+	}
+	if u.Scheme == "file" {
+		return u.Host == "" && strings.HasPrefix(u.Path, "/")
+	}
+	return slices.Contains([]string{"s3", "gs", "azblob"}, u.Scheme) && u.Host != ""
+}
+
+func (s Store) check(c Compliance) error {
+	if s.URL == "" {
+		if s.PasswordFile != "" {
+			return errors.New("store.passwordFile: it goes with store.url, which is not set")
+		}
+		return nil
+	}
+	u, err := url.Parse(s.URL)
+	switch {
+	case err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql": // the error would repeat a password
+		return errors.New("store.url: give postgres://user@host/database, or leave it out for the embedded database")
+	case s.Connections < 2:
+		return errors.New("store.connections: give at least 2")
+	case c.Reports == "":
+		return errors.New("compliance.reports: name a bucket, or a folder that all replicas share, since a report is handed out by whichever replica is asked")
+	}
+	return nil
+}
+
+// kmsSchemes are those of kms.url.
+var kmsSchemes = []string{"file", "awskms", "gcpkms", "hashivault"}
+
+const kmsHint = "give file:///path of a key file, awskms://…, gcpkms://… or hashivault://…"
+
+func (k KMS) check() error {
+	var wrong []error
+	if k.URL == "" {
+		wrong = append(wrong, errors.New("kms.url: "+kmsHint))
+	} else if err := checkKMS(k.URL); err != nil {
+		wrong = append(wrong, fmt.Errorf("kms.url: %w", err))
+	}
+	for _, former := range k.Former {
+		if err := checkKMS(former); err != nil {
+			wrong = append(wrong, fmt.Errorf("kms.former: %w", err))
+		}
+	}
+	if k.CacheTTL != 0 && k.CacheTTL < time.Second {
+		wrong = append(wrong, errors.New("kms.cacheTTL: give 0s or at least 1s, with its unit"))
+	}
+	return errors.Join(wrong...)
+}
+
+func checkKMS(text string) error {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return errors.New(kmsHint)
+	case u.Scheme == "azurekeyvault":
+		return errors.New("azurekeyvault wraps with RSA, which a quantum computer opens: use another key-management service, or a key file")
+	case !slices.Contains(kmsSchemes, u.Scheme), u.User != nil:
+		return errors.New(kmsHint)
+	case u.Scheme == "file" && (u.Host != "" || !strings.HasPrefix(u.Path, "/")):
+		return errors.New("give the whole path of the key file: file:///etc/latticekeep/kms.key")
+	}
+	return nil
+}

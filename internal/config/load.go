@@ -1,0 +1,199 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Load reads settings from the YAML file at path, then from the variables of
+// environ (as [os.Environ] returns them) whose names begin with LATTICEKEEP_,
+// then from flags, by key. The later one wins. A key or variable that does not
+// exist is an error, as is a combination that cannot be run.
+func Load(path string, environ []string, flags map[string]string) (Config, error) {
+	s := Default()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("reading the configuration: %w", err)
+	}
+	if err := s.readYAML(text); err != nil {
+		return Config{}, fmt.Errorf("reading the configuration %s: %w", path, err)
+	}
+	if err := s.readEnvironment(environ); err != nil {
+		return Config{}, err
+	}
+	for _, k := range s.keys() {
+		if value, ok := flags[k.name]; ok {
+			if err := k.set(value); err != nil {
+				return Config{}, err
+			}
+		}
+	}
+	if err := s.check(); err != nil {
+		return Config{}, fmt.Errorf("the configuration cannot be used:\n%w", err)
+	}
+	return s, nil
+}
+
+var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
+
+// What a configuration of an earlier release is told.
+const (
+	insteadOfKeyExchange = "tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"
+	insteadOfKeyFile     = "kms.keyFile is gone: give its path as kms.url, file:///path"
+)
+
+var insteadOf = strings.NewReplacer("there is no key keyExchange here", insteadOfKeyExchange, "there is no key keyFile here", insteadOfKeyFile)
+
+func (s *Config) readYAML(text []byte) error {
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	d.KnownFields(true)
+	err := d.Decode(s)
+	if errors.Is(err, io.EOF) {
+		return nil // an empty file; the environment may hold everything
+	}
+	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
+		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
+		return errors.New(insteadOf.Replace(text))
+	} else if err != nil {
+		return err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("it holds more than one document: keep the first")
+	}
+	return nil
+}
+
+const variablePrefix = "LATTICEKEEP_"
+
+// otherVariables are those of other commands, which a shell may have set.
+var otherVariables = []string{IdentityVariable, APIKeyVariable, "LATTICEKEEP_URL"}
+
+// serviceLink matches what Kubernetes sets in every pod of a namespace for a
+// Service whose name begins with latticekeep.
+var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
+
+func (s *Config) readEnvironment(environ []string) error {
+	known := make(map[string]key)
+	for _, k := range s.keys() {
+		known[k.variable] = k
+	}
+	for _, pair := range environ {
+		name, value, _ := strings.Cut(pair, "=")
+		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(otherVariables, name) || serviceLink.MatchString(name) {
+			continue
+		}
+		switch name {
+		case variableOf("tls.keyExchange"):
+			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyExchange)
+		case variableOf("kms.keyFile"):
+			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyFile)
+		}
+		k, ok := known[name]
+		if !ok {
+			return fmt.Errorf("reading the environment: no configuration key belongs to the variable %s: unset it, or mend its name", name)
+		}
+		if err := k.set(value); err != nil {
+			return fmt.Errorf("reading the environment: %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// key is one setting, by its full name.
+type key struct {
+	name     string // such as kms.cacheTTL
+	variable string // LATTICEKEEP_KMS_CACHE_TTL
+	value    reflect.Value
+}
+
+// keys returns every key of s, which they set.
+func (s *Config) keys() []key {
+	var all []key
+	var walk func(v reflect.Value, path string)
+	walk = func(v reflect.Value, path string) {
+		if v.Kind() != reflect.Struct {
+			all = append(all, key{path, variableOf(path), v})
+			return
+		}
+		for i := range v.NumField() {
+			name := v.Type().Field(i).Tag.Get("yaml")
+			if path != "" {
+				name = path + "." + name
+			}
+			walk(v.Field(i), name)
+		}
+	}
+	walk(reflect.ValueOf(s).Elem(), "")
+	return all
+}
+
+func variableOf(name string) string {
+	name = abbreviation.ReplaceAllString(camelHump.ReplaceAllString(name, "${1}_$2"), "${1}_$2")
+	return variablePrefix + strings.ToUpper(strings.ReplaceAll(name, ".", "_"))
+}
+
+// set reads a value as it is written in a variable or after a flag: a list
+// with commas, a map as name=value with commas.
+func (k key) set(text string) error {
+	switch v := k.value.Addr().Interface().(type) {
+	case *bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%s is true or false", k.name)
+		}
+		*v = b
+	case *int:
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%s is a whole number", k.name)
+		}
+		*v = n
+	case *float64:
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%s is a number", k.name)
+		}
+		*v = f
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%s is a time such as 5m", k.name)
+		}
+		*v = d
+	case *[]string:
+		*v = fields(text)
+	case *map[string]string:
+		m := make(map[string]string)
+		for _, pair := range fields(text) {
+			name, value, ok := strings.Cut(pair, "=")
+			if !ok {
+				return fmt.Errorf("%s is a list such as name=value,name=value", k.name)
+			}
+			m[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		}
+		*v = m
+	default: // a string, of whatever type
+		k.value.SetString(text)
+	}
+	return nil
+}
+
+func fields(text string) (list []string) {
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			list = append(list, item)
+		}
+	}
+	return list
+}

@@ -1,0 +1,90 @@
+package export
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/objects"
+)
+
+// Verifier verifies the log of an export or of a running server.
+type Verifier struct {
+	Archive string // URL of the bucket with the entries before those of the export; empty for none
+	Tenant  string // the export must be of this tenant; empty for any
+}
+
+// VerifyFile verifies an export: that of a tenant when it begins with one's first
+// entry, and no tenant's is the log's first.
+func (v *Verifier) VerifyFile(ctx context.Context, stdin io.Reader, file string, a audit.Options) (audit.Report, error) {
+	f, done, err := OpenInput(stdin, file)
+	if err != nil {
+		return audit.Report{}, err
+	}
+	defer done()
+	return v.verifyOpen(ctx, f, a)
+}
+
+func (v *Verifier) verifyOpen(ctx context.Context, f Input, a audit.Options) (audit.Report, error) {
+	first, err := f.First()
+	if err != nil {
+		return audit.Report{}, err
+	}
+	key, named := KeyIn(first)
+	if a.From > 1 && a.PublicKey == nil && named {
+		if a.Fingerprint != "" && a.Fingerprint != key.Fingerprint() {
+			return audit.Report{}, errAnotherLog(first.Sequence)
+		}
+		a.PublicKey, a.Fingerprint = key.Public, ""
+	}
+	a.Tenant = v.Tenant != "" || v.Archive == "" && a.From <= 1 && IsTenants(first)
+	if v.Archive != "" && first != nil && first.Sequence > 1 {
+		return v.behindArchive(ctx, f, first, a)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return audit.Report{}, fmt.Errorf("reading the export: %w", err)
+	}
+	report, err := audit.VerifyExport(f, a)
+	switch broken, ok := audit.IsBroken(err); {
+	case ok && broken.Sequence == 1 && first != nil && first.Sequence > 1 && a.From <= 1 && !a.Tenant:
+		return audit.Report{}, fmt.Errorf("%w; if it goes on behind archived entries, give --archive, or --from %d to verify this part alone", err, first.Sequence)
+	case err != nil:
+		return audit.Report{}, err
+	case v.Tenant != "" && report.Tenant != v.Tenant:
+		return audit.Report{}, fmt.Errorf("the export is of tenant %q", report.Tenant)
+	}
+	return report, nil
+}
+
+// behindArchive verifies an export that goes on behind archived entries, those
+// included.
+func (v *Verifier) behindArchive(ctx context.Context, f Input, first *audit.Entry, a audit.Options) (audit.Report, error) {
+	bucket, err := objects.OpenExisting(ctx, v.Archive)
+	if err != nil {
+		return audit.Report{}, fmt.Errorf("--archive: %w", err)
+	}
+	defer bucket.Close()
+	segments, err := findSegments(ctx, bucket, f, first)
+	if err != nil {
+		return audit.Report{}, err
+	}
+	archived, base, err := audit.VerifyArchive(ctx, bucket, segments, a)
+	if err != nil {
+		return audit.Report{}, err
+	}
+	if a.Base = base; archived.Since != nil {
+		a.Since = nil
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return audit.Report{}, fmt.Errorf("reading the export: %w", err)
+	}
+	report, err := audit.VerifyExport(f, a)
+	if err != nil {
+		return audit.Report{}, err
+	}
+	if report.From, report.Entries = archived.From, report.Entries+archived.Entries; archived.Since != nil {
+		report.Since = archived.Since
+	}
+	return report, nil
+}

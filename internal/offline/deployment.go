@@ -1,0 +1,165 @@
+// Package offline works on stores that no server uses: it opens them by URL, with the keys of their
+// deployment, and it sets and reads the mark that keeps every server away from a store while a
+// restore or a migration works on it.
+package offline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// Verify verifies the log and the credential rows of a store that nobody is
+// using, or a range of the log alone.
+func (s *Deployment) Verify(ctx context.Context, a audit.Options) (report audit.Report, err error) {
+	err = s.WithStore(ctx, func(db store.Database) (err error) {
+		if a.From > 1 || a.To > 0 { // which does not say what rows there must be
+			report, err = audit.VerifyStore(ctx, db, a)
+			return err
+		}
+		report, err = VerifyStore(ctx, db, a)
+		return err
+	})
+	return report, err
+}
+
+// VerifyDataDir is verifyStopped for a data directory.
+func VerifyDataDir(ctx context.Context, dir string, a audit.Options) (audit.Report, error) {
+	s := Deployment{DataDir: dir}
+	return s.Verify(ctx, a)
+}
+
+// VerifyStore verifies the whole log of a database, and the rows that it tells of:
+// credentials, API keys and namespaces.
+func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
+	report, err := vault.VerifyStore(ctx, s, o)
+	if err != nil {
+		return audit.Report{}, err
+	}
+	return report, identity.VerifyStore(ctx, s, report)
+}
+
+// Deployment is the deployment of a server that does not run, as flags name it.
+type Deployment struct {
+	DataDir, Store, PasswordFile string
+	KeyFile, KMSURL              string
+	FormerKMSURLs                []string
+	TokenFile                    string
+}
+
+func (s *Deployment) Named() bool { return s.DataDir != "" || s.Store != "" }
+
+func (s *Deployment) Location(readOnly bool) Location {
+	a := Location{URL: s.Store, PasswordFile: s.PasswordFile, ReadOnly: readOnly}
+	if s.DataDir != "" {
+		a.URL = BoltScheme + s.DataDir
+	}
+	return a
+}
+
+// WithStore opens the store for reading and has do use it. One that is not whole yet
+// is refused.
+func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) error) error {
+	db, err := Open(ctx, s.Location(true))
+	if err != nil {
+		return fmt.Errorf("%w (what a running server has is asked for with --url)", err)
+	}
+	m, err := MarkOf(ctx, db)
+	switch {
+	case err != nil:
+	case m != nil && m.Unfinished():
+		err = m.Err()
+	default:
+		err = do(db)
+	}
+	return errors.Join(err, db.Close())
+}
+
+// KMSKeyFile returns the file of the KMS key, if it is a file.
+func (s *Deployment) KMSKeyFile() (path string, ok bool) {
+	switch {
+	case s.KeyFile != "":
+		return s.KeyFile, true
+	case s.KMSURL != "":
+		return KMSFile(s.KMSURL)
+	case s.Location(true).Check() == nil:
+		if dir, ok := s.Location(true).Dir(); ok {
+			return filepath.Join(dir, KMSKeyFileName), true
+		}
+	}
+	return "", false
+}
+
+// kmsURLs are those of the KMS keys, the current one first.
+func (s *Deployment) kmsURLs() ([]string, error) {
+	current := s.KMSURL
+	if path, ok := s.KMSKeyFile(); ok {
+		current = fileURL(path)
+	}
+	if current == "" {
+		return nil, errors.New("the deployment's keys are needed: name the KMS key with --kms-key-file or --kms-url")
+	}
+	return append([]string{current}, s.FormerKMSURLs...), nil
+}
+
+// WithKeys opens the deployment's keys, and calls use with them. former are those of
+// the KMS that may still be needed beside the named ones.
+func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyring.KMS, use func(*keyring.Ring) error) error {
+	urls, err := s.kmsURLs()
+	if err != nil {
+		return err
+	}
+	var all []keyring.KMS
+	for _, u := range urls {
+		k, err := kms.Open(ctx, u, kms.Options{TokenFile: s.TokenFile})
+		if err != nil {
+			return fmt.Errorf("opening the KMS key: %w", err)
+		}
+		defer func() { _ = k.Close() }() // nothing is left to be done
+		all = append(all, k)
+	}
+	keys, err := keyring.Open(ctx, db, all[0], keyring.Config{Former: append(all[1:], former...)})
+	if err != nil {
+		return err
+	}
+	return use(keys)
+}
+
+// chainOf returns the fingerprint of the chain in a store, and "" when it has
+// none.
+func chainOf(ctx context.Context, s store.Store) string {
+	report, err := audit.VerifyStore(ctx, s, audit.Options{To: 1})
+	if err != nil {
+		return ""
+	}
+	return report.Fingerprint
+}
+
+// ReadKMSKeyFiles returns the files of the KMS keys as a backup takes them.
+func (s *Deployment) ReadKMSKeyFiles() ([][]byte, error) {
+	urls, err := s.kmsURLs()
+	if err != nil {
+		return nil, err
+	}
+	opened := make([]KeyFile, len(urls))
+	for i, u := range urls {
+		path, ok := KMSFile(u)
+		if !ok {
+			continue
+		}
+		k, err := kms.OpenLocal(path)
+		if err != nil {
+			return nil, fmt.Errorf("opening %s: %w", filepath.Base(path), err)
+		}
+		opened[i] = KeyFile{path, k.ID()}
+	}
+	return ReadKeyFiles(opened, nil)
+}

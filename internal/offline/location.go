@@ -1,0 +1,143 @@
+package offline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/postgres"
+)
+
+// KMSFile returns the path of the key file that a URL of kms.url names, if it
+// names one.
+func KMSFile(text string) (path string, ok bool) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "file" {
+		return "", false
+	}
+	return u.Path, true
+}
+
+// Names in a data directory. The KMS key is there in development only.
+const (
+	DatabaseFile   = "latticekeep.db"
+	KMSKeyFileName = "kms.key"
+)
+
+// OpenExisting opens a store that must be there. A data directory that a server
+// is using is refused.
+func OpenExisting(ctx context.Context, a Location) (store.Database, error) {
+	if dir, ok := a.Dir(); ok {
+		if _, err := os.Stat(filepath.Join(dir, DatabaseFile)); err != nil {
+			return nil, fmt.Errorf("there is no deployment: %w", err)
+		}
+	}
+	return Open(ctx, a)
+}
+
+// LockDataDir keeps a second restore out, and a server that starts waits: each
+// makes its database under the lock of the directory.
+func LockDataDir(dir string) (*os.File, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening the data directory: %w", err)
+	}
+	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = d.Close()
+		return nil, fmt.Errorf("locking the data directory: a server or another restore is using it; wait for it, or choose another: %w", err)
+	}
+	return d, nil
+}
+
+// BoltScheme is that of the URL of a data directory: bolt:/var/lib/latticekeep.
+const BoltScheme = "bolt:"
+
+const storeHint = "give bolt: and a data directory, as bolt:/var/lib/latticekeep, or postgres://user@host/database"
+
+// Location says where a store is, for a command that opens it itself.
+type Location struct {
+	URL          string // bolt:DIR or postgres://…
+	PasswordFile string // of PostgreSQL; else what PGPASSWORD says
+	ReadOnly     bool
+}
+
+// Dir returns the data directory, if it is one.
+func (a Location) Dir() (dir string, ok bool) { return strings.CutPrefix(a.URL, BoltScheme) }
+
+// Check fails for what is not the URL of a store, and quotes nothing: there may
+// be a password in it.
+func (a Location) Check() error {
+	if dir, ok := a.Dir(); ok {
+		if dir == "" || strings.HasPrefix(dir, "//") || strings.HasSuffix(dir, DatabaseFile) {
+			return errors.New("the URL names no data directory: " + storeHint)
+		}
+		return nil
+	}
+	u, err := url.Parse(a.URL)
+	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		return errors.New("the URL is not that of a store: " + storeHint)
+	}
+	return nil
+}
+
+// String names the store without what is secret.
+func (a Location) String() string {
+	if dir, ok := a.Dir(); ok {
+		if whole, err := filepath.Abs(dir); err == nil {
+			dir = whole
+		}
+		return BoltScheme + dir
+	}
+	u, err := url.Parse(a.URL)
+	if err != nil {
+		return "postgres"
+	}
+	return fmt.Sprintf("%s://%s%s", u.Scheme, u.Host, u.Path)
+}
+
+// Open opens the store, which need not be that of a deployment. The caller
+// closes it.
+func Open(ctx context.Context, a Location) (store.Database, error) {
+	if err := a.Check(); err != nil {
+		return nil, err
+	}
+	if dir, ok := a.Dir(); ok {
+		s, err := bolt.Open(filepath.Join(dir, DatabaseFile), bolt.Options{ReadOnly: a.ReadOnly})
+		if err != nil {
+			return nil, fmt.Errorf("opening %s of %s: %w", DatabaseFile, dir, err)
+		}
+		return s, nil
+	}
+	return postgres.Open(ctx, a.URL, postgres.Options{ReadOnly: a.ReadOnly, Password: a.Password()})
+}
+
+// Password returns what tells the password of PostgreSQL, and nil when no file
+// does.
+func (a Location) Password() func() (string, error) {
+	if a.PasswordFile == "" {
+		return nil
+	}
+	return func() (string, error) {
+		b, err := os.ReadFile(a.PasswordFile)
+		if err != nil {
+			return "", fmt.Errorf("reading the password of the database: %w", err)
+		}
+		return strings.TrimRight(string(b), "\r\n"), nil
+	}
+}
+
+// fileURL returns the URL of a key file.
+func fileURL(path string) string {
+	if whole, err := filepath.Abs(path); err == nil {
+		path = whole
+	}
+	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path)}
+	return u.String()
+}

@@ -1,0 +1,164 @@
+// Package logtest builds audit logs on a real store, without a server.
+package logtest
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// Log is a log of its own on a real store, without a server.
+type Log struct {
+	T     *testing.T
+	Audit *audit.Log
+	Store *bolt.Store
+	Key   *dualsig.PrivateKey
+	Dir   string
+	Now   time.Time
+}
+
+const ChainID = "chain_built"
+
+// New makes a log in a data directory that begins as a deployment's does.
+func New(t *testing.T, signing audit.Signing) *Log {
+	t.Helper()
+	seed := make([]byte, dualsig.SeedSize)
+	_, _ = rand.Read(seed)
+	key, err := dualsig.NewPrivateKey(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewWithKey(t, signing, key)
+}
+
+// NewWithKey is buildLog with a key that another log may have.
+func NewWithKey(t *testing.T, signing audit.Signing, key *dualsig.PrivateKey) *Log {
+	t.Helper()
+	b := &Log{T: t, Key: key, Dir: t.TempDir(), Now: time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)}
+	b.Audit = audit.New(func() time.Time { return b.Now })
+	var err error
+	if b.Store, err = bolt.Open(filepath.Join(b.Dir, offline.DatabaseFile), bolt.Options{Hook: b.Audit.Commit}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Store.Close() })
+	if err := b.Audit.Use(t.Context(), b.Store, b.Key, ChainID); err != nil {
+		t.Fatal(err)
+	}
+	b.Audit.SetSigning(signing)
+	b.record(authz.SystemTenant, audit.ChainStarted, nil)
+	return b
+}
+
+func (b *Log) event(tenant authz.TenantID, e audit.EventType, attributes map[string]string) audit.Event {
+	b.Now = b.Now.Add(time.Millisecond)
+	return audit.Event{
+		Type: e, Outcome: audit.Success, Attributes: attributes, Resource: audit.Resource{Type: audit.LogResource},
+		Principal: authz.Principal{
+			Tenant: tenant, Kind: authz.APIKey, ID: "key_of_" + string(tenant), Scopes: append(authz.TenantScopes(), authz.SystemAdmin), RequestID: "req", SourceIP: "127.0.0.1",
+		},
+	}
+}
+
+func (b *Log) record(tenant authz.TenantID, e audit.EventType, attributes map[string]string) {
+	b.T.Helper()
+	if err := b.Audit.Record(b.T.Context(), b.event(tenant, e, attributes)); err != nil {
+		b.T.Fatal(err)
+	}
+}
+
+// Group writes entries of two tenants in one commit.
+func (b *Log) Group(n int) {
+	b.T.Helper()
+	var events []audit.Event
+	for i := range n {
+		events = append(events, b.event([]authz.TenantID{"ten_a", "ten_b"}[i%2], audit.DataEncrypted, nil))
+	}
+	err := b.Store.Update(b.T.Context(), func(tx store.Tx) error {
+		for _, e := range events {
+			if _, err := b.Audit.Append(tx, e); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		b.T.Fatal(err)
+	}
+}
+
+// Fill writes what has a strange spelling, and several tenants and groups.
+func (b *Log) Fill() {
+	b.T.Helper()
+	b.record("ten_a", audit.CredentialUnsealed, map[string]string{"note": "<&>\"\\\u2028é\U0001F600\x7f\b\f\n\r\t\x01/", "other": "", "ä": "non-ASCII names, too"})
+	for i := range 4 {
+		b.record([]authz.TenantID{"ten_b", "ten_a", authz.SystemTenant}[i%3], audit.AuditRead, map[string]string{"i": strings.Repeat("x", i)})
+	}
+	b.Group(2)
+	b.Group(7)
+	b.record("ten_b", audit.CredentialUnsealed, nil)
+	b.Group(1)
+	b.Group(5)
+}
+
+// LoseTo lets the log go on behind a rollback.
+func (b *Log) LoseTo(sequence uint64) {
+	b.T.Helper()
+	b.Audit.Halt(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Place: "test"})
+	if _, err := audit.NewGuard(b.Audit).AcceptRollback(b.T.Context(), b.event(authz.SystemTenant, "", nil).Principal, "the disk failed"); err != nil {
+		b.T.Fatal(err)
+	}
+}
+
+// Export returns the lines, each with its newline.
+func (b *Log) Export(from uint64) []string {
+	b.T.Helper()
+	var out bytes.Buffer
+	if err := audit.NewReader(b.Audit, audit.NewGuard(b.Audit)).Export(b.T.Context(), &out, from); err != nil {
+		b.T.Fatal(err)
+	}
+	return strings.SplitAfter(strings.TrimSuffix(out.String(), "\n"), "\n")
+}
+
+func (b *Log) Fingerprint() string {
+	return audit.Fingerprint(ChainID, b.Key.Public().Bytes())
+}
+
+// NoteOf returns the checkpoint that closes an export.
+func NoteOf(t *testing.T, lines []string) string {
+	t.Helper()
+	var end struct{ Checkpoint string }
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &end); err != nil || end.Checkpoint == "" {
+		t.Fatal("no closing line:", err)
+	}
+	return end.Checkpoint
+}
+
+// OfTenant returns the lines of a tenant's entries and the closing line.
+func OfTenant(lines []string, tenant string) (own []string) {
+	for i, line := range lines {
+		if strings.Contains(line, `"tenant_id":"`+tenant+`"`) || i == len(lines)-1 {
+			own = append(own, line)
+		}
+	}
+	return own
+}
+
+func WriteText(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
