@@ -200,7 +200,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"test/kubetest", "test/kmstest", "test/logtest", "test/otlptest", "test/pgtest", "test/s3test", "test/storetest", "test/timing"}
+var harness = []string{"test/kubetest", "test/kmstest", "test/logtest", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/storetest", "test/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

@@ -22,7 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
 // fixture is an unpacked copy, which a test may change.
@@ -69,7 +69,7 @@ func check(t *testing.T, err error, doing string) {
 func run(t *testing.T, args ...string) string {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := app.Command()
+	cmd := cli.Command()
 	cmd.SetArgs(args)
 	cmd.SetOut(&stdout)
 	cmd.SetErr(&stderr)
@@ -101,7 +101,7 @@ audit:
 	var log bytes.Buffer
 	done := make(chan error, 1)
 	go func() {
-		cmd := app.Command()
+		cmd := cli.Command()
 		cmd.SetArgs([]string{"server", "--config", f.path("config.yaml")})
 		cmd.SetOut(line)
 		cmd.SetErr(&log)
