@@ -8,20 +8,14 @@
 package pgtest
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/url"
 	"os"
-	"os/exec"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,37 +23,11 @@ import (
 	"time"
 )
 
-// startTimeout bounds a start; two seconds are usual.
-const startTimeout = time.Minute
-
-// ErrMissing says that PostgreSQL is not installed.
-var ErrMissing = errors.New("PostgreSQL is not installed: run make postgres")
-
-// role is that of the URLs: it owns its databases and is no superuser.
-const role, superuser = "latticekeep", "postgres"
-
 // Server is a PostgreSQL server. Its methods may be called concurrently, except that those which end, stop or start processes exclude
 // each other.
 type Server struct {
 	*cluster
 	url string
-}
-
-// cluster is what the servers of Shared have in common.
-type cluster struct {
-	bin       string // folder of the binaries
-	dir       string // of everything; the watching shell removes it
-	port      string
-	password  string // of both roles
-	account   *syscall.Credential
-	watcher   *exec.Cmd
-	pipe      io.Closer // the watching shell waits for its end
-	databases sync.Mutex
-	made      int
-
-	mu   sync.Mutex
-	pid  int           // of the postmaster
-	done chan struct{} // closed when it has been reaped
 }
 
 // Start starts a server for the length of a test. It skips the test under -short and where PostgreSQL is not installed.
@@ -176,109 +144,6 @@ func (s *Server) create(ctx context.Context) (string, error) {
 	return s.address(role, name), nil
 }
 
-func (c *cluster) address(user, database string) string {
-	u := url.URL{
-		Scheme: "postgres", User: url.UserPassword(user, c.password), Host: net.JoinHostPort("127.0.0.1", c.port),
-		Path: "/" + database, RawQuery: "sslmode=disable",
-	}
-	return u.String()
-}
-
-// Exec runs statements, each on its own, as the superuser.
-func (c *cluster) Exec(ctx context.Context, statements ...string) error {
-	args := []string{"--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname=" + c.address(superuser, "postgres")}
-	for _, s := range statements {
-		args = append(args, "--command="+s)
-	}
-	return c.run(ctx, "psql", args...)
-}
-
-// run runs one of PostgreSQL's programs.
-func (c *cluster) run(ctx context.Context, program string, args ...string) error {
-	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, program), args...)
-	c.equip(cmd)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("running %s: %w: %s", program, err, bytes.TrimSpace(out))
-	}
-	return nil
-}
-
-// equip has cmd run as PostgreSQL's user, in a process group of its own and free of settings that the machine may hold for its clients.
-func (c *cluster) equip(cmd *exec.Cmd) {
-	cmd.Dir = c.dir
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") })
-	cmd.Env = append(cmd.Env, "LC_ALL=C", "HOME="+c.dir, "TMPDIR="+c.dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.account, Setpgid: true}
-}
-
-// settings hold for every server. What they leave out is PostgreSQL's default, syncing included; shared memory is in the directory
-// as far as it can be, since SIGKILL leaves it behind.
-const settings = `
-listen_addresses = '127.0.0.1'
-unix_socket_directories = ''
-max_connections = 200
-dynamic_shared_memory_type = mmap
-max_wal_senders = 0
-logging_collector = off
-timezone = UTC
-log_timezone = UTC
-`
-
-// first makes the cluster and starts it, on another port when the one it found is taken meanwhile.
-func (c *cluster) first(ctx context.Context) error {
-	password := filepath.Join(c.dir, "password")
-	if err := c.write(password, []byte(c.password+"\n")); err != nil {
-		return err
-	}
-	if err := c.run(ctx, "initdb", "--pgdata="+c.data(), "--username="+superuser, "--pwfile="+password, "--auth=scram-sha-256",
-		"--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"); err != nil {
-		return err
-	}
-	if err := c.append("postgresql.conf", settings); err != nil {
-		return err
-	}
-	var err error
-	for range 5 {
-		var l net.Listener
-		if l, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-			return fmt.Errorf("finding a free port: %w", err)
-		}
-		_, c.port, _ = net.SplitHostPort(l.Addr().String())
-		if err = l.Close(); err != nil {
-			return fmt.Errorf("freeing a port: %w", err)
-		}
-		if err = c.start(ctx); !errors.Is(err, errPortTaken) {
-			break
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return c.Exec(ctx, "CREATE ROLE "+role+" LOGIN PASSWORD '"+c.password+"'")
-}
-
-func (c *cluster) data() string { return filepath.Join(c.dir, "data") }
-
-// write creates a file that PostgreSQL's user may read, and nobody else.
-func (c *cluster) write(path string, data []byte) error {
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		return fmt.Errorf("writing for PostgreSQL: %w", err)
-	}
-	if c.account == nil {
-		return nil
-	}
-	return os.Chown(path, int(c.account.Uid), int(c.account.Gid))
-}
-
-func (c *cluster) append(name, text string) error {
-	f, err := os.OpenFile(filepath.Join(c.data(), name), os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("configuring PostgreSQL: %w", err)
-	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Close())
-}
-
 // Configure puts files into the data directory, appends lines to postgresql.conf and restarts the server.
 func (s *Server) Configure(t testing.TB, files map[string][]byte, lines ...string) {
 	t.Helper()
@@ -295,70 +160,72 @@ func (s *Server) Configure(t testing.TB, files map[string][]byte, lines ...strin
 	}
 }
 
-// binaries is the folder of the newest PostgreSQL: Debian's, or the one on the PATH.
-func binaries() (string, error) {
-	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
-	slices.SortFunc(found, func(a, b string) int { return version(a) - version(b) })
-	for _, path := range slices.Backward(found) {
-		if bin := filepath.Dir(path); complete(bin) {
-			return bin, nil
-		}
+// Stop ends the server and removes all it wrote. It may be called again.
+func (s *Server) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pipe == nil {
+		return nil
 	}
-	if path, err := exec.LookPath("postgres"); err == nil {
-		if path, err = filepath.EvalSymlinks(path); err == nil && complete(filepath.Dir(path)) {
-			return filepath.Dir(path), nil
-		}
+	err := s.pipe.Close()
+	s.pipe = nil
+	_ = s.watcher.Wait() // what its last command said does not matter: the directory does
+	if s.done != nil {
+		<-s.done
 	}
-	return "", ErrMissing
+	if _, gone := os.Stat(s.dir); !errors.Is(gone, os.ErrNotExist) {
+		err = errors.Join(err, fmt.Errorf("%s is still there", s.dir))
+	}
+	return err
 }
 
-func version(path string) int {
-	n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(path))))
-	return n
+// Restart ends the server in good order, if it is running, and starts it again on the same port.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	if s.running() {
+		_ = syscall.Kill(s.pid, syscall.SIGINT) // PostgreSQL's "fast" shutdown: sessions are ended
+		<-s.done
+	}
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return s.start(ctx)
 }
 
-func complete(bin string) bool {
-	for _, program := range []string{"postgres", "initdb", "psql", "pg_isready"} {
-		if _, err := os.Stat(filepath.Join(bin, program)); err != nil {
-			return false
-		}
+// Kill ends all processes of the server by SIGKILL, as a machine that fails would. Restart starts it again.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running() {
+		return nil
 	}
-	return true
+	killed, err := s.signal(syscall.SIGSTOP, syscall.SIGKILL) // a stopped postmaster has no new children
+	if err != nil {
+		return err
+	}
+	<-s.done
+	// A server does not start while a process has the shared memory of the one before.
+	for {
+		left, err := processes(func(pid, _ int) bool { return slices.Contains(killed, pid) })
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
-// unprivileged is who runs PostgreSQL, which refuses root: nil for whoever runs the test.
-func unprivileged() (*syscall.Credential, error) {
-	if os.Getuid() != 0 {
-		return nil, nil
-	}
-	for _, name := range []string{"postgres", "nobody"} {
-		u, err := user.Lookup(name)
-		if err != nil {
-			continue
-		}
-		uid, uerr := strconv.ParseUint(u.Uid, 10, 32)
-		gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
-		if uerr == nil && gerr == nil {
-			return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
-		}
-	}
-	return nil, errors.New("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+// Freeze stops all processes of the server, whose connections stay open and silent, until Thaw.
+func (s *Server) Freeze() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.signal(syscall.SIGSTOP, syscall.SIGSTOP)
+	return err
 }
 
-// directory makes one that account can reach: a temporary folder of root's own is none.
-func directory(account *syscall.Credential) (string, error) {
-	parent := os.TempDir()
-	if account != nil {
-		for dir := filepath.Clean(parent); dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-			if info, err := os.Stat(dir); err != nil || info.Mode()&1 == 0 {
-				parent = "/tmp"
-				break
-			}
-		}
-	}
-	dir, err := os.MkdirTemp(parent, "latticekeep-pg-")
-	if err != nil || account == nil {
-		return dir, err
-	}
-	return dir, os.Chown(dir, int(account.Uid), int(account.Gid))
+// Thaw ends Freeze.
+func (s *Server) Thaw() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err := s.signal(syscall.SIGCONT, syscall.SIGCONT)
+	return err
 }

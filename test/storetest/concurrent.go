@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -73,30 +72,6 @@ func ownWrites(t *testing.T, open Open) {
 		}
 		return errors.Join(err, serr)
 	}))
-}
-
-// add adds n to the counter at key.
-func add(tx store.Tx, key string, n uint64) (uint64, error) {
-	v, err := tx.Get([]byte(key))
-	if err != nil {
-		return 0, err
-	}
-	if v != nil {
-		n += binary.BigEndian.Uint64(v)
-	}
-	return n, tx.Put([]byte(key), binary.BigEndian.AppendUint64(nil, n))
-}
-
-// together runs n goroutines and fails the test with their errors.
-func together(t *testing.T, n int, do func(i int) error) {
-	t.Helper()
-	var wg sync.WaitGroup
-	errs := make([]error, n)
-	for i := range n {
-		wg.Go(func() { errs[i] = do(i) })
-	}
-	wg.Wait()
-	must(t, errors.Join(errs...))
 }
 
 func lostUpdates(t *testing.T, open Open) {

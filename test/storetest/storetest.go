@@ -14,25 +14,10 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// Options are what the suite asks of the store it opens.
-type Options struct {
-	Dir  string           // stores opened one after the other in one Dir have the same data
-	Hook store.Hook       // may be nil
-	Now  func() time.Time // measures Views and hanging commits; may be nil
-
-	// Commit stands in place of each physical commit when it is not nil; do
-	// makes the real one. It may fail before it, after it, or block.
-	Commit func(do func() error) error
-}
-
-// Open opens a store. The suite closes it.
-type Open func(t *testing.T, o Options) store.Store
 
 // Run puts every promise of the contract to the stores that open opens.
 func Run(t *testing.T, open Open) {
@@ -74,77 +59,6 @@ func Run(t *testing.T, open Open) {
 		{"CloseWaitsAndEnds", closing},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open) })
-	}
-}
-
-// start opens a store in a fresh place and closes it at the end.
-func start(t *testing.T, open Open, o Options) store.Store {
-	t.Helper()
-	if o.Dir == "" {
-		o.Dir = t.TempDir()
-	}
-	s := open(t, o)
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Errorf("closing: %v", err)
-		}
-	})
-	return s
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func wantKind(t *testing.T, err error, k fault.Kind) {
-	t.Helper()
-	if err == nil || fault.Of(err) != k {
-		t.Fatalf("got %v, want the kind %q", err, k)
-	}
-}
-
-// put writes pairs "key=value" in one Update.
-func put(t *testing.T, s store.Store, pairs ...string) {
-	t.Helper()
-	must(t, s.Update(t.Context(), func(tx store.Tx) error {
-		for _, p := range pairs {
-			k, v, _ := bytes.Cut([]byte(p), []byte("="))
-			if err := tx.Put(k, v); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-}
-
-// scan returns the pairs of r as "key=value".
-func scan(r store.Reader, rg store.Range) ([]string, error) {
-	var got []string
-	err := r.Scan(rg, func(k, v []byte) bool {
-		got = append(got, string(k)+"="+string(v))
-		return true
-	})
-	return got, err
-}
-
-// all returns everything in the store.
-func all(t *testing.T, s store.Store) []string {
-	t.Helper()
-	var got []string
-	must(t, s.View(t.Context(), func(r store.Reader) (err error) {
-		got, err = scan(r, store.Range{})
-		return err
-	}))
-	return got
-}
-
-func wantAll(t *testing.T, s store.Store, want ...string) {
-	t.Helper()
-	if got := all(t, s); !slices.Equal(got, want) {
-		t.Fatalf("the store has %q, want %q", got, want)
 	}
 }
 
@@ -351,8 +265,6 @@ func readerEnds(t *testing.T, open Open) {
 	}
 	wantAll(t, s, "key=2")
 }
-
-func second(_ []byte, err error) error { return err }
 
 func reopening(t *testing.T, open Open) {
 	dir := t.TempDir()

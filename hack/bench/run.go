@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strings"
+)
+
+// run is one call of the program.
+type run struct {
+	binary        string
+	dir           string // for everything that the servers write
+	out           io.Writer
+	roundCount    int
+	load          load
+	only          []string           // names of operations
+	signing       []string           // how entries are signed: entry, batch
+	credentials   int                // of the large store
+	kmsOperations int                // at least, with a key-management service
+	least         map[string]float64 // share of primitives in the server's time, by operation
+	syncs         bool               // are counted
+
+	bench           *bench
+	alone, together []costs // of the primitives, by round
+}
+
+// cores are shared by the servers, the client and everything else.
+var cores = runtime.NumCPU()
+
+// machine says what all this ran on.
+func machine() string {
+	model := "unknown processor"
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err == nil {
+		for line := range strings.Lines(string(text)) {
+			if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+				model = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	return fmt.Sprintf("%s, %d cores, %s", model, cores, runtime.Version())
+}
