@@ -411,55 +411,6 @@ func TestAlertsAndDashboardUseMetricsThatExist(t *testing.T) {
 	}
 }
 
-var documented = regexp.MustCompile(`^( *)# -- `)
-
-// documentedValues returns the path of each key of values.yaml that has a description.
-func documentedValues(t *testing.T) (paths []string) {
-	t.Helper()
-	text, err := os.ReadFile("latticekeep/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var path []string
-	describes := false
-	for line := range strings.Lines(string(text)) {
-		trimmed := strings.TrimSpace(line)
-		if strings.HasPrefix(trimmed, "#") || trimmed == "" || strings.HasPrefix(trimmed, "- ") {
-			describes = describes || documented.MatchString(line)
-			continue
-		}
-		depth := (len(line) - len(strings.TrimLeft(line, " "))) / 2
-		key, _, ok := strings.Cut(trimmed, ":")
-		if !ok || depth > len(path) {
-			continue // below a value that is described as a whole
-		}
-		path = append(path[:depth:depth], key)
-		if describes {
-			paths = append(paths, strings.Join(path, "."))
-		}
-		describes = false
-	}
-	return paths
-}
-
-func TestReadmeListsEveryValue(t *testing.T) {
-	text, err := os.ReadFile("latticekeep/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, values, ok := strings.Cut(string(text), "\n## Values\n")
-	if !ok {
-		t.Fatal("the README has no section Values")
-	}
-	var listed []string
-	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(values, -1) {
-		listed = append(listed, m[1])
-	}
-	if want := documentedValues(t); !slices.Equal(listed, want) {
-		t.Errorf("the README lists\n%s\nvalues.yaml has\n%s", strings.Join(listed, "\n"), strings.Join(want, "\n"))
-	}
-}
-
 // A network file system breaks the promises of the database, so that whoever chooses one is told.
 func TestNotesWarnOfNetworkFileSystems(t *testing.T) {
 	for class, want := range map[string]bool{"nfs-client": true, "azurefile": true, "efs-sc": true, "local-path": false, "gp3": false} {

@@ -136,7 +136,7 @@ func fields(b *strings.Builder, path string, object node) {
 // sentence returns a description that begins with the name of its field, without the name where that reads better.
 func sentence(name, description string) string {
 	description = strings.Join(strings.Fields(description), " ")
-	for _, verb := range []string{" is ", ": "} {
+	for _, verb := range []string{" is ", " are ", ": "} {
 		if rest, ok := strings.CutPrefix(description, name+verb); ok && rest != "" {
 			return strings.ToUpper(rest[:1]) + rest[1:]
 		}
