@@ -293,7 +293,7 @@ type Rotation struct {
 	// +optional
 	Before *metav1.Duration `json:"before,omitempty"`
 
-	// overlap is how long the former values stay readable over REST after a Regenerate, as the version before the current
+	// overlap is how long the previous values stay readable over REST after a Regenerate, as the version before the current
 	// one, so that consumers can roll without an outage; not at all by default.
 	//
 	// +kubebuilder:validation:Type=string

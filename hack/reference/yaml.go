@@ -137,7 +137,7 @@ func fields(b *strings.Builder, path string, object node) {
 func sentence(name, description string) string {
 	description = strings.Join(strings.Fields(description), " ")
 	for _, verb := range []string{" is ", " are ", ": "} {
-		if rest, ok := strings.CutPrefix(description, name+verb); ok && rest != "" {
+		if rest, ok := strings.CutPrefix(description, name+verb); ok && rest != "" && !strings.HasPrefix(rest, "what ") {
 			return strings.ToUpper(rest[:1]) + rest[1:]
 		}
 	}

@@ -32,7 +32,7 @@ type ServerInterface interface {
 	// RotateKey Rotate a key
 	// (POST /v1/keys/{key_id}/rotate)
 	RotateKey(c *gin.Context, keyId string)
-	// RewrapData Encrypt a ciphertext anew
+	// RewrapData Encrypt a ciphertext again
 	// (POST /v1/rewrap)
 	RewrapData(c *gin.Context)
 }

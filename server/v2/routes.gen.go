@@ -179,7 +179,7 @@ type ServerInterface interface {
 	// ListKMSKeys List the KMS keys
 	// (GET /api/v2/system/kms)
 	ListKMSKeys(c *gin.Context)
-	// DestroyKMSKey Destroy a former KMS key
+	// DestroyKMSKey Destroy a previous KMS key
 	// (POST /api/v2/system/kms/destroy)
 	DestroyKMSKey(c *gin.Context)
 	// RewrapKeys Move keys to the current KMS key

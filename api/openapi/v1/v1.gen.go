@@ -773,7 +773,7 @@ type ClientInterface interface {
 	// Corresponds with GET /v1/openapi.yaml (the `GetContract` operationId).
 	GetContract(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// RewrapDataWithBody Encrypt a ciphertext anew
+	// RewrapDataWithBody Encrypt a ciphertext again
 	//
 	// Decrypts a ciphertext and encrypts it with the newest version of its key, without showing the plaintext to anyone.
 	// Errors are those of decrypt.
@@ -783,7 +783,7 @@ type ClientInterface interface {
 	// Corresponds with POST /v1/rewrap (the `RewrapData` operationId).
 	RewrapDataWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// RewrapData Encrypt a ciphertext anew
+	// RewrapData Encrypt a ciphertext again
 	//
 	// Decrypts a ciphertext and encrypts it with the newest version of its key, without showing the plaintext to anyone.
 	// Errors are those of decrypt.
@@ -1007,7 +1007,7 @@ func (c *Client) GetContract(ctx context.Context, reqEditors ...RequestEditorFn)
 	return c.Client.Do(req)
 }
 
-// RewrapDataWithBody Encrypt a ciphertext anew
+// RewrapDataWithBody Encrypt a ciphertext again
 //
 // Decrypts a ciphertext and encrypts it with the newest version of its key, without showing the plaintext to anyone.
 // Errors are those of decrypt.
@@ -1027,7 +1027,7 @@ func (c *Client) RewrapDataWithBody(ctx context.Context, contentType string, bod
 	return c.Client.Do(req)
 }
 
-// RewrapData Encrypt a ciphertext anew
+// RewrapData Encrypt a ciphertext again
 //
 // Decrypts a ciphertext and encrypts it with the newest version of its key, without showing the plaintext to anyone.
 // Errors are those of decrypt.

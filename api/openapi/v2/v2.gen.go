@@ -3922,7 +3922,7 @@ type ClientInterface interface {
 	// Corresponds with GET /api/v2/system/kms (the `ListKMSKeys` operationId).
 	ListKMSKeys(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// DestroyKMSKeyWithBody Destroy a former KMS key
+	// DestroyKMSKeyWithBody Destroy a previous KMS key
 	//
 	// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 	// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
@@ -3934,7 +3934,7 @@ type ClientInterface interface {
 	// Corresponds with POST /api/v2/system/kms/destroy (the `DestroyKMSKey` operationId).
 	DestroyKMSKeyWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// DestroyKMSKey Destroy a former KMS key
+	// DestroyKMSKey Destroy a previous KMS key
 	//
 	// Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 	// nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
@@ -5767,7 +5767,7 @@ func (c *Client) ListKMSKeys(ctx context.Context, reqEditors ...RequestEditorFn)
 	return c.Client.Do(req)
 }
 
-// DestroyKMSKeyWithBody Destroy a former KMS key
+// DestroyKMSKeyWithBody Destroy a previous KMS key
 //
 // Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 // nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
@@ -5789,7 +5789,7 @@ func (c *Client) DestroyKMSKeyWithBody(ctx context.Context, contentType string, 
 	return c.Client.Do(req)
 }
 
-// DestroyKMSKey Destroy a former KMS key
+// DestroyKMSKey Destroy a previous KMS key
 //
 // Has the key-management service destroy a key that `kms.former` names. What was copied while keys were under it opens
 // nowhere any more: backups, snapshots, replicas and the write-ahead log of the database. From then on nothing is put
