@@ -76,7 +76,7 @@ var ours = map[string]string{
 	"internal/audit":                "internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/compliance":           "internal/audit internal/authz internal/store internal/frame internal/fault",
 	"internal/compliance/report":    "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
-	"internal/objects":              "internal/fault",
+	"internal/objects":              "internal/google internal/fault",
 	"internal/otlp":                 "",
 	"internal/sealing":              "api/v1alpha1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
@@ -164,9 +164,8 @@ var vendors = map[string]string{
 	"cloud.google.com/go/compute/metadata": "internal/google",
 	"golang.org/x/oauth2":                  "internal/google",
 
-	"gocloud.dev":                         "internal/objects",
-	"github.com/aws/aws-sdk-go-v2":        "internal/kms",
-	"github.com/aws/smithy-go":            "internal/kms",
+	"github.com/aws/aws-sdk-go-v2":        "internal/kms internal/objects",
+	"github.com/aws/smithy-go":            "internal/kms internal/objects",
 	"github.com/hashicorp/vault/api":      "internal/kms",
 	"filippo.io/age":                      "internal/backup test/servertest",
 	"github.com/anishathalye/porcupine":   "tests",

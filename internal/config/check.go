@@ -185,7 +185,7 @@ func (c Compliance) check() error {
 	return nil
 }
 
-const bucketHint = "give the URL of a bucket: s3://name?region=…, gs://name, azblob://name or file:///folder"
+const bucketHint = "give the URL of a bucket: s3://name?region=…, gs://name or file:///folder"
 
 // isBucket reports whether text is the URL of a bucket, or empty.
 func isBucket(text string) bool {
@@ -199,7 +199,7 @@ func isBucket(text string) bool {
 	if u.Scheme == "file" {
 		return u.Host == "" && strings.HasPrefix(u.Path, "/")
 	}
-	return slices.Contains([]string{"s3", "gs", "azblob"}, u.Scheme) && u.Host != ""
+	return slices.Contains([]string{"s3", "gs"}, u.Scheme) && u.Host != ""
 }
 
 func (s Store) check(c Compliance) error {

@@ -62,7 +62,7 @@ audit:
     archive: s3://archive?region=eu-central-1
 compliance:
   catalogues: /etc/latticekeep/catalogues
-  reports: azblob://reports
+  reports: gs://reports
 systemKeyFile: /run/latticekeep/system.key
 mail:
   from: Latticekeep <noreply@example.org>

@@ -11,24 +11,20 @@ import (
 	"strings"
 	"time"
 
-	"gocloud.dev/blob"
-	"gocloud.dev/blob/fileblob"
-
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// temporary is the ending that fileblob gives a file until it is whole.
+// temporary is the ending of a file until it is whole.
 const temporary = ".tmp"
 
 // abandoned is the age from which a temporary file is one that a process left
 // behind when it ended: far beyond the time that any call takes.
 const abandoned = time.Hour
 
-// folder is what a bucket of files needs besides fileblob, which makes a folder
-// anew that is gone and syncs nothing.
+// folder is a bucket of files. A folder that is gone is not made anew.
 type folder struct {
 	path string
-	made bool // by us: it was not there
+	made bool // it was absent, and this process made it
 }
 
 // folderOf returns the folder of a URL, whether it is there or not.
@@ -55,7 +51,7 @@ func makeFolder(u *url.URL, o SigningOptions) (*Bucket, error) {
 	if err := errors.Join(syncFolder(filepath.Dir(f.path)), f.sweep()); err != nil {
 		return nil, unavailable(err)
 	}
-	return f.open(signer)
+	return &Bucket{folder: f, signer: signer}, nil
 }
 
 func existingFolder(u *url.URL) (*Bucket, error) {
@@ -69,19 +65,7 @@ func existingFolder(u *url.URL) (*Bucket, error) {
 	case err != nil:
 		return nil, unavailable(err)
 	}
-	return f.open(nil)
-}
-
-func (f *folder) open(signer *signer) (*Bucket, error) {
-	blobs, err := fileblob.OpenBucket(f.path, &fileblob.Options{
-		DirFileMode: 0o700,
-		NoTempDir:   true, // a rename needs one file system
-		Metadata:    fileblob.MetadataDontWrite,
-	})
-	if err != nil {
-		return nil, unavailable(err)
-	}
-	return &Bucket{blobs: blobs, folder: f, signer: signer}, nil
+	return &Bucket{folder: f}, nil
 }
 
 // sweep removes what processes left behind that ended in the middle of a write.
@@ -169,31 +153,39 @@ func (f *folder) check() error {
 }
 
 // put writes an object so that it is whole and durable before it has its name.
-func (f *folder) put(ctx context.Context, blobs *blob.Bucket, name string, data []byte, o *blob.WriterOptions) error {
+func (f *folder) put(ctx context.Context, name string, data []byte) error {
 	if err := errors.Join(f.check(), f.leadsNowhere(name)); err != nil {
 		return err
 	}
-	var file *os.File
-	o.BeforeWrite = func(as func(any) bool) error {
-		if !as(&file) {
-			return errors.New("the driver names no file")
-		}
-		return file.Chmod(0o600)
+	path := filepath.Join(f.path, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	w, err := blobs.NewWriter(ctx, name, o)
+	// Beside the object, since a rename needs one file system; with mode 0600.
+	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*"+temporary)
 	if err != nil {
 		return err
 	}
-	if _, err = w.Write(data); err == nil {
-		err = file.Sync()
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Sync(), file.Close(), ctx.Err()); err == nil {
+		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		cancel() // so that Close removes the file
-		return errors.Join(err, w.Close())
+		return errors.Join(err, os.Remove(file.Name()))
 	}
-	if err := w.Close(); err != nil {
+	return f.sync(name)
+}
+
+// remove is [Bucket.Delete].
+func (f *folder) remove(name string) error {
+	dir, base, err := f.within(name)
+	if err != nil {
+		return err
+	}
+	if err = object(dir, base); err == nil {
+		err = dir.Remove(base)
+	}
+	if err = errors.Join(err, dir.Close()); err != nil {
 		return err
 	}
 	return f.sync(name)

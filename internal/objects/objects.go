@@ -2,17 +2,16 @@
 // reports, archived segments of the log, anchored checkpoints.
 //
 // A [Bucket] is a folder (file:///var/lib/latticekeep/reports) or a bucket of a
-// cloud (s3://, gs://, azblob://), with the query parameters that
-// gocloud.dev/blob documents for its URLs; `prefix=a/b/` keeps everything below
-// a prefix. Credentials never stand in the URL: each cloud's SDK finds them in
-// its own default chain (environment, configuration files, the identity of the
-// machine or pod).
+// cloud (s3://, gs://), with the query parameters of openS3 and openGCS;
+// `prefix=a/b/` keeps everything below a prefix. Credentials never stand in the
+// URL: they come from each cloud's default chain (environment, configuration
+// files, the identity of the machine or pod).
 //
 // What is promised: an object is there as a whole or not at all, and when
 // [Bucket.Put] has returned nil it is durable; that an object is not there is
 // said only of a bucket that is. Every call ends in bounded time, but for those
-// on a folder whose file system hangs. Nothing is retried but by the SDKs, and
-// nothing logged.
+// on a folder whose file system hangs. Calls of a cloud are repeated when it asks
+// for that; nothing is logged.
 package objects
 
 import (
@@ -26,12 +25,6 @@ import (
 	"regexp"
 	"strings"
 	"time"
-
-	"gocloud.dev/blob"
-	_ "gocloud.dev/blob/azureblob" // azblob://
-	_ "gocloud.dev/blob/gcsblob"   // gs://
-	_ "gocloud.dev/blob/s3blob"    // s3://
-	"gocloud.dev/gcerrors"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -47,9 +40,10 @@ const (
 
 // Bucket is an open bucket, safe for concurrent use.
 type Bucket struct {
-	blobs  *blob.Bucket
-	folder *folder // nil of a cloud's
-	signer *signer // nil when there are no URLs of ours
+	cloud  cloud   // nil: the bucket is a folder
+	prefix string  // of names in the cloud
+	folder *folder // nil: the bucket is a cloud's
+	signer *signer // nil: this service signs no URLs
 }
 
 // The message of everything that goes wrong outside; the cause, with the name
@@ -79,44 +73,48 @@ func open(ctx context.Context, rawURL string, openFolder func(*url.URL) (*Bucket
 	if err != nil {
 		return nil, fault.New(fault.Invalid, "the URL of the bucket is malformed: give one such as s3://name?region=us-east-1")
 	}
+	var openCloud func(context.Context, *url.URL) (cloud, error)
 	switch u.Scheme {
 	case "file":
 		return openFolder(u)
 	case "s3":
-		// By default the SDK writes to standard error of each object that it sent in parts, since it cannot check those. Whatever is
-		// read here carries a hash or a signature of its own.
-		if q := u.Query(); !q.Has("response_checksum_validation") {
-			q.Set("response_checksum_validation", "when_required")
-			u.RawQuery = q.Encode()
-		}
-	case "gs", "azblob":
+		openCloud = openS3
+	case "gs":
+		openCloud = openGCS
+	case "azblob":
+		return nil, fault.New(fault.Invalid, "azblob:// is not supported any more: name a bucket by s3:// or gs://, or a folder by file://")
 	default:
-		return nil, fault.New(fault.Invalid, "the URL of the bucket must begin with file://, s3://, gs:// or azblob://")
+		return nil, fault.New(fault.Invalid, "the URL of the bucket must begin with file://, s3:// or gs://")
 	}
 	if u.Host == "" || u.User != nil {
 		return nil, fault.New(fault.Invalid, "the URL of the bucket must name it after the scheme, without credentials: those come from the environment")
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	blobs, err := blob.OpenBucket(ctx, u.String())
+	query := u.Query()
+	prefix := query.Get("prefix")
+	query.Del("prefix")
+	u.RawQuery = query.Encode()
+	c, err := openCloud(ctx, u)
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, "the bucket cannot be opened: check the parameters of its URL and the cloud's credentials in the environment", err)
 	}
-	return &Bucket{blobs: blobs}, nil
+	return &Bucket{cloud: c, prefix: prefix}, nil
 }
 
 // Made reports whether [Open] made the folder: it was not there. Nobody knows that
 // of a cloud's bucket.
 func (b *Bucket) Made() bool { return b.folder != nil && b.folder.made }
 
-// Close releases the connections.
-func (b *Bucket) Close() error { return b.blobs.Close() }
+// Close ends the use of the bucket. Idle connections end by themselves.
+func (b *Bucket) Close() error { return nil }
 
 // namePattern is one that all stores and file systems take as it stands: no
 // segment is empty, hidden or "..".
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$`)
 
-// reserved endings are those of files that fileblob makes beside objects.
+// reserved are the endings of files beside objects: of those that are being written, and of
+// attributes, which another program may keep there.
 var reserved = []string{temporary, ".attrs"}
 
 const maxName = 512 // bytes
@@ -148,16 +146,12 @@ func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
-	options := &blob.WriterOptions{
-		ContentType: contentType(name),
-		// Who follows a signed URL gets a file of this name, from every cloud.
-		ContentDisposition: `attachment; filename="` + path.Base(name) + `"`,
-	}
 	var err error
 	if b.folder != nil {
-		err = b.folder.put(ctx, b.blobs, name, data, options)
+		err = b.folder.put(ctx, name, data)
 	} else {
-		err = b.blobs.WriteAll(ctx, name, data, options)
+		// Whoever follows a signed URL gets a file of this name, from every cloud.
+		err = b.cloud.put(ctx, b.prefix+name, data, kind{contentType(name), `attachment; filename="` + path.Base(name) + `"`})
 	}
 	if err != nil {
 		return unavailable(fmt.Errorf("writing %s: %w", name, err))
@@ -207,7 +201,7 @@ func (b *Bucket) get(ctx context.Context, name string, take func(r io.Reader, si
 	if err == nil {
 		return data, nil
 	}
-	if gcerrors.Code(err) == gcerrors.NotFound || errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) {
 		if err2 := b.lacks(ctx, name); err2 != nil {
 			return nil, unavailable(fmt.Errorf("reading %s: %w", name, errors.Join(err, err2)))
 		}
@@ -231,12 +225,12 @@ func whole(r io.Reader, size int64) ([]byte, error) {
 }
 
 func (b *Bucket) read(ctx context.Context, name string, take func(io.Reader, int64) ([]byte, error)) (data []byte, err error) {
-	r, err := b.blobs.NewReader(ctx, name, nil)
+	r, size, err := b.cloud.read(ctx, b.prefix+name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	return take(r, r.Size())
+	return take(r, size)
 }
 
 // Exists reports whether there is an object of the name. Errors: as of
@@ -252,7 +246,10 @@ func (b *Bucket) Exists(ctx context.Context, name string) (bool, error) {
 	if b.folder != nil {
 		there, err = b.folder.exists(name)
 	} else {
-		there, err = b.blobs.Exists(ctx, name)
+		_, err = b.cloud.size(ctx, b.prefix+name)
+		if there = err == nil; errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
 	}
 	if err == nil && !there {
 		err = b.lacks(ctx, name)
@@ -264,17 +261,17 @@ func (b *Bucket) Exists(ctx context.Context, name string) (bool, error) {
 }
 
 // lacks returns nil when the bucket is there and has no object of the name. The
-// drivers say "not found" too of a bucket that is gone, of a host without an
+// clouds say "not found" too of a bucket that is gone, of a host without an
 // address, and of an object that may not be read.
 func (b *Bucket) lacks(ctx context.Context, name string) error {
 	if b.folder != nil {
 		return b.folder.check()
 	}
-	first, _, err := b.blobs.ListPage(ctx, blob.FirstPageToken, 1, &blob.ListOptions{Prefix: name})
+	first, err := b.cloud.first(ctx, b.prefix+name)
 	if err != nil {
 		return err
 	}
-	if len(first) > 0 && first[0].Key == name {
+	if first == b.prefix+name {
 		return errors.New("it is there, but may not be read")
 	}
 	return nil
@@ -288,12 +285,14 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := b.blobs.Delete(ctx, name)
-	if gcerrors.Code(err) == gcerrors.NotFound {
-		err = b.lacks(ctx, name)
+	var err error
+	if b.folder != nil {
+		err = b.folder.remove(name)
+	} else {
+		err = b.cloud.delete(ctx, b.prefix+name)
 	}
-	if err == nil && b.folder != nil {
-		err = b.folder.sync(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = b.lacks(ctx, name)
 	}
 	if err != nil {
 		return unavailable(fmt.Errorf("deleting %s: %w", name, err))

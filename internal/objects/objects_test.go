@@ -41,13 +41,19 @@ func bucketOf(t *testing.T, s *s3test.Server, name string) string {
 	return rawURL
 }
 
-// eachBucket runs a test on a folder and on a real S3 server. gone makes the
+// eachBucket runs a test on a folder, on a server of Google's protocol, and on a real S3 server. gone makes the
 // bucket go away behind our back.
 func eachBucket(t *testing.T, test func(t *testing.T, b *objects.Bucket, gone func() error)) {
 	t.Run("folder", func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "made", "when absent")
 		test(t, open(t, "file://"+dir, objects.SigningOptions{}), func() error { return os.RemoveAll(dir) })
 	})
+	for name, prefix := range map[string]string{"gs": "", "gs below a prefix": "?prefix=latticekeep/"} {
+		t.Run(name, func(t *testing.T) {
+			g := newGCS(t, "reports")
+			test(t, open(t, "gs://reports"+prefix, objects.SigningOptions{}), func() error { g.remove("reports"); return nil })
+		})
+	}
 	t.Run("s3", func(t *testing.T) {
 		s := s3test.ForTest(t)
 		test(t, open(t, bucketOf(t, s, "reports"), objects.SigningOptions{}), func() error { return s.RemoveBucket("reports") })

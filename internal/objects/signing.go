@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"gocloud.dev/blob"
-
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -117,7 +115,7 @@ func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Durat
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	u, err := b.blobs.SignedURL(ctx, name, &blob.SignedURLOptions{Method: http.MethodGet, Expiry: lifetime})
+	u, err := b.cloud.sign(ctx, b.prefix+name, lifetime)
 	if err != nil {
 		return "", fault.Wrap(fault.Unavailable, "object storage signs no URL: give the service credentials that may sign",
 			fmt.Errorf("signing a URL for %s: %w", name, err))

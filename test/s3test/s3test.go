@@ -158,7 +158,7 @@ func (s *Server) Environment() map[string]string {
 	}
 }
 
-// Bucket makes a bucket, if it is absent, and returns its URL for gocloud.dev/blob.
+// Bucket makes a bucket, if it is absent, and returns its URL.
 func (s *Server) Bucket(name string) (string, error) {
 	if err := os.Mkdir(s.folder(name), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", fmt.Errorf("making a bucket: %w", err)

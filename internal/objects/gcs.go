@@ -1,0 +1,331 @@
+package objects
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto"
+	"crypto/md5"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"mime/multipart"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/google"
+)
+
+// gcsBucket is a bucket of Google Cloud Storage, by its JSON interface:
+// https://cloud.google.com/storage/docs/json_api
+type gcsBucket struct {
+	client  *http.Client
+	base    string // scheme and host of the service
+	signing string // scheme and host of the service that signs for us
+	bucket  string
+
+	credentials *google.Credentials // nil: anonymous
+	accessID    string              // whose signature URLs have; "" for that of the credentials
+	privateKey  []byte              // signs URLs, in PEM; nil: Google does
+}
+
+// maxMessage bounds an answer that is no object.
+const maxMessage = 1 << 20
+
+// A call that the service asks to repeat is repeated after gcsPause, then after twice that, gcsTries
+// times in all.
+const (
+	gcsPause = 200 * time.Millisecond
+	gcsTries = 5
+)
+
+// openGCS opens gs://bucket. Parameters, as gocloud.dev/blob/gcsblob has them: anonymous; access_id,
+// the service account whose signature signed URLs have, or "-" for anonymous; private_key_path, the
+// PEM file of its key; universe_domain.
+func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
+	query := u.Query()
+	for name := range query {
+		switch name {
+		case "anonymous", "access_id", "private_key_path", "universe_domain":
+		default:
+			return nil, fmt.Errorf("the parameter %s is unknown", name)
+		}
+	}
+	anonymous, err := strconv.ParseBool(cmp.Or(query.Get("anonymous"), "false"))
+	if err != nil {
+		return nil, errors.New("the parameter anonymous must be true or false")
+	}
+	universe := cmp.Or(query.Get("universe_domain"), "googleapis.com")
+	b := &gcsBucket{
+		base: "https://storage." + universe, signing: "https://iamcredentials." + universe, bucket: u.Host, accessID: query.Get("access_id"),
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.DisableCompression = true // an object is as long as its header says
+	b.client = &http.Client{Transport: transport}
+	if emulator := os.Getenv("STORAGE_EMULATOR_HOST"); emulator != "" {
+		b.base = "http://" + strings.TrimPrefix(emulator, "http://")
+		anonymous = true
+	}
+	if b.accessID == "-" {
+		b.accessID, anonymous = "", true
+	}
+	if path := query.Get("private_key_path"); path != "" {
+		if b.privateKey, err = os.ReadFile(path); err != nil {
+			return nil, fmt.Errorf("reading private_key_path: %w", err)
+		}
+	}
+	if anonymous {
+		return b, nil
+	}
+	if b.credentials, err = google.Find(ctx); err != nil {
+		return nil, err
+	}
+	b.client = b.credentials.Client(transport)
+	if b.accessID == "" && b.privateKey == nil && !query.Has("private_key_path") {
+		b.privateKey = b.credentials.PrivateKey()
+	}
+	return b, nil
+}
+
+// gcsError is an answer that is not a success.
+type gcsError struct {
+	code    int
+	message string
+}
+
+func (e *gcsError) Error() string {
+	return fmt.Sprintf("Google Cloud Storage answers %d: %s", e.code, e.message)
+}
+
+// object returns the path of an object.
+func (b *gcsBucket) object(name string) string {
+	return "/storage/v1/b/" + url.PathEscape(b.bucket) + "/o/" + url.PathEscape(name)
+}
+
+// call makes a request until it is answered or should not be repeated. Every call may be repeated,
+// since it has the same effect again. The caller closes the body of the answer, which is a success.
+func (b *gcsBucket) call(ctx context.Context, method, address, contentType string, body []byte) (*http.Response, error) {
+	for try, pause := 1, gcsPause; ; try, pause = try+1, 2*pause {
+		resp, again, err := b.request(ctx, method, address, contentType, body)
+		if err == nil || !again || try == gcsTries {
+			return resp, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func (b *gcsBucket) request(ctx context.Context, method, address, contentType string, body []byte) (resp *http.Response, again bool, err error) {
+	r, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(body))
+	if err != nil {
+		return nil, false, err
+	}
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
+	}
+	if resp, err = b.client.Do(r); err != nil {
+		return nil, true, err
+	}
+	if resp.StatusCode/100 == 2 {
+		return resp, false, nil
+	}
+	defer resp.Body.Close()
+	message, _ := io.ReadAll(io.LimitReader(resp.Body, maxMessage))
+	var refusal struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(message, &refusal) != nil { // an answer of another server, or to a request for the object itself
+		refusal.Error.Message = string(message[:min(len(message), 200)])
+	}
+	e := &gcsError{resp.StatusCode, refusal.Error.Message}
+	switch resp.StatusCode {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return nil, true, e
+	case http.StatusNotFound, http.StatusForbidden: // which is the answer too when the caller may not know what is there
+		return nil, false, fmt.Errorf("%w: %w", fs.ErrNotExist, e)
+	}
+	return nil, resp.StatusCode >= http.StatusInternalServerError, e
+}
+
+// message makes a call and reads the answer into out.
+func (b *gcsBucket) message(ctx context.Context, method, address, contentType string, body []byte, out any) error {
+	resp, err := b.call(ctx, method, address, contentType, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNoContent {
+		return nil
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxMessage)).Decode(out); err != nil {
+		return fmt.Errorf("reading the answer: %w", err)
+	}
+	return nil
+}
+
+// gcsObject is what is used of Google's description of an object.
+type gcsObject struct {
+	Name               string `json:"name,omitempty"`
+	ContentType        string `json:"contentType,omitempty"`
+	ContentDisposition string `json:"contentDisposition,omitempty"`
+	MD5                []byte `json:"md5Hash,omitempty"`
+	Size               int64  `json:"size,omitempty,string"`
+}
+
+func (b *gcsBucket) put(ctx context.Context, name string, data []byte, k kind) error {
+	sum := md5.Sum(data) //nolint:gosec // the service compares it with what arrived
+	about, err := json.Marshal(gcsObject{Name: name, ContentType: k.contentType, ContentDisposition: k.contentDisposition, MD5: sum[:]})
+	if err != nil {
+		return fmt.Errorf("encoding a request: %w", err)
+	}
+	var body bytes.Buffer
+	body.Grow(len(data) + 1024)
+	parts := multipart.NewWriter(&body)
+	for _, part := range []struct {
+		contentType string
+		content     []byte
+	}{{"application/json; charset=UTF-8", about}, {k.contentType, data}} {
+		w, err := parts.CreatePart(textproto.MIMEHeader{"Content-Type": {part.contentType}})
+		if err == nil {
+			_, err = w.Write(part.content)
+		}
+		if err != nil {
+			return fmt.Errorf("encoding a request: %w", err)
+		}
+	}
+	if err := parts.Close(); err != nil {
+		return fmt.Errorf("encoding a request: %w", err)
+	}
+	address := b.base + "/upload/storage/v1/b/" + url.PathEscape(b.bucket) + "/o?uploadType=multipart"
+	var made gcsObject
+	return b.message(ctx, http.MethodPost, address, "multipart/related; boundary="+parts.Boundary(), body.Bytes(), &made)
+}
+
+func (b *gcsBucket) read(ctx context.Context, name string) (io.ReadCloser, int64, error) {
+	resp, err := b.call(ctx, http.MethodGet, b.base+b.object(name)+"?alt=media", "", nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	return resp.Body, resp.ContentLength, nil
+}
+
+func (b *gcsBucket) size(ctx context.Context, name string) (int64, error) {
+	var o gcsObject
+	err := b.message(ctx, http.MethodGet, b.base+b.object(name), "", nil, &o)
+	return o.Size, err
+}
+
+func (b *gcsBucket) first(ctx context.Context, prefix string) (string, error) {
+	var list struct {
+		Items []gcsObject `json:"items"`
+	}
+	query := url.Values{"prefix": {prefix}, "maxResults": {"1"}}
+	err := b.message(ctx, http.MethodGet, b.base+"/storage/v1/b/"+url.PathEscape(b.bucket)+"/o?"+query.Encode(), "", nil, &list)
+	if err != nil || len(list.Items) == 0 {
+		return "", err
+	}
+	return list.Items[0].Name, nil
+}
+
+func (b *gcsBucket) delete(ctx context.Context, name string) error {
+	var nothing struct{}
+	return b.message(ctx, http.MethodDelete, b.base+b.object(name), "", nil, &nothing)
+}
+
+// sign makes a signed URL of version 4:
+// https://cloud.google.com/storage/docs/authentication/canonical-requests
+func (b *gcsBucket) sign(ctx context.Context, name string, lifetime time.Duration) (string, error) {
+	signer := b.accessID
+	if signer == "" && b.credentials != nil {
+		var err error
+		if signer, err = b.credentials.Email(ctx); err != nil {
+			return "", fmt.Errorf("finding the service account that signs: %w", err)
+		}
+	}
+	if signer == "" {
+		return "", errors.New("the credentials are none of a service account: name one in the parameter access_id")
+	}
+	u, err := url.Parse(b.base)
+	if err != nil {
+		return "", err
+	}
+	u.Path = "/" + b.bucket + "/" + name
+	now := time.Now().UTC()
+	at, region := now.Format("20060102T150405Z"), now.Format("20060102")+"/auto/storage/goog4_request"
+	query := url.Values{
+		"X-Goog-Algorithm": {"GOOG4-RSA-SHA256"}, "X-Goog-Credential": {signer + "/" + region}, "X-Goog-Date": {at},
+		"X-Goog-Expires": {strconv.Itoa(int(lifetime.Seconds()))}, "X-Goog-SignedHeaders": {"host"},
+	}
+	encoded := strings.ReplaceAll(query.Encode(), "+", "%20")
+	request := sha256.Sum256([]byte(strings.Join([]string{http.MethodGet, u.EscapedPath(), encoded, "host:" + u.Host, "", "host", "UNSIGNED-PAYLOAD"}, "\n")))
+	text := strings.Join([]string{"GOOG4-RSA-SHA256", at, region, hex.EncodeToString(request[:])}, "\n")
+	signature, err := b.signature(ctx, signer, []byte(text))
+	if err != nil {
+		return "", err
+	}
+	u.RawQuery = encoded + "&X-Goog-Signature=" + hex.EncodeToString(signature)
+	return u.String(), nil
+}
+
+// signature signs by the private key, or has Google sign for the service account, which needs the
+// permission iam.serviceAccounts.signBlob.
+func (b *gcsBucket) signature(ctx context.Context, signer string, text []byte) ([]byte, error) {
+	if b.privateKey != nil {
+		key, err := parsePrivateKey(b.privateKey)
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256(text)
+		return rsa.SignPKCS1v15(rand.Reader, key, crypto.SHA256, sum[:])
+	}
+	body, err := json.Marshal(map[string]string{"payload": base64.StdEncoding.EncodeToString(text)})
+	if err != nil {
+		return nil, fmt.Errorf("encoding a request: %w", err)
+	}
+	var answer struct {
+		Signature []byte `json:"signedBlob"`
+	}
+	address := b.signing + "/v1/projects/-/serviceAccounts/" + url.PathEscape(signer) + ":signBlob"
+	if err := b.message(ctx, http.MethodPost, address, "application/json", body, &answer); err != nil {
+		return nil, fmt.Errorf("signing by the service account: %w", err)
+	}
+	return answer.Signature, nil
+}
+
+func parsePrivateKey(text []byte) (*rsa.PrivateKey, error) {
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, errors.New("the private key is not PEM")
+	}
+	if key, err := x509.ParsePKCS1PrivateKey(block.Bytes); err == nil {
+		return key, nil
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading the private key: %w", err)
+	}
+	key, ok := parsed.(*rsa.PrivateKey)
+	if !ok {
+		return nil, errors.New("the private key is not RSA")
+	}
+	return key, nil
+}

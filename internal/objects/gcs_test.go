@@ -1,0 +1,216 @@
+package objects_test
+
+import (
+	"crypto"
+	"crypto/md5"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"maps"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/objects"
+)
+
+// gcs speaks the JSON interface of Google Cloud Storage, as far as it is used.
+type gcs struct {
+	mu      sync.Mutex
+	objects map[string]map[string]gcsObject // by bucket and name
+	failing int                             // so many calls are answered with 503
+	calls   int
+}
+
+type gcsObject struct {
+	about map[string]any
+	data  []byte
+}
+
+func newGCS(t *testing.T, buckets ...string) *gcs {
+	t.Helper()
+	g := &gcs{objects: make(map[string]map[string]gcsObject)}
+	for _, b := range buckets {
+		g.objects[b] = make(map[string]gcsObject)
+	}
+	server := httptest.NewServer(g)
+	t.Cleanup(server.Close)
+	t.Setenv("STORAGE_EMULATOR_HOST", strings.TrimPrefix(server.URL, "http://"))
+	return g
+}
+
+// remove is what an administrator does to a bucket.
+func (g *gcs) remove(bucket string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.objects, bucket)
+}
+
+func refuse(w http.ResponseWriter, code int) {
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"code": code, "message": http.StatusText(code)}})
+}
+
+func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.calls++; g.failing > 0 {
+		g.failing--
+		refuse(w, http.StatusServiceUnavailable)
+		return
+	}
+	path, upload := strings.CutPrefix(r.URL.EscapedPath(), "/upload")
+	parts := strings.Split(strings.TrimPrefix(path, "/storage/v1/b/"), "/")
+	bucket, ok := g.objects[parts[0]]
+	if !ok || len(parts) < 2 || parts[1] != "o" {
+		refuse(w, http.StatusNotFound)
+		return
+	}
+	if upload {
+		g.upload(w, r, bucket)
+		return
+	}
+	if len(parts) == 2 {
+		items := []map[string]any(nil)
+		for _, name := range slices.Sorted(maps.Keys(bucket)) {
+			if strings.HasPrefix(name, r.URL.Query().Get("prefix")) && fmt.Sprint(len(items)) != r.URL.Query().Get("maxResults") {
+				items = append(items, bucket[name].about)
+			}
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "storage#objects", "items": items})
+		return
+	}
+	name, err := url.PathUnescape(parts[2])
+	o, ok := bucket[name]
+	switch {
+	case err != nil || len(parts) != 3 || !ok:
+		refuse(w, http.StatusNotFound)
+	case r.Method == http.MethodDelete:
+		delete(bucket, name)
+		w.WriteHeader(http.StatusNoContent)
+	case r.URL.Query().Get("alt") == "media":
+		_, _ = w.Write(o.data)
+	default:
+		_ = json.NewEncoder(w).Encode(o.about)
+	}
+}
+
+func (g *gcs) upload(w http.ResponseWriter, r *http.Request, bucket map[string]gcsObject) {
+	kind, parameters, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "multipart/related" || r.URL.Query().Get("uploadType") != "multipart" {
+		refuse(w, http.StatusBadRequest)
+		return
+	}
+	parts, o := multipart.NewReader(r.Body, parameters["boundary"]), gcsObject{}
+	about, err := parts.NextPart()
+	if err == nil {
+		err = json.NewDecoder(about).Decode(&o.about)
+	}
+	if err != nil {
+		refuse(w, http.StatusBadRequest)
+		return
+	}
+	media, err := parts.NextPart()
+	if err == nil {
+		o.data, err = io.ReadAll(media)
+	}
+	sum := md5.Sum(o.data)
+	if err != nil || media.Header.Get("Content-Type") != o.about["contentType"] || o.about["md5Hash"] != base64.StdEncoding.EncodeToString(sum[:]) {
+		refuse(w, http.StatusBadRequest)
+		return
+	}
+	o.about["size"] = fmt.Sprint(len(o.data))
+	bucket[o.about["name"].(string)] = o
+	_ = json.NewEncoder(w).Encode(o.about)
+}
+
+func TestACallOfGoogleIsRepeatedWhenItIsBusy(t *testing.T) {
+	g := newGCS(t, "reports")
+	b := open(t, "gs://reports", objects.SigningOptions{})
+	g.failing = 2
+	if err := b.Put(t.Context(), "a/b.pdf", []byte("b")); err != nil || g.calls != 3 {
+		t.Errorf("after %d calls: %v", g.calls, err)
+	}
+	g.failing, g.calls = 100, 0
+	if err := b.Put(t.Context(), "a/b.pdf", []byte("c")); fault.Of(err) != fault.Unavailable || g.calls != 5 {
+		t.Errorf("after %d calls: %v", g.calls, err)
+	}
+	g.failing = 0
+	if got, err := b.Get(t.Context(), "a/b.pdf"); err != nil || string(got) != "b" {
+		t.Errorf("the object is %q: %v", got, err)
+	}
+	about := g.objects["reports"]["a/b.pdf"].about
+	if about["contentType"] != "application/pdf" || about["contentDisposition"] != `attachment; filename="b.pdf"` {
+		t.Errorf("the object is described as %v", about)
+	}
+}
+
+func TestAURLOfGoogleIsSignedByAPrivateKey(t *testing.T) {
+	newGCS(t, "reports")
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatalf("making a key: %v", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatalf("encoding the key: %v", err)
+	}
+	path := filepath.Join(t.TempDir(), "key.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+		t.Fatalf("writing the key: %v", err)
+	}
+	b := open(t, "gs://reports?access_id=a%40test.iam.gserviceaccount.com&prefix=p/&private_key_path="+path, objects.SigningOptions{})
+	signed, err := b.SignedURL(t.Context(), "a/b.pdf", time.Hour)
+	if err != nil {
+		t.Fatalf("signing: %v", err)
+	}
+	u, err := url.Parse(signed)
+	if err != nil {
+		t.Fatalf("reading the URL: %v", err)
+	}
+	query, signature, _ := strings.Cut(u.RawQuery, "&X-Goog-Signature=")
+	q := u.Query()
+	if u.Path != "/reports/p/a/b.pdf" || q.Get("X-Goog-Expires") != "3600" || !strings.HasPrefix(q.Get("X-Goog-Credential"), "a@test.iam.gserviceaccount.com/") {
+		t.Errorf("the URL is %s", signed)
+	}
+	request := sha256.Sum256([]byte("GET\n/reports/p/a/b.pdf\n" + query + "\nhost:" + u.Host + "\n\nhost\nUNSIGNED-PAYLOAD"))
+	_, scope, _ := strings.Cut(q.Get("X-Goog-Credential"), "/")
+	text := sha256.Sum256([]byte("GOOG4-RSA-SHA256\n" + q.Get("X-Goog-Date") + "\n" + scope + "\n" + hex.EncodeToString(request[:])))
+	bytes, err := hex.DecodeString(signature)
+	if err != nil || rsa.VerifyPKCS1v15(&key.PublicKey, crypto.SHA256, text[:], bytes) != nil {
+		t.Errorf("the signature is none of the key: %v", err)
+	}
+}
+
+func TestABucketWhoseURLCannotBeServedSaysWhatCan(t *testing.T) {
+	for address, says := range map[string]string{
+		"azblob://reports":            "s3:// or gs://",
+		"gs://reports?grpc=true":      "check the parameters",
+		"s3://reports?use_path_styl=": "check the parameters",
+		"s3://reports?fips=perhaps":   "check the parameters",
+		"s3://reports?ssetype=none":   "check the parameters",
+		"http://reports":              "must begin with",
+	} {
+		_, err := objects.Open(t.Context(), address, objects.SigningOptions{})
+		if fault.Of(err) != fault.Invalid || !strings.Contains(fault.Message(err), says) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}

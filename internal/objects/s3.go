@@ -1,0 +1,218 @@
+package objects
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/ratelimit"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/aws-sdk-go-v2/credentials/stscreds"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/aws/smithy-go"
+	"github.com/aws/smithy-go/logging"
+)
+
+// s3Bucket is a bucket of S3, or of a service that speaks its protocol.
+type s3Bucket struct {
+	client     *s3.Client
+	bucket     *string
+	encryption types.ServerSideEncryption
+	kmsKey     *string
+}
+
+// s3Parameters are the parameters of a URL of S3. Their names and meanings are those of
+// gocloud.dev/blob/s3blob.
+type s3Parameters struct {
+	values url.Values
+	err    error // of the first parameter that cannot be read
+}
+
+func (p *s3Parameters) text(name string) string {
+	v := p.values.Get(name)
+	p.values.Del(name)
+	return v
+}
+
+func (p *s3Parameters) boolean(name string) bool {
+	text := p.text(name)
+	if text == "" {
+		return false
+	}
+	v, err := strconv.ParseBool(text)
+	if err != nil && p.err == nil {
+		p.err = fmt.Errorf("the parameter %s is %q: give true or false", name, text)
+	}
+	return v
+}
+
+// required says whether the parameter is when_required, not when_supported.
+func (p *s3Parameters) required(name, without string) bool {
+	text := cmp.Or(p.text(name), without)
+	switch strings.ToLower(text) {
+	case "when_supported":
+		return false
+	case "when_required":
+		return true
+	}
+	if p.err == nil {
+		p.err = fmt.Errorf("the parameter %s is %q: give when_supported or when_required", name, text)
+	}
+	return false
+}
+
+func openS3(ctx context.Context, u *url.URL) (cloud, error) {
+	p := &s3Parameters{values: u.Query()}
+	load := []func(*config.LoadOptions) error{
+		config.WithLogger(logging.Nop{}), // the SDK writes to standard error
+		config.WithRegion(p.text("region")), config.WithSharedConfigProfile(p.text("profile")),
+	}
+	if p.boolean("dualstack") {
+		load = append(load, config.WithUseDualStackEndpoint(aws.DualStackEndpointStateEnabled))
+	}
+	if p.boolean("fips") {
+		load = append(load, config.WithUseFIPSEndpoint(aws.FIPSEndpointStateEnabled))
+	}
+	if p.boolean("anonymous") {
+		load = append(load, config.WithCredentialsProvider(aws.AnonymousCredentials{}))
+	}
+	if p.values.Has("request_checksum_calculation") {
+		calculation := aws.RequestChecksumCalculationWhenSupported
+		if p.required("request_checksum_calculation", "") {
+			calculation = aws.RequestChecksumCalculationWhenRequired
+		}
+		load = append(load, config.WithRequestChecksumCalculation(calculation))
+	}
+	// Whatever is read here carries a hash or a signature of its own.
+	validation := aws.ResponseChecksumValidationWhenSupported
+	if p.required("response_checksum_validation", "when_required") {
+		validation = aws.ResponseChecksumValidationWhenRequired
+	}
+	load = append(load, config.WithResponseChecksumValidation(validation))
+	limiter := retry.RateLimiter(ratelimit.None)
+	if text := p.text("rate_limiter_capacity"); text != "" {
+		capacity, err := strconv.ParseUint(text, 10, 31)
+		if err != nil {
+			return nil, fmt.Errorf("the parameter rate_limiter_capacity is %q: give a number", text)
+		}
+		if capacity > 0 {
+			limiter = ratelimit.NewTokenRateLimit(uint(capacity))
+		}
+	}
+	load = append(load, config.WithRetryer(func() aws.Retryer {
+		return retry.NewStandard(func(o *retry.StandardOptions) { o.RateLimiter = limiter })
+	}))
+	role := p.text("role")
+	endpoint, accelerate, plain := p.text("endpoint"), p.boolean("accelerate"), p.boolean("disable_https")
+	pathStyle := slices.Contains([]bool{p.boolean("use_path_style"), p.boolean("s3ForcePathStyle"), p.boolean("hostname_immutable")}, true)
+	b := &s3Bucket{bucket: aws.String(u.Host)}
+	if text := p.text("ssetype"); text != "" {
+		b.encryption = types.ServerSideEncryption(text)
+		if !slices.Contains(b.encryption.Values(), b.encryption) {
+			return nil, fmt.Errorf("the parameter ssetype is %q: give one of %v", text, b.encryption.Values())
+		}
+	}
+	if text := p.text("kmskeyid"); text != "" {
+		b.kmsKey = &text
+	}
+	p.values.Del("awssdk") // once chose a generation of the SDK
+	for name := range p.values {
+		return nil, fmt.Errorf("the parameter %s is unknown", name)
+	}
+	if p.err != nil {
+		return nil, p.err
+	}
+	cfg, err := config.LoadDefaultConfig(ctx, load...)
+	if err != nil {
+		return nil, err
+	}
+	if role != "" {
+		if !strings.HasPrefix(role, "arn:") {
+			return nil, errors.New("the parameter role is no ARN")
+		}
+		cfg.Credentials = aws.NewCredentialsCache(stscreds.NewAssumeRoleProvider(sts.NewFromConfig(cfg), role))
+	}
+	b.client = s3.NewFromConfig(cfg, func(o *s3.Options) {
+		o.UseAccelerate, o.UsePathStyle, o.EndpointOptions.DisableHTTPS = accelerate, pathStyle, plain
+		if endpoint != "" {
+			o.BaseEndpoint = &endpoint
+		}
+	})
+	return b, nil
+}
+
+// s3Failed turns the errors for what is not there into fs.ErrNotExist.
+func s3Failed(err error) error {
+	var named smithy.APIError
+	var response *awshttp.ResponseError
+	switch {
+	case errors.As(err, &named) && slices.Contains([]string{"NoSuchBucket", "NoSuchKey", "NotFound", "ObjectNotInActiveTierError"}, named.ErrorCode()),
+		named == nil && errors.As(err, &response) && (response.HTTPStatusCode() == http.StatusNotFound || response.HTTPStatusCode() == http.StatusMovedPermanently):
+		return fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	}
+	return err
+}
+
+func (b *s3Bucket) put(ctx context.Context, name string, data []byte, k kind) error {
+	_, err := b.client.PutObject(ctx, &s3.PutObjectInput{
+		Bucket: b.bucket, Key: &name, Body: bytes.NewReader(data), ContentType: &k.contentType, ContentDisposition: &k.contentDisposition,
+		ServerSideEncryption: b.encryption, SSEKMSKeyId: b.kmsKey,
+	})
+	return err
+}
+
+func (b *s3Bucket) read(ctx context.Context, name string) (io.ReadCloser, int64, error) {
+	out, err := b.client.GetObject(ctx, &s3.GetObjectInput{Bucket: b.bucket, Key: &name})
+	if err != nil {
+		return nil, 0, s3Failed(err)
+	}
+	return out.Body, aws.ToInt64(out.ContentLength), nil
+}
+
+func (b *s3Bucket) size(ctx context.Context, name string) (int64, error) {
+	out, err := b.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: b.bucket, Key: &name})
+	if err != nil {
+		return 0, s3Failed(err)
+	}
+	return aws.ToInt64(out.ContentLength), nil
+}
+
+func (b *s3Bucket) first(ctx context.Context, prefix string) (string, error) {
+	out, err := b.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.bucket, Prefix: &prefix, MaxKeys: aws.Int32(1)})
+	if err != nil || len(out.Contents) == 0 {
+		return "", err
+	}
+	return aws.ToString(out.Contents[0].Key), nil
+}
+
+func (b *s3Bucket) delete(ctx context.Context, name string) error {
+	_, err := b.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: b.bucket, Key: &name})
+	if err != nil {
+		return s3Failed(err)
+	}
+	return nil
+}
+
+func (b *s3Bucket) sign(ctx context.Context, name string, lifetime time.Duration) (string, error) {
+	signed, err := s3.NewPresignClient(b.client, s3.WithPresignExpires(lifetime)).
+		PresignGetObject(ctx, &s3.GetObjectInput{Bucket: b.bucket, Key: &name})
+	if err != nil {
+		return "", err
+	}
+	return signed.URL, nil
+}
