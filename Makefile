@@ -8,6 +8,10 @@ SHELL := bash
 
 # Only the race detector needs C: without it the program is static, and build and tests share one compile.
 export CGO_ENABLED := 0
+# gin then leaves out MessagePack, which nothing here uses: 25 s of the compile (docs/adr/0014-size.md).
+# Everything is compiled with it and without paths, so that the program is that of the Dockerfile, and tests share its compile.
+export GOFLAGS := -tags=nomsgpack -trimpath $(GOFLAGS)
+BUILD := go build -ldflags="-s -w"
 
 BIN := $(CURDIR)/bin
 DATA_DIR ?= .latticekeep
@@ -26,7 +30,11 @@ help: ## show this list
 
 .PHONY: build
 build: ## compile bin/latticekeep
-	go build -o $(BIN)/latticekeep .
+	$(BUILD) -o $(BIN)/latticekeep .
+
+.PHONY: size
+size: ## say how many MB of the program each module has
+	@hack/size.sh
 
 .PHONY: run
 run: build ## run the service on the embedded store, keeping its data in DATA_DIR (.latticekeep)
@@ -161,7 +169,8 @@ verify: tools helm lint-tools docs-tools ## check what is generated, the chart a
 	$(BIN)/tools/golangci-lint run
 	$(BIN)/tools/actionlint
 	go test -count=1 -run '^TestImports' .
-	@go build -o $(BIN)/latticekeep . && go build -o $(BIN)/tools/bench ./hack/bench
+	@$(BUILD) -o $(BIN)/latticekeep . && go build -o $(BIN)/tools/bench ./hack/bench
+	@hack/verify-size.sh $(BIN)/latticekeep
 	@# The least shares are six tenths of those in docs/benchmarks.md.
 	@$(BIN)/tools/bench -latticekeep $(BIN)/latticekeep -part embedded -signing entry -operation encrypt,seal -rounds 3 -time 2s -syncs=false \
 	    -least encrypt=0.37 -least seal=0.32
