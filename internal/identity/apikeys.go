@@ -1,10 +1,7 @@
 package identity
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,202 +12,16 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// APIKey is what is known of an API key. The key itself is shown once, when it
-// is made: 256 random bits behind a prefix.
-type APIKey struct {
-	ID, Name   string
-	Tenant     authz.TenantID
-	Scopes     []authz.Scope // in the order of authz.TenantScopes
-	CreatedAt  time.Time
-	ExpiresAt  time.Time // zero: never
-	LastUsedAt time.Time // to the minute or so; zero: never
-	CreatedBy  string    // id of the principal
-
-	user string // who answers for it
-}
-
-// APIKeyRequest asks for an API key.
-type APIKeyRequest struct {
-	Name          string // 1 to 255 bytes
-	Scopes        []authz.Scope
-	ExpiresInDays int // 1 to 3650; zero: never
-}
-
-const (
-	apiKeyPrefix   = "lk_live_"
-	apiKeyIDPrefix = "key"
-	apiKeyBytes    = 32
-	maxAPIKeyDays  = 3650
-	maxAPIKeys     = 1000 // of one tenant at a time
-)
-
-var (
-	errScopes       = fault.New(fault.Invalid, "an API key has at least one scope, and only such as there are")
-	errAPIKeyDays   = fault.New(fault.Invalid, "an API key expires in 1 to 3650 days, or never")
-	errScopesBeyond = fault.New(fault.Forbidden, "nobody gives an API key more than they hold: ask for fewer scopes")
-	errAPIKey       = fault.New(fault.NotFound, "there is no such API key: list the API keys for those there are")
-	errAPIKeys      = fault.New(fault.Conflict, "the tenant has 1000 API keys: revoke those that nobody uses")
-)
-
-// Reasons in audit entries.
-const (
-	reasonScopes         = "scopes_beyond_own"
-	reasonNoAPIKey       = "no_such_api_key"
-	reasonTooManyAPIKeys = "too_many_api_keys"
-)
-
-func (r APIKeyRequest) check() error {
-	known := append(authz.TenantScopes(), authz.SystemAdmin)
-	unknown := func(s authz.Scope) bool { return !slices.Contains(known, s) }
-	switch {
-	case len(r.Scopes) == 0 || slices.ContainsFunc(r.Scopes, unknown):
-		return errScopes
-	case r.ExpiresInDays < 0 || r.ExpiresInDays > maxAPIKeyDays:
-		return errAPIKeyDays
-	}
-	return checkName(r.Name)
-}
-
-// Rows, each with the keyring's MAC in front: an API key under its hash; the
-// hash under tenant and id; when it was last used, under the id. A release that
-// knew no names and no expiry wrote rows without them.
-type apiKeyRow struct {
-	ID        string         `json:"id"`
-	Tenant    authz.TenantID `json:"tenant"`
-	Name      string         `json:"name,omitempty"`
-	Scopes    []authz.Scope  `json:"scopes"`
-	CreatedAt time.Time      `json:"created_at"`
-	CreatedBy string         `json:"created_by,omitempty"`
-	ExpiresAt time.Time      `json:"expires_at,omitzero"`
-	User      string         `json:"user,omitempty"` // who answers for it, whatever API keys it was made by
-}
-
-// apiKeyName is where an API key is listed.
-type apiKeyName struct {
-	Tenant authz.TenantID
-	ID     string
-}
-
-// hashVersion is that of the API-key hash key; it stands in the row's key, so
-// that keys hashed under different versions are found side by side.
-const hashVersion = "1"
-
-func apiKeyKey(hash string) []byte { return []byte("apikey/hash/" + hashVersion + "/" + hash) }
-
-func apiKeysPrefix(tenant authz.TenantID) []byte {
-	return []byte("apikey/tenant/" + string(tenant) + "/")
-}
-
-func apiKeyNameKey(n apiKeyName) []byte { return append(apiKeysPrefix(n.Tenant), n.ID...) }
-
-func apiKeyUsedKey(id string) []byte { return []byte("apikey/used/" + id) }
-
-func (s *Service) apiKeyHash(raw []byte) string { return s.keyedHash("latticekeep/api-key/v1", raw) }
-
-func (r apiKeyRow) expired(now time.Time) bool { return r.apiKey(time.Time{}).expired(now) }
-
-func (k APIKey) expired(now time.Time) bool { return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) }
-
-func (r apiKeyRow) apiKey(used time.Time) APIKey {
-	return APIKey{r.ID, r.Name, r.Tenant, r.Scopes, r.CreatedAt, r.ExpiresAt, used, r.CreatedBy, r.User}
-}
-
-// newAPIKey is an API key that is not stored yet.
-type newAPIKey struct {
-	key, hash string
-	row       apiKeyRow
-}
-
-// newAPIKey makes a key as r asks, which was checked.
-func (s *Service) newAPIKey(tenant authz.TenantID, by string, r APIKeyRequest) *newAPIKey {
-	raw := make([]byte, apiKeyBytes)
-	_, _ = rand.Read(raw) // never fails
-	k := &newAPIKey{key: apiKeyPrefix + encoding.EncodeToString(raw), hash: s.apiKeyHash(raw)}
-	k.row = apiKeyRow{ID: authz.NewID(apiKeyIDPrefix), Tenant: tenant, Name: r.Name, CreatedAt: s.now().UTC(), CreatedBy: by}
-	for _, scope := range append(authz.TenantScopes(), authz.SystemAdmin) {
-		if slices.Contains(r.Scopes, scope) {
-			k.row.Scopes = append(k.row.Scopes, scope)
-		}
-	}
-	if r.ExpiresInDays > 0 {
-		k.row.ExpiresAt = k.row.CreatedAt.AddDate(0, 0, r.ExpiresInDays)
-	}
-	return k
-}
-
-func (k *newAPIKey) name() apiKeyName { return apiKeyName{k.row.Tenant, k.row.ID} }
-
-func (s *Service) putAPIKey(tx store.Tx, k *newAPIKey) error {
-	return errors.Join(s.put(tx, apiKeyNameKey(k.name()), k.hash), s.put(tx, apiKeyKey(k.hash), k.row))
-}
-
-// findAPIKey reads a key and reports whether there is one.
-func (s *Service) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found bool, err error) {
-	var hash string
-	if found, err := s.get(r, apiKeyNameKey(n), &hash); err != nil || !found {
-		return row, false, err
-	}
-	if found, err = s.get(r, apiKeyKey(hash), &row); err == nil && !found {
-		err = errDamaged
-	}
-	return row, found, err
-}
-
-// deleteAPIKey reports whether there was such a key.
-func (s *Service) deleteAPIKey(tx store.Tx, n apiKeyName) (bool, error) {
-	var hash string
-	if found, err := s.get(tx, apiKeyNameKey(n), &hash); err != nil || !found {
-		return false, err
-	}
-	return true, errors.Join(tx.Delete(apiKeyKey(hash)), tx.Delete(apiKeyNameKey(n)), tx.Delete(apiKeyUsedKey(n.ID)))
-}
-
-// apiKeysOf reads a tenant's keys, the oldest first.
-func (s *Service) apiKeysOf(r store.Reader, tenant authz.TenantID) (all []APIKey, err error) {
-	var bad error
-	err = r.Scan(store.Prefix(apiKeysPrefix(tenant)), func(key, value []byte) bool {
-		var hash string
-		var row apiKeyRow
-		var used time.Time
-		if bad = s.decode(key, value, &hash); bad != nil {
-			return false
-		}
-		if found, err := s.get(r, apiKeyKey(hash), &row); err != nil || !found {
-			bad = cmp.Or(err, errDamaged)
-			return false
-		}
-		if _, bad = s.get(r, apiKeyUsedKey(row.ID), &used); bad != nil {
-			return false
-		}
-		all = append(all, row.apiKey(used))
-		return true
-	})
-	slices.SortFunc(all, func(a, b APIKey) int { return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID)) })
-	return all, errors.Join(err, bad)
-}
-
-func apiKeyEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
-	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.APIKeyResource, ID: id}}
-}
-
-// attributes are what the entry of a new key says of it.
-func (r apiKeyRow) attributes() map[string]string {
-	scopes := make([]string, len(r.Scopes))
-	for i, scope := range r.Scopes {
-		scopes[i] = string(scope)
-	}
-	a := map[string]string{audit.AttributeScopes: strings.Join(scopes, " ")}
-	if !r.ExpiresAt.IsZero() {
-		a[audit.AttributeExpiresAt] = r.ExpiresAt.UTC().Format(time.RFC3339Nano)
-	}
-	if r.User != "" {
-		a[audit.AttributeUser] = r.User
-	}
-	return a
+// apiKeys makes, lists and revokes API keys, and authenticates their callers.
+type apiKeys struct {
+	*records
+	tenants *tenants
+	grants  *grants
+	cache   rowCache[apiKeyRow]
+	used    lastUses
 }
 
 // CreateAPIKey makes an API key of p's tenant and returns it, this once. When p
@@ -218,7 +29,7 @@ func (r apiKeyRow) attributes() map[string]string {
 // fault.Invalid, fault.Forbidden for scopes that p does not hold and for a user
 // whose address is not verified, fault.Unauthenticated for one who is gone by
 // now, fault.Conflict for too many keys, fault.Unavailable.
-func (s *Service) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyRequest) (APIKey, string, error) {
+func (s *apiKeys) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateAPIKey); err != nil {
 		return APIKey{}, "", err
 	}
@@ -236,7 +47,7 @@ func (s *Service) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 // tenant's history, and names p. Errors: fault.Invalid,
 // fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
 // fault.Unavailable.
-func (s *Service) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
+func (s *apiKeys) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateTenantAPIKey); err != nil {
 		return APIKey{}, "", err
 	}
@@ -257,15 +68,15 @@ func grantable(tenant authz.TenantID, scopes []authz.Scope) bool {
 	return tenant == authz.SystemTenant || !slices.Contains(scopes, authz.SystemAdmin)
 }
 
-func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
-	k := s.newAPIKey(tenant, p.ID, r)
+func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
+	k := s.grants.newAPIKey(tenant, p.ID, r)
 	expires := k.row.ExpiresAt
 	err := s.commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
-		if _, err := s.findTenant(tx, tenant); err != nil {
+		if _, err := s.tenants.findTenant(tx, tenant); err != nil {
 			return err
 		}
 		if tenant == p.Tenant { // the operator's own for others are the tenant's
-			by, err := s.grantor(tx, p, authz.CreateAPIKey)
+			by, err := s.grants.grantor(tx, p, authz.CreateAPIKey)
 			if err != nil {
 				return err
 			}
@@ -284,7 +95,7 @@ func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		}
 		e.Resource.ID, e.Attributes = k.row.ID, k.row.attributes()
 		e.Principal.Tenant = tenant
-		return s.putAPIKey(tx, k)
+		return s.grants.putAPIKey(tx, k)
 	})
 	if err != nil {
 		return APIKey{}, "", fmt.Errorf("creating an API key: %w", err)
@@ -294,7 +105,7 @@ func (s *Service) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 
 // APIKeys returns the API keys of p's tenant, expired ones included, the oldest
 // first. Errors: fault.Forbidden, fault.Unavailable.
-func (s *Service) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, error) {
+func (s *apiKeys) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p, authz.ListAPIKeys); err != nil {
@@ -303,7 +114,7 @@ func (s *Service) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, err
 	unwritten := s.used.all() // before the rows: a use is in one of the two
 	var list []APIKey
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		list, err = s.apiKeysOf(r, p.Tenant)
+		list, err = s.grants.apiKeysOf(r, p.Tenant)
 		return err
 	})
 	if err != nil {
@@ -324,7 +135,7 @@ func (s *Service) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, err
 
 // RevokeAPIKey deletes an API key of p's tenant, which counts from the next
 // request on. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
-func (s *Service) RevokeAPIKey(ctx context.Context, p authz.Principal, id string) error {
+func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.guard.Admit(ctx, p, authz.RevokeAPIKey); err != nil {
 		return err
 	}
@@ -333,7 +144,7 @@ func (s *Service) RevokeAPIKey(ctx context.Context, p authz.Principal, id string
 		e.Resource.ID = id
 	}
 	err := s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
-		found, err := s.deleteAPIKey(tx, apiKeyName{p.Tenant, e.Resource.ID})
+		found, err := s.grants.deleteAPIKey(tx, apiKeyName{p.Tenant, e.Resource.ID})
 		if err == nil && !found {
 			err = refuse(reasonNoAPIKey, errAPIKey)
 		}
@@ -379,7 +190,7 @@ func (u *lastUses) written(at map[apiKeyName]time.Time) {
 // FlushLastUsed writes when API keys were last used. It is called now and then,
 // and when the service stops; what a crash loses is that. Error:
 // fault.Unavailable.
-func (s *Service) FlushLastUsed(ctx context.Context) error {
+func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 	uses := s.used.all()
 	if len(uses) == 0 {
 		return nil
@@ -408,4 +219,40 @@ func (s *Service) FlushLastUsed(ctx context.Context) error {
 	}
 	s.used.written(uses)
 	return nil
+}
+
+// Authenticate returns the caller that an API key stands for. Errors:
+// fault.Unauthenticated for every key that is not one, or not any more,
+// fault.Unavailable.
+func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, error) {
+	body, ok := strings.CutPrefix(apiKey, apiKeyPrefix)
+	if !ok || len(body) != encoding.EncodedLen(apiKeyBytes) {
+		return Caller{}, errUnauthenticated
+	}
+	raw, err := encoding.DecodeString(body)
+	if err != nil || encoding.EncodeToString(raw) != body { // a key has one spelling
+		return Caller{}, errUnauthenticated
+	}
+	now := s.now()
+	hash := apiKeyKey(s.grants.apiKeyHash(raw))
+	var row apiKeyRow
+	var tenant Tenant
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		var found bool
+		if row, found, err = s.cache.get(s.records, r, hash); err != nil {
+			return err
+		} else if !found || row.expired(now) {
+			return errUnauthenticated
+		}
+		tenant, err = s.tenants.readTenant(r, row.Tenant)
+		return err
+	})
+	if err != nil {
+		return Caller{}, fmt.Errorf("looking up an API key: %w", err)
+	}
+	s.used.note(apiKeyName{row.Tenant, row.ID}, now)
+	return Caller{
+		Principal: authz.Principal{Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes, ReadOnly: tenant.readOnly(now)},
+		Limits:    tenant.Limits,
+	}, nil
 }

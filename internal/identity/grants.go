@@ -1,14 +1,219 @@
 package identity
 
 import (
+	"cmp"
+	"crypto/rand"
 	"errors"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
+
+// APIKey is what is known of an API key. The key itself is shown once, when it
+// is made: 256 random bits behind a prefix.
+type APIKey struct {
+	ID, Name   string
+	Tenant     authz.TenantID
+	Scopes     []authz.Scope // in the order of authz.TenantScopes
+	CreatedAt  time.Time
+	ExpiresAt  time.Time // zero: never
+	LastUsedAt time.Time // to the minute or so; zero: never
+	CreatedBy  string    // id of the principal
+
+	user string // who answers for it
+}
+
+// APIKeyRequest asks for an API key.
+type APIKeyRequest struct {
+	Name          string // 1 to 255 bytes
+	Scopes        []authz.Scope
+	ExpiresInDays int // 1 to 3650; zero: never
+}
+
+const (
+	apiKeyPrefix   = "lk_live_"
+	apiKeyIDPrefix = "key"
+	apiKeyBytes    = 32
+	maxAPIKeyDays  = 3650
+	maxAPIKeys     = 1000 // of one tenant at a time
+)
+
+var (
+	errScopes       = fault.New(fault.Invalid, "an API key has at least one scope, and only such as there are")
+	errAPIKeyDays   = fault.New(fault.Invalid, "an API key expires in 1 to 3650 days, or never")
+	errScopesBeyond = fault.New(fault.Forbidden, "nobody gives an API key more than they hold: ask for fewer scopes")
+	errAPIKey       = fault.New(fault.NotFound, "there is no such API key: list the API keys for those there are")
+	errAPIKeys      = fault.New(fault.Conflict, "the tenant has 1000 API keys: revoke those that nobody uses")
+)
+
+// Reasons in audit entries.
+const (
+	reasonScopes         = "scopes_beyond_own"
+	reasonNoAPIKey       = "no_such_api_key"
+	reasonTooManyAPIKeys = "too_many_api_keys"
+)
+
+func (r APIKeyRequest) check() error {
+	known := append(authz.TenantScopes(), authz.SystemAdmin)
+	unknown := func(s authz.Scope) bool { return !slices.Contains(known, s) }
+	switch {
+	case len(r.Scopes) == 0 || slices.ContainsFunc(r.Scopes, unknown):
+		return errScopes
+	case r.ExpiresInDays < 0 || r.ExpiresInDays > maxAPIKeyDays:
+		return errAPIKeyDays
+	}
+	return checkName(r.Name)
+}
+
+// Rows, each with the keyring's MAC in front: an API key under its hash; the
+// hash under tenant and id; when it was last used, under the id. A release that
+// knew no names and no expiry wrote rows without them.
+type apiKeyRow struct {
+	ID        string         `json:"id"`
+	Tenant    authz.TenantID `json:"tenant"`
+	Name      string         `json:"name,omitempty"`
+	Scopes    []authz.Scope  `json:"scopes"`
+	CreatedAt time.Time      `json:"created_at"`
+	CreatedBy string         `json:"created_by,omitempty"`
+	ExpiresAt time.Time      `json:"expires_at,omitzero"`
+	User      string         `json:"user,omitempty"` // who answers for it, whatever API keys it was made by
+}
+
+// apiKeyName is where an API key is listed.
+type apiKeyName struct {
+	Tenant authz.TenantID
+	ID     string
+}
+
+// hashVersion is that of the API-key hash key; it stands in the row's key, so
+// that keys hashed under different versions are found side by side.
+const hashVersion = "1"
+
+func apiKeyKey(hash string) []byte { return []byte("apikey/hash/" + hashVersion + "/" + hash) }
+
+func apiKeysPrefix(tenant authz.TenantID) []byte {
+	return []byte("apikey/tenant/" + string(tenant) + "/")
+}
+
+func apiKeyNameKey(n apiKeyName) []byte { return append(apiKeysPrefix(n.Tenant), n.ID...) }
+
+func apiKeyUsedKey(id string) []byte { return []byte("apikey/used/" + id) }
+
+// grants owns the rows of API keys and invitations.
+type grants struct {
+	*records
+	tickets *tickets
+}
+
+func (s *grants) apiKeyHash(raw []byte) string { return s.keyedHash("latticekeep/api-key/v1", raw) }
+
+func (r apiKeyRow) expired(now time.Time) bool { return r.apiKey(time.Time{}).expired(now) }
+
+func (k APIKey) expired(now time.Time) bool { return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) }
+
+func (r apiKeyRow) apiKey(used time.Time) APIKey {
+	return APIKey{r.ID, r.Name, r.Tenant, r.Scopes, r.CreatedAt, r.ExpiresAt, used, r.CreatedBy, r.User}
+}
+
+// newAPIKey is an API key that is not stored yet.
+type newAPIKey struct {
+	key, hash string
+	row       apiKeyRow
+}
+
+// newAPIKey makes a key as r asks, which was checked.
+func (s *grants) newAPIKey(tenant authz.TenantID, by string, r APIKeyRequest) *newAPIKey {
+	raw := make([]byte, apiKeyBytes)
+	_, _ = rand.Read(raw) // never fails
+	k := &newAPIKey{key: apiKeyPrefix + encoding.EncodeToString(raw), hash: s.apiKeyHash(raw)}
+	k.row = apiKeyRow{ID: authz.NewID(apiKeyIDPrefix), Tenant: tenant, Name: r.Name, CreatedAt: s.now().UTC(), CreatedBy: by}
+	for _, scope := range append(authz.TenantScopes(), authz.SystemAdmin) {
+		if slices.Contains(r.Scopes, scope) {
+			k.row.Scopes = append(k.row.Scopes, scope)
+		}
+	}
+	if r.ExpiresInDays > 0 {
+		k.row.ExpiresAt = k.row.CreatedAt.AddDate(0, 0, r.ExpiresInDays)
+	}
+	return k
+}
+
+func (k *newAPIKey) name() apiKeyName { return apiKeyName{k.row.Tenant, k.row.ID} }
+
+func (s *grants) putAPIKey(tx store.Tx, k *newAPIKey) error {
+	return errors.Join(s.put(tx, apiKeyNameKey(k.name()), k.hash), s.put(tx, apiKeyKey(k.hash), k.row))
+}
+
+// findAPIKey reads a key and reports whether there is one.
+func (s *grants) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found bool, err error) {
+	var hash string
+	if found, err := s.get(r, apiKeyNameKey(n), &hash); err != nil || !found {
+		return row, false, err
+	}
+	if found, err = s.get(r, apiKeyKey(hash), &row); err == nil && !found {
+		err = errDamaged
+	}
+	return row, found, err
+}
+
+// deleteAPIKey reports whether there was such a key.
+func (s *grants) deleteAPIKey(tx store.Tx, n apiKeyName) (bool, error) {
+	var hash string
+	if found, err := s.get(tx, apiKeyNameKey(n), &hash); err != nil || !found {
+		return false, err
+	}
+	return true, errors.Join(tx.Delete(apiKeyKey(hash)), tx.Delete(apiKeyNameKey(n)), tx.Delete(apiKeyUsedKey(n.ID)))
+}
+
+// apiKeysOf reads a tenant's keys, the oldest first.
+func (s *grants) apiKeysOf(r store.Reader, tenant authz.TenantID) (all []APIKey, err error) {
+	var bad error
+	err = r.Scan(store.Prefix(apiKeysPrefix(tenant)), func(key, value []byte) bool {
+		var hash string
+		var row apiKeyRow
+		var used time.Time
+		if bad = s.decode(key, value, &hash); bad != nil {
+			return false
+		}
+		if found, err := s.get(r, apiKeyKey(hash), &row); err != nil || !found {
+			bad = cmp.Or(err, errDamaged)
+			return false
+		}
+		if _, bad = s.get(r, apiKeyUsedKey(row.ID), &used); bad != nil {
+			return false
+		}
+		all = append(all, row.apiKey(used))
+		return true
+	})
+	slices.SortFunc(all, func(a, b APIKey) int { return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID)) })
+	return all, errors.Join(err, bad)
+}
+
+func apiKeyEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
+	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.APIKeyResource, ID: id}}
+}
+
+// attributes are what the entry of a new key says of it.
+func (r apiKeyRow) attributes() map[string]string {
+	scopes := make([]string, len(r.Scopes))
+	for i, scope := range r.Scopes {
+		scopes[i] = string(scope)
+	}
+	a := map[string]string{audit.AttributeScopes: strings.Join(scopes, " ")}
+	if !r.ExpiresAt.IsZero() {
+		a[audit.AttributeExpiresAt] = r.ExpiresAt.UTC().Format(time.RFC3339Nano)
+	}
+	if r.User != "" {
+		a[audit.AttributeUser] = r.User
+	}
+	return a
+}
 
 // An API key and an invitation let someone in at another's word, and that word
 // must not outlive the standing of whoever gave it. So each names the user who
@@ -27,7 +232,7 @@ type grantor struct {
 }
 
 // grantor reads what p is now. Error: a refusal.
-func (s *Service) grantor(r store.Reader, p authz.Principal, a authz.Action) (grantor, error) {
+func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (grantor, error) {
 	by := grantor{Principal: p}
 	switch p.Kind {
 	case authz.User:
@@ -91,7 +296,7 @@ func of(user string) func(grant) bool { return func(g grant) bool { return g.use
 
 // revokeGrants deletes the API keys and invitations of a tenant that which
 // chooses, and returns their numbers as an entry's attributes.
-func (s *Service) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(grant) bool) (map[string]string, error) {
+func (s *grants) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(grant) bool) (map[string]string, error) {
 	keys, err1 := s.apiKeysOf(tx, tenant)
 	invitations, err2 := s.invitationsOf(tx, tenant)
 	err := errors.Join(err1, err2)
@@ -113,4 +318,62 @@ func (s *Service) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(gr
 		}
 	}
 	return map[string]string{"api_keys_revoked": strconv.Itoa(revoked), "invitations_revoked": strconv.Itoa(withdrawn)}, err
+}
+
+// Invitation is a role in a tenant that is offered to the owner of an address.
+type Invitation struct {
+	ID                   string
+	Email                string // canonical
+	Role                 authz.Role
+	CreatedAt, ExpiresAt time.Time
+
+	user string // who answers for it
+}
+
+const (
+	invitationIDPrefix = "inv"
+	maxInvitations     = 100       // of one tenant at a time
+	maxInvitationMails = 100       // of one tenant in the following
+	invitationPeriod   = time.Hour // begins with the first of them
+)
+
+type invitationRow struct {
+	Email     string     `json:"email"`
+	Role      authz.Role `json:"role"`
+	CreatedAt time.Time  `json:"created_at"`
+	ExpiresAt time.Time  `json:"expires_at"`
+	User      string     `json:"user,omitempty"` // who answers for it
+}
+
+func invitationsPrefix(tenant authz.TenantID) []byte {
+	return []byte("invitation/" + string(tenant) + "/")
+}
+
+func invitationKey(tenant authz.TenantID, id string) []byte {
+	return append(invitationsPrefix(tenant), id...)
+}
+
+func (r invitationRow) invitation(id string) Invitation {
+	return Invitation{id, r.Email, r.Role, r.CreatedAt, r.ExpiresAt, r.User}
+}
+
+func (s *grants) invitationsOf(r store.Reader, tenant authz.TenantID) (all []Invitation, err error) {
+	prefix := invitationsPrefix(tenant)
+	var bad error
+	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
+		var row invitationRow
+		if bad = s.decode(key, value, &row); bad != nil {
+			return false
+		}
+		all = append(all, row.invitation(string(key[len(prefix):])))
+		return true
+	})
+	slices.SortFunc(all, func(a, b Invitation) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return all, errors.Join(err, bad)
+}
+
+func (s *grants) deleteInvitation(tx store.Tx, tenant authz.TenantID, id string) error {
+	return errors.Join(s.tickets.dropTicket(tx, inviteTicket, id), tx.Delete(invitationKey(tenant, id)))
 }

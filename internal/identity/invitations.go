@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,23 +13,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
-)
-
-// Invitation is a role in a tenant that is offered to the owner of an address.
-type Invitation struct {
-	ID                   string
-	Email                string // canonical
-	Role                 authz.Role
-	CreatedAt, ExpiresAt time.Time
-
-	user string // who answers for it
-}
-
-const (
-	invitationIDPrefix = "inv"
-	maxInvitations     = 100       // of one tenant at a time
-	maxInvitationMails = 100       // of one tenant in the following
-	invitationPeriod   = time.Hour // begins with the first of them
 )
 
 var (
@@ -48,14 +30,6 @@ const (
 	reasonRecentlyMailed = "mailed_a_moment_ago"
 )
 
-type invitationRow struct {
-	Email     string     `json:"email"`
-	Role      authz.Role `json:"role"`
-	CreatedAt time.Time  `json:"created_at"`
-	ExpiresAt time.Time  `json:"expires_at"`
-	User      string     `json:"user,omitempty"` // who answers for it
-}
-
 // invitedRow counts a tenant's invitations on its own, so that revoking them
 // does not make room for more mails.
 type invitedRow struct {
@@ -65,45 +39,12 @@ type invitedRow struct {
 
 func invitedKey(tenant authz.TenantID) []byte { return []byte("invited/" + string(tenant)) }
 
-func invitationsPrefix(tenant authz.TenantID) []byte {
-	return []byte("invitation/" + string(tenant) + "/")
-}
-
-func invitationKey(tenant authz.TenantID, id string) []byte {
-	return append(invitationsPrefix(tenant), id...)
-}
-
-func (r invitationRow) invitation(id string) Invitation {
-	return Invitation{id, r.Email, r.Role, r.CreatedAt, r.ExpiresAt, r.User}
-}
-
-func (s *Service) invitationsOf(r store.Reader, tenant authz.TenantID) (all []Invitation, err error) {
-	prefix := invitationsPrefix(tenant)
-	var bad error
-	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
-		var row invitationRow
-		if bad = s.decode(key, value, &row); bad != nil {
-			return false
-		}
-		all = append(all, row.invitation(string(key[len(prefix):])))
-		return true
-	})
-	slices.SortFunc(all, func(a, b Invitation) int {
-		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
-	})
-	return all, errors.Join(err, bad)
-}
-
-func (s *Service) deleteInvitation(tx store.Tx, tenant authz.TenantID, id string) error {
-	return errors.Join(s.dropTicket(tx, inviteTicket, id), tx.Delete(invitationKey(tenant, id)))
-}
-
 // Invite mails the owner of an address a token that makes it a member of p's
 // tenant. An invitation of the same address that is still open is replaced.
 // Errors: fault.Invalid, fault.Forbidden, fault.Conflict for an address that
 // has an account or was invited a moment ago, and for too many invitations,
 // fault.Unavailable.
-func (s *Service) Invite(ctx context.Context, p authz.Principal, email string, role authz.Role) (Invitation, error) {
+func (s *members) Invite(ctx context.Context, p authz.Principal, email string, role authz.Role) (Invitation, error) {
 	if err := s.readyForMembers(ctx, p, authz.InviteMember); err != nil {
 		return Invitation{}, err
 	}
@@ -115,7 +56,7 @@ func (s *Service) Invite(ctx context.Context, p authz.Principal, email string, r
 		return Invitation{}, errRole
 	}
 	id := authz.NewID(invitationIDPrefix)
-	t := s.newTicket(inviteTicket, account{p.Tenant, id})
+	t := s.tickets.newTicket(inviteTicket, account{p.Tenant, id})
 	row := invitationRow{Email: email, Role: role, CreatedAt: t.row.CreatedAt, ExpiresAt: t.row.ExpiresAt}
 	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: email, Token: t.token})
 	if err != nil {
@@ -126,7 +67,7 @@ func (s *Service) Invite(ctx context.Context, p authz.Principal, email string, r
 		Resource: audit.Resource{Type: audit.InvitationResource}, Attributes: map[string]string{"role": string(role)},
 	}
 	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
-		by, err := s.grantor(tx, p, authz.InviteMember)
+		by, err := s.grants.grantor(tx, p, authz.InviteMember)
 		if err != nil {
 			return err
 		}
@@ -140,10 +81,10 @@ func (s *Service) Invite(ctx context.Context, p authz.Principal, email string, r
 		}
 		e.Resource.ID, row.User = id, by.user
 		for _, old := range stale {
-			err = errors.Join(err, s.deleteInvitation(tx, p.Tenant, old.ID))
+			err = errors.Join(err, s.grants.deleteInvitation(tx, p.Tenant, old.ID))
 		}
 		return errors.Join(err, s.put(tx, invitationKey(p.Tenant, id), row), s.put(tx, invitedKey(p.Tenant), invited),
-			s.putTicket(tx, t), post.Put(tx))
+			s.tickets.putTicket(tx, t), post.Put(tx))
 	})
 	if err != nil {
 		return Invitation{}, fmt.Errorf("inviting a member: %w", err)
@@ -154,19 +95,19 @@ func (s *Service) Invite(ctx context.Context, p authz.Principal, email string, r
 
 // mayInvite decides whether by may make an invitation, and returns the ones
 // that go when it is made: those that expired, and a former one of the address.
-func (s *Service) mayInvite(r store.Reader, by grantor, row invitationRow) (stale []Invitation, err error) {
+func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stale []Invitation, err error) {
 	if err := s.someoneAnswers(r, by); err != nil {
 		return nil, err
 	}
 	if err := s.mayGrant(r, by.Principal, row.Role); err != nil {
 		return nil, err
 	}
-	if _, err := s.holder(r, row.Email, row.CreatedAt, true); errors.Is(err, errEmailTaken) {
+	if _, err := s.users.holder(r, row.Email, row.CreatedAt, true); errors.Is(err, errEmailTaken) {
 		return nil, refuse(reasonTaken, errEmailTaken)
 	} else if err != nil {
 		return nil, err
 	}
-	all, err := s.invitationsOf(r, by.Tenant)
+	all, err := s.grants.invitationsOf(r, by.Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +128,7 @@ func (s *Service) mayInvite(r store.Reader, by grantor, row invitationRow) (stal
 // someoneAnswers refuses an API key of a tenant whose users have all verified
 // nothing: a stranger registered it, whoever made the key. One without users is
 // the operator's.
-func (s *Service) someoneAnswers(r store.Reader, by grantor) error {
+func (s *members) someoneAnswers(r store.Reader, by grantor) error {
 	if by.Kind != authz.APIKey {
 		return nil
 	}
@@ -202,7 +143,7 @@ func (s *Service) someoneAnswers(r store.Reader, by grantor) error {
 }
 
 // countInvitation returns the count with one more. Error: a refusal.
-func (s *Service) countInvitation(r store.Reader, tenant authz.TenantID, now time.Time) (row invitedRow, err error) {
+func (s *members) countInvitation(r store.Reader, tenant authz.TenantID, now time.Time) (row invitedRow, err error) {
 	if _, err := s.get(r, invitedKey(tenant), &row); err != nil {
 		return row, err
 	}
@@ -220,7 +161,7 @@ func (s *Service) countInvitation(r store.Reader, tenant authz.TenantID, now tim
 // tenant, with a verified address. Errors: fault.Invalid, which ErrTicket is
 // one of, fault.Conflict for an address that has an account by now,
 // fault.Forbidden when the tenant's trial has ended, fault.Unavailable.
-func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, token string, password secret.Bytes) (User, Tenant, error) {
+func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, token string, password secret.Bytes) (User, Tenant, error) {
 	if err := checkPassword(password); err != nil {
 		return User{}, Tenant{}, err
 	}
@@ -231,7 +172,7 @@ func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, to
 	find := func(r store.Reader) (err error) {
 		var found bool
 		row = invitationRow{} // it runs again
-		if invited, err = s.findTicket(r, inviteTicket, token, now); err != nil {
+		if invited, err = s.tickets.findTicket(r, inviteTicket, token, now); err != nil {
 			return err
 		}
 		if found, err = s.get(r, invitationKey(invited.Tenant, invited.User), &row); err != nil {
@@ -239,13 +180,13 @@ func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, to
 		} else if !found {
 			return ErrTicket
 		}
-		tenant, err = s.readTenant(r, invited.Tenant)
+		tenant, err = s.tenants.readTenant(r, invited.Tenant)
 		return err
 	}
 	if err := s.store.View(ctx, find); err != nil {
 		return User{}, Tenant{}, fmt.Errorf("looking up an invitation: %w", err)
 	}
-	u, err := s.newUser(ctx, invited.Tenant, row.Email, row.Role, password)
+	u, err := s.users.newUser(ctx, invited.Tenant, row.Email, row.Role, password)
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
@@ -257,13 +198,13 @@ func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, to
 		if tenant.readOnly(now) {
 			return s.refuseJoin(e, from, reasonTrialEnded, errTrialEnded)
 		}
-		if err := s.putNewUser(tx, u); errors.Is(err, errEmailTaken) {
+		if err := s.users.putNewUser(tx, u); errors.Is(err, errEmailTaken) {
 			return s.refuseJoin(e, from, reasonTaken, errEmailTaken)
 		} else if err != nil {
 			return err
 		}
 		e.Attributes = map[string]string{"invitation": invited.User, "role": string(row.Role)}
-		return s.deleteInvitation(tx, invited.Tenant, invited.User)
+		return s.grants.deleteInvitation(tx, invited.Tenant, invited.User)
 	})
 	if err != nil {
 		return User{}, Tenant{}, fmt.Errorf("accepting an invitation: %w", err)
@@ -272,7 +213,7 @@ func (s *Service) AcceptInvitation(ctx context.Context, from authz.Principal, to
 }
 
 // refuseJoin names no user in the entry, since none was made.
-func (s *Service) refuseJoin(e *audit.Event, from authz.Principal, reason string, err error) error {
+func (s *members) refuseJoin(e *audit.Event, from authz.Principal, reason string, err error) error {
 	from.Tenant = e.Principal.Tenant
 	e.Principal, e.Resource.ID = from, ""
 	return refuse(reason, err)
@@ -280,7 +221,7 @@ func (s *Service) refuseJoin(e *audit.Event, from authz.Principal, reason string
 
 // RevokeInvitation makes an invitation's token worthless. Errors:
 // fault.Forbidden, fault.NotFound, fault.Unavailable.
-func (s *Service) RevokeInvitation(ctx context.Context, p authz.Principal, id string) error {
+func (s *members) RevokeInvitation(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.readyForMembers(ctx, p, authz.RevokeInvitation); err != nil {
 		return err
 	}
@@ -296,7 +237,7 @@ func (s *Service) RevokeInvitation(ctx context.Context, p authz.Principal, id st
 		} else if b == nil {
 			return refuse(reasonNoInvitation, errInvitation)
 		}
-		return s.deleteInvitation(tx, p.Tenant, e.Resource.ID)
+		return s.grants.deleteInvitation(tx, p.Tenant, e.Resource.ID)
 	})
 	if err != nil {
 		return fmt.Errorf("revoking an invitation: %w", err)

@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -23,13 +24,17 @@ var (
 	errSystemTenant = fault.New(fault.Forbidden, "the system itself has no members: use a tenant's API key")
 )
 
-// member is a user as its tenant's list has it.
-type member struct {
-	account
-	row userRow
+// members administers the users of a tenant and the invitations to it.
+type members struct {
+	*records
+	tenants *tenants
+	users   *users
+	grants  *grants
+	tickets *tickets
+	outbox  *mail.Outbox
 }
 
-func (s *Service) membersOf(r store.Reader, tenant authz.TenantID) (all []member, err error) {
+func (s *members) membersOf(r store.Reader, tenant authz.TenantID) (all []member, err error) {
 	prefix := usersPrefix(tenant)
 	var bad error
 	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
@@ -48,7 +53,7 @@ func (s *Service) membersOf(r store.Reader, tenant authz.TenantID) (all []member
 
 // readyForMembers is [audit.Guard.Admit] for an action on members, of which the system's own
 // tenant has none.
-func (s *Service) readyForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
+func (s *members) readyForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
 	if err := s.guard.Admit(ctx, p, a); err != nil {
 		return err
 	}
@@ -60,7 +65,7 @@ func (s *Service) readyForMembers(ctx context.Context, p authz.Principal, a auth
 
 // Members returns the users of p's tenant and the open invitations, the oldest
 // first. Errors: fault.Forbidden, fault.Unavailable.
-func (s *Service) Members(ctx context.Context, p authz.Principal) ([]User, []Invitation, error) {
+func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Invitation, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.readyForMembers(ctx, p, authz.ListMembers); err != nil {
@@ -71,7 +76,7 @@ func (s *Service) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		var err2 error
 		members, err = s.membersOf(r, p.Tenant)
-		open, err2 = s.invitationsOf(r, p.Tenant)
+		open, err2 = s.grants.invitationsOf(r, p.Tenant)
 		return errors.Join(err, err2)
 	})
 	if err != nil {
@@ -96,7 +101,7 @@ func (s *Service) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 // mayGrant refuses a role that p cannot give or take: one with scopes that p
 // does not hold, or an owner's unless p is one. A tenant without an owner, as
 // an operator makes it, gets its first one from whoever administers it.
-func (s *Service) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Role) error {
+func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Role) error {
 	for _, role := range roles {
 		if !p.Holds(role.Scopes()) {
 			return refuse(reasonRole, errRoleBeyond)
@@ -117,10 +122,8 @@ func (s *Service) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Rol
 	return nil
 }
 
-func (m member) owns() bool { return m.row.Role == authz.Owner }
-
 // keepsOwner refuses to take the role from the last owner.
-func (s *Service) keepsOwner(r store.Reader, leaving member) error {
+func (s *members) keepsOwner(r store.Reader, leaving member) error {
 	if !leaving.owns() {
 		return nil
 	}
@@ -134,18 +137,8 @@ func (s *Service) keepsOwner(r store.Reader, leaving member) error {
 	return nil
 }
 
-// memberEvent is something that is done to a member, which is named only when
-// the id is well formed.
-func memberEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
-	e := audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource}}
-	if authz.ValidID(userIDPrefix, id) {
-		e.Resource.ID = id
-	}
-	return e
-}
-
 // findMember reads the member that an event names. Error: a refusal.
-func (s *Service) findMember(r store.Reader, e *audit.Event) (m member, err error) {
+func (s *members) findMember(r store.Reader, e *audit.Event) (m member, err error) {
 	m.account = account{e.Principal.Tenant, e.Resource.ID}
 	found, err := s.get(r, userKey(m.account), &m.row)
 	if err == nil && !found {
@@ -158,7 +151,7 @@ func (s *Service) findMember(r store.Reader, e *audit.Event) (m member, err erro
 // on. The API keys and invitations that it answers for and that are beyond the
 // new role are revoked. Errors: fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict
 // for the last owner, fault.Unavailable.
-func (s *Service) ChangeMember(ctx context.Context, p authz.Principal, id string, role authz.Role) (User, error) {
+func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string, role authz.Role) (User, error) {
 	if err := s.readyForMembers(ctx, p, authz.ChangeMember); err != nil {
 		return User{}, err
 	}
@@ -184,7 +177,7 @@ func (s *Service) ChangeMember(ctx context.Context, p authz.Principal, id string
 			}
 		}
 		beyond := func(g grant) bool { return g.user == m.User && g.exceeds(role) }
-		if e.Attributes, err = s.revokeGrants(tx, m.Tenant, beyond); err != nil {
+		if e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, beyond); err != nil {
 			return err
 		}
 		e.Attributes["role"], e.Attributes["former_role"] = string(role), string(m.row.Role)
@@ -202,7 +195,7 @@ func (s *Service) ChangeMember(ctx context.Context, p authz.Principal, id string
 // the API keys and invitations that it answers for.
 // Errors: fault.Forbidden, fault.NotFound, fault.Conflict for the last owner,
 // fault.Unavailable.
-func (s *Service) RemoveMember(ctx context.Context, p authz.Principal, id string) error {
+func (s *members) RemoveMember(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.readyForMembers(ctx, p, authz.RemoveMember); err != nil {
 		return err
 	}
@@ -219,8 +212,8 @@ func (s *Service) RemoveMember(ctx context.Context, p authz.Principal, id string
 		if err := s.keepsOwner(tx, m); err != nil {
 			return err
 		}
-		e.Attributes, err = s.revokeGrants(tx, m.Tenant, of(m.User))
-		return errors.Join(err, s.deleteUser(tx, m.account, m.row))
+		e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, of(m.User))
+		return errors.Join(err, s.users.deleteUser(tx, m.account, m.row))
 	})
 	if err != nil {
 		return fmt.Errorf("removing a member: %w", err)

@@ -1,168 +1,213 @@
 package identity
 
 import (
-	"cmp"
 	"context"
-	"crypto/rand"
-	"crypto/subtle"
-	"encoding/base64"
 	"errors"
 	"fmt"
-	"runtime"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
+	"maps"
+	"strconv"
 
-	"golang.org/x/crypto/argon2"
-	"golang.org/x/sync/semaphore"
-
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Bounds of a password in bytes.
-const (
-	minPassword = 12
-	maxPassword = 1024
-)
+// RequestPasswordReset mails the user of an address a token that sets a new
+// password. For an address without an account, and for one that was mailed a
+// moment ago, it does the same work and drops the mail; that is recorded like
+// the refusal of a stranger. Error: fault.Unavailable.
+func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal, email string) error {
+	if err := s.guard.Ready(ctx); err != nil {
+		return err
+	}
+	canonical, err := canonicalEmail(email)
+	if err != nil {
+		canonical = "" // nobody's
+	}
+	var l login
+	var recent bool
+	now := s.now()
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		var err2 error
+		l, err = s.users.findLogin(r, canonical)
+		recent, err2 = s.tickets.recent(r, resetTicket, l.User, now)
+		return errors.Join(err, err2)
+	})
+	if err != nil {
+		return fmt.Errorf("looking up an account: %w", err)
+	}
+	t := s.tickets.newTicket(resetTicket, l.account)
+	message := mail.Message{Kind: mail.ResetPassword, Token: t.token}
+	if l.User != "" && !recent {
+		message.To = l.row.Email
+	}
+	post, err := s.outbox.Prepare(ctx, message)
+	if err != nil {
+		return fmt.Errorf("preparing a mail: %w", err)
+	}
+	if message.To == "" {
+		if err := s.store.Update(ctx, post.Put); err != nil {
+			return fmt.Errorf("requesting a password reset: %w", err)
+		}
+		s.outbox.Notify()
+		return s.refuseStranger(ctx, from, audit.PasswordResetRequested, audit.UserResource, reasonUnknown, nil)
+	}
+	e := audit.Event{
+		Type: audit.PasswordResetRequested, Outcome: audit.Success, Principal: from,
+		Resource: audit.Resource{Type: audit.UserResource, ID: l.User},
+	}
+	e.Principal.Tenant = l.Tenant // a stranger, but the tenant's own history
+	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+		var row userRow
+		found, err1 := s.get(tx, userKey(l.account), &row)
+		recent, err2 := s.tickets.recent(tx, resetTicket, l.User, now)
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		if !found || recent { // meanwhile
+			return refuse(reasonUnknown, errUnsent)
+		}
+		return errors.Join(s.tickets.putTicket(tx, t), post.Put(tx))
+	})
+	if err != nil && !errors.Is(err, errUnsent) {
+		return fmt.Errorf("requesting a password reset: %w", err)
+	}
+	s.outbox.Notify()
+	return nil
+}
 
-// Parameters of argon2id (RFC 9106): the OWASP minimum, about 25 ms of one core.
-// A stored hash names its own, so that these can be raised.
-const (
-	argonMemory = 19 << 10 // KiB
-	argonPasses = 2
-	argonLanes  = 1
-	saltSize    = 16
-	hashSize    = 32
-)
+// errUnsent stays inside: all requests of a reset are answered alike.
+var errUnsent = errors.New("the account is gone, or was mailed a moment ago")
 
-var (
-	errPasswordBounds = fault.New(fault.Invalid, "a password has 12 to 1024 bytes")
-	errPasswordsBusy  = fault.New(fault.Unavailable, "too many passwords are being checked at the moment: retry")
-	errPasswordHash   = fault.New(fault.Internal, "a stored password hash is damaged: reset the password or restore a backup")
-)
-
-func checkPassword(p secret.Bytes) error {
-	if len(p) < minPassword || len(p) > maxPassword {
-		return errPasswordBounds
+// ResetPassword gives the user of a mailed token a new password and ends all
+// its sessions. If the address was not verified it is now; until then the
+// account can have made no API key and no invitation. Errors: fault.Invalid,
+// which ErrTicket is one of, fault.Unavailable.
+func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, token string, next secret.Bytes) error {
+	if err := checkPassword(next); err != nil {
+		return err
+	}
+	now := s.now()
+	var l login
+	err := s.store.View(ctx, func(r store.Reader) error { // before the work of hashing
+		a, err := s.tickets.findTicket(r, resetTicket, token, now)
+		if err != nil {
+			return err
+		}
+		l, err = s.users.readLogin(r, a)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("resetting a password: %w", err)
+	}
+	err = s.setPassword(ctx, userEvent(audit.PasswordReset, l.as(from)), l, next, "", func(tx store.Tx, row *userRow) (map[string]string, error) {
+		if _, err := s.tickets.findTicket(tx, resetTicket, token, now); err != nil || row.Verified {
+			return nil, err
+		}
+		row.Verified = true
+		return map[string]string{"email_verified": "true"}, s.tickets.dropTicket(tx, verifyTicket, l.User)
+	})
+	if err != nil {
+		return fmt.Errorf("resetting a password: %w", err)
 	}
 	return nil
 }
 
-// passwordHash is an argon2id hash, stored as the PHC string
-// $argon2id$v=19$m=…,t=…,p=…$salt$hash.
-type passwordHash struct {
-	memory, passes uint32
-	lanes          uint8
-	salt, hash     []byte
-}
-
-func (h passwordHash) String() string {
-	b64 := base64.RawStdEncoding.EncodeToString
-	return fmt.Sprintf("$argon2id$v=%d$m=%d,t=%d,p=%d$%s$%s", argon2.Version, h.memory, h.passes, h.lanes, b64(h.salt), b64(h.hash))
-}
-
-// parsePasswordHash reads what String wrote, and nothing else.
-func parsePasswordHash(s string) (h passwordHash, err error) {
-	parts := strings.Split(s, "$")
-	if len(parts) != 6 {
-		return h, errPasswordHash
+// setPassword replaces a user's password and ends its sessions but one. In the
+// transaction, also comes first and may refuse, change the user's row and add
+// attributes to the entry.
+func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next secret.Bytes, keep string,
+	also func(store.Tx, *userRow) (map[string]string, error)) error {
+	hash, err := s.passwords.hash(ctx, next)
+	if err != nil {
+		return err
 	}
-	_, err1 := fmt.Sscanf(parts[3], "m=%d,t=%d,p=%d", &h.memory, &h.passes, &h.lanes)
-	var err2, err3 error
-	h.salt, err2 = base64.RawStdEncoding.DecodeString(parts[4])
-	h.hash, err3 = base64.RawStdEncoding.DecodeString(parts[5])
-	if errors.Join(err1, err2, err3) != nil || h.String() != s || h.passes == 0 || h.lanes == 0 || len(h.hash) != hashSize {
-		return h, errPasswordHash
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.PasswordChanged, To: l.row.Email})
+	if err != nil {
+		return err
 	}
-	return h, nil
-}
-
-func (h passwordHash) of(p secret.Bytes) []byte {
-	return argon2.IDKey(p, h.salt, h.passes, h.memory, h.lanes, hashSize)
-}
-
-// passwords hashes and checks passwords, few at a time: each takes 19 MiB and
-// a core, and a flood of sign-ins must not starve everything else. While others wait
-// a slot rests after each hash, so that the slots leave most of their cores' time to
-// the rest. The zero value is ready.
-type passwords struct {
-	once    sync.Once
-	slots   *semaphore.Weighted
-	waiting atomic.Int64
-	dummy   string // of no password: its hash is random
-}
-
-const (
-	// maxWaiting bounds the queue: what waits longer than that takes to work off
-	// is better told to come again.
-	maxWaiting = 16
-	// resting is how many times as long as a hash took its slot rests when others wait.
-	resting = 3
-	// longestRest bounds that: what made a hash slow, such as a process that was stopped,
-	// does not keep everybody out afterwards.
-	longestRest = time.Second
-)
-
-func newHash() passwordHash {
-	h := passwordHash{argonMemory, argonPasses, argonLanes, make([]byte, saltSize), make([]byte, hashSize)}
-	_, _ = rand.Read(h.salt) // never fails
-	_, _ = rand.Read(h.hash)
-	return h
-}
-
-// start waits for a turn. Error: fault.Unavailable when too many wait already,
-// or when ctx ends.
-func (p *passwords) start(ctx context.Context) (done func(), err error) {
-	p.once.Do(func() {
-		p.slots = semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2)))
-		p.dummy = newHash().String()
+	id := authz.NewID(passwordIDPrefix)
+	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+		var row userRow
+		found, err := s.get(tx, userKey(l.account), &row)
+		if err != nil {
+			return err
+		}
+		attributes, err := also(tx, &row)
+		if err != nil {
+			return err
+		}
+		if !found || row.Password != l.row.Password {
+			return refuse(reasonPassword, errWrongPassword)
+		}
+		ended, err := s.sessions.endSessions(tx, l.User, keep)
+		if err != nil {
+			return err
+		}
+		e.Attributes = map[string]string{"sessions_ended": strconv.Itoa(ended)}
+		maps.Copy(e.Attributes, attributes)
+		former := row.Password
+		row.Password = id
+		return errors.Join(s.throttle.forget(tx, s.users.emailHash(l.row.Email)), s.throttle.forget(tx, l.User), s.tickets.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, former)),
+			s.put(tx, passwordKey(l.User, id), hash), s.put(tx, userKey(l.account), row), post.Put(tx))
 	})
-	defer p.waiting.Add(-1)
-	if p.waiting.Add(1) > maxWaiting {
-		return nil, errPasswordsBusy
+	if err != nil {
+		return err
 	}
-	if err := p.slots.Acquire(ctx, 1); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, fault.Message(errPasswordsBusy), err)
-	}
-	began := time.Now()
-	return func() { p.release(time.Since(began)) }, nil
+	s.outbox.Notify()
+	return nil
 }
 
-// release gives back the slot of a hash that took so long.
-func (p *passwords) release(took time.Duration) {
-	if p.waiting.Load() == 0 {
-		p.slots.Release(1)
-		return
+// ChangePassword replaces the password of a user who knows the current one;
+// its other sessions end. Errors: fault.Invalid, fault.Forbidden for a wrong
+// current password, fault.Conflict, fault.Unavailable.
+func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next secret.Bytes) error {
+	if err := s.guard.Admit(ctx, p.Principal, authz.ChangePassword); err != nil {
+		return err
 	}
-	time.AfterFunc(min(resting*took, longestRest), func() { p.slots.Release(1) })
+	if err := checkPassword(next); err != nil {
+		return err
+	}
+	// Counted apart from sign-ins: failures of strangers do not keep out who is in.
+	var l login
+	var waits bool
+	err := s.store.View(ctx, func(r store.Reader) (err error) {
+		var err2 error
+		l, err = s.users.readLogin(r, accountOf(p.Principal))
+		waits, err2 = s.throttle.waits(r, p.ID, s.now())
+		return errors.Join(err, err2)
+	})
+	if err != nil {
+		return fmt.Errorf("reading a password: %w", err)
+	}
+	right, err := s.passwords.check(ctx, l.hash, current)
+	if err != nil {
+		return fmt.Errorf("checking a password: %w", err)
+	}
+	now := s.now()
+	if !right && !waits {
+		if _, err := s.throttle.fail(ctx, l.User, now); err != nil {
+			return fmt.Errorf("counting a wrong password: %w", err)
+		}
+	}
+	if !right || waits {
+		return s.deny(ctx, p.Principal, authz.ChangePassword, reasonPassword, errWrongPassword)
+	}
+	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,
+		func(tx store.Tx, _ *userRow) (map[string]string, error) {
+			waits, err := s.throttle.waits(tx, l.User, now)
+			if err == nil && waits { // guessed at meanwhile
+				err = refuse(reasonPassword, errWrongPassword)
+			}
+			return nil, err
+		})
+	if err != nil {
+		return fmt.Errorf("changing a password: %w", err)
+	}
+	return nil
 }
 
-// hash returns the PHC string of a new password.
-func (p *passwords) hash(ctx context.Context, password secret.Bytes) (string, error) {
-	done, err := p.start(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer done()
-	h := newHash()
-	h.hash = h.of(password)
-	return h.String(), nil
-}
-
-// check reports whether the password is that of a stored hash. For an empty
-// one, which stands for an unknown user, it does the same work and says no.
-func (p *passwords) check(ctx context.Context, stored string, password secret.Bytes) (bool, error) {
-	done, err := p.start(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer done()
-	h, err := parsePasswordHash(cmp.Or(stored, p.dummy))
-	if err != nil {
-		return false, err
-	}
-	same := subtle.ConstantTimeCompare(h.of(password), h.hash) == 1
-	return same && stored != "", nil
-}
+var errWrongPassword = fault.New(fault.Forbidden, "the current password is wrong: after several failures, wait before trying again")

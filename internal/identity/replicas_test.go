@@ -13,7 +13,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
-	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
@@ -24,7 +23,7 @@ import (
 // much. Nothing that the first one keeps in memory is known to it.
 func (f *people) replica(ahead time.Duration) *Service {
 	now := func() time.Time { return f.time().Add(ahead) }
-	return &Service{store: f.store, guard: f.guard, keys: f.keys, now: now, outbox: mail.NewOutbox(f.store, f.keys, now)}
+	return newParts(f.store, f.guard, f.keys, now)
 }
 
 // What one replica does counts at the other from its next request on: nothing of

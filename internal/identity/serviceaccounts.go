@@ -43,10 +43,20 @@ type Cluster interface {
 	Allowed(ctx context.Context, a ServiceAccount, verb, namespace, name string) (bool, error)
 }
 
+// serviceAccounts turns the tokens of pods into callers.
+type serviceAccounts struct {
+	*records
+	tenants  *tenants
+	sessions *sessions
+
+	cluster        Cluster // nil: nobody is a ServiceAccount
+	clusterTenants map[string]authz.TenantID
+}
+
 // UseCluster lets the ServiceAccounts of a cluster in. tenants names, by
 // namespace, the existing tenants that these are part of. It is called before the
 // service is used.
-func (s *Service) UseCluster(c Cluster, tenants map[string]authz.TenantID) {
+func (s *serviceAccounts) UseCluster(c Cluster, tenants map[string]authz.TenantID) {
 	s.cluster, s.clusterTenants = c, tenants
 }
 
@@ -58,9 +68,9 @@ func (s *Service) UseCluster(c Cluster, tenants map[string]authz.TenantID) {
 // A ServiceAccount has no scope until [Service.Permit] gave it one. In a namespace
 // without a tenant it is a stranger until then, so that a pod that may do nothing
 // leaves nothing. Errors: fault.Unauthenticated, fault.Unavailable.
-func (s *Service) AuthenticateBearer(ctx context.Context, token string, ask bool) (Caller, error) {
+func (s *serviceAccounts) AuthenticateBearer(ctx context.Context, token string, ask bool) (Caller, error) {
 	if s.cluster == nil || !foreign(token) {
-		return s.AuthenticateToken(ctx, token)
+		return s.sessions.AuthenticateToken(ctx, token)
 	}
 	a, err := s.cluster.Review(ctx, token, ask)
 	if err != nil {
@@ -88,14 +98,14 @@ func foreign(token string) bool {
 }
 
 // serviceAccount returns the caller that an account is now.
-func (s *Service) serviceAccount(ctx context.Context, a ServiceAccount) (Caller, error) {
+func (s *serviceAccounts) serviceAccount(ctx context.Context, a ServiceAccount) (Caller, error) {
 	caller := Caller{Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}, ServiceAccount: &a}
 	err := s.store.View(ctx, func(r store.Reader) error {
-		id, err := s.namespaceTenant(r, a.Cluster, a.NamespaceUID)
+		id, err := s.tenants.namespaceTenant(r, a.Cluster, a.NamespaceUID)
 		if err != nil || id == "" {
 			return err
 		}
-		tenant, err := s.readTenant(r, id)
+		tenant, err := s.tenants.readTenant(r, id)
 		caller.Principal = authz.Principal{
 			Tenant: id, Kind: authz.ServiceAccount, ID: a.UID, Pod: a.Pod, ReadOnly: tenant.readOnly(s.now()),
 			Namespace: authz.Namespace{Cluster: a.Cluster, Name: a.Namespace},
@@ -126,7 +136,7 @@ const maxObjectName = 253
 // namespace is its own unless it is given, and name that of the one object
 // concerned, if any. The first that is permitted in a namespace gives that its
 // tenant. Every other caller is returned as it is. Error: fault.Unavailable.
-func (s *Service) Permit(ctx context.Context, c Caller, a authz.Action, namespace, name string) (Caller, error) {
+func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, namespace, name string) (Caller, error) {
 	scope, _ := authz.Required(a)
 	if c.ServiceAccount == nil || !slices.Contains(serviceAccountScopes, scope) {
 		return c, nil
@@ -160,12 +170,12 @@ func (s *Service) Permit(ctx context.Context, c Caller, a authz.Action, namespac
 
 // giveTenant maps an account's namespace to the tenant that is configured for the
 // first namespace of that name, or else to one of its own.
-func (s *Service) giveTenant(ctx context.Context, a ServiceAccount) error {
+func (s *serviceAccounts) giveTenant(ctx context.Context, a ServiceAccount) error {
 	if tenant, ok := s.clusterTenants[a.Namespace]; ok {
-		if err := s.MapNamespace(ctx, a.Cluster, a.Namespace, a.NamespaceUID, tenant); !errors.Is(err, ErrRemade) {
+		if err := s.tenants.MapNamespace(ctx, a.Cluster, a.Namespace, a.NamespaceUID, tenant); !errors.Is(err, ErrRemade) {
 			return err
 		}
 	}
-	_, err := s.NamespaceTenant(ctx, a.Cluster, a.NamespaceUID)
+	_, err := s.tenants.NamespaceTenant(ctx, a.Cluster, a.NamespaceUID)
 	return err
 }

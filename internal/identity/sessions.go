@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -75,116 +77,27 @@ func sessionKey(n sessionName) []byte { return append(sessionsPrefix(n.User), n.
 
 func selectorKey(hash string) []byte { return []byte("session/selector/" + hash) }
 
+// sessions owns the rows of sessions, and signs and verifies access tokens.
+type sessions struct {
+	*records
+	tenants *tenants
+}
+
 // newRefresh returns a refresh token for a selector, and the hashes of both its
 // parts. No selector makes a new one.
-func (s *Service) newRefresh(selector []byte) (token, selectorHash, secretHash string) {
+func (s *sessions) newRefresh(selector []byte) (token, selectorHash, secretHash string) {
 	_, raw := randomToken("", refreshBytes)
 	copy(raw, selector)
 	selectorHash, secretHash = s.refreshHashes(raw)
 	return refreshPrefix + encoding.EncodeToString(raw), selectorHash, secretHash
 }
 
-func (s *Service) refreshHashes(raw []byte) (selector, secret string) {
+func (s *sessions) refreshHashes(raw []byte) (selector, secret string) {
 	return s.keyedHash(selectorLabel, raw[:selectorBytes]), s.keyedHash(refreshLabel, raw[selectorBytes:])
 }
 
-// SignIn begins a session of the user whom address and password name. For an
-// unknown address, a wrong password and an account that is slowed down after
-// failures it does the same work, and they are one answer. Errors:
-// fault.Unauthenticated, fault.Unavailable.
-func (s *Service) SignIn(ctx context.Context, from authz.Principal, email string, password secret.Bytes) (Tokens, error) {
-	if err := s.guard.Ready(ctx); err != nil {
-		return Tokens{}, err
-	}
-	canonical, err := canonicalEmail(email)
-	if err != nil {
-		canonical = "" // nobody's
-	}
-	asked := s.emailHash(canonical)
-	var l login
-	var waits bool
-	err = s.store.View(ctx, func(r store.Reader) (err error) {
-		var err2 error
-		l, err = s.findLogin(r, canonical)
-		waits, err2 = s.waits(r, asked, s.now())
-		return errors.Join(err, err2)
-	})
-	if err != nil {
-		return Tokens{}, fmt.Errorf("looking up an account: %w", err)
-	}
-	right, err := s.passwords.check(ctx, l.hash, password)
-	if err != nil {
-		return Tokens{}, fmt.Errorf("checking a password: %w", err)
-	}
-	if !right && !waits {
-		if waits, err = s.fail(ctx, asked, s.now()); err != nil {
-			return Tokens{}, fmt.Errorf("counting a wrong password: %w", err)
-		}
-	}
-	if !right || waits {
-		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, waits)
-	}
-	tokens, err := s.beginSession(ctx, from, l)
-	if errors.Is(err, errWaits) {
-		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, true)
-	}
-	if err != nil {
-		return Tokens{}, fmt.Errorf("beginning a session: %w", err)
-	}
-	return tokens, nil
-}
-
-var errSignIn = fault.New(fault.Unauthenticated, "the e-mail address or the password is wrong: after several failures, wait before trying again")
-
-// refuseSignIn records a failed sign-in in the history of the tenant whose
-// account it was tried on, if there is one. That the address is slowed down, which
-// those that nobody has are too, has a reason of its own: however fast the guesses
-// come, the history tells that there were many.
-func (s *Service) refuseSignIn(ctx context.Context, asked string, from authz.Principal, a account, waits bool) error {
-	if a.Tenant != "" {
-		from.Tenant = a.Tenant
-	}
-	reason := reasonCredentials
-	if waits {
-		reason = reasonSlowed
-	}
-	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reason, errSignIn)
-}
-
-// errWaits stays inside: the account was guessed at meanwhile.
-var errWaits = errors.New("the account waits after failures")
-
-// beginSession signs in who knows the password of an account, unless that waits by
-// now. Error: errWaits.
-func (s *Service) beginSession(ctx context.Context, from authz.Principal, l login) (Tokens, error) {
-	now, asked := s.now().UTC(), s.emailHash(l.row.Email)
-	n := sessionName{l.User, authz.NewID(sessionIDPrefix)}
-	refresh, selector, secretHash := s.newRefresh(nil)
-	row := sessionRow{l.Tenant, now, now, now.Add(sessionLifetime), selector, secretHash}
-	e := audit.Event{
-		Type: audit.UserSignedIn, Outcome: audit.Success, Principal: l.as(from),
-		Resource: audit.Resource{Type: audit.SessionResource, ID: n.ID},
-	}
-	err := s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
-		var user userRow
-		if found, err := s.get(tx, userKey(l.account), &user); err != nil {
-			return err
-		} else if !found || user.Password != l.row.Password { // changed meanwhile
-			return refuse(reasonCredentials, errSignIn)
-		}
-		if waits, err := s.waits(tx, asked, now); err != nil || waits {
-			return cmp.Or(err, errWaits)
-		}
-		return errors.Join(s.forget(tx, asked), s.makeRoom(tx, l.User, now), s.put(tx, sessionKey(n), row), s.put(tx, selectorKey(selector), n))
-	})
-	if err != nil {
-		return Tokens{}, err
-	}
-	return s.tokens(n, row, refresh, now)
-}
-
 // makeRoom removes a user's expired sessions, and the oldest of too many.
-func (s *Service) makeRoom(tx store.Tx, user string, now time.Time) error {
+func (s *sessions) makeRoom(tx store.Tx, user string, now time.Time) error {
 	live, err := s.sessionsOf(tx, user)
 	if err != nil {
 		return err
@@ -203,7 +116,7 @@ type namedSession struct {
 }
 
 // sessionsOf reads a user's sessions, the oldest first.
-func (s *Service) sessionsOf(r store.Reader, user string) (all []namedSession, err error) {
+func (s *sessions) sessionsOf(r store.Reader, user string) (all []namedSession, err error) {
 	prefix := sessionsPrefix(user)
 	var bad error
 	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
@@ -220,12 +133,12 @@ func (s *Service) sessionsOf(r store.Reader, user string) (all []namedSession, e
 	return all, errors.Join(err, bad)
 }
 
-func (s *Service) endSession(tx store.Tx, n sessionName, row sessionRow) error {
+func (s *sessions) endSession(tx store.Tx, n sessionName, row sessionRow) error {
 	return errors.Join(tx.Delete(sessionKey(n)), tx.Delete(selectorKey(row.Selector)))
 }
 
 // endSessions ends a user's sessions but the one to keep, and says how many.
-func (s *Service) endSessions(tx store.Tx, user, keep string) (ended int, err error) {
+func (s *sessions) endSessions(tx store.Tx, user, keep string) (ended int, err error) {
 	all, err := s.sessionsOf(tx, user)
 	for _, one := range all {
 		if one.name.ID != keep {
@@ -245,7 +158,7 @@ type presented struct {
 }
 
 // present reads the session of a refresh token. Error: errNoSession.
-func (s *Service) present(r store.Reader, token string, now time.Time) (p presented, err error) {
+func (s *sessions) present(r store.Reader, token string, now time.Time) (p presented, err error) {
 	if p.raw = parseToken(refreshPrefix, token, refreshBytes); p.raw == nil {
 		return p, errNoSession
 	}
@@ -266,7 +179,7 @@ func (p presented) account() account { return account{p.row.Tenant, p.name.User}
 // Refresh returns new tokens for a refresh token, which is used up by it. A
 // token that was used before ends its session. Errors: fault.Unauthenticated,
 // fault.Unavailable.
-func (s *Service) Refresh(ctx context.Context, from authz.Principal, refreshToken string) (Tokens, error) {
+func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshToken string) (Tokens, error) {
 	now := s.now().UTC()
 	raw := parseToken(refreshPrefix, refreshToken, refreshBytes)
 	if raw == nil {
@@ -286,7 +199,7 @@ func (s *Service) Refresh(ctx context.Context, from authz.Principal, refreshToke
 }
 
 // SignOutRefresh ends the session of a refresh token. Errors as of Refresh.
-func (s *Service) SignOutRefresh(ctx context.Context, from authz.Principal, refreshToken string) error {
+func (s *sessions) SignOutRefresh(ctx context.Context, from authz.Principal, refreshToken string) error {
 	err := s.redeem(ctx, from, audit.UserSignedOut, refreshToken, s.now(), func(tx store.Tx, p presented) error {
 		return s.endSession(tx, p.name, p.row)
 	})
@@ -298,7 +211,7 @@ func (s *Service) SignOutRefresh(ctx context.Context, from authz.Principal, refr
 
 // redeem makes a change that the bearer of a refresh token asks for. A token
 // that was used before ends its session instead.
-func (s *Service) redeem(ctx context.Context, from authz.Principal, t audit.EventType, token string, now time.Time,
+func (s *sessions) redeem(ctx context.Context, from authz.Principal, t audit.EventType, token string, now time.Time,
 	change func(store.Tx, presented) error) error {
 	reused := false
 	err := s.store.Update(ctx, func(tx store.Tx) error {
@@ -331,7 +244,7 @@ func (s *Service) redeem(ctx context.Context, from authz.Principal, t audit.Even
 }
 
 // SignOut ends the caller's session. Errors: fault.Forbidden, fault.Unavailable.
-func (s *Service) SignOut(ctx context.Context, p Caller) error {
+func (s *sessions) SignOut(ctx context.Context, p Caller) error {
 	if err := s.guard.Authorize(ctx, p.Principal, authz.SignOut); err != nil {
 		return err
 	}
@@ -344,14 +257,14 @@ func (s *Service) SignOut(ctx context.Context, p Caller) error {
 
 // EndSession ends a session of the caller, the current one too. Errors:
 // fault.Forbidden, fault.NotFound, fault.Unavailable.
-func (s *Service) EndSession(ctx context.Context, p Caller, id string) error {
+func (s *sessions) EndSession(ctx context.Context, p Caller, id string) error {
 	if err := s.guard.Authorize(ctx, p.Principal, authz.EndSession); err != nil {
 		return err
 	}
 	return s.end(ctx, audit.SessionEnded, p.Principal, id)
 }
 
-func (s *Service) end(ctx context.Context, t audit.EventType, p authz.Principal, id string) error {
+func (s *sessions) end(ctx context.Context, t audit.EventType, p authz.Principal, id string) error {
 	now := s.now()
 	e := audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.SessionResource}}
 	if authz.ValidID(sessionIDPrefix, id) {
@@ -377,7 +290,7 @@ var errSessionGone = fault.New(fault.NotFound, "there is no such session: list t
 
 // Sessions returns the caller's sessions, the oldest first. Errors:
 // fault.Forbidden, fault.Unavailable.
-func (s *Service) Sessions(ctx context.Context, p Caller) ([]Session, error) {
+func (s *sessions) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p.Principal, authz.ListSessions); err != nil {
@@ -407,4 +320,114 @@ func (s *Service) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 		return nil, err
 	}
 	return list, nil
+}
+
+// An access token is a JWT (RFC 9068) of which everything is pinned: algorithm,
+// type, key id, issuer and audience. It says only which session of which user
+// it belongs to; what the user may do is read anew at every request, so that
+// signing out, another role and the end of a trial count at once.
+const (
+	accessLifetime = 30 * time.Minute
+	clockSkew      = 5 * time.Minute // between replicas: a token counts at once where it is earlier
+	tokenType      = "at+jwt"
+	tokenKeyID     = "1" // of the one key there is so far
+	tokenAudience  = "latticekeep-api"
+	maxAccessToken = 8 << 10
+)
+
+var (
+	tokenMethod    = jwt.SigningMethodHS512
+	errAccessToken = fault.New(fault.Unauthenticated, "a valid access token is required: refresh the session or sign in again")
+)
+
+type accessClaims struct {
+	jwt.RegisteredClaims
+	Session string `json:"sid"`
+}
+
+func (s *sessions) issuer() string { return "latticekeep/" + s.keys.ChainID() }
+
+// tokens signs an access token for a session and adds its refresh token.
+func (s *sessions) tokens(n sessionName, row sessionRow, refresh string, now time.Time) (Tokens, error) {
+	issued := now.Truncate(time.Second) // which is all that a JWT tells
+	expires := issued.Add(accessLifetime)
+	if end := row.ExpiresAt.Truncate(time.Second); end.Before(expires) {
+		expires = end
+	}
+	token := jwt.NewWithClaims(tokenMethod, accessClaims{
+		RegisteredClaims: jwt.RegisteredClaims{
+			Issuer: s.issuer(), Audience: jwt.ClaimStrings{tokenAudience}, Subject: n.User,
+			IssuedAt: jwt.NewNumericDate(issued), NotBefore: jwt.NewNumericDate(issued.Add(-clockSkew)), ExpiresAt: jwt.NewNumericDate(expires),
+		},
+		Session: n.ID,
+	})
+	token.Header["typ"], token.Header["kid"] = tokenType, tokenKeyID
+	access, err := token.SignedString([]byte(s.keys.TokenKey()))
+	if err != nil {
+		return Tokens{}, fmt.Errorf("signing an access token: %w", err)
+	}
+	return Tokens{access, expires, refresh, row.ExpiresAt}, nil
+}
+
+// AuthenticateToken returns the user that an access token stands for. Errors:
+// fault.Unauthenticated for every token that is not one or whose session is
+// over, fault.Unavailable.
+func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (Caller, error) {
+	claims, err := s.parseAccess(accessToken)
+	if err != nil {
+		return Caller{}, err
+	}
+	n := sessionName{claims.Subject, claims.Session}
+	now := s.now()
+	var caller Caller
+	err = s.store.View(ctx, func(r store.Reader) error {
+		var session sessionRow
+		var user userRow
+		if found, err := s.get(r, sessionKey(n), &session); err != nil {
+			return err
+		} else if !found || !now.Before(session.ExpiresAt) {
+			return errAccessToken
+		}
+		a := account{session.Tenant, n.User}
+		if found, err := s.get(r, userKey(a), &user); err != nil {
+			return err
+		} else if !found {
+			return errAccessToken
+		}
+		tenant, err := s.tenants.readTenant(r, a.Tenant)
+		if err != nil {
+			return err
+		}
+		caller = Caller{
+			Principal: authz.Principal{
+				Tenant: a.Tenant, Kind: authz.User, ID: a.User, Scopes: user.Role.Scopes(), ReadOnly: tenant.readOnly(now),
+			},
+			Session: n.ID, Limits: tenant.Limits,
+		}
+		return nil
+	})
+	if err != nil {
+		return Caller{}, fmt.Errorf("looking up a session: %w", err)
+	}
+	return caller, nil
+}
+
+// parseAccess verifies what a token says of itself. Its length is bounded and
+// its dots are counted before anything is taken apart.
+func (s *sessions) parseAccess(token string) (accessClaims, error) {
+	var claims accessClaims
+	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 || strings.ContainsAny(token, "\r\n") { // which base64 skips
+		return claims, errAccessToken
+	}
+	parsed, err := jwt.ParseWithClaims(token, &claims, func(t *jwt.Token) (any, error) {
+		if t.Header["typ"] != tokenType || t.Header["kid"] != tokenKeyID {
+			return nil, errAccessToken
+		}
+		return []byte(s.keys.TokenKey()), nil
+	}, jwt.WithValidMethods([]string{tokenMethod.Alg()}), jwt.WithIssuer(s.issuer()), jwt.WithAudience(tokenAudience),
+		jwt.WithExpirationRequired(), jwt.WithNotBeforeRequired(), jwt.WithStrictDecoding(), jwt.WithTimeFunc(s.now))
+	if err != nil || !parsed.Valid || !authz.ValidID(userIDPrefix, claims.Subject) || !authz.ValidID(sessionIDPrefix, claims.Session) {
+		return claims, errAccessToken
+	}
+	return claims, nil
 }

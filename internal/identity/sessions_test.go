@@ -209,7 +209,7 @@ func TestSignInsAreRefusedAlike(t *testing.T) {
 			t.Errorf("%s did %+v, another %+v", name, did, *first)
 		}
 	}
-	f.passwords.waiting.Store(maxWaiting) // every one of them hashes: nothing is answered without a turn
+	f.users.passwords.waiting.Store(maxWaiting) // every one of them hashes: nothing is answered without a turn
 	for name, c := range cases {
 		if _, err := f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1])); !errors.Is(err, fault.Unavailable) {
 			t.Errorf("%s: answered without hashing: %v", name, err)

@@ -89,9 +89,15 @@ func (r tenantRow) tenant(id authz.TenantID) Tenant {
 	return Tenant{id, r.Name, r.CreatedAt, r.TrialEnds, r.Limits}
 }
 
+// tenants owns the rows of tenants and of the namespaces that are part of them.
+type tenants struct {
+	*records
+	cache rowCache[tenantRow]
+}
+
 // readTenant reads a tenant that another row names, so that there must be one.
-func (s *Service) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) {
-	row, found, err := s.tenants.get(s, r, tenantKey(id))
+func (s *tenants) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) {
+	row, found, err := s.cache.get(s.records, r, tenantKey(id))
 	if err == nil && !found {
 		err = errDamaged
 	}
@@ -99,7 +105,7 @@ func (s *Service) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) 
 }
 
 // findTenant reads a tenant that a caller names. Error: a refusal.
-func (s *Service) findTenant(r store.Reader, id authz.TenantID) (row tenantRow, err error) {
+func (s *tenants) findTenant(r store.Reader, id authz.TenantID) (row tenantRow, err error) {
 	found, err := s.get(r, tenantKey(id), &row)
 	if err == nil && !found {
 		err = refuse(reasonNoTenant, errTenant)
@@ -117,7 +123,7 @@ type newTenant struct {
 
 // newTenant makes a tenant with its keys, on trial until trialEnds unless that
 // is zero.
-func (s *Service) newTenant(ctx context.Context, name string, trialEnds time.Time) (*newTenant, error) {
+func (s *tenants) newTenant(ctx context.Context, name string, trialEnds time.Time) (*newTenant, error) {
 	t := &newTenant{id: authz.TenantID(authz.NewID(tenantIDPrefix)), row: tenantRow{Name: name, CreatedAt: s.now().UTC(), TrialEnds: trialEnds}}
 	t.by = System(t.id)
 	var err error
@@ -130,7 +136,7 @@ func (s *Service) newTenant(ctx context.Context, name string, trialEnds time.Tim
 func (t *newTenant) tenant() Tenant { return t.row.tenant(t.id) }
 
 // putTenant stores a tenant with the entry that begins its history.
-func (s *Service) putTenant(tx store.Tx, t *newTenant) error {
+func (s *tenants) putTenant(tx store.Tx, t *newTenant) error {
 	_, err := s.guard.Append(tx, tenantEvent(audit.TenantCreated, t.by, t.id))
 	return errors.Join(err, t.set.Put(tx), s.put(tx, tenantKey(t.id), t.row))
 }
@@ -142,7 +148,7 @@ func tenantEvent(t audit.EventType, p authz.Principal, id authz.TenantID) audit.
 // Tenants returns at most limit tenants of the deployment, or all for zero, in
 // the order of their ids, and the cursor of the next page, if any. Errors:
 // fault.Forbidden, fault.Invalid for a foreign cursor, fault.Unavailable.
-func (s *Service) Tenants(ctx context.Context, p authz.Principal, limit int, cursor string) (list []Tenant, next string, err error) {
+func (s *tenants) Tenants(ctx context.Context, p authz.Principal, limit int, cursor string) (list []Tenant, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p, authz.ListTenants); err != nil {
@@ -186,7 +192,7 @@ func (s *Service) Tenants(ctx context.Context, p authz.Principal, limit int, cur
 // CreateTenant makes a tenant that is active at once. Its one entry is the first
 // of the new tenant's own history, and names p. Errors: fault.Invalid,
 // fault.Forbidden, fault.Unavailable.
-func (s *Service) CreateTenant(ctx context.Context, p authz.Principal, name string) (Tenant, error) {
+func (s *tenants) CreateTenant(ctx context.Context, p authz.Principal, name string) (Tenant, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateTenant); err != nil {
 		return Tenant{}, err
 	}
@@ -207,7 +213,7 @@ func (s *Service) CreateTenant(ctx context.Context, p authz.Principal, name stri
 
 // ActivateTenant ends a tenant's trial for good. It changes nothing of a tenant
 // that is active. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
-func (s *Service) ActivateTenant(ctx context.Context, p authz.Principal, id authz.TenantID) (Tenant, error) {
+func (s *tenants) ActivateTenant(ctx context.Context, p authz.Principal, id authz.TenantID) (Tenant, error) {
 	if err := s.guard.Admit(ctx, p, authz.ActivateTenant); err != nil {
 		return Tenant{}, err
 	}
@@ -216,7 +222,7 @@ func (s *Service) ActivateTenant(ctx context.Context, p authz.Principal, id auth
 
 // LimitTenant gives a tenant rate limits of its own. Errors: fault.Invalid,
 // fault.Forbidden, fault.NotFound, fault.Unavailable.
-func (s *Service) LimitTenant(ctx context.Context, p authz.Principal, id authz.TenantID, l Limits) (Tenant, error) {
+func (s *tenants) LimitTenant(ctx context.Context, p authz.Principal, id authz.TenantID, l Limits) (Tenant, error) {
 	if err := s.guard.Admit(ctx, p, authz.LimitTenant); err != nil {
 		return Tenant{}, err
 	}
@@ -231,7 +237,7 @@ func (s *Service) LimitTenant(ctx context.Context, p authz.Principal, id authz.T
 // changeTenant changes the row of the tenant that an event names. The change is
 // recorded in that tenant's own history, a refusal in p's. An id that cannot be
 // one is not recorded.
-func (s *Service) changeTenant(ctx context.Context, e audit.Event, change func(*tenantRow)) (changed Tenant, err error) {
+func (s *tenants) changeTenant(ctx context.Context, e audit.Event, change func(*tenantRow)) (changed Tenant, err error) {
 	id := authz.TenantID(e.Resource.ID)
 	if !isTenant(id) {
 		id, e.Resource.ID = "", ""
@@ -254,7 +260,7 @@ func (s *Service) changeTenant(ctx context.Context, e audit.Event, change func(*
 
 // FindNamespaceTenant returns the tenant of a Kubernetes namespace, and nothing
 // when it has none yet. Error: fault.Unavailable.
-func (s *Service) FindNamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (tenant authz.TenantID, err error) {
+func (s *tenants) FindNamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (tenant authz.TenantID, err error) {
 	err = s.store.View(ctx, func(r store.Reader) (err error) {
 		tenant, err = s.namespaceTenant(r, clusterUID, namespaceUID)
 		return err
@@ -268,7 +274,7 @@ func (s *Service) FindNamespaceTenant(ctx context.Context, clusterUID, namespace
 // NamespaceTenant returns the tenant of a Kubernetes namespace, which it makes
 // when the namespace is new. A namespace is known by its UID: one that was
 // made again under an old name is a new tenant. Error: fault.Unavailable.
-func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (authz.TenantID, error) {
+func (s *tenants) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (authz.TenantID, error) {
 	tenant, err := s.FindNamespaceTenant(ctx, clusterUID, namespaceUID)
 	if err != nil || tenant != "" {
 		return tenant, err
@@ -294,7 +300,7 @@ func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID 
 }
 
 // namespaceTenant reads the tenant of a namespace, empty when it has none yet.
-func (s *Service) namespaceTenant(r store.Reader, clusterUID, namespaceUID string) (authz.TenantID, error) {
+func (s *tenants) namespaceTenant(r store.Reader, clusterUID, namespaceUID string) (authz.TenantID, error) {
 	key := namespaceKey(clusterUID, namespaceUID)
 	b, err := r.Get(key)
 	if err == nil {
@@ -312,7 +318,7 @@ var ErrRemade = fault.New(fault.Conflict, "the namespace was deleted and made ag
 // for one UID only, the first: whoever may delete and make a namespace does not
 // come into the tenant of another one by its name. Errors: ErrRemade,
 // fault.Unavailable.
-func (s *Service) MapNamespace(ctx context.Context, clusterUID, name, namespaceUID string, tenant authz.TenantID) error {
+func (s *tenants) MapNamespace(ctx context.Context, clusterUID, name, namespaceUID string, tenant authz.TenantID) error {
 	err := s.store.Update(ctx, func(tx store.Tx) error {
 		meant := namespaceNameKey(clusterUID, name)
 		first, err := tx.Get(meant)
@@ -343,7 +349,7 @@ func (s *Service) MapNamespace(ctx context.Context, clusterUID, name, namespaceU
 	return nil
 }
 
-func (s *Service) mapNamespace(tx store.Tx, clusterUID, namespaceUID string, tenant authz.TenantID) error {
+func (s *tenants) mapNamespace(tx store.Tx, clusterUID, namespaceUID string, tenant authz.TenantID) error {
 	_, err := s.guard.Append(tx, audit.Event{
 		Type: audit.NamespaceMapped, Outcome: audit.Success, Principal: System(tenant),
 		Resource:   audit.Resource{Type: audit.TenantResource, ID: string(tenant)},

@@ -49,8 +49,11 @@ func (f failures) over(now time.Time) bool {
 
 var slotsPrefix = []byte("slowdown/")
 
+// throttle owns the counts of failed guesses.
+type throttle struct{ *records }
+
 // slot returns where failures of who are kept, and as whose.
-func (s *Service) slot(who string) (key []byte, of string) {
+func (s *throttle) slot(who string) (key []byte, of string) {
 	hash := s.keyedHash("latticekeep/slowdown/v1", []byte(who))
 	b, _ := hex.DecodeString(hash) // which is hexadecimal
 	key = binary.BigEndian.AppendUint16(bytes.Clone(slotsPrefix), binary.BigEndian.Uint16(b)%slots)
@@ -59,7 +62,7 @@ func (s *Service) slot(who string) (key []byte, of string) {
 
 // readSlot reads the failures in a slot. A damaged one holds none: nobody is kept
 // out for it.
-func (s *Service) readSlot(r store.Reader, key []byte) (all []failures, err error) {
+func (s *throttle) readSlot(r store.Reader, key []byte) (all []failures, err error) {
 	b, err := r.Get(key)
 	if err != nil || b == nil {
 		return nil, err
@@ -70,7 +73,7 @@ func (s *Service) readSlot(r store.Reader, key []byte) (all []failures, err erro
 	return all, nil
 }
 
-func (s *Service) putSlot(tx store.Tx, key []byte, all []failures) error {
+func (s *throttle) putSlot(tx store.Tx, key []byte, all []failures) error {
 	if len(all) == 0 {
 		return tx.Delete(key)
 	}
@@ -82,7 +85,7 @@ func indexOf(all []failures, of string) int {
 }
 
 // waits reports whether an account waits.
-func (s *Service) waits(r store.Reader, who string, now time.Time) (bool, error) {
+func (s *throttle) waits(r store.Reader, who string, now time.Time) (bool, error) {
 	key, of := s.slot(who)
 	all, err := s.readSlot(r, key)
 	at := indexOf(all, of)
@@ -90,7 +93,7 @@ func (s *Service) waits(r store.Reader, who string, now time.Time) (bool, error)
 }
 
 // forget lets an account start afresh, whose owner was proven.
-func (s *Service) forget(tx store.Tx, who string) error {
+func (s *throttle) forget(tx store.Tx, who string) error {
 	key, of := s.slot(who)
 	all, err := s.readSlot(tx, key)
 	at := indexOf(all, of)
@@ -103,7 +106,7 @@ func (s *Service) forget(tx store.Tx, who string) error {
 // fail counts a failure, and says whether the account waits, maybe from this one
 // on. It decides and counts in one step, so that guesses made in parallel gain
 // nothing: while an account waits, nothing counts.
-func (s *Service) fail(ctx context.Context, who string, now time.Time) (waits bool, err error) {
+func (s *throttle) fail(ctx context.Context, who string, now time.Time) (waits bool, err error) {
 	err = s.store.Update(ctx, func(tx store.Tx) (err error) {
 		waits, err = s.countFailure(tx, who, now)
 		return err
@@ -111,7 +114,7 @@ func (s *Service) fail(ctx context.Context, who string, now time.Time) (waits bo
 	return waits, err
 }
 
-func (s *Service) countFailure(tx store.Tx, who string, now time.Time) (waits bool, err error) {
+func (s *throttle) countFailure(tx store.Tx, who string, now time.Time) (waits bool, err error) {
 	key, of := s.slot(who)
 	all, err := s.readSlot(tx, key)
 	if err != nil {
@@ -149,7 +152,7 @@ func evicted(all []failures) []failures {
 
 // tidySlot removes the slot behind one that was written if all in it are over, so
 // that what is kept of failures goes as new ones come.
-func (s *Service) tidySlot(tx store.Tx, written []byte, now time.Time) error {
+func (s *throttle) tidySlot(tx store.Tx, written []byte, now time.Time) error {
 	rng := store.Prefix(slotsPrefix)
 	rng.From = append(bytes.Clone(written), 0)
 	var next []byte

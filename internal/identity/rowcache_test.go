@@ -12,7 +12,7 @@ import (
 )
 
 // A row that was decoded before counts for nothing once other bytes stand in its place, or none.
-func TestAKnownRowIsReadAnewEachTime(t *testing.T) {
+func TestACachedRowIsReadAnewEachTime(t *testing.T) {
 	s := newService(t)
 	key := tenantKey("ten_known")
 	write := func(do func(tx store.Tx) error) {
@@ -21,10 +21,10 @@ func TestAKnownRowIsReadAnewEachTime(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var rows known[tenantRow]
+	var rows rowCache[tenantRow]
 	get := func() (row tenantRow, found bool, err error) {
 		err = s.store.View(t.Context(), func(r store.Reader) (err error) {
-			row, found, err = rows.get(s, r, key)
+			row, found, err = rows.get(s.records, r, key)
 			return err
 		})
 		return row, found, err
@@ -55,22 +55,22 @@ func TestAKnownRowIsReadAnewEachTime(t *testing.T) {
 	}
 }
 
-func TestKnownRowsDoNotFillTheMemory(t *testing.T) {
+func TestCachedRowsDoNotFillTheMemory(t *testing.T) {
 	s := newService(t)
-	var rows known[tenantRow]
+	var rows rowCache[tenantRow]
 	err := s.store.Update(t.Context(), func(tx store.Tx) error {
-		for i := range maxKnown + 10 {
+		for i := range maxCached + 10 {
 			key := tenantKey(authz.TenantID(strconv.Itoa(i)))
 			if err := s.put(tx, key, tenantRow{Name: "a"}); err != nil {
 				return err
 			}
-			if _, found, err := rows.get(s, tx, key); err != nil || !found {
+			if _, found, err := rows.get(s.records, tx, key); err != nil || !found {
 				return errors.Join(err, context.Canceled)
 			}
 		}
 		return nil
 	})
-	if err != nil || len(rows.rows) > maxKnown {
+	if err != nil || len(rows.rows) > maxCached {
 		t.Error(len(rows.rows), err)
 	}
 }

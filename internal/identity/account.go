@@ -1,0 +1,143 @@
+package identity
+
+import (
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// Caller is a principal, and what a request of it is handled by.
+type Caller struct {
+	authz.Principal
+	Session string // of a user
+	Limits  Limits // of the tenant
+
+	// ServiceAccount is who the caller is in its cluster; nil unless it is a
+	// ServiceAccount.
+	ServiceAccount *ServiceAccount
+}
+
+var errUnauthenticated = fault.New(fault.Unauthenticated, "a valid API key is required")
+
+// System is the deployment acting in a tenant of its own accord.
+func System(tenant authz.TenantID) authz.Principal {
+	return authz.Principal{Tenant: tenant, Kind: authz.System, ID: "latticekeep", Scopes: authz.TenantScopes()}
+}
+
+const maxName = 255 // bytes, of a tenant and of an API key
+
+var errName = fault.New(fault.Invalid, "a name has 1 to 255 bytes of text without control characters")
+
+func checkName(name string) error {
+	if name == "" || len(name) > maxName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
+		return errName
+	}
+	return nil
+}
+
+// member is a user as its tenant's list has it.
+type member struct {
+	account
+	row userRow
+}
+
+func (m member) owns() bool { return m.row.Role == authz.Owner }
+
+// memberEvent is something that is done to a member, which is named only when
+// the id is well formed.
+func memberEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
+	e := audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource}}
+	if authz.ValidID(userIDPrefix, id) {
+		e.Resource.ID = id
+	}
+	return e
+}
+
+// User is a person in a tenant. An e-mail address belongs to at most one user
+// of the whole deployment.
+type User struct {
+	ID            string
+	Tenant        authz.TenantID
+	Email         string // canonical
+	Role          authz.Role
+	EmailVerified bool
+	CreatedAt     time.Time
+}
+
+const userIDPrefix = "usr"
+
+var (
+	errEmailTaken   = fault.New(fault.Conflict, "this e-mail address has an account already: sign in, or reset its password")
+	errRegistration = fault.New(fault.Forbidden, "registration is closed: ask the operator of this service for an account")
+	errTrialEnded   = fault.New(fault.Forbidden, "the trial has ended and the tenant is read-only: ask the operator of this service to activate it")
+	errNoSession    = fault.New(fault.Unauthenticated, "the session is over: sign in again")
+)
+
+// Reasons in audit entries.
+const (
+	reasonClosed      = "registration_closed"
+	reasonTaken       = "email_taken"
+	reasonTrialEnded  = string(authz.TrialEnded)
+	reasonCredentials = "wrong_credentials" // unknown and wrong password alike
+	reasonSlowed      = audit.ReasonSlowedDown
+	reasonPassword    = "wrong_password"
+	reasonUnknown     = "no_such_account" // or one that was mailed a moment ago
+	reasonNoSession   = "no_such_session"
+	reasonReused      = "reused"
+	reasonNoMember    = "no_such_member"
+	reasonUnverified  = "email_not_verified"
+	reasonRole        = "role_beyond_own"
+	reasonLastOwner   = "last_owner"
+	reasonSystem      = "system_tenant"
+)
+
+// Rows, each with the keyring's MAC in front: a user, under its tenant; whose
+// an e-mail address is, under the hash of the address; a password hash, under
+// a key of its own for each password, so that the former one is wiped.
+type userRow struct {
+	Email     string     `json:"email"`
+	Role      authz.Role `json:"role"`
+	Verified  bool       `json:"verified"`
+	Password  string     `json:"password"` // id of its row
+	CreatedAt time.Time  `json:"created_at"`
+}
+
+// account names a user; a tenant's API keys and the deployment have none.
+type account struct {
+	Tenant authz.TenantID `json:"tenant"`
+	User   string         `json:"user"`
+}
+
+func usersPrefix(tenant authz.TenantID) []byte { return []byte("user/row/" + string(tenant) + "/") }
+
+func userKey(a account) []byte { return append(usersPrefix(a.Tenant), a.User...) }
+
+func emailKey(hash string) []byte { return []byte("user/email/" + hash) }
+
+func passwordKey(user, password string) []byte {
+	return []byte("user/password/" + user + "/" + password)
+}
+
+func (r userRow) user(a account) User {
+	return User{ID: a.User, Tenant: a.Tenant, Email: r.Email, Role: r.Role, EmailVerified: r.Verified, CreatedAt: r.CreatedAt}
+}
+
+const passwordIDPrefix = "pwd"
+
+// as returns the user as the principal of a request that began without one.
+func (a account) as(from authz.Principal) authz.Principal {
+	return authz.Principal{Tenant: a.Tenant, Kind: authz.User, ID: a.User, RequestID: from.RequestID, SourceIP: from.SourceIP}
+}
+
+// accountOf returns the account of a principal that is a user.
+func accountOf(p authz.Principal) account { return account{p.Tenant, p.ID} }
+
+// userEvent is something that a user did to its own account.
+func userEvent(t audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource, ID: p.ID}}
+}

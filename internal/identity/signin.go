@@ -1,0 +1,121 @@
+package identity
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// signIns checks and replaces passwords.
+type signIns struct {
+	*records
+	users     *users
+	sessions  *sessions
+	tickets   *tickets
+	throttle  *throttle
+	outbox    *mail.Outbox
+	passwords *passwords
+}
+
+// SignIn begins a session of the user whom address and password name. For an
+// unknown address, a wrong password and an account that is slowed down after
+// failures it does the same work, and they are one answer. Errors:
+// fault.Unauthenticated, fault.Unavailable.
+func (s *signIns) SignIn(ctx context.Context, from authz.Principal, email string, password secret.Bytes) (Tokens, error) {
+	if err := s.guard.Ready(ctx); err != nil {
+		return Tokens{}, err
+	}
+	canonical, err := canonicalEmail(email)
+	if err != nil {
+		canonical = "" // nobody's
+	}
+	asked := s.users.emailHash(canonical)
+	var l login
+	var waits bool
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		var err2 error
+		l, err = s.users.findLogin(r, canonical)
+		waits, err2 = s.throttle.waits(r, asked, s.now())
+		return errors.Join(err, err2)
+	})
+	if err != nil {
+		return Tokens{}, fmt.Errorf("looking up an account: %w", err)
+	}
+	right, err := s.passwords.check(ctx, l.hash, password)
+	if err != nil {
+		return Tokens{}, fmt.Errorf("checking a password: %w", err)
+	}
+	if !right && !waits {
+		if waits, err = s.throttle.fail(ctx, asked, s.now()); err != nil {
+			return Tokens{}, fmt.Errorf("counting a wrong password: %w", err)
+		}
+	}
+	if !right || waits {
+		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, waits)
+	}
+	tokens, err := s.beginSession(ctx, from, l)
+	if errors.Is(err, errWaits) {
+		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, true)
+	}
+	if err != nil {
+		return Tokens{}, fmt.Errorf("beginning a session: %w", err)
+	}
+	return tokens, nil
+}
+
+var errSignIn = fault.New(fault.Unauthenticated, "the e-mail address or the password is wrong: after several failures, wait before trying again")
+
+// refuseSignIn records a failed sign-in in the history of the tenant whose
+// account it was tried on, if there is one. That the address is slowed down, which
+// those that nobody has are too, has a reason of its own: however fast the guesses
+// come, the history tells that there were many.
+func (s *signIns) refuseSignIn(ctx context.Context, asked string, from authz.Principal, a account, waits bool) error {
+	if a.Tenant != "" {
+		from.Tenant = a.Tenant
+	}
+	reason := reasonCredentials
+	if waits {
+		reason = reasonSlowed
+	}
+	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reason, errSignIn)
+}
+
+// errWaits stays inside: the account was guessed at meanwhile.
+var errWaits = errors.New("the account waits after failures")
+
+// beginSession signs in who knows the password of an account, unless that waits by
+// now. Error: errWaits.
+func (s *signIns) beginSession(ctx context.Context, from authz.Principal, l login) (Tokens, error) {
+	now, asked := s.now().UTC(), s.users.emailHash(l.row.Email)
+	n := sessionName{l.User, authz.NewID(sessionIDPrefix)}
+	refresh, selector, secretHash := s.sessions.newRefresh(nil)
+	row := sessionRow{l.Tenant, now, now, now.Add(sessionLifetime), selector, secretHash}
+	e := audit.Event{
+		Type: audit.UserSignedIn, Outcome: audit.Success, Principal: l.as(from),
+		Resource: audit.Resource{Type: audit.SessionResource, ID: n.ID},
+	}
+	err := s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+		var user userRow
+		if found, err := s.get(tx, userKey(l.account), &user); err != nil {
+			return err
+		} else if !found || user.Password != l.row.Password { // changed meanwhile
+			return refuse(reasonCredentials, errSignIn)
+		}
+		if waits, err := s.throttle.waits(tx, asked, now); err != nil || waits {
+			return cmp.Or(err, errWaits)
+		}
+		return errors.Join(s.throttle.forget(tx, asked), s.sessions.makeRoom(tx, l.User, now), s.put(tx, sessionKey(n), row), s.put(tx, selectorKey(selector), n))
+	})
+	if err != nil {
+		return Tokens{}, err
+	}
+	return s.sessions.tokens(n, row, refresh, now)
+}
