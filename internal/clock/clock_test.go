@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,8 +47,9 @@ func TestAClockTellsTheSharedTimeWhateverItsOwnSays(t *testing.T) {
 func TestAClockIsFollowedAndAWrongMachineIsToldOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		ahead := 3 * time.Minute
-		c := New(func(context.Context) (time.Time, error) { return time.Now().Add(ahead), nil }, nil)
+		var ahead atomic.Int64 // a time.Duration
+		ahead.Store(int64(3 * time.Minute))
+		c := New(func(context.Context) (time.Time, error) { return time.Now().Add(time.Duration(ahead.Load())), nil }, nil)
 		ctx, end := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -57,10 +59,10 @@ func TestAClockIsFollowedAndAWrongMachineIsToldOnce(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(5 * every) // of the bubble's own clock
 		synctest.Wait()
-		if n := strings.Count(log.String(), "differs from the database's"); n != 1 || c.Ahead() != ahead {
+		if n := strings.Count(log.String(), "differs from the database's"); n != 1 || c.Ahead() != 3*time.Minute {
 			t.Error(n, c.Ahead(), log.String())
 		}
-		ahead = 0
+		ahead.Store(0)
 		time.Sleep(every)
 		synctest.Wait()
 		if !strings.Contains(log.String(), "right again") || c.Ahead() != 0 {
