@@ -209,3 +209,9 @@ func (w *writer) end(sign func(message []byte) ([]byte, error)) error {
 }
 
 func signed(sum []byte) []byte { return frame.Join(SigningContext, sum) }
+
+// Signer signs with the identity key of a deployment, as a keyring does.
+type Signer interface {
+	SignBackup(message []byte) ([]byte, error)     // for SigningContext
+	SignBackupFile(message []byte) ([]byte, error) // for FileContext
+}

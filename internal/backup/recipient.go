@@ -28,6 +28,9 @@ const (
 // maxRecipient is above the length of any recipient; one has 1959 characters.
 const maxRecipient = 4096
 
+// ageMagic begins every file that age encrypted.
+const ageMagic = "age-encryption.org/v1"
+
 const keygenHint = "make one with latticekeep backup keygen, or age-keygen -pq"
 
 // ParseRecipient reads age1pq1…. Error: fault.Invalid, which says what is wrong

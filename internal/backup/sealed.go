@@ -25,19 +25,12 @@ import (
 const FileContext = "latticekeep/backup-file/v1"
 
 const (
-	ageMagic       = "age-encryption.org/v1"
 	statementMagic = "latticekeep-backup-signature-1\n"
 	saidSize       = sumSize + 8 + chainSize + dualsig.PublicKeySize + 8 + 8 + 1
 
 	// StatementSize is the length of a statement in bytes.
 	StatementSize = len(statementMagic) + saidSize + dualsig.SignatureSize
 )
-
-// Signer signs with the identity key of a deployment, as a keyring does.
-type Signer interface {
-	SignBackup(message []byte) ([]byte, error)     // for SigningContext
-	SignBackupFile(message []byte) ([]byte, error) // for FileContext
-}
 
 // Statement is what a deployment says of an encrypted backup, so that whoever
 // keeps the file, and cannot open it, can tell that it is whole.

@@ -32,10 +32,6 @@ import (
 
 // Sizes in bytes.
 const (
-	SeedSize      = 32   // ξ, FIPS 204 §6.1
-	PublicKeySize = 1952 // FIPS 204 table 2
-	SignatureSize = 3309 // an ML-DSA-65 signature alone
-
 	// MACKeySize is the only length of a MAC key: HMAC pads shorter keys with
 	// zeros, so that without this a key and the same key with zeros would collide.
 	MACKeySize = 64
@@ -53,7 +49,6 @@ const (
 	labelDual  = "latticekeep/dual-signature/v1"
 	labelMAC   = "latticekeep/dual-signature/mac/v1"
 
-	maxContext = 255 // FIPS 204 §5.2
 	maxMessage = 64 << 20
 )
 

@@ -13,6 +13,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
+// Sizes in bytes.
+const (
+	SeedSize      = 32   // ξ, FIPS 204 §6.1
+	PublicKeySize = 1952 // FIPS 204 table 2
+	SignatureSize = 3309 // an ML-DSA-65 signature alone
+
+	maxContext = 255 // FIPS 204 §5.2
+)
+
 // PrivateKey makes ML-DSA-65 signatures. It is safe for concurrent use; the zero
 // value signs nothing.
 type PrivateKey struct {

@@ -24,7 +24,11 @@ package envelope
 
 import (
 	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha512"
 	"crypto/subtle"
 	"encoding/binary"
 	"errors"
@@ -293,4 +297,36 @@ func ParseCredential(b []byte) (*Credential, error) {
 	b = b[copy(c.Nonce[:], b):]
 	c.Ciphertext = bytes.Clone(b)
 	return c, nil
+}
+
+// derive is HKDF-SHA-512 (RFC 5869). It fails when n is over 16320 bytes.
+func derive(input, salt, info []byte, n int) ([]byte, error) {
+	return hkdf.Key(sha512.New, input, salt, string(info), n)
+}
+
+// deriveGCM returns AES-256-GCM under the key that HKDF-SHA-512 derives from
+// wrappingKey (32 bytes) with salt and info.
+func deriveGCM(wrappingKey, salt, info []byte) (cipher.AEAD, error) {
+	if len(wrappingKey) != KeySize {
+		return nil, fmt.Errorf("wrapping key has %d bytes, not %d", len(wrappingKey), KeySize)
+	}
+	key, err := derive(wrappingKey, salt, info, KeySize)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(key)
+	return newGCM(key)
+}
+
+// newGCM returns AES-256-GCM with a 12-byte nonce and a 16-byte tag. The length is
+// checked here because aes.NewCipher would make AES-128 of a shorter key.
+func newGCM(key []byte) (cipher.AEAD, error) {
+	if len(key) != KeySize {
+		return nil, fmt.Errorf("AES key has %d bytes, not %d", len(key), KeySize)
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
 }

@@ -28,6 +28,7 @@ package mail
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -38,26 +39,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// Kind is what a mail is about.
-type Kind string
-
-// The kinds. Each but the last carries a token.
-const (
-	VerifyEmail     Kind = "verify_email"
-	ResetPassword   Kind = "reset_password"
-	Invite          Kind = "invite"
-	PasswordChanged Kind = "password_changed"
-)
-
-// Message is a mail to be. One without To is dropped where others are sent:
-// so an answer to a stranger takes the same work whether the address is known
-// or not.
-type Message struct {
-	Kind  Kind
-	To    string // address
-	Token string
-}
 
 // Outbox keeps mails until they are sent. It is safe for concurrent use.
 type Outbox struct {
@@ -77,14 +58,6 @@ func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox 
 
 // Pending is a mail that is sealed and not stored.
 type Pending struct{ key, row []byte }
-
-// stored is the plaintext of a row.
-type stored struct {
-	Kind      Kind      `json:"kind"`
-	To        string    `json:"to"`
-	Token     string    `json:"token"`
-	CreatedAt time.Time `json:"created_at"`
-}
 
 // rowPrefix is followed by the mail's id. A row is the version of the wrapping
 // key (four bytes, big endian) and the sealed message, which is bound to the
@@ -130,4 +103,15 @@ func (o *Outbox) Notify() {
 	case o.wake <- struct{}{}:
 	default: // Run is told already
 	}
+}
+
+func encodeRow(version uint32, blob []byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, version), blob...)
+}
+
+func decodeRow(row []byte) (version uint32, blob []byte, ok bool) {
+	if len(row) < 4 {
+		return 0, nil, false
+	}
+	return binary.BigEndian.Uint32(row), row[4:], true
 }

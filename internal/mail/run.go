@@ -3,7 +3,6 @@ package mail
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,16 +19,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Envelope is a rendered mail.
-type Envelope struct {
-	ID      string // the mail's, the same at every try
-	From    string // address, with or without a name
-	To      string // address
-	Subject string
-	Text    string // ASCII
-	Date    time.Time
-}
-
 // Transport hands a mail on. Send returns nil once somebody else is
 // responsible for it, an error that wraps [ErrRefused] when no later try can
 // help, and any other error when one may. It gives up when ctx ends. An error
@@ -38,19 +27,8 @@ type Transport interface {
 	Send(ctx context.Context, e Envelope) error
 }
 
-// ErrRefused is the cause of a failure that is permanent for this one mail.
-var ErrRefused = errors.New("the recipient or the mail was refused for good")
-
-// Options of [Outbox.Run]. PublicURL and From are required.
-type Options struct {
-	PublicURL string       // where users reach the service
-	From      string       // address of the sender, with or without a name
-	Logger    *slog.Logger // default slog.Default()
-}
-
 const (
 	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles in between
-	maxAge                = 3 * 24 * time.Hour     // after which a mail is given up
 	sendTimeout           = 30 * time.Second
 	pollInterval          = time.Minute // for mails that nobody notified of
 	parallel              = 4           // mails on their way at a time
@@ -300,13 +278,106 @@ func (c *courier) remove(ctx context.Context, l letter) {
 	c.mu.Unlock()
 }
 
-func encodeRow(version uint32, blob []byte) []byte {
-	return append(binary.BigEndian.AppendUint32(nil, version), blob...)
+// attempt is what is known of the tries of a mail, in a row of its own: none before
+// the first. Whoever is about to send a mail claims it there, so that of several
+// replicas one does.
+//
+// A claim ends when whoever made it is done, and else by being watched: the others
+// take over one that they have seen unchanged for claimTime by their own clocks,
+// since those of other machines may be minutes apart.
+type attempt struct {
+	Claim    string    `json:"claim,omitempty"` // of the try that is going on, or was when its process ended
+	Failures int       `json:"failures,omitempty"`
+	Next     time.Time `json:"next,omitzero"` // before this nobody tries
 }
 
-func decodeRow(row []byte) (version uint32, blob []byte, ok bool) {
-	if len(row) < 4 {
-		return 0, nil, false
+// claimTime is longer than a try takes, by as much as its outcome may take to be
+// stored.
+const claimTime = 2 * sendTimeout
+
+const attemptPrefix = "mail-attempt/"
+
+func (l letter) attemptKey() []byte { return []byte(attemptPrefix + l.id()) }
+
+// sighting is a claim of another replica, and since when it has been seen here.
+type sighting struct {
+	row   string
+	since time.Time
+}
+
+// sightings are the claims of others that are watched. Only [Outbox.Run] uses them.
+type sightings map[string]sighting // by mail
+
+// wait returns for how long the mail is not ours to send. After a restart every mail
+// is tried at once, whenever it was to be tried next: what kept it back may be mended.
+func (s sightings) wait(l letter, now time.Time, restarted bool) time.Duration {
+	var a attempt
+	if l.attempt == nil || json.Unmarshal(l.attempt, &a) != nil { // what is damaged keeps no mail back
+		return 0
 	}
-	return binary.BigEndian.Uint32(row), row[4:], true
+	if a.Claim == "" {
+		if restarted {
+			return 0
+		}
+		return min(a.Next.Sub(now), lastRetry) // a longer one is of a clock that was wrong
+	}
+	seen, known := s[l.id()]
+	if !known || seen.row != string(l.attempt) || now.Before(seen.since) {
+		seen = sighting{string(l.attempt), now}
+		s[l.id()] = seen
+	}
+	return seen.since.Add(claimTime).Sub(now)
+}
+
+// claim makes a mail this replica's to send, unless another one was faster.
+func (c *courier) claim(ctx context.Context, l *letter) (claimed bool, err error) {
+	var a attempt
+	if l.attempt != nil && json.Unmarshal(l.attempt, &a) != nil {
+		a = attempt{}
+	}
+	a.Claim, a.Next = authz.NewID("claim"), time.Time{}
+	row, err := json.Marshal(a)
+	if err != nil {
+		return false, err
+	}
+	err = c.store.Update(ctx, func(tx store.Tx) error {
+		claimed = false
+		mail, err := tx.Get(l.key)
+		if err != nil || mail == nil {
+			return err
+		}
+		now, err := tx.Get(l.attemptKey())
+		if err != nil || !bytes.Equal(now, l.attempt) {
+			return err
+		}
+		claimed = true
+		return tx.Put(l.attemptKey(), row)
+	})
+	if err != nil {
+		return false, fmt.Errorf("claiming a mail: %w", err)
+	}
+	if claimed {
+		l.attempt, l.failures = row, a.Failures
+	}
+	return claimed, nil
+}
+
+// release ends the claim on a mail that was not sent, unless another replica has
+// taken it over.
+func (c *courier) release(ctx context.Context, l letter, a attempt) error {
+	row, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	err = c.store.Update(ctx, func(tx store.Tx) error {
+		now, err := tx.Get(l.attemptKey())
+		if err != nil || !bytes.Equal(now, l.attempt) {
+			return err
+		}
+		return tx.Put(l.attemptKey(), row)
+	})
+	if err != nil {
+		return fmt.Errorf("releasing a mail: %w", err)
+	}
+	return nil
 }

@@ -22,7 +22,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,14 +42,6 @@ func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelop
 		Name:           name,
 		CredentialType: spec.CredentialType,
 	}
-}
-
-// scopeOf applies the API server's default, which a manifest that has not been applied yet may lack.
-func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
-	if sealed.Scope == "" {
-		return v1alpha1.ScopeStrict
-	}
-	return sealed.Scope
 }
 
 // Request is what [Seal] seals.
@@ -201,21 +192,4 @@ func Older(obj *v1alpha1.SealedCredential, accepted map[string]time.Time) error 
 		}
 	}
 	return invalid(found)
-}
-
-// invalid turns problems into one error, nil when there are none. It shows a few of them: the message ends up in a
-// condition.
-func invalid(problems []Problem) error {
-	const shown = 3
-	if len(problems) == 0 {
-		return nil
-	}
-	var text []string
-	for _, p := range problems[:min(shown, len(problems))] {
-		text = append(text, p.String())
-	}
-	if more := len(problems) - shown; more > 0 {
-		text = append(text, fmt.Sprintf("and %d more like these", more))
-	}
-	return fault.New(fault.Invalid, strings.Join(text, "; "))
 }

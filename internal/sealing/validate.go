@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -12,14 +11,6 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 )
-
-// Problem is one mistake in a manifest.
-type Problem struct {
-	Path    string // of the field, such as spec.sealed.keyID
-	Message string // what is wrong with it and what to do
-}
-
-func (p Problem) String() string { return p.Path + ": " + p.Message }
 
 // Expect says what a manifest is for. Zero fields are not checked.
 type Expect struct {
@@ -58,13 +49,6 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 		}
 	}
 	return found
-}
-
-// report collects problems.
-type report []Problem
-
-func (r *report) add(path, format string, args ...any) {
-	*r = append(*r, Problem{path, fmt.Sprintf(format, args...)})
 }
 
 // Check returns a [fault.Invalid] when obj is not well-formed: when the API server would refuse it, or its values cannot
@@ -146,18 +130,6 @@ func smallestValue(s envelope.Suite) int {
 		return 1 + 1088 + 16
 	}
 	return 0
-}
-
-// isDataKey holds the pattern of spec.sealed.values' keys.
-func isDataKey(k string) bool {
-	for _, c := range []byte(k) {
-		switch {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
-		default:
-			return false
-		}
-	}
-	return 1 <= len(k) && len(k) <= v1alpha1.MaxDataKeyBytes
 }
 
 // decode reads standard base64 in the one form it is written in.

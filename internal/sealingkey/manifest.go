@@ -17,14 +17,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// Attributes of entries.
-const (
-	attributeCount   = "count"
-	attributeFrom    = "from_key"
-	attributeTo      = "to_key"
-	attributeVerdict = "verdict"
-)
-
 // ErrDoesNotOpen is the only answer to values that are not resealed. It is of no
 // [fault.Kind], because unlike an invalid request it has been recorded.
 var ErrDoesNotOpen = sealing.ErrDoesNotOpen

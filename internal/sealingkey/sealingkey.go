@@ -56,6 +56,14 @@ const (
 	reasonOpen     = "does_not_open"
 )
 
+// Attributes of entries.
+const (
+	attributeCount   = "count"
+	attributeFrom    = "from_key"
+	attributeTo      = "to_key"
+	attributeVerdict = "verdict"
+)
+
 // Options of a [Service]. InUse and Now are required.
 type Options struct {
 	// InUse tells how many objects have values that are sealed for a key, by its

@@ -2,6 +2,7 @@ package transit
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,7 +11,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 )
+
+// MaxData bounds one item, in bytes. The contract names the same number.
+const MaxData = 700 << 10
 
 const (
 	idPrefix = "tkey"
@@ -128,4 +133,37 @@ func (s *sealed) join() (Ciphertext, error) {
 	}
 	data = append(append(data, s.signature...), s.message.Ciphertext...)
 	return Ciphertext{KEM: s.message.KEM, Nonce: s.message.Nonce[:], Data: data, KeyID: s.keyID, KeyVersion: s.version}, nil
+}
+
+// decoy stands in for what a ciphertext lacks: for a key that is not there, and
+// for the whole of it when it is malformed. It belongs to nobody.
+type decoy struct {
+	kem    *envelope.KEMKey
+	sealed sealed
+}
+
+// newDecoy makes all of it from random bytes: sizes are all that could be wrong.
+func newDecoy() decoy {
+	random := make([]byte, envelope.KEMSeedSize+dualsig.SeedSize+dualsig.MACKeySize)
+	_, _ = rand.Read(random) // never fails
+	seed, rest := random[:envelope.KEMSeedSize], random[envelope.KEMSeedSize:]
+	kem, err := envelope.NewKEMKey(seed)
+	signing, err2 := dualsig.NewKey(1, rest[:dualsig.SeedSize], rest[dualsig.SeedSize:])
+	d := decoy{kem: kem, sealed: sealed{keyID: authz.NewID(idPrefix), version: 1}}
+	message, err3 := kem.Seal(envelope.MessageContext{}, make([]byte, 64))
+	signature, err4 := signing.Sign(messageContext, seed)
+	if err := errors.Join(err, err2, err3, err4); err != nil {
+		panic("transit: making a decoy: " + err.Error())
+	}
+	d.sealed.message, d.sealed.signature = *message, signature
+	return d
+}
+
+// instead returns the decoy of a ciphertext, with a signature that names the
+// current keys, so that verifying it is all of the work.
+func (d *decoy) instead(current *keyring.Keys) *sealed {
+	s := d.sealed
+	s.signature = append([]byte(nil), s.signature...)
+	binary.BigEndian.PutUint32(s.signature[1:], current.Version)
+	return &s
 }

@@ -26,10 +26,6 @@ const (
 	DefaultRotationDays = 90
 	MaxKeys             = 1000
 
-	// maxVersions is more than a key that is rotated every day reaches in ten
-	// years, and few enough to be encrypted anew in one transaction.
-	maxVersions = 4096
-
 	defaultName = "default"
 )
 
@@ -263,16 +259,6 @@ func listed(p authz.Principal, id string, count int) audit.Event {
 	}
 }
 
-// MaxKeyVersions is how many versions of a key [Transit.Key] tells of.
-const MaxKeyVersions = 100
-
-// KeyVersion is what may be known of one version of a key.
-type KeyVersion struct {
-	Number    uint32
-	CreatedAt time.Time // zero when a release that did not write it down made the version after it
-	Current   bool      // it encrypts
-}
-
 // Key returns a key and its newest versions, at most [MaxKeyVersions] and the newest
 // first. Errors: fault.Forbidden, fault.NotFound, fault.Internal for a damaged row,
 // fault.Unavailable.
@@ -303,4 +289,35 @@ func (t *Transit) Key(ctx context.Context, p authz.Principal, id string) (Key, [
 		return Key{}, nil, err
 	}
 	return key.public(), versions, nil
+}
+
+// Survey returns all of a tenant's keys, oldest first, without a principal and
+// without an entry: for what the service itself says of them. Damaged rows are
+// left out. Error: fault.Unavailable.
+func (t *Transit) Survey(ctx context.Context, tenant authz.TenantID) ([]Key, error) {
+	all, _, err := t.survey(ctx, tenant)
+	return all, err
+}
+
+func (t *Transit) survey(ctx context.Context, tenant authz.TenantID) (all []Key, damaged int, err error) {
+	err = t.store.View(ctx, func(rd store.Reader) error {
+		all, damaged = nil, 0
+		prefix := keysPrefix(tenant)
+		return rd.Scan(store.Prefix(prefix), func(key, value []byte) bool {
+			k, err := t.decode(tenant, string(key[len(prefix):]), value)
+			if err != nil {
+				damaged++
+				return true
+			}
+			all = append(all, k.public())
+			return true
+		})
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("listing keys: %w", err)
+	}
+	slices.SortFunc(all, func(a, b Key) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
+	})
+	return all, damaged, nil
 }

@@ -21,27 +21,20 @@
 package transit
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/dualsig"
-	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Bounds of a call. The contract names the same ones.
-const (
-	MaxData  = 700 << 10 // bytes of one item
-	MaxItems = 100
-)
+// MaxItems bounds a call. The contract names the same number.
+const MaxItems = 100
 
 // ErrDecrypt is the only answer to a ciphertext that does not decrypt. It is of
 // no [fault.Kind], because unlike an invalid request it has been recorded.
@@ -120,137 +113,9 @@ func validID(id string) string {
 	return id
 }
 
-// Encrypt encrypts every item with the newest version of the key; an empty keyID
-// means the tenant's default key. Errors: fault.Forbidden, fault.NotFound for a
-// key that is not there, fault.Invalid, fault.Unavailable.
-func (t *Transit) Encrypt(ctx context.Context, p authz.Principal, keyID string, data []secret.Bytes) ([]Ciphertext, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	if err := t.guard.Admit(ctx, p, authz.EncryptData); err != nil {
-		return nil, err
-	}
-	if err := checkData(data); err != nil {
-		return nil, err
-	}
-	keys, err := t.current(ctx, p.Tenant)
-	if err != nil {
-		return nil, err
-	}
-	e := entry(audit.DataEncrypted, p, validID(keyID), len(data))
-	key, err := t.sealing(ctx, keys, keyID, e)
-	if err != nil {
-		return nil, err
-	}
-	answer := make([]Ciphertext, len(data))
-	for i, d := range data {
-		if answer[i], err = key.seal(d); err != nil {
-			return nil, err
-		}
-	}
-	e.Resource.ID, e.Attributes[attributeKeyVersion] = key.id, number(key.version)
-	if err := t.guard.Record(ctx, e); err != nil {
-		return nil, err
-	}
-	return answer, nil
-}
-
-// sealingKey is the version of a key that encrypts, and who signs.
-type sealingKey struct {
-	tenant  authz.TenantID
-	id      string
-	version uint32
-	kem     *envelope.KEMKey
-	signing *dualsig.Key
-}
-
-func (k *sealingKey) seal(plaintext secret.Bytes) (Ciphertext, error) {
-	c := envelope.MessageContext{Tenant: string(k.tenant), KeyID: k.id, Version: k.version}
-	message, err := k.kem.Seal(c, plaintext)
-	if err != nil {
-		return Ciphertext{}, err
-	}
-	s := &sealed{keyID: k.id, version: k.version, message: *message}
-	signed, err := s.signed(k.tenant)
-	if err != nil {
-		return Ciphertext{}, err
-	}
-	if s.signature, err = k.signing.Sign(messageContext, signed); err != nil {
-		return Ciphertext{}, fmt.Errorf("signing a ciphertext: %w", err)
-	}
-	return s.join()
-}
-
 // maxAttempts bounds how often an operation starts again because another one
 // changed the key meanwhile.
 const maxAttempts = 8
-
-// sealing returns the newest version of a key, which it makes if it is a default
-// key that is not there yet, and rotates if it is due. When there is no key, that
-// is recorded as the outcome of e.
-func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e audit.Event) (*sealingKey, error) {
-	p := e.Principal
-	for range maxAttempts {
-		key, seed, err := t.lookup(ctx, p.Tenant, keyID)
-		switch {
-		case errors.Is(err, fault.Internal):
-			return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
-		case err != nil:
-			return nil, err
-		case key == nil && keyID == "":
-			if err := t.createDefault(ctx, deployment(p), keys.Keys); err != nil {
-				return nil, err
-			}
-			continue
-		case key == nil:
-			return nil, t.guard.Refuse(ctx, e, audit.Denied, reasonMissing, errNoKey)
-		case key.due(t.now()):
-			_, err := t.rotate(ctx, deployment(p), key, keys, false)
-			if errors.Is(err, fault.Internal) {
-				return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
-			}
-			if err != nil && !errors.Is(err, fault.Conflict) {
-				return nil, err
-			}
-			continue
-		}
-		kem, err := keys.messageKey(ctx, key.id, seed)
-		if errors.Is(err, fault.Internal) {
-			return nil, t.guard.Refuse(ctx, e, audit.Failure, reasonIntegrity, err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return &sealingKey{p.Tenant, key.id, key.Version, kem, keys.Signing}, nil
-	}
-	return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
-}
-
-// lookup returns a key and the seed of its newest version, or nil. An empty id
-// is the default key.
-func (t *Transit) lookup(ctx context.Context, tenant authz.TenantID, id string) (key *namedKey, seed *seedRow, err error) {
-	err = t.store.View(ctx, func(rd store.Reader) (err error) {
-		byDefault := id == ""
-		if byDefault {
-			if id, err = t.getDefault(rd, tenant); err != nil || id == "" {
-				return err
-			}
-		}
-		if key, err = t.get(rd, tenant, validID(id)); err != nil {
-			return err
-		}
-		if key != nil {
-			seed, err = newestSeed(rd, tenant, id, key.Version)
-		}
-		if err == nil && seed == nil && (byDefault || key != nil) {
-			err = errDamaged // a row names one that is not there
-		}
-		return err
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("reading a key: %w", err)
-	}
-	return key, seed, nil
-}
 
 // deployment is the deployment acting of its own accord, on the occasion of p's
 // request.

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
 const (
@@ -117,4 +119,9 @@ func (m *memo[T]) remember(question digest, value T, end time.Time) {
 		clear(m.known) // all are asked again: that costs less than to keep an order of them
 	}
 	m.known[question] = answer[T]{value, until}
+}
+
+// unavailable says that the API server has not answered, or not us.
+func unavailable(err error) error {
+	return fault.Wrap(fault.Unavailable, "the API server of the cluster cannot be asked: try again", err)
 }

@@ -232,8 +232,3 @@ func create(ctx context.Context, c rest.Interface, resource string, asked, answe
 	}
 	return nil
 }
-
-// unavailable says that the API server has not answered, or not us.
-func unavailable(err error) error {
-	return fault.Wrap(fault.Unavailable, "the API server of the cluster cannot be asked: try again", err)
-}

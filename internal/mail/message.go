@@ -1,10 +1,40 @@
 package mail
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 )
+
+// Kind is what a mail is about.
+type Kind string
+
+// The kinds. Each but the last carries a token.
+const (
+	VerifyEmail     Kind = "verify_email"
+	ResetPassword   Kind = "reset_password"
+	Invite          Kind = "invite"
+	PasswordChanged Kind = "password_changed"
+)
+
+// Message is a mail to be. One without To is dropped where others are sent:
+// so an answer to a stranger takes the same work whether the address is known
+// or not.
+type Message struct {
+	Kind  Kind
+	To    string // address
+	Token string
+}
+
+// stored is the plaintext of a row.
+type stored struct {
+	Kind      Kind      `json:"kind"`
+	To        string    `json:"to"`
+	Token     string    `json:"token"`
+	CreatedAt time.Time `json:"created_at"`
+}
 
 // template is the text of a kind of mail. Neither part holds anything that a
 // user wrote.
@@ -16,6 +46,9 @@ type template struct {
 	body    string        // the request to it, with %s for the token
 	text    string        // with %s for the link, if there is a page, and for the command; both end with a newline
 }
+
+// maxAge is how long sending a mail is tried.
+const maxAge = 3 * 24 * time.Hour
 
 // templates name the times that internal/identity gives the tokens.
 var templates = map[Kind]template{
@@ -100,3 +133,23 @@ func render(id string, m stored, o Options) Envelope {
 	parts = append(parts, fmt.Sprintf("  curl -s %s%s \\\n    -H 'Content-Type: application/json' \\\n    -d '%s'\n", base, t.path, body))
 	return Envelope{ID: id, From: o.From, To: m.To, Subject: t.subject, Text: fmt.Sprintf(t.text, parts...), Date: m.CreatedAt}
 }
+
+// Envelope is a rendered mail.
+type Envelope struct {
+	ID      string // the mail's, the same at every try
+	From    string // address, with or without a name
+	To      string // address
+	Subject string
+	Text    string // ASCII
+	Date    time.Time
+}
+
+// Options of [Outbox.Run]. PublicURL and From are required.
+type Options struct {
+	PublicURL string       // where users reach the service
+	From      string       // address of the sender, with or without a name
+	Logger    *slog.Logger // default slog.Default()
+}
+
+// ErrRefused is the cause of a failure that is permanent for this one mail.
+var ErrRefused = errors.New("the recipient or the mail was refused for good")

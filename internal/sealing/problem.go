@@ -1,0 +1,61 @@
+package sealing
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// Problem is one mistake in a manifest.
+type Problem struct {
+	Path    string // of the field, such as spec.sealed.keyID
+	Message string // what is wrong with it and what to do
+}
+
+func (p Problem) String() string { return p.Path + ": " + p.Message }
+
+// report collects problems.
+type report []Problem
+
+func (r *report) add(path, format string, args ...any) {
+	*r = append(*r, Problem{path, fmt.Sprintf(format, args...)})
+}
+
+// isDataKey holds the pattern of spec.sealed.values' keys.
+func isDataKey(k string) bool {
+	for _, c := range []byte(k) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return 1 <= len(k) && len(k) <= v1alpha1.MaxDataKeyBytes
+}
+
+// invalid turns problems into one error, nil when there are none. It shows a few of them: the message ends up in a
+// condition.
+func invalid(problems []Problem) error {
+	const shown = 3
+	if len(problems) == 0 {
+		return nil
+	}
+	var text []string
+	for _, p := range problems[:min(shown, len(problems))] {
+		text = append(text, p.String())
+	}
+	if more := len(problems) - shown; more > 0 {
+		text = append(text, fmt.Sprintf("and %d more like these", more))
+	}
+	return fault.New(fault.Invalid, strings.Join(text, "; "))
+}
+
+// scopeOf applies the API server's default, which a manifest that has not been applied yet may lack.
+func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
+	if sealed.Scope == "" {
+		return v1alpha1.ScopeStrict
+	}
+	return sealed.Scope
+}
