@@ -295,8 +295,8 @@ func TestAnUnusedSetIsLetGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		cached := func() int {
-			r.mu.Lock()
-			defer r.mu.Unlock()
+			r.sets.mu.Lock()
+			defer r.sets.mu.Unlock()
 			return len(r.cache)
 		}
 		if cached() != 1 {

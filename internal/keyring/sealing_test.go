@@ -138,12 +138,12 @@ func TestOnlyKeysOutOfUseAreRetired(t *testing.T) {
 	}
 	// Meanwhile the key has become the current one again, as after a restored backup.
 	f.put(t, func(tx store.Tx) error { return tx.Put(currentSealingRow, first.current) })
-	if err := f.ring.store.Update(t.Context(), retire.Put); fault.Of(err) != fault.Conflict {
+	if err := f.store.Update(t.Context(), retire.Put); fault.Of(err) != fault.Conflict {
 		t.Fatalf("retired although it is current: %v", err)
 	}
 	f.put(t, func(tx store.Tx) error { return tx.Put(currentSealingRow, second.current) })
 	f.put(t, retire.Put)
-	if err := f.ring.store.Update(t.Context(), retire.Put); fault.Of(err) != fault.Conflict {
+	if err := f.store.Update(t.Context(), retire.Put); fault.Of(err) != fault.Conflict {
 		t.Fatalf("a change that was made already: %v", err)
 	}
 }
@@ -160,7 +160,7 @@ func TestOfTwoNewSealingKeysOneIsPublished(t *testing.T) {
 		made = append(made, key)
 	}
 	f.put(t, func(tx store.Tx) error { return made[0].PutAfter(tx, first.ID) })
-	err := f.ring.store.Update(t.Context(), func(tx store.Tx) error { return made[1].PutAfter(tx, first.ID) })
+	err := f.store.Update(t.Context(), func(tx store.Tx) error { return made[1].PutAfter(tx, first.ID) })
 	if fault.Of(err) != fault.Conflict {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestTheStateOfASealingKeyCannotBeForged(t *testing.T) {
 	f.sealingKey(t)
 	get := func() (b []byte) {
 		t.Helper()
-		err := f.ring.store.View(t.Context(), func(r store.Reader) error {
+		err := f.store.View(t.Context(), func(r store.Reader) error {
 			row, err := r.Get(sealingKeyRow(first.ID))
 			b = bytes.Clone(row)
 			return err

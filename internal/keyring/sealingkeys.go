@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -68,14 +69,25 @@ var (
 // NewSealingKey is a freshly made sealing key that is not stored yet.
 type NewSealingKey struct {
 	ID      string
-	ring    *Ring
+	keys    *sealingKeys
 	row     []byte
 	current []byte
 }
 
+// sealingKeys owns the rows of sealing keys.
+type sealingKeys struct {
+	store store.Store
+	now   func() time.Time
+	own   *deploymentKeys
+	sets  *sets
+
+	mu        sync.Mutex
+	published *published
+}
+
 // NewSealingKey makes a key pair and its signed document. The deployment must
 // be stored already, since the private key goes under its wrapping key.
-func (r *Ring) NewSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
+func (r *sealingKeys) NewSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
 	k, err := r.newSealingKey(ctx, suite)
 	if err != nil {
 		return nil, fmt.Errorf("making a sealing key: %w", err)
@@ -83,8 +95,8 @@ func (r *Ring) NewSealingKey(ctx context.Context, suite envelope.Suite) (*NewSea
 	return k, nil
 }
 
-func (r *Ring) newSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
-	wrapper, err := r.Current(ctx, authz.SystemTenant)
+func (r *sealingKeys) newSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
+	wrapper, err := r.sets.Current(ctx, authz.SystemTenant)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +110,7 @@ func (r *Ring) newSealingKey(ctx context.Context, suite envelope.Suite) (*NewSea
 	}
 	defer private.Zero()
 	id := key.Public().ID()
-	document, err := sealing.Sign(r.identity, key.Public(), r.config.Now())
+	document, err := sealing.Sign(r.own.identity, key.Public(), r.now())
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +125,7 @@ func (r *Ring) newSealingKey(ctx context.Context, suite envelope.Suite) (*NewSea
 	if err != nil {
 		return nil, err
 	}
-	return &NewSealingKey{id, r, stored, r.SealRow(currentSealingRow, []byte(id))}, nil
+	return &NewSealingKey{id, r, stored, r.own.SealRow(currentSealingRow, []byte(id))}, nil
 }
 
 // Put stores the key and makes it the one that is published. Earlier ones keep
@@ -128,7 +140,7 @@ func (k *NewSealingKey) Put(tx store.Tx) error {
 // PutAfter is [NewSealingKey.Put] unless the current key is another one than
 // former. Error: fault.Conflict then.
 func (k *NewSealingKey) PutAfter(tx store.Tx, former string) error {
-	current, err := k.ring.currentSealingKey(tx)
+	current, err := k.keys.currentSealingKey(tx)
 	if err != nil {
 		return err
 	}
@@ -140,10 +152,10 @@ func (k *NewSealingKey) PutAfter(tx store.Tx, former string) error {
 
 // currentSealingKey returns the id of the published key, and "" while there is
 // none.
-func (r *Ring) currentSealingKey(rd store.Reader) (string, error) {
+func (r *sealingKeys) currentSealingKey(rd store.Reader) (string, error) {
 	b, err := rd.Get(currentSealingRow)
 	if err == nil {
-		b, err = r.OpenRow(currentSealingRow, b)
+		b, err = r.own.OpenRow(currentSealingRow, b)
 	}
 	if err != nil {
 		return "", fmt.Errorf("reading the current sealing key: %w", err)
@@ -153,7 +165,7 @@ func (r *Ring) currentSealingKey(rd store.Reader) (string, error) {
 
 // CurrentSealingKey returns the id of the sealing key that the store says to
 // publish, whether or not it can be, and "" while there is none.
-func (r *Ring) CurrentSealingKey(ctx context.Context) (id string, err error) {
+func (r *sealingKeys) CurrentSealingKey(ctx context.Context) (id string, err error) {
 	err = r.store.View(ctx, func(rd store.Reader) (err error) {
 		id, err = r.currentSealingKey(rd)
 		return err
@@ -164,7 +176,7 @@ func (r *Ring) CurrentSealingKey(ctx context.Context) (id string, err error) {
 // SealingDocument returns the signed public document of the newest sealing
 // key. Errors: fault.NotFound while there is none; fault.Internal when it is not
 // ours, and with [ErrRetired] when it is retired: nothing is published then.
-func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
+func (r *sealingKeys) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	var id string
 	var row sealingRow
 	err := r.store.View(ctx, func(rd store.Reader) (err error) {
@@ -199,12 +211,12 @@ func (r *Ring) SealingDocument(ctx context.Context) (sealing.Document, error) {
 
 // document parses a stored document. Whoever can write the store could have put
 // one of their own there.
-func (r *Ring) document(id string, row sealingRow) (sealing.Document, error) {
+func (r *sealingKeys) document(id string, row sealingRow) (sealing.Document, error) {
 	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {
 		return sealing.Document{}, fault.Wrap(fault.Internal, fault.Message(errDamaged), err)
 	}
-	if document.Identity() != r.Identity().ID() || document.Key().ID() != id {
+	if document.Identity() != r.own.Identity().ID() || document.Key().ID() != id {
 		return sealing.Document{}, errDamaged
 	}
 	return document, nil
@@ -220,7 +232,7 @@ type published struct {
 // SealingKey returns the private sealing key with that id, newest or not.
 // Errors: fault.NotFound for an unknown id and, with [ErrRetired], for a retired
 // key; fault.Unavailable when the KMS does not answer.
-func (r *Ring) SealingKey(ctx context.Context, id string) (*envelope.SealingKey, error) {
+func (r *sealingKeys) SealingKey(ctx context.Context, id string) (*envelope.SealingKey, error) {
 	var row sealingRow
 	err := r.store.View(ctx, func(rd store.Reader) (err error) {
 		row, err = r.sealingRow(rd, id)
@@ -237,8 +249,8 @@ func (r *Ring) SealingKey(ctx context.Context, id string) (*envelope.SealingKey,
 
 // privateSealingKey opens the private key of a row. Only keys in use are kept,
 // by their ciphertext, which is another one once the key is retired.
-func (r *Ring) privateSealingKey(ctx context.Context, id string, row sealingRow) (*envelope.SealingKey, error) {
-	wrapper, err := r.Version(ctx, authz.SystemTenant, row.WrappingVersion)
+func (r *sealingKeys) privateSealingKey(ctx context.Context, id string, row sealingRow) (*envelope.SealingKey, error) {
+	wrapper, err := r.sets.Version(ctx, authz.SystemTenant, row.WrappingVersion)
 	if err != nil {
 		return nil, err
 	}
@@ -263,15 +275,15 @@ func (r *Ring) privateSealingKey(ctx context.Context, id string, row sealingRow)
 	return key, nil
 }
 
-func (r *Ring) sealSealingRow(id string, row sealingRow) ([]byte, error) {
+func (r *sealingKeys) sealSealingRow(id string, row sealingRow) ([]byte, error) {
 	b, err := json.Marshal(row)
 	if err != nil {
 		return nil, fmt.Errorf("encoding a sealing key: %w", err)
 	}
-	return r.SealRow(sealingKeyRow(id), b), nil
+	return r.own.SealRow(sealingKeyRow(id), b), nil
 }
 
-func (r *Ring) sealingRow(rd store.Reader, id string) (row sealingRow, err error) {
+func (r *sealingKeys) sealingRow(rd store.Reader, id string) (row sealingRow, err error) {
 	b, err := rd.Get(sealingKeyRow(id))
 	if err != nil {
 		return sealingRow{}, fmt.Errorf("reading a sealing key: %w", err)
@@ -282,8 +294,8 @@ func (r *Ring) sealingRow(rd store.Reader, id string) (row sealingRow, err error
 	return r.decodeSealingRow(id, b)
 }
 
-func (r *Ring) decodeSealingRow(id string, b []byte) (row sealingRow, err error) {
-	content, foreign := r.OpenRow(sealingKeyRow(id), b)
+func (r *sealingKeys) decodeSealingRow(id string, b []byte) (row sealingRow, err error) {
+	content, foreign := r.own.OpenRow(sealingKeyRow(id), b)
 	if foreign != nil {
 		content = b // of a former release, which had no MAC and retired nothing
 	}
@@ -314,7 +326,7 @@ type SealingKeyInfo struct {
 
 // SealingKeys returns all sealing keys, the current one first and then the
 // newest first. Error: fault.Internal when one of them is not ours.
-func (r *Ring) SealingKeys(ctx context.Context) ([]SealingKeyInfo, error) {
+func (r *sealingKeys) SealingKeys(ctx context.Context) ([]SealingKeyInfo, error) {
 	var current string
 	rows := make(map[string]sealingRow)
 	err := r.store.View(ctx, func(rd store.Reader) (err error) {
@@ -356,7 +368,7 @@ func rank(s SealingKeyState) int {
 	return 1
 }
 
-func (r *Ring) sealingKeyInfo(id string, row sealingRow, current string) (SealingKeyInfo, error) {
+func (r *sealingKeys) sealingKeyInfo(id string, row sealingRow, current string) (SealingKeyInfo, error) {
 	document, err := r.document(id, row)
 	if err != nil {
 		return SealingKeyInfo{}, err
@@ -376,27 +388,27 @@ func (r *Ring) sealingKeyInfo(id string, row sealingRow, current string) (Sealin
 type SealingKeyChange struct {
 	Key SealingKeyInfo // after the change
 
-	ring     *Ring
+	keys     *sealingKeys
 	from, to []byte // rows; the same when the key is in that state already
 }
 
 // RetireSealingKey archives a key: its private half stays, and opens nothing.
 // Errors: fault.NotFound, fault.Conflict for the current key, fault.Unavailable.
-func (r *Ring) RetireSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
-	return r.changeSealingKey(ctx, id, r.config.Now().UTC().Truncate(time.Second))
+func (r *sealingKeys) RetireSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
+	return r.changeSealingKey(ctx, id, r.now().UTC().Truncate(time.Second))
 }
 
 // RestoreSealingKey takes a retired key back into use, as an earlier one.
 // Errors: fault.NotFound, fault.Unavailable.
-func (r *Ring) RestoreSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
+func (r *sealingKeys) RestoreSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
 	return r.changeSealingKey(ctx, id, time.Time{})
 }
 
 // changeSealingKey prepares a key's row with another time of retirement, zero
 // for none. A key that is retired already keeps the time it has.
-func (r *Ring) changeSealingKey(ctx context.Context, id string, retiredAt time.Time) (*SealingKeyChange, error) {
+func (r *sealingKeys) changeSealingKey(ctx context.Context, id string, retiredAt time.Time) (*SealingKeyChange, error) {
 	var current string
-	c := &SealingKeyChange{ring: r}
+	c := &SealingKeyChange{keys: r}
 	err := r.store.View(ctx, func(rd store.Reader) (err error) {
 		if current, err = r.currentSealingKey(rd); err != nil {
 			return err
@@ -435,7 +447,7 @@ var errNoSuchKey = fault.New(fault.NotFound, "there is no sealing key with that 
 
 // rebindSealingKey puts the private key of a row under what it is bound to after
 // the change.
-func (r *Ring) rebindSealingKey(ctx context.Context, id string, row sealingRow, retiredAt time.Time) (sealingRow, error) {
+func (r *sealingKeys) rebindSealingKey(ctx context.Context, id string, row sealingRow, retiredAt time.Time) (sealingRow, error) {
 	key, err := r.privateSealingKey(ctx, id, row)
 	if err != nil {
 		return sealingRow{}, err
@@ -445,7 +457,7 @@ func (r *Ring) rebindSealingKey(ctx context.Context, id string, row sealingRow, 
 		return sealingRow{}, fmt.Errorf("changing a sealing key: %w", err)
 	}
 	defer private.Zero()
-	wrapper, err := r.Current(ctx, authz.SystemTenant)
+	wrapper, err := r.sets.Current(ctx, authz.SystemTenant)
 	if err != nil {
 		return sealingRow{}, err
 	}
@@ -467,7 +479,7 @@ func (c *SealingKeyChange) Put(tx store.Tx) error {
 	if err != nil {
 		return err
 	}
-	current, err := c.ring.currentSealingKey(tx)
+	current, err := c.keys.currentSealingKey(tx)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,359 @@
+package keyring
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// KMS wraps keys of up to 32 bytes outside the store. Unwrap opens only what
+// was wrapped for the same context. Both may take long and fail; ID is stable
+// and tells nothing of the key. The caller owns all slices.
+type KMS interface {
+	ID() string
+	Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, error)
+	Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error)
+}
+
+// Config of a [Ring]. Zero fields take the defaults.
+type Config struct {
+	// Former are keys that still open the sets which [Ring.Rewrap] has not moved
+	// under the current one yet. None of them wraps.
+	Former []KMS
+	// CacheTTL is how long an unwrapped set may be used without asking the KMS
+	// again. Zero means one call per operation.
+	CacheTTL time.Duration
+	Now      func() time.Time // default time.Now
+}
+
+// DefaultCacheTTL is the cache time of a deployment that configures none.
+const DefaultCacheTTL = 5 * time.Minute
+
+// loadTimeout bounds one wrapping or unwrapping, so that a hanging KMS is an error within
+// a second.
+const loadTimeout = 900 * time.Millisecond
+
+// kmsKeys knows which KMS key each set is under, and which ones were given up.
+type kmsKeys struct {
+	store   store.Store
+	kms     KMS // the current one
+	config  Config
+	unnamed string // id of the KMS key of stored forms that name none
+}
+
+// checkKMSKeys finds out whether each set could be opened: which KMS key it is
+// under, not whether that still answers.
+func (r *kmsKeys) checkKMSKeys(ctx context.Context) error {
+	keys, err := r.KMSKeys(ctx, time.Time{})
+	if err != nil {
+		return err
+	}
+	for _, k := range keys.Keys {
+		switch {
+		case k.State == KMSKeyUnknown && k.Sets > 0:
+			return fault.New(fault.Invalid, fmt.Sprintf("%d of the stored keys are under KMS key %s, which is not configured (kms.url is %s): name the key it was made with in kms.url or, "+
+				"to move away from it, in kms.former; if it was destroyed after latticekeep kms rewrap, this is a database or a backup from before, which nothing opens any more", k.Sets, k.ID, r.kms.ID()))
+		case k.State == KMSKeyCurrent && k.GivenUp:
+			return errGivenUp
+		}
+	}
+	return nil
+}
+
+// kmsKeyOf returns the id of the KMS key that a wrapping key is under, and ""
+// when its stored form is none.
+func (r *kmsKeys) kmsKeyOf(w wrappedKey) string {
+	if id, ok := kms.KeyOf(w.blob); ok {
+		return id
+	}
+	if len(w.blob) > 0 && w.blob[0] == unnamedForm {
+		return r.unnamed
+	}
+	return ""
+}
+
+// configured returns the KMS key with that id, if the configuration names it.
+func (r *kmsKeys) configured(id string) KMS {
+	if r.kms.ID() == id {
+		return r.kms
+	}
+	for _, former := range r.config.Former {
+		if former.ID() == id {
+			return former
+		}
+	}
+	return nil
+}
+
+// kmsOf returns the KMS key that is to open a wrapping key; what does not say, the
+// current one refuses. Error: fault.Unavailable when the key is not configured, as
+// on a replica whose configuration is behind.
+func (r *kmsKeys) kmsOf(w wrappedKey) (KMS, error) {
+	id := r.kmsKeyOf(w)
+	if id == "" {
+		return r.kms, nil
+	}
+	if kms := r.configured(id); kms != nil {
+		return kms, nil
+	}
+	return nil, unavailable("unwrapping keys", fmt.Errorf("they are under KMS key %s, which this server is not configured with (kms.url is %s): "+
+		"name it in kms.url, or in kms.former to move away from it", id, r.kms.ID()))
+}
+
+// KMSKeyState says what a KMS key is for.
+type KMSKeyState string
+
+// The states: the current key wraps, former ones only open, and of an unknown one
+// the configuration does not know.
+const (
+	KMSKeyCurrent KMSKeyState = "current"
+	KMSKeyFormer  KMSKeyState = "former"
+	KMSKeyUnknown KMSKeyState = "unknown"
+)
+
+// KMSKey is what is told of a KMS key.
+type KMSKey struct {
+	ID      string
+	State   KMSKeyState
+	Sets    int  // that are under it
+	GivenUp bool // see [Ring.GiveUp]
+}
+
+// KMSKeys are those that sets are under and those that are configured, the current
+// one first and then by state and id.
+type KMSKeys struct {
+	Keys      []KMSKey
+	Remaining int // sets that [Ring.Rewrap] would move
+	Damaged   int // sets of which it cannot be told what they are under
+}
+
+// KMSKeys counts the sets by the KMS key that they are under. Remaining are those
+// that are under another key than the current one, or were moved before a time.
+// Error: fault.Unavailable.
+func (r *kmsKeys) KMSKeys(ctx context.Context, before time.Time) (KMSKeys, error) {
+	states := map[string]*KMSKey{r.kms.ID(): {ID: r.kms.ID(), State: KMSKeyCurrent}}
+	for _, former := range r.config.Former {
+		if id := former.ID(); states[id] == nil {
+			states[id] = &KMSKey{ID: id, State: KMSKeyFormer}
+		}
+	}
+	var keys KMSKeys
+	err := r.eachWrappedKey(ctx, func(w wrappedKey) {
+		id := r.kmsKeyOf(w)
+		if id == "" {
+			keys.Damaged++
+			return
+		}
+		if states[id] == nil {
+			states[id] = &KMSKey{ID: id, State: KMSKeyUnknown}
+		}
+		states[id].Sets++
+		if r.moves(w, before) {
+			keys.Remaining++
+		}
+	})
+	if err != nil {
+		return KMSKeys{}, err
+	}
+	err = r.store.View(ctx, func(rd store.Reader) error {
+		for _, k := range states {
+			b, err := rd.Get(givenUpRow(k.ID))
+			if err != nil {
+				return err
+			}
+			k.GivenUp = b != nil
+		}
+		return nil
+	})
+	if err != nil {
+		return KMSKeys{}, fmt.Errorf("reading which KMS keys were given up: %w", err)
+	}
+	for _, k := range states {
+		keys.Keys = append(keys.Keys, *k)
+	}
+	slices.SortFunc(keys.Keys, func(a, b KMSKey) int { // the states are in this order by name, too
+		return strings.Compare(string(a.State)+a.ID, string(b.State)+b.ID)
+	})
+	return keys, nil
+}
+
+// moves reports whether [Ring.Rewrap] moves a wrapping key.
+func (r *kmsKeys) moves(w wrappedKey, before time.Time) bool {
+	id := r.kmsKeyOf(w)
+	return id != "" && (id != r.kms.ID() || !before.IsZero() && w.movedAt < before.UnixMicro())
+}
+
+// pageSize is the number of rows that one View reads, which lasts two seconds at
+// most.
+const pageSize = 4096
+
+// eachWrappedKey visits the wrapping key of every set; what is not one yet, or no
+// longer, is as of some time of the call. The blob is valid during the visit.
+func (r *kmsKeys) eachWrappedKey(ctx context.Context, visit func(wrappedKey)) error {
+	rest := keyRows
+	for more := true; more; {
+		more = false
+		var last []byte
+		var page []wrappedKey // a View may run its closure again
+		err := r.store.View(ctx, func(rd store.Reader) error {
+			n := 0
+			last, page, more = nil, page[:0], false
+			return rd.Scan(rest, func(row, blob []byte) bool {
+				if w, ok := parseWrappedKey(row, blob); ok {
+					w.blob = bytes.Clone(blob)
+					page = append(page, w)
+				}
+				n++
+				if more = n == pageSize; more {
+					last = append(bytes.Clone(row), 0)
+				}
+				return !more
+			})
+		})
+		if err != nil {
+			return fmt.Errorf("reading which KMS keys are in use: %w", err)
+		}
+		for _, w := range page {
+			visit(w)
+		}
+		rest.From = last
+	}
+	return nil
+}
+
+var (
+	errGivenUp = fault.New(fault.Invalid, "the key in kms.url was given up by latticekeep kms rewrap --destroy-old: name the key that took its place, or a new one")
+	errInUse   = fault.New(fault.Conflict, "stored keys are still under this KMS key: run latticekeep kms rewrap until none is")
+	errUnclear = fault.New(fault.Conflict, "of some stored keys it cannot be told which KMS key they are under, since they are damaged: restore them from a backup first")
+	errUnused  = fault.New(fault.Conflict, "nothing was ever moved from this KMS key, so it may be one that is to be used: a key is destroyed after latticekeep kms rewrap moved away from it")
+	errOneKey  = fault.New(fault.Conflict, "this is another name of a KMS key that is needed, and both would be destroyed: take it out of kms.former")
+)
+
+// checkInUse refuses what a KMS key wrapped that was given up meanwhile: another
+// process, whose configuration is behind, may still wrap with it.
+func checkInUse(rd store.Reader, id string) error {
+	b, err := rd.Get(givenUpRow(id))
+	if err == nil && b != nil {
+		err = unavailable("storing keys", errGivenUp)
+	}
+	return err
+}
+
+// FormerKMSKey reports whether the configuration names a key as a former one.
+// Error: fault.Conflict for the current one.
+func (r *kmsKeys) FormerKMSKey(id string) (bool, error) {
+	if id == r.kms.ID() {
+		return false, fault.New(fault.Conflict, "the current KMS key is not destroyed: name another one in kms.url, this one in kms.former, and run latticekeep kms rewrap first")
+	}
+	return r.configured(id) != nil, nil
+}
+
+// GiveUp says for good that nothing is under a KMS key, so that it may be
+// destroyed: no set is put under it from then on, by this process or another one.
+// Error: fault.Conflict when it is the current one, or a set is under it, or that
+// cannot be told of one, or no set was ever moved from it.
+func (r *kmsKeys) GiveUp(tx store.Tx, id string) error {
+	if _, err := r.FormerKMSKey(id); err != nil {
+		return err
+	}
+	used, unclear := false, false
+	err := tx.Scan(keyRows, func(row, blob []byte) bool {
+		if w, ok := parseWrappedKey(row, blob); ok {
+			of := r.kmsKeyOf(w)
+			used, unclear = used || of == id, unclear || of == ""
+		}
+		return !used
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("reading which KMS keys are in use: %w", err)
+	case used:
+		return errInUse
+	case unclear:
+		return errUnclear
+	}
+	b, err := tx.Get(movedFromRow(id))
+	if err != nil {
+		return fmt.Errorf("reading what was moved from a KMS key: %w", err)
+	}
+	if b == nil {
+		return errUnused
+	}
+	return tx.Put(givenUpRow(id), nil)
+}
+
+// TakeBack undoes [Ring.GiveUp] of a key that is not going to be destroyed.
+func (r *kmsKeys) TakeBack(tx store.Tx, id string) error { return tx.Delete(givenUpRow(id)) }
+
+// CheckDistinct tries whether a former KMS key is one that is needed, by another
+// name: an alias and a number, two addresses of one service, one key in two
+// regions. Errors: fault.Conflict when it is, or when that cannot be found out;
+// fault.Unavailable.
+func (r *kmsKeys) CheckDistinct(ctx context.Context, id string) error {
+	former := r.configured(id)
+	if former == nil {
+		return fault.New(fault.NotFound, "the configuration names no such KMS key")
+	}
+	found, err := r.KMSKeys(ctx, time.Time{})
+	if err != nil {
+		return err
+	}
+	for _, k := range found.Keys {
+		if other := r.configured(k.ID); k.ID != id && other != nil && (k.State == KMSKeyCurrent || k.Sets > 0) {
+			if err := distinct(ctx, other, former); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// distinct is nil when neither of two keys opens what the other one wraps.
+func distinct(ctx context.Context, needed, former KMS) error {
+	ctx, cancel := context.WithTimeout(ctx, distinctTime)
+	defer cancel()
+	if err := opensNot(ctx, former, needed); err != nil {
+		return err
+	}
+	err := opensNot(ctx, needed, former)
+	if errors.Is(err, fault.Forbidden) { // it may not wrap any more, and what the first try said is enough
+		return nil
+	}
+	return err
+}
+
+// distinctTime is how long two keys have, in which each wraps and opens once.
+const distinctTime = 4 * loadTimeout
+
+// opensNot is nil when a key does not open what another one wraps. Errors are those
+// of the KMS, or errOneKey.
+func opensNot(ctx context.Context, k, by KMS) error {
+	const name = "two KMS keys"
+	value := make([]byte, 32)
+	_, _ = rand.Read(value) // never fails
+	wrapped, err := by.Wrap(ctx, name, value)
+	if err != nil {
+		return err
+	}
+	renamed, err := kms.Renamed(wrapped, k.ID())
+	if err != nil {
+		return err
+	}
+	_, err = k.Unwrap(ctx, name, renamed)
+	switch {
+	case err == nil:
+		return errOneKey
+	case errors.Is(err, kms.ErrForeign):
+		return nil
+	}
+	return err
+}
