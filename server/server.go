@@ -30,7 +30,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
-	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -55,7 +55,7 @@ type Config struct {
 	Audit      *audit.Log
 	Guard      *audit.Guard
 	Reader     *audit.Reader
-	Compliance *compliance.Service
+	Compliance *assessor.Service
 	Reports    v2.Reports // nil when whoever keeps them gives them out
 	Keys       *keyring.Ring
 	Sealing    *sealingkey.Service

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/clock"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/compliance/report"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -108,7 +109,7 @@ func transportOf(t config.TLS) string {
 
 // openCompliance makes the compliance service, and returns the bucket of its reports if
 // the server gives them out itself.
-func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicURL string) (*compliance.Service, *objects.Bucket, error) {
+func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicURL string) (*assessor.Service, *objects.Bucket, error) {
 	const setting = "compliance.reports"
 	var bucket *objects.Bucket
 	var err error
@@ -123,7 +124,7 @@ func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicUR
 	if err != nil {
 		return nil, nil, err
 	}
-	service, err := compliance.New(compliance.Config{
+	service, err := assessor.New(assessor.Config{
 		Store: s.store, Guard: s.guard, Reader: s.reader, Verifier: s.verifier, Catalogues: p.Catalogues, Reports: bucket, Sign: s.keys.SignReport, Verify: s.keys.VerifyReport, Seal: s.keys.SealRow, Open: s.keys.OpenRow,
 		Renderers: map[compliance.Format]compliance.Renderer{compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI},
 		State:     func(ctx context.Context) (compliance.State, error) { return p.state(ctx, s) },

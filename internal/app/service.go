@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
-	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -49,7 +49,7 @@ type service struct {
 	sealingLifetime time.Duration // of a sealing key until a new one is made; 0: for ever
 
 	evidence   *evidence // of the log
-	compliance *compliance.Service
+	compliance *assessor.Service
 }
 
 // audience is what pods request the tokens for that they present here.

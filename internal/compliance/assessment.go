@@ -52,6 +52,14 @@ const (
 	KSI   Format = "ksi"   // FedRAMP's key security indicators, JSON, for that framework alone
 )
 
+// Extension returns the extension of a report's name.
+func (f Format) Extension() string {
+	if f == PDF {
+		return "pdf"
+	}
+	return string(f) + ".json"
+}
+
 // Result of a probe or of a control.
 type Result string
 
@@ -111,6 +119,12 @@ type Assessment struct {
 	Proof     Proof           `json:"proof"`
 	Head      Head            `json:"head"`
 	Controls  []ControlResult `json:"controls"` // in the catalogue's order
+}
+
+// Withhold removes the score and everything that would lead to one.
+func (a *Assessment) Withhold(status, reason string) {
+	a.Score, a.Reason, a.Controls = nil, reason, []ControlResult{}
+	a.Proof.Status = status
 }
 
 // ControlResult is a control judged: it fails when one of its probes fails, and

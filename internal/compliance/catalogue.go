@@ -39,7 +39,7 @@ type Catalogue struct {
 	Limits    string
 	Controls  []Control
 
-	digest string // SHA-256 of the file, lower-case hex
+	Digest string // SHA-256 of the file, lower-case hex
 }
 
 // Control is one of a catalogue. It has probes, or is manual.
@@ -120,7 +120,7 @@ func ParseCatalogue(path string, content []byte) (*Catalogue, error) {
 	}
 	p := parser{path: path}
 	sum := sha256.Sum256(content)
-	c := &Catalogue{digest: hex.EncodeToString(sum[:])}
+	c := &Catalogue{Digest: hex.EncodeToString(sum[:])}
 	root := doc.Content[0]
 	fields := p.mapping(root, "framework", "name", "version", "limits", "controls")
 	c.Framework = Framework(p.text(root, fields, "framework"))
@@ -251,7 +251,7 @@ func (p *parser) control(n *yaml.Node) Control {
 	}
 	for _, name := range p.sequence(n, fields, "probes") {
 		switch {
-		case name.Kind != yaml.ScalarNode || probeOf(name.Value) == nil:
+		case name.Kind != yaml.ScalarNode || ProbeOf(name.Value) == nil:
 			p.fail(name, "there is no such probe")
 		case slices.Contains(c.Probes, name.Value):
 			p.fail(name, "the probe is here twice")

@@ -1,6 +1,7 @@
-package compliance
+package compliance_test
 
 import (
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,27 +10,27 @@ import (
 )
 
 // required are the controls that each catalogue must list.
-var required = map[Framework]string{
-	SOC2:     "CC4.1 CC6.1 CC6.2 CC6.3 CC6.6 CC6.7 CC7.1 CC7.2 CC7.3 CC7.4 CC8.1 C1.1 C1.2 A1.2",
-	ISO27001: "5.15 5.16 5.17 5.18 5.28 5.33 8.2 8.3 8.5 8.10 8.13 8.15 8.16 8.17 8.24 8.32",
-	PCIDSS: "3.6.1.1 3.6.1.2 3.6.1.4 3.7.1 3.7.4 3.7.5 3.7.6 3.7.7 4.2.1 4.2.1.1 7.2.1 7.2.5 7.3.3 8.3.2 8.6.2 8.6.3 10.2.1.1 10.2.1.2 10.2.1.3 10.2.1.4 " +
+var required = map[compliance.Framework]string{
+	compliance.SOC2:     "CC4.1 CC6.1 CC6.2 CC6.3 CC6.6 CC6.7 CC7.1 CC7.2 CC7.3 CC7.4 CC8.1 C1.1 C1.2 A1.2",
+	compliance.ISO27001: "5.15 5.16 5.17 5.18 5.28 5.33 8.2 8.3 8.5 8.10 8.13 8.15 8.16 8.17 8.24 8.32",
+	compliance.PCIDSS: "3.6.1.1 3.6.1.2 3.6.1.4 3.7.1 3.7.4 3.7.5 3.7.6 3.7.7 4.2.1 4.2.1.1 7.2.1 7.2.5 7.3.3 8.3.2 8.6.2 8.6.3 10.2.1.1 10.2.1.2 10.2.1.3 10.2.1.4 " +
 		"10.2.1.5 10.2.1.6 10.2.1.7 10.2.2 10.3.2 10.3.4 10.4.1.1 10.5.1 10.6.1 10.7.2 12.3.3",
-	HIPAA: "164.308(a)(1)(ii)(D) 164.308(a)(3)(ii)(C) 164.308(a)(4) 164.308(a)(5)(ii)(C) 164.308(a)(5)(ii)(D) 164.308(a)(6)(ii) 164.308(a)(7)(ii)(A) " +
+	compliance.HIPAA: "164.308(a)(1)(ii)(D) 164.308(a)(3)(ii)(C) 164.308(a)(4) 164.308(a)(5)(ii)(C) 164.308(a)(5)(ii)(D) 164.308(a)(6)(ii) 164.308(a)(7)(ii)(A) " +
 		"164.312(a)(2)(i) 164.312(a)(2)(iv) 164.312(b) 164.312(c)(1) 164.312(c)(2) 164.312(d) 164.312(e)(2)(ii) 164.316(b)(2)(i)",
-	GDPR: "5(1)(e) 5(1)(f) 5(2) 17 25(1) 25(2) 28(3)(h) 30(1)(g) 30(2)(d) 32(1)(a) 32(1)(b) 32(1)(c) 32(1)(d) 33(5) 34(3)(a)",
-	NISTCSF: "ID.AM-07 ID.AM-08 PR.AA-01 PR.AA-03 PR.AA-04 PR.AA-05 PR.DS-01 PR.DS-02 PR.DS-10 PR.DS-11 PR.PS-01 PR.PS-04 DE.CM-03 DE.CM-09 DE.AE-02 " +
+	compliance.GDPR: "5(1)(e) 5(1)(f) 5(2) 17 25(1) 25(2) 28(3)(h) 30(1)(g) 30(2)(d) 32(1)(a) 32(1)(b) 32(1)(c) 32(1)(d) 33(5) 34(3)(a)",
+	compliance.NISTCSF: "ID.AM-07 ID.AM-08 PR.AA-01 PR.AA-03 PR.AA-04 PR.AA-05 PR.DS-01 PR.DS-02 PR.DS-10 PR.DS-11 PR.PS-01 PR.PS-04 DE.CM-03 DE.CM-09 DE.AE-02 " +
 		"DE.AE-03 DE.AE-06 RS.AN-06 RS.AN-07 RC.RP-03",
-	FedRAMP: "AC-2(4) AC-6(9) AU-2 AU-3(1) AU-12 AU-6(1) AU-7(1) AU-8 AU-11 AU-9(4) IA-5(6) IA-5(7) SC-8(1) SC-28(1) SC-12 SC-13 SI-7(1) CM-3 " +
+	compliance.FedRAMP: "AC-2(4) AC-6(9) AU-2 AU-3(1) AU-12 AU-6(1) AU-7(1) AU-8 AU-11 AU-9(4) IA-5(6) IA-5(7) SC-8(1) SC-28(1) SC-12 SC-13 SI-7(1) CM-3 " +
 		"AU-9(3) AU-10 AU-5(1) AU-5(2) AU-12(1) AU-12(3) SC-12(1) " +
 		"KSI-SVC-ASM KSI-MLA-LET KSI-MLA-RVL KSI-MLA-OSM KSI-MLA-ALA KSI-IAM-SNU KSI-SVC-SIN CMU-CSO-CMD CMU-CSO-UVM KSI-SVC-VRI KSI-CMT-LMC",
-	APRA: "16 20 21 22 23 25 26 27 28 29 32 34 35 36",
-	NIST80053: "AC-2 AC-3 AC-5 AC-6(9) AU-2 AU-3 AU-4 AU-5 AU-6 AU-7 AU-8 AU-9(2) AU-9(3) AU-9(4) AU-10 AU-11 AU-12 CA-7 CM-3 CM-6 CP-9(8) IA-3 " +
+	compliance.APRA: "16 20 21 22 23 25 26 27 28 29 32 34 35 36",
+	compliance.NIST80053: "AC-2 AC-3 AC-5 AC-6(9) AU-2 AU-3 AU-4 AU-5 AU-6 AU-7 AU-8 AU-9(2) AU-9(3) AU-9(4) AU-10 AU-11 AU-12 CA-7 CM-3 CM-6 CP-9(8) IA-3 " +
 		"IA-5(1) IA-5(2) IA-5(6) IA-5(7) IR-5 SC-8(1) SC-12(1) SC-12(2) SC-12(3) SC-13 SC-17 SC-28(1) SC-28(3) SI-7(1) SI-7(6)",
 }
 
-func catalogues(t testing.TB) map[Framework]*Catalogue {
+func catalogues(t testing.TB) map[compliance.Framework]*compliance.Catalogue {
 	t.Helper()
-	all, err := LoadCatalogues("")
+	all, err := compliance.LoadCatalogues("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,7 @@ func catalogues(t testing.TB) map[Framework]*Catalogue {
 func TestCataloguesListTheControls(t *testing.T) {
 	all := catalogues(t)
 	used := make(map[string]bool)
-	for _, f := range Frameworks() {
+	for _, f := range compliance.Frameworks() {
 		c := all[f]
 		var ids []string
 		live := false
@@ -47,7 +48,7 @@ func TestCataloguesListTheControls(t *testing.T) {
 			ids = append(ids, control.ID)
 			for _, p := range control.Probes {
 				used[p] = true
-				live = live || slices.ContainsFunc(stateProbes, func(s probe) bool { return s.name == p })
+				live = live || slices.ContainsFunc(compliance.StateProbes, func(s compliance.Probe) bool { return s.Name == p })
 			}
 			if words := len(strings.Fields(control.Title)); words < 1 || words > 14 {
 				t.Errorf("%s %s: a title of %d words", f, control.ID, words)
@@ -67,12 +68,12 @@ func TestCataloguesListTheControls(t *testing.T) {
 			}
 		}
 	}
-	for i := range probes {
-		if !used[probes[i].name] {
-			t.Errorf("no catalogue asks %s", probes[i].name)
+	for i := range compliance.Probes {
+		if !used[compliance.Probes[i].Name] {
+			t.Errorf("no catalogue asks %s", compliance.Probes[i].Name)
 		}
 	}
-	if got := all[FedRAMP].Profiles(); !slices.Equal(got, []string{"rev5", "rev5-high", "20x"}) {
+	if got := all[compliance.FedRAMP].Profiles(); !slices.Equal(got, []string{"rev5", "rev5-high", "20x"}) {
 		t.Error(got)
 	}
 }
@@ -94,7 +95,7 @@ controls:
 `
 
 func TestMalformedCataloguesNameTheirLine(t *testing.T) {
-	if _, err := ParseCatalogue("c.yaml", []byte(smallCatalogue)); err != nil {
+	if _, err := compliance.ParseCatalogue("c.yaml", []byte(smallCatalogue)); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ old, new, want string }{
@@ -125,7 +126,7 @@ func TestMalformedCataloguesNameTheirLine(t *testing.T) {
 		{"manual: true", "manual: true\n    probes: [keys_wrapped]", "c.yaml:15: a control has probes or is manual"},
 		{"manual: true", "manual: true\n    note: x", "c.yaml:15: unknown key"},
 	} {
-		_, err := ParseCatalogue("c.yaml", []byte(strings.Replace(smallCatalogue, c.old, c.new, 1)))
+		_, err := compliance.ParseCatalogue("c.yaml", []byte(strings.Replace(smallCatalogue, c.old, c.new, 1)))
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%q: %v, want %s", c.new, err, c.want)
 		}
@@ -142,32 +143,32 @@ func TestDirectoryReplacesCatalogues(t *testing.T) {
 		return path
 	}
 	write("soc2.yaml", smallCatalogue)
-	all, err := LoadCatalogues(dir)
+	all, err := compliance.LoadCatalogues(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(all[SOC2].Controls) != 2 || len(all) != len(Frameworks()) || len(all[GDPR].Controls) < 10 {
-		t.Errorf("%d controls", len(all[SOC2].Controls))
+	if len(all[compliance.SOC2].Controls) != 2 || len(all) != len(compliance.Frameworks()) || len(all[compliance.GDPR].Controls) < 10 {
+		t.Errorf("%d controls", len(all[compliance.SOC2].Controls))
 	}
-	if all[SOC2].digest == catalogues(t)[SOC2].digest {
+	if all[compliance.SOC2].Digest == catalogues(t)[compliance.SOC2].Digest {
 		t.Error("another catalogue has the same digest")
 	}
 	path := write("gdpr.yaml", smallCatalogue)
-	if _, err := LoadCatalogues(dir); err == nil || !strings.HasPrefix(err.Error(), path+":1: ") {
+	if _, err := compliance.LoadCatalogues(dir); err == nil || !strings.HasPrefix(err.Error(), path+":1: ") {
 		t.Error(err)
 	}
 	path = write("gdpr.yaml", "framework: gdpr\nnaem: x\n")
-	if _, err := LoadCatalogues(dir); err == nil || !strings.HasPrefix(err.Error(), path+":2: unknown key") {
+	if _, err := compliance.LoadCatalogues(dir); err == nil || !strings.HasPrefix(err.Error(), path+":2: unknown key") {
 		t.Error(err)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	path = write("soc3.yaml", smallCatalogue)
-	if _, err := LoadCatalogues(dir); err == nil || !strings.HasPrefix(err.Error(), path) {
+	if _, err := compliance.LoadCatalogues(dir); err == nil || !strings.HasPrefix(err.Error(), path) {
 		t.Error(err)
 	}
-	if _, err := LoadCatalogues(filepath.Join(dir, "none")); err == nil {
+	if _, err := compliance.LoadCatalogues(filepath.Join(dir, "none")); err == nil {
 		t.Error("a directory that is not there was taken for none")
 	}
 }
@@ -175,7 +176,7 @@ func TestDirectoryReplacesCatalogues(t *testing.T) {
 func FuzzCatalogue(f *testing.F) {
 	f.Add([]byte(smallCatalogue))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := ParseCatalogue("c.yaml", b)
+		c, err := compliance.ParseCatalogue("c.yaml", b)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "c.yaml:") {
 				t.Errorf("no line: %v", err)
@@ -183,8 +184,8 @@ func FuzzCatalogue(f *testing.F) {
 			return
 		}
 		s, e := pure(t)
-		s.good()
-		if a := c.assess(e); a.Score != nil && (*a.Score < 0 || *a.Score > 100) {
+		s.Good()
+		if a := c.Assess(e); a.Score != nil && (*a.Score < 0 || *a.Score > 100) {
 			t.Errorf("a score of %v", *a.Score)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-var errNoHead = fault.New(fault.NotFound, "the tenant has no such entry in the log, or it is archived: choose one of its later entries as head")
+var ErrNoHead = fault.New(fault.NotFound, "the tenant has no such entry in the log, or it is archived: choose one of its later entries as head")
 
 // Derive judges a framework by one tenant's entries, from its first one on in
 // their order, as of the entry head; 0 is the last. It verifies nothing: give it
@@ -18,7 +18,7 @@ var errNoHead = fault.New(fault.NotFound, "the tenant has no such entry in the l
 // entries that are not these, fault.NotFound for another head, and those of the
 // sequence.
 func Derive(c *Catalogue, entries iter.Seq2[*audit.Entry, error], head uint64) (Assessment, error) {
-	e := newEvidence()
+	e := NewEvidence()
 	for entry, err := range entries {
 		if err != nil {
 			return Assessment{}, err
@@ -26,21 +26,21 @@ func Derive(c *Catalogue, entries iter.Seq2[*audit.Entry, error], head uint64) (
 		if head != 0 && entry.Sequence > head {
 			break
 		}
-		if err := e.add(entry); err != nil {
+		if err := e.Add(entry); err != nil {
 			return Assessment{}, err
 		}
 	}
 	if e.Count == 0 || head != 0 && e.Last.Sequence != head {
-		return Assessment{}, errNoHead
+		return Assessment{}, ErrNoHead
 	}
-	a := c.assess(e)
+	a := c.Assess(e)
 	a.Proof = Proof{Status: Verified, VerifiedTo: e.Last.Sequence, Hash: e.Last.Hash}
 	return a, nil
 }
 
 // assess judges as of the newest entry of the evidence. Proof is left open.
-func (c *Catalogue) assess(e *evidence) Assessment {
-	a := Assessment{Framework: c.Framework, Version: c.Version, Coverage: c.coverage(), Head: e.head(), Controls: []ControlResult{}}
+func (c *Catalogue) Assess(e *Evidence) Assessment {
+	a := Assessment{Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Head: e.Head(), Controls: []ControlResult{}}
 	asked := make(map[string]ProbeResult)
 	passed, scored := 0.0, 0.0
 	for _, control := range c.Controls {
@@ -51,7 +51,7 @@ func (c *Catalogue) assess(e *evidence) Assessment {
 		for _, name := range control.Probes {
 			result, ok := asked[name]
 			if !ok {
-				result = probeOf(name).run(e)
+				result = ProbeOf(name).Run(e)
 				asked[name] = result
 			}
 			r.Probes = append(r.Probes, result)
@@ -77,7 +77,7 @@ func (c *Catalogue) assess(e *evidence) Assessment {
 	return a
 }
 
-func (c *Catalogue) coverage() Coverage {
+func (c *Catalogue) Coverage() Coverage {
 	all := Coverage{Controls: len(c.Controls)}
 	for _, control := range c.Controls {
 		if len(control.Probes) > 0 {
@@ -109,7 +109,7 @@ func combine(probes []ProbeResult) Result {
 // gathered anew.
 const evidenceVersion = 1
 
-func (e *evidence) encode() ([]byte, error) {
+func (e *Evidence) Encode() ([]byte, error) {
 	b, err := json.Marshal(e)
 	if err != nil {
 		return nil, fmt.Errorf("encoding evidence: %w", err)
@@ -117,21 +117,21 @@ func (e *evidence) encode() ([]byte, error) {
 	return append([]byte{evidenceVersion}, b...), nil
 }
 
-var errForeignEvidence = fault.New(fault.Internal, "the stored evidence is damaged, or another version's")
+var ErrForeignEvidence = fault.New(fault.Internal, "the stored evidence is damaged, or another version's")
 
-func decodeEvidence(b []byte) (*evidence, error) {
+func DecodeEvidence(b []byte) (*Evidence, error) {
 	if len(b) < 1 || b[0] != evidenceVersion {
-		return nil, errForeignEvidence
+		return nil, ErrForeignEvidence
 	}
-	e := newEvidence()
+	e := NewEvidence()
 	if err := json.Unmarshal(b[1:], e); err != nil || e.Count == 0 || !e.whole() {
-		return nil, errForeignEvidence
+		return nil, ErrForeignEvidence
 	}
 	return e, nil
 }
 
 // whole reports whether no part that the fold makes is missing.
-func (e *evidence) whole() bool {
+func (e *Evidence) whole() bool {
 	if e.Types == nil || e.Succeeded == nil || e.Days == nil || e.Credentials == nil || e.Keys == nil || e.APIKeys == nil || e.Users == nil ||
 		e.Invitations == nil || e.Departed == nil || e.Unreviewed == nil || e.Scores == nil || e.Days[dayOf(e.Last.Micros)] == nil {
 		return false

@@ -1,6 +1,7 @@
-package compliance
+package compliance_test
 
 import (
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"os"
 	"strings"
 	"testing"
@@ -12,16 +13,16 @@ func TestDocumentationListsProbesAndAttributes(t *testing.T) {
 	check(t, err)
 	doc := string(b)
 	last := 0
-	for i := range probes {
-		p := &probes[i]
-		at := strings.Index(doc, "| `"+p.name+"` | "+p.title)
+	for i := range compliance.Probes {
+		p := &compliance.Probes[i]
+		at := strings.Index(doc, "| `"+p.Name+"` | "+p.Title)
 		if at < last {
-			t.Errorf("%s is not in the table, under its title and in its place", p.name)
+			t.Errorf("%s is not in the table, under its title and in its place", p.Name)
 		}
 		last = max(last, at)
 	}
-	state := State{LastBackup: time.Now(), SealingKeyCreated: time.Now()}.attributes()
-	for _, f := range Frameworks() {
+	state := compliance.State{LastBackup: time.Now(), SealingKeyCreated: time.Now()}.Attributes()
+	for _, f := range compliance.Frameworks() {
 		state[string(f)] = ""
 	}
 	for name := range state {

@@ -29,7 +29,7 @@ type mark struct {
 	Micros   int64  `json:"t"`
 }
 
-func (m mark) time() time.Time      { return time.UnixMicro(m.Micros).UTC() }
+func (m mark) Time() time.Time      { return time.UnixMicro(m.Micros).UTC() }
 func (m mark) reference() Reference { return Reference{m.Sequence, m.Hash} }
 
 // tally counts entries and remembers the first and the last of them.
@@ -77,7 +77,7 @@ const (
 // and what happened in the days before it. It is a pure fold, and the same
 // entries give the same evidence wherever the fold was interrupted, stored and
 // taken up again.
-type evidence struct {
+type Evidence struct {
 	Tenant    string `json:"tenant"`
 	ChainID   string `json:"chain_id"`
 	PublicKey string `json:"public_key"` // of the log, base64
@@ -130,8 +130,8 @@ type assessed struct {
 	State State `json:"state"`
 }
 
-func newEvidence() *evidence {
-	return &evidence{
+func NewEvidence() *Evidence {
+	return &Evidence{
 		Types: make(map[string]*tally), Succeeded: make(map[audit.EventType]mark), Days: make(map[int64]map[aspect]*tally),
 		Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
 		Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
@@ -139,12 +139,12 @@ func newEvidence() *evidence {
 	}
 }
 
-var errNotNext = fault.New(fault.Invalid, "the entries are not one tenant's, from its first one on without a gap")
+var ErrNotNext = fault.New(fault.Invalid, "the entries are not one tenant's, from its first one on without a gap")
 
 // add folds the tenant's next entry in. Error: fault.Invalid when it is not that.
-func (e *evidence) add(a *audit.Entry) error {
+func (e *Evidence) Add(a *audit.Entry) error {
 	if a.TenantSequence != e.TenantSequence+1 || e.Count > 0 && (a.TenantID != e.Tenant || a.Sequence <= e.Last.Sequence) {
-		return errNotNext
+		return ErrNotNext
 	}
 	m := mark{a.Sequence, a.Hash, a.Time().UnixMicro()}
 	if e.Count == 0 {
@@ -180,7 +180,7 @@ func (e *evidence) add(a *audit.Entry) error {
 
 func dayOf(micros int64) int64 { return micros / int64(24*time.Hour/time.Microsecond) }
 
-func (e *evidence) typed(event string) *tally {
+func (e *Evidence) typed(event string) *tally {
 	t := e.Types[event]
 	if t == nil {
 		t = new(tally)
@@ -190,7 +190,7 @@ func (e *evidence) typed(event string) *tally {
 }
 
 // count counts m as an aspect of its day.
-func (e *evidence) count(what aspect, m mark) {
+func (e *Evidence) count(what aspect, m mark) {
 	day := e.Days[dayOf(m.Micros)]
 	if day[what] == nil {
 		day[what] = new(tally)
@@ -200,7 +200,7 @@ func (e *evidence) count(what aspect, m mark) {
 
 // within sums an aspect over the last days up to the newest entry, and returns
 // the entries to cite: the first and last of each day.
-func (e *evidence) within(what aspect, days int) (n int, cite []mark) {
+func (e *Evidence) within(what aspect, days int) (n int, cite []mark) {
 	from := dayOf(e.Last.Micros) - int64(days)
 	for _, day := range slices.Sorted(maps.Keys(e.Days)) {
 		t := e.Days[day][what]
@@ -214,7 +214,7 @@ func (e *evidence) within(what aspect, days int) (n int, cite []mark) {
 }
 
 // forget drops what no probe looks at any more.
-func (e *evidence) forget(now mark) {
+func (e *Evidence) forget(now mark) {
 	oldest := dayOf(now.Micros) - keptDays
 	old := func(m mark) bool { return dayOf(m.Micros) < oldest }
 	maps.DeleteFunc(e.Days, func(day int64, _ map[aspect]*tally) bool { return day < oldest })
@@ -225,7 +225,7 @@ func (e *evidence) forget(now mark) {
 }
 
 // judgeEntry looks at the form of an entry: who, what, when, with what result.
-func (e *evidence) judgeEntry(a *audit.Entry, m mark) {
+func (e *Evidence) judgeEntry(a *audit.Entry, m mark) {
 	e.count(anEntry, m)
 	stranger := a.Actor.Type == string(authz.Stranger)
 	outcomes := []audit.Outcome{audit.Success, audit.Denied, audit.Failure}
@@ -246,14 +246,14 @@ func (e *evidence) judgeEntry(a *audit.Entry, m mark) {
 	}
 }
 
-func (e *evidence) unreviewed(what aspect, m mark) {
+func (e *Evidence) unreviewed(what aspect, m mark) {
 	if e.Unreviewed[what] == nil {
 		e.Unreviewed[what] = new(tally)
 	}
 	e.Unreviewed[what].add(m)
 }
 
-func (e *evidence) credential(a *audit.Entry, m mark) {
+func (e *Evidence) credential(a *audit.Entry, m mark) {
 	if a.EventType == audit.CredentialUnsealed {
 		e.count(anOpening, m)
 	}
@@ -287,7 +287,7 @@ func (e *evidence) credential(a *audit.Entry, m mark) {
 
 // newVersion gives a credential the version that an entry records. c is what is
 // known of it, nil for nothing.
-func (e *evidence) newVersion(a *audit.Entry, m mark, c *credential) {
+func (e *Evidence) newVersion(a *audit.Entry, m mark, c *credential) {
 	e.count(aChange, m)
 	version, _ := strconv.ParseUint(a.Attributes[audit.AttributeVersion], 10, 64)
 	known := c != nil && c.Deleted == nil
@@ -320,7 +320,7 @@ func microsOf(a *audit.Entry, attribute string) int64 {
 // unknownPeriod is for keys whose entries are from before they named it.
 const unknownPeriod = 90
 
-func (e *evidence) namedKey(a *audit.Entry, m mark) {
+func (e *Evidence) namedKey(a *audit.Entry, m mark) {
 	made := a.EventType == audit.KeyCreated || a.EventType == audit.KeyRotated
 	if !made || a.Outcome != audit.Success || a.Resource.ID == "" {
 		return
@@ -329,25 +329,25 @@ func (e *evidence) namedKey(a *audit.Entry, m mark) {
 	if err != nil || days < 1 {
 		days = unknownPeriod
 	}
-	next := cmp.Or(microsOf(a, audit.AttributeNextRotation), m.time().AddDate(0, 0, days).UnixMicro())
+	next := cmp.Or(microsOf(a, audit.AttributeNextRotation), m.Time().AddDate(0, 0, days).UnixMicro())
 	e.Keys[a.Resource.ID] = &namedKey{m, days, next}
 }
 
 // own reads the entries that this package writes.
-func (e *evidence) own(a *audit.Entry, m mark) {
+func (e *Evidence) own(a *audit.Entry, m mark) {
 	switch a.EventType {
 	case audit.ComplianceAssessed:
 		if a.Outcome == audit.Success {
-			e.State = &assessed{m, parseState(a.Attributes)}
+			e.State = &assessed{m, ParseState(a.Attributes)}
 		}
 	case audit.ComplianceScored:
-		head, err := strconv.ParseUint(a.Attributes[attributeHead], 10, 64)
+		head, err := strconv.ParseUint(a.Attributes[AttributeHead], 10, 64)
 		if err != nil || a.Outcome != audit.Success {
 			return
 		}
-		if f, one := a.Attributes[attributeFramework]; one {
-			if a.Attributes[attributePinned] == "" {
-				e.scored(Framework(f), a.Attributes[attributeScore], head, m)
+		if f, one := a.Attributes[AttributeFramework]; one {
+			if a.Attributes[AttributePinned] == "" {
+				e.scored(Framework(f), a.Attributes[AttributeScore], head, m)
 			}
 			return
 		}
@@ -359,12 +359,12 @@ func (e *evidence) own(a *audit.Entry, m mark) {
 }
 
 // scored takes a score as the last of its day, unless it was withheld.
-func (e *evidence) scored(f Framework, score string, head uint64, m mark) {
+func (e *Evidence) scored(f Framework, score string, head uint64, m mark) {
 	x, err := strconv.ParseFloat(score, 64)
 	if err != nil || !slices.Contains(Frameworks(), f) {
 		return
 	}
-	one := DayScore{m.time().Format(time.DateOnly), x, head}
+	one := DayScore{m.Time().Format(time.DateOnly), x, head}
 	days := e.Scores[f]
 	if n := len(days); n > 0 && days[n-1].Date == one.Date {
 		days = days[:n-1]
@@ -373,10 +373,10 @@ func (e *evidence) scored(f Framework, score string, head uint64, m mark) {
 	e.Scores[f] = days[max(0, len(days)-keptScores):]
 }
 
-func (e *evidence) head() Head { return Head{e.Last.Sequence, e.Last.Hash, e.Last.time()} }
+func (e *Evidence) Head() Head { return Head{e.Last.Sequence, e.Last.Hash, e.Last.Time()} }
 
 // activity is the document's.
-func (e *evidence) activity() []Activity {
+func (e *Evidence) Activity() []Activity {
 	all := make([]Activity, 0, len(e.Types))
 	for event, t := range e.Types {
 		all = append(all, Activity{event, t.Count, t.First.reference(), t.Last.reference()})

@@ -1,4 +1,4 @@
-package compliance
+package compliance_test
 
 import (
 	"bytes"
@@ -11,21 +11,37 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+// pure returns a story whose entries are folded at once, and the evidence.
+func pure(t testing.TB) (*story.Story, *compliance.Evidence) {
+	t.Helper()
+	e := compliance.NewEvidence()
+	s := &story.Story{Clock: story.Start, Versions: make(map[string]int)}
+	s.Record = func(event audit.Event) {
+		t.Helper()
+		if err := e.Add(story.EntryOf(event, s.Clock, uint64(e.Count)+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, e
+}
+
 // TestAssessmentsAreGolden holds every score to what it was: a change here is a
 // change of what is reported of the same entries.
 func TestAssessmentsAreGolden(t *testing.T) {
-	for name, tell := range map[string]func(*story) *story{"good": (*story).good, "bad": (*story).bad} {
+	for name, tell := range map[string]func(*story.Story) *story.Story{"good": (*story.Story).Good, "bad": (*story.Story).Bad} {
 		s, e := pure(t)
 		tell(s)
 		var out bytes.Buffer
-		for _, f := range Frameworks() {
-			a := catalogues(t)[f].assess(e)
+		for _, f := range compliance.Frameworks() {
+			a := catalogues(t)[f].Assess(e)
 			fmt.Fprintf(&out, "%s %.1f\n", f, *a.Score)
-			if f == SOC2 {
+			if f == compliance.SOC2 {
 				b, err := json.MarshalIndent(a, "", " ")
 				check(t, err)
 				out.Write(append(b, '\n'))
@@ -48,22 +64,22 @@ func TestAssessmentsAreGolden(t *testing.T) {
 // of it may stop the service.
 func FuzzStoredEvidence(f *testing.F) {
 	s, e := pure(f)
-	s.good()
-	b, err := e.encode()
+	s.Good()
+	b, err := e.Encode()
 	check(f, err)
 	f.Add(b)
 	f.Add([]byte{1, '{', '}'})
 	f.Add([]byte(`{}`))
-	soc2 := catalogues(f)[SOC2]
+	soc2 := catalogues(f)[compliance.SOC2]
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := decodeEvidence(b)
+		e, err := compliance.DecodeEvidence(b)
 		if err != nil {
 			return
 		}
-		soc2.assess(e)
-		_ = e.add(entryOf(audit.Event{Type: audit.CredentialRotated, Outcome: audit.Success, Principal: owner,
-			Resource: audit.Resource{Type: audit.CredentialResource, ID: "cred_a"}}, e.Last.time().Add(time.Hour), e.TenantSequence+1))
-		soc2.assess(e)
+		soc2.Assess(e)
+		_ = e.Add(story.EntryOf(audit.Event{Type: audit.CredentialRotated, Outcome: audit.Success, Principal: story.Owner,
+			Resource: audit.Resource{Type: audit.CredentialResource, ID: "cred_a"}}, e.Last.Time().Add(time.Hour), e.TenantSequence+1))
+		soc2.Assess(e)
 	})
 }
 
@@ -72,20 +88,20 @@ func FuzzStoredEvidence(f *testing.F) {
 // from the store.
 func BenchmarkMillionEntries(b *testing.B) {
 	const million = 1_000_000
-	fold := func(n int) *evidence {
-		e := newEvidence()
-		s := &story{clock: start, versions: make(map[string]int)}
-		s.record = func(event audit.Event) {
-			check(b, e.add(entryOf(event, s.clock, uint64(e.Count)+1)))
+	fold := func(n int) *compliance.Evidence {
+		e := compliance.NewEvidence()
+		s := &story.Story{Clock: story.Start, Versions: make(map[string]int)}
+		s.Record = func(event audit.Event) {
+			check(b, e.Add(story.EntryOf(event, s.Clock, uint64(e.Count)+1)))
 		}
-		s.began().registered().verified().issued(client.ID, 0, "")
+		s.Began().Registered().Verified().Issued(story.Client.ID, 0, "")
 		for i := 0; e.Count < n; i++ {
-			if s.after(20 * time.Second); i%100 == 0 {
-				s.renewed(fmt.Sprint("cred_", i/100%2000), 60)
+			if s.After(20 * time.Second); i%100 == 0 {
+				s.Renewed(fmt.Sprint("cred_", i/100%2000), 60)
 			}
-			s.used(audit.DataDecrypted, client)
+			s.Used(audit.DataDecrypted, story.Client)
 		}
-		s.assessed()
+		s.Assessed()
 		return e
 	}
 	b.Run("fold", func(b *testing.B) {
@@ -95,19 +111,19 @@ func BenchmarkMillionEntries(b *testing.B) {
 		b.ReportMetric(float64(b.N)*million/10/b.Elapsed().Seconds(), "entries/s")
 	})
 	e := fold(million)
-	soc2 := catalogues(b)[SOC2]
+	soc2 := catalogues(b)[compliance.SOC2]
 	b.Run("score", func(b *testing.B) {
 		for b.Loop() {
-			soc2.assess(e)
+			soc2.Assess(e)
 		}
 	})
-	stored, err := e.encode()
+	stored, err := e.Encode()
 	check(b, err)
 	b.Run("score from the store", func(b *testing.B) {
 		for b.Loop() {
-			e, err := decodeEvidence(stored)
+			e, err := compliance.DecodeEvidence(stored)
 			check(b, err)
-			soc2.assess(e)
+			soc2.Assess(e)
 		}
 		b.ReportMetric(float64(len(stored)), "bytes")
 	})

@@ -68,7 +68,7 @@ var watchedScopes = func() (scopes []string) {
 }()
 
 // actor remembers who was active, and finds who should no longer be.
-func (e *evidence) actor(a *audit.Entry, m mark) {
+func (e *Evidence) actor(a *audit.Entry, m mark) {
 	if a.Outcome != audit.Success {
 		return
 	}
@@ -99,7 +99,7 @@ func (e *evidence) actor(a *audit.Entry, m mark) {
 }
 
 // account follows API keys, members and invitations.
-func (e *evidence) account(a *audit.Entry, m mark) {
+func (e *Evidence) account(a *audit.Entry, m mark) {
 	if a.Outcome != audit.Success {
 		return
 	}
@@ -144,20 +144,20 @@ func (e *evidence) account(a *audit.Entry, m mark) {
 	}
 }
 
-func (e *evidence) issue(m mark, approved bool) {
+func (e *Evidence) issue(m mark, approved bool) {
 	if e.count(anIssue, m); !approved {
 		e.count(anUnapproved, m)
 	}
 }
 
-func (e *evidence) depart(id string, m mark) {
+func (e *Evidence) depart(id string, m mark) {
 	e.count(aDeparture, m)
 	e.Departed[id] = m
 }
 
 // dropKeys ends the API keys that a user answers for and that are beyond the
 // role, as the service does.
-func (e *evidence) dropKeys(user string, m mark, role authz.Role) {
+func (e *Evidence) dropKeys(user string, m mark, role authz.Role) {
 	holder := authz.Principal{Scopes: role.Scopes()}
 	for id, k := range e.APIKeys {
 		beyond := slices.ContainsFunc(k.Scopes, func(s string) bool { return !holder.Holds([]authz.Scope{authz.Scope(s)}) })
@@ -174,7 +174,7 @@ var reactions = []audit.EventType{
 }
 
 // watch follows reviews, failed sign-ins and reactions.
-func (e *evidence) watch(a *audit.Entry, m mark) {
+func (e *Evidence) watch(a *audit.Entry, m mark) {
 	someone := slices.Contains([]string{string(authz.User), string(authz.APIKey), string(authz.ServiceAccount)}, a.Actor.Type)
 	switch {
 	case a.EventType == audit.UserSignedIn && a.Outcome == audit.Denied:
@@ -206,7 +206,7 @@ func (e *evidence) watch(a *audit.Entry, m mark) {
 
 // failedSignIn takes a failed sign-in. That an account is slowed down is recorded
 // only after many, of which all but the first in a minute have no entry.
-func (e *evidence) failedSignIn(m mark, slowedDown bool) {
+func (e *Evidence) failedSignIn(m mark, slowedDown bool) {
 	e.FailedSignIns = append(e.FailedSignIns, m)
 	if n := len(e.FailedSignIns); n > burstSize {
 		e.FailedSignIns = e.FailedSignIns[n-burstSize:]

@@ -8,17 +8,17 @@ import (
 )
 
 // maxEvidence bounds how many entries a probe cites: the newest are kept.
-const maxEvidence = 8
+const MaxEvidence = 8
 
 // probe is one question to the evidence.
-type probe struct {
-	name   string
-	title  string // what is so when it passes
+type Probe struct {
+	Name   string
+	Title  string // what is so when it passes
 	window int    // days it looks back; 0: the state at the head
 	// deadline is after how many days of a tenant's history no_data counts as a
 	// failure: what was to be done by then was not. 0: never.
 	deadline int
-	judge    func(e *evidence, now time.Time) verdict
+	judge    func(e *Evidence, now time.Time) verdict
 }
 
 // verdict is what a probe says.
@@ -40,28 +40,28 @@ func decided(sample, wrong int, detail string, cite []mark) verdict {
 func nothing(detail string) verdict { return verdict{result: NotApplicable, detail: detail} }
 
 // probes are all there are, in the order of the documentation.
-var probes = slices.Concat(credentialProbes, accessProbes, reviewProbes, recordProbes, stateProbes)
+var Probes = slices.Concat(credentialProbes, accessProbes, reviewProbes, recordProbes, StateProbes)
 
 // probeOf returns a probe by its name, nil when there is none.
-func probeOf(name string) *probe {
-	for i := range probes {
-		if probes[i].name == name {
-			return &probes[i]
+func ProbeOf(name string) *Probe {
+	for i := range Probes {
+		if Probes[i].Name == name {
+			return &Probes[i]
 		}
 	}
 	return nil
 }
 
 // run asks a probe, as of the newest entry.
-func (p *probe) run(e *evidence) ProbeResult {
-	now := e.Last.time()
+func (p *Probe) Run(e *Evidence) ProbeResult {
+	now := e.Last.Time()
 	v := p.judge(e, now)
-	if due := e.First.time().AddDate(0, 0, p.deadline); v.result == NoData && p.deadline > 0 && now.After(due) {
+	if due := e.First.Time().AddDate(0, 0, p.deadline); v.result == NoData && p.deadline > 0 && now.After(due) {
 		v.result = Fail
 		v.detail += fmt.Sprintf("; it was due by %s", due.Format(time.DateOnly))
 	}
 	return ProbeResult{
-		Name: p.name, Title: p.title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
+		Name: p.Name, Title: p.Title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
 		Evidence: references(v.cite),
 	}
 }
@@ -71,7 +71,7 @@ func references(cite []mark) []Reference {
 	cite = slices.DeleteFunc(slices.Clone(cite), func(m mark) bool { return m.Sequence == 0 })
 	slices.SortFunc(cite, func(a, b mark) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	cite = slices.Compact(cite)
-	cite = cite[max(0, len(cite)-maxEvidence):]
+	cite = cite[max(0, len(cite)-MaxEvidence):]
 	all := make([]Reference, len(cite))
 	for i, m := range cite {
 		all[i] = m.reference()
@@ -80,7 +80,7 @@ func references(cite []mark) []Reference {
 }
 
 // live returns the credentials that are not deleted.
-func (e *evidence) live() (all []*credential) {
+func (e *Evidence) live() (all []*credential) {
 	for _, c := range e.Credentials {
 		if c.Deleted == nil {
 			all = append(all, c)
@@ -106,7 +106,7 @@ func split[T any](all []T, at func(T) mark, wrong func(T) bool) (n int, cite []m
 	return 0, good
 }
 
-const day = 24 * time.Hour
+const Day = 24 * time.Hour
 
 func before(micros int64, t time.Time) bool { return micros < t.UnixMicro() }
 
@@ -116,14 +116,14 @@ const (
 	renewalShare  = 10  // a renewal is overdue in the last tenth of the lifetime
 	disposalDays  = 30  // an expired credential should be deleted by then
 	maxKeyPeriod  = 730 // days, of a named key
-	rotationGrace = day // after a named key was due
-	overlapGrace  = day // after a former version should have ended
+	rotationGrace = Day // after a named key was due
+	overlapGrace  = Day // after a former version should have ended
 	integrityDays = 90  // window
 	changeDays    = 90  // window
 )
 
-var credentialProbes = []probe{
-	{name: "credentials_current", title: "No credential is past its expiry", judge: func(e *evidence, now time.Time) verdict {
+var credentialProbes = []Probe{
+	{Name: "credentials_current", Title: "No credential is past its expiry", judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
 		if len(all) == 0 {
 			return nothing("there are no credentials")
@@ -131,7 +131,7 @@ var credentialProbes = []probe{
 		expired, cite := split(all, renewed, func(c *credential) bool { return c.Expires != 0 && !before(now.UnixMicro(), time.UnixMicro(c.Expires)) })
 		return decided(len(all), expired, fmt.Sprintf("%s, %d past the expiry", plural(len(all), "live credential"), expired), cite)
 	}},
-	{name: "credentials_renewed", title: "Credentials are renewed before they expire", window: changeDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "credentials_renewed", Title: "Credentials are renewed before they expire", window: changeDays, judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
 		renewals, cited := e.within(aRenewal, changeDays)
 		late, lateCited := e.within(aLateRenewal, changeDays)
@@ -147,7 +147,7 @@ var credentialProbes = []probe{
 		return decided(len(all)+renewals, overdue+late, fmt.Sprintf("%s, %d overdue for renewal; %s in the window, %d after the expiry",
 			plural(len(all), "live credential"), overdue, plural(renewals, "renewal"), late), cite)
 	}},
-	{name: "values_rotated", title: "The values of credentials are changed at least once a year", judge: func(e *evidence, now time.Time) verdict {
+	{Name: "values_rotated", Title: "The values of credentials are changed at least once a year", judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
 		if len(all) == 0 {
 			return nothing("there are no credentials")
@@ -156,7 +156,7 @@ var credentialProbes = []probe{
 		old, cite := split(all, func(c *credential) mark { return c.Changed }, func(c *credential) bool { return before(c.Changed.Micros, oldest) })
 		return decided(len(all), old, fmt.Sprintf("%s, %d with values older than %d days", plural(len(all), "live credential"), old, maxValueAge), cite)
 	}},
-	{name: "keys_rotated", title: "No named key is past its rotation period", judge: func(e *evidence, now time.Time) verdict {
+	{Name: "keys_rotated", Title: "No named key is past its rotation period", judge: func(e *Evidence, now time.Time) verdict {
 		all := values(e.Keys)
 		if len(all) == 0 {
 			return nothing("there are no named keys")
@@ -164,7 +164,7 @@ var credentialProbes = []probe{
 		late, cite := split(all, rotated, func(k *namedKey) bool { return before(k.Next, now.Add(-rotationGrace)) })
 		return decided(len(all), late, fmt.Sprintf("%s, %d past the period", plural(len(all), "named key"), late), cite)
 	}},
-	{name: "key_periods", title: "The rotation period of named keys is at most two years", judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "key_periods", Title: "The rotation period of named keys is at most two years", judge: func(e *Evidence, _ time.Time) verdict {
 		all := values(e.Keys)
 		if len(all) == 0 {
 			return nothing("there are no named keys")
@@ -172,7 +172,7 @@ var credentialProbes = []probe{
 		long, cite := split(all, rotated, func(k *namedKey) bool { return k.Period > maxKeyPeriod })
 		return decided(len(all), long, fmt.Sprintf("%s, %d with a period over %d days", plural(len(all), "named key"), long, maxKeyPeriod), cite)
 	}},
-	{name: "disposal_timely", title: "What has ended is deleted", window: changeDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "disposal_timely", Title: "What has ended is deleted", window: changeDays, judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
 		deletions, cited := e.within(aDeletion, changeDays)
 		left, cite := split(all, renewed, func(c *credential) bool {
@@ -187,7 +187,7 @@ var credentialProbes = []probe{
 		return decided(len(all)+deletions, left, fmt.Sprintf("%s in the window; %d of %s kept more than %d days past the expiry, or with a former version that should have ended",
 			plural(deletions, "deletion"), left, plural(len(all), "live credential"), disposalDays), cite)
 	}},
-	{name: "deletion_final", title: "What was deleted is not readable again", window: changeDays, judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "deletion_final", Title: "What was deleted is not readable again", window: changeDays, judge: func(e *Evidence, _ time.Time) verdict {
 		deletions, cite := e.within(aDeletion, changeDays)
 		used, usedCited := e.within(aDeletedUse, changeDays)
 		if deletions+used == 0 {
@@ -198,7 +198,7 @@ var credentialProbes = []probe{
 		}
 		return decided(deletions, used, fmt.Sprintf("%s, read again afterwards: %d", plural(deletions, "deletion"), used), cite)
 	}},
-	{name: "changes_versioned", title: "Each change of a credential is recorded as the next version, with a digest", window: changeDays, judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "changes_versioned", Title: "Each change of a credential is recorded as the next version, with a digest", window: changeDays, judge: func(e *Evidence, _ time.Time) verdict {
 		changes, cite := e.within(aChange, changeDays)
 		gaps, gapsCited := e.within(aVersionGap, changeDays)
 		if changes == 0 {
@@ -209,7 +209,7 @@ var credentialProbes = []probe{
 		}
 		return decided(changes, gaps, fmt.Sprintf("%s, %d out of order or without a digest", plural(changes, "change"), gaps), cite)
 	}},
-	{name: "integrity_intact", title: "Nothing that was opened was damaged", window: integrityDays, judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "integrity_intact", Title: "Nothing that was opened was damaged", window: integrityDays, judge: func(e *Evidence, _ time.Time) verdict {
 		opened, cite := e.within(anOpening, integrityDays)
 		damaged, damagedCited := e.within(anIntegrity, integrityDays)
 		if opened+damaged == 0 {

@@ -19,21 +19,21 @@ const (
 	issueDays     = 90  // window
 )
 
-var accessProbes = []probe{
-	{name: "api_keys_bounded", title: "Every API key expires", judge: func(e *evidence, now time.Time) verdict {
+var accessProbes = []Probe{
+	{Name: "api_keys_bounded", Title: "Every API key expires", judge: func(e *Evidence, now time.Time) verdict {
 		return e.apiKeys(now, "without an expiry", func(k *apiKey) bool { return k.Expires == 0 })
 	}},
-	{name: "api_keys_rotated", title: "No API key is older than a year", judge: func(e *evidence, now time.Time) verdict {
+	{Name: "api_keys_rotated", Title: "No API key is older than a year", judge: func(e *Evidence, now time.Time) verdict {
 		oldest := now.AddDate(0, 0, -maxAPIKeyAge)
 		return e.apiKeys(now, fmt.Sprintf("older than %d days", maxAPIKeyAge), func(k *apiKey) bool { return before(k.Created.Micros, oldest) })
 	}},
-	{name: "api_keys_used", title: "No API key lies unused", window: idleDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "api_keys_used", Title: "No API key lies unused", window: idleDays, judge: func(e *Evidence, now time.Time) verdict {
 		since := now.AddDate(0, 0, -idleDays)
 		return e.apiKeys(now, fmt.Sprintf("unused for %d days", idleDays), func(k *apiKey) bool {
 			return before(k.Created.Micros, since) && before(k.Used.Micros, since)
 		})
 	}},
-	{name: "least_privilege", title: "API keys use the privileges that they have", window: idleDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "least_privilege", Title: "API keys use the privileges that they have", window: idleDays, judge: func(e *Evidence, now time.Time) verdict {
 		since := now.AddDate(0, 0, -idleDays)
 		return e.apiKeys(now, fmt.Sprintf("with a privilege unused for %d days", idleDays), func(k *apiKey) bool {
 			return before(k.Created.Micros, since) && slices.ContainsFunc(k.Scopes, func(scope string) bool {
@@ -41,13 +41,13 @@ var accessProbes = []probe{
 			})
 		})
 	}},
-	{name: "duties_separated", title: "No API key both administers access and reads what is protected", judge: func(e *evidence, now time.Time) verdict {
+	{Name: "duties_separated", Title: "No API key both administers access and reads what is protected", judge: func(e *Evidence, now time.Time) verdict {
 		return e.apiKeys(now, "that do both", func(k *apiKey) bool {
 			return slices.Contains(k.Scopes, string(authz.AccountAdmin)) &&
 				(slices.Contains(k.Scopes, string(authz.VaultRead)) || slices.Contains(k.Scopes, string(authz.CryptoDecrypt)))
 		})
 	}},
-	{name: "members_active", title: "No member is inactive", window: idleDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "members_active", Title: "No member is inactive", window: idleDays, judge: func(e *Evidence, now time.Time) verdict {
 		all := values(e.Users)
 		if len(all) == 0 {
 			return nothing("there are no members")
@@ -56,7 +56,7 @@ var accessProbes = []probe{
 		idle, cite := split(all, func(u *user) mark { return u.Active }, func(u *user) bool { return before(u.Active.Micros, since) })
 		return decided(len(all), idle, fmt.Sprintf("%s, %d inactive for %d days", plural(len(all), "member"), idle, idleDays), cite)
 	}},
-	{name: "email_verified", title: "The e-mail address of each member is verified", judge: func(e *evidence, now time.Time) verdict {
+	{Name: "email_verified", Title: "The e-mail address of each member is verified", judge: func(e *Evidence, now time.Time) verdict {
 		since := now.AddDate(0, 0, -verifyDays)
 		var all []*user
 		for _, u := range e.Users {
@@ -73,7 +73,7 @@ var accessProbes = []probe{
 		open, cite := split(all, func(u *user) mark { return u.Joined }, func(u *user) bool { return !u.Verified })
 		return decided(len(all), open, fmt.Sprintf("%s, %d not verified after %d days", plural(len(all), "member"), open, verifyDays), cite)
 	}},
-	{name: "issuance_approved", title: "API keys and memberships come from somebody who may give them", window: issueDays, judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "issuance_approved", Title: "API keys and memberships come from somebody who may give them", window: issueDays, judge: func(e *Evidence, _ time.Time) verdict {
 		issued, cite := e.within(anIssue, issueDays)
 		unapproved, unapprovedCited := e.within(anUnapproved, issueDays)
 		if issued == 0 {
@@ -84,7 +84,7 @@ var accessProbes = []probe{
 		}
 		return decided(issued, unapproved, fmt.Sprintf("%d issued, %d without an identified issuer or an invitation", issued, unapproved), cite)
 	}},
-	{name: "departed_locked_out", title: "Removed members and ended API keys do nothing any more", window: departureDays, judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "departed_locked_out", Title: "Removed members and ended API keys do nothing any more", window: departureDays, judge: func(e *Evidence, _ time.Time) verdict {
 		left, cite := e.within(aDeparture, departureDays)
 		used, usedCited := e.within(aDepartedUse, departureDays)
 		if left+used == 0 {
@@ -95,11 +95,11 @@ var accessProbes = []probe{
 		}
 		return decided(left, used, fmt.Sprintf("%s, active afterwards: %d", plural(left, "departure"), used), cite)
 	}},
-	{name: "sign_in_failures_handled", title: "Repeated failed sign-ins are followed by a reaction within a day", window: signInDays, judge: judgeBursts},
+	{Name: "sign_in_failures_handled", Title: "Repeated failed sign-ins are followed by a reaction within a day", window: signInDays, judge: judgeBursts},
 }
 
 // apiKeys judges those API keys that work: neither revoked nor expired.
-func (e *evidence) apiKeys(now time.Time, what string, wrong func(*apiKey) bool) verdict {
+func (e *Evidence) apiKeys(now time.Time, what string, wrong func(*apiKey) bool) verdict {
 	var all []*apiKey
 	for _, k := range e.APIKeys {
 		if k.Expires == 0 || before(now.UnixMicro(), time.UnixMicro(k.Expires)) {
@@ -113,7 +113,7 @@ func (e *evidence) apiKeys(now time.Time, what string, wrong func(*apiKey) bool)
 	return decided(len(all), n, fmt.Sprintf("%s, %d %s", plural(len(all), "API key"), n, what), cite)
 }
 
-func judgeBursts(e *evidence, now time.Time) verdict {
+func judgeBursts(e *Evidence, now time.Time) verdict {
 	seen, unhandled, open := 0, 0, 0
 	var cite, bad []mark
 	for _, b := range e.Bursts {
@@ -121,9 +121,9 @@ func judgeBursts(e *evidence, now time.Time) verdict {
 			continue
 		}
 		seen++
-		deadline := b.At.time().Add(reactionTime)
+		deadline := b.At.Time().Add(reactionTime)
 		switch {
-		case b.Reaction != nil && !b.Reaction.time().After(deadline):
+		case b.Reaction != nil && !b.Reaction.Time().After(deadline):
 			cite = append(cite, b.At, *b.Reaction)
 		case b.Reaction == nil && !now.After(deadline):
 			open++

@@ -18,15 +18,15 @@ const (
 	assessmentHours  = 48
 )
 
-var reviewProbes = []probe{
-	{name: "log_reviewed", title: "Somebody reads the audit log at least once a month", window: logReviewDays, deadline: logReviewDays, judge: func(e *evidence, _ time.Time) verdict {
+var reviewProbes = []Probe{
+	{Name: "log_reviewed", Title: "Somebody reads the audit log at least once a month", window: logReviewDays, deadline: logReviewDays, judge: func(e *Evidence, _ time.Time) verdict {
 		n, cite := e.within(aLogReview, logReviewDays)
 		if n == 0 {
 			return verdict{result: NoData, detail: fmt.Sprintf("nobody read the log in %d days", logReviewDays)}
 		}
 		return verdict{Pass, n, plural(n, "read") + " of the log", cite}
 	}},
-	{name: "access_reviewed", title: "Somebody looks through API keys and members at least once a quarter", window: accessReviewDays, deadline: accessReviewDays, judge: func(e *evidence, _ time.Time) verdict {
+	{Name: "access_reviewed", Title: "Somebody looks through API keys and members at least once a quarter", window: accessReviewDays, deadline: accessReviewDays, judge: func(e *Evidence, _ time.Time) verdict {
 		keys, cite := e.within(aKeyReview, accessReviewDays)
 		members, cite2 := e.within(aMemberReview, accessReviewDays)
 		var missing []string
@@ -44,30 +44,30 @@ var reviewProbes = []probe{
 		}
 		return verdict{Pass, keys + members, fmt.Sprintf("%s of API keys and %d of members", plural(keys, "review"), members), append(cite, cite2...)}
 	}},
-	{name: "denials_reviewed", title: "The log is read within a week of a denied access", window: recordDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "denials_reviewed", Title: "The log is read within a week of a denied access", window: recordDays, judge: func(e *Evidence, now time.Time) verdict {
 		return e.reviewed(now, aDenial, aLateDenial, "denial")
 	}},
-	{name: "failures_reviewed", title: "The log is read within a week of a failure", window: recordDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "failures_reviewed", Title: "The log is read within a week of a failure", window: recordDays, judge: func(e *Evidence, now time.Time) verdict {
 		return e.reviewed(now, aFailure, aLateFailure, "failure")
 	}},
-	{name: "inventory_reviewed", title: "Somebody reads the inventory of cryptography at least once a year", window: inventoryDays, deadline: inventoryDays, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "inventory_reviewed", Title: "Somebody reads the inventory of cryptography at least once a year", window: inventoryDays, deadline: inventoryDays, judge: func(e *Evidence, now time.Time) verdict {
 		read, ok := e.Succeeded[audit.InventoryRead]
 		if !ok || before(read.Micros, now.AddDate(0, 0, -inventoryDays)) {
 			return verdict{result: NoData, detail: fmt.Sprintf("nobody read the inventory in %d days", inventoryDays)}
 		}
-		return verdict{Pass, 1, "the inventory was read on " + read.time().Format(time.DateOnly), []mark{read}}
+		return verdict{Pass, 1, "the inventory was read on " + read.Time().Format(time.DateOnly), []mark{read}}
 	}},
 }
 
 // reviewed judges whether the log was read soon enough after what calls for it.
-func (e *evidence) reviewed(now time.Time, what, late aspect, noun string) verdict {
+func (e *Evidence) reviewed(now time.Time, what, late aspect, noun string) verdict {
 	n, cite := e.within(what, recordDays)
 	tardy, tardyCited := e.within(late, recordDays)
 	var open []mark
 	unread := 0
 	if t := e.Unreviewed[what]; t != nil {
 		unread = t.Count
-		if now.Sub(t.First.time()) > reviewTime {
+		if now.Sub(t.First.Time()) > reviewTime {
 			open = []mark{t.First}
 		}
 	}
@@ -77,7 +77,7 @@ func (e *evidence) reviewed(now time.Time, what, late aspect, noun string) verdi
 	detail := fmt.Sprintf("%s, %d not looked at yet, late reviews: %d", plural(n, noun), unread, tardy)
 	if tardy+len(open) > 0 {
 		if len(open) > 0 {
-			detail += fmt.Sprintf("; the oldest waits since %s", open[0].time().Format(time.DateOnly))
+			detail += fmt.Sprintf("; the oldest waits since %s", open[0].Time().Format(time.DateOnly))
 		}
 		return verdict{Fail, n, detail, append(open, tardyCited...)}
 	}
@@ -91,8 +91,8 @@ func (e *evidence) reviewed(now time.Time, what, late aspect, noun string) verdi
 	return verdict{Pass, n, detail, cite}
 }
 
-var recordProbes = []probe{
-	{name: "events_complete", title: "Every entry says who did what, when, to what, and with what result", window: recordDays, judge: func(e *evidence, _ time.Time) verdict {
+var recordProbes = []Probe{
+	{Name: "events_complete", Title: "Every entry says who did what, when, to what, and with what result", window: recordDays, judge: func(e *Evidence, _ time.Time) verdict {
 		n, cite := e.within(anEntry, recordDays)
 		lacking, lackingCited := e.within(anIncomplete, recordDays)
 		if lacking > 0 {
@@ -102,15 +102,15 @@ var recordProbes = []probe{
 	}},
 	// By the scores that the deployment records of itself: one on demand, which
 	// records the state too, says nothing of that.
-	{name: "assessed_daily", title: "The deployment assesses itself every day", deadline: 2, judge: func(e *evidence, now time.Time) verdict {
+	{Name: "assessed_daily", Title: "The deployment assesses itself every day", deadline: 2, judge: func(e *Evidence, now time.Time) verdict {
 		if e.Daily == (mark{}) {
 			return verdict{result: NoData, detail: "there was no daily assessment yet"}
 		}
 		stale := 0
-		if now.Sub(e.Daily.time()) > assessmentHours*time.Hour {
+		if now.Sub(e.Daily.Time()) > assessmentHours*time.Hour {
 			stale = 1
 		}
-		return decided(1, stale, "the last daily assessment is of "+e.Daily.time().Format(time.DateOnly), []mark{e.Daily})
+		return decided(1, stale, "the last daily assessment is of "+e.Daily.Time().Format(time.DateOnly), []mark{e.Daily})
 	}},
 }
 
@@ -124,7 +124,7 @@ func entries(n int) string {
 // Limits of the probes on the deployment's state.
 const (
 	maxVerifyEvery  = 24 * time.Hour
-	yearDays        = 365
+	YearDays        = 365
 	onlineDays      = 90
 	sixYearsDays    = 6*365 + 2
 	backupDays      = 7
@@ -133,9 +133,9 @@ const (
 
 // ofState is a probe of what the deployment last said of itself. A state that is
 // too old says nothing.
-func ofState(name, title string, judge func(s State, now time.Time) (Result, string)) probe {
-	return probe{name: name, title: title, deadline: 2, judge: func(e *evidence, now time.Time) verdict {
-		if e.State == nil || now.Sub(e.State.At.time()) > assessmentHours*time.Hour {
+func ofState(name, title string, judge func(s State, now time.Time) (Result, string)) Probe {
+	return Probe{Name: name, Title: title, deadline: 2, judge: func(e *Evidence, now time.Time) verdict {
+		if e.State == nil || now.Sub(e.State.At.Time()) > assessmentHours*time.Hour {
 			return verdict{result: NoData, detail: fmt.Sprintf("the state was not assessed in %d hours", assessmentHours)}
 		}
 		result, detail := judge(e.State.State, now)
@@ -157,7 +157,7 @@ func yes(ok bool, good, bad string) (Result, string) {
 // terminated is what probes of the transport say when a proxy ends TLS.
 const terminated = "a proxy before the service ends TLS: look there"
 
-var stateProbes = []probe{
+var StateProbes = []Probe{
 	ofState("keys_wrapped", "The keys of tenants are wrapped by one that is kept elsewhere", func(s State, _ time.Time) (Result, string) {
 		switch s.Custody {
 		case CustodyLocal:
@@ -195,10 +195,10 @@ var stateProbes = []probe{
 			"no place outside the database has a checkpoint that was verified within the last day: a cut tail would not be noticed")
 	}),
 	ofState("log_retained", "Audit entries are kept for a year or longer", func(s State, _ time.Time) (Result, string) {
-		return s.retained(yearDays)
+		return s.Retained(YearDays)
 	}),
 	ofState("log_retained_long", "Audit entries are kept for six years or longer", func(s State, _ time.Time) (Result, string) {
-		return s.retained(sixYearsDays)
+		return s.Retained(sixYearsDays)
 	}),
 	ofState("retention_set", "Audit entries move to an archive at an age that is set", func(s State, _ time.Time) (Result, string) {
 		switch {
@@ -230,13 +230,13 @@ var stateProbes = []probe{
 }
 
 // backupProbe has a deadline of its own: a new deployment has no backup yet.
-var backupProbe = func() probe {
+var backupProbe = func() Probe {
 	p := ofState("backup_recent", "The last backup was begun at most a week ago", func(s State, now time.Time) (Result, string) {
 		if s.LastBackup.IsZero() {
 			return NoData, "no backup was begun yet"
 		}
 		of := "the last backup was begun on " + s.LastBackup.Format(time.DateOnly)
-		return yes(now.Sub(s.LastBackup) <= backupDays*day, of, of)
+		return yes(now.Sub(s.LastBackup) <= backupDays*Day, of, of)
 	})
 	p.deadline = backupDays
 	return p
@@ -246,7 +246,7 @@ const unreadable = "the archive could not be read"
 
 // retained judges for how long entries are kept, in the database or an archive
 // that nothing is removed from.
-func (s State) retained(days int) (Result, string) {
+func (s State) Retained(days int) (Result, string) {
 	switch {
 	case s.Archive != ArchiveNone && s.Archive != ArchiveReadable:
 		return Fail, unreadable

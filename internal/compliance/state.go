@@ -1,11 +1,15 @@
 package compliance
 
 import (
+	"crypto/sha256"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 // Levels of [State.Custody], from the weakest.
@@ -29,6 +33,11 @@ const (
 	TransportTLS13        = "tls13"      // X25519MLKEM768 comes first, and an older client may do without
 	TransportTLS13Quantum = "tls13-pq"   // X25519MLKEM768 and nothing else
 )
+
+// Assessor returns the principal that acts for the deployment in a tenant's part of the log.
+func Assessor(tenant authz.TenantID) authz.Principal {
+	return authz.Principal{Tenant: tenant, Kind: authz.System, ID: "assessment"}
+}
 
 // State is what the deployment says of itself. It enters a tenant's chain as the
 // attributes of COMPLIANCE_ASSESSED, times to the second.
@@ -60,24 +69,24 @@ const (
 	attributeSealingCreated  = "sealing_key_created"
 	attributeSealingLifetime = "sealing_key_lifetime_seconds"
 	attributeClock           = "clock_synchronised"
-	attributeSuites          = "suites" // sorted, separated by spaces
+	AttributeSuites          = "suites" // sorted, separated by spaces
 )
 
 // Attributes of COMPLIANCE_SCORED and COMPLIANCE_REPORTED. The scores of a day are
 // one entry COMPLIANCE_SCORED without a framework: each is under its framework's
 // name, with one decimal, or "withheld".
 const (
-	attributeFramework = "framework"
-	attributeScore     = "score"    // with one decimal
-	attributeWithheld  = "withheld" // in the place of the score: the status of the proof
-	attributeHead      = "head"     // sequence of the entry as of which was judged
-	attributePinned    = "pinned"   // "true" when the caller chose the head
-	attributeFormat    = "format"
+	AttributeFramework = "framework"
+	AttributeScore     = "score"    // with one decimal
+	AttributeWithheld  = "withheld" // in the place of the score: the status of the proof
+	AttributeHead      = "head"     // sequence of the entry as of which was judged
+	AttributePinned    = "pinned"   // "true" when the caller chose the head
+	AttributeFormat    = "format"
 
-	withheld = "withheld" // in the place of a score of a day
+	Withheld = "withheld" // in the place of a score of a day
 )
 
-func (s State) attributes() map[string]string {
+func (s State) Attributes() map[string]string {
 	suites := slices.Sorted(slices.Values(s.Suites))
 	a := map[string]string{
 		attributeCustody:         s.Custody,
@@ -89,7 +98,7 @@ func (s State) attributes() map[string]string {
 		attributeAnchored:        strconv.FormatBool(s.Anchored),
 		attributeSealingLifetime: seconds(s.SealingKeyLifetime),
 		attributeClock:           strconv.FormatBool(s.ClockSynchronised),
-		attributeSuites:          strings.Join(slices.Compact(suites), " "),
+		AttributeSuites:          strings.Join(slices.Compact(suites), " "),
 	}
 	for name, t := range map[string]time.Time{attributeLastBackup: s.LastBackup, attributeSealingCreated: s.SealingKeyCreated} {
 		if !t.IsZero() {
@@ -103,7 +112,7 @@ func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Sec
 
 // parseState reads what attributes wrote. What is missing or malformed is zero,
 // which is the worse of what it can be.
-func parseState(a map[string]string) State {
+func ParseState(a map[string]string) State {
 	duration := func(name string) time.Duration {
 		n, _ := strconv.ParseUint(a[name], 10, 31)
 		return time.Duration(n) * time.Second
@@ -122,9 +131,16 @@ func parseState(a map[string]string) State {
 		Archive: a[attributeArchive], Anchored: a[attributeAnchored] == "true",
 		LastBackup: at(attributeLastBackup), SealingKeyCreated: at(attributeSealingCreated),
 		SealingKeyLifetime: duration(attributeSealingLifetime), ClockSynchronised: a[attributeClock] == "true",
-		Suites: strings.Fields(a[attributeSuites]),
+		Suites: strings.Fields(a[AttributeSuites]),
 	}
 }
 
-// same reports whether two states would be the same entry.
-func (s State) same(other State) bool { return maps.Equal(s.attributes(), other.attributes()) }
+// Digest returns SHA-256 over the attributes.
+func (s State) Digest() []byte {
+	b, _ := json.Marshal(s.Attributes()) // a map of strings, in the order of its keys
+	sum := sha256.Sum256(b)
+	return sum[:]
+}
+
+// Same reports whether two states give the same entry.
+func (s State) Same(other State) bool { return maps.Equal(s.Attributes(), other.Attributes()) }

@@ -16,7 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
-	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -36,7 +36,7 @@ type API struct {
 	Audit      *audit.Log
 	Reader     *audit.Reader
 	Guard      *audit.Guard
-	Compliance *compliance.Service
+	Compliance *assessor.Service
 	Reports    Reports // nil when whoever keeps them gives them out
 	Keys       *keyring.Ring
 	Sealing    *sealingkey.Service

@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/compliance/report"
 	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -151,9 +152,9 @@ func HealthyState() *atomic.Pointer[compliance.State] {
 }
 
 // NewCompliance returns the compliance service over the parts of a server.
-func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *compliance.Service {
+func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *assessor.Service {
 	t.Helper()
-	made, err := compliance.New(compliance.Config{
+	made, err := assessor.New(assessor.Config{
 		Store: c.Store, Guard: c.Guard, Reader: c.Reader, Verifier: verifier, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,
 		State: func(context.Context) (compliance.State, error) {
 			now := *state.Load()

@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"path/filepath"
@@ -8,42 +8,44 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 // Whoever finds that the day's entries are missing while another replica writes them
 // writes none.
 func TestReplicasAssessATenantOnce(t *testing.T) {
 	w := newWorld(t)
-	w.began().days(2)
-	fixed := w.goodState()
+	w.Began().Days(2)
+	fixed := w.GoodState()
 	var overtaken atomic.Bool
-	w.state = func() State { // is asked once the fold is caught up
+	w.state = func() compliance.State { // is asked once the fold is caught up
 		if overtaken.CompareAndSwap(false, true) {
 			check(t, w.newService().AssessAll(t.Context()))
 		}
 		return fixed
 	}
-	before := len(w.entries(ours))
+	before := len(w.entries(story.Ours))
 	check(t, w.service.AssessAll(t.Context()))
-	if n := len(w.entries(ours)) - before; n != 2 || w.recorded(ours) != 1 {
-		t.Errorf("%d entries, and scores %d times", n, w.recorded(ours))
+	if n := len(w.entries(story.Ours)) - before; n != 2 || w.recorded(story.Ours) != 1 {
+		t.Errorf("%d entries, and scores %d times", n, w.recorded(story.Ours))
 	}
 
-	w.days(1)
+	w.Days(1)
 	replicas := []*Service{w.service, w.newService(), w.newService()}
-	before = len(w.entries(ours))
+	before = len(w.entries(story.Ours))
 	var wg sync.WaitGroup
 	for _, s := range replicas {
 		wg.Go(func() { check(t, s.AssessAll(t.Context())) })
 	}
 	wg.Wait()
-	if n := len(w.entries(ours)) - before; n != 2 || w.recorded(ours) != 2 {
-		t.Errorf("%d entries, and scores %d times", n, w.recorded(ours))
+	if n := len(w.entries(story.Ours)) - before; n != 2 || w.recorded(story.Ours) != 2 {
+		t.Errorf("%d entries, and scores %d times", n, w.recorded(story.Ours))
 	}
 	for i, s := range replicas { // and all of them know it
-		days, err := s.History(t.Context(), owner, SOC2)
+		days, err := s.History(t.Context(), story.Owner, compliance.SOC2)
 		if check(t, err); len(days) != 2 {
 			t.Errorf("replica %d: %v", i, days)
 		}
@@ -54,12 +56,12 @@ func TestReplicasAssessATenantOnce(t *testing.T) {
 // somebody wrote to say that it was recorded keeps nobody from it.
 func TestAChangedStateIsRecordedOnce(t *testing.T) {
 	w := newWorld(t)
-	w.began().days(2)
-	w.score(SOC2, 0)
-	changed := w.goodState()
-	changed.Transport = TransportPlaintext
+	w.Began().Days(2)
+	w.score(compliance.SOC2, 0)
+	changed := w.GoodState()
+	changed.Transport = compliance.TransportPlaintext
 	states := func() (n int) {
-		for _, e := range w.entries(ours) {
+		for _, e := range w.entries(story.Ours) {
 			if e.EventType == audit.ComplianceAssessed {
 				n++
 			}
@@ -68,21 +70,21 @@ func TestAChangedStateIsRecordedOnce(t *testing.T) {
 	}
 	before := states()
 	var overtaken atomic.Bool
-	w.state = func() State {
+	w.state = func() compliance.State {
 		if overtaken.CompareAndSwap(false, true) {
-			_, err := w.newService().Score(t.Context(), owner, SOC2, 0)
+			_, err := w.newService().Score(t.Context(), story.Owner, compliance.SOC2, 0)
 			check(t, err)
 		}
 		return changed
 	}
-	if w.score(SOC2, 0); states() != before+1 {
+	if w.score(compliance.SOC2, 0); states() != before+1 {
 		t.Errorf("%d times", states()-before)
 	}
-	changed.Transport = TransportTLS13
+	changed.Transport = compliance.TransportTLS13
 	check(t, w.store.Update(t.Context(), func(tx store.Tx) error {
-		return tx.Put(statedKey(ours), []byte("it was recorded, believe me"))
+		return tx.Put(statedKey(story.Ours), []byte("it was recorded, believe me"))
 	}))
-	if w.score(SOC2, 0); states() != before+2 {
+	if w.score(compliance.SOC2, 0); states() != before+2 {
 		t.Errorf("%d times", states()-before)
 	}
 	row := func(key []byte) (row []byte) {
@@ -93,12 +95,12 @@ func TestAChangedStateIsRecordedOnce(t *testing.T) {
 		}))
 		return row
 	}
-	ahead := row(statedKey(ours)) // ours, and of a state that the log does not end with
-	changed.Transport = TransportPlaintext
-	w.score(SOC2, 0)
-	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(statedKey(ours), ahead) }))
-	changed.Transport = TransportTLS13
-	if w.score(SOC2, 0); states() != before+4 {
+	ahead := row(statedKey(story.Ours)) // ours, and of a state that the log does not end with
+	changed.Transport = compliance.TransportPlaintext
+	w.score(compliance.SOC2, 0)
+	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(statedKey(story.Ours), ahead) }))
+	changed.Transport = compliance.TransportTLS13
+	if w.score(compliance.SOC2, 0); states() != before+4 {
 		t.Errorf("%d times", states()-before)
 	}
 }
@@ -110,25 +112,25 @@ func TestEvidenceInMemoryGoesOnBehindTheCutOfAnotherReplica(t *testing.T) {
 	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
 	check(t, err)
 	t.Cleanup(func() { _ = bucket.Close() })
-	w.began().readLog()
+	w.Began().ReadLog()
 	behind := w.newService() // gathers now, and then not until all of that is archived
-	_, err = behind.Score(t.Context(), owner, SOC2, 0)
+	_, err = behind.Score(t.Context(), story.Owner, compliance.SOC2, 0)
 	check(t, err)
-	w.days(40).readLog().days(40).readLog()
+	w.Days(40).ReadLog().Days(40).ReadLog()
 	cutter := audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
 	n, err := cutter.Run(t.Context())
 	check(t, err)
 	if n == 0 {
 		t.Fatal("nothing was cut")
 	}
-	want := w.score(SOC2, 0)
-	got, err := behind.Score(t.Context(), owner, SOC2, want.Head.Sequence)
+	want := w.score(compliance.SOC2, 0)
+	got, err := behind.Score(t.Context(), story.Owner, compliance.SOC2, want.Head.Sequence)
 	check(t, err)
-	if got.Score == nil || want.Score == nil || *got.Score != *want.Score || got.Proof.Status != Verified {
+	if got.Score == nil || want.Score == nil || *got.Score != *want.Score || got.Proof.Status != compliance.Verified {
 		t.Errorf("%s %+v, want %+v", got.Reason, got.Proof, want.Proof)
 	}
 	check(t, behind.Persist(t.Context(), want.Head.Sequence))
-	if at, err := behind.LastOf(t.Context(), ours, audit.AuditRead); err != nil || at.IsZero() {
+	if at, err := behind.LastOf(t.Context(), story.Ours, audit.AuditRead); err != nil || at.IsZero() {
 		t.Error(at, err)
 	}
 }

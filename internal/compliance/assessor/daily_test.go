@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"fmt"
@@ -8,26 +8,28 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 func TestAssessAllDoesWhatIsDue(t *testing.T) {
 	w := newWorld(t)
-	w.began()
-	other := owner
-	other.Tenant = theirs
-	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource})
-	fixed := w.goodState()
-	w.state = func() State { return fixed }
+	w.Began()
+	other := story.Owner
+	other.Tenant = story.Theirs
+	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource})
+	fixed := w.GoodState()
+	w.state = func() compliance.State { return fixed }
 	began := make(map[authz.TenantID]int)
-	for _, tenant := range []authz.TenantID{ours, theirs, authz.SystemTenant} {
+	for _, tenant := range []authz.TenantID{story.Ours, story.Theirs, authz.SystemTenant} {
 		began[tenant] = len(w.entries(tenant))
 	}
 	made := func(step string, want int) {
 		t.Helper()
 		check(t, w.service.AssessAll(t.Context()))
 		check(t, w.newService().AssessAll(t.Context())) // after a restart
-		w.after(time.Minute)
+		w.After(time.Minute)
 		check(t, w.service.AssessAll(t.Context()))
 		for tenant, n := range began {
 			if got := len(w.entries(tenant)) - n; got != want {
@@ -36,27 +38,27 @@ func TestAssessAllDoesWhatIsDue(t *testing.T) {
 		}
 	}
 	made("at the beginning", 0)
-	w.after(24*time.Hour - 3*time.Minute)
+	w.After(24*time.Hour - 3*time.Minute)
 	made("when it is almost a day old", 0)
-	w.after(time.Minute)
+	w.After(time.Minute)
 	made("when it is a day old", 2) // 2026-03-03, at nine
-	w.after(14 * time.Hour)
+	w.After(14 * time.Hour)
 	made("late on that day", 2)
-	w.after(time.Hour)
+	w.After(time.Hour)
 	made("soon after midnight", 4)
-	fixed.Transport = TransportPlaintext
+	fixed.Transport = compliance.TransportPlaintext
 	made("after a change of the state on that day", 4)
-	w.days(3)
+	w.Days(3)
 	made("three days later", 6)
-	last := w.entries(ours)[began[ours]+5]
-	if last.EventType != audit.ComplianceScored || len(last.Attributes) != 1+len(Frameworks()) {
+	last := w.entries(story.Ours)[began[story.Ours]+5]
+	if last.EventType != audit.ComplianceScored || len(last.Attributes) != 1+len(compliance.Frameworks()) {
 		t.Errorf("%+v", last)
 	}
-	for _, f := range Frameworks() {
-		days, err := w.service.History(t.Context(), owner, f)
+	for _, f := range compliance.Frameworks() {
+		days, err := w.service.History(t.Context(), story.Owner, f)
 		check(t, err)
 		a := w.score(f, uintOf(t, last.Attributes["head"]))
-		if len(days) != 3 || days[2] != (DayScore{"2026-03-07", *a.Score, a.Head.Sequence}) || last.Attributes[string(f)] != fmt.Sprintf("%.1f", *a.Score) {
+		if len(days) != 3 || days[2] != (compliance.DayScore{Date: "2026-03-07", Score: *a.Score, Sequence: a.Head.Sequence}) || last.Attributes[string(f)] != fmt.Sprintf("%.1f", *a.Score) {
 			t.Errorf("%s: %v, want %v of %v", f, days, *a.Score, last.Attributes)
 		}
 	}
@@ -73,19 +75,19 @@ func uintOf(t *testing.T, s string) uint64 {
 // keeps the deployment from its own.
 func TestRequestsDoNotStandForTheDay(t *testing.T) {
 	w := newWorld(t)
-	w.began().days(2)
-	nobody := owner
+	w.Began().Days(2)
+	nobody := story.Owner
 	nobody.Scopes = nil
-	if _, err := w.service.Score(t.Context(), nobody, SOC2, 0); fault.Of(err) != fault.Forbidden {
+	if _, err := w.service.Score(t.Context(), nobody, compliance.SOC2, 0); fault.Of(err) != fault.Forbidden {
 		t.Error(err)
 	}
-	w.score(SOC2, 0)
-	before := len(w.entries(ours))
+	w.score(compliance.SOC2, 0)
+	before := len(w.entries(story.Ours))
 	check(t, w.service.AssessAll(t.Context()))
-	if got := len(w.entries(ours)) - before; got != 1 { // the state is of the day
+	if got := len(w.entries(story.Ours)) - before; got != 1 { // the state is of the day
 		t.Errorf("%d entries", got)
 	}
-	days, err := w.service.History(t.Context(), owner, GDPR)
+	days, err := w.service.History(t.Context(), story.Owner, compliance.GDPR)
 	check(t, err)
 	if len(days) != 1 {
 		t.Error(days)
@@ -105,22 +107,22 @@ func (w *world) recorded(tenant authz.TenantID) (n int) {
 
 // Who is in use is assessed later, and keeps nobody from it.
 func TestAssessAllPassesOverWhoIsBusy(t *testing.T) {
-	for _, busy := range []authz.TenantID{ours, theirs, authz.SystemTenant} {
+	for _, busy := range []authz.TenantID{story.Ours, story.Theirs, authz.SystemTenant} {
 		w := newWorld(t)
-		w.began()
-		other := owner
-		other.Tenant = theirs
-		w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).days(2)
-		_, leave, err := w.service.enter(t.Context(), busy)
+		w.Began()
+		other := story.Owner
+		other.Tenant = story.Theirs
+		w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).Days(2)
+		_, leave, err := w.service.evidence.acquire(t.Context(), busy)
 		check(t, err)
 		w.service.patience = 300 * time.Millisecond
 		for range 100 { // a slow machine needs more than one
 			check(t, w.service.AssessAll(t.Context()))
-			if w.recorded(ours)+w.recorded(theirs)+w.recorded(authz.SystemTenant) >= 2 {
+			if w.recorded(story.Ours)+w.recorded(story.Theirs)+w.recorded(authz.SystemTenant) >= 2 {
 				break
 			}
 		}
-		for _, tenant := range []authz.TenantID{ours, theirs, authz.SystemTenant} {
+		for _, tenant := range []authz.TenantID{story.Ours, story.Theirs, authz.SystemTenant} {
 			if want := map[bool]int{true: 0, false: 1}[tenant == busy]; w.recorded(tenant) != want {
 				t.Errorf("%s is busy, and %s has %d scores, want %d", busy, tenant, w.recorded(tenant), want)
 			}
@@ -138,13 +140,13 @@ func TestAssessAllPassesOverWhoIsBusy(t *testing.T) {
 // those that it did not come to.
 func TestAssessAllHasABudget(t *testing.T) {
 	w := newWorld(t)
-	w.began()
-	other := owner
-	other.Tenant = theirs
-	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).days(2)
+	w.Began()
+	other := story.Owner
+	other.Tenant = story.Theirs
+	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).Days(2)
 	tenants, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Tenants(t.Context())
 	check(t, err)
-	_, leave, err := w.service.enter(t.Context(), tenants[0])
+	_, leave, err := w.service.evidence.acquire(t.Context(), tenants[0])
 	check(t, err)
 	defer leave()
 	w.service.assessTime, w.service.patience = 200*time.Millisecond, time.Hour

@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"bytes"
@@ -10,8 +10,10 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 // many has the tenant encrypt so often.
@@ -19,7 +21,7 @@ func (w *world) many(n int) {
 	w.t.Helper()
 	check(w.t, w.store.Update(w.t.Context(), func(tx store.Tx) error {
 		for range n {
-			if _, err := w.log.Append(tx, audit.Event{Type: audit.DataEncrypted, Outcome: audit.Success, Principal: client, Resource: audit.Resource{Type: audit.DataResource}}); err != nil {
+			if _, err := w.log.Append(tx, audit.Event{Type: audit.DataEncrypted, Outcome: audit.Success, Principal: story.Client, Resource: audit.Resource{Type: audit.DataResource}}); err != nil {
 				return err
 			}
 		}
@@ -44,18 +46,18 @@ func (w *world) hurried(n int, f func(context.Context) error) error {
 // An old head is reached however little each call gets done.
 func TestOldHeadsAreReachedInSteps(t *testing.T) {
 	w := newWorld(t)
-	w.began()
+	w.Began()
 	w.many(2000)
 	const head = 1700
-	want, err := Derive(w.service.catalogues[SOC2], sequence(w.entries(ours)), head)
+	want, err := compliance.Derive(w.service.catalogues[compliance.SOC2], sequence(w.entries(story.Ours)), head)
 	check(t, err)
-	s := w.newService()
+	s := w.newService().evidence
 	for call := 1; ; call++ {
-		var got Assessment
+		var got compliance.Assessment
 		err := w.hurried(3, func(ctx context.Context) error { // the base, a page, and then the time is up
-			e, leave, err := s.past(ctx, ours, head)
+			e, leave, err := s.asOf(ctx, story.Ours, head)
 			if err == nil {
-				got = s.catalogues[SOC2].assess(e)
+				got = w.service.catalogues[compliance.SOC2].Assess(e)
 				leave()
 			}
 			return err
@@ -64,21 +66,21 @@ func TestOldHeadsAreReachedInSteps(t *testing.T) {
 			continue
 		}
 		check(t, err)
-		if want.Proof = (Proof{}); call == 1 || !reflect.DeepEqual(got, want) {
+		if want.Proof = (compliance.Proof{}); call == 1 || !reflect.DeepEqual(got, want) {
 			t.Errorf("at call %d\n%+v\nwant\n%+v", call, got, want)
 		}
 		break
 	}
 	// Gathered, it is there for the next one, who is alone with it.
 	err = w.hurried(1, func(ctx context.Context) error {
-		e, leave, err := s.past(ctx, ours, head)
+		e, leave, err := s.asOf(ctx, story.Ours, head)
 		if err != nil || e.Last.Sequence != head {
 			return errors.Join(err, errors.New("it was gathered again"))
 		}
 		defer leave()
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		if _, _, err := s.past(ended, ours, head); fault.Of(err) != fault.Unavailable {
+		if _, _, err := s.asOf(ended, story.Ours, head); fault.Of(err) != fault.Unavailable {
 			t.Error(err)
 		}
 		return nil
@@ -89,35 +91,35 @@ func TestOldHeadsAreReachedInSteps(t *testing.T) {
 // What no signature was behind when the time was up is not judged.
 func TestUnprovenPastIsNotJudged(t *testing.T) {
 	w := newWorld(t)
-	w.began()
+	w.Began()
 	w.many(600)
-	s := w.newService()
+	s := w.newService().evidence
 	const head = 500
-	e, leave, err := s.past(t.Context(), ours, head)
+	e, leave, err := s.asOf(t.Context(), story.Ours, head)
 	check(t, err)
-	want, err := e.encode()
+	want, err := e.Encode()
 	check(t, err)
-	p := s.pasts.of(ours, head)
+	p := s.older.get(story.Ours, head)
 	p.unproven = true
 	e.Count = 7 // what somebody made of it
 	leave()
-	e, leave, err = s.past(t.Context(), ours, head)
+	e, leave, err = s.asOf(t.Context(), story.Ours, head)
 	check(t, err)
 	defer leave()
-	if got, err := e.encode(); err != nil || !bytes.Equal(got, want) || p.unproven {
+	if got, err := e.Encode(); err != nil || !bytes.Equal(got, want) || p.unproven {
 		t.Errorf("%v %s", err, got)
 	}
 	// Nor is what was read up to the head, when the time was up before its signature was looked at.
 	const page = 500 // of the log, whose next look comes behind it
-	end := w.entries(ours)[page-1].Sequence
+	end := w.entries(story.Ours)[page-1].Sequence
 	cut := func(ctx context.Context) error {
-		_, leave, err := s.past(ctx, ours, end)
+		_, leave, err := s.asOf(ctx, story.Ours, end)
 		if err == nil {
 			leave()
 		}
 		return err
 	}
-	half := s.pasts.of(ours, end)
+	half := s.older.get(story.Ours, end)
 	if err := w.hurried(3, cut); !errors.Is(err, errUnfinished) || half.evidence.Last.Sequence != end || !half.unproven {
 		t.Errorf("%v: unproven %v", err, half.unproven)
 	}
@@ -127,20 +129,20 @@ func TestUnprovenPastIsNotJudged(t *testing.T) {
 		t.Error("what nothing proved is judged")
 	}
 	// Nor is what stands before a head that is no entry of the tenant.
-	q := s.pasts.of(ours, 1<<40)
-	q.evidence, q.unproven = newEvidence(), true
-	for _, entry := range w.entries(ours) {
-		check(t, q.evidence.add(entry))
+	q := s.older.get(story.Ours, 1<<40)
+	q.evidence, q.unproven = compliance.NewEvidence(), true
+	for _, entry := range w.entries(story.Ours) {
+		check(t, q.evidence.Add(entry))
 	}
-	if _, _, err := s.past(t.Context(), ours, 1<<40); fault.Of(err) != fault.NotFound || q.evidence != nil {
+	if _, _, err := s.asOf(t.Context(), story.Ours, 1<<40); fault.Of(err) != fault.NotFound || q.evidence != nil {
 		t.Error(err)
 	}
 	// What does not go on from where it stands is gathered anew.
-	q = s.pasts.of(ours, 400)
-	q.evidence = newEvidence()
-	check(t, q.evidence.add(entryOf(audit.Event{Type: audit.AuditRead, Principal: owner}, start, 1)))
+	q = s.older.get(story.Ours, 400)
+	q.evidence = compliance.NewEvidence()
+	check(t, q.evidence.Add(story.EntryOf(audit.Event{Type: audit.AuditRead, Principal: story.Owner}, story.Start, 1)))
 	q.evidence.Last.Hash = "of another log"
-	other, leave2, err := s.past(t.Context(), ours, 400)
+	other, leave2, err := s.asOf(t.Context(), story.Ours, 400)
 	check(t, err)
 	defer leave2()
 	if other.Last.Sequence != 400 || other.First.Hash != e.First.Hash {
@@ -148,30 +150,30 @@ func TestUnprovenPastIsNotJudged(t *testing.T) {
 	}
 }
 
-func TestPastsAreBounded(t *testing.T) {
-	var p pasts
-	first := p.of(ours, 1)
-	second := p.of(ours, 2)
-	if p.of(ours, 1) != first {
+func TestOlderHeadsAreBounded(t *testing.T) {
+	p := cache{max: maxOlder, perTenant: maxTenantOlder}
+	first := p.get(story.Ours, 1)
+	second := p.get(story.Ours, 2)
+	if p.get(story.Ours, 1) != first {
 		t.Error("it was forgotten at once")
 	}
 	for head := range uint64(50) { // one who asks for many disturbs nobody else
-		p.of(theirs, head)
+		p.get(story.Theirs, head)
 	}
-	if p.of(ours, 1) != first || p.of(ours, 2) != second || len(p.all) != 2*maxTenantPasts {
+	if p.get(story.Ours, 1) != first || p.get(story.Ours, 2) != second || len(p.all) != 2*maxTenantOlder {
 		t.Errorf("%d are left", len(p.all))
 	}
 	for i := range 50 {
-		p.of(authz.TenantID(fmt.Sprint("ten_", i)), 1)
+		p.get(authz.TenantID(fmt.Sprint("ten_", i)), 1)
 	}
-	if len(p.all) != maxPasts {
+	if len(p.all) != maxOlder {
 		t.Errorf("%d of them", len(p.all))
 	}
 	// A head that is none does not stay.
 	w := newWorld(t)
-	w.began()
-	if _, _, err := w.service.past(t.Context(), ours, 1); fault.Of(err) != fault.NotFound || len(w.service.pasts.all) != 0 {
-		t.Errorf("%v: %d of them", err, len(w.service.pasts.all))
+	w.Began()
+	if _, _, err := w.service.evidence.asOf(t.Context(), story.Ours, 1); fault.Of(err) != fault.NotFound || len(w.service.evidence.older.all) != 0 {
+		t.Errorf("%v: %d of them", err, len(w.service.evidence.older.all))
 	}
 }
 
@@ -201,12 +203,13 @@ func (v *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
 // waits: in neither is it authenticated or decoded.
 func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 	w := newWorld(t)
-	w.began()
+	w.Began()
 	for i := range 400 {
-		w.version(audit.CredentialSealed, fmt.Sprint("cred_", i), 30)
+		w.Version(audit.CredentialSealed, fmt.Sprint("cred_", i), 30)
 	}
-	fresh := func() *Service {
-		s := w.newService()
+	fresh := func() (*Service, *gatherer) {
+		service := w.newService()
+		s := service.evidence
 		v := &watched{Store: w.store}
 		s.store, s.milestone = v, 100
 		seal, unseal := s.seal, s.unseal
@@ -222,23 +225,23 @@ func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 			}
 			return unseal(key, row)
 		}
-		return s
+		return service, s
 	}
-	s := fresh()
-	check(t, s.Persist(t.Context(), 1<<53))
+	service, s := fresh()
+	check(t, service.Persist(t.Context(), 1<<53))
 	w.many(1)
-	check(t, s.Persist(t.Context(), 1<<53)) // over what is stored
-	s = fresh()
-	f, leave, err := s.enter(t.Context(), ours)
+	check(t, service.Persist(t.Context(), 1<<53)) // over what is stored
+	_, s = fresh()
+	f, leave, err := s.acquire(t.Context(), story.Ours)
 	check(t, err)
 	defer leave()
 	check(t, s.catchUp(t.Context(), f, 0))
-	encoded, err := f.evidence.encode()
+	encoded, err := f.evidence.Encode()
 	check(t, err)
 	stored := func() (row []byte) {
 		t.Helper()
 		check(t, w.store.View(t.Context(), func(r store.Reader) (err error) {
-			row, err = r.Get(stateKey(ours))
+			row, err = r.Get(stateKey(story.Ours))
 			row = bytes.Clone(row)
 			return err
 		}))
@@ -248,18 +251,18 @@ func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 		t.Errorf("%d bytes are stored of %d, at %d", n, len(encoded), f.stored)
 	}
 	// Milestones that cannot be used are passed over, one by one.
-	keys := w.milestones(ours)
+	keys := w.milestones(story.Ours)
 	newest := keys[len(keys)-1]
 	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(newest, []byte("damaged")) }))
-	e, err := s.loadBefore(t.Context(), ours, 1<<53)
+	e, err := s.loadBefore(t.Context(), story.Ours, 1<<53)
 	check(t, err)
-	if e == nil || !bytes.Equal(milestoneKey(ours, e.Last.Sequence), keys[len(keys)-2]) {
+	if e == nil || !bytes.Equal(milestoneKey(story.Ours, e.Last.Sequence), keys[len(keys)-2]) {
 		t.Errorf("%d milestones, and found %v", len(keys), e != nil)
 	}
 	// A state that cannot be used is replaced, though it stands at the same entry.
 	good := stored()
-	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(stateKey(ours), []byte("damaged")) }))
-	check(t, s.save(t.Context(), f))
+	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(stateKey(story.Ours), []byte("damaged")) }))
+	check(t, s.saveNewest(t.Context(), f))
 	if !bytes.Equal(stored(), good) {
 		t.Error("what was damaged stays")
 	}

@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"bytes"
@@ -13,18 +13,20 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/test/storetest"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 // restart opens the store and the log as a new process does.
 func (w *world) restart() {
 	w.t.Helper()
 	check(w.t, w.store.Close())
-	l := audit.New(func() time.Time { return w.clock })
+	l := audit.New(func() time.Time { return w.Clock })
 	s, err := bolt.Open(w.path, bolt.Options{Hook: l.Commit})
 	check(w.t, err)
 	w.t.Cleanup(func() { _ = s.Close() })
@@ -56,24 +58,24 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 		return &audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
 	}
 	system := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"}
-	w.after(time.Minute).tell(audit.BackupTaken, audit.Success, system, audit.Resource{Type: audit.BackupResource})
-	backup := w.clock
-	w.after(time.Minute).tell(audit.BackupTaken, audit.Denied, system, audit.Resource{Type: audit.BackupResource})
+	w.After(time.Minute).Tell(audit.BackupTaken, audit.Success, system, audit.Resource{Type: audit.BackupResource})
+	backup := w.Clock
+	w.After(time.Minute).Tell(audit.BackupTaken, audit.Denied, system, audit.Resource{Type: audit.BackupResource})
 	lastBackup := func(step string) {
 		t.Helper()
 		if at, err := w.service.LastOf(t.Context(), authz.SystemTenant, audit.BackupTaken); err != nil || !at.Equal(backup) {
 			t.Errorf("%s: the last backup is of %v, want %v: %v", step, at, backup, err)
 		}
-		if at, err := w.service.LastOf(t.Context(), ours, audit.BackupTaken); err != nil || !at.IsZero() {
+		if at, err := w.service.LastOf(t.Context(), story.Ours, audit.BackupTaken); err != nil || !at.IsZero() {
 			t.Errorf("%s: the tenant's last backup is of %v: %v", step, at, err)
 		}
 	}
 	lastBackup("at the beginning")
-	w.story.good()
+	w.Story.Good()
 	check(t, w.service.AssessAll(t.Context()))
-	whole := w.entries(ours) // all there ever were
+	whole := w.entries(story.Ours) // all there ever were
 	remember := func() {
-		for _, e := range w.entries(ours) {
+		for _, e := range w.entries(story.Ours) {
 			if e.Sequence > whole[len(whole)-1].Sequence {
 				whole = append(whole, e)
 			}
@@ -84,23 +86,23 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 		remember()
 		n, err := cutter().Run(t.Context())
 		check(t, err)
-		first := w.entries(ours)[0]
+		first := w.entries(story.Ours)[0]
 		if n == 0 || first.TenantSequence == 1 {
 			t.Fatalf("%d entries were cut, and the first one is %d", n, first.TenantSequence)
 		}
 	}
 	judged := func(step string, head uint64) {
 		t.Helper()
-		got := w.score(SOC2, head)
+		got := w.score(compliance.SOC2, head)
 		if head == 0 {
 			remember()
 		}
-		want, err := Derive(w.service.catalogues[SOC2], sequence(whole), got.Head.Sequence)
+		want, err := compliance.Derive(w.service.catalogues[compliance.SOC2], sequence(whole), got.Head.Sequence)
 		check(t, err)
-		if got.Proof.Status != Verified || got.Score == nil {
+		if got.Proof.Status != compliance.Verified || got.Score == nil {
 			t.Fatalf("%s: %s %+v", step, got.Reason, got.Proof)
 		}
-		got.Proof, want.Proof = Proof{}, Proof{}
+		got.Proof, want.Proof = compliance.Proof{}, compliance.Proof{}
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: as of %d\n%+v\nwithout a cut\n%+v", step, got.Head.Sequence, got, want)
 		}
@@ -115,41 +117,41 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	for _, e := range whole[left:] {
 		judged("at each entry that is left", e.Sequence)
 	}
-	w.days(1).version(audit.CredentialRotated, "cred_a", 60).readLog()
-	middle := w.score(SOC2, 0).Head
+	w.Days(1).Version(audit.CredentialRotated, "cred_a", 60).ReadLog()
+	middle := w.score(compliance.SOC2, 0).Head
 	w.restart()
 	judged("after a restart", 0)
 	judged("after a restart, behind the newest", middle.Sequence)
-	_, err = w.service.Report(t.Context(), owner, SOC2, middle.Sequence, PDF)
+	_, err = w.service.Report(t.Context(), story.Owner, compliance.SOC2, middle.Sequence, compliance.PDF)
 	check(t, err)
-	days, err := w.service.History(t.Context(), owner, SOC2)
+	days, err := w.service.History(t.Context(), story.Owner, compliance.SOC2)
 	check(t, err)
 	if len(days) != 2 {
 		t.Errorf("the history is %v", days)
 	}
 	for _, head := range []uint64{whole[0].Sequence, whole[left-1].Sequence} {
-		_, err := w.service.Score(t.Context(), owner, SOC2, head)
-		if _, err2 := w.service.Report(t.Context(), owner, SOC2, head, PDF); fault.Of(err) != fault.NotFound || fault.Of(err2) != fault.NotFound ||
+		_, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, head)
+		if _, err2 := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF); fault.Of(err) != fault.NotFound || fault.Of(err2) != fault.NotFound ||
 			!strings.Contains(fault.Message(err), "archived: choose one of its later entries") {
 			t.Errorf("as of %d, which is archived: %v, %v", head, err, err2)
 		}
 	}
 
-	w.days(30).renewed("cred_b", 90).readLog()
+	w.Days(30).Renewed("cred_b", 90).ReadLog()
 	check(t, w.service.AssessAll(t.Context()))
 	cut()
 	w.restart()
 	judged("after the second cut", 0)
-	w.days(30).readLog()
+	w.Days(30).ReadLog()
 	check(t, w.service.AssessAll(t.Context()))
 	cut()
 	judged("after the third", 0)
 	w.restart()
 	lastBackup("after the third")
-	if keys := w.milestones(ours); len(keys) != 2 { // of this cut, and of the one before, since that is what held until then
+	if keys := w.milestones(story.Ours); len(keys) != 2 { // of this cut, and of the one before, since that is what held until then
 		t.Errorf("evidence is stored as of %d heads", len(keys))
 	}
-	if _, err := w.service.Score(t.Context(), owner, SOC2, middle.Sequence); fault.Of(err) != fault.NotFound {
+	if _, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, middle.Sequence); fault.Of(err) != fault.NotFound {
 		t.Errorf("a head that is archived by now: %v", err)
 	}
 }
@@ -157,26 +159,26 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 // Of a tenant that loses nothing in a cut there is nothing to be kept.
 func TestACutStoresTheEvidenceOfWhomItConcerns(t *testing.T) {
 	w := newWorld(t)
-	w.began().readLog()
-	to := w.entries(ours)[1].Sequence
-	other := owner
-	other.Tenant = theirs
-	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).readLog()
-	_, err := w.service.Score(t.Context(), other, SOC2, 0) // so that there is something that could be stored
+	w.Began().ReadLog()
+	to := w.entries(story.Ours)[1].Sequence
+	other := story.Owner
+	other.Tenant = story.Theirs
+	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).ReadLog()
+	_, err := w.service.Score(t.Context(), other, compliance.SOC2, 0) // so that there is something that could be stored
 	check(t, err)
 	check(t, w.service.Persist(t.Context(), to))
-	if n, m := len(w.milestones(ours)), len(w.milestones(theirs)); n != 1 || m != 0 {
+	if n, m := len(w.milestones(story.Ours)), len(w.milestones(story.Theirs)); n != 1 || m != 0 {
 		t.Errorf("the evidence of the one is stored as of %d heads, and of the other of %d", n, m)
 	}
 	check(t, w.store.View(t.Context(), func(r store.Reader) error {
-		row, err := r.Get(stateKey(theirs))
+		row, err := r.Get(stateKey(story.Theirs))
 		if row != nil {
 			t.Error("the evidence of a tenant that loses nothing was stored")
 		}
 		return err
 	}))
 	check(t, w.service.Persist(t.Context(), to+1))
-	if m := len(w.milestones(theirs)); m != 1 {
+	if m := len(w.milestones(story.Theirs)); m != 1 {
 		t.Errorf("%d heads", m)
 	}
 }
@@ -187,7 +189,7 @@ func TestNothingIsCutThatIsNotKept(t *testing.T) {
 	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
 	check(t, err)
 	t.Cleanup(func() { _ = bucket.Close() })
-	w.story.good()
+	w.Story.Good()
 	for _, before := range []func(context.Context, uint64) error{
 		func(ctx context.Context, to uint64) error {
 			ended, cancel := context.WithCancel(ctx)
@@ -203,11 +205,11 @@ func TestNothingIsCutThatIsNotKept(t *testing.T) {
 			t.Errorf("%d entries were cut: %v", n, err)
 		}
 	}
-	if first := w.entries(ours)[0]; first.TenantSequence != 1 {
+	if first := w.entries(story.Ours)[0]; first.TenantSequence != 1 {
 		t.Errorf("the first entry is %d", first.TenantSequence)
 	}
-	for _, e := range w.entries(ours) {
-		if a := w.score(GDPR, e.Sequence); a.Score == nil || a.Head.Hash != e.Hash {
+	for _, e := range w.entries(story.Ours) {
+		if a := w.score(compliance.GDPR, e.Sequence); a.Score == nil || a.Head.Hash != e.Hash {
 			t.Errorf("%d: %+v", e.Sequence, a.Proof)
 		}
 	}

@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"bytes"
@@ -9,26 +9,28 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 func TestEvidenceIsKeptAndNotBelieved(t *testing.T) {
 	w := newWorld(t)
-	w.story.good()
+	w.Story.Good()
 	fresh := w.newService()
 	check(t, w.service.Persist(t.Context(), 20))
 	check(t, w.service.Persist(t.Context(), 1<<53))
-	f, leave, err := fresh.enter(t.Context(), ours)
+	f, leave, err := fresh.evidence.acquire(t.Context(), story.Ours)
 	check(t, err)
-	check(t, fresh.catchUp(t.Context(), f, 0))
+	check(t, fresh.evidence.catchUp(t.Context(), f, 0))
 	leave()
 	if f.stored != f.evidence.TenantSequence || f.stored == 0 {
 		t.Errorf("the stored state stands at %d, the log at %d", f.stored, f.evidence.TenantSequence)
 	}
-	whole, err := f.evidence.encode()
+	whole, err := f.evidence.Encode()
 	check(t, err)
-	key := stateKey(ours)
+	key := stateKey(story.Ours)
 	var row []byte
 	check(t, w.store.View(t.Context(), func(r store.Reader) (err error) {
 		row, err = r.Get(key)
@@ -37,14 +39,16 @@ func TestEvidenceIsKeptAndNotBelieved(t *testing.T) {
 	}))
 	// A state that stands before the newest one is not stored over it.
 	old := w.newService()
-	f, leave, err = old.enter(t.Context(), ours)
+	f, leave, err = old.evidence.acquire(t.Context(), story.Ours)
 	check(t, err)
-	f.evidence, err = old.asOf(t.Context(), ours, 10)
+	e, done, err := old.evidence.asOf(t.Context(), story.Ours, 10)
 	check(t, err)
+	f.evidence = e
+	done()
 	if f.evidence.Last.Sequence != 10 {
 		t.Fatalf("it stands at %d", f.evidence.Last.Sequence)
 	}
-	check(t, old.save(t.Context(), f))
+	check(t, old.evidence.saveNewest(t.Context(), f))
 	leave()
 	check(t, w.store.View(t.Context(), func(r store.Reader) error {
 		now, err := r.Get(key)
@@ -57,45 +61,45 @@ func TestEvidenceIsKeptAndNotBelieved(t *testing.T) {
 		"as it was": row, "without a MAC": row[32:], "another byte": append(bytes.Clone(row[:len(row)-2]), 'x', '}'), "short": {1}, "empty": {},
 	} {
 		check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, forged) }))
-		s := w.newService()
-		f, leave, err := s.enter(t.Context(), ours)
+		s := w.newService().evidence
+		f, leave, err := s.acquire(t.Context(), story.Ours)
 		check(t, err)
 		check(t, s.catchUp(t.Context(), f, 0))
 		leave()
-		if got, err := f.evidence.encode(); err != nil || !bytes.Equal(got, whole) {
+		if got, err := f.evidence.Encode(); err != nil || !bytes.Equal(got, whole) {
 			t.Errorf("%s: other evidence: %v", name, err)
 		}
 	}
 	// One that is sealed, but of another log, does not go on.
-	e := newEvidence()
-	check(t, e.add(entryOf(audit.Event{Type: audit.AuditRead, Principal: owner}, start, 1)))
-	b, err := e.encode()
+	e = compliance.NewEvidence()
+	check(t, e.Add(story.EntryOf(audit.Event{Type: audit.AuditRead, Principal: story.Owner}, story.Start, 1)))
+	b, err := e.Encode()
 	check(t, err)
-	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, w.service.row(key, e.Last.Sequence, b)) }))
-	s := w.newService()
-	f, leave, err = s.enter(t.Context(), ours)
+	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, w.service.evidence.encode(key, e.Last.Sequence, b)) }))
+	s := w.newService().evidence
+	f, leave, err = s.acquire(t.Context(), story.Ours)
 	check(t, err)
 	defer leave()
 	check(t, s.catchUp(t.Context(), f, 0))
-	if got, err := f.evidence.encode(); err != nil || !bytes.Equal(got, whole) {
+	if got, err := f.evidence.Encode(); err != nil || !bytes.Equal(got, whole) {
 		t.Errorf("evidence of another log was taken: %v", err)
 	}
 }
 
 func TestFoldGoesOnWhereItsTimeWasUp(t *testing.T) {
 	w := newWorld(t)
-	w.began()
+	w.Began()
 	check(t, w.store.Update(t.Context(), func(tx store.Tx) error {
 		for range 1300 {
-			if _, err := w.log.Append(tx, audit.Event{Type: audit.DataEncrypted, Outcome: audit.Success, Principal: client, Resource: audit.Resource{Type: audit.DataResource}}); err != nil {
+			if _, err := w.log.Append(tx, audit.Event{Type: audit.DataEncrypted, Outcome: audit.Success, Principal: story.Client, Resource: audit.Resource{Type: audit.DataResource}}); err != nil {
 				return err
 			}
 		}
 		return nil
 	}))
-	s := w.newService()
+	s := w.newService().evidence
 	s.milestone, s.saveEvery = 400, 1000
-	f, leave, err := s.enter(t.Context(), ours)
+	f, leave, err := s.acquire(t.Context(), story.Ours)
 	check(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	views := 0
@@ -116,16 +120,16 @@ func TestFoldGoesOnWhereItsTimeWasUp(t *testing.T) {
 	if f.unproven || f.stored != 1301 || f.evidence.TenantSequence != 1301 {
 		t.Errorf("it stands at %d, unproven %v, stored %d", f.evidence.TenantSequence, f.unproven, f.stored)
 	}
-	got, err := f.evidence.encode()
+	got, err := f.evidence.Encode()
 	check(t, err)
 	for _, head := range []uint64{400, 402, 900, 1302} { // behind milestones, between and at them
-		e, leave, err := s.past(t.Context(), ours, head)
+		e, leave, err := s.asOf(t.Context(), story.Ours, head)
 		check(t, err)
 		if e.Last.Sequence != head {
 			t.Errorf("%d, want %d", e.Last.Sequence, head)
 		}
 		leave()
-		if e, err = s.loadBefore(t.Context(), ours, head); err != nil || head > 401 && e == nil {
+		if e, err = s.loadBefore(t.Context(), story.Ours, head); err != nil || head > 401 && e.Count == 0 {
 			t.Errorf("no milestone before %d: %v", head, err)
 		}
 	}
@@ -138,78 +142,29 @@ func TestFoldGoesOnWhereItsTimeWasUp(t *testing.T) {
 		}
 		check(t, s.catchUp(t.Context(), f, 0))
 	}
-	if again, err := f.evidence.encode(); err != nil || !bytes.Equal(again, got) {
+	if again, err := f.evidence.Encode(); err != nil || !bytes.Equal(again, got) {
 		t.Error("other evidence", err)
 	}
 	leave()
 }
 
-func TestInterruptedFoldsComeToTheSame(t *testing.T) {
-	for _, tell := range []func(*story) *story{(*story).good, (*story).bad} {
-		s, straight := pure(t)
-		tell(s)
-		e := newEvidence()
-		s = &story{clock: start, versions: make(map[string]int)}
-		s.record = func(event audit.Event) {
-			check(t, e.add(entryOf(event, s.clock, uint64(e.Count)+1)))
-			b, err := e.encode()
-			check(t, err)
-			e, err = decodeEvidence(b)
-			check(t, err)
-		}
-		tell(s)
-		a, err := straight.encode()
-		check(t, err)
-		b, err := e.encode()
-		check(t, err)
-		if !bytes.Equal(a, b) {
-			t.Errorf("interrupted:\n%s\nstraight:\n%s", b, a)
-		}
-	}
-}
-
-func TestFoldTakesOneTenantsEntriesInOrder(t *testing.T) {
-	read := audit.Event{Type: audit.AuditRead, Principal: owner}
-	other := read
-	other.Principal.Tenant = theirs
-	for name, entries := range map[string][]*audit.Entry{
-		"not from the first": {entryOf(read, start, 2)},
-		"with a gap":         {entryOf(read, start, 1), entryOf(read, start, 3)},
-		"the same again":     {entryOf(read, start, 1), entryOf(read, start, 1)},
-		"another tenant's":   {entryOf(read, start, 1), entryOf(other, start, 2)},
-	} {
-		if _, err := Derive(catalogues(t)[SOC2], sequence(entries), 0); fault.Of(err) != fault.Invalid {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	one := []*audit.Entry{entryOf(read, start, 1)}
-	for _, head := range []uint64{9, 11} {
-		if _, err := Derive(catalogues(t)[SOC2], sequence(one), head); fault.Of(err) != fault.NotFound {
-			t.Errorf("head %d: %v", head, err)
-		}
-	}
-	if _, err := Derive(catalogues(t)[SOC2], sequence(nil), 0); fault.Of(err) != fault.NotFound {
-		t.Error(err)
-	}
-}
-
 func TestFoldsAreBounded(t *testing.T) {
 	w := newWorld(t)
-	for i := range 3 * maxFolds {
-		_, leave, err := w.service.enter(t.Context(), authz.TenantID(fmt.Sprint("ten_", i)))
+	for i := range 3 * maxNewest {
+		_, leave, err := w.service.evidence.acquire(t.Context(), authz.TenantID(fmt.Sprint("ten_", i)))
 		check(t, err)
 		leave()
 		leave()
 	}
-	if n := len(w.service.folds.all); n != maxFolds {
+	if n := len(w.service.evidence.newest.all); n != maxNewest {
 		t.Errorf("%d folds", n)
 	}
-	_, leave, err := w.service.enter(t.Context(), ours)
+	_, leave, err := w.service.evidence.acquire(t.Context(), story.Ours)
 	check(t, err)
 	defer leave()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := w.service.enter(ended, ours); fault.Of(err) != fault.Unavailable {
+	if _, _, err := w.service.evidence.acquire(ended, story.Ours); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"bytes"
@@ -16,21 +16,23 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 func TestReportIsMadeOnceAndSigned(t *testing.T) {
 	w := newWorld(t)
-	w.story.good()
-	former := w.score(SOC2, 0) // on the same day
-	w.issued("key_all", 0, "", authz.VaultRead, authz.AccountAdmin)
-	link, err := w.service.Report(t.Context(), owner, SOC2, 0, PDF)
+	w.Story.Good()
+	former := w.score(compliance.SOC2, 0) // on the same day
+	w.Issued("key_all", 0, "", authz.VaultRead, authz.AccountAdmin)
+	link, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF)
 	check(t, err)
-	if want := w.clock.Add(time.Hour); !link.ExpiresAt.Equal(want) || link.URL == link.SignatureURL {
+	if want := w.Clock.Add(time.Hour); !link.ExpiresAt.Equal(want) || link.URL == link.SignatureURL {
 		t.Errorf("%+v", link)
 	}
-	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(ours), "*"))
+	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*"))
 	check(t, err)
 	var report, signature []byte
 	for _, f := range files {
@@ -46,17 +48,17 @@ func TestReportIsMadeOnceAndSigned(t *testing.T) {
 	if !w.signer.Public().Verify("latticekeep/report/v1", report, signature) {
 		t.Error("the signature is not the report's")
 	}
-	w.days(3).readLog()
-	again, err := w.service.Report(t.Context(), owner, SOC2, link.Head.Sequence, PDF)
+	w.Days(3).ReadLog()
+	again, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF)
 	check(t, err)
 	if again.Head != link.Head || w.rendered != 1 {
 		t.Errorf("it was rendered %d times", w.rendered)
 	}
-	check(t, os.RemoveAll(filepath.Join(w.folder, "reports", string(ours))))
+	check(t, os.RemoveAll(filepath.Join(w.folder, "reports", string(story.Ours))))
 	w.service = w.newService()
-	_, err = w.service.Report(t.Context(), owner, SOC2, link.Head.Sequence, PDF)
+	_, err = w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF)
 	check(t, err)
-	files, err = filepath.Glob(filepath.Join(w.folder, "reports", string(ours), "*.pdf"))
+	files, err = filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.pdf"))
 	check(t, err)
 	if len(files) != 1 {
 		t.Fatal(files)
@@ -64,13 +66,15 @@ func TestReportIsMadeOnceAndSigned(t *testing.T) {
 	if b, err := os.ReadFile(files[0]); err != nil || !bytes.Equal(b, report) || w.rendered != 2 {
 		t.Error("the same head gave another report")
 	}
-	var d Document
+	var d compliance.Document
 	check(t, json.Unmarshal(report, &d))
 	if d.Fingerprint != w.log.Fingerprint() || d.ChainID != "chain_test" || !strings.Contains(d.Checkpoint, link.Head.Hash) ||
 		!strings.Contains(d.Command, d.Fingerprint) || d.Assessment.Score == nil || d.Activity[0].Count == 0 || d.Name != "SOC 2" {
 		t.Errorf("%+v", d)
 	}
-	own := DayScore{link.Head.Time.Format(time.DateOnly), *d.Assessment.Score, link.Head.Sequence}
+	own := compliance.DayScore{
+		Date: link.Head.Time.Format(time.DateOnly), Score: *d.Assessment.Score, Sequence: link.Head.Sequence,
+	}
 	if n := len(d.History); n == 0 || d.History[n-1] != own || *former.Score == own.Score || n > 1 && d.History[n-2].Date == own.Date {
 		t.Errorf("the history %v does not end with the score of the head, %v", d.History, own)
 	}
@@ -78,7 +82,7 @@ func TestReportIsMadeOnceAndSigned(t *testing.T) {
 
 // failing is a bucket that fails at the n-th Put.
 type failing struct {
-	Reports
+	compliance.Reports
 	puts, failAt int
 }
 
@@ -92,25 +96,25 @@ func (f *failing) Put(ctx context.Context, name string, b []byte) error {
 func TestNothingIsHalfWrittenToABucketThatIsGone(t *testing.T) {
 	for failAt := 1; failAt <= 2; failAt++ {
 		w := newWorld(t)
-		w.story.good()
-		w.service.reports = &failing{Reports: w.reports, failAt: failAt}
-		if _, err := w.service.Report(t.Context(), owner, SOC2, 0, OSCAL); fault.Of(err) != fault.Unavailable || strings.Contains(fault.Message(err), "network") {
+		w.Story.Good()
+		w.service.reports.bucket = &failing{Reports: w.reports, failAt: failAt}
+		if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.OSCAL); fault.Of(err) != fault.Unavailable || strings.Contains(fault.Message(err), "network") {
 			t.Error(err)
 		}
-		if files, _ := filepath.Glob(filepath.Join(w.folder, "reports", string(ours), "*.json")); len(files) != 0 {
+		if files, _ := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.json")); len(files) != 0 {
 			t.Error(files)
 		}
-		all := w.entries(ours)
+		all := w.entries(story.Ours)
 		if last := all[len(all)-1]; last.EventType == audit.ComplianceReported {
 			t.Error("a report that there is not was recorded")
 		}
-		_, err := w.service.Report(t.Context(), owner, SOC2, 0, OSCAL)
+		_, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.OSCAL)
 		check(t, err)
 	}
 	w := newWorld(t)
-	w.began()
+	w.Began()
 	check(t, w.reports.Close())
-	if _, err := w.service.Report(t.Context(), owner, SOC2, 0, PDF); fault.Of(err) != fault.Unavailable {
+	if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
 	}
 }
@@ -119,7 +123,7 @@ func TestNothingIsHalfWrittenToABucketThatIsGone(t *testing.T) {
 func (w *world) lying() map[string][]byte {
 	w.t.Helper()
 	all := make(map[string][]byte)
-	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(ours), "*"))
+	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*"))
 	check(w.t, err)
 	for _, file := range files {
 		b, err := os.ReadFile(file)
@@ -135,11 +139,11 @@ func (w *world) lying() map[string][]byte {
 // anew otherwise, by this process and by the next one.
 func TestStoredReportsAreNotBelieved(t *testing.T) {
 	w := newWorld(t)
-	w.began()
-	early, err := w.service.Report(t.Context(), owner, SOC2, 0, PDF)
+	w.Began()
+	early, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF)
 	check(t, err)
-	w.days(40).readLog()
-	link, err := w.service.Report(t.Context(), owner, SOC2, 0, PDF)
+	w.Days(40).ReadLog()
+	link, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF)
 	check(t, err)
 	w.verified()
 	var name, former string
@@ -167,13 +171,16 @@ func TestStoredReportsAreNotBelieved(t *testing.T) {
 		change func()
 		given  bool // the download cannot tell: it is one of ours
 	}{
-		"another report":              {func() { write(name, forged) }, false},
-		"another's signature":         {func() { write(name, forged); write(name+".sig", theirs) }, false},
-		"another signature":           {func() { write(name+".sig", theirs) }, false},
-		"no signature":                {func() { check(t, os.Remove(path(name+".sig"))) }, false},
-		"no report":                   {func() { check(t, os.Remove(path(name))) }, false},
-		"an empty report":             {func() { write(name, nil) }, false},
-		"one that leads elsewhere":    {func() { check(t, os.Remove(path(name))); check(t, os.Symlink(path(former), path(name))) }, false},
+		"another report":      {func() { write(name, forged) }, false},
+		"another's signature": {func() { write(name, forged); write(name+".sig", theirs) }, false},
+		"another signature":   {func() { write(name+".sig", theirs) }, false},
+		"no signature":        {func() { check(t, os.Remove(path(name+".sig"))) }, false},
+		"no report":           {func() { check(t, os.Remove(path(name))) }, false},
+		"an empty report":     {func() { write(name, nil) }, false},
+		"one that leads elsewhere": {func() {
+			check(t, os.Remove(path(name)))
+			check(t, os.Symlink(path(former), path(name)))
+		}, false},
 		"an earlier one of ours":      {func() { write(name, whole[former]); write(name+".sig", whole[former+".sig"]) }, true},
 		"as it is, in a new process":  {func() {}, true},
 		"and in the one that knew it": {func() {}, true},
@@ -190,7 +197,7 @@ func TestStoredReportsAreNotBelieved(t *testing.T) {
 					t.Errorf("%s: %s gives %.20q, %v", what, n, b, err)
 				}
 			}
-			got, err := w.service.Report(t.Context(), owner, SOC2, link.Head.Sequence, PDF)
+			got, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF)
 			check(t, err)
 			now := w.lying()
 			if got.Head != link.Head || !bytes.Equal(now[name], whole[name]) || !w.signer.Public().Verify("latticekeep/report/v1", now[name], now[name+".sig"]) {
@@ -219,7 +226,7 @@ func (w *world) verified() {
 
 // idle is a bucket that tells when it is used while evidence is.
 type idle struct {
-	Reports
+	compliance.Reports
 	busy func() bool
 	used int
 }
@@ -249,7 +256,7 @@ func (b *idle) SignedURL(ctx context.Context, name string, lifetime time.Duratio
 // takes no entries is told before anything is waited for.
 func TestWhoWaitsForWhat(t *testing.T) {
 	w := newWorld(t)
-	w.began().readLog().readLog()
+	w.Began().ReadLog().ReadLog()
 	held := func(turn *semaphore.Weighted) bool {
 		free := turn.TryAcquire(1)
 		if free {
@@ -258,29 +265,29 @@ func TestWhoWaitsForWhat(t *testing.T) {
 		return !free
 	}
 	b := &idle{Reports: w.reports, busy: func() bool {
-		return held(w.service.folds.of(ours).turn) || held(w.service.pasts.of(ours, 3).turn)
+		return held(w.service.evidence.newest.get(story.Ours, 0).holder) || held(w.service.evidence.older.get(story.Ours, 3).holder)
 	}}
-	w.service.reports = b
+	w.service.reports.bucket = b
 	for range 2 {
 		for _, head := range []uint64{0, 3} {
-			_, err := w.service.Report(t.Context(), owner, SOC2, head, PDF)
+			_, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF)
 			check(t, err)
 		}
 	}
 	if b.used < 10 {
 		t.Errorf("the bucket was used %d times", b.used)
 	}
-	_, leave, err := w.service.enter(t.Context(), ours)
+	_, leave, err := w.service.evidence.acquire(t.Context(), story.Ours)
 	check(t, err)
 	defer leave()
 	w.service.patience = time.Hour
 	w.log.Halt(fault.New(fault.Unavailable, "the log is behind its anchor"))
 	ctx := t.Context()
-	_, scoring := w.service.Score(ctx, owner, SOC2, 0)
-	_, pinned := w.service.Score(ctx, owner, SOC2, 3)
-	_, reading := w.service.History(ctx, owner, SOC2)
-	_, reporting := w.service.Report(ctx, owner, SOC2, 0, PDF)
-	_, listing := w.service.Inventory(ctx, owner)
+	_, scoring := w.service.Score(ctx, story.Owner, compliance.SOC2, 0)
+	_, pinned := w.service.Score(ctx, story.Owner, compliance.SOC2, 3)
+	_, reading := w.service.History(ctx, story.Owner, compliance.SOC2)
+	_, reporting := w.service.Report(ctx, story.Owner, compliance.SOC2, 0, compliance.PDF)
+	_, listing := w.service.Inventory(ctx, story.Owner)
 	for _, err := range []error{scoring, pinned, reading, reporting, listing} {
 		if fault.Of(err) != fault.Unavailable || !strings.Contains(err.Error(), "behind its anchor") {
 			t.Error(err)

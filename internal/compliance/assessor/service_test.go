@@ -1,4 +1,4 @@
-package compliance
+package assessor
 
 import (
 	"bytes"
@@ -22,18 +22,20 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/test/storetest"
+	"github.com/latticekeep/latticekeep/test/story"
 )
 
 // world is a log on a real store, with a clock that the story moves, and the
 // service beside it.
 type world struct {
-	*story
+	*story.Story
 	t        *testing.T
 	log      *audit.Log
 	verifier *audit.LiveVerifier
@@ -43,7 +45,7 @@ type world struct {
 	folder   string // of reports
 	reports  *objects.Bucket
 	service  *Service
-	state    func() State
+	state    func() compliance.State
 	rendered int
 	viewing  func() // before each View of the log
 }
@@ -61,17 +63,10 @@ func (v viewed) View(ctx context.Context, fn func(store.Reader) error) error {
 	return v.Store.View(ctx, fn)
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, story: &story{clock: start, versions: make(map[string]int)}, folder: filepath.Join(t.TempDir(), "reports")}
-	w.log = audit.New(func() time.Time { return w.clock })
+	w := &world{t: t, Story: &story.Story{Clock: story.Start, Versions: make(map[string]int)}, folder: filepath.Join(t.TempDir(), "reports")}
+	w.log = audit.New(func() time.Time { return w.Clock })
 	w.verifier = audit.NewLiveVerifier(w.log)
 	w.path = filepath.Join(t.TempDir(), "audit.db")
 	s, err := bolt.Open(w.path, bolt.Options{Hook: w.log.Commit})
@@ -83,18 +78,18 @@ func newWorld(t *testing.T) *world {
 	w.signer, err = dualsig.NewPrivateKey(seed)
 	check(t, err)
 	check(t, w.log.Use(t.Context(), viewed{w.store, w}, w.signer, "chain_test"))
-	w.record = func(e audit.Event) {
+	w.Record = func(e audit.Event) {
 		t.Helper()
 		check(t, w.log.Record(context.Background(), e))
 	}
-	w.tell(audit.ChainStarted, audit.Success, authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"},
+	w.Tell(audit.ChainStarted, audit.Success, authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"},
 		audit.Resource{Type: audit.ChainResource, ID: "chain_test"})
 	w.reports, err = objects.Open(t.Context(), "file://"+w.folder, objects.SigningOptions{
-		BaseURL: "http://127.0.0.1/download", Secret: bytes.Repeat([]byte{7}, 32), Now: func() time.Time { return w.clock },
+		BaseURL: "http://127.0.0.1/download", Secret: bytes.Repeat([]byte{7}, 32), Now: func() time.Time { return w.Clock },
 	})
 	check(t, err)
 	t.Cleanup(func() { _ = w.reports.Close() })
-	w.state = w.goodState
+	w.state = w.GoodState
 	w.service = w.newService()
 	return w
 }
@@ -110,8 +105,8 @@ func (w *world) mac(key, content []byte) []byte {
 func (w *world) newService() *Service {
 	w.t.Helper()
 	s, err := New(Config{
-		Store: w.store, Guard: audit.NewGuard(w.log), Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.clock },
-		State: func(context.Context) (State, error) { return w.state(), nil },
+		Store: w.store, Guard: audit.NewGuard(w.log), Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.Clock },
+		State: func(context.Context) (compliance.State, error) { return w.state(), nil },
 		Seal:  func(key, content []byte) []byte { return append(w.mac(key, content), content...) },
 		Open: func(key, row []byte) ([]byte, error) {
 			if len(row) < 32 || !hmac.Equal(row[:32], w.mac(key, row[32:])) {
@@ -123,7 +118,7 @@ func (w *world) newService() *Service {
 		Verify: func(b, signature []byte) bool {
 			return w.signer.Public().Verify("latticekeep/report/v1", b, signature)
 		},
-		Renderers: map[Format]Renderer{PDF: w.render, OSCAL: w.render, KSI: w.render},
+		Renderers: map[compliance.Format]compliance.Renderer{compliance.PDF: w.render, compliance.OSCAL: w.render, compliance.KSI: w.render},
 		Inventory: func(context.Context, authz.Principal) ([]byte, error) { return []byte("{}"), nil },
 	})
 	check(w.t, err)
@@ -131,14 +126,14 @@ func (w *world) newService() *Service {
 }
 
 // render stands for the renderers: what it writes is the whole document.
-func (w *world) render(d Document) ([]byte, error) {
+func (w *world) render(d compliance.Document) ([]byte, error) {
 	w.rendered++
 	return json.MarshalIndent(d, "", " ")
 }
 
-func (w *world) score(f Framework, head uint64) Assessment {
+func (w *world) score(f compliance.Framework, head uint64) compliance.Assessment {
 	w.t.Helper()
-	a, err := w.service.Score(w.t.Context(), owner, f, head)
+	a, err := w.service.Score(w.t.Context(), story.Owner, f, head)
 	check(w.t, err)
 	return a
 }
@@ -157,17 +152,7 @@ func (w *world) entries(tenant authz.TenantID) []*audit.Entry {
 	return all
 }
 
-func sequence(entries []*audit.Entry) iter.Seq2[*audit.Entry, error] {
-	return func(yield func(*audit.Entry, error) bool) {
-		for _, e := range entries {
-			if !yield(e, nil) {
-				return
-			}
-		}
-	}
-}
-
-func result(a Assessment, id string) Result {
+func result(a compliance.Assessment, id string) compliance.Result {
 	for _, c := range a.Controls {
 		if c.ID == id {
 			return c.Result
@@ -177,24 +162,24 @@ func result(a Assessment, id string) Result {
 }
 
 // flips are controls of each framework that a tenant's behaviour decides.
-var flips = map[Framework]string{
-	SOC2:      "CC6.1 CC6.2 CC6.3 CC6.6 CC7.2 CC7.3 CC7.4 CC8.1 C1.2 A1.2",
-	ISO27001:  "5.15 5.16 5.17 5.33 8.2 8.5 8.10 8.13 8.15 8.16 8.24 8.32",
-	PCIDSS:    "3.6.1.2 3.7.4 3.7.5 3.7.7 4.2.1 7.2.1 7.2.5 8.6.3 10.3.4 10.4.1.1 10.5.1",
-	HIPAA:     "164.308(a)(1)(ii)(D) 164.308(a)(3)(ii)(C) 164.308(a)(5)(ii)(C) 164.308(a)(5)(ii)(D) 164.312(a)(2)(iv) 164.312(c)(1) 164.312(d) 164.316(b)(2)(i)",
-	GDPR:      "5(1)(e) 5(1)(f) 17 25(2) 28(3)(h) 32(1)(a) 32(1)(b) 32(1)(c) 33(5)",
-	NISTCSF:   "PR.AA-01 PR.AA-03 PR.AA-05 PR.DS-01 PR.DS-02 PR.PS-04 DE.CM-03 DE.AE-02 RS.AN-06",
-	FedRAMP:   "AC-6(9) AU-6(1) AU-11 IA-5(6) SC-12 SI-7(1) CM-3 KSI-SVC-ASM KSI-MLA-RVL KSI-MLA-OSM KSI-IAM-SNU KSI-SVC-VRI",
-	APRA:      "21 23 27 28",
-	NIST80053: "AC-2 AC-5 AC-6(9) AC-7 AU-6 AU-9(3) AU-11 CM-3 IA-5(1) IR-5 MP-6 SC-12(3) SC-28(1) SI-7(1)",
+var flips = map[compliance.Framework]string{
+	compliance.SOC2:      "CC6.1 CC6.2 CC6.3 CC6.6 CC7.2 CC7.3 CC7.4 CC8.1 C1.2 A1.2",
+	compliance.ISO27001:  "5.15 5.16 5.17 5.33 8.2 8.5 8.10 8.13 8.15 8.16 8.24 8.32",
+	compliance.PCIDSS:    "3.6.1.2 3.7.4 3.7.5 3.7.7 4.2.1 7.2.1 7.2.5 8.6.3 10.3.4 10.4.1.1 10.5.1",
+	compliance.HIPAA:     "164.308(a)(1)(ii)(D) 164.308(a)(3)(ii)(C) 164.308(a)(5)(ii)(C) 164.308(a)(5)(ii)(D) 164.312(a)(2)(iv) 164.312(c)(1) 164.312(d) 164.316(b)(2)(i)",
+	compliance.GDPR:      "5(1)(e) 5(1)(f) 17 25(2) 28(3)(h) 32(1)(a) 32(1)(b) 32(1)(c) 33(5)",
+	compliance.NISTCSF:   "PR.AA-01 PR.AA-03 PR.AA-05 PR.DS-01 PR.DS-02 PR.PS-04 DE.CM-03 DE.AE-02 RS.AN-06",
+	compliance.FedRAMP:   "AC-6(9) AU-6(1) AU-11 IA-5(6) SC-12 SI-7(1) CM-3 KSI-SVC-ASM KSI-MLA-RVL KSI-MLA-OSM KSI-IAM-SNU KSI-SVC-VRI",
+	compliance.APRA:      "21 23 27 28",
+	compliance.NIST80053: "AC-2 AC-5 AC-6(9) AC-7 AU-6 AU-9(3) AU-11 CM-3 IA-5(1) IR-5 MP-6 SC-12(3) SC-28(1) SI-7(1)",
 }
 
 func TestFrameworksTellGoodFromBad(t *testing.T) {
 	good, bad := newWorld(t), newWorld(t)
-	good.story.good()
-	bad.story.bad()
-	bad.state = func() (s State) { s = bad.goodState(); badState(&s); return s }
-	for _, f := range Frameworks() {
+	good.Story.Good()
+	bad.Story.Bad()
+	bad.state = func() (s compliance.State) { s = bad.GoodState(); story.BadState(&s); return s }
+	for _, f := range compliance.Frameworks() {
 		g, b := good.score(f, 0), bad.score(f, 0)
 		if g.Score == nil || b.Score == nil {
 			t.Fatalf("%s: withheld: %q, %q", f, g.Reason, b.Reason)
@@ -204,12 +189,12 @@ func TestFrameworksTellGoodFromBad(t *testing.T) {
 			t.Errorf("%s: a good tenant has %.1f and a bad one %.1f", f, *g.Score, *b.Score)
 		}
 		for _, c := range g.Controls {
-			if c.Result == Fail || c.Result == NoData {
+			if c.Result == compliance.Fail || c.Result == compliance.NoData {
 				t.Errorf("%s %s of the good tenant: %s %+v", f, c.ID, c.Result, c.Probes)
 			}
 		}
 		for _, id := range strings.Fields(flips[f]) {
-			if x, y := result(g, id), result(b, id); x != Pass || y != Fail {
+			if x, y := result(g, id), result(b, id); x != compliance.Pass || y != compliance.Fail {
 				t.Errorf("%s %s: %q and %q, want pass and fail", f, id, x, y)
 			}
 		}
@@ -218,12 +203,12 @@ func TestFrameworksTellGoodFromBad(t *testing.T) {
 
 func TestEmptyTenantHasANumber(t *testing.T) {
 	w := newWorld(t)
-	for _, f := range Frameworks() {
+	for _, f := range compliance.Frameworks() {
 		a := w.score(f, 0)
 		if a.Score == nil || *a.Score < 90 {
 			t.Errorf("%s: %v %s", f, a.Score, a.Reason)
 		}
-		if a.Proof.Status != Verified || a.Head.Sequence != 2 && f == SOC2 || a.Coverage.Evidenced == 0 || a.Coverage.Evidenced >= a.Coverage.Controls {
+		if a.Proof.Status != compliance.Verified || a.Head.Sequence != 2 && f == compliance.SOC2 || a.Coverage.Evidenced == 0 || a.Coverage.Evidenced >= a.Coverage.Controls {
 			t.Errorf("%s: %+v %+v %+v", f, a.Proof, a.Head, a.Coverage)
 		}
 	}
@@ -231,47 +216,47 @@ func TestEmptyTenantHasANumber(t *testing.T) {
 
 func TestSameHeadSameAssessment(t *testing.T) {
 	w := newWorld(t)
-	w.story.good()
-	w.service.milestone, w.service.saveEvery = 7, 5
-	first := w.score(SOC2, 0)
-	w.days(400).readLog()
-	for _, f := range Frameworks() {
+	w.Story.Good()
+	w.service.evidence.milestone, w.service.evidence.saveEvery = 7, 5
+	first := w.score(compliance.SOC2, 0)
+	w.Days(400).ReadLog()
+	for _, f := range compliance.Frameworks() {
 		w.score(f, 0)
 	}
-	again := w.score(SOC2, first.Head.Sequence)
-	derived, err := Derive(w.service.catalogues[SOC2], sequence(w.entries(ours)), first.Head.Sequence)
+	again := w.score(compliance.SOC2, first.Head.Sequence)
+	derived, err := compliance.Derive(w.service.catalogues[compliance.SOC2], sequence(w.entries(story.Ours)), first.Head.Sequence)
 	check(t, err)
-	if again.Proof.Status != Verified || derived.Proof.Status != Verified {
+	if again.Proof.Status != compliance.Verified || derived.Proof.Status != compliance.Verified {
 		t.Errorf("%+v %+v", again.Proof, derived.Proof)
 	}
-	first.Proof, again.Proof, derived.Proof = Proof{}, Proof{}, Proof{}
+	first.Proof, again.Proof, derived.Proof = compliance.Proof{}, compliance.Proof{}, compliance.Proof{}
 	if !reflect.DeepEqual(first, again) || !reflect.DeepEqual(first, derived) {
 		t.Errorf("as of one head:\n%+v\n%+v\n%+v", first, again, derived)
 	}
-	if now := w.score(SOC2, 0); *now.Score >= *first.Score {
+	if now := w.score(compliance.SOC2, 0); *now.Score >= *first.Score {
 		t.Errorf("a year without care: %.1f, before it %.1f", *now.Score, *first.Score)
 	}
 }
 
 func TestHeadIsAnEntryOfTheTenant(t *testing.T) {
 	w := newWorld(t)
-	w.began().readLog()
-	other := owner
-	other.Tenant = theirs
-	w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).readLog()
+	w.Began().ReadLog()
+	other := story.Owner
+	other.Tenant = story.Theirs
+	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).ReadLog()
 	// 1 is the system's, 4 another tenant's.
 	for _, head := range []uint64{1, 4, 99, 1 << 53} {
-		if _, err := w.service.Score(t.Context(), owner, SOC2, head); fault.Of(err) != fault.NotFound {
+		if _, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, head); fault.Of(err) != fault.NotFound {
 			t.Errorf("head %d: %v", head, err)
 		}
-		if _, err := w.service.Report(t.Context(), owner, SOC2, head, PDF); fault.Of(err) != fault.NotFound {
+		if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF); fault.Of(err) != fault.NotFound {
 			t.Errorf("report at %d: %v", head, err)
 		}
 	}
-	if a := w.score(SOC2, 3); a.Head.Sequence != 3 || a.Proof.Status != Verified {
+	if a := w.score(compliance.SOC2, 3); a.Head.Sequence != 3 || a.Proof.Status != compliance.Verified {
 		t.Errorf("%+v", a.Head)
 	}
-	all := w.entries(ours)
+	all := w.entries(story.Ours)
 	refused := all[len(all)-2]
 	if refused.EventType != audit.ComplianceReported || refused.Outcome != audit.Denied || refused.Attributes["reason"] != "no_such_head" {
 		t.Errorf("%+v", refused)
@@ -280,44 +265,47 @@ func TestHeadIsAnEntryOfTheTenant(t *testing.T) {
 
 func TestCallsAreAuthorizedAndRecorded(t *testing.T) {
 	w := newWorld(t)
-	w.began()
+	w.Began()
 	ctx := t.Context()
 	calls := map[audit.EventType]func(authz.Principal) error{
-		audit.ComplianceScored:      func(p authz.Principal) error { _, err := w.service.Score(ctx, p, GDPR, 0); return err },
-		audit.ComplianceHistoryRead: func(p authz.Principal) error { _, err := w.service.History(ctx, p, GDPR); return err },
-		audit.ComplianceReported:    func(p authz.Principal) error { _, err := w.service.Report(ctx, p, GDPR, 0, PDF); return err },
-		audit.InventoryRead:         func(p authz.Principal) error { _, err := w.service.Inventory(ctx, p); return err },
+		audit.ComplianceScored:      func(p authz.Principal) error { _, err := w.service.Score(ctx, p, compliance.GDPR, 0); return err },
+		audit.ComplianceHistoryRead: func(p authz.Principal) error { _, err := w.service.History(ctx, p, compliance.GDPR); return err },
+		audit.ComplianceReported: func(p authz.Principal) error {
+			_, err := w.service.Report(ctx, p, compliance.GDPR, 0, compliance.PDF)
+			return err
+		},
+		audit.InventoryRead: func(p authz.Principal) error { _, err := w.service.Inventory(ctx, p); return err },
 	}
 	for event, call := range calls {
-		nobody := owner
+		nobody := story.Owner
 		nobody.Scopes = []authz.Scope{authz.AuditRead}
 		if err := call(nobody); fault.Of(err) != fault.Forbidden {
 			t.Errorf("%s: %v", event, err)
 		}
-		all := w.entries(ours)
+		all := w.entries(story.Ours)
 		if last := all[len(all)-1]; last.EventType != event || last.Outcome != audit.Denied {
 			t.Errorf("%s: %s %s", event, last.EventType, last.Outcome)
 		}
-		check(t, call(owner))
-		all = w.entries(ours)
-		if last := all[len(all)-1]; last.EventType != event || last.Outcome != audit.Success || last.Actor.ID != owner.ID {
+		check(t, call(story.Owner))
+		all = w.entries(story.Ours)
+		if last := all[len(all)-1]; last.EventType != event || last.Outcome != audit.Success || last.Actor.ID != story.Owner.ID {
 			t.Errorf("%s: %s %s", event, last.EventType, last.Outcome)
 		}
 	}
-	if _, err := w.service.Score(ctx, owner, "soc3", 0); fault.Of(err) != fault.Invalid {
+	if _, err := w.service.Score(ctx, story.Owner, "soc3", 0); fault.Of(err) != fault.Invalid {
 		t.Error(err)
 	}
 	for _, c := range []struct {
-		f Framework
-		x Format
-	}{{GDPR, "doc"}, {GDPR, KSI}} {
-		if _, err := w.service.Report(ctx, owner, c.f, 0, c.x); fault.Of(err) != fault.Invalid {
+		f compliance.Framework
+		x compliance.Format
+	}{{compliance.GDPR, "doc"}, {compliance.GDPR, compliance.KSI}} {
+		if _, err := w.service.Report(ctx, story.Owner, c.f, 0, c.x); fault.Of(err) != fault.Invalid {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
 	check(t, w.store.Close())
 	for event, call := range calls {
-		if err := call(owner); fault.Of(err) != fault.Unavailable {
+		if err := call(story.Owner); fault.Of(err) != fault.Unavailable {
 			t.Errorf("%s of a store that is gone: %v", event, err)
 		}
 	}
@@ -325,11 +313,11 @@ func TestCallsAreAuthorizedAndRecorded(t *testing.T) {
 
 func TestStateIsRecordedWhenItChangedAndDaily(t *testing.T) {
 	w := newWorld(t)
-	w.began()
-	fixed := w.goodState()
-	w.state = func() State { return fixed }
+	w.Began()
+	fixed := w.GoodState()
+	w.state = func() compliance.State { return fixed }
 	states := func() (n int) {
-		for _, e := range w.entries(ours) {
+		for _, e := range w.entries(story.Ours) {
 			if e.EventType == audit.ComplianceAssessed {
 				n++
 			}
@@ -342,47 +330,24 @@ func TestStateIsRecordedWhenItChangedAndDaily(t *testing.T) {
 		want int
 	}{
 		{"the first score", func() {}, 1},
-		{"an hour later", func() { w.after(time.Hour) }, 1},
-		{"another state", func() { fixed.Transport = TransportPlaintext }, 2},
-		{"a day later", func() { w.after(24 * time.Hour) }, 2},
-		{"more than a day later", func() { w.after(time.Second) }, 3},
-		{"at an earlier head", func() { w.days(3); w.score(SOC2, 2) }, 4}, // the next line's own
+		{"an hour later", func() { w.After(time.Hour) }, 1},
+		{"another state", func() { fixed.Transport = compliance.TransportPlaintext }, 2},
+		{"a day later", func() { w.After(24 * time.Hour) }, 2},
+		{"more than a day later", func() { w.After(time.Second) }, 3},
+		{"at an earlier head", func() { w.Days(3); w.score(compliance.SOC2, 2) }, 4}, // the next line's own
 	} {
 		step.do()
-		a := w.score(SOC2, 0)
+		a := w.score(compliance.SOC2, 0)
 		if got := states(); got != step.want {
 			t.Errorf("%s: %d states, want %d", step.name, got, step.want)
 		}
-		if a.Head.Sequence == 0 || a.Proof.Status != Verified {
+		if a.Head.Sequence == 0 || a.Proof.Status != compliance.Verified {
 			t.Errorf("%s: %+v", step.name, a)
 		}
 	}
-	w.service.state = func(context.Context) (State, error) { return State{}, errors.New("no answer") }
-	if _, err := w.service.Score(t.Context(), owner, SOC2, 0); fault.Of(err) != fault.Unavailable {
+	w.service.state = func(context.Context) (compliance.State, error) { return compliance.State{}, errors.New("no answer") }
+	if _, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, 0); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
-	}
-}
-
-func TestStateSurvivesItsAttributes(t *testing.T) {
-	s, _ := pure(t)
-	good := s.goodState()
-	slices.Sort(good.Suites)
-	good.Archive = ArchiveUnreadable
-	if got := parseState(good.attributes()); !reflect.DeepEqual(got, good) || !got.same(good) {
-		t.Errorf("%+v\n%+v", got, good)
-	}
-	if got := parseState(State{}.attributes()); !got.same(State{}) {
-		t.Errorf("%+v", got)
-	}
-	for name := range good.attributes() {
-		a := good.attributes()
-		a[name] = "?"
-		if parseState(a).same(good) && name != attributeSuites {
-			t.Errorf("%s is not read", name)
-		}
-	}
-	if r, _ := parseState(nil).retained(yearDays); r != Fail {
-		t.Error("a state that says nothing of retention keeps for ever")
 	}
 }
 
@@ -401,25 +366,25 @@ func (w *world) tamper(sequence uint64) {
 }
 
 func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
-	other := owner
-	other.Tenant = theirs
+	other := story.Owner
+	other.Tenant = story.Theirs
 	for name, sequence := range map[string]uint64{"an entry of the tenant": 3, "an entry of another one": 2} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).began().readLog().readLog()
+			w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).Began().ReadLog().ReadLog()
 			w.tamper(sequence)
-			a := w.score(SOC2, 0)
-			if a.Score != nil || a.Reason == "" || a.Proof.Status != Broken || len(a.Controls) != 0 {
+			a := w.score(compliance.SOC2, 0)
+			if a.Score != nil || a.Reason == "" || a.Proof.Status != compliance.Broken || len(a.Controls) != 0 {
 				t.Errorf("%+v", a)
 			}
-			if _, err := w.service.Report(t.Context(), owner, SOC2, 0, PDF); fault.Of(err) != fault.Conflict {
+			if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF); fault.Of(err) != fault.Conflict {
 				t.Error(err)
 			}
 			if files, _ := filepath.Glob(filepath.Join(w.folder, "reports/*/*")); len(files) != 0 {
 				t.Error(files)
 			}
 			// The damage is told, and other tenants are told that there is no score.
-			w.days(1)
+			w.Days(1)
 			for range 3 {
 				if err := w.service.AssessAll(t.Context()); fault.Of(err) != fault.Internal {
 					t.Error(err)
@@ -428,7 +393,7 @@ func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
 			}
 			var days []map[string]string
 			_ = audit.NewReader(w.log, audit.NewGuard(w.log)).Visit(t.Context(), authz.SystemTenant, func(e *audit.Entry) { days = append(days, e.Attributes) }, audit.ComplianceScored)
-			if len(days) != 1 || len(days[0]) != 1+len(Frameworks()) || days[0]["soc2"] != "withheld" || days[0]["apra"] != "withheld" {
+			if len(days) != 1 || len(days[0]) != 1+len(compliance.Frameworks()) || days[0]["soc2"] != "withheld" || days[0]["apra"] != "withheld" {
 				t.Error(days)
 			}
 		})
@@ -437,50 +402,50 @@ func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
 
 func TestDisabledVerificationMovesTheScore(t *testing.T) {
 	w := newWorld(t)
-	w.began()
-	verified := w.score(SOC2, 0)
-	early, err := w.service.Report(t.Context(), owner, SOC2, verified.Head.Sequence, PDF)
+	w.Began()
+	verified := w.score(compliance.SOC2, 0)
+	early, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF)
 	check(t, err)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	w.verifier.KeepVerified(ended, 0, nil) // turned off, whatever the state says
-	a := w.score(SOC2, 0)
-	if a.Score == nil || *a.Score >= *verified.Score || a.Proof != (Proof{Status: Disabled}) || a.Reason != "" {
+	a := w.score(compliance.SOC2, 0)
+	if a.Score == nil || *a.Score >= *verified.Score || a.Proof != (compliance.Proof{Status: compliance.Disabled}) || a.Reason != "" {
 		t.Errorf("%v %q %+v, with verification %v", a.Score, a.Reason, a.Proof, *verified.Score)
 	}
-	if p, q := probeResult(verified, "log_verified"), probeResult(a, "log_verified"); p.Result != Pass || p.Detail != "it is verified every 24 hours" || q.Result != Fail {
+	if p, q := probeResult(verified, "log_verified"), probeResult(a, "log_verified"); p.Result != compliance.Pass || p.Detail != "it is verified every 24 hours" || q.Result != compliance.Fail {
 		t.Errorf("%+v\n%+v", p, q)
 	}
-	days, err := w.service.History(t.Context(), owner, SOC2)
+	days, err := w.service.History(t.Context(), story.Owner, compliance.SOC2)
 	check(t, err)
 	if len(days) != 1 || days[0].Score != *a.Score {
 		t.Error(days)
 	}
 	// The report says so, and is another one than that of the same head before.
-	late, err := w.service.Report(t.Context(), owner, SOC2, verified.Head.Sequence, PDF)
+	late, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF)
 	check(t, err)
-	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(ours), "*.pdf"))
+	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.pdf"))
 	check(t, err)
 	statuses := make(map[string]bool)
 	for _, file := range files {
-		var d Document
+		var d compliance.Document
 		b, err := os.ReadFile(file)
 		check(t, err)
 		check(t, json.Unmarshal(b, &d))
 		statuses[d.Assessment.Proof.Status] = d.Assessment.Proof.VerifiedTo == verified.Head.Sequence
 	}
-	if early.Head != late.Head || len(files) != 2 || !maps.Equal(statuses, map[string]bool{Verified: true, Disabled: false}) {
+	if early.Head != late.Head || len(files) != 2 || !maps.Equal(statuses, map[string]bool{compliance.Verified: true, compliance.Disabled: false}) {
 		t.Errorf("%v %v", files, statuses)
 	}
 	// The tenant's own entries are looked at all the same.
 	w.tamper(2)
 	w.service = w.newService()
-	if a := w.score(SOC2, 0); a.Score != nil || a.Proof.Status != Broken {
+	if a := w.score(compliance.SOC2, 0); a.Score != nil || a.Proof.Status != compliance.Broken {
 		t.Errorf("%v %+v", a.Score, a.Proof)
 	}
 }
 
-func probeResult(a Assessment, name string) ProbeResult {
+func probeResult(a compliance.Assessment, name string) compliance.ProbeResult {
 	for _, c := range a.Controls {
 		for _, p := range c.Probes {
 			if p.Name == name {
@@ -488,23 +453,43 @@ func probeResult(a Assessment, name string) ProbeResult {
 			}
 		}
 	}
-	return ProbeResult{}
+	return compliance.ProbeResult{}
 }
 
 func TestHistoryIsTheLastScoreOfEachDay(t *testing.T) {
 	w := newWorld(t)
-	w.began()
-	early := w.score(SOC2, 0)
-	w.registered().issued("k", 0, "", authz.VaultRead, authz.AccountAdmin)
-	late := w.score(SOC2, 0)
-	w.score(SOC2, early.Head.Sequence) // pinned: no score of the day
-	w.score(GDPR, 0)
-	w.days(2)
-	third := w.score(SOC2, 0)
-	days, err := w.service.History(t.Context(), owner, SOC2)
+	w.Began()
+	early := w.score(compliance.SOC2, 0)
+	w.Registered().Issued("k", 0, "", authz.VaultRead, authz.AccountAdmin)
+	late := w.score(compliance.SOC2, 0)
+	w.score(compliance.SOC2, early.Head.Sequence) // pinned: no score of the day
+	w.score(compliance.GDPR, 0)
+	w.Days(2)
+	third := w.score(compliance.SOC2, 0)
+	days, err := w.service.History(t.Context(), story.Owner, compliance.SOC2)
 	check(t, err)
-	want := []DayScore{{"2026-03-02", *late.Score, late.Head.Sequence}, {"2026-03-04", *third.Score, third.Head.Sequence}}
+	want := []compliance.DayScore{
+		{Date: "2026-03-02", Score: *late.Score, Sequence: late.Head.Sequence},
+		{Date: "2026-03-04", Score: *third.Score, Sequence: third.Head.Sequence},
+	}
 	if !slices.Equal(days, want) || *early.Score == *late.Score {
 		t.Errorf("%v, want %v", days, want)
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func sequence(entries []*audit.Entry) iter.Seq2[*audit.Entry, error] {
+	return func(yield func(*audit.Entry, error) bool) {
+		for _, e := range entries {
+			if !yield(e, nil) {
+				return
+			}
+		}
 	}
 }

@@ -1,0 +1,339 @@
+package assessor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+const (
+	maxNewest        = 64      // tenants whose newest evidence is in memory
+	maxOlder         = 8       // older heads whose evidence is in memory
+	maxTenantOlder   = 2       // older heads of one tenant, so that it does not evict those of others
+	defaultSaveEvery = 8 << 10 // entries of a tenant between two times that its evidence is stored
+	defaultMilestone = 1 << 16 // entries of a tenant between two milestones
+)
+
+var (
+	errBusy = fault.New(fault.Unavailable, "the evidence is being gathered: retry")
+
+	// errUnfinished says that there was not enough time. What was gathered stays.
+	errUnfinished = errors.New("the evidence is not gathered up to the head yet")
+)
+
+// gathering is the evidence of a tenant up to a head, or on the way there. Its holder alone uses it.
+type gathering struct {
+	tenant authz.TenantID
+	head   uint64              // 0: the newest
+	holder *semaphore.Weighted // weight 1
+
+	evidence *compliance.Evidence // nil until it is loaded
+	unproven bool                 // no signature after the newest entry is verified yet
+
+	// Only of the newest head.
+	stored     uint64            // tenant sequence of the stored evidence
+	milestones map[uint64][]byte // to be stored, packed, by sequence
+}
+
+// reset forgets the evidence.
+func (g *gathering) reset() { g.evidence, g.milestones, g.unproven = nil, nil, false }
+
+// addMilestone stores evidence with the next save, as of its newest entry.
+func (g *gathering) addMilestone(e *compliance.Evidence) error {
+	packed, err := pack(e)
+	if err != nil {
+		return err
+	}
+	if g.milestones == nil {
+		g.milestones = make(map[uint64][]byte)
+	}
+	g.milestones[e.Last.Sequence] = packed
+	return nil
+}
+
+// cache keeps the gatherings that were used last. All of it follows from the log, so a gathering can
+// be forgotten at any time; its holder goes on, and the next one gathers anew. One that has not
+// reached its head yet is continued by the next call, however little time each call has, and callers
+// who ask for the same head at the same time do not gather it twice.
+type cache struct {
+	max, perTenant int
+
+	mu  sync.Mutex
+	all []*gathering // least recently used first
+}
+
+func (c *cache) get(tenant authz.TenantID, head uint64) *gathering {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := slices.IndexFunc(c.all, func(g *gathering) bool { return g.tenant == tenant && g.head == head })
+	if at >= 0 {
+		found := c.all[at]
+		c.all = append(slices.Delete(c.all, at, at+1), found)
+		return found
+	}
+	ofTenant := 0
+	for _, g := range c.all {
+		if g.tenant == tenant {
+			ofTenant++
+		}
+	}
+	switch {
+	case ofTenant >= c.perTenant:
+		oldest := slices.IndexFunc(c.all, func(g *gathering) bool { return g.tenant == tenant })
+		c.all = slices.Delete(c.all, oldest, oldest+1)
+	case len(c.all) >= c.max:
+		c.all = slices.Delete(c.all, 0, 1)
+	}
+	added := &gathering{tenant: tenant, head: head, holder: semaphore.NewWeighted(1)}
+	c.all = append(c.all, added)
+	return added
+}
+
+// acquire returns a gathering for the caller alone, until it first calls release. Error:
+// fault.Unavailable when others hold it for longer than ctx.
+func (c *cache) acquire(ctx context.Context, tenant authz.TenantID, head uint64) (g *gathering, release func(), err error) {
+	g = c.get(tenant, head)
+	if g.holder.Acquire(ctx, 1) != nil {
+		return nil, nil, errBusy
+	}
+	return g, sync.OnceFunc(func() { g.holder.Release(1) }), nil
+}
+
+func (c *cache) forget(g *gathering) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = slices.DeleteFunc(c.all, func(o *gathering) bool { return o == g })
+}
+
+// gatherer folds the entries of tenants into evidence.
+type gatherer struct {
+	evidenceRows
+	reader        *audit.Reader
+	newest, older cache
+
+	saveEvery, milestone uint64
+}
+
+func newGatherer(rows evidenceRows, reader *audit.Reader) *gatherer {
+	return &gatherer{
+		evidenceRows: rows, reader: reader, saveEvery: defaultSaveEvery, milestone: defaultMilestone,
+		newest: cache{max: maxNewest, perTenant: 1}, older: cache{max: maxOlder, perTenant: maxTenantOlder},
+	}
+}
+
+// acquire returns the newest evidence of a tenant, see [cache.acquire].
+func (s *gatherer) acquire(ctx context.Context, tenant authz.TenantID) (*gathering, func(), error) {
+	return s.newest.acquire(ctx, tenant, 0)
+}
+
+// catchUp brings the newest evidence to the entry `to` of the tenant, or to the last one before it; 0
+// is the newest. It loads the stored evidence first. Errors: errUnfinished, fault.Unavailable, and
+// others when the tenant's part of the log does not verify.
+func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
+	fresh := false
+	if g.evidence == nil {
+		e, err := s.load(ctx, g.tenant)
+		if err != nil {
+			return err
+		}
+		if fresh = e == nil; fresh {
+			e = compliance.NewEvidence()
+		}
+		g.evidence, g.stored = e, e.TenantSequence
+	}
+	if to != 0 && g.evidence.Last.Sequence >= to {
+		if !g.unproven {
+			return nil
+		}
+		to = 0 // the entries after it prove it
+	}
+	from := g.evidence.TenantSequence
+	err := s.replay(ctx, g.tenant, g.evidence, to, g.addMilestone)
+	switch {
+	case resumable(err):
+		g.unproven = g.unproven || g.evidence.TenantSequence > from
+		return err
+	case err != nil:
+		reached := g.evidence.Last.Sequence
+		g.reset()
+		if fresh {
+			return err
+		}
+		return s.startOver(ctx, g, to, reached, err)
+	case g.unproven && g.evidence.TenantSequence == from:
+		g.reset() // no entry came that would prove it
+		return errUnfinished
+	}
+	g.unproven = false
+	if g.evidence.TenantSequence >= g.stored+s.saveEvery {
+		if err := s.saveNewest(ctx, g); err != nil {
+			s.logger.WarnContext(ctx, "storing a tenant's evidence failed; it is stored again later", "tenant", g.tenant, "error", err)
+		}
+	}
+	return nil
+}
+
+// startOver gathers anew when the log does not continue from `reached`. Either the entries after it
+// are archived, by another replica, which has stored their evidence; or the log is another one than
+// before, and the evidence begins with its first entry.
+func (s *gatherer) startOver(ctx context.Context, g *gathering, to, reached uint64, why error) error {
+	stored, err := s.load(ctx, g.tenant)
+	if err != nil {
+		return err
+	}
+	if stored != nil && stored.Last.Sequence > reached {
+		if g.evidence, g.stored = stored, stored.TenantSequence; to != 0 && stored.Last.Sequence >= to {
+			return nil
+		}
+		err := s.replay(ctx, g.tenant, g.evidence, to, g.addMilestone)
+		if err == nil || resumable(err) {
+			g.unproven = err != nil && g.evidence.TenantSequence > g.stored
+			return err
+		}
+		g.evidence, g.milestones = nil, nil
+	}
+	e := compliance.NewEvidence()
+	if err := s.replay(ctx, g.tenant, e, to, nil); err != nil {
+		if errors.Is(err, errUnfinished) {
+			return err
+		}
+		return why
+	}
+	s.logger.WarnContext(ctx, "gathered a tenant's evidence anew: the log did not continue from the stored evidence", "tenant", g.tenant, "error", why)
+	g.evidence, g.stored = e, 0
+	return nil
+}
+
+// replay folds the tenant's entries after the newest of e in, up to `to`. It passes evidence at a
+// milestone to keep, if that is not nil.
+func (s *gatherer) replay(ctx context.Context, tenant authz.TenantID, e *compliance.Evidence, to uint64, keep func(*compliance.Evidence) error) error {
+	after := audit.ReplayPoint{TenantSequence: e.TenantSequence, Sequence: e.Last.Sequence, Hash: e.Last.Hash}
+	_, err := s.reader.Replay(ctx, tenant, after, to, func(entry *audit.Entry) error {
+		if err := e.Add(entry); err != nil {
+			return err
+		}
+		if keep != nil && e.TenantSequence%s.milestone == 0 {
+			return keep(e)
+		}
+		return nil
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return errUnfinished
+	case err != nil:
+		return fmt.Errorf("reading the tenant's entries: %w", err)
+	}
+	return nil
+}
+
+// resumable reports whether the evidence gathered before the error is still good.
+func resumable(err error) bool {
+	return err != nil && (errors.Is(err, errUnfinished) || fault.Of(err) == fault.Unavailable)
+}
+
+// saveNewest stores the newest evidence and its milestones.
+func (s *gatherer) saveNewest(ctx context.Context, g *gathering) error {
+	if g.evidence == nil || g.evidence.Count == 0 {
+		return nil
+	}
+	if err := s.save(ctx, g.tenant, g.evidence, g.milestones); err != nil {
+		return err
+	}
+	g.stored, g.milestones = g.evidence.TenantSequence, nil
+	return nil
+}
+
+// asOf returns the evidence as of an older entry, for the caller alone until it calls release.
+// Errors: those of catchUp, and fault.NotFound when the tenant has no such entry.
+func (s *gatherer) asOf(ctx context.Context, tenant authz.TenantID, head uint64) (e *compliance.Evidence, release func(), err error) {
+	g, release, err := s.older.acquire(ctx, tenant, head)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = s.reach(ctx, g)
+	if err == nil && g.evidence.Last.Sequence != head {
+		err = compliance.ErrNoHead
+	}
+	if err == nil {
+		return g.evidence, release, nil
+	}
+	if !resumable(err) {
+		g.reset()
+		s.older.forget(g)
+	}
+	release()
+	return nil, nil, err
+}
+
+// reach gathers up to the head of an older gathering. Errors: those of asOf, except for a head that
+// is no entry of the tenant.
+func (s *gatherer) reach(ctx context.Context, g *gathering) error {
+	resumed := g.evidence != nil
+	err := s.resume(ctx, g)
+	if resumed && err != nil && !resumable(err) { // entries after its newest one may be archived by now
+		g.evidence = nil
+		err = s.resume(ctx, g)
+	}
+	if errors.Is(err, compliance.ErrNotNext) || err != nil && fault.Of(err) == fault.Conflict {
+		return compliance.ErrNoHead // the entries before it are archived
+	}
+	return err
+}
+
+func (s *gatherer) resume(ctx context.Context, g *gathering) error {
+	if g.evidence == nil || g.unproven && g.evidence.Last.Sequence >= g.head { // no entry would prove it
+		e, err := s.loadBefore(ctx, g.tenant, g.head)
+		if err != nil {
+			return err
+		}
+		g.evidence, g.unproven = e, false
+	}
+	if g.evidence.Last.Sequence >= g.head {
+		return nil
+	}
+	from := g.evidence.TenantSequence
+	err := s.replay(ctx, g.tenant, g.evidence, g.head, nil)
+	// Without an entry that would prove the rest, it does not reach the head either.
+	g.unproven = err != nil && (g.unproven || g.evidence.TenantSequence > from)
+	return err
+}
+
+// persist stores a tenant's evidence up to `to`, before its entries are archived, and forgets the
+// milestones that nothing continues from any more.
+func (s *gatherer) persist(ctx context.Context, tenant authz.TenantID, archived, to uint64) error {
+	g, release, err := s.acquire(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := s.catchUp(ctx, g, to); err != nil {
+		return err
+	}
+	e, err := s.loadBefore(ctx, tenant, to)
+	if err == nil && e.Last.Sequence != to {
+		err = s.replay(ctx, tenant, e, to, nil)
+	}
+	switch {
+	case errors.Is(err, compliance.ErrNotNext) || fault.Of(err) == fault.Conflict && err != nil:
+		// The entries that it would be gathered from are archived and lost. The newest evidence stays.
+	case err != nil:
+		return err
+	case e.Last.Sequence > archived:
+		if err := g.addMilestone(e); err != nil {
+			return err
+		}
+	}
+	if err := s.saveNewest(ctx, g); err != nil {
+		return err
+	}
+	return s.prune(ctx, tenant, archived)
+}

@@ -1,0 +1,256 @@
+package assessor
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/frame"
+)
+
+const (
+	linkLifetime    = time.Hour // validity of the URL of a report
+	signatureSuffix = ".sig"    // suffix of the name of a report's signature
+)
+
+var (
+	errFormat      = fault.New(fault.Invalid, "format must be one of pdf, oscal and ksi, and ksi is for the framework fedramp alone")
+	errNotVerified = fault.New(fault.Conflict, "the audit chain does not verify, so that no report is made of it: run latticekeep audit verify")
+	errNoReport    = fault.New(fault.NotFound, "there is no such report: ask for it again")
+	errVerifying   = fault.New(fault.Unavailable, "the audit chain is not verified up to the head yet: retry")
+)
+
+// Report returns a link to the report on a framework, as of an entry of p's tenant; 0 is the newest
+// one. It renders the report unless it is stored: the same head, catalogue and program give the same
+// bytes. Errors: fault.Forbidden, fault.Invalid for an unknown framework or format, fault.NotFound
+// for an entry that the tenant does not have, fault.Conflict when the chain does not verify,
+// fault.Unavailable, also while the chain is not verified up to the head, and when the report cannot
+// be stored; then there is none.
+func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64, format compliance.Format) (compliance.Link, error) {
+	if err := s.ready(ctx, p, authz.ReadReport, f); err != nil {
+		return compliance.Link{}, err
+	}
+	render := s.renderers[format]
+	if render == nil || format == compliance.KSI && f != compliance.FedRAMP {
+		return compliance.Link{}, errFormat
+	}
+	j, err := s.judged(ctx, p, authz.ReadReport, f, head)
+	if err != nil {
+		return compliance.Link{}, err
+	}
+	switch j.Proof.Status {
+	case compliance.Verified, compliance.Disabled: // the document says which
+	case compliance.Verifying:
+		return compliance.Link{}, errVerifying
+	default:
+		return compliance.Link{}, errNotVerified
+	}
+	name := s.reportName(p.Tenant, j.Assessment, format)
+	link, err := s.reports.link(ctx, name, func() ([]byte, error) {
+		if s.computing.Acquire(ctx, 1) != nil { // nobody holds it while a bucket is waited for
+			return nil, errBusy
+		}
+		defer s.computing.Release(1)
+		d, err := s.document(ctx, p.Tenant, j)
+		if err != nil {
+			return nil, err
+		}
+		return render(d)
+	})
+	if err != nil {
+		return compliance.Link{}, err
+	}
+	link.Head = j.Head
+	err = s.guard.Record(ctx, audit.Event{
+		Type: audit.ComplianceReported, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
+		Attributes: map[string]string{
+			compliance.AttributeFramework: string(f), compliance.AttributeFormat: string(format), compliance.AttributeHead: formatUint(j.Head.Sequence),
+		},
+	})
+	if err != nil {
+		return compliance.Link{}, err
+	}
+	return link, nil
+}
+
+// reportName returns the name of a report in the bucket. It depends on everything that the report is
+// made of.
+func (s *Service) reportName(tenant authz.TenantID, a compliance.Assessment, format compliance.Format) string {
+	input := frame.Join("latticekeep/report-name/v1", []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.program), []byte(a.Proof.Status))
+	sum := sha256.Sum256(input)
+	return fmt.Sprintf("reports/%s/%s-%d-%s.%s", tenant, a.Framework, a.Head.Sequence, hex.EncodeToString(sum[:6]), format.Extension())
+}
+
+// document returns the input of the renderers. Nothing in it depends on the present time.
+func (s *Service) document(ctx context.Context, tenant authz.TenantID, j judgement) (compliance.Document, error) {
+	checkpoint, err := s.reader.CheckpointAt(ctx, j.Head.Sequence)
+	if err != nil {
+		return compliance.Document{}, fmt.Errorf("making the checkpoint at the head: %w", err)
+	}
+	public, err := base64.StdEncoding.DecodeString(j.publicKey)
+	if err != nil {
+		return compliance.Document{}, fault.Wrap(fault.Internal, "internal error", err)
+	}
+	c := s.catalogues[j.Framework]
+	if j.Proof = (compliance.Proof{Status: j.Proof.Status}); j.Proof.Status == compliance.Verified {
+		j.Proof.VerifiedTo, j.Proof.Hash = j.Head.Sequence, j.Head.Hash
+	}
+	fingerprint := audit.Fingerprint(j.chainID, public)
+	return compliance.Document{
+		Tenant: tenant, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
+		ChainID: j.chainID, Fingerprint: fingerprint, KeyID: j.keyID, PublicKey: j.publicKey,
+		Checkpoint: checkpoint.Text(), History: withHead(j.history, j.Assessment), Activity: j.activity,
+		Command: fmt.Sprintf("latticekeep compliance score --file export.jsonl --fingerprint %s --tenant %s --framework %s --head %d",
+			fingerprint, tenant, j.Framework, j.Head.Sequence),
+		Program: s.program,
+	}, nil
+}
+
+// withHead adds the score of the head itself, whose entry comes after it, so that the history ends
+// with the score in the document.
+func withHead(history []compliance.DayScore, a compliance.Assessment) []compliance.DayScore {
+	if a.Score == nil {
+		return history
+	}
+	own := compliance.DayScore{Date: a.Head.Time.Format(time.DateOnly), Score: *a.Score, Sequence: a.Head.Sequence}
+	if n := len(history); n > 0 && history[n-1].Date == own.Date {
+		history = history[:n-1]
+	}
+	return append(slices.Clip(history), own)
+}
+
+// Stored returns the report or the signature of a name. It serves no report without our signature,
+// and no signature without its report. It does not check whether the caller may have it. Errors:
+// fault.NotFound, fault.Unavailable.
+func (s *Service) Stored(ctx context.Context, name string) ([]byte, error) {
+	report, isSignature := strings.CutSuffix(name, signatureSuffix)
+	content, signature, err := s.reports.signed(ctx, report)
+	switch {
+	case err != nil && fault.Of(err) == fault.NotFound:
+		return nil, errNoReport
+	case err != nil:
+		return nil, unstored(err)
+	case isSignature:
+		return signature, nil
+	}
+	return content, nil
+}
+
+// reportStore keeps signed reports in a bucket.
+type reportStore struct {
+	bucket  compliance.Reports
+	sign    func([]byte) ([]byte, error)
+	verify  func(report, signature []byte) bool
+	now     func() time.Time
+	logger  *slog.Logger
+	trusted digests
+}
+
+// link returns the URLs of a report. It renders and stores the report unless the bucket holds exactly
+// what render would write, with our signature. It does not trust the bucket, since others may write
+// to it too.
+func (s *reportStore) link(ctx context.Context, name string, render func() ([]byte, error)) (compliance.Link, error) {
+	found, _, err := s.signed(ctx, name)
+	if err != nil && fault.Of(err) != fault.NotFound {
+		return compliance.Link{}, unstored(err)
+	}
+	exists := err == nil
+	if !exists || !s.trusted.has(name, found) {
+		report, err := render()
+		if err != nil {
+			return compliance.Link{}, fmt.Errorf("making a report: %w", err)
+		}
+		if exists && !bytes.Equal(report, found) {
+			s.logger.WarnContext(ctx, "a stored report differs from what its name stands for; rendering it again", "name", name)
+			exists = false
+		}
+		if !exists {
+			if err := s.put(ctx, name, report); err != nil {
+				return compliance.Link{}, err
+			}
+		}
+		s.trusted.add(name, report)
+	}
+	link := compliance.Link{ExpiresAt: s.now().Add(linkLifetime).UTC()}
+	if link.URL, err = s.bucket.SignedURL(ctx, name, linkLifetime); err != nil {
+		return compliance.Link{}, unstored(err)
+	}
+	if link.SignatureURL, err = s.bucket.SignedURL(ctx, name+signatureSuffix, linkLifetime); err != nil {
+		return compliance.Link{}, unstored(err)
+	}
+	return link, nil
+}
+
+// put signs a report and stores it. It stores the signature first, so that no report is without one.
+func (s *reportStore) put(ctx context.Context, name string, report []byte) error {
+	signature, err := s.sign(report)
+	if err != nil {
+		return fmt.Errorf("signing a report: %w", err)
+	}
+	if err := s.bucket.Put(ctx, name+signatureSuffix, signature); err != nil {
+		return unstored(err)
+	}
+	if err := s.bucket.Put(ctx, name, report); err != nil {
+		return unstored(err)
+	}
+	return nil
+}
+
+// signed returns a report in the bucket and its signature, which verifies. Errors: fault.NotFound when
+// either is missing or they do not belong together, and others when the bucket does not answer.
+func (s *reportStore) signed(ctx context.Context, name string) (report, signature []byte, err error) {
+	if report, err = s.bucket.Get(ctx, name); err != nil {
+		return nil, nil, err
+	}
+	if signature, err = s.bucket.Get(ctx, name+signatureSuffix); err != nil {
+		return nil, nil, err
+	}
+	if !s.verify(report, signature) {
+		s.logger.WarnContext(ctx, "the signature of a stored report does not verify; the report is not served", "name", name)
+		return nil, nil, errNoReport
+	}
+	return report, signature, nil
+}
+
+func unstored(err error) error {
+	return fault.Wrap(fault.Unavailable, "reports cannot be stored or fetched at the moment: retry", err)
+}
+
+// maxDigests bounds how many reports are remembered. A forgotten one is rendered once more, to be
+// compared.
+const maxDigests = 1024
+
+// digests holds the digests of the reports that this process rendered or compared. A signature says
+// that a report is ours, but not that it is the one of its name.
+type digests struct {
+	mu  sync.Mutex
+	all map[string][sha256.Size]byte
+}
+
+func (d *digests) has(name string, report []byte) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	digest, ok := d.all[name]
+	return ok && digest == sha256.Sum256(report)
+}
+
+func (d *digests) add(name string, report []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.all == nil || len(d.all) >= maxDigests {
+		d.all = make(map[string][sha256.Size]byte)
+	}
+	d.all[name] = sha256.Sum256(report)
+}

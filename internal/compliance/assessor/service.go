@@ -1,0 +1,359 @@
+// Package assessor scores tenants and makes reports, by the catalogues and probes of package
+// compliance.
+//
+// It gathers the evidence of a tenant from the audit log up to a head entry, and keeps it in memory
+// and in the store, so that a long history is read once. Everything in the evidence follows from the
+// log: what is stored is under a MAC, and gathered anew when it is damaged. A score is withheld while
+// the log is not verified up to the head. Each score and report is an entry itself.
+package assessor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Config is the configuration of a [Service]. All fields except Catalogues, Now and Logger are
+// required.
+type Config struct {
+	Store      store.Store
+	Guard      *audit.Guard
+	Reader     *audit.Reader
+	Verifier   *audit.LiveVerifier
+	Catalogues string // directory whose files replace the embedded ones of the same names; empty: none
+
+	// State returns the present state of the deployment. Error: fault.Unavailable.
+	State func(ctx context.Context) (compliance.State, error)
+
+	// Seal returns content as a row under its key, with a MAC that nobody else can make, and Open
+	// returns the content of such a row, or an error.
+	Seal func(key, content []byte) []byte
+	Open func(key, row []byte) ([]byte, error)
+
+	Reports   compliance.Reports
+	Renderers map[compliance.Format]compliance.Renderer
+	Sign      func(report []byte) ([]byte, error) // returns a detached signature of the deployment
+	Verify    func(report, signature []byte) bool // reports whether it is such a signature
+
+	// Inventory writes the bill of materials of the principal's tenant.
+	Inventory func(ctx context.Context, p authz.Principal) ([]byte, error)
+
+	Program string // name and version
+	Now     func() time.Time
+	Logger  *slog.Logger
+}
+
+// Service scores tenants and makes reports. Its methods may be called concurrently.
+type Service struct {
+	guard      *audit.Guard
+	reader     *audit.Reader
+	verifier   *audit.LiveVerifier
+	catalogues map[compliance.Framework]*compliance.Catalogue
+	state      func(context.Context) (compliance.State, error)
+	inventory  func(context.Context, authz.Principal) ([]byte, error)
+	renderers  map[compliance.Format]compliance.Renderer
+	program    string
+	now        func() time.Time
+	logger     *slog.Logger
+
+	evidence *gatherer
+	reports  *reportStore
+	agenda   agenda
+	// computing bounds the callers that judge or render at a time: some cores stay for all else.
+	computing            *semaphore.Weighted
+	patience, assessTime time.Duration
+}
+
+// New returns a service. Error: a malformed catalogue, with its file and line.
+func New(c Config) (*Service, error) {
+	if c.Store == nil || c.Guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
+		c.Inventory == nil {
+		return nil, errors.New("the compliance service lacks a part")
+	}
+	catalogues, err := compliance.LoadCatalogues(c.Catalogues)
+	if err != nil {
+		return nil, err
+	}
+	now := c.Now
+	if now == nil {
+		now = time.Now
+	}
+	logger := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	return &Service{
+		guard: c.Guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory, renderers: c.Renderers,
+		program: c.Program, now: now, logger: logger,
+		evidence:  newGatherer(evidenceRows{store: c.Store, seal: c.Seal, unseal: c.Open, logger: logger}, c.Reader),
+		reports:   &reportStore{bucket: c.Reports, sign: c.Sign, verify: c.Verify, now: now, logger: logger},
+		computing: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
+		patience:  defaultPatience, assessTime: defaultAssessTime,
+	}, nil
+}
+
+// defaultPatience bounds the work for one answer. The next calls, or the background, gather and
+// verify the rest of a long history.
+const defaultPatience = 3 * time.Second
+
+var errFramework = fault.New(fault.Invalid, "framework must be one of soc2, iso27001, pci_dss, hipaa, gdpr, nist_csf, fedramp, apra, nist_800_53")
+
+// Reasons of a score that is withheld.
+const (
+	reasonBroken    = "the audit chain does not verify: run latticekeep audit verify"
+	reasonVerifying = "the audit chain is not verified up to the head yet: ask again"
+	reasonGathering = "the evidence is not gathered up to the head yet: ask again"
+	reasonArchived  = "the evidence of archived entries is lost: restore a backup, or score an export of the whole log"
+)
+
+// Reasons in audit entries.
+const reasonNoHead = "no_such_head"
+
+// Score judges a framework as of an entry of p's tenant; 0 is the newest one. While the chain is not
+// verified up to there, the score is nil and Reason says why; when verification is disabled, the
+// status says so and there is a score. Errors: fault.Forbidden, fault.Invalid for an unknown
+// framework, fault.NotFound for an entry that the tenant does not have, fault.Unavailable.
+func (s *Service) Score(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64) (compliance.Assessment, error) {
+	j, err := s.judged(ctx, p, authz.ReadScore, f, head)
+	if err != nil {
+		return compliance.Assessment{}, err
+	}
+	e := scoreEvent(p, j.Assessment)
+	if head != 0 {
+		e.Attributes[compliance.AttributePinned] = "true"
+	}
+	if err := s.guard.Record(ctx, e); err != nil {
+		return compliance.Assessment{}, err
+	}
+	return j.Assessment, nil
+}
+
+// scoreEvent returns the entry of a score.
+func scoreEvent(p authz.Principal, a compliance.Assessment) audit.Event {
+	e := audit.Event{
+		Type: audit.ComplianceScored, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
+		Attributes: map[string]string{compliance.AttributeFramework: string(a.Framework), compliance.AttributeHead: formatUint(a.Head.Sequence)},
+	}
+	if a.Score == nil {
+		e.Attributes[compliance.AttributeWithheld] = a.Proof.Status
+	} else {
+		e.Attributes[compliance.AttributeScore] = formatScore(*a.Score)
+	}
+	return e
+}
+
+func formatUint(n uint64) string { return strconv.FormatUint(n, 10) }
+
+func formatScore(x float64) string { return strconv.FormatFloat(x, 'f', 1, 64) }
+
+// History returns the last score of each day, oldest first. It leaves out scores as of an older
+// entry. Errors: those of Score.
+func (s *Service) History(ctx context.Context, p authz.Principal, f compliance.Framework) ([]compliance.DayScore, error) {
+	if err := s.ready(ctx, p, authz.ReadScoreHistory, f); err != nil {
+		return nil, err
+	}
+	if s.computing.Acquire(ctx, 1) != nil {
+		return nil, errBusy
+	}
+	days, err := func() ([]compliance.DayScore, error) {
+		defer s.computing.Release(1) // after a panic, too
+		return s.history(ctx, p.Tenant, f)
+	}()
+	if err != nil {
+		return nil, err
+	}
+	err = s.guard.Record(ctx, audit.Event{
+		Type: audit.ComplianceHistoryRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
+		Attributes: map[string]string{compliance.AttributeFramework: string(f)},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return days, nil
+}
+
+func (s *Service) history(ctx context.Context, tenant authz.TenantID, f compliance.Framework) ([]compliance.DayScore, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	newest, release, err := s.evidence.acquire(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	switch err := s.evidence.catchUp(ctx, newest, 0); {
+	case errors.Is(err, errUnfinished):
+		return nil, errBusy
+	case err != nil:
+		return nil, err
+	}
+	return append([]compliance.DayScore{}, newest.evidence.Scores[f]...), nil
+}
+
+// Inventory returns the cryptographic bill of materials of p's tenant. Errors:
+// fault.Forbidden, fault.Unavailable.
+func (s *Service) Inventory(ctx context.Context, p authz.Principal) ([]byte, error) {
+	if err := s.guard.Admit(ctx, p, authz.ReadInventory); err != nil {
+		return nil, err
+	}
+	b, err := s.inventory(ctx, p)
+	if err != nil {
+		return nil, fmt.Errorf("making an inventory: %w", err)
+	}
+	err = s.guard.Record(ctx, audit.Event{
+		Type: audit.InventoryRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// ready checks, before anything is looked up, that the log takes entries, that p may do a, and that
+// the framework exists.
+func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action, f compliance.Framework) error {
+	if err := s.guard.Admit(ctx, p, a); err != nil {
+		return err
+	}
+	if !slices.Contains(compliance.Frameworks(), f) {
+		return errFramework
+	}
+	return nil
+}
+
+// judged calls ready and judge, and records a refusal when the head does not exist.
+func (s *Service) judged(ctx context.Context, p authz.Principal, a authz.Action, f compliance.Framework, head uint64) (judgement, error) {
+	if err := s.ready(ctx, p, a, f); err != nil {
+		return judgement{}, err
+	}
+	if s.computing.Acquire(ctx, 1) != nil {
+		return judgement{}, errBusy
+	}
+	j, err := func() (judgement, error) {
+		defer s.computing.Release(1) // after a panic, too
+		return s.judge(ctx, p.Tenant, s.catalogues[f], head)
+	}()
+	if errors.Is(err, compliance.ErrNoHead) {
+		if failed := s.guard.RecordAttempt(ctx, p, a, audit.Denied, reasonNoHead); failed != nil {
+			return judgement{}, failed
+		}
+	}
+	return j, err
+}
+
+// judgement is an assessment, and what a report says besides.
+type judgement struct {
+	compliance.Assessment
+	history                   []compliance.DayScore
+	activity                  []compliance.Activity
+	chainID, publicKey, keyID string
+}
+
+func judgementOf(c *compliance.Catalogue, e *compliance.Evidence) judgement {
+	return judgement{
+		c.Assess(e), append([]compliance.DayScore{}, e.Scores[c.Framework]...), e.Activity(), e.ChainID, e.PublicKey, e.KeyID,
+	}
+}
+
+// judge gathers, judges and verifies. Errors: fault.NotFound, fault.Unavailable.
+func (s *Service) judge(ctx context.Context, tenant authz.TenantID, c *compliance.Catalogue, head uint64) (judgement, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	j, err := s.gather(ctx, tenant, c, head)
+	switch kind := fault.Of(err); {
+	case err == nil:
+	case errors.Is(err, errUnfinished), errors.Is(err, compliance.ErrNotNext):
+		p := s.verifier.Proof()
+		j.Proof = compliance.Proof{VerifiedTo: p.VerifiedTo, Hash: p.Hash, At: p.At}
+		if j.Assessment.Withhold(compliance.Verifying, reasonGathering); errors.Is(err, compliance.ErrNotNext) {
+			j.Reason = reasonArchived
+		}
+		return j, nil
+	case kind == fault.NotFound, kind == fault.Unavailable:
+		return judgement{}, err
+	default:
+		s.logger.ErrorContext(ctx, "the tenant's part of the log does not verify; its score is withheld", "tenant", tenant, "error", err)
+		j.Assessment.Withhold(compliance.Broken, reasonBroken)
+		return j, nil
+	}
+	return j, s.prove(ctx, &j.Assessment)
+}
+
+// gather judges as of the head. It does not verify the chain.
+func (s *Service) gather(ctx context.Context, tenant authz.TenantID, c *compliance.Catalogue, head uint64) (judgement, error) {
+	j := judgement{Assessment: compliance.Assessment{
+		Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Controls: []compliance.ControlResult{},
+	}}
+	g, release, err := s.evidence.acquire(ctx, tenant)
+	if err != nil {
+		return j, err
+	}
+	defer release()
+	if head != 0 {
+		archived, err := s.reader.Archived(ctx)
+		if err != nil {
+			return j, err
+		}
+		if head <= archived {
+			return j, compliance.ErrNoHead
+		}
+	}
+	err = s.evidence.catchUp(ctx, g, head)
+	if err == nil && head == 0 {
+		err = s.updateState(ctx, g, s.now().Add(-stateEvery))
+	}
+	if e := g.evidence; e != nil && e.Count > 0 {
+		j.Head = e.Head()
+	}
+	switch {
+	case err != nil:
+		return j, err
+	case head == 0 || g.evidence.Last.Sequence == head:
+		return judgementOf(c, g.evidence), nil
+	case g.evidence.Last.Sequence < head:
+		return j, compliance.ErrNoHead
+	}
+	release() // an older head does not need the newest evidence
+	e, release, err := s.evidence.asOf(ctx, tenant, head)
+	if err != nil {
+		return j, err
+	}
+	defer release()
+	return judgementOf(c, e), nil
+}
+
+// prove verifies the chain up to the head, or withholds the score. Where verification is disabled,
+// there is a score nevertheless: the tenant's own entries were checked against each other, and a
+// probe fails for it.
+func (s *Service) prove(ctx context.Context, a *compliance.Assessment) error {
+	p, err := s.verifier.Verify(ctx)
+	if err != nil && ctx.Err() == nil {
+		if fault.Of(err) == fault.Unavailable {
+			return fmt.Errorf("verifying the log: %w", err)
+		}
+		s.logger.ErrorContext(ctx, "verifying the log failed; the score is withheld", "error", err)
+		p.Status = compliance.Broken
+	}
+	a.Proof = compliance.Proof{Status: p.Status, VerifiedTo: p.VerifiedTo, Hash: p.Hash, At: p.At}
+	switch {
+	case p.Broken != nil || p.Status == compliance.Broken:
+		a.Withhold(compliance.Broken, reasonBroken)
+	case p.Status == compliance.Disabled:
+		a.Proof.Status = compliance.Disabled
+	case p.VerifiedTo >= a.Head.Sequence:
+		a.Proof.Status = compliance.Verified
+	default:
+		a.Withhold(compliance.Verifying, reasonVerifying)
+	}
+	return nil
+}
