@@ -121,7 +121,7 @@ var ours = map[string]string{
 	"hack/cluster":      "test/kubetest",
 	"hack/gotest":       "",
 	"hack/messages":     "",
-	"hack/reference":    "internal/cli",
+	"hack/reference":    "internal/cli internal/config",
 	"test/logtest":      "internal/offline internal/audit internal/authz internal/store internal/store/bolt internal/dualsig",
 	"test/otlptest":     "",
 	"hack/e2e":          "test/kubetest",

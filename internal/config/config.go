@@ -22,14 +22,22 @@ const APIKeyVariable = "LATTICEKEEP_API_KEY"
 // Config of a production server. [Load] reads them; docs/reference/configuration.md tells
 // of every key. Secrets are in files that the settings name.
 type Config struct {
-	Listen    string `yaml:"listen"`    // address; default DefaultListen
-	PublicURL string `yaml:"publicURL"` // where users reach the service: in mails, and the origin that cookies are for
-	DataDir   string `yaml:"dataDir"`   // folder of the embedded database, and of reports
+	// Listen is the address to listen on. Beyond loopback it needs tls.certFile, tls.secretName or
+	// tls.terminated.
+	Listen string `yaml:"listen"`
+	// PublicURL is where users reach the service, without a path. It stands in mails and decides
+	// about cookies. http is allowed on a loopback address only. Required.
+	PublicURL string `yaml:"publicURL"`
+	// DataDir is the folder of the embedded database, and of reports. The server makes it if it is
+	// missing. Required unless store.url is set.
+	DataDir string `yaml:"dataDir"`
 
 	TLS TLS `yaml:"tls"`
 
 	Operations struct {
-		Listen string `yaml:"listen"` // plain HTTP for /healthz, /readyz and /metrics, which then are nowhere else
+		// Listen is the address of /healthz, /readyz and /metrics in plain HTTP, for probes and
+		// scrapes inside your network. They are then on no other address.
+		Listen string `yaml:"listen"`
 	} `yaml:"operations"`
 
 	Tracing Tracing `yaml:"tracing"`
@@ -38,51 +46,89 @@ type Config struct {
 	KMS   KMS   `yaml:"kms"`
 
 	Sealing struct {
-		KeyLifetime time.Duration `yaml:"keyLifetime"` // of a sealing key until a new one is made; default 720h, 0 never
+		// KeyLifetime is how long values are sealed for one sealing key until the server makes a
+		// new one. 0s is for ever.
+		KeyLifetime time.Duration `yaml:"keyLifetime"`
 	} `yaml:"sealing"`
 
 	Backup struct {
-		Recipients []string `yaml:"recipients"` // whom backups over the interface go to, age1pq1…; only with these do they carry a key file of the KMS
+		// Recipients are those to which backups over the interface are encrypted, age1pq1…, and
+		// nobody else. Only with these do backups carry the KMS key, if that is a key file.
+		Recipients []string `yaml:"recipients"`
 	} `yaml:"backup"`
 
 	Audit      Audit      `yaml:"audit"`
 	Compliance Compliance `yaml:"compliance"`
 
-	SystemKeyFile   string `yaml:"systemKeyFile"`   // takes the first system key, once
-	SystemKeySecret string `yaml:"systemKeySecret"` // does so instead: a Secret in kubernetes.namespace, which is created
+	// SystemKeyFile is the file to which the server writes the first system key, once. Required
+	// unless systemKeySecret is set.
+	SystemKeyFile string `yaml:"systemKeyFile"`
+	// SystemKeySecret is a Secret in kubernetes.namespace that takes the first system key instead,
+	// under system-key. The server creates it.
+	SystemKeySecret string `yaml:"systemKeySecret"`
 
 	Mail struct {
-		From string `yaml:"from"` // address of the sender
+		// From is the address of the sender, with or without a name. Required with
+		// mail.smtp.address.
+		From string `yaml:"from"`
 		SMTP struct {
-			Address      string        `yaml:"address"`  // host:port
-			Security     mail.Security `yaml:"security"` // starttls (default), tls or none
-			Username     string        `yaml:"username"`
-			PasswordFile string        `yaml:"passwordFile"`
+			// Address is the mail server, host:port. Without one the server drops mails and logs
+			// that. Required unless registration.closed is set.
+			Address string `yaml:"address"`
+			// Security is starttls (which refuses to continue without it), tls from the first byte,
+			// or none, to a loopback address only.
+			Security mail.Security `yaml:"security"`
+			// Username is presented with SCRAM-SHA-256, PLAIN or LOGIN.
+			Username string `yaml:"username"`
+			// PasswordFile holds the password of mail.smtp.username. A newline at its end does not
+			// count.
+			PasswordFile string `yaml:"passwordFile"`
 		} `yaml:"smtp"`
 	} `yaml:"mail"`
 
 	Rate struct {
-		V1      int `yaml:"v1"`      // requests a minute of a tenant; default 1000
-		V2      int `yaml:"v2"`      // likewise; default 5000
-		Address int `yaml:"address"` // of strangers from one address; default 1000
+		// V1 is how many requests a minute one tenant has in /v1.
+		V1 int `yaml:"v1"`
+		// V2 is how many requests a minute one tenant has in /api/v2.
+		V2 int `yaml:"v2"`
+		// Address is how many requests a minute all strangers from one address have.
+		Address int `yaml:"address"`
 
-		Registrations int `yaml:"registrations"` // of those, registrations; default 30
+		// Registrations is how many registrations a minute one address has. Nothing removes their
+		// rows by itself.
+		Registrations int `yaml:"registrations"`
 	} `yaml:"rate"`
 
-	TrustedProxies []string `yaml:"trustedProxies"` // addresses and networks whose X-Forwarded-For is believed
+	// TrustedProxies are addresses and networks whose X-Forwarded-For is believed. Without them
+	// every client of a proxy shares the proxy's address.
+	TrustedProxies []string `yaml:"trustedProxies"`
 
 	Registration struct {
-		Closed bool `yaml:"closed"` // nobody registers
+		// Closed refuses registrations: tenants are made with the system key.
+		Closed bool `yaml:"closed"`
 	} `yaml:"registration"`
 
 	Kubernetes struct {
-		Kubeconfig string            `yaml:"kubeconfig"` // of the cluster to be the operator of; default the pod's own
-		Namespace  string            `yaml:"namespace"`  // the operator's own; default the pod's, or else latticekeep-system
-		Namespaces map[string]string `yaml:"namespaces"` // namespace: id of the tenant it is part of
+		// Kubeconfig names the cluster to be the operator of. The default is the pod's own. Outside
+		// a cluster and without it there is no operator.
+		Kubeconfig string `yaml:"kubeconfig"`
+		// Namespace is the operator's own: that of the ConfigMap latticekeep-sealing-key, which
+		// claims the cluster, and of systemKeySecret. The default is the pod's, or else
+		// latticekeep-system.
+		Namespace string `yaml:"namespace"`
+		// Namespaces maps namespaces to existing tenants, such as shop: ten_…. Every other
+		// namespace is a tenant of its own, and so is one that was deleted and made again under a
+		// name of these.
+		Namespaces map[string]string `yaml:"namespaces"`
 
-		Workers          int  `yaml:"workers"`          // objects that are reconciled at the same time; default 16
-		RestartWorkloads bool `yaml:"restartWorkloads"` // restart workloads that ask for it when values change
-		Webhook          bool `yaml:"webhook"`          // there is one, whose certificate comes with tls.secretName; default true
+		// Workers is how many objects are reconciled at the same time.
+		Workers int `yaml:"workers"`
+		// RestartWorkloads restarts workloads that ask for it by annotation when the values of
+		// their credential change. It needs the role latticekeep-restart.
+		RestartWorkloads bool `yaml:"restartWorkloads"`
+		// Webhook says that there is an admission webhook, whose certificate comes with
+		// tls.secretName. It needs the role latticekeep-certificates.
+		Webhook bool `yaml:"webhook"`
 
 		Policy Policy `yaml:"policy"`
 	} `yaml:"kubernetes"`
@@ -91,10 +137,15 @@ type Config struct {
 // Policy say which SealedCredentials are allowed. What is left out
 // allows everything.
 type Policy struct {
-	MinTTLDays int      `yaml:"minTTLDays"`
-	MaxTTLDays int      `yaml:"maxTTLDays"`
-	Types      []string `yaml:"types"`
-	Scopes     []string `yaml:"scopes"`
+	// MinTTLDays is the least spec.ttlDays of a SealedCredential.
+	MinTTLDays int `yaml:"minTTLDays"`
+	// MaxTTLDays is the greatest spec.ttlDays. An object without it has 90.
+	MaxTTLDays int `yaml:"maxTTLDays"`
+	// Types are the allowed values of spec.credentialType. Without any, all are allowed.
+	Types []string `yaml:"types"`
+	// Scopes are the allowed values of spec.sealed.scope: Strict, Namespace, Cluster. Without any,
+	// all are allowed.
+	Scopes []string `yaml:"scopes"`
 }
 
 func (p Policy) SealingPolicy() sealing.Policy {
@@ -107,17 +158,28 @@ func (p Policy) SealingPolicy() sealing.Policy {
 
 // Tracing say where spans go.
 type Tracing struct {
-	Endpoint    string  `yaml:"endpoint"`    // URL of a receiver of OTLP over HTTP; none turns tracing off
-	SampleRatio float64 `yaml:"sampleRatio"` // of the traces that are kept, over 0 to 1; default 1
+	// Endpoint is the URL of a receiver of OpenTelemetry traces, OTLP over HTTP, such as
+	// http://collector.monitoring:4318/v1/traces. Without one there are no traces.
+	Endpoint string `yaml:"endpoint"`
+	// SampleRatio is the share of traces that is sent, more than 0 and at most 1.
+	SampleRatio float64 `yaml:"sampleRatio"`
 }
 
 // TLS say how the listener is encrypted, or who does it instead.
 type TLS struct {
-	CertFile   string `yaml:"certFile"`   // PEM, with the chain; read again when it changes
-	KeyFile    string `yaml:"keyFile"`    // PEM; read again when it changes
-	SecretName string `yaml:"secretName"` // has both instead: a Secret in kubernetes.namespace, made by the operator unless it is there
-	PQRequired bool   `yaml:"pqRequired"` // refuse the classical key exchanges
-	Terminated bool   `yaml:"terminated"` // a proxy in front terminates TLS
+	// CertFile is a certificate with its chain, PEM. The server reads it again when it changes.
+	CertFile string `yaml:"certFile"`
+	// KeyFile is the key of the certificate, PEM. The server reads it again when it changes.
+	KeyFile string `yaml:"keyFile"`
+	// SecretName is a Secret of type kubernetes.io/tls in kubernetes.namespace that replaces both
+	// files. The operator makes and renews it, and that of the webhook.
+	SecretName string `yaml:"secretName"`
+	// PQRequired refuses classical key exchange: only X25519MLKEM768 is allowed. Otherwise it comes
+	// first, and classical groups serve older clients.
+	PQRequired bool `yaml:"pqRequired"`
+	// Terminated says that a proxy in front terminates TLS and reaches this process over a network
+	// that nobody else reads. It needs trustedProxies.
+	Terminated bool `yaml:"terminated"`
 }
 
 // DefaultSealingLifetime is how long a deployment that configures nothing seals
@@ -149,24 +211,41 @@ var (
 
 // Audit say how the log is signed, proven and kept.
 type Audit struct {
-	Signing      string        `yaml:"signing"`      // entry (default): a signature for each entry; batch: one for each commit
-	Verification time.Duration `yaml:"verification"` // how often all of the log is verified in the background; default 24h, 0 never
+	// Signing is entry or batch. entry signs each audit entry. batch signs the entries of a commit
+	// with one signature, and each entry carries its proof. It may change at any start.
+	Signing string `yaml:"signing"`
+	// Verification is how often the whole log is verified while the server runs, and also at its
+	// start. 0s is never, and scores say so. A start continues the verification of the previous
+	// process if that rests on a whole verification no older than twice this, so scores are
+	// available at once. Otherwise they are withheld until the whole log is verified.
+	Verification time.Duration `yaml:"verification"`
 
 	Anchor struct {
-		ConfigMap string `yaml:"configMap"` // in kubernetes.namespace; default latticekeep-audit-anchor, empty for none
-		Bucket    string `yaml:"bucket"`    // URL of a bucket; empty for none
+		// ConfigMap is a ConfigMap in kubernetes.namespace that keeps the newest checkpoint, when there is a
+		// cluster. Empty for none.
+		ConfigMap string `yaml:"configMap"`
+		// Bucket is the URL of a bucket that keeps the newest checkpoint, too.
+		Bucket string `yaml:"bucket"`
 	} `yaml:"anchor"`
 
 	Retention struct {
-		Keep    time.Duration `yaml:"keep"`    // how long entries stay in the database; default 0, for ever
-		Archive string        `yaml:"archive"` // URL of the bucket that older ones are moved to
+		// Keep is how long audit entries stay in the database, at least 24h. 0s is for ever, and
+		// then there is no audit.retention.archive.
+		Keep time.Duration `yaml:"keep"`
+		// Archive is the URL of the bucket to which older entries move. Required with
+		// audit.retention.keep.
+		Archive string `yaml:"archive"`
 	} `yaml:"retention"`
 }
 
 // Compliance say what scores are judged by and where reports are kept.
 type Compliance struct {
-	Catalogues string `yaml:"catalogues"` // folder of files that replace catalogues of the program by name
-	Reports    string `yaml:"reports"`    // URL of a bucket; default the folder reports in dataDir
+	// Catalogues is a folder with files such as soc2.yaml that replace the program's own catalogue
+	// of that framework. A malformed file stops the start, and the error names its line.
+	Catalogues string `yaml:"catalogues"`
+	// Reports is the URL of the bucket that keeps reports. The default is the folder reports in
+	// dataDir. Required with store.url.
+	Reports string `yaml:"reports"`
 }
 
 // DefaultVerification is how often a deployment that configures nothing verifies
@@ -179,17 +258,29 @@ const DefaultAnchorConfigMap = "latticekeep-audit-anchor"
 // Store say where the data is. The zero value is the embedded database
 // in dataDir.
 type Store struct {
-	URL          string `yaml:"url"`          // postgres://user@host/database?sslmode=verify-full; default the embedded database in dataDir
-	PasswordFile string `yaml:"passwordFile"` // holds the password of url; read again for every connection
-	Connections  int    `yaml:"connections"`  // to PostgreSQL, at most; default 16
+	// URL is a PostgreSQL that several replicas share: postgres://user@host/database. The default
+	// is the embedded database in dataDir.
+	URL string `yaml:"url"`
+	// PasswordFile holds the password of store.url. The server reads it again for every connection.
+	PasswordFile string `yaml:"passwordFile"`
+	// Connections is how many connections a replica has to PostgreSQL, at most.
+	Connections int `yaml:"connections"`
 }
 
 // KMS say which key wraps all others.
 type KMS struct {
-	URL       string        `yaml:"url"`       // file:///path, awskms://…, gcpkms://… or hashivault://…
-	Former    []string      `yaml:"former"`    // URLs of keys that still open what latticekeep kms rewrap has not moved yet
-	TokenFile string        `yaml:"tokenFile"` // holds the token for hashivault; read again when it changes
-	CacheTTL  time.Duration `yaml:"cacheTTL"`  // how long an unwrapped key is used; default 5m
+	// URL is the key that wraps all others: file:///path of a key file, awskms://…, gcpkms://… or
+	// hashivault://…. A key file lies outside dataDir, only its owner and group can read it, and
+	// the server makes it with mode 0600 at the first start. Required.
+	URL string `yaml:"url"`
+	// Former is a list of URLs of keys that still open what `latticekeep kms rewrap` has not moved
+	// to kms.url yet.
+	Former []string `yaml:"former"`
+	// TokenFile holds the token for hashivault://…. The server reads it again when it changes.
+	TokenFile string `yaml:"tokenFile"`
+	// CacheTTL is how long an unwrapped key is used before the server asks the KMS again. With 0s
+	// it asks every time.
+	CacheTTL time.Duration `yaml:"cacheTTL"`
 }
 
 // BackupRecipients returns the recipients that backup.recipients names.

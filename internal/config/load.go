@@ -94,9 +94,9 @@ func (s *Config) readEnvironment(environ []string) error {
 			continue
 		}
 		switch name {
-		case variableOf("tls.keyExchange"):
+		case Variable("tls.keyExchange"):
 			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyExchange)
-		case variableOf("kms.keyFile"):
+		case Variable("kms.keyFile"):
 			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyFile)
 		}
 		k, ok := known[name]
@@ -123,7 +123,7 @@ func (s *Config) keys() []key {
 	var walk func(v reflect.Value, path string)
 	walk = func(v reflect.Value, path string) {
 		if v.Kind() != reflect.Struct {
-			all = append(all, key{path, variableOf(path), v})
+			all = append(all, key{path, Variable(path), v})
 			return
 		}
 		for i := range v.NumField() {
@@ -138,7 +138,9 @@ func (s *Config) keys() []key {
 	return all
 }
 
-func variableOf(name string) string {
+// Variable returns the variable of the environment for a setting, such as LATTICEKEEP_KMS_CACHE_TTL for
+// kms.cacheTTL.
+func Variable(name string) string {
 	name = abbreviation.ReplaceAllString(camelHump.ReplaceAllString(name, "${1}_$2"), "${1}_$2")
 	return variablePrefix + strings.ToUpper(strings.ReplaceAll(name, ".", "_"))
 }
