@@ -22,9 +22,8 @@ type Known struct {
 	Ciphertexts []Ciphertext  `json:"ciphertexts"`
 	Signatures  []Signature   `json:"signatures"`
 	Users       []User        `json:"users"`
-	SealingKeys []SealingKey  `json:"sealing_keys"`
+	Sealing     Sealing       `json:"sealing"`
 	RevokedKey  string        `json:"revoked_key"` // an API key that signs nobody in
-	Manifest    string        `json:"manifest"`    // a SealedCredential that the first sealing key opens
 	Backup      BackupSummary `json:"backup"`
 }
 
@@ -63,6 +62,12 @@ type User struct {
 	Email    string `json:"email"`
 	Password string `json:"password"`
 	Role     string `json:"role"`
+}
+
+// Sealing has the sealing keys, and a SealedCredential that the first one opens.
+type Sealing struct {
+	Keys     []SealingKey `json:"keys"`
+	Manifest string       `json:"manifest"`
 }
 
 // SealingKey is a key and the state that the deployment keeps it in.

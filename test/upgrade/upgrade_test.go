@@ -277,13 +277,13 @@ func (f *fixture) openManifest(t *testing.T, url string, system *client.Client) 
 	for _, k := range list.SealingKeys {
 		got = append(got, SealingKey{k.KeyId, string(k.State)})
 	}
-	if !slices.Equal(got, f.known.SealingKeys) {
-		t.Errorf("the sealing keys are %v, want %v", got, f.known.SealingKeys)
+	if !slices.Equal(got, f.known.Sealing.Keys) {
+		t.Errorf("the sealing keys are %v, want %v", got, f.known.Sealing.Keys)
 	}
 	manifest := f.path("manifest.yaml")
-	check(t, os.WriteFile(manifest, []byte(f.known.Manifest), 0o600), "writing the manifest")
+	check(t, os.WriteFile(manifest, []byte(f.known.Sealing.Manifest), 0o600), "writing the manifest")
 	run(t, "reseal", manifest, "--url", url, "--identity", f.known.Identity, "--api-key", f.known.Backup.APIKey)
-	if resealed, err := os.ReadFile(manifest); err != nil || string(resealed) == f.known.Manifest {
+	if resealed, err := os.ReadFile(manifest); err != nil || string(resealed) == f.known.Sealing.Manifest {
 		t.Errorf("the manifest was not sealed for the newest key: %v", err)
 	}
 	keys, err := system.V2.ListKMSKeys(t.Context())

@@ -324,7 +324,7 @@ func (m *maker) applyObjects(ctx context.Context, s *server, tenant string) erro
 	if err != nil {
 		return err
 	}
-	m.known.Manifest = string(manifest)
+	m.known.Sealing.Manifest = string(manifest)
 	rest := `
 apiVersion: v1
 kind: Secret
@@ -714,7 +714,7 @@ func (m *maker) rotateSealingKeys(ctx context.Context, s *server) error {
 		return err
 	}
 	for _, k := range list.SealingKeys {
-		m.known.SealingKeys = append(m.known.SealingKeys, upgrade.SealingKey{ID: k.KeyId, State: string(k.State)})
+		m.known.Sealing.Keys = append(m.known.Sealing.Keys, upgrade.SealingKey{ID: k.KeyId, State: string(k.State)})
 	}
 	return nil
 }
