@@ -148,7 +148,7 @@ lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
 
 .PHONY: generate
-generate: tools helm ## regenerate types, clients and routes from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart; pages of docs/reference
+generate: tools helm ## regenerate types and routes from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart; pages of docs/reference
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/oapi-codegen.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/routes.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v2/oapi-codegen.yaml api/openapi/v2.yaml

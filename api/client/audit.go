@@ -7,8 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
+	"strconv"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
@@ -16,50 +16,54 @@ import (
 // GetCheckpoint answers the newest checkpoint as a signed note, and what it says.
 // The method does not verify it; latticekeep audit verify does.
 func (v *V2) GetCheckpoint(ctx context.Context) (*v2.CheckpointAnswer, error) {
-	return answer[v2.CheckpointAnswer](read(v.api.GetCheckpoint(ctx)))
+	return do[v2.CheckpointAnswer](ctx, v.transport, get("/api/v2/audit/checkpoint"))
 }
 
 // ProveInclusion answers that one of the tenant's own entries is in the tree.
 // ErrNotFound: the tenant has no such entry there.
 func (v *V2) ProveInclusion(ctx context.Context, p *v2.ProveInclusionParams) (*v2.InclusionProof, error) {
-	return answer[v2.InclusionProof](read(v.api.ProveInclusion(ctx, p)))
+	return do[v2.InclusionProof](ctx, v.transport, get("/api/v2/audit/proof/inclusion").with(p))
 }
 
 // ProveConsistency answers that the larger of two trees begins with the smaller.
 func (v *V2) ProveConsistency(ctx context.Context, p *v2.ProveConsistencyParams) (*v2.ConsistencyProof, error) {
-	return answer[v2.ConsistencyProof](read(v.api.ProveConsistency(ctx, p)))
+	return do[v2.ConsistencyProof](ctx, v.transport, get("/api/v2/audit/proof/consistency").with(p))
 }
 
 // GetAuditPublicKey answers what entries and checkpoints verify with.
 func (v *V2) GetAuditPublicKey(ctx context.Context) (*v2.AuditPublicKey, error) {
-	return answer[v2.AuditPublicKey](read(v.api.GetAuditPublicKey(ctx)))
+	return do[v2.AuditPublicKey](ctx, v.transport, get("/api/v2/audit/public-key"))
 }
 
 // GetTile answers hashes of the tree at a level from "0" to "7", or at "entries"
 // those that its leaves are made of, each behind its length. ErrNotFound: the tree
 // is not that large.
 func (v *V2) GetTile(ctx context.Context, level string, index int64, p *v2.GetTileParams) ([]byte, error) {
-	return raw(read(v.api.GetTile(ctx, segment(level), index, p)))
+	return v.transport.raw(ctx, get("/api/v2/audit/tile/{level}/{index}", level, strconv.FormatInt(index, 10)).with(p))
 }
 
 // ExportAuditLog returns the log as JSON lines while the server verifies and writes
 // it, for as long as ctx allows. The caller reads it to its end and closes it. An
 // export that was broken off lacks its last line: see latticekeep audit verify.
 func (v *V2) ExportAuditLog(ctx context.Context, p *v2.ExportAuditLogParams) (io.ReadCloser, error) {
-	return stream(v.api.ExportAuditLog(with(ctx, manner{lasting: true}), p))
+	return v.transport.stream(ctx, get("/api/v2/system/audit/export").with(p).lasting())
 }
 
 // GetAuditEntry answers one of the tenant's own entries. ErrNotFound: the tenant has no
 // such entry, or it is in the archive only.
 func (v *V2) GetAuditEntry(ctx context.Context, sequence int64) (*v2.AuditEntryAnswer, error) {
-	return answer[v2.AuditEntryAnswer](read(v.api.GetAuditEntry(ctx, sequence)))
+	return do[v2.AuditEntryAnswer](ctx, v.transport, get("/api/v2/audit/entries/{sequence}", strconv.FormatInt(sequence, 10)))
 }
 
 // TailAuditLog follows the tenant's own entries as they are written, until the server
 // or ctx ends it. The caller closes it. To go on, it is opened again with the sequence
 // that was read last as LastEventID.
 func (v *V2) TailAuditLog(ctx context.Context, p *v2.TailAuditLogParams) (*AuditTail, error) {
-	body, err := stream(v.api.TailAuditLog(with(ctx, manner{lasting: true}), p))
+	c := get("/api/v2/audit/tail").with(p).lasting()
+	if p != nil && p.LastEventID != nil {
+		c = c.withHeader("Last-Event-ID", strconv.FormatInt(*p.LastEventID, 10))
+	}
+	body, err := v.transport.stream(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -102,36 +106,36 @@ func (t *AuditTail) Close() error { return t.body.Close() }
 // ListSealedCredentials answers the SealedCredential objects of the namespaces that are
 // the tenant's, without their values.
 func (v *V2) ListSealedCredentials(ctx context.Context, p *v2.ListSealedCredentialsParams) (*v2.SealedCredentialList, error) {
-	return answer[v2.SealedCredentialList](read(v.api.ListSealedCredentials(ctx, p)))
+	return do[v2.SealedCredentialList](ctx, v.transport, get("/api/v2/cluster/sealed-credentials").with(p))
 }
 
 // AcceptRollback has a log go on from which entries were lost. ErrConflict: none
 // are.
 func (v *V2) AcceptRollback(ctx context.Context, r v2.AcceptRollbackRequest) (*v2.RollbackAnswer, error) {
-	return answer[v2.RollbackAnswer](read(v.api.AcceptRollback(ctx, r)))
+	return do[v2.RollbackAnswer](ctx, v.transport, post("/api/v2/system/audit/accept-rollback", r))
 }
 
 // GetComplianceScore answers what the log is evidence for. Its score is nil when
 // the chain does not verify.
 func (v *V2) GetComplianceScore(ctx context.Context, p *v2.GetComplianceScoreParams) (*v2.ComplianceScore, error) {
-	return answer[v2.ComplianceScore](read(v.api.GetComplianceScore(ctx, p)))
+	return do[v2.ComplianceScore](ctx, v.transport, get("/api/v2/compliance/score").with(p))
 }
 
 // GetComplianceHistory answers the last score of each day that has one.
 func (v *V2) GetComplianceHistory(ctx context.Context, p *v2.GetComplianceHistoryParams) (*v2.ComplianceHistory, error) {
-	return answer[v2.ComplianceHistory](read(v.api.GetComplianceHistory(ctx, p)))
+	return do[v2.ComplianceHistory](ctx, v.transport, get("/api/v2/compliance/history").with(p))
 }
 
 // GetComplianceReport answers where a report is and where its signature is, for
 // [V2.DownloadReport].
 func (v *V2) GetComplianceReport(ctx context.Context, p *v2.GetComplianceReportParams) (*v2.ComplianceReport, error) {
-	return answer[v2.ComplianceReport](read(v.api.GetComplianceReport(ctx, p)))
+	return do[v2.ComplianceReport](ctx, v.transport, get("/api/v2/compliance/report").with(p))
 }
 
 // GetInventory answers the cryptographic bill of materials, CycloneDX in JSON, as
 // it is to be kept.
 func (v *V2) GetInventory(ctx context.Context) ([]byte, error) {
-	return raw(read(v.api.GetInventory(ctx)))
+	return v.transport.raw(ctx, get("/api/v2/compliance/cbom"))
 }
 
 // DownloadReport answers what a URL of [V2.GetComplianceReport] leads to, at the
@@ -145,9 +149,5 @@ func (v *V2) DownloadReport(ctx context.Context, signed *url.URL) ([]byte, error
 	if signed.Scheme == "http" && !v.plain && !loopback(signed.Hostname()) {
 		return nil, fmt.Errorf("making the request: plain HTTP to another machine shows it the report: use https, or WithPlainHTTP: %w", ErrInvalid)
 	}
-	r, err := http.NewRequestWithContext(anonymous(ctx), http.MethodGet, signed.String(), nil)
-	if err != nil {
-		return nil, fmt.Errorf("making the request: %w", err)
-	}
-	return raw(read(v.api.Client.Do(r)))
+	return v.transport.raw(ctx, getFrom(signed).anonymous())
 }

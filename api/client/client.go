@@ -33,15 +33,11 @@ package client
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"strings"
 	"time"
-
-	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
-	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
 const userAgent = "latticekeep-go"
@@ -102,23 +98,14 @@ func New(baseURL string, options ...Option) (*Client, error) {
 		return nil, errors.New("making the client: the number of retries is negative")
 	}
 	h := sender(c.http)
-
-	api1, err := v1.NewClient(base, v1.WithRequestEditorFn(unmark), v1.WithHTTPClient(&doer{
-		http: h, retries: c.retries, credential: c.credentialV1,
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("making the client: %w", err)
-	}
+	first := &V1{&transport{base: base, http: h, retries: c.retries, credential: c.credentialV1}}
 	second := &V2{plain: c.plain}
 	second.session.exchange = second.exchange
-	second.api, err = v2.NewClient(base, v2.WithRequestEditorFn(unmark), v2.WithHTTPClient(&doer{
-		http: h, retries: c.retries, renew: second.session.renew,
+	second.transport = &transport{
+		base: base, http: h, retries: c.retries, renew: second.session.renew,
 		credential: func() credential { return c.credentialV2(&second.session) },
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("making the client: %w", err)
 	}
-	return &Client{V1: &V1{api: api1}, V2: second}, nil
+	return &Client{V1: first, V2: second}, nil
 }
 
 // checkURL returns the URL that paths are appended to.
@@ -133,7 +120,7 @@ func checkURL(base string, plain bool) (string, error) {
 	if u.Scheme == "http" && !plain && !loopback(u.Hostname()) {
 		return "", errors.New("making the client: plain HTTP to another machine shows it every secret: use https, or WithPlainHTTP")
 	}
-	return strings.TrimRight(base, "/") + "/", nil
+	return strings.TrimRight(base, "/"), nil
 }
 
 func loopback(host string) bool {

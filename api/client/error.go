@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -67,60 +66,6 @@ func (e *Error) Is(target error) bool {
 	}
 	return false
 }
-
-// reply is a response that was a success.
-type reply struct {
-	body    []byte
-	cookies []*http.Cookie
-}
-
-// read takes what the generated methods return, reads the response and closes
-// it. What is no success is an error.
-func read(r *http.Response, err error) (*reply, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer r.Body.Close()
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, fmt.Errorf("reading the answer: %w", err)
-	}
-	if r.StatusCode < 200 || r.StatusCode > 299 {
-		return nil, errorOf(r, body)
-	}
-	return &reply{body, r.Cookies()}, nil
-}
-
-// answer is what an operation answers in JSON.
-func answer[T any](r *reply, err error) (*T, error) {
-	if err != nil {
-		return nil, err
-	}
-	t := new(T)
-	if err := json.Unmarshal(r.body, t); err != nil {
-		return nil, fmt.Errorf("reading the answer: %w", err)
-	}
-	return t, nil
-}
-
-// text is answer for the operations that do not speak JSON.
-func text(r *reply, err error) (string, error) {
-	if err != nil {
-		return "", err
-	}
-	return string(r.body), nil
-}
-
-// raw is answer for the operations that answer bytes.
-func raw(r *reply, err error) ([]byte, error) {
-	if err != nil {
-		return nil, err
-	}
-	return r.body, nil
-}
-
-// done is answer for the operations whose success says everything.
-func done(_ *reply, err error) error { return err }
 
 // errorOf returns the error of a response. What is not an envelope of ours, as
 // a proxy's page, is described by its status alone.

@@ -163,7 +163,7 @@ func TestALogoutCarriesBothTokensOfOneSession(t *testing.T) {
 		login(t, c)
 		access, refresh := c.V2.session.tokens()
 		login(t, c) // between the reading of the tokens and the sending
-		if err := done(read(c.V2.api.Logout(with(t.Context(), manner{access: access, refresh: refresh})))); err != nil {
+		if err := c.V2.transport.run(t.Context(), logout(access, refresh)); err != nil {
 			t.Fatal(err)
 		}
 		last := n.all()[len(n.all())-1].header

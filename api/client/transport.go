@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,47 +11,6 @@ import (
 	"net/url"
 	"time"
 )
-
-// manner is how a request is to be sent. The methods put it on their context,
-// the one way from them through the generated code to the doer.
-type manner struct {
-	// repeatable: carrying it out twice does no more than once, so that it may
-	// be sent again although its outcome is unknown.
-	repeatable bool
-	anonymous  bool       // it carries no credential
-	once       bool       // it is not sent again, whatever the answer
-	lasting    bool       // its answer may take as long as ctx allows
-	access     credential // if not zero, it carries this one, and its 401 does not renew the session
-	refresh    string     // it carries this refresh token
-}
-
-type mannerKey struct{}
-
-func with(ctx context.Context, m manner) context.Context {
-	return context.WithValue(ctx, mannerKey{}, m)
-}
-
-// repeatable marks requests other than GET that change nothing, or that set a
-// state which they state in full.
-func repeatable(ctx context.Context) context.Context { return with(ctx, manner{repeatable: true}) }
-
-// anonymous marks operations that need no credential: it goes only where it is
-// needed.
-func anonymous(ctx context.Context) context.Context { return with(ctx, manner{anonymous: true}) }
-
-// probe marks questions about the present moment.
-func probe(ctx context.Context) context.Context {
-	return with(ctx, manner{anonymous: true, once: true})
-}
-
-func mannerOf(r *http.Request) manner {
-	m, _ := r.Context().Value(mannerKey{}).(manner)
-	// The rule of net/http's Transport, which repeats such requests too.
-	if r.Method == http.MethodGet || r.Method == http.MethodHead || r.Header.Get(idempotencyKey) != "" {
-		m.repeatable = true
-	}
-	return m
-}
 
 // credential is the header that says who calls; the zero value says nobody.
 type credential struct {
@@ -63,41 +23,124 @@ func bearer(access string, session uint64) credential {
 	return credential{"Authorization", "Bearer " + access, access, session}
 }
 
-// doer sends the requests of the generated code: it puts the credential on
-// them, renews the session and sends again what may be sent again. A call keeps
-// its principal to the end, whoever signs in or out meanwhile.
-type doer struct {
+// transport sends calls to one deployment: it puts the credential on them, renews the session and
+// sends again what may be sent again. A call keeps its principal to the end, whoever signs in or out
+// meanwhile.
+type transport struct {
+	base       string // URL that paths are appended to
 	http       *http.Client
 	retries    int
 	credential func() credential
-	// renew returns a credential of the same principal in place of one that was
-	// refused.
+	// renew returns a credential of the same principal in place of one that was refused.
 	renew func(ctx context.Context, refused credential) (credential, error)
 }
 
-// Do sends one request and returns the last answer to it.
-func (d *doer) Do(request *http.Request) (*http.Response, error) {
-	ctx, m := request.Context(), mannerOf(request)
-	c := m.access
-	own := c != credential{}
-	if !own && !m.anonymous {
-		c = d.credential()
+// do sends a call and returns its answer in JSON.
+func do[T any](ctx context.Context, t *transport, c call) (*T, error) {
+	r, err := t.reply(ctx, c)
+	if err != nil {
+		return nil, err
 	}
-	renewable := c.access != "" && !own
+	return decode[T](r)
+}
+
+// run sends a call whose success says everything.
+func (t *transport) run(ctx context.Context, c call) error {
+	_, err := t.reply(ctx, c)
+	return err
+}
+
+// raw sends a call and returns its answer as it is.
+func (t *transport) raw(ctx context.Context, c call) ([]byte, error) {
+	r, err := t.reply(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return r.body, nil
+}
+
+// text is raw for answers that are text.
+func (t *transport) text(ctx context.Context, c call) (string, error) {
+	b, err := t.raw(ctx, c)
+	return string(b), err
+}
+
+// stream sends a call and returns its answer to be read while it comes.
+func (t *transport) stream(ctx context.Context, c call) (io.ReadCloser, error) {
+	r, err := t.send(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if r.StatusCode == http.StatusOK {
+		return r.Body, nil
+	}
+	if _, err = read(r); err == nil {
+		err = fmt.Errorf("reading the answer: unexpected status %d", r.StatusCode)
+	}
+	return nil, err
+}
+
+// reply is a response that was a success.
+type reply struct {
+	body    []byte
+	cookies []*http.Cookie
+}
+
+// reply sends a call and reads its answer. What is no success is an error.
+func (t *transport) reply(ctx context.Context, c call) (*reply, error) {
+	r, err := t.send(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return read(r)
+}
+
+// read reads a response and closes it.
+func read(r *http.Response) (*reply, error) {
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, fmt.Errorf("reading the answer: %w", err)
+	}
+	if r.StatusCode < 200 || r.StatusCode > 299 {
+		return nil, errorOf(r, body)
+	}
+	return &reply{body, r.Cookies()}, nil
+}
+
+func decode[T any](r *reply) (*T, error) {
+	t := new(T)
+	if err := json.Unmarshal(r.body, t); err != nil {
+		return nil, fmt.Errorf("reading the answer: %w", err)
+	}
+	return t, nil
+}
+
+// send sends a call and returns the last answer to it.
+func (t *transport) send(ctx context.Context, c call) (*http.Response, error) {
+	request, err := c.request(ctx, t.base)
+	if err != nil {
+		return nil, err
+	}
+	who := c.credential
+	if who == (credential{}) && !c.isAnonymous {
+		who = t.credential()
+	}
+	renewable := who.access != "" && c.credential == credential{}
 	for attempt := 0; ; attempt++ {
-		response, err := d.send(request, m, c)
+		response, err := t.sendOnce(request, c, who)
 		if renewable && err == nil && response.StatusCode == http.StatusUnauthorized {
-			renewed, failed := d.renew(ctx, c)
+			renewed, failed := t.renew(ctx, who)
 			if failed == nil {
 				discard(response)
-				c = renewed
-				response, err = d.send(request, m, c)
+				who = renewed
+				response, err = t.sendOnce(request, c, who)
 			} else if !errors.Is(failed, ErrUnauthenticated) {
 				discard(response)
 				return nil, fmt.Errorf("renewing the session: %w", failed)
 			}
 		}
-		wait, again := d.decide(m, attempt, response, err)
+		wait, again := t.decide(c, attempt, response, err)
 		if !again || !lasts(ctx, wait) {
 			return response, err
 		}
@@ -110,8 +153,8 @@ func (d *doer) Do(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// send sends a copy of the request once.
-func (d *doer) send(request *http.Request, m manner, c credential) (*http.Response, error) {
+// sendOnce sends a copy of the request with a credential.
+func (t *transport) sendOnce(request *http.Request, c call, who credential) (*http.Response, error) {
 	r := request.Clone(request.Context())
 	if request.GetBody != nil {
 		body, err := request.GetBody()
@@ -121,14 +164,14 @@ func (d *doer) send(request *http.Request, m manner, c credential) (*http.Respon
 		r.Body = body
 	}
 	r.Header.Set("User-Agent", userAgent)
-	if c.header != "" {
-		r.Header.Set(c.header, c.value)
+	if who.header != "" {
+		r.Header.Set(who.header, who.value)
 	}
-	if m.refresh != "" {
-		r.AddCookie(&http.Cookie{Name: refreshCookie, Value: m.refresh})
+	if c.refreshToken != "" {
+		r.AddCookie(&http.Cookie{Name: refreshCookie, Value: c.refreshToken})
 	}
-	h := d.http
-	if m.lasting {
+	h := t.http
+	if c.isLasting {
 		unlimited := *h
 		unlimited.Timeout = 0
 		h = &unlimited
@@ -156,18 +199,18 @@ const (
 // decide says whether to send again, and after what time. A 429 is answered
 // before anything is done. After a 503 or a broken connection it is unknown
 // whether the request was carried out.
-func (d *doer) decide(m manner, attempt int, response *http.Response, err error) (wait time.Duration, again bool) {
-	if m.once || attempt >= d.retries {
+func (t *transport) decide(c call, attempt int, response *http.Response, err error) (wait time.Duration, again bool) {
+	if c.isProbe || attempt >= t.retries {
 		return 0, false
 	}
 	if err != nil {
-		return backoff(attempt), m.repeatable && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+		return backoff(attempt), c.isRepeatable && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 	}
 	switch response.StatusCode {
 	case http.StatusTooManyRequests:
 		again = true
 	case http.StatusServiceUnavailable:
-		again = m.repeatable
+		again = c.isRepeatable
 	}
 	wait = retryAfter(response)
 	if wait > longestWait {

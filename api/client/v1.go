@@ -8,48 +8,48 @@ import (
 
 // V1 has a method for every operation of version 1, which an API key alone
 // opens. Errors are as the package says.
-type V1 struct{ api *v1.Client }
+type V1 struct{ transport *transport }
 
 // EncryptData encrypts data with a named key, or with the tenant's default key.
 func (v *V1) EncryptData(ctx context.Context, r v1.EncryptRequest) (*v1.EncryptAnswer, error) {
-	return answer[v1.EncryptAnswer](read(v.api.EncryptData(repeatable(ctx), r)))
+	return do[v1.EncryptAnswer](ctx, v.transport, post("/v1/encrypt", r).repeatable())
 }
 
 // DecryptData decrypts what EncryptData answered. ErrInvalid: it cannot be
 // decrypted with that key, whatever the cause. ErrNotFound: there is no such key.
 func (v *V1) DecryptData(ctx context.Context, r v1.DecryptRequest) (*v1.DecryptAnswer, error) {
-	return answer[v1.DecryptAnswer](read(v.api.DecryptData(repeatable(ctx), r)))
+	return do[v1.DecryptAnswer](ctx, v.transport, post("/v1/decrypt", r).repeatable())
 }
 
 // RewrapData encrypts a ciphertext anew with the newest version of its key,
 // without showing the plaintext to anyone.
 func (v *V1) RewrapData(ctx context.Context, r v1.DecryptRequest) (*v1.EncryptAnswer, error) {
-	return answer[v1.EncryptAnswer](read(v.api.RewrapData(repeatable(ctx), r)))
+	return do[v1.EncryptAnswer](ctx, v.transport, post("/v1/rewrap", r).repeatable())
 }
 
 // GenerateKey makes a named key.
 func (v *V1) GenerateKey(ctx context.Context, r v1.GenerateKeyRequest) (*v1.Key, error) {
-	return answer[v1.Key](read(v.api.GenerateKey(ctx, r)))
+	return do[v1.Key](ctx, v.transport, post("/v1/keys/generate", r))
 }
 
 // ListKeys answers a page of the tenant's keys, oldest first; nil is the first
 // page.
 func (v *V1) ListKeys(ctx context.Context, p *v1.ListKeysParams) (*v1.KeyList, error) {
-	return answer[v1.KeyList](read(v.api.ListKeys(ctx, p)))
+	return do[v1.KeyList](ctx, v.transport, get("/v1/keys").with(p))
 }
 
 // RotateKey gives a key a new version. Ciphertexts of earlier versions still
 // decrypt.
 func (v *V1) RotateKey(ctx context.Context, keyID string, r v1.RotateKeyRequest) (*v1.RotatedKey, error) {
-	return answer[v1.RotatedKey](read(v.api.RotateKey(ctx, segment(keyID), r)))
+	return do[v1.RotatedKey](ctx, v.transport, post("/v1/keys/{key_id}/rotate", r, keyID))
 }
 
 // QueryAuditLogs answers entries of the tenant's audit log, newest first.
 func (v *V1) QueryAuditLogs(ctx context.Context, p *v1.QueryAuditLogsParams) (*v1.AuditLogs, error) {
-	return answer[v1.AuditLogs](read(v.api.QueryAuditLogs(ctx, p)))
+	return do[v1.AuditLogs](ctx, v.transport, get("/v1/audit/logs").with(p))
 }
 
 // GetContract answers the OpenAPI document of version 1 in YAML.
 func (v *V1) GetContract(ctx context.Context) (string, error) {
-	return text(read(v.api.GetContract(anonymous(ctx))))
+	return v.transport.text(ctx, get("/v1/openapi.yaml").anonymous())
 }
