@@ -34,7 +34,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 		return nil, nil, err
 	}
 	service := newParts(s, audit.NewGuard(log), keys, c.Now)
-	if err := service.upgrade(ctx); err != nil {
+	if err := service.ensureSystemTenant(ctx); err != nil {
 		return nil, nil, err
 	}
 	if _, err := keys.SealingDocument(ctx); errors.Is(err, fault.NotFound) {
@@ -73,57 +73,31 @@ func openKeys(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KM
 	return keys, nil
 }
 
-// formerAPIKeys is where a former release kept the hash of each API key, by id.
-var formerAPIKeys = store.Prefix([]byte("apikey/id/"))
-
-// upgrade gives the store what a former release did not: the system's own
-// tenant, and the list of each tenant's API keys.
-func (s *Service) upgrade(ctx context.Context) error {
+// ensureSystemTenant stores the system's own tenant, which a new deployment has not yet.
+func (s *Service) ensureSystemTenant(ctx context.Context) error {
 	missing := false
 	err := s.store.View(ctx, func(r store.Reader) error {
 		b, err := r.Get(tenantKey(authz.SystemTenant))
 		missing = b == nil
-		return errors.Join(err, r.Scan(formerAPIKeys, func(_, _ []byte) bool {
-			missing = true
-			return false
-		}))
+		return err
 	})
 	if err != nil {
-		return fmt.Errorf("reading the identities: %w", err)
+		return fmt.Errorf("reading the system's tenant: %w", err)
 	}
 	if !missing {
 		return nil
 	}
 	system := tenantRow{Name: "system", CreatedAt: s.now().UTC()}
 	err = s.store.Update(ctx, func(tx store.Tx) error {
-		var failed error
-		err := tx.Scan(formerAPIKeys, func(key, value []byte) bool {
-			failed = s.listFormerAPIKey(tx, slices.Clone(key), slices.Clone(value))
-			return failed == nil
-		})
 		if b, err := tx.Get(tenantKey(authz.SystemTenant)); err != nil || b != nil {
-			return errors.Join(err, failed)
+			return err
 		}
-		return errors.Join(err, failed, s.put(tx, tenantKey(authz.SystemTenant), system))
+		return s.put(tx, tenantKey(authz.SystemTenant), system)
 	})
 	if err != nil {
-		return fmt.Errorf("upgrading the identities: %w", err)
+		return fmt.Errorf("storing the system's tenant: %w", err)
 	}
 	return nil
-}
-
-func (s *Service) listFormerAPIKey(tx store.Tx, key, value []byte) error {
-	hash, err := s.keys.OpenRow(key, value)
-	if err != nil {
-		return err
-	}
-	var row apiKeyRow
-	if found, err := s.get(tx, apiKeyKey(string(hash)), &row); err != nil {
-		return err
-	} else if !found {
-		return tx.Delete(key)
-	}
-	return errors.Join(s.put(tx, apiKeyNameKey(apiKeyName{row.Tenant, row.ID}), string(hash)), tx.Delete(key))
 }
 
 // FirstSystemKey gives a deployment that nobody can operate an API key to do it

@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"encoding/json"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -43,55 +42,6 @@ func (s *Service) count(t *testing.T, prefix string) (n int) {
 		return r.Scan(store.Prefix([]byte(prefix)), func(_, _ []byte) bool { n++; return true })
 	}))
 	return n
-}
-
-func TestKeysOfAFormerReleaseAreKept(t *testing.T) {
-	dir := t.TempDir()
-	s := openIn(t, dir)
-	tenant, secretKey, err := s.Dev(t.Context())
-	must(t, err)
-	raw, err := encoding.DecodeString(secretKey[len(apiKeyPrefix):])
-	must(t, err)
-	hash := s.apiKeyHash(raw)
-	var id string
-	must(t, s.store.Update(t.Context(), func(tx store.Tx) error { // as it was then
-		var row apiKeyRow
-		if found, err := s.get(tx, apiKeyKey(hash), &row); err != nil || !found {
-			return errors.Join(err, errDamaged)
-		}
-		id = row.ID
-		put := func(key, content []byte) error { return tx.Put(key, s.keys.SealRow(key, content)) }
-		old, _ := json.Marshal(map[string]any{"id": id, "tenant": tenant, "scopes": row.Scopes, "created_at": row.CreatedAt})
-		return errors.Join(tx.Delete(tenantKey(authz.SystemTenant)), tx.Delete(apiKeyNameKey(apiKeyName{tenant, id})),
-			put(apiKeyKey(hash), old), put([]byte("apikey/id/"+id), []byte(hash)),
-			put([]byte("apikey/id/key_gone"), []byte("no such hash")),
-			put(tenantKey(tenant), []byte(`{"created_at":"2026-01-02T03:04:05Z"}`)))
-	}))
-	must(t, s.store.Close())
-
-	s = openIn(t, dir)
-	c, err := s.Authenticate(t.Context(), secretKey)
-	if err != nil || c.Tenant != tenant || c.ID != id || c.ReadOnly || !c.Holds(authz.TenantScopes()) {
-		t.Fatalf("%+v, %v", c, err)
-	}
-	list, err := s.APIKeys(t.Context(), c.Principal)
-	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Name != "" || !list[0].ExpiresAt.IsZero() || list[0].LastUsedAt.IsZero() {
-		t.Fatalf("%+v, %v", list, err)
-	}
-	if n := s.count(t, "apikey/id/"); n != 0 {
-		t.Errorf("%d former rows are left", n)
-	}
-	got, _, err := s.Account(t.Context(), c)
-	if err != nil || got.Status(time.Now()) != "active" || got.CreatedAt.Year() != 2026 {
-		t.Errorf("%+v, %v", got, err)
-	}
-	must(t, s.RevokeAPIKey(t.Context(), c.Principal, id))
-	if _, err := s.Authenticate(t.Context(), secretKey); !errors.Is(err, fault.Unauthenticated) {
-		t.Error(err)
-	}
-	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
-		t.Error(err)
-	}
 }
 
 func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 // Tenant is one customer of the deployment, or the deployment itself.
 type Tenant struct {
 	ID        authz.TenantID
-	Name      string // for people; empty for a tenant of a release that knew no names
+	Name      string // for people
 	CreatedAt time.Time
 	TrialEnds time.Time // zero: active, no trial
 	Limits    Limits

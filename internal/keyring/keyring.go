@@ -16,7 +16,6 @@
 package keyring
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -83,7 +82,7 @@ func newRing(s store.Store, kms KMS, c Config, d deployment) *Ring {
 		c.Now = time.Now
 	}
 	own := new(deploymentKeys)
-	keys := &kmsKeys{store: s, kms: kms, config: c, unnamed: cmp.Or(d.UnnamedKMSKey, d.KMSKey)}
+	keys := &kmsKeys{store: s, kms: kms, config: c}
 	sets := &sets{kmsKeys: keys, own: own, cache: make(map[cacheKey]cached)}
 	r := &Ring{
 		deploymentKeys: own, kmsKeys: keys, sets: sets,

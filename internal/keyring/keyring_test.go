@@ -2,11 +2,7 @@ package keyring
 
 import (
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"encoding/base64"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,7 +14,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -28,11 +23,10 @@ import (
 // slowKMS is the local key behind a counter, a switch and a gate.
 type slowKMS struct {
 	*kms.Key
-	path   string
-	former bool // wraps as former releases did
-	calls  atomic.Int64
-	down   atomic.Bool
-	gate   chan struct{} // when set, Wrap and Unwrap wait for it
+	path  string
+	calls atomic.Int64
+	down  atomic.Bool
+	gate  chan struct{} // when set, Wrap and Unwrap wait for it
 }
 
 func (k *slowKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
@@ -58,31 +52,7 @@ func (k *slowKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]by
 			return nil, ctx.Err()
 		}
 	}
-	if k.former {
-		return k.wrapAsBefore(keyContext, key)
-	}
 	return k.Key.Wrap(ctx, keyContext, key)
-}
-
-// wrapAsBefore makes the form of releases that knew no key but a file, as docs/formats.md has it.
-func (k *slowKMS) wrapAsBefore(keyContext string, key []byte) ([]byte, error) {
-	text, err := os.ReadFile(k.path)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := base64.StdEncoding.DecodeString(strings.TrimSpace(strings.TrimPrefix(string(text), "latticekeep-kms-key-1:")))
-	if err != nil {
-		return nil, err
-	}
-	block, err := aes.NewCipher(raw)
-	if err != nil {
-		return nil, err
-	}
-	gcm, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		return nil, err
-	}
-	return gcm.Seal([]byte{1}, nil, key, frame.Join("latticekeep/kms/v1", []byte(keyContext))), nil
 }
 
 func newKMS(t *testing.T) *slowKMS {
@@ -405,7 +375,7 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("in the place of ours:", err)
 	}
-	// Our key, in a document that another identity signed, as a former release would have written it.
+	// Our key, in a document that another identity signed.
 	row := contentOf(t, f.ring, key)
 	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {
@@ -418,7 +388,11 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if row.Document, err = signedByThem.MarshalJSON(); err != nil {
 		t.Fatal(err)
 	}
-	f.put(t, func(tx store.Tx) error { return tx.Put(sealingKeyRow(key.ID), plainRow(t, row)) })
+	sealed, err := f.ring.sealSealingRow(key.ID, row)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.put(t, func(tx store.Tx) error { return tx.Put(sealingKeyRow(key.ID), sealed) })
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("signed by another identity:", err)
 	}

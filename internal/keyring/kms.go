@@ -44,10 +44,9 @@ const loadTimeout = 900 * time.Millisecond
 
 // kmsKeys knows which KMS key each set is under, and which ones were given up.
 type kmsKeys struct {
-	store   store.Store
-	kms     KMS // the current one
-	config  Config
-	unnamed string // id of the KMS key of stored forms that name none
+	store  store.Store
+	kms    KMS // the current one
+	config Config
 }
 
 // checkKMSKeys finds out whether each set could be opened: which KMS key it is
@@ -69,16 +68,10 @@ func (r *kmsKeys) checkKMSKeys(ctx context.Context) error {
 	return nil
 }
 
-// kmsKeyOf returns the id of the KMS key that a wrapping key is under, and ""
-// when its stored form is none.
+// kmsKeyOf returns the id of the KMS key that a wrapping key is under, and "" when the row is damaged.
 func (r *kmsKeys) kmsKeyOf(w wrappedKey) string {
-	if id, ok := kms.KeyOf(w.blob); ok {
-		return id
-	}
-	if len(w.blob) > 0 && w.blob[0] == unnamedForm {
-		return r.unnamed
-	}
-	return ""
+	id, _ := kms.KeyOf(w.blob)
+	return id
 }
 
 // configured returns the KMS key with that id, if the configuration names it.

@@ -152,11 +152,11 @@ func TestPublicKeysOfAllVersionsAreReadWithoutUnwrapping(t *testing.T) {
 		}
 		want[v] = keys.Signing.Public()
 	}
-	check := func(calls int64) {
+	check := func() {
 		t.Helper()
 		f.kms.calls.Store(0)
 		list, err := f.ring.PublicKeys(t.Context(), tenant)
-		if err != nil || len(list) != 3 || f.kms.calls.Load() != calls {
+		if err != nil || len(list) != 3 || f.kms.calls.Load() != 0 {
 			t.Fatal(len(list), f.kms.calls.Load(), err)
 		}
 		for i, k := range list {
@@ -165,9 +165,7 @@ func TestPublicKeysOfAllVersionsAreReadWithoutUnwrapping(t *testing.T) {
 			}
 		}
 	}
-	check(0)
-	f.put(t, func(tx store.Tx) error { return tx.Delete(publicRow(tenant, 2)) }) // as a set of an earlier release
-	check(1)
+	check()
 
 	if _, err := f.ring.PublicKeys(t.Context(), "ten_none"); !errors.Is(err, fault.NotFound) {
 		t.Error(err)

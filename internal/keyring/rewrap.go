@@ -206,9 +206,6 @@ func (w *Rewrap) nameInDeployment(tx store.Tx, m move) error {
 	if d.KMSKey == w.To {
 		return nil
 	}
-	if d.UnnamedKMSKey == "" {
-		d.UnnamedKMSKey = d.KMSKey
-	}
 	d.KMSKey = w.To
 	if b, err = json.Marshal(d); err != nil {
 		return err

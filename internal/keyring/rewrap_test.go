@@ -34,9 +34,7 @@ const secondTenant = authz.TenantID("ten_bbbbbbbbbbbbbbbbbbbbbbbbbb")
 
 func newMoving(t *testing.T, ttl time.Duration) *moving {
 	t.Helper()
-	old := newKMS(t)
-	old.former = true
-	f := newFixtureUnder(t, 0, old)
+	f := newFixtureUnder(t, 0, newKMS(t))
 	f.nextSet(t, 2)
 	f.makeSet(t, f.ring, secondTenant)
 	m := &moving{fixture: f, former: &faultyKMS{slowKMS: f.kms}, current: &faultyKMS{slowKMS: newKMS(t)}}
@@ -163,7 +161,7 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 	if got := m.counts(t, m.ring, time.Time{}); got.Keys[0].Sets != 5 || got.Keys[1].Sets != 0 || got.Damaged != 0 {
 		t.Fatalf("%+v", got)
 	}
-	if d := m.deploymentRow(t); d.KMSKey != m.current.ID() || d.UnnamedKMSKey != m.former.ID() || d.ChainID != m.ring.ChainID() || d.Format != storeFormat {
+	if d := m.deploymentRow(t); d.KMSKey != m.current.ID() || d.ChainID != m.ring.ChainID() || d.Format != storeFormat {
 		t.Errorf("%+v", d)
 	}
 	m.former.down.Store(true)
@@ -174,7 +172,7 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 	if !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), m.current.ID()) || !strings.Contains(fault.Message(err), "kms.former") {
 		t.Errorf("with the former key: %v", err)
 	}
-	// And on to a third one: the rows that name no key are those of the first for good.
+	// And on to a third one.
 	third := &faultyKMS{slowKMS: newKMS(t)}
 	r, rows := m.open(t, third, m.current), m.wrappedRows(t)
 	if moved := m.rewrap(t, r, time.Time{}); !maps.Equal(moved, map[string]int{m.current.ID(): 5}) {
@@ -185,7 +183,7 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 			t.Errorf("row %s has another content", row)
 		}
 	}
-	if d := m.deploymentRow(t); d.KMSKey != third.ID() || d.UnnamedKMSKey != m.former.ID() {
+	if d := m.deploymentRow(t); d.KMSKey != third.ID() {
 		t.Errorf("%+v", d)
 	}
 	if got := m.publicKeys(t, m.open(t, third)); !maps.Equal(got, m.public) {
@@ -432,12 +430,13 @@ func (k *faultyKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]
 	switch {
 	case k.downWrap:
 		return nil, errors.New("connection refused")
-	case k.nameless:
-		return k.wrapAsBefore(keyContext, key)
 	case k.wraps != nil:
 		key = k.wraps
 	}
 	b, err := k.slowKMS.Wrap(ctx, keyContext, key)
+	if err == nil && k.nameless {
+		b[0] = 0 // no form that names a key
+	}
 	if err == nil && k.name != "" {
 		copy(b[3:], k.name)
 	}
@@ -445,6 +444,9 @@ func (k *faultyKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]
 }
 
 func (k *faultyKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
+	if k.nameless && len(wrapped) > 0 && wrapped[0] == 0 {
+		wrapped = append([]byte{2}, wrapped[1:]...)
+	}
 	if k.opens != nil {
 		return k.opens, nil
 	}

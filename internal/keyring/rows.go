@@ -91,9 +91,6 @@ type deployment struct {
 	Format  int    `json:"format"` // of the whole store
 	ChainID string `json:"chain_id"`
 	KMSKey  string `json:"kms_key"` // id of the KMS key that the deployment's own set is under
-
-	// UnnamedKMSKey is the id of the key under which wrapping keys are whose stored form names none, once that is no longer KMSKey.
-	UnnamedKMSKey string `json:"unnamed_kms_key,omitempty"`
 }
 
 // storeFormat is the only store format there is so far.
@@ -156,10 +153,6 @@ func readWrappedKey(rd store.Reader, owner authz.TenantID, version uint32) (w wr
 	}
 	return w, err
 }
-
-// unnamedForm is the version byte of the stored form that names no KMS key: what
-// a local key wrapped in the first releases.
-const unnamedForm = 1
 
 var keyRows = store.Prefix([]byte("key/"))
 

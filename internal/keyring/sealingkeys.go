@@ -295,11 +295,8 @@ func (r *sealingKeys) sealingRow(rd store.Reader, id string) (row sealingRow, er
 }
 
 func (r *sealingKeys) decodeSealingRow(id string, b []byte) (row sealingRow, err error) {
-	content, foreign := r.own.OpenRow(sealingKeyRow(id), b)
-	if foreign != nil {
-		content = b // of a former release, which had no MAC and retired nothing
-	}
-	if json.Unmarshal(content, &row) != nil || foreign != nil && !row.RetiredAt.IsZero() {
+	content, err := r.own.OpenRow(sealingKeyRow(id), b)
+	if err != nil || json.Unmarshal(content, &row) != nil {
 		return sealingRow{}, errDamaged
 	}
 	return row, nil

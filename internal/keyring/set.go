@@ -305,7 +305,7 @@ func publicRow(owner authz.TenantID, version uint32) []byte { return keyRow(owne
 // keys, newest first. Errors as for [Ring.Current], and fault.Internal for a row
 // that is not ours.
 func (r *sets) PublicKeys(ctx context.Context, owner authz.TenantID) ([]PublicKey, error) {
-	var rows [][]byte // newest first; nil where a release before these rows made the set
+	var rows [][]byte // newest first
 	err := r.store.View(ctx, func(rd store.Reader) error {
 		current, err := currentVersion(rd, owner)
 		if err != nil {
@@ -332,24 +332,11 @@ func (r *sets) PublicKeys(ctx context.Context, owner authz.TenantID) ([]PublicKe
 	}
 	keys := make([]PublicKey, len(rows))
 	for i, row := range rows {
-		if keys[i], err = r.publicKey(ctx, owner, uint32(len(rows)-i), row); err != nil {
-			return nil, err
+		id, err := dualsig.PublicKeyID(row)
+		if err != nil {
+			return nil, errDamaged
 		}
+		keys[i] = PublicKey{uint32(len(rows) - i), id, row}
 	}
 	return keys, nil
-}
-
-func (r *sets) publicKey(ctx context.Context, owner authz.TenantID, version uint32, row []byte) (PublicKey, error) {
-	if row == nil {
-		keys, err := r.Version(ctx, owner, version)
-		if err != nil {
-			return PublicKey{}, err
-		}
-		row = keys.Signing.Public().Bytes()
-	}
-	id, err := dualsig.PublicKeyID(row)
-	if err != nil {
-		return PublicKey{}, errDamaged
-	}
-	return PublicKey{version, id, row}, nil
 }

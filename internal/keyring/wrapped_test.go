@@ -97,7 +97,6 @@ func TestAKeyIsGivenUpOnlyWhenNothingIsUnderItAndThenForGood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.former.slowKMS.former = false
 	back, err := m.open(t, m.former, m.current).Rewrap(t.Context(), m.now().Add(time.Hour))
 	if err != nil || back.Err != nil || len(back.moves) != 4 {
 		t.Fatal(err)

@@ -133,22 +133,11 @@ func TestAKeyTellsWhenItsVersionsWereMade(t *testing.T) {
 	if e := entries[0]; e.EventType != audit.KeyListed || e.Outcome != audit.Success || e.Resource.ID != k.ID || e.Attributes["count"] != "4" {
 		t.Errorf("%+v", e)
 	}
-	// A release before wrote down only when the first and the newest were made.
-	f.tamper(func(tx store.Tx) error {
-		keys, _ := f.rows("transit/version/")
-		for _, key := range keys {
-			if err := tx.Delete([]byte(key)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	is("of a release before", made[0], time.Time{}, time.Time{}, made[3])
 	f.advance(30)
 	if n, err := f.RotateDue(t.Context()); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	is("rotated since", made[0], time.Time{}, time.Time{}, made[3], f.now())
+	is("rotated since", append(made, f.now())...)
 	for range MaxKeyVersions {
 		f.rotate(f.a, k.ID, false)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -48,7 +49,7 @@ type seedRow struct {
 const maxVersions = 4096
 
 // versionRow is what is kept of one version of a key besides its seed, under a
-// MAC. A release before wrote none.
+// MAC.
 type versionRow struct {
 	CreatedAt time.Time `json:"created_at"`
 }
@@ -151,8 +152,7 @@ func (t *Transit) put(tx store.Tx, old, next *namedKey) error {
 		return err
 	}
 	if old != nil {
-		// That of the version before may be missing, and its time is in no row from now on.
-		if err := errors.Join(t.putVersion(tx, old), tx.Delete(dueKey(old))); err != nil {
+		if err := tx.Delete(dueKey(old)); err != nil {
 			return err
 		}
 	}
@@ -200,6 +200,9 @@ func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
 	list[0].CreatedAt = k.RotatedAt
 	if last := &list[len(list)-1]; last.Number == 1 {
 		last.CreatedAt = k.CreatedAt
+	}
+	if slices.ContainsFunc(list, func(v KeyVersion) bool { return v.CreatedAt.IsZero() }) {
+		bad = errDamaged
 	}
 	return list, errors.Join(err, bad)
 }
@@ -298,8 +301,8 @@ func (s *keySet) messageKey(ctx context.Context, id string, seed *seedRow) (*env
 // KeyVersion is what may be known of one version of a key.
 type KeyVersion struct {
 	Number    uint32
-	CreatedAt time.Time // zero when a release that did not write it down made the version after it
-	Current   bool      // it encrypts
+	CreatedAt time.Time
+	Current   bool // it encrypts
 }
 
 // MaxKeyVersions is how many versions of a key [Transit.Key] tells of.
