@@ -74,7 +74,7 @@ const (
 	AuditRead      Scope = "audit:read"
 	ComplianceRead Scope = "compliance:read"
 	AccountAdmin   Scope = "account:admin"
-	SystemAdmin    Scope = "system:admin" // of the deployment; no tenant can be given it
+	SystemAdmin    Scope = "system:admin" // administers the deployment; no tenant can be given it
 )
 
 // TenantScopes returns every scope that a tenant's principal can hold.
@@ -96,7 +96,7 @@ const (
 	System   Kind = "system"   // the deployment itself
 	// ServiceAccount is a pod of the cluster, in the tenant of its namespace.
 	ServiceAccount Kind = "service_account"
-	Stranger       Kind = "stranger" // who was refused before it was known who it is; has no id
+	Stranger       Kind = "stranger" // was refused before anybody knew who it is; has no id
 )
 
 // Namespace is one of a cluster, which is known by its UID.
@@ -111,11 +111,11 @@ type Principal struct {
 	Scopes   []Scope
 	ReadOnly bool // the tenant's trial has ended: it may read, delete and revoke, no more
 
-	Namespace Namespace // that a service account is in; zero for all others
+	Namespace Namespace // where a service account is; zero for all others
 
 	Pod       string // UID of the pod that a service account's token was made for; empty for all others
-	RequestID string // of the request or reconcile; the same in log, header and audit entry
-	SourceIP  string // of the connection; empty inside the process
+	RequestID string // names the request or reconcile alike in log, header and audit entry
+	SourceIP  string // peer of the connection; empty inside the process
 }
 
 // Role is what a user is in its tenant.

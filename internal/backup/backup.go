@@ -68,7 +68,7 @@ const (
 // Header says whose backup it is.
 type Header struct {
 	Chain     string             // fingerprint of the audit chain: 64 lower-case hex digits
-	Identity  *dualsig.PublicKey // of the deployment; it verifies the signature
+	Identity  *dualsig.PublicKey // the deployment's key; it verifies the signature
 	CreatedAt time.Time          // UTC, in whole seconds
 	Program   string             // version of the program that wrote it: at most 255 printable ASCII characters
 }
@@ -212,6 +212,6 @@ func signed(sum []byte) []byte { return frame.Join(SigningContext, sum) }
 
 // Signer signs with the identity key of a deployment, as a keyring does.
 type Signer interface {
-	SignBackup(message []byte) ([]byte, error)     // for SigningContext
-	SignBackupFile(message []byte) ([]byte, error) // for FileContext
+	SignBackup(message []byte) ([]byte, error)     // signs for SigningContext
+	SignBackupFile(message []byte) ([]byte, error) // signs for FileContext
 }

@@ -201,7 +201,7 @@ func (r *reader) Read(b []byte) (int, error) {
 		return n, err
 	case r.encrypted:
 		return n, opening(err)
-	case errors.Is(err, io.ErrUnexpectedEOF): // as from a connection that broke
+	case errors.Is(err, io.ErrUnexpectedEOF): // a connection may have broken
 		return n, err
 	}
 	return n, readError{err}
@@ -226,7 +226,7 @@ func opening(err error) error {
 type Parts struct {
 	in        io.Reader
 	buffer    []byte
-	held      []byte // of it: read, and not handed on
+	held      []byte // bytes that were read and not handed on
 	ended     bool
 	statement []byte
 	size      uint64

@@ -98,7 +98,7 @@ const believable = time.Hour
 const (
 	every     = 10 * time.Second
 	timeout   = 2 * time.Second
-	tolerable = 2 * time.Second // of a machine's clock, without a word
+	tolerable = 2 * time.Second // a smaller difference of the clocks is not logged
 )
 
 // Follow measures until ctx ends. That the wall clock of this machine is wrong is
@@ -113,7 +113,7 @@ func (c *Clock) Follow(ctx context.Context, logger *slog.Logger) {
 		asking, cancel := context.WithTimeout(ctx, timeout)
 		err := c.Measure(asking)
 		cancel()
-		if err == nil { // who needs the time of a database that does not answer says so
+		if err == nil { // callers of Fresh report a database that does not answer
 			ahead := c.Ahead()
 			switch is := ahead.Abs() > tolerable; {
 			case is && !wrong:

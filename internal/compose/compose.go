@@ -37,7 +37,7 @@ type Encoding string
 const (
 	Text Encoding = "Text" // not at all
 	URL  Encoding = "URL"  // all but unreserved characters percent-encoded (RFC 3986 §2.3)
-	JSON Encoding = "JSON" // as the inside of a JSON string (RFC 8259 §7)
+	JSON Encoding = "JSON" // escaped like the inside of a JSON string (RFC 8259 §7)
 )
 
 const (

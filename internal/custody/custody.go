@@ -230,7 +230,7 @@ func (s *Service) distinct(ctx context.Context, id string) error {
 	}
 	err = s.keys.CheckDistinct(ctx, id)
 	switch fault.Of(err) {
-	case fault.Forbidden, fault.Invalid: // of this process, and not of its caller
+	case fault.Forbidden, fault.Invalid: // the mistake is this process's, not its caller's
 		return fault.Wrap(fault.Conflict, "it cannot be found out whether this is a KMS key that is needed, by another name: "+fault.Message(err), err)
 	}
 	return err

@@ -57,9 +57,9 @@ const (
 type Key struct {
 	version uint32
 	private *PrivateKey
-	id      []byte // of the public key: SHA3-256, 32 bytes
+	id      []byte // SHA3-256 of the public key, 32 bytes
 	mac     [MACKeySize]byte
-	macs    sync.Pool // of hash.Hash, each with the MAC key and nothing else in it
+	macs    sync.Pool // each hash.Hash holds the MAC key and nothing else
 }
 
 // NewKey returns the key of that version with an ML-DSA-65 seed (32 bytes) and an

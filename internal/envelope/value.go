@@ -73,7 +73,7 @@ const (
 // Header is what every value of one SealedCredential is bound to.
 type Header struct {
 	Suite                           Suite
-	KeyID                           string // of the sealing key, see [SealingPublicKey.ID]
+	KeyID                           string // names the sealing key, see [SealingPublicKey.ID]
 	Scope                           Scope
 	Namespace, Name, CredentialType string
 }

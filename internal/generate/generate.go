@@ -44,7 +44,7 @@ type KeyPair struct {
 
 const (
 	maxSpecs   = 64
-	maxRSAKeys = 2 // in one call: making one takes seconds
+	maxRSAKeys = 2 // a call: making one takes seconds
 
 	minLength, maxLength, defaultLength = 16, 4096, 32
 

@@ -14,8 +14,8 @@ import (
 // Caller is a principal, and what a request of it is handled by.
 type Caller struct {
 	authz.Principal
-	Session string // of a user
-	Limits  Limits // of the tenant
+	Session string // empty unless the caller is a user
+	Limits  Limits // the rate limits of its tenant
 
 	// ServiceAccount is who the caller is in its cluster; nil unless it is a
 	// ServiceAccount.

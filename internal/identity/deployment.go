@@ -176,7 +176,7 @@ func (s *Service) awaitOperated(ctx context.Context) bool {
 }
 
 func (s *Service) newSealingKey(ctx context.Context) error {
-	former, err := s.keys.CurrentSealingKey(ctx) // which is not there
+	former, err := s.keys.CurrentSealingKey(ctx) // empty: there is none
 	if err != nil {
 		return err
 	}

@@ -20,13 +20,13 @@ import (
 type APIKey struct {
 	ID, Name   string
 	Tenant     authz.TenantID
-	Scopes     []authz.Scope // in the order of authz.TenantScopes
+	Scopes     []authz.Scope // sorted like authz.TenantScopes
 	CreatedAt  time.Time
 	ExpiresAt  time.Time // zero: never
-	LastUsedAt time.Time // to the minute or so; zero: never
+	LastUsedAt time.Time // precise to about a minute; zero: never
 	CreatedBy  string    // id of the principal
 
-	user string // who answers for it
+	user string // id of the user who answers for it
 }
 
 // APIKeyRequest asks for an API key.
@@ -41,7 +41,7 @@ const (
 	apiKeyIDPrefix = "key"
 	apiKeyBytes    = 32
 	maxAPIKeyDays  = 3650
-	maxAPIKeys     = 1000 // of one tenant at a time
+	maxAPIKeys     = 1000 // a tenant
 )
 
 var (
@@ -82,7 +82,7 @@ type apiKeyRow struct {
 	CreatedAt time.Time      `json:"created_at"`
 	CreatedBy string         `json:"created_by,omitempty"`
 	ExpiresAt time.Time      `json:"expires_at,omitzero"`
-	User      string         `json:"user,omitempty"` // who answers for it, whatever API keys it was made by
+	User      string         `json:"user,omitempty"` // id of the user who answers for it, through any chain of API keys
 }
 
 // apiKeyName is where an API key is listed.
@@ -242,7 +242,7 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 			return grantor{}, err
 		case !found:
 			return grantor{}, refuse(reasonNoSession, errNoSession)
-		case !row.Verified: // whose address it is says who answers
+		case !row.Verified: // only a verified address says who answers
 			return grantor{}, refuse(reasonUnverified, errUnverified)
 		}
 		by.user, by.Scopes = p.ID, row.Role.Scopes()
@@ -272,7 +272,7 @@ func (g grantor) bound(t time.Time) time.Time {
 
 // grant is an API key, or an invitation to a role.
 type grant struct {
-	user   string // who answers for it
+	user   string // id of the user who answers for it
 	scopes []authz.Scope
 	role   authz.Role // empty for an API key
 }
@@ -327,7 +327,7 @@ type Invitation struct {
 	Role                 authz.Role
 	CreatedAt, ExpiresAt time.Time
 
-	user string // who answers for it
+	user string // id of the user who answers for it
 }
 
 const (
@@ -342,7 +342,7 @@ type invitationRow struct {
 	Role      authz.Role `json:"role"`
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt time.Time  `json:"expires_at"`
-	User      string     `json:"user,omitempty"` // who answers for it
+	User      string     `json:"user,omitempty"` // id of the user who answers for it
 }
 
 func invitationsPrefix(tenant authz.TenantID) []byte {

@@ -91,7 +91,7 @@ type passwords struct {
 	once    sync.Once
 	slots   *semaphore.Weighted
 	waiting atomic.Int64
-	dummy   string // of no password: its hash is random
+	dummy   string // a hash that no password has
 }
 
 const (

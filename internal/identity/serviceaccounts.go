@@ -20,7 +20,7 @@ import (
 type ServiceAccount struct {
 	Cluster      string // its UID
 	Namespace    string
-	NamespaceUID string // of the namespace that the account is in, never of a later one of that name
+	NamespaceUID string // UID of the account's namespace, never of a later one with that name
 	Name         string
 	UID          string
 	Pod          string              // UID of the pod that the token was made for; may be empty

@@ -39,7 +39,7 @@ type Tokens struct {
 const (
 	sessionIDPrefix = "ses"
 	sessionLifetime = 7 * 24 * time.Hour
-	maxSessions     = 100 // of one user; a further one ends the oldest
+	maxSessions     = 100 // a user; a further one ends the oldest
 )
 
 // A refresh token is a selector, which names the session and stays, and a
@@ -330,7 +330,7 @@ const (
 	accessLifetime = 30 * time.Minute
 	clockSkew      = 5 * time.Minute // between replicas: a token counts at once where it is earlier
 	tokenType      = "at+jwt"
-	tokenKeyID     = "1" // of the one key there is so far
+	tokenKeyID     = "1" // there is only one key so far
 	tokenAudience  = "latticekeep-api"
 	maxAccessToken = 8 << 10
 )
@@ -349,7 +349,7 @@ func (s *sessions) issuer() string { return "latticekeep/" + s.keys.ChainID() }
 
 // tokens signs an access token for a session and adds its refresh token.
 func (s *sessions) tokens(n sessionName, row sessionRow, refresh string, now time.Time) (Tokens, error) {
-	issued := now.Truncate(time.Second) // which is all that a JWT tells
+	issued := now.Truncate(time.Second) // a JWT tells whole seconds only
 	expires := issued.Add(accessLifetime)
 	if end := row.ExpiresAt.Truncate(time.Second); end.Before(expires) {
 		expires = end
@@ -416,7 +416,7 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 // its dots are counted before anything is taken apart.
 func (s *sessions) parseAccess(token string) (accessClaims, error) {
 	var claims accessClaims
-	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 || strings.ContainsAny(token, "\r\n") { // which base64 skips
+	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 || strings.ContainsAny(token, "\r\n") { // base64 skips line ends
 		return claims, errAccessToken
 	}
 	parsed, err := jwt.ParseWithClaims(token, &claims, func(t *jwt.Token) (any, error) {

@@ -18,7 +18,7 @@ import (
 // Tenant is one customer of the deployment, or the deployment itself.
 type Tenant struct {
 	ID        authz.TenantID
-	Name      string // for people
+	Name      string // shown to people
 	CreatedAt time.Time
 	TrialEnds time.Time // zero: active, no trial
 	Limits    Limits
@@ -59,7 +59,7 @@ var (
 	errDamaged      = fault.New(fault.Internal, "the stored identities are damaged: restore a backup")
 )
 
-const reasonNoTenant = "no_such_tenant" // in audit entries
+const reasonNoTenant = "no_such_tenant" // reason in an audit entry
 
 // Rows, each with the keyring's MAC in front: a tenant; the tenant of a
 // namespace. A release that knew no names and no trials wrote rows without them.

@@ -55,7 +55,7 @@ type throttle struct{ *records }
 // slot returns where failures of who are kept, and as whose.
 func (s *throttle) slot(who string) (key []byte, of string) {
 	hash := s.keyedHash("latticekeep/slowdown/v1", []byte(who))
-	b, _ := hex.DecodeString(hash) // which is hexadecimal
+	b, _ := hex.DecodeString(hash) // the hash is hexadecimal
 	key = binary.BigEndian.AppendUint16(bytes.Clone(slotsPrefix), binary.BigEndian.Uint16(b)%slots)
 	return key, hash[len(hash)/2:]
 }

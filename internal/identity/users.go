@@ -125,7 +125,7 @@ func (s *users) emailHash(canonical string) string {
 type login struct {
 	account
 	row  userRow
-	hash string // of the password, in PHC form; empty for no user
+	hash string // PHC string of the password; empty when there is no user
 }
 
 // decoy is a user that is in no store. Its rows are decoded where those of an

@@ -19,7 +19,7 @@ import (
 // sequence.
 func VerifyStore(ctx context.Context, s store.Store, report audit.Report) error {
 	if report.APIKeys == nil {
-		return nil // of a range, which does not say what there must be
+		return nil // the report on a range does not say which rows there must be
 	}
 	var first *audit.Broken
 	fault := func(sequence uint64, format string, args ...any) {

@@ -17,9 +17,9 @@ import (
 
 // How much one [Ring.Rewrap] takes on: it is called until nothing remains.
 const (
-	rewrapTime     = 400 * time.Millisecond // in which it begins to move sets; each call of a KMS has loadTimeout
+	rewrapTime     = 400 * time.Millisecond // time to begin moving sets; each call of a KMS has loadTimeout
 	rewrapWorkers  = 8
-	rewrapFailures = 16 // that end it: the KMS is down, or throttles
+	rewrapFailures = 16 // after these the KMS is taken to be down, or to throttle
 )
 
 // Rewrap is some sets put under the current KMS key and not stored yet.

@@ -88,7 +88,7 @@ func unavailable(what string, err error) error {
 
 // deployment is the first row of a store: whose it is.
 type deployment struct {
-	Format  int    `json:"format"` // of the whole store
+	Format  int    `json:"format"` // format of the whole store
 	ChainID string `json:"chain_id"`
 	KMSKey  string `json:"kms_key"` // id of the KMS key that the deployment's own set is under
 }

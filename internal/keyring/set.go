@@ -25,7 +25,7 @@ type Keys struct {
 	Signing  *dualsig.Key // nil in the deployment's own set
 
 	mu       sync.Mutex
-	sealing  map[string]*envelope.SealingKey // by wrapped private key; only in the deployment's set
+	sealing  map[string]*envelope.SealingKey // keyed by wrapped private key; only in the deployment's set
 	messages map[string]*envelope.KEMKey     // by context
 }
 
@@ -243,7 +243,7 @@ func (r *sets) unwrap(ctx context.Context, owner authz.TenantID, version uint32)
 // storedSet is a set as it is stored.
 type storedSet struct {
 	wrappedKey
-	blobs map[purpose][]byte // under the wrapping key
+	blobs map[purpose][]byte // sealed under the wrapping key
 }
 
 func (r *sets) readSet(ctx context.Context, owner authz.TenantID, version uint32) (set storedSet, err error) {

@@ -53,7 +53,7 @@ func compose(e Envelope) (*gomail.Msg, error) {
 	}
 	m := gomail.NewMsg(gomail.WithNoDefaultUserAgent())
 	m.FromMailAddress(from)
-	if err := m.To(e.To); err != nil { // which quotes the address
+	if err := m.To(e.To); err != nil { // the error would quote the address
 		return nil, fmt.Errorf("%w: the address is not one", ErrRefused)
 	}
 	domain := from.Address[strings.LastIndexByte(from.Address, '@')+1:]

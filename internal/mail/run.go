@@ -30,7 +30,7 @@ type Transport interface {
 const (
 	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles in between
 	sendTimeout           = 30 * time.Second
-	pollInterval          = time.Minute // for mails that nobody notified of
+	pollInterval          = time.Minute // finds mails that nobody notified of
 	parallel              = 4           // mails on their way at a time
 	passSize              = 32          // mails of one pass, so that new ones are soon seen beside many that fail
 )
@@ -75,7 +75,7 @@ type courier struct {
 	restarted bool // no pass has found all mails tried yet
 
 	mu    sync.Mutex
-	tries map[string]try // by row key; only of mails that failed here
+	tries map[string]try // keyed by row key; only mails that failed here
 }
 
 type try struct {
@@ -286,7 +286,7 @@ func (c *courier) remove(ctx context.Context, l letter) {
 // take over one that they have seen unchanged for claimTime by their own clocks,
 // since those of other machines may be minutes apart.
 type attempt struct {
-	Claim    string    `json:"claim,omitempty"` // of the try that is going on, or was when its process ended
+	Claim    string    `json:"claim,omitempty"` // id of the try that goes on, or went on when its process ended
 	Failures int       `json:"failures,omitempty"`
 	Next     time.Time `json:"next,omitzero"` // before this nobody tries
 }
@@ -306,7 +306,7 @@ type sighting struct {
 }
 
 // sightings are the claims of others that are watched. Only [Outbox.Run] uses them.
-type sightings map[string]sighting // by mail
+type sightings map[string]sighting // keyed by mail
 
 // wait returns for how long the mail is not ours to send. After a restart every mail
 // is tried at once, whenever it was to be tried next: what kept it back may be mended.

@@ -35,7 +35,7 @@ type SMTPConfig struct {
 	Address  string // host:port of the mail server
 	Security Security
 	Username string       // empty: none is presented
-	Password secret.Bytes // of Username
+	Password secret.Bytes // belongs to Username
 
 	RootCAs *x509.CertPool // default: those of the system
 }

@@ -39,7 +39,7 @@ type Limiter struct {
 	now    func() time.Time
 	most   int    // buckets, of each width
 	lender Lender // nil: all is counted here
-	kind   string // of the buckets, to the lender
+	kind   string // names the buckets to the lender
 	asking *semaphore.Weighted
 
 	mu      sync.Mutex
@@ -225,7 +225,7 @@ type Lease struct {
 
 const (
 	atOnce  = 64              // questions of a limiter that the lender has before it, so that a flood of strangers leaves others their turn
-	timeout = 2 * time.Second // of a question, which goes on for others when a caller gives up
+	timeout = 2 * time.Second // bounds a question, which goes on for others when a caller gives up
 
 	// What is asked for first, of a bucket that was not used in the minute before,
 	// is this part of the limit. It doubles each time.
@@ -327,7 +327,7 @@ func (l *Limiter) take(b *bucket, name string, asked time.Time, limit int, lent 
 		b = l.buckets[name]
 		b.limit = limit
 	}
-	if limit > b.limit { // which was lowered meanwhile
+	if limit > b.limit { // the limit was lowered meanwhile
 		return
 	}
 	b.left, b.last = b.left+lent.Granted, lent.Granted

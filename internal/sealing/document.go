@@ -19,7 +19,7 @@ const MaxDocumentBytes = 16 << 10
 
 const (
 	documentVersion   = 1
-	documentContext   = "latticekeep/sealing-key/v1" // of the signature, and label of the frame it covers
+	documentContext   = "latticekeep/sealing-key/v1" // context of the signature, and label of the frame that it covers
 	identityAlgorithm = "ML-DSA-65"
 	timeLayout        = "2006-01-02T15:04:05Z" // UTC, whole seconds
 )

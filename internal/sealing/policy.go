@@ -12,7 +12,7 @@ import (
 type Policy struct {
 	MinTTLDays, MaxTTLDays int              // of spec.ttlDays
 	Types                  []string         // of spec.credentialType
-	Scopes                 []v1alpha1.Scope // of spec.sealed.scope
+	Scopes                 []v1alpha1.Scope // allowed values of spec.sealed.scope
 }
 
 // Check returns a [fault.Invalid] that names every field of obj that the policy does not allow, and nil when there is

@@ -10,7 +10,7 @@ import (
 
 // Problem is one mistake in a manifest.
 type Problem struct {
-	Path    string // of the field, such as spec.sealed.keyID
+	Path    string // the field, such as spec.sealed.keyID
 	Message string // what is wrong with it and what to do
 }
 

@@ -46,8 +46,8 @@ func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelop
 
 // Request is what [Seal] seals.
 type Request struct {
-	Namespace      string // of the object; may be empty with scope Cluster only
-	Name           string // of the object
+	Namespace      string // the object's; may be empty with scope Cluster only
+	Name           string // the object's
 	CredentialType string
 	TTLDays        int32          // 0 leaves the default to the API server
 	Scope          v1alpha1.Scope // "" means Strict

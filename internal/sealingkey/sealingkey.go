@@ -150,7 +150,7 @@ func (s *Service) Rotate(ctx context.Context, p authz.Principal) (Key, error) {
 	if err := s.guard.Admit(ctx, p, authz.RotateSealingKey); err != nil {
 		return Key{}, err
 	}
-	former, err := s.keys.CurrentSealingKey(ctx) // which may be one that cannot be published
+	former, err := s.keys.CurrentSealingKey(ctx) // maybe one that cannot be published
 	if err != nil {
 		return Key{}, err
 	}

@@ -229,7 +229,7 @@ func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c
 // attempt is what a call to open came to.
 type attempt struct {
 	opened  []Opened
-	keyID   string // of all items that name one, and of the call
+	keyID   string // the key that the call and its items name
 	failed  int
 	damaged bool // a stored key did not open
 }
@@ -289,7 +289,7 @@ func (t *Transit) open(ctx context.Context, keys *keySet, keyID string, c []Ciph
 type item struct {
 	*sealed
 	good    bool // nothing is known yet that keeps it from opening
-	decoy   bool // in the place of what is no ciphertext
+	decoy   bool // stands in for what is no ciphertext
 	seed    *seedRow
 	damaged bool
 }

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	lifetime = 10 * time.Second // of an answer
+	lifetime = 10 * time.Second // how long an answer is remembered
 	maxKnown = 10_000           // answers
 	atOnce   = 16               // questions that the API server has before it
 

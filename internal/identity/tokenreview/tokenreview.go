@@ -50,7 +50,7 @@ import (
 
 const (
 	userPrefix = "system:serviceaccount:"
-	podUID     = "authentication.kubernetes.io/pod-uid" // in a user's extra
+	podUID     = "authentication.kubernetes.io/pod-uid" // key in a user's extra
 
 	// What access is reviewed for. There need not be any such object.
 	group    = "latticekeep.dev"
@@ -123,7 +123,7 @@ func (r *Reviewer) Review(ctx context.Context, token string, ask bool) (identity
 // parse returns what a token says of itself: for whom, whose, from when to when.
 // Nothing of it is proven. ok is false for what cannot be proven either.
 func (r *Reviewer) parse(token string) (claims jwt.RegisteredClaims, ok bool) {
-	if strings.ContainsAny(token, "\r\n") { // which base64 skips: a token has one spelling
+	if strings.ContainsAny(token, "\r\n") { // base64 skips line ends, and a token has one spelling
 		return claims, false
 	}
 	_, _, err := jwt.NewParser(jwt.WithStrictDecoding()).ParseUnverified(token, &claims)
