@@ -32,6 +32,7 @@ func (w *world) restart() {
 	w.t.Cleanup(func() { _ = s.Close() })
 	w.log, w.store = l, storetest.Rehearsing(s)
 	check(w.t, l.Use(w.t.Context(), viewed{w.store, w}, w.signer, "chain_test"))
+	w.verifier = audit.NewLiveVerifier(l)
 	w.service = w.newService()
 }
 

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -19,49 +17,6 @@ import (
 
 // stateEvery bounds the age of the state that a score on demand uses.
 const stateEvery = compliance.Day
-
-// agenda remembers until when each tenant has nothing due.
-type agenda struct {
-	mu   sync.Mutex
-	next map[authz.TenantID]time.Time
-	last authz.TenantID // the tenant of the last visit
-}
-
-// order returns the tenants, beginning after the last one visited, so that none blocks the others.
-func (a *agenda) order(tenants []authz.TenantID) []authz.TenantID {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	slices.Sort(tenants)
-	from, found := slices.BinarySearch(tenants, a.last)
-	if found {
-		from++
-	}
-	return slices.Concat(tenants[from:], tenants[:from])
-}
-
-func (a *agenda) visited(at authz.TenantID) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.last = at
-}
-
-// due reports whether the tenant may have something due. Nothing waits for longer than a day: a later
-// time comes from a clock that was set back.
-func (a *agenda) due(now time.Time, tenant authz.TenantID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	wait := a.next[tenant].Sub(now)
-	return wait <= 0 || wait > compliance.Day
-}
-
-func (a *agenda) postpone(tenant authz.TenantID, next time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.next == nil {
-		a.next = make(map[authz.TenantID]time.Time)
-	}
-	a.next[tenant] = next
-}
 
 // settling is the time before the first assessment of a tenant, so that the first entries of its
 // part are its own.

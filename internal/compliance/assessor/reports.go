@@ -1,16 +1,13 @@
 package assessor
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -20,15 +17,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-const (
-	linkLifetime    = time.Hour // validity of the URL of a report
-	signatureSuffix = ".sig"    // suffix of the name of a report's signature
-)
-
 var (
 	errFormat      = fault.New(fault.Invalid, "format must be one of pdf, oscal and ksi, and ksi is for the framework fedramp alone")
 	errNotVerified = fault.New(fault.Conflict, "the audit chain does not verify, so that no report is made of it: run latticekeep audit verify")
-	errNoReport    = fault.New(fault.NotFound, "there is no such report: ask for it again")
 	errVerifying   = fault.New(fault.Unavailable, "the audit chain is not verified up to the head yet: retry")
 )
 
@@ -42,7 +33,7 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 	if err := s.ready(ctx, p, authz.ReadReport, f); err != nil {
 		return compliance.Link{}, err
 	}
-	render := s.renderers[format]
+	render := s.reports.renderers[format]
 	if render == nil || format == compliance.KSI && f != compliance.FedRAMP {
 		return compliance.Link{}, errFormat
 	}
@@ -88,7 +79,7 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 // reportName returns the name of a report in the bucket. It depends on everything that the report is
 // made of.
 func (s *Service) reportName(tenant authz.TenantID, a compliance.Assessment, format compliance.Format) string {
-	input := frame.Join("latticekeep/report-name/v1", []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.program), []byte(a.Proof.Status))
+	input := frame.Join("latticekeep/report-name/v1", []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.reports.program), []byte(a.Proof.Status))
 	sum := sha256.Sum256(input)
 	return fmt.Sprintf("reports/%s/%s-%d-%s.%s", tenant, a.Framework, a.Head.Sequence, hex.EncodeToString(sum[:6]), format.Extension())
 }
@@ -114,7 +105,7 @@ func (s *Service) document(ctx context.Context, tenant authz.TenantID, j judgeme
 		Checkpoint: checkpoint.Text(), History: withHead(j.history, j.Assessment), Activity: j.activity,
 		Command: fmt.Sprintf("latticekeep compliance score --file export.jsonl --fingerprint %s --tenant %s --framework %s --head %d",
 			fingerprint, tenant, j.Framework, j.Head.Sequence),
-		Program: s.program,
+		Program: s.reports.program,
 	}, nil
 }
 
@@ -146,111 +137,4 @@ func (s *Service) Stored(ctx context.Context, name string) ([]byte, error) {
 		return signature, nil
 	}
 	return content, nil
-}
-
-// reportStore keeps signed reports in a bucket.
-type reportStore struct {
-	bucket  compliance.Reports
-	sign    func([]byte) ([]byte, error)
-	verify  func(report, signature []byte) bool
-	now     func() time.Time
-	logger  *slog.Logger
-	trusted digests
-}
-
-// link returns the URLs of a report. It renders and stores the report unless the bucket holds exactly
-// what render would write, with our signature. It does not trust the bucket, since others may write
-// to it too.
-func (s *reportStore) link(ctx context.Context, name string, render func() ([]byte, error)) (compliance.Link, error) {
-	found, _, err := s.signed(ctx, name)
-	if err != nil && fault.Of(err) != fault.NotFound {
-		return compliance.Link{}, unstored(err)
-	}
-	exists := err == nil
-	if !exists || !s.trusted.has(name, found) {
-		report, err := render()
-		if err != nil {
-			return compliance.Link{}, fmt.Errorf("making a report: %w", err)
-		}
-		if exists && !bytes.Equal(report, found) {
-			s.logger.WarnContext(ctx, "a stored report differs from what its name stands for; rendering it again", "name", name)
-			exists = false
-		}
-		if !exists {
-			if err := s.put(ctx, name, report); err != nil {
-				return compliance.Link{}, err
-			}
-		}
-		s.trusted.add(name, report)
-	}
-	link := compliance.Link{ExpiresAt: s.now().Add(linkLifetime).UTC()}
-	if link.URL, err = s.bucket.SignedURL(ctx, name, linkLifetime); err != nil {
-		return compliance.Link{}, unstored(err)
-	}
-	if link.SignatureURL, err = s.bucket.SignedURL(ctx, name+signatureSuffix, linkLifetime); err != nil {
-		return compliance.Link{}, unstored(err)
-	}
-	return link, nil
-}
-
-// put signs a report and stores it. It stores the signature first, so that no report is without one.
-func (s *reportStore) put(ctx context.Context, name string, report []byte) error {
-	signature, err := s.sign(report)
-	if err != nil {
-		return fmt.Errorf("signing a report: %w", err)
-	}
-	if err := s.bucket.Put(ctx, name+signatureSuffix, signature); err != nil {
-		return unstored(err)
-	}
-	if err := s.bucket.Put(ctx, name, report); err != nil {
-		return unstored(err)
-	}
-	return nil
-}
-
-// signed returns a report in the bucket and its signature, which verifies. Errors: fault.NotFound when
-// either is missing or they do not belong together, and others when the bucket does not answer.
-func (s *reportStore) signed(ctx context.Context, name string) (report, signature []byte, err error) {
-	if report, err = s.bucket.Get(ctx, name); err != nil {
-		return nil, nil, err
-	}
-	if signature, err = s.bucket.Get(ctx, name+signatureSuffix); err != nil {
-		return nil, nil, err
-	}
-	if !s.verify(report, signature) {
-		s.logger.WarnContext(ctx, "the signature of a stored report does not verify; the report is not served", "name", name)
-		return nil, nil, errNoReport
-	}
-	return report, signature, nil
-}
-
-func unstored(err error) error {
-	return fault.Wrap(fault.Unavailable, "reports cannot be stored or fetched at the moment: retry", err)
-}
-
-// maxDigests bounds how many reports are remembered. A forgotten one is rendered once more, to be
-// compared.
-const maxDigests = 1024
-
-// digests holds the digests of the reports that this process rendered or compared. A signature says
-// that a report is ours, but not that it is the one of its name.
-type digests struct {
-	mu  sync.Mutex
-	all map[string][sha256.Size]byte
-}
-
-func (d *digests) has(name string, report []byte) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	digest, ok := d.all[name]
-	return ok && digest == sha256.Sum256(report)
-}
-
-func (d *digests) add(name string, report []byte) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.all == nil || len(d.all) >= maxDigests {
-		d.all = make(map[string][sha256.Size]byte)
-	}
-	d.all[name] = sha256.Sum256(report)
 }

@@ -65,8 +65,6 @@ type Service struct {
 	catalogues map[compliance.Framework]*compliance.Catalogue
 	state      func(context.Context) (compliance.State, error)
 	inventory  func(context.Context, authz.Principal) ([]byte, error)
-	renderers  map[compliance.Format]compliance.Renderer
-	program    string
 	now        func() time.Time
 	logger     *slog.Logger
 
@@ -94,10 +92,12 @@ func New(c Config) (*Service, error) {
 	}
 	logger := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Service{
-		guard: c.Guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory, renderers: c.Renderers,
-		program: c.Program, now: now, logger: logger,
-		evidence:  newGatherer(evidenceRows{store: c.Store, seal: c.Seal, unseal: c.Open, logger: logger}, c.Reader),
-		reports:   &reportStore{bucket: c.Reports, sign: c.Sign, verify: c.Verify, now: now, logger: logger},
+		guard: c.Guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory,
+		now: now, logger: logger,
+		evidence: newGatherer(evidenceRows{store: c.Store, seal: c.Seal, unseal: c.Open, logger: logger}, c.Reader),
+		reports: &reportStore{
+			bucket: c.Reports, renderers: c.Renderers, program: c.Program, sign: c.Sign, verify: c.Verify, now: now, logger: logger,
+		},
 		computing: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 		patience:  defaultPatience, assessTime: defaultAssessTime,
 	}, nil
