@@ -47,14 +47,6 @@ func Load(path string, environ []string, flags map[string]string) (Config, error
 
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
-// What a configuration of an earlier release is told.
-const (
-	insteadOfKeyExchange = "tls.keyExchange is gone: leave it out for preferred, and for required set tls.pqRequired: true"
-	insteadOfKeyFile     = "kms.keyFile is gone: give its path as kms.url, file:///path"
-)
-
-var insteadOf = strings.NewReplacer("there is no key keyExchange here", insteadOfKeyExchange, "there is no key keyFile here", insteadOfKeyFile)
-
 func (s *Config) readYAML(text []byte) error {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
@@ -64,7 +56,7 @@ func (s *Config) readYAML(text []byte) error {
 	}
 	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
 		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
-		return errors.New(insteadOf.Replace(text))
+		return errors.New(text)
 	} else if err != nil {
 		return err
 	}
@@ -92,12 +84,6 @@ func (s *Config) readEnvironment(environ []string) error {
 		name, value, _ := strings.Cut(pair, "=")
 		if !strings.HasPrefix(name, variablePrefix) || slices.Contains(otherVariables, name) || serviceLink.MatchString(name) {
 			continue
-		}
-		switch name {
-		case Variable("tls.keyExchange"):
-			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyExchange)
-		case Variable("kms.keyFile"):
-			return fmt.Errorf("reading the environment: %s: %s", name, insteadOfKeyFile)
 		}
 		k, ok := known[name]
 		if !ok {
