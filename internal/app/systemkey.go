@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
 // deliverSystemKey hands the first system key to where the operators of the
@@ -79,23 +79,13 @@ func refuseSystemKeyFile(path string) error {
 	return nil
 }
 
-// writeSystemKey writes the key to a file that must not exist, and returns
-// once it is durable.
+// writeSystemKey writes the key to a file that must not exist, and returns once it is durable.
 func writeSystemKey(path, key string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	err := durable.WriteNew(path, []byte(key+"\n"))
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s: %w", systemKeyThere, err)
 	} else if err != nil {
 		return fmt.Errorf("creating systemKeyFile: %w", err)
 	}
-	_, err = f.WriteString(key + "\n")
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return fmt.Errorf("writing systemKeyFile: %w", errors.Join(err, os.Remove(path)))
-	}
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("writing systemKeyFile: %w", err)
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }

@@ -10,25 +10,61 @@ import (
 	"path/filepath"
 )
 
-// WriteNew writes a file that must not exist, with mode 0600, and returns when it
-// is durable.
+// WriteNew writes a file with mode 0600. A file that exists is an error that is fs.ErrExist.
 func WriteNew(path string, content []byte) (err error) {
 	if err := CheckAbsent(path); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*") // mode 0600
+	temp, err := writeTemp(path, path+".new-*", 0o600, content)
 	if err != nil {
-		return fmt.Errorf("creating %s: %w", filepath.Base(path), err)
+		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
 	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = MoveNew(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err := MoveNew(temp, path); err != nil {
+		_ = os.Remove(temp)
 		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
 	}
 	return nil
+}
+
+// Replace puts content in the place of a file that exists, and keeps its mode. Of a link it replaces
+// the file that the link leads to.
+func Replace(path string, content []byte) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("replacing %s: %w", path, err)
+		}
+	}()
+	target, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(target)
+	if err != nil {
+		return err
+	}
+	temp, err := writeTemp(target, "."+filepath.Base(target)+".*", info.Mode().Perm(), content)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temp, target); err != nil {
+		_ = os.Remove(temp)
+		return err
+	}
+	return SyncFolder(filepath.Dir(target))
+}
+
+// writeTemp writes a temporary file beside path, whole and synced.
+func writeTemp(path, pattern string, mode fs.FileMode, content []byte) (name string, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(pattern))
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		_ = os.Remove(f.Name())
+		return "", err
+	}
+	return f.Name(), nil
 }
 
 // CheckAbsent fails when there is something at path.
@@ -36,17 +72,24 @@ func CheckAbsent(path string) error {
 	_, err := os.Lstat(path)
 	switch {
 	case err == nil:
-		return fmt.Errorf("%s exists already, and nothing is ever overwritten: choose another name", path)
+		return existsError{path}
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("looking for %s: %w", path, err)
 	}
 	return nil
 }
 
-// MoveNew gives a file on the same file system another name, durably, and never
-// replaces one.
+type existsError struct{ path string }
+
+func (e existsError) Error() string {
+	return e.path + " exists already, and nothing is ever overwritten: choose another name"
+}
+
+func (existsError) Is(target error) bool { return target == fs.ErrExist }
+
+// MoveNew gives a file another name on the same file system, and never replaces a file.
 func MoveNew(from, to string) error {
-	err := os.Link(from, to) // unlike a rename it does not replace
+	err := os.Link(from, to) // unlike a rename, a link does not replace
 	switch {
 	case err == nil:
 		err = os.Remove(from)
@@ -58,46 +101,15 @@ func MoveNew(from, to string) error {
 	if err != nil {
 		return fmt.Errorf("naming %s: %w", filepath.Base(to), err)
 	}
-	d, err := os.Open(filepath.Dir(to))
-	if err != nil {
+	if err := SyncFolder(filepath.Dir(to)); err != nil {
 		return fmt.Errorf("syncing the folder of %s: %w", filepath.Base(to), err)
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }
 
-// Replace puts text in the place of a file that exists, at once and durably, and keeps its mode. What a link leads to
-// is replaced, not the link.
-func Replace(path string, text []byte) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("replacing %s: %w", path, err)
-		}
-	}()
-	real, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return err
-	}
-	info, err := os.Stat(real)
-	if err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(real), "."+filepath.Base(real)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Chmod(info.Mode().Perm()), f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), real); err != nil {
-		return err
-	}
-	d, err := os.Open(filepath.Dir(real))
+// SyncFolder makes the names in a folder durable.
+func SyncFolder(path string) error {
+	d, err := os.Open(path)
 	if err != nil {
 		return err
 	}
