@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -37,132 +38,194 @@ type Ready struct {
 	Chain    string `json:"chain"`
 }
 
-// Serve runs a production server with settings of [Load] until ctx ends, and
-// returns nil once requests and reconciles in flight have finished. stdout
-// takes one JSON line once the server is ready, stderr the log.
-func Serve(ctx context.Context, s config.Config, stdout, stderr io.Writer) (err error) {
-	if s.DataDir != "" {
-		if s.DataDir, err = filepath.Abs(s.DataDir); err != nil { // for scripts that run elsewhere
+// Serve runs a production server with a configuration of [config.Load] until ctx ends, and returns
+// nil once requests and reconciles in flight have finished. stdout takes one JSON line once the
+// server is ready, stderr the log.
+func Serve(ctx context.Context, c config.Config, stdout, stderr io.Writer) (err error) {
+	p := &production{config: c, handshakes: newHandshakeCounter()}
+	defer func() { err = errors.Join(err, p.end()) }()
+	if err := p.loadRuntime(ctx, stderr); err != nil {
+		return err
+	}
+	l, err := p.listen(ctx)
+	if err != nil {
+		return err
+	}
+	return p.serve(ctx, l, stdout)
+}
+
+// production is a server as a configuration describes it.
+type production struct {
+	service
+	config     config.Config
+	handshakes *prometheus.CounterVec
+	encryption *tls.Config    // of the listener; nil: plain HTTP
+	cleanup    []func() error // runs at the end, the newest first
+}
+
+func (p *production) end() error {
+	var errs []error
+	for _, clean := range slices.Backward(p.cleanup) {
+		errs = append(errs, clean())
+	}
+	return errors.Join(errs...)
+}
+
+// loadRuntime makes everything that the server needs before it listens. What needs no store comes
+// first, so that a wrong configuration changes nothing.
+func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err error) {
+	if p.config.DataDir != "" {
+		if p.config.DataDir, err = filepath.Abs(p.config.DataDir); err != nil { // scripts may run in another folder
 			return fmt.Errorf("finding the data directory: %w", err)
 		}
 	}
-	if _, err := compliance.LoadCatalogues(s.Compliance.Catalogues); err != nil { // before anything is made
+	if _, err := compliance.LoadCatalogues(p.config.Compliance.Catalogues); err != nil {
 		return fmt.Errorf("compliance.catalogues: %w", err)
 	}
+	if err := p.configureService(ctx, stderr); err != nil {
+		return err
+	}
+	if err := p.configureOperator(); err != nil {
+		return err
+	}
+	if err := p.configureTLS(ctx); err != nil {
+		return err
+	}
+	if err := checkKeyFilesOutside(p.config); err != nil {
+		return err
+	}
+	return p.open(ctx)
+}
+
+// configureService sets up the log, traces, time, and what mails, backups and evidence need.
+func (p *production) configureService(ctx context.Context, stderr io.Writer) (err error) {
+	c := p.config
 	logger := slog.New(slog.NewJSONHandler(stderr, nil))
-	spans, err := newTracing(ctx, s.Tracing, logger)
+	spans, err := newTracing(ctx, c.Tracing, logger)
 	if err != nil {
 		return err
 	}
 	if spans != nil {
-		defer spans.end(context.WithoutCancel(ctx))
+		p.cleanup = append(p.cleanup, func() error { spans.end(context.WithoutCancel(ctx)); return nil })
 		logger = slog.New(spanHandler{logger.Handler()})
 	}
-	h := service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: s.Sealing.KeyLifetime}
-	if h.recipients, err = s.BackupRecipients(); err != nil {
+	p.service = service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: c.Sealing.KeyLifetime, tracing: spans}
+	if p.recipients, err = c.BackupRecipients(); err != nil {
 		return fmt.Errorf("backup.recipients: %w", err)
 	}
-	h.evidence = &evidence{
-		Audit: s.Audit, Compliance: s.Compliance, custody: compliance.CustodyKMS, transport: transportOf(s.TLS),
+	p.evidence = &evidence{Audit: c.Audit, Compliance: c.Compliance, custody: compliance.CustodyKMS, transport: transportOf(c.TLS)}
+	if _, file := offline.KMSFile(c.KMS.URL); file {
+		p.evidence.custody = compliance.CustodyLocal
 	}
-	if _, file := offline.KMSFile(s.KMS.URL); file {
-		h.evidence.custody = compliance.CustodyLocal
+	p.cleanup = append(p.cleanup, p.evidence.close)
+	if c.Store.URL != "" { // all replicas go by the time of the database
+		p.clock = newSharedClock()
+		p.now = p.clock.Now
 	}
-	defer func() { err = errors.Join(err, h.evidence.close()) }()
-	if s.Store.URL != "" { // whose time all replicas go by
-		h.clock = newSharedClock()
-		h.now = h.clock.Now
+	for namespace, tenant := range c.Kubernetes.Namespaces {
+		p.tenants[namespace] = authz.TenantID(tenant)
 	}
-	for namespace, tenant := range s.Kubernetes.Namespaces {
-		h.tenants[namespace] = authz.TenantID(tenant)
-	}
-	if h.mails, h.sender, err = mailsOf(s); err != nil {
+	p.mails, p.sender, err = mailsOf(c)
+	return err
+}
+
+// configureOperator finds the cluster, and says how its operator works.
+func (p *production) configureOperator() error {
+	c := p.config
+	if err := p.connect(c.Kubernetes.Kubeconfig); err != nil {
 		return err
 	}
-	if err := h.connect(s.Kubernetes.Kubeconfig); err != nil {
-		return err
-	}
-	if s.SystemKeySecret != "" && h.cluster == nil {
+	if c.SystemKeySecret != "" && p.cluster == nil {
 		return errors.New("systemKeySecret: there is no cluster to make a Secret in: name a file in systemKeyFile, or give kubernetes.kubeconfig")
 	}
-	h.tracing = spans
-	h.evidence.cluster, h.evidence.namespace = h.cluster, ownNamespace(s, podNamespace)
-	h.operator.Namespace, h.operator.Policy = ownNamespace(s, podNamespace), s.Kubernetes.Policy.SealingPolicy()
-	h.operator.Elect = s.Store.URL != ""
-	h.operator.Workers, h.operator.RestartWorkloads = s.Kubernetes.Workers, s.Kubernetes.RestartWorkloads
-	handshakes := newHandshakeCounter()
-	var encryption *tls.Config
-	if s.TLS.CertFile != "" {
-		if encryption, err = tlsConfig(s.TLS, handshakes, logger); err != nil {
-			return err
-		}
-	}
-	if s.TLS.SecretName != "" {
-		if h.cluster == nil {
-			return errors.New("tls.secretName: there is no cluster to read a Secret in: give tls.certFile and tls.keyFile, or kubernetes.kubeconfig")
-		}
-		own, err := tlsFromSecret(h.cluster, h.operator.Namespace, s.TLS.SecretName, h.now, logger)
-		if err != nil {
-			return err
-		}
-		encryption = listenerTLS(own.get, s.TLS.PQRequired, handshakes)
-		h.operator.Certificates = servingCertificates(s, h.operator.Namespace)
-		reading, stop := context.WithCancel(ctx)
-		var readers sync.WaitGroup
-		readers.Go(func() { own.run(reading) })
-		defer readers.Wait()
-		defer stop()
-	}
-	if err := checkKeyFilesOutside(s); err != nil {
+	p.evidence.cluster, p.evidence.namespace = p.cluster, ownNamespace(c, podNamespace)
+	p.operator.Namespace, p.operator.Policy = ownNamespace(c, podNamespace), c.Kubernetes.Policy.SealingPolicy()
+	p.operator.Elect = c.Store.URL != ""
+	p.operator.Workers, p.operator.RestartWorkloads = c.Kubernetes.Workers, c.Kubernetes.RestartWorkloads
+	return nil
+}
+
+// configureTLS loads the certificate of the listener, or begins to read it from its Secret.
+func (p *production) configureTLS(ctx context.Context) (err error) {
+	c := p.config
+	if c.TLS.CertFile != "" {
+		p.encryption, err = tlsConfig(c.TLS, p.handshakes, p.logger)
 		return err
 	}
-	h.deployment, err = openDeployment(ctx, deploymentOptions{
-		dir: s.DataDir, store: s.Store, kms: s.KMS, pq: s.TLS.PQRequired, clock: h.clock, fresh: func() error { return refuseSystemKeyFile(s.SystemKeyFile) },
-		policy: h.operator.Policy, objects: h.sealingKeyUse(), tracing: h.tracing, evidence: h.evidence, logger: logger, now: h.now,
+	if c.TLS.SecretName == "" {
+		return nil
+	}
+	if p.cluster == nil {
+		return errors.New("tls.secretName: there is no cluster to read a Secret in: give tls.certFile and tls.keyFile, or kubernetes.kubeconfig")
+	}
+	own, err := tlsFromSecret(p.cluster, p.operator.Namespace, c.TLS.SecretName, p.now, p.logger)
+	if err != nil {
+		return err
+	}
+	p.encryption = listenerTLS(own.get, c.TLS.PQRequired, p.handshakes)
+	p.operator.Certificates = servingCertificates(c, p.operator.Namespace)
+	reading, stop := context.WithCancel(ctx)
+	var readers sync.WaitGroup
+	readers.Go(func() { own.run(reading) })
+	p.cleanup = append(p.cleanup, func() error { stop(); readers.Wait(); return nil })
+	return nil
+}
+
+// open opens the deployment, and delivers its first system key.
+func (p *production) open(ctx context.Context) (err error) {
+	c := p.config
+	p.deployment, err = openDeployment(ctx, deploymentOptions{
+		dir: c.DataDir, store: c.Store, kms: c.KMS, pq: c.TLS.PQRequired, clock: p.clock, fresh: func() error { return refuseSystemKeyFile(c.SystemKeyFile) },
+		policy: p.operator.Policy, objects: p.sealingKeyUse(), tracing: p.tracing, evidence: p.evidence, logger: p.logger, now: p.now,
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, h.deployment.close()) }()
-	if s.Registration.Closed {
-		h.identity.CloseRegistration()
+	p.cleanup = append(p.cleanup, p.deployment.close)
+	if c.Registration.Closed {
+		p.identity.CloseRegistration()
 	}
-	err = h.identity.FirstSystemKey(ctx, func(key string) error { return h.deliverSystemKey(ctx, s, key) })
+	return p.identity.FirstSystemKey(ctx, func(key string) error { return p.deliverSystemKey(ctx, c, key) })
+}
+
+// listen opens the listener of requests, and that of operations when it has its own.
+func (p *production) listen(ctx context.Context) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", p.config.Listen)
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("listening: %w", err)
 	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.Listen)
-	if err != nil {
-		return fmt.Errorf("listening: %w", err)
-	}
-	if s.Operations.Listen != "" {
-		if h.operations, err = (&net.ListenConfig{}).Listen(ctx, "tcp", s.Operations.Listen); err != nil {
-			return fmt.Errorf("listening for operations: %w", errors.Join(err, l.Close()))
+	if p.config.Operations.Listen != "" {
+		if p.operations, err = (&net.ListenConfig{}).Listen(ctx, "tcp", p.config.Operations.Listen); err != nil {
+			return nil, fmt.Errorf("listening for operations: %w", errors.Join(err, l.Close()))
 		}
 	}
-	line := Ready{BaseURL: "http://" + l.Addr().String(), DataDir: s.DataDir, Identity: h.keys.Identity().ID(), Chain: h.log.Fingerprint()}
-	if encryption != nil {
+	return l, nil
+}
+
+// serve serves on l until ctx ends, and prints the ready line.
+func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer) error {
+	c := p.config
+	line := Ready{BaseURL: "http://" + l.Addr().String(), DataDir: c.DataDir, Identity: p.keys.Identity().ID(), Chain: p.log.Fingerprint()}
+	options := server.Config{
+		PublicURL: strings.TrimSuffix(c.PublicURL, "/"), TrustedProxies: c.TrustedProxies, Collectors: []prometheus.Collector{p.handshakes},
+		Rates: gate.Rates{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
+	}
+	if p.encryption != nil {
 		line.BaseURL = "https://" + l.Addr().String()
-		l = tls.NewListener(l, encryption)
-	}
-	config := server.Config{
-		PublicURL: strings.TrimSuffix(s.PublicURL, "/"), TrustedProxies: s.TrustedProxies, Collectors: []prometheus.Collector{handshakes},
-	}
-	if encryption != nil {
-		config.Ready = func() error {
-			_, err := encryption.GetCertificate(nil)
+		l = tls.NewListener(l, p.encryption)
+		options.Ready = func() error {
+			_, err := p.encryption.GetCertificate(nil)
 			return err
 		}
 	}
-	config.Rates = gate.Rates{V1: s.Rate.V1, V2: s.Rate.V2, Address: s.Rate.Address, Registrations: s.Rate.Registrations}
-	return h.run(ctx, l, config, func() {
+	return p.run(ctx, l, options, func() {
 		attrs := []any{"base_url", line.BaseURL, "version", buildinfo.Version()}
-		if h.operations != nil {
-			attrs = append(attrs, "operations", "http://"+h.operations.Addr().String())
+		if p.operations != nil {
+			attrs = append(attrs, "operations", "http://"+p.operations.Addr().String())
 		}
-		logger.Info("ready", attrs...)
+		p.logger.Info("ready", attrs...)
 		if err := json.NewEncoder(stdout).Encode(line); err != nil {
-			logger.Warn("the ready line could not be written", "err", err)
+			p.logger.Warn("the ready line could not be written", "err", err)
 		}
 	})
 }
