@@ -92,10 +92,10 @@ func (a *archive) probe(ctx context.Context, timeout time.Duration) {
 	case err == nil:
 		a.logger.InfoContext(ctx, "the archive of the audit log can be read again")
 	case lost:
-		a.logger.ErrorContext(ctx, "the archive of the audit log lacks its oldest segment: put it back, and let no rule of the bucket remove any before its time",
+		a.logger.ErrorContext(ctx, "the archive of the audit log lacks its oldest segment: restore it, and exclude the archive from the deletion rules of the bucket",
 			"object", segments[0].Name)
 	default:
-		a.logger.WarnContext(ctx, "the archive of the audit log cannot be read, it is tried again", "in", maintenance, "err", err)
+		a.logger.WarnContext(ctx, "the archive of the audit log cannot be read; retrying", "in", maintenance, "err", err)
 	}
 }
 
@@ -126,7 +126,7 @@ func (a *archive) cutOnce(ctx context.Context) {
 	if cut, err := a.cutter.Run(ctx); errors.Is(err, fault.Conflict) {
 		return // another replica was first
 	} else if err != nil && ctx.Err() == nil {
-		a.logger.Error("audit entries could not be moved to the archive and stay where they are, it is tried again", "in", maintenance, "err", err)
+		a.logger.Error("moving audit entries to the archive failed, they stay in the database; retrying", "in", maintenance, "err", err)
 	} else if cut > 0 {
 		a.logger.Info("audit entries were moved to the archive", "entries", cut)
 	}

@@ -112,7 +112,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 		return nil, err
 	}
 	if !made {
-		p.logger.WarnContext(ctx, "the database was empty, and a new deployment was made in it: unless that was meant, stop the server and look where it should be",
+		p.logger.WarnContext(ctx, "created a new deployment in an empty database: if that is not intended, stop the server and check store.url or dataDir",
 			"chain", d.log.Fingerprint())
 	}
 	if err := p.evidence.openAnchors(ctx, d.log, d.guard, p.logger, p.now); err != nil {
@@ -214,7 +214,7 @@ func kmsOf(ctx context.Context, p deploymentOptions, made bool) (keys []*kms.Key
 		k, err := kms.Open(ctx, text, kms.Options{TokenFile: p.kms.TokenFile, PQRequired: p.pq, Logger: p.logger})
 		switch {
 		case err != nil && i > 0: // it may have been destroyed, and if it is still needed the keyring says so
-			p.logger.WarnContext(ctx, "a key of kms.former cannot be opened, and is left out", "err", err)
+			p.logger.WarnContext(ctx, "a KMS key of kms.former cannot be opened and is not used", "err", err)
 			continue
 		case err != nil:
 			return keys, nil, fmt.Errorf("kms.url: %w", err)

@@ -103,7 +103,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	rates := gate.Rates{Registrations: 1000} // scripts that try things out register a lot
 	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Rates: rates}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
-			logger.Warn("the ready line could not be written", "err", err)
+			logger.Warn("writing the ready line failed", "err", err)
 		}
 		fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], s.keys.Identity().ID(), s.log.Fingerprint(), systemKey, s.cluster != nil))
 	})

@@ -62,7 +62,7 @@ func (p *evidence) open(ctx context.Context, key, address string, o objects.Sign
 func (p *evidence) configured(ctx context.Context, logger *slog.Logger, key, address string, o objects.SigningOptions) (*objects.Bucket, error) {
 	b, err := p.open(ctx, key, address, o)
 	if err == nil && b.Made() {
-		logger.WarnContext(ctx, "made the folder of a bucket, which was not there: unless it is new, look whether its volume is mounted", "setting", key)
+		logger.WarnContext(ctx, "created the folder of a bucket, which was missing: unless it is new, check that its volume is mounted", "setting", key)
 	}
 	return b, err
 }

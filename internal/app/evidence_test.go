@@ -184,7 +184,7 @@ func TestARefusedLogIsToldOnce(t *testing.T) {
 		switch {
 		case strings.Contains(line, `"level":"ERROR"`) && strings.Contains(line, "/readyz") && strings.Contains(line, "accept-rollback") && strings.Contains(line, "8 to 9"):
 			told++
-		case strings.Contains(line, "ERROR"), strings.Contains(line, "tried again"):
+		case strings.Contains(line, "ERROR"), strings.Contains(line, "retrying"):
 			t.Error(line)
 		}
 	}

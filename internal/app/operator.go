@@ -64,7 +64,7 @@ func runOperator(ctx context.Context, logger *slog.Logger, run func() error) err
 		if time.Since(began) > operatorLastRetry { // this is new trouble
 			wait = operatorFirstRetry
 		}
-		logger.Error("the operator is not running, it is tried again", "in", wait, "err", err)
+		logger.Error("operator stopped; retrying", "in", wait, "err", err)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -225,7 +225,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 		}
 		p.logger.Info("ready", attrs...)
 		if err := json.NewEncoder(stdout).Encode(line); err != nil {
-			p.logger.Warn("the ready line could not be written", "err", err)
+			p.logger.Warn("writing the ready line failed", "err", err)
 		}
 	})
 }

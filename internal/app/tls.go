@@ -92,7 +92,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	before := c.seen
 	if now, err := c.stat(); err != nil || now != before {
 		if err := c.loadLocked(); err != nil && c.seen != before { // once for each state, not for each handshake
-			c.logger.Error("the new TLS certificate cannot be used, the former one is, if there is one", "err", err)
+			c.logger.Error("the new TLS certificate cannot be used; keeping the previous one, if any", "err", err)
 		}
 	}
 	if c.current == nil {
@@ -184,7 +184,7 @@ func (s *secretCertificate) run(ctx context.Context) {
 			if cert, _ := s.get(nil); cert == nil {
 				s.logger.Warn("waiting for the TLS certificate of tls.secretName", "secret", s.name, "err", err)
 			} else {
-				s.logger.Error("the Secret of tls.secretName cannot be used, the former certificate is", "secret", s.name, "err", err)
+				s.logger.Error("the Secret of tls.secretName cannot be used; keeping the previous certificate", "secret", s.name, "err", err)
 			}
 		}
 		timer := time.NewTimer(s.pause(err))
@@ -223,7 +223,7 @@ func (s *secretCertificate) read(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the certificate of the Secret: %w", err)
 	}
-	s.logger.Info("a TLS certificate is taken from its Secret", "secret", s.name, "until", pair.Leaf.NotAfter)
+	s.logger.Info("using the TLS certificate of the Secret", "secret", s.name, "until", pair.Leaf.NotAfter)
 	s.current, s.version = &pair, secret.ResourceVersion
 	return nil
 }

@@ -84,7 +84,7 @@ func (e *patientExporter) ExportSpans(ctx context.Context, spans []sdktrace.Read
 	switch failed := err != nil; {
 	case !e.failed.CompareAndSwap(!failed, failed):
 	case failed:
-		e.logger.Warn("spans cannot be sent to tracing.endpoint, they are dropped until it takes them", "err", fmt.Sprintf("%.500s", err))
+		e.logger.Warn("sending spans to tracing.endpoint failed; dropping spans until it accepts them", "err", fmt.Sprintf("%.500s", err))
 	default:
 		e.logger.Info("spans can be sent again")
 	}

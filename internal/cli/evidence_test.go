@@ -45,7 +45,7 @@ func TestAnArchiveThatHangsStopsNothingElse(t *testing.T) {
 func TestAFolderThatIsMadeIsTold(t *testing.T) {
 	s := newSite(t, "")
 	writeFile(t, s.file, append([]byte(readText(t, s.file)), closed+"audit: {anchor: {bucket: 'file://"+s.path("anchors")+"'}}\n"...))
-	const made = "made the folder of a bucket"
+	const made = "created the folder of a bucket"
 	for range 2 {
 		_, stop := s.serve()
 		stop()

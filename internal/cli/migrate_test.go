@@ -88,7 +88,7 @@ func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 	unserved := func() {
 		t.Helper()
 		e.refused(from, "is being moved to postgres://127.0.0.1")
-		e.refused(to, "has not come to its end")
+		e.refused(to, "is unfinished")
 		if _, err := run(t, "audit", "verify", "--store", to); err == nil || !strings.Contains(err.Error(), "run latticekeep migrate again") {
 			t.Error(err)
 		}
@@ -103,7 +103,7 @@ func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 	}()
 	more := e.await(to, copied+1)
 	must(t, server.Kill())
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "the same command goes on from there") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "run the same command again to resume") {
 		t.Fatal("without its database: ", err)
 	}
 	must(t, server.Restart())
@@ -258,7 +258,7 @@ func TestAnAbandonedMigrationLeavesTheSourceAsItWas(t *testing.T) {
 		t.Error("the source is not as it was")
 	}
 	e.whole(from)
-	e.refused(to, "has not come to its end")
+	e.refused(to, "is unfinished")
 	// What it left in the target is of the past, and goes.
 	e.with(to, func(s store.Database) {
 		must(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("zzz"), []byte("left")) }))
@@ -288,7 +288,7 @@ func TestAHandOverThatWasCutOffIsFinished(t *testing.T) {
 	}))
 	must(t, errors.Join(source.Close(), m.Close()))
 	e.refused(from, "was moved")
-	e.refused(to, "has not come to its end")
+	e.refused(to, "is unfinished")
 	mustRun(t, "migrate", "--from", from, "--to", to)
 	e.whole(to)
 }

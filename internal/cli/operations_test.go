@@ -185,7 +185,7 @@ func TestWithoutItsClusterNobodyKnowsWhichSealingKeysAreNeeded(t *testing.T) {
 		t.Error("the HTTP service needs no operator:", status, body)
 	}
 	patience := time.After(time.Minute)
-	for !strings.Contains(s.log.String(), "the operator is not running") {
+	for !strings.Contains(s.log.String(), "operator stopped") {
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-patience:

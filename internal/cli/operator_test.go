@@ -35,7 +35,7 @@ func TestAnAPIServerThatIsDownDoesNotEndTheHTTPService(t *testing.T) {
 	}
 	r, stderr := startOperator(t, kubeconfig)
 	for _, wait := range []string{"in=1s", "in=2s"} {
-		if text := stderr.await(t, "the operator is not running"); !strings.Contains(text, wait) || !strings.Contains(text, "does the kubeconfig name it?") {
+		if text := stderr.await(t, "operator stopped"); !strings.Contains(text, wait) || !strings.Contains(text, "does the kubeconfig name it?") {
 			t.Errorf("%q, want %s and the remedy", text, wait)
 		}
 		r.checkServes()

@@ -20,7 +20,7 @@ func newServerCommand() *cobra.Command {
 		Long: `Run the HTTP service, on an embedded store or PostgreSQL, and the operator when there is a
 kubeconfig or the process runs in a pod with a ServiceAccount token. While the
 cluster does not answer, lacks the CRD or belongs to another deployment, the
-HTTP service runs alone and the operator is tried again.
+HTTP service runs alone and the operator is retried.
 
 --config runs a production server; docs/reference/configuration.md lists every setting.
 Environment variables (LATTICEKEEP_DATA_DIR is dataDir) go before the file, and
@@ -42,7 +42,7 @@ in the folder mail of the data directory.`,
 			case dev:
 				return app.Dev(cmd.Context(), c)
 			case file == "":
-				return errors.New("say which server to run: --config FILE for production, or --dev")
+				return errors.New("no server is chosen: give --config FILE for production, or --dev")
 			}
 			flags := make(map[string]string)
 			for flag, key := range map[string]string{"listen": "listen", "data-dir": "dataDir", "kubeconfig": "kubernetes.kubeconfig"} {

@@ -84,7 +84,7 @@ func TestAReceiverThatIsDownIsNoTroubleAndSaidOnce(t *testing.T) {
 		t.Error(status, body)
 	}
 	stop()
-	if n := strings.Count(s.log.String(), "spans cannot be sent"); n != 1 {
+	if n := strings.Count(s.log.String(), "sending spans to tracing.endpoint failed"); n != 1 {
 		t.Errorf("said %d times: %s", n, s.log.String())
 	}
 }

@@ -39,7 +39,7 @@ func newUninstallCommand() *cobra.Command {
 	o := uninstallOptions{page: 500}
 	cmd := &cobra.Command{
 		Use:   "uninstall --webhook-configuration NAME",
-		Short: "Let go of a cluster before latticekeep is removed from it",
+		Short: "Release a cluster before latticekeep is removed from it",
 		Long: `Uninstall makes a cluster work without latticekeep, before it is removed: it stops the server of --stateful-set or --deployment, so that
 nothing is undone, removes the webhook configuration, so that nothing waits for a webhook that is gone, and then takes the finalizer
 off every SealedCredential, so that each can be deleted.
@@ -93,7 +93,7 @@ func (o uninstallOptions) run(ctx context.Context, cluster *rest.Config, stdout 
 	err = objects.Resource(webhookConfigurations).Delete(ctx, o.webhook, metav1.DeleteOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		fmt.Fprintf(stdout, "webhook configuration %s: there is none\n", o.webhook)
+		fmt.Fprintf(stdout, "webhook configuration %s: not found\n", o.webhook)
 	case err != nil:
 		return fmt.Errorf("removing the webhook configuration: %w", err)
 	default:
@@ -146,7 +146,7 @@ func (o uninstallOptions) stop(ctx context.Context, cluster *rest.Config, stdout
 	}
 	err = sets.Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"replicas":0}}`), metav1.PatchOptions{}, "scale")
 	if apierrors.IsNotFound(err) {
-		fmt.Fprintf(stdout, "%s %s: there is none\n", kind, name)
+		fmt.Fprintf(stdout, "%s %s: not found\n", kind, name)
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("stopping the server: %w", err)

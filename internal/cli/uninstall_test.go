@@ -128,7 +128,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 		if err := o.run(t.Context(), connect(), &out); err != nil {
 			t.Fatal(err)
 		}
-		check(out.String(), "latticekeep-webhook: there is none", "10 seen, 0 released")
+		check(out.String(), "latticekeep-webhook: not found", "10 seen, 0 released")
 	})
 
 	// Ended at each request, and then run to its end.

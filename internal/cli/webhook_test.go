@@ -215,7 +215,7 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 	writeFile(t, in("token"), []byte(token))
 	c.kubectl("", "wait", "--for=jsonpath={.webhooks[0].clientConfig.caBundle}", "--timeout=60s", "validatingwebhookconfiguration/latticekeep-webhook")
 
-	s.awaitLog("is taken from its Secret")
+	s.awaitLog("using the TLS certificate of the Secret")
 	ca, err := os.ReadFile(in("server/ca.crt"))
 	if err != nil {
 		t.Fatal(err)

@@ -87,7 +87,7 @@ func (s *Config) readEnvironment(environ []string) error {
 		}
 		k, ok := known[name]
 		if !ok {
-			return fmt.Errorf("reading the environment: no configuration key belongs to the variable %s: unset it, or mend its name", name)
+			return fmt.Errorf("reading the environment: no configuration key belongs to the variable %s: unset it, or correct its name", name)
 		}
 		if err := k.set(value); err != nil {
 			return fmt.Errorf("reading the environment: %s: %w", name, err)

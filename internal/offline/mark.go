@@ -98,16 +98,16 @@ func (m *Mark) Err() error {
 	var text string
 	switch m.State {
 	case Restoring:
-		text = fmt.Sprintf("a restore into this database, begun %s, has not come to its end: run latticekeep restore again", m.Since)
+		text = fmt.Sprintf("a restore into this database, begun %s, is unfinished: run latticekeep restore again", m.Since)
 	case Receiving:
-		text = fmt.Sprintf("a migration from %s into this database, begun %s, has not come to its end: run latticekeep migrate again", m.Other, m.Since)
+		text = fmt.Sprintf("a migration from %s into this database, begun %s, is unfinished: run latticekeep migrate again", m.Other, m.Since)
 	case Leaving:
-		text = fmt.Sprintf("this database is being moved to %s since %s: run latticekeep migrate again, or give that up with latticekeep migrate --abandon", m.Other, m.Since)
+		text = fmt.Sprintf("this database is being moved to %s (begun %s): run latticekeep migrate again, or abandon that with latticekeep migrate --abandon", m.Other, m.Since)
 	case Moved:
-		text = fmt.Sprintf("this deployment was moved to %s, begun %s, and goes on there: name that in store.url, or its folder in dataDir. "+
-			"Were it served here too, there would be two of it whose logs part", m.Other, m.Since)
+		text = fmt.Sprintf("this deployment was moved to %s (begun %s): name that store in store.url, or its folder in dataDir. "+
+			"Serving it here too would fork its audit log", m.Other, m.Since)
 	default:
-		text = "this database is being worked on by a newer release: use that"
+		text = "a newer release is working on this database: use that release"
 	}
 	return fault.New(fault.Unavailable, text)
 }
@@ -144,7 +144,7 @@ func CheckHolder(r store.Reader, id string) error {
 	}
 	m, err := ReadMark(r)
 	if err == nil && (m == nil || m.ID != id) {
-		err = fault.New(fault.Conflict, "another restore or migration has taken over the database: look which one is to be, and run that again")
+		err = fault.New(fault.Conflict, "another restore or migration has taken over the database: decide which one is to finish, and run it again")
 	}
 	return err
 }

@@ -54,11 +54,11 @@ func newRewrapCommand(r *command.Server) *cobra.Command {
 	var o rewrapOptions
 	cmd := &cobra.Command{
 		Use: "rewrap", Short: "Move all keys to the current KMS key while the server goes on",
-		Long: `Move the keys of every tenant and of the deployment under the KMS key that kms.url names, while the server goes on. It can be
-broken off at any time, and goes on where it was when it is run again. The keys themselves stay the same.
+		Long: `Move the keys of every tenant and of the deployment under the KMS key that kms.url names, while the server runs. It can be
+interrupted at any time, and resumes when it is run again. The keys themselves stay the same.
 
-With --again what is under that key already is wrapped anew, too: after the key was rotated at its provider, so that its
-former version is needed no more.
+With --again it also wraps anew what is under that key already: use it after the provider has rotated the key, so that
+the previous version is no longer needed.
 
 With --destroy-old the keys that kms.former names are destroyed at their providers, once nothing is under them. What that
 makes unreadable is printed first, and each key's id has to be typed, unless there is --yes.`,
@@ -97,7 +97,7 @@ func (o rewrapOptions) run(ctx context.Context, c *client.V2, in io.Reader, out,
 	showKMSKeys(out, answer.KmsKeys)
 	noteDamaged(note, answer.DamagedSets)
 	if len(former) > 0 && answer.DamagedSets == 0 {
-		fmt.Fprintln(note, "nothing is under a former key any more: take it out of kms.former, on every replica")
+		fmt.Fprintln(note, "no keys are under a previous KMS key any more: remove it from kms.former on every replica")
 	}
 	if !o.destroy {
 		return nil
@@ -130,10 +130,10 @@ func moveAll(ctx context.Context, c *client.V2, request v2.RewrapKeysRequest, cu
 	for {
 		answer, err := c.RewrapKeys(ctx, request)
 		if err != nil {
-			return nil, fmt.Errorf("moving keys: after %d sets; nothing is lost, and run again it goes on from here: %w", moved, err)
+			return nil, fmt.Errorf("moving keys stopped after %d sets; nothing is lost, run the command again to resume: %w", moved, err)
 		}
 		if now, _ := kmsKeysByState(answer.KmsKeys); now != current {
-			return nil, fmt.Errorf("moving keys: after %d sets; the replicas have different keys in kms.url (%s and %s): give them the same, then run it again",
+			return nil, fmt.Errorf("moving keys: after %d sets; the replicas have different keys in kms.url (%s and %s): give all the same key, then run the command again",
 				moved, command.Printable(current), command.Printable(now))
 		}
 		moved += answer.Moved
@@ -158,9 +158,9 @@ Take a backup now, before you go on, and see that it restores.
 			line, err := in.ReadString('\n')
 			if typed := strings.TrimSpace(line); typed != id {
 				if err != nil && typed == "" {
-					return errors.New("it was not destroyed: nobody typed its id, and there is no --yes")
+					return errors.New("the key was not destroyed: its id was not typed; type it, or give --yes")
 				}
-				return errors.New("it was not destroyed: that is not its id")
+				return errors.New("the key was not destroyed: what was typed is not its id")
 			}
 		}
 		answer, err := c.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: id})
@@ -169,7 +169,7 @@ Take a backup now, before you go on, and see that it restores.
 		}
 		fmt.Fprintln(out, command.Printable(id), "destroyed")
 		if answer.FinalAt != nil {
-			fmt.Fprintf(note, "until %s that can be undone: %s\n", answer.FinalAt.UTC().Format(time.RFC3339), valueOr(answer.Undo, "ask its provider"))
+			fmt.Fprintf(note, "until %s this can be undone: %s\n", answer.FinalAt.UTC().Format(time.RFC3339), valueOr(answer.Undo, "ask its provider"))
 		}
 		if answer.Left != nil {
 			fmt.Fprintf(note, "what may still hold it: %s\n", *answer.Left)

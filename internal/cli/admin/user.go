@@ -45,7 +45,7 @@ func NewUserCommand() *cobra.Command {
 			func(ctx context.Context, c *client.V2, args []string) (done, error) {
 				return done{args[0], "removed"}, c.RemoveMember(ctx, args[0])
 			}, showDone),
-		command.NewCall(&r, "revoke-invitation INVITATION_ID", "Make an invitation worthless", cobra.ExactArgs(1),
+		command.NewCall(&r, "revoke-invitation INVITATION_ID", "Revoke an invitation", cobra.ExactArgs(1),
 			func(ctx context.Context, c *client.V2, args []string) (done, error) {
 				return done{args[0], "revoked"}, c.RevokeInvitation(ctx, args[0])
 			}, showDone))

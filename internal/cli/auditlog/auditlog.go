@@ -118,7 +118,7 @@ func fingerprintOfFile(file string) (string, error) {
 func newAcceptRollbackCommand() *cobra.Command {
 	var r command.Server
 	var reason string
-	cmd := command.NewCall(&r, "accept-rollback --url URL --reason TEXT", "Let a log go on after entries were lost", cobra.NoArgs,
+	cmd := command.NewCall(&r, "accept-rollback --url URL --reason TEXT", "Let a halted log continue after entries were lost", cobra.NoArgs,
 		func(ctx context.Context, c *client.V2, _ []string) (*v2.RollbackAnswer, error) {
 			if strings.TrimSpace(reason) == "" {
 				return nil, errors.New("--reason is empty: say why the entries were lost, since the log keeps it")
@@ -136,10 +136,10 @@ func newAcceptRollbackCommand() *cobra.Command {
 			}
 			fmt.Fprintf(out, "%s\nepoch %d begins with entry %d\nhash: %s\n", lost, a.Epoch, a.Sequence, a.Hash)
 		})
-	cmd.Long = `Let a server go on whose database is behind a checkpoint that is kept elsewhere:
-it refuses to write until somebody with a key of the scope system:admin accepts
-that the entries in between are lost. Restore the newest copy of the database
-before you do. The log then goes on in a new epoch above the lost sequences, and
+	cmd.Long = `Let a server continue whose database is older than a checkpoint that is kept
+elsewhere: its log is halted until somebody with a key of the scope system:admin
+accepts that the entries in between are lost. Restore the newest copy of the database
+before you do. The log then continues in a new epoch above the lost sequences, and
 its first entry says what was lost and why; nothing makes that undone.
 
 It asks nothing, and prints what was lost.`

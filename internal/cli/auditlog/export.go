@@ -46,10 +46,9 @@ their own from docs/audit.md.
                  the scope audit:read
   --url --whole  all tenants' entries; the key needs the scope system:admin
 
-An export to a file that was broken off goes on where it ended when it is run
-again, and one that is finished takes up what has come since: what is there must
-link up with it. What --url has fetched of a tenant and not yet put in order is
-in FILE.part meanwhile.`,
+Run again, an interrupted export to a file resumes, and a finished one takes up
+the newer entries; the file must link up with the log. Entries that --url has
+fetched but not yet put in order are in FILE.part.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := command.CheckNotEmpty(cmd, "output", "public-key-out"); err != nil {

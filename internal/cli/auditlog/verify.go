@@ -81,7 +81,7 @@ as in audit.retention.archive.`,
 				}
 			}
 			if a.From, a.To = o.from, o.to; o.to > 0 && o.from > o.to {
-				return errors.New("--from is behind --to")
+				return errors.New("--from must not be later than --to")
 			}
 			// A verification makes much garbage and keeps little: memory for time.
 			defer debug.SetGCPercent(debug.SetGCPercent(400))
@@ -147,11 +147,11 @@ func printReport(w io.Writer, r audit.Report, proven ...string) error {
 	case r.Credentials != nil:
 		fmt.Fprintf(&b, "ok: the log from entry %d on, behind what is archived: %d entries, %d live credentials\n", r.From, r.Entries, live)
 	default:
-		rest := "before and behind"
+		rest := "before and after it"
 		if r.From == 1 {
-			rest = "behind"
+			rest = "after it"
 		}
-		fmt.Fprintf(&b, "ok: a part of the log: %d entries, %d to %d; what comes %s was not looked at\n", r.Entries, r.From, r.Sequence, rest)
+		fmt.Fprintf(&b, "ok: a part of the log: %d entries, %d to %d; the entries %s were not verified\n", r.Entries, r.From, r.Sequence, rest)
 	}
 	fmt.Fprintf(&b, "head: %d %s\n", r.Sequence, r.Hash)
 	if r.Size > 0 && r.Tenant == "" {

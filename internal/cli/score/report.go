@@ -57,7 +57,7 @@ the report says is checked by computing it again: it names the command.`,
 			if err != nil {
 				return err
 			}
-			signed := "nobody looked at its signature: give --identity to know who signed it"
+			signed := "its signature was not verified: give --identity to verify who signed it"
 			if identity != "" {
 				if err := checkReport(cmd.Context(), c, report, signature, identity); err != nil {
 					return err

@@ -46,8 +46,8 @@ default only in the object of this namespace, name and credential type; the mani
 Values come from files (--from-file), a v1 Secret manifest (-f) or literals. A literal can be seen in the shell's
 history and in the list of processes: prefer a file, or standard input (--from-file KEY=- or -f -).
 
-With --merge-into the values are put into a manifest that there is already, in the place of those with the same data keys
-or beside the others, which need not be known. Scope, type, namespace and name are the manifest's, and it has to be sealed
+With --merge-into the values are put into an existing manifest, in place of those with the same data keys or beside the
+others, which need not be known. Scope, type, namespace and name are the manifest's, and it has to be sealed
 for the same key: latticekeep reseal moves it to the newest one. Comments, order and everything else stay as they are.
 
 The sealing key comes from a key file, which is trusted as it is, or is fetched from the server or the cluster and then

@@ -205,7 +205,7 @@ func (k checked) text(path string, c checkOptions) string {
 	if k.HasKMSKey {
 		key = "the KMS key is in it: whoever opens the backup reads everything"
 	}
-	inside := "what is in it was not looked at: that takes the identity that opens it, in --verify-with"
+	inside := "its content was not verified: give the identity that opens it in --verify-with"
 	if k.inside != nil {
 		inside = fmt.Sprintf("verified: the backup opens, and its log up to head %d %s and all its rows hold", k.inside.report.Sequence, k.inside.report.Hash)
 	}

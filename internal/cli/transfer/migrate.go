@@ -40,23 +40,23 @@ postgres://user@host/database.
 
 The source is verified first. Then it is marked, and no server serves it any
 more: two deployments that go on from one audit log would fork it. The rows are
-copied in pages; a migration that was broken off goes on where it ended when it is
-run again. At the end both sides are read as a whole and must have the same number
+copied in pages; an interrupted migration resumes when it is run again. At the
+end both sides are read as a whole and must have the same number
 of rows, the same digest over all of them and the same head of the audit log, and
 the target's log and rows are verified. Only then does the target become one that
 is served.
 
 The KMS key stays where it is: the target's server needs the same kms.url.
 
---abandon takes the mark off the source of a migration that did not come to its
-end, so that it is served again. What was copied is then of no use.`,
+--abandon removes the mark from the source of an unfinished migration, so that
+servers serve it again. What was copied is then useless.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.abandon {
 				if err := abandon(cmd.Context(), o.source()); err != nil {
 					return err
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "ok: %s is served again; empty what was begun to be its target\n", o.source())
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "ok: %s is served again; empty the store that was its target\n", o.source())
 				return err
 			}
 			if o.to == "" {
@@ -76,7 +76,7 @@ end, so that it is served again. What was copied is then of no use.`,
 	flags.StringVar(&o.from, "from", "", "store that has the deployment")
 	flags.StringVar(&o.to, "to", "", "empty store that it moves to")
 	flags.StringVar(&o.passwordFile, "password-file", "", "file with the password of PostgreSQL (default: what PGPASSWORD says)")
-	flags.BoolVar(&o.abandon, "abandon", false, "give up a migration that did not come to its end, and serve --from again")
+	flags.BoolVar(&o.abandon, "abandon", false, "abandon an unfinished migration, and serve --from again")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
 	_ = cmd.MarkFlagRequired("from") // the flag exists
 	cmd.MarkFlagsMutuallyExclusive("abandon", "to")
@@ -110,7 +110,7 @@ func migrate(ctx context.Context, o migrateOptions, p *progress.Progress) (r mig
 	if err := m.Begin(ctx); err != nil {
 		return migrated{}, err
 	}
-	const again = "what was copied stays, and the same command goes on from there: %w"
+	const again = "what was copied stays; run the same command again to resume: %w"
 	if err := m.Copy(ctx); err != nil {
 		return migrated{}, fmt.Errorf("copying: "+again, err)
 	}
