@@ -88,26 +88,39 @@ type Evidence struct {
 	TenantSequence uint64 `json:"tenant_sequence"` // of the newest entry
 	Count          int    `json:"count"`
 
-	Types     map[string]*tally        `json:"types"`     // by event type, of all time
-	Succeeded map[audit.EventType]mark `json:"succeeded"` // the newest success of each type, of all time
-
-	Days map[int64]map[aspect]*tally `json:"days"` // by days since 1970 in UTC
-
-	Credentials map[string]*credential `json:"credentials"`
-	Keys        map[string]*namedKey   `json:"keys"`
-	APIKeys     map[string]*apiKey     `json:"api_keys"` // that were not revoked
-	Users       map[string]*user       `json:"users"`    // that were not removed
-	Invitations map[string]mark        `json:"invitations"`
-	Departed    map[string]mark        `json:"departed"` // members and API keys, with what ended them
-
-	FailedSignIns []mark  `json:"failed_sign_ins"` // the last few
-	Bursts        []burst `json:"bursts"`
+	counts
+	holdings
+	signIns
 
 	Unreviewed map[aspect]*tally `json:"unreviewed"` // denials and failures since the last review
 
 	State  *assessed                `json:"state"`
 	Scores map[Framework][]DayScore `json:"scores"`
 	Daily  mark                     `json:"daily,omitzero"` // the newest entry of the scores of a day
+}
+
+// counts are the numbers of entries.
+type counts struct {
+	Types     map[string]*tally        `json:"types"`     // by event type, of all time
+	Succeeded map[audit.EventType]mark `json:"succeeded"` // the newest success of each type, of all time
+
+	Days map[int64]map[aspect]*tally `json:"days"` // by days since 1970 in UTC
+}
+
+// holdings are the credentials, keys and members of the tenant.
+type holdings struct {
+	Credentials map[string]*credential `json:"credentials"`
+	Keys        map[string]*namedKey   `json:"keys"`
+	APIKeys     map[string]*apiKey     `json:"api_keys"` // that were not revoked
+	Users       map[string]*user       `json:"users"`    // that were not removed
+	Invitations map[string]mark        `json:"invitations"`
+	Departed    map[string]mark        `json:"departed"` // members and API keys, with what ended them
+}
+
+// signIns are the failed sign-ins and what was done about them.
+type signIns struct {
+	FailedSignIns []mark  `json:"failed_sign_ins"` // the last few
+	Bursts        []burst `json:"bursts"`
 }
 
 type credential struct {
@@ -132,9 +145,13 @@ type assessed struct {
 
 func NewEvidence() *Evidence {
 	return &Evidence{
-		Types: make(map[string]*tally), Succeeded: make(map[audit.EventType]mark), Days: make(map[int64]map[aspect]*tally),
-		Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
-		Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
+		counts: counts{
+			Types: make(map[string]*tally), Succeeded: make(map[audit.EventType]mark), Days: make(map[int64]map[aspect]*tally),
+		},
+		holdings: holdings{
+			Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
+			Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
+		},
 		Unreviewed: make(map[aspect]*tally), Scores: make(map[Framework][]DayScore),
 	}
 }
