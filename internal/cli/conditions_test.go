@@ -94,11 +94,11 @@ func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
 	}
 }
 
-// eventReasons are the reasons that a file gives to Eventf and tell: as literals, or else what is ever assigned or returned in the
+// eventReasons are the reasons that a file gives to Eventf and recordEvent: as literals, or else what is ever assigned or returned in the
 // file that looks like one, after the prefix that a reason has.
 func eventReasons(file *ast.File) map[string]bool {
 	reasons, prefixes, words := make(map[string]bool), make(map[string]bool), make(map[string]bool)
-	position := map[string]int{"Eventf": 3, "tell": 2}
+	position := map[string]int{"Eventf": 3, "recordEvent": 2}
 	word := regexp.MustCompile(`^[A-Z][a-z]+$`)
 	ast.Inspect(file, func(n ast.Node) bool {
 		var values []ast.Expr
