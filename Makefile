@@ -168,6 +168,7 @@ verify: tools helm lint-tools docs-tools ## check what is generated, the chart a
 	go vet ./...
 	$(BIN)/tools/golangci-lint run
 	$(BIN)/tools/actionlint
+	@$(MAKE) --no-print-directory prose
 	go test -count=1 -run '^TestImports' .
 	@$(BUILD) -o $(BIN)/latticekeep . && go build -o $(BIN)/tools/bench ./hack/bench
 	@hack/verify-size.sh $(BIN)/latticekeep

@@ -110,7 +110,7 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 	next := a.lastRead.DeepCopy()
 	a.lastRead = nil // until the answer says what is there
 	if next.Immutable != nil && *next.Immutable {
-		return a.apiFault("writing", errors.New("it was made immutable: delete it, and it is made anew"))
+		return a.apiFault("writing", errors.New("it was made immutable: delete it, and it is made again"))
 	}
 	data := map[string]string{a.chain: string(note)}
 	for _, key := range a.otherChains(next) {

@@ -114,7 +114,7 @@ func (c *certificates) run(ctx context.Context) error {
 			told, retry = "", firstRetry
 		} else {
 			if told != err.Error() { // once for each kind of trouble
-				logger.Error(err, "not all certificates are as they should be, it is tried again")
+				logger.Error(err, "not all certificates are as they should be; retrying")
 				told = err.Error()
 			}
 			wait, retry = retry, min(2*retry, lastRetry)

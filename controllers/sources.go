@@ -264,7 +264,7 @@ func (r *reconciler) recordStored(ctx context.Context, sc *v1alpha1.SealedCreden
 		case former.Missing:
 			reason, note = "Recreated", "the vault entry was gone and is sealed again as version %d"
 		case former.ValuesChangedAt.Equal(owned.ValuesChangedAt):
-			reason, note = "Reencrypted", "the same values are sealed anew as version %d"
+			reason, note = "Reencrypted", "the same values are sealed again as version %d"
 		default:
 			reason, note = "Rotated", "new values are sealed as version %d"
 		}

@@ -296,7 +296,7 @@ func reconcilingCondition(sc *v1alpha1.SealedCredential, trouble error) metav1.C
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionReconciling, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason:  v1alpha1.ReasonVaultUnavailable,
-		Message: fault.Message(trouble) + "; it is tried again",
+		Message: fault.Message(trouble) + "; the operator retries",
 	}
 	if errors.As(trouble, new(apiError)) {
 		c.Reason = v1alpha1.ReasonPending

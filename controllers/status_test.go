@@ -97,7 +97,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 		"the vault has never answered": {
 			object: unseen, saw: outcome{err: errDown},
 			conditions: "Ready=False/VaultUnavailable Reconciling=True/VaultUnavailable", observed: -1,
-			message: "the vault is down; it is tried again",
+			message: "the vault is down; the operator retries",
 		},
 		"the vault does not answer": {
 			object: sealed, saw: outcome{err: errDown},

@@ -60,7 +60,7 @@ const (
 	ReasonSourceLost        = "SourceLost"        // Stalled: the vault entry is gone, and nothing holds its values
 	ReasonTargetConflict    = "TargetConflict"    // Stalled, TargetSynced: the target Secret is there and is not the object's
 	ReasonInvalidTarget     = "InvalidTarget"     // Stalled, TargetSynced: the target cannot be made as the spec says
-	ReasonVaultUnavailable  = "VaultUnavailable"  // Reconciling, Ready: the vault cannot be read or written now, it is tried again
+	ReasonVaultUnavailable  = "VaultUnavailable"  // Reconciling, Ready: the vault cannot be read or written now; retrying
 	ReasonDeleting          = "Deleting"          // Reconciling: the vault entry is being released
 	ReasonSynced            = "Synced"            // TargetSynced: the target Secret holds the current version
 	ReasonPending           = "Pending"           // TargetSynced, Ready: the target Secret does not hold the current version yet; Reconciling: the API server does not answer

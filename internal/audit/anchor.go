@@ -218,7 +218,7 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind
 		a.failure = ""
 	case err != nil && a.failure != fault.Message(err): // once for each kind of trouble
 		a.failure = fault.Message(err)
-		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept, it is tried again", "place", a.Name(), "err", err)
+		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept; retrying", "place", a.Name(), "err", err)
 	}
 }
 

@@ -180,7 +180,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 		return nil, false, nil // it is verified from the beginning
 	case gone:
 		from := min(v.head.sequence, head.sequence+1)
-		return v, false, &Broken{from, fmt.Sprintf("the log was cut, or written anew: it no longer has the entry at %d that was verified", v.head.sequence)}
+		return v, false, &Broken{from, fmt.Sprintf("the log was cut, or rewritten: it no longer has the entry at %d that was verified", v.head.sequence)}
 	}
 	if known.Sequence <= head.sequence && known.Size > v.tree.size && len(v.due) == 0 {
 		v.expect(known, "the newest checkpoint")
@@ -263,7 +263,7 @@ func (lv *LiveVerifier) KeepVerified(ctx context.Context, every time.Duration, l
 	began := time.Now()
 	resumed, err := lv.resume(ctx, 2*every)
 	if err != nil && ctx.Err() == nil {
-		logger.Warn("the verification of the audit log begins anew", "error", err)
+		logger.Warn("the verification of the audit log begins again", "error", err)
 	}
 	lv.keepUp(ctx, k)
 	if resumed {

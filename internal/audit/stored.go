@@ -383,7 +383,7 @@ func (w *storeWalk) archived() error {
 		first, ok1 := indexOf(w.epochs, s.From)
 		last, ok2 := indexOf(w.epochs, s.To)
 		if !ok1 || !ok2 || first != size {
-			w.suspect(w.clamp(s.From), "what the log says to be in the archive does not go on where the former segment ends")
+			w.suspect(w.clamp(s.From), "what the log says to be in the archive does not go on where the previous segment ends")
 			return nil
 		}
 		if err := w.endsWith(last, s); err != nil {

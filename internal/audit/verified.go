@@ -236,7 +236,7 @@ func (k *progressKeeper) keepNow(ctx context.Context, least uint64) {
 	}
 	err := k.verifier.keepProgress(ctx, least)
 	if err != nil && !k.failed && ctx.Err() == nil {
-		k.logger.Warn("what is verified of the audit log cannot be kept: a start now would begin anew", "error", err)
+		k.logger.Warn("what is verified of the audit log cannot be kept: a start now would begin again", "error", err)
 	}
 	if k.failed = err != nil; !k.failed && least <= 1 {
 		k.last = time.Now()

@@ -36,7 +36,7 @@ func (v *Verifier) passDue() error {
 }
 
 func (w dueCheckpoint) forked() *Broken {
-	return &Broken{w.Sequence, "the log is not the one that " + w.what + " is of: it was written anew at this entry or before"}
+	return &Broken{w.Sequence, "the log is not the one that " + w.what + " is of: it was rewritten at this entry or before"}
 }
 
 func (w dueCheckpoint) lostTo(from, accepted uint64) *Broken {

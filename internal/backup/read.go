@@ -33,7 +33,7 @@ var (
 	errChanged = fault.New(fault.Invalid, "the backup was changed since it was written: use another one")
 
 	errNoBackup = fault.New(fault.Invalid, "the file is not a backup that this program reads: name another one, or use the release that wrote it")
-	errFormer   = fault.New(fault.Invalid, "the backup is of a former release, and not encrypted: restore it with that release, and take a new one with this")
+	errFormer   = fault.New(fault.Invalid, "the backup is of an earlier release, and not encrypted: restore it with that release, and take a new one with this")
 )
 
 // newReader reads what is inside a backup, up to its rows. Error: fault.Invalid

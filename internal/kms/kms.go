@@ -195,7 +195,7 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 			return last
 		}
 		if !told {
-			logger.Warn("a call of the key-management service is tried again", "call", what, "error", last)
+			logger.Warn("a call of the key-management service failed; retrying", "call", what, "error", last)
 		}
 		told = true
 		timer := time.NewTimer(wait)

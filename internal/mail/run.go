@@ -49,7 +49,7 @@ func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	for ctx.Err() == nil {
 		wait, err := c.pass(ctx)
 		if err != nil && ctx.Err() == nil {
-			c.options.Logger.Error("the mail outbox cannot be used, it is tried again", "in", firstRetry, "err", err)
+			c.options.Logger.Error("the mail outbox cannot be used; retrying", "in", firstRetry, "err", err)
 			wait = firstRetry
 		}
 		if wait <= 0 {
@@ -253,11 +253,11 @@ func (c *courier) postpone(ctx context.Context, l letter, kind Kind, err error) 
 	c.tries[string(l.key)] = next
 	c.mu.Unlock()
 	failed := c.release(storing, l, attempt{Failures: next.failures, Next: next.next.UTC()})
-	c.options.Logger.Warn("a mail could not be sent, it is tried again", "mail", l.id(), "kind", kind, "in", wait, "err", errors.Join(err, failed))
+	c.options.Logger.Warn("a mail could not be sent; retrying", "mail", l.id(), "kind", kind, "in", wait, "err", errors.Join(err, failed))
 }
 
 func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {
-	c.options.Logger.Error("a mail is given up", "mail", l.id(), "kind", kind, "why", why)
+	c.options.Logger.Error("giving up on a mail", "mail", l.id(), "kind", kind, "why", why)
 	c.remove(ctx, l)
 }
 

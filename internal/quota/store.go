@@ -83,7 +83,7 @@ func (s *Shared) Lease(ctx context.Context, bucket string, limit, want int) (Lea
 	return lease, nil
 }
 
-var errDamaged = fault.New(fault.Internal, "the counts of requests in the database are damaged: they are made anew the next minute")
+var errDamaged = fault.New(fault.Internal, "the counts of requests in the database are damaged: the next minute makes them again")
 
 // kept is how long the rows of a minute stay, for a store whose clock is set back a
 // little.

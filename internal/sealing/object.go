@@ -152,7 +152,7 @@ func (r *report) checkRotation(spec *v1alpha1.SealedCredentialSpec) {
 	}
 	if overlap := rotation.Overlap; overlap != nil {
 		if rotation.Policy != v1alpha1.RotationRegenerate {
-			r.add("spec.rotation.overlap", "needs rotation.policy Regenerate: no other rotation has former values")
+			r.add("spec.rotation.overlap", "needs rotation.policy Regenerate: no other rotation has previous values")
 		}
 		if overlap.Duration < 0 || overlap.Duration > ttl {
 			r.add("spec.rotation.overlap", "is negative or longer than the TTL")

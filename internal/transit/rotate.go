@@ -175,7 +175,7 @@ func (s *keySet) moveSeed(ctx context.Context, key *namedKey, to *keyring.Keys, 
 	}
 	blob, err := wrapper.MoveMessageKey(to, seedContext(key.tenant, key.id, seed.version), seed.blob)
 	if err != nil {
-		return nil, fmt.Errorf("encrypting a key's version anew: %w", err)
+		return nil, fmt.Errorf("encrypting a key's version again: %w", err)
 	}
 	return blob, nil
 }

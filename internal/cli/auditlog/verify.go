@@ -58,7 +58,7 @@ it must be. Without either a log that holds is self-consistent only: someone
 with another key could have written all of it.
 
 --since FILE proves that the log holds all that an older checkpoint knows
-(latticekeep audit checkpoint): that it was not cut, forked or written anew since.
+(latticekeep audit checkpoint): that it was not cut, forked or rewritten since.
 FILE may also be the text that a report prints: nobody signed that, so what it
 says is as good as the copy of the report.
 Without one, a log that lost its newest entries looks like one that never had them.

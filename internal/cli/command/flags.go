@@ -63,7 +63,7 @@ func RegisterKMS(cmd *cobra.Command, s *offline.Deployment, use string) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.KeyFile, "kms-key-file", "", use)
 	flags.StringVar(&s.KMSURL, "kms-url", "", "the same as a URL, as in kms.url")
-	flags.StringArrayVar(&s.FormerKMSURLs, "kms-former", nil, "URL of a former KMS key that not all was moved from, as in kms.former; may be repeated")
+	flags.StringArrayVar(&s.FormerKMSURLs, "kms-former", nil, "URL of a previous KMS key that not all was moved from, as in kms.former; may be repeated")
 	flags.StringVar(&s.TokenFile, "kms-token-file", "", "file with the token of a hashivault:// --kms-url")
 	cmd.MarkFlagsMutuallyExclusive("kms-key-file", "kms-url")
 }

@@ -28,8 +28,8 @@ deployment, which goes to FILE.sig. The same head gives the same report, byte by
 byte. The API key needs the scope compliance:read.
 
 --identity, the fingerprint of the deployment that sealed manifests are pinned to
-as well, has the signature checked. Without it nobody has looked at who signed. What
-the report says is checked by computing it again: it names the command.`,
+as well, has the signature checked. Without it nobody has looked at who signed. To
+check what the report says, compute it again: it names the command.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := command.CheckNotEmpty(cmd, "identity", "output"); err != nil {

@@ -55,7 +55,7 @@ annotations as spec.target. There is no way back.
 The backup is what "kubectl get secret -n kube-system -l sealedsecrets.bitnami.com/sealed-secrets-key -o yaml" prints;
 keep it off disks that others read, and destroy it after the migration. No value or key is printed or written.
 
-What is lost is named on standard error, and the exit status is 0 only if nothing is: a SealedSecret is imported with all
+Standard error names what is lost, and the exit status is 0 only if nothing is: a SealedSecret is imported with all
 of its values or not at all, and templates with functions (spec.template.data), immutable Secrets, and labels and
 annotations that a target may not have are left out.
 

@@ -55,7 +55,7 @@ else could have made all of it: everybody can encrypt to a recipient.
 wants it where its kms.url says. --kms-key-file or --kms-url tries whether a key
 that you have opens what was restored.
 
-What happened after the backup was taken is not in it: credentials sealed or
+A backup does not have what happened after it was taken: credentials sealed or
 rotated since are missing, and what was deleted or revoked since is back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -285,10 +285,10 @@ func (r *Restored) toDatabase(ctx context.Context, target offline.Location, o re
 		return err
 	}
 	if err := r.Fill(ctx, s, m.ID); err != nil {
-		return fmt.Errorf("restoring: the database is not served, and the next restore into it begins anew: %w", err)
+		return fmt.Errorf("restoring: the database is not served, and the next restore into it begins again: %w", err)
 	}
 	if err := r.verify(ctx, s, o); err != nil {
-		return fmt.Errorf("verifying what was restored: the database is not served, and the next restore into it begins anew: %w", err)
+		return fmt.Errorf("verifying what was restored: the database is not served, and the next restore into it begins again: %w", err)
 	}
 	if err := r.writeKeys(o); err != nil {
 		return err

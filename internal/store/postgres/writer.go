@@ -225,7 +225,7 @@ func (s *Store) serve(g *group) {
 			s.lostContact(err)
 		}
 		if until.IsZero() {
-			s.opts.Logger.Warn("a commit failed and is tried again", "error", err)
+			s.opts.Logger.Warn("a commit failed; retrying", "error", err)
 			until = time.Now().Add(bound)
 		}
 		if time.Now().Add(pause).After(until) || !g.awaited() {
