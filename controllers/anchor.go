@@ -25,7 +25,7 @@ import (
 // The ConfigMap has the newest signed checkpoint of an audit log under the id of its chain, so that a server which begins
 // a new chain, say on a volume that was lost, leaves alone what is known of the former one until that is restored.
 const (
-	anchorPrefix  = "chain_"  // of the ids of chains
+	anchorPrefix  = "chain_"  // prefix of chain ids
 	anchorRefused = "refused" // what lay under the id and was none of this log
 )
 

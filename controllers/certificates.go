@@ -143,7 +143,7 @@ func (c *certificates) ensureAll(ctx context.Context) error {
 	served := make(map[string]*corev1.Secret)
 	for _, w := range c.wanted {
 		s, err := c.read(ctx, w.SecretName)
-		if err != nil { // which is no reason not to care for the others
+		if err != nil { // the other certificates are still renewed
 			errs = append(errs, err)
 			continue
 		}

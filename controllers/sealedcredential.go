@@ -194,7 +194,7 @@ func principalFor(ctx context.Context, tenant authz.TenantID, object types.UID) 
 	return authz.Principal{
 		Tenant: tenant, Kind: authz.Operator, ID: string(object),
 		Scopes:    []authz.Scope{authz.VaultRead, authz.VaultWrite},
-		RequestID: string(controller.ReconcileIDFromContext(ctx)), // which is in every line of the log
+		RequestID: string(controller.ReconcileIDFromContext(ctx)), // every log line has the same id
 	}
 }
 

@@ -28,7 +28,7 @@ type outcome struct {
 
 	target          *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
 	targetRefused   *refusal                // why the target Secret cannot be what the spec says
-	values          map[string]secret.Bytes // of owned, when they are at hand
+	values          map[string]secret.Bytes // values of owned, if already opened
 	targetDropped   bool                    // a former target was let go
 	targetUnwritten bool                    // the trouble is that the target Secret could not be written
 	targetDrifted   bool                    // the target Secret is not what it was, and is left alone
@@ -102,7 +102,7 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger
-		s.Audit = former.Audit // of a missing entry the vault knows none
+		s.Audit = former.Audit // the vault knows no audit hash of a missing entry
 		s.SealingKeyID = o.owned.SealingKey
 		if !o.owned.Missing {
 			s.Audit = &v1alpha1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}

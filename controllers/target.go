@@ -42,7 +42,7 @@ type targets struct {
 	now    func() time.Time
 
 	mu       sync.Mutex
-	memories map[types.NamespacedName]*targetMemory // by object
+	memories map[types.NamespacedName]*targetMemory // keyed by object
 }
 
 // targetMemory is what is remembered of a target, so that nothing is read, and above all nothing is unsealed, in vain.

@@ -25,11 +25,11 @@ var (
 // Error is a refusal or a failure that the server answered with. That no
 // answer came is another error.
 type Error struct {
-	Status     int           // of the HTTP response
-	Code       int           // of the body; the same number, unless something between client and server answered
+	Status     int           // HTTP status
+	Code       int           // status in the body; differs from Status only when a proxy answered
 	Message    string        // what went wrong and what to do; it never repeats what was sent
-	Details    string        // of v1 only
-	RequestID  string        // to quote when asking for help; the audit entry has it too
+	Details    string        // v1 only
+	RequestID  string        // quote it when asking for help; the audit entry has it too
 	RetryAfter time.Duration // how long the server asked to wait; 0 when it did not
 }
 

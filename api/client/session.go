@@ -24,7 +24,7 @@ type session struct {
 	exchange func(ctx context.Context, refresh string) (*v2.TokenAnswer, string, error)
 
 	mu      sync.Mutex
-	number  uint64 // of the session: another after each Login and Logout, the same after a renewal
+	number  uint64 // session number: changes with each Login and Logout, not with a renewal
 	access  string // "" before Login and after Logout
 	refresh string // "" also when the session has ended
 	renewal *renewal

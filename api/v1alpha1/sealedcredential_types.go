@@ -23,18 +23,18 @@ func AddToScheme(s *runtime.Scheme) error {
 // Limits that the schema below states as literals; code that makes or checks manifests uses these.
 const (
 	SealedVersion          = 1      // the only version of the sealed values' format
-	DefaultTTLDays         = 90     // of spec.ttlDays
-	MaxTTLDays             = 3650   // of spec.ttlDays
-	MaxCredentialTypeBytes = 63     // of spec.credentialType
-	MaxValues              = 64     // of spec.sealed.values
+	DefaultTTLDays         = 90     // spec.ttlDays
+	MaxTTLDays             = 3650   // spec.ttlDays
+	MaxCredentialTypeBytes = 63     // spec.credentialType
+	MaxValues              = 64     // spec.sealed.values
 	MaxSealedText          = 349528 // characters of base64 in all values together: 256 KiB of sealed bytes
-	MaxDataKeyBytes        = 253    // of a key of spec.sealed.values
-	MaxTriggerBytes        = 253    // of spec.rotation.trigger
-	MaxGenerators          = 64     // of spec.generate
-	MaxTargetKeys          = 64     // of spec.target.keys
-	MaxTemplateBytes       = 4096   // of spec.target.keys[].template
-	MaxMetadata            = 32     // of spec.target.labels, and of spec.target.annotations
-	MaxAnnotationBytes     = 4096   // of a value of spec.target.annotations
+	MaxDataKeyBytes        = 253    // length of a key in spec.sealed.values
+	MaxTriggerBytes        = 253    // spec.rotation.trigger
+	MaxGenerators          = 64     // spec.generate
+	MaxTargetKeys          = 64     // spec.target.keys
+	MaxTemplateBytes       = 4096   // spec.target.keys[].template
+	MaxMetadata            = 32     // spec.target.labels, spec.target.annotations
+	MaxAnnotationBytes     = 4096   // length of a value in spec.target.annotations
 )
 
 // Types of status conditions. Reconciling and Stalled are present only while they are true, TargetSynced while the spec

@@ -69,11 +69,11 @@ const (
 
 // Options of [New]. URL is required.
 type Options struct {
-	URL       string           // of the vault
+	URL       string           // address of the vault
 	CAFile    string           // PEM of who signs the vault's certificate, read again when it changes; default the system's
 	TokenFile string           // a ServiceAccount token with audience latticekeep, read again when it changes; default none
-	Timeout   time.Duration    // of the vault's answer; default DefaultTimeout
-	Patience  time.Duration    // with slow clients; default 3 seconds
+	Timeout   time.Duration    // limit for the vault's answer; default DefaultTimeout
+	Patience  time.Duration    // limit for slow clients; default 3 seconds
 	Logger    *slog.Logger     // default slog.Default()
 	Now       func() time.Time // default time.Now
 }
@@ -85,7 +85,7 @@ type Webhook struct {
 	logger    *slog.Logger
 	now       func() time.Time
 	inHand    *fair.Semaphore[string] // the reviews in hand, by address
-	questions *quota.Limiter          // by address
+	questions *quota.Limiter          // keyed by address
 
 	reviews     *prometheus.CounterVec
 	unavailable *prometheus.CounterVec
@@ -164,7 +164,7 @@ func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	request := admission.Request{AdmissionRequest: *review.Request}
 	response, verdict := w.judge(ctx, sourceOf(r), &request.AdmissionRequest)
 	w.reviews.WithLabelValues(verdict).Inc()
-	if err := response.Complete(request); err != nil { // which it does only for patches
+	if err := response.Complete(request); err != nil { // Complete fails only for patches
 		w.logger.Error("an admission response could not be completed", "err", err)
 	}
 	answer, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: &response.AdmissionResponse})

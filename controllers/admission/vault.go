@@ -25,7 +25,7 @@ type asker struct {
 	timeout                time.Duration
 
 	mu     sync.Mutex
-	ca     []byte // that client trusts
+	ca     []byte // CA that client trusts
 	client *client.Client
 }
 

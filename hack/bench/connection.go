@@ -20,7 +20,7 @@ type connection struct {
 	address string
 	conn    net.Conn
 	in      *bufio.Reader
-	body    []byte // of the last answer
+	body    []byte // body of the last answer
 }
 
 func dial(address string) (*connection, error) {

@@ -24,7 +24,7 @@ func (r *run) partGrowth(ctx context.Context) (err error) {
 	if err := r.fill(ctx, large); err != nil {
 		return fmt.Errorf("sealing %d credentials: %w", r.credentials, err)
 	}
-	large.signing = "entry" // from the next start on
+	large.signing = "entry" // takes effect at the next start
 	var started values
 	for range r.roundCount {
 		if err := large.restart(ctx); err != nil {

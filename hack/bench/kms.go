@@ -12,7 +12,7 @@ import (
 // What the key-management service of partKMS is like.
 const (
 	kmsLatency   = 20 * time.Millisecond
-	kmsThrottled = 0.3 // of the calls
+	kmsThrottled = 0.3 // share of calls
 )
 
 // partKMS is encrypt with keys that a slow key-management service wraps, beside those that a file wraps.

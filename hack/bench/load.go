@@ -14,11 +14,11 @@ import (
 // A sample is what one operation did for a while.
 type sample struct {
 	requests  int
-	refused   int // with 503, by a disk or a machine that others use too
+	refused   int // answered with 503
 	elapsed   time.Duration
 	latencies []time.Duration // sorted
 	server    time.Duration   // processor time of all replicas
-	client    time.Duration   // that of the load itself
+	client    time.Duration   // processor time of the load itself
 	resident  int64           // bytes, of all replicas, at the end
 }
 

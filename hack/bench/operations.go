@@ -17,7 +17,7 @@ var payload = strings.Repeat("correct horse battery staple 42 ", 32)
 
 const (
 	poolSize = 1000 // credentials, envelopes and signatures that reads choose from
-	pageSize = 20   // of a list
+	pageSize = 20   // entries on a page of a list
 )
 
 // An operation is a request of the interface that is sent again and again.

@@ -95,7 +95,7 @@ func (r *run) partOverload(ctx context.Context) (err error) {
 	}
 	encrypt := operations[0]
 	var peak, asked, good, share, client, before, during, times, recovered values
-	var kept [2]values // of memory that is no file's, before and after
+	var kept [2]values // anonymous memory, before and after
 	for n := range r.roundCount {
 		calm, err := r.load.run(ctx, d, encrypt)
 		if err != nil {

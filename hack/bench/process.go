@@ -17,7 +17,7 @@ const tick = time.Second / 100
 type usage struct {
 	cpu       time.Duration // user and system
 	resident  int64         // bytes
-	anonymous int64         // of them, those of no file
+	anonymous int64         // anonymous pages among them
 }
 
 // used reads /proc/PID/stat and status.

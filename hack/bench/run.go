@@ -17,13 +17,13 @@ type run struct {
 	load          load
 	only          []string           // names of operations
 	signing       []string           // how entries are signed: entry, batch
-	credentials   int                // of the large store
+	credentials   int                // in the large store
 	kmsOperations int                // at least, with a key-management service
 	least         map[string]float64 // share of primitives in the server's time, by operation
 	syncs         bool               // are counted
 
 	bench           *bench
-	alone, together []costs // of the primitives, by round
+	alone, together []costs // costs of the primitives, by round
 }
 
 // cores are shared by the servers, the client and everything else.

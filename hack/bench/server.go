@@ -27,14 +27,14 @@ const (
 
 // settings are what the deployments of a run differ in.
 type settings struct {
-	name    string // of its folder
+	name    string // name of its folder
 	signing string // audit.signing
 	store   string // URL of PostgreSQL, or "" for the embedded store
 	kms     string // URL, or "" for a key file
 	token   string // for it
 	mail    bool   // there is a mail server, though it never answers, and so users register
 	traced  bool   // every sync is written to a file, by strace
-	cores   string // that it runs on, as 0-1; "": all
+	cores   string // cores it runs on, such as 0-1; empty for all
 }
 
 // A deployment is one configuration of the built binary that runs, as one process or as several on one database.
@@ -49,9 +49,9 @@ type deployment struct {
 // A server is one process.
 type server struct {
 	process *kubetest.Process
-	pid     int // of the server itself, which strace may be the parent of
+	pid     int // the server's process id, not that of strace
 	address string
-	started time.Duration // from its start until it was ready
+	started time.Duration // time until it was ready
 	log     string        // path
 	trace   string        // path of the syncs that it made, one per line; "" when nobody writes it
 }

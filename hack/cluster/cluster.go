@@ -22,7 +22,7 @@ import (
 const (
 	configRBAC = "config/rbac"
 	sample     = "config/samples/database-secret.plain"
-	name       = "database" // of the sample, in namespace default
+	name       = "database" // name of the sample, in namespace default
 
 	// serverGrace is how long requests in flight may take when latticekeep is stopped.
 	serverGrace = 20 * time.Second

@@ -42,7 +42,7 @@ func run(ctx context.Context, binary string, out io.Writer) error {
 	}
 	if ctx.Err() != nil {
 		fmt.Fprintln(out, "\nstopping…")
-		err = nil // of whatever was interrupted
+		err = nil // an interruption is no error
 	}
 	return errors.Join(err, c.stop())
 }

@@ -131,7 +131,7 @@ func (n *node) mount(context.Context) error {
 			return fmt.Errorf("mounting over %s: %w", folder, err)
 		}
 	}
-	for _, volume := range []string{"data", "kms"} { // of manifests/volumes.yaml, for the user that the product's image names
+	for _, volume := range []string{"data", "kms"} { // the volumes in manifests/volumes.yaml, owned by the image's user
 		folder := filepath.Join("/run/volumes", volume)
 		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, imageUser, imageUser)); err != nil {
 			return fmt.Errorf("making a volume: %w", err)

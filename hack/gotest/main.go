@@ -56,7 +56,7 @@ type event struct {
 
 // report prints the events as go test itself would, and returns a line for each skipped test.
 func report(events io.Reader, w io.Writer) (skipped []string, err error) {
-	outputs := map[[2]string]*strings.Builder{} // of each test that still runs
+	outputs := map[[2]string]*strings.Builder{} // output of each running test
 	r := bufio.NewReader(events)
 	for {
 		line, err := r.ReadString('\n')

@@ -102,7 +102,7 @@ type (
 
 // googleError is an answer that is not a success.
 type googleError struct {
-	code    int    // of HTTP
+	code    int    // HTTP status
 	status  string // Google's name of the error; "" when the answer is not Google's
 	message string
 }

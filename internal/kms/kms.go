@@ -28,13 +28,13 @@ import (
 type Options struct {
 	TokenFile  string         // holds the token for Vault and OpenBao, read for every call; default VAULT_SERVER_TOKEN or VAULT_TOKEN
 	PQRequired bool           // refuse a key exchange with the service other than X25519MLKEM768
-	RootCAs    *x509.CertPool // of the service's certificate; default those of the provider's environment and the system
+	RootCAs    *x509.CertPool // authorities of the service's certificate; default those of the provider's environment and the system
 	Logger     *slog.Logger   // told of calls that are tried again; default none
 }
 
 const (
-	openTimeout = 10 * time.Second // of all tries to reach the service at start
-	callTimeout = 10 * time.Second // of one operation with its tries, when the caller's context allows more
+	openTimeout = 10 * time.Second // limit for all tries to reach the service at start
+	callTimeout = 10 * time.Second // limit for one operation with its tries, when the caller's context allows more
 	firstPause  = 25 * time.Millisecond
 	lastPause   = time.Second
 )
@@ -79,7 +79,7 @@ func Open(ctx context.Context, text string, o Options) (*Key, error) {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	u, err := url.Parse(text)
-	if err != nil { // which would repeat the text
+	if err != nil { // wrapping err would repeat the text
 		return nil, fault.New(fault.Invalid, "the URL of the KMS key cannot be read")
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
@@ -224,7 +224,7 @@ func failed(err error, passes bool) error {
 	text := err.Error()
 	switch {
 	case fault.Of(err) != fault.Internal:
-		return err // by transport
+		return err // the transport failed
 	case strings.Contains(text, "tls: handshake failure"):
 		return fault.Wrap(fault.Invalid, "the key-management service agrees on no TLS key exchange; tls.pqRequired wants X25519MLKEM768 of it", err)
 	case strings.Contains(text, "x509: "):

@@ -190,7 +190,7 @@ func (l *local) destroy(context.Context) (Destruction, error) {
 		return Destruction{}, fault.Wrap(fault.Unavailable, "the KMS key file cannot be overwritten: look at its disk, and retry", err)
 	}
 	left := leftOfAFile
-	if err := os.Remove(l.path); err != nil { // of a mount of this file alone, say
+	if err := os.Remove(l.path); err != nil { // fails for a mount of this file alone
 		left = "the file itself, overwritten, which cannot be removed; " + left
 	}
 	if err := syncDir(filepath.Dir(l.path)); err != nil {

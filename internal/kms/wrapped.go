@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	versionLocal = 1 // by a key file, without its id: 12 bytes nonce, ciphertext with tag; the context is associated data
+	versionLocal = 1 // wrapped with a key file, without its id: 12 bytes nonce, ciphertext with tag; the context is associated data
 	version      = 2 // two bytes length, key id, the service's ciphertext
 
 	maxID         = 1024

@@ -41,10 +41,10 @@ type stored struct {
 type template struct {
 	subject string
 	lasts   time.Duration // how long the token counts; a mail that is older is not worth sending
-	page    string        // of the dashboard, which takes the token from the fragment; empty for none
-	path    string        // of the endpoint that takes the token
+	page    string        // page of the dashboard that takes the token from the fragment; empty for none
+	path    string        // endpoint that takes the token
 	body    string        // the request to it, with %s for the token
-	text    string        // with %s for the link, if there is a page, and for the command; both end with a newline
+	text    string        // has %s for the link, if there is a page, and for the command; both end with a newline
 }
 
 // maxAge is how long sending a mail is tried.
@@ -146,7 +146,7 @@ type Envelope struct {
 
 // Options of [Outbox.Run]. PublicURL and From are required.
 type Options struct {
-	PublicURL string       // where users reach the service
+	PublicURL string       // address at which users reach the service
 	From      string       // address of the sender, with or without a name
 	Logger    *slog.Logger // default slog.Default()
 }

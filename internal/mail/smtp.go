@@ -26,8 +26,8 @@ type Security string
 // token, and whoever is in between could take the offer of STARTTLS away.
 const (
 	STARTTLS Security = "starttls" // begins in the clear and refuses to go on so
-	TLS      Security = "tls"      // from the first byte
-	Plain    Security = "none"     // to a loopback address only
+	TLS      Security = "tls"      // TLS from the first byte
+	Plain    Security = "none"     // no TLS; only to a loopback address
 )
 
 // SMTPConfig of an [SMTP].

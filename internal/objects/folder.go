@@ -94,7 +94,7 @@ func (f *folder) expire(ctx context.Context, prefix string, before time.Time, mo
 		path string
 		info fs.FileInfo
 	}
-	objects := make(map[string][]object) // that have not expired, by folder
+	objects := make(map[string][]object) // objects that have not expired, keyed by folder
 	remove := func(path string) error {
 		err := os.Remove(path)
 		if err == nil {

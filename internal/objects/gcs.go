@@ -39,7 +39,7 @@ type gcsBucket struct {
 	bucket  string
 
 	credentials *google.Credentials // nil: anonymous
-	accessID    string              // whose signature URLs have; "" for that of the credentials
+	accessID    string              // account that signs URLs; "" for that of the credentials
 	privateKey  []byte              // signs URLs, in PEM; nil: Google does
 }
 
@@ -160,7 +160,7 @@ func (b *gcsBucket) request(ctx context.Context, method, address, contentType st
 	switch resp.StatusCode {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return nil, true, e
-	case http.StatusNotFound, http.StatusForbidden: // which is the answer too when the caller may not know what is there
+	case http.StatusNotFound, http.StatusForbidden: // forbidden is the answer too when the caller may not list
 		return nil, false, fmt.Errorf("%w: %w", fs.ErrNotExist, e)
 	}
 	return nil, resp.StatusCode >= http.StatusInternalServerError, e

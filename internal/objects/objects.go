@@ -34,14 +34,14 @@ import (
 const MaxSize = 256 << 20
 
 const (
-	callTimeout     = 30 * time.Second // of a call that moves no object
+	callTimeout     = 30 * time.Second // limit for a call that moves no object
 	transferTimeout = 5 * time.Minute
 )
 
 // Bucket is an open bucket, safe for concurrent use.
 type Bucket struct {
 	cloud  cloud   // nil: the bucket is a folder
-	prefix string  // of names in the cloud
+	prefix string  // prefix of names in the cloud
 	folder *folder // nil: the bucket is a cloud's
 	signer *signer // nil: this service signs no URLs
 }

@@ -40,7 +40,7 @@ type s3Bucket struct {
 // gocloud.dev/blob/s3blob.
 type s3Parameters struct {
 	values url.Values
-	err    error // of the first parameter that cannot be read
+	err    error // error in the first unreadable parameter
 }
 
 func (p *s3Parameters) text(name string) string {

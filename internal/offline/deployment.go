@@ -21,7 +21,7 @@ import (
 // using, or a range of the log alone.
 func (s *Deployment) Verify(ctx context.Context, a audit.Options) (report audit.Report, err error) {
 	err = s.WithStore(ctx, func(db store.Database) (err error) {
-		if a.From > 1 || a.To > 0 { // which does not say what rows there must be
+		if a.From > 1 || a.To > 0 { // such a log does not say which rows exist
 			report, err = audit.VerifyStore(ctx, db, a)
 			return err
 		}

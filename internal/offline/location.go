@@ -64,7 +64,7 @@ const storeHint = "give bolt: and a data directory, as bolt:/var/lib/latticekeep
 // Location says where a store is, for a command that opens it itself.
 type Location struct {
 	URL          string // bolt:DIR or postgres://…
-	PasswordFile string // of PostgreSQL; else what PGPASSWORD says
+	PasswordFile string // file with the password of PostgreSQL; else PGPASSWORD
 	ReadOnly     bool
 }
 

@@ -44,8 +44,8 @@ var MarkRow = []byte("maintenance")
 // Mark is its content.
 type Mark struct {
 	State string `json:"state"`
-	ID    string `json:"id"`              // of the restore or migration: random
-	Other string `json:"other"`           // where it comes from or goes to, without what is secret
+	ID    string `json:"id"`              // random id of the restore or migration
+	Other string `json:"other"`           // the other side, without secrets
 	Chain string `json:"chain,omitempty"` // fingerprint
 	Since string `json:"since"`           // RFC 3339
 	Rows  uint64 `json:"rows,omitempty"`  // copied so far,

@@ -54,7 +54,7 @@ type bucket struct {
 
 	// Of a bucket that is borrowed from:
 	left    int // borrowed and not used
-	lent    int // to all, when it was asked last
+	lent    int // lent to all replicas at the last question
 	limit   int // when it was asked last
 	chunk   int // how many were asked for last
 	last    int // how many were lent then

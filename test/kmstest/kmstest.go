@@ -31,14 +31,14 @@ type Server struct {
 	listener net.Listener
 	tls      *tls.Config
 	stop     func()
-	url      func(key string) string // of kms.url
+	url      func(key string) string // makes kms.url
 	env      func() []string
 
 	mu        sync.Mutex
 	keys      map[string]*key
-	token     string // of Vault
+	token     string // Vault's
 	sealed    bool   // Vault
-	namespace string // of Vault
+	namespace string // Vault's
 	latency   time.Duration
 	throttle  float64
 	random    *mathrand.Rand

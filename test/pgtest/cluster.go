@@ -181,9 +181,9 @@ const role, superuser = "latticekeep", "postgres"
 // cluster is what the servers of Shared have in common.
 type cluster struct {
 	bin       string // folder of the binaries
-	dir       string // of everything; the watching shell removes it
+	dir       string // holds everything; the watching shell removes it
 	port      string
-	password  string // of both roles
+	password  string // password of both roles
 	account   *syscall.Credential
 	watcher   *exec.Cmd
 	pipe      io.Closer // the watching shell waits for its end
@@ -191,7 +191,7 @@ type cluster struct {
 	made      int
 
 	mu   sync.Mutex
-	pid  int           // of the postmaster
+	pid  int           // the postmaster
 	done chan struct{} // closed when it has been reaped
 }
 

@@ -36,7 +36,7 @@ func (s *Service) AllEntries(from uint64) (all []audit.Entry) {
 		var e audit.Entry
 		core := value[1+dualsig.SignatureSize:]
 		err := json.Unmarshal(core, &e)
-		e.Hash = fmt.Sprintf("%x", sha3.Sum256(core)) // which the row leaves out
+		e.Hash = fmt.Sprintf("%x", sha3.Sum256(core)) // the row leaves it out
 		all = append(all, e)
 		return err
 	})

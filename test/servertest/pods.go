@@ -13,7 +13,7 @@ import (
 // Pods is a cluster whose answers the test decides. server/cluster_test.go asks a real one.
 type Pods struct {
 	Mu       sync.Mutex
-	Accounts map[string]identity.ServiceAccount // by token
+	Accounts map[string]identity.ServiceAccount // keyed by token
 	Known    map[string]bool                    // tokens that it remembers
 	allow    func(namespace, verb, name string) bool
 	Down     bool

@@ -62,7 +62,7 @@ type Service struct {
 	Client         *http.Client // checks every exchange against the contract
 
 	Tenant  authz.TenantID
-	Key     string // of Tenant, with all scopes
+	Key     string // API key of Tenant, with all scopes
 	Mailbox *Mailbox
 }
 

@@ -125,7 +125,7 @@ func outlastsHook(t *testing.T, open Open) {
 		select {
 		case <-returned:
 			t.Error("Update returned while the hook was running")
-		case <-time.After(20 * time.Millisecond): // to give it the chance
+		case <-time.After(20 * time.Millisecond): // time for it to happen
 		}
 		events[0].(*event).sequence = 1
 		return nil
@@ -335,7 +335,7 @@ func onCommit(t *testing.T, open Open) {
 	want("the commit fails", "d too early", "hook too early")
 	f.before.Store(false)
 	heard = nil
-	must(t, s.Ready(t.Context())) // by another commit
+	must(t, s.Ready(t.Context())) // another commit
 	want("after the commit has failed")
 	f.after.Store(true)
 	must(t, update("e", nil))

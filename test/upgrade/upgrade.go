@@ -7,7 +7,7 @@ import "time"
 // Known is what the maker of the fixture knows of it: what was stored, and how to read it. It is
 // testdata/known.json.
 type Known struct {
-	Commit string    `json:"commit"` // of the program that made the fixture
+	Commit string    `json:"commit"` // commit of the program that made the fixture
 	MadeAt time.Time `json:"made_at"`
 
 	Identity   string `json:"identity"`   // fingerprint of the deployment
@@ -15,7 +15,7 @@ type Known struct {
 	Checkpoint string `json:"checkpoint"` // an early one, which the log must go on from
 
 	SystemKey string            `json:"system_key"`
-	APIKeys   map[string]string `json:"api_keys"` // by tenant
+	APIKeys   map[string]string `json:"api_keys"` // keyed by tenant
 
 	Credentials []Credential  `json:"credentials"`
 	Deleted     []Credential  `json:"deleted"`
@@ -79,5 +79,5 @@ type SealingKey struct {
 // BackupSummary says what the backup holds, which was taken before most of the rest was made.
 type BackupSummary struct {
 	Credential Credential `json:"credential"`
-	APIKey     string     `json:"api_key"` // of the credential's tenant
+	APIKey     string     `json:"api_key"` // API key of the credential's tenant
 }

@@ -173,7 +173,7 @@ const (
 func (c *client) load(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, outageEnds)
 	defer cancel()
-	ids := make(map[string]string) // of acknowledged credentials, by name
+	ids := make(map[string]string) // acknowledged credentials, name to id
 	var names []string             // in order
 	missed, since := 0, 0          // calls that failed; writes since the last one did
 	ticker := time.NewTicker(pace)

@@ -170,7 +170,7 @@ func printReport(w io.Writer, r audit.Report, proven ...string) error {
 	if r.Pinned {
 		whose = "the pinned one"
 	}
-	if r.Fingerprint == "" { // of a part that does not say of which chain it is
+	if r.Fingerprint == "" { // a part that does not name its chain
 		fmt.Fprintf(&b, "key: %s (%s)\n", r.PublicKey.ID(), whose)
 	} else {
 		fmt.Fprintf(&b, "chain: %s (%s)\n", r.Fingerprint, whose)

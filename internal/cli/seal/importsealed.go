@@ -39,7 +39,7 @@ func NewImportCommand() *cobra.Command {
 type importOptions struct {
 	keys                   []string // files of the old controller's backup
 	credentialType, output string
-	source                 sealOptions // where the sealing key comes from
+	source                 sealOptions // source of the sealing key
 }
 
 func newImportSealedSecretsCommand() *cobra.Command {

@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	sealingKeyPath      = "/api/v2/sealing-key"     // of the REST interface
+	sealingKeyPath      = "/api/v2/sealing-key"     // path in the REST interface
 	sealingKeyConfigMap = "latticekeep-sealing-key" // in the operator's namespace
-	sealingKeyDataKey   = "sealing-key.json"        // of the ConfigMap
+	sealingKeyDataKey   = "sealing-key.json"        // key in the ConfigMap
 	identityFile        = ".latticekeep.yaml"
 
 	fetchTimeout = 10 * time.Second

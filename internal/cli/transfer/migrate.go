@@ -136,7 +136,7 @@ type Migration struct {
 	From, To       store.Database
 	Source, Target offline.Location
 	id             string
-	at             offline.Mark // of the target
+	at             offline.Mark // the target's mark
 	progress       *progress.Progress
 	result         migrated
 }

@@ -31,7 +31,7 @@ const restoreDirectory = offline.DatabaseFile + ".restore"
 type restoreOptions struct {
 	offline.Deployment
 	input, identityFile string
-	keyOut              string // where the KMS key of the backup goes; empty for nowhere
+	keyOut              string // file for the backup's KMS key; empty for none
 	chain, identity     string // pinned fingerprints; empty for none
 }
 

@@ -105,7 +105,7 @@ type Store struct {
 	wake      chan struct{} // pokes the writer: something is pending, the file went out of use, or Close
 	left      chan struct{} // pokes the writer: an awaited View has ended
 	stopped   chan struct{} // closed when the writer has ended and the file is closed
-	closeErr  error         // of the file; read after stopped
+	closeErr  error         // error of closing the file; read after stopped
 	commits   atomic.Uint64
 	failed    atomic.Bool  // no commit has succeeded since one failed or the file went out of use
 	busySince atomic.Int64 // Unix nanoseconds since which the writer waits for the disk; 0 when it does not

@@ -35,7 +35,7 @@ const (
 	lastBytes = 16 << 20 // likewise the last View, which must read all that is left
 	noteBytes = 16 << 20 // keys noted, at noteSize more than the length of each
 	noteSize  = 64
-	maxRounds = 64 // of reading what was noted, after the first
+	maxRounds = 64 // rounds that read what was noted, after the first
 )
 
 // copying is the list of keys that commits have changed since a copy began or

@@ -268,7 +268,7 @@ const (
 // (4 bytes each), root page, sequence, freelist page, number of pages,
 // transaction and FNV-1a checksum of all that (8 bytes each).
 type meta struct {
-	offset   int64 // of raw in the file
+	offset   int64 // position of raw in the file
 	raw      []byte
 	pageSize int64
 	freelist uint64 // page

@@ -71,7 +71,7 @@ type cursor struct {
 	rg      store.Range
 	bolt    *bbolt.Cursor
 	last    []byte // the key visited last; nil at the beginning
-	changes int    // of the reader, when bolt was positioned
+	changes int    // changes seen by the reader when bolt was positioned
 }
 
 // next returns the next pair of the range, or nil.
@@ -131,7 +131,7 @@ type tx struct {
 	bolt   *bbolt.Tx
 	log    []change
 	events []any
-	after  []func() // of the commit
+	after  []func() // called after the commit
 	broken error    // set when bbolt panicked: nothing of this may be committed
 }
 

@@ -42,7 +42,7 @@ type group struct {
 // request is one Update. Its closure runs in its caller's goroutine, while the
 // writer waits: a panic then keeps its stack and ends the caller alone.
 type request struct {
-	started atomic.Bool   // by the writer, which gives the turn, or by the caller, which withdraws
+	started atomic.Bool   // set by the writer, which gives the turn, or by the caller, which withdraws
 	turn    chan struct{} // the writer gives the turn
 	err     error
 }

@@ -9,11 +9,11 @@ import "sync"
 // which is good enough for rehearsals.
 type cache struct {
 	mu         sync.Mutex
-	newest     commitName        // of the commit
+	newest     commitName        // name of the commit
 	epoch      int               // changes when the cache is emptied
 	turns      int               // changes when the older half is forgotten
 	young, old map[string][]byte // nil values are keys that are not there
-	size       int               // of young, in bytes
+	size       int               // size of young in bytes
 }
 
 // commitName tells a commit from every other one, also of a copy of the database.

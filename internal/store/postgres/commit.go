@@ -22,7 +22,7 @@ const slots = 16384
 type locked struct {
 	s     *Store
 	c     *conn
-	fence int64 // of the commit before this one
+	fence int64 // fence of the previous commit
 	pages []*ask
 	hook  *wants // records what the hook reads, once it runs
 }
@@ -85,7 +85,7 @@ func (s *Store) lock(g *group) (*locked, error) {
 			wanted.join(r.wants)
 		}
 	}
-	asks = wanted.gets(&s.cache) // of the early only what the cache had and turned out not to be right
+	asks = wanted.gets(&s.cache) // asks again only for what the cache had wrong
 	pages := wanted.pages[len(l.pages):]
 	if len(asks)+len(pages) > 0 {
 		if err := s.session.read(s.opts.commitWait, nil, append(asks, pages...)); err != nil {
@@ -162,7 +162,7 @@ func (w *wants) gets(known *cache) []*ask {
 type habits struct {
 	usual       wants
 	now, before map[string]int // in how many groups each key was read
-	groups      int            // that now is of
+	groups      int            // groups for which now holds
 }
 
 func (h *habits) note(w *wants) {

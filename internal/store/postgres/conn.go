@@ -177,7 +177,7 @@ func (c *conn) read(within time.Duration, before []step, asks []*ask) error {
 	keys, pages := make(map[string][]*ask), make(map[pageName][]*ask)
 	var list [][]byte
 	for _, a := range asks {
-		a.value, a.rows = nil, nil // of an attempt that failed
+		a.value, a.rows = nil, nil // drop the failed attempt
 		if a.limit > 0 {
 			name := a.pageName()
 			if pages[name] == nil {

@@ -20,7 +20,7 @@ import (
 // wants is what a closure, or the hook, has read.
 type wants struct {
 	keys  map[string]struct{}
-	pages []*ask // of ranges
+	pages []*ask // pages of ranges
 }
 
 func (w *wants) key(key []byte) {

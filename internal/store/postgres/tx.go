@@ -28,10 +28,10 @@ type tx struct {
 	base   base
 	check  func() error      // whether the closure may go on
 	over   map[string][]byte // what was written; nil values are deleted
-	keys   []string          // of over, sorted; some may not be there any more; nil until the first scan
+	keys   []string          // keys of over, sorted; some may be gone; nil until the first scan
 	log    []change
 	events []any
-	after  []func() // of the commit
+	after  []func() // called after the commit
 	broken error    // set when the base failed: nothing of this may be committed
 }
 
@@ -96,10 +96,10 @@ type cursor struct {
 	rg   store.Range
 	last []byte // visited last; nil at the beginning
 
-	rows []row       // of the base, yet to come
-	rest store.Range // of the base, after rows
+	rows []row       // rows of the base, yet to come
+	rest store.Range // rest of the base, after rows
 	more bool        // there may be rows in rest
-	size int         // of the next page
+	size int         // size of the next page
 }
 
 // next returns the next pair, or nil. The slices are the store's.

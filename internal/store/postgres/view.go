@@ -29,7 +29,7 @@ type rounds struct {
 // round is one snapshot. Its goroutine owns the session.
 type round struct {
 	s       *Store
-	asks    []*ask // to be sent; rounds.mu guards it, members and err
+	asks    []*ask // unsent asks; rounds.mu guards it, members and err
 	members int
 	err     error         // answers all further asks
 	wake    chan struct{} // there are asks, or no members

@@ -30,7 +30,7 @@ const (
 type group struct {
 	requests []*request    // Store.mu guards it, and commit, until the group is shut
 	commit   bool          // even when nothing changed: a probe of Ready is among them
-	tx       *tx           // of the current attempt; set before the first turn
+	tx       *tx           // transaction of the current attempt; set before the first turn
 	back     chan struct{} // a request hands the turn back
 	phase    sync.Mutex    // held while closures and the hook run
 	done     chan struct{} // closed when err is final

@@ -53,7 +53,7 @@ type maker struct {
 	plane *kubetest.ControlPlane
 	known upgrade.Known
 
-	keyFile string // of the current KMS key
+	keyFile string // the current KMS key
 	more    string // further lines of the configuration
 	system  *client.Client
 }
