@@ -22,7 +22,7 @@ func NewKMSCommand() *cobra.Command {
 	return command.NewGroup("kms", "Administer the KMS keys of a running server", `Administer the keys of the key-management service that wrap all other keys, with a system key.
 
 To move to another key: give every replica the new one as kms.url and the one it has as kms.former, run latticekeep kms
-rewrap, and take the former one out of the configuration again.`, &r,
+rewrap, and take the previous one out of the configuration again.`, &r,
 		command.NewCall(&r, "status", "List the KMS keys, and how many sets of keys are under each", cobra.NoArgs,
 			func(ctx context.Context, c *client.V2, _ []string) (*v2.KMSKeyList, error) { return c.ListKMSKeys(ctx) },
 			func(out, note io.Writer, a *v2.KMSKeyList) {
@@ -57,11 +57,11 @@ func newRewrapCommand(r *command.Server) *cobra.Command {
 		Long: `Move the keys of every tenant and of the deployment under the KMS key that kms.url names, while the server runs. It can be
 interrupted at any time, and resumes when it is run again. The keys themselves stay the same.
 
-With --again it also wraps anew what is under that key already: use it after the provider has rotated the key, so that
+With --again it also wraps again what is under that key already: use it after the provider has rotated the key, so that
 the previous version is no longer needed.
 
-With --destroy-old the keys that kms.former names are destroyed at their providers, once nothing is under them. What that
-makes unreadable is printed first, and each key's id has to be typed, unless there is --yes.`,
+With --destroy-old the keys that kms.former names are destroyed at their providers, once nothing is under them. It first
+prints what becomes unreadable, and asks for each key's id, unless there is --yes.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := r.Client()
@@ -72,8 +72,8 @@ makes unreadable is printed first, and each key's id has to be typed, unless the
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&o.again, "again", false, "wrap anew also what is under the current key already")
-	flags.BoolVar(&o.destroy, "destroy-old", false, "then destroy the former keys at their providers, for good")
+	flags.BoolVar(&o.again, "again", false, "also wrap again what is under the current key already")
+	flags.BoolVar(&o.destroy, "destroy-old", false, "then destroy the previous keys at their providers, for good")
 	flags.BoolVar(&o.yes, "yes", false, "do not ask before a key is destroyed")
 	return cmd
 }
@@ -106,7 +106,7 @@ func (o rewrapOptions) run(ctx context.Context, c *client.V2, in io.Reader, out,
 	case answer.DamagedSets > 0:
 		return errors.New("no key was destroyed, since damaged keys may be under it")
 	case len(former) == 0:
-		return errors.New("there is no former key to destroy: name it in kms.former")
+		return errors.New("there is no previous key to destroy: name it in kms.former")
 	}
 	return o.destroyAll(ctx, c, former, bufio.NewReader(in), out, note)
 }

@@ -49,7 +49,7 @@ is served.
 The KMS key stays where it is: the target's server needs the same kms.url.
 
 --abandon removes the mark from the source of an unfinished migration, so that
-servers serve it again. What was copied is then useless.`,
+servers serve it again. The copy is then useless.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.abandon {
@@ -201,7 +201,7 @@ func (m *Migration) Begin(ctx context.Context) error {
 	}
 	report, err := offline.VerifyStore(ctx, m.From, audit.Options{})
 	if err != nil {
-		return fmt.Errorf("verifying the source, of which nothing was changed: %w", err)
+		return fmt.Errorf("verifying the source, which is unchanged: %w", err)
 	}
 	m.result.report = report
 	m.result.from.head = headOf(report)
