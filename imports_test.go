@@ -34,7 +34,7 @@ var ours = map[string]string{
 		"internal/keyring internal/store internal/store/bolt internal/fault",
 	"internal/cli/command": "api/client internal/offline internal/audit internal/dualsig",
 
-	"internal/app": "controllers controllers/admission server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
+	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault",
@@ -55,8 +55,13 @@ var ours = map[string]string{
 	"server/dashboard": "server/asset",
 	"server/gate":      "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
 	"server/docs":      "server/asset",
-	"controllers": "api/v1alpha1 internal/vault internal/identity internal/keyring internal/authz internal/sealing internal/envelope internal/generate internal/compose " +
-		"internal/fault internal/secret",
+	"controllers": "api/v1alpha1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
+		"internal/authz internal/fault internal/identity internal/keyring internal/sealing internal/vault",
+	"controllers/credential": "api/v1alpha1 controllers/requeue internal/authz internal/compose internal/envelope " +
+		"internal/fault internal/generate internal/identity internal/keyring internal/sealing internal/secret internal/vault",
+	"controllers/cluster":   "api/v1alpha1 controllers/requeue internal/fault internal/keyring internal/sealing",
+	"controllers/restart":   "api/v1alpha1 controllers/requeue",
+	"controllers/requeue":   "",
 	"controllers/admission": "api/v1alpha1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
 
 	"api/openapi":    "",

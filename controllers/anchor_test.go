@@ -15,11 +15,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/controllers/cluster"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-var _ audit.AnchorPlace = (*controllers.Anchor)(nil)
+var _ audit.AnchorPlace = (*cluster.Anchor)(nil)
 
 const anchorName = "latticekeep-audit-anchor"
 
@@ -30,21 +31,21 @@ type anchorWorld struct {
 	chain string
 }
 
-func (w *anchorWorld) place(cfg *rest.Config, name string) *controllers.Anchor {
+func (w *anchorWorld) place(cfg *rest.Config, name string) *cluster.Anchor {
 	w.t.Helper()
-	a, err := controllers.NewAnchor(cfg, w.key.Namespace, name, w.chain)
+	a, err := cluster.NewAnchor(cfg, w.key.Namespace, name, w.chain)
 	must(w.t, err)
 	return a
 }
 
-func (w *anchorWorld) load(a *controllers.Anchor, want string) {
+func (w *anchorWorld) load(a *cluster.Anchor, want string) {
 	w.t.Helper()
 	if got, err := a.Load(w.t.Context()); err != nil || string(got) != want || (got == nil) != (want == "") {
 		w.t.Fatalf("loaded %q, %v; want %q", got, err, want)
 	}
 }
 
-func (w *anchorWorld) save(a *controllers.Anchor, note string, want error) {
+func (w *anchorWorld) save(a *cluster.Anchor, note string, want error) {
 	w.t.Helper()
 	if err := a.Save(w.t.Context(), []byte(note)); !errors.Is(err, want) {
 		w.t.Fatalf("saved %q: %v; want %v", note, err, want)
@@ -217,7 +218,7 @@ func (w *anchorWorld) testAnotherChain(t *testing.T) {
 	ours := w.place(w.operator, anchorName)
 	w.load(ours, "")
 	w.save(ours, "ours", nil)
-	theirs, err := controllers.NewAnchor(w.operator, w.key.Namespace, anchorName, "chain_theirs")
+	theirs, err := cluster.NewAnchor(w.operator, w.key.Namespace, anchorName, "chain_theirs")
 	must(t, err)
 	w.load(theirs, "ours") // for the keeper to tell
 	must(t, theirs.SetAside(t.Context(), []byte("ours")))
@@ -234,7 +235,7 @@ func (w *anchorWorld) testAnotherChain(t *testing.T) {
 // testRights tries what the operator's token must not do.
 func (w *anchorWorld) testRights(t *testing.T) {
 	for _, place := range []struct{ namespace, name string }{{w.key.Namespace, "other"}, {"default", anchorName}} {
-		a, err := controllers.NewAnchor(w.operator, place.namespace, place.name, w.chain)
+		a, err := cluster.NewAnchor(w.operator, place.namespace, place.name, w.chain)
 		must(t, err)
 		if _, err := a.Load(t.Context()); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "forbidden") {
 			t.Errorf("%v: %v", place, err)

@@ -38,23 +38,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/workqueue"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers/cluster"
+	"github.com/latticekeep/latticekeep/controllers/credential"
+	"github.com/latticekeep/latticekeep/controllers/requeue"
+	"github.com/latticekeep/latticekeep/controllers/restart"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -88,19 +87,8 @@ import (
 // DefaultNamespace is the operator's own namespace unless it is configured otherwise.
 const DefaultNamespace = "latticekeep-system"
 
-// operatorName is who the operator is in events and as the owner of fields.
-const operatorName = "latticekeep"
-
 // DefaultWorkers reconcile at the same time; their changes share commits of the store.
 const DefaultWorkers = 16
-
-const (
-	// A failing reconcile is retried after firstRetry, then twice as long each time, up to lastRetry: also how long
-	// the operator takes to notice that the vault is back.
-	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// reconcileTimeout bounds one reconcile, so that a hanging API server does not hold all workers.
-	reconcileTimeout = time.Minute
-)
 
 // Options of [Run]. Vault, Identity and Keys are required and belong to one store.
 type Options struct {
@@ -124,7 +112,7 @@ type Options struct {
 	// change of two at once does no harm: the store compares versions, and the API server what it is sent.
 	Elect bool
 	// Certificates are the serving certificates that the operator makes and renews; none when somebody else does.
-	Certificates []Certificate
+	Certificates []cluster.Certificate
 	Metrics      *Metrics         // may be nil
 	View         *View            // may be nil
 	Tracer       trace.Tracer     // makes a span of each reconcile; nil: none
@@ -176,29 +164,27 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 		return nil, err
 	}
 	// A cluster has no UID of its own; that of this namespace is as unique and lives as long.
-	system, err := readNamespace(ctx, mgr.GetAPIReader(), metav1.NamespaceSystem)
+	system, err := credential.ReadNamespace(ctx, mgr.GetAPIReader(), metav1.NamespaceSystem)
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's UID: %w", err)
 	}
-	cluster := string(system.UID)
-	if err := mapTenants(ctx, mgr, o, cluster); err != nil {
+	clusterID := string(system.UID)
+	if err := mapTenants(ctx, mgr, o, clusterID); err != nil {
 		return nil, err
 	}
-	if err := addSealingKey(ctx, mgr, o); err != nil { // first, since it fails unless the cluster is ours
+	// First, since it fails unless the cluster belongs to this deployment.
+	if err := cluster.AddPublisher(ctx, mgr, o.Keys, o.Namespace, o.Now); err != nil {
 		return nil, err
 	}
-	if err := addSealedCredentials(ctx, mgr, o, cluster); err != nil {
+	if err := addSealedCredentials(ctx, mgr, o, clusterID); err != nil {
 		return nil, err
 	}
 	if o.RestartWorkloads {
-		if err := addWorkloads(mgr, o); err != nil {
+		if err := restart.Add(mgr, o.Now); err != nil {
 			return nil, err
 		}
 	}
-	if err := addCertificates(mgr, o); err != nil {
-		return nil, err
-	}
-	return mgr, addSweeper(mgr, o, cluster)
+	return mgr, cluster.AddCertificates(mgr, o.Namespace, o.Certificates, o.Now)
 }
 
 // checkCRD returns an error that names the remedy when the cluster does not know SealedCredential.
@@ -235,13 +221,16 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	}
 	logger := logr.FromSlogHandler(o.Logger.Handler())
 	logLibrariesTo(logger)
-	lock, err := leaseOf(cfg, o)
-	if err != nil {
-		return nil, err
+	var lock resourcelock.Interface
+	if o.Elect {
+		var err error
+		if lock, err = cluster.NewLease(cfg, o.Namespace); err != nil {
+			return nil, err
+		}
 	}
 	skipNames := true // Run may be called again in the same process
 	return manager.New(cfg, manager.Options{
-		LeaderElection:                      lock != nil,
+		LeaderElection:                      o.Elect,
 		LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel:       true, // reconciles in flight have ended by then
 
@@ -254,13 +243,13 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 			ByObject: map[client.Object]cache.ByObject{
 				&v1alpha1.SealedCredential{}: {},
 				&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
-					o.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, sealingKeyConfigMap)},
+					o.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, cluster.SealingKeyConfigMap)},
 				}},
 			},
 		},
 		Controller: config.Controller{
 			SkipNameValidation:    &skipNames,
-			ReconciliationTimeout: reconcileTimeout,
+			ReconciliationTimeout: requeue.Timeout,
 		},
 	})
 }
@@ -289,7 +278,7 @@ func logLibrariesTo(logger logr.Logger) {
 // with tenants of their own.
 func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
 	for name, tenant := range o.Tenants {
-		namespace, err := readNamespace(ctx, mgr.GetAPIReader(), name)
+		namespace, err := credential.ReadNamespace(ctx, mgr.GetAPIReader(), name)
 		if err != nil {
 			return fmt.Errorf("reading a namespace that has a tenant configured: %w", err)
 		}
@@ -303,6 +292,8 @@ func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster str
 	return nil
 }
 
+// addSealedCredentials adds the controller of SealedCredentials and the sweeper, and lets metrics and views
+// read the cache.
 func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
 	namespaces := new(metav1.PartialObjectMetadata)
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
@@ -310,32 +301,26 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	if err != nil {
 		return err
 	}
-	// Who waits for the Lease knows the objects too: people ask any replica for them, and for the keys that they need.
+	// An operator that waits for the Lease fills its cache too: people ask any replica for the objects.
 	objects, err := mgr.GetCache().GetInformer(ctx, new(v1alpha1.SealedCredential), cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
 	}
-	r := &reconciler{
-		client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-		tenants: &tenants{cache: mgr.GetClient(), live: mgr.GetAPIReader(), identity: o.Identity, cluster: cluster},
-		targets: &targets{client: mgr.GetClient(), live: mgr.GetAPIReader(), now: o.Now, memories: make(map[types.NamespacedName]*targetMemory)},
-		vault:   o.Vault, keys: o.Keys, policy: o.Policy,
-		cluster: cluster, schedule: newSchedule(o.Now), counters: o.Metrics, now: o.Now,
-	}
+	tenants := credential.NewTenants(mgr.GetClient(), mgr.GetAPIReader(), o.Identity, cluster)
 	o.Metrics.use(mgr.GetClient(), objects.HasSynced)
 	o.View.use(&viewSource{
-		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: r.tenants, configured: o.Tenants,
+		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: tenants, configured: o.Tenants,
 	})
-	// Not for every change of the status, most of which are our own.
-	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
-	return builder.ControllerManagedBy(mgr).
-		Named("sealedcredential").
-		For(&v1alpha1.SealedCredential{}, builder.WithPredicates(changed)).
-		WatchesRawSource(r.schedule).
-		WithOptions(controller.Options{MaxConcurrentReconciles: o.Workers, RateLimiter: newRateLimiter()}).
-		Complete(traced(o.Tracer, r))
+	config := credential.Config{
+		Vault: o.Vault, Keys: o.Keys, Tenants: tenants, Cluster: cluster, Policy: o.Policy, Workers: o.Workers,
+		CountChange: o.Metrics.countChange, Tracer: o.Tracer, Now: o.Now,
+	}
+	if err := credential.Add(mgr, config); err != nil {
+		return err
+	}
+	return credential.AddOrphanSweeper(mgr, config)
 }
 
-func newRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry)
-}
+// LogLibrariesTo sends to handler what client-go and controller-runtime log by themselves. It must be called
+// before anything uses them, since their logger cannot be replaced safely later.
+func LogLibrariesTo(handler slog.Handler) { logLibrariesTo(logr.FromSlogHandler(handler)) }

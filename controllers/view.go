@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers/credential"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -23,7 +24,7 @@ type View struct{ source atomic.Pointer[viewSource] }
 type viewSource struct {
 	cached     client.Reader
 	synced     func() bool
-	tenants    *tenants
+	tenants    *credential.Tenants
 	configured map[string]authz.TenantID // namespaces that the configuration names
 }
 
@@ -47,14 +48,14 @@ func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]
 		if of != tenant {
 			continue
 		}
-		m, err := readNamespace(ctx, there.cached, namespace)
+		m, err := credential.ReadNamespace(ctx, there.cached, namespace)
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
 			return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), fmt.Errorf("reading namespace: %w", err))
 		}
-		now, err := there.tenants.identity.FindNamespaceTenant(ctx, there.tenants.cluster, string(m.UID))
+		now, err := there.tenants.Find(ctx, m.UID)
 		if err != nil {
 			return nil, fmt.Errorf("finding tenant of namespace: %w", err)
 		}

@@ -13,6 +13,9 @@ var GroupVersion = schema.GroupVersion{Group: "latticekeep.dev", Version: "v1alp
 // KindSealedCredential is the kind of SealedCredential.
 const KindSealedCredential = "SealedCredential"
 
+// OperatorName is what the operator is called as the manager of fields, in events and in labels.
+const OperatorName = "latticekeep"
+
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &SealedCredential{}, &SealedCredentialList{})

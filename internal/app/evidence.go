@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/controllers/cluster"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
@@ -74,7 +74,7 @@ func (p *evidence) openAnchors(ctx context.Context, log *audit.Log, guard *audit
 	log.SetSigning(audit.Signing(p.Signing))
 	var places []audit.AnchorPlace
 	if p.cluster != nil && p.Anchor.ConfigMap != "" {
-		place, err := controllers.NewAnchor(p.cluster, p.namespace, p.Anchor.ConfigMap, log.ChainID())
+		place, err := cluster.NewAnchor(p.cluster, p.namespace, p.Anchor.ConfigMap, log.ChainID())
 		if err != nil {
 			return err
 		}

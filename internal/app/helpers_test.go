@@ -115,14 +115,14 @@ func counted(t *testing.T, handshakes prometheus.Collector) map[string]float64 {
 	return groups
 }
 
-// cluster is an API server with the namespaces of a test.
-type cluster struct {
+// testCluster is an API server with the namespaces of a test.
+type testCluster struct {
 	t     *testing.T
 	plane *kubetest.ControlPlane
 }
 
 // try runs kubectl and returns all that it says.
-func (c *cluster) try(stdin string, args ...string) (string, error) {
+func (c *testCluster) try(stdin string, args ...string) (string, error) {
 	c.t.Helper()
 	cmd := c.plane.Kubectl(c.t.Context(), args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -130,7 +130,7 @@ func (c *cluster) try(stdin string, args ...string) (string, error) {
 	return string(out), err
 }
 
-func (c *cluster) kubectl(stdin string, args ...string) string {
+func (c *testCluster) kubectl(stdin string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try(stdin, args...)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/controllers/cluster"
 	"github.com/latticekeep/latticekeep/internal/config"
 )
 
@@ -247,7 +247,7 @@ const (
 // servingCertificates are those that the operator makes when tls.secretName is
 // set: for this server, where its Service and users have it, and for the
 // webhook if there is one.
-func servingCertificates(s config.Config, namespace string) []controllers.Certificate {
+func servingCertificates(s config.Config, namespace string) []cluster.Certificate {
 	own := serviceNames("latticekeep", namespace)
 	if u, err := url.Parse(s.PublicURL); err == nil {
 		host := strings.ToLower(u.Hostname())
@@ -256,9 +256,9 @@ func servingCertificates(s config.Config, namespace string) []controllers.Certif
 			own = append(own, host)
 		}
 	}
-	all := []controllers.Certificate{{SecretName: s.TLS.SecretName, DNSNames: own}}
+	all := []cluster.Certificate{{SecretName: s.TLS.SecretName, DNSNames: own}}
 	if s.Kubernetes.Webhook {
-		all = append(all, controllers.Certificate{
+		all = append(all, cluster.Certificate{
 			SecretName: webhookTLSSecret, DNSNames: serviceNames(webhookName, namespace), WebhookConfiguration: webhookName,
 		})
 	}

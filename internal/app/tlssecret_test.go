@@ -14,7 +14,7 @@ import (
 
 // The certificate of tls.secretName is that of the Secret as it is, and the last good one when there is none in it.
 func TestTheCertificateOfASecretIsReadAgain(t *testing.T) {
-	c := &cluster{t, kubetest.ForTest(t)}
+	c := &testCluster{t, kubetest.ForTest(t)}
 	// With exactly the right it takes.
 	c.kubectl(`
 apiVersion: rbac.authorization.k8s.io/v1

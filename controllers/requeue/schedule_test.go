@@ -1,4 +1,4 @@
-package controllers
+package requeue
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -22,7 +21,7 @@ func object(i int) types.NamespacedName {
 func TestScheduleGivesOutWhatIsDueInOrder(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	now := start
-	s := newSchedule(func() time.Time { return now })
+	s := NewSchedule(func() time.Time { return now })
 
 	const n = 500
 	at := make(map[types.NamespacedName]time.Time)
@@ -60,7 +59,7 @@ func TestScheduleEnqueuesWithinASecondOfTheClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
-		s := newSchedule(time.Now)
+		s := NewSchedule(time.Now)
 		begin := time.Now()
 		s.Set(object(1), begin.Add(3*time.Hour))
 		s.Set(object(2), begin.Add(time.Hour))
@@ -83,20 +82,4 @@ func TestScheduleEnqueuesWithinASecondOfTheClock(t *testing.T) {
 		cancel()
 		queue.ShutDown()
 	})
-}
-
-func TestARestartWaitsTenSecondsForFurtherValues(t *testing.T) {
-	now := epoch
-	clock := func() time.Time { return now }
-	r := &restarter{schedule: newSchedule(clock), now: clock}
-	workload := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "app"}}
-	for second := range 20 {
-		now = epoch.Add(time.Duration(second) * time.Second)
-		if due := r.schedule.Due(); len(due) > 0 != (second == 10) {
-			t.Errorf("after %d seconds %v are due", second, due)
-		}
-		if second < 10 { // values change each second
-			delayedHandler{r}.enqueue(workload)
-		}
-	}
 }

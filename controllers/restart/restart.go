@@ -1,4 +1,4 @@
-package controllers
+package restart
 
 import (
 	"context"
@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers/requeue"
 )
 
 // coalesceDelay is how long a restart waits for further values: those that change together restart a workload once.
@@ -44,16 +45,16 @@ type restarter struct {
 	live     client.Reader // asks the API server
 	events   events.EventRecorder
 	kind     string
-	schedule *schedule
+	schedule *requeue.Schedule
 	now      func() time.Time
 }
 
-// addWorkloads restarts Deployments, StatefulSets and DaemonSets.
-func addWorkloads(mgr manager.Manager, o Options) error {
+// Add adds the controllers that restart Deployments, StatefulSets and DaemonSets.
+func Add(mgr manager.Manager, now func() time.Time) error {
 	for _, kind := range []string{"Deployment", "StatefulSet", "DaemonSet"} {
 		r := &restarter{
-			client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-			kind: kind, schedule: newSchedule(o.Now), now: o.Now,
+			client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OperatorName),
+			kind: kind, schedule: requeue.NewSchedule(now), now: now,
 		}
 		asks := predicate.NewPredicateFuncs(func(w client.Object) bool { return w.GetAnnotations()[v1alpha1.AnnotationRestartOn] != "" })
 		err := builder.ControllerManagedBy(mgr).
@@ -65,7 +66,7 @@ func addWorkloads(mgr manager.Manager, o Options) error {
 				},
 			}).
 			WatchesRawSource(r.schedule).
-			WithOptions(controller.Options{RateLimiter: newRateLimiter()}).
+			WithOptions(controller.Options{RateLimiter: requeue.NewRateLimiter()}).
 			Complete(r)
 		if err != nil {
 			return err
@@ -158,10 +159,10 @@ func (r *restarter) Reconcile(ctx context.Context, req reconcile.Request) (recon
 		template.Annotations = make(map[string]string)
 	}
 	template.Annotations[v1alpha1.AnnotationValues] = is
-	err = r.client.Patch(ctx, workload, changes(before), client.FieldOwner(operatorName))
+	err = r.client.Patch(ctx, workload, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.OperatorName))
 	switch {
 	case apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: afterConflict}, nil
+		return reconcile.Result{RequeueAfter: requeue.AfterConflict}, nil
 	case apierrors.IsNotFound(err):
 		return reconcile.Result{}, nil
 	case err != nil:

@@ -1,91 +1,18 @@
-package controllers
+package credential
 
 import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/sealing"
-	"github.com/latticekeep/latticekeep/internal/secret"
-	"github.com/latticekeep/latticekeep/internal/vault"
 )
-
-// outcome is what one reconcile observed of an object. Together with the object and the time it decides the status.
-type outcome struct {
-	owned        *vault.Owned // what the vault holds for the object; nil for nothing
-	entryKnown   bool         // owned is what the vault answered, not the lack of an answer
-	entryCurrent bool         // owned holds what the spec says
-	specRefused  *refusal     // why the spec cannot be applied as it is written
-	err          error        // why something could not be done just now: it is tried again
-
-	target          *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
-	targetRefused   *refusal                // why the target Secret cannot be what the spec says
-	values          map[string]secret.Bytes // values of owned, if already opened
-	targetDropped   bool                    // a former target was let go
-	targetUnwritten bool                    // the trouble is that the target Secret could not be written
-	targetDrifted   bool                    // the target Secret is not what it was, and is left alone
-}
-
-// refusal is a mistake of an object's author. It stands until the object changes, or the world around it does.
-type refusal struct {
-	reason    string
-	err       error // its fault.Message goes into the condition
-	transient bool  // something beside the object may mend it, which nobody tells the operator
-}
-
-// recordError records why the spec could not be applied: as its author's mistake, or as trouble that passes.
-func (o *outcome) recordError(reason string, err error) {
-	if fault.Of(err) == fault.Invalid {
-		o.specRefused = &refusal{reason: reason, err: err}
-	} else {
-		o.err = err
-	}
-}
-
-// recordAPIError records that the API server could not be asked about something beside the object, or did not take it. That it changed
-// meanwhile, or that its namespace is terminating, is no trouble, and returned.
-func (o *outcome) recordAPIError(err error) error {
-	if err == nil || apierrors.IsConflict(err) || errors.Is(err, errTerminating) {
-		return err
-	}
-	o.err = fault.Wrap(fault.Unavailable, "the API server does not answer as it should", apiError{err})
-	return nil
-}
-
-// refuseTransiently records a mistake that something beside the object may mend.
-func (o *outcome) refuseTransiently(reason, format string, args ...any) {
-	o.specRefused = &refusal{reason: reason, err: fault.New(fault.Invalid, fmt.Sprintf(format, args...)), transient: true}
-}
-
-// setValues keeps values until the end of the reconcile.
-func (o *outcome) setValues(values map[string]secret.Bytes) {
-	o.zeroValues()
-	o.values = values
-}
-
-// zeroValues overwrites the values.
-func (o *outcome) zeroValues() {
-	for _, value := range o.values {
-		value.Zero()
-	}
-	o.values = nil
-}
-
-// entryVersion is that of the vault entry, 0 for none.
-func (o *outcome) entryVersion() uint64 {
-	if o.owned == nil {
-		return 0
-	}
-	return o.owned.Version
-}
 
 // status returns the status that sc should have at time now. It reads the former status for what the vault does not
 // tell or cannot tell now, and for since when a condition has held.
@@ -102,7 +29,7 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger
-		s.Audit = former.Audit // the vault knows no audit hash of a missing entry
+		s.Audit = former.Audit // of a missing entry the vault knows none
 		s.SealingKeyID = o.owned.SealingKey
 		if !o.owned.Missing {
 			s.Audit = &v1alpha1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}
@@ -296,7 +223,7 @@ func reconcilingCondition(sc *v1alpha1.SealedCredential, trouble error) metav1.C
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionReconciling, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason:  v1alpha1.ReasonVaultUnavailable,
-		Message: fault.Message(trouble) + "; the operator retries",
+		Message: fault.Message(trouble) + "; it is tried again",
 	}
 	if errors.As(trouble, new(apiError)) {
 		c.Reason = v1alpha1.ReasonPending
@@ -313,41 +240,4 @@ func stalledCondition(sc *v1alpha1.SealedCredential, refused *refusal) metav1.Co
 		Type: v1alpha1.ConditionStalled, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason: refused.reason, Message: fault.Message(refused.err),
 	}
-}
-
-// nextRotation returns when the version that the vault holds is to be rotated: spec.rotation.before ahead of its end,
-// by default a third of its life. The API server keeps before an hour shorter than spec.ttlDays; when the version was
-// sealed with a shorter TTL than the spec now has, and the spec is refused, before may not fit, and the default holds:
-// otherwise each rotation would be due the moment it is made. Up to a tenth of before is added, always the same for one
-// version, so that objects that were made together are not rotated together. It is a whole second, as the status shows it.
-func nextRotation(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Time {
-	before := rotationLead(sc, owned)
-	jitter := min(before, owned.ExpiresAt.Sub(owned.SealedAt)-before) / 10
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s/%d", sc.UID, owned.Version)
-	early := time.Duration(h.Sum64()%uint64(jitter/time.Second+1)) * time.Second
-	return owned.ExpiresAt.Add(-before - early).Truncate(time.Second)
-}
-
-// rotationLead returns how long before its end the version is to be rotated.
-func rotationLead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Duration {
-	life := owned.ExpiresAt.Sub(owned.SealedAt)
-	if r := sc.Spec.Rotation; r != nil && r.Before != nil && r.Before.Duration <= life-time.Hour {
-		return r.Before.Duration
-	}
-	return life / 3
-}
-
-// rotationTrigger returns spec.rotation.trigger.
-func rotationTrigger(sc *v1alpha1.SealedCredential) string {
-	if sc.Spec.Rotation == nil {
-		return ""
-	}
-	return sc.Spec.Rotation.Trigger
-}
-
-// seconds returns t as the API server will give it back.
-func seconds(t time.Time) *metav1.Time {
-	m := metav1.NewTime(t).Rfc3339Copy()
-	return &m
 }

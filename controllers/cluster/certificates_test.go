@@ -1,4 +1,4 @@
-package controllers
+package cluster
 
 import (
 	"bytes"
@@ -39,6 +39,8 @@ type office struct {
 }
 
 const webhooks = "latticekeep-webhook" // the webhook's configuration
+
+const day = 24 * time.Hour
 
 func newOffice(t *testing.T, plane *kubetest.ControlPlane, namespace string) *office {
 	t.Helper()

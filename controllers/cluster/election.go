@@ -1,4 +1,4 @@
-package controllers
+package cluster
 
 import (
 	"crypto/rand"
@@ -8,24 +8,23 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
 // leaseName is the Lease, in the operator's own namespace, that says which operator works.
 const leaseName = "latticekeep"
 
-// leaseOf returns the lock of the election, and nil when there is none. It writes no events: they would take a right of
-// their own, and the Lease itself says who has it and since when.
-func leaseOf(cfg *rest.Config, o Options) (resourcelock.Interface, error) {
-	if !o.Elect {
-		return nil, nil
-	}
+// NewLease returns the lock by which the operators of one store agree on which of them works. The lock writes
+// no events: they would need a right of their own, and the Lease itself names its holder.
+func NewLease(cfg *rest.Config, namespace string) (resourcelock.Interface, error) {
 	leases, err := coordinationv1.NewForConfig(rest.AddUserAgent(rest.CopyConfig(cfg), "leader-election"))
 	if err != nil {
 		return nil, fmt.Errorf("making a client for the Lease: %w", err)
 	}
 	return &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: o.Namespace, Name: leaseName},
+		LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: leaseName},
 		Client:     leases,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: operatorName + "-" + rand.Text()},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: v1alpha1.OperatorName + "-" + rand.Text()},
 	}, nil
 }

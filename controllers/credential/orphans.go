@@ -1,4 +1,4 @@
-package controllers
+package credential
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers/requeue"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
@@ -35,21 +36,22 @@ type sweeper struct {
 	events   events.EventRecorder
 	vault    *vault.Vault
 	cluster  string // UID of the cluster
-	schedule *schedule
+	schedule *requeue.Schedule
 	now      func() time.Time
 }
 
-func addSweeper(mgr manager.Manager, o Options, cluster string) error {
+// AddOrphanSweeper adds the controller that releases what objects without a finalizer left behind.
+func AddOrphanSweeper(mgr manager.Manager, c Config) error {
 	s := &sweeper{
-		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(operatorName),
-		vault: o.Vault, cluster: cluster, schedule: newSchedule(o.Now), now: o.Now,
+		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OperatorName),
+		vault: c.Vault, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
 	}
 	s.schedule.Set(types.NamespacedName{Name: "all"}, s.now())
 	return builder.ControllerManagedBy(mgr).
 		Named("orphans").
 		Watches(&v1alpha1.SealedCredential{}, handler.Funcs{}). // has the cache filled before the first look, and nothing else
 		WatchesRawSource(s.schedule).
-		WithOptions(controller.Options{RateLimiter: newRateLimiter()}).
+		WithOptions(controller.Options{RateLimiter: requeue.NewRateLimiter()}).
 		Complete(s)
 }
 

@@ -1,4 +1,4 @@
-package controllers
+package cluster
 
 import (
 	"context"
@@ -14,13 +14,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers/requeue"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
 const (
-	// sealingKeyConfigMap and sealingKeyData are where the signed public sealing key is found in the cluster.
-	sealingKeyConfigMap = "latticekeep-sealing-key"
+	// SealingKeyConfigMap and sealingKeyData are where the signed public sealing key is found in the cluster.
+	SealingKeyConfigMap = "latticekeep-sealing-key"
 	sealingKeyData      = "sealing-key.json"
 )
 
@@ -42,18 +44,19 @@ type publisher struct {
 	client    client.Client
 	keys      *keyring.Ring
 	object    client.ObjectKey
-	schedule  *schedule // a missing ConfigMap causes no event, and neither does a newer key
+	schedule  *requeue.Schedule // a missing ConfigMap causes no event, and neither does a newer key
 	now       func() time.Time
 	repaired  time.Time
 	claimLost chan error
 }
 
-// addSealingKey claims the cluster, or returns an error that names the remedy.
-func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
+// AddPublisher claims the cluster for the deployment of the keys, and adds the controller that keeps their
+// public key published in a namespace. If the cluster belongs to another deployment, the error says what to do.
+func AddPublisher(ctx context.Context, mgr manager.Manager, keys *keyring.Ring, namespace string, now func() time.Time) error {
 	p := &publisher{
-		live: mgr.GetAPIReader(), client: mgr.GetClient(), keys: o.Keys,
-		object:   client.ObjectKey{Namespace: o.Namespace, Name: sealingKeyConfigMap},
-		schedule: newSchedule(o.Now), now: o.Now, claimLost: make(chan error, 1),
+		live: mgr.GetAPIReader(), client: mgr.GetClient(), keys: keys,
+		object:   client.ObjectKey{Namespace: namespace, Name: SealingKeyConfigMap},
+		schedule: requeue.NewSchedule(now), now: now, claimLost: make(chan error, 1),
 	}
 	for claimed := false; !claimed; {
 		published, want, err := p.read(ctx)
@@ -86,7 +89,7 @@ func addSealingKey(ctx context.Context, mgr manager.Manager, o Options) error {
 		Named("sealingkey").
 		For(&corev1.ConfigMap{}).
 		WatchesRawSource(p.schedule).
-		WithOptions(controller.Options{RateLimiter: newRateLimiter()}).
+		WithOptions(controller.Options{RateLimiter: requeue.NewRateLimiter()}).
 		Complete(p)
 }
 
@@ -112,7 +115,7 @@ func (p *publisher) Reconcile(ctx context.Context, _ reconcile.Request) (reconci
 		}
 		err := p.write(ctx, published, want)
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			return reconcile.Result{RequeueAfter: afterConflict}, nil
+			return reconcile.Result{RequeueAfter: requeue.AfterConflict}, nil
 		}
 		if err != nil {
 			return reconcile.Result{}, err
@@ -165,7 +168,7 @@ func (p *publisher) write(ctx context.Context, published *corev1.ConfigMap, docu
 	if published.ResourceVersion == "" {
 		err = p.create(ctx, published)
 	} else {
-		err = p.client.Patch(ctx, published, changes(before), client.FieldOwner(operatorName))
+		err = p.client.Patch(ctx, published, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.OperatorName))
 	}
 	if err != nil {
 		return fmt.Errorf("writing ConfigMap %s: %w", p.object, err)
@@ -174,7 +177,7 @@ func (p *publisher) write(ctx context.Context, published *corev1.ConfigMap, docu
 }
 
 func (p *publisher) create(ctx context.Context, config *corev1.ConfigMap) error {
-	err := p.client.Create(ctx, config, client.FieldOwner(operatorName))
+	err := p.client.Create(ctx, config, client.FieldOwner(v1alpha1.OperatorName))
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
@@ -183,5 +186,5 @@ func (p *publisher) create(ctx context.Context, config *corev1.ConfigMap) error 
 	if err := p.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating its namespace (create it with kubectl, or name another one): %w", err)
 	}
-	return p.client.Create(ctx, config, client.FieldOwner(operatorName))
+	return p.client.Create(ctx, config, client.FieldOwner(v1alpha1.OperatorName))
 }

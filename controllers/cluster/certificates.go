@@ -1,4 +1,4 @@
-package controllers
+package cluster
 
 import (
 	"bytes"
@@ -24,6 +24,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/controllers/requeue"
 )
 
 // The Secrets are read and written one by one, with the rights that targets need. The webhook's configuration is another
@@ -79,12 +82,12 @@ type certificates struct {
 	now       func() time.Time
 }
 
-// addCertificates does nothing unless certificates are wanted.
-func addCertificates(mgr manager.Manager, o Options) error {
-	if len(o.Certificates) == 0 {
+// AddCertificates adds the runnable that makes and renews certificates. It adds nothing if none are wanted.
+func AddCertificates(mgr manager.Manager, namespace string, wanted []Certificate, now func() time.Time) error {
+	if len(wanted) == 0 {
 		return nil
 	}
-	for _, w := range o.Certificates {
+	for _, w := range wanted {
 		if len(w.DNSNames) == 0 {
 			return fmt.Errorf("a certificate for Secret %s serves one name at least", w.SecretName)
 		}
@@ -97,7 +100,7 @@ func addCertificates(mgr manager.Manager, o Options) error {
 	if err := admissionregistrationv1.AddToScheme(mgr.GetScheme()); err != nil {
 		return err
 	}
-	c := &certificates{live: mgr.GetAPIReader(), client: mgr.GetClient(), namespace: o.Namespace, wanted: o.Certificates, now: o.Now}
+	c := &certificates{live: mgr.GetAPIReader(), client: mgr.GetClient(), namespace: namespace, wanted: wanted, now: now}
 	return mgr.Add(manager.RunnableFunc(c.run))
 }
 
@@ -105,19 +108,19 @@ func addCertificates(mgr manager.Manager, o Options) error {
 func (c *certificates) run(ctx context.Context) error {
 	logger := log.FromContext(ctx).WithName("certificates")
 	ctx = log.IntoContext(ctx, logger)
-	told, retry := "", firstRetry
+	told, retry := "", requeue.FirstRetry
 	for {
 		wait := certificateInterval
 		if err := c.ensureAll(ctx); ctx.Err() != nil {
 			return nil
 		} else if err == nil {
-			told, retry = "", firstRetry
+			told, retry = "", requeue.FirstRetry
 		} else {
 			if told != err.Error() { // once for each kind of trouble
 				logger.Error(err, "not all certificates are as they should be; retrying")
 				told = err.Error()
 			}
-			wait, retry = retry, min(2*retry, lastRetry)
+			wait, retry = retry, min(2*retry, requeue.LastRetry)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -131,7 +134,7 @@ func (c *certificates) run(ctx context.Context) error {
 
 // ensureAll makes everything as it should be now.
 func (c *certificates) ensureAll(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, reconcileTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requeue.Timeout)
 	defer cancel()
 	own, err := c.read(ctx, authoritySecret)
 	if err != nil {
@@ -261,7 +264,7 @@ func (c *certificates) ensureTrust(ctx context.Context, name string, bundle []by
 	}
 	// By the names of the webhooks, so that what a newer API server has added to them stays.
 	patch := client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})
-	if err := c.client.Patch(ctx, config, patch, client.FieldOwner(operatorName)); err != nil {
+	if err := c.client.Patch(ctx, config, patch, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
 		return fmt.Errorf("writing webhook configuration %s: %w", name, err)
 	}
 	log.FromContext(ctx).Info("a webhook configuration has the authorities of now", "name", name)
@@ -274,13 +277,13 @@ func (c *certificates) read(ctx context.Context, name string) (*corev1.Secret, e
 	err := c.live.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: name}, s)
 	if apierrors.IsNotFound(err) {
 		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name, Labels: map[string]string{managedByLabel: operatorName}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name, Labels: map[string]string{managedByLabel: v1alpha1.OperatorName}},
 			Type:       corev1.SecretTypeTLS,
 		}, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("reading Secret %s: %w", name, err)
 	}
-	if s.Labels[managedByLabel] != operatorName {
+	if s.Labels[managedByLabel] != v1alpha1.OperatorName {
 		return nil, fmt.Errorf("a Secret %s is there and was not made by the operator, which leaves it alone: "+
 			"delete it to have another one made, or leave the certificate to whoever made it", name)
 	}
@@ -300,9 +303,9 @@ func (c *certificates) write(ctx context.Context, s *corev1.Secret, cert, key, t
 	s.Data = data
 	var err error
 	if s.ResourceVersion == "" {
-		err = c.client.Create(ctx, s, client.FieldOwner(operatorName))
+		err = c.client.Create(ctx, s, client.FieldOwner(v1alpha1.OperatorName))
 	} else {
-		err = c.client.Update(ctx, s, client.FieldOwner(operatorName))
+		err = c.client.Update(ctx, s, client.FieldOwner(v1alpha1.OperatorName))
 	}
 	if err != nil {
 		return fmt.Errorf("writing Secret %s: %w", s.Name, err)

@@ -1,4 +1,4 @@
-package controllers
+package credential
 
 import (
 	"context"
@@ -17,11 +17,17 @@ import (
 
 // tenants finds the tenant of a namespace. A namespace that is made again under an old name is another tenant, so what
 // the cache says of a name may be of the past: only [tenants.source] decides where something new goes.
-type tenants struct {
+type Tenants struct {
 	cache    client.Reader // metadata of all namespaces
 	live     client.Reader // asks the API server
 	identity *identity.Service
 	cluster  string // UID of the cluster
+}
+
+// NewTenants returns the tenants of the namespaces of a cluster. cache has the metadata of all namespaces,
+// and live asks the API server.
+func NewTenants(cache, live client.Reader, identity *identity.Service, cluster string) *Tenants {
+	return &Tenants{cache: cache, live: live, identity: identity, cluster: cluster}
 }
 
 // errTerminating says that a namespace is going away: nothing is made in it any more.
@@ -32,20 +38,25 @@ type apiError struct{ error }
 
 func (e apiError) Unwrap() error { return e.error }
 
+// Find returns the tenant of the namespace with that UID, empty if it has none yet.
+func (t *Tenants) Find(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
+	return t.identity.FindNamespaceTenant(ctx, t.cluster, string(namespace))
+}
+
 // fromCache returns the tenant of the namespace as far as is known without asking.
-func (t *tenants) fromCache(ctx context.Context, namespace string) (authz.TenantID, bool) {
-	m, err := readNamespace(ctx, t.cache, namespace)
+func (t *Tenants) fromCache(ctx context.Context, namespace string) (authz.TenantID, bool) {
+	m, err := ReadNamespace(ctx, t.cache, namespace)
 	if err != nil || !m.DeletionTimestamp.IsZero() {
 		return "", false
 	}
-	tenant, err := t.identity.FindNamespaceTenant(ctx, t.cluster, string(m.UID))
+	tenant, err := t.Find(ctx, m.UID)
 	return tenant, err == nil && tenant != ""
 }
 
 // current returns the tenant of the namespace as it is now, in order to make something; errTerminating when it is too late for
 // that. Trouble with the API server is an apiError.
-func (t *tenants) current(ctx context.Context, namespace string) (authz.TenantID, error) {
-	m, err := readNamespace(ctx, t.live, namespace)
+func (t *Tenants) current(ctx context.Context, namespace string) (authz.TenantID, error) {
+	m, err := ReadNamespace(ctx, t.live, namespace)
 	switch {
 	case err != nil:
 		return "", apiError{fmt.Errorf("reading namespace: %w", err)}
@@ -56,15 +67,15 @@ func (t *tenants) current(ctx context.Context, namespace string) (authz.TenantID
 }
 
 // ofDeleted is of for what is going away, as its namespace may be.
-func (t *tenants) ofDeleted(ctx context.Context, namespace string) (authz.TenantID, error) {
-	m, err := readNamespace(ctx, t.live, namespace)
+func (t *Tenants) ofDeleted(ctx context.Context, namespace string) (authz.TenantID, error) {
+	m, err := ReadNamespace(ctx, t.live, namespace)
 	if err != nil {
 		return "", apiError{fmt.Errorf("reading namespace: %w", err)}
 	}
 	return t.byUID(ctx, m.UID)
 }
 
-func (t *tenants) byUID(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
+func (t *Tenants) byUID(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
 	tenant, err := t.identity.NamespaceTenant(ctx, t.cluster, string(namespace))
 	if err != nil {
 		return "", fmt.Errorf("finding tenant of namespace: %w", err)
@@ -72,8 +83,8 @@ func (t *tenants) byUID(ctx context.Context, namespace types.UID) (authz.TenantI
 	return tenant, nil
 }
 
-// readNamespace returns the metadata of a namespace.
-func readNamespace(ctx context.Context, r client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
+// ReadNamespace returns the metadata of a namespace.
+func ReadNamespace(ctx context.Context, r client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
 	m := new(metav1.PartialObjectMetadata)
 	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	return m, r.Get(ctx, client.ObjectKey{Name: name}, m)

@@ -1,15 +1,21 @@
-package controllers
+package credential
 
 import (
 	"bytes"
+	"crypto/sha3"
+	"encoding/hex"
 	"encoding/json"
+	"maps"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/compose"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
 // maxSecretBytes is how much data the API server takes in a Secret.
@@ -82,4 +88,82 @@ func checkData(kind v1alpha1.SecretType, data map[string][]byte) error {
 		}
 	}
 	return nil
+}
+
+// clearData overwrites the values of a Secret that was read.
+func clearData(s *corev1.Secret) {
+	for _, value := range s.Data {
+		clear(value)
+	}
+}
+
+// source is what a target is made of: the digest of spec.target, and the hash of the audit entry of the version.
+type source struct{ spec, audit string }
+
+func sourceOf(sc *v1alpha1.SealedCredential, owned *vault.Owned) source {
+	return source{targetDigest(sc), owned.Audit.Hash}
+}
+
+// targetDigest is the SHA3-256 digest of spec.target, in lower-case hex; empty without one. It covers no value.
+func targetDigest(sc *v1alpha1.SealedCredential) string {
+	if sc.Spec.Target == nil {
+		return ""
+	}
+	b, err := json.Marshal(sc.Spec.Target) // maps are sorted
+	if err != nil {
+		return ""
+	}
+	sum := sha3.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+func targetName(sc *v1alpha1.SealedCredential) string {
+	if sc.Spec.Target == nil {
+		return ""
+	}
+	if sc.Spec.Target.Name != "" {
+		return sc.Spec.Target.Name
+	}
+	return sc.Name
+}
+
+// desiredSecret returns the Secret that sc asks for.
+func desiredSecret(sc *v1alpha1.SealedCredential, version uint64, data map[string][]byte) *corev1.Secret {
+	target := sc.Spec.Target
+	s := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: sc.Namespace, Name: targetName(sc), Labels: maps.Clone(target.Labels), Annotations: maps.Clone(target.Annotations),
+		},
+		Type: corev1.SecretType(target.Type), Data: data,
+	}
+	if s.Type == "" {
+		s.Type = corev1.SecretTypeOpaque
+	}
+	if s.Annotations == nil {
+		s.Annotations = make(map[string]string)
+	}
+	s.Annotations[v1alpha1.AnnotationOwner] = string(sc.UID)
+	s.Annotations[v1alpha1.AnnotationVersion] = strconv.FormatUint(version, 10)
+	if target.DeletionPolicy != v1alpha1.DeletionRetain {
+		controller := true
+		s.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.KindSealedCredential, Name: sc.Name, UID: sc.UID, Controller: &controller,
+		}}
+	}
+	return s
+}
+
+// equalSecrets reports whether a Secret is what it should be.
+func equalSecrets(is, want *corev1.Secret) bool {
+	if len(is.OwnerReferences) != len(want.OwnerReferences) || len(want.OwnerReferences) == 1 && is.OwnerReferences[0].UID != want.OwnerReferences[0].UID {
+		return false
+	}
+	return maps.Equal(is.Labels, want.Labels) && maps.Equal(is.Annotations, want.Annotations) && maps.EqualFunc(is.Data, want.Data, bytes.Equal)
+}
+
+func statusOfTarget(sc *v1alpha1.SealedCredential, is *corev1.Secret, owned *vault.Owned) *v1alpha1.TargetStatus {
+	of := sourceOf(sc, owned)
+	return &v1alpha1.TargetStatus{
+		Name: is.Name, UID: is.UID, ResourceVersion: is.ResourceVersion, Version: int64(owned.Version), Audit: of.audit, Spec: of.spec,
+	}
 }

@@ -1,10 +1,8 @@
-package controllers
+package credential
 
 import (
 	"context"
-	"log/slog"
 
-	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -36,7 +34,3 @@ func traced(tracer trace.Tracer, r reconcile.Reconciler) reconcile.Reconciler {
 		return r.Reconcile(ctx, req)
 	})
 }
-
-// LogLibrariesTo sends to handler what client-go and controller-runtime log by themselves. It must be called before
-// anything uses them, since their logger cannot be replaced safely.
-func LogLibrariesTo(handler slog.Handler) { logLibrariesTo(logr.FromSlogHandler(handler)) }

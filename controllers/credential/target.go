@@ -1,17 +1,11 @@
-package controllers
+package credential
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha3"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
@@ -22,8 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
-	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -45,6 +37,14 @@ type targets struct {
 	memories map[types.NamespacedName]*targetMemory // keyed by object
 }
 
+func newTargets(c client.Client, live client.Reader, now func() time.Time) *targets {
+	return &targets{client: c, live: live, now: now, memories: make(map[types.NamespacedName]*targetMemory)}
+}
+
+// recheck is how often an object is looked at when nothing happens to it: a vault entry may have been
+// deleted, or an unknown sealing key restored. A fifth of the time is jitter.
+const recheck = 10 * time.Minute
+
 // targetMemory is what is remembered of a target, so that nothing is read, and above all nothing is unsealed, in vain.
 type targetMemory struct {
 	object      types.UID
@@ -55,133 +55,6 @@ type targetMemory struct {
 
 	// What it was when it was written or seen: the status, which says so too, may not have been written since.
 	seen *v1alpha1.TargetStatus
-}
-
-// source is what a target is made of: the digest of spec.target, and the hash of the audit entry of the version.
-type source struct{ spec, audit string }
-
-func sourceOf(sc *v1alpha1.SealedCredential, owned *vault.Owned) source {
-	return source{targetDigest(sc), owned.Audit.Hash}
-}
-
-// targetDigest is the SHA3-256 digest of spec.target, in lower-case hex; empty without one. It covers no value.
-func targetDigest(sc *v1alpha1.SealedCredential) string {
-	if sc.Spec.Target == nil {
-		return ""
-	}
-	b, err := json.Marshal(sc.Spec.Target) // maps are sorted
-	if err != nil {
-		return ""
-	}
-	sum := sha3.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
-
-func targetName(sc *v1alpha1.SealedCredential) string {
-	if sc.Spec.Target == nil {
-		return ""
-	}
-	if sc.Spec.Target.Name != "" {
-		return sc.Spec.Target.Name
-	}
-	return sc.Name
-}
-
-// ensureTarget makes the target Secret of sc hold the version that the vault holds, and lets a former target go.
-func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
-	former := r.targets.lastKnown(sc)
-	unchanged := former != nil && former.Spec == targetDigest(sc)
-	if !o.entryCurrent && !unchanged {
-		return nil // a spec that is refused changes nothing
-	}
-	if former != nil && former.Name != targetName(sc) {
-		if err := r.targets.deleteOwned(ctx, sc, former.Name); err != nil {
-			return o.recordAPIError(err)
-		}
-		r.targets.forget(client.ObjectKeyFromObject(sc))
-		o.targetDropped = true
-		former, unchanged = nil, false
-	}
-	if sc.Spec.Target == nil || o.entryMissing() {
-		return nil
-	}
-	of := sourceOf(sc, o.owned)
-	settled := unchanged && former.Audit == of.audit
-	if settled {
-		intact, err := r.targets.isUnchanged(ctx, sc, former)
-		if err != nil {
-			return o.recordAPIError(err)
-		}
-		if intact {
-			o.target = former
-			return nil
-		}
-	}
-	if o.targetRefused = r.targets.rememberedRefusal(sc, of); o.targetRefused != nil {
-		return nil
-	}
-	fresh := former == nil && o.values != nil
-	seen, what, err := r.targets.ensure(ctx, sc, o.owned, fresh, func() (map[string]secret.Bytes, error) {
-		if o.values != nil {
-			return o.values, nil
-		}
-		values, err := r.vault.UnsealOwned(ctx, p, string(sc.UID), o.owned.Version)
-		o.setValues(values)
-		o.err = err
-		return values, err
-	})
-	switch {
-	case fault.Of(o.err) == fault.NotFound:
-		if err := r.restoreEntry(ctx, p, sc, o); err != nil || o.values == nil {
-			return err
-		}
-		return r.ensureTarget(ctx, p, sc, o, now)
-	case o.err != nil:
-		return nil
-	case errors.As(err, &o.targetRefused):
-		r.targets.rememberRefusal(sc, of, o.targetRefused)
-		return nil
-	case err != nil:
-		r.targets.setMemory(sc, &targetMemory{dryRunFirst: true})
-		o.targetUnwritten = true
-		return o.recordAPIError(err)
-	}
-	o.target = seen
-	r.targets.scheduleCheck(sc, now, seen)
-	switch {
-	case settled && what != "":
-		what = "Repaired"
-	case what == "Created", what == "Updated":
-		what = "" // the event of the version says it
-	}
-	if what != "" {
-		r.recordEvent(ctx, sc, "Target"+what, "Deliver", fmt.Sprintf("the target Secret holds version %d", o.owned.Version))
-	}
-	return nil
-}
-
-// checkTarget tells whether the target Secret of an object that is left alone is still what it was.
-func (r *reconciler) checkTarget(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome) error {
-	former := r.targets.lastKnown(sc)
-	if sc.Spec.Target == nil || former == nil {
-		return nil
-	}
-	intact, err := r.targets.isUnchanged(ctx, sc, former)
-	if err != nil {
-		return o.recordAPIError(err)
-	}
-	o.targetDrifted = !intact
-	return nil
-}
-
-// Error makes a refusal an error on its way out of a Secret.
-func (r *refusal) Error() string { return r.err.Error() }
-
-func (r *refusal) Unwrap() error { return r.err }
-
-// refuseTarget is a refusal of a target: one that something beside the object may mend, unless the spec itself is wrong.
-func refuseTarget(reason, format string, args ...any) *refusal {
-	return &refusal{reason: reason, err: fault.New(fault.Invalid, "spec.target: "+fmt.Sprintf(format, args...)), transient: reason == v1alpha1.ReasonTargetConflict}
 }
 
 // isUnchanged reports whether the Secret is as it was seen last, as far as it is time to look.
@@ -368,14 +241,14 @@ func (t *targets) dryRun(ctx context.Context, sc *v1alpha1.SealedCredential, is 
 	want := desiredSecret(sc, version, data)
 	switch {
 	case is == nil:
-		return t.client.Create(ctx, want, client.DryRunAll, client.FieldOwner(operatorName))
+		return t.client.Create(ctx, want, client.DryRunAll, client.FieldOwner(v1alpha1.OperatorName))
 	case is.Type != want.Type || is.Immutable != nil && *is.Immutable:
 		return nil // it is made again
 	}
 	is = is.DeepCopy()
 	defer clearData(is)
 	is.Labels, is.Annotations, is.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
-	return t.client.Update(ctx, is, client.DryRunAll, client.FieldOwner(operatorName))
+	return t.client.Update(ctx, is, client.DryRunAll, client.FieldOwner(v1alpha1.OperatorName))
 }
 
 // update makes the Secret is what it should be.
@@ -397,14 +270,14 @@ func (t *targets) update(ctx context.Context, sc *v1alpha1.SealedCredential, is,
 	}
 	is.Labels, is.Annotations, is.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
 	is.Data, want.Data = want.Data, is.Data // both are overwritten in the end
-	if err := t.client.Update(ctx, is, client.FieldOwner(operatorName)); err != nil {
+	if err := t.client.Update(ctx, is, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
 		return nil, "", classifyWriteError(fmt.Errorf("updating the target Secret: %w", err))
 	}
 	return statusOfTarget(sc, is, of), what, nil
 }
 
 func (t *targets) create(ctx context.Context, want *corev1.Secret) error {
-	if err := t.client.Create(ctx, want, client.FieldOwner(operatorName)); err != nil {
+	if err := t.client.Create(ctx, want, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
 		return fmt.Errorf("creating the target Secret: %w", err)
 	}
 	return nil
@@ -450,7 +323,7 @@ func (t *targets) retain(ctx context.Context, sc *v1alpha1.SealedCredential, sec
 		return nil
 	}
 	is.OwnerReferences = nil
-	if err := t.client.Update(ctx, is, client.FieldOwner(operatorName)); err != nil {
+	if err := t.client.Update(ctx, is, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
 		return fmt.Errorf("updating the target Secret: %w", err)
 	}
 	return nil
@@ -474,47 +347,6 @@ func (t *targets) deleteOwned(ctx context.Context, sc *v1alpha1.SealedCredential
 		return t.retain(ctx, sc, m.UID)
 	}
 	return t.delete(ctx, m)
-}
-
-// desiredSecret returns the Secret that sc asks for.
-func desiredSecret(sc *v1alpha1.SealedCredential, version uint64, data map[string][]byte) *corev1.Secret {
-	target := sc.Spec.Target
-	s := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: sc.Namespace, Name: targetName(sc), Labels: maps.Clone(target.Labels), Annotations: maps.Clone(target.Annotations),
-		},
-		Type: corev1.SecretType(target.Type), Data: data,
-	}
-	if s.Type == "" {
-		s.Type = corev1.SecretTypeOpaque
-	}
-	if s.Annotations == nil {
-		s.Annotations = make(map[string]string)
-	}
-	s.Annotations[v1alpha1.AnnotationOwner] = string(sc.UID)
-	s.Annotations[v1alpha1.AnnotationVersion] = strconv.FormatUint(version, 10)
-	if target.DeletionPolicy != v1alpha1.DeletionRetain {
-		controller := true
-		s.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: v1alpha1.GroupVersion.String(), Kind: v1alpha1.KindSealedCredential, Name: sc.Name, UID: sc.UID, Controller: &controller,
-		}}
-	}
-	return s
-}
-
-// equalSecrets reports whether a Secret is what it should be.
-func equalSecrets(is, want *corev1.Secret) bool {
-	if len(is.OwnerReferences) != len(want.OwnerReferences) || len(want.OwnerReferences) == 1 && is.OwnerReferences[0].UID != want.OwnerReferences[0].UID {
-		return false
-	}
-	return maps.Equal(is.Labels, want.Labels) && maps.Equal(is.Annotations, want.Annotations) && maps.EqualFunc(is.Data, want.Data, bytes.Equal)
-}
-
-func statusOfTarget(sc *v1alpha1.SealedCredential, is *corev1.Secret, owned *vault.Owned) *v1alpha1.TargetStatus {
-	of := sourceOf(sc, owned)
-	return &v1alpha1.TargetStatus{
-		Name: is.Name, UID: is.UID, ResourceVersion: is.ResourceVersion, Version: int64(owned.Version), Audit: of.audit, Spec: of.spec,
-	}
 }
 
 // classifyWriteError turns the API server's refusal of a Secret into the condition that it is. What the API server says is

@@ -1,4 +1,4 @@
-package controllers
+package requeue
 
 import (
 	"container/heap"
@@ -14,12 +14,12 @@ import (
 // tick is how often the schedule looks at the clock, and so how late an object may be.
 const tick = time.Second
 
-// schedule is a source of reconcile requests: it enqueues each object when its time has come. Times are compared with
-// now at every tick rather than handed to a timer, so that they follow the clock of the vault, wherever that is set.
+// Schedule is a source of reconcile requests: it enqueues each object when its time has come. It compares
+// times with now at every tick instead of setting timers, so that they follow the clock of the vault.
 //
-// An object has at most one time: the memory is bounded by the number of objects. A time that has come is forgotten,
-// and whoever reconciles the object sets the next one. It is safe for concurrent use.
-type schedule struct {
+// An object has at most one time, so the number of objects bounds the memory. A time that has come is
+// forgotten; the next reconcile sets another one. A Schedule is safe for concurrent use.
+type Schedule struct {
 	now func() time.Time
 
 	mu    sync.Mutex
@@ -34,19 +34,20 @@ type due struct {
 	index  int
 }
 
-func newSchedule(now func() time.Time) *schedule {
-	return &schedule{now: now, entry: make(map[types.NamespacedName]*due)}
+// NewSchedule returns an empty schedule on a clock.
+func NewSchedule(now func() time.Time) *Schedule {
+	return &Schedule{now: now, entry: make(map[types.NamespacedName]*due)}
 }
 
 // Set replaces the object's time.
-func (s *schedule) Set(object types.NamespacedName, at time.Time) {
+func (s *Schedule) Set(object types.NamespacedName, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.set(object, at)
 }
 
 // Advance sets the object's time unless it has an earlier one.
-func (s *schedule) Advance(object types.NamespacedName, at time.Time) {
+func (s *Schedule) Advance(object types.NamespacedName, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d, ok := s.entry[object]; !ok || at.Before(d.at) {
@@ -54,7 +55,7 @@ func (s *schedule) Advance(object types.NamespacedName, at time.Time) {
 	}
 }
 
-func (s *schedule) set(object types.NamespacedName, at time.Time) {
+func (s *Schedule) set(object types.NamespacedName, at time.Time) {
 	if d, ok := s.entry[object]; ok {
 		d.at = at
 		heap.Fix(&s.heap, d.index)
@@ -66,7 +67,7 @@ func (s *schedule) set(object types.NamespacedName, at time.Time) {
 }
 
 // Forget drops the object's time.
-func (s *schedule) Forget(object types.NamespacedName) {
+func (s *Schedule) Forget(object types.NamespacedName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if d, ok := s.entry[object]; ok {
@@ -76,7 +77,7 @@ func (s *schedule) Forget(object types.NamespacedName) {
 }
 
 // Due takes out the objects whose time has come, the earliest first.
-func (s *schedule) Due() []types.NamespacedName {
+func (s *Schedule) Due() []types.NamespacedName {
 	now := s.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +91,7 @@ func (s *schedule) Due() []types.NamespacedName {
 }
 
 // Start implements source.Source: until ctx ends, it adds to the queue what is due.
-func (s *schedule) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+func (s *Schedule) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	go func() {
 		ticker := time.NewTicker(tick)
 		defer ticker.Stop()

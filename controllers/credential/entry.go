@@ -1,0 +1,352 @@
+package credential
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/generate"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// entries makes the vault hold what SealedCredentials say: it is the only writer of their entries.
+//
+// Each method changes the entry by compare-and-set on the version in the outcome, and records there what
+// became of it. A method returns an error only when sc itself could not be written.
+type entries struct {
+	client      client.Client // deletes Secrets that were imported
+	live        client.Reader // asks the API server
+	objects     *objects
+	vault       *vault.Vault
+	keys        *keyring.Ring
+	cluster     string // UID of the cluster
+	countChange func(change string)
+	now         func() time.Time
+
+	rsaKeys sync.Mutex // held while RSA keys are generated
+}
+
+// ensure makes the vault hold what the spec of sc says.
+func (e *entries) ensure(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	switch {
+	case sc.Spec.ValuesFrom != nil: // each time: the Secret may have changed
+		return e.importSecret(ctx, p, sc, o)
+	case o.entryCurrent:
+		return nil
+	case sc.Spec.Sealed != nil:
+		return e.openSealed(ctx, p, sc, o)
+	default:
+		return e.ensureGenerated(ctx, p, sc, o)
+	}
+}
+
+// desired returns what the vault should hold for sc, without the values.
+func (e *entries) desired(sc *v1alpha1.SealedCredential) vault.Desired {
+	d := vault.Desired{
+		Name: sc.Name, Type: sc.Spec.CredentialType, TTLDays: int(sc.Spec.TTLDays),
+		SpecDigest: sealing.SpecDigest(sc), SealedAt: sealing.SealedAt(sc), Trigger: rotationTrigger(sc),
+		Object: vault.Object{Cluster: e.cluster, Namespace: sc.Namespace, Name: sc.Name},
+	}
+	if sc.Spec.Sealed != nil {
+		d.SealingKey = sc.Spec.Sealed.KeyID
+	}
+	return d
+}
+
+// openSealed opens the sealed values of sc and stores them as the next version of the vault entry.
+func (e *entries) openSealed(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	if o.owned != nil {
+		if err := sealing.Older(sc, o.owned.ValueSealedAt); err != nil {
+			o.specRefused = &refusal{reason: v1alpha1.ReasonOlderValue, err: err}
+			return nil
+		}
+	}
+	values, err := sealing.Open(sc, func(keyID string) (*envelope.SealingKey, error) { return e.keys.SealingKey(ctx, keyID) })
+	if err != nil {
+		o.recordError(v1alpha1.ReasonInvalidSealed, err)
+		return nil
+	}
+	return e.storeValues(ctx, p, sc, o, values)
+}
+
+// storeValues stores values as the next version of the vault entry. They belong to o afterwards.
+func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, values map[string]secret.Bytes) error {
+	o.setValues(values)
+	if err := e.objects.ensureFinalizer(ctx, sc); err != nil {
+		return err
+	}
+	d := e.desired(sc)
+	d.Values = values
+	owned, err := e.vault.Apply(ctx, p, string(sc.UID), o.entryVersion(), d)
+	e.recordStored(ctx, sc, o, owned, err)
+	return nil
+}
+
+// importSecret stores the values of the Secret that sc names, unless the vault holds them, and deletes the
+// Secret afterwards if sc says so. Without the Secret, the imported values stay.
+func (e *entries) importSecret(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	source := new(corev1.Secret)
+	err := e.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: sc.Spec.ValuesFrom.SecretRef.Name}, source)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return o.recordAPIError(fmt.Errorf("reading the Secret to import: %w", err))
+	}
+	// The target of sc is no source: a change there is drift.
+	if err != nil || source.Annotations[v1alpha1.AnnotationOwner] == string(sc.UID) {
+		return e.keepValues(ctx, p, sc, o)
+	}
+	defer clearData(source)
+	if source.Type == corev1.SecretTypeServiceAccountToken || source.Type == corev1.SecretTypeBootstrapToken {
+		o.refuseTransiently(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: a token that Kubernetes gives a power of its own is not imported: name another Secret")
+		return nil
+	}
+	if source.Annotations[v1alpha1.AnnotationImport] != sc.Name {
+		o.refuseTransiently(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not say that this object may import it: annotate the Secret with %s=%s",
+			v1alpha1.AnnotationImport, sc.Name)
+		return nil
+	}
+	values := make(map[string]secret.Bytes, len(source.Data))
+	for key, value := range source.Data {
+		values[key] = slices.Clone(value)
+	}
+	if o.entryCurrent && e.vault.Holds(p, string(sc.UID), o.owned, values) {
+		o.setValues(values)
+	} else if err := e.storeValues(ctx, p, sc, o, values); err != nil || o.specRefused != nil || o.err != nil {
+		if o.specRefused != nil {
+			o.specRefused.transient = true // another Secret may be accepted
+		}
+		return err
+	}
+	if !sc.Spec.ValuesFrom.DeleteAfterImport || !source.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	exactly := client.Preconditions{UID: &source.UID, ResourceVersion: &source.ResourceVersion}
+	if err := e.client.Delete(ctx, source, exactly); client.IgnoreNotFound(err) != nil {
+		return o.recordAPIError(fmt.Errorf("deleting the imported Secret: %w", err))
+	}
+	e.objects.recordEvent(ctx, sc, "Imported", "Import", "the Secret is imported and deleted")
+	return nil
+}
+
+// keepValues stores the values of the vault again under a changed spec, as no other source has them.
+func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	switch {
+	case o.entryCurrent:
+		return nil
+	case o.owned == nil:
+		o.refuseTransiently(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not exist: create it, with the annotation %s=%s",
+			v1alpha1.AnnotationImport, sc.Name)
+		return nil
+	case o.owned.Missing:
+		o.refuseTransiently(v1alpha1.ReasonSourceLost, "the vault entry is gone, and so is the Secret that it was imported from: create the Secret again, with the "+
+			"annotation %s=%s", v1alpha1.AnnotationImport, sc.Name)
+		return nil
+	}
+	return e.storeNext(ctx, p, sc, o, e.desired(sc), func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		if previous == nil {
+			return nil, errEntryLost
+		}
+		return cloneValues(previous), nil
+	})
+}
+
+// ensureGenerated generates the values of sc that the vault does not hold. Values that exist stay, even if
+// their generator has changed: only Regenerate replaces them, and that may be due now. An entry that is gone
+// is not replaced by new values without the author's word.
+func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	if o.owned != nil && regenerates(sc) && (o.owned.Trigger != rotationTrigger(sc) || rotationDue(sc, o, e.now())) {
+		return e.regenerate(ctx, p, sc, o)
+	}
+	// The status names an entry that the store does not have: the store was restored from a backup.
+	setBack := o.owned == nil && sc.Status.CredentialID != ""
+	if setBack && regenerates(sc) && sc.Status.LastTrigger != rotationTrigger(sc) {
+		return e.regenerate(ctx, p, sc, o)
+	}
+	if setBack || o.owned != nil && o.owned.Missing {
+		o.refuseTransiently(v1alpha1.ReasonSourceLost, "the vault entry is gone, and nothing else has its values: to have new ones made, set spec.rotation.policy "+
+			"to Regenerate and change spec.rotation.trigger, or delete the object and create it again")
+		return nil
+	}
+	return e.storeNext(ctx, p, sc, o, e.desired(sc), func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		if previous == nil && o.owned != nil {
+			return nil, errEntryLost
+		}
+		return e.completeValues(sc.Spec.Generate, previous)
+	})
+}
+
+// completeValues returns a value for each data key of the generators: that of previous, or a new one. A key
+// pair is generated unless previous has both halves.
+func (e *entries) completeValues(generators []v1alpha1.Generator, previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+	all := sealing.Specs(generators)
+	missing := slices.DeleteFunc(slices.Clone(all), func(s generate.Spec) bool {
+		return !slices.ContainsFunc(generate.Names(s), func(key string) bool { _, ok := previous[key]; return !ok })
+	})
+	values := make(map[string]secret.Bytes)
+	if len(missing) > 0 {
+		var err error
+		if values, err = e.generateValues(missing); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range all {
+		for _, key := range generate.Names(s) {
+			if _, ok := values[key]; !ok {
+				values[key] = slices.Clone(previous[key])
+			}
+		}
+	}
+	return values, nil
+}
+
+// regenerate generates new values for sc. The previous ones stay readable for the overlap that sc sets.
+func (e *entries) regenerate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	d := e.desired(sc)
+	if overlap := sc.Spec.Rotation.Overlap; overlap != nil {
+		d.Overlap = overlap.Duration
+	}
+	return e.storeNext(ctx, p, sc, o, d, func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		return e.generateValues(sealing.Specs(sc.Spec.Generate))
+	})
+}
+
+// generateValues generates values. RSA keys take seconds of a core, so they are generated for one object at
+// a time: the others are retried, and no worker waits.
+func (e *entries) generateValues(specs []generate.Spec) (map[string]secret.Bytes, error) {
+	if generate.Heavy(specs) {
+		if !e.rsaKeys.TryLock() {
+			return nil, fault.New(fault.Unavailable, "RSA keys of another object are being generated")
+		}
+		defer e.rsaKeys.Unlock()
+	}
+	return generate.Values(specs)
+}
+
+// errEntryLost means that a vault entry is gone or damaged while its values are needed.
+var errEntryLost = fault.New(fault.NotFound, "the vault entry is gone")
+
+// restore stores the values from the object's source again, after the vault entry was lost or damaged.
+func (e *entries) restore(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	o.zeroValues()
+	o.owned.Missing, o.entryCurrent, o.err = true, false, nil
+	if o.specRefused != nil {
+		return nil
+	}
+	return e.ensure(ctx, p, sc, o)
+}
+
+// storeNext stores as the next version what next makes of the values of the previous one.
+func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, d vault.Desired,
+	next func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error)) error {
+	if err := e.objects.ensureFinalizer(ctx, sc); err != nil {
+		return err
+	}
+	var made map[string]secret.Bytes
+	owned, err := e.vault.Generate(ctx, p, string(sc.UID), o.entryVersion(), d, func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		all, err := next(previous)
+		if err == nil {
+			made = cloneValues(all) // the vault zeroes the values that it is given
+		}
+		return all, err
+	})
+	if errors.Is(err, errEntryLost) {
+		return e.restore(ctx, p, sc, o)
+	}
+	o.setValues(made)
+	e.recordStored(ctx, sc, o, owned, err)
+	return nil
+}
+
+// recordStored records the result of a change of the vault entry in o, in the metrics and in an event.
+func (e *entries) recordStored(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, owned *vault.Owned, err error) {
+	if err != nil {
+		o.zeroValues()
+		o.recordError(v1alpha1.ReasonInvalidSpec, err)
+		return
+	}
+	reason, note := "Sealed", "sealed into the vault as version %d"
+	if previous := o.owned; previous != nil {
+		switch {
+		case previous.Missing:
+			reason, note = "Recreated", "the vault entry was gone and is sealed again as version %d"
+		case previous.ValuesChangedAt.Equal(owned.ValuesChangedAt):
+			reason, note = "Reencrypted", "the same values are sealed anew as version %d"
+		default:
+			reason, note = "Rotated", "new values are sealed as version %d"
+		}
+	}
+	o.owned, o.entryCurrent = owned, true
+	e.countChange(strings.ToLower(reason))
+	e.objects.recordEvent(ctx, sc, reason, "Seal", fmt.Sprintf(note, owned.Version))
+}
+
+// rotationDue reports whether the version of the vault is to be rotated, because its time has come or the
+// trigger has changed. Neither a refused spec nor an error of the API server lets the last good version
+// expire. Regenerate waits for the spec to be accepted for half of the remaining time.
+func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool {
+	switch {
+	case o.entryMissing(), o.err != nil && !errors.As(o.err, new(apiError)):
+		return false
+	case o.specRefused != nil && regenerates(sc):
+		return !now.Before(o.owned.ExpiresAt.Add(-rotationLead(sc, o.owned) / 2))
+	}
+	return o.owned.Trigger != rotationTrigger(sc) || !now.Before(nextRotation(sc, o.owned))
+}
+
+// rotate stores the next version of the vault entry as the rotation policy of sc says. If the entry turns
+// out to be damaged, its values come from the object's source again.
+func (e *entries) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	// A spec that is refused generates nothing: the last good version goes on.
+	if regenerates(sc) && o.specRefused == nil {
+		return e.regenerate(ctx, p, sc, o)
+	}
+	honoured := rotationTrigger(sc)
+	if regenerates(sc) {
+		honoured = triggerOwed
+	}
+	owned, err := e.vault.Reencrypt(ctx, p, string(sc.UID), o.owned.Version, honoured)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		return e.restore(ctx, p, sc, o)
+	case err != nil:
+		o.err = err
+	default:
+		current := o.entryCurrent
+		e.recordStored(ctx, sc, o, owned, nil)
+		o.entryCurrent = current
+	}
+	return nil
+}
+
+func cloneValues(values map[string]secret.Bytes) map[string]secret.Bytes {
+	c := make(map[string]secret.Bytes, len(values))
+	for key, value := range values {
+		c[key] = slices.Clone(value)
+	}
+	return c
+}
+
+// principalFor returns the principal that acts for an object in its tenant.
+func principalFor(ctx context.Context, tenant authz.TenantID, object types.UID) authz.Principal {
+	return authz.Principal{
+		Tenant: tenant, Kind: authz.Operator, ID: string(object),
+		Scopes:    []authz.Scope{authz.VaultRead, authz.VaultWrite},
+		RequestID: string(controller.ReconcileIDFromContext(ctx)), // which is in every line of the log
+	}
+}

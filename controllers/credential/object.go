@@ -1,0 +1,103 @@
+package credential
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/latticekeep/latticekeep/api/v1alpha1"
+)
+
+// objects writes finalizers, statuses and events of SealedCredentials.
+type objects struct {
+	client client.Client
+	events events.EventRecorder
+}
+
+// ensureFinalizer puts the finalizer on sc, so that sc does not go without its vault entry.
+func (w *objects) ensureFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+	if controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
+		return nil
+	}
+	before := sc.DeepCopy()
+	controllerutil.AddFinalizer(sc, v1alpha1.Finalizer)
+	if err := w.patch(ctx, w.client, before, sc); err != nil {
+		return fmt.Errorf("adding finalizer: %w", err)
+	}
+	return nil
+}
+
+// removeFinalizer lets sc go. An object that is gone already is no error.
+func (w *objects) removeFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+	before := sc.DeepCopy()
+	controllerutil.RemoveFinalizer(sc, v1alpha1.Finalizer)
+	if err := w.patch(ctx, w.client, before, sc); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("removing finalizer: %w", err)
+	}
+	return nil
+}
+
+// patchStatus writes the status of sc, which was before.
+func (w *objects) patchStatus(ctx context.Context, before, sc *v1alpha1.SealedCredential) error {
+	if err := w.patch(ctx, statusPatcher{w.client.Status()}, before, sc); err != nil {
+		return fmt.Errorf("writing status: %w", err)
+	}
+	return nil
+}
+
+// patcher is a client of objects or of their statuses.
+type patcher interface {
+	Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error
+}
+
+type statusPatcher struct{ client.SubResourceWriter }
+
+// Patch implements patcher.
+func (p statusPatcher) Patch(ctx context.Context, obj client.Object, patch client.Patch, _ ...client.PatchOption) error {
+	return p.SubResourceWriter.Patch(ctx, obj, patch)
+}
+
+// patch writes what differs between before and sc in the finalizers and the status, unless the object has
+// changed since before. It neither compares nor sends the sealed values, which are most of an object.
+func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1alpha1.SealedCredential) error {
+	slim := func(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
+		return &v1alpha1.SealedCredential{
+			ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name, ResourceVersion: sc.ResourceVersion, Finalizers: sc.Finalizers},
+			Status:     sc.Status,
+		}
+	}
+	data, err := client.MergeFromWithOptions(slim(before), client.MergeFromWithOptimisticLock{}).Data(slim(sc))
+	if err != nil {
+		return err
+	}
+	m := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name}}
+	m.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindSealedCredential))
+	if err := to.Patch(ctx, m, client.RawPatch(types.MergePatchType, data)); err != nil {
+		return err
+	}
+	sc.ResourceVersion, sc.Finalizers = m.ResourceVersion, m.Finalizers
+	return nil
+}
+
+// recordEvent records in an event and in the log what was done for sc.
+func (w *objects) recordEvent(ctx context.Context, sc *v1alpha1.SealedCredential, reason, action, note string) {
+	log.FromContext(ctx).Info(note, "reason", reason)
+	w.events.Eventf(sc, nil, corev1.EventTypeNormal, reason, action, "%s", note)
+}
+
+// maxNote is the longest note of an event that the API server takes, in bytes.
+const maxNote = 1024
+
+// recordWarning records a condition in an event.
+func (w *objects) recordWarning(sc *v1alpha1.SealedCredential, condition, message string) {
+	note := strings.ToValidUTF8(message[:min(len(message), maxNote)], "")
+	w.events.Eventf(sc, nil, corev1.EventTypeWarning, condition, "Reconcile", "%s", note)
+}
