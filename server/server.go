@@ -12,6 +12,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,25 +21,23 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"runtime/debug"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/latticekeep/latticekeep/api/openapi"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
-	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
-	"github.com/latticekeep/latticekeep/internal/custody"
-	"github.com/latticekeep/latticekeep/internal/identity"
-	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/quota"
-	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/transit"
-	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server/dashboard"
 	"github.com/latticekeep/latticekeep/server/docs"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -46,44 +45,36 @@ import (
 	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
-// Config of a [Server]. Vault, Transit, Identity, Audit, Compliance, Keys, Sealing,
-// Custody and Store are required.
+// Config of a [Server]. The services but Reports and Cluster, and the store, are required.
 type Config struct {
-	Vault      *vault.Vault
-	Transit    *transit.Transit
-	Identity   *identity.Service
-	Audit      *audit.Log
-	Guard      *audit.Guard
-	Reader     *audit.Reader
-	Compliance *assessor.Service
-	Reports    v2.Reports // nil when whoever keeps them gives them out
-	Keys       *keyring.Ring
-	Sealing    *sealingkey.Service
-	Custody    *custody.Service
+	v2.Services
 	Store      Store
-	KMSKeys    func(context.Context) ([][]byte, error) // the files of the keys that wrap all others, which backups carry; nil when there are none
-	Recipients []backup.Recipient                      // of backups over the interface; empty: any
-	Cluster    v2.Cluster                              // what the operator knows; nil: none runs
+	KMSKeys    func(context.Context) ([][]byte, error) // key files that backups carry; nil if there are none
+	Recipients []backup.Recipient                      // who may be named as recipient of a backup; empty means anybody
 
 	PublicURL      string       // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
 	Rates          gate.Rates   // zero fields take the defaults
-	Lender         quota.Lender // of the requests that replicas share; nil: there is one replica, which counts in memory
-	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is believed; default none
+	Lender         quota.Lender // shares rates between replicas; nil counts in memory
+	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is believed; none by default
 
-	Collectors []prometheus.Collector // more metrics than the server's own, such as those of its listener
-	Gatherers  []prometheus.Gatherer  // registries of others, whose metrics have other names
-
-	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the
-	// interface: [Server.ServeOperations] serves them.
+	Metrics
+	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface. The caller
+	// serves them with [Server.ServeOperations].
 	OperationsApart bool
-	// Ready says what /readyz fails for beside the store and the keys; may be nil.
+	// Ready returns a further reason for /readyz to fail; may be nil.
 	Ready func() error
-	// Tracer makes a span of every request of the interface; nil: none.
+	// Tracer makes a span of every request of the interface; nil makes none.
 	Tracer trace.Tracer
 
 	Logger  *slog.Logger     // default slog.Default()
 	Now     func() time.Time // default time.Now
 	Version string           // of the program, for the metric latticekeep_build_info
+}
+
+// Metrics are shown beside the server's own.
+type Metrics struct {
+	Collectors []prometheus.Collector // of this process, such as those of the listener
+	Gatherers  []prometheus.Gatherer  // registries of others, whose metrics have other names
 }
 
 // Store is what the server asks of the store itself.
@@ -167,9 +158,10 @@ func New(config Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
-	s.v2, err = v2.Register(s.engine, s.gate, &v2.API{
-		Vault: config.Vault, Transit: config.Transit, Identity: config.Identity, Audit: config.Audit, Guard: config.Guard, Reader: config.Reader, Compliance: config.Compliance,
-		Reports: config.Reports, Keys: config.Keys, Sealing: config.Sealing, Custody: config.Custody, Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients, Cluster: config.Cluster, Program: config.Version, Now: config.Now, SecureCookies: secure,
+	s.v2, err = v2.Register(s.engine, s.gate, v2.Config{
+		Services: config.Services,
+		Backups:  v2.Backups{Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients},
+		Program:  config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
@@ -252,4 +244,200 @@ func serve(ctx context.Context, h *http.Server, l net.Listener) error {
 		return fmt.Errorf("finishing requests in flight: %w", errors.Join(err, h.Close()))
 	}
 	return nil
+}
+
+// observe names the request, sets the headers of every response, and when all
+// is done logs and counts it.
+func (s *Server) observe(c *gin.Context) {
+	start := s.config.Now()
+	id := authz.NewID("req")
+	h := c.Writer.Header()
+	h.Set(gate.RequestIDHeader, id)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store") // public answers replace it
+	s.gate.ShowRate(c)                 // likewise
+	defer func() {
+		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
+		took := s.config.Now().Sub(start)
+		s.metrics.observe(method, route, status, took)
+		if last := c.Errors.Last(); last != nil && errors.Is(last, gate.ErrOverloaded) && !s.firstShed(start) {
+			return
+		}
+		attrs := []slog.Attr{
+			slog.String("request_id", id),
+			slog.String("method", method),
+			slog.String("route", route),
+			slog.Int("status", status),
+			slog.Duration("duration", took),
+		}
+		level := slog.LevelInfo
+		if operational(route) {
+			level = slog.LevelDebug
+		}
+		broken := c.Errors.ByType(gin.ErrorTypeRender) // an answer that was cut after its status
+		if status >= http.StatusInternalServerError || len(broken) > 0 {
+			level = slog.LevelError
+			if err := c.Errors.Last(); err != nil {
+				attrs = append(attrs, slog.String("error", err.Error()))
+			}
+		}
+		s.config.Logger.LogAttrs(c.Request.Context(), level, "request", attrs...)
+	}()
+	c.Next()
+}
+
+// firstShed reports whether a request that was refused because too many waited is
+// the first one of its second. The log tells of no other: there are as many as
+// anybody sends, and to write them down would take what the server is short of.
+func (s *Server) firstShed(at time.Time) bool {
+	last, now := s.shed.Load(), at.Unix()
+	return last != now && s.shed.CompareAndSwap(last, now)
+}
+
+// trace makes a span of the request, and a trace of the span: what a stranger says
+// of its own trace is no more believed than what it says its request's id is. The
+// request's id leads from the span to the log and the audit log.
+func (s *Server) trace(c *gin.Context) {
+	method, route := knownMethod(c.Request.Method), routeOf(c)
+	if operational(route) {
+		c.Next()
+		return
+	}
+	ctx, span := s.config.Tracer.Start(c.Request.Context(), method+" "+route,
+		trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(attribute.String("http.request.method", method), attribute.String("http.route", route)))
+	defer func() { // End as the deferred function itself would record what is panicked with
+		status := c.Writer.Status()
+		span.SetAttributes(attribute.Int("http.response.status_code", status),
+			attribute.String("latticekeep.request_id", c.Writer.Header().Get(gate.RequestIDHeader)))
+		if status >= http.StatusInternalServerError {
+			span.SetStatus(codes.Error, "")
+		}
+		span.End()
+	}()
+	c.Request = c.Request.WithContext(ctx)
+	c.Next()
+}
+
+// recover turns a panic into a 500. The value that was panicked with is not
+// logged, since it may quote a secret; its type and the stack say enough.
+func (s *Server) recover(c *gin.Context) {
+	defer func() {
+		v := recover()
+		if v == nil {
+			return
+		}
+		s.config.Logger.LogAttrs(c.Request.Context(), slog.LevelError, "panic",
+			slog.String("request_id", c.Writer.Header().Get(gate.RequestIDHeader)),
+			slog.String("route", routeOf(c)),
+			slog.String("type", fmt.Sprintf("%T", v)),
+			slog.String("stack", string(debug.Stack())))
+		if c.Writer.Written() {
+			// The response is broken: break the connection too, so that the
+			// caller does not take it for whole.
+			panic(http.ErrAbortHandler)
+		}
+		s.version(c).Refuse(c, fault.Internal)
+	}()
+	c.Next()
+}
+
+// refuse answers what reaches no endpoint.
+func (s *Server) refuse(status int, message string) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		s.version(c).Refuse(c, cmp.Or(s.gate.CountStranger(c), gate.Refusal(status, message)))
+	}
+}
+
+// version returns the version whose envelopes a path gets.
+func (s *Server) version(c *gin.Context) *gate.Version {
+	if strings.HasPrefix(c.Request.URL.Path, "/v1/") {
+		return s.v1
+	}
+	return s.v2
+}
+
+// routeOf returns the template that the request matched: a path may hold
+// anything, and templates are few.
+func routeOf(c *gin.Context) string {
+	if route := c.FullPath(); route != "" {
+		return route
+	}
+	return "none"
+}
+
+// knownMethod returns one of a few words for the method, which is the caller's
+// to choose.
+func knownMethod(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return method
+	}
+	return "other"
+}
+
+// operations adds the endpoints of the process itself.
+func (s *Server) operations(r gin.IRoutes) {
+	r.GET("/healthz", s.health)
+	r.GET("/readyz", s.ready)
+	r.GET("/metrics", gin.WrapH(s.metrics.handler()))
+}
+
+// operational reports whether a route is one of them: they are called every few
+// seconds by the platform and not by anybody.
+func operational(route string) bool {
+	return route == "/healthz" || route == "/readyz" || route == "/metrics"
+}
+
+type health struct {
+	Success bool   `json:"success"`
+	Status  string `json:"status"`
+}
+
+// health says that the process answers, and nothing about what it needs: a
+// restart would not bring back a full disk.
+func (s *Server) health(c *gin.Context) {
+	s.v2.Write(c, http.StatusOK, health{true, "ok"})
+}
+
+// readyTimeout bounds the time that a probe waits.
+const readyTimeout = time.Second
+
+// ready says whether a request could be served: the store commits, the log goes
+// on, the deployment's keys can be used, and the server is not about to end. The operator
+// is no part of it: workloads read while their cluster's API server is down.
+func (s *Server) ready(c *gin.Context) {
+	ctx, cancel := context.WithTimeout(c.Request.Context(), readyTimeout)
+	defer cancel()
+	if err := s.couldServe(ctx); err != nil {
+		s.v2.Refuse(c, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err))
+		return
+	}
+	s.v2.Write(c, http.StatusOK, health{true, "ok"})
+}
+
+var errEnding = errors.New("the server is ending")
+
+func (s *Server) couldServe(ctx context.Context) error {
+	if s.ending.Load() {
+		return errEnding
+	}
+	if err := s.config.Audit.Ready(ctx); err != nil {
+		return err
+	}
+	if _, err := s.config.Keys.SealingDocument(ctx); err != nil {
+		return err
+	}
+	if s.config.Ready == nil {
+		return nil
+	}
+	return s.config.Ready()
+}
+
+// served answers with an OpenAPI document, as it is.
+func served(document string) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		c.Header("Cache-Control", "public, max-age=60")
+		c.Data(http.StatusOK, "application/yaml", []byte(document))
+	}
 }

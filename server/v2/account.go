@@ -13,14 +13,6 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-func scopes(held []authz.Scope) []api.Scope {
-	answer := make([]api.Scope, len(held))
-	for i, s := range held {
-		answer[i] = api.Scope(s)
-	}
-	return answer
-}
-
 func invitation(i identity.Invitation) api.Invitation {
 	return api.Invitation{
 		InvitationId: i.ID, Email: types.Email(i.Email), Role: api.Role(i.Role), CreatedAt: i.CreatedAt.UTC(), ExpiresAt: i.ExpiresAt.UTC(),
@@ -28,9 +20,9 @@ func invitation(i identity.Invitation) api.Invitation {
 }
 
 // ListMembers answers the tenant's users and who is invited.
-func (a *API) ListMembers(c *gin.Context) {
+func (a *accountAPI) ListMembers(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		members, invited, err := a.Identity.Members(ctx, call.Principal())
+		members, invited, err := a.identity.Members(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -46,13 +38,13 @@ func (a *API) ListMembers(c *gin.Context) {
 }
 
 // InviteMember sends an invitation by mail.
-func (a *API) InviteMember(c *gin.Context) {
+func (a *accountAPI) InviteMember(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.InviteRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		i, err := a.Identity.Invite(ctx, call.Principal(), body.Email, authz.Role(body.Role))
+		i, err := a.identity.Invite(ctx, call.Principal(), body.Email, authz.Role(body.Role))
 		if err != nil {
 			return nil, err
 		}
@@ -64,13 +56,13 @@ func (a *API) InviteMember(c *gin.Context) {
 }
 
 // ChangeMember gives a member another role.
-func (a *API) ChangeMember(c *gin.Context, id string) {
+func (a *accountAPI) ChangeMember(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RoleRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		u, err := a.Identity.ChangeMember(ctx, call.Principal(), id, authz.Role(body.Role))
+		u, err := a.identity.ChangeMember(ctx, call.Principal(), id, authz.Role(body.Role))
 		if err != nil {
 			return nil, err
 		}
@@ -79,9 +71,9 @@ func (a *API) ChangeMember(c *gin.Context, id string) {
 }
 
 // RemoveMember removes a user and ends its sessions.
-func (a *API) RemoveMember(c *gin.Context, id string) {
+func (a *accountAPI) RemoveMember(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if err := a.Identity.RemoveMember(ctx, call.Principal(), id); err != nil {
+		if err := a.identity.RemoveMember(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
 		return api.RemovedMember{Success: true, UserId: id}, nil
@@ -89,9 +81,9 @@ func (a *API) RemoveMember(c *gin.Context, id string) {
 }
 
 // RevokeInvitation makes an invitation worthless.
-func (a *API) RevokeInvitation(c *gin.Context, id string) {
+func (a *accountAPI) RevokeInvitation(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if err := a.Identity.RevokeInvitation(ctx, call.Principal(), id); err != nil {
+		if err := a.identity.RevokeInvitation(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
 		return api.RevokedInvitation{Success: true, InvitationId: id}, nil
@@ -118,13 +110,13 @@ func createdAPIKey(k identity.APIKey, key string) api.CreatedAPIKey {
 }
 
 // CreateAPIKey answers the key itself, this once.
-func (a *API) CreateAPIKey(c *gin.Context) {
+func (a *accountAPI) CreateAPIKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateAPIKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		k, key, err := a.Identity.CreateAPIKey(ctx, call.Principal(), apiKeyRequest(body))
+		k, key, err := a.identity.CreateAPIKey(ctx, call.Principal(), apiKeyRequest(body))
 		if err != nil {
 			return nil, err
 		}
@@ -133,16 +125,16 @@ func (a *API) CreateAPIKey(c *gin.Context) {
 }
 
 // ListAPIKeys answers all keys of the tenant, never a key itself.
-func (a *API) ListAPIKeys(c *gin.Context) {
+func (a *accountAPI) ListAPIKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		keys, err := a.Identity.APIKeys(ctx, call.Principal())
+		keys, err := a.identity.APIKeys(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
 		answer := api.APIKeyList{Success: true, ApiKeys: make([]api.APIKey, len(keys))}
 		for i, k := range keys {
 			status := api.APIKeyStatusActive
-			if !k.ExpiresAt.IsZero() && !a.Now().Before(k.ExpiresAt) {
+			if !k.ExpiresAt.IsZero() && !a.now().Before(k.ExpiresAt) {
 				status = api.APIKeyStatusExpired
 			}
 			answer.ApiKeys[i] = api.APIKey{
@@ -162,9 +154,9 @@ func (a *API) ListAPIKeys(c *gin.Context) {
 }
 
 // RevokeAPIKey makes a key worthless at once.
-func (a *API) RevokeAPIKey(c *gin.Context, id string) {
+func (a *accountAPI) RevokeAPIKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if err := a.Identity.RevokeAPIKey(ctx, call.Principal(), id); err != nil {
+		if err := a.identity.RevokeAPIKey(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
 		return api.RevokedAPIKey{Success: true, KeyId: id}, nil

@@ -3,6 +3,7 @@ package v2
 import (
 	"context"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -11,6 +12,16 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
+
+// auditAPI answers the endpoints of the audit log.
+type auditAPI struct {
+	audit     *audit.Log
+	reader    *audit.Reader
+	guard     *audit.Guard
+	now       func() time.Time
+	exporting sync.Mutex // held while an export is written
+	tails     tails      // that are open
+}
 
 // auditEntries is the generated type with entries as the log gives them, whose
 // bytes are what was hashed and signed.
@@ -21,7 +32,7 @@ type auditEntries struct {
 }
 
 // QueryAuditLog answers entries of the caller's tenant, newest first.
-func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
+func (a *auditAPI) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{
 			EventType: string(gate.Value(params.EventType)), UserID: gate.Value(params.UserId),
@@ -33,7 +44,7 @@ func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 			if !q.From.IsZero() || !q.To.IsZero() {
 				return nil, gate.BadRequest("the parameter hours excludes from and to")
 			}
-			q.From = a.Now().Add(-time.Duration(hours) * time.Hour)
+			q.From = a.now().Add(-time.Duration(hours) * time.Hour)
 		}
 		if !q.From.IsZero() && !q.To.IsZero() && q.To.Before(q.From) {
 			return nil, gate.BadRequest("the parameter to is earlier than from")
@@ -41,7 +52,7 @@ func (a *API) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 		if q.Limit == 0 {
 			q.Limit = gate.DefaultLimit
 		}
-		entries, next, err := a.Reader.Query(ctx, call.Principal(), q)
+		entries, next, err := a.reader.Query(ctx, call.Principal(), q)
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -56,24 +67,12 @@ type auditEntry struct {
 }
 
 // GetAuditEntry answers one entry of the caller's tenant.
-func (a *API) GetAuditEntry(c *gin.Context, sequence int64) {
+func (a *auditAPI) GetAuditEntry(c *gin.Context, sequence int64) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		e, err := a.Reader.ReadEntry(ctx, call.Principal(), uint64(max(sequence, 0)))
+		e, err := a.reader.ReadEntry(ctx, call.Principal(), uint64(max(sequence, 0)))
 		if err != nil {
 			return nil, err
 		}
 		return auditEntry{true, e}, nil
-	})
-}
-
-// GetSealingKey answers the document as it was signed: a field beside it would
-// make it another document, and the answer can be kept as a key file.
-func (a *API) GetSealingKey(c *gin.Context) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
-		document, err := a.Keys.SealingDocument(ctx)
-		if err == nil {
-			c.Header("Cache-Control", "public, max-age=60") // the same for everyone
-		}
-		return document, err
 	})
 }

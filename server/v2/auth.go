@@ -17,6 +17,13 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
+// accountAPI answers the endpoints of users, members, API keys and tenants.
+type accountAPI struct {
+	identity      *identity.Service
+	now           func() time.Time
+	secureCookies bool
+}
+
 // The cookie of the refresh token goes nowhere but to these endpoints.
 const (
 	refreshCookie = "refreshToken"
@@ -29,8 +36,8 @@ func user(u identity.User) api.User {
 	}
 }
 
-func (a *API) tenant(t identity.Tenant) api.Tenant {
-	answer := api.Tenant{TenantId: string(t.ID), Name: t.Name, Status: api.TenantStatus(t.Status(a.Now())), CreatedAt: t.CreatedAt.UTC()}
+func (a *accountAPI) tenant(t identity.Tenant) api.Tenant {
+	answer := api.Tenant{TenantId: string(t.ID), Name: t.Name, Status: api.TenantStatus(t.Status(a.now())), CreatedAt: t.CreatedAt.UTC()}
 	if !t.TrialEnds.IsZero() {
 		ends := t.TrialEnds.UTC()
 		answer.TrialEndsAt = &ends
@@ -42,7 +49,7 @@ func (a *API) tenant(t identity.Tenant) api.Tenant {
 }
 
 // RegisterUser makes a user and its tenant.
-func (a *API) RegisterUser(c *gin.Context) {
+func (a *accountAPI) RegisterUser(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RegisterRequest
 		if err := call.Decode(&body); err != nil {
@@ -50,7 +57,7 @@ func (a *API) RegisterUser(c *gin.Context) {
 		}
 		password := secret.Bytes(body.Password)
 		defer password.Zero()
-		u, t, err := a.Identity.Register(ctx, call.Principal(), body.Email, password, body.TenantName)
+		u, t, err := a.identity.Register(ctx, call.Principal(), body.Email, password, body.TenantName)
 		if err != nil {
 			return nil, err
 		}
@@ -59,7 +66,7 @@ func (a *API) RegisterUser(c *gin.Context) {
 }
 
 // Login begins a session.
-func (a *API) Login(c *gin.Context) {
+func (a *accountAPI) Login(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.LoginRequest
 		if err := call.Decode(&body); err != nil {
@@ -67,7 +74,7 @@ func (a *API) Login(c *gin.Context) {
 		}
 		password := secret.Bytes(body.Password)
 		defer password.Zero()
-		tokens, err := a.Identity.SignIn(ctx, call.Principal(), body.Email, password)
+		tokens, err := a.identity.SignIn(ctx, call.Principal(), body.Email, password)
 		if err != nil {
 			return nil, err
 		}
@@ -76,13 +83,13 @@ func (a *API) Login(c *gin.Context) {
 }
 
 // RefreshSession exchanges the refresh token for new tokens.
-func (a *API) RefreshSession(c *gin.Context) {
+func (a *accountAPI) RefreshSession(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		token, ok := refreshToken(c)
 		if !ok {
 			return nil, fault.Unauthenticated
 		}
-		tokens, err := a.Identity.Refresh(ctx, call.Principal(), token)
+		tokens, err := a.identity.Refresh(ctx, call.Principal(), token)
 		if errors.Is(err, fault.Unauthenticated) {
 			a.clearCookies(c)
 		}
@@ -102,8 +109,8 @@ func refreshToken(c *gin.Context) (string, bool) {
 	return cookies[0].Value, true
 }
 
-func (a *API) tokens(c *gin.Context, t identity.Tokens) api.TokenAnswer {
-	now := a.Now()
+func (a *accountAPI) tokens(c *gin.Context, t identity.Tokens) api.TokenAnswer {
+	now := a.now()
 	a.setCookie(c, gate.AccessCookie, "/", t.Access, t.AccessExpires.Sub(now))
 	a.setCookie(c, refreshCookie, refreshPath, t.Refresh, t.RefreshExpires.Sub(now))
 	return api.TokenAnswer{
@@ -111,34 +118,34 @@ func (a *API) tokens(c *gin.Context, t identity.Tokens) api.TokenAnswer {
 	}
 }
 
-func (a *API) setCookie(c *gin.Context, name, path, value string, age time.Duration) {
+func (a *accountAPI) setCookie(c *gin.Context, name, path, value string, age time.Duration) {
 	maxAge := seconds(age)
 	if value == "" {
 		maxAge = -1 // deletes it
 	}
 	http.SetCookie(c.Writer, &http.Cookie{
 		Name: name, Value: value, Path: path, MaxAge: maxAge,
-		HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: a.SecureCookies,
+		HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: a.secureCookies,
 	})
 }
 
 // seconds rounds up: a JWT tells its end in whole seconds.
 func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
 
-func (a *API) clearCookies(c *gin.Context) {
+func (a *accountAPI) clearCookies(c *gin.Context) {
 	a.setCookie(c, gate.AccessCookie, "/", "", 0)
 	a.setCookie(c, refreshCookie, refreshPath, "", 0)
 }
 
 // Logout ends the session of the access token, or of the refresh token when
 // the other has expired.
-func (a *API) Logout(c *gin.Context) {
+func (a *accountAPI) Logout(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		err := error(fault.Unauthenticated)
 		if token, ok := refreshToken(c); call.Caller.Kind != authz.Stranger {
-			err = a.Identity.SignOut(ctx, call.Caller)
+			err = a.identity.SignOut(ctx, call.Caller)
 		} else if ok {
-			err = a.Identity.SignOutRefresh(ctx, call.Principal(), token)
+			err = a.identity.SignOutRefresh(ctx, call.Principal(), token)
 		}
 		if err == nil || errors.Is(err, fault.Unauthenticated) { // there is no session, or no longer
 			a.clearCookies(c)
@@ -156,13 +163,13 @@ func done(err error) (any, error) {
 }
 
 // VerifyEmail takes the token of a verification mail.
-func (a *API) VerifyEmail(c *gin.Context) {
+func (a *accountAPI) VerifyEmail(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.TokenRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		return done(badToken(a.Identity.VerifyEmail(ctx, call.Principal(), body.Token)))
+		return done(badToken(a.identity.VerifyEmail(ctx, call.Principal(), body.Token)))
 	})
 }
 
@@ -176,14 +183,14 @@ func badToken(err error) error {
 }
 
 // ResendVerification sends the verification mail again.
-func (a *API) ResendVerification(c *gin.Context) {
+func (a *accountAPI) ResendVerification(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return done(a.Identity.ResendVerification(ctx, call.Caller))
+		return done(a.identity.ResendVerification(ctx, call.Caller))
 	})
 }
 
 // ChangePassword ends all other sessions.
-func (a *API) ChangePassword(c *gin.Context) {
+func (a *accountAPI) ChangePassword(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ChangePasswordRequest
 		if err := call.Decode(&body); err != nil {
@@ -192,23 +199,23 @@ func (a *API) ChangePassword(c *gin.Context) {
 		current, next := secret.Bytes(body.CurrentPassword), secret.Bytes(body.NewPassword)
 		defer current.Zero()
 		defer next.Zero()
-		return done(a.Identity.ChangePassword(ctx, call.Caller, current, next))
+		return done(a.identity.ChangePassword(ctx, call.Caller, current, next))
 	})
 }
 
 // RequestPasswordReset answers alike whether the address is known or not.
-func (a *API) RequestPasswordReset(c *gin.Context) {
+func (a *accountAPI) RequestPasswordReset(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EmailRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		return done(a.Identity.RequestPasswordReset(ctx, call.Principal(), body.Email))
+		return done(a.identity.RequestPasswordReset(ctx, call.Principal(), body.Email))
 	})
 }
 
 // ResetPassword takes the token of a reset mail and ends all sessions.
-func (a *API) ResetPassword(c *gin.Context) {
+func (a *accountAPI) ResetPassword(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ResetPasswordRequest
 		if err := call.Decode(&body); err != nil {
@@ -216,14 +223,14 @@ func (a *API) ResetPassword(c *gin.Context) {
 		}
 		next := secret.Bytes(body.NewPassword)
 		defer next.Zero()
-		return done(badToken(a.Identity.ResetPassword(ctx, call.Principal(), body.Token, next)))
+		return done(badToken(a.identity.ResetPassword(ctx, call.Principal(), body.Token, next)))
 	})
 }
 
 // GetAccount answers who asks.
-func (a *API) GetAccount(c *gin.Context) {
+func (a *accountAPI) GetAccount(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		t, u, err := a.Identity.Account(ctx, call.Caller)
+		t, u, err := a.identity.Account(ctx, call.Caller)
 		if err != nil {
 			return nil, err
 		}
@@ -241,9 +248,9 @@ func (a *API) GetAccount(c *gin.Context) {
 }
 
 // ListSessions answers the caller's own sessions.
-func (a *API) ListSessions(c *gin.Context) {
+func (a *accountAPI) ListSessions(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		sessions, err := a.Identity.Sessions(ctx, call.Caller)
+		sessions, err := a.identity.Sessions(ctx, call.Caller)
 		if err != nil {
 			return nil, err
 		}
@@ -259,9 +266,9 @@ func (a *API) ListSessions(c *gin.Context) {
 }
 
 // EndSession ends one of the caller's own sessions.
-func (a *API) EndSession(c *gin.Context, id string) {
+func (a *accountAPI) EndSession(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if err := a.Identity.EndSession(ctx, call.Caller, id); err != nil {
+		if err := a.identity.EndSession(ctx, call.Caller, id); err != nil {
 			return nil, err
 		}
 		return api.SessionAnswer{Success: true, SessionId: id}, nil
@@ -269,7 +276,7 @@ func (a *API) EndSession(c *gin.Context, id string) {
 }
 
 // AcceptInvitation makes the invited user.
-func (a *API) AcceptInvitation(c *gin.Context) {
+func (a *accountAPI) AcceptInvitation(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AcceptInvitationRequest
 		if err := call.Decode(&body); err != nil {
@@ -277,10 +284,18 @@ func (a *API) AcceptInvitation(c *gin.Context) {
 		}
 		password := secret.Bytes(body.Password)
 		defer password.Zero()
-		u, t, err := a.Identity.AcceptInvitation(ctx, call.Principal(), body.Token, password)
+		u, t, err := a.identity.AcceptInvitation(ctx, call.Principal(), body.Token, password)
 		if err != nil {
 			return nil, badToken(err)
 		}
 		return api.RegisterAnswer{Success: true, User: user(u), Tenant: a.tenant(t)}, nil
 	})
+}
+
+func scopes(held []authz.Scope) []api.Scope {
+	answer := make([]api.Scope, len(held))
+	for i, s := range held {
+		answer[i] = api.Scope(s)
+	}
+	return answer
 }

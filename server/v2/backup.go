@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
@@ -14,8 +16,29 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
+
+// Backups say what a backup contains and who may read it.
+type Backups struct {
+	Store backup.Source // what is backed up
+	// KMSKeys returns the key files that a backup carries, as backup.Write takes them. The caller wipes
+	// them. Nil means that there are none.
+	KMSKeys    func(context.Context) ([][]byte, error)
+	Recipients []backup.Recipient // who may be named as recipient; empty means anybody
+}
+
+// backupAPI answers the endpoint that takes a backup.
+type backupAPI struct {
+	Backups
+	audit     *audit.Log
+	guard     *audit.Guard
+	keys      *keyring.Ring
+	program   string // version, which a backup names
+	now       func() time.Time
+	backingUp sync.Mutex // held while a backup is taken
+}
 
 var errRecipient = fault.New(fault.Forbidden, "backups go to the recipients in the server's configuration (backup.recipients) only: name one of those")
 
@@ -26,7 +49,7 @@ var errBackingUp = fault.New(fault.Conflict, "another backup is being taken: wai
 // before the first byte leaves, whether or not the last one arrives.
 //
 // One is taken at a time by this process: replicas do not wait for each other.
-func (a *API) TakeBackup(c *gin.Context) {
+func (a *backupAPI) TakeBackup(c *gin.Context) {
 	gate.Stream(c, "application/octet-stream", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		var body api.BackupRequest
 		if err := call.Decode(&body); err != nil {
@@ -37,20 +60,20 @@ func (a *API) TakeBackup(c *gin.Context) {
 			return nil, err
 		}
 		if len(a.Recipients) > 0 && !slices.ContainsFunc(a.Recipients, func(r backup.Recipient) bool { return r.ID() == to.ID() }) {
-			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Denied, "recipient"), errRecipient)
+			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Denied, "recipient"), errRecipient)
 		}
 		if !a.backingUp.TryLock() {
-			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "in_progress"), errBackingUp)
+			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "in_progress"), errBackingUp)
 		}
 		var keys [][]byte
 		if a.KMSKeys != nil {
 			if keys, err = a.KMSKeys(ctx); err != nil {
 				a.backingUp.Unlock()
-				return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "no_kms_key"),
+				return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.BackUp, audit.Failure, "no_kms_key"),
 					fault.Wrap(fault.Unavailable, "the key file of the KMS, which belongs into the backup, cannot be read: see the server's log", err))
 			}
 		}
-		err = a.Guard.Record(ctx, audit.Event{
+		err = a.guard.Record(ctx, audit.Event{
 			Type: audit.BackupTaken, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.BackupResource},
 			Attributes: map[string]string{"recipient": to.ID(), "kms_key": strconv.FormatBool(len(keys) > 0 && len(keys[0]) > 0)},
 		})
@@ -58,7 +81,7 @@ func (a *API) TakeBackup(c *gin.Context) {
 			a.backingUp.Unlock()
 			return nil, err
 		}
-		h := backup.Header{Chain: a.Audit.Fingerprint(), Identity: a.Keys.Identity(), CreatedAt: a.Now(), Program: a.Program}
+		h := backup.Header{Chain: a.audit.Fingerprint(), Identity: a.keys.Identity(), CreatedAt: a.now(), Program: a.program}
 		return func(ctx context.Context, w io.Writer) error {
 			defer a.backingUp.Unlock()
 			defer func() {
@@ -66,7 +89,7 @@ func (a *API) TakeBackup(c *gin.Context) {
 					clear(key)
 				}
 			}()
-			return backup.Write(ctx, w, a.Store, h, keys, to, a.Keys)
+			return backup.Write(ctx, w, a.Store, h, keys, to, a.keys)
 		}, nil
 	})
 }

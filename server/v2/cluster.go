@@ -19,6 +19,13 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
+// clusterAPI answers the endpoint of the objects of a cluster.
+type clusterAPI struct {
+	cluster Cluster // nil without an operator
+	guard   *audit.Guard
+	keys    *keyring.Ring
+}
+
 // Cluster is what the operator knows of the cluster that it works in.
 type Cluster interface {
 	// SealedCredentials returns the objects of a tenant's namespaces, by namespace and
@@ -30,15 +37,15 @@ var errObjectCursor = gate.BadRequest("the cursor is not one of this list: start
 
 // ListSealedCredentials answers the objects of the namespaces that are the caller's
 // tenant's. The values that they carry stay where they are.
-func (a *API) ListSealedCredentials(c *gin.Context, params api.ListSealedCredentialsParams) {
+func (a *clusterAPI) ListSealedCredentials(c *gin.Context, params api.ListSealedCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		before, ok := objectCursor(gate.Value(params.Cursor))
 		if !ok {
 			return nil, errObjectCursor
 		}
-		answer := api.SealedCredentialList{Success: true, Operator: a.Cluster != nil, SealedCredentials: []api.SealedCredential{}, SealingKeys: []api.SealingKeyUse{}}
-		if a.Cluster != nil {
-			all, err := a.Cluster.SealedCredentials(ctx, call.Principal().Tenant)
+		answer := api.SealedCredentialList{Success: true, Operator: a.cluster != nil, SealedCredentials: []api.SealedCredential{}, SealingKeys: []api.SealingKeyUse{}}
+		if a.cluster != nil {
+			all, err := a.cluster.SealedCredentials(ctx, call.Principal().Tenant)
 			if err != nil {
 				return nil, err
 			}
@@ -66,7 +73,7 @@ func (a *API) ListSealedCredentials(c *gin.Context, params api.ListSealedCredent
 				answer.SealedCredentials = append(answer.SealedCredentials, sealedCredential(&rest[i]))
 			}
 		}
-		err := a.Guard.Record(ctx, audit.Event{
+		err := a.guard.Record(ctx, audit.Event{
 			Type: audit.CredentialListed, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.ManifestResource},
 		})
 		if err != nil {
@@ -101,14 +108,14 @@ func objectCursor(text string) (name string, ok bool) {
 }
 
 // sealingKeyUse counts the objects that need each sealing key, the current one first.
-func (a *API) sealingKeyUse(ctx context.Context, all []v1alpha1.SealedCredential) ([]api.SealingKeyUse, error) {
+func (a *clusterAPI) sealingKeyUse(ctx context.Context, all []v1alpha1.SealedCredential) ([]api.SealingKeyUse, error) {
 	objects := make(map[string]int)
 	for i := range all {
 		if sealed := all[i].Spec.Sealed; sealed != nil {
 			objects[sealed.KeyID]++
 		}
 	}
-	keys, err := a.Keys.SealingKeys(ctx)
+	keys, err := a.keys.SealingKeys(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -16,9 +16,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
+	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
+
+// complianceAPI answers the endpoints of scores and reports.
+type complianceAPI struct {
+	compliance *assessor.Service
+	reports    Reports // nil if the storage hands out the reports itself
+	guard      *audit.Guard
+	computing  *fair.Semaphore[authz.TenantID] // a tenant computes one score or report at a time
+}
 
 // Reports are the URLs of the reports that the deployment gives out itself. Verify
 // returns the name that one is for: fault.Forbidden when it does not hold.
@@ -38,13 +48,13 @@ func chainHead(h compliance.Head) api.ChainHead {
 }
 
 // GetComplianceScore answers what the log is evidence for.
-func (a *API) GetComplianceScore(c *gin.Context, params api.GetComplianceScoreParams) {
+func (a *complianceAPI) GetComplianceScore(c *gin.Context, params api.GetComplianceScoreParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
 			return nil, fault.Unavailable
 		}
 		defer a.computing.Release(call.Principal().Tenant)
-		s, err := a.Compliance.Score(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)))
+		s, err := a.compliance.Score(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -88,13 +98,13 @@ func score(s compliance.Assessment) api.ComplianceScore {
 }
 
 // GetComplianceHistory answers how a score went.
-func (a *API) GetComplianceHistory(c *gin.Context, params api.GetComplianceHistoryParams) {
+func (a *complianceAPI) GetComplianceHistory(c *gin.Context, params api.GetComplianceHistoryParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
 			return nil, fault.Unavailable
 		}
 		defer a.computing.Release(call.Principal().Tenant)
-		days, err := a.Compliance.History(ctx, call.Principal(), compliance.Framework(params.Framework))
+		days, err := a.compliance.History(ctx, call.Principal(), compliance.Framework(params.Framework))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -111,7 +121,7 @@ func (a *API) GetComplianceHistory(c *gin.Context, params api.GetComplianceHisto
 }
 
 // GetComplianceReport answers where a report is, which is made if need be.
-func (a *API) GetComplianceReport(c *gin.Context, params api.GetComplianceReportParams) {
+func (a *complianceAPI) GetComplianceReport(c *gin.Context, params api.GetComplianceReportParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		format := compliance.PDF
 		if params.Format != nil {
@@ -121,9 +131,9 @@ func (a *API) GetComplianceReport(c *gin.Context, params api.GetComplianceReport
 			return nil, fault.Unavailable
 		}
 		defer a.computing.Release(call.Principal().Tenant)
-		l, err := a.Compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
+		l, err := a.compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
 		if fault.Of(err) == fault.Conflict { // nothing is said of a log that does not hold
-			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
+			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
 		}
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
@@ -136,9 +146,9 @@ func (a *API) GetComplianceReport(c *gin.Context, params api.GetComplianceReport
 }
 
 // GetInventory answers the document as it is, without an envelope.
-func (a *API) GetInventory(c *gin.Context) {
+func (a *complianceAPI) GetInventory(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		bom, err := a.Compliance.Inventory(ctx, call.Principal())
+		bom, err := a.compliance.Inventory(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -148,16 +158,16 @@ func (a *API) GetInventory(c *gin.Context) {
 
 // DownloadReport answers a report to whoever has its URL. The URL says all that is
 // looked at: there is no session, and what is wrong with it is not told.
-func (a *API) DownloadReport(c *gin.Context, _ api.DownloadReportParams) {
+func (a *complianceAPI) DownloadReport(c *gin.Context, _ api.DownloadReportParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
-		if a.Reports == nil { // they lie in a bucket that gives them out itself
+		if a.reports == nil { // they lie in a bucket that gives them out itself
 			return nil, gate.ErrSigned
 		}
-		name, err := a.Reports.Verify(c.Request.URL)
+		name, err := a.reports.Verify(c.Request.URL)
 		if err != nil {
 			return nil, gate.ErrSigned
 		}
-		b, err := a.Compliance.Stored(ctx, name)
+		b, err := a.compliance.Stored(ctx, name)
 		if fault.Of(err) == fault.NotFound {
 			return nil, gate.ErrSigned
 		}

@@ -15,6 +15,9 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
+// cryptoAPI answers the endpoints of encryption and signatures, and of the keys that these use.
+type cryptoAPI struct{ transit *transit.Transit }
+
 // algorithm is the only one there is.
 const algorithm = "ML-KEM-768"
 
@@ -38,10 +41,10 @@ func zeroAll(data []secret.Bytes) {
 	}
 }
 
-func (a *API) encrypt(ctx context.Context, p authz.Principal, items []api.EncryptRequest) ([]api.EncryptedData, error) {
+func (a *cryptoAPI) encrypt(ctx context.Context, p authz.Principal, items []api.EncryptRequest) ([]api.EncryptedData, error) {
 	plain := data(items, func(r api.EncryptRequest) string { return r.Data })
 	defer zeroAll(plain)
-	sealed, err := a.Transit.Encrypt(ctx, p, "", plain)
+	sealed, err := a.transit.Encrypt(ctx, p, "", plain)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +61,7 @@ func (a *API) encrypt(ctx context.Context, p authz.Principal, items []api.Encryp
 }
 
 // EncryptData encrypts with the tenant's default key.
-func (a *API) EncryptData(c *gin.Context) {
+func (a *cryptoAPI) EncryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EncryptRequest
 		if err := call.Decode(&body); err != nil {
@@ -77,7 +80,7 @@ func (a *API) EncryptData(c *gin.Context) {
 }
 
 // EncryptBatch is EncryptData for many items.
-func (a *API) EncryptBatch(c *gin.Context) {
+func (a *cryptoAPI) EncryptBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EncryptBatchRequest
 		if err := call.Decode(&body); err != nil {
@@ -93,7 +96,7 @@ func (a *API) EncryptBatch(c *gin.Context) {
 
 // decrypt opens envelopes. One that is not even base64 goes to the service all
 // the same, which refuses it like any other and says so in the log.
-func (a *API) decrypt(ctx context.Context, p authz.Principal, items []api.DecryptRequest) ([]transit.Opened, error) {
+func (a *cryptoAPI) decrypt(ctx context.Context, p authz.Principal, items []api.DecryptRequest) ([]transit.Opened, error) {
 	sealed := make([]transit.Ciphertext, len(items))
 	for i, item := range items {
 		kem, err1 := gate.DecodeBase64(item.CiphertextKem)
@@ -103,11 +106,11 @@ func (a *API) decrypt(ctx context.Context, p authz.Principal, items []api.Decryp
 			sealed[i] = transit.Ciphertext{KEM: kem, Nonce: nonce, Data: body}
 		}
 	}
-	return a.Transit.Decrypt(ctx, p, "", sealed)
+	return a.transit.Decrypt(ctx, p, "", sealed)
 }
 
 // DecryptData decrypts an envelope after its signatures were verified.
-func (a *API) DecryptData(c *gin.Context) {
+func (a *cryptoAPI) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DecryptRequest
 		if err := call.Decode(&body); err != nil {
@@ -126,7 +129,7 @@ func (a *API) DecryptData(c *gin.Context) {
 }
 
 // DecryptBatch is DecryptData for many items, each with a result of its own.
-func (a *API) DecryptBatch(c *gin.Context) {
+func (a *cryptoAPI) DecryptBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DecryptBatchRequest
 		if err := call.Decode(&body); err != nil {
@@ -150,10 +153,10 @@ func (a *API) DecryptBatch(c *gin.Context) {
 	})
 }
 
-func (a *API) sign(ctx context.Context, p authz.Principal, items []api.SignRequest) ([]api.Signatures, error) {
+func (a *cryptoAPI) sign(ctx context.Context, p authz.Principal, items []api.SignRequest) ([]api.Signatures, error) {
 	plain := data(items, func(r api.SignRequest) string { return r.Data })
 	defer zeroAll(plain)
-	signed, err := a.Transit.Sign(ctx, p, plain)
+	signed, err := a.transit.Sign(ctx, p, plain)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +172,7 @@ func (a *API) sign(ctx context.Context, p authz.Principal, items []api.SignReque
 }
 
 // SignData answers both signatures.
-func (a *API) SignData(c *gin.Context) {
+func (a *cryptoAPI) SignData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.SignRequest
 		if err := call.Decode(&body); err != nil {
@@ -185,7 +188,7 @@ func (a *API) SignData(c *gin.Context) {
 }
 
 // SignBatch is SignData for many items.
-func (a *API) SignBatch(c *gin.Context) {
+func (a *cryptoAPI) SignBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.SignBatchRequest
 		if err := call.Decode(&body); err != nil {
@@ -200,7 +203,7 @@ func (a *API) SignBatch(c *gin.Context) {
 }
 
 // verify checks signatures. One that is not base64 is as wrong as any other.
-func (a *API) verify(ctx context.Context, p authz.Principal, items []api.VerifyRequest) ([]bool, error) {
+func (a *cryptoAPI) verify(ctx context.Context, p authz.Principal, items []api.VerifyRequest) ([]bool, error) {
 	plain := data(items, func(r api.VerifyRequest) string { return r.Data })
 	defer zeroAll(plain)
 	signed := make([]transit.Signed, len(items))
@@ -209,11 +212,11 @@ func (a *API) verify(ctx context.Context, p authz.Principal, items []api.VerifyR
 		signed[i].PQC, _ = gate.DecodeBase64(item.PqcSignature)
 		signed[i].HMAC, _ = gate.DecodeBase64(item.HmacSignature)
 	}
-	return a.Transit.Verify(ctx, p, signed)
+	return a.transit.Verify(ctx, p, signed)
 }
 
 // VerifyData answers whether both signatures hold.
-func (a *API) VerifyData(c *gin.Context) {
+func (a *cryptoAPI) VerifyData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.VerifyRequest
 		if err := call.Decode(&body); err != nil {
@@ -228,7 +231,7 @@ func (a *API) VerifyData(c *gin.Context) {
 }
 
 // VerifyBatch is VerifyData for many items.
-func (a *API) VerifyBatch(c *gin.Context) {
+func (a *cryptoAPI) VerifyBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.VerifyBatchRequest
 		if err := call.Decode(&body); err != nil {
@@ -247,9 +250,9 @@ func (a *API) VerifyBatch(c *gin.Context) {
 }
 
 // ListPublicKeys answers the tenant's ML-DSA-65 keys as JWKs (RFC 9964).
-func (a *API) ListPublicKeys(c *gin.Context) {
+func (a *cryptoAPI) ListPublicKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		keys, err := a.Transit.PublicKeys(ctx, call.Principal())
+		keys, err := a.transit.PublicKeys(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}

@@ -19,13 +19,13 @@ func encryptionKey(k transit.Key) api.EncryptionKey {
 }
 
 // ListKeys answers a page of the tenant's named keys.
-func (a *API) ListKeys(c *gin.Context, params api.ListKeysParams) {
+func (a *cryptoAPI) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		limit := gate.Value(params.Limit)
 		if limit == 0 {
 			limit = gate.DefaultLimit
 		}
-		found, next, err := a.Transit.KeysAfter(ctx, call.Principal(), gate.Value(params.Cursor), limit)
+		found, next, err := a.transit.KeysAfter(ctx, call.Principal(), gate.Value(params.Cursor), limit)
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -38,13 +38,13 @@ func (a *API) ListKeys(c *gin.Context, params api.ListKeysParams) {
 }
 
 // CreateKey makes a named key.
-func (a *API) CreateKey(c *gin.Context) {
+func (a *cryptoAPI) CreateKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		k, err := a.Transit.CreateKey(ctx, call.Principal(), body.Name, gate.Value(body.RotationPeriod))
+		k, err := a.transit.CreateKey(ctx, call.Principal(), body.Name, gate.Value(body.RotationPeriod))
 		if err != nil {
 			return nil, err
 		}
@@ -53,9 +53,9 @@ func (a *API) CreateKey(c *gin.Context) {
 }
 
 // GetKey answers a named key and its versions.
-func (a *API) GetKey(c *gin.Context, id string) {
+func (a *cryptoAPI) GetKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		k, versions, err := a.Transit.Key(ctx, call.Principal(), id)
+		k, versions, err := a.transit.Key(ctx, call.Principal(), id)
 		if err != nil {
 			return nil, err
 		}
@@ -68,7 +68,7 @@ func (a *API) GetKey(c *gin.Context, id string) {
 }
 
 // RotateKey gives a named key a new version.
-func (a *API) RotateKey(c *gin.Context, id string) {
+func (a *cryptoAPI) RotateKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RotateKeyRequest
 		if call.HasBody() {
@@ -76,7 +76,7 @@ func (a *API) RotateKey(c *gin.Context, id string) {
 				return nil, err
 			}
 		}
-		k, rewrapped, err := a.Transit.RotateKey(ctx, call.Principal(), id, gate.Value(body.ReEncryptData))
+		k, rewrapped, err := a.transit.RotateKey(ctx, call.Principal(), id, gate.Value(body.ReEncryptData))
 		if err != nil {
 			return nil, err
 		}

@@ -8,9 +8,16 @@ import (
 	"github.com/gin-gonic/gin"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
+
+// kmsAPI answers the endpoints of the keys of the KMS.
+type kmsAPI struct {
+	custody *custody.Service
+	now     func() time.Time
+}
 
 // A step of moving keys waits for three calls of a key-management service at
 // most, and a destruction for as long as that takes to answer.
@@ -28,10 +35,10 @@ func kmsKeys(found []keyring.KMSKey) []api.KMSKey {
 }
 
 // ListKMSKeys answers the KMS keys, and how much is under each.
-func (a *API) ListKMSKeys(c *gin.Context) {
+func (a *kmsAPI) ListKMSKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		now := a.Now().UTC().Truncate(time.Second).Add(time.Second) // so that a run wraps anew all that was wrapped until now
-		found, err := a.Custody.List(ctx, call.Principal())
+		now := a.now().UTC().Truncate(time.Second).Add(time.Second) // so that a run wraps anew all that was wrapped until now
+		found, err := a.custody.List(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -40,7 +47,7 @@ func (a *API) ListKMSKeys(c *gin.Context) {
 }
 
 // RewrapKeys moves some of what is under another KMS key under the current one.
-func (a *API) RewrapKeys(c *gin.Context) {
+func (a *kmsAPI) RewrapKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RewrapKeysRequest
 		if call.HasBody() {
@@ -48,7 +55,7 @@ func (a *API) RewrapKeys(c *gin.Context) {
 				return nil, err
 			}
 		}
-		moved, err := a.Custody.Rewrap(ctx, call.Principal(), gate.Value(body.WrappedBefore))
+		moved, err := a.custody.Rewrap(ctx, call.Principal(), gate.Value(body.WrappedBefore))
 		if err != nil {
 			return nil, err
 		}
@@ -59,13 +66,13 @@ func (a *API) RewrapKeys(c *gin.Context) {
 }
 
 // DestroyKMSKey has a former KMS key destroyed.
-func (a *API) DestroyKMSKey(c *gin.Context) {
+func (a *kmsAPI) DestroyKMSKey(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DestroyKMSKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		d, err := a.Custody.Destroy(ctx, call.Principal(), body.KeyId)
+		d, err := a.custody.Destroy(ctx, call.Principal(), body.KeyId)
 		if err != nil {
 			return nil, err
 		}

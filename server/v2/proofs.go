@@ -20,9 +20,9 @@ import (
 )
 
 // GetCheckpoint answers the newest checkpoint, signed, and what it says.
-func (a *API) GetCheckpoint(c *gin.Context) {
+func (a *auditAPI) GetCheckpoint(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		signed, head, err := a.Reader.ReadCheckpoint(ctx, call.Principal())
+		signed, head, err := a.reader.ReadCheckpoint(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -34,9 +34,9 @@ func (a *API) GetCheckpoint(c *gin.Context) {
 }
 
 // ProveInclusion answers that an entry of the caller's tenant is in the tree.
-func (a *API) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
+func (a *auditAPI) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		p, err := a.Reader.ProveInclusion(ctx, call.Principal(), uint64(params.Sequence), gate.Value(params.TreeSize))
+		p, err := a.reader.ProveInclusion(ctx, call.Principal(), uint64(params.Sequence), gate.Value(params.TreeSize))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -47,9 +47,9 @@ func (a *API) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
 }
 
 // ProveConsistency answers that the larger of two trees has the smaller one in it.
-func (a *API) ProveConsistency(c *gin.Context, params api.ProveConsistencyParams) {
+func (a *auditAPI) ProveConsistency(c *gin.Context, params api.ProveConsistencyParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		from, to, p, err := a.Reader.ProveConsistency(ctx, call.Principal(), params.From, gate.Value(params.To))
+		from, to, p, err := a.reader.ProveConsistency(ctx, call.Principal(), params.From, gate.Value(params.To))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -67,9 +67,9 @@ func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
 }
 
 // GetAuditPublicKey answers what entries and checkpoints verify with.
-func (a *API) GetAuditPublicKey(c *gin.Context) {
+func (a *auditAPI) GetAuditPublicKey(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		k, err := a.Reader.ReadKey(ctx, call.Principal())
+		k, err := a.reader.ReadKey(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +90,7 @@ const (
 var errTile = gate.BadRequest("a tile is at a level from 0 to 7 or at entries, and at an index of at least 0")
 
 // GetTile answers hashes of the tree, or those that its leaves are made of.
-func (a *API) GetTile(c *gin.Context, level string, index int64, params api.GetTileParams) {
+func (a *auditAPI) GetTile(c *gin.Context, level string, index int64, params api.GetTileParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		n := -1
 		if level != bundles {
@@ -102,7 +102,7 @@ func (a *API) GetTile(c *gin.Context, level string, index int64, params api.GetT
 		if index < 0 {
 			return nil, errTile
 		}
-		hashes, err := a.Reader.Tile(ctx, call.Principal(), n, index, gate.Value(params.Width))
+		hashes, err := a.reader.Tile(ctx, call.Principal(), n, index, gate.Value(params.Width))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -114,13 +114,13 @@ var errExporting = fault.New(fault.Conflict, "another export of the log is being
 
 // ExportAuditLog answers the log while it is being verified and written. That it
 // was exported is recorded before the first byte leaves, and so is its last entry.
-func (a *API) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
+func (a *auditAPI) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 	gate.Stream(c, "application/jsonl", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		if !a.exporting.TryLock() {
-			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ExportAudit, audit.Failure, "in_progress"), errExporting)
+			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ExportAudit, audit.Failure, "in_progress"), errExporting)
 		}
 		from := uint64(gate.Value(params.From))
-		if newest, _, err := a.Audit.Progress(ctx); err != nil || from > newest {
+		if newest, _, err := a.audit.Progress(ctx); err != nil || from > newest {
 			a.exporting.Unlock()
 			return nil, cmp.Or(err, gate.BadRequest("the log does not go that far: export from an earlier sequence"))
 		}
@@ -130,27 +130,27 @@ func (a *API) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 		if from > 0 {
 			e.Attributes = map[string]string{"from": strconv.FormatUint(from, 10)}
 		}
-		if err := a.Guard.Record(ctx, e); err != nil {
+		if err := a.guard.Record(ctx, e); err != nil {
 			a.exporting.Unlock()
 			return nil, err
 		}
 		return func(ctx context.Context, w io.Writer) error {
 			defer a.exporting.Unlock()
-			return a.Reader.Export(ctx, w, from)
+			return a.reader.Export(ctx, w, from)
 		}, nil
 	})
 }
 
 // AcceptRollback lets a log go on from which entries were lost.
-func (a *API) AcceptRollback(c *gin.Context) {
+func (a *auditAPI) AcceptRollback(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AcceptRollbackRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		r, err := a.Guard.AcceptRollback(ctx, call.Principal(), body.Reason)
+		r, err := a.guard.AcceptRollback(ctx, call.Principal(), body.Reason)
 		if fault.Of(err) == fault.Conflict {
-			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.AcceptRollback, audit.Denied, "nothing_lost"), err)
+			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.AcceptRollback, audit.Denied, "nothing_lost"), err)
 		}
 		if err != nil {
 			return nil, err

@@ -10,9 +10,16 @@ import (
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
+
+// sealingAPI answers the endpoints of sealing keys and manifests.
+type sealingAPI struct {
+	sealing *sealingkey.Service
+	keys    *keyring.Ring
+}
 
 // errDoesNotOpen is the one answer to values that are not resealed.
 var errDoesNotOpen = gate.Refusal(http.StatusBadRequest, "the values do not open here: their sealing key is unknown or retired, "+
@@ -37,9 +44,9 @@ func sealingKeyAnswer(k sealingkey.Key, err error) (any, error) {
 }
 
 // ListSealingKeys answers all sealing keys, the current one first.
-func (a *API) ListSealingKeys(c *gin.Context) {
+func (a *sealingAPI) ListSealingKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		keys, err := a.Sealing.List(ctx, call.Principal())
+		keys, err := a.sealing.List(ctx, call.Principal())
 		if err != nil {
 			return nil, err
 		}
@@ -52,23 +59,23 @@ func (a *API) ListSealingKeys(c *gin.Context) {
 }
 
 // RotateSealingKey makes a new sealing key, which is published from now on.
-func (a *API) RotateSealingKey(c *gin.Context) {
+func (a *sealingAPI) RotateSealingKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
-		return sealingKeyAnswer(a.Sealing.Rotate(ctx, call.Principal()))
+		return sealingKeyAnswer(a.sealing.Rotate(ctx, call.Principal()))
 	})
 }
 
 // RetireSealingKey archives a sealing key that no object needs.
-func (a *API) RetireSealingKey(c *gin.Context, id string) {
+func (a *sealingAPI) RetireSealingKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return sealingKeyAnswer(a.Sealing.Retire(ctx, call.Principal(), id))
+		return sealingKeyAnswer(a.sealing.Retire(ctx, call.Principal(), id))
 	})
 }
 
 // RestoreSealingKey takes a retired sealing key back into use.
-func (a *API) RestoreSealingKey(c *gin.Context, id string) {
+func (a *sealingAPI) RestoreSealingKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return sealingKeyAnswer(a.Sealing.Restore(ctx, call.Principal(), id))
+		return sealingKeyAnswer(a.sealing.Restore(ctx, call.Principal(), id))
 	})
 }
 
@@ -85,7 +92,7 @@ func sealedFrom(s api.SealedValues) *v1alpha1.Sealed {
 }
 
 // ResealManifest seals the values of a manifest for the current key.
-func (a *API) ResealManifest(c *gin.Context) {
+func (a *sealingAPI) ResealManifest(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ResealRequest
 		if err := call.Decode(&body); err != nil {
@@ -98,7 +105,7 @@ func (a *API) ResealManifest(c *gin.Context) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: gate.Value(body.Namespace), Name: body.Name},
 			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: body.CredentialType, Sealed: sealedFrom(body.Sealed)},
 		}
-		again, err := a.Sealing.Reseal(ctx, call.Principal(), obj)
+		again, err := a.sealing.Reseal(ctx, call.Principal(), obj)
 		if errors.Is(err, sealingkey.ErrDoesNotOpen) {
 			return nil, errDoesNotOpen
 		}
@@ -119,7 +126,7 @@ func (a *API) ResealManifest(c *gin.Context) {
 
 // CheckManifest answers whether a manifest would be accepted: yes, or one code.
 // What it says has no source other than sealed values, so that is not asked for.
-func (a *API) CheckManifest(c *gin.Context) {
+func (a *sealingAPI) CheckManifest(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CheckRequest
 		if err := call.Decode(&body); err != nil {
@@ -139,7 +146,7 @@ func (a *API) CheckManifest(c *gin.Context) {
 		if body.Sealed != nil {
 			obj.Spec.Sealed = sealedFrom(*body.Sealed)
 		}
-		v, err := a.Sealing.Check(ctx, call.Principal(), obj)
+		v, err := a.sealing.Check(ctx, call.Principal(), obj)
 		if err != nil {
 			return nil, err
 		}
@@ -149,5 +156,17 @@ func (a *API) CheckManifest(c *gin.Context) {
 			answer.Code = &code
 		}
 		return answer, nil
+	})
+}
+
+// GetSealingKey answers the document as it was signed: a field beside it would
+// make it another document, and the answer can be kept as a key file.
+func (a *sealingAPI) GetSealingKey(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
+		document, err := a.keys.SealingDocument(ctx)
+		if err == nil {
+			c.Header("Cache-Control", "public, max-age=60") // the same for everyone
+		}
+		return document, err
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-func (a *API) tenantAnswer(t identity.Tenant, err error) (any, error) {
+func (a *accountAPI) tenantAnswer(t identity.Tenant, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -20,13 +20,13 @@ func (a *API) tenantAnswer(t identity.Tenant, err error) (any, error) {
 }
 
 // ListTenants answers all tenants of the deployment.
-func (a *API) ListTenants(c *gin.Context, params api.ListTenantsParams) {
+func (a *accountAPI) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		limit := gate.Value(params.Limit)
 		if limit == 0 {
 			limit = gate.DefaultLimit
 		}
-		found, next, err := a.Identity.Tenants(ctx, call.Principal(), limit, gate.Value(params.Cursor))
+		found, next, err := a.identity.Tenants(ctx, call.Principal(), limit, gate.Value(params.Cursor))
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
@@ -39,43 +39,43 @@ func (a *API) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 }
 
 // CreateTenant makes a tenant that is active at once.
-func (a *API) CreateTenant(c *gin.Context) {
+func (a *accountAPI) CreateTenant(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateTenantRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		return a.tenantAnswer(a.Identity.CreateTenant(ctx, call.Principal(), body.Name))
+		return a.tenantAnswer(a.identity.CreateTenant(ctx, call.Principal(), body.Name))
 	})
 }
 
 // ActivateTenant ends a tenant's trial for good.
-func (a *API) ActivateTenant(c *gin.Context, id string) {
+func (a *accountAPI) ActivateTenant(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return a.tenantAnswer(a.Identity.ActivateTenant(ctx, call.Principal(), authz.TenantID(id)))
+		return a.tenantAnswer(a.identity.ActivateTenant(ctx, call.Principal(), authz.TenantID(id)))
 	})
 }
 
 // SetTenantLimits gives a tenant rate limits of its own.
-func (a *API) SetTenantLimits(c *gin.Context, id string) {
+func (a *accountAPI) SetTenantLimits(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.TenantLimits
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		return a.tenantAnswer(a.Identity.LimitTenant(ctx, call.Principal(), authz.TenantID(id),
+		return a.tenantAnswer(a.identity.LimitTenant(ctx, call.Principal(), authz.TenantID(id),
 			identity.Limits{V1: gate.Value(body.V1), V2: gate.Value(body.V2)}))
 	})
 }
 
 // CreateTenantAPIKey makes an API key of a tenant.
-func (a *API) CreateTenantAPIKey(c *gin.Context, id string) {
+func (a *accountAPI) CreateTenantAPIKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateAPIKeyRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		k, key, err := a.Identity.CreateTenantAPIKey(ctx, call.Principal(), authz.TenantID(id), apiKeyRequest(body))
+		k, key, err := a.identity.CreateTenantAPIKey(ctx, call.Principal(), authz.TenantID(id), apiKeyRequest(body))
 		if err != nil {
 			return nil, err
 		}

@@ -64,18 +64,18 @@ func (t *tails) open(tenant authz.TenantID) (close func(), err error) {
 
 // TailAuditLog answers the entries of the caller's tenant as they come. The connection
 // is for whoever opened it: before each look at the log the caller is looked up again.
-func (a *API) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
+func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		done, err := a.tails.open(call.Principal().Tenant)
 		if err != nil {
-			return nil, cmp.Or(a.Guard.RecordAttempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)
+			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)
 		}
 		var after *uint64
 		if from := cmp.Or(params.LastEventID, params.After); from != nil {
 			n := uint64(*from)
 			after = &n
 		}
-		log, err := a.Reader.Tail(ctx, call.Principal(), after)
+		log, err := a.reader.Tail(ctx, call.Principal(), after)
 		if err != nil {
 			done()
 			return nil, err

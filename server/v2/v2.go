@@ -5,9 +5,7 @@
 package v2
 
 import (
-	"context"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -15,7 +13,6 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/custody"
 	"github.com/latticekeep/latticekeep/internal/fair"
@@ -27,9 +24,8 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// API answers the endpoints of version 2. All exported fields but Reports, KMSKeys, Recipients,
-// Cluster and SecureCookies are required.
-type API struct {
+// Services are what the endpoints call. All but Reports and Cluster are required.
+type Services struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
 	Identity   *identity.Service
@@ -37,26 +33,51 @@ type API struct {
 	Reader     *audit.Reader
 	Guard      *audit.Guard
 	Compliance *assessor.Service
-	Reports    Reports // nil when whoever keeps them gives them out
+	Reports    Reports // nil if the storage hands out the reports itself
 	Keys       *keyring.Ring
 	Sealing    *sealingkey.Service
 	Custody    *custody.Service
-	Store      backup.Source                           // what is backed up
-	KMSKeys    func(context.Context) ([][]byte, error) // the key files that go with it, as backup.Write takes them, for the caller to wipe; nil when there are none
-	Recipients []backup.Recipient                      // of backups; empty: any
-	Cluster    Cluster                                 // nil: no operator runs
-	Program    string                                  // its version, which a backup names
-	Now        func() time.Time
-
-	SecureCookies bool // cookies are for encrypted connections only
-
-	backingUp, exporting sync.Mutex // one at a time, each
-	tails                tails      // that are open
-
-	computing *fair.Semaphore[authz.TenantID] // a tenant computes one score or report at a time
+	Cluster    Cluster // what the operator knows; nil without an operator
 }
 
-var _ ServerInterface = (*API)(nil)
+// Config of the endpoints.
+type Config struct {
+	Services
+	Backups Backups
+	Program string // version of the program, which a backup names
+	Now     func() time.Time
+
+	SecureCookies bool // cookies are for encrypted connections only
+}
+
+// endpoints answers all endpoints: each resource is a type of its own.
+type endpoints struct {
+	*vaultAPI
+	*cryptoAPI
+	*accountAPI
+	*auditAPI
+	*backupAPI
+	*complianceAPI
+	*clusterAPI
+	*sealingAPI
+	*kmsAPI
+}
+
+var _ ServerInterface = (*endpoints)(nil)
+
+func newEndpoints(c Config) *endpoints {
+	return &endpoints{
+		&vaultAPI{c.Vault},
+		&cryptoAPI{c.Transit},
+		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
+		&auditAPI{audit: c.Audit, reader: c.Reader, guard: c.Guard, now: c.Now},
+		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
+		&complianceAPI{compliance: c.Compliance, reports: c.Reports, guard: c.Guard, computing: fair.NewSemaphore[authz.TenantID](0, 1)},
+		&clusterAPI{cluster: c.Cluster, guard: c.Guard, keys: c.Keys},
+		&sealingAPI{sealing: c.Sealing, keys: c.Keys},
+		&kmsAPI{custody: c.Custody, now: c.Now},
+	}
+}
 
 // Operations says, for every operation of the contract, whom it lets in and
 // what it does.
@@ -155,7 +176,7 @@ func Operations() map[string]gate.Operation {
 
 // Register adds the endpoints to r, behind g, and returns the version, whose
 // envelopes the rest of the server answers with too.
-func Register(r gin.IRouter, g *gate.Gate, a *API) (*gate.Version, error) {
+func Register(r gin.IRouter, g *gate.Gate, config Config) (*gate.Version, error) {
 	v, err := g.Version(gate.Definition{
 		Name: "v2", Contract: openapi.V2(), Scheme: gate.KeyOrUser, Operations: Operations(),
 		Envelope: envelope, Schema: http.StatusUnprocessableEntity,
@@ -163,8 +184,7 @@ func Register(r gin.IRouter, g *gate.Gate, a *API) (*gate.Version, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.computing = fair.NewSemaphore[authz.TenantID](0, 1)
-	RegisterHandlersWithOptions(r.Group("", v.Checks()), a, GinServerOptions{ErrorHandler: v.Fail})
+	RegisterHandlersWithOptions(r.Group("", v.Checks()), newEndpoints(config), GinServerOptions{ErrorHandler: v.Fail})
 	return v, nil
 }
 

@@ -15,6 +15,9 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
+// vaultAPI answers the endpoints of credentials.
+type vaultAPI struct{ vault *vault.Vault }
+
 func metadata(c vault.Credential) api.Credential {
 	status := api.CredentialStatusActive
 	if c.Expired {
@@ -63,7 +66,7 @@ func ttl(days *int) (int, error) {
 }
 
 // SealCredential stores a new credential.
-func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
+func (a *vaultAPI) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.SealRequest
 		if err := call.Decode(&body); err != nil {
@@ -78,7 +81,7 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 			r.IdempotencyKey = *params.IdempotencyKey
 		}
 		defer zero(r.Values)
-		sealed, err := a.Vault.Seal(ctx, call.Principal(), r)
+		sealed, err := a.vault.Seal(ctx, call.Principal(), r)
 		if err != nil {
 			return nil, err
 		}
@@ -87,9 +90,9 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 }
 
 // ListCredentials answers metadata only.
-func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
+func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		found, next, err := a.Vault.List(ctx, call.Principal(), vault.ListQuery{
+		found, next, err := a.vault.List(ctx, call.Principal(), vault.ListQuery{
 			Filter: filter(params), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
 		})
 		if err != nil {
@@ -125,13 +128,13 @@ func credentials(found []vault.Credential) []api.Credential {
 const defaultSoonDays = 7
 
 // GetVaultSummary answers numbers, and what expires next.
-func (a *API) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) {
+func (a *vaultAPI) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		days := defaultSoonDays
 		if params.ExpiringWithinDays != nil {
 			days = *params.ExpiringWithinDays
 		}
-		s, err := a.Vault.Summary(ctx, call.Principal(), time.Duration(days)*24*time.Hour)
+		s, err := a.vault.Summary(ctx, call.Principal(), time.Duration(days)*24*time.Hour)
 		if err != nil {
 			return nil, err
 		}
@@ -148,9 +151,9 @@ func (a *API) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) 
 }
 
 // GetCredentialMetadata answers what the list says of one credential.
-func (a *API) GetCredentialMetadata(c *gin.Context, id string) {
+func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		found, err := a.Vault.Metadata(ctx, call.Principal(), id)
+		found, err := a.vault.Metadata(ctx, call.Principal(), id)
 		if err != nil {
 			return nil, err
 		}
@@ -160,19 +163,19 @@ func (a *API) GetCredentialMetadata(c *gin.Context, id string) {
 
 // UnsealCredential answers a credential with its values, those of the version
 // that is asked for, if one is.
-func (a *API) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
+func (a *vaultAPI) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if params.Version == nil {
-			return unsealed(a.Vault.Unseal(ctx, call.Principal(), id))
+			return unsealed(a.vault.Unseal(ctx, call.Principal(), id))
 		}
-		return unsealed(a.Vault.UnsealVersion(ctx, call.Principal(), id, uint64(*params.Version)))
+		return unsealed(a.vault.UnsealVersion(ctx, call.Principal(), id, uint64(*params.Version)))
 	})
 }
 
 // UnsealCredentialByName answers the newest active credential of a name.
-func (a *API) UnsealCredentialByName(c *gin.Context, name string) {
+func (a *vaultAPI) UnsealCredentialByName(c *gin.Context, name string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return unsealed(a.Vault.UnsealByName(ctx, call.Principal(), name))
+		return unsealed(a.vault.UnsealByName(ctx, call.Principal(), name))
 	})
 }
 
@@ -200,7 +203,7 @@ func unsealed(c vault.Unsealed, err error) (any, error) {
 }
 
 // ReplaceCredential stores new values as the next version.
-func (a *API) ReplaceCredential(c *gin.Context, id string) {
+func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ReplaceRequest
 		if err := call.Decode(&body); err != nil {
@@ -212,7 +215,7 @@ func (a *API) ReplaceCredential(c *gin.Context, id string) {
 		}
 		r := vault.ReplaceRequest{Values: secrets(body.Values), TTLDays: days}
 		defer zero(r.Values)
-		replaced, err := a.Vault.Replace(ctx, call.Principal(), id, r)
+		replaced, err := a.vault.Replace(ctx, call.Principal(), id, r)
 		if err != nil {
 			return nil, err
 		}
@@ -221,9 +224,9 @@ func (a *API) ReplaceCredential(c *gin.Context, id string) {
 }
 
 // RotateCredential encrypts a credential anew.
-func (a *API) RotateCredential(c *gin.Context, id string) {
+func (a *vaultAPI) RotateCredential(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		rotated, err := a.Vault.Rotate(ctx, call.Principal(), id)
+		rotated, err := a.vault.Rotate(ctx, call.Principal(), id)
 		if err != nil {
 			return nil, err
 		}
@@ -232,9 +235,9 @@ func (a *API) RotateCredential(c *gin.Context, id string) {
 }
 
 // DeleteCredential removes a credential for good.
-func (a *API) DeleteCredential(c *gin.Context, id string) {
+func (a *vaultAPI) DeleteCredential(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if err := a.Vault.Delete(ctx, call.Principal(), id); err != nil {
+		if err := a.vault.Delete(ctx, call.Principal(), id); err != nil {
 			return nil, err
 		}
 		return api.DeletedCredential{Success: true, CredentialId: id}, nil
@@ -242,9 +245,9 @@ func (a *API) DeleteCredential(c *gin.Context, id string) {
 }
 
 // ListCredentialVersions answers what is known of a credential's versions.
-func (a *API) ListCredentialVersions(c *gin.Context, id string) {
+func (a *vaultAPI) ListCredentialVersions(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		versions, err := a.Vault.Versions(ctx, call.Principal(), id)
+		versions, err := a.vault.Versions(ctx, call.Principal(), id)
 		if err != nil {
 			return nil, err
 		}

@@ -2,9 +2,12 @@ package servertest
 
 import (
 	"net/http"
+	"regexp"
 	"strings"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/mail"
 )
 
 // EveryScope lists all scopes of a tenant.
@@ -84,4 +87,40 @@ func (s *Service) Login(email, password string) Account {
 	a := Account{Email: email, Password: password, Access: r.Want(s.T, http.StatusOK)["access_token"].(string)}
 	a.Refresh = r.Cookie(s.T, "refreshToken").Value
 	return a
+}
+
+// MailTo waits for the n-th message to an address.
+func (s *Service) MailTo(address string, n int) mail.Envelope {
+	s.T.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		s.Mailbox.mu.Lock()
+		found := 0
+		for _, e := range s.Mailbox.received {
+			if e.To == address {
+				if found++; found == n {
+					s.Mailbox.mu.Unlock()
+					return e
+				}
+			}
+		}
+		s.Mailbox.mu.Unlock()
+		select {
+		case <-s.Mailbox.arrived:
+		case <-deadline:
+			s.T.Fatalf("no mail number %d to the address", n)
+		}
+	}
+}
+
+var MailedToken = regexp.MustCompile(`"token":\s*"([^"]+)"`)
+
+// TokenMailedTo returns the token in the n-th message to an address.
+func (s *Service) TokenMailedTo(address string, n int) string {
+	s.T.Helper()
+	m := MailedToken.FindStringSubmatch(s.MailTo(address, n).Text)
+	if m == nil {
+		s.T.Fatal("the mail has no token")
+	}
+	return m[1]
 }

@@ -116,3 +116,20 @@ func LeafHash(t testing.TB, hash string) tlog.Hash {
 	}
 	return tlog.RecordHash(b)
 }
+
+// FollowLog extends the tree and the newest checkpoint to the head of the log.
+func (s *Service) FollowLog() audit.Checkpoint {
+	s.T.Helper()
+	c, err := audit.NewFollower(s.Audit).Follow(context.Background())
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	return c
+}
+
+// LoseEntries halts the log, as it halts when an anchor knows ten entries after its head.
+func (s *Service) LoseEntries() {
+	s.T.Helper()
+	next := s.NextSequence()
+	s.Audit.Halt(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Place: "a test"})
+}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -39,31 +40,21 @@ import (
 
 // Service is a whole service of real parts: a store on disk, real keys, and a listener on loopback.
 type Service struct {
-	T              testing.TB
+	server.Config  // of the server, with all services
 	Server         *server.Server
-	Config         server.Config
-	Store          store.Store
-	Audit          *audit.Log
-	Guard          *audit.Guard
-	Reader         *audit.Reader
 	Verifier       *audit.LiveVerifier
-	Vault          *vault.Vault
-	Transit        *transit.Transit
-	Sealing        *sealingkey.Service
-	Custody        *custody.Service
-	PreviousKMSKey string // id of a KMS key that wraps nothing any more
-	Identity       *identity.Service
-	Keys           *keyring.Ring
+	T              testing.TB
 	Clock          *Clock
 	Logged         *Buffer
 	URL            string
+	Client         *http.Client // checks every exchange against the contract
+	Mailbox        *Mailbox
 	State          *atomic.Pointer[compliance.State] // what the deployment reports about itself
 	ReportFolder   string
-	Client         *http.Client // checks every exchange against the contract
+	PreviousKMSKey string // id of a KMS key that wraps nothing any more
 
-	Tenant  authz.TenantID
-	Key     string // API key of Tenant, with all scopes
-	Mailbox *Mailbox
+	Tenant authz.TenantID
+	Key    string // API key of Tenant, with all scopes
 }
 
 // Assemble makes a service that listens nowhere yet.
@@ -75,69 +66,84 @@ func Assemble(t testing.TB, change ...func(*server.Config)) *Service {
 // assembleAt makes a service that will be reached at a URL.
 func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Service {
 	t.Helper()
-	ctx := context.Background()
 	s := &Service{
-		URL:     url,
-		T:       t,
+		T: t, URL: url, State: HealthyState(),
 		Clock:   &Clock{now: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)},
 		Logged:  &Buffer{},
 		Mailbox: &Mailbox{arrived: make(chan struct{}, 1)},
 		Client:  &http.Client{Transport: NewContract(t)},
 	}
+	s.openStore()
+	s.openReports()
+	now := s.Clock.Now
+	s.Vault = vault.New(s.Store, s.Guard, s.Keys, now)
+	s.Transit = transit.New(s.Store, s.Guard, s.Keys, now)
+	s.Sealing = sealingkey.New(s.Store, s.Guard, s.Reader, s.Keys, sealingkey.Options{InUse: s.Vault.SealingKeyUse, Now: now})
+	s.Custody = custody.New(s.Store, s.Guard, s.Keys, custody.Options{Now: now, Destroy: func(context.Context, string) (kms.Destruction, error) {
+		return kms.Destruction{When: now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
+	}})
+	s.PublicURL = "http://127.0.0.1"
+	s.Rates = gate.Rates{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty}
+	s.Logger = slog.New(slog.NewJSONHandler(s.Logged, nil))
+	s.Now, s.Version = now, "test"
+	s.Compliance = NewCompliance(t, &s.Config, s.Verifier, s.State, s.Reports.(compliance.Reports))
+	for _, c := range change {
+		c(&s.Config)
+	}
+	var err error
+	if s.Server, err = server.New(s.Config); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// openStore opens a store on disk, its log, its keys and its tenant.
+func (s *Service) openStore() {
+	ctx := context.Background()
 	check := func(err error) {
-		t.Helper()
+		s.T.Helper()
 		if err != nil {
-			t.Fatal(err)
+			s.T.Fatal(err)
 		}
 	}
-	dir := t.TempDir()
-	chain := audit.New(s.Clock.Now)
-	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: chain.Commit})
+	dir := s.T.TempDir()
+	s.Audit = audit.New(s.Clock.Now)
+	s.Guard = audit.NewGuard(s.Audit)
+	s.Reader, s.Verifier = audit.NewReader(s.Audit, s.Guard), audit.NewLiveVerifier(s.Audit)
+	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: s.Audit.Commit})
 	check(err)
 	db := storetest.Rehearsing(embedded)
-	s.Store, s.Audit, s.Guard = db, chain, audit.NewGuard(chain)
-	s.Reader, s.Verifier = audit.NewReader(chain, s.Guard), audit.NewLiveVerifier(chain)
-	t.Cleanup(func() { _ = db.Close() })
+	s.Store = db
+	s.T.Cleanup(func() { _ = db.Close() })
 
 	var keys [2]*kms.Key
-	for i, name := range []string{"kms.key", "former.key"} {
+	for i, name := range []string{"kms.key", "previous.key"} {
 		check(kms.CreateLocal(filepath.Join(dir, name)))
 		keys[i], err = kms.OpenLocal(filepath.Join(dir, name))
 		check(err)
 	}
 	s.PreviousKMSKey = keys[1].ID()
-	s.Identity, s.Keys, err = identity.Open(ctx, db, chain, keys[0], keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.Clock.Now})
-	check(err)
-	check(db.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("kms/moved-from/"+s.PreviousKMSKey), nil) })) // or nobody may destroy it
-	s.Vault = vault.New(db, s.Guard, s.Keys, s.Clock.Now)
-	s.Tenant, s.Key, err = s.Identity.Dev(ctx)
-	check(err)
-	s.Transit = transit.New(db, s.Guard, s.Keys, s.Clock.Now)
-	s.Sealing = sealingkey.New(db, s.Guard, s.Reader, s.Keys, sealingkey.Options{InUse: s.Vault.SealingKeyUse, Now: s.Clock.Now})
-	s.Custody = custody.New(db, s.Guard, s.Keys, custody.Options{Now: s.Clock.Now, Destroy: func(context.Context, string) (kms.Destruction, error) {
-		return kms.Destruction{When: s.Clock.Now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
-	}})
-	s.ReportFolder = filepath.Join(dir, "reports")
-	reports, err := objects.Open(ctx, "file://"+s.ReportFolder, objects.SigningOptions{
-		BaseURL: url + "/api/v2/compliance/download", Secret: s.Keys.ReportURLKey(), Now: s.Clock.Now,
+	s.Identity, s.Keys, err = identity.Open(ctx, db, s.Audit, keys[0], keyring.Config{
+		CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.Clock.Now,
 	})
 	check(err)
-	t.Cleanup(func() { _ = reports.Close() })
-	config := server.Config{
-		Vault: s.Vault, Transit: s.Transit, Identity: s.Identity, Audit: chain, Guard: s.Guard, Reader: s.Reader, Keys: s.Keys, Sealing: s.Sealing, Custody: s.Custody, Store: db,
-		Reports:   reports,
-		PublicURL: "http://127.0.0.1", Rates: gate.Rates{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty},
-		Logger: slog.New(slog.NewJSONHandler(s.Logged, nil)), Now: s.Clock.Now, Version: "test",
-	}
-	s.State = HealthyState()
-	config.Compliance = NewCompliance(t, &config, s.Verifier, s.State, reports)
-	for _, c := range change {
-		c(&config)
-	}
-	s.Config = config
-	s.Server, err = server.New(config)
+	// Without this row nobody may destroy the key.
+	check(db.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("kms/moved-from/"+s.PreviousKMSKey), nil) }))
+	s.Tenant, s.Key, err = s.Identity.Dev(ctx)
 	check(err)
-	return s
+}
+
+// openReports opens a folder of reports.
+func (s *Service) openReports() {
+	s.ReportFolder = filepath.Join(s.T.TempDir(), "reports")
+	reports, err := objects.Open(context.Background(), "file://"+s.ReportFolder, objects.SigningOptions{
+		BaseURL: s.URL + "/api/v2/compliance/download", Secret: s.Keys.ReportURLKey(), Now: s.Clock.Now,
+	})
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	s.T.Cleanup(func() { _ = reports.Close() })
+	s.Reports = reports
 }
 
 // HealthyState returns the state of a deployment in good order, which takes a backup and makes a
@@ -176,16 +182,6 @@ func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier,
 		t.Fatal(err)
 	}
 	return made
-}
-
-// FollowLog extends the tree and the newest checkpoint to the head of the log.
-func (s *Service) FollowLog() audit.Checkpoint {
-	s.T.Helper()
-	c, err := audit.NewFollower(s.Audit).Follow(context.Background())
-	if err != nil {
-		s.T.Fatal(err)
-	}
-	return c
 }
 
 // Plenty is a rate that no test reaches by accident.
@@ -312,13 +308,6 @@ func (b *Buffer) String() string {
 	return b.b.String()
 }
 
-// LoseEntries halts the log, as it halts when an anchor knows ten entries after its head.
-func (s *Service) LoseEntries() {
-	s.T.Helper()
-	next := s.NextSequence()
-	s.Audit.Halt(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Place: "a test"})
-}
-
 // Operator returns the principal that the reconciler would be for the tenant.
 func (s *Service) Operator() authz.Principal {
 	return authz.Principal{Tenant: s.Tenant, Kind: authz.Operator, ID: "operator", Scopes: authz.TenantScopes()}
@@ -332,4 +321,29 @@ func (s *Service) Stranger() authz.Principal {
 		s.T.Fatal(err)
 	}
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: "stranger", Scopes: authz.TenantScopes()}
+}
+
+// Mailbox takes the service's mail.
+type Mailbox struct {
+	mu       sync.Mutex
+	received []mail.Envelope
+	arrived  chan struct{}
+}
+
+func (m *Mailbox) Send(_ context.Context, e mail.Envelope) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.received = append(m.received, e)
+	select {
+	case m.arrived <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// Received returns all messages so far.
+func (m *Mailbox) Received() []mail.Envelope {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.received)
 }
