@@ -44,8 +44,8 @@ type trouble struct {
 	err     error
 }
 
-func newAsker(o Options) (*asker, error) {
-	a := &asker{url: o.URL, caFile: o.CAFile, tokenFile: o.TokenFile, timeout: o.Timeout}
+func newAsker(url, caFile, tokenFile string, timeout time.Duration) (*asker, error) {
+	a := &asker{url: url, caFile: caFile, tokenFile: tokenFile, timeout: timeout}
 	_, err := a.connect(nil) // so that a URL that cannot be used is found out at the start
 	return a, err
 }

@@ -14,40 +14,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// RequestIDHeader carries the id of a request on its response. The server sets
-// it before anything else runs; it is the one place where the id is kept.
-const RequestIDHeader = "X-Request-ID"
-
-func requestID(c *gin.Context) string { return c.Writer.Header().Get(RequestIDHeader) }
-
-// refusal is an error of the transport: a status that no [fault.Kind] stands
-// for. Its message is safe for the caller.
-type refusal struct {
-	status  int
-	message string
-}
-
-func (r *refusal) Error() string { return r.message }
-
-// unrecorded reports whether nobody has left an entry of the request.
-func (r *refusal) unrecorded() bool {
-	switch r.status {
-	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
-		return true
-	}
-	return false
-}
-
-// BadRequest returns a 400 that nothing has been recorded of.
-func BadRequest(message string) error { return &refusal{http.StatusBadRequest, message} }
-
-// Refusal returns the error of a request that a service has refused and
-// recorded, or that reached no operation.
-func Refusal(status int, message string) error { return &recorded{refusal{status, message}} }
-
-// recorded is a refusal that has its entry.
-type recorded struct{ refusal }
-
 // InvalidParameter turns a service's complaint into a 400, for an operation
 // without a body: it has no other input that could be invalid.
 func InvalidParameter(err error) error {
@@ -55,15 +21,6 @@ func InvalidParameter(err error) error {
 		return BadRequest(fault.Message(err))
 	}
 	return err
-}
-
-// Problem is what the caller is told of an error.
-type Problem struct {
-	Code      int    // the HTTP status
-	Message   string // generic
-	Details   string // which rule was broken and what to do; never what was sent
-	RequestID string
-	Timestamp string // RFC 3339 in UTC
 }
 
 // status is the one table from kinds to statuses.

@@ -16,32 +16,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 )
 
-// Scheme is how the callers of a version say who they are.
-type Scheme uint8
-
-// The schemes.
-const (
-	BearerKey Scheme = iota // v1: an API key in Authorization
-	KeyOrUser               // v2: an API key in X-API-Key, an access or ServiceAccount token in Authorization, or an access token in a cookie
-)
-
 // AccessCookie holds the access token.
 const AccessCookie = "accessToken"
-
-// Auth says whom an operation lets in.
-type Auth uint8
-
-// The ways in.
-const (
-	Required Auth = iota // a known principal
-	Optional             // a known principal, or someone whom the operation itself recognises
-	Public               // everybody; nobody is looked up
-)
-
-// stranger is who asks before it is known who it is.
-func stranger(c *gin.Context) authz.Principal {
-	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: requestID(c), SourceIP: c.ClientIP()}
-}
 
 // authenticate finds the caller. Two credentials are as good as none: which one
 // a proxy before us looked at is unknown.
@@ -154,20 +130,4 @@ func (call *Call) Review(ctx context.Context, namespace, name string) error {
 		return denied
 	}
 	return cmp.Or(guard.RecordAttemptOncePerMinute(ctx, caller.Principal, call.operation.Action, audit.Denied, string(authz.MissingScope)), denied)
-}
-
-// recordStranger leaves an entry of a request without a principal, unless its
-// source has one in this minute. The answer is the same whether that works or
-// not.
-func (g *Gate) recordStranger(c *gin.Context, event audit.EventType) {
-	g.recordRefusal(c.Request.Context(), stranger(c), event)
-}
-
-func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit.EventType) {
-	// Not under the request's own context: that ends when the stranger hangs up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	_ = g.config.Guard.RecordRefusal(ctx, audit.Source(p.SourceIP), audit.Event{
-		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},
-	})
 }

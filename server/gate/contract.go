@@ -11,67 +11,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
-
-// Operation is what the gate has to know of an operation beside its contract.
-type Operation struct {
-	Action    authz.Action // empty when everybody may
-	Auth      Auth
-	Registers bool // it makes a tenant for a stranger, which has a rate of its own
-
-	// For the review of a ServiceAccount's access: the path parameter that is the
-	// name of a SealedCredential, if any; and whether the operation itself asks for
-	// the review, since only its body says where. Until then it has no scope.
-	Object  string
-	Reviews bool
-
-	// Signed says that the query is the credential: whatever is wrong with it is the
-	// same refusal.
-	Signed bool
-	// Patience is how long the answer may take; default less than a second.
-	Patience time.Duration
-	// Recovers says that the operation is what a log that refuses to go on is brought
-	// back by. No other is let in then.
-	Recovers bool
-}
-
-// Definition of a [Version].
-type Definition struct {
-	Name       string               // "v1"
-	Contract   string               // its OpenAPI 3.0 document
-	Scheme     Scheme               // how callers say who they are
-	Operations map[string]Operation // by operationId: all of the document's that are not tagged operations
-	Envelope   func(Problem) any    // the body of an error
-	Schema     int                  // the status of a body that is not of its schema
-}
-
-// Version is a version of the interface as the gate lets requests into it.
-type Version struct {
-	gate       *Gate
-	name       string
-	scheme     Scheme
-	envelope   func(Problem) any
-	schema     int
-	operations map[string]*operation // by method and gin's route
-	shed       string                // see encodeShed
-}
-
-type operation struct {
-	Operation
-	parameters []*openapi3.Parameter
-	body       *openapi3.Schema // nil when the operation takes none
-	shape      *shape           // of the body, when it has one
-	required   bool             // the body
-}
 
 // operational marks the operations of the process, which are outside the gate.
 const operational = "operations"

@@ -28,7 +28,6 @@ import (
 	"net/http"
 	"net/url"
 	"runtime"
-	"time"
 
 	"github.com/gin-gonic/gin"
 	"golang.org/x/sync/semaphore"
@@ -36,38 +35,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/identity"
-	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
-
-// Config of a [Gate]. Identity, Audit and Now are required.
-type Config struct {
-	Identity *identity.Service
-	Guard    *audit.Guard
-	Now      func() time.Time
-	Rates    Rates
-	Origin   string // scheme and host of the public URL, whose pages may send cookies; may be empty
-	InFlight int    // requests that are carried out at a time; default by the number of cores
-
-	// Lender lends the requests that replicas share; nil: there is one replica, which
-	// counts in memory.
-	Lender quota.Lender
-}
-
-// Gate is safe for concurrent use.
-type Gate struct {
-	config    Config
-	tenants   *quota.Limiter
-	addresses *quota.Limiter
-	accounts  *quota.Limiter // what is refused to each ServiceAccount; apart, so that no flood of addresses takes its place
-	origins   *http.CrossOriginProtection
-	entrance  *entrance
-	parsing   *semaphore.Weighted // bounds the large bodies that are parsed at a time: some cores stay for all else
-
-	streams    context.Context // of answers that take long
-	endStreams context.CancelFunc
-}
 
 // New returns a gate. Error: an origin that is none.
 func New(c Config) (*Gate, error) {
@@ -86,28 +55,6 @@ func New(c Config) (*Gate, error) {
 	}
 	return g, nil
 }
-
-// Call is a request that is on its way through the gate.
-type Call struct {
-	// Caller is who asks; of kind authz.Stranger in an operation that needs
-	// nobody.
-	Caller identity.Caller
-
-	gate       *Gate
-	version    *Version
-	operation  *operation
-	byHeader   bool // the caller is known by a header, which no page of another origin can make a browser send
-	exceeded   bool // the request is over its rate
-	inside     bool // the call has a place among those that are carried out
-	permitted  bool // to a ServiceAccount, by its cluster
-	unreviewed bool // the cluster did not say whether it is
-	answer     http.Header
-	body       []byte // well-formed, of the operation's schema, and overwritten after the call
-
-	connection context.Context // of the request, which ends when the caller is gone
-}
-
-const callKey = "latticekeep/call"
 
 // Checks returns the middleware of a version's endpoints.
 func (v *Version) Checks() gin.HandlerFunc {
@@ -144,9 +91,6 @@ func (v *Version) Checks() gin.HandlerFunc {
 		c.Next()
 	}
 }
-
-// patience leaves room, within a second, to answer that there is no answer.
-const patience = 900 * time.Millisecond
 
 // admit finds out who asks, counts the request and takes in its body.
 func (call *Call) admit(c *gin.Context) error {

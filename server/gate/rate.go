@@ -17,15 +17,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
-// Rates are requests a minute.
-type Rates struct {
-	V1      int // of a tenant; default 1000
-	V2      int // of a tenant; default 5000
-	Address int // of strangers from one address; default 1000
-
-	Registrations int // of those, registrations; default 30
-}
-
 func (r Rates) withDefaults() Rates {
 	orElse := func(n *int, otherwise int) {
 		if *n == 0 {
@@ -215,3 +206,24 @@ func (v *Version) retryAfter(c *gin.Context, err error) {
 }
 
 func isTooMany(code int) bool { return code == http.StatusTooManyRequests }
+
+// stranger is who asks before it is known who it is.
+func stranger(c *gin.Context) authz.Principal {
+	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: requestID(c), SourceIP: c.ClientIP()}
+}
+
+// recordStranger leaves an entry of a request without a principal, unless its
+// source has one in this minute. The answer is the same whether that works or
+// not.
+func (g *Gate) recordStranger(c *gin.Context, event audit.EventType) {
+	g.recordRefusal(c.Request.Context(), stranger(c), event)
+}
+
+func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit.EventType) {
+	// Not under the request's own context: that ends when the stranger hangs up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	_ = g.config.Guard.RecordRefusal(ctx, audit.Source(p.SourceIP), audit.Event{
+		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},
+	})
+}
