@@ -286,7 +286,7 @@ func (e *entries) recordStored(ctx context.Context, sc *v1alpha1.SealedCredentia
 		case previous.Missing:
 			reason, note = "Recreated", "the vault entry was gone and is sealed again as version %d"
 		case previous.ValuesChangedAt.Equal(owned.ValuesChangedAt):
-			reason, note = "Reencrypted", "the same values are sealed anew as version %d"
+			reason, note = "Reencrypted", "the same values are sealed again as version %d"
 		default:
 			reason, note = "Rotated", "new values are sealed as version %d"
 		}
@@ -347,6 +347,6 @@ func principalFor(ctx context.Context, tenant authz.TenantID, object types.UID) 
 	return authz.Principal{
 		Tenant: tenant, Kind: authz.Operator, ID: string(object),
 		Scopes:    []authz.Scope{authz.VaultRead, authz.VaultWrite},
-		RequestID: string(controller.ReconcileIDFromContext(ctx)), // which is in every line of the log
+		RequestID: string(controller.ReconcileIDFromContext(ctx)), // every log line has the same id
 	}
 }

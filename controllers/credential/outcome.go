@@ -31,7 +31,7 @@ type outcome struct {
 
 	target          *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
 	targetRefused   *refusal                // why the target Secret cannot be what the spec says
-	values          map[string]secret.Bytes // of owned, when they are at hand
+	values          map[string]secret.Bytes // values of owned, if already opened
 	targetDropped   bool                    // a former target was let go
 	targetUnwritten bool                    // the trouble is that the target Secret could not be written
 	targetDrifted   bool                    // the target Secret is not what it was, and is left alone

@@ -29,7 +29,7 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger
-		s.Audit = former.Audit // of a missing entry the vault knows none
+		s.Audit = former.Audit // the vault knows no audit hash of a missing entry
 		s.SealingKeyID = o.owned.SealingKey
 		if !o.owned.Missing {
 			s.Audit = &v1alpha1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}
@@ -223,7 +223,7 @@ func reconcilingCondition(sc *v1alpha1.SealedCredential, trouble error) metav1.C
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionReconciling, Status: metav1.ConditionTrue, ObservedGeneration: sc.Generation,
 		Reason:  v1alpha1.ReasonVaultUnavailable,
-		Message: fault.Message(trouble) + "; it is tried again",
+		Message: fault.Message(trouble) + "; the operator retries",
 	}
 	if errors.As(trouble, new(apiError)) {
 		c.Reason = v1alpha1.ReasonPending
