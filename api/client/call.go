@@ -177,3 +177,20 @@ func queryOf(parameters any) url.Values {
 	}
 	return query
 }
+
+// refreshCookie is the name under which the server sets the refresh token.
+const refreshCookie = "refreshToken"
+
+// credential is the header that says who calls; the zero value says nobody.
+type credential struct {
+	header, value string
+	access        string // the access token, if it is one
+	session       uint64 // the number of its session
+}
+
+func bearer(access string, session uint64) credential {
+	return credential{"Authorization", "Bearer " + access, access, session}
+}
+
+// idempotencyKey is the header that makes a request the same as an earlier one.
+const idempotencyKey = "Idempotency-Key"

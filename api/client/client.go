@@ -40,8 +40,6 @@ import (
 	"time"
 )
 
-const userAgent = "latticekeep-go"
-
 // Client talks to one deployment as one principal. It is safe for concurrent
 // use.
 type Client struct {

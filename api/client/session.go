@@ -10,9 +10,6 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// refreshCookie is the name under which the server sets the refresh token.
-const refreshCookie = "refreshToken"
-
 // renewTimeout bounds one exchange of the refresh token, which outlives the
 // call that began it.
 const renewTimeout = 30 * time.Second

@@ -12,17 +12,6 @@ import (
 	"time"
 )
 
-// credential is the header that says who calls; the zero value says nobody.
-type credential struct {
-	header, value string
-	access        string // the access token, if it is one
-	session       uint64 // the number of its session
-}
-
-func bearer(access string, session uint64) credential {
-	return credential{"Authorization", "Bearer " + access, access, session}
-}
-
 // transport sends calls to one deployment: it puts the credential on them, renews the session and
 // sends again what may be sent again. A call keeps its principal to the end, whoever signs in or out
 // meanwhile.
@@ -257,3 +246,5 @@ func discard(r *http.Response) {
 	_, _ = io.CopyN(io.Discard, r.Body, 64<<10)
 	_ = r.Body.Close()
 }
+
+const userAgent = "latticekeep-go"

@@ -15,9 +15,6 @@ type V2 struct {
 	plain     bool // HTTP without TLS is allowed to other machines
 }
 
-// idempotencyKey is the header that makes a request the same as an earlier one.
-const idempotencyKey = "Idempotency-Key"
-
 // SealCredential stores a new credential. When p names no idempotency key the
 // method makes one, so that the call may be sent again; a caller that wants to
 // repeat the call itself, after a crash for example, brings its own.

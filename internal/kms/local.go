@@ -158,15 +158,6 @@ func (l *local) decrypt(_ context.Context, ciphertext []byte) ([]byte, error) {
 	return plaintext, nil
 }
 
-// unwrapVersion1 opens what releases wrapped that knew no other KMS.
-func (l *local) unwrapVersion1(keyContext string, wrapped []byte) ([]byte, error) {
-	key, err := l.aead.Open(nil, nil, wrapped[1:], frame.Join("latticekeep/kms/v1", []byte(keyContext)))
-	if err != nil {
-		return nil, ErrForeign
-	}
-	return key, nil
-}
-
 // destroy overwrites the file before it removes it, so that the key is not
 // left in a free block. A file that became another key's is left alone.
 func (l *local) destroy(context.Context) (Destruction, error) {

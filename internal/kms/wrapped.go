@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	versionLocal = 1 // wrapped with a key file, without its id: 12 bytes nonce, ciphertext with tag; the context is associated data
-	version      = 2 // two bytes length, key id, the service's ciphertext
+	// version is followed by the length of the key's id (two bytes), the id and the service's ciphertext.
+	version = 2
 
 	maxID         = 1024
 	maxCiphertext = 64 << 10
@@ -54,9 +54,7 @@ func parseWrapped(b []byte) (wrapped, error) {
 	return wrapped{string(rest[:n]), rest[n:]}, nil
 }
 
-// KeyOf returns the id of the KMS key that wrapped this. It is not ok for the
-// form of former releases, which a key file wrapped and which names none, and
-// for what is no wrapped key.
+// KeyOf returns the id of the KMS key that wrapped b. ok is false when b is not a wrapped key.
 func KeyOf(b []byte) (id string, ok bool) {
 	w, err := parseWrapped(b)
 	return w.key, err == nil

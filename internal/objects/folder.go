@@ -3,12 +3,14 @@ package objects
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -33,39 +35,6 @@ func folderOf(u *url.URL) (*folder, error) {
 		return nil, fault.New(fault.Invalid, "the URL of a folder must be file:// and an absolute path, without parameters")
 	}
 	return &folder{path: filepath.Clean(u.Path)}, nil
-}
-
-func makeFolder(u *url.URL, o SigningOptions) (*Bucket, error) {
-	f, err := folderOf(u)
-	if err != nil {
-		return nil, err
-	}
-	signer, err := newSigner(o)
-	if err != nil {
-		return nil, err
-	}
-	f.made = errors.Is(f.check(), fs.ErrNotExist)
-	if err := os.MkdirAll(f.path, 0o700); err != nil {
-		return nil, unavailable(err)
-	}
-	if err := errors.Join(syncFolder(filepath.Dir(f.path)), f.sweep()); err != nil {
-		return nil, unavailable(err)
-	}
-	return &Bucket{folder: f, signer: signer}, nil
-}
-
-func existingFolder(u *url.URL) (*Bucket, error) {
-	f, err := folderOf(u)
-	if err != nil {
-		return nil, err
-	}
-	switch err := f.check(); {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, fault.Wrap(fault.NotFound, "the folder of the bucket does not exist: check its URL, and that its volume is mounted", err)
-	case err != nil:
-		return nil, unavailable(err)
-	}
-	return &Bucket{folder: f}, nil
 }
 
 // sweep removes what processes left behind that ended in the middle of a write.
@@ -209,4 +178,111 @@ func syncFolder(path string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
+}
+
+var errLinked = errors.New("what should be a folder of the bucket is a link or a file")
+
+// within opens the folder that an object lies in, and returns its name there.
+// Errors: fs.ErrNotExist, and errLinked for what leads elsewhere.
+func (f *folder) within(name string) (dir *os.Root, base string, err error) {
+	if dir, err = os.OpenRoot(f.path); err != nil {
+		return nil, "", err
+	}
+	for {
+		segment, rest, deeper := strings.Cut(name, "/")
+		if !deeper {
+			return dir, segment, nil
+		}
+		next, err := descend(dir, segment)
+		if err = errors.Join(err, dir.Close()); err != nil {
+			return nil, "", err
+		}
+		dir, name = next, rest
+	}
+}
+
+func descend(dir *os.Root, name string) (*os.Root, error) {
+	info, err := dir.Lstat(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.IsDir():
+		return nil, errLinked
+	}
+	return dir.OpenRoot(name) // were it a link by now, it would lead to what is below dir
+}
+
+// object returns nil when an object lies under a name. Error: fs.ErrNotExist, also
+// for what is no regular file, which a write replaces.
+func object(dir *os.Root, base string) error {
+	info, err := dir.Lstat(base)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fs.ErrNotExist
+	}
+	return err
+}
+
+// read is [Bucket.Get].
+func (f *folder) read(ctx context.Context, name string, take func(io.Reader, int64) ([]byte, error)) (data []byte, err error) {
+	dir, base, err := f.within(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	if err := object(dir, base); err != nil {
+		return nil, err
+	}
+	// Were it a link by now, it would lead to what is below dir; a pipe does not hold us up.
+	file, err := dir.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fs.ErrNotExist
+	}
+	data, err = take(file, info.Size())
+	return data, errors.Join(err, ctx.Err())
+}
+
+// exists is [Bucket.Exists].
+func (f *folder) exists(name string) (bool, error) {
+	dir, base, err := f.within(name)
+	if err == nil {
+		err = object(dir, base)
+		err = errors.Join(err, dir.Close())
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// leadsNowhere returns nil when a write under the name stays in the bucket.
+func (f *folder) leadsNowhere(name string) error {
+	dir, _, err := f.within(name)
+	if err == nil {
+		err = dir.Close()
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it is made
+	}
+	return err
+}
+
+// touch has an object begin its life anew. One that cannot be touched ends early.
+func (f *folder) touch(name string) {
+	dir, base, err := f.within(name)
+	if err != nil {
+		return
+	}
+	if err := object(dir, base); err == nil {
+		now := time.Now()
+		_ = dir.Chtimes(base, now, now)
+	}
+	_ = dir.Close()
 }

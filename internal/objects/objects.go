@@ -21,17 +21,13 @@ import (
 	"io"
 	"io/fs"
 	"net/url"
+	"os"
 	"path"
-	"regexp"
-	"strings"
+	"path/filepath"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
-
-// MaxSize is that of the largest object in bytes. No other is read, so that
-// whoever can write to a bucket cannot fill our memory.
-const MaxSize = 256 << 20
 
 const (
 	callTimeout     = 30 * time.Second // limit for a call that moves no object
@@ -45,12 +41,6 @@ type Bucket struct {
 	folder *folder // nil: the bucket is a cloud's
 	signer *signer // nil: this service signs no URLs
 }
-
-// The message of everything that goes wrong outside; the cause, with the name
-// of the bucket, is for the log.
-const unreachable = "object storage cannot be used: check that its bucket exists, and the credentials and permissions for it"
-
-func unavailable(cause error) error { return fault.Wrap(fault.Unavailable, unreachable, cause) }
 
 // Open opens the bucket of a URL. A folder is made when it is absent, for this
 // user alone, and [Bucket.Made] says so; a cloud is asked nothing yet. o is for
@@ -108,31 +98,6 @@ func (b *Bucket) Made() bool { return b.folder != nil && b.folder.made }
 
 // Close ends the use of the bucket. Idle connections end by themselves.
 func (b *Bucket) Close() error { return nil }
-
-// namePattern is one that all stores and file systems take as it stands: no
-// segment is empty, hidden or "..".
-var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$`)
-
-// reserved are the endings of files beside objects: of those that are being written, and of
-// attributes, which another program may keep there.
-var reserved = []string{temporary, ".attrs"}
-
-const maxName = 512 // bytes
-
-// checkName holds a name against what is allowed: segments of a-z, 0-9, '.',
-// '_' and '-' that begin with a letter or digit, joined by '/'.
-func checkName(name string) error {
-	good := len(name) <= maxName && namePattern.MatchString(name)
-	for segment := range strings.SplitSeq(name, "/") {
-		for _, ending := range reserved {
-			good = good && !strings.HasSuffix(segment, ending)
-		}
-	}
-	if !good {
-		return fault.New(fault.Invalid, "the name of the object is malformed")
-	}
-	return nil
-}
 
 // Put writes an object, in place of a former one of the name. Errors:
 // fault.Invalid for a name or size that is not allowed; fault.Unavailable, and
@@ -208,20 +173,6 @@ func (b *Bucket) get(ctx context.Context, name string, take func(r io.Reader, si
 		return nil, fault.Wrap(fault.NotFound, "the object does not exist", err)
 	}
 	return nil, unavailable(fmt.Errorf("reading %s: %w", name, err))
-}
-
-var errTooLarge = errors.New("it is larger than 256 MiB")
-
-// whole takes all of an object, unless it is too large.
-func whole(r io.Reader, size int64) ([]byte, error) {
-	if size > MaxSize {
-		return nil, errTooLarge
-	}
-	data, err := io.ReadAll(io.LimitReader(r, MaxSize+1))
-	if len(data) > MaxSize {
-		return nil, errTooLarge
-	}
-	return data, err
 }
 
 func (b *Bucket) read(ctx context.Context, name string, take func(io.Reader, int64) ([]byte, error)) (data []byte, err error) {
@@ -317,4 +268,78 @@ func (b *Bucket) Expire(ctx context.Context, prefix string, before time.Time, mo
 		return removed, unavailable(fmt.Errorf("removing what has expired: %w", err))
 	}
 	return removed, nil
+}
+
+func makeFolder(u *url.URL, o SigningOptions) (*Bucket, error) {
+	f, err := folderOf(u)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := newSigner(o)
+	if err != nil {
+		return nil, err
+	}
+	f.made = errors.Is(f.check(), fs.ErrNotExist)
+	if err := os.MkdirAll(f.path, 0o700); err != nil {
+		return nil, unavailable(err)
+	}
+	if err := errors.Join(syncFolder(filepath.Dir(f.path)), f.sweep()); err != nil {
+		return nil, unavailable(err)
+	}
+	return &Bucket{folder: f, signer: signer}, nil
+}
+
+func existingFolder(u *url.URL) (*Bucket, error) {
+	f, err := folderOf(u)
+	if err != nil {
+		return nil, err
+	}
+	switch err := f.check(); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fault.Wrap(fault.NotFound, "the folder of the bucket does not exist: check its URL, and that its volume is mounted", err)
+	case err != nil:
+		return nil, unavailable(err)
+	}
+	return &Bucket{folder: f}, nil
+}
+
+// SignedURL returns a URL under which whoever has it can read the object, which
+// need not exist yet, until the lifetime is over, which is from one second to
+// seven days long. It keeps an object in a folder from [Bucket.Expire] as a write
+// does. Errors: fault.Invalid for a name or lifetime that is not allowed,
+// fault.Unavailable when the cloud's credentials cannot sign.
+func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Duration) (string, error) {
+	if err := checkName(name); err != nil {
+		return "", err
+	}
+	if lifetime < time.Second || lifetime > maxLifetime {
+		return "", fault.New(fault.Invalid, "the lifetime of a signed URL must be from one second to seven days")
+	}
+	if b.folder != nil {
+		if b.signer == nil {
+			return "", fault.Wrap(fault.Internal, "internal error", errors.New("the bucket was opened without a base for signed URLs"))
+		}
+		b.folder.touch(name) // so that it does not expire before its URL
+		return b.signer.sign(name, lifetime), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	u, err := b.cloud.sign(ctx, b.prefix+name, lifetime)
+	if err != nil {
+		return "", fault.Wrap(fault.Unavailable, "object storage signs no URL: give the service credentials that may sign",
+			fmt.Errorf("signing a URL for %s: %w", name, err))
+	}
+	return u, nil
+}
+
+// Verify returns the name of the object that a URL of [Bucket.SignedURL] is for,
+// which is read from the query alone. Error: fault.Forbidden, always the same,
+// when the URL is not one of this bucket's or has ended.
+func (b *Bucket) Verify(u *url.URL) (name string, err error) {
+	if b.signer != nil {
+		if name, ok := b.signer.verify(u); ok {
+			return name, nil
+		}
+	}
+	return "", fault.New(fault.Forbidden, "access denied")
 }

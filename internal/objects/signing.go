@@ -1,12 +1,10 @@
 package objects
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -92,45 +90,4 @@ func (s *signer) verify(u *url.URL) (name string, ok bool) {
 		len(q["method"]) == 1 && q.Get("method") == http.MethodGet
 	ok = good && alone && errors.Join(err, err2, checkName(name)) == nil && s.now().Unix() < end
 	return name, ok
-}
-
-// SignedURL returns a URL under which whoever has it can read the object, which
-// need not exist yet, until the lifetime is over, which is from one second to
-// seven days long. It keeps an object in a folder from [Bucket.Expire] as a write
-// does. Errors: fault.Invalid for a name or lifetime that is not allowed,
-// fault.Unavailable when the cloud's credentials cannot sign.
-func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Duration) (string, error) {
-	if err := checkName(name); err != nil {
-		return "", err
-	}
-	if lifetime < time.Second || lifetime > maxLifetime {
-		return "", fault.New(fault.Invalid, "the lifetime of a signed URL must be from one second to seven days")
-	}
-	if b.folder != nil {
-		if b.signer == nil {
-			return "", fault.Wrap(fault.Internal, "internal error", errors.New("the bucket was opened without a base for signed URLs"))
-		}
-		b.folder.touch(name) // so that it does not expire before its URL
-		return b.signer.sign(name, lifetime), nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	u, err := b.cloud.sign(ctx, b.prefix+name, lifetime)
-	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, "object storage signs no URL: give the service credentials that may sign",
-			fmt.Errorf("signing a URL for %s: %w", name, err))
-	}
-	return u, nil
-}
-
-// Verify returns the name of the object that a URL of [Bucket.SignedURL] is for,
-// which is read from the query alone. Error: fault.Forbidden, always the same,
-// when the URL is not one of this bucket's or has ended.
-func (b *Bucket) Verify(u *url.URL) (name string, err error) {
-	if b.signer != nil {
-		if name, ok := b.signer.verify(u); ok {
-			return name, nil
-		}
-	}
-	return "", fault.New(fault.Forbidden, "access denied")
 }
