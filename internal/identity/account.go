@@ -11,25 +11,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Caller is a principal, and what a request of it is handled by.
+// Caller is a principal with the session and the rate limits that apply to its request.
 type Caller struct {
 	authz.Principal
 	Session string // empty unless the caller is a user
 	Limits  Limits // the rate limits of its tenant
 
-	// ServiceAccount is who the caller is in its cluster; nil unless it is a
-	// ServiceAccount.
+	// ServiceAccount is the caller's identity in its cluster. It is nil for every other caller.
 	ServiceAccount *ServiceAccount
 }
 
 var errUnauthenticated = fault.New(fault.Unauthenticated, "a valid API key is required")
 
-// System is the deployment acting in a tenant of its own accord.
+// System returns the deployment as the principal of what it does by itself in a tenant.
 func System(tenant authz.TenantID) authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.System, ID: "latticekeep", Scopes: authz.TenantScopes()}
 }
 
-const maxName = 255 // bytes, of a tenant and of an API key
+const maxName = 255 // bytes; for tenants and API keys
 
 var errName = fault.New(fault.Invalid, "a name has 1 to 255 bytes of text without control characters")
 
@@ -40,7 +39,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// member is a user as its tenant's list has it.
+// member is a user in the list of its tenant.
 type member struct {
 	account
 	row userRow
@@ -48,8 +47,8 @@ type member struct {
 
 func (m member) owns() bool { return m.row.Role == authz.Owner }
 
-// memberEvent is something that is done to a member, which is named only when
-// the id is well formed.
+// memberEvent returns the event of a change to a member. It names the member only when the id is
+// well formed.
 func memberEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
 	e := audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource}}
 	if authz.ValidID(userIDPrefix, id) {
@@ -58,8 +57,8 @@ func memberEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
 	return e
 }
 
-// User is a person in a tenant. An e-mail address belongs to at most one user
-// of the whole deployment.
+// User is a person in a tenant. An e-mail address belongs to at most one user of the whole
+// deployment.
 type User struct {
 	ID            string
 	Tenant        authz.TenantID
@@ -83,7 +82,7 @@ const (
 	reasonClosed      = "registration_closed"
 	reasonTaken       = "email_taken"
 	reasonTrialEnded  = string(authz.TrialEnded)
-	reasonCredentials = "wrong_credentials" // unknown and wrong password alike
+	reasonCredentials = "wrong_credentials" // same for an unknown account and a wrong password
 	reasonSlowed      = audit.ReasonSlowedDown
 	reasonPassword    = "wrong_password"
 	reasonUnknown     = "no_such_account" // or one that was mailed a moment ago
@@ -96,18 +95,18 @@ const (
 	reasonSystem      = "system_tenant"
 )
 
-// Rows, each with the keyring's MAC in front: a user, under its tenant; whose
-// an e-mail address is, under the hash of the address; a password hash, under
-// a key of its own for each password, so that the former one is wiped.
+// Each row starts with the keyring's MAC. A user is stored under its tenant. The account of an
+// e-mail address is stored under the hash of the address. A password hash is stored under a new key
+// for each password, so the previous one is wiped.
 type userRow struct {
 	Email     string     `json:"email"`
 	Role      authz.Role `json:"role"`
 	Verified  bool       `json:"verified"`
-	Password  string     `json:"password"` // id of its row
+	Password  string     `json:"password"` // id of the row with its hash
 	CreatedAt time.Time  `json:"created_at"`
 }
 
-// account names a user; a tenant's API keys and the deployment have none.
+// account identifies a user. API keys and the deployment have no account.
 type account struct {
 	Tenant authz.TenantID `json:"tenant"`
 	User   string         `json:"user"`
@@ -137,7 +136,7 @@ func (a account) as(from authz.Principal) authz.Principal {
 // accountOf returns the account of a principal that is a user.
 func accountOf(p authz.Principal) account { return account{p.Tenant, p.ID} }
 
-// userEvent is something that a user did to its own account.
+// userEvent returns the event of an action of a user on its own account.
 func userEvent(t audit.EventType, p authz.Principal) audit.Event {
 	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource, ID: p.ID}}
 }

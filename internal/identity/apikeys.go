@@ -24,11 +24,11 @@ type apiKeys struct {
 	used    lastUses
 }
 
-// CreateAPIKey makes an API key of p's tenant and returns it, this once. When p
-// is an API key that expires, the new one does so no later. Errors:
-// fault.Invalid, fault.Forbidden for scopes that p does not hold and for a user
-// whose address is not verified, fault.Unauthenticated for one who is gone by
-// now, fault.Conflict for too many keys, fault.Unavailable.
+// CreateAPIKey makes an API key of p's tenant and returns it. The key cannot be read again. When p
+// is an API key that expires, the new key expires no later. Errors: fault.Invalid; fault.Forbidden
+// for scopes that p does not hold and for a user whose address is not verified;
+// fault.Unauthenticated for a principal that was removed meanwhile; fault.Conflict for too many
+// keys; fault.Unavailable.
 func (s *apiKeys) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateAPIKey); err != nil {
 		return APIKey{}, "", err
@@ -42,10 +42,9 @@ func (s *apiKeys) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 	return s.createAPIKey(ctx, p, p.Tenant, r)
 }
 
-// CreateTenantAPIKey makes an API key of any tenant for the deployment's
-// operator, who may hold fewer scopes than the key. Its entry is in that
-// tenant's history, and names p. Errors: fault.Invalid,
-// fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
+// CreateTenantAPIKey makes an API key of any tenant for the deployment's operator, who may hold
+// fewer scopes than the key. Its entry is in that tenant's history and names p. Errors:
+// fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
 // fault.Unavailable.
 func (s *apiKeys) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateTenantAPIKey); err != nil {
@@ -75,7 +74,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		if _, err := s.tenants.findTenant(tx, tenant); err != nil {
 			return err
 		}
-		if tenant == p.Tenant { // the operator's own for others are the tenant's
+		if tenant == p.Tenant { // for another tenant, no user answers for the key
 			by, err := s.grants.grantor(tx, p, authz.CreateAPIKey)
 			if err != nil {
 				return err
@@ -103,15 +102,15 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 	return k.row.apiKey(time.Time{}), k.key, nil
 }
 
-// APIKeys returns the API keys of p's tenant, expired ones included, the oldest
-// first. Errors: fault.Forbidden, fault.Unavailable.
+// APIKeys returns the API keys of p's tenant, oldest first, including expired ones. Errors:
+// fault.Forbidden, fault.Unavailable.
 func (s *apiKeys) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p, authz.ListAPIKeys); err != nil {
 		return nil, err
 	}
-	unwritten := s.used.all() // before the rows: a use is in one of the two
+	unwritten := s.used.all() // read before the rows, so every use is in one of the two
 	var list []APIKey
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		list, err = s.grants.apiKeysOf(r, p.Tenant)
@@ -133,8 +132,8 @@ func (s *apiKeys) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, err
 	return list, nil
 }
 
-// RevokeAPIKey deletes an API key of p's tenant, which counts from the next
-// request on. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
+// RevokeAPIKey deletes an API key of p's tenant, which takes effect from the next request on.
+// Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.guard.Admit(ctx, p, authz.RevokeAPIKey); err != nil {
 		return err
@@ -156,8 +155,8 @@ func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string
 	return nil
 }
 
-// lastUses are the uses of API keys that are not written yet: a commit for each
-// request would cost more than most requests. The zero value is ready.
+// lastUses keeps the uses of API keys that are not written yet, because a commit for each request
+// costs more than most requests do. The zero value is ready.
 type lastUses struct {
 	mu sync.Mutex
 	at map[apiKeyName]time.Time
@@ -180,16 +179,15 @@ func (u *lastUses) all() map[apiKeyName]time.Time {
 	return maps.Clone(u.at)
 }
 
-// written forgets the uses up to those given.
+// written removes the uses up to the given times.
 func (u *lastUses) written(at map[apiKeyName]time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	maps.DeleteFunc(u.at, func(n apiKeyName, t time.Time) bool { return !t.After(at[n]) })
 }
 
-// FlushLastUsed writes when API keys were last used. It is called now and then,
-// and when the service stops; what a crash loses is that. Error:
-// fault.Unavailable.
+// FlushLastUsed writes when API keys were last used. It is called regularly and when the service
+// stops. A crash loses only the uses since the last call. Error: fault.Unavailable.
 func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 	uses := s.used.all()
 	if len(uses) == 0 {
@@ -204,7 +202,7 @@ func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 			if b == nil {
 				continue // revoked since
 			}
-			var former time.Time // a damaged row is written anew
+			var former time.Time // a damaged row is overwritten
 			if _, err := s.get(tx, apiKeyUsedKey(n.ID), &former); err == nil && !at.After(former) {
 				continue // another replica's is newer
 			}
@@ -221,9 +219,8 @@ func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 	return nil
 }
 
-// Authenticate returns the caller that an API key stands for. Errors:
-// fault.Unauthenticated for every key that is not one, or not any more,
-// fault.Unavailable.
+// Authenticate returns the caller that an API key stands for. Errors: fault.Unauthenticated for a
+// malformed, unknown, revoked or expired key; fault.Unavailable.
 func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, error) {
 	body, ok := strings.CutPrefix(apiKey, apiKeyPrefix)
 	if !ok || len(body) != encoding.EncodedLen(apiKeyBytes) {

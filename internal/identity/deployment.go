@@ -16,18 +16,18 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Open opens the deployment in s: its keys, its audit log, which it equips, and
-// its identities. An empty store gets what a deployment begins with: keys, the
-// first entry of the chain, and a sealing key. Errors: fault.Invalid for a
-// store that another KMS key wraps, fault.Internal for a damaged one.
+// Open opens the deployment in s: its keys, its audit log, which it gives its keys, and its
+// identities. In an empty store it makes what a deployment begins with: keys, the first entry of
+// the chain, and a sealing key. Errors: fault.Invalid for a store that is wrapped by another KMS
+// key, fault.Internal for a damaged store.
 func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c keyring.Config) (*Service, *keyring.Ring, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
 	keys, err := openKeys(ctx, s, log, kms, c)
 	if errors.Is(err, fault.Conflict) || errors.Is(err, fault.Internal) {
-		// Another replica may have started the deployment at the same time: then what this
-		// one would store has come too late, or the log has a head that its keys did not sign.
+		// Another replica may have started the deployment at the same time. Then this replica's Put
+		// comes too late, or the log has a head that this replica's keys did not sign.
 		keys, err = openKeys(ctx, s, log, kms, c)
 	}
 	if err != nil {
@@ -40,14 +40,14 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 	if _, err := keys.SealingDocument(ctx); errors.Is(err, fault.NotFound) {
 		err = service.newSealingKey(ctx)
 		return service, keys, err
-	} else if err != nil && !errors.Is(err, keyring.ErrRetired) { // then nothing is published until there is a new one
+	} else if err != nil && !errors.Is(err, keyring.ErrRetired) { // a retired key publishes nothing until there is a new one
 		return nil, nil, err
 	}
 	return service, keys, nil
 }
 
-// openKeys opens the keys and equips the log, and stores what a new deployment
-// begins with. Error: fault.Conflict when there is one by then.
+// openKeys opens the keys, gives them to the log, and stores what a new deployment begins with.
+// Error: fault.Conflict when another replica has started a deployment meanwhile.
 func openKeys(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c keyring.Config) (*keyring.Ring, error) {
 	var first *keyring.First
 	keys, err := keyring.Open(ctx, s, kms, c)
@@ -73,7 +73,7 @@ func openKeys(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KM
 	return keys, nil
 }
 
-// ensureSystemTenant stores the system's own tenant, which a new deployment has not yet.
+// ensureSystemTenant stores the system's own tenant if it is missing, as in a new deployment.
 func (s *Service) ensureSystemTenant(ctx context.Context) error {
 	missing := false
 	err := s.store.View(ctx, func(r store.Reader) error {
@@ -100,10 +100,10 @@ func (s *Service) ensureSystemTenant(ctx context.Context) error {
 	return nil
 }
 
-// FirstSystemKey gives a deployment that nobody can operate an API key to do it
-// with: one in which no unexpired key carries system:admin. deliver hands the
-// key to the operator before it is stored, so that a key that was lost on the
-// way never worked. Errors: fault.Unavailable, or deliver's own.
+// FirstSystemKey makes an API key with system:admin if no unexpired key has that scope, so the
+// deployment can be operated. deliver hands the key to the operator before it is stored, so a key
+// that is lost on the way never worked. Errors: fault.Conflict when another replica stored its key
+// meanwhile, fault.Unavailable, or deliver's own.
 func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) error) error {
 	if operated, err := s.isOperated(ctx); err != nil || operated {
 		return err
@@ -113,7 +113,7 @@ func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) e
 		Name: "first system key", Scopes: []authz.Scope{authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead},
 	})
 	if undelivered := deliver(k.key); undelivered != nil {
-		// Where replicas that start together deliver to one place, all but the first fail.
+		// Replicas that start together deliver to one place, where all but the first fail.
 		if s.awaitOperated(ctx) {
 			return nil
 		}
@@ -134,7 +134,7 @@ func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) e
 	return nil
 }
 
-// errOperated is of a key that was delivered and does not work.
+// errOperated is returned when a key was delivered that does not work.
 var errOperated = fault.New(fault.Conflict, "another replica made the first system key at the same time: remove the one that was delivered here, and start again")
 
 // operated reports whether an unexpired key carries system:admin.
@@ -154,12 +154,12 @@ func (s *Service) isOperated(ctx context.Context) (operated bool, err error) {
 	return operated, err
 }
 
-// How long, and how often, a replica looks whether another one has made the first
-// system key.
+// operatedTime is how long a replica waits for another one to make the first system key.
+// operatedInterval is how often it looks.
 const operatedTime, operatedInterval = time.Second, 50 * time.Millisecond
 
-// awaitOperated reports whether another replica has made the first system key, for
-// which it waits a little.
+// awaitOperated waits up to operatedTime and reports whether another replica has made the first
+// system key.
 func (s *Service) awaitOperated(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, operatedTime)
 	defer cancel()
@@ -176,7 +176,7 @@ func (s *Service) awaitOperated(ctx context.Context) bool {
 }
 
 func (s *Service) newSealingKey(ctx context.Context) error {
-	former, err := s.keys.CurrentSealingKey(ctx) // empty: there is none
+	former, err := s.keys.CurrentSealingKey(ctx) // empty if there is none
 	if err != nil {
 		return err
 	}
@@ -207,8 +207,7 @@ func systemEvent(t audit.EventType, resource, id string) audit.Event {
 	}
 }
 
-// devRow remembers what `server --dev` made: its tenant stays, its key is
-// replaced at each start.
+// devRow records what `server --dev` made. The tenant stays; each start replaces the key.
 type devRow struct {
 	Tenant authz.TenantID `json:"tenant"`
 	KeyID  string         `json:"key_id"`
@@ -216,9 +215,8 @@ type devRow struct {
 
 var devKey = []byte("dev")
 
-// Dev returns the tenant of a development server, made at its first start, and
-// a new API key with all tenant scopes; the key of the start before is
-// revoked.
+// Dev returns the tenant of a development server, made at its first start, and a new API key with
+// all tenant scopes. It revokes the key of the previous start.
 func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 	var row devRow
 	var known bool

@@ -18,16 +18,14 @@ const (
 
 var errEmail = fault.New(fault.Invalid, "the e-mail address is not valid: give one such as name@example.com")
 
-// domains maps a domain name as a browser does and then holds it to the rules
-// of host names, the lengths of the DNS included.
+// domains maps a domain name as a browser does and then applies the rules of host names, including
+// the lengths of the DNS.
 var domains = idna.New(idna.MapForLookup(), idna.BidiRule(), idna.StrictDomainName(true), idna.VerifyDNSLength(true))
 
-// canonicalEmail returns the one spelling of an e-mail address. Everything that
-// asks whose address it is (lookup, uniqueness, slow-down, mail) uses it, so
-// that no other spelling is another account. The local part is mapped by the
-// PRECIS profile UsernameCaseMapped (RFC 8265 §3.3), the domain by IDNA to its
-// ASCII form. Quoted local parts, comments and address literals are refused.
-// Error: fault.Invalid.
+// canonicalEmail returns the one spelling of an e-mail address. Lookup, uniqueness, slow-down and
+// mail all use it, so another spelling is never another account. The PRECIS profile
+// UsernameCaseMapped (RFC 8265 §3.3) maps the local part, and IDNA maps the domain to its ASCII
+// form. Quoted local parts, comments and address literals are refused. Error: fault.Invalid.
 func canonicalEmail(s string) (string, error) {
 	if len(s) > 2*maxEmail || !utf8.ValidString(s) {
 		return "", errEmail
@@ -45,8 +43,8 @@ func canonicalEmail(s string) (string, error) {
 	return canonical, nil
 }
 
-// settled applies a mapping until it changes nothing, since neither is promised
-// to be idempotent (RFC 8264 §7 names the reasons).
+// settled applies a mapping until it changes nothing, since neither mapping is promised to be
+// idempotent (RFC 8264 §7 gives the reasons).
 func settled(s string, apply func(string) (string, error)) (string, error) {
 	for range 4 {
 		next, err := apply(s)
@@ -58,8 +56,8 @@ func settled(s string, apply func(string) (string, error)) (string, error) {
 	return "", errEmail
 }
 
-// dotAtom reports whether s is a dot-atom of RFC 5322 §3.2.3, with the letters
-// of RFC 6531 §3.3: no character of it means anything to a mail header.
+// dotAtom reports whether s is a dot-atom of RFC 5322 §3.2.3, with the letters of RFC 6531 §3.3.
+// None of its characters has a meaning in a mail header.
 func dotAtom(s string) bool {
 	for atom := range strings.SplitSeq(s, ".") {
 		if atom == "" || strings.ContainsAny(atom, "\"(),:;<>@[]\\ ") {

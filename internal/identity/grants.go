@@ -15,12 +15,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// APIKey is what is known of an API key. The key itself is shown once, when it
-// is made: 256 random bits behind a prefix.
+// APIKey describes an API key. The key itself is shown once, when it is made: 256 random bits
+// behind a prefix.
 type APIKey struct {
 	ID, Name   string
 	Tenant     authz.TenantID
-	Scopes     []authz.Scope // sorted like authz.TenantScopes
+	Scopes     []authz.Scope // in the order of authz.TenantScopes, then system:admin
 	CreatedAt  time.Time
 	ExpiresAt  time.Time // zero: never
 	LastUsedAt time.Time // precise to about a minute; zero: never
@@ -41,7 +41,7 @@ const (
 	apiKeyIDPrefix = "key"
 	apiKeyBytes    = 32
 	maxAPIKeyDays  = 3650
-	maxAPIKeys     = 1000 // a tenant
+	maxAPIKeys     = 1000 // per tenant
 )
 
 var (
@@ -71,9 +71,9 @@ func (r APIKeyRequest) check() error {
 	return checkName(r.Name)
 }
 
-// Rows, each with the keyring's MAC in front: an API key under its hash; the
-// hash under tenant and id; when it was last used, under the id. A release that
-// knew no names and no expiry wrote rows without them.
+// Each row starts with the keyring's MAC. An API key is stored under its hash, the hash under
+// tenant and id, and the time of the last use under the id. Releases before names and expiry wrote
+// rows without these fields.
 type apiKeyRow struct {
 	ID        string         `json:"id"`
 	Tenant    authz.TenantID `json:"tenant"`
@@ -82,17 +82,17 @@ type apiKeyRow struct {
 	CreatedAt time.Time      `json:"created_at"`
 	CreatedBy string         `json:"created_by,omitempty"`
 	ExpiresAt time.Time      `json:"expires_at,omitzero"`
-	User      string         `json:"user,omitempty"` // id of the user who answers for it, through any chain of API keys
+	User      string         `json:"user,omitempty"` // id of the user who answers for it, also through a chain of API keys
 }
 
-// apiKeyName is where an API key is listed.
+// apiKeyName identifies an API key in the list of its tenant.
 type apiKeyName struct {
 	Tenant authz.TenantID
 	ID     string
 }
 
-// hashVersion is that of the API-key hash key; it stands in the row's key, so
-// that keys hashed under different versions are found side by side.
+// hashVersion is the version of the API-key hash key. It is part of the row's key, so keys hashed
+// under different versions can be found side by side.
 const hashVersion = "1"
 
 func apiKeyKey(hash string) []byte { return []byte("apikey/hash/" + hashVersion + "/" + hash) }
@@ -127,7 +127,7 @@ type newAPIKey struct {
 	row       apiKeyRow
 }
 
-// newAPIKey makes a key as r asks, which was checked.
+// newAPIKey makes a key for the request r, which the caller has checked.
 func (s *grants) newAPIKey(tenant authz.TenantID, by string, r APIKeyRequest) *newAPIKey {
 	raw := make([]byte, apiKeyBytes)
 	_, _ = rand.Read(raw) // never fails
@@ -150,7 +150,7 @@ func (s *grants) putAPIKey(tx store.Tx, k *newAPIKey) error {
 	return errors.Join(s.put(tx, apiKeyNameKey(k.name()), k.hash), s.put(tx, apiKeyKey(k.hash), k.row))
 }
 
-// findAPIKey reads a key and reports whether there is one.
+// findAPIKey reads a key and reports whether it exists.
 func (s *grants) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found bool, err error) {
 	var hash string
 	if found, err := s.get(r, apiKeyNameKey(n), &hash); err != nil || !found {
@@ -162,7 +162,7 @@ func (s *grants) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found 
 	return row, found, err
 }
 
-// deleteAPIKey reports whether there was such a key.
+// deleteAPIKey deletes a key and reports whether it existed.
 func (s *grants) deleteAPIKey(tx store.Tx, n apiKeyName) (bool, error) {
 	var hash string
 	if found, err := s.get(tx, apiKeyNameKey(n), &hash); err != nil || !found {
@@ -171,7 +171,7 @@ func (s *grants) deleteAPIKey(tx store.Tx, n apiKeyName) (bool, error) {
 	return true, errors.Join(tx.Delete(apiKeyKey(hash)), tx.Delete(apiKeyNameKey(n)), tx.Delete(apiKeyUsedKey(n.ID)))
 }
 
-// apiKeysOf reads a tenant's keys, the oldest first.
+// apiKeysOf reads a tenant's keys, oldest first.
 func (s *grants) apiKeysOf(r store.Reader, tenant authz.TenantID) (all []APIKey, err error) {
 	var bad error
 	err = r.Scan(store.Prefix(apiKeysPrefix(tenant)), func(key, value []byte) bool {
@@ -199,7 +199,7 @@ func apiKeyEvent(t audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.APIKeyResource, ID: id}}
 }
 
-// attributes are what the entry of a new key says of it.
+// attributes returns the attributes of the entry that records the new key.
 func (r apiKeyRow) attributes() map[string]string {
 	scopes := make([]string, len(r.Scopes))
 	for i, scope := range r.Scopes {
@@ -215,23 +215,22 @@ func (r apiKeyRow) attributes() map[string]string {
 	return a
 }
 
-// An API key and an invitation let someone in at another's word, and that word
-// must not outlive the standing of whoever gave it. So each names the user who
-// answers for it, through whatever chain of API keys it was made, and goes or
-// stays with what that user may do.
+// An API key and an invitation give access on the word of a user. That word must not outlive the
+// user's own rights. So each names the user who answers for it, also through a chain of API keys,
+// and is revoked when that user is removed or may no longer grant it.
 
 var errDenied = fault.New(fault.Forbidden, "access denied")
 
-// grantor is who makes an API key or an invitation, as the transaction that
-// stores it finds it: someone who was removed, revoked or given another role
-// since the request was let in makes none.
+// grantor is the principal that makes an API key or an invitation, as the storing transaction reads
+// it. A principal that was removed, revoked or given a lower role since its request was admitted
+// can make none.
 type grantor struct {
 	authz.Principal
-	user    string    // who answers for it; empty for the operator's own
-	expires time.Time // when p is an API key that does; zero: never
+	user    string    // id of the user who answers; empty for the operator's own
+	expires time.Time // the grantor's own expiry if it is an API key; zero: never
 }
 
-// grantor reads what p is now. Error: a refusal.
+// grantor reads the current rights of p. Error: a refusal.
 func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (grantor, error) {
 	by := grantor{Principal: p}
 	switch p.Kind {
@@ -242,7 +241,7 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 			return grantor{}, err
 		case !found:
 			return grantor{}, refuse(reasonNoSession, errNoSession)
-		case !row.Verified: // only a verified address says who answers
+		case !row.Verified: // only a verified address shows who answers
 			return grantor{}, refuse(reasonUnverified, errUnverified)
 		}
 		by.user, by.Scopes = p.ID, row.Role.Scopes()
@@ -262,7 +261,7 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 	return by, nil
 }
 
-// bound returns when something ends that would end at t, made by g.
+// bound returns the earlier of t and the expiry of g. A zero time means never.
 func (g grantor) bound(t time.Time) time.Time {
 	if !g.expires.IsZero() && (t.IsZero() || g.expires.Before(t)) {
 		return g.expires
@@ -277,9 +276,8 @@ type grant struct {
 	role   authz.Role // empty for an API key
 }
 
-// exceeds reports whether a user of the role could not have given g: an API key
-// that can do more, or an invitation when the role invites nobody, or not to
-// that role.
+// exceeds reports whether a user of the role could not have given g: an API key with scopes beyond
+// the role, or an invitation when the role may not invite at all or not to g's role.
 func (g grant) exceeds(role authz.Role) bool {
 	holder := authz.Principal{Scopes: role.Scopes()}
 	switch {
@@ -291,11 +289,11 @@ func (g grant) exceeds(role authz.Role) bool {
 	return !holder.Holds([]authz.Scope{authz.AccountAdmin}) || g.role == authz.Owner && role != authz.Owner
 }
 
-// of is the grants that a user answers for.
+// of returns a filter for the grants that a user answers for.
 func of(user string) func(grant) bool { return func(g grant) bool { return g.user == user } }
 
-// revokeGrants deletes the API keys and invitations of a tenant that which
-// chooses, and returns their numbers as an entry's attributes.
+// revokeGrants deletes the API keys and invitations of a tenant for which the function which
+// returns true. It returns how many there were as attributes of an entry.
 func (s *grants) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(grant) bool) (map[string]string, error) {
 	keys, err1 := s.apiKeysOf(tx, tenant)
 	invitations, err2 := s.invitationsOf(tx, tenant)
@@ -320,7 +318,7 @@ func (s *grants) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(gra
 	return map[string]string{"api_keys_revoked": strconv.Itoa(revoked), "invitations_revoked": strconv.Itoa(withdrawn)}, err
 }
 
-// Invitation is a role in a tenant that is offered to the owner of an address.
+// Invitation offers the owner of an address a role in a tenant.
 type Invitation struct {
 	ID                   string
 	Email                string // canonical
@@ -332,9 +330,9 @@ type Invitation struct {
 
 const (
 	invitationIDPrefix = "inv"
-	maxInvitations     = 100       // of one tenant at a time
-	maxInvitationMails = 100       // of one tenant in the following
-	invitationPeriod   = time.Hour // begins with the first of them
+	maxInvitations     = 100       // open at a time, per tenant
+	maxInvitationMails = 100       // per tenant and invitationPeriod
+	invitationPeriod   = time.Hour // begins with the first mail
 )
 
 type invitationRow struct {

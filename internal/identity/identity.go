@@ -1,33 +1,32 @@
-// Package identity knows the tenants, their users and their API keys, and turns
-// what a caller presents into a [Caller].
+// Package identity keeps the tenants, their users and their API keys, and turns what a caller
+// presents into a [Caller].
 //
 // # Model
 //
-// A tenant is made by an operator, by a registration (then it is on trial until
-// an operator activates it), or for a Kubernetes namespace. It has users, who
-// sign in with a password and hold sessions, and API keys, which programs hold.
-// The deployment itself is the tenant [authz.SystemTenant]: it has API keys
-// only, and no other tenant's key can carry system:admin.
+// An operator makes a tenant, a registration makes one (it is on trial until an operator activates
+// it), or a Kubernetes namespace gets one. A tenant has users, who sign in with a password and hold
+// sessions, and API keys, which programs hold. The deployment itself is the tenant
+// [authz.SystemTenant]. It has API keys only, and no other tenant's key can carry system:admin.
 //
-// Pods of a cluster present the token of their ServiceAccount. Who that is and
-// what it may do is the cluster's to say ([Cluster]); it is never stored.
+// Pods of a cluster present the token of their ServiceAccount. The cluster says who that is and
+// what it may do ([Cluster]); nothing of this is stored.
 //
 // # Invariants
 //
-//   - Nothing that lets someone in is stored: of API keys and tokens only a keyed
-//     hash is, by which they are looked up, so that no comparison depends on where
-//     two of them differ; of passwords only their argon2id hash.
+//   - The store holds nothing that lets someone in. API keys and tokens are stored and looked up as
+//     keyed hashes, so no comparison takes longer the more bytes agree. Passwords are stored as
+//     argon2id hashes.
 //   - Every row that decides who may see what carries the keyring's MAC.
-//   - Every request reads the key or session and the tenant anew, so that
-//     revoking, another role and the end of a trial count at once.
-//   - Nobody gives another what it has not itself, except the deployment.
-//   - An API key and an invitation name the user who answers for them, and are
-//     revoked when that user is removed or may no longer give them.
-//   - Whoever resets the password of an account that was never verified proves to
-//     own its address, and shares the account with nobody: its sessions end, and
-//     until then it could make no API key and no invitation.
+//   - Every request reads the key or session and the tenant anew, so a revocation, a change of role
+//     and the end of a trial take effect at once.
+//   - A principal grants only what it holds itself. The deployment is the exception.
+//   - An API key and an invitation name the user who answers for them. They are revoked when that
+//     user is removed or may no longer grant them.
+//   - Resetting the password of an account that was never verified proves ownership of its address,
+//     and shares the account with nobody: its sessions end, and before the reset it could make no
+//     API key and no invitation.
 //
-// The package limits no rates and speaks no HTTP. Mail leaves by the outbox.
+// The package limits no rates and speaks no HTTP. Mail leaves through the outbox.
 package identity
 
 import (
@@ -78,6 +77,6 @@ func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() 
 	}
 }
 
-// Outbox holds the mails that the service writes; whoever runs the service
-// sends them.
+// Outbox returns the outbox that holds the mails of the service. The program that runs the service
+// also runs the outbox, which sends them.
 func (s *Service) Outbox() *mail.Outbox { return s.outbox }

@@ -30,8 +30,8 @@ const (
 	reasonRecentlyMailed = "mailed_a_moment_ago"
 )
 
-// invitedRow counts a tenant's invitations on its own, so that revoking them
-// does not make room for more mails.
+// invitedRow counts a tenant's invitations apart from their rows, so revoking them does not make
+// room for more mails.
 type invitedRow struct {
 	Since time.Time `json:"since"`
 	Count int       `json:"count"`
@@ -39,10 +39,9 @@ type invitedRow struct {
 
 func invitedKey(tenant authz.TenantID) []byte { return []byte("invited/" + string(tenant)) }
 
-// Invite mails the owner of an address a token that makes it a member of p's
-// tenant. An invitation of the same address that is still open is replaced.
-// Errors: fault.Invalid, fault.Forbidden, fault.Conflict for an address that
-// has an account or was invited a moment ago, and for too many invitations,
+// Invite mails the owner of an address a token that makes it a member of p's tenant. It replaces an
+// open invitation to the same address. Errors: fault.Invalid; fault.Forbidden; fault.Conflict for
+// an address that has an account or was invited a moment ago, and for too many invitations;
 // fault.Unavailable.
 func (s *members) Invite(ctx context.Context, p authz.Principal, email string, role authz.Role) (Invitation, error) {
 	if err := s.readyForMembers(ctx, p, authz.InviteMember); err != nil {
@@ -93,8 +92,8 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, email string, r
 	return row.invitation(id), nil
 }
 
-// mayInvite decides whether by may make an invitation, and returns the ones
-// that go when it is made: those that expired, and a former one of the address.
+// mayInvite decides whether the grantor may make an invitation. It returns the invitations that the
+// new one replaces: the expired ones and a previous one to the same address.
 func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stale []Invitation, err error) {
 	if err := s.someoneAnswers(r, by); err != nil {
 		return nil, err
@@ -125,9 +124,9 @@ func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stal
 	return stale, nil
 }
 
-// someoneAnswers refuses an API key of a tenant whose users have all verified
-// nothing: a stranger registered it, whoever made the key. One without users is
-// the operator's.
+// someoneAnswers refuses an API key of a tenant in which no user has verified an address. A
+// stranger registered that tenant, no matter who made the key. A tenant without users belongs to
+// the operator and is allowed.
 func (s *members) someoneAnswers(r store.Reader, by grantor) error {
 	if by.Kind != authz.APIKey {
 		return nil
@@ -142,7 +141,7 @@ func (s *members) someoneAnswers(r store.Reader, by grantor) error {
 	return nil
 }
 
-// countInvitation returns the count with one more. Error: a refusal.
+// countInvitation returns the tenant's count increased by one. Error: a refusal.
 func (s *members) countInvitation(r store.Reader, tenant authz.TenantID, now time.Time) (row invitedRow, err error) {
 	if _, err := s.get(r, invitedKey(tenant), &row); err != nil {
 		return row, err
@@ -157,10 +156,9 @@ func (s *members) countInvitation(r store.Reader, tenant authz.TenantID, now tim
 	return row, nil
 }
 
-// AcceptInvitation makes whoever holds an invitation's token a user of the
-// tenant, with a verified address. Errors: fault.Invalid, which ErrTicket is
-// one of, fault.Conflict for an address that has an account by now,
-// fault.Forbidden when the tenant's trial has ended, fault.Unavailable.
+// AcceptInvitation makes the bearer of an invitation's token a user of the tenant, with a verified
+// address. Errors: fault.Invalid, including ErrTicket; fault.Conflict for an address that got an
+// account meanwhile; fault.Forbidden when the tenant's trial has ended; fault.Unavailable.
 func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, token string, password secret.Bytes) (User, Tenant, error) {
 	if err := checkPassword(password); err != nil {
 		return User{}, Tenant{}, err
@@ -171,7 +169,7 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, to
 	var tenant Tenant
 	find := func(r store.Reader) (err error) {
 		var found bool
-		row = invitationRow{} // it runs again
+		row = invitationRow{} // the transaction calls find again
 		if invited, err = s.tickets.findTicket(r, inviteTicket, token, now); err != nil {
 			return err
 		}
@@ -212,15 +210,15 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, to
 	return u.row.user(u.account), tenant, nil
 }
 
-// refuseJoin names no user in the entry, since none was made.
+// refuseJoin returns a refusal whose entry names no user, since none was made.
 func (s *members) refuseJoin(e *audit.Event, from authz.Principal, reason string, err error) error {
 	from.Tenant = e.Principal.Tenant
 	e.Principal, e.Resource.ID = from, ""
 	return refuse(reason, err)
 }
 
-// RevokeInvitation makes an invitation's token worthless. Errors:
-// fault.Forbidden, fault.NotFound, fault.Unavailable.
+// RevokeInvitation makes an invitation's token worthless. Errors: fault.Forbidden, fault.NotFound,
+// fault.Unavailable.
 func (s *members) RevokeInvitation(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.readyForMembers(ctx, p, authz.RevokeInvitation); err != nil {
 		return err

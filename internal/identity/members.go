@@ -51,8 +51,8 @@ func (s *members) membersOf(r store.Reader, tenant authz.TenantID) (all []member
 	return all, errors.Join(err, bad)
 }
 
-// readyForMembers is [audit.Guard.Admit] for an action on members, of which the system's own
-// tenant has none.
+// readyForMembers is [audit.Guard.Admit] for an action on members. It refuses the system's own
+// tenant, which has no members.
 func (s *members) readyForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
 	if err := s.guard.Admit(ctx, p, a); err != nil {
 		return err
@@ -63,8 +63,8 @@ func (s *members) readyForMembers(ctx context.Context, p authz.Principal, a auth
 	return nil
 }
 
-// Members returns the users of p's tenant and the open invitations, the oldest
-// first. Errors: fault.Forbidden, fault.Unavailable.
+// Members returns the users of p's tenant and the open invitations, both oldest first. Errors:
+// fault.Forbidden, fault.Unavailable.
 func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Invitation, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -98,9 +98,9 @@ func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 	return users, open, nil
 }
 
-// mayGrant refuses a role that p cannot give or take: one with scopes that p
-// does not hold, or an owner's unless p is one. A tenant without an owner, as
-// an operator makes it, gets its first one from whoever administers it.
+// mayGrant refuses a role that p can neither give nor take away: one with scopes that p does not
+// hold, or the owner's role unless p is an owner. In a tenant without an owner, as an operator
+// makes it, anyone who holds the owner's scopes may make the first one.
 func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Role) error {
 	for _, role := range roles {
 		if !p.Holds(role.Scopes()) {
@@ -122,7 +122,7 @@ func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Rol
 	return nil
 }
 
-// keepsOwner refuses to take the role from the last owner.
+// keepsOwner refuses to remove or demote the last owner.
 func (s *members) keepsOwner(r store.Reader, leaving member) error {
 	if !leaving.owns() {
 		return nil
@@ -147,10 +147,9 @@ func (s *members) findMember(r store.Reader, e *audit.Event) (m member, err erro
 	return m, err
 }
 
-// ChangeMember gives a member another role, which counts from its next request
-// on. The API keys and invitations that it answers for and that are beyond the
-// new role are revoked. Errors: fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict
-// for the last owner, fault.Unavailable.
+// ChangeMember gives a member another role, which takes effect from its next request on. It revokes
+// the member's API keys and invitations that exceed the new role. Errors: fault.Invalid,
+// fault.Forbidden, fault.NotFound, fault.Conflict for the last owner, fault.Unavailable.
 func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string, role authz.Role) (User, error) {
 	if err := s.readyForMembers(ctx, p, authz.ChangeMember); err != nil {
 		return User{}, err
@@ -191,10 +190,9 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 	return changed, nil
 }
 
-// RemoveMember deletes a user of p's tenant, whose sessions end at once, with
-// the API keys and invitations that it answers for.
-// Errors: fault.Forbidden, fault.NotFound, fault.Conflict for the last owner,
-// fault.Unavailable.
+// RemoveMember deletes a user of p's tenant, ends its sessions at once, and revokes the API keys
+// and invitations that it answers for. Errors: fault.Forbidden, fault.NotFound, fault.Conflict for
+// the last owner, fault.Unavailable.
 func (s *members) RemoveMember(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.readyForMembers(ctx, p, authz.RemoveMember); err != nil {
 		return err
