@@ -19,14 +19,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// maxReason bounds the reason of an accepted rollback, which is printable ASCII.
+// maxReason is the longest reason for accepting a rollback, in bytes of printable ASCII.
 const maxReason = 200
 
 var (
 	errReason = fault.New(fault.Invalid, "the reason has 1 to 200 printable ASCII characters: say why the entries were lost")
 
-	// errOneByOne is told to whoever accepts what someone else is accepting, or
-	// while the last entries before the refusal are still being committed.
+	// errOneByOne is returned when another acceptance is in progress, or while the last entries
+	// before the halt are still being committed.
 	errOneByOne = fault.New(fault.Unavailable, fault.Unavailable.Error())
 
 	errNothingLost = fault.New(fault.Conflict, "no rollback is to be accepted: the log is not behind a checkpoint that is kept elsewhere")
@@ -41,10 +41,9 @@ func validReason(s string) bool {
 	return len(s) >= 1 && len(s) <= maxReason
 }
 
-// AcceptRollback goes on without the entries that a [RollbackError] names, in a
-// new epoch above them, and lifts the refusal. It asks nobody whether p may: that is
-// for [Guard.AcceptRollback]. Errors: fault.Invalid for the reason, fault.Conflict
-// when nothing was lost, fault.Unavailable.
+// AcceptRollback begins a new epoch above the lost entries that a [RollbackError] names, and ends
+// the halt. It does not check whether p may do this: [Guard.AcceptRollback] does. Errors:
+// fault.Invalid for the reason, fault.Conflict when nothing was lost, fault.Unavailable.
 func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
 	if err := l.chain.store.Ready(ctx); err != nil {
 		return Rollback{}, err
@@ -52,8 +51,8 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if !validReason(reason) {
 		return Rollback{}, errReason
 	}
-	// Another replica may have found out what this one did not look for yet, and what
-	// anybody knows is accepted at once.
+	// Another replica may have found a loss that this one has not looked for yet. Looking now lets
+	// one acceptance cover every known loss.
 	l.rollbacks.mu.Lock()
 	look := l.rollbacks.askPlaces
 	l.rollbacks.mu.Unlock()
@@ -69,7 +68,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 		return Rollback{}, errNothingLost
 	}
 	a := &acceptance{lost: *lost}
-	p.Tenant = authz.SystemTenant // a verification takes it from no other
+	p.Tenant = authz.SystemTenant // verification accepts this entry only from the system tenant
 	var receipt *Receipt
 	var done bool
 	err := l.chain.store.Update(ctx, func(tx store.Tx) error {
@@ -79,7 +78,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 			return err
 		}
 		if newest := epochs[len(epochs)-1]; newest.number > lost.Epoch && newest.first > lost.LostTo {
-			done = true // and its answer did not arrive
+			done = true // accepted before, but the answer did not arrive
 			return nil
 		}
 		receipt, err = l.append(tx, Event{
@@ -93,7 +92,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 		return Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
 	}
 	l.rollbacks.halted.CompareAndSwap(was, nil)
-	_, _ = l.rollbacks.checkForRollback(ctx) // the former checkpoint is taken back; else the next look of the follower says so
+	_, _ = l.rollbacks.checkForRollback(ctx) // on an error, the follower checks again
 	l.noteAcceptance(ctx)
 	if done {
 		return Rollback{}, errNothingLost
@@ -102,16 +101,15 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	return a.made, nil
 }
 
-// noteAcceptance tells the verification of the running log that entries were accepted to be lost.
+// noteAcceptance tells the verification of the running log that a loss was accepted.
 func (l *Log) noteAcceptance(ctx context.Context) {
 	if l.onAcceptance != nil {
 		l.onAcceptance(ctx)
 	}
 }
 
-// beginEpoch decides on the epoch that follows the head, and returns the sequence of
-// its first entry. Rows of epochs that no entry accepts are removed, and what is
-// derived from entries that are lost.
+// beginEpoch chooses the epoch that follows the head, and returns the sequence of its first entry.
+// It removes epoch rows that no entry accepts, and data derived from lost entries.
 func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head link) (first uint64, err error) {
 	epochs, _, err := l.chain.accepted(tx, head)
 	if err != nil {
@@ -143,7 +141,7 @@ func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head link) (first uint64, e
 	return first, tx.Put(epochKey(number), a.epoch.encode())
 }
 
-// describe says in the first entry of the epoch what it follows.
+// describe adds to the first entry of the epoch which loss it accepts.
 func (a *acceptance) describe(e *Entry) {
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	e.add(attributeEpoch, number(a.made.Epoch))
@@ -153,8 +151,8 @@ func (a *acceptance) describe(e *Entry) {
 	e.add(attributeAnchoredHash, hex.EncodeToString(a.lost.Hash[:]))
 }
 
-// takeBack takes what is derived back to the last entry that the newest checkpoint
-// and the log have in common, if the checkpoint knows others behind it.
+// takeBack reduces derived data to the last entry that the newest checkpoint and the log have in
+// common. It does so only if the log lacks the checkpoint's entry.
 func (l *Log) takeBack(tx store.Tx, epochs []epoch, head link) error {
 	signed, c, err := l.chain.checkpointIn(tx)
 	if err != nil || signed == nil {
@@ -182,15 +180,15 @@ func (l *Log) takeBack(tx store.Tx, epochs []epoch, head link) error {
 	return errors.Join(err, takeBackTree(tx, common), takeBackSummaries(tx, common.Sequence))
 }
 
-// common returns the checkpoint of the last entry that the tree of a checkpoint
-// has as the log has it: the zero one when there is none. Error: errDamagedLog when
-// the stored tree is not the checkpoint's.
+// common returns the checkpoint of the last entry that is the same in the log and in the tree of c.
+// It returns the zero checkpoint when there is none. Error: errDamagedLog when the stored tree is
+// not the checkpoint's.
 func (l *Log) common(r store.Reader, epochs []epoch, head link, c Checkpoint) (Checkpoint, error) {
 	index, ok := indexOf(epochs, head.sequence)
 	if !ok {
 		return Checkpoint{}, errDamagedLog
 	}
-	at, least := link{}, int64(0) // what is archived cannot be compared, and is not lost
+	at, least := link{}, int64(0) // archived entries cannot be compared, and are not lost
 	base, err := l.chain.baseIn(r)
 	if err != nil {
 		return Checkpoint{}, err
@@ -203,7 +201,8 @@ func (l *Log) common(r store.Reader, epochs []epoch, head link, c Checkpoint) (C
 	}
 	hashes := tiles{r}.hashes(c.Size, c.Root)
 	var failed error
-	// Each entry names the one before, so that those in common come first.
+	// Each entry names the one before it, so the common entries come first and a binary search
+	// finds the last one.
 	n := sort.Search(int(min(c.Size, index+1)-least), func(i int) bool {
 		leaf, err := hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, least+int64(i))})
 		if err != nil {
@@ -237,7 +236,7 @@ func (l *Log) common(r store.Reader, epochs []epoch, head link, c Checkpoint) (C
 	}, nil
 }
 
-// takeBackTree leaves the tiles of a checkpoint's tree, and no hash beside them.
+// takeBackTree removes all tiles and hashes that do not belong to a checkpoint's tree.
 func takeBackTree(tx store.Tx, c Checkpoint) error {
 	for level := range maxLevel + 1 {
 		n := (c.Size>>(tileHeight*level) + tileWidth - 1) / tileWidth
@@ -257,13 +256,13 @@ func takeBackTree(tx store.Tx, c Checkpoint) error {
 	return nil
 }
 
-// takeBackSummaries leaves the summaries of blocks that were full at an entry.
+// takeBackSummaries removes the summaries of blocks that were not full at an entry.
 func takeBackSummaries(tx store.Tx, to uint64) error {
 	err := deleteAll(tx, summaryRange, func(key []byte) (bool, error) {
 		name := key[len(summaryRange.From):]
 		n := len(name) - 9
 		if n < 1 || name[n] != '/' {
-			return false, nil // none, which a verification finds
+			return false, nil // not a summary key; verification reports it
 		}
 		row, err := tx.Get(tenantKey(string(name[:n]), endOf(binary.BigEndian.Uint64(name[n+1:]))))
 		return row == nil || sequenceOf(row) > to, err
@@ -274,7 +273,8 @@ func takeBackSummaries(tx store.Tx, to uint64) error {
 	return nil
 }
 
-// deleteAll deletes the rows of a range that are meant, nil being all.
+// deleteAll deletes the rows of a range for which meant returns true. A nil function selects all
+// rows.
 func deleteAll(tx store.Tx, rng store.Range, meant func(key []byte) (bool, error)) error {
 	var keys [][]byte
 	err := tx.Scan(rng, func(key, _ []byte) bool {

@@ -16,97 +16,96 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// AnchorPlace keeps the newest checkpoint where the database cannot reach. All
-// methods may be called concurrently, and end with their context. Errors:
-// fault.Conflict when another has written meanwhile, fault.Unavailable.
+// AnchorPlace keeps the newest checkpoint outside of the database. Its methods are safe for
+// concurrent use and return when their context ends. Errors: fault.Conflict when another process
+// wrote in the meantime, fault.Unavailable.
 type AnchorPlace interface {
-	// Name is what metrics and entries call it, such as configmap: a fixed word.
+	// Name returns the fixed word that metrics and entries use for the place, such as configmap.
 	Name() string
-	// Load returns what is kept: nil without an error when there is nothing.
+	// Load returns the note in the place. It returns nil and no error when the place is empty.
 	Load(ctx context.Context) ([]byte, error)
-	// Save replaces what Load returned last, and nothing else as far as the
-	// place can tell.
+	// Save replaces the note that Load returned last. If the place can detect that another process
+	// has replaced that note, Save fails.
 	Save(ctx context.Context, note []byte) error
-	// SetAside keeps note, which Load returned and which is none of this log,
-	// for whoever looks into it: before the next Save has replaced it, or with it.
+	// SetAside keeps a copy for investigation of a note that Load returned and that does not belong
+	// to this log. The copy is made before the next Save replaces the note, or together with it.
 	SetAside(ctx context.Context, note []byte) error
 }
 
-// AnchorOptions of an [AnchorKeeper]. The zero value is fit for use.
+// AnchorOptions configures an [AnchorKeeper]. The zero value is ready for use.
 type AnchorOptions struct {
-	Every   time.Duration    // the least time between two writes of a place, and the time between two looks; default 10 s
-	Timeout time.Duration    // of one look, the write after it included; default 3 s
+	Every   time.Duration    // time between checks, and at least between writes; default 10 s
+	Timeout time.Duration    // limit for one check, including the write after it; default 3 s
 	Logger  *slog.Logger     // default slog.Default()
 	Now     func() time.Time // default time.Now
 }
 
-// PlaceState is what was found at a place last.
+// PlaceState is the result of the last check of a place.
 type PlaceState string
 
 // The states.
 const (
-	PlaceOK          PlaceState = "ok"          // it keeps a checkpoint that the log goes on from, or none yet
-	PlaceUnreachable PlaceState = "unreachable" // it could not be read, compared or written: what it knows is not known
-	PlaceRefused     PlaceState = "refused"     // it kept what is none of this log
-	PlaceRollback    PlaceState = "rollback"    // it knows of entries that the database does not have
+	PlaceOK          PlaceState = "ok"          // empty, or a checkpoint that the log contains
+	PlaceUnreachable PlaceState = "unreachable" // not read, compared or written; content unknown
+	PlaceRefused     PlaceState = "refused"     // a note that does not belong to this log
+	PlaceRollback    PlaceState = "rollback"    // a checkpoint of entries that the database lacks
 )
 
-// PlaceStatus is a place as it was found last.
+// PlaceStatus is the status of a place after the last check.
 type PlaceStatus struct {
 	Place    string
 	State    PlaceState
-	Sequence uint64    // of the checkpoint there, which verified; 0 when none did
-	Time     time.Time // the same
-	Checked  time.Time // when it could be read last; zero when never
-	Refused  uint64    // how often it kept something that was refused, since the start of the process
+	Sequence uint64    // sequence of the verified checkpoint in the place; 0 for none
+	Time     time.Time // time of that checkpoint
+	Checked  time.Time // last time that the place could be read; zero for never
+	Refused  uint64    // number of refused notes since the process started
 }
 
-// AnchorKeeper keeps the newest checkpoint of a log in places outside of the
-// database, and compares what they keep with the database, before each write and
-// at each look.
+// AnchorKeeper keeps the newest checkpoint of a log in places outside of the database. It compares
+// what the places keep with the database at each check and before each write.
 //
-// A checkpoint that verifies and that the log does not go on from means that the
-// database was replaced by an older or another one: the log is refused, so that
-// it takes no entries until somebody accepts the loss ([Log.AcceptRollback]). What
-// does not verify, or is of another chain, says nothing of this log: it is told,
-// set aside and written over, and stops nothing. A place that cannot be reached
-// stops nothing either, and is never written unread.
+// If the log does not contain a checkpoint that verifies, the database was replaced by an older or
+// another one. The keeper then halts the log until the loss is accepted ([Log.AcceptRollback]). A
+// note that does not verify, or that belongs to another chain, proves nothing about this log: the
+// keeper records it, sets it aside, overwrites it, and does not halt the log. An unreachable place
+// does not halt the log either. The keeper never writes to a place before it has read it.
 //
-// Only what is committed is ever written to a place, so that a crash at any
-// moment leaves places that are behind the database, never ahead of it.
+// Only committed checkpoints are written to a place. So a crash at any moment leaves places behind
+// the database, never ahead.
 type AnchorKeeper struct {
 	log    *Log
 	guard  *Guard
 	places []*anchorState
 	AnchorOptions
 
-	logged *RollbackError // was logged last; of who decides what is lost
+	logged *RollbackError // the loss that was logged last; guarded by the detector's lock
 
 	mu sync.Mutex // guards the status of all places
 }
 
-// anchorState is a place, and what is known of it. There is one visitor at a time.
+// anchorState is a place and what the keeper knows about it. Only one visit runs at a time.
 type anchorState struct {
 	AnchorPlace
 	status PlaceStatus
 
-	// A checkpoint that the log does not go on from stays known until it does or that
-	// is accepted, whatever lies in its place by then. Who decides has both.
+	// A checkpoint that the log does not contain stays known until the log contains it or the loss
+	// is accepted, even if the place changes in the meantime. The detector's lock guards both
+	// fields.
 	lossSource
 	lostOf Checkpoint
 
-	// Of the visitor.
-	looked   bool              // there was a visit before
-	last     Checkpoint        // which lay there at it; the zero one for none
-	met      bool              // something lay there at a visit, or was written then
-	told     [sha256.Size]byte // the note that was refused last
-	recorded bool              // which the log says
-	started  bool              // the log says that the place is begun, and nothing was seen there since
-	failure  string            // the trouble that was logged last
+	// The fields below belong to the running visit.
+	looked   bool              // an earlier visit has read the place
+	last     Checkpoint        // checkpoint found or written at the last visit; zero for none
+	met      bool              // a visit found or wrote something in the place
+	told     [sha256.Size]byte // SHA-256 of the note that was refused last
+	recorded bool              // the log has an entry about that note
+	started  bool              // the log has an entry about the beginning; no note seen since
+	failure  string            // message of the error that was logged last
 }
 
-// NewAnchorKeeper returns the keeper of a log, which knows nothing of any place
-// before its first look. A log has one keeper at a time.
+// NewAnchorKeeper returns the keeper of a log. The keeper knows nothing about the places before its
+// first check. A log has one keeper at a time.
 func NewAnchorKeeper(l *Log, g *Guard, places []AnchorPlace, o AnchorOptions) *AnchorKeeper {
 	if o.Every == 0 {
 		o.Every = 10 * time.Second
@@ -134,9 +133,9 @@ func NewAnchorKeeper(l *Log, g *Guard, places []AnchorPlace, o AnchorOptions) *A
 	return k
 }
 
-// Check looks at every place, at all at once and for the timeout of one look at
-// most, and writes to none. It is called before anything is served. Error: why
-// the log is refused then; trouble with a place is only logged.
+// Check reads all places at the same time and writes to none. It takes at most the timeout of one
+// check. The server calls it before it serves anything. Error: why the log is halted. Trouble with
+// a place is only logged.
 func (k *AnchorKeeper) Check(ctx context.Context) error {
 	var looks sync.WaitGroup
 	for _, a := range k.places {
@@ -147,9 +146,9 @@ func (k *AnchorKeeper) Check(ctx context.Context) error {
 	return k.log.rollbacks.HaltedBy()
 }
 
-// Keep keeps every place until ctx ends. A place that has nothing yet is written
-// at once. Any other one is written for the first time after AnchorOptions.Every,
-// so that a process that is started again and again keeps the pace, too.
+// Keep keeps every place current until ctx ends. It writes to an empty place at once. It first
+// writes to any other place after AnchorOptions.Every, so that a process in a restart loop does not
+// write more often.
 func (k *AnchorKeeper) Keep(ctx context.Context) {
 	var keepers sync.WaitGroup
 	for _, a := range k.places {
@@ -168,7 +167,7 @@ func (k *AnchorKeeper) Keep(ctx context.Context) {
 	keepers.Wait()
 }
 
-// Status returns the places, in the order in which they were given.
+// Status returns the status of the places, in the order in which they were given.
 func (k *AnchorKeeper) Status() []PlaceStatus {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -179,32 +178,31 @@ func (k *AnchorKeeper) Status() []PlaceStatus {
 	return all
 }
 
-// What a visit may write.
+// visitKind says what a visit may write.
 type visitKind int
 
 const (
 	lookOnly   visitKind = iota
-	writeFirst           // to a place that has nothing
-	writeNewer           // and to one that has what is older, or none of this log
+	writeFirst           // writes only to an empty place
+	writeNewer           // also replaces an older note, or one that does not belong to this log
 )
 
-// visit looks at a place once, writes to it when that is due, and notes and logs
-// how it went.
+// visit checks a place once, writes to it when that is due, and records and logs the result.
 func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind) {
 	ctx, cancel := context.WithTimeout(ctx, k.Timeout)
 	defer cancel()
 	state, err := k.lookOnce(ctx, a, kind)
 	if errors.Is(err, fault.Conflict) {
-		state, err = k.lookOnce(ctx, a, kind) // at what another has written
+		state, err = k.lookOnce(ctx, a, kind) // look at the other process's note
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return // the process ends
+		return // the process is stopping
 	}
 	if state == "" {
 		state = PlaceUnreachable
 	}
 	if k.knowsOfLoss(a) {
-		state = PlaceRollback // which an unreachable place does not change
+		state = PlaceRollback // an unreachable place does not end a rollback
 	}
 	k.mu.Lock()
 	a.status.State = state
@@ -216,13 +214,13 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind
 	case err == nil && a.failure != "":
 		k.Logger.InfoContext(ctx, "the anchor of the audit log is reached again", "place", a.Name())
 		a.failure = ""
-	case err != nil && a.failure != fault.Message(err): // once for each kind of trouble
+	case err != nil && a.failure != fault.Message(err): // logged once for each message
 		a.failure = fault.Message(err)
 		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept; retrying", "place", a.Name(), "err", err)
 	}
 }
 
-// lookOnce is one visit, without its bookkeeping.
+// lookOnce does the work of one visit, without updating the state and logging trouble.
 func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitKind) (PlaceState, error) {
 	note, err := a.Load(ctx)
 	if err != nil {
@@ -239,7 +237,7 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitK
 			return state, err
 		}
 	} else {
-		a.told = [sha256.Size]byte{} // it may come again
+		a.told = [sha256.Size]byte{} // the same note may come again
 	}
 	lost, err := k.compare(ctx, a, theirs)
 	if err != nil {
@@ -248,9 +246,9 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitK
 	k.mu.Lock()
 	a.status.Sequence, a.status.Time = theirs.Sequence, theirs.Time
 	k.mu.Unlock()
-	// One of several replicas keeps a place, and the others look: each writes only
-	// what has not moved since its last visit, which was as long ago as two writes are
-	// apart. What is older than it was then was put there by nobody who keeps it.
+	// One of several replicas writes to a place, and the others only check: a replica writes only
+	// if the place has not moved on since its own last visit, one interval ago. An older checkpoint
+	// than at the last visit does not count as a move, because no replica writes one.
 	another := a.looked && theirs.Head().newer(a.last.Head())
 	if a.last, a.looked = theirs, true; lost {
 		return PlaceRollback, nil
@@ -260,7 +258,7 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitK
 	}
 	signed, newest, err := k.log.chain.NewestCheckpoint(ctx)
 	if errors.Is(err, errNoCheckpoint) || err == nil && !newest.Head().newer(theirs.Head()) {
-		return state, nil // nothing is newer
+		return state, nil // the log has no newer checkpoint
 	}
 	if err != nil {
 		return "", err
@@ -285,14 +283,15 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitK
 	return state, nil
 }
 
-// Why a note is refused.
+// The reasons for refusing a note.
 const (
 	anchorMalformed  = "malformed"
 	anchorOtherChain = "other_chain"
 	anchorUnverified = "unverified"
 )
 
-// readAnchor returns the checkpoint of a note, or why it is none of this log.
+// readAnchor returns the checkpoint of a note, or the reason why the note does not belong to this
+// log.
 func (k *AnchorKeeper) readAnchor(note []byte) (c Checkpoint, why string) {
 	c, err := peekCheckpoint(note)
 	switch {
@@ -307,10 +306,9 @@ func (k *AnchorKeeper) readAnchor(note []byte) (c Checkpoint, why string) {
 	return c, ""
 }
 
-// recordStart tells that a place is begun which keeps nothing, before it is written: an
-// anchor that was removed so leaves a second beginning of its place in the log.
-// What cannot be saved is told once, and so is what replicas begin that start at the
-// same time.
+// recordStart records, before the first write, that an empty place is begun. So an anchor that was
+// removed leaves a second beginning of its place in the log. There is one entry even if the write
+// fails and is retried, and one entry for replicas that start at the same time.
 func (k *AnchorKeeper) recordStart(ctx context.Context, a *anchorState, c Checkpoint) error {
 	if a.started {
 		return nil
@@ -339,12 +337,13 @@ func (k *AnchorKeeper) recordStart(ctx context.Context, a *anchorState, c Checkp
 	return nil
 }
 
-// lately is how long ago another replica may have begun a place at the same time, by
-// clocks that are minutes apart.
+// lately is how far back begunLately looks for another replica's entry. It allows for clocks that
+// differ by minutes.
 const lately = 15 * time.Minute
 
-// begunLately reports whether the log says so of a place. It looks at no more entries
-// of the system's than replicas write that are starting.
+// begunLately reports whether the log recorded the beginning of a place within the last 15 minutes.
+// It reads at most 64 entries of the system tenant, which is enough for the entries of replicas
+// that are starting.
 func begunLately(r store.Reader, place string, now time.Time) (begun bool, err error) {
 	head, err := readHead(r)
 	if err != nil {
@@ -380,7 +379,7 @@ func begunLately(r store.Reader, place string, now time.Time) (begun bool, err e
 	return begun, err
 }
 
-// keeperEvent is one of the service's own.
+// keeperEvent returns an event of the service itself.
 func keeperEvent(chainID string, t EventType, o Outcome, attributes map[string]string) Event {
 	return Event{
 		Type: t, Outcome: o,
@@ -390,8 +389,9 @@ func keeperEvent(chainID string, t EventType, o Outcome, attributes map[string]s
 	}
 }
 
-// recordForeign tells, once for each note, that a place keeps what is none of this log.
-// It fails when that could not be recorded, so that the note stays until it is.
+// recordForeign logs and records, once for each note, that a place keeps a note that does not
+// belong to this log. It fails when the entry could not be written, so that the note stays in place
+// until it is recorded.
 func (k *AnchorKeeper) recordForeign(ctx context.Context, a *anchorState, note []byte, why string) error {
 	if sum := sha256.Sum256(note); a.told != sum {
 		a.told, a.recorded = sum, false

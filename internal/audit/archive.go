@@ -18,59 +18,56 @@ import (
 
 // Retention: old entries move to object storage, one segment after the other.
 //
-// The order of the steps is what keeps everything that was ever written. The
-// object is written, under a name of its own history, so that it takes the place of
-// no other one; it is read back and verified, which goes on from the base
-// that the segment before ended with; then one transaction moves the base to its
-// end, enters it as a [Segment] and adds an entry to the log that says so; only
-// then are the entries removed. A crash before the transaction leaves an object
-// that no row names, and the next run writes a new one; a crash after it leaves
-// entries that the next run removes.
+// The order of the steps makes sure that no entry is lost. First, the object is written. Its name
+// contains the hash of its last entry, so that the object of another history is never replaced.
+// Second, the object is read back and verified, starting from the base at the end of the previous
+// segment. Third, one transaction moves the base to the end of the segment, adds the [Segment], and
+// appends an entry about it to the log. Only then are the entries removed. A crash before the
+// transaction leaves an object that no row names, and the next run writes a new one. A crash after
+// the transaction leaves entries that the next run removes.
 
 const (
-	// segmentEntries is how many entries a segment has, if there are as many that
-	// are old enough.
+	// segmentEntries is the number of entries in a segment, if that many are old enough.
 	segmentEntries = 4096
 
-	// lateness is how much longer than asked for an entry may stay until enough of
-	// them fill a segment. So a quiet log makes one a day, and not one for each
-	// entry that says that there is another.
+	// lateness is how much longer than Cutter.Keep an entry may stay until enough entries fill a
+	// segment. It lets a quiet log make one segment a day. Without it, the entry about each segment
+	// would in turn become a segment.
 	lateness = 24 * time.Hour
 )
 
-// Cutter moves entries that are older than Keep to the archive. Of several that
-// run at the same time on one database, one comes through: each removes only what it
-// has itself read back from there.
+// Cutter moves entries that are older than Keep to the archive. If several cutters run on one
+// database at the same time, only one succeeds. Each cutter removes only entries that it has read
+// back from the archive itself.
 type Cutter struct {
 	Log     *Log
 	Reader  *Reader
 	Archive Archive
-	// Keep is how long an entry stays in the database at the least; a day later it
-	// is in the archive only. Zero keeps all for ever.
+	// Keep is the minimum time that an entry stays in the database. At most a day later the entry
+	// moves to the archive. Zero keeps all entries in the database for ever.
 	Keep time.Duration
-	// Before is called before the entries up to a sequence are cut: what somebody
-	// still needs of them is to be taken now. On its error nothing is cut. It may
-	// be called again with the same sequence. Nil does nothing.
+	// Before is called before the entries up to a sequence are cut, so that the caller can copy
+	// what it still needs. An error prevents the cut. Before may be called again with the same
+	// sequence. Nil does nothing.
 	Before func(ctx context.Context, to uint64) error
-	Now    func() time.Time // nil: the log's
-	Logger *slog.Logger     // nil: none
+	Now    func() time.Time // nil: the log's clock
+	Logger *slog.Logger     // nil: no logging
 
-	most int // entries of a segment; 0: segmentEntries
+	most int // maximum number of entries in a segment; 0: segmentEntries
 }
 
 var (
-	// errAltered stops a cut although nothing is wrong here.
+	// errAltered stops a cut because of the archive. The entries in the database are intact.
 	errAltered = fault.New(fault.Internal, "the archive of the audit log does not hold what was written to it, and nothing was removed from the database: find out who else writes to its bucket")
 
 	errMoved = fault.New(fault.Conflict, "another process has archived entries meanwhile: let it")
 )
 
-// Run archives and cuts all that is due, and returns how many entries are no
-// longer in the database. What an earlier run began it ends first. Errors: those
-// of the archive and of Before; a [Broken] when the entries do not hold, and
-// fault.Internal when the archive has not what was written; fault.Conflict when
-// another process archives; fault.Unavailable. Of a segment that an error is
-// about nothing was cut, or it is in the archive whole, and the next run goes on.
+// Run archives and cuts all entries that are due, and returns how many it has cut. It first
+// finishes what an earlier run began. Errors: those of the archive and of Before; a [Broken] when
+// the entries do not verify; fault.Internal when the archive does not contain what was written;
+// fault.Conflict when another process archives; fault.Unavailable. After an error, a segment is
+// either not cut or completely in the archive, and the next run continues.
 func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
 	if err := c.Log.rollbacks.checkNotHalted(); err != nil {
 		return 0, err
@@ -88,8 +85,8 @@ func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
 	return cut, nil
 }
 
-// resume removes what is in the archive already, after making sure that it still
-// is.
+// resume removes entries that an earlier run archived. It first makes sure that they are still in
+// the archive.
 func (c *Cutter) resume(ctx context.Context) error {
 	newest, found, err := c.leftOver(ctx)
 	if err != nil || !found {
@@ -110,8 +107,7 @@ func (c *Cutter) resume(ctx context.Context) error {
 	return c.removeArchived(ctx, newest.To)
 }
 
-// next archives and cuts one segment, if one is due, and returns how many entries
-// it has.
+// next archives and cuts one segment, if one is due, and returns its number of entries.
 func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	from, err := c.beginCut(ctx)
 	if err != nil {
@@ -136,7 +132,8 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	if c.Logger != nil {
 		c.Logger.InfoContext(ctx, "entries of the audit log were archived", "from", s.From, "to", s.To, "object", s.Name)
 	}
-	// A large base takes a while to read: not in a transaction, where everybody would wait for it.
+	// Parsing a large base takes a while. It is done here, because in a transaction everyone would
+	// wait for it.
 	if _, err := c.Log.chain.readBase(ctx); err != nil {
 		return n, err
 	}
@@ -145,12 +142,12 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 
 // cutFrom is where a segment begins and how far it may go.
 type cutFrom struct {
-	row   []byte // of the base, nil when nothing was cut yet
-	base  *Base  // the same
-	limit uint64 // the last sequence that may be cut: a checkpoint covers it, and an entry follows
+	row   []byte // row of the base; nil when nothing was cut yet
+	base  *Base  // parsed form of row
+	limit uint64 // last sequence that may be cut: covered by a checkpoint, and not the head
 }
 
-// next returns the sequence behind the base.
+// next returns the sequence after the base.
 func (f cutFrom) next() uint64 {
 	if f.base == nil {
 		return 1
@@ -182,8 +179,8 @@ func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
 	return from, err
 }
 
-// choose decides which entries are the next segment, and returns how many they
-// are: none when no segment is due.
+// choose selects the entries of the next segment, and returns their number. It returns 0 when no
+// segment is due.
 func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64, err error) {
 	now := c.Log.now
 	if c.Now != nil {
@@ -194,7 +191,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64,
 	if due, err := c.due(ctx, from, old, most); err != nil || !due {
 		return Segment{}, 0, err
 	}
-	var count, size, group uint64 // group is the last sequence of the one that is being read
+	var count, size, group uint64 // group: last sequence of the current group
 	rng := store.Range{From: entryKey(from.next()), To: entryKey(from.limit + 1)}
 	err = scanEntries(ctx, c.Log.chain.store, rng, func(row entryRow) error {
 		at, err := decodeStored(row.row, row.batch)
@@ -202,7 +199,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64,
 			return errDamagedLog
 		}
 		e := at.entry
-		if e.Sequence > group { // the entries of a group have one time, and stay together: s.To is never within one
+		if e.Sequence > group { // a group stays together: s.To is never inside one
 			if group = e.Sequence; at.proof.n > 0 {
 				group += uint64(at.proof.n - 1 - at.proof.index)
 			}
@@ -213,7 +210,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64,
 		if count++; count == 1 {
 			s.From = e.Sequence
 		}
-		size += uint64(len(row.row) + 2*len(at.signature)) // not less than that of the line
+		size += uint64(len(row.row) + 2*len(at.signature)) // at least the size of the exported line
 		if e.Sequence == group {
 			s.To, s.Hash, n = group, at.hash, count
 		}
@@ -226,8 +223,8 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s Segment, n uint64,
 	return s, n, nil
 }
 
-// due reports whether there are entries to archive, without looking at all that
-// might be: the first one is late, or enough of them are old.
+// due reports whether there are entries to archive: the first one is late, or enough of them are
+// old. It reads two entries at most.
 func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint64) (due bool, err error) {
 	var first, last *Entry
 	err = c.Log.chain.store.View(ctx, func(r store.Reader) error {
@@ -241,8 +238,8 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 		if err != nil || bad != nil || first == nil || first.Sequence+most-1 > from.limit {
 			return errors.Join(err, bad)
 		}
-		// In an epoch that began meanwhile there is another one, or none: then it is
-		// archived when it is late.
+		// An epoch that began in between skips sequences, so this can be another entry or none. If
+		// there is none, the segment is due when its first entry is late.
 		last, err = readEntry(r, first.Sequence+most-1)
 		if errors.Is(err, errNoEntry) {
 			return nil
@@ -259,8 +256,8 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 	return late || last != nil && !last.Time().After(old), nil
 }
 
-// store writes a segment to the archive, verifies what is then there, and returns
-// what is known at its end. The base is what was known before it.
+// store writes a segment to the archive, reads it back and verifies it, starting from base. It
+// returns the base at the end of the segment.
 func (c *Cutter) store(ctx context.Context, s *Segment, base *Base) (*Base, error) {
 	o := Options{PublicKey: c.Log.chain.key, Base: base, gentle: true}
 	data, err := c.segment(ctx, s, o)
@@ -280,8 +277,8 @@ func (c *Cutter) store(ctx context.Context, s *Segment, base *Base) (*Base, erro
 	return base, nil
 }
 
-// cut moves the base to the end of a segment, which is in the archive and has n
-// entries. The former base is what the segment goes on from.
+// cut moves the base to the end of a segment that is in the archive and has n entries. former is
+// the row of the base before the segment. Error: errMoved when the stored base is another one.
 func (c *Cutter) cut(ctx context.Context, s Segment, n uint64, former []byte, base *Base) error {
 	signed, err := base.sign(c.Log.signer, c.Log.ChainID())
 	if err != nil {
@@ -315,12 +312,11 @@ func (c *Cutter) cut(ctx context.Context, s Segment, n uint64, former []byte, ba
 	})
 }
 
-// segment returns the object of a segment, whose Hash and Digest it fills in. It
-// verifies what it writes as the options say. Error: a [Broken], of which there is
-// no object.
+// segment returns the object of a segment, and sets its Hash and Digest. It verifies the entries
+// with the options. Error: a [Broken], and no object.
 func (c *Cutter) segment(ctx context.Context, s *Segment, o Options) ([]byte, error) {
 	var out bytes.Buffer
-	zip, digest := gzip.NewWriter(&out), newLineDigest() // without a time: the same entries compress the same
+	zip, digest := gzip.NewWriter(&out), newLineDigest() // no timestamp: deterministic output
 	v := NewVerifier(o)
 	if err := c.Reader.exportRange(ctx, io.MultiWriter(zip, digest), v, s.From, s.To); err != nil {
 		return nil, err

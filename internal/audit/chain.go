@@ -8,8 +8,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Chain reads the log of one deployment where it lies in the store, and verifies with the key of the log what
-// it goes by. It writes nothing. The only state that it has are the rows that it read last.
+// Chain reads the log of one deployment from the store and verifies it with the log's key. It
+// writes nothing. Its only state is a cache of the rows that it read last.
 type Chain struct {
 	store   store.Store
 	key     *dualsig.PublicKey
@@ -17,10 +17,11 @@ type Chain struct {
 
 	bases      baseCache
 	epochsRead atomic.Pointer[readEpochs] // nil before the second epoch
-	followed   atomic.Pointer[followed]   // nil before the first checkpoint was seen
+	followed   atomic.Pointer[followed]   // nil before this process has seen a checkpoint
 }
 
-// verifiedHead returns the stored head after holding it against the last entry.
+// verifiedHead returns the stored head after comparing it with the last entry and verifying that
+// entry's signature.
 func (ch *Chain) verifiedHead(ctx context.Context) (head Head, err error) {
 	var last *Entry
 	err = ch.store.View(ctx, func(r store.Reader) error {

@@ -10,20 +10,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// baseCache is the base that was read last: one of many credentials is long, and it
-// takes seconds to read a row that nobody has changed. The zero value is ready.
+// baseCache caches the base that was read last. Parsing takes seconds when a base has many
+// credentials, so an unchanged row is not parsed again. The zero value is ready for use.
 type baseCache struct {
-	reading sync.Mutex // held by who reads a row, for all that ask meanwhile
+	reading sync.Mutex // lets one caller parse a row while the others wait for the result
 	last    atomic.Pointer[readRow]
 }
 
-// readRow is a row and what it says.
+// readRow is a row and the base parsed from it.
 type readRow struct {
 	row  []byte
 	base *Base
 }
 
-// get returns the base of a row, nil if that was not the last one that was read.
+// get returns the base of a row if the cache has it, and nil otherwise.
 func (c *baseCache) get(row []byte) *Base {
 	if last := c.last.Load(); last != nil && bytes.Equal(last.row, row) {
 		return last.base
@@ -31,7 +31,8 @@ func (c *baseCache) get(row []byte) *Base {
 	return nil
 }
 
-// ownBase reads the row of the base of this log, which it keeps.
+// ownBase parses and verifies the base row of this log, and caches the result. Error:
+// errDamagedLog.
 func (ch *Chain) ownBase(row []byte) (*Base, error) {
 	if b := ch.bases.get(row); b != nil {
 		return b, nil
@@ -49,8 +50,8 @@ func (ch *Chain) ownBase(row []byte) (*Base, error) {
 	return b, nil
 }
 
-// readBase is the function of the name for this log. A row that is what it was the
-// last time is compared, and not read again.
+// readBase does the same as the function readBase, for this log and with its key. It compares the
+// row with the cached one and parses it only when it differs.
 func (ch *Chain) readBase(ctx context.Context) (b *Base, err error) {
 	var row []byte
 	err = ch.store.View(ctx, func(r store.Reader) error {
@@ -79,16 +80,16 @@ func brokenBase() *Broken {
 	return &Broken{1, ErrBase.Error() + ": what was archived cannot be gone on from"}
 }
 
-// movedPast reports whether an entry is archived by now, so that it is no fault if
-// it is missing.
+// movedPast reports whether an entry is archived by now. If so, it may be missing from the
+// database.
 func (ch *Chain) movedPast(ctx context.Context, sequence uint64) (bool, error) {
 	base, err := ch.readBase(ctx)
 	return err == nil && base != nil && base.Sequence() >= sequence, err
 }
 
-// readBase returns the base of the store, and nil if nothing was archived. One
-// that is damaged breaks the chain at its beginning: what came before the
-// entries that are left is not known.
+// readBase returns the base in the store, and nil if nothing was archived. A damaged base breaks
+// the chain at its beginning, because the state before the remaining entries is unknown. The base
+// is verified with the key that it names itself.
 func readBase(ctx context.Context, s store.Store) (b *Base, err error) {
 	var row []byte
 	err = s.View(ctx, func(r store.Reader) error {
@@ -108,15 +109,14 @@ func readBase(ctx context.Context, s store.Store) (b *Base, err error) {
 	return b, nil
 }
 
-// From the commit that enters a [Segment] its entries are no part of the database
-// any more. What is still there of them is garbage, which readers ignore, and
-// which is removed in as many small transactions as it takes, from wherever an
-// earlier process left off.
+// When the commit that adds a [Segment] is done, the entries of the segment no longer belong to the
+// database. Rows that are left of them are garbage: readers ignore them. They are removed in small
+// transactions, and any process continues where an earlier one stopped.
 
-// cutTo returns the sequence up to which entries are in the archive, 0 when none
-// is: what the database still has of them is to be ignored. The base says so, which
-// is signed, and no row beside it: else whoever adds one would hide entries. Error:
-// errDamagedLog for a base that is none of this log.
+// cutTo returns the sequence up to which entries are in the archive, and 0 when none are. Readers
+// ignore rows of these entries. The sequence comes only from the signed base: if an unsigned row
+// could state it, a writer to the database could hide entries. Error: errDamagedLog for a base that
+// does not belong to this log.
 func (ch *Chain) cutTo(r store.Reader) (uint64, error) {
 	base, err := ch.baseIn(r)
 	if err != nil || base == nil {
@@ -125,8 +125,7 @@ func (ch *Chain) cutTo(r store.Reader) (uint64, error) {
 	return base.Sequence(), nil
 }
 
-// baseIn returns the base of this log, nil when nothing is archived. Error:
-// errDamagedLog.
+// baseIn returns the base of this log, and nil when nothing is archived. Error: errDamagedLog.
 func (ch *Chain) baseIn(r store.Reader) (*Base, error) {
 	row, err := r.Get(baseKey)
 	if err != nil || row == nil {
@@ -138,7 +137,8 @@ func (ch *Chain) baseIn(r store.Reader) (*Base, error) {
 	return ch.ownBase(bytes.Clone(row))
 }
 
-// archivedTo returns the base of what is archived, nil when nothing is.
+// archivedTo returns the base of the archived entries, and nil when nothing is archived. Error:
+// errDamagedLog for a damaged base.
 func (ch *Chain) archivedTo(ctx context.Context) (*Base, error) {
 	base, err := ch.readBase(ctx)
 	if _, broken := IsBroken(err); broken {

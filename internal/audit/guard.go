@@ -12,39 +12,40 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Guard is what every call of a service passes: it decides whether a principal may act, and it
-// records what was done, what was denied and what failed. A service holds a Guard in place of the
-// log, so that it cannot answer without an entry:
+// Guard stands in front of every service: it decides whether a principal may act, and it records
+// what was done, what was denied and what failed. A service has a Guard instead of the log, so it
+// cannot answer without an entry:
 //
 //	if err := s.guard.Admit(ctx, p, action); err != nil { return err } // before any lookup
 //	… // do the work
 //	return s.guard.Record(ctx, event)                                  // before the answer
 //
 // A change uses [Guard.Append] instead of Record, so that the change and its entry are one commit.
-// A Guard bounds how often refusals are recorded. It keeps that in memory: each process counts by
-// itself. It is safe for concurrent use.
+// A Guard limits how often refusals are recorded. It counts in memory, so each process counts by
+// itself. A Guard is safe for concurrent use.
 type Guard struct {
 	log *Log
 
 	strangers minuteLimit // refusals of callers without a principal
 	known     minuteLimit // refusals of principals
-	events    minuteLimit // events of which one in a minute is enough
+	events    minuteLimit // events that are recorded once a minute at most
 }
 
-// NewGuard returns a guard of the log.
+// NewGuard returns a guard for the log.
 func NewGuard(l *Log) *Guard { return &Guard{log: l, strangers: minuteLimit{most: maxStrangers}} }
 
-// Ready reports whether an entry could be written now. Error: fault.Unavailable.
+// Ready returns nil when an entry could be written now. Error: fault.Unavailable.
 func (g *Guard) Ready(ctx context.Context) error { return g.log.Ready(ctx) }
 
-// HaltedBy returns why the log takes no entries, and nil when it does.
+// HaltedBy returns why the log takes no entries. It returns nil while the log takes entries.
 func (g *Guard) HaltedBy() error { return g.log.HaltedBy() }
 
-// CheckNotHalted returns what a caller is told while the log takes no entries, and nil while it does.
+// CheckNotHalted returns the error for callers while the log is halted, and nil while it takes
+// entries.
 func (g *Guard) CheckNotHalted() error { return g.log.rollbacks.checkNotHalted() }
 
-// Admit finds out, before anything is looked up, whether an entry could be written and whether p
-// may do a. Errors: as of [Guard.Ready] and [Guard.Authorize].
+// Admit checks that an entry could be written and that p may do a. Services call it before they
+// look anything up. Errors: those of [Guard.Ready] and [Guard.Authorize].
 func (g *Guard) Admit(ctx context.Context, p authz.Principal, a authz.Action) error {
 	if err := g.Ready(ctx); err != nil {
 		return err
@@ -52,11 +53,12 @@ func (g *Guard) Admit(ctx context.Context, p authz.Principal, a authz.Action) er
 	return g.Authorize(ctx, p, a)
 }
 
-// errTrialEnded names the remedy, since only the operator of the service can help.
+// errTrialEnded tells the caller to ask the operator of the service, because nobody else can
+// activate a tenant.
 var errTrialEnded = fault.New(fault.Forbidden, "the trial has ended and the tenant is read-only: ask the operator of this service to activate it")
 
-// Authorize reports whether p may do a. It records a refusal before it returns it. Errors:
-// fault.Forbidden, or fault.Unavailable when the refusal could not be recorded.
+// Authorize returns nil if p may do a. Otherwise it records the refusal and then returns it.
+// Errors: fault.Forbidden, or fault.Unavailable when the refusal could not be recorded.
 func (g *Guard) Authorize(ctx context.Context, p authz.Principal, a authz.Action) error {
 	why := p.Denies(a)
 	if why == "" {
@@ -71,7 +73,7 @@ func (g *Guard) Authorize(ctx context.Context, p authz.Principal, a authz.Action
 	return fault.New(fault.Forbidden, "access denied")
 }
 
-// Append lets the event join the transaction of the change that it records, as [Log.Append] does.
+// Append adds the event to the transaction of the change that it records, as [Log.Append] does.
 func (g *Guard) Append(tx store.Tx, e Event) (*Receipt, error) { return g.log.Append(tx, e) }
 
 // Record writes one event in a transaction of its own.
@@ -82,8 +84,8 @@ func (g *Guard) Record(ctx context.Context, e Event) error {
 	return nil
 }
 
-// Refuse records that e came to nothing, with the outcome and the reason, and returns the answer
-// for the caller. Error: fault.Unavailable when that could not be recorded.
+// Refuse records that e was not carried out, with the outcome and the reason, and returns answer
+// for the caller. Error: fault.Unavailable when the entry could not be written.
 func (g *Guard) Refuse(ctx context.Context, e Event, o Outcome, reason string, answer error) error {
 	e.Outcome, e.Attributes = o, map[string]string{AttributeReason: reason}
 	if err := g.Record(ctx, e); err != nil {
@@ -92,8 +94,8 @@ func (g *Guard) Refuse(ctx context.Context, e Event, o Outcome, reason string, a
 	return answer
 }
 
-// RecordAttempt records that p tried a and that it was not carried out. The reason is one of a few
-// fixed words.
+// RecordAttempt records that p tried a and that the action was not carried out. The reason is one
+// of a few fixed words.
 func (g *Guard) RecordAttempt(ctx context.Context, p authz.Principal, a authz.Action, o Outcome, reason string) error {
 	tried := attempts[a]
 	return g.Record(ctx, Event{
@@ -103,8 +105,8 @@ func (g *Guard) RecordAttempt(ctx context.Context, p authz.Principal, a authz.Ac
 	})
 }
 
-// RecordAttemptOncePerMinute is [Guard.RecordAttempt], once a minute for each principal, action
-// and reason.
+// RecordAttemptOncePerMinute calls [Guard.RecordAttempt] at most once a minute for each principal,
+// action and reason.
 func (g *Guard) RecordAttemptOncePerMinute(ctx context.Context, p authz.Principal, a authz.Action, o Outcome, reason string) error {
 	group := "attempt/" + string(p.Tenant) + "/" + string(a) + "/" + reason
 	if !g.known.first(group, p.ID, g.log.now()) {
@@ -117,11 +119,12 @@ func (g *Guard) RecordAttemptOncePerMinute(ctx context.Context, p authz.Principa
 	return err
 }
 
-// RecordRefusal records the refusal of a stranger, unless one of the same source and type was
-// recorded in this minute, in whichever tenant's history: otherwise the time it takes would show
-// which tenant has an account. The caller adds what the stranger asked for to the source where an
-// address must not hide what it tries on another. A refusal because an account is slowed down
-// counts by itself, since other refusals precede it in the same minute.
+// RecordRefusal records the refusal of a stranger, a caller without a principal. It records one
+// refusal for each source and event type in a minute, whatever the tenant: with a count for each
+// tenant, response times would show which tenant has an account. The caller appends the requested
+// name to source where one address must not be able to hide attempts on several names. Refusals
+// with [ReasonSlowedDown] are counted separately, because other refusals precede them in the same
+// minute.
 func (g *Guard) RecordRefusal(ctx context.Context, source string, e Event) error {
 	group := string(e.Type)
 	if e.Attributes[AttributeReason] == ReasonSlowedDown {
@@ -133,7 +136,7 @@ func (g *Guard) RecordRefusal(ctx context.Context, source string, e Event) error
 	return g.Record(ctx, e)
 }
 
-// RecordRateLimit records, once a minute, that a principal was over its rate.
+// RecordRateLimit records, at most once a minute, that a principal exceeded its rate.
 func (g *Guard) RecordRateLimit(ctx context.Context, p authz.Principal) error {
 	if !g.known.first(string(p.Tenant), p.ID, g.log.now()) {
 		return nil
@@ -143,8 +146,8 @@ func (g *Guard) RecordRateLimit(ctx context.Context, p authz.Principal) error {
 	})
 }
 
-// RecordOncePerMinute records an event of which one says as much as many, unless one with the same
-// principal, pod, type, outcome and attributes was recorded in this minute.
+// RecordOncePerMinute records an event unless one with the same principal, pod, type, outcome and
+// attributes was recorded in this minute. It is for events whose repetition adds no information.
 func (g *Guard) RecordOncePerMinute(ctx context.Context, e Event) error {
 	p := e.Principal
 	who := string(p.Tenant) + " " + p.ID + " " + p.Pod
@@ -159,8 +162,8 @@ func (g *Guard) RecordOncePerMinute(ctx context.Context, e Event) error {
 	return err
 }
 
-// AcceptRollback lets the log go on without entries that are lost, as [Log.AcceptRollback] does.
-// Errors: also fault.Forbidden.
+// AcceptRollback lets the log continue without the lost entries, as [Log.AcceptRollback] does, if p
+// may do that. Errors: those of Log.AcceptRollback and [Guard.Authorize].
 func (g *Guard) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
 	if err := g.Authorize(ctx, p, authz.AcceptRollback); err != nil {
 		return Rollback{}, err
@@ -168,22 +171,24 @@ func (g *Guard) AcceptRollback(ctx context.Context, p authz.Principal, reason st
 	return g.log.AcceptRollback(ctx, p, reason)
 }
 
-// maxStrangers bounds the refusals of strangers that are recorded in a minute, for each group.
+// maxStrangers is the highest number of sources in each group whose refusals are recorded in a
+// minute.
 const maxStrangers = 64
 
-// minuteLimit picks the events to record: in each group the first of every source in a minute, and
-// at most so many sources. For strangers the bound keeps a caller with many addresses from filling
-// the log, and the groups keep a caller who is refused in one way from hiding what it tries in
-// another. The request metric counts every refusal.
+// minuteLimit selects the events to record. In each group it selects the first event of each source
+// in a minute, up to a maximum number of sources. For strangers, the maximum keeps a caller with
+// many addresses from filling the log. The groups keep a caller who is refused in one way from
+// hiding attempts of another kind. The request metric counts every refusal.
 type minuteLimit struct {
-	most int // sources in a group; 0: no bound
+	most int // maximum number of sources in a group; 0: no maximum
 
 	mu       sync.Mutex
 	minute   time.Time
-	recorded map[string]map[string]bool // in this minute, by group and source
+	recorded map[string]map[string]bool // sources recorded in this minute, by group
 }
 
-// first reports whether the event is the first of its source in this minute, and takes note of it.
+// first reports whether the event is the first one of its source in this minute and within the
+// maximum. If so, it counts the source as recorded.
 func (r *minuteLimit) first(group, source string, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -202,24 +207,25 @@ func (r *minuteLimit) first(group, source string, now time.Time) bool {
 	return true
 }
 
-// forget lets the next event of the source be recorded, because this one could not be.
+// forget lets the next event of the source be recorded, because this one could not be written.
 func (r *minuteLimit) forget(group, source string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.recorded[group], source)
 }
 
-// Source returns the name of the host at an address for [Guard.RecordRefusal]: the network of 64 bits
-// of an IPv6 address, since one host commonly has such a network, and anything else unchanged.
+// Source returns the name of a host for [Guard.RecordRefusal]. For an IPv6 address it returns the
+// /64 network, because one host commonly has such a network to itself. It returns any other address
+// unchanged.
 func Source(address string) string {
 	if ip, err := netip.ParseAddr(address); err == nil && ip.Is6() && !ip.Is4In6() {
-		network, _ := ip.Prefix(64) // an IPv6 address has one
+		network, _ := ip.Prefix(64) // no error: a prefix of 64 bits is valid for IPv6
 		return network.Masked().String()
 	}
 	return address
 }
 
-// attempt names the event that records an action which was not carried out.
+// attempt is the event type and the resource type of an action that was not carried out.
 type attempt struct {
 	event    EventType
 	resource string

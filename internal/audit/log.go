@@ -12,9 +12,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// New returns a log that can serve as the store's commit hook but has no store
-// and no key yet; [Log.Use] gives it both. Two steps, because the key is in
-// the store and the store wants its hook when it is opened.
+// New returns a log that can serve as the store's commit hook but has no store and no key yet.
+// [Log.Use] sets both. There are two steps because the key is in the store, and the store needs its
+// hook when it is opened.
 func New(now func() time.Time) *Log {
 	ch := new(Chain)
 	d := newDetector(ch)
@@ -23,24 +23,25 @@ func New(now func() time.Time) *Log {
 
 var errNotEquipped = errors.New("the log has no key yet")
 
-// Log takes the entries of the chain of one deployment.
+// Log writes the entries of one deployment's chain.
 type Log struct {
 	chain   *Chain
 	signer  *dualsig.PrivateKey
 	keyID   string
 	public  string // base64 of the signer's public key
 	now     func() time.Time
-	batches atomic.Bool // [SignBatches]
+	batches atomic.Bool // see [SignBatches]
 
 	heads     heads
 	rollbacks *Detector
-	spare     []byte // memory of the rows of the last commit, for the next commit
+	spare     []byte // buffer for the rows of a commit, reused by the next commit
 
-	onAcceptance func(ctx context.Context) // nil: nobody asked to be told
+	onAcceptance func(ctx context.Context) // called after a rollback is accepted; nil: not set
 }
 
-// Use must be called once, before the first event. Error: fault.Internal when
-// the head that is stored is not the last entry, signed with this key.
+// Use sets the store, the signing key and the id of the chain. It must be called once, before the
+// first event. Error: fault.Internal when the stored head is not the last entry, or when that entry
+// is not signed with this key.
 func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey, chainID string) error {
 	l.chain.store, l.chain.key, l.chain.chainID = s, signer.Public(), chainID
 	l.signer, l.keyID = signer, signer.Public().ID()
@@ -54,8 +55,8 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 	return nil
 }
 
-// Ready reports whether an entry could be written now. It is asked before
-// anything is looked up for a caller.
+// Ready returns nil when an entry could be written now. Callers ask before they look anything up
+// for a request, so that no work is done that cannot be recorded.
 func (l *Log) Ready(ctx context.Context) error {
 	if l.rollbacks.suspected.Load() {
 		if _, err := l.rollbacks.checkForRollback(ctx); err != nil {
@@ -68,23 +69,23 @@ func (l *Log) Ready(ctx context.Context) error {
 	return l.chain.store.Ready(ctx)
 }
 
-// Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable, until it is
-// called with nil or, when the reason is a [RollbackError], until that is accepted.
+// Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable. The halt ends
+// when Halt is called with nil or, if the reason is a [RollbackError], when the loss is accepted.
 func (l *Log) Halt(reason error) { l.rollbacks.Halt(reason) }
 
-// HaltedBy returns why the log takes no entries, and nil when it does.
+// HaltedBy returns why the log takes no entries. It returns nil while the log takes entries.
 func (l *Log) HaltedBy() error { return l.rollbacks.HaltedBy() }
 
 // ChainID returns the id of the chain, as its first entry names it.
 func (l *Log) ChainID() string { return l.chain.chainID }
 
-// Fingerprint returns that of the log's chain.
+// Fingerprint returns the fingerprint of the log's chain, as the function [Fingerprint] computes
+// it.
 func (l *Log) Fingerprint() string { return Fingerprint(l.chain.chainID, l.chain.key.Bytes()) }
 
-// Append lets the event join the caller's transaction. Errors: fault.Unavailable
-// while the log takes no entries, and fault.Internal when the tenant's part of
-// the log is damaged, which so fails this caller and not all that share its
-// commit.
+// Append adds the event to the caller's transaction. Errors: fault.Unavailable while the log takes
+// no entries, and fault.Internal when the tenant's part of the log is damaged. The tenant's head is
+// checked here, so damage fails this caller and not everyone whose events share the commit.
 func (l *Log) Append(tx store.Tx, e Event) (*Receipt, error) {
 	if err := l.rollbacks.checkNotHalted(); err != nil {
 		return nil, err
@@ -96,7 +97,7 @@ func (l *Log) append(tx store.Tx, e Event, a *acceptance) (*Receipt, error) {
 	if err := l.heads.checkTenantHead(tx, string(e.Principal.Tenant)); err != nil {
 		return nil, fmt.Errorf("reading the tenant's last entry: %w", err)
 	}
-	r := new(Receipt) // of this run: a closure that runs again appends again
+	r := new(Receipt) // new for each run: a closure that runs again appends again
 	tx.Enqueue(pending{e, r, a})
 	return r, nil
 }
@@ -109,16 +110,14 @@ func (l *Log) Record(ctx context.Context, e Event) error {
 	})
 }
 
-// Signing says what one signature of the log covers.
+// Signing selects what one signature of the log covers.
 type Signing string
 
-// The modes. Entries of both stand in one log, and a log may change between
-// them at any time.
+// The modes. One log may contain entries of both, and the mode may change at any time.
 const (
-	SignEntries Signing = "entry" // each entry has its own
-	SignBatches Signing = "batch" // the entries of one commit share one over the root of their tree
+	SignEntries Signing = "entry" // each entry has its own signature
+	SignBatches Signing = "batch" // the entries of one commit share one, over their tree's root
 )
 
-// SetSigning decides how the commits from now on are signed. The zero mode is
-// [SignEntries].
+// SetSigning sets how commits are signed from now on. The zero value means [SignEntries].
 func (l *Log) SetSigning(s Signing) { l.batches.Store(s == SignBatches) }
