@@ -27,8 +27,8 @@ const (
 	maxPassword = 1024
 )
 
-// Parameters of argon2id (RFC 9106): the OWASP minimum, about 25 ms of one core.
-// A stored hash names its own, so that these can be raised.
+// Parameters of argon2id (RFC 9106): the OWASP minimum, about 25 ms of one core. A stored hash
+// names its own parameters, so these can be raised.
 const (
 	argonMemory = 19 << 10 // KiB
 	argonPasses = 2
@@ -50,8 +50,7 @@ func checkPassword(p secret.Bytes) error {
 	return nil
 }
 
-// passwordHash is an argon2id hash, stored as the PHC string
-// $argon2id$v=19$m=…,t=…,p=…$salt$hash.
+// passwordHash is an argon2id hash, stored as the PHC string $argon2id$v=19$m=…,t=…,p=…$salt$hash.
 type passwordHash struct {
 	memory, passes uint32
 	lanes          uint8
@@ -63,7 +62,7 @@ func (h passwordHash) String() string {
 	return fmt.Sprintf("$argon2id$v=%d$m=%d,t=%d,p=%d$%s$%s", argon2.Version, h.memory, h.passes, h.lanes, b64(h.salt), b64(h.hash))
 }
 
-// parsePasswordHash reads what String wrote, and nothing else.
+// parsePasswordHash accepts exactly what String writes.
 func parsePasswordHash(s string) (h passwordHash, err error) {
 	parts := strings.Split(s, "$")
 	if len(parts) != 6 {
@@ -83,25 +82,24 @@ func (h passwordHash) of(p secret.Bytes) []byte {
 	return argon2.IDKey(p, h.salt, h.passes, h.memory, h.lanes, hashSize)
 }
 
-// passwords hashes and checks passwords, few at a time: each takes 19 MiB and
-// a core, and a flood of sign-ins must not starve everything else. While others wait
-// a slot rests after each hash, so that the slots leave most of their cores' time to
-// the rest. The zero value is ready.
+// passwords hashes and checks passwords, few at a time. Each takes 19 MiB and a core, and a flood
+// of sign-ins must not starve everything else. While others wait, a slot rests after each hash, so
+// the other work keeps most of the slots' cores. The zero value is ready.
 type passwords struct {
 	once    sync.Once
 	slots   *semaphore.Weighted
 	waiting atomic.Int64
-	dummy   string // a hash that no password has
+	dummy   string // a hash that matches no password
 }
 
 const (
-	// maxWaiting bounds the queue: what waits longer than that takes to work off
-	// is better told to come again.
+	// maxWaiting bounds the queue. A longer queue would take too long to work off, so the caller
+	// gets an error and retries later.
 	maxWaiting = 16
-	// resting is how many times as long as a hash took its slot rests when others wait.
+	// resting is how long a slot rests while others wait, as a multiple of the time of its hash.
 	resting = 3
-	// longestRest bounds that: what made a hash slow, such as a process that was stopped,
-	// does not keep everybody out afterwards.
+	// longestRest bounds the rest. Something else, such as a stopped process, can make one hash
+	// very slow, and that must not block all sign-ins afterwards.
 	longestRest = time.Second
 )
 
@@ -112,8 +110,8 @@ func newHash() passwordHash {
 	return h
 }
 
-// start waits for a turn. Error: fault.Unavailable when too many wait already,
-// or when ctx ends.
+// start waits for a slot. Error: fault.Unavailable when too many callers wait already, or when ctx
+// ends.
 func (p *passwords) start(ctx context.Context) (done func(), err error) {
 	p.once.Do(func() {
 		p.slots = semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2)))
@@ -130,7 +128,7 @@ func (p *passwords) start(ctx context.Context) (done func(), err error) {
 	return func() { p.release(time.Since(began)) }, nil
 }
 
-// release gives back the slot of a hash that took so long.
+// release gives back the slot of a hash that took the given time.
 func (p *passwords) release(took time.Duration) {
 	if p.waiting.Load() == 0 {
 		p.slots.Release(1)
@@ -151,8 +149,8 @@ func (p *passwords) hash(ctx context.Context, password secret.Bytes) (string, er
 	return h.String(), nil
 }
 
-// check reports whether the password is that of a stored hash. For an empty
-// one, which stands for an unknown user, it does the same work and says no.
+// check reports whether the password matches a stored hash. An empty stored hash stands for an
+// unknown user: check does the same work and returns false.
 func (p *passwords) check(ctx context.Context, stored string, password secret.Bytes) (bool, error) {
 	done, err := p.start(ctx)
 	if err != nil {

@@ -15,17 +15,16 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// RequestPasswordReset mails the user of an address a token that sets a new
-// password. For an address without an account, and for one that was mailed a
-// moment ago, it does the same work and drops the mail; that is recorded like
-// the refusal of a stranger. Error: fault.Unavailable.
+// RequestPasswordReset mails the user of an address a token that sets a new password. For an
+// address without an account, and for one that was mailed a moment ago, it does the same work and
+// drops the mail. That is recorded like the refusal of a stranger. Error: fault.Unavailable.
 func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal, email string) error {
 	if err := s.guard.Ready(ctx); err != nil {
 		return err
 	}
 	canonical, err := canonicalEmail(email)
 	if err != nil {
-		canonical = "" // nobody's
+		canonical = "" // matches no account
 	}
 	var l login
 	var recent bool
@@ -59,7 +58,7 @@ func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal
 		Type: audit.PasswordResetRequested, Outcome: audit.Success, Principal: from,
 		Resource: audit.Resource{Type: audit.UserResource, ID: l.User},
 	}
-	e.Principal.Tenant = l.Tenant // a stranger, but the tenant's own history
+	e.Principal.Tenant = l.Tenant // p is a stranger, and the entry belongs in the tenant's history
 	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		var row userRow
 		found, err1 := s.get(tx, userKey(l.account), &row)
@@ -67,7 +66,7 @@ func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal
 		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
-		if !found || recent { // meanwhile
+		if !found || recent { // removed or mailed meanwhile
 			return refuse(reasonUnknown, errUnsent)
 		}
 		return errors.Join(s.tickets.putTicket(tx, t), post.Put(tx))
@@ -79,20 +78,19 @@ func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal
 	return nil
 }
 
-// errUnsent stays inside: all requests of a reset are answered alike.
+// errUnsent never leaves the package, because all requests for a reset get the same answer.
 var errUnsent = errors.New("the account is gone, or was mailed a moment ago")
 
-// ResetPassword gives the user of a mailed token a new password and ends all
-// its sessions. If the address was not verified it is now; until then the
-// account can have made no API key and no invitation. Errors: fault.Invalid,
-// which ErrTicket is one of, fault.Unavailable.
+// ResetPassword gives the user of a mailed token a new password and ends all its sessions. It also
+// verifies the address. Before that an unverified account could make no API key and no invitation.
+// Errors: fault.Invalid, including ErrTicket; fault.Unavailable.
 func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, token string, next secret.Bytes) error {
 	if err := checkPassword(next); err != nil {
 		return err
 	}
 	now := s.now()
 	var l login
-	err := s.store.View(ctx, func(r store.Reader) error { // before the work of hashing
+	err := s.store.View(ctx, func(r store.Reader) error { // before the expensive hash
 		a, err := s.tickets.findTicket(r, resetTicket, token, now)
 		if err != nil {
 			return err
@@ -116,9 +114,8 @@ func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, token
 	return nil
 }
 
-// setPassword replaces a user's password and ends its sessions but one. In the
-// transaction, also comes first and may refuse, change the user's row and add
-// attributes to the entry.
+// setPassword replaces a user's password and ends its sessions except keep. In the transaction it
+// first calls also, which may refuse, change the user's row and return attributes for the entry.
 func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next secret.Bytes, keep string,
 	also func(store.Tx, *userRow) (map[string]string, error)) error {
 	hash, err := s.passwords.hash(ctx, next)
@@ -161,9 +158,9 @@ func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next 
 	return nil
 }
 
-// ChangePassword replaces the password of a user who knows the current one;
-// its other sessions end. Errors: fault.Invalid, fault.Forbidden for a wrong
-// current password, fault.Conflict, fault.Unavailable.
+// ChangePassword replaces the password of a user who knows the current one, and ends its other
+// sessions. Errors: fault.Invalid, fault.Forbidden for a wrong current password, fault.Conflict,
+// fault.Unavailable.
 func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next secret.Bytes) error {
 	if err := s.guard.Admit(ctx, p.Principal, authz.ChangePassword); err != nil {
 		return err
@@ -171,7 +168,8 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	if err := checkPassword(next); err != nil {
 		return err
 	}
-	// Counted apart from sign-ins: failures of strangers do not keep out who is in.
+	// These failures are counted apart from those of sign-ins, so strangers who guess cannot block
+	// a signed-in user.
 	var l login
 	var waits bool
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
@@ -199,7 +197,7 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,
 		func(tx store.Tx, _ *userRow) (map[string]string, error) {
 			waits, err := s.throttle.waits(tx, l.User, now)
-			if err == nil && waits { // guessed at meanwhile
+			if err == nil && waits { // guesses failed meanwhile
 				err = refuse(reasonPassword, errWrongPassword)
 			}
 			return nil, err

@@ -18,8 +18,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// records reads and writes the rows of the deployment's identities, each with the keyring's MAC, and
-// commits a change together with its entry.
+// records reads and writes the rows of the deployment's identities, each with the keyring's MAC,
+// and commits a change together with its entry.
 type records struct {
 	store store.Store
 	guard *audit.Guard
@@ -27,8 +27,8 @@ type records struct {
 	now   func() time.Time
 }
 
-// encode returns a row that only this deployment can have written, since a row
-// decides whose secrets a caller may see.
+// encode returns a row with a MAC that only this deployment can make, since a row decides whose
+// secrets a caller may see.
 func (s *records) encode(key []byte, row any) ([]byte, error) {
 	b, err := json.Marshal(row)
 	if err != nil {
@@ -45,21 +45,20 @@ func (s *records) decode(key, stored []byte, row any) error {
 	return json.Unmarshal(b, row)
 }
 
-// keyedHash returns what stands in the store for b, as lower-case hex: it can
-// be looked up by whoever knows b, and b cannot be found from it without the
-// deployment's hash key. Each label is used for one kind of b.
+// keyedHash returns a MAC of b as lower-case hex, so rows can be searched for b without revealing b
+// to a reader of the database. Each label serves one kind of b.
 func (s *records) keyedHash(label string, b []byte) string {
 	h := hmac.New(sha512.New, s.keys.APIKeyHash())
 	h.Write(frame.Join(label, b))
 	return hex.EncodeToString(h.Sum(nil)[:sha512.Size256])
 }
 
-// maxCached bounds the rows of one kind that are remembered.
+// maxCached bounds the rows of one kind in a cache.
 const maxCached = 4096
 
-// rowCache holds rows of one kind as they were last decoded. Each is still read for every
-// request; the same bytes under the same key are not verified and decoded again. What
-// a row holds is shared: nobody changes it. The zero value is ready.
+// rowCache holds rows of one kind as they were last decoded. Every request still reads the row. The
+// cache only saves verifying and decoding the same bytes under the same key again. Rows are shared,
+// so nobody may change what they hold. The zero value is ready.
 type rowCache[T any] struct {
 	mu   sync.RWMutex
 	rows map[string]decoded[T]
@@ -70,7 +69,7 @@ type decoded[T any] struct {
 	row    T
 }
 
-// get reads the row of a key.
+// get reads the row of a key and reports whether it exists.
 func (k *rowCache[T]) get(s *records, r store.Reader, key []byte) (row T, found bool, err error) {
 	stored, err := r.Get(key)
 	if err != nil || stored == nil {
@@ -94,11 +93,11 @@ func (k *rowCache[T]) get(s *records, r store.Reader, key []byte) (row T, found 
 	return row, true, nil
 }
 
-// readTimeout bounds a read, so that one that cannot be recorded is refused
-// within a second whatever hangs.
+// readTimeout bounds a read, so a read that cannot be recorded is refused within a second even when
+// the store hangs.
 const readTimeout = 900 * time.Millisecond
 
-// get reads a row into v and reports whether there is one.
+// get reads a row into v and reports whether it exists.
 func (s *records) get(r store.Reader, key []byte, v any) (bool, error) {
 	b, err := r.Get(key)
 	if err != nil || b == nil {
@@ -117,7 +116,7 @@ func (s *records) put(tx store.Tx, key []byte, v any) error {
 
 type sealedRow struct{ key, value []byte }
 
-// getOr is get, but decodes another row when there is none.
+// getOr is get, but decodes the row other if there is none, so both cases do the same work.
 func (s *records) getOr(r store.Reader, key []byte, other sealedRow, v any) (bool, error) {
 	b, err := r.Get(key)
 	if err != nil {
@@ -129,8 +128,8 @@ func (s *records) getOr(r store.Reader, key []byte, other sealedRow, v any) (boo
 	return true, s.decode(key, b, v)
 }
 
-// refusal is an error that is recorded: the change is not made, its entry says
-// denied and why, and the caller gets the error.
+// refusal is an error that is recorded. The change is not made, its entry says denied and why, and
+// the caller gets the error.
 type refusal struct {
 	reason string
 	error
@@ -140,8 +139,8 @@ func (r *refusal) Unwrap() error { return r.error }
 
 func refuse(reason string, err error) error { return &refusal{reason, err} }
 
-// commit makes a change together with its one entry. A change that returns a
-// refusal has written nothing.
+// commit makes a change together with its one entry. A change that returns a refusal must have
+// written nothing.
 func (s *records) commit(ctx context.Context, e audit.Event, change func(tx store.Tx, e *audit.Event) error) error {
 	var refused *refusal
 	err := s.store.Update(ctx, func(tx store.Tx) error {
@@ -172,14 +171,14 @@ func (s *records) deny(ctx context.Context, p authz.Principal, a authz.Action, r
 	return err
 }
 
-// refuseStranger records, once per source and minute, that someone unknown was
-// refused, and returns err. The entry is of the system's tenant unless from
-// names another.
+// refuseStranger records that an unknown caller was refused, once per source and minute, and
+// returns err. The entry belongs to the system's tenant unless from names another.
 func (s *records) refuseStranger(ctx context.Context, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
 	return s.refuseAbout(ctx, "", from, t, resource, reason, err)
 }
 
-// refuseAbout is refuseStranger, once also for each of what was asked for.
+// refuseAbout is refuseStranger, but records once per source, minute and about, which identifies
+// what was asked for.
 func (s *records) refuseAbout(ctx context.Context, about string, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
 	failed := s.guard.RecordRefusal(ctx, audit.Source(from.SourceIP)+" "+about, audit.Event{
 		Type: t, Outcome: audit.Denied, Principal: from, Resource: audit.Resource{Type: resource},

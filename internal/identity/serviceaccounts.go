@@ -15,8 +15,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// ServiceAccount is who a pod of the cluster is, as the cluster says of its
-// token.
+// ServiceAccount is the identity of a pod of the cluster, as the cluster's review of its token
+// gives it.
 type ServiceAccount struct {
 	Cluster      string // its UID
 	Namespace    string
@@ -24,22 +24,20 @@ type ServiceAccount struct {
 	Name         string
 	UID          string
 	Pod          string              // UID of the pod that the token was made for; may be empty
-	Groups       []string            // what the cluster decides by, beside the name
-	Extra        map[string][]string // the same
-	Expires      time.Time           // the token
+	Groups       []string            // input of the cluster's decisions, besides the name
+	Extra        map[string][]string // same as Groups
+	Expires      time.Time           // end of the token
 }
 
-// Cluster says who presents a token and what its RBAC allows. It may remember
-// for a few seconds what it said yes to, though never past the token's end.
-// Errors: fault.Unavailable, within half a second, when it cannot be asked; it is
-// never a yes.
+// Cluster says who presents a token and what its RBAC allows. It may remember a positive answer for
+// a few seconds, but never past the token's end. Error: fault.Unavailable, within half a second,
+// when the cluster does not answer; that is never a yes.
 type Cluster interface {
-	// Review returns the ServiceAccount that a token was made for, and made for
-	// presenting it here. Without ask it answers from what it remembers.
-	// Error: fault.Unauthenticated for every other token.
+	// Review returns the ServiceAccount of a token that was made to be presented here. Without ask
+	// it answers only from what it remembers. Error: fault.Unauthenticated for every other token.
 	Review(ctx context.Context, token string, ask bool) (ServiceAccount, error)
-	// Allowed reports whether the account may do verb to the SealedCredential of
-	// that name, or to all if it is empty, in a namespace.
+	// Allowed reports whether the account may do verb in a namespace to the SealedCredential of
+	// that name, or to all of them if the name is empty.
 	Allowed(ctx context.Context, a ServiceAccount, verb, namespace, name string) (bool, error)
 }
 
@@ -49,25 +47,23 @@ type serviceAccounts struct {
 	tenants  *tenants
 	sessions *sessions
 
-	cluster        Cluster // nil: nobody is a ServiceAccount
+	cluster        Cluster // nil: ServiceAccounts are not accepted
 	clusterTenants map[string]authz.TenantID
 }
 
-// UseCluster lets the ServiceAccounts of a cluster in. tenants names, by
-// namespace, the existing tenants that these are part of. It is called before the
-// service is used.
+// UseCluster accepts the ServiceAccounts of a cluster. tenants maps namespaces to the existing
+// tenants that they are part of. It must be called before the service is used.
 func (s *serviceAccounts) UseCluster(c Cluster, tenants map[string]authz.TenantID) {
 	s.cluster, s.clusterTenants = c, tenants
 }
 
-// AuthenticateBearer returns the caller that a token in the Authorization header
-// stands for: a user by an access token, or else, if there is a cluster, a
-// ServiceAccount. Without ask the cluster is not bothered with a token that it was
-// not asked about just now.
+// AuthenticateBearer returns the caller of a token in the Authorization header: a user for an
+// access token, or else a ServiceAccount, if there is a cluster. Without ask the cluster is not
+// asked about a token that it does not remember.
 //
-// A ServiceAccount has no scope until [Service.Permit] gave it one. In a namespace
-// without a tenant it is a stranger until then, so that a pod that may do nothing
-// leaves nothing. Errors: fault.Unauthenticated, fault.Unavailable.
+// A ServiceAccount has no scope until [Service.Permit] gives it one. In a namespace without a
+// tenant it is a stranger until then, so a pod without permissions stores nothing. Errors:
+// fault.Unauthenticated, fault.Unavailable.
 func (s *serviceAccounts) AuthenticateBearer(ctx context.Context, token string, ask bool) (Caller, error) {
 	if s.cluster == nil || !foreign(token) {
 		return s.sessions.AuthenticateToken(ctx, token)
@@ -79,8 +75,8 @@ func (s *serviceAccounts) AuthenticateBearer(ctx context.Context, token string, 
 	return s.serviceAccount(ctx, a)
 }
 
-// foreign reports whether a token is a JWT with another header than ours have.
-// What it looks at is bounded before it is taken apart.
+// foreign reports whether a token is a JWT whose header is not that of our access tokens. It checks
+// the length of the token before it parses anything.
 func foreign(token string) bool {
 	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 {
 		return false
@@ -97,7 +93,7 @@ func foreign(token string) bool {
 	return json.Unmarshal(b, &header) == nil && (header.Algorithm != tokenMethod.Alg() || header.Type != tokenType)
 }
 
-// serviceAccount returns the caller that an account is now.
+// serviceAccount returns the account as a caller, with the tenant that its namespace has now.
 func (s *serviceAccounts) serviceAccount(ctx context.Context, a ServiceAccount) (Caller, error) {
 	caller := Caller{Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}, ServiceAccount: &a}
 	err := s.store.View(ctx, func(r store.Reader) error {
@@ -119,23 +115,23 @@ func (s *serviceAccounts) serviceAccount(ctx context.Context, a ServiceAccount) 
 	return caller, nil
 }
 
-// serviceAccountScopes are all that a ServiceAccount can be given: RBAC of a
-// cluster decides about secrets and about what the log says of them, not about
-// accounts, members, keys that let others in, or the deployment.
+// serviceAccountScopes are all scopes that a ServiceAccount can get. RBAC of a cluster decides
+// about secrets and what the log says about them. It does not decide about accounts, members, API
+// keys or the deployment.
 var serviceAccountScopes = []authz.Scope{
 	authz.VaultRead, authz.VaultWrite, authz.CryptoEncrypt, authz.CryptoDecrypt, authz.CryptoSign, authz.CryptoVerify,
 	authz.KeysRead, authz.AuditRead, authz.ComplianceRead,
 }
 
-// maxObjectName bounds what the cluster is asked about: nothing there has a longer
-// name.
+// maxObjectName is the length of the longest name in a cluster, and bounds what the cluster is
+// asked about.
 const maxObjectName = 253
 
-// Permit returns a ServiceAccount with the one scope that the action takes if the
-// cluster allows it the verb of the action's name, and as it was if not. The
-// namespace is its own unless it is given, and name that of the one object
-// concerned, if any. The first that is permitted in a namespace gives that its
-// tenant. Every other caller is returned as it is. Error: fault.Unavailable.
+// Permit returns a ServiceAccount with the one scope that the action takes if the cluster allows it
+// the verb with the action's name, and unchanged otherwise. An empty namespace stands for the
+// account's own. name is that of the one object concerned, if any. The first account that is
+// permitted in a namespace gives the namespace its tenant. Permit returns every other caller
+// unchanged. Error: fault.Unavailable.
 func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, namespace, name string) (Caller, error) {
 	scope, _ := authz.Required(a)
 	if c.ServiceAccount == nil || !slices.Contains(serviceAccountScopes, scope) {
@@ -145,7 +141,7 @@ func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, 
 	if namespace == "" {
 		namespace = account.Namespace
 	}
-	// What is not UTF-8 would be another name to the cluster than to the vault.
+	// Text that is not UTF-8 would be a different name in the cluster than in the vault.
 	if max(len(namespace), len(name)) > maxObjectName || !utf8.ValidString(namespace) || !utf8.ValidString(name) {
 		return c, nil
 	}
@@ -168,8 +164,8 @@ func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, 
 	return c, nil
 }
 
-// giveTenant maps an account's namespace to the tenant that is configured for the
-// first namespace of that name, or else to one of its own.
+// giveTenant maps an account's namespace to the tenant that is configured for the first namespace
+// of that name, or else to a tenant of its own.
 func (s *serviceAccounts) giveTenant(ctx context.Context, a ServiceAccount) error {
 	if tenant, ok := s.clusterTenants[a.Namespace]; ok {
 		if err := s.tenants.MapNamespace(ctx, a.Cluster, a.Namespace, a.NamespaceUID, tenant); !errors.Is(err, ErrRemade) {

@@ -19,33 +19,32 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Session is what began with a sign-in and goes on with every refresh.
+// Session begins with a sign-in and continues with every refresh.
 type Session struct {
 	ID         string
-	Current    bool // the one that asks
+	Current    bool // the caller's own session
 	CreatedAt  time.Time
 	LastUsedAt time.Time // sign-in or newest refresh
 	ExpiresAt  time.Time
 }
 
-// Tokens is what a session is carried by. They are shown once.
+// Tokens are the two tokens of a session. They are shown once.
 type Tokens struct {
 	Access         string
 	AccessExpires  time.Time
 	Refresh        string
-	RefreshExpires time.Time // the end of the session, which no refresh moves
+	RefreshExpires time.Time // the end of the session; a refresh does not extend it
 }
 
 const (
 	sessionIDPrefix = "ses"
 	sessionLifetime = 7 * 24 * time.Hour
-	maxSessions     = 100 // a user; a further one ends the oldest
+	maxSessions     = 100 // per user; one more ends the oldest
 )
 
-// A refresh token is a selector, which names the session and stays, and a
-// secret, which every use replaces. Whoever shows the selector with another
-// secret than the newest shows a token that was used before: it was copied, and
-// the session ends. So no used token has to be remembered.
+// A refresh token has two parts: a selector, which names the session and stays, and a secret, which
+// every use replaces. A selector with any secret but the newest means that a token was used twice.
+// Somebody has copied it, so the session ends. In this way no used token has to be stored.
 const (
 	refreshPrefix = "lk_refresh_"
 	selectorBytes = 16
@@ -54,18 +53,18 @@ const (
 	refreshLabel  = "latticekeep/refresh-secret/v1"
 )
 
-// sessionRow is a session under its user; what its selector hashes to names it
-// in a row of its own.
+// sessionRow is a session, stored under its user. Another row maps the hash of its selector to its
+// name.
 type sessionRow struct {
 	Tenant     authz.TenantID `json:"tenant"`
 	CreatedAt  time.Time      `json:"created_at"`
 	LastUsedAt time.Time      `json:"last_used_at"`
 	ExpiresAt  time.Time      `json:"expires_at"`
-	Selector   string         `json:"selector"` // both hashed
+	Selector   string         `json:"selector"` // hashed, like Secret
 	Secret     string         `json:"secret"`
 }
 
-// sessionName is where a session's row stands.
+// sessionName identifies the row of a session.
 type sessionName struct {
 	User string `json:"user"`
 	ID   string `json:"id"`
@@ -83,8 +82,8 @@ type sessions struct {
 	tenants *tenants
 }
 
-// newRefresh returns a refresh token for a selector, and the hashes of both its
-// parts. No selector makes a new one.
+// newRefresh returns a refresh token for a selector, and the hashes of both its parts. Without a
+// selector it makes a new one.
 func (s *sessions) newRefresh(selector []byte) (token, selectorHash, secretHash string) {
 	_, raw := randomToken("", refreshBytes)
 	copy(raw, selector)
@@ -96,7 +95,8 @@ func (s *sessions) refreshHashes(raw []byte) (selector, secret string) {
 	return s.keyedHash(selectorLabel, raw[:selectorBytes]), s.keyedHash(refreshLabel, raw[selectorBytes:])
 }
 
-// makeRoom removes a user's expired sessions, and the oldest of too many.
+// makeRoom ends a user's expired sessions, and the oldest ones if there would be more than
+// maxSessions.
 func (s *sessions) makeRoom(tx store.Tx, user string, now time.Time) error {
 	live, err := s.sessionsOf(tx, user)
 	if err != nil {
@@ -115,7 +115,7 @@ type namedSession struct {
 	row  sessionRow
 }
 
-// sessionsOf reads a user's sessions, the oldest first.
+// sessionsOf reads a user's sessions, oldest first.
 func (s *sessions) sessionsOf(r store.Reader, user string) (all []namedSession, err error) {
 	prefix := sessionsPrefix(user)
 	var bad error
@@ -137,7 +137,7 @@ func (s *sessions) endSession(tx store.Tx, n sessionName, row sessionRow) error 
 	return errors.Join(tx.Delete(sessionKey(n)), tx.Delete(selectorKey(row.Selector)))
 }
 
-// endSessions ends a user's sessions but the one to keep, and says how many.
+// endSessions ends a user's sessions except keep, and returns how many.
 func (s *sessions) endSessions(tx store.Tx, user, keep string) (ended int, err error) {
 	all, err := s.sessionsOf(tx, user)
 	for _, one := range all {
@@ -149,12 +149,12 @@ func (s *sessions) endSessions(tx store.Tx, user, keep string) (ended int, err e
 	return ended, err
 }
 
-// presented is what a refresh token came to.
+// presented is a refresh token with the session that it belongs to.
 type presented struct {
 	raw  []byte
 	name sessionName
 	row  sessionRow
-	old  bool // it was used before
+	old  bool // the token was used before
 }
 
 // present reads the session of a refresh token. Error: errNoSession.
@@ -176,9 +176,8 @@ func (s *sessions) present(r store.Reader, token string, now time.Time) (p prese
 
 func (p presented) account() account { return account{p.row.Tenant, p.name.User} }
 
-// Refresh returns new tokens for a refresh token, which is used up by it. A
-// token that was used before ends its session. Errors: fault.Unauthenticated,
-// fault.Unavailable.
+// Refresh exchanges a refresh token for new tokens. A token that was used before ends its session.
+// Errors: fault.Unauthenticated, fault.Unavailable.
 func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshToken string) (Tokens, error) {
 	now := s.now().UTC()
 	raw := parseToken(refreshPrefix, refreshToken, refreshBytes)
@@ -198,7 +197,7 @@ func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshTok
 	return s.tokens(p.name, p.row, refresh, now)
 }
 
-// SignOutRefresh ends the session of a refresh token. Errors as of Refresh.
+// SignOutRefresh ends the session of a refresh token. Errors as for Refresh.
 func (s *sessions) SignOutRefresh(ctx context.Context, from authz.Principal, refreshToken string) error {
 	err := s.redeem(ctx, from, audit.UserSignedOut, refreshToken, s.now(), func(tx store.Tx, p presented) error {
 		return s.endSession(tx, p.name, p.row)
@@ -209,8 +208,8 @@ func (s *sessions) SignOutRefresh(ctx context.Context, from authz.Principal, ref
 	return nil
 }
 
-// redeem makes a change that the bearer of a refresh token asks for. A token
-// that was used before ends its session instead.
+// redeem makes a change for the bearer of a refresh token. A token that was used before ends its
+// session instead.
 func (s *sessions) redeem(ctx context.Context, from authz.Principal, t audit.EventType, token string, now time.Time,
 	change func(store.Tx, presented) error) error {
 	reused := false
@@ -250,13 +249,13 @@ func (s *sessions) SignOut(ctx context.Context, p Caller) error {
 	}
 	err := s.end(ctx, audit.UserSignedOut, p.Principal, p.Session)
 	if errors.Is(err, fault.NotFound) {
-		return nil // it ended meanwhile, which is what was asked for
+		return nil // it ended meanwhile, so the caller has what it asked for
 	}
 	return err
 }
 
-// EndSession ends a session of the caller, the current one too. Errors:
-// fault.Forbidden, fault.NotFound, fault.Unavailable.
+// EndSession ends a session of the caller, which may be the current one. Errors: fault.Forbidden,
+// fault.NotFound, fault.Unavailable.
 func (s *sessions) EndSession(ctx context.Context, p Caller, id string) error {
 	if err := s.guard.Authorize(ctx, p.Principal, authz.EndSession); err != nil {
 		return err
@@ -288,8 +287,7 @@ func (s *sessions) end(ctx context.Context, t audit.EventType, p authz.Principal
 
 var errSessionGone = fault.New(fault.NotFound, "there is no such session: list the sessions for those there are")
 
-// Sessions returns the caller's sessions, the oldest first. Errors:
-// fault.Forbidden, fault.Unavailable.
+// Sessions returns the caller's sessions, oldest first. Errors: fault.Forbidden, fault.Unavailable.
 func (s *sessions) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -322,15 +320,14 @@ func (s *sessions) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 	return list, nil
 }
 
-// An access token is a JWT (RFC 9068) of which everything is pinned: algorithm,
-// type, key id, issuer and audience. It says only which session of which user
-// it belongs to; what the user may do is read anew at every request, so that
-// signing out, another role and the end of a trial count at once.
+// An access token is a JWT (RFC 9068) with a fixed algorithm, type, key id, issuer and audience. It
+// names only the user and the session. Every request reads anew what the user may do, so signing
+// out, a change of role and the end of a trial take effect at once.
 const (
 	accessLifetime = 30 * time.Minute
-	clockSkew      = 5 * time.Minute // between replicas: a token counts at once where it is earlier
+	clockSkew      = 5 * time.Minute // between replicas, so a token is valid at once on a replica whose clock is behind
 	tokenType      = "at+jwt"
-	tokenKeyID     = "1" // there is only one key so far
+	tokenKeyID     = "1" // the only key so far
 	tokenAudience  = "latticekeep-api"
 	maxAccessToken = 8 << 10
 )
@@ -347,9 +344,9 @@ type accessClaims struct {
 
 func (s *sessions) issuer() string { return "latticekeep/" + s.keys.ChainID() }
 
-// tokens signs an access token for a session and adds its refresh token.
+// tokens signs an access token for a session and returns it with the refresh token.
 func (s *sessions) tokens(n sessionName, row sessionRow, refresh string, now time.Time) (Tokens, error) {
-	issued := now.Truncate(time.Second) // a JWT tells whole seconds only
+	issued := now.Truncate(time.Second) // a JWT has whole seconds only
 	expires := issued.Add(accessLifetime)
 	if end := row.ExpiresAt.Truncate(time.Second); end.Before(expires) {
 		expires = end
@@ -369,9 +366,8 @@ func (s *sessions) tokens(n sessionName, row sessionRow, refresh string, now tim
 	return Tokens{access, expires, refresh, row.ExpiresAt}, nil
 }
 
-// AuthenticateToken returns the user that an access token stands for. Errors:
-// fault.Unauthenticated for every token that is not one or whose session is
-// over, fault.Unavailable.
+// AuthenticateToken returns the user of an access token. Errors: fault.Unauthenticated for every
+// token that is not valid or whose session is over; fault.Unavailable.
 func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (Caller, error) {
 	claims, err := s.parseAccess(accessToken)
 	if err != nil {
@@ -412,11 +408,11 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 	return caller, nil
 }
 
-// parseAccess verifies what a token says of itself. Its length is bounded and
-// its dots are counted before anything is taken apart.
+// parseAccess verifies the signature and the claims of a token. It checks the length and counts the
+// dots before it parses anything.
 func (s *sessions) parseAccess(token string) (accessClaims, error) {
 	var claims accessClaims
-	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 || strings.ContainsAny(token, "\r\n") { // base64 skips line ends
+	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 || strings.ContainsAny(token, "\r\n") { // the base64 decoder skips line ends
 		return claims, errAccessToken
 	}
 	parsed, err := jwt.ParseWithClaims(token, &claims, func(t *jwt.Token) (any, error) {

@@ -25,17 +25,16 @@ type signIns struct {
 	passwords *passwords
 }
 
-// SignIn begins a session of the user whom address and password name. For an
-// unknown address, a wrong password and an account that is slowed down after
-// failures it does the same work, and they are one answer. Errors:
-// fault.Unauthenticated, fault.Unavailable.
+// SignIn begins a session of the user with that address and password. It does the same work and
+// gives the same answer for an unknown address, a wrong password and an account that must wait
+// after failures. Errors: fault.Unauthenticated, fault.Unavailable.
 func (s *signIns) SignIn(ctx context.Context, from authz.Principal, email string, password secret.Bytes) (Tokens, error) {
 	if err := s.guard.Ready(ctx); err != nil {
 		return Tokens{}, err
 	}
 	canonical, err := canonicalEmail(email)
 	if err != nil {
-		canonical = "" // nobody's
+		canonical = "" // matches no account
 	}
 	asked := s.users.emailHash(canonical)
 	var l login
@@ -73,10 +72,9 @@ func (s *signIns) SignIn(ctx context.Context, from authz.Principal, email string
 
 var errSignIn = fault.New(fault.Unauthenticated, "the e-mail address or the password is wrong: after several failures, wait before trying again")
 
-// refuseSignIn records a failed sign-in in the history of the tenant whose
-// account it was tried on, if there is one. That the address is slowed down, which
-// those that nobody has are too, has a reason of its own: however fast the guesses
-// come, the history tells that there were many.
+// refuseSignIn records a failed sign-in in the history of the account's tenant, or the system's if
+// there is no account. A wait after failures has its own reason, also for an address without an
+// account. So the history shows that there were many guesses, however fast they come.
 func (s *signIns) refuseSignIn(ctx context.Context, asked string, from authz.Principal, a account, waits bool) error {
 	if a.Tenant != "" {
 		from.Tenant = a.Tenant
@@ -88,11 +86,11 @@ func (s *signIns) refuseSignIn(ctx context.Context, asked string, from authz.Pri
 	return s.refuseAbout(ctx, asked, from, audit.UserSignedIn, audit.UserResource, reason, errSignIn)
 }
 
-// errWaits stays inside: the account was guessed at meanwhile.
+// errWaits never leaves the package. It means that the account's failures began a wait meanwhile.
 var errWaits = errors.New("the account waits after failures")
 
-// beginSession signs in who knows the password of an account, unless that waits by
-// now. Error: errWaits.
+// beginSession begins a session for a caller who gave the right password, unless the account must
+// wait by now. Error: errWaits.
 func (s *signIns) beginSession(ctx context.Context, from authz.Principal, l login) (Tokens, error) {
 	now, asked := s.now().UTC(), s.users.emailHash(l.row.Email)
 	n := sessionName{l.User, authz.NewID(sessionIDPrefix)}

@@ -24,15 +24,15 @@ type Tenant struct {
 	Limits    Limits
 }
 
-// Limits are the requests a minute that a tenant may make, of each version of
-// the interface. Zero is the deployment's default.
+// Limits are the requests per minute that a tenant may make, for each version of the interface.
+// Zero means the deployment's default.
 type Limits struct {
 	V1 int `json:"v1,omitempty"`
 	V2 int `json:"v2,omitempty"`
 }
 
-// Status says what the tenant may do: "active", "trial", which is the same until
-// it ends, or "read_only".
+// Status returns what the tenant may do: everything ("active"), everything until the trial ends
+// ("trial"), or only read, delete and revoke ("read_only").
 func (t Tenant) Status(now time.Time) string {
 	switch {
 	case t.TrialEnds.IsZero():
@@ -61,8 +61,8 @@ var (
 
 const reasonNoTenant = "no_such_tenant" // reason in an audit entry
 
-// Rows, each with the keyring's MAC in front: a tenant; the tenant of a
-// namespace. A release that knew no names and no trials wrote rows without them.
+// Each row starts with the keyring's MAC: a tenant, and the tenant of a namespace. Releases before
+// names and trials wrote rows without these fields.
 type tenantRow struct {
 	Name      string    `json:"name,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
@@ -76,13 +76,13 @@ func namespaceKey(clusterUID, namespaceUID string) []byte {
 	return []byte("namespace/" + clusterUID + "/" + namespaceUID)
 }
 
-// namespaceNameKey is of the UID that a namespace had when it was made part of a
-// tenant by its name.
+// namespaceNameKey returns the key of the row that holds the UID of the first namespace that was
+// mapped to a tenant under this name.
 func namespaceNameKey(clusterUID, name string) []byte {
 	return []byte("namespace-name/" + clusterUID + "/" + name)
 }
 
-// isTenant reports whether id can be a tenant's other than the system's.
+// isTenant reports whether id is well formed. The system's tenant id is not.
 func isTenant(id authz.TenantID) bool { return authz.ValidID(tenantIDPrefix, string(id)) }
 
 func (r tenantRow) tenant(id authz.TenantID) Tenant {
@@ -95,7 +95,7 @@ type tenants struct {
 	cache rowCache[tenantRow]
 }
 
-// readTenant reads a tenant that another row names, so that there must be one.
+// readTenant reads a tenant that another row names. Error: errDamaged if it does not exist.
 func (s *tenants) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) {
 	row, found, err := s.cache.get(s.records, r, tenantKey(id))
 	if err == nil && !found {
@@ -121,7 +121,7 @@ type newTenant struct {
 	by  authz.Principal
 }
 
-// newTenant makes a tenant with its keys, on trial until trialEnds unless that
+// newTenant makes a tenant with its keys. The tenant is on trial until trialEnds, or active if that
 // is zero.
 func (s *tenants) newTenant(ctx context.Context, name string, trialEnds time.Time) (*newTenant, error) {
 	t := &newTenant{id: authz.TenantID(authz.NewID(tenantIDPrefix)), row: tenantRow{Name: name, CreatedAt: s.now().UTC(), TrialEnds: trialEnds}}
@@ -135,7 +135,7 @@ func (s *tenants) newTenant(ctx context.Context, name string, trialEnds time.Tim
 
 func (t *newTenant) tenant() Tenant { return t.row.tenant(t.id) }
 
-// putTenant stores a tenant with the entry that begins its history.
+// putTenant stores a tenant with the first entry of its history.
 func (s *tenants) putTenant(tx store.Tx, t *newTenant) error {
 	_, err := s.guard.Append(tx, tenantEvent(audit.TenantCreated, t.by, t.id))
 	return errors.Join(err, t.set.Put(tx), s.put(tx, tenantKey(t.id), t.row))
@@ -145,16 +145,16 @@ func tenantEvent(t audit.EventType, p authz.Principal, id authz.TenantID) audit.
 	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.TenantResource, ID: string(id)}}
 }
 
-// Tenants returns at most limit tenants of the deployment, or all for zero, in
-// the order of their ids, and the cursor of the next page, if any. Errors:
-// fault.Forbidden, fault.Invalid for a foreign cursor, fault.Unavailable.
+// Tenants returns at most limit tenants of the deployment, or all if limit is zero, in the order of
+// their ids. next is the cursor of the next page, if any. Errors: fault.Forbidden, fault.Invalid
+// for a cursor that is not a tenant's id, fault.Unavailable.
 func (s *tenants) Tenants(ctx context.Context, p authz.Principal, limit int, cursor string) (list []Tenant, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p, authz.ListTenants); err != nil {
 		return nil, "", err
 	}
-	rng := store.Prefix(tenantKey(tenantIDPrefix + "_")) // without the system's own
+	rng := store.Prefix(tenantKey(tenantIDPrefix + "_")) // excludes the system's own tenant
 	if cursor != "" {
 		if !isTenant(authz.TenantID(cursor)) {
 			return nil, "", errTenantCursor
@@ -189,9 +189,8 @@ func (s *tenants) Tenants(ctx context.Context, p authz.Principal, limit int, cur
 	return list, next, nil
 }
 
-// CreateTenant makes a tenant that is active at once. Its one entry is the first
-// of the new tenant's own history, and names p. Errors: fault.Invalid,
-// fault.Forbidden, fault.Unavailable.
+// CreateTenant makes a tenant that is active at once. Its one entry is the first in the new
+// tenant's own history and names p. Errors: fault.Invalid, fault.Forbidden, fault.Unavailable.
 func (s *tenants) CreateTenant(ctx context.Context, p authz.Principal, name string) (Tenant, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateTenant); err != nil {
 		return Tenant{}, err
@@ -211,8 +210,8 @@ func (s *tenants) CreateTenant(ctx context.Context, p authz.Principal, name stri
 	return t.tenant(), nil
 }
 
-// ActivateTenant ends a tenant's trial for good. It changes nothing of a tenant
-// that is active. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
+// ActivateTenant ends a tenant's trial for good. It leaves an active tenant unchanged. Errors:
+// fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *tenants) ActivateTenant(ctx context.Context, p authz.Principal, id authz.TenantID) (Tenant, error) {
 	if err := s.guard.Admit(ctx, p, authz.ActivateTenant); err != nil {
 		return Tenant{}, err
@@ -220,8 +219,8 @@ func (s *tenants) ActivateTenant(ctx context.Context, p authz.Principal, id auth
 	return s.changeTenant(ctx, tenantEvent(audit.TenantActivated, p, id), func(row *tenantRow) { row.TrialEnds = time.Time{} })
 }
 
-// LimitTenant gives a tenant rate limits of its own. Errors: fault.Invalid,
-// fault.Forbidden, fault.NotFound, fault.Unavailable.
+// LimitTenant gives a tenant its own rate limits. Errors: fault.Invalid, fault.Forbidden,
+// fault.NotFound, fault.Unavailable.
 func (s *tenants) LimitTenant(ctx context.Context, p authz.Principal, id authz.TenantID, l Limits) (Tenant, error) {
 	if err := s.guard.Admit(ctx, p, authz.LimitTenant); err != nil {
 		return Tenant{}, err
@@ -234,9 +233,8 @@ func (s *tenants) LimitTenant(ctx context.Context, p authz.Principal, id authz.T
 	return s.changeTenant(ctx, e, func(row *tenantRow) { row.Limits = l })
 }
 
-// changeTenant changes the row of the tenant that an event names. The change is
-// recorded in that tenant's own history, a refusal in p's. An id that cannot be
-// one is not recorded.
+// changeTenant changes the row of the tenant that an event names. The change is recorded in that
+// tenant's own history, a refusal in p's. A malformed id is not recorded.
 func (s *tenants) changeTenant(ctx context.Context, e audit.Event, change func(*tenantRow)) (changed Tenant, err error) {
 	id := authz.TenantID(e.Resource.ID)
 	if !isTenant(id) {
@@ -258,8 +256,8 @@ func (s *tenants) changeTenant(ctx context.Context, e audit.Event, change func(*
 	return changed, nil
 }
 
-// FindNamespaceTenant returns the tenant of a Kubernetes namespace, and nothing
-// when it has none yet. Error: fault.Unavailable.
+// FindNamespaceTenant returns the tenant of a Kubernetes namespace, or "" if it has none yet.
+// Error: fault.Unavailable.
 func (s *tenants) FindNamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (tenant authz.TenantID, err error) {
 	err = s.store.View(ctx, func(r store.Reader) (err error) {
 		tenant, err = s.namespaceTenant(r, clusterUID, namespaceUID)
@@ -271,9 +269,9 @@ func (s *tenants) FindNamespaceTenant(ctx context.Context, clusterUID, namespace
 	return tenant, nil
 }
 
-// NamespaceTenant returns the tenant of a Kubernetes namespace, which it makes
-// when the namespace is new. A namespace is known by its UID: one that was
-// made again under an old name is a new tenant. Error: fault.Unavailable.
+// NamespaceTenant returns the tenant of a Kubernetes namespace and makes one if there is none yet.
+// The UID identifies the namespace: one that was made again under an old name gets a new tenant.
+// Error: fault.Unavailable.
 func (s *tenants) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID string) (authz.TenantID, error) {
 	tenant, err := s.FindNamespaceTenant(ctx, clusterUID, namespaceUID)
 	if err != nil || tenant != "" {
@@ -299,7 +297,7 @@ func (s *tenants) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID 
 	return tenant, nil
 }
 
-// namespaceTenant reads the tenant of a namespace, empty when it has none yet.
+// namespaceTenant reads the tenant of a namespace. It returns "" if there is none yet.
 func (s *tenants) namespaceTenant(r store.Reader, clusterUID, namespaceUID string) (authz.TenantID, error) {
 	key := namespaceKey(clusterUID, namespaceUID)
 	b, err := r.Get(key)
@@ -309,15 +307,14 @@ func (s *tenants) namespaceTenant(r store.Reader, clusterUID, namespaceUID strin
 	return authz.TenantID(b), err
 }
 
-// ErrRemade says that a namespace was made again after one of its name had been
-// made part of a tenant: it is not the one that was meant, and its own tenant.
+// ErrRemade means that an earlier namespace of this name was mapped to a tenant. This one was made
+// again after it, is not the namespace that was meant, and gets its own tenant.
 var ErrRemade = fault.New(fault.Conflict, "the namespace was deleted and made again, and has a tenant of its own: "+
 	"a name becomes part of a tenant once; take a namespace of another name, and take this one out of kubernetes.namespaces")
 
-// MapNamespace makes a namespace part of an existing tenant. Its name is taken
-// for one UID only, the first: whoever may delete and make a namespace does not
-// come into the tenant of another one by its name. Errors: ErrRemade,
-// fault.Unavailable.
+// MapNamespace makes a namespace part of an existing tenant. It accepts a name for the first UID
+// only, so somebody who may delete and make a namespace cannot enter the tenant of another one by
+// its name. Errors: ErrRemade, fault.Unavailable.
 func (s *tenants) MapNamespace(ctx context.Context, clusterUID, name, namespaceUID string, tenant authz.TenantID) error {
 	err := s.store.Update(ctx, func(tx store.Tx) error {
 		meant := namespaceNameKey(clusterUID, name)

@@ -13,31 +13,30 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Guessing the password of one account is made slow, wherever the guesses come
-// from and whichever replica they reach: failures are counted in the store. There
-// are a fixed number of slots for them, to which a keyed hash assigns accounts,
-// so that addresses that nobody has fill up nothing; and what is done for those is
-// what is done for all others. A success writes nothing of its own, and neither
-// does what is tried while an account waits.
+// The throttle slows down guesses at the password of one account, whatever their source and
+// whichever replica they reach, because the store counts the failures. A keyed hash assigns
+// accounts to a fixed number of slots, so made-up addresses cannot fill the store. The same work is
+// done for them as for real ones. A success writes nothing extra, and neither does an attempt while
+// an account waits.
 const (
 	freeFailures = 5
 	firstWait    = time.Second
 	longestWait  = 15 * time.Minute
 	forgetAfter  = time.Hour // after the end of the last wait
 	slots        = 1 << 12
-	slotSize     = 16 // accounts
+	slotSize     = 16 // accounts per slot
 )
 
-// failures are those of one account: by keyed hash of the canonical address; by
-// user for changes of the password.
+// failures counts the wrong passwords for one account. Sign-ins are counted by the keyed hash of
+// the canonical address, changes of the password by user.
 type failures struct {
 	Of    string    `json:"of"` // keyed hash
 	Count int       `json:"count"`
-	Until time.Time `json:"until"` // before this nothing succeeds
+	Until time.Time `json:"until"` // no attempt succeeds before this
 }
 
-// waits reports whether nothing succeeds now. No wait is longer than the longest: a
-// time that is further off was written by a clock that was ahead.
+// waits reports whether no attempt succeeds now. A wait beyond longestWait was written by a clock
+// that was ahead and does not count.
 func (f failures) waits(now time.Time) bool {
 	left := f.Until.Sub(now)
 	return left > 0 && left <= longestWait
@@ -49,10 +48,10 @@ func (f failures) over(now time.Time) bool {
 
 var slotsPrefix = []byte("slowdown/")
 
-// throttle owns the counts of failed guesses.
+// throttle owns the rows that count wrong passwords.
 type throttle struct{ *records }
 
-// slot returns where failures of who are kept, and as whose.
+// slot returns the key of the row that holds the failures of who, and the name of who in that row.
 func (s *throttle) slot(who string) (key []byte, of string) {
 	hash := s.keyedHash("latticekeep/slowdown/v1", []byte(who))
 	b, _ := hex.DecodeString(hash) // the hash is hexadecimal
@@ -60,8 +59,7 @@ func (s *throttle) slot(who string) (key []byte, of string) {
 	return key, hash[len(hash)/2:]
 }
 
-// readSlot reads the failures in a slot. A damaged one holds none: nobody is kept
-// out for it.
+// readSlot reads the failures in a slot. A damaged slot counts as empty, so it blocks nobody.
 func (s *throttle) readSlot(r store.Reader, key []byte) (all []failures, err error) {
 	b, err := r.Get(key)
 	if err != nil || b == nil {
@@ -84,7 +82,7 @@ func indexOf(all []failures, of string) int {
 	return slices.IndexFunc(all, func(f failures) bool { return f.Of == of })
 }
 
-// waits reports whether an account waits.
+// waits reports whether an account must wait.
 func (s *throttle) waits(r store.Reader, who string, now time.Time) (bool, error) {
 	key, of := s.slot(who)
 	all, err := s.readSlot(r, key)
@@ -92,7 +90,7 @@ func (s *throttle) waits(r store.Reader, who string, now time.Time) (bool, error
 	return at >= 0 && all[at].waits(now), err
 }
 
-// forget lets an account start afresh, whose owner was proven.
+// forget removes the failures of an account whose owner has given the right password or a token.
 func (s *throttle) forget(tx store.Tx, who string) error {
 	key, of := s.slot(who)
 	all, err := s.readSlot(tx, key)
@@ -103,9 +101,9 @@ func (s *throttle) forget(tx store.Tx, who string) error {
 	return s.putSlot(tx, key, slices.Delete(all, at, at+1))
 }
 
-// fail counts a failure, and says whether the account waits, maybe from this one
-// on. It decides and counts in one step, so that guesses made in parallel gain
-// nothing: while an account waits, nothing counts.
+// fail counts a failure and reports whether the account must wait, also if this failure begins the
+// wait. It decides and counts in one transaction, so guesses made in parallel gain nothing. While
+// an account waits, no failure counts.
 func (s *throttle) fail(ctx context.Context, who string, now time.Time) (waits bool, err error) {
 	err = s.store.Update(ctx, func(tx store.Tx) (err error) {
 		waits, err = s.countFailure(tx, who, now)
@@ -140,9 +138,8 @@ func (s *throttle) countFailure(tx store.Tx, who string, now time.Time) (waits b
 	return f.Until.After(now), errors.Join(s.putSlot(tx, key, all), s.tidySlot(tx, key, now))
 }
 
-// evicted makes room: the account with the fewest failures goes. Made-up addresses,
-// with which someone tries to push out the account that he guesses at, so push out
-// each other.
+// evicted makes room by removing the account with the fewest failures. So made-up addresses push
+// out each other, and not the account that somebody guesses at.
 func evicted(all []failures) []failures {
 	victim := slices.MinFunc(all, func(a, b failures) int {
 		return cmp.Or(cmp.Compare(a.Count, b.Count), a.Until.Compare(b.Until))
@@ -150,8 +147,8 @@ func evicted(all []failures) []failures {
 	return slices.DeleteFunc(all, func(f failures) bool { return f.Of == victim.Of })
 }
 
-// tidySlot removes the slot behind one that was written if all in it are over, so
-// that what is kept of failures goes as new ones come.
+// tidySlot removes the slot after the written one if all failures in it are over. In this way new
+// failures clean up old ones.
 func (s *throttle) tidySlot(tx store.Tx, written []byte, now time.Time) error {
 	rng := store.Prefix(slotsPrefix)
 	rng.From = append(bytes.Clone(written), 0)

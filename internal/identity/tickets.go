@@ -13,7 +13,7 @@ import (
 
 var encoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// ticketKind is what a mailed token is good for.
+// ticketKind is the purpose of a mailed token.
 type ticketKind string
 
 const (
@@ -22,31 +22,29 @@ const (
 	inviteTicket ticketKind = "invite"
 )
 
-// lifetimes of tickets.
+// lifetimes is how long tickets are valid.
 var lifetimes = map[ticketKind]time.Duration{
 	verifyTicket: 48 * time.Hour,
 	resetTicket:  time.Hour,
 	inviteTicket: 7 * 24 * time.Hour,
 }
 
-// mailInterval is how long an address is not mailed the same kind of ticket
-// again, so that nobody's mailbox can be filled. Anybody can ask for a reset,
-// and a newer token replaces the older: resetInterval is how long that one
-// counts whatever others ask for.
+// mailInterval is how long an address is not mailed the same kind of ticket again, so nobody's
+// mailbox can be flooded. Anybody can ask for a reset, and a newer token replaces the older one.
+// resetInterval is the time in which no new request replaces a reset token.
 const (
 	mailInterval  = time.Minute
 	resetInterval = 15 * time.Minute
 )
 
-// ErrTicket is the one answer to a mailed token that is not good for what it
-// is presented for: unknown, used, replaced, expired or of another kind. It is
-// a fault.Invalid and writes no entry.
+// ErrTicket is the one answer to a mailed token that is unknown, used, replaced, expired or of
+// another kind. It is a fault.Invalid and writes no entry.
 var ErrTicket = fault.New(fault.Invalid, "the token is not valid, or not any more: request a new one")
 
-// ticketRow is a ticket under the hash of its token. A subject, which is a user
-// or an invitation, has at most one of a kind: that one's hash is a row too.
+// ticketRow is a ticket, stored under the hash of its token. A subject is a user or an invitation.
+// It has at most one ticket of each kind, and another row holds the hash of its token.
 type ticketRow struct {
-	account             // User is an invitation's id when the kind is invite
+	account             // User is an invitation's id if the kind is invite
 	CreatedAt time.Time `json:"created_at"`
 	ExpiresAt time.Time `json:"expires_at"`
 }
@@ -75,8 +73,7 @@ func randomToken(prefix string, n int) (token string, raw []byte) {
 	return prefix + encoding.EncodeToString(raw), raw
 }
 
-// parseToken returns the n bytes of a token in its one spelling, and nil for
-// anything else.
+// parseToken returns the n bytes of a token in its one spelling, and nil for anything else.
 func parseToken(prefix, token string, n int) []byte {
 	body, ok := strings.CutPrefix(token, prefix)
 	if !ok || len(body) != encoding.EncodedLen(n) {
@@ -105,7 +102,7 @@ func (s *tickets) newTicket(k ticketKind, subject account) *ticket {
 	return &ticket{k, token, s.ticketHash(k, raw), ticketRow{subject, now, now.Add(lifetimes[k])}}
 }
 
-// putTicket stores t in the place of its subject's former one.
+// putTicket stores t in place of its subject's previous one.
 func (s *tickets) putTicket(tx store.Tx, t *ticket) error {
 	return errors.Join(s.dropTicket(tx, t.kind, t.row.User),
 		s.put(tx, ticketOfKey(t.kind, t.row.User), t.hash), s.put(tx, ticketKey(t.kind, t.hash), t.row))
@@ -125,7 +122,7 @@ func (s *tickets) dropTickets(tx store.Tx, user string) error {
 	return errors.Join(s.dropTicket(tx, verifyTicket, user), s.dropTicket(tx, resetTicket, user))
 }
 
-// findTicket returns whom a token is for. Error: ErrTicket.
+// findTicket returns the subject of a token. Error: ErrTicket.
 func (s *tickets) findTicket(r store.Reader, k ticketKind, token string, now time.Time) (account, error) {
 	raw := parseToken(k.prefix(), token, tokenBytes)
 	if raw == nil {
@@ -148,6 +145,6 @@ func (s *tickets) recent(r store.Reader, k ticketKind, subject string, now time.
 	var hash string
 	var row ticketRow
 	_, err1 := s.get(r, ticketOfKey(k, subject), &hash)
-	found, err2 := s.get(r, ticketKey(k, hash), &row) // read in any case: the same work for an account that has none
+	found, err2 := s.get(r, ticketKey(k, hash), &row) // always read: an account without a ticket must take the same work
 	return found && now.Before(row.CreatedAt.Add(interval)), errors.Join(err1, err2)
 }

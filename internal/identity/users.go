@@ -29,12 +29,12 @@ type users struct {
 	registrationClosed bool
 }
 
-// CloseRegistration lets nobody register a tenant. It is called before the
-// service is used.
+// CloseRegistration refuses all registrations of tenants. It must be called before the service is
+// used.
 func (s *users) CloseRegistration() { s.registrationClosed = true }
 
-// VerifyEmail notes that mail to a user's address arrives. Errors: ErrTicket,
-// fault.Unavailable.
+// VerifyEmail records that the user of a mailed token receives mail at its address. Errors:
+// ErrTicket, fault.Unavailable.
 func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, token string) error {
 	now := s.now()
 	err := s.commit(ctx, userEvent(audit.EmailVerified, from), func(tx store.Tx, e *audit.Event) error {
@@ -56,8 +56,8 @@ func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, token str
 	return nil
 }
 
-// mustUser reads a user that a ticket or a session names. Error: ErrTicket when
-// it is gone, with which its tickets went too.
+// mustUser reads a user that a ticket names. Error: ErrTicket if the user was removed, because its
+// tickets went with it.
 func (s *users) mustUser(r store.Reader, a account) (row userRow, err error) {
 	found, err := s.get(r, userKey(a), &row)
 	if err == nil && !found {
@@ -66,8 +66,8 @@ func (s *users) mustUser(r store.Reader, a account) (row userRow, err error) {
 	return row, err
 }
 
-// ResendVerification mails the user a new token, unless its address is verified
-// or it was mailed one a moment ago. Errors: fault.Forbidden, fault.Unavailable.
+// ResendVerification mails the user a new token, unless its address is verified or it was mailed
+// one a moment ago. Errors: fault.Forbidden, fault.Unavailable.
 func (s *users) ResendVerification(ctx context.Context, p Caller) error {
 	if err := s.guard.Admit(ctx, p.Principal, authz.ResendVerification); err != nil {
 		return err
@@ -113,23 +113,23 @@ func (s *users) ResendVerification(ctx context.Context, p Caller) error {
 // trialPeriod is how long a tenant that registered itself may do everything.
 const trialPeriod = 14 * 24 * time.Hour
 
-// verifyPeriod is how long an address is kept for a user who has not verified
-// it. After that whoever proves to own it, by an invitation, takes it over.
+// verifyPeriod is how long an address is reserved for a user who has not verified it. After that,
+// another person who proves ownership by an invitation takes it over.
 const verifyPeriod = 48 * time.Hour
 
 func (s *users) emailHash(canonical string) string {
 	return s.keyedHash("latticekeep/email/v1", []byte(canonical))
 }
 
-// login is what a sign-in is decided by.
+// login is the user and the password hash that decide a sign-in.
 type login struct {
 	account
 	row  userRow
 	hash string // PHC string of the password; empty when there is no user
 }
 
-// decoy is a user that is in no store. Its rows are decoded where those of an
-// unknown address would be. The zero value is ready.
+// decoy is a user that no store holds. findLogin decodes its rows for an unknown address, so that
+// takes the same work. The zero value is ready.
 type decoy struct {
 	once                sync.Once
 	account, user, hash sealedRow
@@ -153,8 +153,8 @@ func (s *users) nobody() (*decoy, error) {
 	return d, d.err
 }
 
-// findLogin reads the user of an address, with the same reads and decoding
-// whether there is one or not.
+// findLogin reads the user of an address. It does the same reads and decoding whether the user
+// exists or not.
 func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
 	d, err := s.nobody()
 	if err != nil {
@@ -175,8 +175,7 @@ func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
 	return l, nil
 }
 
-// readLogin reads a user and its password's hash; the one is empty when the
-// other is.
+// readLogin reads a user and its password's hash. Both are empty if the user does not exist.
 func (s *users) readLogin(r store.Reader, a account) (l login, err error) {
 	l.account = a
 	_, err1 := s.get(r, userKey(a), &l.row)
@@ -201,7 +200,7 @@ func (s *users) newUser(ctx context.Context, tenant authz.TenantID, email string
 	return u, nil
 }
 
-// putNewUser stores u. Error: errEmailTaken, and then nothing is written.
+// putNewUser stores u. If it returns errEmailTaken, it has written nothing.
 func (s *users) putNewUser(tx store.Tx, u *newUser) error {
 	lapsed, err := s.holder(tx, u.row.Email, u.row.CreatedAt, u.row.Verified)
 	if err == nil && lapsed != nil {
@@ -214,9 +213,9 @@ func (s *users) putNewUser(tx store.Tx, u *newUser) error {
 		s.put(tx, passwordKey(u.User, u.row.Password), u.hash))
 }
 
-// holder reads who has a canonical address but does not keep it from one who
-// proves to own it: nobody, or a user on trial whose time to verify it is over.
-// Error: errEmailTaken.
+// holder reads the user who has a canonical address but must give it up: a user on trial whose time
+// to verify it is over, if proven says that another person has proven ownership. It returns nil if
+// nobody has the address. Error: errEmailTaken for every other user.
 func (s *users) holder(r store.Reader, canonical string, now time.Time, proven bool) (*member, error) {
 	var m member
 	found, err := s.get(r, emailKey(s.emailHash(canonical)), &m.account)
@@ -233,14 +232,14 @@ func (s *users) holder(r store.Reader, canonical string, now time.Time, proven b
 	}
 	if t, err := s.tenants.readTenant(r, m.Tenant); err != nil {
 		return nil, err
-	} else if t.TrialEnds.IsZero() { // the operator knows who this is
+	} else if t.TrialEnds.IsZero() { // the operator knows this tenant
 		return nil, errEmailTaken
 	}
 	return &m, nil
 }
 
-// displace removes a user who lost its address to another, which its tenant's
-// history tells.
+// displace removes a user who lost its address to another, and records that in its tenant's
+// history.
 func (s *users) displace(tx store.Tx, m member) error {
 	e := memberEvent(audit.MemberRemoved, System(m.Tenant), m.User)
 	var err error
@@ -252,17 +251,16 @@ func (s *users) displace(tx store.Tx, m member) error {
 	return errors.Join(err, s.deleteUser(tx, m.account, m.row))
 }
 
-// deleteUser removes a user with all that is its own.
+// deleteUser removes a user with its sessions, tickets, address and password.
 func (s *users) deleteUser(tx store.Tx, a account, row userRow) error {
 	_, err := s.sessions.endSessions(tx, a.User, "")
 	return errors.Join(err, s.tickets.dropTickets(tx, a.User), tx.Delete(emailKey(s.emailHash(row.Email))),
 		tx.Delete(passwordKey(a.User, row.Password)), tx.Delete(userKey(a)))
 }
 
-// Register makes a tenant on trial and its first owner, who is mailed a token
-// that verifies the address. Errors: fault.Invalid, fault.Forbidden while
-// registration is closed, fault.Conflict for an address that has an account,
-// fault.Unavailable.
+// Register makes a tenant on trial and its first owner, and mails the owner a token that verifies
+// the address. Errors: fault.Invalid, fault.Forbidden while registration is closed, fault.Conflict
+// for an address that has an account, fault.Unavailable.
 func (s *users) Register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
 	if err := s.guard.Ready(ctx); err != nil {
 		return User{}, Tenant{}, err
@@ -285,7 +283,7 @@ func (s *users) Register(ctx context.Context, from authz.Principal, email string
 }
 
 func (s *users) register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
-	err := s.store.View(ctx, func(r store.Reader) error { // before the work that a new account takes
+	err := s.store.View(ctx, func(r store.Reader) error { // before the expensive work for a new account
 		_, err := s.holder(r, email, s.now(), false)
 		return err
 	})
@@ -320,8 +318,8 @@ func (s *users) register(ctx context.Context, from authz.Principal, email string
 	return u.row.user(u.account), tenant.tenant(), nil
 }
 
-// Account returns the principal's tenant and, for a user, the user. Errors:
-// fault.Forbidden, fault.Unavailable.
+// Account returns the principal's tenant and, if it is a user, the user. Errors: fault.Forbidden,
+// fault.Unavailable.
 func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

@@ -10,16 +10,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// VerifyStore holds API keys and namespaces in s against what the verification
-// of the log has found: an API key that is listed was made and not revoked, and
-// a namespace that has a tenant was made part of it. It needs no key that is
-// secret, and so looks at where rows stand, not at what they say; and a key that
-// went with the user who answered for it has no entry of its own. Nothing may
-// write to the store meanwhile. An [audit.Broken] error names the first bad
-// sequence.
+// VerifyStore compares the API keys and namespaces in s with the report of the log's verification.
+// Every listed API key must have been made and not revoked, and every namespace with a tenant must
+// have been mapped to it. It needs no secret key, so it checks where the rows are and not what they
+// contain. An API key that went with the user who answered for it has no entry of its own. Nothing
+// may write to the store meanwhile. An [audit.Broken] error names the first bad sequence.
 func VerifyStore(ctx context.Context, s store.Store, report audit.Report) error {
 	if report.APIKeys == nil {
-		return nil // the report on a range does not say which rows there must be
+		return nil // the report on a range does not say which rows must exist
 	}
 	var first *audit.Broken
 	fault := func(sequence uint64, format string, args ...any) {

@@ -17,19 +17,18 @@ import (
 const (
 	lifetime = 10 * time.Second // how long an answer is remembered
 	maxKnown = 10_000           // answers
-	atOnce   = 16               // questions that the API server has before it
+	atOnce   = 16               // open questions to the API server
 
-	// A caller waits for patience. A question is given up after that too if its
-	// turn has not come; once it is asked, it may take as long as timeout, so that a
-	// slow API server has answered when the caller tries again.
+	// patience is how long a caller waits for an answer, and how long a question waits for its
+	// turn. After that, both give up. Once a question is asked, it may take as long as timeout, so
+	// a slow API server has answered when the caller retries.
 	patience = 400 * time.Millisecond
 	timeout  = 2 * time.Second
 )
 
-// memo asks questions that cost something and remembers the answers for a while.
-// The same question is asked once at a time, and few different ones are, so that
-// what a flood of questions holds is its callers and nothing else. Only those
-// who have got an answer take memory afterwards.
+// memo asks expensive questions and remembers the answers for a while. It asks the same question
+// once at a time, and only a few different ones at a time, so a flood of questions costs memory
+// only while its callers wait. Only answers without an error are kept afterwards.
 type memo[T any] struct {
 	now     func() time.Time
 	flights singleflight.Group
@@ -39,7 +38,7 @@ type memo[T any] struct {
 	known map[digest]answer[T]
 }
 
-// digest of a question.
+// digest identifies a question.
 type digest = [sha256.Size]byte
 
 type answer[T any] struct {
@@ -51,7 +50,7 @@ func newMemo[T any](now func() time.Time) *memo[T] {
 	return &memo[T]{now: now, asking: semaphore.NewWeighted(atOnce), known: make(map[digest]answer[T])}
 }
 
-// recall returns an answer that is remembered.
+// recall returns a remembered answer.
 func (m *memo[T]) recall(question digest) (value T, ok bool) {
 	now := m.now()
 	m.mu.Lock()
@@ -63,9 +62,9 @@ func (m *memo[T]) recall(question digest) (value T, ok bool) {
 	return a.value, true
 }
 
-// ask returns the answer that is remembered, or else what find returns. That is
-// remembered for as long as lifetime and its own end allow, and errors are not. find
-// goes on when the caller has given up. Error: find's, or fault.Unavailable.
+// ask returns the remembered answer, or else the result of find. It remembers the result until
+// lifetime or the result's own end, whichever is earlier, but never an error. find continues when
+// the caller has given up. Error: find's, or fault.Unavailable.
 func (m *memo[T]) ask(ctx context.Context, question digest, find func(context.Context) (T, time.Time, error)) (value T, err error) {
 	if value, ok := m.recall(question); ok {
 		return value, nil
@@ -100,7 +99,7 @@ func (m *memo[T]) ask(ctx context.Context, question digest, find func(context.Co
 	}
 }
 
-// remember keeps an answer until the earlier of its lifetime and its end.
+// remember keeps an answer until its lifetime or its end, whichever is earlier.
 func (m *memo[T]) remember(question digest, value T, end time.Time) {
 	now := m.now()
 	until := now.Add(lifetime)
@@ -116,12 +115,12 @@ func (m *memo[T]) remember(question digest, value T, end time.Time) {
 		maps.DeleteFunc(m.known, func(_ digest, a answer[T]) bool { return !now.Before(a.until) })
 	}
 	if len(m.known) >= maxKnown {
-		clear(m.known) // all are asked again: that costs less than to keep an order of them
+		clear(m.known) // asking all of them again costs less than keeping them in order
 	}
 	m.known[question] = answer[T]{value, until}
 }
 
-// unavailable says that the API server has not answered, or not us.
+// unavailable returns the error for an API server that gave no usable answer.
 func unavailable(err error) error {
 	return fault.Wrap(fault.Unavailable, "the API server of the cluster cannot be asked: try again", err)
 }

@@ -1,25 +1,23 @@
-// Package tokenreview asks the API server of a Kubernetes cluster who presents a
-// ServiceAccount token (TokenReview) and what its RBAC allows there
-// (SubjectAccessReview).
+// Package tokenreview asks the API server of a Kubernetes cluster who presents a ServiceAccount
+// token (TokenReview) and what its RBAC allows there (SubjectAccessReview).
 //
-// What holds:
+// # Invariants
 //
-//   - Nobody is let in, and nothing allowed, but by an answer of the API server
-//     that says so. That it cannot be asked is fault.Unavailable, within half a second.
-//   - A token must have been made for our audience; the API server is told which,
-//     and its answer must name it.
-//   - What was answered with yes is remembered for ten seconds (see memo), and not
-//     past the token's end. The token itself is kept nowhere, logged nowhere, and in no error.
-//   - A token that does not even claim to be for us costs the API server nothing.
-//     Of all others few are asked about at a time, and each once at a time.
+//   - Only an answer of the API server lets somebody in or allows something. If the API server does
+//     not answer, the error is fault.Unavailable, within half a second.
+//   - A token must have been made for our audience. The API server gets that audience, and its
+//     answer must name it.
+//   - Positive answers are remembered for ten seconds (see memo), and not past the token's end. The
+//     token itself is in no store, log or error.
+//   - A token that does not claim to be for us costs the API server nothing. Few other tokens are
+//     asked about at a time, and each only once at a time.
 //
 // # Namespaces made again
 //
-// A token names its namespace and ServiceAccount by name, and the API server holds
-// the ServiceAccount's UID against them. But it remembers its own yes for ten
-// seconds, in which the namespace can have been deleted and made again under the
-// same name, for somebody else. So a token that is older than the namespace there
-// is now is refused.
+// A token names its namespace and ServiceAccount by name, and the API server compares the
+// ServiceAccount's UID with them. But the API server remembers its own positive answer for ten
+// seconds. In that time the namespace can have been deleted and made again under the same name, for
+// somebody else. So a token that is older than the present namespace is refused.
 package tokenreview
 
 import (
@@ -50,17 +48,16 @@ import (
 
 const (
 	userPrefix = "system:serviceaccount:"
-	podUID     = "authentication.kubernetes.io/pod-uid" // key in a user's extra
+	podUID     = "authentication.kubernetes.io/pod-uid" // key in a user's extra fields
 
-	// What access is reviewed for. There need not be any such object.
+	// Access is reviewed for this kind. No such object has to exist.
 	group    = "latticekeep.dev"
 	resource = "sealedcredentials"
 )
 
 var errToken = fault.New(fault.Unauthenticated, "a valid token of a ServiceAccount is required: request one with the audience latticekeep")
 
-// Reviewer is the [identity.Cluster] behind an API server. It is safe for
-// concurrent use.
+// Reviewer is the [identity.Cluster] behind an API server. It is safe for concurrent use.
 type Reviewer struct {
 	audience                            string
 	now                                 func() time.Time
@@ -70,13 +67,13 @@ type Reviewer struct {
 	access *memo[bool]
 
 	mu      sync.Mutex
-	cluster string // its UID; empty until it is known
+	cluster string // UID; empty until it is known
 }
 
 var _ identity.Cluster = (*Reviewer)(nil)
 
-// New returns a reviewer that has asked nothing yet. It may create TokenReviews and
-// SubjectAccessReviews and get namespaces. Error: a configuration that is none.
+// New returns a reviewer. It asks nothing yet. Its credentials must allow it to create TokenReviews
+// and SubjectAccessReviews and to get namespaces. Error: an invalid configuration.
 func New(cfg *rest.Config, audience string, now func() time.Time) (*Reviewer, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // the memos are the limit
@@ -120,10 +117,10 @@ func (r *Reviewer) Review(ctx context.Context, token string, ask bool) (identity
 	})
 }
 
-// parse returns what a token says of itself: for whom, whose, from when to when.
-// Nothing of it is proven. ok is false for what cannot be proven either.
+// parse returns the claims of a token: audience, subject, time of issue and expiry. Nothing of this
+// is proven. ok is false for a token that the API server could not prove either.
 func (r *Reviewer) parse(token string) (claims jwt.RegisteredClaims, ok bool) {
-	if strings.ContainsAny(token, "\r\n") { // base64 skips line ends, and a token has one spelling
+	if strings.ContainsAny(token, "\r\n") { // the base64 decoder skips line ends, and a token has one spelling
 		return claims, false
 	}
 	_, _, err := jwt.NewParser(jwt.WithStrictDecoding()).ParseUnverified(token, &claims)
@@ -131,8 +128,8 @@ func (r *Reviewer) parse(token string) (claims jwt.RegisteredClaims, ok bool) {
 		claims.IssuedAt != nil && claims.ExpiresAt != nil
 }
 
-// review asks whose the token is. Once the API server has said that it is
-// authentic, so are its claims.
+// review asks the API server whose token this is. If the API server says that the token is
+// authentic, its claims are too.
 func (r *Reviewer) review(ctx context.Context, token string, claims jwt.RegisteredClaims) (a identity.ServiceAccount, err error) {
 	asked := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{r.audience}}}
 	var answer authenticationv1.TokenReview
@@ -156,7 +153,7 @@ func (r *Reviewer) review(ctx context.Context, token string, claims jwt.Register
 	if err != nil {
 		return a, unavailable(err)
 	}
-	// Both are whole seconds. A namespace does not end and begin again in one.
+	// Both times are whole seconds. A namespace cannot end and begin again within one second.
 	if claims.IssuedAt.Before(namespace.CreationTimestamp.Time) {
 		return a, errToken
 	}
@@ -173,8 +170,8 @@ func (r *Reviewer) review(ctx context.Context, token string, claims jwt.Register
 	return a, nil
 }
 
-// clusterUID returns the UID of the namespace kube-system, which is the cluster's:
-// as unique, and lives as long.
+// clusterUID returns the UID of the namespace kube-system, which identifies the cluster: it is
+// unique and lives as long as the cluster.
 func (r *Reviewer) clusterUID(ctx context.Context) (string, error) {
 	r.mu.Lock()
 	known := r.cluster
@@ -224,8 +221,8 @@ func (r *Reviewer) Allowed(ctx context.Context, a identity.ServiceAccount, verb,
 	})
 }
 
-// create asks the API server once: client-go would otherwise obey a Retry-After,
-// and whoever called us has no time for that.
+// create asks the API server once. By default client-go would obey a Retry-After, for which our
+// caller has no time.
 func create(ctx context.Context, c rest.Interface, resource string, asked, answer runtime.Object) error {
 	if err := c.Post().Resource(resource).Body(asked).MaxRetries(0).Do(ctx).Into(answer); err != nil {
 		return unavailable(err)
