@@ -29,7 +29,7 @@ type Desired struct {
 
 	SpecDigest [32]byte             // digest of all fields whose change leads to a new version
 	SealedAt   map[string]time.Time // per key, when its value was sealed
-	SealingKey string               // id of the key that the values were sealed for, if they were sealed
+	SealingKey string               // id of the key that the values were sealed for, empty if they were not sealed
 	Trigger    string               // trigger of a rotation on demand
 	Overlap    time.Duration        // how long the previous version stays readable after new values
 
@@ -40,19 +40,19 @@ func (d Desired) request() SealRequest {
 	return SealRequest{Name: d.Name, Type: d.Type, TTLDays: d.TTLDays, Values: d.Values}
 }
 
-// Owned is what the vault holds for an object: the operator's memory, which the object's status
-// shows.
+// Owned is what the vault holds for an object. The operator uses it as its memory, and the object's
+// status shows it.
 type Owned struct {
 	Credential
 	SpecDigest      [32]byte
-	ValuesChangedAt time.Time // a rotation of the keys alone does not change it
+	ValuesChangedAt time.Time // unchanged by a rotation of the keys alone
 	ValueSealedAt   map[string]time.Time
 	SealingKey      string // id of the key that the values were sealed for; empty when they were not sealed
 	Trigger         string
 	Object          Object
 	Previous        *PreviousVersion // nil when none is readable
 	Audit           audit.Receipt    // entry of the current version
-	Missing         bool             // somebody else deleted the credential
+	Missing         bool             // the credential was deleted outside the object
 
 	row *ownerRow
 }
@@ -71,7 +71,7 @@ func (row *ownerRow) owned(c Credential) *Owned {
 	}
 }
 
-// Owned returns what the vault holds for the object with that UID in p's tenant, and nil when it
+// Owned returns what the vault holds for the object with that UID in p's tenant, or nil when it
 // holds nothing. It shows no value and leaves no entry. Errors: fault.Forbidden, fault.Unavailable.
 func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owned, error) {
 	if err := v.guard.Authorize(ctx, p, authz.ListCredentials); err != nil {
@@ -81,16 +81,15 @@ func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owne
 	return o, err
 }
 
-// Holds reports whether the current version of o was made of these values.
+// Holds reports whether the current version of o was made from these values.
 func (v *Vault) Holds(p authz.Principal, uid string, o *Owned, values map[string]secret.Bytes) bool {
 	return o != nil && o.row != nil && hmac.Equal(o.row.Values, v.records.owners.hashValues(p.Tenant, uid, values))
 }
 
-// Apply makes the vault hold the desired state of an object: a first version, or the next one.
-// expect is the version last seen, 0 for none; when the vault holds another one by now, the error
-// is fault.Conflict and nothing changed. A credential that was deleted is sealed again under its
-// id.
-// Other errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
+// Apply stores the desired state of an object as the first or the next version of its credential.
+// expect is the version that the caller saw last, 0 for none. When the vault holds another version
+// by now, the error is fault.Conflict and nothing changes. Apply seals a deleted credential again
+// under its id. Other errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (*Owned, error) {
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return nil, err
@@ -109,10 +108,10 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d})
 }
 
-// Generate is [Vault.Apply] with values that the vault makes: produce gets the values of the
-// current version, expired or not, or nil when there is none or it is damaged, and returns the next
-// ones. It runs outside any transaction and keeps nothing: its argument and its result are
-// overwritten. When it fails, nothing changes.
+// Generate is [Vault.Apply] with values that the vault makes. produce gets the values of the
+// current version, expired or not, and returns the next ones. It gets nil when there is no current
+// version or it is damaged. produce runs outside any transaction and must not keep its argument or
+// its result, because Generate overwrites both. When produce fails, nothing changes.
 func (v *Vault) Generate(
 	ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired,
 	produce func(current map[string]secret.Bytes) (map[string]secret.Bytes, error),
@@ -126,7 +125,7 @@ func (v *Vault) Generate(
 		return nil, err
 	}
 	if before.version() != expect {
-		return nil, errMoved // checked here too, so that no values are made in vain
+		return nil, errMoved // checked here too, so that no values are made for nothing
 	}
 	var current map[string]secret.Bytes
 	if old != nil {
@@ -154,7 +153,7 @@ func (v *Vault) Generate(
 type ownedVersion struct {
 	principal authz.Principal
 	uid       string
-	expect    uint64 // version that it follows
+	expect    uint64 // version before the next one
 	before    *Owned // what the vault holds, nil for nothing
 	old       *record
 	desired   Desired
@@ -192,18 +191,19 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 	return v.commitOwned(ctx, ownedChange{p, uid, change, old, r, row})
 }
 
-// maxSealingTimes bounds how many keys that are no longer used are remembered.
+// maxSealingTimes bounds the keys in an object's row, dropped ones included.
 const maxSealingTimes = 4 * MaxValues
 
 // sealingTimes returns when the last accepted value of each key was sealed. It keeps the keys that
-// the object dropped, so that an old value of one cannot come back as if the key were new.
+// the object dropped. Otherwise an old value of a dropped key could come back as the value of a new
+// key.
 func sealingTimes(before *Owned, d Desired) map[string]time.Time {
 	all := make(map[string]time.Time)
 	maps.Copy(all, d.SealedAt)
 	if before == nil {
 		return all
 	}
-	// Newest first: when there are too many, the oldest are forgotten.
+	// Sorted newest first: above the bound, the oldest are dropped.
 	dropped := slices.SortedFunc(maps.Keys(before.ValueSealedAt), func(a, b string) int {
 		return cmp.Or(before.ValueSealedAt[b].Compare(before.ValueSealedAt[a]), cmp.Compare(a, b))
 	})
@@ -220,9 +220,10 @@ var (
 	errBroken  = fault.New(fault.NotFound, "the credential in the vault is damaged")
 )
 
-// Reencrypt gives the object's credential new keys and a full TTL around the same values, as its
-// next version, and stores the trigger. The previous version stays as it is. Errors: fault.NotFound
-// when there is nothing to encrypt anew, which [Vault.Apply] repairs; otherwise those of Apply.
+// Reencrypt stores the next version of the object's credential: the same values under new keys,
+// with a full TTL. It also stores the trigger and keeps the previous version as it is. The error is
+// fault.NotFound when the credential is missing or damaged; [Vault.Apply] repairs that. Other
+// errors: those of Apply.
 func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (*Owned, error) {
 	keys, err := v.ready(ctx, p, authz.RotateCredential)
 	if err != nil {
@@ -247,10 +248,10 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 	return v.commitOwned(ctx, ownedChange{p, uid, audit.CredentialReencrypted, old, r, &row})
 }
 
-// UnsealOwned returns the values of a version of the object's credential, for its target, once the
+// UnsealOwned returns the values of a version of the object's credential for its target, after the
 // read is recorded. The caller zeroes them. Errors: fault.Conflict when that version is not the
-// current one, fault.NotFound when the credential is missing or damaged, fault.Forbidden also when
-// it has expired, fault.Unavailable.
+// current one; fault.NotFound when the credential is missing or damaged; fault.Forbidden, also when
+// the credential has expired; fault.Unavailable.
 func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, version uint64) (map[string]secret.Bytes, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -276,8 +277,8 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	return values, nil
 }
 
-// findOwned also returns the record, or nil when there is none of the version that the object's row
-// names.
+// findOwned returns what the vault holds for an object, and its record. The record is nil when it
+// is missing, damaged or not the version that the object's row names.
 func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string) (o *Owned, r *record, err error) {
 	now := v.now()
 	err = v.store.View(ctx, func(rd store.Reader) error {
@@ -325,8 +326,9 @@ func (v *Vault) ownedAt(ctx context.Context, tenant authz.TenantID, uid string, 
 	return o, r, nil
 }
 
-// openOwned opens an object's record. For a damaged one it records a failure of change, the event
-// of the operation that needs the values, and returns fault.NotFound: it has to be sealed again.
+// openOwned opens an object's record. For a damaged record it records a failure of change, the
+// event of the operation that needs the values, and returns fault.NotFound. The credential must
+// then be sealed again.
 func (v *Vault) openOwned(ctx context.Context, p authz.Principal, keys *keyring.Keys, r *record, change audit.EventType) (map[string]secret.Bytes, error) {
 	values, err := v.openRecord(ctx, keys, r)
 	if !errors.Is(err, fault.Internal) {
@@ -348,13 +350,14 @@ type ownedChange struct {
 	principal authz.Principal
 	uid       string
 	change    audit.EventType
-	old       *record // record that next was made from, nil when there is none or it is lost
+	old       *record // record that next was made from, nil when it is missing or lost
 	next      *record
 	row       *ownerRow
 }
 
-// commitOwned compares with the version before c.next, replaces the credential's record and the
-// object's row, keeps or ends the previous version, and records the change: one transaction.
+// commitOwned stores c in one transaction. It checks that the version before c.next is still the
+// current one, replaces the credential's record and the object's row, keeps or ends the previous
+// version, and records the change.
 func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) {
 	p, uid, r, row := c.principal, c.uid, c.next, c.row
 	var replaced []byte
@@ -375,7 +378,7 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 		if current.version() != r.version-1 || (current != nil && current.Credential != r.id) {
 			return errMoved
 		}
-		if c.old != nil { // a credential that was deleted meanwhile comes back neither as r nor as its previous version
+		if c.old != nil { // a credential deleted meanwhile must not return as r or as its previous version
 			stored, err := tx.Get(recordKey(p.Tenant, c.old.id, c.old.version))
 			if err != nil {
 				return err
@@ -413,9 +416,9 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 	return o, nil
 }
 
-// Release ends the ownership of an object that is being deleted, and deletes its credential if
-// deleteEntry says so; otherwise the credential stays, and can be changed over REST from now on.
-// The previous version ends in both cases. Releasing an object that owns nothing is no error.
+// Release ends the ownership of an object that is being deleted. With deleteEntry it also deletes
+// the credential. Otherwise the credential stays and can be changed over REST from then on. The
+// previous version ends in both cases. Releasing an object that owns nothing is not an error.
 func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) error {
 	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
 		return err
@@ -458,7 +461,7 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 }
 
 // Owners returns the objects of a cluster that own a credential, for all tenants. The deployment
-// calls it; it shows no credential. Damaged rows name no cluster and are left out.
+// calls it. It shows no credential and leaves out damaged rows, because they name no cluster.
 func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
 	var owners []Owner
 	err := v.records.owners.visit(ctx, v.store, func(tenant authz.TenantID, uid string, row *ownerRow) {
@@ -470,8 +473,8 @@ func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
 }
 
 // SealingKeyUse returns, for each id of a sealing key, how many objects of all tenants hold values
-// that were sealed for it. The deployment calls it. Damaged rows are an error: nobody knows which
-// key they need.
+// that were sealed for it. The deployment calls it. Damaged rows are an error, because the keys
+// that they need are unknown.
 func (v *Vault) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 	use := make(map[string]int)
 	damaged := 0

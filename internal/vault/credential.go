@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Bounds of a credential. The contract and the CRD name the same ones.
+// Bounds of a credential. The API contract and the CRD state the same bounds.
 const (
 	MaxValues      = 64
 	MaxValuesBytes = 256 << 10 // keys and values together
@@ -41,14 +41,14 @@ type Unsealed struct {
 	Values map[string]secret.Bytes
 }
 
-// Version is the metadata of one version of a credential. Only the current version has values,
-// and the previous version of an object's credential until it ends.
+// Version is the metadata of one version of a credential. Only two versions can have values: the
+// current one and, until it ends, the previous version of an object's credential.
 type Version struct {
 	Number    uint64
 	Change    string // what created it: sealed, rotated or reencrypted
 	Current   bool
 	SealedAt  time.Time
-	ExpiresAt time.Time // as sealed; a later version ended it earlier
+	ExpiresAt time.Time // as sealed, even if a later version ended it earlier
 }
 
 // SealRequest asks for a new credential.
@@ -66,7 +66,7 @@ type SealRequest struct {
 // ReplaceRequest asks for new values of a credential.
 type ReplaceRequest struct {
 	Values  map[string]secret.Bytes
-	TTLDays int // 0 keeps the credential's present one
+	TTLDays int // 0 keeps the credential's current TTL
 }
 
 var (

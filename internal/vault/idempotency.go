@@ -18,13 +18,14 @@ import (
 )
 
 // idempotency remembers a Seal with an idempotency key for a day, in three rows: the credential
-// that the key made, the request, and when both expire. Neither key nor request can be read from
-// them. The row of the request depends on the values and goes when the values go.
+// that was made with the key, the request, and when both expire. Neither the key nor the request
+// can be read from the rows. The row of the request depends on the values and is deleted together
+// with them.
 type idempotency struct {
 	macRows
 	store store.Store
 	now   func() time.Time
-	tidy  atomic.Bool // no row of a request outlives its key
+	tidy  atomic.Bool // no row of a request outlives its key's row
 }
 
 const idempotencyTime = 24 * time.Hour
@@ -68,7 +69,7 @@ type fingerprint struct {
 	digest []byte // keyed hash of the request
 }
 
-// fingerprint returns nil for a request without a key.
+// fingerprint returns the fingerprint of req, or nil for a request without an idempotency key.
 func (i *idempotency) fingerprint(tenant authz.TenantID, req SealRequest) *fingerprint {
 	if req.IdempotencyKey == "" {
 		return nil
@@ -117,8 +118,8 @@ func (i *idempotency) firstAnswer(ctx context.Context, tenant authz.TenantID, f 
 	}, nil
 }
 
-// remember joins the transaction that stores r. A nil fingerprint is not remembered. Error:
-// fault.Conflict when another request with the key came first.
+// remember stores the fingerprint in the transaction that stores r. It ignores a nil fingerprint.
+// The error is fault.Conflict when another request with the key came first.
 func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record, now time.Time) error {
 	if f == nil {
 		return nil
@@ -155,7 +156,7 @@ func (i *idempotency) forget(tx store.Tx, tenant authz.TenantID, hash string, ro
 // sweepBatch bounds one transaction of a sweep.
 const sweepBatch = 256
 
-// forgetDue forgets the keys that have expired and returns their number.
+// forgetDue deletes the keys that have expired and returns their number.
 func (i *idempotency) forgetDue(ctx context.Context) (int, error) {
 	due := store.Range{From: duePrefix, To: dueKey(i.now().Add(time.Microsecond), "", "")}
 	n, err := sweepBatches(ctx, i.store, due, sweepBatch, i.forgetBatch)
@@ -182,7 +183,7 @@ func (i *idempotency) forgetBatch(tx store.Tx, due [][]byte) error {
 		tenant := authz.TenantID(name)
 		row, err := getRow[keyRow](i.macRows, tx, idempotencyKey(tenant, hash))
 		switch {
-		case errors.Is(err, fault.Internal): // a damaged key neither replays nor names its request
+		case errors.Is(err, fault.Internal): // a damaged row neither replays nor names its request
 			i.tidy.Store(false)
 			err = tx.Delete(idempotencyKey(tenant, hash))
 		case err == nil && row == nil:
@@ -198,8 +199,9 @@ func (i *idempotency) forgetBatch(tx store.Tx, due [][]byte) error {
 }
 
 // forgetOrphans deletes the rows of requests that are older than a day or damaged. Such rows exist
-// only where the row of a key was damaged or lost. So it reads all of them once after the start,
-// since a sweep before the start may have met one, and again after a sweep met one.
+// only where the row of a key was damaged or lost. forgetOrphans reads all request rows, so it runs
+// only once after the start, because an earlier process may have met such a key, and again after a
+// sweep meets one.
 func (i *idempotency) forgetOrphans(ctx context.Context) error {
 	rng, now := store.Prefix(requestPrefix), i.now()
 	for {
@@ -222,7 +224,7 @@ func (i *idempotency) forgetOrphans(ctx context.Context) error {
 		})
 		if err == nil && len(keys) > 0 {
 			err = i.store.Update(ctx, func(tx store.Tx) (err error) {
-				for _, key := range keys { // a row of a request is never written twice
+				for _, key := range keys { // safe: a row of a request is never written twice
 					err = errors.Join(err, tx.Delete(key))
 				}
 				return err

@@ -16,12 +16,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// List returns the credentials of p's tenant in the order of their ids, expired ones included and
-// marked, and the cursor of the next page, if any. It hides from a ServiceAccount the credentials
-// of objects in other namespaces. With a limit or a filter a page may hold fewer credentials than
-// are left, or none, and has a cursor to continue with. Damaged records are left out and counted in
-// the entry. Errors: fault.Forbidden, fault.Invalid for an invalid filter and for the cursor of
-// another list, fault.Unavailable.
+// List returns the credentials of p's tenant in the order of their ids, and the cursor of the next
+// page, if any. It includes expired credentials and marks them. It hides the credentials of objects
+// in other namespaces from a ServiceAccount. With a limit or a filter, a page may hold fewer
+// credentials than are left, or none, and still have a cursor. Damaged records are left out and
+// counted in the entry. Errors: fault.Forbidden; fault.Invalid for an invalid filter and for the
+// cursor of another list; fault.Unavailable.
 func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -82,13 +82,13 @@ type page struct {
 	matches func(r *record) bool
 
 	budget  readBudget
-	last    string // id of the credential that was read last
+	last    string // id of the credential read last
 	list    []Credential
 	damaged int
-	more    bool // there are credentials after last
+	more    bool // credentials follow after last
 }
 
-// read reads the credentials after an id, or from the first if it is empty.
+// read reads the credentials after an id, or from the first one if the id is empty.
 func (f *page) read(q ListQuery, after string) error {
 	rng := store.Prefix(tenantPrefix(f.p.Tenant))
 	if after != "" {
@@ -118,8 +118,8 @@ func (f *page) add(key, value []byte) error {
 		f.damaged++ // one damaged record does not hide the others
 		return nil
 	}
-	// Where a page ends, and how long it takes, must not tell a ServiceAccount whether a credential
-	// that is hidden from it matches.
+	// A ServiceAccount must not learn, from where a page ends or how long it takes, whether a
+	// credential that is hidden from it matches. So its filter runs only after the owner is read.
 	if f.p.Kind != authz.ServiceAccount && !f.matches(r) {
 		return nil
 	}
@@ -191,11 +191,11 @@ const (
 // Summary describes a tenant's credentials in a few numbers.
 type Summary struct {
 	Total, Active, Expired int
-	ExpiringSoon           int          // how many of the active ones
+	ExpiringSoon           int          // number of active ones that expire soon
 	Types                  []TypeCount  // most frequent first, at most MaxSummaryTypes
-	OtherTypes             int          // credentials of all further types
+	OtherTypes             int          // credentials of all other types
 	NextToExpire           []Credential // active ones, soonest first, at most MaxNextToExpire
-	Complete               bool         // all credentials were counted; otherwise a random part
+	Complete               bool         // false when only a random part was counted
 }
 
 // TypeCount is the number of credentials of a type.
@@ -204,9 +204,9 @@ type TypeCount struct {
 	Count int
 }
 
-// Summary counts the credentials that [Vault.List] would return, and apart those that expire within
-// soon. It reads a bounded number of them. Damaged records are left out and counted in the entry.
-// Errors: fault.Forbidden, fault.Unavailable.
+// Summary counts the credentials that [Vault.List] would return, and separately those that expire
+// within soon. It reads a bounded number of credentials. Damaged records are left out and counted
+// in the entry. Errors: fault.Forbidden, fault.Unavailable.
 func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Duration) (Summary, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -251,7 +251,7 @@ func (c *counter) count(rd store.Reader, budget readBudget) error {
 			c.damaged++
 			return true
 		}
-		if c.p.Kind == authz.ServiceAccount { // nothing is hidden from other principals
+		if c.p.Kind == authz.ServiceAccount { // only a ServiceAccount has hidden credentials
 			budget.records -= ownerCost
 			by, err := c.owners.of(rd, c.p.Tenant, r.id)
 			if bad = err; err != nil || by.hides(c.p) {

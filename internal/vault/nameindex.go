@@ -10,18 +10,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// nameIndex finds credentials by their names. It holds each name in three kinds of sections: the
-// section of credentials without an object, the section of all objects, and one section per
-// namespace. A credential without an object has a row in the first kind, an object's credential
-// one in each of the others. So a credential that somebody seals under the name of an object's
-// never hides the object's.
+// nameIndex finds credentials by their names. It has three kinds of sections for a name: one for
+// credentials without an object, one for the credentials of all objects, and one per namespace. A
+// credential without an object has a row in the first. An object's credential has a row in the
+// second and in that of its namespace. So a credential that is sealed under the same name over REST
+// never hides an object's credential.
 type nameIndex struct{ macRows }
 
 func (x nameIndex) hash(tenant authz.TenantID, name string) string {
 	return x.keyedHex("latticekeep/credential-name/v1", []byte(tenant), []byte(name))
 }
 
-// sections returns the sections of a name that hold the credential of an object, nil for none.
+// sections returns the sections of a name that hold the credential of o. A nil o means a credential
+// without an object.
 func (x nameIndex) sections(tenant authz.TenantID, hash string, o *Object) []string {
 	if o == nil {
 		return []string{hash}
@@ -39,8 +40,9 @@ func (x nameIndex) namespace(tenant authz.TenantID, hash string, n authz.Namespa
 	return x.keyedHex("latticekeep/namespace-name/v1", []byte(tenant), []byte(hash), []byte(n.Cluster), []byte(n.Name))
 }
 
-// The key of a row orders a section by when the credentials expire. So a search for an active
-// credential reads at most one expired row, however many exist. The value is the row's MAC.
+// namePrefix returns the prefix of a section's rows. Their keys are ordered by when the credentials
+// expire. So a search for an active credential reads at most one expired row, however many exist.
+// The value of a row is its MAC.
 func namePrefix(tenant authz.TenantID, section string) []byte {
 	return []byte("credential-name/" + string(tenant) + "/" + section + "/")
 }
@@ -50,7 +52,7 @@ func nameKey(tenant authz.TenantID, section string, expires, created time.Time, 
 	return append(binary.BigEndian.AppendUint64(key, uint64(created.UnixMicro())), id...)
 }
 
-// encode returns the rows of a record that an object owns, nil for none.
+// encode returns the rows of a record that o owns. A nil o means a credential without an object.
 func (x nameIndex) encode(r *record, hash string, o *Object) []pair {
 	var rows []pair
 	for _, section := range x.sections(r.tenant, hash, o) {
@@ -63,13 +65,13 @@ func (x nameIndex) encode(r *record, hash string, o *Object) []pair {
 // query is a search for one name.
 type query struct {
 	tenant           authz.TenantID
-	objects, orphans string // sections to read; an object's credential goes first
+	objects, orphans string // sections to read: the credential of an object wins
 	now              time.Time
 	absent           []byte // key of a row that does not exist
 }
 
-// query returns the search of p for a name. A ServiceAccount finds only the objects of its own
-// namespace.
+// query returns p's search for a name. A ServiceAccount finds the objects of its own namespace
+// only.
 func (x nameIndex) query(p authz.Principal, name string, now time.Time) query {
 	hash := x.hash(p.Tenant, name)
 	q := query{tenant: p.Tenant, objects: x.objects(p.Tenant, hash), orphans: hash, now: now}
@@ -80,8 +82,9 @@ func (x nameIndex) query(p authz.Principal, name string, now time.Time) query {
 	return q
 }
 
-// find returns the id of the credential, or "" when there is none. It reads both sections and
-// verifies one row in every case: the row of the answer, or one that does not exist.
+// find returns the id of the credential, or "" when there is none. In every case it reads both
+// sections and verifies one row: the row of the answer, or one that does not exist. So the work
+// does not tell whether the name exists.
 func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	key, row, err := newest(rd, namePrefix(q.tenant, q.objects), q.now)
 	other, otherRow, err2 := newest(rd, namePrefix(q.tenant, q.orphans), q.now)
@@ -105,11 +108,12 @@ func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	return string(key[len(namePrefix(q.tenant, q.orphans))+16:]), nil
 }
 
-// maxNamesakes bounds how many active credentials of a name a search compares.
+// maxNamesakes bounds how many active credentials with one name a search compares.
 const maxNamesakes = 1000
 
-// newest returns the row of the newest credential of a section that is active at now, or else of
-// the one that expired last, or nil when the section is empty.
+// newest returns the row of the newest credential of a section that is active at now. If none is
+// active, it returns the row of the credential that expired last, and nil when the section is
+// empty.
 func newest(rd store.Reader, section []byte, now time.Time) (key, row []byte, err error) {
 	rng := store.Prefix(section)
 	rng.Reverse = true

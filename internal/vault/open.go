@@ -22,16 +22,18 @@ func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsea
 	return v.unseal(ctx, p, byID(id))
 }
 
-// UnsealVersion is [Vault.Unseal] of one version: the current one, or the previous one until it
-// ends, when ExpiresAt of the answer is this end. Any other version does not exist.
+// UnsealVersion is [Vault.Unseal] for one version: the current one, or the previous one until it
+// ends. For the previous version, ExpiresAt of the answer is that end. Any other version does not
+// exist.
 func (v *Vault) UnsealVersion(ctx context.Context, p authz.Principal, id string, version uint64) (Unsealed, error) {
 	return v.unseal(ctx, p, byVersion(p.Tenant, id, version))
 }
 
-// UnsealByName is [Vault.Unseal] of the credential of a name. It prefers one that an object owns,
-// for a ServiceAccount only an object of its own namespace; when there is none, not even an expired
-// one, it takes one without an object. Among several it takes the one created last of those that
-// have not expired (of the 1000 of them that expire last, should there be more).
+// UnsealByName is [Vault.Unseal] for the credential with a name. It prefers a credential that an
+// object owns; for a ServiceAccount, only objects of its own namespace count. When no object has
+// one, not even an expired one, it takes a credential without an object. Among several active
+// credentials it takes the one created last. If more than 1000 are active, it compares only the
+// 1000 that expire last.
 func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
 	if !validName(name) {
 		name = "" // no credential has this name
@@ -66,7 +68,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 
 // lookup is the result of a search for a credential.
 type lookup struct {
-	id     string // id that was asked for or found; empty when there is none that is well formed
+	id     string // id that was asked for or found; empty when it is not well-formed or nothing was found
 	record *record
 	until  time.Time // when the record stops being readable
 	digest string    // digest that the record must have, if not empty
@@ -82,11 +84,11 @@ type finder struct {
 	name string // name that the credential must have, if not empty
 
 	// version replaces the record of l by the version that is asked for; nil keeps the current one.
-	// id is the id that was looked up, by its owner.
+	// id is the id that was looked up, and by says which object owns it.
 	version func(rd store.Reader, l *lookup, id string, by ownership) error
 }
 
-// byID finds the credential of an id that the caller named.
+// byID finds the credential with an id that the caller named.
 func byID(id string) finder {
 	if !authz.ValidID(idPrefix, id) {
 		id = ""
@@ -94,8 +96,8 @@ func byID(id string) finder {
 	return finder{id: func(store.Reader) (string, error) { return id, nil }}
 }
 
-// byVersion finds one version of a credential. It reads and verifies the same rows whether or not
-// there is an object, a previous version, or a credential at all.
+// byVersion finds one version of a credential. It reads and verifies the same rows, whether or not
+// an object, a previous version or the credential itself exists.
 func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 	which := byID(id)
 	which.version = func(rd store.Reader, l *lookup, id string, by ownership) error {
@@ -124,9 +126,10 @@ func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 	return which
 }
 
-// open looks a credential up, verifies and decrypts it. When there is none, or its row does not
-// decode, it opens the tenant's decoy instead: the same reads, the same signature and decryption
-// work, and no values. An error means that the outcome is unknown.
+// open looks a credential up, verifies its signatures and decrypts it. When there is no such
+// credential, it has expired, or its row does not decode, open opens the tenant's decoy instead.
+// That takes the same reads and the same signature and decryption work, and yields no values. An
+// error means that the outcome is unknown.
 func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal, which finder) (*lookup, error) {
 	decoy, err := v.decoy(keys, p.Tenant)
 	if err != nil {
@@ -142,7 +145,7 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 		subject = decoy
 	}
 	if which.version != nil {
-		digest := subject.digest() // computed for the decoy too: the same work
+		digest := subject.digest() // computed for the decoy too, for equal work
 		if subject == l.record && l.digest != "" && digest != l.digest {
 			l.failed, subject = true, decoy
 		}
@@ -159,8 +162,8 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 	return l, nil
 }
 
-// look finds a credential by its id without opening it. read, if not nil, reads further rows of id:
-// of one that does not exist when there is no credential.
+// look finds a credential by its id without opening it. If read is not nil, look calls it to read
+// further rows of the id. When there is no credential, read gets an id that does not exist.
 func (v *Vault) look(ctx context.Context, p authz.Principal, id string, read func(rd store.Reader, l *lookup, id string) error) (*lookup, error) {
 	absent := authz.NewID(idPrefix)
 	l := &lookup{}
@@ -181,8 +184,8 @@ func (v *Vault) look(ctx context.Context, p authz.Principal, id string, read fun
 	return l, nil
 }
 
-// find reads the record and its owner into l. When no credential can be meant, it reads the rows
-// of absent, an id that does not exist.
+// find reads the record and its owner into l. When no credential can be meant, it reads the rows of
+// absent, an id that does not exist.
 func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder, absent string) error {
 	*l = lookup{}
 	id, err := which.id(rd)
@@ -203,7 +206,7 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 		l.failed, err2 = true, nil
 	}
 	if r != nil && which.name != "" && r.name != which.name {
-		l.failed, l.record = true, nil // the index is of another state than the record
+		l.failed, l.record = true, nil // the index and the record are from different states
 	}
 	if err = errors.Join(err, err2, err3); err == nil && which.version != nil {
 		err = which.version(rd, l, wanted, by)
@@ -214,7 +217,8 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 	return err
 }
 
-// openRecord opens a record with the current keys, or with the earlier versions that it names.
+// openRecord opens a record with the current keys, or with the earlier versions that the record
+// names.
 func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record) (map[string]secret.Bytes, error) {
 	wrapping, signing, err := r.keyVersions()
 	if err != nil {
@@ -232,7 +236,7 @@ func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record
 	return v.opener(r, keys[wrapping], keys[signing])
 }
 
-// decoy returns a record of the tenant that no store holds.
+// decoy returns a record of the tenant that is not in the store.
 func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record, error) {
 	if d, ok := v.decoys.Load(tenant); ok {
 		r := d.(*record)

@@ -15,7 +15,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Object names a SealedCredential. Together with its UID it says whether the object still exists.
+// Object names a SealedCredential. The name and the UID together identify one object, so a new
+// object with an old name is another object.
 type Object struct {
 	Cluster   string `json:"cluster"` // UID
 	Namespace string `json:"namespace"`
@@ -75,7 +76,7 @@ func ownerKey(tenant authz.TenantID, id string) []byte {
 	return []byte("owner/" + string(tenant) + "/" + id)
 }
 
-// hashValues returns a MAC over values: equal for equal values, however they were sealed.
+// hashValues returns a MAC over values. Equal values have equal MACs, however they were sealed.
 func (o ownerRows) hashValues(tenant authz.TenantID, uid string, values map[string]secret.Bytes) []byte {
 	fields := [][]byte{[]byte(tenant), []byte(uid)}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
@@ -117,7 +118,7 @@ func (o ownerRows) put(tx store.Tx, tenant authz.TenantID, uid string, row *owne
 // ownership says which object owns a credential.
 type ownership struct {
 	owned   bool
-	row     *ownerRow // row of the object; nil when no object owns the credential, or its row names another
+	row     *ownerRow // nil when no object owns the credential, or when the object's row names another one
 	damaged bool      // the row of the object is damaged
 }
 
@@ -130,7 +131,8 @@ func (o ownership) hides(p authz.Principal) bool {
 	return o.row == nil || p.Namespace != o.row.Object.namespace()
 }
 
-// of reads and verifies the same rows whether an object owns the credential or not.
+// of returns which object owns a credential. It reads and verifies the same number of rows whether
+// an object owns the credential or not.
 func (o ownerRows) of(rd store.Reader, tenant authz.TenantID, id string) (by ownership, err error) {
 	owner, err := rd.Get(ownerKey(tenant, id))
 	if err != nil {
@@ -156,7 +158,7 @@ func (o ownerRows) of(rd store.Reader, tenant authz.TenantID, id string) (by own
 	return by, nil
 }
 
-// visit calls f with every row of every tenant, nil for a damaged one.
+// visit calls f with every row of every tenant. A damaged row is nil.
 func (o ownerRows) visit(ctx context.Context, s store.Store, f func(tenant authz.TenantID, uid string, row *ownerRow)) error {
 	err := audit.ScanAll(ctx, s, store.Prefix([]byte("owned/")), func(key, value []byte) error {
 		_, rest, _ := strings.Cut(string(key), "/")

@@ -17,16 +17,16 @@ import (
 )
 
 // PreviousVersion names the version of an object's credential that the last rotation replaced,
-// while it is readable. Consumers move to the new values without an outage meanwhile. There is at
-// most one. The object's row, which is under a MAC, says which record it is and when it ends; a
-// record in its place that this row does not name is ignored.
+// while it is readable. Meanwhile consumers move to the new values without an outage. A credential
+// has at most one. The object's row, which is under a MAC, says which record it is and when it
+// ends. Any other record in its place is ignored.
 type PreviousVersion struct {
 	Version uint64
 	Until   time.Time
 }
 
-// previousOf returns what the object's row says about old when new values replace it at now: nil
-// when it ends at once.
+// previousOf returns the object's row about old when new values replace it at now. It returns nil
+// when old ends at once.
 func previousOf(old *record, overlap time.Duration, now time.Time) *previousRow {
 	p := &previousRow{Version: old.version, Until: now.Add(overlap).Truncate(time.Microsecond), Digest: old.digest()}
 	if old.expiresAt.Before(p.Until) {
@@ -38,7 +38,8 @@ func previousOf(old *record, overlap time.Duration, now time.Time) *previousRow 
 	return p
 }
 
-// Each version has a key of its own, so that the one before is deleted and not overwritten.
+// previousPrefix returns the prefix of a credential's previous versions. Each version has its own
+// key, so the earlier one is deleted and not overwritten.
 func previousPrefix(tenant authz.TenantID, id string) []byte {
 	return []byte("former/" + string(tenant) + "/" + id + "/")
 }
@@ -47,7 +48,8 @@ func previousKey(tenant authz.TenantID, id string, version uint64) []byte {
 	return binary.BigEndian.AppendUint64(previousPrefix(tenant, id), version)
 }
 
-// The index of ends is not under a MAC. It is checked against the object's row.
+// endPrefix begins the keys of the index of ends. The index has no MAC; it is compared with the
+// object's row.
 var endPrefix = []byte("former-end/")
 
 func endKey(until time.Time, tenant authz.TenantID, uid string) []byte {
@@ -55,7 +57,8 @@ func endKey(until time.Time, tenant authz.TenantID, uid string) []byte {
 	return append(b, string(tenant)+"/"+uid...)
 }
 
-// previousAt decodes a previous version. A row under a key that is not its own is damage.
+// previousAt decodes a previous version. It returns errDamaged for a row under the key of another
+// version.
 func previousAt(key, stored []byte) (*record, error) {
 	r, err := decodeRecord(stored)
 	if err != nil || string(previousKey(r.tenant, r.id, r.version)) != string(key) {
@@ -64,8 +67,8 @@ func previousAt(key, stored []byte) (*record, error) {
 	return r, nil
 }
 
-// readablePrevious returns the previous version that the object's row names, or nil when it has
-// ended, is missing or is another record.
+// readablePrevious returns the previous version that the object's row names. It returns nil when
+// that version has ended, is missing or is another record.
 func readablePrevious(rd store.Reader, tenant authz.TenantID, row *ownerRow, now time.Time) (*PreviousVersion, error) {
 	if !row.Previous.readable(now) {
 		return nil, nil
@@ -109,7 +112,7 @@ type previousVersions struct {
 // endBatch bounds how many previous versions one transaction ends.
 const endBatch = 64
 
-// endDue deletes the previous versions whose end has come and returns their number.
+// endDue deletes the previous versions whose end is reached and returns their number.
 func (v *previousVersions) endDue(ctx context.Context) (int, error) {
 	due := store.Range{From: endPrefix, To: endKey(v.now().Add(time.Microsecond), "", "")}
 	n, err := sweepBatches(ctx, v.store, due, endBatch, func(tx store.Tx, keys [][]byte) error {
@@ -136,7 +139,7 @@ func (v *previousVersions) end(tx store.Tx, due []byte) error {
 	tenant := authz.TenantID(name)
 	row, err := v.owners.get(tx, tenant, uid)
 	if errors.Is(err, fault.Internal) {
-		return nil // without the row nothing is readable
+		return nil // without the object's row nothing is readable
 	}
 	if err != nil || row == nil || row.Previous == nil || string(endKey(row.Previous.Until, tenant, uid)) != string(due) {
 		return err
@@ -149,7 +152,7 @@ func (v *previousVersions) end(tx store.Tx, due []byte) error {
 	err = deletePrevious(tx, tenant, uid, row)
 	row.Previous = nil
 	if err = errors.Join(err, v.owners.put(tx, tenant, uid, row)); err != nil || stored == nil {
-		return err // it was deleted with its credential, and that entry exists
+		return err // it was deleted with its credential, and that has an entry
 	}
 	return appendEvent(v.guard, tx, audit.Event{
 		Type: audit.CredentialVersionEnded, Outcome: audit.Success,

@@ -16,13 +16,13 @@ import (
 // Status says whether a credential can still be unsealed.
 type Status string
 
-// The statuses.
+// These are the statuses.
 const (
 	Active  Status = "active"
 	Expired Status = "expired"
 )
 
-// MaxFilterText bounds the text to search names for, in characters.
+// MaxFilterText bounds the text that names are searched for, in characters.
 const MaxFilterText = 255
 
 // Filter selects the credentials that match all of its fields. A zero field matches every
@@ -44,7 +44,7 @@ func (f Filter) validate() error {
 	return nil
 }
 
-// matcher returns a function that reports whether a credential matches.
+// matcher returns a function that reports whether a credential matches the filter at now.
 func (f Filter) matcher(now time.Time) func(r *record) bool {
 	text := fold(f.Text)
 	return func(r *record) bool {
@@ -58,10 +58,11 @@ func (f Filter) matcher(now time.Time) func(r *record) bool {
 	}
 }
 
-// fold returns the same text for all texts that differ only in case.
+// fold maps texts that differ only in case to the same text.
 func fold(s string) string { return strings.Map(foldRune, s) }
 
-// foldRune returns the least of the runes that simple case folding treats as r.
+// foldRune returns the smallest rune that is equal to r under simple case folding. An ASCII letter
+// becomes its upper-case form.
 func foldRune(r rune) rune {
 	switch {
 	case 'a' <= r && r <= 'z':
@@ -69,7 +70,7 @@ func foldRune(r rune) rune {
 	case r < utf8.RuneSelf:
 		return r
 	}
-	for { // follows the orbit of r until it begins again
+	for { // follow the orbit of r until it wraps around
 		next := unicode.SimpleFold(r)
 		if next <= r {
 			return next
@@ -78,24 +79,24 @@ func foldRune(r rune) rune {
 	}
 }
 
-// ListQuery selects a page of the list. Zero selects the whole list.
+// ListQuery selects a page of the list. The zero value selects the whole list.
 type ListQuery struct {
 	Filter
 	Limit  int
-	Cursor string // from the page before, which had the same filter
+	Cursor string // from the previous page, which had the same filter
 }
 
 // bounded reports whether a page may end before the list does.
 func (q ListQuery) bounded() bool { return q.Limit > 0 || q.Filter != Filter{} }
 
 // readBudget bounds the work of a read over many credentials, however many the tenant has and
-// however few match. A record costs one, and a read of its owner as much as several records. The
-// bytes of the records, which the store has to fetch, have a bound of their own.
+// however few match. A record costs one unit, and a read of its owner ownerCost units. The bytes of
+// the records, which the store must fetch, have their own bound.
 type readBudget struct{ records, bytes int }
 
 const ownerCost = 10
 
-// pageBudget suffices for 100 credentials of any size when there is no filter.
+// pageBudget is enough for 100 credentials of any size without a filter.
 func pageBudget() readBudget { return readBudget{2_500, 32 << 20} }
 
 func summaryBudget() readBudget { return readBudget{20_000, 160 << 20} }
@@ -105,17 +106,18 @@ func (b *readBudget) spend(value []byte) { b.records, b.bytes = b.records-1, b.b
 func (b *readBudget) spent() bool { return b.records <= 0 || b.bytes <= 0 }
 
 // cursors makes and reads the cursors of lists. A cursor encrypts the id that it continues after,
-// since that may be the id of a credential which the caller must not see. It is bound to tenant and
-// filter: it is a MAC over all of these, and the id XORed with a key stream made from the MAC.
+// because the caller may not be allowed to see that credential. It is bound to the tenant and the
+// filter. It consists of a MAC over tenant, filter and id, and of the id XORed with a key stream
+// derived from the MAC.
 type cursors struct{ macRows }
 
-// The sizes of the two parts of a cursor.
+// Sizes of the two parts of a cursor, in bytes.
 const (
 	cursorTagSize = 16
 	cursorIDSize  = 16
 )
 
-// encode returns the cursor of what comes after an id.
+// encode returns the cursor for the credentials after an id.
 func (c cursors) encode(tenant authz.TenantID, f Filter, after string) string {
 	id, _ := authz.IDBytes(idPrefix, after)
 	tag := c.tag(tenant, f, id[:])
@@ -126,7 +128,7 @@ func (c cursors) encode(tenant authz.TenantID, f Filter, after string) string {
 func (c cursors) decode(tenant authz.TenantID, f Filter, cursor string) (after string, ok bool) {
 	b, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err != nil || len(b) != cursorTagSize+cursorIDSize ||
-		base64.RawURLEncoding.EncodeToString(b) != cursor { // another spelling of the same bytes
+		base64.RawURLEncoding.EncodeToString(b) != cursor { // rejects another spelling of the same bytes
 		return "", false
 	}
 	id := c.xor(b[:cursorTagSize], b[cursorTagSize:])

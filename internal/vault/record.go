@@ -27,12 +27,12 @@ const (
 	digestLabel   = "latticekeep/record-digest/v1"
 )
 
-// record is one version of a credential as the store holds it: a version byte and the fields in
-// this order. Strings and blobs follow their u32 length, numbers are u64, all big-endian. Times
-// are Unix microseconds.
+// record is one version of a credential as the store holds it: a version byte, then the fields in
+// this order. A string or blob follows its u32 length. A number is a u64. Both are big-endian.
+// Times are in Unix microseconds.
 //
-// Everything up to and including body is signed. The wrap is not: its own associated data binds
-// it to the record, so the seed can be wrapped again without a new signature.
+// Everything up to and including body is signed. The wrap is not: its own associated data binds it
+// to the record, so the seed can be wrapped again without a new signature.
 type record struct {
 	tenant    authz.TenantID
 	id        string
@@ -48,7 +48,7 @@ type record struct {
 	wrap      []byte // seed and r under the tenant's wrapping key
 }
 
-// newRecord returns a record without its sealed part, see [record.seal].
+// newRecord returns a record without its sealed part; see [record.seal].
 func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record {
 	ttl := req.ttlDays()
 	now = now.UTC().Truncate(time.Microsecond)
@@ -129,7 +129,7 @@ func (f *fields) blob() []byte {
 
 func (f *fields) time() time.Time { return time.UnixMicro(int64(f.number())).UTC() }
 
-// decodeRecord reads a record. The result shares nothing with row.
+// decodeRecord decodes a record. The result shares no memory with row.
 func decodeRecord(row []byte) (*record, error) { return viewRecord(bytes.Clone(row)) }
 
 // viewRecord is decodeRecord without the copy: the result shares row's memory.
@@ -150,7 +150,7 @@ func viewRecord(row []byte) (*record, error) {
 	return r, nil
 }
 
-// seal fills in body, wrap and signature around the values.
+// seal sets body, wrap and signature for the values.
 func (r *record) seal(keys *keyring.Keys, values map[string]secret.Bytes) error {
 	plaintext := encodeValues(values)
 	defer plaintext.Zero()
@@ -169,7 +169,7 @@ func (r *record) seal(keys *keyring.Keys, values map[string]secret.Bytes) error 
 }
 
 // open verifies both signatures and then decrypts. wrapping and signing are the versions of the
-// tenant's keys that keyVersions returns. All failures are alike.
+// tenant's keys that keyVersions returns. All failures give the same error.
 func (r *record) open(wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 	if !signing.Signing.Verify(recordContext, r.signed(), r.signature) {
 		return nil, errDamaged
@@ -211,8 +211,8 @@ func (r *record) credential(now time.Time, owned bool) Credential {
 	}
 }
 
-// The plaintext of a record is a version byte, and for each value, in the byte order of the keys,
-// the key and the value, each after its u32 length.
+// The plaintext of a record is a version byte followed by the values in the byte order of their
+// keys. Key and value each follow their u32 length.
 const valuesVersion = 1
 
 func encodeValues(values map[string]secret.Bytes) secret.Bytes {
@@ -249,7 +249,8 @@ func decodeValues(plaintext []byte) (map[string]secret.Bytes, error) {
 
 const idPrefix = "cred"
 
-// A new version is a new row, and the old row is deleted, so that the store scrubs its remains.
+// tenantPrefix returns the prefix of a tenant's records. A new version is a new row and the old row
+// is deleted, so the store scrubs what remains of it.
 func tenantPrefix(tenant authz.TenantID) []byte {
 	return []byte("credential/" + string(tenant) + "/")
 }
@@ -262,8 +263,8 @@ func recordKey(tenant authz.TenantID, id string, version uint64) []byte {
 	return binary.BigEndian.AppendUint64(recordPrefix(tenant, id), version)
 }
 
-// findRecord returns the newest version of a credential, or nil when there is none. A row under a
-// key that is not its own is damage.
+// findRecord returns the newest version of a credential, or nil when there is none. It returns
+// errDamaged for a row under the key of another record.
 func findRecord(rd store.Reader, tenant authz.TenantID, id string) (*record, error) {
 	var r *record
 	var bad error

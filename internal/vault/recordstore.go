@@ -21,16 +21,16 @@ type recordStore struct {
 	owners ownerRows
 }
 
-// versionNames gives, for [Version], the change that each event stands for.
+// versionNames maps each event to the change that [Version] names.
 var versionNames = map[audit.EventType]string{
 	audit.CredentialSealed:      "sealed",
 	audit.CredentialRotated:     "rotated",
 	audit.CredentialReencrypted: "reencrypted",
 }
 
-// versionRow is one line of a credential's history, under its version. It outlives the version.
-// It also repeats where the version is in the name index, so that a credential with a damaged
-// record can leave the index.
+// versionRow is one line of a credential's history, stored under its version. It outlives the
+// version. It also says where the version is in the name index, so a credential with a damaged
+// record can be removed from the index.
 type versionRow struct {
 	Change    string    `json:"change"`
 	CreatedAt time.Time `json:"created_at"` // time of the first version
@@ -59,8 +59,8 @@ func (s recordStore) decodeVersion(key, stored []byte) (uint64, *versionRow, err
 	return binary.BigEndian.Uint64(key[len(key)-8:]), row, nil
 }
 
-// history reads the versions of a credential, newest first. current is its record. A record
-// without a line of its own is damage.
+// history reads the versions of a credential, newest first. current is the credential's record, or
+// nil. It returns errDamaged when current has no line in the history.
 func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, current *record) ([]Version, error) {
 	list := []Version{}
 	rng := store.Prefix(historyPrefix(tenant, id))
@@ -87,15 +87,16 @@ func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, 
 	return list, nil
 }
 
-// newRows returns all rows of a new credential. The caller makes them before the transaction, in
-// which others wait. Nothing else in the store has the credential's id.
+// newRows returns all rows of a new credential. The caller makes them before the transaction,
+// because others wait for it. No other row in the store has the new id.
 func (s recordStore) newRows(r *record) ([]pair, error) {
 	rows, err := s.indexRows(r, audit.CredentialSealed, nil)
 	return append(rows, pair{recordKey(r.tenant, r.id, r.version), r.encode()}), err
 }
 
-// put stores r as the one version of its credential, with its line in the history and its rows in
-// the name index, and deletes the version before. o is the object that owns it, nil for none.
+// put stores r as the only version of its credential, with its line in the history and its rows in
+// the name index, and deletes the earlier version. o is the object that owns the credential, nil
+// for none.
 func (s recordStore) put(tx store.Tx, r *record, change audit.EventType, o *Object) error {
 	if err := s.unindex(tx, r.tenant, r.id); err != nil {
 		return err
@@ -109,7 +110,8 @@ func (s recordStore) put(tx store.Tx, r *record, change audit.EventType, o *Obje
 	)
 }
 
-// replace puts next in the place of old, if old is still the newest version.
+// replace stores next in place of old, if old is still the newest version. Otherwise it returns
+// errMoved.
 func (s recordStore) replace(tx store.Tx, old, next *record, change audit.EventType) error {
 	current, err := findRecord(tx, old.tenant, old.id)
 	if err != nil {
@@ -132,8 +134,8 @@ func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error
 	)
 }
 
-// disown moves a credential whose object goes away to the section of names without an object. A
-// damaged one leaves the index.
+// disown moves a credential whose object is deleted to the section of names without an object. A
+// damaged credential is only removed from the index.
 func (s recordStore) disown(tx store.Tx, tenant authz.TenantID, id string, current *record) error {
 	err := s.unindex(tx, tenant, id)
 	if err != nil || current == nil {
@@ -169,9 +171,9 @@ func (s recordStore) indexRows(r *record, change audit.EventType, o *Object) ([]
 	return append([]pair{line}, s.names.encode(r, hash, o)...), err
 }
 
-// unindex removes a credential from every place in the name index where its record, its newest
-// line in the history, or the row of its object put it. When one of them is damaged, the others
-// still say where it is.
+// unindex removes a credential from every section of the name index that its record, its newest
+// readable line in the history or the row of its object names. When one of them is damaged, the
+// others still say where it is.
 func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) error {
 	r, err := findRecord(tx, tenant, id)
 	if err != nil && !errors.Is(err, fault.Internal) {

@@ -21,7 +21,7 @@ var (
 	errMoved   = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
 )
 
-// macRows reads and writes rows under a MAC of the deployment.
+// macRows reads and writes rows under a MAC with the deployment's key.
 type macRows struct{ keys *keyring.Ring }
 
 // keyedHash returns a MAC, so an index can be searched without revealing names or values to a
@@ -36,7 +36,7 @@ func (m macRows) keyedHex(label string, fields ...[]byte) string {
 	return hex.EncodeToString(m.keyedHash(label, fields...))
 }
 
-// getRow reads a JSON row under a MAC. It returns nil when there is none.
+// getRow reads a JSON row under a MAC. It returns nil when the row does not exist.
 func getRow[T any](m macRows, rd store.Reader, key []byte) (*T, error) {
 	stored, err := rd.Get(key)
 	if err != nil || stored == nil {
@@ -99,7 +99,7 @@ func deleteAll(tx store.Tx, prefix []byte) error {
 }
 
 // sweepBatches reads the keys of rng in batches of at most n, passes each batch to remove in a
-// transaction, and returns how many there were. remove deletes the rows.
+// transaction, and returns the number of keys. remove must delete the rows.
 func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, remove func(tx store.Tx, keys [][]byte) error) (total int, err error) {
 	for {
 		var keys [][]byte

@@ -11,9 +11,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Seal stores a new credential. When the idempotency key of the request made one within a day, Seal
-// returns the answer of that time. Errors: fault.Forbidden; fault.Invalid, also for a key that came
-// with another request; fault.Unavailable.
+// Seal stores a new credential. When a request with the same idempotency key made a credential
+// within a day, Seal returns the answer to that request. Errors: fault.Forbidden; fault.Invalid,
+// also for a key that was used with another request; fault.Unavailable.
 func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (Credential, error) {
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, err
@@ -82,9 +82,9 @@ func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *fingerprint) 
 	return first, nil
 }
 
-// Rotate encrypts a credential anew with a new ML-KEM-768 key pair, as its next version with a full
-// TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not exist
-// for p or belongs to an object, fault.Unavailable.
+// Rotate encrypts a credential again with a new ML-KEM-768 key pair, as its next version with a
+// full TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not
+// exist for p or belongs to an object; fault.Unavailable.
 func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
 	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, nil) })
 }
@@ -95,8 +95,8 @@ func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req R
 	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, &req) })
 }
 
-// change stores the next version of a credential: with the values of req, or with its present
-// values when req is nil. It opens the old version in both cases, because it signs the metadata
+// change stores the next version of a credential, with the values of req, or with the current
+// values when req is nil. It opens the old version in both cases, because it signs the old metadata
 // again and must verify it first.
 func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *ReplaceRequest) (Credential, error) {
 	action, change := authz.RotateCredential, audit.CredentialReencrypted
@@ -142,7 +142,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 		if err := v.records.replace(tx, old, r, change); err != nil {
 			return err
 		}
-		if req != nil { // a remembered request depends on the values that go here
+		if req != nil { // a remembered request depends on the old values
 			if err := tx.Delete(requestKey(p.Tenant, r.id)); err != nil {
 				return err
 			}
@@ -156,7 +156,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 }
 
 // Delete removes a credential, expired or not, with its ciphertext. Errors: fault.Forbidden for a
-// credential that does not exist for p or belongs to an object, fault.Unavailable.
+// credential that does not exist for p or belongs to an object; fault.Unavailable.
 func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error {
 	if _, err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
 		return err

@@ -1,23 +1,24 @@
-// Package vault stores credentials: it seals, lists, unseals, rotates and deletes them, and lets
-// them expire.
+// Package vault stores credentials. It seals, lists, unseals, rotates and deletes them, and refuses
+// to unseal them after they expire.
 //
-// A credential is one signed record per tenant, id and version. Only the newest version is listed
-// and found by its name. Each version has its own ML-KEM-768 key pair; its seed is wrapped under
+// A credential is one signed record per tenant, id and version. Lists and searches by name find
+// only the newest version. Each version has its own ML-KEM-768 key pair. Its seed is wrapped under
 // the tenant's key, which only the KMS unwraps. Records are looked up by (tenant, id), so the
-// credentials of another tenant do not exist; and a lookup that finds nothing does the same work
-// as one that does.
+// credentials of another tenant do not exist for the caller. A lookup that finds nothing does the
+// same work as one that finds a credential.
 //
 // Two more sets of rows change in the transaction of the record: the name index, which holds keyed
-// hashes, and the history of versions, which holds no values. A repeated seal is recognised by its
-// idempotency key for a day; the rows for this that depend on the values go with the values.
+// hashes, and the history of versions, which holds no values. For a day the vault recognises a
+// repeated seal by its idempotency key. The row that depends on the values is deleted together with
+// the values.
 //
 // A credential can belong to a SealedCredential. Then only this object changes it, and the
-// ServiceAccounts of other namespaces of the tenant do not see it. The object's row is the
-// operator's memory: what was applied last, and the one previous version that may stay readable
-// for a while after new values came.
+// ServiceAccounts of the tenant's other namespaces do not see it. The object's row is the
+// operator's memory: it says what was applied last, and which previous version, at most one, stays
+// readable for a while after new values arrive.
 //
-// Every operation is recorded in the audit log in the transaction of its change, and reads return
-// only after their entry is durable.
+// The audit log records every operation. A change and its entry are one transaction, and a read
+// returns only after its entry is durable.
 package vault
 
 import (
@@ -52,7 +53,7 @@ type Vault struct {
 	pageBudget, summaryBudget readBudget
 }
 
-// New returns the vault in s.
+// New returns a vault that keeps its rows in s.
 func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
 	rows := macRows{keys}
 	owners := ownerRows{rows}
@@ -65,24 +66,24 @@ func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.
 	}
 }
 
-// readTimeout bounds a read, so that a read which cannot be recorded is refused within a second,
-// whatever hangs.
+// readTimeout bounds a read. If the read cannot be recorded, it is refused within a second, even
+// when the store or the KMS hangs.
 const readTimeout = 900 * time.Millisecond
 
-// errDenied is the one answer for a credential that does not exist for the caller, whatever the
-// reason.
+// errDenied is the only answer for a credential that does not exist for the caller. It is the same
+// for every reason.
 var errDenied = fault.New(fault.Forbidden, "access denied")
 
 // Reasons in audit entries.
 const (
-	reasonMissing   = "no_such_credential" // another tenant's, deleted, and never existing alike
+	reasonMissing   = "no_such_credential" // the same for another tenant's, a deleted and an unknown credential
 	reasonExpired   = "expired"
 	reasonOwned     = "owned_by_object"
 	reasonIntegrity = "integrity"
 )
 
-// ready checks, before anything is looked up, that the log takes entries, that p may do a, and
-// that the tenant's keys can be used. It returns these keys.
+// ready checks that the log takes entries, that p may do a, and that the tenant's keys can be used.
+// It does so before anything is looked up, and returns these keys.
 func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) (*keyring.Keys, error) {
 	if err := v.guard.Admit(ctx, p, a); err != nil {
 		return nil, err
@@ -90,8 +91,8 @@ func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) (*
 	return v.currentKeys(ctx, p.Tenant)
 }
 
-// currentKeys returns the tenant's keys. Each operation calls it once, and so asks the KMS at most
-// once.
+// currentKeys returns the tenant's keys. Each operation calls it once and therefore asks the KMS at
+// most once.
 func (v *Vault) currentKeys(ctx context.Context, tenant authz.TenantID) (*keyring.Keys, error) {
 	keys, err := v.keys.Current(ctx, tenant)
 	if err != nil {
@@ -100,8 +101,8 @@ func (v *Vault) currentKeys(ctx context.Context, tenant authz.TenantID) (*keyrin
 	return keys, nil
 }
 
-// record appends the entry of a read, or of a change that is refused, and returns errDenied unless
-// the entry is one of success.
+// record appends the entry of a read or of a refused change. It returns errDenied unless the
+// entry's outcome is success.
 func (v *Vault) record(ctx context.Context, e audit.Event) error {
 	if err := v.guard.Record(ctx, e); err != nil {
 		return err
@@ -126,11 +127,11 @@ func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
 	}
 }
 
-// maxAttempts bounds how often an operation starts again because another one changed the
+// maxAttempts bounds how often an operation starts again because another operation changed the
 // credential between its lookup and its commit.
 const maxAttempts = 8
 
-// retryConflicts repeats attempt while another operation changes the credential under it.
+// retryConflicts repeats attempt while another operation changes the same credential.
 func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 	for range maxAttempts {
 		c, err := attempt()
@@ -141,9 +142,9 @@ func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 	return Credential{}, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
 }
 
-// Sweep forgets the idempotency keys that are a day old, ends the previous versions whose time is
-// over, and returns how many of both there were. The process calls it every minute or so. An error
-// in one does not stop the other.
+// Sweep deletes the idempotency keys that are a day old and ends the previous versions whose time
+// is over. It returns the number of both. The process calls it about once a minute. An error in one
+// part does not stop the other.
 func (v *Vault) Sweep(ctx context.Context) (int, error) {
 	ended, err := v.previous.endDue(ctx)
 	forgotten, err2 := v.idempotency.forgetDue(ctx)

@@ -21,12 +21,12 @@ func credentialOf(key []byte) (id audit.CredentialKey) {
 	return id
 }
 
-// VerifyStore verifies the audit log in s and compares every credential row with it: each row is
-// the version that the log recorded last, each recorded credential has its row, and no deleted
-// credential is back. A previous version is the one that the log says was kept, and has not ended;
-// it may also be missing. VerifyStore needs no secret key. With a range of the log it verifies only
-// the entries of the range. Nothing may write to the store meanwhile. An [audit.Broken] error names
-// the first bad sequence.
+// VerifyStore verifies the audit log in s and compares every credential row with it. Each row must
+// be the version that the log recorded last, each recorded credential must have its row, and a
+// deleted credential must have none. A previous version must be one that the log says was kept and
+// that has not ended; it may also be missing. VerifyStore needs no secret key. With a range of the
+// log it verifies only the entries of the range. Nothing may write to the store meanwhile. An
+// [audit.Broken] error names the first bad sequence number.
 func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
 	report, err := audit.VerifyStore(ctx, s, o)
 	if err != nil {
