@@ -12,28 +12,28 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// item is an entry on its way through a verification: as a row of the store, a
-// line of an export, or as it was given.
+// item is an entry in a verification. It comes from a row of the store, a line of an export, or a
+// given [Entry].
 type item struct {
 	key, row, batch []byte
 	line            []byte
 	given           *Entry
 
 	stored
-	bad       error // it is no entry
-	misplaced bool  // its row stands where another entry's should
+	bad       error // why this is no entry
+	misplaced bool  // its row stands in the place of another entry
 	unsigned  bool  // its signature is malformed
-	judged    bool  // whether the next field says something
+	judged    bool  // sound is set
 	sound     bool  // the signature verifies
-	timed     bool
+	timed     bool  // the timestamp is well-formed
 	micros    int64
-	beside    string // what is wrong with what was derived from it
-	json      []byte // for an export
+	beside    string // why a row derived from the entry is wrong; empty if none is
+	json      []byte // JSON for an export
 }
 
 var errWrongHash = errors.New("the hash is not that of the entry")
 
-// parse finds out all that the entry alone tells.
+// parse sets everything that the entry alone determines.
 func (it *item) parse() {
 	if it.row != nil || it.key != nil {
 		it.stored, it.bad = decodeStored(it.row, it.batch)
@@ -45,8 +45,8 @@ func (it *item) parse() {
 	}
 	at := it.entry.Time()
 	it.micros = at.UnixMicro()
-	// Of this length there is one spelling of a time, but for the separator of
-	// its fraction.
+	// time.Parse accepts only one spelling of this length, except for the separator of the
+	// fraction.
 	it.timed = !at.IsZero() && len(it.entry.Timestamp) == len(timeFormat) && it.entry.Timestamp[len("2006-01-02T15:04:05")] == '.'
 }
 
@@ -70,17 +70,17 @@ func (it *item) parseWhole() (err error) {
 	return nil
 }
 
-// stretchSize is how many entries go through the pipeline together: enough to
-// outweigh passing them on, few enough to keep all cores busy to the end.
+// stretchSize is the number of entries that pass through the pipeline together. It is large enough
+// to outweigh the cost of passing them on, and small enough to keep all cores busy to the end.
 const stretchSize = 128
 
-// stretch is entries that follow one another.
+// stretch is a run of consecutive entries.
 type stretch struct {
 	items   []item
-	cut     *Broken // why the entry behind the last one does not fit
-	failure error   // why the entry behind it could not be judged
+	cut     *Broken // why the entry after the last item does not fit
+	failure error   // why the entry after the last item could not be checked
 
-	rows         *store.Range // where they are read; nil when they were given
+	rows         *store.Range // range to read; nil if the items were given
 	linked, done chan struct{}
 }
 
@@ -88,7 +88,7 @@ func newStretch() *stretch {
 	return &stretch{items: *rooms.Get().(*[]item), linked: make(chan struct{}), done: make(chan struct{})}
 }
 
-// rooms is the memory of stretches that are done with.
+// rooms pools the memory of finished stretches.
 var rooms = sync.Pool{New: func() any { return new(make([]item, 0, stretchSize)) }}
 
 func (b *stretch) release() {
@@ -99,32 +99,31 @@ func (b *stretch) release() {
 	b.items = nil
 }
 
-// pipeline verifies stretches: several at a time are read, parsed and their
-// signatures checked, each is linked when the one before is, and judged when the
-// one before is. It owns no goroutine that outlives a stretch, so that a verifier
-// may be dropped at any point.
+// pipeline verifies stretches. It reads, parses and checks the signatures of several stretches at a
+// time. It links a stretch after the previous one is linked, and concludes it after the previous
+// one is concluded. No goroutine outlives its stretch, so a verifier may be dropped at any point.
 type pipeline struct {
 	filling *stretch
-	last    *stretch // the newest that was started
+	last    *stretch // newest stretch that was started
 	memo    memo
 	key     atomic.Pointer[dualsig.PublicKey] // nil until it is known
 
 	slots chan struct{} // stretches under way
 	cores chan struct{} // stretches being computed on
 
-	// Asked of each entry that was read, with what it was read from, for what
-	// disagrees with it there.
+	// beside is called for each entry read from the store, in the same snapshot. It finds derived
+	// rows that disagree with the entry.
 	beside func(r store.Reader, it *item) error
-	// Told of the entries that hold of each stretch, while others are computed.
+	// derive is called with the sound entries of each stretch, concurrently with other stretches.
 	derive func(items []item) error
-	// Told of the same, one stretch after the other.
+	// emit is called with the same entries, for one stretch at a time, in order.
 	emit func(items []item) error
-	// Whether emit is given the JSON of the entries.
+	// encode fills the JSON of the entries for emit.
 	encode bool
 
 	mu      sync.Mutex
-	fault   *Broken // the earliest of the chain
-	derived *Broken // the earliest of a derived row
+	fault   *Broken // earliest fault of the chain
+	derived *Broken // earliest fault of a derived row
 	failure error   // why the verification could not go on
 }
 
@@ -136,8 +135,8 @@ func (p *pipeline) init(gentle bool) {
 	p.slots, p.cores = make(chan struct{}, 3*cores), make(chan struct{}, cores)
 }
 
-// start sends a stretch through the pipeline. Stretches are started one at a
-// time. View is where its rows are read.
+// start sends a stretch through the pipeline. Call it for one stretch at a time. The function view
+// opens a snapshot to read the rows of the stretch from.
 func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) {
 	before := v.last
 	v.last = b
@@ -182,8 +181,8 @@ func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) 
 	}()
 }
 
-// examine finds out all that each entry tells by itself. Rows are not copied: it
-// is all done in the snapshot that they are read from.
+// examine checks everything that each entry determines by itself. It does not copy the rows, so all
+// of it happens in the snapshot that they are read from.
 func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error) error {
 	if b.rows == nil {
 		for i := range b.items {
@@ -232,7 +231,8 @@ func (v *Verifier) examineItem(it *item) {
 	}
 }
 
-// leaveRow lets go of the memory that is the store's.
+// leaveRow drops references to the store's memory, and sets misplaced. It copies the signature if
+// that still has to be checked.
 func (it *item) leaveRow() {
 	if it.misplaced = it.bad == nil && string(it.key) != string(entryKey(it.entry.Sequence)); it.bad == nil && !it.judged {
 		it.signature, it.proof.path = bytes.Clone(it.signature), bytes.Clone(it.proof.path)
@@ -242,14 +242,13 @@ func (it *item) leaveRow() {
 	it.key, it.row, it.batch = nil, nil, nil
 }
 
-// errStopped marks stretches behind one that does not hold.
+// errStopped marks stretches after one with a fault.
 var errStopped = errors.New("an earlier entry does not hold")
 
-// stops reports whether nothing behind the stretch is looked at.
+// stops reports whether the verification ends with this stretch.
 func (b *stretch) stops() bool { return b.cut != nil || b.failure != nil }
 
-// firstUnsigned returns the index of the first entry whose signature does not verify,
-// or -1.
+// firstUnsigned returns the index of the first entry whose signature does not verify, or -1.
 func (v *Verifier) firstUnsigned(b *stretch) int {
 	for i := range b.items {
 		it := &b.items[i]
@@ -269,8 +268,7 @@ func (p *pipeline) onCore(do func()) {
 	<-p.cores
 }
 
-// conclude notes what came of a stretch. It is called for one stretch after the
-// other.
+// conclude records the result of a stretch. It is called for one stretch at a time, in order.
 func (p *pipeline) conclude(b *stretch, unsound int, err error) {
 	p.mu.Lock()
 	stopped := p.fault != nil || p.failure != nil
@@ -306,8 +304,8 @@ func (p *pipeline) suspect(sequence uint64, reason string) {
 	}
 }
 
-// heal lets the verification go on where it could not, with what comes behind
-// the entries that hold.
+// heal clears a failure, so the verification can continue after the last sound entry. It does not
+// clear a fault.
 func (p *pipeline) heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -324,8 +322,7 @@ func (p *pipeline) fail(err error) {
 	}
 }
 
-// failed returns why nothing more needs to be added: a fault of the chain, or a
-// failure to go on.
+// failed returns the reason to add no more entries: a fault of the chain, or a failure to continue.
 func (p *pipeline) failed() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

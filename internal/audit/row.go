@@ -15,12 +15,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Keys of the rows. Sequences are big-endian, so that byte order is theirs.
+// entryKey returns the key of an entry's row. Sequences are big-endian, so the keys sort by
+// sequence.
 func entryKey(sequence uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/entry/"), sequence)
 }
 
-// batchKey is that of the signature of a group, by its first sequence.
+// batchKey returns the key of a group's signature. The first sequence names the group.
 func batchKey(first uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/batch/"), first)
 }
@@ -49,8 +50,8 @@ var baseKey = []byte("audit/base")
 
 var verifiedKey = []byte("audit/verified")
 
-// indexRow is the value under tenantKey: what [Log.Query] filters by, so that
-// it reads only the entries it returns.
+// indexRow is the value under tenantKey. It holds the fields that [Reader.Query] filters by, so a
+// query reads only the entries that it returns.
 type indexRow struct {
 	link
 	eventType EventType
@@ -73,18 +74,17 @@ func decodeIndexRow(b []byte) (indexRow, error) {
 	return indexRow{k, EventType(eventType), actor}, nil
 }
 
-// A stored entry is a version byte, what belongs to its signature, and the
-// canonical bytes that the hash covers: the hash is recomputed at each read,
-// never believed. In version 1 the raw signature stands there. In version 2 the
-// entry was signed in a group: u64 first sequence of the group, u32 number of
-// its entries, u32 index in it, and the path of the index. The signature of the
-// group is a row of its own, under [batchKey].
+// A stored entry is a version byte, the data of its signature, and the canonical bytes that the
+// hash covers. Every read computes the hash again, so no stored hash is trusted. In version 1, the
+// data is the raw signature. In version 2, the entry was signed in a group, and the data is: u64
+// first sequence of the group, u32 number of its entries, u32 index of the entry in the group, and
+// the path of the index. The signature of the group has its own row under [batchKey].
 const (
 	plainRow = 1
 	batchRow = 2
 
 	plainRowHeader = 1 + dualsig.SignatureSize
-	batchRowHeader = 1 + 8 + 4 + 4 // and the path
+	batchRowHeader = 1 + 8 + 4 + 4 // without the path
 )
 
 func encodeRow(core, signature []byte) []byte {
@@ -94,7 +94,7 @@ func encodeRow(core, signature []byte) []byte {
 	return append(row, core...)
 }
 
-// beginBatchRow appends what comes before the core.
+// beginBatchRow appends the part of a row that precedes the core.
 func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
 	dst = append(dst, batchRow)
 	dst = binary.BigEndian.AppendUint64(dst, first)
@@ -103,8 +103,8 @@ func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
 	return t.appendPath(dst, int(index))
 }
 
-// rowBatch returns the first sequence of the group that an entry was signed in,
-// and false for an entry with a signature of its own.
+// rowBatch returns the first sequence of the group that the entry was signed in. It returns false
+// for an entry with its own signature.
 func rowBatch(row []byte) (first uint64, ok bool) {
 	if len(row) < batchRowHeader || row[0] != batchRow {
 		return 0, false
@@ -112,8 +112,8 @@ func rowBatch(row []byte) (first uint64, ok bool) {
 	return binary.BigEndian.Uint64(row[1:]), true
 }
 
-// stored is an entry as it lies in the store. It refers to the rows it was
-// decoded from.
+// stored is an entry as it is in the store. It shares the memory of the rows that it was decoded
+// from.
 type stored struct {
 	entry     *Entry // without Signature
 	hash      [32]byte
@@ -121,8 +121,8 @@ type stored struct {
 	signature []byte
 }
 
-// splitRow returns what the hash of a stored entry covers, and what shows its
-// place in the group that it was signed in: of a row of version 1 the zero proof.
+// splitRow returns the bytes that the hash of a stored entry covers, and the proof of its place in
+// its group. For a row of version 1, the proof is zero.
 func splitRow(row []byte) (core []byte, p batchProof, err error) {
 	if _, grouped := rowBatch(row); !grouped {
 		if len(row) < plainRowHeader || row[0] != plainRow {
@@ -142,8 +142,7 @@ func splitRow(row []byte) (core []byte, p batchProof, err error) {
 	return row[end:], p, nil
 }
 
-// decodeStored reads a stored entry; batch is the row of its group, if
-// [rowBatch] names one.
+// decodeStored decodes a stored entry. The batch is the row of its group, if [rowBatch] names one.
 func decodeStored(row, batch []byte) (s stored, err error) {
 	var core []byte
 	if core, s.proof, err = splitRow(row); err != nil {
@@ -169,7 +168,7 @@ func decodeStored(row, batch []byte) (s stored, err error) {
 	return s, nil
 }
 
-// verify reports whether the signature is key's. The memo may be nil.
+// verify reports whether key made the signature. The memo may be nil.
 func (s stored) verify(key *dualsig.PublicKey, m *memo) bool {
 	return s.proof.verify(key, s.hash, s.signature, m)
 }
@@ -184,8 +183,8 @@ func (s stored) whole() *Entry {
 	return s.entry
 }
 
-// decodeRow reads a stored entry; batch is the row of its group, if [rowBatch]
-// names one.
+// decodeRow decodes a stored entry with its signature. The batch is the row of its group, if
+// [rowBatch] names one.
 func decodeRow(row, batch []byte) (*Entry, error) {
 	s, err := decodeStored(row, batch)
 	if err != nil {
@@ -194,25 +193,25 @@ func decodeRow(row, batch []byte) (*Entry, error) {
 	return s.whole(), nil
 }
 
-// The rows that name a tenant's newest entry are not signed. Whoever has the database
-// and not the key could so have any replica sign an entry that forks the tenant's
-// history. Hence a row is believed only if it names what this process knows to be the
-// tenant's newest entry, or one that is signed and no older. What it cannot know is
-// which one is the newest of a tenant that it has never met and whose last rows were
-// removed: a verification finds that, also that of the running log.
+// The rows that name a tenant's newest entry are not signed. With write access to the database, but
+// without the log's key, an attacker could change them so that a replica signs an entry that forks
+// the tenant's history. So a process trusts such a row only if it names the tenant's newest entry
+// known to this process, or an entry that is signed and not older. This check cannot find rows that
+// were removed from the end of a tenant that the process has not met before. A verification finds
+// that, including the verification of the running log.
 
 // tenantHead is the newest entry of a tenant.
 type tenantHead struct {
-	sequence uint64 // of the tenant
+	sequence uint64 // tenant sequence
 	last     link
 }
 
-// of reports whether an entry is the one at this position.
+// of reports whether the entry is the one at this position.
 func (p tenantHead) of(e *Entry, tenant string) bool {
 	return e.TenantID == tenant && e.TenantSequence == p.sequence && e.link() == p.last
 }
 
-// lastOf reads a tenant's newest entry from its index.
+// lastOf reads a tenant's newest entry from the tenant's index.
 func lastOf(r store.Reader, tenant string) (p tenantHead, err error) {
 	rng := store.Prefix(tenantPrefix(tenant))
 	rng.Reverse = true
@@ -238,7 +237,7 @@ func sequenceOf(indexValue []byte) uint64 {
 
 func only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
 
-// noSignature is in the place of one that is not looked at.
+// noSignature stands in for a signature that is not checked.
 var noSignature = make([]byte, dualsig.SignatureSize)
 
 func readHead(r store.Reader) (link, error) {
@@ -249,8 +248,8 @@ func readHead(r store.Reader) (link, error) {
 	return decodeLink(b)
 }
 
-// entryRows returns copies of the row of an entry, nil when there is none, and of that
-// of its group, if it has one.
+// entryRows returns copies of the row of an entry and of the row of its group. The row is nil if
+// the entry does not exist; the batch is nil if the entry has no group.
 func entryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
 	row, err = r.Get(entryKey(sequence))
 	if err != nil {
@@ -265,7 +264,7 @@ func entryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
 	return row, bytes.Clone(batch), nil
 }
 
-// storedEntry is [readEntry] without the signature as text.
+// storedEntry is [readEntry] without encoding the signature as text.
 func storedEntry(r store.Reader, sequence uint64) (stored, error) {
 	row, batch, err := entryRows(r, sequence)
 	switch {
@@ -281,8 +280,8 @@ func storedEntry(r store.Reader, sequence uint64) (stored, error) {
 	return e, nil
 }
 
-// readEntry returns the whole entry, unverified. Errors: errNoEntry, or
-// fault.Internal when what is there is not that entry.
+// readEntry returns the whole entry, unverified. Errors: errNoEntry, or fault.Internal if the row
+// does not hold that entry.
 func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
 	e, err := storedEntry(r, sequence)
 	if err != nil {
@@ -291,7 +290,7 @@ func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
 	return e.whole(), nil
 }
 
-// readStored reads an entry that is to be there.
+// readStored reads an entry that must exist. Error: errDamagedLog if it is missing.
 func readStored(r store.Reader, sequence uint64) (stored, error) {
 	e, err := storedEntry(r, sequence)
 	if errors.Is(err, errNoEntry) {
@@ -300,8 +299,8 @@ func readStored(r store.Reader, sequence uint64) (stored, error) {
 	return e, err
 }
 
-// hashOf returns the hash of a stored entry, whoever signed it. Errors: errNoEntry,
-// errDamagedLog for a row that is none.
+// hashOf returns the hash of a stored entry without checking the signature. Errors: errNoEntry,
+// errDamagedLog for a row that holds no entry.
 func hashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
 	row, err := r.Get(entryKey(sequence))
 	if err != nil {
@@ -317,7 +316,7 @@ func hashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
 	return sha3.Sum256(core), nil
 }
 
-// newestEntry returns the last sequence that there is an entry of, 0 for none.
+// newestEntry returns the highest sequence that has an entry, 0 for none.
 func newestEntry(r store.Reader) (newest uint64, err error) {
 	rows := entryRange
 	rows.Reverse = true
@@ -330,12 +329,11 @@ func newestEntry(r store.Reader) (newest uint64, err error) {
 
 type row struct{ key, value []byte }
 
-// readPage returns copies of the first rows of the range, and whether there may
-// be more.
+// readPage returns copies of the first rows of the range, and reports whether there may be more.
 func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error) {
 	size := 0
 	err = r.Scan(rng, func(key, value []byte) bool {
-		both := make([]byte, 0, len(key)+len(value)+1) // the key may grow by a byte
+		both := make([]byte, 0, len(key)+len(value)+1) // ScanAll appends a byte to the key
 		both = append(append(both, value...), key...)
 		rows = append(rows, row{both[len(value):], both[:len(value):len(value)]})
 		size += len(value)
@@ -345,15 +343,15 @@ func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error
 	return rows, more, err
 }
 
-// A page is what one snapshot reads at the most, so that a long log is no long
-// transaction, and large rows are not many at a time.
+// A page bounds the rows that one snapshot reads. So reading a long log makes no long transaction,
+// and few large rows are in memory at once.
 const (
 	pageRows  = 500
 	pageBytes = 4 << 20
 )
 
-// ScanAll visits every row of the range in order, in snapshots of a page each.
-// Rows that are only ever added at the end read the same as in one snapshot.
+// ScanAll visits every row of the range in order, in snapshots of one page each. For rows that are
+// only appended, this equals a read in one snapshot.
 func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
 	for {
 		var rows []row
@@ -365,7 +363,7 @@ func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key
 		if err != nil {
 			return err
 		}
-		for _, row := range rows { // visit may take its time: the snapshot is over
+		for _, row := range rows { // the snapshot has ended, so visit may be slow
 			if err := visit(row.key, row.value); err != nil {
 				return err
 			}
@@ -377,10 +375,10 @@ func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key
 	}
 }
 
-// entryRow is a row of an entry with that of its group, if it has one.
+// entryRow is the row of an entry, with the row of its group if it has one.
 type entryRow struct{ key, row, batch []byte }
 
-// scanEntries visits the rows of entries of the range in order.
+// scanEntries visits the rows of the entries in the range, in order.
 func scanEntries(ctx context.Context, s store.Store, rng store.Range, visit func(entryRow) error) error {
 	for {
 		var page []entryRow

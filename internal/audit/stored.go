@@ -13,12 +13,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// VerifyStore checks the whole log as it lies in the store, from its first
-// entry, or from the base of what was archived, to its head, and all rows
-// derived from it; or, with From or To, the entries of a range alone. Derived
-// rows that are not written yet are no fault. A range that ends before To is broken
-// there, unless the next entry accepts that To is lost. Nothing may write to the store
-// meanwhile. A [Broken] error names the first bad sequence.
+// VerifyStore checks the whole log in the store and all rows derived from it. It begins at the
+// first entry, or at the base of the archived entries, and ends at the head. With From or To, it
+// checks only the entries of a range. Derived rows that are not written yet are no fault. A range
+// that ends before To is broken there, unless the next entry accepts the loss of To. Nothing may
+// write to the store meanwhile. A [Broken] error names the first bad sequence.
 func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) {
 	o.Tenant, o.Base = false, nil
 	base, err := readBase(ctx, s)
@@ -32,7 +31,7 @@ func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) 
 	if o.From <= first {
 		o.From, o.Base = 0, base
 	}
-	if o.From > first && o.Fingerprint != "" { // which the first entry or the base is held against, and this by the key
+	if o.From > first && o.Fingerprint != "" { // only the first entry or the base can be compared with the fingerprint
 		begins, err := VerifyStore(ctx, s, Options{To: 1, PublicKey: o.PublicKey, Fingerprint: o.Fingerprint})
 		if err != nil {
 			return Report{}, err
@@ -62,8 +61,8 @@ func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) 
 	} else if ok && broken.Sequence <= w.head.sequence {
 		return Report{}, err
 	}
-	// What follows is looked at even when a checkpoint knows more than there is,
-	// since a derived row may be wrong before that.
+	// The checks below run even if a checkpoint covers more entries than exist, because a derived
+	// row may be wrong at an earlier sequence.
 	for _, check := range []func() error{w.atHead, w.noOtherRows, w.tilesBelow, w.current, w.batches, w.tilesOnly, w.summariesOnly, w.epochRows, w.archived} {
 		if err := check(); err != nil {
 			return Report{}, err
@@ -75,7 +74,7 @@ func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) 
 	return report, err
 }
 
-// storeWalk is a verification of a store's rows.
+// storeWalk verifies the rows of a store.
 type storeWalk struct {
 	ctx   context.Context
 	store store.Store
@@ -83,12 +82,12 @@ type storeWalk struct {
 	*Verifier
 
 	signed    []byte     // the stored checkpoint
-	followed  Checkpoint // what it says
+	followed  Checkpoint // the content of signed
 	followErr error
 }
 
-// prepare reads the checkpoint that the derived rows belong to, and takes up
-// what the base knows.
+// prepare reads the checkpoint that the derived rows belong to, and compares it with the base, if
+// there is one.
 func (w *storeWalk) prepare() error {
 	w.signed, w.followErr = nil, nil
 	err := w.view(func(r store.Reader) error {
@@ -131,11 +130,11 @@ func (w *storeWalk) prepare() error {
 	case !w.followed.same(w.checkpoint()):
 		return dueCheckpoint{w.followed, "the newest checkpoint"}.forked()
 	}
-	return w.holdTiles(w.tree.partial()) // no entry comes that would have them held
+	return w.holdTiles(w.tree.partial()) // entries that have the tiles checked may not follow
 }
 
-// sinceInBase holds an older checkpoint against the tree of what was archived,
-// whose tiles are still there.
+// sinceInBase compares an older checkpoint with the tree of the archived entries. The store still
+// has the tiles of that tree.
 func (w *storeWalk) sinceInBase(c Checkpoint) error {
 	of := dueCheckpoint{c, "the older checkpoint"}
 	for i, e := range w.epochs {
@@ -165,7 +164,7 @@ func (w *storeWalk) sinceInBase(c Checkpoint) error {
 
 func (w *storeWalk) view(do func(r store.Reader) error) error { return w.store.View(w.ctx, do) }
 
-// walk reads the entries behind the head, up to a sequence, 0 being all.
+// walk reads the entries after the head up to a sequence; 0 means all.
 func (w *storeWalk) walk(to uint64) error {
 	rng := entryRange
 	if next := w.next(); next > 1 {
@@ -177,8 +176,8 @@ func (w *storeWalk) walk(to uint64) error {
 	return w.read(rng)
 }
 
-// reach reads on when the walk has ended before a sequence, 0 being none: the next
-// entry accepts that it is lost, or the chain is broken here.
+// reach reads one more entry if the walk ended before the sequence to; 0 disables it. Either that
+// entry accepts the loss of to, or the chain is broken here.
 func (w *storeWalk) reach(to uint64) error {
 	if w.next() > to {
 		return nil
@@ -194,7 +193,7 @@ func (w *storeWalk) reach(to uint64) error {
 	case err != nil:
 		return fmt.Errorf("reading the log: %w", err)
 	case next == nil && w.head.sequence == 0:
-		return nil // there is no entry, which is told at the end
+		return nil // Finish reports that there is no entry
 	case next == nil:
 		return w.endsBefore(to)
 	}
@@ -214,7 +213,7 @@ func (w *storeWalk) read(rng store.Range) error {
 	return nil
 }
 
-// indexed holds the row of a tenant's index against its entry.
+// indexed compares an entry with its row in the tenant's index.
 func (w *storeWalk) indexed(r store.Reader, it *item) error {
 	e := it.entry
 	b, err := r.Get(tenantKey(e.TenantID, e.TenantSequence))
@@ -257,8 +256,8 @@ func (w *storeWalk) atHead() error {
 	return nil
 }
 
-// clamp returns a sequence that a row claims, if the log has it, and the first
-// that it has not for those behind.
+// clamp returns a sequence that a row claims, limited to the first sequence after the log. For 0 it
+// returns the sequence of the head.
 func (w *storeWalk) clamp(sequence uint64) uint64 {
 	if sequence == 0 {
 		return w.head.sequence
@@ -266,9 +265,8 @@ func (w *storeWalk) clamp(sequence uint64) uint64 {
 	return min(sequence, w.head.sequence+1)
 }
 
-// noOtherRows looks for rows that stand where none belongs: in the tenants'
-// indexes, whose other rows were compared with their entries, and anywhere else
-// under audit/.
+// noOtherRows reports rows that do not belong: in the tenants' indexes, and anywhere else under
+// audit/. The index rows of entries in the log were already compared with those entries.
 func (w *storeWalk) noOtherRows() error {
 	err := ScanAll(w.ctx, w.store, tenantRange, func(key, value []byte) error {
 		name := key[len(tenantRange.From):]
@@ -304,8 +302,8 @@ func (w *storeWalk) noOtherRows() error {
 
 var errStray = errors.New("a row that is not of the log")
 
-// kept holds the one index row that stays of a tenant whose entries are all
-// archived against what the base knows. Older ones are left over from a cut.
+// kept compares the one remaining index row of a tenant whose entries are all archived with the
+// base. An older row is left over from a cut and is no fault.
 func (w *storeWalk) kept(tenant string, sequence uint64, value []byte) error {
 	if w.base == nil || w.base.tenants[tenant] == nil || w.base.tenants[tenant].sequence != sequence {
 		return nil
@@ -316,7 +314,7 @@ func (w *storeWalk) kept(tenant string, sequence uint64, value []byte) error {
 	return nil
 }
 
-// rowRanges are all rows of the log, in the order of their keys.
+// rowRanges are the ranges of all rows of the log, in the order of their keys.
 var rowRanges = []store.Range{
 	currentRange,
 	archiveRange,
@@ -329,11 +327,11 @@ var rowRanges = []store.Range{
 	summaryRange,
 	tenantRange,
 	tileRange,
-	only(verifiedKey), // which says nothing of the log that is not found out here
+	only(verifiedKey), // this row says nothing that VerifyStore does not check itself
 }
 
-// leftOver reports whether entries that are archived are still to be removed, and
-// with them what only they need.
+// leftOver reports whether archived entries still have to be removed, together with the rows that
+// only they need.
 func (w *storeWalk) leftOver() (found bool, err error) {
 	if w.base == nil {
 		return false, nil
@@ -350,8 +348,8 @@ func (w *storeWalk) leftOver() (found bool, err error) {
 	return found, nil
 }
 
-// archived holds what the log says to be in the archive against the base, and
-// against the entries that say so too, of which the base keeps the archived ones.
+// archived compares the list of archived segments with the base, and with the entries that recorded
+// their archiving. The base keeps those of these entries that are archived themselves.
 func (w *storeWalk) archived() error {
 	var segments []Segment
 	err := w.view(func(r store.Reader) (err error) {
@@ -375,7 +373,7 @@ func (w *storeWalk) archived() error {
 		w.suspect(w.base.head.sequence, "what the log says to be in the archive does not end with the base")
 	}
 	said := slices.DeleteFunc(slices.Clone(w.history.kept), func(e *Entry) bool { return !e.archives() })
-	size := int64(0) // of the tree before the next segment
+	size := int64(0) // size of the tree before the next segment
 	for i, s := range segments {
 		if i >= len(said) || !s.isOf(said[i]) {
 			w.suspect(w.clamp(s.From), "what the log says to be in the archive is not what the entry says that archived it")
@@ -397,8 +395,7 @@ func (w *storeWalk) archived() error {
 	return nil
 }
 
-// endsWith holds the hash of a segment's last entry, which no entry says, against
-// the tree.
+// endsWith compares the hash of a segment's last entry with the tree. No entry names that hash.
 func (w *storeWalk) endsWith(index int64, s Segment) error {
 	if !w.following() || index >= w.followed.Size {
 		return nil
@@ -409,7 +406,7 @@ func (w *storeWalk) endsWith(index int64, s Segment) error {
 		if err == nil && tlog.Hash(b[at*tlog.HashSize:]) != tlog.Hash(leafHash(s.Hash)) {
 			w.suspect(w.clamp(s.To), "what the log says to be in the archive ends with another entry than the tree has there")
 		}
-		return unlessDamaged(err) // a tile that is was reported
+		return unlessDamaged(err) // another check reports a damaged tile
 	})
 	if err != nil {
 		return fmt.Errorf("reading the tree of the log: %w", err)

@@ -19,83 +19,82 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Options of a verification.
+// Options configures a verification.
 type Options struct {
-	// Tenant verifies one tenant's part of the chain by its own links; other
-	// tenants' entries are not expected.
+	// Tenant verifies one tenant's part of the chain by its own links. Entries of other tenants are
+	// then a fault.
 	Tenant bool
-	// PublicKey of the log. Nil takes the one that the first entry, or the
-	// base, names.
+	// PublicKey is the log's key. If nil, the verification takes the key that the first entry or
+	// the base names.
 	PublicKey *dualsig.PublicKey
-	// Fingerprint of the chain, as [Fingerprint] makes it; empty leaves open
-	// whose log it is.
+	// Fingerprint identifies the chain, as [Fingerprint] computes it. If empty, any log is
+	// accepted.
 	Fingerprint string
-	// Since is an older checkpoint of the log that someone kept, a signed note or
-	// its text alone ([ParseKept]): the log must contain all that it knows.
+	// Since is an older checkpoint of the log that was kept elsewhere: a signed note or its text
+	// alone ([ParseKept]). The log must contain everything that the checkpoint covers.
 	Since []byte
-	// From and To are the first and the last sequence to verify; zero is open.
-	// A range that does not begin with the first entry there is needs PublicKey.
+	// From and To are the first and the last sequence to verify; zero means no bound. A range that
+	// begins after the first entry needs PublicKey.
 	From, To uint64
-	// Base is where the verification of an export begins whose entries go on
-	// behind it. A store has its own.
+	// Base is the state that the verification continues from; nil means the beginning of the log.
+	// [VerifyStore] ignores it and reads the base from the store.
 	Base *Base
 
-	linksOnly   bool                                    // to measure what signatures cost
-	entriesOnly bool                                    // nothing is replayed: the report is of the chain alone
-	gentle      bool                                    // on one core, for a log that is in use
-	check       func(s stored, verify func() bool) bool // what a test remembers of signatures
+	linksOnly   bool                                    // skips signatures, so a benchmark can measure their cost
+	entriesOnly bool                                    // replays nothing and verifies only the chain
+	gentle      bool                                    // uses one core, for a log that is in use
+	check       func(s stored, verify func() bool) bool // lets a test cache the results of signatures
 }
 
-// Report is what a verification that found nothing wrong has seen.
+// Report is the result of a verification that found no fault.
 type Report struct {
-	From        uint64 // sequence of the first entry that was checked
-	Entries     uint64 // that were checked
-	Tenant      string // whose part it is; empty for a whole chain
-	Sequence    uint64 // of the last entry
-	Hash        string // of the last entry
+	From        uint64 // first sequence that was checked
+	Entries     uint64 // number of entries that were checked
+	Tenant      string // tenant of a tenant's part; empty for a whole chain
+	Sequence    uint64 // sequence of the last entry
+	Hash        string // hash of the last entry
 	ChainID     string // empty for a range that does not begin with the first entry
-	Fingerprint string // empty likewise
-	Pinned      bool   // a fingerprint or public key was given, and is this chain's
+	Fingerprint string // empty in the same case
+	Pinned      bool   // a fingerprint or public key was given, and it matches this chain
 	PublicKey   *dualsig.PublicKey
-	// Size and Root of the tree; zero where the verification did not begin at
-	// the first entry or a base.
+	// Size and Root describe the tree. They are zero if the verification began neither at the first
+	// entry nor at a base.
 	Size  int64
 	Root  tlog.Hash
 	Epoch uint64
-	// Rollbacks that were accepted: entries that are no longer there.
+	// Rollbacks are the accepted losses of entries.
 	Rollbacks []Rollback
 	// Since is the older checkpoint that the log contains; nil if none was given.
 	Since *Checkpoint
 
-	// All that were ever made, in a whole chain; behind a base without those that
-	// were deleted or revoked before it.
+	// These maps hold everything that a whole chain ever created. After a base, they lack what was
+	// deleted or revoked before the base.
 	Credentials map[CredentialKey]State
 	APIKeys     map[APIKeyName]APIKeyState
 	Namespaces  map[NamespaceName]NamespaceState
 }
 
-// Verifier checks entries one after the other, oldest first. They are parsed,
-// hashed and their signatures checked on all cores, and linked in their order;
-// the earliest fault is the one reported.
+// Verifier checks entries in order, oldest first. It parses and hashes entries and checks their
+// signatures on all cores, but links them in order. It reports the earliest fault.
 type Verifier struct {
 	options Options
 	history
 	pipeline
 
 	pinned  bool
-	from    uint64 // the first sequence that was checked
-	entries uint64 // that were checked
-	tenant  string // whose part it is; empty for a whole chain
+	from    uint64 // first sequence that was checked
+	entries uint64 // number of entries that were checked
+	tenant  string // tenant of a tenant's part; empty for a whole chain
 
-	due    []dueCheckpoint // checkpoints that the chain is to come by, the nearest first
+	due    []dueCheckpoint // checkpoints that the chain must match, nearest first
 	since  *Checkpoint
-	links  func(it *item)           // told of each entry that fits, in order
-	begun  func() error             // told when chain and key are known
-	older  func(c Checkpoint) error // holds a checkpoint against the tree below the base
+	links  func(it *item)           // called in order for each entry that fits the chain
+	begun  func() error             // called when chain and key are known
+	older  func(c Checkpoint) error // compares a checkpoint with the tree below the base
 	opened bool
 }
 
-// NewVerifier returns a verifier that has seen nothing, or what the base has.
+// NewVerifier returns a verifier that starts at the beginning of the log, or at the base in o.
 func NewVerifier(o Options) *Verifier {
 	v := &Verifier{options: o, history: history{
 		tenants:     make(map[string]*tenantState),
@@ -119,12 +118,12 @@ func NewVerifier(o Options) *Verifier {
 	return v
 }
 
-// Add checks the next entry, which is not to be changed until then. It returns
-// the earliest fault known by now, and [Verifier.Finish] the earliest there is.
+// Add adds the next entry. The caller must not change the entry until it is checked. Add returns
+// the earliest fault known so far; [Verifier.Finish] returns the earliest fault of all.
 func (v *Verifier) Add(e *Entry) error { return v.add(item{given: e}) }
 
-// addRange checks the entries that the store has in a range of rows. Only where
-// stretches begin is read here.
+// addRange checks the entries in a range of the store's rows. It reads only the keys at which
+// stretches begin; the pipeline reads the rows.
 func (v *Verifier) addRange(ctx context.Context, s store.Store, rng store.Range) error {
 	view := func(do func(store.Reader) error) error { return s.View(ctx, do) }
 	if err := v.submit(); err != nil {
@@ -159,8 +158,8 @@ func (v *Verifier) addRange(ctx context.Context, s store.Store, rng store.Range)
 	return nil
 }
 
-// stretchStarts appends the keys of the rows at which stretches of a range begin,
-// and reports whether there are more behind the last one.
+// stretchStarts appends the keys of the rows at which the stretches of a range begin. It reports
+// whether the range may have more rows after the last stretch.
 func stretchStarts(r store.Reader, rng store.Range, starts [][]byte) ([][]byte, bool, error) {
 	for len(starts) < 64 {
 		var first []byte
@@ -174,7 +173,7 @@ func stretchStarts(r store.Reader, rng store.Range, starts [][]byte) ([][]byte, 
 		starts = append(starts, first)
 		n := len(entryRange.From)
 		if len(first) < n+8 || binary.BigEndian.Uint64(first[n:]) > maxInteger {
-			return starts, false, nil // no entry, and nor is what comes behind
+			return starts, false, nil // neither this row nor a later one is an entry
 		}
 		rng.From = entryKey(binary.BigEndian.Uint64(first[n:]) + stretchSize)
 		if rng.To != nil && bytes.Compare(rng.From, rng.To) >= 0 {
@@ -206,8 +205,7 @@ func (v *Verifier) submit() error {
 	return v.failed()
 }
 
-// Wait returns when everything that was added has been checked, with the
-// earliest fault.
+// Wait returns after all added entries are checked. It returns the earliest fault.
 func (v *Verifier) Wait() error {
 	err := v.submit()
 	if v.last != nil {
@@ -217,8 +215,8 @@ func (v *Verifier) Wait() error {
 	return err
 }
 
-// next returns the sequence of the next entry, unless an accepted rollback
-// comes first. It may be asked after Wait.
+// next returns the sequence of the next entry, which may be higher if the entry accepts a rollback.
+// Call it only after Wait, or while linking.
 func (v *Verifier) next() uint64 {
 	if v.head.sequence == 0 && v.options.From > 1 {
 		return v.options.From
@@ -226,8 +224,8 @@ func (v *Verifier) next() uint64 {
 	return v.head.sequence + 1
 }
 
-// Finish checks what is left and returns what was seen. A chain without an
-// entry is broken at 1: every log begins with its first entry.
+// Finish checks the remaining entries and returns the report. A chain without entries is broken at
+// 1, because every log begins with its first entry.
 func (v *Verifier) Finish() (Report, error) {
 	if err := v.Wait(); err != nil {
 		return Report{}, err
@@ -257,8 +255,8 @@ func (v *Verifier) Finish() (Report, error) {
 	return r, nil
 }
 
-// checkpoint returns that of the head. It may be asked after Wait, of a chain
-// that was seen from its beginning.
+// checkpoint returns the checkpoint of the head. Call it only after Wait or while linking, and only
+// for a chain that was verified from its beginning.
 func (v *Verifier) checkpoint() Checkpoint {
 	return Checkpoint{
 		ChainID: v.chainID, Epoch: v.epochs[len(v.epochs)-1].number, Size: v.tree.size, Root: v.tree.root(),
@@ -266,8 +264,8 @@ func (v *Verifier) checkpoint() Checkpoint {
 	}
 }
 
-// linkAll links the entries of a block up to the first that does not fit. It is
-// called for one block after the other.
+// linkAll links the entries of a stretch up to the first one that does not fit. It is called for
+// one stretch at a time, in order.
 func (v *Verifier) linkAll(b *stretch) {
 	for i := range b.items {
 		if err := v.link(&b.items[i]); err != nil {
@@ -295,7 +293,7 @@ func (v *Verifier) signatureHolds(it *item, key *dualsig.PublicKey) bool {
 	return it.verify(key, &v.memo)
 }
 
-// link checks all but the signature, and replays what the entry says.
+// link checks everything but the signature, and replays the entry.
 func (v *Verifier) link(it *item) error {
 	next := v.next()
 	if it.bad != nil {
@@ -354,8 +352,8 @@ func (v *Verifier) link(it *item) error {
 	return nil
 }
 
-// at names the sequence of an item that is no entry: of a tenant's part only
-// the entry itself could say.
+// at returns the sequence to report for an item that is faulty. In a tenant's part, only the entry
+// itself can name its sequence.
 func (v *Verifier) at(it *item, next uint64) uint64 {
 	if v.options.Tenant && it.entry != nil {
 		return it.entry.Sequence
@@ -363,7 +361,7 @@ func (v *Verifier) at(it *item, next uint64) uint64 {
 	return next
 }
 
-// knowsPrevious reports whether the entry before the next one was seen, or is none.
+// knowsPrevious reports whether the verifier has seen the previous entry, or none exists.
 func (v *Verifier) knowsPrevious() bool { return v.whole || v.head.sequence > 0 }
 
 func (v *Verifier) linkTenant(it *item) error {
@@ -375,10 +373,10 @@ func (v *Verifier) linkTenant(it *item) error {
 		}
 		last = &tenantState{hash: zeroHash}
 		if !v.whole && !v.options.Tenant || v.options.Tenant && v.options.From > 1 {
-			// What this tenant did before the range is not known.
+			// The entries of this tenant before the range are unknown.
 			last.sequence, last.hash = e.TenantSequence-1, e.TenantPreviousHash
 		}
-		v.tenants[strings.Clone(e.TenantID)] = last // not all of the entry's text
+		v.tenants[strings.Clone(e.TenantID)] = last // a clone, so the rest of the entry's text is not retained
 	}
 	if e.TenantSequence != last.sequence+1 || e.TenantSequence == 0 {
 		return &Broken{e.Sequence, fmt.Sprintf("the tenant's sequence is %d, expected %d: an entry of this tenant is missing, repeated or moved", e.TenantSequence, last.sequence+1)}
@@ -390,8 +388,8 @@ func (v *Verifier) linkTenant(it *item) error {
 	return nil
 }
 
-// jump reports whether the entry begins an epoch, which lets it leave out the
-// sequences that it says were lost, and none else.
+// jump reports whether the entry begins an epoch. Such an entry may skip exactly the sequences that
+// it names as lost.
 func (v *Verifier) jump(e *Entry, next uint64) (bool, error) {
 	if e.EventType != RollbackAccepted || e.Outcome != Success || v.options.Tenant {
 		return false, nil
@@ -419,8 +417,8 @@ func (v *Verifier) orAt(e *Entry, next uint64) uint64 {
 	return e.Sequence
 }
 
-// enter begins the epoch of an accepted rollback. A checkpoint of the epoch
-// before that knows more than there was now has lost what it knows.
+// enter begins the epoch of an accepted rollback. A due checkpoint of an earlier epoch covers
+// entries that the rollback lost, so enter returns that as a fault.
 func (v *Verifier) enter(e *Entry) error {
 	number, _ := decimal(e.Attributes[attributeEpoch])
 	from, _ := decimal(e.Attributes[attributeLostFrom])
@@ -434,7 +432,7 @@ func (v *Verifier) enter(e *Entry) error {
 	return nil
 }
 
-// open finds out whose chain it is: from the base, or from the first entry.
+// open identifies the chain, from the base or from the first entry.
 func (v *Verifier) open(it *item) error {
 	if v.opened {
 		return nil
@@ -454,8 +452,7 @@ func (v *Verifier) open(it *item) error {
 	return v.begun()
 }
 
-// begin takes chain id and key from the first entry, and holds them against
-// what was pinned.
+// begin takes chain ID and key from the first entry and compares them with the pinned ones.
 func (v *Verifier) begin(it *item) error {
 	e := it.entry
 	if v.options.Tenant {
@@ -476,8 +473,8 @@ func (v *Verifier) begin(it *item) error {
 	}
 	raw, ok := decodeBase64(e.Attributes[attributePublicKey])
 	key, err := dualsig.ParsePublicKey(raw)
-	// A whole log begins with the start of its chain; a log that was wiped and
-	// written on begins with something else.
+	// A whole log begins with CHAIN_STARTED. A log that was wiped and then written to begins with
+	// another entry.
 	begins := v.options.Tenant || (e.EventType == ChainStarted && e.TenantID == string(authz.SystemTenant))
 	if !ok || err != nil || !begins || e.Attributes[attributeChainID] == "" {
 		first := e.Sequence
@@ -492,7 +489,7 @@ func (v *Verifier) begin(it *item) error {
 
 var errNoKey = fault.New(fault.Invalid, "a range that does not begin with the first entry names no key: give the log's public key")
 
-// checkPins compares chain and key with what was pinned.
+// checkPins compares chain and key with the pinned ones.
 func (v *Verifier) checkPins(sequence uint64) error {
 	if pin := v.options.Fingerprint; pin != "" {
 		if subtle.ConstantTimeCompare([]byte(pin), []byte(Fingerprint(v.chainID, v.public.Bytes()))) != 1 {
@@ -509,8 +506,8 @@ func (v *Verifier) checkPins(sequence uint64) error {
 	return nil
 }
 
-// Base returns what is known after the last entry, of a chain that was seen from
-// its beginning or from a base.
+// Base returns the state after the last entry. The chain must have been verified from its beginning
+// or from a base.
 func (v *Verifier) Base() (*Base, error) {
 	if err := v.Wait(); err != nil {
 		return nil, err
@@ -519,8 +516,8 @@ func (v *Verifier) Base() (*Base, error) {
 		return nil, errors.New("making a base: the beginning of the log was not verified")
 	}
 	s := v.history.clone()
-	// A row of what is not known is found as is one of what was deleted, so that a
-	// base does not grow with everything that ever was.
+	// A row of something unknown counts as the same fault as a row of something deleted. So the
+	// base omits deleted and revoked items, and does not grow with everything that ever existed.
 	maps.DeleteFunc(s.credentials, func(_ CredentialKey, c State) bool { return c.Deleted })
 	maps.DeleteFunc(s.apiKeys, func(_ APIKeyName, k APIKeyState) bool { return k.Revoked })
 	return &Base{s}, nil
