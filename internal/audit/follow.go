@@ -12,23 +12,21 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// What is derived from the chain follows it: tiles, the newest checkpoint and
-// the summaries of tenants' blocks are written after the entries, by steps that
-// each are one transaction and bring all three from one sequence to a later
-// one. A step is computed outside and compares, when it writes, that the
-// checkpoint is still the one it began with: so a crash leaves either all of a
-// step or nothing, and of two that follow at the same time one begins again. No two
-// of one size are ever given out that say different things.
+// The follower derives tiles, the newest checkpoint and the summaries of tenants' blocks from the
+// entries. It writes them after the entries, in steps. Each step is one transaction and brings all
+// three from one sequence to a later one. A step is computed outside the transaction. When it
+// writes, it checks that the checkpoint is still the one that it began with. So a crash leaves
+// either all of a step or nothing, and if two processes follow at the same time, one of them begins
+// again. Two checkpoints of one size never contradict each other.
 
 const (
-	// A step takes so many entries and so many summaries at the most.
+	// A step takes at most this many entries and summaries.
 	stepEntries   = 2048
 	stepSummaries = 64
 )
 
-// Lag returns by how many sequences the newest checkpoint that this process has
-// seen is behind the newest entry that it has written, or seen another write. It
-// reads nothing.
+// Lag returns how many sequences the newest checkpoint known to this process lags behind the newest
+// entry that this process has written or seen. It reads nothing from the store.
 func (f *Follower) Lag() uint64 {
 	var newest uint64
 	if p := f.log.heads.written.latest.Load(); p != nil {
@@ -43,10 +41,10 @@ func (f *Follower) Lag() uint64 {
 	return newest
 }
 
-// Follow brings all that is derived from the chain to the newest entry that there
-// is now, and returns the checkpoint, which may be of a later one. Errors:
-// fault.Unavailable, also for a log without entries; fault.Internal when the
-// chain or what was derived does not hold, of which nothing is signed.
+// Follow brings everything derived from the chain up to the current head. It returns the
+// checkpoint, which may be for a later entry. Errors: fault.Unavailable, also for a log without
+// entries; fault.Internal if the chain or the derived data are damaged. It signs nothing about a
+// damaged log.
 func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
 	head, err := f.log.chain.storedHead(ctx)
 	if err == nil && f.log.rollbacks.lostEntries() {
@@ -61,7 +59,7 @@ func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
 		case errors.Is(err, errOutrun):
 			err = nil
 			if _, c, failed := f.log.chain.NewestCheckpoint(ctx); failed == nil && c.Sequence >= head.sequence {
-				return c, nil // which the other has done
+				return c, nil // the other process has done the work
 			}
 		case damaged(err):
 			if _, failed := f.log.rollbacks.checkForRollback(ctx); failed != nil {
@@ -74,12 +72,11 @@ func (f *Follower) Follow(ctx context.Context) (Checkpoint, error) {
 	return Checkpoint{}, fmt.Errorf("following the chain: %w", err)
 }
 
-// errOutrun says that the checkpoint has changed since a step began.
+// errOutrun means that the checkpoint has changed since the step began.
 var errOutrun = errors.New("another has followed the chain meanwhile")
 
-// step derives what comes after the newest checkpoint, for as many entries as one
-// transaction takes, and returns the checkpoint that is then the newest. Error:
-// errOutrun.
+// step derives the data of as many entries after the newest checkpoint as one transaction takes. It
+// returns the checkpoint that is the newest afterwards. Error: errOutrun.
 func (f *Follower) step(ctx context.Context) (Checkpoint, error) {
 	s, err := f.begin(ctx)
 	if err != nil {
@@ -111,8 +108,8 @@ func (f *Follower) step(ctx context.Context) (Checkpoint, error) {
 	return c, nil
 }
 
-// unlessOutrun returns the damage that a step has found, or errOutrun when somebody
-// has followed, and may have archived, what it was reading.
+// unlessOutrun returns err. If err is damage and another process has followed since the step began,
+// it returns errOutrun, because that process may have archived what the step was reading.
 func (f *Follower) unlessOutrun(ctx context.Context, s step, err error) error {
 	if !damaged(err) {
 		return err
@@ -129,16 +126,16 @@ func (f *Follower) unlessOutrun(ctx context.Context, s step, err error) error {
 	return cmp.Or(failed, err)
 }
 
-// step is the work of one.
+// step is the work of one transaction of the follower.
 type step struct {
-	signed []byte // the checkpoint that it begins with, and what it says
+	signed []byte // the checkpoint that the step begins with
 	from   Checkpoint
-	head   link // of the chain, when it began
+	head   link // head of the chain when the step began
 	epochs []epoch
 	tree   *treeBuilder
 
 	at        link   // the entry that was read last
-	newest    stored // the same
+	newest    stored // the same entry
 	summaries []summary
 }
 
@@ -168,15 +165,15 @@ func (f *Follower) begin(ctx context.Context) (s step, err error) {
 	case err != nil:
 		return step{}, err
 	case lost != nil:
-		return step{}, errDamagedLog // what is there may be another log than the one that has checkpoints
+		return step{}, errDamagedLog // the store may hold another log than the one with the checkpoints
 	case s.head.sequence < s.from.Sequence, s.head.sequence == s.from.Sequence && s.head.hash != s.from.Hash:
-		return step{}, errDamagedLog // entries that have a checkpoint are gone, or are others
+		return step{}, errDamagedLog // entries that have a checkpoint are missing or were replaced
 	}
 	return s, nil
 }
 
-// read goes along the chain. It checks sequences and links, so that what the last
-// signature says of the last entry holds for all of them.
+// read reads the entries of the step. It checks sequences and links, so the signature of the last
+// entry vouches for all of them.
 func (s *step) read(ctx context.Context, db store.Store) error {
 	n := 0
 	rng := store.Range{From: entryKey(s.from.Sequence + 1), To: entryKey(s.head.sequence + 1)}
@@ -223,7 +220,7 @@ func (s *step) add(key []byte, e stored) error {
 	return nil
 }
 
-// beginsWith reports whether an entry begins an epoch exactly if it says so.
+// beginsWith reports whether the entry begins an epoch exactly if the log's epochs say so.
 func (s *step) beginsWith(e *Entry) bool {
 	for i, began := range s.epochs[1:] {
 		if began.first == e.Sequence {
@@ -233,8 +230,7 @@ func (s *step) beginsWith(e *Entry) bool {
 	return !e.begins()
 }
 
-// checkpoint returns what is to be signed once the last entry read is known to be
-// the log's own.
+// checkpoint returns the checkpoint to sign. It first verifies the signature of the last entry.
 func (s *step) checkpoint(ch *Chain) (Checkpoint, error) {
 	if s.at.sequence == s.head.sequence && s.at != s.head || !s.newest.verify(ch.key, nil) {
 		return Checkpoint{}, errDamagedLog
@@ -254,8 +250,8 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	if !bytes.Equal(now, s.signed) {
 		return errOutrun
 	}
-	// Nor is anything signed of entries that were there when the step read them, and
-	// in whose place an older copy of the database was put.
+	// Someone may have put an older copy of the database in place since the step read its entries.
+	// Nothing is signed about entries that are no longer there.
 	hash, err := hashOf(tx, s.at.sequence)
 	if errors.Is(err, errNoEntry) || err == errDamagedLog || err == nil && hash != s.at.hash {
 		return errOutrun
@@ -265,7 +261,7 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	}
 	for _, t := range slices.Concat(s.tree.filled, s.tree.partial()) {
 		if s.from.Size>>(tileHeight*t.level) == s.tree.size>>(tileHeight*t.level) {
-			continue // of this level nothing was added
+			continue // this level has not grown
 		}
 		if err := tx.Put(tileKey(t.level, t.index), t.data); err != nil {
 			return err
@@ -279,7 +275,7 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	return tx.Put(checkpointKey, signed)
 }
 
-// summarize makes the summary of a full block.
+// summarize returns the summary of a full block.
 func summarize(ctx context.Context, db store.Store, tenant string, block uint64) (summary, error) {
 	var rows []indexRow
 	damaged := false
@@ -289,7 +285,7 @@ func summarize(ctx context.Context, db store.Store, tenant string, block uint64)
 	err := db.View(ctx, func(r store.Reader) error {
 		return r.Scan(rng, func(key, value []byte) bool {
 			row, err := decodeIndexRow(value)
-			// The newest rows of the block are there, whatever was cut.
+			// The newest rows of the block exist, whatever a cut removed.
 			damaged = err != nil || binary.BigEndian.Uint64(key[len(key)-8:])+1 != binary.BigEndian.Uint64(last[len(last)-8:])
 			last = key
 			rows = append(rows, row)

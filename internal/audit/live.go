@@ -14,48 +14,49 @@ import (
 // States of a [Proof].
 const (
 	ProofVerified  = "verified"
-	ProofVerifying = "verifying" // there are entries behind VerifiedTo
+	ProofVerifying = "verifying" // there are entries after VerifiedTo
 	ProofBroken    = "broken"
 	ProofDisabled  = "disabled"
 )
 
-// Proof is how far a running log was verified.
+// Proof states how far a running log is verified.
 type Proof struct {
 	Status     string
-	VerifiedTo uint64    // sequence of the last entry up to which all holds
-	Hash       string    // of that entry
-	At         time.Time // when it was verified
+	VerifiedTo uint64    // all entries up to this sequence are sound
+	Hash       string    // hash of the entry at VerifiedTo
+	At         time.Time // time of that verification
 	Broken     *Broken   // nil unless the status is broken
 }
 
-// LiveVerifier verifies a log that is in use. It looks at the entries alone: what is derived from
-// them is verified with the store at rest.
+// LiveVerifier verifies a log that is in use. It checks only the entries. The rows derived from
+// them are verified with the store at rest ([VerifyStore]).
 type LiveVerifier struct {
 	log *Log
 
-	turn  chan struct{} // held by who moves the verifier on
+	turn  chan struct{} // held while the verifier moves on
 	v     *Verifier     // nil before the first step
-	since time.Time     // when the pass over all entries began that v rests on
-	kept  keptAs        // that the store has of it
+	since time.Time     // start of the pass over all entries that v belongs to
+	kept  keptAs        // the progress of v that is in the store
 
 	mu    sync.Mutex
 	proof Proof
 }
 
-// NewLiveVerifier returns the verifier of a log, which has verified nothing yet. A log has one.
+// NewLiveVerifier returns the verifier of a log. It has verified nothing yet. A log has at most
+// one.
 func NewLiveVerifier(l *Log) *LiveVerifier {
 	lv := &LiveVerifier{log: l, turn: make(chan struct{}, 1), proof: Proof{Status: ProofVerifying}}
 	l.onAcceptance = lv.verifyAnew
 	return lv
 }
 
-// liveStep is how many entries are verified between two looks at who waits.
+// liveStep is the number of entries that one step verifies before it lets others proceed.
 const liveStep = 1024
 
-// betweenSteps is how often the entries that came since are verified.
+// betweenSteps is the interval between verifications of new entries.
 const betweenSteps = time.Minute
 
-// Proof returns how far the log was verified, without reading anything.
+// Proof returns how far the log is verified. It reads nothing from the store.
 func (lv *LiveVerifier) Proof() Proof {
 	lv.mu.Lock()
 	defer lv.mu.Unlock()
@@ -69,10 +70,9 @@ func (lv *LiveVerifier) setProof(change func(*Proof)) Proof {
 	return lv.proof
 }
 
-// Verify goes on from where the verification of the running log has come to, up
-// to the head that there is now. When ctx ends before, it returns how far it
-// came, with the status verifying and without an error. A broken log stays so
-// until a pass from the beginning finds nothing. Error: fault.Unavailable.
+// Verify continues the verification of the running log up to the current head. If ctx ends first,
+// it returns the progress with the status verifying and no error. A broken log stays broken until a
+// pass from the beginning finds no fault. Error: fault.Unavailable.
 func (lv *LiveVerifier) Verify(ctx context.Context) (Proof, error) {
 	for {
 		p, done, err := lv.verifyStep(ctx)
@@ -82,7 +82,7 @@ func (lv *LiveVerifier) Verify(ctx context.Context) (Proof, error) {
 	}
 }
 
-// verifyStep verifies some entries, and reports whether there are none left.
+// verifyStep verifies some entries and reports whether none are left.
 func (lv *LiveVerifier) verifyStep(ctx context.Context) (Proof, bool, error) {
 	if p := lv.Proof(); p.Status == ProofDisabled || p.Status == ProofBroken {
 		return p, true, nil
@@ -120,7 +120,7 @@ func (p *Proof) fallBehind() {
 	}
 }
 
-// noteProgress notes how far a verifier has come.
+// noteProgress records how far a verifier has come.
 func (lv *LiveVerifier) noteProgress(v *Verifier, done bool) Proof {
 	return lv.setProof(func(p *Proof) {
 		p.Status = ProofVerifying
@@ -143,9 +143,9 @@ func (lv *LiveVerifier) noteBroken(b *Broken) Proof {
 	})
 }
 
-// advance verifies some entries behind those that v has seen, nil being none,
-// and reports whether it has come to the head. The verifier it returns goes on;
-// it is another one when what v was to see next is archived by now.
+// advance verifies some entries after those that v has seen (nil: none), and reports whether it has
+// reached the head. The caller continues with the returned verifier. It is nil if the verification
+// must start again, for example because v's next entry is archived by now.
 func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error) {
 	if v == nil {
 		o := Options{PublicKey: lv.log.chain.key, entriesOnly: true, gentle: true}
@@ -157,7 +157,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 		v = NewVerifier(o)
 	}
 	var head link
-	var last uint64 // of this step
+	var last uint64 // last sequence of this step
 	var known Checkpoint
 	gone, moved := false, false
 	err := lv.log.chain.store.View(ctx, func(r store.Reader) (err error) {
@@ -167,7 +167,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 		if gone, moved, err = lv.lacksVerified(r, head, v); gone || err != nil {
 			return err
 		}
-		if _, known, err = lv.log.chain.checkpointIn(r); err != nil && !damaged(err) { // of a damaged one the follower tells
+		if _, known, err = lv.log.chain.checkpointIn(r); err != nil && !damaged(err) { // the follower reports a damaged checkpoint
 			return err
 		}
 		last, err = stepTo(r, v.next(), head.sequence)
@@ -177,7 +177,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 	case err != nil:
 		return v, false, err
 	case moved:
-		return nil, false, nil // it is verified from the beginning
+		return nil, false, nil // start again from the beginning
 	case gone:
 		from := min(v.head.sequence, head.sequence+1)
 		return v, false, &Broken{from, fmt.Sprintf("the log was cut, or rewritten: it no longer has the entry at %d that was verified", v.head.sequence)}
@@ -188,7 +188,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 	if err := v.addRange(ctx, lv.log.chain.store, store.Range{From: entryKey(v.next()), To: entryKey(last + 1)}); err != nil && v.failed() == nil {
 		_ = v.Wait()
 		v.heal()
-		return v, false, err // of reading: what was read before it counts
+		return v, false, err // a failure to read: the entries read before it count
 	}
 	err = v.Wait()
 	if _, broken := IsBroken(err); err != nil && !broken {
@@ -210,14 +210,14 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 			return v, false, failed
 		}
 		if base != nil && base.Sequence() >= broken.Sequence && base.Sequence() >= v.next() {
-			return nil, false, nil // it moved to the archive meanwhile
+			return nil, false, nil // the entry was archived meanwhile
 		}
 	}
 	return v, err == nil && v.head.sequence >= head.sequence, err
 }
 
-// lacksVerified reports whether the log no longer has the last entry that was verified, and
-// whether somebody has accepted since that entries are lost.
+// lacksVerified reports whether the log no longer has the last verified entry, and whether a loss
+// of entries was accepted since.
 func (lv *LiveVerifier) lacksVerified(r store.Reader, head link, v *Verifier) (gone, accepted bool, err error) {
 	if v.head.sequence == 0 || v.head == head {
 		return false, false, nil
@@ -232,8 +232,8 @@ func (lv *LiveVerifier) lacksVerified(r store.Reader, head link, v *Verifier) (g
 	return true, number > v.epochs[len(v.epochs)-1].number, err
 }
 
-// stepTo returns the last sequence of a step, which is the head when it comes
-// before.
+// stepTo returns the last sequence of a step: that of the first entry at least liveStep further on,
+// or the head if that comes first.
 func stepTo(r store.Reader, from, head uint64) (uint64, error) {
 	last := head
 	err := r.Scan(store.Range{From: entryKey(from + liveStep), To: entryKey(head + 1)}, func(key, _ []byte) bool {
@@ -243,12 +243,11 @@ func stepTo(r store.Reader, from, head uint64) (uint64, error) {
 	return last, err
 }
 
-// KeepVerified verifies the entries of the running log until ctx ends: all of
-// them, from the base of what was archived, at the start and whenever `every`
-// has passed, and those that came since each minute. It takes half of one core
-// at the most. What an earlier process has verified is gone on from first, if that
-// rests on a pass over all entries that began no longer ago than twice `every`.
-// Zero verifies nothing: the status is then disabled.
+// KeepVerified verifies the entries of the running log until ctx ends. It verifies all of them,
+// from the base of the archived entries, at the start and then once per `every`. It verifies new
+// entries each minute. It takes at most half of one core. At the start, it first continues from the
+// progress of an earlier process, if that belongs to a pass over all entries that began at most
+// twice `every` ago. If `every` is zero, it verifies nothing and the status is disabled.
 func (lv *LiveVerifier) KeepVerified(ctx context.Context, every time.Duration, logger *slog.Logger) {
 	if every <= 0 {
 		lv.setProof(func(p *Proof) { *p = Proof{Status: ProofDisabled} })
@@ -287,8 +286,8 @@ func (lv *LiveVerifier) KeepVerified(ctx context.Context, every time.Duration, l
 	}
 }
 
-// verifyAnew has a log that was found broken verified from the beginning, since it
-// is another one by now.
+// verifyAnew makes the verification of a broken log start from the beginning. The log is a
+// different one after a loss is accepted.
 func (lv *LiveVerifier) verifyAnew(ctx context.Context) {
 	select {
 	case lv.turn <- struct{}{}:
@@ -302,7 +301,7 @@ func (lv *LiveVerifier) verifyAnew(ctx context.Context) {
 	}
 }
 
-// keepUp verifies the entries that came since.
+// keepUp verifies the entries that were added since the last call.
 func (lv *LiveVerifier) keepUp(ctx context.Context, k *progressKeeper) {
 	before := lv.Proof().Status
 	for ctx.Err() == nil {
@@ -322,7 +321,7 @@ func (lv *LiveVerifier) keepUp(ctx context.Context, k *progressKeeper) {
 	}
 }
 
-// rest lets others have the core as long as they did without it.
+// rest waits for d, so that others can use the core as long as the caller did.
 func rest(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -332,15 +331,15 @@ func rest(ctx context.Context, d time.Duration) {
 	}
 }
 
-// verifyAll verifies all entries from the beginning, beside the verification of
-// the newest ones, and takes its place with what it finds.
+// verifyAll verifies all entries from the beginning, besides the verification of the newest ones.
+// When it reaches the head, it replaces the verifier of the newest entries.
 func (lv *LiveVerifier) verifyAll(ctx context.Context, k *progressKeeper) {
 	before, kept := lv.Proof().Status, time.Now()
 	var v *Verifier
-	var since time.Time // when it began
+	var since time.Time // start of the pass
 	for ctx.Err() == nil {
 		if time.Since(kept) >= betweenSteps {
-			lv.keepUp(ctx, k) // the newest ones do not wait for the end of the pass
+			lv.keepUp(ctx, k) // the newest entries do not wait for the end of the pass
 			kept = time.Now()
 		}
 		if v == nil {
@@ -352,7 +351,7 @@ func (lv *LiveVerifier) verifyAll(ctx context.Context, k *progressKeeper) {
 		broken, ok := IsBroken(err)
 		switch {
 		case ok:
-			lv.turn <- struct{}{} // else a step that is under way would conclude that it holds
+			lv.turn <- struct{}{} // otherwise a concurrent step could record the status verified afterwards
 			lv.noteBroken(broken)
 			<-lv.turn
 			k.keepNow(ctx, 1)

@@ -15,39 +15,38 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Query selects entries of the asking principal's tenant; zero fields select
-// all. From and To are inclusive.
+// Query selects entries of the principal's tenant. Zero fields select all. From and To are
+// inclusive.
 type Query struct {
 	EventType  string
-	UserID     string // the actor's id
+	UserID     string // actor ID
 	ResourceID string
 	Outcome    Outcome
 	From, To   time.Time
 	Limit      int    // at least 1
-	Cursor     string // from the page before; empty for the newest entries
+	Cursor     string // from the previous page; empty for the newest entries
 }
 
-// readTimeout bounds a query, so that one that cannot be recorded is refused
-// within a second whatever hangs.
+// readTimeout bounds a query. A query that cannot be recorded is refused within a second, whatever
+// hangs.
 const readTimeout = 900 * time.Millisecond
 
-// maxLooks bounds the rows and summaries that one query looks at. A page may then
-// hold fewer entries than the limit and still name a next one. Summaries reach
-// over four million entries within it.
+// maxLooks bounds the rows and summaries that one query reads. A page may therefore hold fewer
+// entries than the limit and still return a cursor. With summaries, the bound covers over four
+// million entries.
 const maxLooks = 16_384
 
-// Resources and outcomes are in no index, so that entries are read to find them, some
-// at a time. Each counts as entryLooks; and when half of the time is over, the page
-// holds what was found by then.
+// The index holds neither resources nor outcomes, so a query for them reads entries, entriesAtOnce
+// at a time. Each entry counts as entryLooks. After half of the time, the page ends with the
+// entries found so far.
 const (
 	entryLooks    = 8
 	entriesAtOnce = 128
 )
 
-// Query returns entries of p's tenant, newest first, and the cursor of the
-// next page, empty after the last. The read is itself recorded before it
-// returns. Errors: fault.Forbidden, fault.Invalid for a foreign cursor,
-// fault.Unavailable.
+// Query returns entries of p's tenant, newest first, and the cursor of the next page, which is
+// empty after the last page. The read itself is recorded before Query returns. Errors:
+// fault.Forbidden, fault.Invalid for a cursor that Query did not return, fault.Unavailable.
 func (rd *Reader) Query(ctx context.Context, p authz.Principal, q Query) (entries []Entry, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -75,18 +74,18 @@ func (rd *Reader) Query(ctx context.Context, p authz.Principal, q Query) (entrie
 	return entries, next, nil
 }
 
-// A cursor is the tenant sequence that the page before ended with, u64.
+// cursor encodes the lowest tenant sequence that the page covers, as u64.
 func cursor(tenantSequence uint64) string {
 	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(nil, tenantSequence))
 }
 
-// before returns the tenant sequence that the page is to end before.
+// before returns the tenant sequence that the page must stay below.
 func (q Query) before() (uint64, error) {
 	if q.Cursor == "" {
 		return math.MaxUint64, nil
 	}
 	b, err := base64.RawURLEncoding.DecodeString(q.Cursor)
-	if err != nil || len(b) != 8 || base64.RawURLEncoding.EncodeToString(b) != q.Cursor { // it has one spelling
+	if err != nil || len(b) != 8 || base64.RawURLEncoding.EncodeToString(b) != q.Cursor { // only one spelling is valid
 		return 0, fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
 	}
 	return binary.BigEndian.Uint64(b), nil
@@ -96,7 +95,7 @@ func (q Query) run(ch *Chain, r store.Reader, tenant string, before uint64) (ent
 	return q.page(ch, r, tenant, before, func() bool { return false })
 }
 
-// page is run that ends with what it has when late says so.
+// page is run with a deadline: when late returns true, it returns the entries found so far.
 func (q Query) page(ch *Chain, r store.Reader, tenant string, before uint64, late func() bool) (entries []Entry, next string, err error) {
 	low, high, err := q.bounds(ch, r, tenant, before)
 	if err != nil {
@@ -126,7 +125,7 @@ func (q Query) page(ch *Chain, r store.Reader, tenant string, before uint64, lat
 		}
 		switch {
 		case len(entries) == q.Limit && q.inside():
-			rest = entries[q.Limit-1].TenantSequence - 1 // what else was read is for the next page
+			rest = entries[q.Limit-1].TenantSequence - 1 // the other entries that were read belong to the next page
 		case q.inside():
 			s.looks -= entryLooks * len(found)
 			if rest >= low && s.looks > 0 && !late() {
@@ -140,17 +139,17 @@ func (q Query) page(ch *Chain, r store.Reader, tenant string, before uint64, lat
 	}
 }
 
-// inside reports whether the query asks for what only the entries say.
+// inside reports whether the query has conditions that only the entries themselves can answer.
 func (q Query) inside() bool { return q.ResourceID != "" || q.Outcome != "" }
 
-// holds reports whether an entry is what is asked for inside it.
+// holds reports whether an entry meets these conditions.
 func (q Query) holds(e *Entry) bool {
 	return (q.ResourceID == "" || q.ResourceID == e.Resource.ID) && (q.Outcome == "" || q.Outcome == e.Outcome)
 }
 
-// bounds returns the first and the last tenant sequence that the page may hold; the
-// first is the larger one when there is none. Times never decrease along the chain,
-// so that binary searches find where they begin and end.
+// bounds returns the first and the last tenant sequence that the page may hold. If the page is
+// empty, low is larger than high. Times never decrease along the chain, so binary searches find
+// both.
 func (q Query) bounds(ch *Chain, r store.Reader, tenant string, before uint64) (low, high uint64, err error) {
 	low, high, err = ch.extent(r, tenant)
 	if err != nil {
@@ -169,19 +168,19 @@ func (q Query) bounds(ch *Chain, r store.Reader, tenant string, before uint64) (
 	return low, min(high, max(before, 1)-1), err
 }
 
-// search goes through the index of a tenant, newest first.
+// search reads the index of a tenant, newest first.
 type search struct {
 	r      store.Reader
 	tenant string
 	q      Query
-	low    uint64 // the first tenant sequence to look at
-	looks  int    // that are left
-	most   int    // to be found
+	low    uint64 // first tenant sequence to read
+	looks  int    // remaining number of looks
+	most   int    // number of rows to find
 	found  []indexRow
 }
 
-// run looks from a tenant sequence down, and returns the next one that it would look
-// at: one below low when it has seen all.
+// run reads the index from tenant sequence n down. It returns the next sequence to read, which is
+// low-1 if it has read all.
 func (s *search) run(n uint64) (uint64, error) {
 	keys := s.q.keys()
 	for n >= s.low && s.wanted() > 0 {
@@ -195,7 +194,7 @@ func (s *search) run(n uint64) (uint64, error) {
 				n = below
 				continue
 			}
-			bottom = max(bottom, endOf(blockOf(n))+1-blockSize) // what is before it may have a summary
+			bottom = max(bottom, endOf(blockOf(n))+1-blockSize) // an earlier block may have a summary
 		}
 		var err error
 		if n, err = s.byRows(n, bottom); err != nil {
@@ -205,7 +204,7 @@ func (s *search) run(n uint64) (uint64, error) {
 	return n, nil
 }
 
-// wanted returns how many more rows are to be found, 0 when enough was looked at.
+// wanted returns how many more rows to find, 0 after too many looks.
 func (s *search) wanted() int {
 	if s.looks <= 0 {
 		return 0
@@ -213,7 +212,7 @@ func (s *search) wanted() int {
 	return s.most - len(s.found)
 }
 
-// keys returns those of summaries that an entry must have.
+// keys returns the summary keys that a matching entry has.
 func (q Query) keys() (keys []uint32) {
 	if q.EventType != "" {
 		keys = append(keys, typeKey(EventType(q.EventType)))
@@ -228,7 +227,7 @@ func (q Query) matches(row indexRow) bool {
 	return (q.EventType == "" || q.EventType == string(row.eventType)) && (q.UserID == "" || q.UserID == row.actor)
 }
 
-// byRows looks at each row from n down to bottom.
+// byRows reads each row from n down to bottom.
 func (s *search) byRows(n, bottom uint64) (uint64, error) {
 	var bad error
 	rng := store.Range{From: tenantKey(s.tenant, bottom), To: tenantKey(s.tenant, n+1), Reverse: true}
@@ -254,8 +253,8 @@ func (s *search) byRows(n, bottom uint64) (uint64, error) {
 	return n, cmp.Or(err, bad)
 }
 
-// bySummaries looks at the entries from n down that summaries name, as far as there
-// are summaries without a gap. It returns n when the block of n has none.
+// bySummaries reads the entries from n down that summaries name, until it meets a block without a
+// summary. It returns n if the block of n has none.
 func (s *search) bySummaries(n uint64, keys []uint32) (uint64, error) {
 	var named []uint64
 	wanted, below, bad := s.wanted(), n, false
