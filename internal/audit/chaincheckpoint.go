@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// followed is the newest checkpoint that the process has seen.
+// followed is the newest checkpoint that this process has seen.
 type followed struct {
 	signed []byte
 	Checkpoint
@@ -21,8 +21,8 @@ type followed struct {
 
 var errNoCheckpoint = fault.New(fault.Unavailable, "the log has no checkpoint yet: ask again in a second")
 
-// NewestCheckpoint returns the newest checkpoint, which is verified. Errors:
-// fault.Unavailable when there is none yet.
+// NewestCheckpoint returns the newest checkpoint after verifying it. Error: fault.Unavailable when
+// there is none yet.
 func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c Checkpoint, err error) {
 	err = ch.store.View(ctx, func(r store.Reader) error {
 		signed, c, err = ch.checkpointIn(r)
@@ -37,7 +37,8 @@ func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c Checkpo
 	return signed, c, nil
 }
 
-// checkpointIn returns nothing, without an error, before the first checkpoint.
+// checkpointIn returns the newest checkpoint. Before the first checkpoint it returns a nil note and
+// no error. Error: errDamagedLog when the checkpoint does not verify or belongs to another chain.
 func (ch *Chain) checkpointIn(r store.Reader) (signed []byte, c Checkpoint, err error) {
 	row, err := r.Get(checkpointKey)
 	if err != nil || row == nil {
@@ -58,10 +59,10 @@ func (ch *Chain) checkpointIn(r store.Reader) (signed []byte, c Checkpoint, err 
 	return signed, c, nil
 }
 
-// lostOf returns what the database lacks of the log that a checkpoint, which
-// verifies or is the zero one, is of: nil when the log goes on from there, or the
-// loss was accepted. Error: fault.Unavailable; or fault.Internal when nothing but
-// what is derived from the chain is damaged.
+// lostOf returns what the database lacks of the log that a checkpoint describes. The checkpoint is
+// verified, or zero for none. It returns nil when the log contains the checkpoint or the loss was
+// accepted. Errors: fault.Unavailable, and fault.Internal when only data derived from the chain is
+// damaged.
 func (ch *Chain) lostOf(r store.Reader, s logState, c Checkpoint) (*RollbackError, error) {
 	if c == (Checkpoint{}) || slices.ContainsFunc(s.losses, func(a acceptedLoss) bool { return a.covers(c) }) {
 		return nil, nil
@@ -82,8 +83,8 @@ func (ch *Chain) lostOf(r store.Reader, s logState, c Checkpoint) (*RollbackErro
 	return &RollbackError{LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}, nil
 }
 
-// lostOfOwn returns what the log lacks of its own newest checkpoint. What is damaged
-// otherwise is no loss. Error: errDamagedLog when that cannot be read.
+// lostOfOwn returns what the log lacks of its own newest checkpoint. Other damage is not treated as
+// a loss. Error: errDamagedLog when the checkpoint cannot be read.
 func (ch *Chain) lostOfOwn(r store.Reader, s logState) (*RollbackError, error) {
 	_, c, err := ch.checkpointIn(r)
 	if err != nil || c.Size == 0 {
@@ -96,9 +97,10 @@ func (ch *Chain) lostOfOwn(r store.Reader, s logState) (*RollbackError, error) {
 	return lost, unlessDamage(err)
 }
 
-// goesThrough reports whether the log has the entry of a checkpoint, which is not
-// above its head, and the tree that it had then. An entry that cannot be read is
-// another one: whoever forks a log may damage the one that shows it.
+// goesThrough reports whether the log has the entry of a checkpoint and had the tree of the
+// checkpoint at that entry. The checkpoint must not be above the head. An entry that cannot be read
+// counts as a different one, because an attacker who forks a log may damage the entry that shows
+// it.
 func (ch *Chain) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool, error) {
 	index, ok := indexOf(epochs, c.Sequence)
 	if !ok || index+1 != c.Size || epochOf(epochs, c.Sequence).number != c.Epoch {
@@ -107,7 +109,7 @@ func (ch *Chain) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool
 	e, err := readEntry(r, c.Sequence)
 	switch {
 	case errors.Is(err, errNoEntry):
-		// It is in the archive, and the tree knows of it.
+		// The entry may be in the archive. Then the tree has its leaf.
 		same, err := ch.treeHolds(r, index, c)
 		if damaged(err) {
 			return false, nil
@@ -121,13 +123,13 @@ func (ch *Chain) goesThrough(r store.Reader, epochs []epoch, c Checkpoint) (bool
 		return false, nil
 	}
 	if _, newest, err := ch.checkpointIn(r); err != nil || newest.Size < c.Size {
-		return true, err // the tree is to follow
+		return true, err // the tree is not derived that far yet
 	}
 	return ch.treeHolds(r, index, c)
 }
 
-// treeHolds reports whether the tree has the root and the last leaf that a
-// checkpoint says. Error: errDamagedLog when it does not go that far.
+// treeHolds reports whether the tree has the root and the last leaf of a checkpoint. Error:
+// errDamagedLog when the tree is smaller than the checkpoint's.
 func (ch *Chain) treeHolds(r store.Reader, index int64, c Checkpoint) (bool, error) {
 	_, newest, err := ch.checkpointIn(r)
 	if err != nil {
@@ -148,8 +150,9 @@ func (ch *Chain) treeHolds(r store.Reader, index int64, c Checkpoint) (bool, err
 	return leaf[0] == tlog.Hash(leafHash(c.Hash)), nil
 }
 
-// hasEntryOf reports whether the log has the entry of a checkpoint, and so, since
-// each names the one before, all that it knows: what may be wrong is derived.
+// hasEntryOf reports whether the log has the entry of a checkpoint. If so, it has all earlier
+// entries of the checkpoint too, because each entry names the one before it. Then only derived data
+// can be wrong.
 func hasEntryOf(r store.Reader, head link, c Checkpoint) (bool, error) {
 	if c.Sequence > head.sequence {
 		return false, nil

@@ -12,15 +12,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// readEpochs are the rows of epochs that were read last, all of which an entry
-// agreed with, and the newest of them.
+// readEpochs caches the epoch rows that were read last and the newest epoch. An entry confirmed
+// each of the rows.
 type readEpochs struct {
 	rows   []byte
 	newest epoch
 }
 
-// epochNow returns the number of the epoch that the head is in. The entries that
-// begin epochs are read and verified only when the rows are others than before.
+// epochNow returns the number of the epoch of the head. It reads and verifies the entries that
+// begin epochs only when the rows have changed.
 func (ch *Chain) epochNow(r store.Reader, head link) (uint64, error) {
 	rows, err := epochRows(r)
 	if err != nil || len(rows) == 0 {
@@ -44,8 +44,8 @@ func (ch *Chain) epochNow(r store.Reader, head link) (uint64, error) {
 	return newest.number, nil
 }
 
-// epochs returns the epochs of the log, ascending, as far as they were accepted;
-// the first one always was.
+// epochs returns the accepted epochs of the log in ascending order. The first epoch needs no
+// acceptance.
 func (ch *Chain) epochs(r store.Reader) ([]epoch, error) {
 	head, err := readHead(r)
 	if err != nil {
@@ -55,11 +55,12 @@ func (ch *Chain) epochs(r store.Reader) ([]epoch, error) {
 	return epochs, err
 }
 
-// accepted returns the epochs of the database, as far as the entries that begin
-// them say so: they are signed. By a row alone whoever replaces the database by an
-// older one could accept that himself, and whoever adds one have the entries behind
-// it signed as another epoch's. So a row that no entry agrees with is none, and is
-// no error: without the row of an epoch that there is, its entries do not fit.
+// accepted returns the epochs that the entries at their beginning confirm, and the losses that
+// these entries accept. Rows are not signed, but entries are. If a row alone counted, anyone who
+// replaces the database with an older copy could accept the loss himself, and anyone who adds a row
+// could have later entries signed as another epoch's. So accepted ignores a row that no entry
+// confirms, without an error. If the row of a real epoch is missing, the entries of that epoch do
+// not fit.
 func (ch *Chain) accepted(r store.Reader, head link) (epochs []epoch, losses []acceptedLoss, err error) {
 	rows, err := epochRows(r)
 	if err != nil {
@@ -96,9 +97,9 @@ func (ch *Chain) accepted(r store.Reader, head link) (epochs []epoch, losses []a
 	return epochs, losses, nil
 }
 
-// foreignHead returns a head that another process has written, or says to have, and the rows
-// of the newest entries. It is the first of these, which are asked for as such: a store
-// that is far away then knows what to read with the head.
+// foreignHead verifies a head that another process has written, and returns it with the rows of the
+// newest entries. The head's entry must be the first of these rows. The rows are read in one scan,
+// so a remote store can send them together with the head.
 func (ch *Chain) foreignHead(r store.Reader, head link) (Head, *recentRows, error) {
 	newest := entryRange
 	newest.Reverse = true
@@ -122,15 +123,15 @@ func (ch *Chain) foreignHead(r store.Reader, head link) (Head, *recentRows, erro
 	return Head{head, number}, &rows, err
 }
 
-// recentRows reads what is read to go on from another process's head, of which most
-// tenants' newest entries are, without asking for it again.
+// recentRows answers reads from the newest entries before it asks the store. Continuing from
+// another process's head needs the newest entries of tenants, and most of them are among these.
 type recentRows struct {
 	store.Reader
 	entries []row // newest first
-	memo    memo  // of groups, most of which have several of these
+	memo    memo  // remembers groups, which often have several of these entries
 }
 
-// mostRecent is no more than what a scan gets from any store at once.
+// mostRecent is small enough for one page of a scan in every store.
 const mostRecent = 16
 
 // Get implements [store.Reader].
@@ -143,8 +144,8 @@ func (r *recentRows) Get(key []byte) ([]byte, error) {
 	return r.Reader.Get(key)
 }
 
-// has reports whether the log has an entry: in the database, or in the archive if
-// the tree says so.
+// has reports whether the log has an entry, either in the database or, as the tree shows, in the
+// archive.
 func (ch *Chain) has(r store.Reader, at link) (bool, error) {
 	hash, err := hashOf(r, at.sequence)
 	if !errors.Is(err, errNoEntry) {
@@ -169,9 +170,9 @@ func (ch *Chain) has(r store.Reader, at link) (bool, error) {
 	return leaf[0] == tlog.Hash(leafHash(at.hash)), nil
 }
 
-// lacks returns what the log, which ends with the head, lacks of what it is known to
-// have had: nil when it goes on from there, or has begun an epoch since, by which
-// somebody accepted that entries are lost.
+// lacks returns what a log that ends with head lacks of a log that ended with since. It returns nil
+// when the log contains since, or when a later epoch began after it: with the epoch, somebody
+// accepted the loss.
 func (ch *Chain) lacks(r store.Reader, head, since Head) (*RollbackError, error) {
 	if since.sequence == 0 || since.link == head.link {
 		return nil, nil
@@ -191,9 +192,9 @@ func (ch *Chain) lacks(r store.Reader, head, since Head) (*RollbackError, error)
 	return lost, nil
 }
 
-// checkSigned fails unless what a row says is signed: by the entry that it names or, when
-// that is archived or the row says that there is none, by the base. The memo may be
-// nil. Error: errDamagedLog.
+// checkSigned checks that a signature covers what a tenant's row says. The entry that the row names
+// covers it. If that entry is archived, or the row names none, the base must agree with the row.
+// The memo may be nil. Error: errDamagedLog.
 func (ch *Chain) checkSigned(r store.Reader, tenant string, p tenantHead, m *memo) error {
 	if p.sequence > 0 {
 		e, err := storedEntry(r, p.last.sequence)
@@ -227,12 +228,12 @@ func (ch *Chain) logState(r store.Reader) (s logState, err error) {
 	return s, err
 }
 
-// logState is where the log stands in a snapshot.
+// logState is the state of the log in a snapshot.
 type logState struct {
 	head   link
 	epochs []epoch
 	losses []acceptedLoss
-	seen   Head // by this process before
+	seen   Head // newest entry that this process had seen before
 }
 
 func (s logState) epoch() epoch { return s.epochs[len(s.epochs)-1] }

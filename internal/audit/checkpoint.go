@@ -20,9 +20,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// Checkpoint is a statement of how far the log goes: the head of the hash chain,
-// and the size and root of the RFC 6962 tree over the hashes of all entries.
-// Signed it is a C2SP signed note of the form tlog-checkpoint:
+// Checkpoint states the extent of the log: the head of the hash chain, and the size and root of the
+// RFC 6962 tree over the hashes of all entries. A signed checkpoint is a C2SP signed note in the
+// form of tlog-checkpoint:
 //
 //	latticekeep.dev/log/<chain id>/<epoch>
 //	<size>
@@ -31,15 +31,15 @@ import (
 //	hash <hex of the hash>
 //	time <timestamp>
 //
-// followed by a line with the signature. An epoch is a log of its own to who
-// follows it, since entries that a rollback lost are in the former one only.
+// The note ends with a line that has the signature. Each epoch is a separate log for its followers,
+// because entries that a rollback lost exist only in the earlier epoch.
 type Checkpoint struct {
 	ChainID  string
-	Epoch    uint64 // from 1
-	Size     int64  // of the tree: how many entries there are
+	Epoch    uint64 // starts at 1
+	Size     int64  // number of entries in the tree
 	Root     tlog.Hash
-	Sequence uint64   // of the newest entry
-	Hash     [32]byte // of the newest entry, SHA3-256
+	Sequence uint64   // newest entry
+	Hash     [32]byte // SHA3-256 of the newest entry
 	Time     time.Time
 }
 
@@ -47,33 +47,33 @@ const (
 	originPrefix      = "latticekeep.dev/log/"
 	checkpointContext = "latticekeep/checkpoint/v1"
 
-	// checkpointKeyType is the type of the signature: 0xff, since C2SP has
-	// assigned none to ML-DSA-65 with a context, and an identifier of our own.
+	// checkpointKeyType is the type of the signature: 0xff and an identifier of our own, because
+	// C2SP has assigned no type to ML-DSA-65 with a context.
 	checkpointKeyType = "\xfflatticekeep.dev/ml-dsa-65/checkpoint/v1"
 )
 
-// Errors of [ParseCheckpoint].
+// The errors of [ParseCheckpoint].
 var (
-	// ErrCheckpointMalformed says that it is not a checkpoint of this format.
+	// ErrCheckpointMalformed means that the input is not a checkpoint in this format.
 	ErrCheckpointMalformed = errors.New("it is not a checkpoint of a latticekeep log")
-	// ErrCheckpointUnverified says that it is not signed with the key.
+	// ErrCheckpointUnverified means that the note is not signed with the key.
 	ErrCheckpointUnverified = errors.New("its signature does not verify")
 )
 
-// Origin is the name of the log that the checkpoint is of.
+// Origin returns the name of the log that the checkpoint describes.
 func (c Checkpoint) Origin() string { return origin(c.ChainID, c.Epoch) }
 
 func origin(chainID string, epoch uint64) string {
 	return originPrefix + chainID + "/" + strconv.FormatUint(epoch, 10)
 }
 
-// Text is what is signed of the checkpoint.
+// Text returns the signed text of the checkpoint.
 func (c Checkpoint) Text() string {
 	return fmt.Sprintf("%s\n%d\n%s\nsequence %d\nhash %x\ntime %s\n",
 		c.Origin(), c.Size, c.Root, c.Sequence, c.Hash, c.Time.UTC().Format(timeFormat))
 }
 
-// parseText reads the text in its only spelling.
+// parseText parses the text of a checkpoint. It accepts only the canonical spelling.
 func parseText(text string) (c Checkpoint, err error) {
 	lines := strings.Split(text, "\n")
 	if len(lines) != 7 {
@@ -102,7 +102,7 @@ func parseText(text string) (c Checkpoint, err error) {
 	return c, nil
 }
 
-// SignCheckpoint returns the note.
+// SignCheckpoint returns the checkpoint as a signed note.
 func SignCheckpoint(c Checkpoint, key *dualsig.PrivateKey) ([]byte, error) {
 	signed, err := note.Sign(&note.Note{Text: c.Text()}, noteSigner{noteKey{c.Origin(), key.Public()}, key})
 	if err != nil {
@@ -111,9 +111,9 @@ func SignCheckpoint(c Checkpoint, key *dualsig.PrivateKey) ([]byte, error) {
 	return signed, nil
 }
 
-// ParseCheckpoint reads a note and verifies it. Signatures of others, such as
-// cosignatures of witnesses, may stand beside that of the log. Errors:
-// [ErrCheckpointMalformed], [ErrCheckpointUnverified].
+// ParseCheckpoint parses a note and verifies the log's signature. Other signatures, such as
+// cosignatures of witnesses, may stand beside it. Errors: [ErrCheckpointMalformed],
+// [ErrCheckpointUnverified].
 func ParseCheckpoint(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
 	c, err := peekCheckpoint(signed)
 	if err != nil {
@@ -126,9 +126,9 @@ func ParseCheckpoint(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) 
 	return c, nil
 }
 
-// ParseKept reads a checkpoint that somebody kept: a note, or its text alone, as a
-// report prints it, with any white space at the ends of its lines. The text is
-// signed by nobody: whoever kept it vouches for it. Errors as of [ParseCheckpoint].
+// ParseKept parses a checkpoint that a person kept: a signed note, or only its text as a report
+// prints it, with any white space at the ends of lines. Plain text has no signature, so signed is
+// false and the caller must trust its source. Errors: those of [ParseCheckpoint].
 func ParseKept(kept []byte, key *dualsig.PublicKey) (c Checkpoint, signed bool, err error) {
 	if bytes.Contains(kept, []byte("\n\n")) {
 		c, err = ParseCheckpoint(kept, key)
@@ -142,7 +142,7 @@ func ParseKept(kept []byte, key *dualsig.PublicKey) (c Checkpoint, signed bool, 
 	return c, false, err
 }
 
-// peekCheckpoint reads a note without verifying it.
+// peekCheckpoint parses a note without verifying it.
 func peekCheckpoint(signed []byte) (Checkpoint, error) {
 	text, _, ok := strings.Cut(string(signed), "\n\n")
 	if !ok {
@@ -151,8 +151,8 @@ func peekCheckpoint(signed []byte) (Checkpoint, error) {
 	return parseText(text + "\n")
 }
 
-// VerifierKey is the public key of checkpoints of an epoch as C2SP signed notes
-// have it: name, key id, and base64 of type and key.
+// VerifierKey returns the public key for checkpoints of an epoch in the format of C2SP signed
+// notes: name, key id, and base64 of type and key.
 func VerifierKey(chainID string, epoch uint64, key *dualsig.PublicKey) string {
 	k := noteKey{origin(chainID, epoch), key}
 	return fmt.Sprintf("%s+%08x+%s", k.name, k.KeyHash(), base64.StdEncoding.EncodeToString(k.typed()))
@@ -169,8 +169,8 @@ func (k noteKey) typed() []byte { return append([]byte(checkpointKeyType), k.key
 // Name implements [note.Verifier].
 func (k noteKey) Name() string { return k.name }
 
-// KeyHash implements [note.Verifier]: the first four bytes of SHA-256 of name, a
-// newline, and the typed key.
+// KeyHash implements [note.Verifier]. It returns the first four bytes of the SHA-256 hash of the
+// name, a newline and the typed key.
 func (k noteKey) KeyHash() uint32 {
 	h := sha256.New()
 	h.Write([]byte(k.name + "\n"))
@@ -192,8 +192,8 @@ type noteSigner struct {
 // Sign implements [note.Signer].
 func (s noteSigner) Sign(text []byte) ([]byte, error) { return s.private.Sign(checkpointContext, text) }
 
-// Fingerprint identifies a chain by what its first entry says: 64 lower-case
-// hex digits. Whoever pins it knows whose log is being verified.
+// Fingerprint identifies a chain by the content of its first entry: 64 lower-case hex digits.
+// Pinning the fingerprint pins the log that is verified.
 func Fingerprint(chainID string, publicKey []byte) string {
 	sum := sha3.Sum256(frame.Join("latticekeep/chain/v1", []byte(chainID), publicKey))
 	return hex.EncodeToString(sum[:])
@@ -203,14 +203,14 @@ func (c Checkpoint) Head() Head {
 	return Head{link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
 }
 
-// same reports whether two checkpoints are of one head.
+// same reports whether two checkpoints are equal except for their times.
 func (c Checkpoint) same(d Checkpoint) bool {
 	c.Time = d.Time
 	return c == d
 }
 
-// parseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself: in
-// the one spelling that its base64 has, and with no one else's signature.
+// parseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts only
+// canonical base64, and no signature but the log's.
 func parseOnly(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
 	c, err := ParseCheckpoint(signed, key)
 	if err != nil {

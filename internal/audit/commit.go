@@ -22,11 +22,11 @@ import (
 type pending struct {
 	Event
 	receipt    *Receipt
-	acceptance *acceptance // only of the event that begins an epoch
+	acceptance *acceptance // set only for the event that begins an epoch
 }
 
-// Commit is the store's hook: it turns the events of one physical commit into
-// entries, in their order.
+// Commit is the store's commit hook. It turns the events of one physical commit into entries, in
+// the order of the events.
 func (l *Log) Commit(tx store.Tx, events []any) error {
 	if len(events) == 0 {
 		return nil
@@ -77,25 +77,25 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		return err
 	}
 	if rows := c.signatures.rows; cap(rows) <= spareRows {
-		l.spare = rows // which the store has copied
+		l.spare = rows // the store has copied the rows
 	}
 	proposed := Head{c.head, number}
 	l.heads.proposed, l.heads.proposedTenants = proposed, tenants
 	l.heads.written.propose(c.head, group)
-	tx.OnCommit(func() { // from now on there is no log without it
+	tx.OnCommit(func() { // from here on the log contains the commit
 		l.rollbacks.noteHead(proposed)
 		l.heads.remember(tenants, number)
 	})
 	return tx.Put(headKey, c.head.encode())
 }
 
-// positions returns the newest entry of each tenant in the group, which begins or goes
-// on in an epoch.
+// positions returns the newest entry of each tenant in the group. The group begins the epoch or
+// continues in it.
 func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (map[string]tenantHead, error) {
 	tenants := make(map[string]tenantHead)
 	for i, p := range group {
 		if (head.sequence == 0 && i == 0) != (p.Type == ChainStarted) {
-			return nil, errDamagedLog // the log begins once
+			return nil, errDamagedLog // only the first entry may start the chain
 		}
 		tenant := string(p.Principal.Tenant)
 		if _, ok := tenants[tenant]; ok {
@@ -103,7 +103,7 @@ func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (
 		}
 		at, err := l.heads.position(tx, tenant, epoch)
 		if err != nil {
-			l.heads.readable.Delete(tenant) // so that the next of its events fails alone
+			l.heads.readable.Delete(tenant) // the tenant's next event then fails alone
 			return nil, fmt.Errorf("reading a tenant's last entry: %w", err)
 		}
 		tenants[tenant] = at
@@ -111,9 +111,8 @@ func (l *Log) positions(tx store.Tx, group []pending, head link, epoch uint64) (
 	return tenants, nil
 }
 
-// group returns the events of a commit as what they are. While the log takes no
-// entries a commit must begin with the acceptance of what was lost, so that all
-// of its entries are in the new epoch.
+// group returns the events of a commit with their own type. While the log is halted, a commit must
+// begin with the acceptance of the loss, so that all of its entries are in the new epoch.
 func (l *Log) group(events []any) ([]pending, error) {
 	group := make([]pending, len(events))
 	for i, event := range events {
@@ -132,8 +131,8 @@ func (l *Log) group(events []any) ([]pending, error) {
 	return group, nil
 }
 
-// linking makes the entries of one commit, each with the hash of the one before
-// it, beside the transaction: what needs the transaction is done meanwhile.
+// linking builds the entries of one commit, each with the hash of the entry before it. It runs
+// beside the goroutine that uses the transaction.
 type linking struct {
 	log        *Log
 	group      []pending
@@ -143,22 +142,23 @@ type linking struct {
 	salts      []byte
 	signatures *signatures
 	places     []newPlace
-	placed     chan int // indexes of places, as they are filled in; closed at the end
-	err        error    // to be read then
+	placed     chan int // indexes of filled places; closed at the end
+	err        error    // valid after placed is closed
 }
 
-// newPlace is that of a new entry.
+// newPlace is the position of a new entry in the chain and among the entries of its tenant.
 type newPlace struct {
 	link
 	tenantSequence uint64
 }
 
-// saltSize is that of what keeps the hash of an entry from being guessed, and
-// with it, from a neighbour's previous_hash, the entry.
+// saltSize is the size of an entry's salt in bytes. A neighbour's previous_hash reveals the hash of
+// an entry. Without the salt, the content of the entry could be guessed and tested against that
+// hash.
 const saltSize = 16
 
-// link begins to link the group to the head. Until it ends the tenants' newest
-// entries, which it moves on, are its own.
+// link starts linking the group to the head. Until linking ends, only linking may use the tenants
+// map, which it updates.
 func (l *Log) link(group []pending, head link, first uint64, tenants map[string]tenantHead) *linking {
 	now := max(l.now().UnixMicro(), head.micros)
 	c := &linking{
@@ -183,7 +183,7 @@ func (l *Log) link(group []pending, head link, first uint64, tenants map[string]
 	return c
 }
 
-// add makes the entry of the i-th event.
+// add builds the entry of event i.
 func (c *linking) add(i int, next link) error {
 	p := c.group[i]
 	tenant := string(p.Principal.Tenant)
@@ -212,7 +212,7 @@ func (c *linking) add(i int, next link) error {
 	return nil
 }
 
-// abandon returns when nothing is under way any more.
+// abandon waits until all goroutines of the commit have ended.
 func (c *linking) abandon() {
 	for range c.placed {
 	}
@@ -220,7 +220,7 @@ func (c *linking) abandon() {
 	c.signatures.wg.Wait()
 }
 
-// entry returns what the event alone says of its entry.
+// entry returns an entry with the fields that come from the event alone.
 func (l *Log) entry(e Event) *Entry {
 	entry := &Entry{
 		Actor:      Actor{ID: e.Principal.ID, Type: string(e.Principal.Kind)},
@@ -239,34 +239,35 @@ func (l *Log) entry(e Event) *Entry {
 	return entry
 }
 
-// signatures are those of one commit, and its rows, which begin with them. They
-// are made while the rest of the commit goes on: with one for each entry on all
-// cores and while the chain is still being linked, since linking is serial and
-// signing is most of the work; with one for all as soon as it is linked.
+// signatures are the signatures and rows of one commit. The header of a row has the signature of
+// its entry or, in a batch, the entry's place in the batch. Signing is most of the work and linking
+// is serial, so signing runs in parallel to the rest of the commit. With one signature for each
+// entry it uses all cores and starts while the chain is still being linked. With one signature for
+// the group it starts when linking ends.
 type signatures struct {
 	signer *dualsig.PrivateKey
 	hashes [][32]byte
-	rows   []byte // of all entries
-	ends   []int  // of each row
+	rows   []byte // rows of all entries, one after the other
+	ends   []int  // end offset of each row
 	wg     sync.WaitGroup
 
 	// For entry mode, and for a group of one.
 	linked chan int // indexes into hashes
-	stop   func()   // no more hashes; safe to call again
+	stop   func()   // closes linked; safe to call again
 	done   [][]byte
 	errs   []error
 
-	// For a group that has one signature.
+	// For a group with one signature.
 	batch     bool
 	tree      batchTree
 	signature []byte
 	err       error
 }
 
-// spareRows bounds the memory that is kept for the rows of the next commit.
+// spareRows is the size in bytes of the largest buffer that is kept for the next commit.
 const spareRows = 4 << 20
 
-// sign expects n entries.
+// sign prepares for n entries and starts the workers of entry mode.
 func (l *Log) sign(n int) *signatures {
 	s := &signatures{
 		signer: l.signer, hashes: make([][32]byte, n), ends: make([]int, 0, n),
@@ -288,8 +289,8 @@ func (l *Log) sign(n int) *signatures {
 	return s
 }
 
-// core appends the row of the next entry, with room for what comes before its
-// canonical form, which is returned.
+// core appends the row of the next entry, with room for the header. It returns the canonical form
+// of the entry, which follows the header.
 func (s *signatures) core(i int, e *Entry) ([]byte, error) {
 	before := plainRowHeader
 	if s.batch {
@@ -302,7 +303,7 @@ func (s *signatures) core(i int, e *Entry) ([]byte, error) {
 	return s.rows[begin:], err
 }
 
-// add takes the hash of an entry.
+// add sets the hash of entry i and, in entry mode, has it signed.
 func (s *signatures) add(i int, hash [32]byte) {
 	s.hashes[i] = hash
 	if !s.batch {
@@ -310,7 +311,7 @@ func (s *signatures) add(i int, hash [32]byte) {
 	}
 }
 
-// end is called after the last hash.
+// end must be called after the last hash. In batch mode it starts signing the root of the tree.
 func (s *signatures) end() {
 	s.stop()
 	if !s.batch {
@@ -328,10 +329,10 @@ func (s *signatures) work() {
 	}
 }
 
-// put writes the rows of the entries, the first of which has that sequence.
+// put writes the rows of the entries. The first entry has the sequence first.
 func (s *signatures) put(tx store.Tx, first uint64) error {
 	if !s.batch {
-		s.work() // helps with what is left
+		s.work() // helps to sign the remaining entries
 		s.wg.Wait()
 		if err := errors.Join(s.errs...); err != nil {
 			return fmt.Errorf("signing audit entries: %w", err)
@@ -361,7 +362,7 @@ func (s *signatures) put(tx store.Tx, first uint64) error {
 	return tx.Put(batchKey(first), s.signature)
 }
 
-// onAllCores calls do for 0 to n-1, each once, and returns when all are done.
+// onAllCores calls do for each number from 0 to n-1 once, and returns when all calls are done.
 func onAllCores(n int, do func(i int)) {
 	var next atomic.Int64
 	work := func() {

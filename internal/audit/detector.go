@@ -11,12 +11,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A witness knows of entries that the log must have: the newest checkpoint in the
-// database, a place outside of it that keeps one, or this process, which has seen
-// them. What they know is compared and told under one lock, and an acceptance,
-// whichever process it was made by, shows in the same snapshot as what it accepts.
+// A witness knows entries that the log must have. There are three kinds: the newest checkpoint in
+// the database, a place outside of the database that keeps a checkpoint, and this process, which
+// has seen entries. One lock covers comparing witnesses with the log and publishing the result. An
+// acceptance, made by any process, is visible in the same snapshot as the loss that it accepts.
 
-// Detector finds out whether the log has lost entries, and halts it until that is accepted.
+// Detector finds out whether the log has lost entries, and halts the log until the loss is
+// accepted.
 type Detector struct {
 	chain *Chain
 
@@ -24,15 +25,15 @@ type Detector struct {
 	suspected atomic.Bool                // a commit did not find that entry
 	halted    atomic.Pointer[haltReason] // nil while the log takes entries
 
-	// What is known to be lost, and the refusal that came of it last.
+	// mu guards the known losses and the last published one.
 	mu                   sync.Mutex
 	inDatabase, inMemory lossSource
 	places               []*lossSource
 	published            *RollbackError
-	askPlaces            func(ctx context.Context) // asks the places; nil: there are none
+	askPlaces            func(ctx context.Context) // checks all places; nil: there are none
 }
 
-// noteHead keeps the newest entry that the store is known to have had.
+// noteHead stores k as the newest known entry of the store, unless a newer one is known.
 func (d *Detector) noteHead(k Head) {
 	for {
 		before := d.seen.Load()
@@ -46,17 +47,18 @@ func newDetector(ch *Chain) *Detector {
 	return &Detector{chain: ch, inDatabase: lossSource{place: databasePlace}, inMemory: lossSource{place: memoryPlace}}
 }
 
-// lossSource is what one of them knows to be lost.
+// lossSource is a witness and the loss that it knows.
 type lossSource struct {
-	place    string         // in messages
-	lost     *RollbackError // nil: nothing, or it was accepted
-	epoch    uint64         // of the log, when it was found
-	accepted *RollbackError // the one before, which a place may still show
+	place    string         // name of the witness in messages
+	lost     *RollbackError // nil: nothing is lost, or the loss was accepted
+	epoch    uint64         // epoch of the log when the loss was found
+	accepted *RollbackError // the previous loss, which a place may still show
 }
 
-// decide has what witnesses know found out in a snapshot and taken up, and the log
-// refused or not for the worst that any of them knows. Error: that of find, which
-// may run more than once.
+// decide reads the log's state in a snapshot, asks find what a witness knows, and stores the
+// finding with the function take that find returns. It then halts the log for the worst loss that
+// any witness knows, or ends the halt. Error: that of find. The function find may run more than
+// once.
 func (d *Detector) decide(ctx context.Context, find func(r store.Reader, s logState) (take func(), err error)) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,8 +105,8 @@ func (d *Detector) sources() []*lossSource {
 	return append([]*lossSource{&d.inDatabase, &d.inMemory}, d.places...)
 }
 
-// publishLoss has the log refused for the worst that is known, or no longer when nothing is
-// lost that was not accepted. It reports whether it did the former.
+// publishLoss halts the log for the worst known loss. It ends its own halt when no unaccepted loss
+// is left. It reports whether it halted the log anew.
 func (d *Detector) publishLoss() bool {
 	var worst *RollbackError
 	var number uint64
@@ -126,16 +128,16 @@ func (d *Detector) publishLoss() bool {
 	lost := *worst
 	lost.Epoch = number
 	if d.published != nil && *d.published == lost && d.HaltedBy() != nil {
-		return false // which the log knows
+		return false // already halted for this loss
 	}
 	d.published = &lost
 	d.Halt(d.published)
 	return true
 }
 
-// checkForRollback has the log refused when it does not go on from its own newest checkpoint, or
-// from what this process has seen, and no longer when that was accepted. It reports
-// whether entries are lost. What is damaged otherwise says nothing.
+// checkForRollback compares the log with its own newest checkpoint and with the entries that this
+// process has seen. It halts the log if they do not match, and ends the halt once the loss is
+// accepted. It reports whether entries are lost. Other damage is not treated as a loss.
 func (d *Detector) checkForRollback(ctx context.Context) (lost bool, err error) {
 	suspected := d.suspected.Swap(false)
 	err = d.decide(ctx, func(r store.Reader, s logState) (func(), error) {
@@ -159,8 +161,8 @@ func (d *Detector) checkForRollback(ctx context.Context) (lost bool, err error) 
 	return d.lostEntries(), err
 }
 
-// lostEntries reports whether the log is known, and told, to lack entries that were
-// in this database, or to have others than it had: then no checkpoint is signed.
+// lostEntries reports whether a known loss concerns entries that were in this database, or entries
+// in whose place the database now has others. In that case no checkpoint is signed.
 func (d *Detector) lostEntries() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -172,8 +174,8 @@ func (d *Detector) lostEntries() bool {
 	return false
 }
 
-// note takes up what was found. An acceptance is told from one of something else by
-// its epoch.
+// note stores a finding. The epoch of the log tells the acceptance of this loss from an earlier
+// acceptance.
 func (w *lossSource) note(lost *RollbackError, s logState) {
 	if w.lost = lost; lost != nil {
 		lost.Place, lost.Epoch = w.place, max(lost.Epoch, s.epoch().number)
@@ -181,23 +183,23 @@ func (w *lossSource) note(lost *RollbackError, s logState) {
 	}
 }
 
-// lostOfSeen returns what the log lacks of what this process has seen.
+// lostOfSeen returns which of the entries that this process has seen the log lacks.
 func (d *Detector) lostOfSeen(r store.Reader, s logState) (*RollbackError, error) {
 	lost, err := d.chain.lacks(r, Head{s.head, s.epoch().number}, s.seen)
 	if lost == nil || err != nil {
 		return nil, err
 	}
-	// Entries behind the head, or one there that is not signed, are no older copy.
+	// If there are entries after the head, or the head's entry is not signed, the database is
+	// damaged, and not an older copy.
 	_, _, err = d.chain.foreignHead(r, s.head)
 	return lost, err
 }
 
-// haltReason is why the log takes no entries.
+// haltReason is the reason why the log takes no entries.
 type haltReason struct{ reason error }
 
-// Halt makes [Log.Ready], [Log.Append] and every commit fail with
-// fault.Unavailable, until it is called with nil or, when the reason is a
-// [RollbackError], until that is accepted.
+// Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable. The halt ends
+// when Halt is called with nil or, if the reason is a [RollbackError], when the loss is accepted.
 func (d *Detector) Halt(reason error) {
 	if reason == nil {
 		d.halted.Store(nil)
@@ -206,7 +208,7 @@ func (d *Detector) Halt(reason error) {
 	d.halted.Store(&haltReason{reason})
 }
 
-// HaltedBy returns why the log takes no entries, and nil when it does.
+// HaltedBy returns why the log takes no entries. It returns nil while the log takes entries.
 func (d *Detector) HaltedBy() error {
 	if r := d.halted.Load(); r != nil {
 		return r.reason
@@ -214,7 +216,7 @@ func (d *Detector) HaltedBy() error {
 	return nil
 }
 
-// checkNotHalted returns what a caller is told while the log takes no entries.
+// checkNotHalted returns the error for callers while the log is halted, and nil otherwise.
 func (d *Detector) checkNotHalted() error {
 	if reason := d.HaltedBy(); reason != nil {
 		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
@@ -222,16 +224,16 @@ func (d *Detector) checkNotHalted() error {
 	return nil
 }
 
-// acceptance belongs to the event that begins an epoch. What it comes to is
-// decided in the hook, which knows the head.
+// acceptance belongs to the event that begins an epoch. The commit hook sets epoch and made,
+// because only the hook knows the head.
 type acceptance struct {
 	lost  RollbackError
 	epoch epoch
 	made  Rollback
 }
 
-// goesOn fails when the log does not go on from what it is known to have had. Error:
-// fault.Unavailable, with a [RollbackError].
+// goesOn fails when the log lacks an entry that it is known to have had, unless a accepts that
+// loss. Error: fault.Unavailable, with a [RollbackError] if a is nil.
 func (d *Detector) goesOn(r store.Reader, head, since Head, a *acceptance) error {
 	lost, err := d.chain.lacks(r, head, since)
 	switch {
@@ -240,7 +242,7 @@ func (d *Detector) goesOn(r store.Reader, head, since Head, a *acceptance) error
 	case lost == nil, a != nil && a.lost.LostTo >= lost.LostTo:
 		return nil
 	case a != nil:
-		return errOneByOne // more is lost than whoever accepts it knew
+		return errOneByOne // the caller accepts a smaller loss than this one
 	}
 	d.suspected.Store(true)
 	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), lost)
