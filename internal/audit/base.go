@@ -18,15 +18,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// Base is what a verification knows after the entries up to one: all that it
-// takes to verify what comes behind. When those entries move to the archive it
-// stays in their place, signed with the log's key:
+// Base is the state of a verification after the entries up to a sequence: everything needed to
+// verify the entries after it. When those entries move to the archive, the base takes their place
+// in the database, signed with the log's key:
 //
 //	1 ‖ ML-DSA-65 signature (3309 bytes) ‖ JSON
 //
-// with the fields of baseJSON in the order of their names, lists sorted, and no
-// other spelling. Of credentials and API keys it has those that were not deleted or
-// revoked by then. It is not changed once it was made.
+// The JSON has the fields of baseJSON in the order of their names and sorted lists, and no other
+// spelling is accepted. The base lists only credentials that were not deleted and API keys that
+// were not revoked by then. A Base does not change after it is made.
 type Base struct{ history }
 
 const (
@@ -34,41 +34,41 @@ const (
 	baseContext = "latticekeep/audit-base/v1"
 )
 
-// Sequence returns that of the last entry before what is still to be verified.
+// Sequence returns the sequence of the last entry that the base covers.
 func (b *Base) Sequence() uint64 { return b.head.sequence }
 
-// Hash returns that of the same entry, lower-case hex.
+// Hash returns the hash of the last entry that the base covers, in lower-case hex.
 func (b *Base) Hash() string { return b.hash }
 
-// Size returns how many entries there are up to it.
+// Size returns the number of entries that the base covers.
 func (b *Base) Size() int64 { return b.tree.size }
 
 type baseJSON struct {
 	APIKeys     []baseAPIKey     `json:"api_keys"`
 	ChainID     string           `json:"chain_id"`
 	Credentials []baseCredential `json:"credentials"`
-	Epochs      []baseEpoch      `json:"epochs"` // from the second
-	Hash        string           `json:"hash"`   // of the last entry
-	Kept        []string         `json:"kept"`   // entries that somebody still reads, oldest first, as what their hashes cover
-	Micros      int64            `json:"micros"` // of the last entry, since 1970
+	Epochs      []baseEpoch      `json:"epochs"` // starting with the second
+	Hash        string           `json:"hash"`   // last entry
+	Kept        []string         `json:"kept"`   // canonical forms of the entries that are still needed, oldest first
+	Micros      int64            `json:"micros"` // last entry; microseconds since 1970
 	Namespaces  []baseNamespace  `json:"namespaces"`
 	PublicKey   string           `json:"public_key"` // base64
-	Sequence    uint64           `json:"sequence"`   // of the last entry
+	Sequence    uint64           `json:"sequence"`   // last entry
 	Tenants     []baseTenant     `json:"tenants"`
-	Tree        string           `json:"tree"` // base64: u64 size, then the hashes of the tiles that are not full, from level 0 up
+	Tree        string           `json:"tree"` // base64: u64 size, then the hashes of tiles that are not full, level 0 first
 }
 
 type baseEpoch struct {
-	First    uint64 `json:"first"` // sequence of the entry that began it
-	Hash     string `json:"hash"`  // of the same
+	First    uint64 `json:"first"` // sequence of the entry that began the epoch
+	Hash     string `json:"hash"`  // hash of that entry
 	LostFrom uint64 `json:"lost_from"`
 	Number   uint64 `json:"number"`
-	Size     int64  `json:"size"` // of the tree before it
+	Size     int64  `json:"size"` // size of the tree before the epoch
 }
 
 type baseTenant struct {
 	Last     baseLink `json:"last"`
-	Sequence uint64   `json:"sequence"` // of the tenant
+	Sequence uint64   `json:"sequence"` // tenant sequence
 	Tenant   string   `json:"tenant"`
 }
 
@@ -176,7 +176,8 @@ func (j *baseJSON) sort() {
 	})
 }
 
-// sign returns the bytes of the base of a chain, signed.
+// sign returns the signed encoding of the base. Error: when the base belongs to another chain or
+// key.
 func (b *Base) sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) {
 	if b.chainID != chainID || b.keyID != signer.Public().ID() {
 		return nil, errors.New("signing a base: it is of another log")
@@ -192,12 +193,11 @@ func (b *Base) sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) 
 	return slices.Concat([]byte{baseVersion}, signature, text), nil
 }
 
-// ErrBase says that the base of a log is not one, or not signed with its key.
+// ErrBase means that the base of a log is malformed, or not signed with the log's key.
 var ErrBase = errors.New("the base of the log is damaged, or not signed with the log's key")
 
-// ParseBase reads a base and verifies it with the key of the log; nil takes the
-// key that the base names, which says no more than that it was not damaged. The
-// error is [ErrBase].
+// ParseBase parses a base and verifies it with the log's key. If key is nil, it uses the key that
+// the base itself names. That proves only that the base is not damaged. Error: [ErrBase].
 func ParseBase(in []byte, key *dualsig.PublicKey) (*Base, error) {
 	if len(in) < 1+dualsig.SignatureSize || in[0] != baseVersion {
 		return nil, ErrBase
@@ -294,13 +294,13 @@ func (k baseLink) link() (link, bool) {
 	return link{k.Sequence, k.Micros, hash}, ok
 }
 
-// parseHash reads lower-case hex.
+// parseHash parses 64 digits of lower-case hex.
 func parseHash(s string) (hash [32]byte, ok bool) {
 	n, err := hex.Decode(hash[:], []byte(s[:min(len(s), 64)]))
 	return hash, err == nil && n == len(hash) && hex.EncodeToString(hash[:]) == s
 }
 
-// equal reports whether both say the same. Either may be nil.
+// equal reports whether both bases have the same content. Either may be nil.
 func (b *Base) equal(other *Base) bool {
 	if b == nil || other == nil || b == other {
 		return b == other

@@ -13,32 +13,32 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// batchContext separates the signature of a group from everything else ML-DSA
-// signs here, and is the label of what it signs.
+// batchContext is the label and the ML-DSA context of the signature of a group. It separates this
+// signature from all other signatures in this program.
 const batchContext = "latticekeep/audit-batch/v1"
 
-// batchProof shows that an entry is one of a group that was signed as a whole:
-// its place in the RFC 6962 tree over the group's hashes.
+// batchProof proves that an entry is one of a group that has one signature. It is the entry's place
+// in the RFC 6962 tree over the hashes of the group.
 type batchProof struct {
 	n, index uint32
-	path     []byte // the hashes from the leaf's sibling up, 32 bytes each
+	path     []byte // hashes from the leaf's sibling upwards, 32 bytes each
 }
 
-// batchMessage is what is signed for a group of n entries.
+// batchMessage returns the message that is signed for a group of n entries.
 func batchMessage(n uint32, root [32]byte) []byte {
 	return frame.Join(batchContext, binary.BigEndian.AppendUint32(nil, n), root[:])
 }
 
-// pathLength returns how many hashes lead from a leaf to the root of a tree of
-// n leaves (RFC 6962 §2.1.1): one for each level on which it has a sibling.
+// pathLength returns how many hashes lead from a leaf to the root of a tree of n leaves (RFC 6962
+// §2.1.1). The path has one hash for each level on which it has a sibling.
 func pathLength(n, index uint32) int {
-	// Below the level where the paths of this leaf and of the last one meet,
-	// every node has a sibling; above it only those that are right children.
+	// Below the level where the paths of this leaf and of the last leaf meet, every node has a
+	// sibling. Above that level, only right children have one.
 	inner := bits.Len32(index ^ (n - 1))
 	return inner + bits.OnesCount32(index>>inner)
 }
 
-// root returns that of the tree which the path leads to from a leaf.
+// root computes the root of the tree from a leaf and the path.
 func (p batchProof) root(leaf [32]byte) [32]byte {
 	hash := leafHash(leaf)
 	inner := bits.Len32(p.index ^ (p.n - 1))
@@ -66,8 +66,8 @@ func nodeHash(left, right []byte) [32]byte {
 	return sha256.Sum256(b[:])
 }
 
-// batchTree is the tree over the hashes of a group, level by level; a node
-// without a sibling is on the next level as it is.
+// batchTree is the tree over the hashes of a group, level by level. A node without a sibling moves
+// up to the next level unchanged.
 type batchTree [][][32]byte
 
 func newBatchTree(hashes [][32]byte) batchTree {
@@ -102,9 +102,9 @@ func (t batchTree) appendPath(dst []byte, index int) []byte {
 	return dst
 }
 
-// signatureVersion begins the signature of an entry that was signed in a group:
-// version ‖ u32 n ‖ u32 index ‖ path ‖ ML-DSA-65. A plain signature is nothing
-// but the 3309 bytes, which is shorter than any of these.
+// signatureVersion is the first byte of the signature of an entry in a group: version ‖ u32 n ‖ u32
+// index ‖ path ‖ ML-DSA-65. The signature of a single entry is only the 3309 bytes of ML-DSA-65, so
+// its length tells the two forms apart.
 const signatureVersion = 2
 
 func (p batchProof) encode(signature []byte) []byte {
@@ -116,8 +116,8 @@ func (p batchProof) encode(signature []byte) []byte {
 	return append(b, signature...)
 }
 
-// decodeSignature reads the signature of an entry, in either form. The proof of
-// a plain one has n zero.
+// decodeSignature decodes the signature of an entry in either form. For a single entry it returns a
+// proof with n zero.
 func decodeSignature(b []byte) (p batchProof, signature []byte, ok bool) {
 	if len(b) == dualsig.SignatureSize {
 		return batchProof{}, b, true
@@ -133,9 +133,8 @@ func decodeSignature(b []byte) (p batchProof, signature []byte, ok bool) {
 	return p, signature, true
 }
 
-// verify reports whether the signature is key's over the hash, or over the root
-// of a group that the hash is in, in the one spelling that base64 has for it.
-// The memo may be nil.
+// verify reports whether key has signed the hash of the entry, or the root of a group that contains
+// the hash. It accepts only canonical base64. The memo may be nil.
 func (e *Entry) verify(key *dualsig.PublicKey, m *memo) bool {
 	var hash [32]byte
 	if n, err := hex.Decode(hash[:], []byte(e.Hash)); err != nil || n != len(hash) {
@@ -159,15 +158,15 @@ func (p batchProof) verify(key *dualsig.PublicKey, hash [32]byte, signature []by
 	return m.verify(key, p.n, p.root(hash), signature)
 }
 
-// memo remembers what the newest groups came to, since the entries of a group
-// follow one another. The zero value is ready, nil remembers nothing, and it is
-// safe for concurrent use. It is for one key.
+// memo caches the results of verifying the signatures of recent groups, because entries of one
+// group follow one another. The zero value is ready for use, and a nil memo caches nothing. A memo
+// is safe for concurrent use. It must be used with one key only.
 type memo struct {
 	mu     sync.Mutex
 	groups map[[32]byte]func() bool
 }
 
-// maxMemo bounds the groups that are remembered.
+// maxMemo is the largest number of cached groups. A full cache is emptied.
 const maxMemo = 1024
 
 func (m *memo) verify(key *dualsig.PublicKey, n uint32, root [32]byte, signature []byte) bool {
@@ -190,8 +189,8 @@ func (m *memo) verify(key *dualsig.PublicKey, n uint32, root [32]byte, signature
 	return once()
 }
 
-// decodeBase64 accepts the one standard spelling only: Go's decoder would skip
-// line breaks.
+// decodeBase64 decodes standard base64 and accepts only the canonical spelling. Go's decoder alone
+// would skip line breaks.
 func decodeBase64(s string) ([]byte, bool) {
 	b, err := base64.StdEncoding.DecodeString(s)
 	return b, err == nil && base64.StdEncoding.EncodeToString(b) == s

@@ -9,20 +9,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// BucketPlace keeps the newest checkpoint in a bucket, as the object
-// anchor/<chain id>/checkpoint. A bucket cannot compare before it writes: of two
-// processes that write at the same time the later one wins, which harms nothing
-// as long as both have one database.
+// BucketPlace keeps the newest checkpoint in a bucket, as the object anchor/<chain id>/checkpoint.
+// A bucket cannot compare before it writes. If two processes write at the same time, the later
+// write wins. This does no harm while both use the same database.
 type BucketPlace struct {
 	bucket Archive
 	folder string
 }
 
-// maxNote is how long a note may be that a place keeps: a signed checkpoint is a
-// few KiB, and who else can write there is not to decide how much is read.
+// maxNote is the maximum length in bytes of a note in a place. A signed checkpoint has a few KiB.
+// The limit keeps other writers to the place from making the keeper read large objects.
 const maxNote = 64 << 10
 
-// NewBucketPlace returns the place of the log of a chain in a bucket.
+// NewBucketPlace returns the place in a bucket for the log of a chain.
 func NewBucketPlace(chainID string, b Archive) *BucketPlace {
 	return &BucketPlace{b, "anchor/" + chainID + "/"}
 }
@@ -30,8 +29,8 @@ func NewBucketPlace(chainID string, b Archive) *BucketPlace {
 // Name implements [AnchorPlace].
 func (p *BucketPlace) Name() string { return "bucket" }
 
-// Load implements [AnchorPlace]. Of what is too long for a note it returns the
-// beginning, which is too long too.
+// Load implements [AnchorPlace]. If the object is longer than maxNote and the bucket can read
+// partially, Load returns only its first maxNote+1 bytes, which are too long as well.
 func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
 	if b, ok := p.bucket.(interface {
 		GetStart(ctx context.Context, name string, n int) ([]byte, error)
@@ -44,7 +43,7 @@ func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
 		return nil, nil
 	}
 	if err == nil && note == nil {
-		note = []byte{} // an empty object is none of this log
+		note = []byte{} // an empty object is a malformed note, not an empty place
 	}
 	return note, err
 }
@@ -54,8 +53,8 @@ func (p *BucketPlace) Save(ctx context.Context, note []byte) error {
 	return p.bucket.Put(ctx, p.folder+"checkpoint", note)
 }
 
-// SetAside implements [AnchorPlace]: as refused-<SHA-256>, so that the same note
-// is kept once.
+// SetAside implements [AnchorPlace]. The object is named refused-<SHA-256>, so that equal notes are
+// kept once.
 func (p *BucketPlace) SetAside(ctx context.Context, note []byte) error {
 	sum := sha256.Sum256(note)
 	return p.bucket.Put(ctx, p.folder+"refused-"+hex.EncodeToString(sum[:]), note)

@@ -13,10 +13,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// extent returns the first and the last tenant sequence of a tenant's entries that
-// are in the database: the first is the larger one when there are none. It is above
-// 1 once older entries are in the archive only, of which there may be rows that
-// nobody has removed yet.
+// extent returns the first and the last tenant sequence of a tenant's entries in the database. If
+// there are none, the first is larger than the last. The first is above 1 after older entries have
+// moved to the archive. Rows of these entries may still be in the database, and extent ignores
+// them.
 func (ch *Chain) extent(r store.Reader, tenant string) (low, high uint64, err error) {
 	low = 1
 	rng := store.Prefix(tenantPrefix(tenant))
@@ -40,8 +40,8 @@ func (ch *Chain) extent(r store.Reader, tenant string) (low, high uint64, err er
 	return low, high, err
 }
 
-// firstRow returns the first tenant sequence from low to high whose row is what is
-// wanted, given that all after it are too; high + 1 when none is.
+// firstRow returns the first tenant sequence from low to high for whose row wanted returns true,
+// and high + 1 if there is none. If wanted is true for a row, it must be true for all later ones.
 func firstRow(r store.Reader, tenant string, low, high uint64, wanted func(indexRow) bool) (uint64, error) {
 	var err error
 	n := sort.Search(int(high+1-low), func(i int) bool {
@@ -63,8 +63,8 @@ func readIndexRow(r store.Reader, tenant string, tenantSequence uint64) (indexRo
 	return decodeIndexRow(b)
 }
 
-// readRows returns the entries of rows of a tenant's index, in their order. Error:
-// errDamagedLog when one is not the one that the row names.
+// readRows returns the entries that rows of a tenant's index name, in the order of the rows. Error:
+// errDamagedLog when an entry is not the one that its row names.
 func readRows(r store.Reader, tenant string, rows []indexRow) ([]stored, error) {
 	found := make([]stored, 0, len(rows))
 	for len(rows) > 0 {
@@ -83,8 +83,8 @@ func readRows(r store.Reader, tenant string, rows []indexRow) ([]stored, error) 
 	return found, nil
 }
 
-// runOf returns how many of the first rows, newest first, are close enough together
-// that reading all that is between them takes less than to ask for each.
+// runOf returns how many of the first rows, newest first, are so close together that one scan over
+// them costs less than a read for each.
 func runOf(rows []indexRow) int {
 	const between = 4
 	n := 1
@@ -94,7 +94,7 @@ func runOf(rows []indexRow) int {
 	return n
 }
 
-// readRun reads the entries of rows, newest first, of a run.
+// readRun reads the entries of a run of rows, newest first.
 func readRun(r store.Reader, rows []indexRow) ([]stored, error) {
 	if len(rows) == 1 {
 		e, err := storedEntry(r, rows[0].sequence)
@@ -118,7 +118,7 @@ func readRun(r store.Reader, rows []indexRow) ([]stored, error) {
 		return nil, errDamagedLog // an entry is missing
 	}
 	found := make([]stored, len(rows))
-	var of uint64 // the group whose signature was read last
+	var of uint64 // first entry of the group in batch
 	var batch []byte
 	for i, row := range kept {
 		if first, grouped := rowBatch(row); grouped && (batch == nil || first != of) {
@@ -134,14 +134,15 @@ func readRun(r store.Reader, rows []indexRow) ([]stored, error) {
 	return found, nil
 }
 
-// findSequence looks an entry up among those of its tenant. It reads as many rows
-// whether there is one or not, and of others' rows none.
+// findSequence looks up the entry with a sequence among the entries of a tenant. It reads the same
+// number of rows whether the entry exists or not, and no rows of other tenants, so its duration
+// reveals nothing about their entries.
 func findSequence(ch *Chain, r store.Reader, tenant string, sequence uint64) (row indexRow, found bool, err error) {
 	low, high, err := ch.extent(r, tenant)
 	if err != nil || low > high {
 		return indexRow{}, false, err
 	}
-	// The answer is among the n rows from low on; each round halves them.
+	// The answer is among the n rows from low on. Each round halves n.
 	for n := high - low + 1; ; n -= n / 2 {
 		middle := low + n/2
 		at, err := readIndexRow(r, tenant, middle)
@@ -157,8 +158,8 @@ func findSequence(ch *Chain, r store.Reader, tenant string, sequence uint64) (ro
 	}
 }
 
-// Current returns the entry of the credential's current version: what its
-// owner's status shows.
+// Current returns the receipt of the entry that made the credential's current version. The status
+// of the credential's owner shows it.
 func Current(r store.Reader, tenant authz.TenantID, credential string) (Receipt, error) {
 	b, err := r.Get(currentKey(string(tenant), credential))
 	if err != nil {
@@ -171,8 +172,7 @@ func Current(r store.Reader, tenant authz.TenantID, credential string) (Receipt,
 	return Receipt{k.sequence, hex.EncodeToString(k.hash[:])}, nil
 }
 
-// LastChange returns the type of the event that gave a credential its current
-// version.
+// LastChange returns the type of the event that made the current version of a credential.
 func LastChange(r store.Reader, tenant authz.TenantID, credential string) (EventType, error) {
 	at, err := Current(r, tenant, credential)
 	if err != nil {

@@ -10,18 +10,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// treeView is the log up to its newest checkpoint.
+// treeView is a snapshot of the log up to its newest checkpoint.
 type treeView struct {
 	r      store.Reader
 	signed []byte
 	newest Checkpoint
 	epochs []epoch
-	cut    uint64          // entries up to here are in the archive only
-	hashes tlog.HashReader // of the tree, each proven to be in the newest checkpoint's
+	cut    uint64          // entries up to this one are only in the archive
+	hashes tlog.HashReader // tree hashes, each proven to be in the newest checkpoint's tree
 }
 
-// viewTree runs do over one. Error: fault.Unavailable before the first
-// checkpoint.
+// viewTree calls do with a view of the log. Error: fault.Unavailable before the first checkpoint.
 func (ch *Chain) viewTree(ctx context.Context, do func(treeView) error) error {
 	return ch.store.View(ctx, func(r store.Reader) error {
 		signed, c, err := ch.checkpointIn(r)
@@ -43,13 +42,13 @@ func (ch *Chain) viewTree(ctx context.Context, do func(treeView) error) error {
 	})
 }
 
-// indexOf returns the place of an entry in the newest checkpoint's tree.
+// indexOf returns the index of an entry in the newest checkpoint's tree.
 func (s treeView) indexOf(sequence uint64) (int64, bool) {
 	index, ok := indexOf(s.epochs, sequence)
 	return index, ok && index >= 0 && index < s.newest.Size
 }
 
-// entry returns one that is in the database. Error: errNoEntry.
+// entry returns an entry that is in the database. Error: errNoEntry.
 func (s treeView) entry(sequence uint64) (*Entry, error) {
 	if sequence <= s.cut {
 		return nil, errNoEntry
@@ -57,8 +56,8 @@ func (s treeView) entry(sequence uint64) (*Entry, error) {
 	return readEntry(s.r, sequence)
 }
 
-// hashOf returns the hash of an entry that is in the database, of whatever its row
-// has in the place of one: the tree says whether it is. Error: errNoEntry.
+// hashOf returns the hash of the row that the database has for an entry. The row may be forged:
+// only the tree proves that the hash is the entry's. Error: errNoEntry.
 func (s treeView) hashOf(sequence uint64) (hash [32]byte, err error) {
 	if sequence <= s.cut {
 		return hash, errNoEntry
@@ -77,7 +76,7 @@ func (s treeView) hashOf(sequence uint64) (hash [32]byte, err error) {
 	return sha3.Sum256(core), nil
 }
 
-// rootAt returns the root that the tree had at a size.
+// rootAt returns the root of the tree when it had the given size.
 func (s treeView) rootAt(size int64) (tlog.Hash, error) {
 	if size == s.newest.Size {
 		return s.newest.Root, nil
@@ -86,7 +85,8 @@ func (s treeView) rootAt(size int64) (tlog.Hash, error) {
 	return root, treeError(err)
 }
 
-// holds reports whether the leaf at a place of the tree is an entry's.
+// holds checks that the leaf at an index of the tree belongs to the entry with the given hash.
+// Error: errDamagedLog when it does not.
 func (s treeView) holds(index int64, entry [32]byte) error {
 	leaf, err := s.hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
 	if err != nil {

@@ -10,28 +10,28 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// cleanRows bounds the entries that one transaction removes.
+// cleanRows is the maximum number of entries that one transaction removes.
 const cleanRows = 256
 
-// removeEntry removes an entry. All older ones are gone.
+// removeEntry removes an entry and the rows that only it needs. All older entries must be gone.
 func removeEntry(tx store.Tx, key, row []byte) error {
 	if err := tx.Delete(key); err != nil {
 		return err
 	}
 	if first, ok := rowBatch(row); ok && binary.BigEndian.Uint32(row[13:])+1 == binary.BigEndian.Uint32(row[9:]) {
-		if err := tx.Delete(batchKey(first)); err != nil { // it was the last of its group
+		if err := tx.Delete(batchKey(first)); err != nil { // last entry of its group
 			return err
 		}
 	}
 	at, err := decodeStored(row, noSignature)
 	if err != nil {
-		return nil // damaged since it was archived: rows that nobody reads stay
+		return nil // damaged since it was archived: the other rows stay, and nobody reads them
 	}
 	if err := removeCurrent(tx, at.entry); err != nil {
 		return err
 	}
 	tenant, n := at.entry.TenantID, at.entry.TenantSequence
-	if n > 1 { // the one that stayed while it was the newest
+	if n > 1 { // the previous index row stayed while it was the newest
 		if err := tx.Delete(tenantKey(tenant, n-1)); err != nil {
 			return err
 		}
@@ -48,23 +48,23 @@ func removeEntry(tx store.Tx, key, row []byte) error {
 	return tx.Delete(tenantKey(tenant, n))
 }
 
-// removeCurrent removes what names the current version of a credential, with the
-// entry that says that it was deleted: the base does not know it any more.
+// removeCurrent removes the row that names the current version of a credential, together with the
+// entry that records its deletion. From then on the base does not list the credential.
 func removeCurrent(tx store.Tx, e *Entry) error {
 	if e.EventType != CredentialDeleted || e.Outcome != Success || e.Resource.Type != CredentialResource {
 		return nil
 	}
 	key := currentKey(e.TenantID, e.Resource.ID)
 	row, err := tx.Get(key)
-	if err != nil || row == nil || sequenceOf(row) > e.Sequence { // it is there again
+	if err != nil || row == nil || sequenceOf(row) > e.Sequence { // the credential exists again
 		return err
 	}
 	return tx.Delete(key)
 }
 
-// leftOver reports whether there is something to remove, and the newest segment.
-// The error is errDamagedLog when it does not end with the base, which is signed:
-// nothing is removed on the word of a row.
+// leftOver reports whether archived entries are still in the database, and returns the newest
+// segment. Error: errDamagedLog when that segment does not end where the signed base ends: an
+// unsigned row alone is no reason to remove entries.
 func (c *Cutter) leftOver(ctx context.Context) (newest Segment, found bool, err error) {
 	var row []byte
 	err = c.Log.chain.store.View(ctx, func(r store.Reader) error {
@@ -94,11 +94,11 @@ func (c *Cutter) leftOver(ctx context.Context) (newest Segment, found bool, err 
 	return newest, true, nil
 }
 
-// removeArchived removes the entries up to one that are in the archive, and all that only they
-// need: the indexes and summaries of their tenants, and the signatures of their
-// groups. Of each tenant the newest row of the index stays, since what comes next
-// goes on from it. The caller has made sure of the segment that ends there: what
-// another process archives meanwhile is for that one to remove.
+// removeArchived removes the archived entries up to made, and the rows that only they need: index
+// rows and summaries of their tenants, and signatures of their groups. The newest index row of each
+// tenant stays, because the tenant's next entry continues from it. The caller must have verified
+// the segment that ends at made. Entries that another process archives in the meantime are left to
+// that process.
 func (c *Cutter) removeArchived(ctx context.Context, made uint64) error {
 	for more := true; more; {
 		err := c.Log.chain.store.Update(ctx, func(tx store.Tx) error {

@@ -10,14 +10,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Tiles and summaries are written with the checkpoint that they belong to, so
-// that what there must be is known: all of its tree, all blocks that were full
-// by then, and nothing else.
+// Tiles and summaries are written together with their checkpoint. So the expected rows are known
+// exactly: all tiles of the checkpoint's tree, the summaries of all blocks that were full at the
+// checkpoint, and nothing else.
 
-// following reports whether a checkpoint lies in the store that verifies.
+// following reports whether the store has a checkpoint that verifies.
 func (w *storeWalk) following() bool { return w.signed != nil && w.followErr == nil }
 
-// tiled holds the tiles that an entry has filled up against their rows.
+// tiled compares the tiles that an entry has completed with the stored tiles.
 func (w *storeWalk) tiled(*item) {
 	full := w.tree.full()
 	if !w.following() || w.tree.size > w.followed.Size {
@@ -60,8 +60,8 @@ func (w *storeWalk) holdTile(r store.Reader, t tile) error {
 	return nil
 }
 
-// differs returns the place of the first leaf under the first hash in which a
-// row is not the tile.
+// differs compares a row with the tile. If they differ, it returns the index of the first leaf
+// below the first hash that differs.
 func (t tile) differs(row []byte) (leaf int64, differs bool) {
 	if bytes.Equal(row, t.data) {
 		return 0, false
@@ -73,9 +73,8 @@ func (t tile) differs(row []byte) (leaf int64, differs bool) {
 	return (t.index<<tileHeight + int64(at/tlog.HashSize)) << (tileHeight * t.level), true
 }
 
-// tilesBelow holds the tiles below the base, whose entries are archived, against
-// the edge of the tree that the base has: each full tile has its hash in the
-// level above.
+// tilesBelow checks the tiles of archived entries against the edge of the tree in the base: the
+// level above has the hash of each full tile.
 func (w *storeWalk) tilesBelow() error {
 	if w.base == nil || !w.following() {
 		return nil
@@ -90,7 +89,7 @@ func (w *storeWalk) tilesBelow() error {
 				} else {
 					b, err := tiles{r}.read(level+1, index>>tileHeight, tileWidth)
 					if err != nil {
-						return unlessDamaged(err) // that tile was reported
+						return unlessDamaged(err) // the tile above was reported
 					}
 					above = tlog.Hash(b[tlog.HashSize*(index&(tileWidth-1)):])
 				}
@@ -108,8 +107,8 @@ func (w *storeWalk) tilesBelow() error {
 	return nil
 }
 
-// tilesOnly looks for tiles that the checkpoint's tree does not have. Those that
-// it has were compared as they filled up.
+// tilesOnly looks for tiles that are not part of the checkpoint's tree. The tiles that are part of
+// it were compared when they became full.
 func (w *storeWalk) tilesOnly() error {
 	size := int64(0)
 	if w.following() {
@@ -133,8 +132,8 @@ func (w *storeWalk) tilesOnly() error {
 	return nil
 }
 
-// summarized holds the summaries of blocks that the entries have filled up
-// against their rows.
+// summarized compares the summaries of blocks that the entries have completed with the index rows
+// of the blocks.
 func (w *storeWalk) summarized(items []item) error {
 	for i := range items {
 		if e := items[i].entry; e.TenantSequence%blockSize == 0 && w.following() && e.Sequence <= w.followed.Sequence {
@@ -150,7 +149,7 @@ func (w *storeWalk) holdSummary(r store.Reader, e *Entry) error {
 	block := blockOf(e.TenantSequence)
 	from := endOf(block) + 1 - blockSize
 	if w.base != nil && w.base.tenants[e.TenantID] != nil {
-		from = max(from, w.base.tenants[e.TenantID].sequence+1) // those before may be gone
+		from = max(from, w.base.tenants[e.TenantID].sequence+1) // earlier rows may be gone
 	}
 	var rows []indexRow
 	err := r.Scan(store.Range{From: tenantKey(e.TenantID, from), To: tenantKey(e.TenantID, e.TenantSequence+1)}, func(_, value []byte) bool {
@@ -164,18 +163,18 @@ func (w *storeWalk) holdSummary(r store.Reader, e *Entry) error {
 		return err
 	}
 	if len(rows) != int(e.TenantSequence+1-from) {
-		return nil // the index is damaged, and reported
+		return nil // the index is damaged, which is reported elsewhere
 	}
 	b, err := r.Get(summaryKey(e.TenantID, block))
 	if err == nil && !summaryAgrees(b, rows) {
-		// No index row of the block is later, so that one which is wrong comes first.
+		// The index rows of the block belong to earlier entries, so a wrong row is reported first.
 		w.suspect(e.Sequence, "the summary of a tenant's entries up to this one does not agree with them")
 	}
 	return err
 }
 
-// summariesOnly looks for summaries of blocks that were not full at the
-// checkpoint. The others were compared as their blocks filled up.
+// summariesOnly looks for summaries of blocks that were not full at the checkpoint. Other summaries
+// were compared when their blocks became full.
 func (w *storeWalk) summariesOnly() error {
 	err := ScanAll(w.ctx, w.store, summaryRange, func(key, _ []byte) error {
 		name := key[len(summaryRange.From):]
@@ -206,7 +205,7 @@ func (w *storeWalk) summariesOnly() error {
 	return nil
 }
 
-// current holds the current rows against the replay.
+// current compares the rows that name current versions with the replay.
 func (w *storeWalk) current() error {
 	known := make(map[string]link, len(w.credentials))
 	for key, state := range w.credentials {
@@ -222,7 +221,8 @@ func (w *storeWalk) current() error {
 		want, ok := known[string(key)]
 		switch {
 		case !ok && leftOver && len(value) == 48 && sequenceOf(value) <= w.base.head.sequence:
-			// It is of one that was deleted, and goes with the entry that says so.
+			// The credential was deleted. The row is removed together with the entry of the
+			// deletion.
 		case !ok:
 			sequence := w.head.sequence
 			if at, err := decodeLink(value); err == nil {
@@ -244,8 +244,8 @@ func (w *storeWalk) current() error {
 	return nil
 }
 
-// batches looks for signatures of groups that there are not. Those of the
-// groups that there are were checked with their entries.
+// batches looks for signatures of groups that do not exist. The signatures of existing groups were
+// checked with their entries.
 func (w *storeWalk) batches() error {
 	err := ScanAll(w.ctx, w.store, batchRange, func(key, _ []byte) error {
 		at := key[len(batchRange.From):]
@@ -271,7 +271,7 @@ func (w *storeWalk) batches() error {
 	return nil
 }
 
-// epochRows holds the rows of the epochs against the entries that began them.
+// epochRows compares the rows of the epochs with the entries that began them.
 func (w *storeWalk) epochRows() error {
 	known := make(map[string]epoch)
 	for _, e := range w.epochs[1:] {
