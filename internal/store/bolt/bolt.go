@@ -1,46 +1,42 @@
-// Package bolt keeps a [store.Store] in one bbolt file: the embedded default,
-// for one replica. The lock on the file is the election.
+// Package bolt keeps a [store.Store] in one bbolt file. It is the embedded default, for one
+// replica. The lock on the file is the leader election.
 //
 // # Model
 //
-// Callers of Update queue; one writer goroutine takes everything that is queued
-// as a group, lets each caller run its closure in turn inside one bbolt
-// transaction, calls the hook, and commits: two syncs for the whole group. There
-// are no timers: while a group is being synced the next one gathers, and it
-// starts as soon as the sync returns.
+// Callers of Update queue. One writer goroutine takes all queued requests as a group. It lets each
+// caller run its closure in turn inside one bbolt transaction, calls the hook, and commits, with
+// two syncs for the whole group. There are no timers: the next group gathers while a group is being
+// synced, and starts as soon as the sync returns.
 //
 // # Invariants
 //
-//   - Only the writer goroutine writes to the file: commits, the settling of the
-//     newest meta page at open, and the wiping of freed pages all happen there.
-//   - Only the writer goroutine opens the file again, and it does so unasked: while
-//     no file is in use it is opening one or a timer or poke will make it.
-//   - Only bbolt's own panics (assertions, faults of the memory map) become
-//     errors; they are caught around the calls to bbolt alone. So every byte that
-//     a closure sees is a copy.
-//   - No commit starts before the one before it is known to be on disk.
+//   - Only the writer goroutine writes to the file. It commits, settles the newest meta page at
+//     open, and wipes freed pages.
+//   - Only the writer goroutine reopens the file, and it does so without a request: while no
+//     file is in use, the writer is opening one, or a timer or poke is about to start it.
+//   - Only bbolt's own panics (assertions, faults of the memory map) become errors. They are
+//     caught around the calls to bbolt alone, so every byte that a closure sees is a copy.
+//   - No commit starts before the previous one is known to be on disk.
 //
 // # A commit that fails
 //
-// Every group stores a random id with its writes. When the commit returns an
-// error, the outcome is open: the meta page may or may not have been replaced.
-// Then the file is closed, once all readers have left, and opened again, which
-// settles its newest meta page (see openFile), and the id is looked up: if it is
-// there, the group has persisted and is answered as such; if not, its members
-// get fault.Unavailable. Opening again is needed, not merely tidy: after a failed
-// sync bbolt takes the meta page in the page cache for durable, and counts pages
-// as free that the durable one and the readers of older snapshots still use.
+// Every group stores a random id with its writes. When the commit returns an error, the outcome is
+// open: the meta page may or may not have been replaced. The writer then waits until all readers
+// have left, closes the file and opens it again, which settles its newest meta page (see openFile).
+// It looks up the id: if the id is there, the group has persisted and is answered as a success; if
+// not, its members get fault.Unavailable. Reopening is necessary: after a failed sync bbolt treats
+// the meta page in the page cache as durable, and counts pages as free that the durable one and the
+// readers of older snapshots still use.
 //
-// What remains: a disk that fails while the file is opened again leaves the
-// outcome unknown; the members get fault.Unavailable and may later find their
-// writes. The writer then tries until it succeeds, and Views are turned away
-// until it has. A disk that acknowledges a sync it did not do cannot be noticed.
-// And when somebody overwrites the meta pages while a commit is under way, a View
-// that panics over them can leave that commit waiting for a lock of bbolt that
-// nobody will release: Ready reports it, and only a restart helps.
+// Three limits remain. If the disk fails while the file is being reopened, the outcome is unknown:
+// the members get fault.Unavailable and may later find their writes. The writer retries until it
+// succeeds, and Views are refused until then. A disk that acknowledges a sync it did not do cannot
+// be detected. If something overwrites the meta pages during a commit, a View that panics on them
+// can leave the commit waiting for a bbolt lock that is never released: Ready reports this, and
+// only a restart helps.
 //
-// The package does not encrypt and keeps no schema. A backup is a logical copy
-// ([Store.Copy]), because a page copy would carry freed pages with it.
+// The package does not encrypt and keeps no schema. A backup is a logical copy ([Store.Copy]),
+// because a page copy would include freed pages.
 package bolt
 
 import (
@@ -65,12 +61,12 @@ const (
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
 	Hook     store.Hook       // nil: no hook
-	ReadOnly bool             // share the file with other readers; Update fails, and a file that breaks stays so
+	ReadOnly bool             // share the file with other readers; Update fails, and a damaged file is not repaired
 	Logger   *slog.Logger     // nil: discard
 	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
 
-	// Tests only. fault stands around every durable step and may fail before
-	// it, after it, or block; pace makes the scrubs faster.
+	// For tests only. fault wraps every durable step and may fail before it, fail after it, or
+	// block. pace makes the scrubs faster.
 	fault func(step string, do func() error) error
 	pace  pace
 }
@@ -89,21 +85,21 @@ type Store struct {
 	opts Options
 
 	mu      sync.Mutex
-	open    *file  // what Views and groups use; nil until the file has been opened again
-	pending *group // what the writer takes next; nil when nobody waits
+	open    *file  // file for Views and groups; nil until it has been reopened
+	pending *group // group that the writer takes next; nil when nobody waits
 	closed  bool
 	views   views
-	clean   chan struct{} // closed by the scrub that wipes what may have been deleted; nil when nothing has
-	copying *copying      // what the running copy has yet to hear of; nil when none is running
+	clean   chan struct{} // closed by the scrub that wipes deleted rows; nil when there is nothing to wipe
+	copying *copying      // keys that the running copy has yet to read; nil when no copy is running
 
-	// The writer's.
+	// The writer goroutine owns these.
 	last    *file            // the newest file, to be closed before the next is opened
-	retry   <-chan time.Time // until then it does not open the file again unless a group needs it
-	backoff time.Duration    // how long retry was last
+	retry   <-chan time.Time // until it fires, the writer reopens the file only for a group
+	backoff time.Duration    // last duration of retry
 	wipe    wiper
 
-	wake      chan struct{} // pokes the writer: something is pending, the file went out of use, or Close
-	left      chan struct{} // pokes the writer: an awaited View has ended
+	wake      chan struct{} // wakes the writer: a request is pending, the file went out of use, or Close was called
+	left      chan struct{} // wakes the writer: an awaited View has ended
 	stopped   chan struct{} // closed when the writer has ended and the file is closed
 	closeErr  error         // error of closing the file; read after stopped
 	commits   atomic.Uint64
@@ -113,10 +109,10 @@ type Store struct {
 
 var _ store.Store = (*Store)(nil)
 
-// Open opens the database at path and creates it, with mode 0600, when there is
-// none. Its errors name the remedy: the folder is missing, another process has
-// the file, or the file is truncated, damaged or not ours. With ReadOnly nothing
-// is created or written and several processes may open the file together.
+// Open opens the database at path. If there is none, it creates one with mode 0600. Its errors name
+// the remedy: the folder is missing, another process has the file open, or the file is truncated,
+// damaged or not a database of this product. With ReadOnly it creates and writes nothing, and
+// several processes may open the file together.
 func Open(path string, o Options) (*Store, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -141,8 +137,8 @@ func Open(path string, o Options) (*Store, error) {
 		wake: make(chan struct{}, 1), left: make(chan struct{}, 1), stopped: make(chan struct{}),
 	}
 	if !o.ReadOnly {
-		// What an earlier process freed may not have been wiped, and its failed
-		// commits may have left bytes in the tail of the file.
+		// An earlier process may not have wiped what it freed, and its failed commits may have left
+		// bytes in the tail of the file.
 		s.clean, s.wipe.tail = make(chan struct{}), true
 		go s.write()
 		poke(s.wake)
@@ -170,7 +166,7 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	}
 	defer func() {
 		if err := f.rollback(tx); err != nil {
-			s.drop(f) // this reader has nothing to lose; the next ones get a fresh file
+			s.drop(f) // this reader has nothing to lose; the next ones get a reopened file
 		}
 	}()
 
@@ -211,8 +207,8 @@ func (s *Store) Ready(ctx context.Context) error {
 // Commits returns the number of physical commits since Open.
 func (s *Store) Commits() uint64 { return s.commits.Load() }
 
-// Close implements [store.Store]. It wipes what has been deleted before it
-// closes the file. On a disk that hangs it hangs too.
+// Close implements [store.Store]. It wipes deleted rows before it closes the file. If the disk
+// hangs, Close hangs too.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	first := !s.closed
@@ -231,7 +227,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// finish ends the store after the last group.
+// finish closes the store after the last group.
 func (s *Store) finish() {
 	defer close(s.stopped)
 	s.awaitViews(s.views.any, nil)
@@ -246,14 +242,14 @@ func (s *Store) finish() {
 	s.closeErr = errors.Join(scrubbed, closed)
 }
 
-// usable tells whether the file is open and nothing is known against it.
+// usable reports whether the file is open and not under suspicion.
 func (s *Store) usable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.open != nil
 }
 
-// drop takes f out of use and has the writer open the file again.
+// drop takes f out of use and makes the writer reopen the file.
 func (s *Store) drop(f *file) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,15 +260,14 @@ func (s *Store) drop(f *file) {
 	}
 }
 
-// views counts the open Views, and apart from them those that began before the
-// last commit and so may read pages that it freed. A View is counted before its
-// snapshot is taken, hence it counts as older than a commit that it just sees:
-// an error on the safe side.
+// views counts the open Views. It counts separately those that began before the last commit and so
+// may read pages that this commit freed. A View is counted before its snapshot is taken, so it
+// counts as older than a commit that it just sees. This error is on the safe side.
 type views struct {
 	epoch   uint64 // changes with each commit
-	current int    // began in this epoch
-	older   int    // began before it
-	awaited bool   // the writer wants to hear of each end
+	current int    // Views that began in this epoch
+	older   int    // Views that began earlier
+	awaited bool   // the writer wants a poke when a View ends
 }
 
 func (v *views) any() bool   { return v.current+v.older > 0 }
@@ -304,8 +299,8 @@ func (s *Store) leave(epoch uint64) {
 	}
 }
 
-// awaitViews waits until some is false, or until giveUp, and tells whether it is.
-// Only the writer waits, so that one channel is enough.
+// awaitViews waits until some returns false or giveUp fires, and reports whether some returned
+// false. Only the writer waits, so one channel is enough.
 func (s *Store) awaitViews(some func() bool, giveUp <-chan time.Time) bool {
 	for {
 		s.mu.Lock()
@@ -325,9 +320,8 @@ func (s *Store) awaitViews(some func() bool, giveUp <-chan time.Time) bool {
 
 const damaged = "the database file is damaged: restore a backup"
 
-// guard runs calls to bbolt, and nothing else, and turns their panics into
-// errors: bbolt asserts what it finds in pages, and the memory map faults where
-// the file cannot be read.
+// guard runs calls to bbolt, and nothing else, and turns their panics into errors. bbolt asserts
+// what it finds in pages, and the memory map faults where the file cannot be read.
 func guard(do func() error) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {
@@ -339,8 +333,8 @@ func guard(do func() error) (err error) {
 	return do()
 }
 
-// unavailable classifies an error of bbolt or the file system, and leaves alone
-// what guard and openFile have classified.
+// unavailable classifies an error of bbolt or the file system. It leaves errors alone that guard
+// and openFile have classified.
 func unavailable(err error) error {
 	var k fault.Kind
 	if errors.As(err, &k) {
@@ -357,12 +351,12 @@ func errClosed() error { return fault.New(fault.Unavailable, "the store is close
 
 var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
 
-// over is the check of a Reader whose closure has returned.
+// over is the check function of a Reader whose closure has returned.
 func over() error {
 	return fault.Wrap(fault.Internal, fault.Internal.Error(), errors.New("a store transaction was used outside its closure"))
 }
 
-// poke wakes whoever waits on c, now or when it next looks.
+// poke wakes the goroutine that waits on c, now or when it next waits.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -12,52 +12,51 @@ import (
 
 // Copying
 //
-// A long read transaction would keep freed pages from being wiped, so a copy is
-// many short Views, between which its rows are handed on. Commits go on
-// meanwhile, and what they change behind the copy's back is noted:
+// A long read transaction would keep freed pages from being wiped. So a copy is many short Views,
+// and it passes on rows between them. Commits continue meanwhile, and the writer notes the keys
+// that they change:
 //
-//   - The writer notes the keys of a group before it commits, whatever becomes
-//     of the commit. So every commit that a View sees has been noted before.
-//   - Copying begins, and takes notes off the list, between two commits. So a
-//     commit that is not on the list is seen by every later View.
+//   - The writer notes the keys of a group before it commits, whatever the outcome of the commit.
+//     So every commit that a View sees has been noted before.
+//   - A copy begins, and takes notes off the list, between two commits. So every later View sees
+//     each commit that is not on the list.
 //
-// Keys that were noted are read again in later Views, and handed on again. A last
-// View reads all that are left at once: for each key the copy has then handed on
-// the last change that this View sees, or the row was there from the beginning.
-// A key that is noted without need, because its commit failed, costs one more
-// reading.
+// Later Views read the noted keys again and pass them on again. The last View reads all remaining
+// keys at once. Then the copy has passed on, for each key, the last change that this View sees, or
+// the row as it was from the beginning. A key that is noted without need, because its commit
+// failed, costs one extra read.
 
-// Bounds of a copy's memory. What the writer notes is bounded too, and a copy that
-// falls so far behind is given up: the writer never waits for it.
+// These constants bound a copy's memory. The writer's notes are bounded too, and a copy that falls
+// too far behind fails: the writer never waits for it.
 const (
-	pageRows  = 500      // one View reads at most so many rows,
-	pageBytes = 4 << 20  // and ends with the row that reaches this size
-	lastBytes = 16 << 20 // likewise the last View, which must read all that is left
-	noteBytes = 16 << 20 // keys noted, at noteSize more than the length of each
+	pageRows  = 500      // most rows of one View
+	pageBytes = 4 << 20  // one View ends with the row that reaches this size
+	lastBytes = 16 << 20 // the same for the last View, which must read all remaining keys
+	noteBytes = 16 << 20 // bound for the noted keys, each counted as its length plus noteSize
 	noteSize  = 64
-	maxRounds = 64 // rounds that read what was noted, after the first
+	maxRounds = 64 // most rounds that read noted keys, after the first
 )
 
-// copying is the list of keys that commits have changed since a copy began or
-// last looked; Store.mu guards it.
+// copying is the list of keys that commits have changed since the copy began or last took the list.
+// Store.mu guards it.
 type copying struct {
 	notes map[string]struct{}
 	size  int
-	lost  bool // there were too many
+	lost  bool // the notes exceeded noteBytes and were dropped
 }
 
 var errBehind = fault.New(fault.Unavailable,
 	"the copy fell behind the writes: take it to a faster place, or while less is written")
 
-// Copy hands all rows to emit, so that applied in order they make the state of
-// one commit, which is not older than the call. A key may come several times; a
-// nil value says that the row is to be deleted. emit may take its time, within
-// ctx, and owns the slices; its error ends the copy and is returned.
+// Copy passes all rows to emit. Applied in order, they make the state of one commit, which is not
+// older than the call. A key may come several times; a nil value means that the row must be
+// deleted. emit may be slow, within ctx, and owns the slices. An error of emit ends the copy and is
+// returned.
 //
-// Writes go on meanwhile, and a failed commit that the store recovers from does
-// not end the copy. Errors: fault.Conflict while another copy is running,
-// fault.Unavailable when the copy falls more than 16 MiB of changed keys, some
-// 100 000, behind the writes, or does not catch up in 64 rounds.
+// Writes continue meanwhile, and a failed commit from which the store recovers does not end the
+// copy. Errors: fault.Conflict while another copy is running; fault.Unavailable when the copy falls
+// more than 16 MiB of changed keys, about 100 000 keys, behind the writes, or does not catch up in
+// 64 rounds.
 func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) error {
 	c := &copying{notes: make(map[string]struct{})}
 	if err := s.follow(ctx, c); err != nil {
@@ -82,7 +81,7 @@ func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) er
 	return errBehind
 }
 
-// copyRows hands on every row, as some View found it.
+// copyRows passes on every row, each as some View found it.
 func (s *Store) copyRows(ctx context.Context, c *copying, emit func(key, value []byte) error) error {
 	for rest, more := (store.Range{}), true; more; {
 		var p page
@@ -108,7 +107,7 @@ func (s *Store) copyRows(ctx context.Context, c *copying, emit func(key, value [
 	return nil
 }
 
-// catchUp takes what is noted off the list and hands it on.
+// catchUp takes the noted keys off the list, reads them and passes them on.
 func (s *Store) catchUp(ctx context.Context, c *copying, emit func(key, value []byte) error) error {
 	var keys []string
 	var lost bool
@@ -141,11 +140,10 @@ func (s *Store) catchUp(ctx context.Context, c *copying, emit func(key, value []
 	return nil
 }
 
-// lastPage reads all that is noted in one View, and reports whether that was
-// possible.
+// lastPage reads all noted keys in one View, and reports whether that was possible.
 func (s *Store) lastPage(ctx context.Context, c *copying) (p page, whole bool, err error) {
 	err = s.read(ctx, func(r store.Reader) error {
-		s.mu.Lock() // only now: what this View sees has been noted
+		s.mu.Lock() // after the View began: everything that it sees has been noted
 		keys, lost := slices.Sorted(maps.Keys(c.notes)), c.lost
 		s.mu.Unlock()
 		if lost {
@@ -159,7 +157,7 @@ func (s *Store) lastPage(ctx context.Context, c *copying) (p page, whole bool, e
 	return p, whole, err
 }
 
-// page is what a copy has read in one View and not handed on.
+// page holds rows that a copy has read in one View and not yet passed on.
 type page struct {
 	rows  []row
 	bytes int
@@ -167,7 +165,7 @@ type page struct {
 
 type row struct{ key, value []byte }
 
-// add reports whether the page takes more.
+// add appends a row, and reports whether the page takes more.
 func (p *page) add(key, value []byte) bool {
 	p.rows = append(p.rows, row{key, value})
 	p.bytes += len(key) + len(value)
@@ -176,7 +174,7 @@ func (p *page) add(key, value []byte) bool {
 
 func (p *page) full() bool { return len(p.rows) >= pageRows || p.bytes >= pageBytes }
 
-// get reads rows until enough says so.
+// get reads rows until enough returns true.
 func (p *page) get(r store.Reader, keys []string, enough func() bool) error {
 	for _, key := range keys {
 		if enough() {
@@ -203,7 +201,7 @@ func (p *page) emit(ctx context.Context, emit func(key, value []byte) error) err
 	return nil
 }
 
-// follow has the writer note what it changes from now on.
+// follow makes the writer note the keys that it changes from now on.
 func (s *Store) follow(ctx context.Context, c *copying) error {
 	taken := false
 	err := s.between(ctx, func() {
@@ -214,7 +212,7 @@ func (s *Store) follow(ctx context.Context, c *copying) error {
 		}
 	})
 	if err != nil {
-		s.unfollow(c) // between may have been in time, and Update too late to say so
+		s.unfollow(c) // between may have run do before Update returned the error
 		return err
 	}
 	if taken {
@@ -231,7 +229,7 @@ func (s *Store) unfollow(c *copying) {
 	}
 }
 
-// note is called by the writer before a commit.
+// note records the keys of log in the running copy; the writer calls it before a commit.
 func (s *Store) note(log []change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,25 +248,25 @@ func (s *Store) note(log []change) {
 	}
 }
 
-// noted returns the size of the list.
+// noted returns the size of the list in bytes.
 func (s *Store) noted(c *copying) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return c.size
 }
 
-// between calls do while no commit is under way: an Update has its turn when the
-// commit before is settled. If the file is out of use, it is opened again first.
+// between calls do while no commit is in progress, because an Update runs only after the previous
+// commit is settled. If the file is out of use, the writer reopens it first.
 func (s *Store) between(ctx context.Context, do func()) error {
-	if s.opts.ReadOnly { // nobody writes
+	if s.opts.ReadOnly { // a read-only file has no writer
 		do()
 		return nil
 	}
 	return s.Update(ctx, func(store.Tx) error { do(); return nil })
 }
 
-// read is View for who would rather wait than be turned away while the file is
-// opened again. fn may run again.
+// read is View for callers that would rather wait than be refused while the file is reopened. fn
+// may run again.
 func (s *Store) read(ctx context.Context, fn func(store.Reader) error) error {
 	for {
 		err := s.View(ctx, fn)

@@ -20,9 +20,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// The buckets carry the version of the layout in their names. The bucket of the
-// commit id is so small that bbolt keeps it inside the page of its root bucket,
-// which every commit writes anyway.
+// The names of the buckets carry the version of the layout. The bucket of the commit id is so small
+// that bbolt keeps it inside the page of its root bucket, which every commit writes anyway.
 const (
 	bucketData   = "latticekeep/store/v1"
 	bucketCommit = "latticekeep/commit/v1"
@@ -31,24 +30,24 @@ const (
 
 const (
 	lockTimeout = time.Second
-	// mapSize is the address space mapped at once: bbolt grows its map only
-	// while no reader is open, and up to this size it need not.
+	// mapSize is the address space mapped at once. bbolt can grow its map only while no reader is
+	// open, and up to this size it need not grow.
 	mapSize = 1 << 30
 )
 
-// file is one opened database file. The os.File is the one bbolt uses, so the
-// lock covers what we write through it.
+// file is one opened database file. Its os.File is the one that bbolt uses, so the lock covers what
+// this package writes through it.
 type file struct {
 	*os.File
 	db *bbolt.DB
 
-	// A panic of bbolt with its locks held leaves them locked. Whoever begins
-	// asks first, one at a time, so that none waits for such a lock for ever.
+	// A panic of bbolt while it holds its locks leaves them locked. begin checks wedged first, one
+	// caller at a time, so that no caller waits for such a lock for ever.
 	beginning sync.Mutex
 	wedged    atomic.Bool
 }
 
-// begin starts a transaction and returns the bucket of the data with it.
+// begin starts a transaction and returns it with the bucket of the data.
 func (f *file) begin(writable bool) (tx *bbolt.Tx, data *bbolt.Bucket, err error) {
 	err = guard(func() (err error) {
 		f.beginning.Lock()
@@ -75,11 +74,11 @@ func (f *file) begin(writable bool) (tx *bbolt.Tx, data *bbolt.Bucket, err error
 	return tx, data, err
 }
 
-// rollback ends tx without a trace; after a commit, whatever its outcome, it
-// does nothing. A wedged file is abandoned with its transactions.
+// rollback ends tx without a trace. After a commit, whatever its outcome, it does nothing. A wedged
+// file is abandoned with its transactions.
 //
-// It does not exclude begin: bbolt may let a reader begin only after another has
-// ended, so that the map can grow.
+// rollback does not exclude begin: bbolt may let a reader begin only after another has ended, so
+// that the map can grow.
 func (f *file) rollback(tx *bbolt.Tx) error {
 	if f.wedged.Load() {
 		return nil
@@ -94,7 +93,7 @@ func (f *file) rollback(tx *bbolt.Tx) error {
 	return err
 }
 
-// view reads the file with what begin guards against.
+// view reads the file with the protection that begin gives.
 func (f *file) view(read func(*bbolt.Tx) error) error {
 	tx, _, err := f.begin(false)
 	if err != nil {
@@ -103,8 +102,8 @@ func (f *file) view(read func(*bbolt.Tx) error) error {
 	return errors.Join(guard(func() error { return read(tx) }), f.rollback(tx))
 }
 
-// abandon releases the file and its lock without bbolt. The map leaks and keeps
-// the open file alive in the kernel, so closing alone would not unlock it.
+// abandon releases the file and its lock without bbolt. The map leaks and keeps the file open in
+// the kernel, so closing the file alone would not unlock it.
 func (f *file) abandon() error {
 	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.File.Close())
 }
@@ -120,11 +119,11 @@ func (f *file) close() error {
 	return nil
 }
 
-// create makes the database when there is none, so that a crash at any moment
-// leaves either none or a whole one: it is made under another name in the same
-// folder, synced, renamed, and the folder synced. The folder is locked, so that
-// of two processes that start together the second finds the first one's file,
-// and what a crash left under the other name can be removed.
+// create makes the database when there is none. A crash at any moment leaves either no file or a
+// complete one: create writes the file under another name in the same folder, syncs it, renames it
+// and syncs the folder. It locks the folder, so that of two processes that start together the
+// second finds the first one's file, and so that it can remove what a crash left under the other
+// name.
 func create(path string, o *Options) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -154,7 +153,7 @@ func create(path string, o *Options) error {
 			return unavailable(fmt.Errorf("naming database: %w", err))
 		}
 	}
-	// Also when the database exists: a crash may have come before this.
+	// Sync also when the database exists, because a crash may have prevented this sync earlier.
 	if err := o.durably("sync folder", dir.Sync); err != nil {
 		return unavailable(fmt.Errorf("syncing data directory: %w", err))
 	}
@@ -167,7 +166,7 @@ func initialise(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(db.Update(func(tx *bbolt.Tx) error { // syncs the file, its size included
+	return errors.Join(db.Update(func(tx *bbolt.Tx) error { // syncs the file including its size
 		_, data := tx.CreateBucket([]byte(bucketData))
 		_, commit := tx.CreateBucket([]byte(bucketCommit))
 		return errors.Join(data, commit)
@@ -176,12 +175,12 @@ func initialise(path string) error {
 
 // openFile locks, checks and maps an existing database.
 //
-// The check comes before the map: a page that the meta page promises and the
-// file does not have would be a SIGBUS. Then, unless it is opened to read, the
-// newest meta page is settled: written again as it is and synced. A process that
-// died between writing and syncing it, or whose sync failed, leaves a meta page
-// that is in the page cache and perhaps not on disk; going on from it would
-// overwrite pages of the one that is. Written twice, the same bytes cannot tear.
+// The check comes before the map, because reading a page beyond the end of the file would be a
+// SIGBUS. Then openFile settles the newest meta page, unless it opens the file for reading only: it
+// writes the page again unchanged and syncs it. A process that died between writing and syncing it,
+// or whose sync failed, leaves a meta page that is in the page cache but perhaps not on disk.
+// Continuing from it would overwrite pages that the meta page on disk still uses. Writing the same
+// bytes twice cannot tear them.
 func openFile(path string, o *Options) (*file, error) {
 	var (
 		f    = &file{}
@@ -195,7 +194,7 @@ func openFile(path string, o *Options) (*file, error) {
 			InitialMmapSize: mapSize,
 			NoStatistics:    true,
 			OpenFile: func(name string, given int, mode os.FileMode) (*os.File, error) {
-				flag = given &^ os.O_CREATE // create has made it; a missing file is an error
+				flag = given &^ os.O_CREATE // create has made the file; a missing file is an error
 				if f.File, err = os.OpenFile(name, flag, mode); err != nil {
 					return nil, err
 				}
@@ -214,7 +213,7 @@ func openFile(path string, o *Options) (*file, error) {
 		return f, nil
 	}
 	if f.File != nil {
-		_ = f.abandon() // bbolt has closed it already, unless it panicked
+		_ = f.abandon() // bbolt has closed the file already, unless it panicked
 	}
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
@@ -227,7 +226,7 @@ func openFile(path string, o *Options) (*file, error) {
 	return nil, unavailable(err)
 }
 
-// prepare makes sure that the opened file is ours, and settles it.
+// prepare checks that the file is a database of this product, and settles it.
 func (f *file) prepare(o *Options) error {
 	err := f.view(func(tx *bbolt.Tx) error {
 		if tx.Bucket([]byte(bucketData)) == nil || tx.Bucket([]byte(bucketCommit)) == nil {
@@ -263,16 +262,16 @@ const (
 	truncated = "the database file is truncated: restore a backup"
 )
 
-// meta is a meta page of bbolt's file format, version 2: after a page header of
-// 16 bytes, in the byte order of the machine, magic, version, page size and flags
-// (4 bytes each), root page, sequence, freelist page, number of pages,
-// transaction and FNV-1a checksum of all that (8 bytes each).
+// meta is a meta page of bbolt's file format, version 2. A page header of 16 bytes is followed by
+// magic, version, page size and flags (4 bytes each), then root page, sequence, freelist page,
+// number of pages, transaction and an FNV-1a checksum of all these (8 bytes each), in the byte
+// order of the machine.
 type meta struct {
 	offset   int64 // position of raw in the file
 	raw      []byte
 	pageSize int64
 	freelist uint64 // page
-	high     uint64 // first page behind those in use
+	high     uint64 // first page after those in use
 	txid     uint64
 }
 
@@ -283,8 +282,8 @@ const (
 	noFreelist = 1<<64 - 1
 )
 
-// newestMeta returns the meta page that a fresh start would use, and an error
-// that names the remedy when there is none or the file is shorter than it says.
+// newestMeta returns the meta page that a fresh start would use. Its error names the remedy when
+// there is none or when the file is shorter than the meta page says.
 func newestMeta(f *os.File) (meta, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -296,7 +295,7 @@ func newestMeta(f *os.File) (meta, error) {
 	newest, ok := readMeta(f, 0, 0)
 	for size := int64(1 << 10); size <= 1<<16; size <<= 1 {
 		if ok && size != newest.pageSize {
-			continue // the first page tells where the second is
+			continue // the first page says where the second one is
 		}
 		if m, valid := readMeta(f, size, size); valid && (!ok || m.txid > newest.txid) {
 			newest, ok = m, true
@@ -306,7 +305,7 @@ func newestMeta(f *os.File) (meta, error) {
 	switch {
 	case !ok:
 		return meta{}, fault.Wrap(fault.Invalid, foreign, errors.New("neither meta page is valid"))
-	case newest.freelist == noFreelist: // ours always has one, and bbolt would write it now
+	case newest.freelist == noFreelist: // our files always have one; bbolt would now write it
 		return meta{}, fault.Wrap(fault.Invalid, foreign, errors.New("the freelist is not in the file"))
 	case newest.high > uint64(info.Size()/newest.pageSize):
 		return meta{}, fault.Wrap(fault.Internal, truncated, fmt.Errorf("%d bytes, %d pages of %d expected", info.Size(), newest.high, newest.pageSize))
@@ -314,7 +313,7 @@ func newestMeta(f *os.File) (meta, error) {
 	return newest, nil
 }
 
-// readMeta reads the meta page at offset; pageSize is 0 when it is yet unknown.
+// readMeta reads the meta page at offset; pageSize is 0 while it is unknown.
 func readMeta(f io.ReaderAt, offset, pageSize int64) (m meta, valid bool) {
 	m.raw = make([]byte, metaSize)
 	m.offset = offset + pageHeader

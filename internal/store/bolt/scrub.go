@@ -10,53 +10,50 @@ import (
 
 // Wiping
 //
-// bbolt never overwrites a page in place: a changed page is written elsewhere,
-// and the old one, with all the values on it, stays in the file as a free page
-// until it is used again. So after a Delete the writer wipes: with the write
-// transaction in hand it zeroes every free page and syncs. It does the same each
-// time it has opened the file, because a process that died may not have wiped,
-// and a Delete that was answered with fault.Unavailable may have persisted.
+// bbolt never overwrites a page in place. It writes a changed page elsewhere, and the old one, with
+// all its values, stays in the file as a free page until it is used again. So after a Delete the
+// writer wipes: inside a write transaction it zeroes every free page and syncs. It also wipes each
+// time it has opened the file, because a process that died may not have wiped, and a Delete that
+// was answered with fault.Unavailable may have persisted.
 //
-// Which pages are free is read from the file, not from bbolt's memory: the
-// newest meta page names the freelist page, and that lists every page which the
-// meta page does not reach. Whoever could still need one of them is
+// The list of free pages comes from the file, not from bbolt's memory: the newest meta page names
+// the freelist page, and that page lists every page which the meta page does not reach. Only two
+// readers could still need one of them:
 //
-//   - a View that began before the last commit: the scrub waits until it is gone;
-//   - recovery from a crash, which falls back to the meta page before the newest
-//     only if the newest is broken. But the newest was synced before its commit
-//     was answered, or settled when the file was opened, and is not written to
-//     again until the one after it is durable. bbolt relies on the same when it
-//     uses the pages again in the next commit; zeroes are no worse than new data.
+//   - A View that began before the last commit. The scrub waits until it has ended.
+//   - Recovery from a crash, which falls back to the previous meta page only if the newest is
+//     broken. But the newest was synced before its commit was answered, or settled when the file
+//     was opened, and is not written again until the next one is durable. bbolt relies on the
+//     same when it reuses the pages in the next commit; zeroes are no worse than new data.
 //
-// A crash in the middle leaves some free pages zeroed; the next Open wipes the
-// rest. Live pages hold nothing stale: bbolt builds each page in a zeroed buffer
-// (its pool zeroes what it takes back, and takes nothing back from a commit that
-// failed), and separator keys in branch pages are rewritten with their leaf.
-// Behind the last page in use lies what failed commits may have left, which is
-// wiped when the file has been opened, for the first time or after a failure.
+// A crash in the middle leaves some free pages zeroed; the next Open wipes the rest. Live pages
+// hold no stale bytes: bbolt builds each page in a zeroed buffer (its pool zeroes the buffers that
+// it takes back, and takes none back from a failed commit), and rewrites separator keys in branch
+// pages with their leaf. Failed commits may have left bytes after the last page in use. The writer
+// wipes them after each opening of the file.
 //
-// Out of reach are copies that the file system or the drive keeps (journals of
-// data, snapshots, worn flash), and swap.
+// The scrub cannot reach copies that the file system or the drive keeps (data journals, snapshots,
+// worn flash), nor swap.
 
-// pace is how scrubs and groups share the writer. A Delete is wiped within the
-// sum of the three, which is less than five seconds, and the time of one scrub,
-// from its commit on; when that failed, from when the file is open again.
+// pace controls how scrubs and groups share the writer. A Delete is wiped within the sum of the
+// three durations, which is less than five seconds, plus the time of one scrub. The time counts
+// from its commit or, if that failed, from the moment the file is open again.
 type pace struct {
-	pause    time.Duration // between two scrubs, so that they cost a steady load little
-	patience time.Duration // how long a scrub that old Views hold back lets groups go first
-	hold     time.Duration // how long it then holds back groups: old Views end, and none grow old
+	pause    time.Duration // between two scrubs, so that they cost little under a steady load
+	patience time.Duration // how long groups go first while old Views hold back a scrub
+	hold     time.Duration // how long the scrub then holds back groups, so that old Views end and none become old
 }
 
-// wiper is the writer's state of scrubbing.
+// wiper is the writer's state for scrubbing.
 type wiper struct {
-	resting  <-chan time.Time    // until then no scrub
-	patience <-chan time.Time    // until then Views may hold the scrub back and groups go first
-	overdue  bool                // patience is over
-	tail     bool                // what lies behind the last page is to be wiped too
-	unsynced map[uint64]struct{} // zeroed, but a sync has not succeeded since
+	resting  <-chan time.Time    // no scrub until it fires
+	patience <-chan time.Time    // until it fires, Views may hold back the scrub, and groups go first
+	overdue  bool                // patience has run out
+	tail     bool                // wipe the bytes after the last page too
+	unsynced map[uint64]struct{} // pages zeroed since the last successful sync
 }
 
-// wipeFreed scrubs if there is reason to and nothing is in the way.
+// wipeFreed scrubs if a scrub is due and nothing blocks it.
 func (s *Store) wipeFreed() {
 	s.mu.Lock()
 	due := s.clean != nil && s.open != nil
@@ -85,9 +82,8 @@ func (s *Store) wipeFreed() {
 	}
 }
 
-// Scrubbed returns when the bytes of everything deleted by Updates that have
-// returned, whatever their answer, are wiped from the file, or with an error when
-// ctx ends first.
+// Scrubbed waits until the bytes of everything that completed Updates deleted, whatever their
+// answer, are wiped from the file. It returns an error when ctx ends first.
 func (s *Store) Scrubbed(ctx context.Context) error {
 	s.mu.Lock()
 	clean := s.clean
@@ -103,8 +99,7 @@ func (s *Store) Scrubbed(ctx context.Context) error {
 	}
 }
 
-// scrub wipes all free pages. The caller has seen to it that no View is older
-// than the last commit.
+// scrub wipes all free pages. The caller must make sure that no View is older than the last commit.
 func (s *Store) scrub() error {
 	tx, _, err := s.beginWrite()
 	if err != nil {
@@ -123,7 +118,7 @@ func (s *Store) scrub() error {
 	return nil
 }
 
-// wipePages zeroes what is free while transaction txid is open.
+// wipePages zeroes the free pages while transaction txid is open.
 func (s *Store) wipePages(f *file, txid int) error {
 	m, err := newestMeta(f.File)
 	if err != nil {
@@ -151,7 +146,7 @@ func (s *Store) wipePages(f *file, txid int) error {
 	zeroes, buffer := make([]byte, m.pageSize), make([]byte, m.pageSize)
 	for _, id := range free {
 		at := int64(id) * m.pageSize
-		size := min(m.pageSize, info.Size()-at) // a write that failed may have left a part of a page at the end
+		size := min(m.pageSize, info.Size()-at) // a failed write may have left part of a page at the end
 		zero, page := zeroes[:size], buffer[:size]
 		if _, err := f.ReadAt(page, at); err != nil {
 			return fmt.Errorf("reading a freed page: %w", err)

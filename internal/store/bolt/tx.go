@@ -11,13 +11,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// reader reads one bbolt transaction. What it returns is copied out of the
-// memory map, under guard: a slice into the map would fault in the hands of the
-// closure when the disk fails, and kill the process when it outlives the map.
+// reader reads one bbolt transaction. It copies what it returns out of the memory map, under guard:
+// a slice into the map would fault inside the closure when the disk fails, and would kill the
+// process if it outlived the map.
 type reader struct {
 	data    *bbolt.Bucket
-	check   func() error // whether the closure may read on
-	changes int          // counts writes, which invalidate cursors
+	check   func() error // nil while the closure may read on
+	changes int          // number of writes, which invalidate cursors
 }
 
 // Get implements [store.Reader].
@@ -57,21 +57,21 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 		if key == nil {
 			return nil
 		}
-		c.last = append(c.last[:0], key...) // its own copy: visit gets the other
+		c.last = append(c.last[:0], key...) // a copy of its own: visit gets the other
 		if !visit(key, value) {
 			return nil
 		}
 	}
 }
 
-// cursor walks a range. It seeks again after writes, since bbolt's cursor keeps
-// references to nodes that writes replace.
+// cursor walks a range. It seeks again after writes, because bbolt's cursor keeps references to
+// nodes that writes replace.
 type cursor struct {
 	r       *reader
 	rg      store.Range
 	bolt    *bbolt.Cursor
 	last    []byte // the key visited last; nil at the beginning
-	changes int    // changes seen by the reader when bolt was positioned
+	changes int    // value of reader.changes when bolt was positioned
 }
 
 // next returns the next pair of the range, or nil.
@@ -109,9 +109,8 @@ func (c *cursor) prev(moved bool) (key, value []byte) {
 		c.bolt.Seek(below) // the first key that is not below, or past the end
 	}
 	key, value = c.bolt.Prev()
-	// bbolt's Prev also answers nil on a leaf that deletions in this
-	// transaction have emptied, and goes on from there when it is asked again.
-	// It is the end only when no key is left below.
+	// bbolt's Prev also returns nil on a leaf that deletions in this transaction have emptied, and
+	// continues from there when called again. It is the end only when no key is left below.
 	for key == nil {
 		if first, _ := c.r.data.Cursor().First(); first == nil || bytes.Compare(first, below) >= 0 {
 			return nil, nil
@@ -124,18 +123,18 @@ func (c *cursor) prev(moved bool) (key, value []byte) {
 	return key, value
 }
 
-// tx is the transaction of one group. Its log of changes undoes closures that
-// fail and says afterwards what the group has done.
+// tx is the transaction of one group. Its log of changes serves to undo closures that fail, and
+// tells afterwards what the group has done.
 type tx struct {
 	reader
 	bolt   *bbolt.Tx
 	log    []change
 	events []any
 	after  []func() // called after the commit
-	broken error    // set when bbolt panicked: nothing of this may be committed
+	broken error    // set when bbolt panicked: the transaction must not be committed
 }
 
-// change is one write and what was there before.
+// change is one write with the value that it replaced.
 type change struct {
 	key, before []byte // before is nil when the key was absent
 	deleted     bool
@@ -189,7 +188,7 @@ func (t *tx) change(c change, do func(key []byte) error) error {
 	}))
 }
 
-// note remembers damage, after which the bbolt transaction cannot be trusted.
+// note remembers damage, because the bbolt transaction cannot be trusted after it.
 func (t *tx) note(err error) error {
 	if t.broken == nil && errors.Is(err, fault.Internal) {
 		t.broken = err
@@ -197,7 +196,7 @@ func (t *tx) note(err error) error {
 	return err
 }
 
-// mark is a point that undo goes back to.
+// mark is a point in the transaction to which undo returns.
 type mark struct{ changes, events, after int }
 
 func (t *tx) mark() mark { return mark{len(t.log), len(t.events), len(t.after)} }
@@ -216,10 +215,10 @@ func (t *tx) undo(m mark) {
 	t.log, t.events, t.after = t.log[:m.changes], t.events[:m.events], t.after[:m.after]
 }
 
-// changed tells whether there is anything to commit.
+// changed reports whether there is anything to commit.
 func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 }
 
-// deletes tells whether the group removed a key.
+// deletes reports whether the group removed a key.
 func (t *tx) deletes() bool {
 	for _, c := range t.log {
 		if c.deleted {

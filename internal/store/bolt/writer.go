@@ -19,28 +19,28 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// The pauses between attempts to open the file again grow from the first to the last.
+// The pauses between attempts to reopen the file grow from firstRetry to lastRetry.
 const (
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = time.Second
 )
 
-// longestGathering is about half of what a commit takes.
+// longestGathering is about half the duration of a commit.
 const longestGathering = 2 * time.Millisecond
 
-// group is what shares one physical commit.
+// group is the set of requests that share one physical commit.
 type group struct {
 	requests []*request
-	commit   bool          // even when nothing changed: a probe of Ready is among them
+	commit   bool          // commit even when nothing changed, because Ready has sent a probe
 	tx       *tx           // set before the first turn
-	back     chan struct{} // a request hands the turn back
+	back     chan struct{} // a request returns the turn
 	ran      chan struct{} // closed after the closures and the hook
 	done     chan struct{} // closed when err is final
 	err      error         // fails all members
 }
 
-// request is one Update. Its closure runs in its caller's goroutine, while the
-// writer waits: a panic then keeps its stack and ends the caller alone.
+// request is one Update. Its closure runs in its caller's goroutine while the writer waits, so a
+// panic keeps its stack and ends only the caller.
 type request struct {
 	started atomic.Bool   // set by the writer, which gives the turn, or by the caller, which withdraws
 	turn    chan struct{} // the writer gives the turn
@@ -117,7 +117,7 @@ func (s *Store) enqueue(commit bool) (*group, *request, error) {
 	return s.pending, r, nil
 }
 
-// withdraw forgets r, so that a hanging disk does not gather the dead.
+// withdraw removes r from g, so cancelled requests do not pile up while the disk hangs.
 func (s *Store) withdraw(g *group, r *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +126,8 @@ func (s *Store) withdraw(g *group, r *request) {
 	}
 }
 
-// write is the writer goroutine: groups, and between them recovery and scrubs, in
-// this order: a file opened again is to be scrubbed.
+// write is the writer goroutine. It serves groups and between them first recovers, then scrubs,
+// because a reopened file needs a scrub.
 func (s *Store) write() {
 	for {
 		select {
@@ -153,8 +153,8 @@ func (s *Store) write() {
 	}
 }
 
-// mend opens the file again when it is out of use. It does not leave that to the
-// next group: callers that look something up before they update never get to one.
+// mend reopens the file when it is out of use. It cannot leave that to the next group: callers that
+// read before they update would fail at the read and never send one.
 func (s *Store) mend() {
 	if s.usable() || s.retry != nil {
 		return
@@ -164,14 +164,14 @@ func (s *Store) mend() {
 	}
 }
 
-// take returns what is pending, and whether it is the last.
+// take returns the pending group, and whether it is the last one.
 //
-// It lets others run before, as long as that makes the group grow: callers just
-// answered get to their next Update and join this group, not the one after it.
-// It costs nothing when nobody can run, and waits for nobody who cannot. When very
-// many can run, a turn lasts until they have all run, so it also ends by time.
+// It first yields to other goroutines for as long as that makes the group grow: callers that have
+// just been answered reach their next Update and join this group instead of the next. Yielding
+// costs nothing when no goroutine can run, and does not wait for blocked ones. When very many can
+// run, one turn lasts until all of them have run, so take also stops after longestGathering.
 func (s *Store) take() (*group, bool) {
-	const enough = 32 // turns without anyone new; a turn is well under a microsecond when nobody else can run
+	const enough = 32 // turns without a new request; a turn takes well under a microsecond when nobody else can run
 	began := s.opts.Now()
 	for size, idle := 0, 0; idle < enough && s.opts.Now().Sub(began) < longestGathering; {
 		runtime.Gosched()
@@ -207,7 +207,7 @@ func (s *Store) serve(g *group) {
 	case g.err == nil && (g.commit || g.tx.changed()):
 		g.err = s.commit(g.tx)
 	default:
-		_ = s.rollback(g.tx.bolt) // whatever becomes of it, nothing was committed
+		_ = s.rollback(g.tx.bolt) // nothing was committed, whether or not this succeeds
 	}
 }
 
@@ -250,8 +250,8 @@ func (s *Store) runHook(t *tx) (err error) {
 	return nil
 }
 
-// begin starts the transaction of a group. After a failure that is not cleared up
-// yet it tries to open the file again first.
+// begin starts the transaction of a group. If a failure has not been cleared up, it first tries to
+// reopen the file.
 func (s *Store) begin() (*tx, error) {
 	if !s.usable() {
 		if err := s.reopen(); err != nil {
@@ -265,7 +265,7 @@ func (s *Store) begin() (*tx, error) {
 	return &tx{bolt: b, reader: reader{data: data, check: func() error { return nil }}}, nil
 }
 
-// beginWrite starts a write transaction; a file that cannot is out of use.
+// beginWrite starts a write transaction. If that fails, it takes the file out of use.
 func (s *Store) beginWrite() (*bbolt.Tx, *bbolt.Bucket, error) {
 	tx, data, err := s.last.begin(true)
 	if err != nil {
@@ -274,7 +274,7 @@ func (s *Store) beginWrite() (*bbolt.Tx, *bbolt.Bucket, error) {
 	return tx, data, err
 }
 
-// rollback ends a write transaction; a file that cannot is out of use.
+// rollback ends a write transaction. If that fails, it takes the file out of use.
 func (s *Store) rollback(tx *bbolt.Tx) error {
 	err := s.last.rollback(tx)
 	if err != nil {
@@ -283,7 +283,7 @@ func (s *Store) rollback(tx *bbolt.Tx) error {
 	return err
 }
 
-// commit makes t durable, or finds out that it did not.
+// commit makes t durable. Its error means that t did not persist, or that the outcome is unknown.
 func (s *Store) commit(t *tx) error {
 	defer s.busy()()
 	s.note(t.log)
@@ -302,7 +302,7 @@ func (s *Store) commit(t *tx) error {
 		s.committed(t)
 		return nil
 	}
-	_ = s.rollback(t.bolt) // the file is opened again anyway
+	_ = s.rollback(t.bolt) // the file is reopened anyway
 	s.opts.Logger.Error("committing failed", "error", err)
 	if rerr := s.reopen(); rerr != nil {
 		return unavailable(errors.Join(err, rerr))
@@ -316,7 +316,8 @@ func (s *Store) commit(t *tx) error {
 	return nil
 }
 
-// committed accounts for a commit that is on disk, before anybody hears of it.
+// committed updates the counters and views after a durable commit, before any caller gets its
+// answer.
 func (s *Store) committed(t *tx) {
 	s.commits.Add(1)
 	for _, do := range t.after {
@@ -332,15 +333,15 @@ func (s *Store) committed(t *tx) {
 	}
 }
 
-// busy marks the time in which the disk decides how long it takes.
+// busy marks the time during which the writer waits for the disk.
 func (s *Store) busy() (end func()) {
 	s.busySince.Store(s.opts.Now().UnixNano())
 	return func() { s.busySince.Store(0) }
 }
 
-// reopen replaces the file by a fresh view of what is on disk. Views that are
-// open keep the old one until they end, which is within two seconds; new ones
-// are turned away meanwhile. When it fails the writer tries again, see mend.
+// reopen closes the file and opens it again to see what is on disk. Open Views keep the old file
+// until they end, within two seconds; new ones are refused meanwhile. When reopen fails, the writer
+// tries again, see mend.
 func (s *Store) reopen() error {
 	defer s.busy()()
 	if s.last != nil {
@@ -354,7 +355,7 @@ func (s *Store) reopen() error {
 	s.suspect()
 	f, err := openFile(s.path, &s.opts)
 	if err != nil {
-		if s.backoff == 0 { // once an outage
+		if s.backoff == 0 { // once per outage
 			s.opts.Logger.Error("opening the database again failed, will be tried again", "error", err)
 		}
 		s.backoff = min(max(2*s.backoff, firstRetry), lastRetry)
@@ -368,9 +369,9 @@ func (s *Store) reopen() error {
 	return nil
 }
 
-// suspect makes a scrub due: a commit of unknown outcome may have deleted, or have
-// left pages in the tail. It comes before the outcome is known, so that Scrubbed
-// waits for it from the moment at which the members are answered.
+// suspect makes a scrub due, because a commit with an unknown outcome may have deleted rows or left
+// pages in the tail. reopen calls it before the outcome is known, so that Scrubbed waits for the
+// scrub from the moment the members are answered.
 func (s *Store) suspect() {
 	s.wipe.tail = true
 	s.mu.Lock()

@@ -2,27 +2,26 @@ package postgres
 
 import "sync"
 
-// cache holds rows as they were after one commit, the newest that this process
-// knows of. Under the lock on the head that commit is still the newest, or the
-// fence says that it is not and the cache is emptied: so what a transaction that
-// holds the lock finds here is what it would read. Without the lock it may be old,
-// which is good enough for rehearsals.
+// cache holds rows as they were after one commit, the newest that this process knows. When a
+// transaction takes the lock on the head, the fence tells whether that commit is still the newest;
+// if not, the cache is emptied. So a transaction that holds the lock finds here what it would read.
+// Without the lock the rows may be old, which is good enough for rehearsals.
 type cache struct {
 	mu         sync.Mutex
-	newest     commitName        // name of the commit
+	newest     commitName        // name of the newest known commit
 	epoch      int               // changes when the cache is emptied
 	turns      int               // changes when the older half is forgotten
-	young, old map[string][]byte // nil values are keys that are not there
+	young, old map[string][]byte // a nil value means that the key is absent
 	size       int               // size of young in bytes
 }
 
-// commitName tells a commit from every other one, also of a copy of the database.
+// commitName distinguishes a commit from every other one, even in a copy of the database.
 type commitName struct {
 	fence int64
 	id    string
 }
 
-// half is the size at which the young half becomes the old one.
+// half is the size in bytes at which the young half becomes the old one.
 const half = 16 << 20
 
 func (c *cache) get(key []byte) (value []byte, ok bool) {
@@ -48,7 +47,7 @@ func (c *cache) set(key string, value []byte) {
 	c.size += len(key) + len(value) + 64
 }
 
-// put notes what a transaction that holds the lock has read.
+// put stores a value that a transaction holding the lock has read.
 func (c *cache) put(key []byte, value []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,10 +63,10 @@ func (c *cache) stamp() stamp {
 	return stamp{c.epoch, c.turns}
 }
 
-// add notes a value that was read, without the lock, after the stamp. It is as new
-// as the commit that the cache knew then, or newer. If a commit of this process
-// has changed it since, its key is in the cache, unless it has been forgotten,
-// which shows in the stamp; if one of another process has, the fence will show it.
+// add stores a value that was read without the lock after the stamp was taken. The value is as new
+// as the commit that the cache knew then, or newer. If a commit of this process has changed it
+// since, the cache has its key, or has forgotten the key, which changes the stamp. If a commit of
+// another process has changed it, the fence will show that.
 func (c *cache) add(at stamp, key, value []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,8 +82,8 @@ func (c *cache) add(at stamp, key, value []byte) {
 	c.set(string(key), value)
 }
 
-// at says that the lock is held and which commit is the newest, and reports
-// whether the cache has gone on to be right.
+// at tells the cache which commit is the newest, while the lock is held. It reports whether the
+// cache was valid; otherwise it empties the cache.
 func (c *cache) at(newest commitName) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,20 +94,20 @@ func (c *cache) at(newest commitName) bool {
 	return false
 }
 
-// empty forgets everything.
+// empty removes all values and sets the newest commit.
 func (c *cache) empty(newest commitName) {
 	c.newest, c.young, c.old, c.size = newest, nil, nil, 0
 	c.epoch++
 }
 
-// doubt empties the cache: nothing is known of the newest commit.
+// doubt empties the cache, because the newest commit is unknown.
 func (c *cache) doubt() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.empty(commitName{})
 }
 
-// apply notes the writes of a commit of this process.
+// apply stores the writes of a commit of this process.
 func (c *cache) apply(newest commitName, over map[string][]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// slots is the number of commits whose ids are kept: some ten seconds of the
-// fastest that PostgreSQL commits, twice as long as a commit is looked for.
+// slots is the number of commits whose ids are kept. At the highest commit rate of PostgreSQL that
+// is about ten seconds, twice as long as a commit is looked up.
 const slots = 16384
 
 // locked is the base of a group's transaction, which holds the lock on the head.
@@ -24,12 +24,12 @@ type locked struct {
 	c     *conn
 	fence int64 // fence of the previous commit
 	pages []*ask
-	hook  *wants // records what the hook reads, once it runs
+	hook  *wants // records what the hook reads; set while it runs
 }
 
-// lock begins a transaction, takes the lock on the head, and reads what the group
-// has asked for in rehearsals and the hook in earlier groups. What those ask for who
-// have joined meanwhile is read then: a round trip more, and a commit less.
+// lock begins a transaction, takes the lock on the head, and reads what the group's rehearsals and
+// the hook in earlier groups asked for. Then it reads what the requests need that joined meanwhile.
+// That costs one more round trip and saves a commit.
 func (s *Store) lock(g *group) (*locked, error) {
 	defer s.busy()()
 	if s.session == nil {
@@ -85,7 +85,7 @@ func (s *Store) lock(g *group) (*locked, error) {
 			wanted.join(r.wants)
 		}
 	}
-	asks = wanted.gets(&s.cache) // asks again only for what the cache had wrong
+	asks = wanted.gets(&s.cache) // ask again only for keys that the cache lacks
 	pages := wanted.pages[len(l.pages):]
 	if len(asks)+len(pages) > 0 {
 		if err := s.session.read(s.opts.commitWait, nil, append(asks, pages...)); err != nil {
@@ -99,11 +99,11 @@ func (s *Store) lock(g *group) (*locked, error) {
 	return l, nil
 }
 
-// trusting is after how many commits of this process, none of another between
-// them, the cache is relied on: being wrong costs a round trip under the lock.
+// trusting is the number of consecutive commits of this process, with none of another in between,
+// after which lock relies on the cache. A wrong guess costs a round trip under the lock.
 const trusting = 4
 
-// members are those who want something of the group by now.
+// members returns the requests of the group that are not gone.
 func (s *Store) members(g *group) map[*request]struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +116,7 @@ func (s *Store) members(g *group) map[*request]struct{} {
 	return all
 }
 
-// join adds what other wants.
+// join adds the keys and pages of other.
 func (w *wants) join(other *wants) {
 	for key := range other.keys {
 		w.key([]byte(key))
@@ -128,7 +128,7 @@ func (w *wants) join(other *wants) {
 	}
 }
 
-// has tells whether a page like p is among those wanted.
+// has reports whether a page like p is among the wanted ones.
 func (w *wants) has(p *ask) bool {
 	for _, q := range w.pages {
 		if p.limit == q.limit && same(p.rg, q.rg) {
@@ -142,7 +142,7 @@ func same(a, b store.Range) bool {
 	return a.Reverse == b.Reverse && (a.To == nil) == (b.To == nil) && bytes.Equal(a.From, b.From) && bytes.Equal(a.To, b.To)
 }
 
-// gets returns an ask for each key that known does not have.
+// gets returns an ask for each key that known lacks.
 func (w *wants) gets(known *cache) []*ask {
 	var asks []*ask
 	for key := range w.keys {
@@ -156,13 +156,13 @@ func (w *wants) gets(known *cache) []*ask {
 	return asks
 }
 
-// habits is what the hook reads from one group to the next. A row that it has read
-// in two of the last groups, 16 to 31 of them, is read for it with the lock. Most
-// others it needs no more: they were the newest once.
+// habits remembers what the hook reads from one group to the next. lock reads a row for the hook in
+// advance when the hook has read it in at least two of the last 16 to 31 groups. The hook does not
+// need most other rows again: they were only once the newest.
 type habits struct {
 	usual       wants
-	now, before map[string]int // in how many groups each key was read
-	groups      int            // groups for which now holds
+	now, before map[string]int // number of groups in which each key was read
+	groups      int            // number of groups counted in now
 }
 
 func (h *habits) note(w *wants) {
@@ -214,8 +214,8 @@ func (l *locked) page(rg store.Range, limit int) ([]row, error) {
 	return a.rows, err
 }
 
-// commit makes the writes of t durable, or finds out that they are not; retry is
-// that of attempt.
+// commit makes the writes of t durable, or finds out that they are not. retry has the meaning that
+// it has for attempt.
 func (s *Store) commit(l *locked, t *tx, until time.Time) (retry bool, err error) {
 	defer s.busy()()
 	id := make([]byte, 16)
@@ -231,7 +231,7 @@ func (s *Store) commit(l *locked, t *tx, until time.Time) (retry bool, err error
 	s.failed.Store(true)
 	k, ours := kindOf(err)
 	if ours && k != lost && l.c.pg.TxStatus() == 'E' {
-		return s.abandon(err), err // the server has refused a statement, and did not get to COMMIT
+		return s.abandon(err), err // the server refused a statement and did not reach COMMIT
 	}
 	s.forget()
 	if until.IsZero() {
@@ -249,10 +249,10 @@ func (s *Store) commit(l *locked, t *tx, until time.Time) (retry bool, err error
 	if !ours {
 		return false, answer(err)
 	}
-	return k != broken && k != full, err // it has not, and never will
+	return k != broken && k != full, err // the commit has not persisted and never will
 }
 
-// send writes everything and commits, in one round trip.
+// send sends all writes and COMMIT in one round trip.
 func (l *locked) send(t *tx, fence int64, id []byte) error {
 	keys, values, removed := t.writes()
 	var steps []step
@@ -273,8 +273,8 @@ func (l *locked) send(t *tx, fence int64, id []byte) error {
 	return l.c.confirmed(steps)
 }
 
-// confirmed tells whether the COMMIT that ended the steps was one without reserve.
-// When a wait for standbys is cancelled the answer is the usual one, with a warning.
+// confirmed returns nil if the steps ended with a COMMIT without a warning. When a wait for
+// standbys is cancelled, the server answers COMMIT as usual but adds a warning.
 func (c *conn) confirmed(steps []step) error {
 	if tag := steps[len(steps)-1].tag.String(); tag != "COMMIT" || c.warning != "" {
 		return &failure{fmt.Errorf("PostgreSQL answered %q to COMMIT, with the warning %q", tag, c.warning), lost}
@@ -284,10 +284,9 @@ func (c *conn) confirmed(steps []step) error {
 
 func slot(fence int64) []byte { return binary.BigEndian.AppendUint32(nil, uint32(fence%slots)) }
 
-// settle finds out whether a commit whose answer is missing has persisted. It
-// first takes the lock on the head, which the old transaction holds as long as it
-// is not over: after that it cannot be committed any more. Its session held the
-// lock before it was asked to commit.
+// settle finds out whether a commit without an answer has persisted. It first takes the lock on the
+// head. The old transaction held that lock before its COMMIT was sent, and holds it until it has
+// ended; so once settle has the lock, the old transaction can no longer commit.
 func (s *Store) settle(fence int64, id []byte, until time.Time) (persisted bool, err error) {
 	for {
 		persisted, err = s.look(fence, id)
@@ -304,8 +303,8 @@ func (s *Store) settle(fence int64, id []byte, until time.Time) (persisted bool,
 	}
 }
 
-// look says that a commit has persisted only after another one, of the same id
-// again, has been confirmed: what that one waited for has both.
+// look reports a commit as persisted only after it has confirmed another commit with the same id.
+// The standbys that acknowledge the second commit have both.
 func (s *Store) look(fence int64, id []byte) (persisted bool, err error) {
 	c, err := s.connect(s.life, writing)
 	if err != nil {
@@ -345,7 +344,7 @@ func (s *Store) look(fence int64, id []byte) (persisted bool, err error) {
 	return true, nil
 }
 
-// committed accounts for a commit before anybody hears of it.
+// committed updates the counters after a commit, before any caller gets its answer.
 func (s *Store) committed(t *tx) {
 	s.commits.Add(1)
 	s.failed.Store(false)
@@ -361,18 +360,18 @@ func (s *Store) committed(t *tx) {
 	}
 }
 
-// evict is called with what a lock on the head failed with. When somebody holds it
-// for too long, it ends sessions of this product whose transaction writes and has
-// lasted longer than any does: those of a process that was stopped while the
-// server was sending to it, which no limit of the server ends.
+// evict gets the error of a failed attempt to take the lock on the head. If another session has
+// held the lock for too long, evict ends sessions of this product whose writing transaction has
+// lasted longer than any normal one. Such a session belongs to a process that was stopped while the
+// server was sending to it; no limit of the server ends it.
 func (s *Store) evict(err error) {
 	if pe := (*pgconn.PgError)(nil); errors.As(err, &pe) && pe.Code == "55P03" {
 		s.evictOlder(commitWait + lockLimit)
 	}
 }
 
-// evictOlder ends the sessions whose transaction has lasted for so long. One that
-// waits for standbys is left: to end it would show what they do not have.
+// evictOlder ends sessions whose writing transaction is older than age. It spares a session that
+// waits for standbys: ending it would make a commit visible that they do not have.
 func (s *Store) evictOlder(age time.Duration) {
 	c, err := s.connect(s.life, tending)
 	if err != nil {

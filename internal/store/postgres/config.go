@@ -15,10 +15,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// What a session may take. A replica that is stopped, or whose network is, while
-// it holds the lock on the head keeps it for idleLimit; the others wait for it
-// for lockLimit. On our side a read is given up after readWait, and a step of a
-// commit after commitWait: longer than the server takes to say that it gave up.
+// These constants bound what a session may take. A replica that stops, or loses its network, while
+// it holds the lock on the head keeps the lock for idleLimit; the others wait for it for lockLimit.
+// On the client side a read fails after readWait and a step of a commit after commitWait. Both are
+// longer than the server needs to report that it gave up.
 const (
 	connectWait = 2 * time.Second
 	idleLimit   = time.Second
@@ -27,8 +27,8 @@ const (
 	commitWait  = 5 * time.Second
 )
 
-// application is the name of our sessions in pg_stat_activity. A writer that has
-// waited for lockLimit ends those which bear it and hold the lock for so long.
+// application is the name of this product's sessions in pg_stat_activity. A writer that has waited
+// for lockLimit ends sessions with this name that have held the lock for too long.
 const application = "latticekeep"
 
 // purpose is what a session is for.
@@ -37,11 +37,11 @@ type purpose int
 const (
 	writing purpose = iota // the groups of this process
 	reading                // Views and rehearsals
-	tending                // copies, migrations and VACUUM, which take their time
+	tending                // copies, migrations and VACUUM, which may be slow
 )
 
-// parameters are the settings of a session. The statements are few and simple,
-// each has one right plan, and the plan is kept.
+// parameters returns the settings of a session. The statements are few and simple; each has one
+// right plan, and the server keeps it.
 func (p purpose) parameters() map[string]string {
 	ms := func(d time.Duration) string { return fmt.Sprint(d.Milliseconds()) }
 	set := map[string]string{
@@ -73,8 +73,7 @@ func (p purpose) parameters() map[string]string {
 
 const urlHint = "give postgres://user@host/database?sslmode=verify-full"
 
-// configure reads the URL. Its errors never repeat it, since it may hold a
-// password.
+// configure parses the URL. Its errors never repeat it, because it may contain a password.
 func configure(text string, o *Options) (*pgconn.Config, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
@@ -115,8 +114,8 @@ func configure(text string, o *Options) (*pgconn.Config, error) {
 	return cfg, nil
 }
 
-// names tells whether the URL sets a parameter. What it does not set may come from
-// the role or the database, and a search_path from there would lead to other tables.
+// names reports whether the URL sets a parameter. Otherwise the role or the database may set it,
+// and a search_path from there would lead to other tables.
 func names(params map[string]string, parameter string) bool {
 	for name, value := range params {
 		if strings.EqualFold(name, parameter) || name == "options" && strings.Contains(strings.ToLower(value), parameter) {
@@ -126,14 +125,15 @@ func names(params map[string]string, parameter string) bool {
 	return false
 }
 
-// secure refuses a host to which the connection would not be encrypted and the
-// server not known by its certificate, unless it is this machine.
+// secure rejects a host other than this machine if the connection to it would not be encrypted, or
+// would not verify the server's certificate.
 func secure(host string, config **tls.Config, o *Options) error {
 	c := *config
 	if local(host) && c == nil {
 		return nil
 	}
-	// pgconn skips Go's check for verify-ca, and makes that of require with sslrootcert: any host that the authority knows would do.
+	// pgconn skips Go's own check for verify-ca, and treats require with sslrootcert as verify-ca:
+	// it would accept any host that the authority has certified.
 	if !local(host) && (c == nil || c.InsecureSkipVerify) {
 		return errors.New("the URL of the database: over a network it needs sslmode=verify-full, and sslrootcert, " +
 			"the certificates of whoever vouches for the server")
@@ -156,7 +156,7 @@ func local(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// connect opens a session. What keeps it from that is a failure of kind down.
+// connect opens a session. A failure to do so is a failure of kind down.
 func (s *Store) connect(ctx context.Context, p purpose) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectWait)
 	defer cancel()
@@ -177,8 +177,9 @@ func (s *Store) connect(ctx context.Context, p purpose) (*conn, error) {
 	}
 	var established atomic.Bool
 	if p == writing {
-		// When a session fails, pgconn has the server cancel what it is doing. A COMMIT that waits for standbys would then stop waiting,
-		// and be seen though they do not have it.
+		// When a session fails, pgconn makes the server cancel its statement. A COMMIT that waits
+		// for standbys would then stop waiting, and would be visible although the standbys do not
+		// have it.
 		dial := cfg.DialFunc
 		cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			if established.Load() {
@@ -204,7 +205,7 @@ func (s *Store) connect(ctx context.Context, p purpose) (*conn, error) {
 	return c, nil
 }
 
-// equip looks at where the session has ended up, and prepares its statements.
+// equip checks the server that the session has reached, and configures the session.
 func (c *conn) equip(ctx context.Context, p purpose) error {
 	r := c.pg.ExecParams(ctx, `SELECT pg_is_in_recovery()::text, current_setting('transaction_read_only'), current_setting('synchronous_commit'),
 		current_setting('fsync'), current_setting('server_version_num'), current_setting('full_page_writes')`, nil, nil, nil, nil).Read()
@@ -230,7 +231,8 @@ func (c *conn) equip(ctx context.Context, p purpose) error {
 	if p != writing {
 		return nil
 	}
-	// Less than on is a commit that a failover loses. It is set even where it is so, since the server's file may be read again.
+	// A setting below on allows commits that a failover loses. The value is set even where it is
+	// right already, because the server may reload its configuration file.
 	level := "on"
 	if is(2, "remote_apply") {
 		level = "remote_apply"

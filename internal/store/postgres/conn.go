@@ -13,8 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// statement is one of the few that the store runs all the time, prepared in each
-// session when it is needed first.
+// statement is one of the few statements that the store runs all the time. Each session prepares it
+// on first use.
 type statement int
 
 const (
@@ -60,12 +60,12 @@ var sql = [statements]string{
 type conn struct {
 	pg       *pgconn.PgConn
 	prepared [statements]*pgconn.StatementDescription
-	late     bool   // the server has not answered in time
-	warning  string // the last that the server gave with what was run
+	late     bool   // the server did not answer in time
+	warning  string // last warning that the server gave for what was run
 }
 
-// kill closes the connection at once. Whatever transaction the session has open
-// is rolled back by the server when it notices.
+// kill closes the connection at once. The server rolls back the session's open transaction when it
+// notices.
 func (c *conn) kill() {
 	_ = c.pg.Conn().Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -73,7 +73,7 @@ func (c *conn) kill() {
 	_ = c.pg.Close(ctx)
 }
 
-// exec runs a statement that is not among them.
+// exec runs a statement that is not one of the prepared ones.
 func (c *conn) exec(within time.Duration, text string) error {
 	if err := c.pg.Conn().SetDeadline(time.Now().Add(within)); err != nil {
 		return failed(err)
@@ -88,14 +88,14 @@ func (c *conn) exec(within time.Duration, text string) error {
 type step struct {
 	statement
 	params [][]byte
-	row    func(values [][]byte) error // gets each row; the values are valid only meanwhile
-	tag    pgconn.CommandTag           // afterwards
+	row    func(values [][]byte) error // gets each row; the values are valid only during the call
+	tag    pgconn.CommandTag           // set afterwards
 }
 
 var binaryFormat = []int16{1}
 
-// run sends all steps in one round trip, and returns the error of the first that
-// failed, which is the last that was run.
+// run sends all steps in one round trip and returns the error of the first one that failed. No step
+// runs after that one.
 func (c *conn) run(within time.Duration, steps []step) error {
 	if err := c.prepare(within, steps); err != nil {
 		return failed(err)
@@ -119,7 +119,7 @@ func (c *conn) run(within time.Duration, steps []step) error {
 		}
 		tag, err := r.Close()
 		if err != nil {
-			break // Close below says it again
+			break // Close below returns the error again
 		}
 		if i < len(steps) {
 			steps[i].tag = tag
@@ -132,7 +132,7 @@ func (c *conn) run(within time.Duration, steps []step) error {
 	return broken
 }
 
-// prepare prepares what the steps need and the session does not have yet.
+// prepare prepares the statements of steps that the session has not prepared yet.
 func (c *conn) prepare(within time.Duration, steps []step) error {
 	for i := range steps {
 		if s := steps[i].statement; c.prepared[s] == nil {
@@ -149,19 +149,19 @@ func (c *conn) prepare(within time.Duration, steps []step) error {
 	return nil
 }
 
-// row is a pair of the table.
+// row is a key with its value.
 type row struct{ key, value []byte }
 
-// ask is something to be read: the value of a key, or a page of a range.
+// ask is one thing to read: the value of a key, or a page of a range.
 type ask struct {
 	key   []byte
-	rg    store.Range // when limit is not 0
+	rg    store.Range // valid when limit is not 0
 	limit int
 
-	value []byte // nil when there is no such key
+	value []byte // nil when the key is absent
 	rows  []row
 	err   error
-	done  chan struct{} // closed when the answer is there
+	done  chan struct{} // closed when the answer is ready
 }
 
 func newGet(key []byte) *ask { return &ask{key: key, done: make(chan struct{})} }
@@ -170,14 +170,14 @@ func newPage(rg store.Range, limit int) *ask {
 	return &ask{rg: rg, limit: limit, done: make(chan struct{})}
 }
 
-// read answers all asks in one round trip, after the steps before, and what several
-// ask for is read once. It does not close their channels.
+// read answers all asks in one round trip, after the steps in before. It reads what several asks
+// want only once. It does not close their channels.
 func (c *conn) read(within time.Duration, before []step, asks []*ask) error {
 	steps := before
 	keys, pages := make(map[string][]*ask), make(map[pageName][]*ask)
 	var list [][]byte
 	for _, a := range asks {
-		a.value, a.rows = nil, nil // drop the failed attempt
+		a.value, a.rows = nil, nil // drop the results of a failed attempt
 		if a.limit > 0 {
 			name := a.pageName()
 			if pages[name] == nil {
@@ -211,7 +211,7 @@ func (c *conn) read(within time.Duration, before []step, asks []*ask) error {
 	return nil
 }
 
-// pageName tells pages apart.
+// pageName identifies a page.
 type pageName struct {
 	from, to      string
 	open, reverse bool
@@ -242,12 +242,12 @@ func (a *ask) page() step {
 	return s
 }
 
-// clone is never nil, which would read as absent.
+// clone copies b. The copy is never nil, because nil would read as absent.
 func clone(b []byte) []byte { return append([]byte{}, b...) }
 
-// byteaArray is bytea[] in PostgreSQL's binary format: dimensions, a flag for
-// nulls, the type of the elements, their number, the index of the first, and each
-// with its length. (src/backend/utils/adt/arrayfuncs.c, array_recv)
+// byteaArray encodes bytea[] in PostgreSQL's binary format: the number of dimensions, a flag for
+// nulls, the type of the elements, their number, the index of the first, and each element with its
+// length (src/backend/utils/adt/arrayfuncs.c, array_recv).
 func byteaArray(elements [][]byte) []byte {
 	const bytea = 17
 	size := 20

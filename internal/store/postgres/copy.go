@@ -9,8 +9,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// copyPage is how many rows are read at a time, copyWait how long that may take,
-// and copyLimit how long all of it: PostgreSQL keeps what is deleted meanwhile.
+// copyPage is the number of rows per read, copyWait the limit for one read, and copyLimit the limit
+// for the whole copy: PostgreSQL keeps rows that are deleted meanwhile.
 const (
 	copyPage  = 128
 	copyWait  = 30 * time.Second
@@ -20,10 +20,9 @@ const (
 var errSlowCopy = fault.New(fault.Unavailable,
 	"the copy took longer than an hour and was given up, since PostgreSQL keeps what is deleted meanwhile: write it to a faster disk or network")
 
-// Copy implements [store.Database]. It reads one snapshot in a session of its own,
-// between whose fetches emit takes the time it needs. After copyLimit the session
-// is closed, even while emit is busy; that of a process that was stopped is ended by
-// the server when it has idled for so long.
+// Copy implements [store.Database]. It reads one snapshot in a session of its own, and calls emit
+// between the fetches. After copyLimit it closes the session, even while emit is busy. If the
+// process was stopped, the server ends the session after it has idled for copyLimit.
 func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) error {
 	if !s.enter() {
 		return errClosed()

@@ -9,14 +9,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// kind is what can be done about a failure.
+// kind says how to handle a failure.
 type kind int
 
 const (
 	broken kind = iota // a defect, or the tables are not ours
 	again              // the server refused this attempt and did nothing; the session is good
-	lost               // the session is gone, and what it was doing may have been done
-	down               // the server cannot be had, or takes no writes
+	lost               // the session is gone; its statement may have taken effect
+	down               // the server is unreachable, or takes no writes
 	full               // the server has no room; the session is good
 )
 
@@ -29,8 +29,8 @@ type failure struct {
 func (f *failure) Error() string { return f.cause.Error() }
 func (f *failure) Unwrap() error { return f.cause }
 
-// failed classifies an error of pgconn. What is not an answer of the server is a
-// lost connection.
+// failed classifies an error of pgconn. It treats every error that is not an answer of the server
+// as a lost connection.
 func failed(err error) error {
 	if f := (*failure)(nil); errors.As(err, &f) {
 		return err
@@ -41,19 +41,19 @@ func failed(err error) error {
 	}
 	switch class := pe.Code[:min(2, len(pe.Code))]; {
 	case pe.Code == "40001", pe.Code == "40P01", pe.Code == "55P03", pe.Code == "57014":
-		return &failure{err, again} // serialisation, deadlock, a lock or a statement that took too long
-	case class == "57", class == "08", strings.HasPrefix(pe.Code, "25P0"), // shut down, starting up, a transaction that idled
+		return &failure{err, again} // serialisation failure, deadlock, or timeout of a lock or statement
+	case class == "57", class == "08", strings.HasPrefix(pe.Code, "25P0"), // shutting down, starting up, or a transaction that idled
 		pe.Severity == "FATAL", pe.Severity == "PANIC":
 		return &failure{err, lost}
-	case class == "53", class == "58": // a full disk, no memory, an error of the disk
+	case class == "53", class == "58": // disk full, out of memory, or an error of the disk
 		return &failure{err, full}
-	case pe.Code == "25006": // read-only: it is not the primary any more
+	case pe.Code == "25006": // read-only: no longer the primary
 		return &failure{err, down}
 	}
 	return &failure{err, broken}
 }
 
-// kindOf tells what can be done about err; ok says whether it is of the database.
+// kindOf returns the kind of err. ok reports whether err is a failure of the database.
 func kindOf(err error) (k kind, ok bool) {
 	var f *failure
 	if errors.As(err, &f) {
@@ -62,7 +62,7 @@ func kindOf(err error) (k kind, ok bool) {
 	return broken, false
 }
 
-// answer is what callers get for a failure of the database.
+// answer returns the error that callers get for a failure of the database.
 func answer(err error) error {
 	var k fault.Kind
 	if errors.As(err, &k) {
@@ -85,7 +85,7 @@ func errClosed() error { return fault.New(fault.Unavailable, "the store is close
 
 var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
 
-// over is the check of a Reader whose closure has returned.
+// over is the check function of a Reader whose closure has returned.
 func over() error {
 	return fault.Wrap(fault.Internal, fault.Internal.Error(), errors.New("a store transaction was used outside its closure"))
 }

@@ -9,15 +9,15 @@ import (
 // pool holds the sessions that read. An outage empties it.
 type pool struct {
 	s     *Store
-	slots chan struct{} // one for each session in use
+	slots chan struct{} // one element for each session in use
 
 	mu     sync.Mutex
 	idle   []*conn
 	closed bool
 }
 
-// get returns a session, within ctx: fresh asks for a new one, since the idle ones
-// may have died together.
+// get returns a session, within ctx. fresh asks for a new one, because the idle ones may have died
+// together.
 func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
 	select {
 	case p.slots <- struct{}{}:
@@ -44,7 +44,7 @@ func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
 	return c, nil
 }
 
-// put takes a session back, with no transaction open, or ends a broken one.
+// put takes back a session that has no transaction open, and ends any other.
 func (p *pool) put(c *conn) {
 	p.mu.Lock()
 	keep := !p.closed && !c.pg.IsClosed() && c.pg.TxStatus() == 'I'
@@ -58,7 +58,7 @@ func (p *pool) put(c *conn) {
 	<-p.slots
 }
 
-// drain ends the idle sessions; mu is held.
+// drain ends the idle sessions. The caller holds mu.
 func (p *pool) drain() {
 	for _, c := range p.idle {
 		c.kill()
@@ -73,11 +73,11 @@ func (p *pool) close() {
 	p.drain()
 }
 
-// The pauses between attempts to reach the server again.
+// The pauses between attempts to reach the server again grow from firstProbe to lastProbe.
 const firstProbe, lastProbe = 100 * time.Millisecond, time.Second
 
-// lostContact is called when the server could not be had. Until it is, which is
-// found out here and not by requests, these are turned away at once.
+// lostContact records that the server is unreachable and probes it in the background. Until a probe
+// succeeds, requests are refused at once.
 func (s *Store) lostContact(err error) {
 	if !s.down.CompareAndSwap(false, true) {
 		return

@@ -1,63 +1,59 @@
-// Package postgres keeps a [store.Store] in a PostgreSQL database, for any number
-// of replicas.
+// Package postgres keeps a [store.Store] in a PostgreSQL database, for any number of replicas.
 //
 // # Model
 //
-// There is one writer at a time among all replicas: who holds the lock on the one
-// row of latticekeep_head. A group of Updates is one transaction, which others join
-// as long as it waits for that lock. It takes it first; then it reads, runs the
-// closures and the hook over what it has read, and sends all writes with COMMIT in
-// one round trip. Views share snapshots; see view.go.
+// There is one writer at a time among all replicas: the process that holds the lock on the one row
+// of latticekeep_head. A group of Updates is one transaction, and Updates can join it while it
+// waits for that lock. The transaction takes the lock first. Then it reads, runs the closures and
+// the hook over what it has read, and sends all writes with COMMIT in one round trip. Views share
+// snapshots; see view.go.
 //
 // # Why READ COMMITTED is serialisable here
 //
-// Every transaction that writes takes the lock before it reads anything, and keeps
-// it until it has ended. In READ COMMITTED each statement sees what was committed
-// when it began, hence after the lock was granted all that any earlier writer has
-// committed, and nothing else is committed until this one ends: the transactions
-// that write are one after the other, in the order of their fences. In SERIALIZABLE
-// the snapshot would be taken before the lock is waited for, and everyone who had
-// to wait would get 40001.
+// Every transaction that writes takes the lock before it reads anything, and keeps it until it has
+// ended. In READ COMMITTED each statement sees what was committed when it began. So after the lock
+// is granted it sees everything that earlier writers have committed, and nothing else is committed
+// until this transaction ends: the writing transactions run one after the other, in the order of
+// their fences. SERIALIZABLE would take the snapshot before waiting for the lock, and every writer
+// that had to wait would get 40001.
 //
 // # The fence
 //
-// Each commit raises the fence in the head by one. It says whether another process
-// has committed since this one did: if not, the rows that this process has in
-// memory are still those of the database, and are not read again. A process that
-// was stopped while it held the lock has lost it when it goes on: PostgreSQL ends a
-// session that idles in a transaction for a second, and with it the transaction,
-// so that its COMMIT finds no session and can never be late.
+// Each commit raises the fence in the head by one. The fence tells whether another process has
+// committed since this one did. If not, the rows that this process has in memory are still those of
+// the database and are not read again. A process that was stopped while it held the lock has lost
+// it when it continues: PostgreSQL ends a session that idles in a transaction for a second, and the
+// transaction with it. Its COMMIT then finds no session, so it can never arrive late.
 //
 // # A commit that fails
 //
-// Until COMMIT has been sent nothing can have been committed, and the group is
-// tried again for up to five seconds, closures and all. After that the outcome is
-// open until the database has been asked: each commit stores a random id under its
-// fence. The old transaction holds the lock on the head until it is over, so that
-// whoever has taken that lock and does not find the id knows that it will never be
-// there. Then the group is tried again. If the id is there, that does not say that
-// synchronous standbys have it: a wait for them that is cancelled, or that ends with
-// its session, leaves a commit that is seen and is on one machine only. So whoever
-// finds it writes it once more and commits that, which takes all before it to the
-// standbys; only then is the group answered as the success that it was. For the
-// same reason a COMMIT that comes with a warning is looked up, no writer's statement
-// is ever cancelled, and no session that waits for standbys is ended. A database
-// that cannot be asked within five seconds leaves the outcome unknown; the members
-// get fault.Unavailable and may later find their writes.
+// Before COMMIT is sent nothing can have been committed, and the writer retries the group, closures
+// included, for up to five seconds. After that the outcome is open until the database has been
+// asked: each commit stores a random id under its fence. The old transaction holds the lock on the
+// head until it has ended. So a process that has taken that lock and does not find the id knows
+// that the commit will never happen, and the group is retried.
+//
+// Finding the id does not prove that synchronous standbys have the commit. When a wait for standbys
+// is cancelled, or ends with its session, the commit is visible but exists on one machine only. So
+// the process that finds the id writes it once more and commits, which brings everything before it
+// to the standbys. Only then is the group answered as the success that it was. For the same reason
+// the writer looks up a COMMIT that came with a warning, never cancels a writer's statement, and
+// never ends a session that waits for standbys. If the database cannot be asked within five
+// seconds, the outcome is unknown: the members get fault.Unavailable and may later find their
+// writes.
 //
 // # Rehearsals
 //
-// What a group reads under the lock keeps all replicas waiting. So each closure is
-// run once before, over what is known at that moment, to find out what it reads;
-// see rehearse.go. A rehearsal runs at the same time as other closures.
+// All replicas wait while a group reads under the lock. So each closure runs once beforehand, over
+// what is known at that moment, to find out what it reads; see rehearse.go. A rehearsal runs at the
+// same time as other closures.
 //
-// What remains: PostgreSQL keeps what it acknowledges as far as its own settings
-// say. With asynchronous replication a failover may lose the newest commits. Rows
-// that were deleted are gone from its files after the next VACUUM, which every
-// replica asks for within half a minute, except for what backups, replicas and
-// the log of PostgreSQL hold. There are no advisory locks, notifications or
-// extensions, so that CockroachDB and YugabyteDB may do; neither has been tested.
-// A connection pooler must give each connection a session of its own.
+// Some limits remain. PostgreSQL keeps what it acknowledges only as well as its own settings say:
+// with asynchronous replication a failover may lose the newest commits. Deleted rows are gone from
+// its files after the next VACUUM, which every replica requests within half a minute, but not from
+// backups, standbys and the write-ahead log. The package uses no advisory locks, notifications or
+// extensions, so CockroachDB and YugabyteDB may work; neither has been tested. A connection pooler
+// must give each connection a session of its own.
 package postgres
 
 import (
@@ -87,12 +83,11 @@ type Options struct {
 	Logger   *slog.Logger     // nil: discard
 	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
 
-	Password    func() (string, error) // asked for each connection; nil: that of the URL
-	Connections int                    // at most, besides short-lived ones; 0: 16, at least 2
-	PQRequired  bool                   // agree on keys by X25519MLKEM768 only, wherever TLS is used
+	Password    func() (string, error) // called for each connection; nil: the password of the URL
+	Connections int                    // most connections, besides short-lived ones; 0: 16, at least 2
+	PQRequired  bool                   // wherever TLS is used, agree on keys with X25519MLKEM768 only
 
-	// Tests only. fault stands around every commit and may fail before it, after
-	// it, or block.
+	// For tests only. fault wraps every commit and may fail before it, fail after it, or block.
 	fault       func(step string, do func() error) error
 	vacuumAfter time.Duration
 	commitWait  time.Duration
@@ -121,34 +116,34 @@ type Store struct {
 	pool    pool
 	cache   cache
 	copying atomic.Bool
-	deleted chan struct{} // pokes the vacuum
+	deleted chan struct{} // wakes the vacuum
 
 	mu       sync.Mutex
-	pending  *group // what the writer takes next; nil when nobody waits
+	pending  *group // group that the writer takes next; nil when nobody waits
 	closed   bool
 	inside   int           // requests that are being served
-	left     chan struct{} // closed when the last has left after Close
-	wake     chan struct{} // pokes the writer: something is pending
+	left     chan struct{} // closed when the last request has left after Close
+	wake     chan struct{} // wakes the writer: a request is pending
 	stopped  chan struct{} // closed when the writer has ended
-	finished chan struct{} // closed when all is
+	finished chan struct{} // closed when everything has ended
 
-	// The writer's.
+	// The writer goroutine owns these.
 	session *conn // nil until it is needed
-	alone   int   // commits since one of another process
+	alone   int   // commits since the last one of another process
 	habits  habits
 
 	commits   atomic.Uint64
 	failed    atomic.Bool  // no commit has succeeded since one failed or the server was lost
-	down      atomic.Bool  // the server could not be had, and is being looked for
+	down      atomic.Bool  // the server is unreachable, and a goroutine is probing it
 	busySince atomic.Int64 // Unix nanoseconds since which the writer waits for the server; 0 when it does not
 }
 
 var _ store.Database = (*Store)(nil)
 
-// Open opens the database at url, postgres://user@host/database?sslmode=verify-full
-// with the parameters of libpq, and makes or migrates its tables. Other tables in
-// it are left alone. Its errors name the remedy and never repeat the password.
-// What is no error of the URL or the schema is of kind fault.Unavailable.
+// Open opens the database at url, postgres://user@host/database?sslmode=verify-full with the
+// parameters of libpq, and creates or migrates its tables. It leaves other tables alone. Its errors
+// name the remedy and never repeat the password. Every error that is not about the URL or the
+// schema has kind fault.Unavailable.
 func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -174,7 +169,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	}
 	s.life, s.end = context.WithCancel(context.Background())
 	s.pool.s, s.loader.s = s, s
-	s.pool.slots = make(chan struct{}, max(1, o.Connections-1)) // one is the writer's
+	s.pool.slots = make(chan struct{}, max(1, o.Connections-1)) // one connection is the writer's
 	if err := s.migrate(ctx); err != nil {
 		s.end()
 		if k, ours := kindOf(err); ours && k != broken {
@@ -187,12 +182,12 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	} else {
 		go s.write()
 		s.tasks.Go(s.tend)
-		poke(s.deleted) // an earlier process may have deleted
+		poke(s.deleted) // an earlier process may have deleted rows
 	}
 	return s, nil
 }
 
-// enter counts a request in, unless the store is closed.
+// enter counts a request in. It returns false when the store is closed.
 func (s *Store) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,7 +250,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// poke wakes whoever waits on c, now or when it next looks.
+// poke wakes the goroutine that waits on c, now or when it next waits.
 func poke(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

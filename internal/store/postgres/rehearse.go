@@ -10,14 +10,13 @@ import (
 
 // Rehearsals
 //
-// While a group holds the lock on the head all writers of all replicas wait, so
-// that it should not go to the server for every Get. Each closure is therefore run
-// once before, in its caller's goroutine, over what the cache and the server say
-// at that moment, its writes being dropped. Nothing depends on how that ends. What
-// it asked for is read for the whole group at once when the lock is taken, as far
-// as the cache does not have it.
+// While a group holds the lock on the head, all writers of all replicas wait, so the group should
+// not ask the server for every Get. Each closure therefore runs once beforehand, in its caller's
+// goroutine, over the current state of the cache and the server; its writes are dropped. Nothing
+// depends on the result of that run. When the lock is taken, one read fetches what the rehearsals
+// of the whole group asked for and the cache lacks.
 
-// wants is what a closure, or the hook, has read.
+// wants is the set of keys and pages that a closure, or the hook, has read.
 type wants struct {
 	keys  map[string]struct{}
 	pages []*ask // pages of ranges
@@ -43,14 +42,14 @@ func (w *wants) page(rg store.Range, limit int) {
 	w.pages = append(w.pages, &ask{rg: own, limit: limit})
 }
 
-// rehearsal is the base of a closure that is rehearsed.
+// rehearsal is the base of a closure that is being rehearsed.
 type rehearsal struct {
 	s     *Store
 	ctx   context.Context
 	wants wants
 }
 
-// rehearse returns what fn asks for, or what it asked for before it failed.
+// rehearse returns what fn reads, or what it read before it failed.
 func (s *Store) rehearse(ctx context.Context, fn func(store.Tx) error) *wants {
 	r := &rehearsal{s: s, ctx: ctx}
 	t := &tx{base: r, over: make(map[string][]byte), check: func() error {
@@ -69,8 +68,8 @@ func (s *Store) rehearse(ctx context.Context, fn func(store.Tx) error) *wants {
 	return &r.wants
 }
 
-// Of a closure that reads more than this, the rest is read as it goes on: what is
-// read at once must fit into memory.
+// mostKeys and mostPages bound what is read for a closure in advance, because all of it must fit
+// into memory. The closure reads the rest as it runs.
 const mostKeys, mostPages = 1000, 16
 
 func (r *rehearsal) get(key []byte) ([]byte, error) {
@@ -96,7 +95,7 @@ func (r *rehearsal) page(rg store.Range, limit int) ([]row, error) {
 	return a.rows, nil
 }
 
-// loader reads for rehearsals: what is asked for while it reads travels together.
+// loader reads for rehearsals. Asks that arrive while it reads travel together.
 type loader struct {
 	s    *Store
 	mu   sync.Mutex

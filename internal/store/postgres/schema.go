@@ -13,8 +13,8 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// schemaVersion is the number of the last migration. Each is one file, which is
-// never changed once it is released.
+// schemaVersion is the number of the last migration. Each migration is one file, which never
+// changes after its release.
 const schemaVersion = 1
 
 func errSchema(version int64) error {
@@ -24,8 +24,8 @@ func errSchema(version int64) error {
 	return fmt.Errorf("the database has schema %d instead of %d: start latticekeep for writing once", version, schemaVersion)
 }
 
-// migrate brings the tables to this program's schema. Several may do so at once,
-// also on an empty database.
+// migrate brings the tables to this program's schema. Several processes may migrate at once, also
+// on an empty database.
 func (s *Store) migrate(ctx context.Context) error {
 	for try := 0; ; try++ {
 		err := s.migrateOnce(ctx)
@@ -40,15 +40,15 @@ func (s *Store) migrate(ctx context.Context) error {
 	}
 }
 
-// raced tells whether another was making the same tables: PostgreSQL's "if not
-// exists" does not exclude that, and says so in several ways.
+// raced reports whether another process was creating the same tables. PostgreSQL's "if not exists"
+// does not exclude that, and reports it with several codes.
 func raced(err error) bool {
 	var pe *pgconn.PgError
 	if !errors.As(err, &pe) {
 		return false
 	}
 	switch pe.Code {
-	case "23505", "42P07", "42710", "40001", "40P01", "XX000": // the last: "tuple concurrently updated"
+	case "23505", "42P07", "42710", "40001", "40P01", "XX000": // XX000 is "tuple concurrently updated"
 		return true
 	}
 	return false
@@ -76,14 +76,14 @@ func (s *Store) migrateOnce(ctx context.Context) error {
 			return err
 		}
 	}
-	// One at a time from here on; the others find it done.
+	// The row lock admits one process at a time from here on; the others find the migration done.
 	if version, err = c.number(ctx, "SELECT version FROM latticekeep_schema WHERE id = 1 FOR UPDATE"); err != nil {
 		return err
 	}
 	if version > schemaVersion {
 		return errSchema(version)
 	}
-	if version > 0 { // writers of the older program look at the version once they have this lock
+	if version > 0 { // writers of the older program check the version once they have this lock
 		if _, err := c.number(ctx, "SELECT fence FROM latticekeep_head WHERE id = 1 FOR UPDATE"); err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func (s *Store) migrateOnce(ctx context.Context) error {
 	return c.do(ctx, "COMMIT")
 }
 
-// schema returns the version of the tables, 0 when there are none.
+// schema returns the version of the tables, or 0 when there are none.
 func (c *conn) schema(ctx context.Context) (int64, error) {
 	there, err := c.number(ctx, "SELECT (to_regclass('latticekeep_schema') IS NOT NULL)::int::int8")
 	if err != nil || there == 0 {
@@ -119,7 +119,7 @@ func (c *conn) do(ctx context.Context, text string) error {
 	return nil
 }
 
-// number returns the one value of a query.
+// number returns the single value of a query.
 func (c *conn) number(ctx context.Context, text string) (int64, error) {
 	r := c.pg.ExecParams(ctx, text, nil, nil, nil, binaryFormat).Read()
 	if r.Err != nil {

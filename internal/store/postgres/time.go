@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Time returns the time of the server's clock, which all who use the database
-// share. Error: fault.Unavailable.
+// Time returns the time of the server's clock, which all users of the database share. Error:
+// fault.Unavailable.
 func (s *Store) Time(ctx context.Context) (time.Time, error) {
 	if !s.enter() {
 		return time.Time{}, errClosed()

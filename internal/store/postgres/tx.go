@@ -9,33 +9,32 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// base is what a transaction reads beneath its own writes. What it returns may
-// be shared.
+// base is what a transaction reads beneath its own writes. The slices that it returns may be
+// shared, so callers must not modify them.
 type base interface {
 	get(key []byte) ([]byte, error)
-	// page returns up to limit rows from the beginning of rg; fewer mean that
-	// there are no more.
+	// page returns up to limit rows from the beginning of rg. Fewer rows mean that the range has no
+	// more.
 	page(rg store.Range, limit int) ([]row, error)
 }
 
-// Pages of a scan grow from the first to the last number of rows: most scans end
-// after a few.
+// Pages of a scan grow from firstPage to lastPage rows, because most scans end after a few rows.
 const firstPage, lastPage = 16, 512
 
-// tx reads a base and, unless it is a View's, writes over it. Its log of changes
-// undoes closures that fail.
+// tx reads a base. Unless it belongs to a View, it also keeps writes over the base. Its log of
+// changes serves to undo closures that fail.
 type tx struct {
 	base   base
-	check  func() error      // whether the closure may go on
-	over   map[string][]byte // what was written; nil values are deleted
-	keys   []string          // keys of over, sorted; some may be gone; nil until the first scan
+	check  func() error      // nil while the closure may go on
+	over   map[string][]byte // written values; nil means deleted
+	keys   []string          // keys of over, sorted; some may have been undone; nil until the first scan
 	log    []change
 	events []any
 	after  []func() // called after the commit
-	broken error    // set when the base failed: nothing of this may be committed
+	broken error    // set when the base failed: the transaction must not be committed
 }
 
-// change is one write and what over held before.
+// change is one write with the value of over that it replaced.
 type change struct {
 	key    string
 	before []byte
@@ -60,7 +59,7 @@ func (t *tx) Get(key []byte) ([]byte, error) {
 	return bytes.Clone(value), nil
 }
 
-// fail remembers what the base could not do.
+// fail remembers the first error of the base and returns the error.
 func (t *tx) fail(err error) error {
 	if t.broken == nil {
 		t.broken = err
@@ -82,27 +81,27 @@ func (t *tx) Scan(rg store.Range, visit func(key, value []byte) bool) error {
 		if key == nil {
 			return nil
 		}
-		c.last = append(c.last[:0], key...) // its own copy: visit gets another
+		c.last = append(c.last[:0], key...) // a copy of its own: visit gets another
 		if !visit(bytes.Clone(key), bytes.Clone(value)) {
 			return nil
 		}
 	}
 }
 
-// cursor merges the rows of a range with what the transaction has written over
-// them, which may change between two steps; the rows may not.
+// cursor merges the rows of a range with the writes of the transaction. The writes may change
+// between two steps; the rows may not.
 type cursor struct {
 	t    *tx
 	rg   store.Range
-	last []byte // visited last; nil at the beginning
+	last []byte // key visited last; nil at the beginning
 
-	rows []row       // rows of the base, yet to come
-	rest store.Range // rest of the base, after rows
+	rows []row       // rows of the base that are yet to come
+	rest store.Range // rest of the base range after rows
 	more bool        // there may be rows in rest
 	size int         // size of the next page
 }
 
-// next returns the next pair, or nil. The slices are the store's.
+// next returns the next pair, or nil. The slices belong to the store.
 func (c *cursor) next() (key, value []byte, err error) {
 	for {
 		if err := c.fill(); err != nil {
@@ -128,14 +127,14 @@ func (c *cursor) next() (key, value []byte, err error) {
 		if value != nil {
 			return key, value, nil
 		}
-		c.last = append(c.last[:0], key...) // deleted: go on
+		c.last = append(c.last[:0], key...) // deleted: go on to the next key
 	}
 }
 
-// before tells whether a comes before b in the scan's order.
+// before reports whether a comes before b in the order of the scan.
 func (c *cursor) before(a, b string) bool { return a != b && (a < b) != c.rg.Reverse }
 
-// fill reads the next page when there is none.
+// fill reads the next page when no rows are left.
 func (c *cursor) fill() error {
 	if len(c.rows) > 0 || !c.more {
 		return nil
@@ -156,7 +155,7 @@ func (c *cursor) fill() error {
 	return nil
 }
 
-// after is what is left of rg behind key.
+// after returns the part of rg that comes after key.
 func after(rg store.Range, key []byte) store.Range {
 	if rg.Reverse {
 		rg.To = key
@@ -255,7 +254,7 @@ func (t *tx) write(key, value []byte) error {
 	return nil
 }
 
-// mark is a point that undo goes back to.
+// mark is a point in the transaction to which undo returns.
 type mark struct{ changes, events, after int }
 
 func (t *tx) mark() mark { return mark{len(t.log), len(t.events), len(t.after)} }
@@ -271,11 +270,10 @@ func (t *tx) undo(m mark) {
 	t.log, t.events, t.after = t.log[:m.changes], t.events[:m.events], t.after[:m.after]
 }
 
-// changed tells whether there is anything to commit.
+// changed reports whether there is anything to commit.
 func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 }
 
-// writes returns what is to be stored and what is to be removed, in the order of
-// the keys.
+// writes returns the keys and values to store and the keys to remove, in the order of the keys.
 func (t *tx) writes() (keys, values, removed [][]byte) {
 	sorted := make([]string, 0, len(t.over))
 	for key := range t.over {

@@ -4,19 +4,18 @@ import (
 	"time"
 )
 
-// What was deleted stays in the files of PostgreSQL until the table is vacuumed.
-// The server does that by itself once enough has gathered, which in a quiet
-// deployment may be never. So every replica asks for it within vacuumAfter of
-// a commit that deleted, and after it has started; a table that is being vacuumed
-// already is left alone. A table that takes long is vacuumed at intervals of
-// vacuumShare times as long.
+// Deleted rows stay in the files of PostgreSQL until the table is vacuumed. The server vacuums by
+// itself after enough changes, which may never happen in a quiet deployment. So every replica
+// requests a VACUUM within vacuumAfter of a commit that deleted rows, and after its own start. It
+// skips a table that is being vacuumed already. After a VACUUM the replica waits vacuumShare times
+// its duration.
 const (
 	vacuumAfter = 30 * time.Second
 	vacuumShare = 10
 )
 
-// The server pauses a millisecond for each 200 units of cost, and does not cut the
-// end off the table, for which it would have to lock out everybody.
+// The server pauses a millisecond for each 200 units of cost. It does not truncate the table,
+// because that would need a lock that excludes everybody.
 const vacuuming = "VACUUM (SKIP_LOCKED, TRUNCATE false) latticekeep_kv"
 
 func (s *Store) tend() {
@@ -42,7 +41,7 @@ func (s *Store) tend() {
 			s.opts.Logger.Warn("vacuuming failed, will be tried again", "error", err)
 			wait = s.opts.vacuumAfter
 		}
-		select { // a table that takes long is not vacuumed all the time
+		select { // do not vacuum a slow table all the time
 		case <-time.After(wait):
 		case <-s.life.Done():
 			return

@@ -12,18 +12,17 @@ import (
 
 // Views
 //
-// Views share snapshots. A View joins a round with its first read, while the
-// round's transaction has not been begun: so the snapshot is taken after the View
-// began, and shows every commit that any replica had acknowledged by then. What
-// the members of a round ask for at the same time travels together, the first
-// time with BEGIN. Only one round at a time is being begun, and those who come
-// meanwhile gather in the next: there are as many rounds as it pays to have.
+// Views share snapshots. A View joins a round with its first read, before the round's transaction
+// has begun. So the snapshot is taken after the View began, and shows every commit that any replica
+// had acknowledged by then. Reads that the members of a round ask for at the same time travel
+// together, the first ones with BEGIN. Only one round begins at a time, and Views that arrive
+// meanwhile gather in the next. So the number of rounds adapts to the load.
 
-// rounds is where Views meet.
+// rounds assigns Views to rounds.
 type rounds struct {
 	mu      sync.Mutex
 	forming *round
-	opening bool // a round is being begun; it begins the next when it has
+	opening bool // a round is beginning; it then starts the next one
 }
 
 // round is one snapshot. Its goroutine owns the session.
@@ -31,8 +30,8 @@ type round struct {
 	s       *Store
 	asks    []*ask // unsent asks; rounds.mu guards it, members and err
 	members int
-	err     error         // answers all further asks
-	wake    chan struct{} // there are asks, or no members
+	err     error         // answers all further asks; nil while the round works
+	wake    chan struct{} // there are asks, or no members are left
 }
 
 // member is a View, the base of its reader.
@@ -103,7 +102,7 @@ func (m *member) do(a *ask) error {
 	}
 }
 
-// send queues a in the View's round, and joins one first.
+// send queues a in the View's round. It first joins a round if the View has none.
 func (m *member) send(a *ask) error {
 	in := &m.s.rounds
 	in.mu.Lock()
@@ -168,13 +167,13 @@ func (r *round) run() {
 		tell(asks, nil)
 	}
 	if !c.pg.IsClosed() {
-		_ = c.run(readWait, []step{{statement: rollback}}) // put looks at what has become of it
+		_ = c.run(readWait, []step{{statement: rollback}}) // put checks what has become of the session
 	}
 	r.s.pool.put(c)
 }
 
-// open begins the snapshot together with the first asks. Nobody has seen anything
-// of it before, so that a session that turns out to be dead is replaced once.
+// open begins the snapshot together with the first asks. No member has seen any of its data before,
+// so open can replace a dead session once.
 func (r *round) open() (c *conn, err error) {
 	ctx, cancel := context.WithTimeout(r.s.life, viewLimit)
 	defer cancel()
@@ -203,7 +202,7 @@ func (r *round) open() (c *conn, err error) {
 	return nil, err
 }
 
-// close lets nobody else join, once those who can run have, and returns the first
+// close lets no further View join, after those that can run have joined, and returns the first
 // asks.
 func (r *round) close() []*ask {
 	in := &r.s.rounds
@@ -220,7 +219,7 @@ func (r *round) close() []*ask {
 	return asks
 }
 
-// next has the round that formed meanwhile begin.
+// next starts the round that formed meanwhile.
 func (r *round) next() {
 	in := &r.s.rounds
 	in.mu.Lock()
@@ -230,7 +229,7 @@ func (r *round) next() {
 	}
 }
 
-// take returns what is to be asked, or that nobody is left to ask.
+// take returns the queued asks. left reports that no member is left.
 func (r *round) take() (asks []*ask, left bool) {
 	in := &r.s.rounds
 	in.mu.Lock()
@@ -249,7 +248,7 @@ func (r *round) take() (asks []*ask, left bool) {
 	return asks, r.members == 0
 }
 
-// fail answers all that is asked from now on.
+// fail answers all further asks with err.
 func (r *round) fail(err error) {
 	in := &r.s.rounds
 	in.mu.Lock()
@@ -267,15 +266,15 @@ func tell(asks []*ask, err error) {
 	}
 }
 
-// longestGathering is about half of what a commit takes.
+// longestGathering is about half the duration of a commit.
 const longestGathering = 2 * time.Millisecond
 
-// gather lets others run, as long as that makes a group grow: what they are about
-// to ask for travels with it. It costs nothing when nobody can run, and waits for
-// nobody who cannot. When very many can run, a turn lasts until they have all run, so
-// it also ends by time.
+// gather yields to other goroutines for as long as that makes a group grow, so that their requests
+// travel with it. Yielding costs nothing when no goroutine can run, and does not wait for blocked
+// ones. When very many can run, one turn lasts until all of them have run, so gather also stops
+// after longestGathering.
 func gather(size func() int) {
-	const enough = 32 // turns without anyone new; a turn is well under a microsecond when nobody else can run
+	const enough = 32 // turns without a new request; a turn takes well under a microsecond when nobody else can run
 	began := time.Now()
 	for last, idle := 0, 0; idle < enough && time.Since(began) < longestGathering; {
 		runtime.Gosched()
@@ -287,7 +286,7 @@ func gather(size func() int) {
 	}
 }
 
-// suspect notes a failure that means more than the loss of one session.
+// suspect starts the recovery when err means more than the loss of one session.
 func (s *Store) suspect(c *conn, err error) {
 	if k, ok := kindOf(err); ok && (k == down || c.late) {
 		s.lostContact(err)

@@ -14,32 +14,31 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// How long a group is tried again: patience when it was under way as the database
-// was lost, so that a restart of it is survived, and impatience when it began
-// later, so that requests are turned away soon.
+// How long a group is retried. patience applies when the group was in progress as the database was
+// lost, so that it survives a restart of the database. impatience applies when it began later, so
+// that requests are refused soon.
 const (
 	patience   = 5 * time.Second
 	impatience = 500 * time.Millisecond
 	pause      = 50 * time.Millisecond // between two attempts
-	hopeless   = 2 * time.Second       // when the writer has waited for so long, others do not wait for it; longer than idleLimit
+	hopeless   = 2 * time.Second       // after the writer has waited for so long, others do not wait for it; longer than idleLimit
 )
 
-// group is what shares one physical commit. Requests join it until the lock on the
-// head is had for the first time, however long that takes: so that the more it is
-// waited for, the more travels together.
+// group is the set of requests that share one physical commit. Requests can join until the group
+// has the lock on the head for the first time, however long that takes. So the longer the wait, the
+// more requests share the commit.
 type group struct {
-	requests []*request    // Store.mu guards it, and commit, until the group is shut
-	commit   bool          // even when nothing changed: a probe of Ready is among them
+	requests []*request    // Store.mu guards requests and commit until the group is shut
+	commit   bool          // commit even when nothing changed, because Ready has sent a probe
 	tx       *tx           // transaction of the current attempt; set before the first turn
-	back     chan struct{} // a request hands the turn back
+	back     chan struct{} // a request returns the turn
 	phase    sync.Mutex    // held while closures and the hook run
 	done     chan struct{} // closed when err is final
 	err      error         // fails all members
 }
 
-// request is one Update. Its closure runs in its caller's goroutine, while the
-// writer waits: a panic then keeps its stack and ends the caller alone. It runs
-// again in each attempt of the group.
+// request is one Update. Its closure runs in its caller's goroutine while the writer waits, so a
+// panic keeps its stack and ends only the caller. It runs again in each attempt of the group.
 type request struct {
 	state atomic.Int32
 	turn  chan struct{} // the writer gives the turn
@@ -47,8 +46,8 @@ type request struct {
 	err   error
 }
 
-// The states of a request. The writer takes it from queued or ran to running, its
-// caller from running to ran, and from queued or ran to gone, which is final.
+// The states of a request. The writer moves it from queued or ran to running. Its caller moves it
+// from running to ran, and from queued or ran to gone, which is final.
 const (
 	queued int32 = iota
 	running
@@ -104,7 +103,7 @@ func (s *Store) submit(ctx context.Context, r *request, commit bool, fn func(sto
 				return ended(ctx.Err())
 			}
 			if !r.state.CompareAndSwap(ran, gone) {
-				<-r.turn // it has just been given
+				<-r.turn // the writer has just given the turn
 				r.run(g, fn)
 				continue
 			}
@@ -148,7 +147,7 @@ func (s *Store) enqueue(r *request, commit bool) *group {
 	return s.pending
 }
 
-// withdraw forgets r, so that a hanging database does not gather the dead.
+// withdraw removes r from g, so cancelled requests do not pile up while the database hangs.
 func (s *Store) withdraw(g *group, r *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +156,7 @@ func (s *Store) withdraw(g *group, r *request) {
 	}
 }
 
-// write is the writer goroutine, until Close has seen the last request leave.
+// write is the writer goroutine. It runs until the last request has left after Close.
 func (s *Store) write() {
 	defer close(s.stopped)
 	for {
@@ -175,7 +174,7 @@ func (s *Store) write() {
 	}
 }
 
-// takeGroup returns the group that waits, which is not shut yet.
+// takeGroup returns the waiting group, which is not shut yet.
 func (s *Store) takeGroup() *group {
 	gather(func() int {
 		s.mu.Lock()
@@ -190,7 +189,7 @@ func (s *Store) takeGroup() *group {
 	return s.pending
 }
 
-// shut lets nobody else join a group.
+// shut stops further requests from joining g.
 func (s *Store) shut(g *group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +198,7 @@ func (s *Store) shut(g *group) {
 	}
 }
 
-// serve tries a group until it is settled.
+// serve attempts g until it is settled.
 func (s *Store) serve(g *group) {
 	defer close(g.done)
 	bound := s.opts.patience
@@ -212,7 +211,7 @@ func (s *Store) serve(g *group) {
 		if err == nil {
 			return
 		}
-		if _, ours := kindOf(err); !ours { // the hook's, or final
+		if _, ours := kindOf(err); !ours { // an error of the hook, or a final one
 			g.err = err
 			return
 		}
@@ -239,13 +238,13 @@ func (s *Store) serve(g *group) {
 	}
 }
 
-// awaited tells whether anybody still waits for the group.
+// awaited reports whether any caller still waits for the group.
 func (g *group) awaited() bool {
 	return slices.ContainsFunc(g.requests, func(r *request) bool { return r.state.Load() != gone })
 }
 
-// forget ends the session of the writer. What it left is settled by then, or will
-// never be committed.
+// forget ends the session of the writer. Nothing of its last transaction was committed, or commit
+// settles the outcome next.
 func (s *Store) forget() {
 	if s.session != nil {
 		s.session.kill()
@@ -254,8 +253,8 @@ func (s *Store) forget() {
 	s.cache.doubt()
 }
 
-// attempt runs a group once. retry says that nothing of it was or will be
-// committed, and that another attempt may fare better.
+// attempt runs a group once. retry means that nothing of the group was or will be committed, and
+// that another attempt may succeed.
 func (s *Store) attempt(g *group, until time.Time) (retry bool, err error) {
 	l, err := s.lock(g)
 	s.shut(g)
@@ -274,8 +273,8 @@ func (s *Store) attempt(g *group, until time.Time) (retry bool, err error) {
 	return s.commit(l, t, until)
 }
 
-// abandon ends the transaction after a failure before the commit, and tells
-// whether the group may be tried again.
+// abandon ends the transaction after a failure before the commit, and reports whether the group may
+// be retried.
 func (s *Store) abandon(err error) (retry bool) {
 	k, ours := kindOf(err)
 	if k == again || k == full {
@@ -286,8 +285,8 @@ func (s *Store) abandon(err error) (retry bool) {
 	return ours && k != broken && k != full
 }
 
-// release ends a transaction in which nothing was written. The lock goes with it;
-// what was read under it stays right if that fails.
+// release ends a transaction that wrote nothing, and with it the lock. If that fails, what was read
+// under the lock is still right.
 func (s *Store) release() {
 	defer s.busy()()
 	if err := s.session.run(s.opts.commitWait, []step{{statement: rollback}}); err != nil {
@@ -329,20 +328,20 @@ func (s *Store) runHook(t *tx) (err error) {
 			err = fault.Wrap(fault.Internal, fault.Internal.Error(), fmt.Errorf("the commit hook panicked: %v\n%s", p, debug.Stack()))
 		}
 	}()
-	m := t.events[:len(t.events):len(t.events)] // what the hook enqueues is ignored
+	m := t.events[:len(t.events):len(t.events)] // ignore events that the hook enqueues
 	if err := s.opts.Hook(t, m); err != nil {
 		return fmt.Errorf("running the commit hook: %w", err)
 	}
 	return nil
 }
 
-// hangs tells whether the database has kept the writer waiting for so long.
+// hangs reports whether the writer has waited for the database longer than limit.
 func (s *Store) hangs(limit time.Duration) bool {
 	since := s.busySince.Load()
 	return since != 0 && s.opts.Now().Sub(time.Unix(0, since)) > limit
 }
 
-// busy marks the time in which the database decides how long it takes.
+// busy marks the time during which the writer waits for the database.
 func (s *Store) busy() (end func()) {
 	s.busySince.Store(s.opts.Now().UnixNano())
 	return func() { s.busySince.Store(0) }
