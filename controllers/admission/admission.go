@@ -115,7 +115,7 @@ func New(o Options) (*Webhook, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	vault, err := newAsker(o.URL, o.CAFile, o.TokenFile, o.Timeout)
+	vault, err := newAsker(o.URL, o.CAFile, o.TokenFile, o.Timeout, maxReviews)
 	if err != nil {
 		return nil, err
 	}

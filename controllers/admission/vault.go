@@ -23,6 +23,7 @@ import (
 type asker struct {
 	url, caFile, tokenFile string
 	timeout                time.Duration
+	connections            int // idle connections that are kept, one for each review in hand
 
 	mu     sync.Mutex
 	ca     []byte // CA that client trusts
@@ -44,8 +45,8 @@ type trouble struct {
 	err     error
 }
 
-func newAsker(url, caFile, tokenFile string, timeout time.Duration) (*asker, error) {
-	a := &asker{url: url, caFile: caFile, tokenFile: tokenFile, timeout: timeout}
+func newAsker(url, caFile, tokenFile string, timeout time.Duration, connections int) (*asker, error) {
+	a := &asker{url: url, caFile: caFile, tokenFile: tokenFile, timeout: timeout, connections: connections}
 	_, err := a.connect(nil) // so that a URL that cannot be used is found out at the start
 	return a, err
 }
@@ -131,7 +132,7 @@ func (a *asker) connect(ca []byte) (*client.Client, error) {
 	c, err := client.New(a.url, client.WithRetries(1), client.WithHTTPClient(&http.Client{Transport: &bearer{
 		tokenFile: a.tokenFile,
 		// A proxy of the environment is not for the way to the vault.
-		next: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: maxReviews, IdleConnTimeout: time.Minute},
+		next: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: a.connections, IdleConnTimeout: time.Minute},
 	}}))
 	if err != nil {
 		return nil, err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 )
 
 func main() {
@@ -48,22 +47,4 @@ func write(folder string) error {
 		}
 	}
 	return nil
-}
-
-var cellEscapes = strings.NewReplacer("|", `\|`, "<", "&lt;")
-
-// row returns a row of a table.
-func row(cells ...string) string {
-	for i, c := range cells {
-		cells[i] = cellEscapes.Replace(strings.Join(strings.Fields(c), " "))
-	}
-	return "| " + strings.Join(cells, " | ") + " |\n"
-}
-
-// code returns text as inline code, or nothing for no text.
-func code(text string) string {
-	if text == "" {
-		return ""
-	}
-	return "`" + text + "`"
 }

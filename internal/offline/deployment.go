@@ -133,16 +133,6 @@ func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyr
 	return use(keys)
 }
 
-// chainOf returns the fingerprint of the chain in a store, and "" when it has
-// none.
-func chainOf(ctx context.Context, s store.Store) string {
-	report, err := audit.VerifyStore(ctx, s, audit.Options{To: 1})
-	if err != nil {
-		return ""
-	}
-	return report.Fingerprint
-}
-
 // ReadKMSKeyFiles returns the files of the KMS keys as a backup takes them.
 func (s *Deployment) ReadKMSKeyFiles() ([][]byte, error) {
 	urls, err := s.kmsURLs()

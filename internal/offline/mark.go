@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -223,4 +224,14 @@ func NotEmptyError(ctx context.Context, s store.Store) error {
 		return fmt.Errorf("the database holds a deployment already, of the chain %s, and nothing is ever overwritten: name an empty one", chain)
 	}
 	return errors.New("the database holds something already, and nothing is ever overwritten: name an empty one")
+}
+
+// chainOf returns the fingerprint of the chain in a store, and "" when it has
+// none.
+func chainOf(ctx context.Context, s store.Store) string {
+	report, err := audit.VerifyStore(ctx, s, audit.Options{To: 1})
+	if err != nil {
+		return ""
+	}
+	return report.Fingerprint
 }

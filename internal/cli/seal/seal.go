@@ -21,20 +21,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// sealOptions are the flags of latticekeep seal.
-type sealOptions struct {
-	namespace, name, credentialType, scope string
-	ttlDays                                int32
-
-	literals, files []string // key=value; key=path or path
-	manifest        string   // path of a Secret manifest, - for standard input
-	beside          string   // file of SealedCredentials that the values are for; the pinned identity is looked for beside it
-
-	keyFile, url, kubeconfig, keyNamespace string
-	fromCluster                            bool
-	identity                               string
-}
-
 func NewSealCommand() *cobra.Command {
 	var o sealOptions
 	cmd := &cobra.Command{

@@ -359,3 +359,25 @@ chain: %s
 The source is marked as moved, and is not served any more. Name the target in the server's configuration, with the KMS key as it was, and start it.
 `, o.target(), side(r.from), side(r.to), r.report.Fingerprint)
 }
+
+// Prove reads both sides as a whole and verifies the target.
+func (m *Migration) Prove(ctx context.Context) (err error) {
+	if err := summarize(ctx, m.From, &m.result.from); err != nil {
+		return fmt.Errorf("reading the source: %w", err)
+	}
+	if err := summarize(ctx, m.To, &m.result.to); err != nil {
+		return fmt.Errorf("reading the target: %w", err)
+	}
+	if m.result.from.rows != m.result.to.rows || m.result.from.digest != m.result.to.digest {
+		return fmt.Errorf("the source has %d rows and the target %d, and they are not the same ones: something else has written to one of them; "+
+			"empty the target, and run the migration again", m.result.from.rows, m.result.to.rows)
+	}
+	report, err := offline.VerifyStore(ctx, m.To, audit.Options{Fingerprint: m.result.report.Fingerprint})
+	if err != nil {
+		return fmt.Errorf("verifying the target: %w", err)
+	}
+	if m.result.to.head = headOf(report); m.result.to.head != m.result.from.head {
+		return fmt.Errorf("the source's log ends at %s and the target's at %s", m.result.from.head, m.result.to.head)
+	}
+	return nil
+}

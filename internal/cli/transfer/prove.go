@@ -40,28 +40,6 @@ func readRows(ctx context.Context, s store.Store, in store.Range) (page []stored
 	return page, more, err
 }
 
-// Prove reads both sides as a whole and verifies the target.
-func (m *Migration) Prove(ctx context.Context) (err error) {
-	if err := summarize(ctx, m.From, &m.result.from); err != nil {
-		return fmt.Errorf("reading the source: %w", err)
-	}
-	if err := summarize(ctx, m.To, &m.result.to); err != nil {
-		return fmt.Errorf("reading the target: %w", err)
-	}
-	if m.result.from.rows != m.result.to.rows || m.result.from.digest != m.result.to.digest {
-		return fmt.Errorf("the source has %d rows and the target %d, and they are not the same ones: something else has written to one of them; "+
-			"empty the target, and run the migration again", m.result.from.rows, m.result.to.rows)
-	}
-	report, err := offline.VerifyStore(ctx, m.To, audit.Options{Fingerprint: m.result.report.Fingerprint})
-	if err != nil {
-		return fmt.Errorf("verifying the target: %w", err)
-	}
-	if m.result.to.head = headOf(report); m.result.to.head != m.result.from.head {
-		return fmt.Errorf("the source's log ends at %s and the target's at %s", m.result.from.head, m.result.to.head)
-	}
-	return nil
-}
-
 func headOf(r audit.Report) string { return fmt.Sprintf("%d %s", r.Sequence, r.Hash) }
 
 // summarize reads all rows: u32(length) ‖ key ‖ u32(length) ‖ value of each is
