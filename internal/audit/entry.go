@@ -15,14 +15,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// signingContext separates entries from everything else ML-DSA signs here.
+// signingContext separates signatures of entries from all other ML-DSA signatures of the project.
 const signingContext = "latticekeep/audit/v1"
 
-// timeFormat is RFC 3339 in UTC with microseconds, always all six digits.
+// timeFormat is RFC 3339 in UTC with microseconds, always with six digits.
 const timeFormat = "2006-01-02T15:04:05.000000Z"
 
-// Entry is one link of the chain. Its JSON is RFC 8785 canonical: the field
-// order below is the byte order of the names.
+// Entry is one link of the chain. Its JSON is canonical by RFC 8785: the fields are declared in the
+// byte order of their names.
 type Entry struct {
 	Actor              Actor             `json:"actor"`
 	Attributes         map[string]string `json:"attributes"`
@@ -35,7 +35,7 @@ type Entry struct {
 	Resource           Resource          `json:"resource"`
 	Salt               string            `json:"salt"` // 16 random bytes, base64
 	Sequence           uint64            `json:"sequence"`
-	Signature          string            `json:"signature"` // base64: ML-DSA-65 over the 32 bytes of Hash, or over a group that it proves to be in
+	Signature          string            `json:"signature"` // base64: ML-DSA-65 over the 32 bytes of Hash, or over a group with a proof that the entry is in it
 	SourceIP           string            `json:"source_ip"`
 	TenantID           string            `json:"tenant_id"`
 	TenantPreviousHash string            `json:"tenant_previous_hash"`
@@ -43,13 +43,13 @@ type Entry struct {
 	Timestamp          string            `json:"timestamp"`
 }
 
-// Time returns the entry's timestamp, and the zero time when it is malformed.
+// Time returns the entry's timestamp, or the zero time if it is malformed.
 func (e *Entry) Time() time.Time {
 	t, _ := time.Parse(timeFormat, e.Timestamp)
 	return t
 }
 
-// link returns the entry's position. Its hash is the zero one when malformed.
+// link returns the entry's position. The hash is zero if the entry's hash is malformed.
 func (e *Entry) link() link {
 	k := link{sequence: e.Sequence, micros: e.Time().UnixMicro()}
 	if b, err := hex.DecodeString(e.Hash); err == nil && len(b) == len(k.hash) {
@@ -58,8 +58,8 @@ func (e *Entry) link() link {
 	return k
 }
 
-// canonical appends the RFC 8785 form of the entry: whole, or only what the
-// hash covers. Every string must be valid UTF-8.
+// canonical appends the RFC 8785 form of the entry. Without whole, it omits hash and signature,
+// which the hash does not cover. Every string must be valid UTF-8.
 func (e *Entry) canonical(dst []byte, whole bool) ([]byte, error) {
 	w := writer{dst: dst}
 	w.field(`{"actor":{"id":`, e.Actor.ID)
@@ -88,7 +88,7 @@ func (e *Entry) canonical(dst []byte, whole bool) ([]byte, error) {
 	return append(w.dst, '}'), w.err
 }
 
-// writer appends canonical JSON; its methods take what stands before a value.
+// writer appends canonical JSON. Its methods take the text before a value and the value.
 type writer struct {
 	dst []byte
 	err error
@@ -131,14 +131,14 @@ func (w *writer) number(before string, n uint64) {
 // JSON returns the canonical JSON of the whole entry.
 func (e *Entry) JSON() ([]byte, error) { return e.canonical(nil, true) }
 
-// digest returns the SHA3-256 of what the hash covers.
+// digest returns the SHA3-256 of the bytes that the hash covers.
 func (e *Entry) digest() ([32]byte, error) {
 	core, err := e.canonical(nil, false)
 	return sha3.Sum256(core), err
 }
 
-// plain returns how many bytes at the beginning of s stand for themselves in a
-// JSON string, as far as they are ASCII.
+// plain returns the length of the longest prefix of s whose bytes are printable ASCII and need no
+// escape in a JSON string.
 func plain(s string) int {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
@@ -150,7 +150,7 @@ func plain(s string) int {
 
 var errNotCanonical = errors.New("the bytes are not the canonical form of an entry")
 
-// add adds an attribute, to a copy: the event's own are its caller's.
+// add sets an attribute on a copy of the attributes, because the caller owns the event's map.
 func (e *Entry) add(attribute, value string) {
 	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
 		e.Attributes = make(map[string]string)
@@ -158,23 +158,23 @@ func (e *Entry) add(attribute, value string) {
 	e.Attributes[attribute] = value
 }
 
-// begins reports whether the entry is one that begins an epoch.
+// begins reports whether the entry begins an epoch.
 func (e *Entry) begins() bool {
 	return e.EventType == RollbackAccepted && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
 }
 
-// archives reports whether the entry says that a segment was archived.
+// archives reports whether the entry records an archived segment.
 func (e *Entry) archives() bool {
 	return e.EventType == LogArchived && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
 }
 
-// number returns an attribute that is one, and 0 for any other.
+// number returns a numeric attribute, or 0 if the attribute is no number.
 func (e *Entry) number(attribute string) uint64 {
-	n, _ := strconv.ParseUint(e.Attributes[attribute], 10, 64) // no number of these is 0
+	n, _ := strconv.ParseUint(e.Attributes[attribute], 10, 64) // 0 is not a valid value of any of these
 	return n
 }
 
-// decimal reads a number in its only spelling.
+// decimal parses a number that has its only spelling.
 func decimal(s string) (uint64, bool) {
 	n, err := strconv.ParseUint(s, 10, 64)
 	return n, err == nil && n <= maxInteger && strconv.FormatUint(n, 10) == s

@@ -9,12 +9,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// epoch is a run of consecutive sequences. The log begins in epoch 1; each
-// accepted rollback begins another one, above all sequences that the entries
-// which were lost could have had. The tree goes on across epochs.
+// epoch is a run of consecutive sequences. The log begins in epoch 1. Each accepted rollback begins
+// another epoch, above all sequences that the lost entries could have had. The tree continues
+// across epochs.
 type epoch struct {
 	number, first uint64
-	size          int64 // of the tree before it
+	size          int64 // size of the tree before the epoch
 }
 
 func epochKey(number uint64) []byte {
@@ -27,14 +27,15 @@ func (e epoch) encode() []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, e.first), uint64(e.size))
 }
 
-// epochRow is a row of an epoch: what anybody who writes to the database may say.
+// epochRow is the unverified row of an epoch: anyone with write access to the database can change
+// it.
 type epochRow struct {
 	key []byte
 	epoch
 }
 
-// epochRows returns the rows of epochs by their numbers; the first one has none.
-// Of a row that is not one the epoch is zero.
+// epochRows returns the rows of epochs in the order of their numbers. Epoch 1 has no row. For a
+// malformed row, the epoch is zero.
 func epochRows(r store.Reader) (rows []epochRow, err error) {
 	err = r.Scan(epochRange, func(key, value []byte) bool {
 		row := epochRow{key: bytes.Clone(key)}
@@ -54,15 +55,15 @@ func epochRows(r store.Reader) (rows []epochRow, err error) {
 	return rows, nil
 }
 
-// follows reports whether an epoch may come after another one: that has an entry
-// at least, and this one skips sequences but no indexes.
+// follows reports whether an epoch may come after last: last has at least one entry, and e may skip
+// sequences, but no indexes of the tree.
 func (e epoch) follows(last epoch) bool {
 	return e.number > last.number && e.size > last.size && e.first <= maxInteger &&
 		e.first >= last.first && e.first-last.first >= uint64(e.size-last.size)
 }
 
-// indexOf returns the place of an entry in the tree, and false when no entry
-// has the sequence. It does not know where the last epoch ends.
+// indexOf returns the index of an entry in the tree, and false if no entry has the sequence. It
+// does not know where the last epoch ends.
 func indexOf(epochs []epoch, sequence uint64) (int64, bool) {
 	for i := len(epochs) - 1; i >= 0; i-- {
 		if e := epochs[i]; sequence >= e.first {
@@ -73,7 +74,7 @@ func indexOf(epochs []epoch, sequence uint64) (int64, bool) {
 	return 0, false
 }
 
-// sequenceAt returns the sequence of the entry at a place in the tree.
+// sequenceAt returns the sequence of the entry at an index of the tree.
 func sequenceAt(epochs []epoch, index int64) uint64 {
 	for i := len(epochs) - 1; i > 0; i-- {
 		if e := epochs[i]; index >= e.size {
@@ -83,7 +84,7 @@ func sequenceAt(epochs []epoch, index int64) uint64 {
 	return uint64(index) + 1
 }
 
-// epochOf returns the epoch that a sequence is in.
+// epochOf returns the epoch that contains a sequence.
 func epochOf(epochs []epoch, sequence uint64) epoch {
 	of := epochs[0]
 	for _, e := range epochs {
@@ -94,19 +95,19 @@ func epochOf(epochs []epoch, sequence uint64) epoch {
 	return of
 }
 
-// after returns the loss that an epoch began with, without what it was found by.
+// after returns the loss between the previous epoch and this one, without the checkpoint that
+// revealed it.
 func (e epoch) after(former epoch) acceptedLoss {
 	return acceptedLoss{former: former.number, epoch: e.number, from: former.first + uint64(e.size-former.size), to: e.first - 1}
 }
 
-// acceptedLoss is what an accepted rollback says of the entries that it lost.
+// acceptedLoss describes the entries that an accepted rollback lost.
 type acceptedLoss struct {
-	former, epoch uint64 // that lost them, and that began then
+	former, epoch uint64 // the epoch that lost them, and the epoch that began then
 	from, to      uint64 // sequences
 
-	// The checkpoint that it was found by, which is of an entry in that range
-	// unless the database had others there. Not known of an acceptance that is in
-	// the archive.
+	// The checkpoint that revealed the loss. It covers an entry in the range above, unless the
+	// database had other entries there. Both fields are zero if the acceptance is in the archive.
 	anchored uint64
 	hash     string
 }
@@ -114,25 +115,24 @@ type acceptedLoss struct {
 func (a acceptedLoss) covers(c Checkpoint) bool {
 	inRange := a.former <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
 	named := a.anchored == c.Sequence && a.hash == hex.EncodeToString(c.Hash[:])
-	// The database had other entries up to the one that was named: what an older
-	// checkpoint knows of those that are lost was lost with them.
+	// The database had other entries up to the named one. So the entries that an older checkpoint
+	// covers in this stretch were lost with it.
 	older := a.anchored < a.from && c.Sequence < a.anchored
 	return c.Epoch < a.epoch && (inRange || named || older)
 }
 
-// isOf reports whether an entry is the acceptance of the loss.
+// isOf reports whether an entry is the acceptance of this loss.
 func (a acceptedLoss) isOf(e *Entry) bool {
 	return e.begins() && e.number(attributeEpoch) == a.epoch &&
 		e.number(attributeLostFrom) == a.from && e.number(attributeLostTo) == a.to
 }
 
-// RollbackError says that the database lacks entries which a checkpoint that is
-// kept elsewhere knows.
+// RollbackError reports that the database lacks entries that a checkpoint kept elsewhere covers.
 type RollbackError struct {
-	LostFrom uint64   // the first sequence that is lost; 0 when the database has other entries there
-	LostTo   uint64   // the sequence of the checkpoint
-	Hash     [32]byte // of the entry at LostTo
-	Epoch    uint64   // of the checkpoint
+	LostFrom uint64   // first lost sequence; 0 if the database has other entries there
+	LostTo   uint64   // sequence of the checkpoint
+	Hash     [32]byte // hash of the entry at LostTo
+	Epoch    uint64   // epoch of the checkpoint
 	Place    string   // where the checkpoint is kept
 }
 
@@ -150,21 +150,20 @@ func (e *RollbackError) Error() string {
 	return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which the checkpoint kept in %s knows: "+remedy, e.LostFrom, e.LostTo, e.Place)
 }
 
-// memoryPlace is what a [RollbackError] calls what a process has seen itself.
+// memoryPlace is the Place of a [RollbackError] when the process itself has seen the entries.
 const memoryPlace = "the memory of a replica"
 
-// The newest checkpoint in the database is signed evidence, too: a log that does
-// not go on from it has lost entries, whoever removed them. So it is held against
-// the entries as if it were kept in a place of its own, and the loss is accepted
-// as any other one. What is derived from the entries is then taken back to those
-// that are left.
+// The newest checkpoint in the database is signed evidence, too: a log that does not continue from
+// it has lost entries, whoever removed them. So this checkpoint is compared with the entries as if
+// it were an anchor, and its loss is accepted like any other. Accepting the loss then takes
+// everything derived back to the remaining entries.
 
-// databasePlace is what a [RollbackError] calls the database.
+// databasePlace is the Place of a [RollbackError] that the checkpoint in the database revealed.
 const databasePlace = "the database"
 
-// Rollback is the beginning of a new epoch.
+// Rollback describes the beginning of a new epoch.
 type Rollback struct {
 	Epoch            uint64
-	LostFrom, LostTo uint64 // the sequences that are skipped; LostTo is one less than LostFrom when there are none
+	LostFrom, LostTo uint64 // skipped sequences; if there are none, LostTo is LostFrom-1
 	Receipt
 }

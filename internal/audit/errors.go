@@ -7,12 +7,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// errDamagedLog says that what was read is not what was written.
+// errDamagedLog reports that the rows read are not the rows that were written.
 var errDamagedLog = fault.New(fault.Internal, "the audit log is damaged: run latticekeep audit verify")
 
-// Broken says where a chain stops holding.
+// Broken names the place where a chain is broken.
 type Broken struct {
-	Sequence uint64 // the first bad one
+	Sequence uint64 // first bad sequence
 	Reason   string
 }
 
@@ -20,16 +20,15 @@ func (b *Broken) Error() string {
 	return fmt.Sprintf("the chain is broken at sequence %d: %s", b.Sequence, b.Reason)
 }
 
-// IsBroken returns the fault that err reports, if it is one of the chain and
-// not of reading it.
+// IsBroken returns the [Broken] in err. It returns false for other errors, such as a failure to
+// read the chain.
 func IsBroken(err error) (*Broken, bool) {
 	var b *Broken
 	ok := errors.As(err, &b)
 	return b, ok
 }
 
-// damaged reports whether an error says that what was read is not what was
-// written.
+// damaged reports whether err means that the rows read are not the rows that were written.
 func damaged(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
 
 func unlessDamaged(err error) error {
@@ -39,7 +38,7 @@ func unlessDamaged(err error) error {
 	return err
 }
 
-// unlessDamage returns an error that is not of damage.
+// unlessDamage returns err, or nil if err reports damage.
 func unlessDamage(err error) error {
 	if damaged(err) {
 		return nil

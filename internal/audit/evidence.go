@@ -10,14 +10,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Tenants returns whose parts the log has, the system's own among them, in the
-// order of their ids.
+// Tenants returns the tenants that have entries in the log, including the system's own, in the
+// order of their IDs.
 func (rd *Reader) Tenants(ctx context.Context) (tenants []authz.TenantID, err error) {
 	return rd.TenantsWithin(ctx, 0, maxInteger)
 }
 
-// TenantsWithin returns, like [Log.Tenants], those that the database has an entry
-// of behind a sequence and up to another.
+// TenantsWithin returns, like [Reader.Tenants], the tenants that have an entry in the database
+// after the sequence behind and up to the sequence to, inclusive.
 func (rd *Reader) TenantsWithin(ctx context.Context, behind, to uint64) (tenants []authz.TenantID, err error) {
 	rest := tenantRange
 	for more := true; more; {
@@ -26,7 +26,7 @@ func (rd *Reader) TenantsWithin(ctx context.Context, behind, to uint64) (tenants
 		var first indexRow
 		err := rd.chain.store.View(ctx, func(r store.Reader) error {
 			var bad error
-			err := r.Scan(rest, func(key, value []byte) bool { // the first row of each that counts: the others are skipped
+			err := r.Scan(rest, func(key, value []byte) bool { // visits the rows of one tenant until its first entry after behind
 				var of []byte
 				of, _, more = bytes.Cut(key[len(tenantRange.From):], []byte("/"))
 				if tenant != nil && !bytes.Equal(of, tenant) {
@@ -54,8 +54,8 @@ func (rd *Reader) TenantsWithin(ctx context.Context, behind, to uint64) (tenants
 	return tenants, nil
 }
 
-// Archived returns the sequence up to which entries are in the archive only, 0
-// when none is. Error: fault.Unavailable.
+// Archived returns the sequence up to which entries are only in the archive, 0 if none is. Error:
+// fault.Unavailable.
 func (rd *Reader) Archived(ctx context.Context) (to uint64, err error) {
 	err = rd.chain.store.View(ctx, func(r store.Reader) error {
 		to, err = rd.chain.cutTo(r)
@@ -67,9 +67,9 @@ func (rd *Reader) Archived(ctx context.Context) (to uint64, err error) {
 	return to, nil
 }
 
-// Last returns a tenant's newest entry of a type whose outcome was a success, and
-// nil when the database has none. It is the service's own question and is not
-// recorded. Errors: fault.Internal for a damaged log, fault.Unavailable.
+// Last returns a tenant's newest successful entry of a type, or nil if the database has none. It
+// serves the service itself, so the read is not recorded. Errors: fault.Internal for a damaged log,
+// fault.Unavailable.
 func (rd *Reader) Last(ctx context.Context, tenant authz.TenantID, t EventType) (*Entry, error) {
 	q := Query{EventType: string(t), Limit: 1}
 	for {

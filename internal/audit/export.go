@@ -13,16 +13,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// errNothingToExport answers a from beyond the head.
+// errNothingToExport rejects an export that starts after the head.
 var errNothingToExport = fault.New(fault.Invalid, "the log does not go that far: export from an earlier sequence")
 
-// Export writes the log as JSON lines: each entry in its canonical form, oldest
-// first, and the checkpoint of the last one. From is the first sequence, so that
-// an export that was cut off is resumed; 0 is the first entry that is not
-// archived. It verifies what it writes before it writes it, up to the head that
-// there is now, and signs nothing about a log that does not hold: the error is
-// then a [Broken]. Other errors: fault.Conflict when entries were archived before
-// they were read, fault.Invalid, fault.Unavailable.
+// Export writes the log as JSON lines: each entry in canonical form, oldest first, then the
+// checkpoint of the last one. The export begins with the sequence from, so an interrupted export
+// can be resumed; 0 means the first entry that is not archived. Export verifies entries before it
+// writes them, up to the head at the time of the call. It signs nothing about a log that is broken
+// and returns a [Broken] instead. Other errors: fault.Conflict if entries were archived before they
+// were read, fault.Invalid, fault.Unavailable.
 func (rd *Reader) Export(ctx context.Context, w io.Writer, from uint64) error {
 	if err := rd.export(ctx, w, from); err != nil {
 		return fmt.Errorf("exporting the log: %w", err)
@@ -51,8 +50,8 @@ func (rd *Reader) export(ctx context.Context, w io.Writer, from uint64) error {
 	return nil
 }
 
-// verifierFrom returns a verifier that begins at a sequence, or at the first one
-// that is not archived.
+// verifierFrom returns a verifier that begins at a sequence, or at the first entry that is not
+// archived.
 func (rd *Reader) verifierFrom(ctx context.Context, from uint64) (*Verifier, uint64, error) {
 	base, err := rd.chain.readBase(ctx)
 	if err != nil {
@@ -68,14 +67,13 @@ func (rd *Reader) verifierFrom(ctx context.Context, from uint64) (*Verifier, uin
 	return NewVerifier(o), first, nil
 }
 
-// errMeanwhile answers an export of entries that were archived before they were
-// read.
+// errMeanwhile reports that entries were archived before an export read them.
 var errMeanwhile = fault.New(fault.Conflict, "entries were archived while they were exported: export again")
 
-// exportRange writes the entries from one sequence to another, both there, and
-// the checkpoint of the last one. The verifier has seen what comes before, or
-// begins with the first; it has then seen all that was written. Errors: a [Broken],
-// and fault.Conflict when what is missing was archived meanwhile.
+// exportRange writes the entries from one sequence to another, both included, and the checkpoint of
+// the last one. The verifier must have seen the entries before the range, or begin with it.
+// Afterwards it has seen everything that was written. Errors: a [Broken], or fault.Conflict if the
+// missing entries were archived meanwhile.
 func (rd *Reader) exportRange(ctx context.Context, w io.Writer, v *Verifier, from, to uint64) error {
 	err := rd.writeRange(ctx, w, v, from, to)
 	missing := to
@@ -106,7 +104,7 @@ func (rd *Reader) writeRange(ctx context.Context, w io.Writer, v *Verifier, from
 	defer func() { v.encode, v.emit = false, nil }()
 	rng := store.Range{From: entryKey(from), To: entryKey(to + 1)}
 	err := v.addRange(ctx, rd.chain.store, rng)
-	// The verifier is waited for in any case: it writes.
+	// Always wait for the verifier, because it writes to out.
 	if bad := v.Wait(); bad != nil || err != nil {
 		if bad == nil {
 			bad = err

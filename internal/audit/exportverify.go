@@ -13,31 +13,30 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// closingLine is the last line of an export: the signed checkpoint of where it
-// ends, so that an export that lost its last lines is seen to have lost them.
+// closingLine is the last line of an export: the signed checkpoint of its last entry. It reveals an
+// export that lost its last lines.
 type closingLine struct {
 	Checkpoint string `json:"checkpoint"`
 }
 
 var closingPrefix = []byte(`{"checkpoint":`)
 
-// formerPrefix begins the closing line of exports before there were checkpoints.
+// formerPrefix begins the closing line of exports from releases before checkpoints existed.
 var formerPrefix = []byte(`{"end":`)
 
 var errFormerExport = fault.New(fault.Invalid, "the export was made by an earlier release, which closed it in another way: export the log again with this one")
 
-// VerifyExport checks what [Log.Export] wrote: a whole log, with From or Base
-// what comes behind an entry, or with Tenant the entries of one tenant, whose
-// closing line may be missing. With To it reads no further, or as far as the entry
-// that accepts that To is lost; a log that ends before To is broken there, and of a
-// tenant To is a bound alone. Error: also fault.Invalid when a fingerprint is given,
-// and nothing that was read says whose log it is.
+// VerifyExport checks an export of [Reader.Export]: a whole log, with From or Base the part after
+// an entry, or with Tenant the entries of one tenant, whose closing line may be missing. With To,
+// it stops after To, or after the entry that accepts the loss of To. A log that ends before To is
+// broken there; for a tenant, To is only an upper bound. Another error is fault.Invalid: a
+// fingerprint is given, but nothing in the part that was read identifies the log.
 func VerifyExport(r io.Reader, o Options) (Report, error) {
 	_, report, err := verifyExport(r, o)
 	return report, err
 }
 
-// verifyExport also returns the verifier, which has seen all that was reported.
+// verifyExport also returns the verifier, which has seen everything in the report.
 func verifyExport(r io.Reader, o Options) (v *Verifier, report Report, err error) {
 	if o.Base != nil || o.Tenant && o.From <= 1 {
 		o.From = 0
@@ -69,7 +68,7 @@ func verifyExport(r io.Reader, o Options) (v *Verifier, report Report, err error
 					return nil, Report{}, err
 				}
 				if v.next() <= o.To && !o.Tenant {
-					_ = v.addLine(line) // which accepts that To is lost, or breaks the chain
+					_ = v.addLine(line) // it accepts the loss of To, or breaks the chain
 				}
 				break
 			}
@@ -102,15 +101,15 @@ func verifyExport(r io.Reader, o Options) (v *Verifier, report Report, err error
 	return v, report, err
 }
 
-// endsBefore says that there are not as many entries as are to be verified.
+// endsBefore returns the fault of a log that ends before the sequence to.
 func (v *Verifier) endsBefore(to uint64) *Broken {
 	return &Broken{v.next(), fmt.Sprintf("the log ends here: it was to be verified up to %d", to)}
 }
 
 var errNotNamed = fault.New(fault.Invalid, "a part of the log that neither begins with its first entry nor ends with its last line does not say whose it is, and was not held against the fingerprint: verify it to its end, or give the public key alone")
 
-// named returns an error when a fingerprint was given that nothing of what was
-// seen could be held against.
+// named returns an error if a fingerprint was given but could not be compared with anything that
+// was read.
 func (v *Verifier) named() error {
 	if v.options.Fingerprint != "" && v.chainID == "" {
 		return errNotNamed
@@ -118,7 +117,8 @@ func (v *Verifier) named() error {
 	return nil
 }
 
-// orBroken returns the earliest fault of what was read, or one behind it.
+// orBroken returns the earliest fault of what was read, or else a fault with this reason at the
+// next sequence.
 func (v *Verifier) orBroken(reason string) error {
 	if err := v.Wait(); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (v *Verifier) orBroken(reason string) error {
 	return &Broken{v.next(), reason}
 }
 
-// close holds the closing line against the entries.
+// close compares the closing line with the entries.
 func (v *Verifier) close(report Report, line []byte) (Report, error) {
 	var end closingLine
 	err := json.Unmarshal(line, &end)
@@ -155,7 +155,7 @@ func (v *Verifier) close(report Report, line []byte) (Report, error) {
 	if v.whole && !c.same(v.checkpoint()) {
 		return Report{}, &Broken{v.head.sequence, "the closing checkpoint has another tree than the entries"}
 	}
-	if !v.whole { // what comes before is the word of the log's key
+	if !v.whole { // only the signature of the checkpoint vouches for the entries before the part
 		report.Size, report.Root, report.Epoch = c.Size, c.Root, c.Epoch
 		if err := v.nameBy(c, &report); err != nil {
 			return Report{}, err
@@ -164,7 +164,7 @@ func (v *Verifier) close(report Report, line []byte) (Report, error) {
 	return report, nil
 }
 
-// nameBy takes a part's chain from a checkpoint, which its key has signed.
+// nameBy takes the chain ID of a part from a checkpoint that is signed with the log's key.
 func (v *Verifier) nameBy(c Checkpoint, r *Report) error {
 	if v.chainID != "" {
 		return nil
@@ -174,20 +174,20 @@ func (v *Verifier) nameBy(c Checkpoint, r *Report) error {
 	return v.checkPins(r.From)
 }
 
-// splitLines is [bufio.ScanLines] without its leniency: a line ends in one
-// newline, the last one too, and a carriage return is part of it.
+// splitLines is [bufio.ScanLines] without its leniency: every line ends with one newline, including
+// the last, and a carriage return is part of the line.
 func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i], nil
 	}
 	if atEOF && len(data) > 0 {
-		return len(data), data, nil // an entry cut short parses as little as one with junk
+		return len(data), data, nil // an incomplete line does not parse as an entry
 	}
 	return 0, nil, nil
 }
 
-// VerifyTenant checks one tenant's part of the chain, given oldest first, as a
-// tenant reads it over the interface.
+// VerifyTenant checks one tenant's part of the chain. The entries are as a tenant reads them from
+// the API, oldest first.
 func VerifyTenant(entries []Entry, o Options) (Report, error) {
 	o.Tenant = true
 	v := NewVerifier(o)

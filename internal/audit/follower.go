@@ -11,36 +11,37 @@ import (
 )
 
 const (
-	// followEvery is how often [Log.KeepFollowing] looks at the store. What nobody has
-	// followed from one look to the next is followed then: so that a step and its
-	// commit are done within a second, and of many replicas one does it.
+	// followEvery is the interval at which [Follower.KeepFollowing] reads the state of the store.
+	// It follows entries that were already there at the previous read and that no process has
+	// followed since. So a step and its commit complete within a second, and usually only one of
+	// many replicas does the work.
 	followEvery = 400 * time.Millisecond
 
-	// damagedPause comes after an attempt that found the log damaged, which
-	// reads as much as a step does and is not mended by trying again.
+	// damagedPause follows an attempt that found the log damaged. Such an attempt reads as much as
+	// a step, and a retry does not repair the log.
 	damagedPause = time.Minute
 
-	// lastStep bounds what is still followed after the end was asked for.
+	// lastStep bounds the work that is finished after ctx has ended.
 	lastStep = 5 * time.Second
 )
 
-// Follower brings what is derived from the chain to its newest entry: the tiles of the tree, the
-// summaries and the newest checkpoint. It has no state but the log's.
+// Follower brings the data derived from the chain up to its newest entry: the tiles of the tree,
+// the summaries and the newest checkpoint. It has no state of its own.
 type Follower struct{ log *Log }
 
-// NewFollower returns a follower of a log.
+// NewFollower returns the follower of a log.
 func NewFollower(l *Log) *Follower { return &Follower{l} }
 
-// storeState is what a look at the store shows.
+// storeState is the state of the store that the follower loop compares between reads.
 type storeState struct {
 	head     uint64
 	epoch    uint64
-	followed Checkpoint // the zero one when there is none, or it is damaged
-	lost     bool       // of what this process has seen
+	followed Checkpoint // zero if there is none or it is damaged
+	lost     bool       // the store lacks entries that this process has seen
 }
 
-// readState looks whether there is something to follow, whoever has written it, and
-// whether all is still there that this process has seen.
+// readState reads whether there are entries to follow, by any process, and whether the store still
+// has everything that this process has seen.
 func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
 	since, written := *f.log.rollbacks.seen.Load(), f.log.heads.written.latest.Load()
 	var now Head
@@ -59,9 +60,9 @@ func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
 		}
 		_, g.followed, err = f.log.chain.checkpointIn(r)
 		if err != nil {
-			return unlessDamage(err) // the follower tells
+			return unlessDamage(err) // Follow reports the damage
 		}
-		// What is signed, or this process has written itself, need not be verified.
+		// Entries under a signed checkpoint, or written by this process, need no verification.
 		if now = g.followed.Head(); now.newer(since) {
 			hash, err := hashOf(r, now.sequence)
 			if err != nil || hash != now.hash {
@@ -79,10 +80,10 @@ func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
 	return g, err
 }
 
-// KeepFollowing calls [Log.Follow] until ctx ends, and once more then. The newest
-// checkpoint is at most a second behind the entries, whichever process writes them,
-// and what another accepts or this one finds to be lost is known within the same
-// time. While nothing is written, nothing is but looked at.
+// KeepFollowing calls [Follower.Follow] until ctx ends, and once more afterwards if the checkpoint
+// lags. The newest checkpoint lags at most a second behind the entries, whichever process writes
+// them. Within the same time, it notices losses that this process detects and losses that another
+// process accepts. While nothing is written, it only reads.
 func (f *Follower) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 	loop := followLoop{Follower: f, logger: logger}
 	loop.follow(ctx)
@@ -103,17 +104,17 @@ func (f *Follower) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 	}
 }
 
-// followLoop is what KeepFollowing knows from one look to the next.
+// followLoop is the state of KeepFollowing between two reads.
 type followLoop struct {
 	*Follower
 	logger  *slog.Logger
 	before  storeState
-	refused bool      // the log, for what it lacks
-	failed  string    // the kind of trouble that was logged
-	pause   time.Time // the log was found damaged, and is looked into again then
+	refused bool      // the log was halted because it lacks entries
+	failed  string    // message of the failure that was logged
+	pause   time.Time // do not read a damaged log again before this time
 }
 
-// lacking reports whether the log is refused for entries that are lost.
+// lacking reports whether the log is halted because entries are lost.
 func (f *followLoop) lacking() bool {
 	var lost *RollbackError
 	return errors.As(f.log.rollbacks.HaltedBy(), &lost)
@@ -128,7 +129,7 @@ func (f *followLoop) look(ctx context.Context) {
 		}
 		return
 	case err != nil:
-		return // who asks for something is told
+		return // callers that use the store get the error
 	}
 	before := f.before
 	f.before = g
@@ -138,7 +139,7 @@ func (f *followLoop) look(ctx context.Context) {
 	}
 	f.refused = f.lacking()
 	if g.epoch != before.epoch && before.epoch > 0 || refused && !f.refused {
-		f.log.noteAcceptance(ctx) // somebody has accepted what was lost, or put it back
+		f.log.noteAcceptance(ctx) // the loss was accepted, or the lost entries were restored
 		f.pause = time.Time{}
 	}
 	if time.Now().Before(f.pause) && g.followed == before.followed {
@@ -153,7 +154,7 @@ func (f *followLoop) follow(ctx context.Context) {
 	_, err := f.Follow(ctx)
 	f.pause = time.Time{}
 	switch {
-	case err == nil, errors.Is(err, errNoCheckpoint): // of the empty log there is nothing to follow
+	case err == nil, errors.Is(err, errNoCheckpoint): // an empty log has nothing to follow
 		if f.failed != "" {
 			f.logger.Info("the audit log has checkpoints again")
 		}

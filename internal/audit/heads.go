@@ -10,27 +10,27 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// heads is what the hook knows of the head of the log and of the newest entries of tenants. Only the
-// hook, which the store runs once at a time, uses the fields of the first block.
+// heads is what the commit hook knows of the head of the log and of the newest entries of tenants.
+// Only the hook uses the fields from committed to recent, and the store runs one hook at a time.
 type heads struct {
 	chain     *Chain
 	rollbacks *Detector
 
-	// The heads that the store may show at the next commit, unless another process
-	// has written: the one before the last commit, should that have failed, or the
-	// one after; and the positions of the tenants that either brought.
+	// The heads that the store may show at the next commit, unless another process has written:
+	// committed if the last commit failed, proposed if it succeeded. The maps hold the tenants'
+	// newest entries of each.
 	committed, proposed               Head
 	committedTenants, proposedTenants map[string]tenantHead
-	ownCommits                        int         // how many commits of this process were the last ones
-	recent                            *recentRows // of the commit that the hook is in; nil when nobody else has written
+	ownCommits                        int         // number of latest commits that were all made by this process
+	recent                            *recentRows // rows of the current commit; nil if no other process has written
 
-	sharedLately atomic.Bool // others have written lately
-	knownTenants sync.Map    // by tenant: what it is known to have had
+	sharedLately atomic.Bool // another process has written lately
+	knownTenants sync.Map    // newest known entry, by tenant
 	readable     sync.Map    // tenants whose newest entry could be read once
 	written      tally
 }
 
-// beginAt forgets all and begins at the head of the log.
+// beginAt resets everything and begins at the head of the log.
 func (h *heads) beginAt(head Head) {
 	h.committed, h.proposed = head, head
 	h.committedTenants, h.proposedTenants = make(map[string]tenantHead), nil
@@ -38,16 +38,16 @@ func (h *heads) beginAt(head Head) {
 	h.readable.Clear()
 }
 
-// aloneAfter is after how many commits of this process, none of another between them, it
-// counts as the only one that writes.
+// aloneAfter is the number of consecutive commits of this process after which it counts as the only
+// writer.
 const aloneAfter = 16
 
-// take returns the head that the commit goes on from, and decides what became of
-// the last one of this process, for which the hook may have run more than once. If
-// the commit accepts that entries are lost, a says which.
+// take returns the head that the commit continues from. It also decides whether this process's last
+// commit succeeded; the hook may have run more than once for that commit. If the current commit
+// accepts a loss of entries, a names the loss.
 func (h *heads) take(tx store.Tx, a *acceptance) (Head, error) {
 	h.recent = nil
-	since := *h.rollbacks.seen.Load() // before the head is read: what was seen by now must be there
+	since := *h.rollbacks.seen.Load() // read before the head: everything seen so far must be there
 	head, err := readHead(tx)
 	if err != nil {
 		return Head{}, err
@@ -58,7 +58,7 @@ func (h *heads) take(tx store.Tx, a *acceptance) (Head, error) {
 	case h.committed.link:
 		now, persisted = h.committed, false
 		if _, err := hashOf(tx, head.sequence+1); !errors.Is(err, errNoEntry) {
-			return Head{}, cmp.Or(err, error(errDamagedLog)) // of what failed nothing is there
+			return Head{}, cmp.Or(err, error(errDamagedLog)) // a failed commit leaves no entry behind
 		}
 	default:
 		foreign = true
@@ -71,7 +71,7 @@ func (h *heads) take(tx store.Tx, a *acceptance) (Head, error) {
 			}
 		}
 		if persisted && !since.newer(h.proposed) {
-			since = Head{} // nothing later is known
+			since = Head{} // the process knows of nothing later
 		}
 	}
 	if foreign || since.newer(now) {
@@ -84,7 +84,7 @@ func (h *heads) take(tx store.Tx, a *acceptance) (Head, error) {
 	}
 	switch {
 	case foreign:
-		clear(h.committedTenants) // which others may have moved on
+		clear(h.committedTenants) // the other process may have added entries of any tenant
 		h.ownCommits = 0
 		h.sharedLately.Store(true)
 	case persisted:

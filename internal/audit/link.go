@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// link is a position in the chain or in a tenant's part of it: sequence u64,
-// Unix microseconds u64, 32 bytes hash.
+// link is a position in the chain or in a tenant's part of it. Encoded: sequence u64, Unix
+// microseconds u64, 32 bytes hash.
 type link struct {
 	sequence uint64
 	micros   int64
@@ -22,7 +22,7 @@ func (k link) encode() []byte {
 
 func decodeLink(b []byte) (k link, err error) {
 	if b == nil {
-		return link{}, nil // nothing before the first entry
+		return link{}, nil // there is no entry yet
 	}
 	if len(b) != 48 {
 		return link{}, errDamagedLog
@@ -40,22 +40,21 @@ func (k link) previous() string {
 	return hex.EncodeToString(k.hash[:])
 }
 
-// zeroHash stands for the predecessor of a first entry.
+// zeroHash is the previous hash of a first entry.
 var zeroHash = strings.Repeat("0", 64)
 
 // maxInteger is the largest integer that every JSON reader keeps exact.
 const maxInteger = 1<<53 - 1
 
-// Several processes may write one log: each has the key, and the store runs their
-// hooks one after the other. So the head that a commit finds is the one that this
-// process has proposed last, or the one before if that commit failed, or one that
-// another process has written since. That is gone on from only when it is signed
-// with the log's key and the log still has the newest entry that this process knows
-// it to have had, or an epoch was accepted since: then entries may be missing.
-// Whatever else is there was put in the place of the log, as an older copy of the
-// database, or by hand: nothing is signed on top of it.
+// Several processes may write one log. Each has the key, and the store runs their hooks one after
+// the other. So a commit finds one of three heads: the one that this process proposed last, the one
+// before if that commit failed, or one that another process has written since. The process
+// continues from a head of another process only under two conditions. The head must be signed with
+// the log's key. And the log must still have the newest entry that this process knows of, unless a
+// new epoch was accepted since, which may lack entries. Any other head was put in place of the log,
+// by an older copy of the database or by hand. The process signs nothing after such a head.
 
-// Head is an entry that the store had, and the number of its epoch.
+// Head is an entry that the store had, with the number of its epoch.
 type Head struct {
 	link
 	epoch uint64
@@ -66,10 +65,10 @@ func (k Head) newer(o Head) bool {
 	return k.epoch > o.epoch || k.epoch == o.epoch && k.sequence > o.sequence
 }
 
-// Receipt tells the place that an event was given. It is filled in when the
-// Update it joined has returned nil, and means nothing before. A closure that runs
-// again gets another one: only that of its last run counts, and so whoever keeps it
-// forgets it at the beginning of each.
+// Receipt names the place that the log gave to an event. It is filled in when the Update that the
+// event joined returns nil, and means nothing before. A closure that runs again gets another
+// receipt, and only the last one counts. So a closure that keeps receipts must drop them whenever
+// it starts.
 type Receipt struct {
 	Sequence uint64
 	Hash     string // lower-case hex

@@ -8,13 +8,11 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// ParseEntry reads one entry in its canonical JSON form, as [Log.Export]
-// writes it.
+// ParseEntry parses one entry in its canonical JSON form, as [Reader.Export] writes it.
 func ParseEntry(line []byte) (*Entry, error) { return parse(line, true) }
 
-// parse reads an entry in canonical form, whole or without hash and signature.
-// Anything else, down to a space or another spelling of a character, is an
-// error.
+// parse parses an entry in canonical form, whole or without hash and signature. Anything else is an
+// error, including an extra space or another spelling of a character.
 func parse(b []byte, whole bool) (*Entry, error) {
 	if p := (parser{text: string(b)}); p.entry(whole) {
 		return &p.e, nil
@@ -22,8 +20,8 @@ func parse(b []byte, whole bool) (*Entry, error) {
 	return parseAny(b, whole)
 }
 
-// parseWhole is [ParseEntry] that also returns the digest of what the hash
-// covers, without encoding it again.
+// parseWhole is [ParseEntry], and also returns the digest of the bytes that the hash covers,
+// without encoding them again.
 func parseWhole(line []byte) (*Entry, [32]byte, error) {
 	if p := (parser{text: string(line)}); p.entry(true) {
 		h := sha3.New256()
@@ -42,14 +40,13 @@ func parseWhole(line []byte) (*Entry, [32]byte, error) {
 	return e, sum, err
 }
 
-// parseAny is parse by reading the JSON and writing it again. It is the
-// definition of what the parser below may accept, and takes over where that
-// one gives up.
+// parseAny parses the JSON, encodes it again and compares the bytes. It defines what the parser
+// below may accept, and handles the entries that the parser gives up on.
 func parseAny(b []byte, whole bool) (*Entry, error) {
 	var e Entry
 	if err := json.Unmarshal(b, &e, json.RejectUnknownMembers(true)); err != nil {
-		// The cause would quote the input, and an entry of the log belongs to
-		// whoever may read it, not to an error message.
+		// The cause would quote the input. The content of an entry must not appear in error
+		// messages, because only authorized principals may read it.
 		return nil, errNotCanonical
 	}
 	again, err := e.canonical(make([]byte, 0, len(b)), whole)
@@ -59,20 +56,20 @@ func parseAny(b []byte, whole bool) (*Entry, error) {
 	return &e, nil
 }
 
-// parser reads the canonical form in one pass, since only one order of fields
-// and one spelling of most strings is canonical. It gives up on an entry with a
-// string that is not plain, which is rare, as on one that is wrong.
+// parser parses the canonical form in one pass, which is possible because only one order of fields
+// and one spelling of most strings is canonical. It gives up on malformed entries, and on the rare
+// ones with a string that is not plain.
 type parser struct {
-	text            string // the strings of the entry are parts of it
+	text            string // the strings of the entry share this memory
 	at              int
 	bad             bool
 	e               Entry
-	hash, signature span // of these fields, their commas included
+	hash, signature span // extents of these fields, including their commas
 }
 
 type span struct{ from, to int }
 
-// entry reports whether the text is an entry that it could read.
+// entry reports whether it could parse the text as an entry.
 func (p *parser) entry(whole bool) bool {
 	e := &p.e
 	e.Actor.ID = p.field(`{"actor":{"id":"`)
@@ -124,7 +121,7 @@ func (p *parser) attributes() {
 	p.literal("}")
 }
 
-// literal steps over s.
+// literal skips s.
 func (p *parser) literal(s string) {
 	if p.bad || !strings.HasPrefix(p.text[p.at:], s) {
 		p.bad = true
@@ -133,8 +130,7 @@ func (p *parser) literal(s string) {
 	p.at += len(s)
 }
 
-// field steps over the literal, which ends with the opening quote, and returns
-// the string.
+// field skips the literal, which ends with the opening quote, and returns the string after it.
 func (p *parser) field(literal string) string {
 	p.literal(literal)
 	if p.bad {
@@ -150,7 +146,7 @@ func (p *parser) field(literal string) string {
 	return s
 }
 
-// number steps over the literal and returns the number after it.
+// number skips the literal and returns the number after it.
 func (p *parser) number(literal string) (n uint64) {
 	p.literal(literal)
 	begin := p.at

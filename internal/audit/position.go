@@ -4,36 +4,36 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// knownTenantHead is the newest position that a tenant is known to have had, and the epoch that
-// the log was in then.
+// knownTenantHead is the newest position that a tenant is known to have had, and the log's epoch at
+// that time.
 type knownTenantHead struct {
 	tenantHead
 	epoch uint64
 }
 
-// contradicts reports whether a log of the same epoch cannot have p as the tenant's
-// newest entry.
+// contradicts reports that p cannot be the tenant's newest entry, in a log of the same epoch.
 func (k knownTenantHead) contradicts(p tenantHead) bool {
 	return p.sequence < k.sequence || p.sequence == k.sequence && p.last != k.last
 }
 
-// remember takes up positions that a commit has brought. An earlier epoch's are no bound.
+// remember stores the positions of a commit. Positions from an earlier epoch set no bound.
 func (h *heads) remember(tenants map[string]tenantHead, epoch uint64) {
 	for tenant, p := range tenants {
 		h.knownTenants.Store(tenant, knownTenantHead{p, epoch})
 	}
 }
 
-// knownHeadOf returns the zero one for a tenant that this process has not met.
+// knownHeadOf returns a tenant's newest known position. It is zero for a tenant that this process
+// has not met.
 func (h *heads) knownHeadOf(tenant string) knownTenantHead {
 	k, _ := h.knownTenants.Load(tenant)
 	of, _ := k.(knownTenantHead)
 	return of
 }
 
-// position returns a tenant's newest committed entry, for the hook of a commit in an
-// epoch. It is read when that first meets the tenant, and anew after another process
-// has written. Error: errDamagedLog.
+// position returns a tenant's newest committed entry, for the hook of a commit in an epoch. It
+// reads that entry when the hook first meets the tenant, and again after another process has
+// written. Error: errDamagedLog.
 func (h *heads) position(r store.Reader, tenant string, epoch uint64) (tenantHead, error) {
 	if p, ok := h.committedTenants[tenant]; ok {
 		return p, nil
@@ -53,16 +53,16 @@ func (h *heads) position(r store.Reader, tenant string, epoch uint64) (tenantHea
 	return p, h.chain.checkSigned(r, tenant, p, nil)
 }
 
-// checkTenantHead reads what the hook will read for the tenant, to find damage while that fails
-// nobody else. While other processes write, too, it always does: a store that is far
-// away then has it at hand in the hook, for which all of them wait.
+// checkTenantHead reads what the hook will read for the tenant, before the hook runs. Damage then
+// fails only this tenant's commit. While other processes write too, it always reads: a remote store
+// then has the rows at hand in the hook, for which all writers wait.
 func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 	shared := h.sharedLately.Load()
 	_, sound := h.readable.Load(tenant)
 	if sound && !shared {
 		return nil
 	}
-	k := h.knownHeadOf(tenant) // before the row is read, which cannot be behind it
+	k := h.knownHeadOf(tenant) // loaded before the row is read, so the row cannot be older
 	p, err := lastOf(tx, tenant)
 	switch {
 	case err != nil:
@@ -71,7 +71,7 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 	case k.contradicts(p):
 		err = h.contradicted(tx, tenant, k, p)
 	case sound:
-		err = prefetchEntry(tx, p) // the hook judges
+		err = prefetchEntry(tx, p) // the hook checks the signature
 	default:
 		err = h.chain.checkSigned(tx, tenant, p, nil)
 	}
@@ -85,7 +85,7 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 	return err
 }
 
-// prefetchEntry reads what shows that a position is one, unless the hook will come by it.
+// prefetchEntry reads the rows that prove a position, unless the hook reads them anyway.
 func prefetchEntry(r store.Reader, p tenantHead) error {
 	head, err := readHead(r)
 	if err == nil && p.last.sequence+mostRecent <= head.sequence {
@@ -94,8 +94,9 @@ func prefetchEntry(r store.Reader, p tenantHead) error {
 	return err
 }
 
-// contradicted tells a row that was rewritten from one of an older copy of the database,
-// or of a log that goes on without entries that were lost: that is for the hook.
+// contradicted decides why a row contradicts the known position. It returns errDamagedLog for a
+// rewritten row. An older copy of the database, or a log that continues without lost entries, is
+// left to the hook.
 func (h *heads) contradicted(r store.Reader, tenant string, k knownTenantHead, p tenantHead) error {
 	head, err := readHead(r)
 	if err != nil {
