@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 )
 
-// MaxData bounds one item, in bytes. The contract names the same number.
+// MaxData bounds one item, in bytes. The API contract names the same number.
 const MaxData = 700 << 10
 
 const (
@@ -23,20 +23,19 @@ const (
 	messageContext = "latticekeep/message/v1"
 	labelSigned    = "latticekeep/message/signed/v1"
 
-	// ciphertextVersion is the first byte of Data and of the joined form alike.
+	// ciphertextVersion is the first byte of both Data and the joined form.
 	ciphertextVersion = 1
 
 	nonceSize  = 12
 	tagSize    = 16
 	idSize     = 16
-	headerSize = 1 + idSize + 4 + 32 + 32 // what Data begins with and its signature covers
+	headerSize = 1 + idSize + 4 + 32 + 32 // start of Data, covered by the signature
 	dataFixed  = headerSize + dualsig.DualSize + tagSize
-	joinedSize = 1 + envelope.KEMCiphertextSize + nonceSize // before Data in the joined form
+	joinedSize = 1 + envelope.KEMCiphertextSize + nonceSize // length before Data in the joined form
 )
 
-// Ciphertext is encrypted data as its owner keeps it: nothing of it is stored
-// here. KeyID and KeyVersion repeat what Data says, for whoever shows it; they
-// are never believed.
+// Ciphertext is encrypted data in the form that the caller keeps. Nothing of it is stored here.
+// KeyID and KeyVersion repeat what Data says, for display only. They are never trusted.
 type Ciphertext struct {
 	KEM   []byte // ML-KEM-768 ciphertext, 1088 bytes
 	Nonce []byte // 12 bytes
@@ -48,7 +47,7 @@ type Ciphertext struct {
 
 var errMalformed = errors.New("the bytes are not a ciphertext")
 
-// MarshalBinary returns the one-piece form: version ‖ KEM ‖ nonce ‖ Data.
+// MarshalBinary returns the joined form: version ‖ KEM ‖ nonce ‖ Data.
 func (c Ciphertext) MarshalBinary() ([]byte, error) {
 	if _, err := c.parse(); err != nil {
 		return nil, fmt.Errorf("encoding ciphertext: %w", err)
@@ -57,8 +56,7 @@ func (c Ciphertext) MarshalBinary() ([]byte, error) {
 	return append(append(append(b, c.KEM...), c.Nonce...), c.Data...), nil
 }
 
-// ParseCiphertext is the inverse of MarshalBinary. The result shares no memory
-// with b.
+// ParseCiphertext is the inverse of MarshalBinary. The result shares no memory with b.
 func ParseCiphertext(b []byte) (Ciphertext, error) {
 	if len(b) < joinedSize+dataFixed || b[0] != ciphertextVersion {
 		return Ciphertext{}, fmt.Errorf("decoding ciphertext: %w", errMalformed)
@@ -74,7 +72,7 @@ func ParseCiphertext(b []byte) (Ciphertext, error) {
 	return c, nil
 }
 
-// sealed is a ciphertext taken apart.
+// sealed is a parsed ciphertext.
 type sealed struct {
 	keyID     string
 	version   uint32
@@ -82,8 +80,8 @@ type sealed struct {
 	signature []byte
 }
 
-// parse takes c apart by its lengths and its version byte; whether anything in
-// it is true, the signature says.
+// parse splits c by its lengths and checks its version byte. Only the signature says whether the
+// content is genuine.
 func (c Ciphertext) parse() (*sealed, error) {
 	if len(c.KEM) != envelope.KEMCiphertextSize || len(c.Nonce) != nonceSize ||
 		len(c.Data) < dataFixed || len(c.Data) > dataFixed+MaxData || c.Data[0] != ciphertextVersion {
@@ -102,7 +100,7 @@ func (c Ciphertext) parse() (*sealed, error) {
 	return s, nil
 }
 
-// header returns what Data begins with. Error: a key id that is none.
+// header returns the start of Data. It fails for an invalid key id.
 func (s *sealed) header() ([]byte, error) {
 	id, ok := authz.IDBytes(idPrefix, s.keyID)
 	if !ok {
@@ -115,8 +113,7 @@ func (s *sealed) header() ([]byte, error) {
 	return append(b, s.message.Commitment[:]...), nil
 }
 
-// signed returns what the dual signature covers: all of the ciphertext and whose
-// it is.
+// signed returns the bytes under the dual signature: all of the ciphertext, and the tenant.
 func (s *sealed) signed(tenant authz.TenantID) ([]byte, error) {
 	header, err := s.header()
 	if err != nil {
@@ -135,14 +132,13 @@ func (s *sealed) join() (Ciphertext, error) {
 	return Ciphertext{KEM: s.message.KEM, Nonce: s.message.Nonce[:], Data: data, KeyID: s.keyID, KeyVersion: s.version}, nil
 }
 
-// decoy stands in for what a ciphertext lacks: for a key that is not there, and
-// for the whole of it when it is malformed. It belongs to nobody.
+// decoy replaces a missing key, and the whole of a malformed ciphertext. It belongs to no tenant.
 type decoy struct {
 	kem    *envelope.KEMKey
 	sealed sealed
 }
 
-// newDecoy makes all of it from random bytes: sizes are all that could be wrong.
+// newDecoy makes a decoy from random bytes. It can only fail if a size is wrong, which is a defect.
 func newDecoy() decoy {
 	random := make([]byte, envelope.KEMSeedSize+dualsig.SeedSize+dualsig.MACKeySize)
 	_, _ = rand.Read(random) // never fails
@@ -159,8 +155,8 @@ func newDecoy() decoy {
 	return d
 }
 
-// instead returns the decoy of a ciphertext, with a signature that names the
-// current keys, so that verifying it is all of the work.
+// instead returns the decoy of a ciphertext. Its signature names the current keys, so verifying it
+// costs no more than one verification.
 func (d *decoy) instead(current *keyring.Keys) *sealed {
 	s := d.sealed
 	s.signature = append([]byte(nil), s.signature...)

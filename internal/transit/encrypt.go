@@ -16,9 +16,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Encrypt encrypts every item with the newest version of the key; an empty keyID
-// means the tenant's default key. Errors: fault.Forbidden, fault.NotFound for a
-// key that is not there, fault.Invalid, fault.Unavailable.
+// Encrypt encrypts every item with the newest version of the key. An empty keyID means the tenant's
+// default key. Errors: fault.Forbidden, fault.NotFound for a key that does not exist,
+// fault.Invalid, fault.Unavailable.
 func (t *Transit) Encrypt(ctx context.Context, p authz.Principal, keyID string, data []secret.Bytes) ([]Ciphertext, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -50,7 +50,7 @@ func (t *Transit) Encrypt(ctx context.Context, p authz.Principal, keyID string, 
 	return answer, nil
 }
 
-// sealingKey is the version of a key that encrypts, and who signs.
+// sealingKey is the version of a key that encrypts, with the key that signs.
 type sealingKey struct {
 	tenant  authz.TenantID
 	id      string
@@ -76,9 +76,8 @@ func (k *sealingKey) seal(plaintext secret.Bytes) (Ciphertext, error) {
 	return s.join()
 }
 
-// sealing returns the newest version of a key, which it makes if it is a default
-// key that is not there yet, and rotates if it is due. When there is no key, that
-// is recorded as the outcome of e.
+// sealing returns the newest version of a key. It creates a missing default key and rotates a due
+// key first. When another key is missing, sealing records e as denied.
 func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e audit.Event) (*sealingKey, error) {
 	p := e.Principal
 	for range maxAttempts {
@@ -117,8 +116,8 @@ func (t *Transit) sealing(ctx context.Context, keys *keySet, keyID string, e aud
 	return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
 }
 
-// lookup returns a key and the seed of its newest version, or nil. An empty id
-// is the default key.
+// lookup returns a key and the seed of its newest version, or nil. An empty id means the default
+// key.
 func (t *Transit) lookup(ctx context.Context, tenant authz.TenantID, id string) (key *namedKey, seed *seedRow, err error) {
 	err = t.store.View(ctx, func(rd store.Reader) (err error) {
 		byDefault := id == ""
@@ -134,7 +133,7 @@ func (t *Transit) lookup(ctx context.Context, tenant authz.TenantID, id string) 
 			seed, err = newestSeed(rd, tenant, id, key.Version)
 		}
 		if err == nil && seed == nil && (byDefault || key != nil) {
-			err = errDamaged // a row names one that is not there
+			err = errDamaged // a row names a key or seed that is missing
 		}
 		return err
 	})
@@ -144,8 +143,8 @@ func (t *Transit) lookup(ctx context.Context, tenant authz.TenantID, id string) 
 	return key, seed, nil
 }
 
-// Opened is what a ciphertext came to: data, which the caller zeroes, or Err,
-// which is always [ErrDecrypt].
+// Opened is the result for one ciphertext: data, which the caller zeroes, or Err, which is always
+// [ErrDecrypt].
 type Opened struct {
 	Data       secret.Bytes
 	KeyID      string
@@ -153,10 +152,9 @@ type Opened struct {
 	Err        error
 }
 
-// Decrypt decrypts every item with the version of the key that it names; an
-// empty keyID allows all keys of the tenant. An item that does not decrypt does
-// not stop the others. Errors of the call as a whole: fault.Forbidden,
-// fault.NotFound for a keyID that is not there, fault.Invalid for too many
+// Decrypt decrypts every item with the version of the key that it names. An empty keyID allows all
+// keys of the tenant. An item that does not decrypt does not stop the others. Errors of the whole
+// call: fault.Forbidden, fault.NotFound for a keyID that does not exist, fault.Invalid for too many
 // items, fault.Unavailable.
 func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, c []Ciphertext) ([]Opened, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -184,10 +182,9 @@ func (t *Transit) Decrypt(ctx context.Context, p authz.Principal, keyID string, 
 	return a.opened, nil
 }
 
-// Rewrap encrypts a ciphertext anew with the newest version of the key, without
-// its data leaving the process. An empty keyID is the key that the ciphertext
-// names. Errors: [ErrDecrypt], fault.Forbidden, fault.NotFound for a keyID that
-// is not there, fault.Unavailable.
+// Rewrap encrypts a ciphertext again with the newest version of the key. The data does not leave
+// the process. An empty keyID means the key that the ciphertext names. Errors: [ErrDecrypt],
+// fault.Forbidden, fault.NotFound for a keyID that does not exist, fault.Unavailable.
 func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c Ciphertext) (Ciphertext, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -226,16 +223,15 @@ func (t *Transit) Rewrap(ctx context.Context, p authz.Principal, keyID string, c
 	return again, nil
 }
 
-// attempt is what a call to open came to.
+// attempt is the result of a call that opens items.
 type attempt struct {
 	opened  []Opened
-	keyID   string // the key that the call and its items name
+	keyID   string // key that the call or all its items name; empty when the items name several
 	failed  int
-	damaged bool // a stored key did not open
+	damaged bool // a stored key is damaged
 }
 
-// open opens every item. When keyID names no key, that is recorded as the
-// outcome of e.
+// open opens every item. When keyID names no key, open records e as denied.
 func (t *Transit) open(ctx context.Context, keys *keySet, keyID string, c []Ciphertext, e audit.Event) (*attempt, error) {
 	tenant := e.Principal.Tenant
 	items := make([]item, len(c))
@@ -285,11 +281,11 @@ func (t *Transit) open(ctx context.Context, keys *keySet, keyID string, c []Ciph
 	return a, nil
 }
 
-// item is a ciphertext on its way to be opened.
+// item is a ciphertext that is being opened.
 type item struct {
 	*sealed
-	good    bool // nothing is known yet that keeps it from opening
-	decoy   bool // stands in for what is no ciphertext
+	good    bool // nothing known so far prevents opening
+	decoy   bool // replaces a malformed ciphertext
 	seed    *seedRow
 	damaged bool
 }
@@ -317,9 +313,9 @@ func (m *item) read(rd store.Reader, tenant authz.TenantID) (err error) {
 	return err
 }
 
-// openItem verifies both signatures and then decrypts, unless something is wrong
-// already: then, and when the signatures do not hold, it is the decoy's key that
-// does the work. An error means that the outcome is unknown.
+// openItem verifies both signatures and then decrypts. When something is already wrong, or a
+// signature does not verify, it decrypts with the decoy's key instead, for equal work. An error
+// means that the outcome is unknown.
 func (t *Transit) openItem(ctx context.Context, keys *keySet, m *item) (Opened, error) {
 	kem := t.decoy.kem
 	if m.seed != nil {
@@ -350,8 +346,8 @@ func (t *Transit) openItem(ctx context.Context, keys *keySet, m *item) (Opened, 
 	return Opened{Data: data, KeyID: m.keyID, KeyVersion: m.version}, nil
 }
 
-// verify reports whether both signatures of s hold. The version of the signing
-// keys that it names exists.
+// verify reports whether both signatures of s are valid. The caller has checked that the version of
+// the signing keys that s names exists.
 func (k *keySet) verify(ctx context.Context, s *sealed) (bool, error) {
 	version, err := dualsig.KeyVersion(s.signature)
 	if err != nil {
@@ -368,7 +364,7 @@ func (k *keySet) verify(ctx context.Context, s *sealed) (bool, error) {
 	return signer.Signing.Verify(messageContext, signed, s.signature), nil
 }
 
-// common returns the key that all items name, and nothing when they name several.
+// common returns the id of the key that all items name, or "" when they name several.
 func common(items []item) string {
 	for _, m := range items {
 		if m.decoy || m.keyID != items[0].keyID {
@@ -378,7 +374,7 @@ func common(items []item) string {
 	return items[0].keyID
 }
 
-// describe says in e what the attempt came to.
+// describe writes the result of the attempt into e.
 func (a *attempt) describe(e *audit.Event) {
 	e.Resource.ID = a.keyID
 	if a.failed == 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Bounds of a key, and how many of them a tenant has.
+// Bounds of a key, and of the number of keys per tenant.
 const (
 	MaxNameBytes        = 255
 	MaxRotationDays     = 3650
@@ -29,15 +29,15 @@ const (
 	defaultName = "default"
 )
 
-// Key is what may be known of a named key.
+// Key is the public information about a named key.
 type Key struct {
 	ID           string
 	Name         string
-	Version      uint32 // the newest
+	Version      uint32 // newest version
 	RotationDays int
-	Default      bool // encrypts when no key is named
+	Default      bool // used when no key is named
 	CreatedAt    time.Time
-	RotatedAt    time.Time // when the newest version was made
+	RotatedAt    time.Time // time of the newest version
 	NextRotation time.Time
 }
 
@@ -48,15 +48,15 @@ func (k *namedKey) public() Key {
 	}
 }
 
-// due reports whether the key is to be rotated of its own accord.
+// due reports whether the period of the key has ended and it can have another version.
 func (k *namedKey) due(now time.Time) bool {
 	return k.Version < maxVersions && !now.Before(k.NextRotation)
 }
 
-// stamp is the clock as rows keep it.
+// stamp returns the current time with the precision of stored rows.
 func (t *Transit) stamp() time.Time { return t.now().UTC().Truncate(time.Microsecond) }
 
-// newKey makes version 1 of a key.
+// newKey returns version 1 of a new key.
 func (t *Transit) newKey(tenant authz.TenantID, name string, days int) *namedKey {
 	now := t.stamp()
 	return &namedKey{tenant, authz.NewID(idPrefix), keyRow{
@@ -64,7 +64,7 @@ func (t *Transit) newKey(tenant authz.TenantID, name string, days int) *namedKey
 	}}
 }
 
-// newSeed makes the seed of the key's newest version under wrapper.
+// newSeed returns a new seed for the key's newest version, wrapped under wrapper.
 func (k *namedKey) newSeed(wrapper *keyring.Keys) (*seedRow, error) {
 	blob, err := wrapper.NewMessageKey(seedContext(k.tenant, k.id, k.Version))
 	if err != nil {
@@ -73,7 +73,7 @@ func (k *namedKey) newSeed(wrapper *keyring.Keys) (*seedRow, error) {
 	return &seedRow{k.Version, wrapper.Version, blob}, nil
 }
 
-// putSeed stores a seed, and never over another.
+// putSeed stores a seed. It never overwrites one.
 func (k *namedKey) putSeed(tx store.Tx, seed *seedRow) error {
 	key := seedKey(k.tenant, k.id, seed.version, seed.wrapping)
 	if b, err := tx.Get(key); err != nil || b != nil {
@@ -82,7 +82,7 @@ func (k *namedKey) putSeed(tx store.Tx, seed *seedRow) error {
 	return tx.Put(key, seed.blob)
 }
 
-// event is the entry of a new key or version.
+// event returns the entry of a new key or version.
 func (k *namedKey) event(what audit.EventType, p authz.Principal) audit.Event {
 	return audit.Event{
 		Type: what, Outcome: audit.Success, Principal: p,
@@ -112,9 +112,9 @@ func checkKey(name string, rotationDays int) error {
 
 var errTooMany = fault.New(fault.Forbidden, "the tenant has 1000 keys, which is the most: use one of them")
 
-// CreateKey makes a named key; 0 days mean [DefaultRotationDays]. Names need not
-// differ. Errors: fault.Forbidden, also when the tenant has [MaxKeys],
-// fault.Invalid, fault.Unavailable.
+// CreateKey creates a named key. A rotationDays of 0 means [DefaultRotationDays]. Names need not be
+// unique. Errors: fault.Forbidden, also when the tenant has [MaxKeys]; fault.Invalid;
+// fault.Unavailable.
 func (t *Transit) CreateKey(ctx context.Context, p authz.Principal, name string, rotationDays int) (Key, error) {
 	if err := t.guard.Authorize(ctx, p, authz.CreateKey); err != nil {
 		return Key{}, err
@@ -162,7 +162,7 @@ func countKeys(rd store.Reader, tenant authz.TenantID) (n int, err error) {
 	return n, err
 }
 
-// createDefault makes the tenant's default key, unless it was made meanwhile.
+// createDefault creates the tenant's default key, unless another request created it meanwhile.
 func (t *Transit) createDefault(ctx context.Context, p authz.Principal, keys *keyring.Keys) error {
 	key := t.newKey(p.Tenant, defaultName, DefaultRotationDays)
 	key.Default = true
@@ -184,9 +184,9 @@ func (t *Transit) createDefault(ctx context.Context, p authz.Principal, keys *ke
 	return nil
 }
 
-// Keys returns up to limit of the tenant's keys from offset on, oldest first,
-// and how many there are. Damaged rows are left out and counted in the entry.
-// Errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
+// Keys returns up to limit of the tenant's keys, starting at offset, oldest first, and the total
+// number. Damaged rows are left out and counted in the entry. Errors: fault.Forbidden,
+// fault.Invalid, fault.Unavailable.
 func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int) (page []Key, total int, err error) {
 	return t.list(ctx, p, limit, func([]Key) (int, error) {
 		if offset < 0 {
@@ -196,16 +196,16 @@ func (t *Transit) Keys(ctx context.Context, p authz.Principal, offset, limit int
 	})
 }
 
-// KeysAfter is [Transit.Keys] from a cursor on, which is empty for the first page,
-// and returns that of the next one, empty after the last. Errors: those of Keys,
-// and fault.Invalid for a cursor that is none.
+// KeysAfter is [Transit.Keys] with a cursor. An empty cursor starts at the first page. next is the
+// cursor of the next page, empty after the last one. Errors: those of Keys, and fault.Invalid for a
+// cursor of another list.
 func (t *Transit) KeysAfter(ctx context.Context, p authz.Principal, cursor string, limit int) (page []Key, next string, err error) {
 	from := 0
 	page, total, err := t.list(ctx, p, limit, func(all []Key) (int, error) {
 		if cursor == "" {
 			return 0, nil
 		}
-		// The id of the key before, which nothing removes.
+		// The cursor is the id of the last key on the previous page. Keys are never deleted.
 		from = 1 + slices.IndexFunc(all, func(k Key) bool { return k.ID == cursor })
 		if from == 0 {
 			return 0, fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
@@ -220,7 +220,7 @@ func (t *Transit) KeysAfter(ctx context.Context, p authz.Principal, cursor strin
 
 var errPage = fault.New(fault.Invalid, "page and limit must be positive")
 
-// list returns a page of the tenant's keys, which begins where first says.
+// list returns a page of the tenant's keys. first returns the index at which the page begins.
 func (t *Transit) list(ctx context.Context, p authz.Principal, limit int, first func(all []Key) (int, error)) (page []Key, total int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -251,7 +251,7 @@ func (t *Transit) list(ctx context.Context, p authz.Principal, limit int, first 
 	return page, len(all), nil
 }
 
-// listed is the entry of a look at keys, or at the versions of one.
+// listed returns the entry of a read of keys, or of the versions of one key.
 func listed(p authz.Principal, id string, count int) audit.Event {
 	return audit.Event{
 		Type: audit.KeyListed, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.KeyResource, ID: id},
@@ -259,9 +259,8 @@ func listed(p authz.Principal, id string, count int) audit.Event {
 	}
 }
 
-// Key returns a key and its newest versions, at most [MaxKeyVersions] and the newest
-// first. Errors: fault.Forbidden, fault.NotFound, fault.Internal for a damaged row,
-// fault.Unavailable.
+// Key returns a key and its newest versions, newest first and at most [MaxKeyVersions]. Errors:
+// fault.Forbidden, fault.NotFound, fault.Internal for a damaged row, fault.Unavailable.
 func (t *Transit) Key(ctx context.Context, p authz.Principal, id string) (Key, []KeyVersion, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -291,9 +290,9 @@ func (t *Transit) Key(ctx context.Context, p authz.Principal, id string) (Key, [
 	return key.public(), versions, nil
 }
 
-// Survey returns all of a tenant's keys, oldest first, without a principal and
-// without an entry: for what the service itself says of them. Damaged rows are
-// left out. Error: fault.Unavailable.
+// Survey returns all of a tenant's keys, oldest first. It needs no principal and leaves no entry:
+// the service itself calls it, for its own reports. Damaged rows are left out. Error:
+// fault.Unavailable.
 func (t *Transit) Survey(ctx context.Context, tenant authz.TenantID) ([]Key, error) {
 	all, _, err := t.survey(ctx, tenant)
 	return all, err

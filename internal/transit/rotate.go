@@ -19,12 +19,11 @@ var (
 	errWorn  = fault.New(fault.Forbidden, "the key has 4096 versions, which is the most: make a new key and rewrap with it")
 )
 
-// RotateKey gives a key a new version, which encrypts from now on; the earlier
-// ones keep decrypting. With rewrap the tenant first gets a new wrapping key, and
-// every version of this key is encrypted anew under it; what lay under the old
-// one is gone from the store. rewrapped is how many earlier versions that were.
-// Errors: fault.Forbidden, also for a key of too many versions, fault.NotFound,
-// fault.Unavailable.
+// RotateKey gives a key a new version, which encrypts from now on. The earlier versions keep
+// decrypting. With rewrap the tenant first gets a new wrapping key, every version of this key is
+// encrypted again under it, and the seeds under the old wrapping key are deleted. rewrapped is the
+// number of versions that were encrypted again. Errors: fault.Forbidden, also for a key with the
+// maximal number of versions; fault.NotFound; fault.Unavailable.
 func (t *Transit) RotateKey(ctx context.Context, p authz.Principal, id string, rewrap bool) (key Key, rewrapped int, err error) {
 	if err := t.guard.Admit(ctx, p, authz.RotateKey); err != nil {
 		return Key{}, 0, err
@@ -67,9 +66,9 @@ func (t *Transit) RotateKey(ctx context.Context, p authz.Principal, id string, r
 	return Key{}, 0, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
 }
 
-// rotate makes the version after old and records it as p's doing. Errors:
-// fault.Conflict when the key or the tenant's keys changed meanwhile,
-// fault.Internal when rewrap meets a damaged seed, fault.Unavailable.
+// rotate creates the version after old and records p as the principal. Errors: fault.Conflict when
+// the key or the tenant's keys changed meanwhile, fault.Internal when rewrap meets a damaged seed,
+// fault.Unavailable.
 func (t *Transit) rotate(ctx context.Context, p authz.Principal, old *namedKey, keys *keySet, rewrap bool) (*namedKey, error) {
 	next := *old
 	next.Version++
@@ -113,8 +112,7 @@ func (t *Transit) rotate(ctx context.Context, p authz.Principal, old *namedKey, 
 	return &next, nil
 }
 
-// move takes all versions of a key from the wrapping keys they lie under to a
-// new one of the tenant.
+// move encrypts the seeds of all versions of a key again, under a new wrapping key of the tenant.
 type move struct {
 	set   *keyring.NewSet
 	to    *keyring.Keys
@@ -122,8 +120,7 @@ type move struct {
 	moved []*seedRow
 }
 
-// newMove makes the tenant's next keys and encrypts the seeds anew. Nothing is
-// stored before put.
+// newMove makes the tenant's next keys and encrypts the seeds again. It stores nothing; put does.
 func (t *Transit) newMove(ctx context.Context, key *namedKey, current *keySet) (*move, error) {
 	m := new(move)
 	err := t.store.View(ctx, func(rd store.Reader) (err error) {
@@ -134,7 +131,7 @@ func (t *Transit) newMove(ctx context.Context, key *namedKey, current *keySet) (
 		return nil, fmt.Errorf("reading a key's versions: %w", err)
 	}
 	if len(m.from) != int(key.Version) {
-		// One that was added meanwhile is met by the comparison at the commit too.
+		// The commit also compares versions, and so finds a version that was added meanwhile.
 		return nil, t.incomplete(ctx, key)
 	}
 	if m.set, m.to, err = t.keys.NextSet(ctx, key.tenant, current.Version+1); err != nil {
@@ -151,8 +148,8 @@ func (t *Transit) newMove(ctx context.Context, key *namedKey, current *keySet) (
 	return m, nil
 }
 
-// incomplete tells a key that was rotated since it was read from one that lacks
-// a seed.
+// incomplete returns errMoved for a key that was rotated since it was read, and errDamaged for a
+// key that lacks a seed.
 func (t *Transit) incomplete(ctx context.Context, key *namedKey) error {
 	var now *namedKey
 	err := t.store.View(ctx, func(rd store.Reader) (err error) {
@@ -180,8 +177,8 @@ func (s *keySet) moveSeed(ctx context.Context, key *namedKey, to *keyring.Keys, 
 	return blob, nil
 }
 
-// put stores the tenant's next keys and the moved seeds in the place of the old
-// rows. Error: fault.Conflict when the tenant's keys were rotated meanwhile.
+// put stores the tenant's next keys and replaces the old seeds by the moved ones. The error is
+// fault.Conflict when the tenant's keys were rotated meanwhile.
 func (m *move) put(tx store.Tx, key *namedKey) error {
 	if err := m.set.Put(tx); err != nil {
 		return err
@@ -197,15 +194,14 @@ func (m *move) put(tx store.Tx, key *namedKey) error {
 	return nil
 }
 
-// RotateDue rotates every key of every tenant whose time has come, and returns
-// how many there were. A damaged key does not keep the others from it, nor does a
-// tenant whose keys cannot be unwrapped, which is passed over until the next
-// time. Two such tenants in a row are taken for a KMS or a store that is down:
-// that ends it, and so does ctx.
+// RotateDue rotates every due key of every tenant and returns their number. A damaged key does not
+// stop the others. A tenant whose keys cannot be unwrapped is skipped until the next call. After
+// two such tenants in a row RotateDue stops, because the KMS or the store is probably down. It also
+// stops when ctx ends.
 func (t *Transit) RotateDue(ctx context.Context) (n int, err error) {
 	now := t.now()
 	until := dueRange
-	until.To = dueKey(&namedKey{keyRow: keyRow{NextRotation: now.Add(time.Microsecond)}}) // what is due now is due
+	until.To = dueKey(&namedKey{keyRow: keyRow{NextRotation: now.Add(time.Microsecond)}}) // the range excludes its end, so a key due now is inside
 	var rows [][]byte
 	err = audit.ScanAll(ctx, t.store, until, func(key, _ []byte) error {
 		rows = append(rows, key)
@@ -240,7 +236,7 @@ func (t *Transit) RotateDue(ctx context.Context) (n int, err error) {
 	return n, errors.Join(errs...)
 }
 
-// rotateDue rotates the key of a due row, or removes a row that holds no longer.
+// rotateDue rotates the key of a due row, or removes a row that is no longer valid.
 func (t *Transit) rotateDue(ctx context.Context, row []byte, tenant authz.TenantID, id string) (bool, error) {
 	var key *namedKey
 	err := t.store.View(ctx, func(rd store.Reader) (err error) {
@@ -258,13 +254,13 @@ func (t *Transit) rotateDue(ctx context.Context, row []byte, tenant authz.Tenant
 		return false, err
 	}
 	_, err = t.rotate(ctx, deployment(authz.Principal{Tenant: tenant}), key, keys, false)
-	if errors.Is(err, fault.Conflict) { // someone else did
+	if errors.Is(err, fault.Conflict) { // another replica rotated it
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// dropDue removes a due row, unless it is its key's own after all.
+// dropDue removes a due row, unless the key's own row still agrees with it.
 func (t *Transit) dropDue(ctx context.Context, row []byte, tenant authz.TenantID, id string) error {
 	err := t.store.Update(ctx, func(tx store.Tx) error {
 		key, err := t.get(tx, tenant, id)

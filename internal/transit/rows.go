@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// namedKey is what is stored of a key besides its seeds, under a MAC.
+// namedKey is the stored row of a key, without its seeds, under a MAC.
 type namedKey struct {
 	tenant authz.TenantID
 	id     string
@@ -36,20 +36,19 @@ type keyRow struct {
 	NextRotation time.Time `json:"next_rotation_at"`
 }
 
-// seedRow is the seed of one version of a key, under one version of the tenant's
-// wrapping key; its own key names both. A new wrapping key gives a new row, so
-// that the old one is deleted and not overwritten.
+// seedRow is the seed of one version of a key under one version of the tenant's wrapping key. The
+// row's key names both versions. A new wrapping key gives a new row, so the old one is deleted and
+// not overwritten.
 type seedRow struct {
 	version, wrapping uint32
 	blob              []byte
 }
 
-// maxVersions is more than a key that is rotated every day reaches in ten
-// years, and few enough to be encrypted anew in one transaction.
+// maxVersions is more than a key with daily rotation reaches in ten years. It is small enough to
+// encrypt all versions again in one transaction.
 const maxVersions = 4096
 
-// versionRow is what is kept of one version of a key besides its seed, under a
-// MAC.
+// versionRow is the stored row of one version of a key, without its seed, under a MAC.
 type versionRow struct {
 	CreatedAt time.Time `json:"created_at"`
 }
@@ -80,13 +79,13 @@ func versionRowKey(tenant authz.TenantID, id string, version uint32) []byte {
 	return fmt.Appendf(versionRowsPrefix(tenant, id), "%08x", version)
 }
 
-// seedContext is what a seed is bound to under the wrapping key.
+// seedContext returns the context that binds a seed under the wrapping key.
 func seedContext(tenant authz.TenantID, id string, version uint32) string {
 	return fmt.Sprintf("transit/%s/%s/%d", tenant, id, version)
 }
 
-// Due rows are in the order of time, so that finding the keys that are due reads
-// no others. They are hints: what decides is the key's own row.
+// dueRange holds the due rows in the order of time, so a search for due keys reads no other rows.
+// Due rows are only hints: the key's own row decides.
 var dueRange = store.Prefix([]byte("transit/due/"))
 
 func dueKey(k *namedKey) []byte {
@@ -94,8 +93,8 @@ func dueKey(k *namedKey) []byte {
 	return append(b, string(k.tenant)+"/"+k.id...)
 }
 
-// parseDue tells from a due row which key it is of; what is no due row has an id
-// that is no key's.
+// parseDue returns the key that a due row names. For any other row it returns an id that no key
+// has.
 func parseDue(key []byte) (tenant authz.TenantID, id string) {
 	rest := bytes.TrimPrefix(key, dueRange.From)
 	owner, id, _ := strings.Cut(string(rest[min(8, len(rest)):]), "/")
@@ -104,7 +103,7 @@ func parseDue(key []byte) (tenant authz.TenantID, id string) {
 
 var errDamaged = fault.New(fault.Internal, "a stored encryption key is damaged: restore a backup")
 
-// get returns a key of the tenant, and nil when it has none with that id.
+// get returns a key of the tenant, or nil when the tenant has none with that id.
 func (t *Transit) get(rd store.Reader, tenant authz.TenantID, id string) (*namedKey, error) {
 	key := keyKey(tenant, id)
 	b, err := rd.Get(key)
@@ -126,8 +125,7 @@ func (t *Transit) decode(tenant authz.TenantID, id string, stored []byte) (*name
 	return k, nil
 }
 
-// getDefault returns the id of the tenant's default key, empty when it has none
-// yet.
+// getDefault returns the id of the tenant's default key, or "" when it has none yet.
 func (t *Transit) getDefault(rd store.Reader, tenant authz.TenantID) (string, error) {
 	key := defaultKey(tenant)
 	b, err := rd.Get(key)
@@ -137,8 +135,8 @@ func (t *Transit) getDefault(rd store.Reader, tenant authz.TenantID) (string, er
 	return string(b), err
 }
 
-// put stores next, whose newest version is new, and old's due row gives way to its
-// own. old is nil for a new key.
+// put stores next, which has a new newest version, and replaces old's due row by next's. old is nil
+// for a new key.
 func (t *Transit) put(tx store.Tx, old, next *namedKey) error {
 	b, err := json.Marshal(next.keyRow)
 	if err != nil {
@@ -157,12 +155,12 @@ func (t *Transit) put(tx store.Tx, old, next *namedKey) error {
 		}
 	}
 	if next.Version == maxVersions {
-		return nil // is never rotated again
+		return nil // it is never rotated again
 	}
 	return tx.Put(dueKey(next), []byte{})
 }
 
-// putVersion stores when the key's newest version was made.
+// putVersion stores the time of the key's newest version.
 func (t *Transit) putVersion(tx store.Tx, k *namedKey) error {
 	b, err := json.Marshal(versionRow{k.RotatedAt})
 	if err != nil {
@@ -172,7 +170,7 @@ func (t *Transit) putVersion(tx store.Tx, k *namedKey) error {
 	return tx.Put(key, t.keys.SealRow(key, b))
 }
 
-// versions returns the newest versions of a key, the newest first.
+// versions returns the newest versions of a key, newest first.
 func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
 	list := make([]KeyVersion, min(int(k.Version), MaxKeyVersions))
 	for i := range list {
@@ -196,7 +194,7 @@ func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
 		list[uint64(k.Version)-version].CreatedAt = row.CreatedAt
 		return true
 	})
-	// These two are in the key's own row.
+	// The times of the newest and the first version are in the key's own row.
 	list[0].CreatedAt = k.RotatedAt
 	if last := &list[len(list)-1]; last.Number == 1 {
 		last.CreatedAt = k.CreatedAt
@@ -207,7 +205,8 @@ func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
 	return list, errors.Join(err, bad)
 }
 
-// newestSeed returns the seed of a version of a key, and nil when there is none.
+// newestSeed returns the seed of a version of a key, under its newest wrapping key, or nil when
+// there is none.
 func newestSeed(rd store.Reader, tenant authz.TenantID, id string, version uint32) (*seedRow, error) {
 	var row *seedRow
 	var bad error
@@ -246,12 +245,11 @@ func seedAt(tenant authz.TenantID, id string, key, value []byte) (*seedRow, erro
 	return &seedRow{uint32(v), uint32(w), bytes.Clone(value)}, nil
 }
 
-// keySet is a tenant's keys as one operation uses them: the newest, and the
-// earlier versions that something names. Each version is asked for once, also
-// when the ring caches nothing and a batch names it a hundred times. It belongs
-// to its operation, and is not safe for concurrent use.
+// keySet holds a tenant's keys for one operation: the newest version, and the earlier versions that
+// something names. It asks for each version once, even when the ring caches nothing and a batch
+// names the version a hundred times. It is not safe for concurrent use.
 type keySet struct {
-	*keyring.Keys // the newest
+	*keyring.Keys // newest version
 
 	ring    *keyring.Ring
 	tenant  authz.TenantID
@@ -272,8 +270,8 @@ func (t *Transit) current(ctx context.Context, tenant authz.TenantID) (*keySet, 
 	return &keySet{keys, t.keys, tenant, make(map[uint32]keysOrError)}, nil
 }
 
-// at returns one version of the tenant's keys. What was refused once is refused
-// for the rest of the operation.
+// at returns one version of the tenant's keys. An error is remembered for the rest of the
+// operation.
 func (s *keySet) at(ctx context.Context, version uint32) (*keyring.Keys, error) {
 	if version == s.Version {
 		return s.Keys, nil
@@ -298,12 +296,12 @@ func (s *keySet) messageKey(ctx context.Context, id string, seed *seedRow) (*env
 	return wrapper.MessageKey(seedContext(s.tenant, id, seed.version), seed.blob)
 }
 
-// KeyVersion is what may be known of one version of a key.
+// KeyVersion is the public information about one version of a key.
 type KeyVersion struct {
 	Number    uint32
 	CreatedAt time.Time
-	Current   bool // it encrypts
+	Current   bool // encrypts new data
 }
 
-// MaxKeyVersions is how many versions of a key [Transit.Key] tells of.
+// MaxKeyVersions bounds the versions of a key that [Transit.Key] returns.
 const MaxKeyVersions = 100

@@ -14,14 +14,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Signatures are both signatures of one item, and the id of the public key that
-// checks PQC: the one that [Transit.PublicKeys] lists.
+// Signatures holds both signatures of one item. KeyID is the id of the public key that verifies
+// PQC, as [Transit.PublicKeys] lists it.
 type Signatures struct {
 	PQC, HMAC []byte
 	KeyID     string
 }
 
-// Signed is data with the signatures it is said to have.
+// Signed is data with the signatures to verify.
 type Signed struct {
 	Data      secret.Bytes
 	PQC, HMAC []byte
@@ -30,8 +30,8 @@ type Signed struct {
 // PublicKey is the public half of one version of the tenant's signing keys.
 type PublicKey = keyring.PublicKey
 
-// Sign signs every item with both algorithms and the tenant's newest signing
-// keys. Errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
+// Sign signs every item with both algorithms and the tenant's newest signing keys. Errors:
+// fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (t *Transit) Sign(ctx context.Context, p authz.Principal, data []secret.Bytes) ([]Signatures, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -62,9 +62,8 @@ func (t *Transit) Sign(ctx context.Context, p authz.Principal, data []secret.Byt
 	return signed, nil
 }
 
-// Verify reports of every item whether both its signatures are the tenant's, of
-// whatever version of its keys. Errors: fault.Forbidden, fault.Invalid,
-// fault.Unavailable.
+// Verify reports for every item whether both its signatures were made with the tenant's keys, of
+// any version. Errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (t *Transit) Verify(ctx context.Context, p authz.Principal, s []Signed) ([]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -102,9 +101,9 @@ func (t *Transit) Verify(ctx context.Context, p authz.Principal, s []Signed) ([]
 	return valid, nil
 }
 
-// verifyData reports whether both signatures of s hold. What names no version of
-// the tenant's keys is checked with the newest, which its tag is not of either:
-// it fails after the same work as anything else.
+// verifyData reports whether both signatures of s are valid. A tag that names no version of the
+// tenant's keys is checked with the newest version, where it fails too. So it fails after the same
+// work as any other.
 func (k *keySet) verifyData(ctx context.Context, s *Signed) (bool, error) {
 	version, err := dualsig.DataKeyVersion(s.HMAC)
 	if err != nil || version == 0 || version > k.Version {
@@ -117,8 +116,8 @@ func (k *keySet) verifyData(ctx context.Context, s *Signed) (bool, error) {
 	return keys.Signing.VerifyData(s.Data, s.PQC, s.HMAC), nil
 }
 
-// PublicKeys returns the public keys of all versions of the tenant's signing
-// keys, newest first. Errors: fault.Forbidden, fault.Unavailable.
+// PublicKeys returns the public keys of all versions of the tenant's signing keys, newest first.
+// Errors: fault.Forbidden, fault.Unavailable.
 func (t *Transit) PublicKeys(ctx context.Context, p authz.Principal) ([]PublicKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -1,23 +1,21 @@
-// Package transit encrypts and signs data that its callers keep: it has the keys
-// and none of the data.
+// Package transit encrypts and signs data for its callers. It keeps the keys and none of the data.
 //
-// A named key is a row of ML-KEM-768 key pairs, one per version, of which the
-// newest encrypts and all decrypt. Every tenant has a default key, made when it
-// is first needed. The seeds lie under the tenant's wrapping key, which only the
-// KMS opens. A key is rotated on demand and by its period: the background task
-// finds the keys that are due in an index ([Transit.RotateDue]), and a key that
-// is due when it is about to encrypt is rotated first.
+// A named key is a series of ML-KEM-768 key pairs, one per version. The newest version encrypts,
+// and all versions decrypt. Every tenant has a default key, which is created when it is first
+// needed. The seeds are wrapped under the tenant's wrapping key, which only the KMS unwraps. A key
+// is rotated on demand and by its period: the background task finds due keys in an index
+// ([Transit.RotateDue]), and a due key is also rotated before it encrypts.
 //
 // What must stay true:
-//   - a ciphertext carries a dual signature of the tenant over all of it, and
-//     both parts are verified before anything is decrypted;
-//   - what does not decrypt gives [ErrDecrypt] after the same reads and the same
-//     work, whatever is wrong with it: a decoy stands in for what is missing;
-//   - every call leaves one entry in the audit log before it answers. The
-//     entries of a key that was made or rotated by the way are the deployment's.
+//   - a ciphertext carries the tenant's dual signature over all of it, and both parts are verified
+//     before anything is decrypted;
+//   - every ciphertext that does not decrypt gives [ErrDecrypt] after the same reads and the same
+//     work, whatever is wrong with it: a decoy replaces each missing part;
+//   - every call leaves one entry in the audit log before it answers. When a call also creates or
+//     rotates a key, that entry names the deployment as the principal.
 //
-// It keeps no ciphertext, so rotating a key does not change what was encrypted
-// before; [Transit.Rewrap] does, one ciphertext at a time.
+// Transit stores no ciphertext, so rotating a key does not change earlier ciphertexts.
+// [Transit.Rewrap] encrypts them again, one at a time.
 package transit
 
 import (
@@ -33,25 +31,25 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// MaxItems bounds a call. The contract names the same number.
+// MaxItems bounds the items of a call. The API contract names the same number.
 const MaxItems = 100
 
-// ErrDecrypt is the only answer to a ciphertext that does not decrypt. It is of
-// no [fault.Kind], because unlike an invalid request it has been recorded.
+// ErrDecrypt is the only answer to a ciphertext that does not decrypt. It has no [fault.Kind],
+// because unlike an invalid request it is recorded.
 var ErrDecrypt = errors.New("the ciphertext does not decrypt")
 
-// errNoKey is the answer to every key that is not there for the caller.
+// errNoKey is the answer for every key that does not exist for the caller.
 var errNoKey = fault.New(fault.NotFound, "there is no key with that id: list the keys to see which there are")
 
 // Reasons in audit entries.
 const (
-	reasonMissing   = "no_such_key" // foreign and never existing alike
+	reasonMissing   = "no_such_key" // the same for another tenant's key and an unknown one
 	reasonOpen      = "does_not_open"
 	reasonIntegrity = "integrity"
 	reasonLimit     = "limit"
 )
 
-// Attributes of entries.
+// Names of attributes in entries.
 const (
 	attributeCount      = "count"
 	attributeFailed     = "failed"
@@ -67,16 +65,16 @@ type Transit struct {
 	decoy decoy
 }
 
-// New returns the keys in s.
+// New returns a Transit that keeps its keys in s.
 func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Transit {
 	return &Transit{store: s, guard: guard, keys: keys, now: now, decoy: newDecoy()}
 }
 
-// timeout bounds a call, a batch too, so that one that cannot be recorded is
-// refused within a second whatever hangs.
+// timeout bounds a call, also a batch. If the call cannot be recorded, it is refused within a
+// second, even when the store or the KMS hangs.
 const timeout = 900 * time.Millisecond
 
-// checkCount refuses what the contract would have refused.
+// checkCount refuses a number of items that the API contract does not allow.
 func checkCount(n int) error {
 	if n < 1 || n > MaxItems {
 		return fault.New(fault.Invalid, "there must be 1 to 100 items")
@@ -93,7 +91,7 @@ func checkData(data []secret.Bytes) error {
 	return checkCount(len(data))
 }
 
-// entry is the event of a call on data, which succeeded unless told otherwise.
+// entry returns the event of a call on data, with outcome success.
 func entry(what audit.EventType, p authz.Principal, keyID string, count int) audit.Event {
 	return audit.Event{
 		Type: what, Outcome: audit.Success, Principal: p,
@@ -104,8 +102,8 @@ func entry(what audit.EventType, p authz.Principal, keyID string, count int) aud
 
 func number(v uint32) string { return strconv.FormatUint(uint64(v), 10) }
 
-// validID returns id when it is well formed, and nothing otherwise: only such
-// ids are looked up and recorded.
+// validID returns id when it is well-formed, and "" otherwise. Only well-formed ids are looked up
+// and recorded.
 func validID(id string) string {
 	if !authz.ValidID(idPrefix, id) {
 		return ""
@@ -113,12 +111,11 @@ func validID(id string) string {
 	return id
 }
 
-// maxAttempts bounds how often an operation starts again because another one
-// changed the key meanwhile.
+// maxAttempts bounds how often an operation starts again because another operation changed the key
+// meanwhile.
 const maxAttempts = 8
 
-// deployment is the deployment acting of its own accord, on the occasion of p's
-// request.
+// deployment returns the principal for what the deployment does on its own during p's request.
 func deployment(p authz.Principal) authz.Principal {
 	return authz.Principal{Tenant: p.Tenant, Kind: authz.System, ID: "latticekeep", Scopes: authz.TenantScopes(), RequestID: p.RequestID}
 }
