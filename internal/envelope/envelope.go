@@ -1,25 +1,23 @@
-// Package envelope encrypts: credentials in three layers, messages to a named key,
-// the keyring's keys, and the values of a SealedCredential.
+// Package envelope encrypts credentials in three layers, messages to a named key, the keyring's
+// keys, and the values of a SealedCredential.
 //
-// A credential is sealed under a fresh ML-KEM-768 key pair (layer 1) whose seed,
-// with 32 random bytes beside it, is wrapped by the tenant's wrapping key
-// (layer 2); the key for AES-256-GCM (layer 3) is derived from the shared secret
-// and those 32 bytes together. So breaking ML-KEM alone opens nothing, and
-// neither does the database without the wrapping key. A message is encapsulated to
-// a key pair that many messages share ([KEMKey]). A value of a SealedCredential is
-// one HPKE message to the deployment's sealing key.
+// A credential is sealed under a fresh ML-KEM-768 key pair (layer 1). The tenant's wrapping key
+// wraps the seed of this pair and 32 random bytes (layer 2). The key for AES-256-GCM (layer 3) is
+// derived from the shared secret and those 32 bytes together. So breaking ML-KEM alone opens
+// nothing, and neither does the database without the wrapping key. A message is encapsulated to a
+// key pair that many messages share ([KEMKey]). A value of a SealedCredential is one HPKE message
+// to the deployment's sealing key.
 //
 // What must stay true:
-//   - keys are stored as seeds and every length is checked before a primitive
-//     sees it, so no input makes this package panic;
-//   - a commitment to the data key is compared before AES-GCM gets to use the
-//     key, because a GCM ciphertext can be made to open under two keys;
-//   - each way to fail gives the same [ErrOpen] after the same operations;
-//   - everything derived or authenticated has a label of its own (see
-//     docs/formats.md, the specification of the bytes).
+//   - keys are stored as seeds, and every length is checked before a primitive gets the input, so
+//     no input makes this package panic;
+//   - a commitment to the data key is compared before AES-GCM uses the key, because one GCM
+//     ciphertext can be made to open under two keys;
+//   - every failure gives the same [ErrOpen] after the same operations;
+//   - everything derived or authenticated has its own label (docs/formats.md specifies the bytes).
 //
-// The package is pure: no store, clock or context. It does not say who sealed
-// something (see dualsig), does not decide who may open it, and does not keep keys.
+// The package is pure: it uses no store, clock or context. It does not say who sealed something
+// (see dualsig), does not decide who may open it, and does not keep keys.
 package envelope
 
 import (
@@ -40,7 +38,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// ErrOpen is the only answer when something cannot be opened, whatever the reason.
+// ErrOpen is the only answer when something does not open, whatever the reason.
 var ErrOpen = errors.New("envelope does not open")
 
 // KeySize is the size in bytes of every wrapping key.
@@ -63,12 +61,12 @@ const (
 	wrapHeader       = 1 + 4 + nonceSize
 	wrapSize         = wrapHeader + seedSize + extraSize + tagSize
 
-	// maxPlaintext is far above what any caller accepts and far below the limits
-	// of AES-GCM and of a frame.
+	// maxPlaintext is far above the largest plaintext that a caller accepts, and far below the
+	// limits of AES-GCM and of a frame.
 	maxPlaintext = 16 << 20
 )
 
-// Labels of the frames; each is used for one purpose.
+// Labels of the frames. Each has one purpose.
 const (
 	labelDataKey = "latticekeep/credential/key/v1"
 	labelData    = "latticekeep/credential/data/v1"
@@ -76,8 +74,8 @@ const (
 	labelWrap    = "latticekeep/credential/wrap/v1"
 )
 
-// Context says what a credential's ciphertext belongs to. It is not stored in
-// the envelope: whoever opens it says what it must be.
+// Context says what a credential's ciphertext belongs to. The envelope does not store it: the
+// caller that opens it states the expected one.
 type Context struct {
 	Tenant, ID string
 	Version    uint64
@@ -88,9 +86,8 @@ func (c Context) frame(label string, more ...[]byte) []byte {
 	return frame.Join(label, append(fields, more...)...)
 }
 
-// Credential is the body of a sealed credential: what the record's signature
-// covers. The wrap is kept beside it, authenticated by its own associated data,
-// so that a new wrapping key needs no new signature.
+// Credential is the body of a sealed credential, which the record's signature covers. The wrap is
+// stored beside it and has its own associated data, so a new wrapping key needs no new signature.
 type Credential struct {
 	Salt       [saltSize]byte
 	KEM        []byte // ML-KEM-768 ciphertext, 1088 bytes
@@ -99,9 +96,9 @@ type Credential struct {
 	Ciphertext []byte // AES-256-GCM ciphertext with its 16-byte tag
 }
 
-// credentialRandom is all the randomness of one seal, drawn at once.
+// credentialRandom holds all random bytes of one seal, drawn at once.
 type credentialRandom struct {
-	seed      [seedSize + extraSize]byte // what the wrap holds: d ‖ z ‖ r
+	seed      [seedSize + extraSize]byte // content of the wrap: d ‖ z ‖ r
 	message   [mlkem768.EncapsulationSeedSize]byte
 	salt      [saltSize]byte
 	nonce     [nonceSize]byte
@@ -117,9 +114,9 @@ func (r *credentialRandom) set(b *[credentialRandomSize]byte) {
 	}
 }
 
-// SealCredential encrypts plaintext for c under a fresh ML-KEM-768 key pair and
-// wraps that pair's seed with wrappingKey (32 bytes), whose version the wrap
-// carries. It fails only on a wrong key length or a plaintext above 16 MiB.
+// SealCredential encrypts plaintext for c under a fresh ML-KEM-768 key pair, and wraps the pair's
+// seed with wrappingKey (32 bytes). The wrap carries keyVersion, the version of wrappingKey.
+// SealCredential fails only on a wrong key length or a plaintext above 16 MiB.
 func SealCredential(wrappingKey []byte, keyVersion uint32, c Context, plaintext []byte) (body *Credential, wrap []byte, err error) {
 	var b [credentialRandomSize]byte
 	rand.Read(b[:]) // never fails: crypto/rand ends the program instead
@@ -167,10 +164,10 @@ func sealCredential(wrappingKey []byte, keyVersion uint32, c Context, plaintext 
 	return body, wrapper.Seal(wrap, random.wrapNonce[:], random.seed[:], associated), nil
 }
 
-// OpenCredential returns the plaintext of body, or [ErrOpen]. Only lengths decide
-// early: after them each failure costs the same operations, so that a tampered
-// wrap, KEM ciphertext (which ML-KEM decapsulates to a random secret, FIPS 203
-// §6.3) or ciphertext cannot be told apart.
+// OpenCredential returns the plaintext of body, or [ErrOpen]. It returns early only for wrong
+// lengths. Every other failure costs the same operations. So a changed wrap, a changed KEM
+// ciphertext (which ML-KEM decapsulates to a random secret, FIPS 203 §6.3) and a changed ciphertext
+// cannot be told apart.
 func OpenCredential(wrappingKey []byte, c Context, body *Credential, wrap []byte) (secret.Bytes, error) {
 	if len(wrappingKey) != KeySize || body.check() != nil || len(wrap) != wrapSize {
 		return nil, ErrOpen
@@ -179,7 +176,7 @@ func OpenCredential(wrappingKey []byte, c Context, body *Credential, wrap []byte
 	if err != nil {
 		return nil, ErrOpen
 	}
-	// A wrap that does not open leaves a seed of zeros, and the work goes on with it.
+	// A wrap that does not open leaves a seed of zeros. The work continues with it, for equal cost.
 	var seed [seedSize + extraSize]byte
 	defer clear(seed[:])
 	_, err = wrapper.Open(seed[:0], wrap[5:wrapHeader], wrap[wrapHeader:], c.frame(labelWrap, wrap[:5]))
@@ -197,8 +194,8 @@ func OpenCredential(wrappingKey []byte, c Context, body *Credential, wrap []byte
 		return nil, ErrOpen
 	}
 	ok &= subtle.ConstantTimeCompare(commitment[:], body.Commitment[:])
-	// A key that is not the committed one never meets the ciphertext; GCM runs
-	// all the same, so that this failure costs what the others cost.
+	// A key that does not match the commitment is replaced by zeros before GCM runs. GCM still
+	// runs, so this failure costs as much as the others.
 	subtle.ConstantTimeCopy(1-ok, key[:], none[:])
 
 	data, err := newGCM(key[:])
@@ -214,12 +211,12 @@ func OpenCredential(wrappingKey []byte, c Context, body *Credential, wrap []byte
 	return plaintext, nil
 }
 
-// deriveDataKey sets key and commitment to the 64 bytes of HKDF-SHA-512 over
-// ss ‖ r, bound to the public key, the KEM ciphertext and the context.
+// deriveDataKey sets key and commitment to the 64 bytes of HKDF-SHA-512 over ss ‖ r, bound to the
+// public key, the KEM ciphertext and the context.
 func deriveDataKey(key *[KeySize]byte, commitment *[commitmentSize]byte, ss *[mlkem768.SharedKeySize]byte, r []byte,
 	sk *mlkem768.PrivateKey, body *Credential, c Context) error {
-	// The expanded key ends in H(ek) ‖ z (FIPS 203 §6.1), so H(ek), SHA3-256 of the
-	// encapsulation key, need not be computed a second time.
+	// The expanded key ends in H(ek) ‖ z (FIPS 203 §6.1), so H(ek), the SHA3-256 of the
+	// encapsulation key, need not be computed again.
 	var expanded [mlkem768.PrivateKeySize]byte
 	defer clear(expanded[:])
 	sk.Pack(expanded[:])
@@ -252,7 +249,7 @@ func WrapKeyVersion(wrap []byte) (uint32, error) {
 	return binary.BigEndian.Uint32(wrap[1:]), nil
 }
 
-// check reports a body that no seal makes: nil, or with parts of a wrong length.
+// check returns an error for a nil body and for parts of a wrong length. No seal makes such a body.
 func (c *Credential) check() error {
 	switch {
 	case c == nil:
@@ -265,8 +262,8 @@ func (c *Credential) check() error {
 	return nil
 }
 
-// MarshalBinary returns version ‖ salt ‖ KEM ciphertext ‖ commitment ‖ nonce ‖
-// ciphertext. It fails when a part has a wrong length.
+// MarshalBinary returns version ‖ salt ‖ KEM ciphertext ‖ commitment ‖ nonce ‖ ciphertext. It fails
+// when a part has a wrong length.
 func (c *Credential) MarshalBinary() ([]byte, error) {
 	if err := c.check(); err != nil {
 		return nil, fmt.Errorf("encoding credential: %w", err)
@@ -280,8 +277,7 @@ func (c *Credential) MarshalBinary() ([]byte, error) {
 	return append(b, c.Ciphertext...), nil
 }
 
-// ParseCredential is the inverse of MarshalBinary; what it returns does not
-// share memory with b.
+// ParseCredential is the inverse of MarshalBinary. The result shares no memory with b.
 func ParseCredential(b []byte) (*Credential, error) {
 	if len(b) < credentialHeader+tagSize || len(b) > credentialHeader+maxPlaintext+tagSize {
 		return nil, fmt.Errorf("decoding credential: %d bytes is not a credential's length", len(b))
@@ -299,13 +295,13 @@ func ParseCredential(b []byte) (*Credential, error) {
 	return c, nil
 }
 
-// derive is HKDF-SHA-512 (RFC 5869). It fails when n is over 16320 bytes.
+// derive returns n bytes of HKDF-SHA-512 (RFC 5869). It fails when n is over 16320 bytes.
 func derive(input, salt, info []byte, n int) ([]byte, error) {
 	return hkdf.Key(sha512.New, input, salt, string(info), n)
 }
 
-// deriveGCM returns AES-256-GCM under the key that HKDF-SHA-512 derives from
-// wrappingKey (32 bytes) with salt and info.
+// deriveGCM returns AES-256-GCM under the key that HKDF-SHA-512 derives from wrappingKey (32 bytes)
+// with salt and info.
 func deriveGCM(wrappingKey, salt, info []byte) (cipher.AEAD, error) {
 	if len(wrappingKey) != KeySize {
 		return nil, fmt.Errorf("wrapping key has %d bytes, not %d", len(wrappingKey), KeySize)
@@ -318,8 +314,8 @@ func deriveGCM(wrappingKey, salt, info []byte) (cipher.AEAD, error) {
 	return newGCM(key)
 }
 
-// newGCM returns AES-256-GCM with a 12-byte nonce and a 16-byte tag. The length is
-// checked here because aes.NewCipher would make AES-128 of a shorter key.
+// newGCM returns AES-256-GCM with a 12-byte nonce and a 16-byte tag. It checks the length because
+// aes.NewCipher would return AES-128 or AES-192 for a shorter key.
 func newGCM(key []byte) (cipher.AEAD, error) {
 	if len(key) != KeySize {
 		return nil, fmt.Errorf("AES key has %d bytes, not %d", len(key), KeySize)

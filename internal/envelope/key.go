@@ -16,10 +16,10 @@ const (
 	maxKey    = 64 << 10
 )
 
-// SealKey encrypts a key (a seed, a MAC key; at most 64 KiB) with wrappingKey
-// (32 bytes). context says which key of which owner it is, and opens nothing else.
-// The result is version ‖ salt ‖ nonce ‖ ciphertext, 61 bytes more than key; the
-// salt gives each blob an AES key of its own, so their number is not limited by GCM.
+// SealKey encrypts a key (a seed or a MAC key, at most 64 KiB) with wrappingKey (32 bytes). context
+// says which key of which owner it is; the blob opens with this context only. The result is version
+// ‖ salt ‖ nonce ‖ ciphertext, 61 bytes longer than key. The salt gives each blob its own AES key,
+// so GCM does not limit the number of blobs.
 func SealKey(wrappingKey []byte, context string, key []byte) ([]byte, error) {
 	var random [saltSize + nonceSize]byte
 	rand.Read(random[:]) // never fails: crypto/rand ends the program instead

@@ -22,16 +22,15 @@ const (
 	KEMCiphertextSize = mlkem768.CiphertextSize
 )
 
-// KEMKey is one version of a named key: an ML-KEM-768 key pair to which many
-// messages are encrypted. It is safe for concurrent use; the zero value seals
-// and opens nothing.
+// KEMKey is one version of a named key: an ML-KEM-768 key pair that many messages are encrypted to.
+// It is safe for concurrent use. The zero value seals and opens nothing.
 type KEMKey struct {
 	public  *mlkem768.PublicKey
 	private *mlkem768.PrivateKey
 	hash    [32]byte // H(ek), SHA3-256 of the encapsulation key
 }
 
-// NewKEMKey derives the key pair from its 64-byte seed, of which it keeps nothing.
+// NewKEMKey derives the key pair from its 64-byte seed. It does not keep the slice.
 func NewKEMKey(seed []byte) (*KEMKey, error) {
 	if len(seed) != KEMSeedSize {
 		return nil, fmt.Errorf("deriving ML-KEM-768 key: seed has %d bytes, not %d", len(seed), KEMSeedSize)
@@ -41,12 +40,12 @@ func NewKEMKey(seed []byte) (*KEMKey, error) {
 	var expanded [mlkem768.PrivateKeySize]byte
 	defer clear(expanded[:])
 	k.private.Pack(expanded[:])
-	copy(k.hash[:], expanded[mlkem768.PrivateKeySize-2*32:]) // it ends in H(ek) ‖ z, FIPS 203 §6.1
+	copy(k.hash[:], expanded[mlkem768.PrivateKeySize-2*32:]) // expanded ends in H(ek) ‖ z, FIPS 203 §6.1
 	return k, nil
 }
 
-// MessageContext says which version of whose key a message is for. It is not
-// stored in the message: whoever opens it says what it must be.
+// MessageContext says which version of which tenant's key a message is for. The message does not
+// store it: the caller that opens it states the expected one.
 type MessageContext struct {
 	Tenant, KeyID string
 	Version       uint32
@@ -57,8 +56,8 @@ func (c MessageContext) frame(label string, more ...[]byte) []byte {
 	return frame.Join(label, append(fields, more...)...)
 }
 
-// Message is data encrypted to a [KEMKey]. Every message has a shared secret and
-// a salt of its own, so the number of messages to a key is not limited by GCM.
+// Message is data encrypted to a [KEMKey]. Every message has its own shared secret and salt, so GCM
+// does not limit the number of messages per key.
 type Message struct {
 	Salt       [saltSize]byte
 	KEM        []byte // ML-KEM-768 ciphertext, 1088 bytes
@@ -67,12 +66,11 @@ type Message struct {
 	Ciphertext []byte // AES-256-GCM ciphertext with its 16-byte tag
 }
 
-// messageRandom is all the randomness of one message, drawn at once:
-// ML-KEM message ‖ salt ‖ nonce.
+// messageRandom holds all random bytes of one message, drawn at once: ML-KEM message ‖ salt ‖
+// nonce.
 type messageRandom [mlkem768.EncapsulationSeedSize + saltSize + nonceSize]byte
 
-// Seal encrypts plaintext to the key. It fails only on a zero key or a plaintext
-// above 16 MiB.
+// Seal encrypts plaintext to the key. It fails only on a zero key or a plaintext above 16 MiB.
 func (k *KEMKey) Seal(c MessageContext, plaintext []byte) (*Message, error) {
 	var random messageRandom
 	defer clear(random[:])
@@ -107,15 +105,14 @@ func (k *KEMKey) seal(c MessageContext, plaintext []byte, random *messageRandom)
 	return m, nil
 }
 
-// Open returns the plaintext of m, or [ErrOpen]. As in [OpenCredential] only
-// lengths decide early, and every other failure costs the same operations.
+// Open returns the plaintext of m, or [ErrOpen]. As in [OpenCredential], it returns early only for
+// wrong lengths, and every other failure costs the same operations.
 func (k *KEMKey) Open(c MessageContext, m *Message) (secret.Bytes, error) {
 	if k == nil || k.private == nil || m == nil || len(m.KEM) != mlkem768.CiphertextSize ||
 		len(m.Ciphertext) < tagSize || len(m.Ciphertext) > maxPlaintext+tagSize {
 		return nil, ErrOpen
 	}
-	// A changed KEM ciphertext gives a random secret (FIPS 203 §6.3), which shows
-	// at the commitment.
+	// A changed KEM ciphertext gives a random secret (FIPS 203 §6.3), which the commitment exposes.
 	var ss [mlkem768.SharedKeySize]byte
 	defer clear(ss[:])
 	k.private.DecapsulateTo(ss[:], m.KEM)
@@ -127,7 +124,7 @@ func (k *KEMKey) Open(c MessageContext, m *Message) (secret.Bytes, error) {
 		return nil, ErrOpen
 	}
 	ok := subtle.ConstantTimeCompare(commitment[:], m.Commitment[:])
-	// A key that is not the committed one never meets the ciphertext.
+	// A key that does not match the commitment is replaced by zeros before GCM runs.
 	subtle.ConstantTimeCopy(1-ok, key[:], none[:])
 
 	data, err := newGCM(key[:])
@@ -143,8 +140,8 @@ func (k *KEMKey) Open(c MessageContext, m *Message) (secret.Bytes, error) {
 	return plaintext, nil
 }
 
-// derive sets key and commitment to the 64 bytes of HKDF-SHA-512 over the shared
-// secret, bound to the public key, the KEM ciphertext and the context.
+// derive sets key and commitment to the 64 bytes of HKDF-SHA-512 over the shared secret, bound to
+// the public key, the KEM ciphertext and the context.
 func (k *KEMKey) derive(key *[KeySize]byte, commitment *[commitmentSize]byte, ss *[mlkem768.SharedKeySize]byte, m *Message, c MessageContext) error {
 	output, err := derive(ss[:], m.Salt[:], c.frame(labelMessageKey, k.hash[:], m.KEM), KeySize+commitmentSize)
 	if err != nil {

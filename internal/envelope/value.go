@@ -18,19 +18,19 @@ const (
 	labelValue     = "latticekeep/sealed-value/aad/v1"
 )
 
-// Suite names the key encapsulation of a sealing key. The other two parts of
-// the HPKE suite are HKDF-SHA-512 and AES-256-GCM for both.
+// Suite names the key encapsulation of a sealing key. Both suites use HKDF-SHA-512 and AES-256-GCM
+// as the other two parts of the HPKE suite.
 type Suite string
 
 const (
-	// SuiteMLKEM768X25519 is the default: as strong as the stronger of the two.
+	// SuiteMLKEM768X25519 is the default. It is as strong as the stronger of its two parts.
 	SuiteMLKEM768X25519 Suite = "MLKEM768-X25519"
 	// SuiteMLKEM768 has no classical part.
 	SuiteMLKEM768 Suite = "MLKEM768"
 )
 
-// HPKE identifiers (RFC 9180 §7, draft-ietf-hpke-pq). Values in git outlive
-// every release, so the numbers stand here rather than a library's defaults.
+// HPKE identifiers (RFC 9180 §7, draft-ietf-hpke-pq). Sealed values in git outlive every release,
+// so the numbers are fixed here and do not depend on a library's defaults.
 const (
 	kdfHKDFSHA512 = 0x0003
 	aeadAES256GCM = 0x0002
@@ -61,7 +61,7 @@ func kdfAndAEAD() (hpke.KDF, hpke.AEAD, error) {
 	return kdf, aead, err
 }
 
-// Scope says how far a sealed value may move.
+// Scope says how far a sealed value may be moved.
 type Scope string
 
 const (
@@ -70,7 +70,7 @@ const (
 	ScopeCluster   Scope = "Cluster"   // anywhere the sealing key is used
 )
 
-// Header is what every value of one SealedCredential is bound to.
+// Header is the data that every value of one SealedCredential is bound to.
 type Header struct {
 	Suite                           Suite
 	KeyID                           string // names the sealing key, see [SealingPublicKey.ID]
@@ -78,9 +78,9 @@ type Header struct {
 	Namespace, Name, CredentialType string
 }
 
-// info returns the HPKE info of h, or an error when h is not for the key with
-// this suite and id. The parts of the name that the scope leaves free are empty
-// in it; the scope itself is bound, so it cannot be widened afterwards.
+// info returns the HPKE info of h. It fails when h does not name this suite and key id. Parts of
+// the name that the scope leaves free are empty. The scope itself is bound, so it cannot be widened
+// later.
 func (h Header) info(s Suite, keyID string) ([]byte, error) {
 	if h.Suite != s {
 		return nil, errors.New("the header names another suite than the key's")
@@ -107,8 +107,8 @@ func (h Header) info(s Suite, keyID string) ([]byte, error) {
 		[]byte(h.Namespace), []byte(h.Name), []byte(h.CredentialType)), nil
 }
 
-// valueAAD returns the associated data of one value. Manifests carry whole
-// seconds, so a time with a fraction would seal what nobody can open.
+// valueAAD returns the associated data of one value. Manifests carry whole seconds, so a value
+// sealed with a fraction could never be opened. valueAAD therefore refuses fractions.
 func valueAAD(key string, sealedAt time.Time) ([]byte, error) {
 	if sealedAt.Nanosecond() != 0 {
 		return nil, errors.New("sealedAt is not a whole second")
@@ -116,8 +116,8 @@ func valueAAD(key string, sealedAt time.Time) ([]byte, error) {
 	return frame.Join(labelValue, []byte(key), frame.Uint64(uint64(sealedAt.Unix()))), nil
 }
 
-// SealingKey is a private key that opens the values of SealedCredentials. It is
-// safe for concurrent use; the zero value opens nothing.
+// SealingKey is a private key that opens the values of SealedCredentials. It is safe for concurrent
+// use. The zero value opens nothing.
 type SealingKey struct {
 	key    hpke.PrivateKey
 	public *SealingPublicKey
@@ -136,14 +136,14 @@ func GenerateSealingKey(s Suite) (*SealingKey, error) {
 	return newSealingKey(s, key), nil
 }
 
-// ParseSealingKey returns the key whose seed is b: 32 bytes for MLKEM768-X25519,
-// 64 bytes (d ‖ z, FIPS 203 §7.1) for MLKEM768.
+// ParseSealingKey returns the key with the seed b: 32 bytes for MLKEM768-X25519, 64 bytes (d ‖ z,
+// FIPS 203 §7.1) for MLKEM768.
 func ParseSealingKey(s Suite, b []byte) (*SealingKey, error) {
 	kem, _, err := s.kem()
 	if err != nil {
 		return nil, fmt.Errorf("parsing sealing key: %w", err)
 	}
-	// The KEM checks the length; it keeps the slice it is given in one suite.
+	// The KEM checks the length. In one suite it keeps the slice that it gets, so it gets a copy.
 	key, err := kem.NewPrivateKey(bytes.Clone(b))
 	if err != nil {
 		return nil, fmt.Errorf("parsing sealing key: %w", err)
@@ -155,7 +155,7 @@ func newSealingKey(s Suite, key hpke.PrivateKey) *SealingKey {
 	return &SealingKey{key: key, public: newSealingPublicKey(s, key.PublicKey())}
 }
 
-// Bytes returns the seed that [ParseSealingKey] takes, as a copy of its own.
+// Bytes returns a copy of the seed that [ParseSealingKey] takes.
 func (k *SealingKey) Bytes() (secret.Bytes, error) {
 	if k == nil || k.key == nil {
 		return nil, errors.New("encoding sealing key: no key")
@@ -167,7 +167,7 @@ func (k *SealingKey) Bytes() (secret.Bytes, error) {
 	return bytes.Clone(b), nil
 }
 
-// Public returns the public half; nil for a zero key.
+// Public returns the public half, or nil for a zero key.
 func (k *SealingKey) Public() *SealingPublicKey {
 	if k == nil {
 		return nil
@@ -175,8 +175,7 @@ func (k *SealingKey) Public() *SealingPublicKey {
 	return k.public
 }
 
-// OpenValue returns the plaintext of data, sealed for h, key and sealedAt, or
-// [ErrOpen].
+// OpenValue returns the plaintext of data that was sealed for h, key and sealedAt, or [ErrOpen].
 func (k *SealingKey) OpenValue(h Header, key string, sealedAt time.Time, data []byte) (secret.Bytes, error) {
 	if k == nil || k.key == nil {
 		return nil, ErrOpen
@@ -208,8 +207,8 @@ func (k *SealingKey) OpenValue(h Header, key string, sealedAt time.Time, data []
 	return plaintext, nil
 }
 
-// SealingPublicKey is the public key that values are sealed to. It is safe for
-// concurrent use; the zero value seals nothing.
+// SealingPublicKey is the public key that values are sealed for. It is safe for concurrent use. The
+// zero value seals nothing.
 type SealingPublicKey struct {
 	suite   Suite
 	key     hpke.PublicKey
@@ -217,9 +216,9 @@ type SealingPublicKey struct {
 	id      string
 }
 
-// ParseSealingPublicKey returns the public key encoded in b: 1216 bytes for
-// MLKEM768-X25519, 1184 for MLKEM768. The ML-KEM part must be reduced (FIPS 203
-// §7.2). A low-order X25519 part is refused when it is used.
+// ParseSealingPublicKey returns the public key encoded in b: 1216 bytes for MLKEM768-X25519, 1184
+// for MLKEM768. The ML-KEM part must be reduced (FIPS 203 §7.2). A low-order X25519 part is refused
+// when the key is used.
 func ParseSealingPublicKey(s Suite, b []byte) (*SealingPublicKey, error) {
 	kem, _, err := s.kem()
 	if err != nil {
@@ -238,7 +237,7 @@ func newSealingPublicKey(s Suite, key hpke.PublicKey) *SealingPublicKey {
 	return &SealingPublicKey{suite: s, key: key, encoded: encoded, id: hex.EncodeToString(id[:])}
 }
 
-// Suite returns the suite of the key; empty for a zero key.
+// Suite returns the suite of the key, or "" for a zero key.
 func (k *SealingPublicKey) Suite() Suite {
 	if k == nil {
 		return ""
@@ -246,7 +245,7 @@ func (k *SealingPublicKey) Suite() Suite {
 	return k.suite
 }
 
-// Bytes returns the encoding that [ParseSealingPublicKey] takes; nil for a zero key.
+// Bytes returns the encoding that [ParseSealingPublicKey] takes, or nil for a zero key.
 func (k *SealingPublicKey) Bytes() []byte {
 	if k == nil {
 		return nil
@@ -254,8 +253,8 @@ func (k *SealingPublicKey) Bytes() []byte {
 	return bytes.Clone(k.encoded)
 }
 
-// ID returns SHA3-256 over the framed suite and key, 64 lower-case hexadecimal
-// digits; empty for a zero key.
+// ID returns the SHA3-256 over the framed suite and key as 64 lower-case hexadecimal digits, or ""
+// for a zero key.
 func (k *SealingPublicKey) ID() string {
 	if k == nil {
 		return ""
@@ -263,10 +262,10 @@ func (k *SealingPublicKey) ID() string {
 	return k.id
 }
 
-// SealValue encrypts the value of one data key, bound to h, key and sealedAt (a
-// whole second): version ‖ encapsulated key ‖ ciphertext. Each value is a message
-// of its own, so one can be replaced without knowing the others. HPKE base mode
-// binds; it does not say who sealed.
+// SealValue encrypts the value of one data key, bound to h, key and sealedAt (a whole second). It
+// returns version ‖ encapsulated key ‖ ciphertext. Each value is a separate message, so one can be
+// replaced without knowing the others. HPKE base mode binds the value but does not say who sealed
+// it.
 func (k *SealingPublicKey) SealValue(h Header, key string, sealedAt time.Time, plaintext []byte) ([]byte, error) {
 	if k == nil || k.key == nil {
 		return nil, errors.New("sealing value: no public key")
