@@ -9,15 +9,15 @@ import (
 
 const labelData = "latticekeep/data-signature/v1"
 
-// DataTagSize is the size of the tag of a data signature:
-// version ‖ key version ‖ HMAC-SHA-512.
+// DataTagSize is the size of the tag of a data signature in bytes: version ‖ key version ‖
+// HMAC-SHA-512.
 const DataTagSize = dualHeader + MACSize
 
-// SignData signs a caller's data, at most 64 MiB, for others to check: pqc is a
-// hedged ML-DSA-65 signature over data itself with an empty context, which any
-// FIPS 204 verifier accepts without knowing this product. It can stand for
-// nothing else that the key signs, since all of that has a context. tag is
-// version ‖ key version ‖ a MAC over data and pqc, [DataTagSize] bytes.
+// SignData signs a caller's data, at most 64 MiB, so that others can verify it. pqc is a hedged
+// ML-DSA-65 signature over data itself with an empty context, which any FIPS 204 verifier accepts
+// without knowing this product. It cannot pass for anything else that the key signs, because
+// everything else has a context. tag is version ‖ key version ‖ a MAC over data and pqc,
+// [DataTagSize] bytes.
 func (k *Key) SignData(data []byte) (pqc, tag []byte, err error) {
 	if k == nil || k.private == nil {
 		return nil, nil, errors.New("signing data: no key")
@@ -32,9 +32,9 @@ func (k *Key) SignData(data []byte) (pqc, tag []byte, err error) {
 	return pqc, append(tag, k.dataMAC(data, pqc)...), nil
 }
 
-// standIn is verified in the place of what has not the length of an ML-DSA-65
-// signature. Every coefficient of its z is zero, which is in range: zero bytes
-// alone would be out of range, and verifying them ends at the first.
+// standIn is verified in place of a pqc that does not have the length of an ML-DSA-65 signature.
+// Every coefficient of its z is zero, which is in range. A signature of zero bytes would be out of
+// range, and its verification would end at the first coefficient.
 var standIn = func() (s [SignatureSize]byte) {
 	const challenge, hint = 48, 55 + 6 // FIPS 204 table 1: c̃ of λ/4 bytes before z, ω + k after it
 	for i := challenge; i < SignatureSize-hint; i += 5 {
@@ -43,10 +43,9 @@ var standIn = func() (s [SignatureSize]byte) {
 	return s
 }()
 
-// VerifyData reports whether pqc and tag are both this key's for data, and were
-// made together. Both are evaluated whatever is wrong with either, also when it
-// has not the length of one or names another key. (ML-DSA-65 itself ends early
-// with a signature that is badly encoded, as whoever sent it can see.)
+// VerifyData reports whether this key made both pqc and tag for data, together. It evaluates both
+// in every case, also when one has a wrong length or names another key. (ML-DSA-65 itself ends
+// early for a badly encoded signature, which the sender can detect anyway.)
 func (k *Key) VerifyData(data, pqc, tag []byte) bool {
 	if k == nil || k.private == nil || len(data) > maxMessage {
 		return false
@@ -54,8 +53,7 @@ func (k *Key) VerifyData(data, pqc, tag []byte) bool {
 	return k.verifyData(data, pqc, tag, k.private.public.Verify, k.dataMAC)
 }
 
-// verifyData takes the two evaluations from its caller, so that they can be
-// counted.
+// verifyData gets the two evaluations as parameters, so tests can count them.
 func (k *Key) verifyData(data, pqc, tag []byte, verify func(context string, msg, sig []byte) bool, mac func(data, pqc []byte) []byte) bool {
 	signature, sum := standIn, [DataTagSize]byte{}
 	if len(pqc) == SignatureSize {
@@ -74,8 +72,7 @@ func (k *Key) dataMAC(data, pqc []byte) []byte {
 	return k.sum(make([]byte, 0, MACSize), labelData, []byte(algorithms), version, k.id, data, pqc)
 }
 
-// DataKeyVersion returns the version of the key that made the tag of a data
-// signature.
+// DataKeyVersion returns the version of the key that made the tag of a data signature.
 func DataKeyVersion(tag []byte) (uint32, error) {
 	if len(tag) != DataTagSize || tag[0] != version {
 		return 0, errors.New("reading data signature: wrong length or unknown version")

@@ -1,19 +1,19 @@
-// Package dualsig signs with ML-DSA-65 (FIPS 204): alone, for what others must be
-// able to check, and together with HMAC-SHA-512, for what only the vault checks.
+// Package dualsig signs with ML-DSA-65 (FIPS 204). It does so alone where others must verify, and
+// together with HMAC-SHA-512 where only the vault verifies.
 //
-// A dual signature holds when both parts do. Both are always made and both are
-// always evaluated over the same framed bytes, which name the pair of algorithms,
-// the key version and the ML-DSA-65 key; the MAC covers the ML-DSA-65 signature
-// too. So neither part can be stripped, swapped or taken from another signature,
-// and nothing in a signature chooses how it is checked. Whoever breaks or steals
-// one of the two keys still forges nothing. The MAC proves nothing to third
-// parties; the ML-DSA-65 part does. A signature of a caller's data is the same in
-// two pieces, of which ML-DSA-65 covers the bare data ([Key.SignData]).
+// A dual signature is valid when both parts are valid. Both parts are always made, and both are
+// always evaluated over the same framed bytes. These name the pair of algorithms, the key version
+// and the ML-DSA-65 key. The MAC also covers the ML-DSA-65 signature. So neither part can be
+// stripped, swapped or taken from another signature, and nothing in a signature chooses how it is
+// verified. An attacker who breaks or steals one of the two keys still cannot forge a signature.
+// The MAC proves nothing to third parties; the ML-DSA-65 part does. A signature of a caller's data
+// has the same two parts as separate pieces, and its ML-DSA-65 part covers the bare data
+// ([Key.SignData]).
 //
-// Signing is hedged: circl's crypto.Signer is deterministic and ignores its
-// reader, so only mldsa65.SignTo with randomized = true is used. Keys are seeds;
-// every length is checked before circl sees it. The package is pure and keeps no
-// keys; which context belongs to which use is the caller's to say.
+// Signing is hedged. circl's crypto.Signer is deterministic and ignores its reader, so only
+// mldsa65.SignTo with randomized = true is used. Keys are seeds, and every length is checked before
+// circl gets the input. The package is pure and keeps no keys. The caller chooses the context for
+// each use.
 package dualsig
 
 import (
@@ -32,8 +32,8 @@ import (
 
 // Sizes in bytes.
 const (
-	// MACKeySize is the only length of a MAC key: HMAC pads shorter keys with
-	// zeros, so that without this a key and the same key with zeros would collide.
+	// MACKeySize is the only length of a MAC key. HMAC pads shorter keys with zeros, so without
+	// this rule a key and the same key followed by zeros would be equal.
 	MACKeySize = 64
 	MACSize    = sha512.Size
 
@@ -52,8 +52,8 @@ const (
 	maxMessage = 64 << 20
 )
 
-// Key makes and checks dual signatures. It is safe for concurrent use; the zero
-// value signs and verifies nothing.
+// Key makes and verifies dual signatures. It is safe for concurrent use. The zero value signs and
+// verifies nothing.
 type Key struct {
 	version uint32
 	private *PrivateKey
@@ -62,8 +62,8 @@ type Key struct {
 	macs    sync.Pool // each hash.Hash holds the MAC key and nothing else
 }
 
-// NewKey returns the key of that version with an ML-DSA-65 seed (32 bytes) and an
-// independent MAC key (64 bytes). It copies both.
+// NewKey returns the key of a version from an ML-DSA-65 seed (32 bytes) and an independent MAC key
+// (64 bytes). It copies both.
 func NewKey(version uint32, seed, macKey []byte) (*Key, error) {
 	if len(macKey) != MACKeySize {
 		return nil, fmt.Errorf("making dual key: MAC key has %d bytes, not %d", len(macKey), MACKeySize)
@@ -89,7 +89,7 @@ func (k *Key) Version() uint32 {
 	return k.version
 }
 
-// Public returns the ML-DSA-65 public key; nil for a zero key.
+// Public returns the ML-DSA-65 public key, or nil for a zero key.
 func (k *Key) Public() *PublicKey {
 	if k == nil {
 		return nil
@@ -97,13 +97,13 @@ func (k *Key) Public() *PublicKey {
 	return k.private.Public()
 }
 
-// frame returns what both parts sign.
+// frame returns the bytes that both parts sign.
 func (k *Key) frame(context string, msg []byte) []byte {
 	return frame.Join(labelDual, []byte(algorithms), binary.BigEndian.AppendUint32(nil, k.version), k.id, []byte(context), msg)
 }
 
-// Sign returns version ‖ key version ‖ ML-DSA-65 signature ‖ MAC, [DualSize] bytes.
-// context is 1 to 255 bytes and names the use; msg is at most 64 MiB.
+// Sign returns version ‖ key version ‖ ML-DSA-65 signature ‖ MAC, [DualSize] bytes. context has 1
+// to 255 bytes and names the use. msg has at most 64 MiB.
 func (k *Key) Sign(context string, msg []byte) ([]byte, error) {
 	if k == nil || k.private == nil {
 		return nil, errors.New("signing: no key")
@@ -126,8 +126,8 @@ func (k *Key) Sign(context string, msg []byte) ([]byte, error) {
 	return sig, nil
 }
 
-// Verify reports whether both parts of sig are this key's for context and msg.
-// Only what is public (length, version, key version) decides early.
+// Verify reports whether this key made both parts of sig for context and msg. It returns early only
+// for public facts: length, version and key version.
 func (k *Key) Verify(context string, msg, sig []byte) bool {
 	if k == nil || k.private == nil || context == "" || len(context) > maxContext || len(msg) > maxMessage {
 		return false
@@ -150,7 +150,7 @@ func KeyVersion(sig []byte) (uint32, error) {
 	return binary.BigEndian.Uint32(sig[1:]), nil
 }
 
-// sum appends HMAC-SHA-512 (RFC 2104) of a frame to b.
+// sum appends HMAC-SHA-512 (RFC 2104) over a frame to b.
 func (k *Key) sum(b []byte, label string, fields ...[]byte) []byte {
 	h, ok := k.macs.Get().(hash.Hash)
 	if !ok {

@@ -22,15 +22,15 @@ const (
 	maxContext = 255 // FIPS 204 §5.2
 )
 
-// PrivateKey makes ML-DSA-65 signatures. It is safe for concurrent use; the zero
-// value signs nothing.
+// PrivateKey makes ML-DSA-65 signatures. It is safe for concurrent use. The zero value signs
+// nothing.
 type PrivateKey struct {
 	key    *mldsa65.PrivateKey
 	public *PublicKey
 }
 
-// NewPrivateKey derives the key from its 32-byte seed ξ (FIPS 204 §6.1). Expanded
-// keys are not accepted anywhere: circl imports damaged ones without an error.
+// NewPrivateKey derives the key from its 32-byte seed ξ (FIPS 204 §6.1). Expanded keys are never
+// accepted, because circl imports damaged ones without an error.
 func NewPrivateKey(seed []byte) (*PrivateKey, error) {
 	if len(seed) != SeedSize {
 		return nil, fmt.Errorf("deriving ML-DSA-65 key: seed has %d bytes, not %d", len(seed), SeedSize)
@@ -41,7 +41,7 @@ func NewPrivateKey(seed []byte) (*PrivateKey, error) {
 	return &PrivateKey{key: private, public: newPublicKey(public)}, nil
 }
 
-// Public returns the public key; nil for a zero key.
+// Public returns the public key, or nil for a zero key.
 func (k *PrivateKey) Public() *PublicKey {
 	if k == nil {
 		return nil
@@ -49,9 +49,9 @@ func (k *PrivateKey) Public() *PublicKey {
 	return k.public
 }
 
-// Sign returns a hedged ML-DSA-65 signature of msg (3309 bytes; FIPS 204 §5.2,
-// algorithm 2). context is at most 255 bytes and names the use; only signatures
-// that any FIPS 204 verifier must accept without knowing one leave it empty.
+// Sign returns a hedged ML-DSA-65 signature of msg (3309 bytes; FIPS 204 §5.2, algorithm 2).
+// context has at most 255 bytes and names the use. It is empty only for signatures that any FIPS
+// 204 verifier must accept without knowing a context.
 func (k *PrivateKey) Sign(context string, msg []byte) ([]byte, error) {
 	sig := make([]byte, SignatureSize)
 	if err := k.sign(context, msg, true, sig); err != nil {
@@ -60,8 +60,8 @@ func (k *PrivateKey) Sign(context string, msg []byte) ([]byte, error) {
 	return sig, nil
 }
 
-// sign writes the signature to sig, which has SignatureSize bytes. Only tests
-// against vectors set hedged to false.
+// sign writes the signature to sig, which has SignatureSize bytes. Only tests against vectors set
+// hedged to false.
 func (k *PrivateKey) sign(context string, msg []byte, hedged bool, sig []byte) error {
 	if k == nil || k.key == nil {
 		return errors.New("signing: no key")
@@ -75,16 +75,16 @@ func (k *PrivateKey) sign(context string, msg []byte, hedged bool, sig []byte) e
 	return nil
 }
 
-// PublicKey checks ML-DSA-65 signatures. It is safe for concurrent use; the zero
-// value verifies nothing.
+// PublicKey verifies ML-DSA-65 signatures. It is safe for concurrent use. The zero value verifies
+// nothing.
 type PublicKey struct {
 	key     *mldsa65.PublicKey
 	encoded []byte
 	id      string
 }
 
-// ParsePublicKey returns the key encoded in b, 1952 bytes (FIPS 204 §7.2, algorithm
-// 23). Every string of that length is a key.
+// ParsePublicKey returns the key encoded in b, 1952 bytes (FIPS 204 §7.2, algorithm 23). Every byte
+// string of that length is a key.
 func ParsePublicKey(b []byte) (*PublicKey, error) {
 	if len(b) != PublicKeySize {
 		return nil, fmt.Errorf("parsing ML-DSA-65 public key: %d bytes, not %d", len(b), PublicKeySize)
@@ -104,8 +104,8 @@ func publicKeyID(encoded []byte) string {
 	return hex.EncodeToString(id[:])
 }
 
-// PublicKeyID returns the id of an encoded public key, as [PublicKey.ID] does,
-// without the work of parsing it.
+// PublicKeyID returns the id of an encoded public key, as [PublicKey.ID] does, without parsing the
+// key.
 func PublicKeyID(encoded []byte) (string, error) {
 	if len(encoded) != PublicKeySize {
 		return "", fmt.Errorf("naming ML-DSA-65 public key: %d bytes, not %d", len(encoded), PublicKeySize)
@@ -113,7 +113,7 @@ func PublicKeyID(encoded []byte) (string, error) {
 	return publicKeyID(encoded), nil
 }
 
-// Bytes returns the encoding that [ParsePublicKey] takes; nil for a zero key.
+// Bytes returns the encoding that [ParsePublicKey] takes, or nil for a zero key.
 func (k *PublicKey) Bytes() []byte {
 	if k == nil {
 		return nil
@@ -121,8 +121,8 @@ func (k *PublicKey) Bytes() []byte {
 	return bytes.Clone(k.encoded)
 }
 
-// ID returns the key's fingerprint: SHA3-256 over the framed algorithm and key, 64
-// lower-case hexadecimal digits; empty for a zero key.
+// ID returns the key's fingerprint, or "" for a zero key. The fingerprint is the SHA3-256 over the
+// framed algorithm and key, as 64 lower-case hexadecimal digits.
 func (k *PublicKey) ID() string {
 	if k == nil {
 		return ""
@@ -130,8 +130,8 @@ func (k *PublicKey) ID() string {
 	return k.id
 }
 
-// Verify reports whether sig is this key's ML-DSA-65 signature of msg for context
-// (FIPS 204 §5.3, algorithm 3).
+// Verify reports whether sig is this key's ML-DSA-65 signature of msg for context (FIPS 204 §5.3,
+// algorithm 3).
 func (k *PublicKey) Verify(context string, msg, sig []byte) bool {
 	if k == nil || k.key == nil || len(context) > maxContext || len(sig) != SignatureSize {
 		return false
@@ -139,15 +139,15 @@ func (k *PublicKey) Verify(context string, msg, sig []byte) bool {
 	return mldsa65.Verify(k.key, msg, []byte(context), sig)
 }
 
-// pemType and spkiHeader make up RFC 9881 §4: a SubjectPublicKeyInfo with
-// id-ml-dsa-65 (2.16.840.1.101.3.4.3.18), no parameters, and the key as the bit
-// string. Every length in it is fixed, so the DER is this header and the key.
+// pemType and spkiHeader follow RFC 9881 §4: a SubjectPublicKeyInfo with id-ml-dsa-65
+// (2.16.840.1.101.3.4.3.18), no parameters, and the key as the bit string. Every length in it is
+// fixed, so the DER is this header followed by the key.
 const (
 	pemType    = "PUBLIC KEY"
 	spkiHeader = "\x30\x82\x07\xb2" + "\x30\x0b\x06\x09\x60\x86\x48\x01\x65\x03\x04\x03\x12" + "\x03\x82\x07\xa1\x00"
 )
 
-// MarshalPEM returns the key as a PEM file (RFC 9881 §4); nil for a zero key.
+// MarshalPEM returns the key as a PEM file (RFC 9881 §4), or nil for a zero key.
 func (k *PublicKey) MarshalPEM() []byte {
 	if k == nil || k.key == nil {
 		return nil
@@ -155,8 +155,8 @@ func (k *PublicKey) MarshalPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemType, Bytes: append([]byte(spkiHeader), k.encoded...)})
 }
 
-// ParsePEM is the inverse of MarshalPEM. It takes nothing but the canonical file:
-// 64 columns, line feeds, no text around it.
+// ParsePEM is the inverse of MarshalPEM. It accepts only the canonical file: 64 columns, line
+// feeds, and no text around the block.
 func ParsePEM(b []byte) (*PublicKey, error) {
 	block, _ := pem.Decode(b)
 	if block == nil || block.Type != pemType {
