@@ -1,9 +1,8 @@
-// Package fault holds the few root kinds of error that the whole product
-// knows, and the message of each that is safe to show to a caller.
+// Package fault defines the few root kinds of errors of the whole product, and for each a message
+// that is safe to show to a caller.
 //
-// A [Kind] decides an HTTP status or a webhook's answer in one table at the
-// edge; everything else about an error is for the log. Messages name the
-// remedy and never quote input.
+// One table at the edge turns a [Kind] into an HTTP status or a webhook's answer. Everything else
+// about an error is for the log. Messages name the remedy and never quote input.
 package fault
 
 import (
@@ -11,18 +10,19 @@ import (
 	"fmt"
 )
 
-// Kind is a root cause as the edge distinguishes it. A Kind is itself an
-// error, so errors.Is(err, fault.NotFound) asks for it.
+// Kind is a root cause of an error, as the edge distinguishes it. A Kind is itself an error, so
+// code checks for it with errors.Is(err, fault.NotFound).
 type Kind uint8
 
-// The kinds. The zero value is Internal: an error nobody classified is ours.
+// These are the kinds. The zero value is Internal: an unclassified error is a defect of the
+// product.
 const (
 	Internal        Kind = iota // a defect or damaged data
-	Invalid                     // the request cannot be carried out as it is written
+	Invalid                     // the request as written cannot be carried out
 	Unauthenticated             // no principal
-	Forbidden                   // a principal, but not for this
+	Forbidden                   // the principal is known but not allowed to do this
 	NotFound                    // the named thing does not exist
-	Conflict                    // it changed meanwhile, or exists already
+	Conflict                    // the object changed meanwhile or exists already
 	Exhausted                   // a limit is used up
 	Unavailable                 // a dependency is down; retrying helps
 )
@@ -66,17 +66,17 @@ func (e *classified) Unwrap() []error {
 	return []error{e.kind, e.cause}
 }
 
-// New returns an error of kind k. The message is shown to callers: it names
-// the remedy and quotes nothing.
+// New returns an error of kind k. Callers see the message, so it names the remedy and quotes no
+// input.
 func New(k Kind, msg string) error { return &classified{kind: k, msg: msg} }
 
-// Wrap is [New] with a cause, which goes to the log and never to a caller.
+// Wrap is [New] with a cause. The cause goes to the log and never to a caller.
 func Wrap(k Kind, msg string, cause error) error {
 	return &classified{kind: k, msg: msg, cause: cause}
 }
 
-// Of returns the kind of the outermost classified error in err's tree, and
-// Internal when there is none.
+// Of returns the kind of the outermost classified error in err's tree, or Internal when there is
+// none.
 func Of(err error) Kind {
 	var c *classified
 	if errors.As(err, &c) {
@@ -89,8 +89,8 @@ func Of(err error) Kind {
 	return Internal
 }
 
-// Message returns what a caller may read of err: the message of the outermost
-// classified error, and the generic one of Internal for all others.
+// Message returns the text of err that a caller may see: the message of the outermost classified
+// error, otherwise the generic message of err's kind.
 func Message(err error) string {
 	var c *classified
 	if errors.As(err, &c) {

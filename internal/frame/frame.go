@@ -1,10 +1,10 @@
-// Package frame is the one way bytes are joined before they are hashed, signed,
-// authenticated or used as key-derivation input.
+// Package frame is the only way to join bytes before they are hashed, signed, authenticated or used
+// as input of a key derivation.
 //
-// A frame is a label followed by fields, each preceded by its length, so that two
-// different lists never give the same bytes. The label names the format and its
-// version; no two formats share one. A frame is only ever compared or fed to a
-// primitive: nothing parses it, and it is not a storage format.
+// A frame is a label followed by fields. The label and each field follow their length, so two
+// different lists never give the same bytes. The label names the format and its version, and no two
+// formats share one. A frame is only compared or passed to a primitive. Nothing parses it, and it
+// is not a storage format.
 package frame
 
 import (
@@ -12,9 +12,9 @@ import (
 	"hash"
 )
 
-// Join returns len(label) ‖ label ‖ len(field) ‖ field ‖ …, every length as four
-// bytes, big endian. A nil field is the same as an empty one. Label and fields
-// are shorter than 4 GiB, which every caller's own limit keeps far away.
+// Join returns len(label) ‖ label ‖ len(field) ‖ field ‖ …. Every length is four bytes, big-endian.
+// A nil field equals an empty one. Label and fields must be shorter than 4 GiB; every caller's own
+// limits are far below that.
 func Join(label string, fields ...[]byte) []byte {
 	n := 4 + len(label)
 	for _, f := range fields {
@@ -30,7 +30,7 @@ func Join(label string, fields ...[]byte) []byte {
 	return b
 }
 
-// Write is [Join] into a hash, without the copy.
+// Write writes the bytes of [Join] to a hash, without a copy.
 func Write(h hash.Hash, label string, fields ...[]byte) {
 	var length [4]byte
 	binary.BigEndian.PutUint32(length[:], uint32(len(label)))
@@ -43,5 +43,5 @@ func Write(h hash.Hash, label string, fields ...[]byte) {
 	}
 }
 
-// Uint64 returns v as eight bytes, big endian: the form of every number in a frame.
+// Uint64 returns v as eight bytes, big-endian. Every number in a frame has this form.
 func Uint64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }

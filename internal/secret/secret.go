@@ -1,9 +1,7 @@
-// Package secret carries plaintext through the program without letting it
-// reach a log by accident.
+// Package secret carries plaintext through the program and keeps it out of logs.
 //
-// It does not protect memory: the Go runtime may have copied a value before it
-// is zeroed. It keeps a secret out of fmt, slog, JSON and text, and lets the
-// owner overwrite it when done.
+// It does not protect memory: the Go runtime may have copied a value before it is zeroed. It
+// redacts a secret in fmt, slog, JSON and text, and lets the owner overwrite it after use.
 package secret
 
 import (
@@ -13,7 +11,7 @@ import (
 
 const redacted = "[redacted]"
 
-// Bytes is plaintext. Whoever creates it owns it and calls Zero when done.
+// Bytes is plaintext. The code that creates it owns it and calls Zero after use.
 type Bytes []byte
 
 // Format writes "[redacted]" for every verb, flags included.
@@ -22,8 +20,8 @@ func (Bytes) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(redacted)) }
 // LogValue implements [slog.LogValuer].
 func (Bytes) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// MarshalText redacts the value in JSON, YAML and other text encodings. What
-// really must leave the program is converted to a string where it leaves.
+// MarshalText redacts the value in JSON, YAML and other text encodings. Code that must send a
+// secret out of the program converts it to a string at that point.
 func (Bytes) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // Zero overwrites the value.
