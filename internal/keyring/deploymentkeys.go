@@ -23,14 +23,15 @@ type deploymentKeys struct {
 	reportURLKey secret.Bytes
 }
 
-// Audit is the key of the audit chain.
+// Audit returns the key that signs the audit chain.
 func (r *deploymentKeys) Audit() *dualsig.PrivateKey { return r.audit }
 
-// Identity is the deployment's identity key, which signs its public documents.
+// Identity returns the public half of the deployment's identity key, which signs its public
+// documents.
 func (r *deploymentKeys) Identity() *dualsig.PublicKey { return r.identity.Public() }
 
-// APIKeyHash is the HMAC key under which API keys and everything else that is
-// stored as a keyed hash are stored, each with a label of its own.
+// APIKeyHash returns the HMAC key of API keys and of everything else that is stored as a keyed
+// hash. Each use has its own label.
 func (r *deploymentKeys) APIKeyHash() secret.Bytes { return r.apiKeyHash }
 
 // take keeps the keys that live with the process.
@@ -52,23 +53,21 @@ func (r *deploymentKeys) SignBackup(message []byte) ([]byte, error) {
 	return r.identity.Sign(backup.SigningContext, message)
 }
 
-// SignBackupFile signs what is said of an encrypted backup with the deployment's
-// identity key.
+// SignBackupFile signs the description of an encrypted backup with the deployment's identity key.
 func (r *deploymentKeys) SignBackupFile(message []byte) ([]byte, error) {
 	return r.identity.Sign(backup.FileContext, message)
 }
 
-// ReportContext separates reports from everything else the identity key signs.
+// ReportContext separates reports from everything else that the identity key signs.
 const ReportContext = "latticekeep/report/v1"
 
-// SignReport signs a compliance report with the deployment's identity key: raw
-// ML-DSA-65 over the bytes of the report.
+// SignReport signs a compliance report with the deployment's identity key: raw ML-DSA-65 over the
+// bytes of the report.
 func (r *deploymentKeys) SignReport(report []byte) ([]byte, error) {
 	return r.identity.Sign(ReportContext, report)
 }
 
-// VerifyReport reports whether a signature is that of [Ring.SignReport] over
-// exactly these bytes.
+// VerifyReport reports whether a signature is that of [Ring.SignReport] over exactly these bytes.
 func (r *deploymentKeys) VerifyReport(report, signature []byte) bool {
 	return r.identity.Public().Verify(ReportContext, report, signature)
 }
@@ -79,13 +78,13 @@ const (
 	derivedKeySize    = 64
 )
 
-// TokenKey is the HMAC key of access tokens, 64 bytes. It is derived from the
-// key that hashes API keys, so that it needs no row and no KMS of its own, and
-// is the same after every start. The caller must not change it.
+// TokenKey returns the HMAC key of access tokens, 64 bytes. It is derived from the key that hashes
+// API keys, so it needs no row and no KMS call of its own and is the same after every start. The
+// caller must not change it.
 func (r *deploymentKeys) TokenKey() secret.Bytes { return r.tokenKey }
 
-// ReportURLKey is the HMAC key of the URLs under which the server hands out
-// reports that it keeps itself, 64 bytes, derived like [Ring.TokenKey].
+// ReportURLKey returns the HMAC key of the URLs under which the server hands out the reports that
+// it stores itself, 64 bytes. It is derived like [Ring.TokenKey].
 func (r *deploymentKeys) ReportURLKey() secret.Bytes { return r.reportURLKey }
 
 // deriveKey derives a key from the one that hashes API keys.
@@ -97,21 +96,21 @@ func deriveKey(apiKeyHash []byte, label string) (secret.Bytes, error) {
 	return key, nil
 }
 
-// rowMACSize is that of HMAC-SHA-512, cut to 256 bits.
+// rowMACSize is the size of a row's MAC in bytes: HMAC-SHA-512, cut to 256 bits.
 const rowMACSize = 32
 
 var errForeignRow = fault.New(fault.Internal, "a stored row was not written by this deployment: run latticekeep audit verify and restore a backup")
 
-// SealRow returns content with a MAC in front that binds it to its key in the
-// store: whoever can write the database but has no key cannot give a row other
-// content, or move it to another key. It does not hide the content, and does
-// not tell an earlier row of the same key from the current one.
+// SealRow returns content after a MAC that binds it to its key in the store. An attacker who can
+// write the database but has no key cannot change the content or move it to another key. SealRow
+// does not hide the content. It also does not prevent that an earlier row of the same key is put
+// back.
 func (r *deploymentKeys) SealRow(key, content []byte) []byte {
 	return append(r.rowMAC(key, content), content...)
 }
 
-// OpenRow returns the content of a row that [Ring.SealRow] made for this key,
-// sharing its memory, and nil for nil. Error: fault.Internal for any other row.
+// OpenRow returns the content of a row that [Ring.SealRow] made for this key, and nil for nil. The
+// content shares the row's memory. Error: fault.Internal for any other row.
 func (r *deploymentKeys) OpenRow(key, row []byte) ([]byte, error) {
 	if row == nil {
 		return nil, nil
@@ -122,7 +121,7 @@ func (r *deploymentKeys) OpenRow(key, row []byte) ([]byte, error) {
 	return row[rowMACSize:], nil
 }
 
-// rowMAC has a label of its own under the key that also hashes API keys.
+// rowMAC uses the key that also hashes API keys, with its own label.
 func (r *deploymentKeys) rowMAC(key, content []byte) []byte {
 	h := hmac.New(sha512.New, r.apiKeyHash)
 	h.Write(frame.Join("latticekeep/row/v1", key, content))

@@ -1,18 +1,18 @@
 // Package keyring keeps the keys of every tenant and of the deployment.
 //
-// The model: an owner (a tenant, or the deployment as [authz.SystemTenant])
-// has numbered versions of a set of keys. The wrapping key of a set is stored
-// only as ciphertext of the KMS; every other key of the set is stored under
-// the wrapping key. A set that was unwrapped is cached as one, for at most the
-// configured time, so that what came out of a wrapping key expires with it.
+// # Model
 //
-// The deployment's audit, identity and API-key hash keys are the exception:
-// they are unwrapped at start and live with the process, so that a denial can
-// be recorded while the KMS is down.
+// An owner is a tenant, or the deployment as [authz.SystemTenant]. It has numbered versions of a
+// set of keys. The wrapping key of a set is stored only as ciphertext of the KMS. Every other key
+// of the set is stored under the wrapping key. An unwrapped set is cached as one unit, for at most
+// the configured time, so every key from it expires together with its wrapping key.
 //
-// The stored form of a wrapping key says which KMS key it is under, so that a
-// deployment moves to another one set by set while it serves ([Ring.Rewrap]).
-// The wrapping key stays the same: only its wrapping changes, and caches hold.
+// The deployment's audit, identity and API-key hash keys are the exception. They are unwrapped at
+// start and live with the process, so a refusal can be recorded while the KMS is down.
+//
+// The stored form of a wrapping key names the KMS key that wraps it, so a deployment can move to
+// another KMS key set by set while it serves ([Ring.Rewrap]). The wrapping key stays the same. Only
+// its wrapping changes, and caches stay valid.
 package keyring
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Ring gives out keys. It is safe for concurrent use.
+// Ring holds the keys of a deployment. It is safe for concurrent use.
 type Ring struct {
 	*deploymentKeys
 	*kmsKeys
@@ -35,13 +35,12 @@ type Ring struct {
 	deployment deployment
 }
 
-// ChainID names the deployment's audit chain.
+// ChainID returns the name of the deployment's audit chain.
 func (r *Ring) ChainID() string { return r.deployment.ChainID }
 
-// Open returns the ring of a store that holds a deployment. Errors:
-// fault.NotFound for an empty store, which [Create] fills; fault.Invalid for a
-// store with a set under a KMS key that is neither the current one nor a former
-// one of the configuration, and for a current key that was given up.
+// Open returns the ring of a store that holds a deployment. Errors: fault.NotFound for an empty
+// store, which [Create] fills; fault.Invalid for a store with a set under a KMS key that is neither
+// the current nor a previous one of the configuration, and for a current key that was given up.
 func Open(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, error) {
 	var d deployment
 	var version uint32
@@ -98,8 +97,7 @@ type First struct {
 	set *NewSet
 }
 
-// Create makes the keys of a new deployment and its ring. Nothing is stored
-// before [First.Put].
+// Create makes the keys of a new deployment and its ring. It stores nothing; [First.Put] does.
 func Create(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, *First, error) {
 	d := deployment{Format: storeFormat, ChainID: authz.NewID("chain"), KMSKey: kms.ID()}
 	row, err := json.Marshal(d)
@@ -114,7 +112,7 @@ func Create(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, *Firs
 	return r, &First{row, set}, r.take(plain)
 }
 
-// Put stores the deployment. Error: fault.Conflict when there is one.
+// Put stores the deployment. Error: fault.Conflict if the store has one already.
 func (f *First) Put(tx store.Tx) error {
 	if err := f.set.Put(tx); err != nil {
 		return err

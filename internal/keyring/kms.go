@@ -15,42 +15,41 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// KMS wraps keys of up to 32 bytes outside the store. Unwrap opens only what
-// was wrapped for the same context. Both may take long and fail; ID is stable
-// and tells nothing of the key. The caller owns all slices.
+// KMS wraps keys of up to 32 bytes outside the store. Unwrap opens only what was wrapped for the
+// same context. Both may take long and fail. ID is stable and reveals nothing about the key. The
+// caller owns all slices.
 type KMS interface {
 	ID() string
 	Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, error)
 	Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error)
 }
 
-// Config of a [Ring]. Zero fields take the defaults.
+// Config of a [Ring]. Zero fields mean the defaults.
 type Config struct {
-	// Former are keys that still open the sets which [Ring.Rewrap] has not moved
-	// under the current one yet. None of them wraps.
+	// Former are the previous KMS keys. They open the sets that [Ring.Rewrap] has not moved to the
+	// current key yet. None of them wraps.
 	Former []KMS
-	// CacheTTL is how long an unwrapped set may be used without asking the KMS
-	// again. Zero means one call per operation.
+	// CacheTTL is how long an unwrapped set may be used without asking the KMS again. Zero means
+	// one call per operation.
 	CacheTTL time.Duration
-	Now      func() time.Time // default time.Now
+	Now      func() time.Time // default: time.Now
 }
 
 // DefaultCacheTTL is the cache time of a deployment that configures none.
 const DefaultCacheTTL = 5 * time.Minute
 
-// loadTimeout bounds one wrapping or unwrapping, so that a hanging KMS is an error within
-// a second.
+// loadTimeout bounds one wrapping or unwrapping, so a hanging KMS is an error within a second.
 const loadTimeout = 900 * time.Millisecond
 
-// kmsKeys knows which KMS key each set is under, and which ones were given up.
+// kmsKeys knows which KMS key each set is under, and which KMS keys were given up.
 type kmsKeys struct {
 	store  store.Store
 	kms    KMS // the current one
 	config Config
 }
 
-// checkKMSKeys finds out whether each set could be opened: which KMS key it is
-// under, not whether that still answers.
+// checkKMSKeys checks that the configuration names the KMS key of every set. It does not check
+// whether those KMS keys still answer.
 func (r *kmsKeys) checkKMSKeys(ctx context.Context) error {
 	keys, err := r.KMSKeys(ctx, time.Time{})
 	if err != nil {
@@ -68,13 +67,14 @@ func (r *kmsKeys) checkKMSKeys(ctx context.Context) error {
 	return nil
 }
 
-// kmsKeyOf returns the id of the KMS key that a wrapping key is under, and "" when the row is damaged.
+// kmsKeyOf returns the id of the KMS key that a wrapping key is under, and "" if the row is
+// damaged.
 func (r *kmsKeys) kmsKeyOf(w wrappedKey) string {
 	id, _ := kms.KeyOf(w.blob)
 	return id
 }
 
-// configured returns the KMS key with that id, if the configuration names it.
+// configured returns the KMS key with that id, and nil if the configuration does not name it.
 func (r *kmsKeys) configured(id string) KMS {
 	if r.kms.ID() == id {
 		return r.kms
@@ -87,9 +87,9 @@ func (r *kmsKeys) configured(id string) KMS {
 	return nil
 }
 
-// kmsOf returns the KMS key that is to open a wrapping key; what does not say, the
-// current one refuses. Error: fault.Unavailable when the key is not configured, as
-// on a replica whose configuration is behind.
+// kmsOf returns the KMS key that opens a wrapping key. For a row that names none it returns the
+// current one, which refuses it. Error: fault.Unavailable if the key is not configured, as on a
+// replica with an old configuration.
 func (r *kmsKeys) kmsOf(w wrappedKey) (KMS, error) {
 	id := r.kmsKeyOf(w)
 	if id == "" {
@@ -105,33 +105,33 @@ func (r *kmsKeys) kmsOf(w wrappedKey) (KMS, error) {
 // KMSKeyState says what a KMS key is for.
 type KMSKeyState string
 
-// The states: the current key wraps, former ones only open, and of an unknown one
-// the configuration does not know.
+// The states: the current key wraps, a previous key ("former") only opens, and an unknown key is
+// not in the configuration.
 const (
 	KMSKeyCurrent KMSKeyState = "current"
 	KMSKeyFormer  KMSKeyState = "former"
 	KMSKeyUnknown KMSKeyState = "unknown"
 )
 
-// KMSKey is what is told of a KMS key.
+// KMSKey describes a KMS key.
 type KMSKey struct {
 	ID      string
 	State   KMSKeyState
-	Sets    int  // that are under it
+	Sets    int  // how many are under this key
 	GivenUp bool // see [Ring.GiveUp]
 }
 
-// KMSKeys are those that sets are under and those that are configured, the current
-// one first and then by state and id.
+// KMSKeys lists the KMS keys that are configured or that sets are under: the current one first,
+// then by state and id.
 type KMSKeys struct {
 	Keys      []KMSKey
 	Remaining int // sets that [Ring.Rewrap] would move
-	Damaged   int // sets of which it cannot be told what they are under
+	Damaged   int // sets whose KMS key cannot be read
 }
 
-// KMSKeys counts the sets by the KMS key that they are under. Remaining are those
-// that are under another key than the current one, or were moved before a time.
-// Error: fault.Unavailable.
+// KMSKeys counts the sets by the KMS key that they are under. Remaining counts the sets that are
+// under another key than the current one, or that were last moved before the given time. A zero
+// time moves no set of the current key. Error: fault.Unavailable.
 func (r *kmsKeys) KMSKeys(ctx context.Context, before time.Time) (KMSKeys, error) {
 	states := map[string]*KMSKey{r.kms.ID(): {ID: r.kms.ID(), State: KMSKeyCurrent}}
 	for _, former := range r.config.Former {
@@ -173,7 +173,7 @@ func (r *kmsKeys) KMSKeys(ctx context.Context, before time.Time) (KMSKeys, error
 	for _, k := range states {
 		keys.Keys = append(keys.Keys, *k)
 	}
-	slices.SortFunc(keys.Keys, func(a, b KMSKey) int { // the states are in this order by name, too
+	slices.SortFunc(keys.Keys, func(a, b KMSKey) int { // the names of the states sort in this order, too
 		return strings.Compare(string(a.State)+a.ID, string(b.State)+b.ID)
 	})
 	return keys, nil
@@ -185,12 +185,11 @@ func (r *kmsKeys) moves(w wrappedKey, before time.Time) bool {
 	return id != "" && (id != r.kms.ID() || !before.IsZero() && w.movedAt < before.UnixMicro())
 }
 
-// pageSize is the number of rows that one View reads, which lasts two seconds at
-// most.
+// pageSize is the number of rows that one View reads, because a View lasts two seconds at most.
 const pageSize = 4096
 
-// eachWrappedKey visits the wrapping key of every set; what is not one yet, or no
-// longer, is as of some time of the call. The blob is valid during the visit.
+// eachWrappedKey visits the wrapping key of every set. For a set that is made or removed during the
+// call, either state may be seen. The blob is valid during the visit.
 func (r *kmsKeys) eachWrappedKey(ctx context.Context, visit func(wrappedKey)) error {
 	rest := keyRows
 	for more := true; more; {
@@ -231,8 +230,8 @@ var (
 	errOneKey  = fault.New(fault.Conflict, "this is another name of a KMS key that is needed, and both would be destroyed: take it out of kms.former")
 )
 
-// checkInUse refuses what a KMS key wrapped that was given up meanwhile: another
-// process, whose configuration is behind, may still wrap with it.
+// checkInUse refuses to store what a KMS key wrapped if that key was given up meanwhile. Another
+// process with an old configuration may still wrap with it.
 func checkInUse(rd store.Reader, id string) error {
 	b, err := rd.Get(givenUpRow(id))
 	if err == nil && b != nil {
@@ -241,8 +240,8 @@ func checkInUse(rd store.Reader, id string) error {
 	return err
 }
 
-// FormerKMSKey reports whether the configuration names a key as a former one.
-// Error: fault.Conflict for the current one.
+// FormerKMSKey reports whether the configuration names a key as a previous one. Error:
+// fault.Conflict for the current one.
 func (r *kmsKeys) FormerKMSKey(id string) (bool, error) {
 	if id == r.kms.ID() {
 		return false, fault.New(fault.Conflict, "the current KMS key is not destroyed: name another one in kms.url, this one in kms.former, and run latticekeep kms rewrap first")
@@ -250,10 +249,9 @@ func (r *kmsKeys) FormerKMSKey(id string) (bool, error) {
 	return r.configured(id) != nil, nil
 }
 
-// GiveUp says for good that nothing is under a KMS key, so that it may be
-// destroyed: no set is put under it from then on, by this process or another one.
-// Error: fault.Conflict when it is the current one, or a set is under it, or that
-// cannot be told of one, or no set was ever moved from it.
+// GiveUp records that nothing is under a KMS key, so the key may be destroyed. From then on no
+// process puts a set under it. Error: fault.Conflict if it is the current key, if a set is under it
+// or may be, or if no set was ever moved from it.
 func (r *kmsKeys) GiveUp(tx store.Tx, id string) error {
 	if _, err := r.FormerKMSKey(id); err != nil {
 		return err
@@ -284,13 +282,13 @@ func (r *kmsKeys) GiveUp(tx store.Tx, id string) error {
 	return tx.Put(givenUpRow(id), nil)
 }
 
-// TakeBack undoes [Ring.GiveUp] of a key that is not going to be destroyed.
+// TakeBack undoes [Ring.GiveUp] for a key that is not going to be destroyed.
 func (r *kmsKeys) TakeBack(tx store.Tx, id string) error { return tx.Delete(givenUpRow(id)) }
 
-// CheckDistinct tries whether a former KMS key is one that is needed, by another
-// name: an alias and a number, two addresses of one service, one key in two
-// regions. Errors: fault.Conflict when it is, or when that cannot be found out;
-// fault.Unavailable.
+// CheckDistinct tests that a previous KMS key is not another name of a key that is needed. One key
+// can have several names: an alias and a number, two addresses of one service, two regions. Errors:
+// fault.Conflict if it is such a name; fault.NotFound if it is not configured; fault.Unavailable,
+// or the KMS's own, if the test fails.
 func (r *kmsKeys) CheckDistinct(ctx context.Context, id string) error {
 	former := r.configured(id)
 	if former == nil {
@@ -310,7 +308,7 @@ func (r *kmsKeys) CheckDistinct(ctx context.Context, id string) error {
 	return nil
 }
 
-// distinct is nil when neither of two keys opens what the other one wraps.
+// distinct returns nil if neither of two keys opens what the other one wraps.
 func distinct(ctx context.Context, needed, former KMS) error {
 	ctx, cancel := context.WithTimeout(ctx, distinctTime)
 	defer cancel()
@@ -318,17 +316,16 @@ func distinct(ctx context.Context, needed, former KMS) error {
 		return err
 	}
 	err := opensNot(ctx, needed, former)
-	if errors.Is(err, fault.Forbidden) { // it may not wrap any more, and what the first try said is enough
+	if errors.Is(err, fault.Forbidden) { // a previous key may not be allowed to wrap; then the first test is enough
 		return nil
 	}
 	return err
 }
 
-// distinctTime is how long two keys have, in which each wraps and opens once.
+// distinctTime bounds the test of two keys, in which each wraps and opens once.
 const distinctTime = 4 * loadTimeout
 
-// opensNot is nil when a key does not open what another one wraps. Errors are those
-// of the KMS, or errOneKey.
+// opensNot returns nil if k does not open what by wraps. Errors: errOneKey, or the KMS's own.
 func opensNot(ctx context.Context, k, by KMS) error {
 	const name = "two KMS keys"
 	value := make([]byte, 32)

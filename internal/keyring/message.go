@@ -8,17 +8,17 @@ import (
 // maxMessageKeys bounds how many parsed keys one set keeps in memory.
 const maxMessageKeys = 256
 
-// NewMessageKey makes the seed of a named key's version and returns it as a
-// stored key under this set's wrapping key, for the context.
+// NewMessageKey makes the seed of a named key's version. It returns the seed as a stored key under
+// this set's wrapping key, bound to the context.
 func (k *Keys) NewMessageKey(context string) ([]byte, error) {
 	seed := random(envelope.KEMSeedSize)
 	defer seed.Zero()
 	return envelope.SealKey(k.Wrapping, context, seed)
 }
 
-// MessageKey returns the key whose seed was stored as blob for the context. What
-// was parsed is kept with the set, and so expires with the wrapping key it came
-// out of. Error: fault.Internal for a blob that does not open.
+// MessageKey returns the key whose seed was stored as blob for the context. The parsed key is
+// cached with the set, so it expires together with the wrapping key. Error: fault.Internal for a
+// blob that does not open.
 func (k *Keys) MessageKey(context string, blob []byte) (*envelope.KEMKey, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -41,8 +41,8 @@ func (k *Keys) MessageKey(context string, blob []byte) (*envelope.KEMKey, error)
 	return key, nil
 }
 
-// MoveMessageKey returns the stored key in blob under the wrapping key of next,
-// for the same context. Error: fault.Internal for a blob that does not open.
+// MoveMessageKey returns the stored key in blob under the wrapping key of next, for the same
+// context. Error: fault.Internal for a blob that does not open.
 func (k *Keys) MoveMessageKey(next *Keys, context string, blob []byte) ([]byte, error) {
 	seed, err := k.openSeed(context, blob)
 	if err != nil {

@@ -15,24 +15,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// How much one [Ring.Rewrap] takes on: it is called until nothing remains.
+// Bounds of one [Ring.Rewrap]. Callers repeat it until nothing remains.
 const (
-	rewrapTime     = 400 * time.Millisecond // time to begin moving sets; each call of a KMS has loadTimeout
+	rewrapTime     = 400 * time.Millisecond // time in which moves begin; each call of a KMS has loadTimeout
 	rewrapWorkers  = 8
-	rewrapFailures = 16 // after these the KMS is taken to be down, or to throttle
+	rewrapFailures = 16 // after these, Rewrap stops: the KMS is probably down or throttling
 )
 
-// Rewrap is some sets put under the current KMS key and not stored yet.
+// Rewrap holds sets that are wrapped by the current KMS key and not stored yet.
 type Rewrap struct {
 	To  string // id of the current key
-	Err error  // why some set was not moved; nil: there was none such
+	Err error  // why some set was not moved; nil: no move failed
 
 	moves []move
 }
 
 type move struct {
 	from, to wrappedKey
-	fromKey  string // id of its KMS key
+	fromKey  string // id of the KMS key of from
 }
 
 var (
@@ -40,15 +40,15 @@ var (
 	errUnmarked = errors.New("the KMS does not say in what it wraps that it did")
 )
 
-// Rewrap puts sets that are under another KMS key than the current one under that,
-// and when a time is given those, too, that were not moved since: a key that was
-// rotated at its provider then wraps with its newest version. It takes as many as
-// fit into part of a second, in no order, and at least one if there is any; what
-// it could not move is left as it is. Nothing is stored before [Rewrap.Put].
+// Rewrap puts sets that are under another KMS key under the current one. If before is not zero, it
+// also moves sets that were last moved before that time: after a rotation at the provider, the KMS
+// then wraps them with its newest version. One call moves as many sets as fit into part of a
+// second, in no order, and at least one if there is any. It leaves a set that it cannot move
+// unchanged. It stores nothing; [Rewrap.Put] does.
 //
-// The wrapping keys themselves stay the same. Each is tried on the keys of its set
-// before, and opened again after it was wrapped: what a row held is given up only
-// for what opens as well. Error: fault.Unavailable when the store does not answer.
+// The wrapping keys themselves stay the same. Before a wrapping key is wrapped, it must open the
+// keys of its set. Afterwards, the new ciphertext must open to the same key. So a stored row is
+// replaced only by one that opens as well. Error: fault.Unavailable if the store does not answer.
 func (r *Ring) Rewrap(ctx context.Context, before time.Time) (*Rewrap, error) {
 	var due []cacheKey
 	err := r.eachWrappedKey(ctx, func(w wrappedKey) {
@@ -59,7 +59,8 @@ func (r *Ring) Rewrap(ctx context.Context, before time.Time) (*Rewrap, error) {
 	if err != nil {
 		return nil, err
 	}
-	// So that sets which cannot be moved are not always the first, and two callers seldom work on the same ones.
+	// With a random order, sets that cannot be moved do not always come first, and two callers
+	// seldom work on the same sets.
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
 
 	result := &Rewrap{To: r.kms.ID()}
@@ -95,7 +96,7 @@ func (r *Ring) Rewrap(ctx context.Context, before time.Time) (*Rewrap, error) {
 	return result, nil
 }
 
-// rewrap prepares to move one set, unless it was moved meanwhile.
+// rewrap prepares the move of one set. It returns nil if the set was moved meanwhile.
 func (r *Ring) rewrap(ctx context.Context, set cacheKey, before time.Time) (*move, error) {
 	stored, err := r.readSet(ctx, set.owner, set.version)
 	if err != nil {
@@ -122,8 +123,8 @@ func (r *Ring) rewrap(ctx context.Context, set cacheKey, before time.Time) (*mov
 	if to.blob, err = r.wrapAgain(wrapping, from, plain); err != nil {
 		return nil, err
 	}
-	// Later than before and than the former time, whatever this machine's clock says: so the row has a key of its own, and a
-	// run comes to an end.
+	// movedAt must be later than the previous move, so the row gets a new key in the store, and not
+	// earlier than before, so a run ends, whatever this machine's clock says.
 	to.movedAt = max(r.config.Now().UnixMicro(), from.movedAt+1)
 	if !before.IsZero() {
 		to.movedAt = max(to.movedAt, before.UnixMicro())
@@ -131,8 +132,8 @@ func (r *Ring) rewrap(ctx context.Context, set cacheKey, before time.Time) (*mov
 	return &move{from, to, r.kmsKeyOf(from)}, nil
 }
 
-// wrapAgain wraps the wrapping key of a set with the current KMS key, and sees
-// that it opens.
+// wrapAgain wraps the wrapping key of a set with the current KMS key and checks that it opens
+// again.
 func (r *Ring) wrapAgain(ctx context.Context, w wrappedKey, plain map[purpose]secret.Bytes) ([]byte, error) {
 	name := keyContext(w.owner, w.version, wrapping)
 	wrapped, err := r.kms.Wrap(ctx, name, plain[wrapping])
@@ -152,10 +153,9 @@ func (r *Ring) wrapAgain(ctx context.Context, w wrappedKey, plain map[purpose]se
 	return wrapped, nil
 }
 
-// Put stores the sets under their new key and deletes what was under the former
-// ones. It returns how many it moved, by the id of the former key: not those that
-// another caller moved meanwhile. Errors: fault.Unavailable when the new key was
-// given up meanwhile.
+// Put stores the sets under their new key and deletes their previous rows. It returns how many sets
+// it moved, by the id of their previous KMS key. It skips sets that another caller moved meanwhile.
+// Error: fault.Unavailable if the new key was given up meanwhile.
 func (w *Rewrap) Put(tx store.Tx) (moved map[string]int, err error) {
 	moved = make(map[string]int)
 	if err := checkInUse(tx, w.To); err != nil {
@@ -186,8 +186,8 @@ func (w *Rewrap) Put(tx store.Tx) (moved map[string]int, err error) {
 	return moved, nil
 }
 
-// nameInDeployment has the first row of the store name the KMS key that the
-// deployment's own set is under.
+// nameInDeployment updates the first row of the store, which names the KMS key of the deployment's
+// own set.
 func (w *Rewrap) nameInDeployment(tx store.Tx, m move) error {
 	if m.to.owner != authz.SystemTenant {
 		return nil

@@ -15,22 +15,23 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// purpose is what a key of a set is for.
+// purpose is the use of a key in a set.
 type purpose string
 
 const (
 	wrapping purpose = "wrapping"
 	signing  purpose = "signing"  // ML-DSA-65 seed: credential records, encrypted data, data that callers sign
-	mac      purpose = "mac"      // HMAC-SHA-512 beside it, for all three
-	auditing purpose = "audit"    // ML-DSA-65 seed of the chain
-	identity purpose = "identity" // ML-DSA-65 seed of sealing-key documents
-	// The HMAC key of whatever is stored as a keyed hash or under a MAC, each with a label of its own: API keys, rows, names of
-	// credentials, idempotency keys and their requests, e-mail addresses, refresh tokens and mailed tickets. The key of access
-	// tokens is derived from it.
+	mac      purpose = "mac"      // HMAC-SHA-512 beside the signature, for the same three
+	auditing purpose = "audit"    // ML-DSA-65 seed: audit chain
+	identity purpose = "identity" // ML-DSA-65 seed: public documents, such as those of sealing keys
+	// HMAC key of everything that is stored as a keyed hash or under a MAC, each with its own
+	// label: API keys, rows, names of credentials, idempotency keys and their requests, e-mail
+	// addresses, refresh tokens and mailed tickets. The keys of access tokens and of report URLs
+	// are derived from it.
 	apiKeyHash purpose = "api-key-hash"
 )
 
-// sizes of the keys of a tenant's set and of the deployment's, in bytes.
+// Sizes in bytes of the keys in a tenant's set and in the deployment's set.
 var (
 	tenantSet     = map[purpose]int{signing: dualsig.SeedSize, mac: dualsig.MACKeySize}
 	deploymentSet = map[purpose]int{auditing: dualsig.SeedSize, identity: dualsig.SeedSize, apiKeyHash: 64}
@@ -49,16 +50,16 @@ func setPrefix(owner authz.TenantID, version uint32) []byte {
 	return fmt.Appendf(nil, "key/%s/%08x/", owner, version)
 }
 
-// keyRow is that of a key of a set; a wrapping key that was moved under another
-// KMS key has another one, see [wrappedKey].
+// keyRow returns the key in the store of a set's key. A wrapping key that was moved to another KMS
+// key has a different one, see [wrappedKey].
 func keyRow(owner authz.TenantID, version uint32, p purpose) []byte {
 	return append(setPrefix(owner, version), p...)
 }
 
 func currentRow(owner authz.TenantID) []byte { return fmt.Appendf(nil, "key/%s/current", owner) }
 
-// keyContext is what a stored key is bound to, under the KMS and under the
-// wrapping key alike.
+// keyContext returns the context that a stored key is bound to, both under the KMS and under the
+// wrapping key.
 func keyContext(owner authz.TenantID, version uint32, p purpose) string {
 	return fmt.Sprintf("%s/%d/%s", owner, version, p)
 }
@@ -86,28 +87,28 @@ func unavailable(what string, err error) error {
 	return fault.Wrap(fault.Unavailable, "the key-management service cannot be used now: retry, and check it if this lasts", fmt.Errorf("%s: %w", what, err))
 }
 
-// deployment is the first row of a store: whose it is.
+// deployment is the first row of a store. It identifies the deployment that owns the store.
 type deployment struct {
 	Format  int    `json:"format"` // format of the whole store
 	ChainID string `json:"chain_id"`
 	KMSKey  string `json:"kms_key"` // id of the KMS key that the deployment's own set is under
 }
 
-// storeFormat is the only store format there is so far.
+// storeFormat is the only store format so far.
 const storeFormat = 1
 
 var deploymentRow = []byte("deployment")
 
-// wrappedKey is the wrapping key of a set as it is stored: of every set there is
-// one row. A set that was moved has it under a key of its own,
+// wrappedKey is the stored wrapping key of a set. Every set has exactly one such row. A set that
+// was moved has it under a new key in the store,
 //
 //	key/<owner>/<version>/wrapping/<when it was moved: Unix microseconds, 16 hex digits>
 //
-// since what must be gone is deleted and not overwritten: only that is wiped.
+// because the store wipes a deleted value, but not an overwritten one.
 type wrappedKey struct {
 	owner   authz.TenantID
 	version uint32
-	movedAt int64 // Unix microseconds; 0 when it never was
+	movedAt int64 // Unix microseconds; 0 if never moved
 	blob    []byte
 }
 
@@ -119,8 +120,8 @@ func (w wrappedKey) row() []byte {
 	return fmt.Appendf(row, "/%016x", w.movedAt)
 }
 
-// parseWrappedKey returns what a row of the keyring is, unless it is not that of
-// a wrapping key. The blob shares the row's memory.
+// parseWrappedKey parses a row of the keyring. ok is false if it is not that of a wrapping key. The
+// blob shares the row's memory.
 func parseWrappedKey(row, blob []byte) (w wrappedKey, ok bool) {
 	parts := strings.Split(string(row), "/")
 	if len(parts) != 4 && len(parts) != 5 || parts[3] != string(wrapping) {
@@ -139,8 +140,7 @@ func parseWrappedKey(row, blob []byte) (w wrappedKey, ok bool) {
 	return w, bytes.Equal(w.row(), row)
 }
 
-// readWrappedKey returns the wrapping key of a set. Error: fault.Internal when it
-// has none, or two.
+// readWrappedKey returns the wrapping key of a set. Error: fault.Internal if it has none, or two.
 func readWrappedKey(rd store.Reader, owner authz.TenantID, version uint32) (w wrappedKey, err error) {
 	n, ok := 0, false
 	err = rd.Scan(store.Prefix(keyRow(owner, version, wrapping)), func(row, blob []byte) bool {
@@ -156,10 +156,10 @@ func readWrappedKey(rd store.Reader, owner authz.TenantID, version uint32) (w wr
 
 var keyRows = store.Prefix([]byte("key/"))
 
-// givenUpRow says that a KMS key is to be destroyed: nothing is wrapped with it
-// any more. It has no value.
+// givenUpRow returns the key of the row that marks a KMS key as given up: it may be destroyed, and
+// nothing may be wrapped with it any more. The row has no value.
 func givenUpRow(id string) []byte { return []byte("kms/given-up/" + id) }
 
-// movedFromRow says that a set was moved away from a KMS key, which is so a former
-// one and not one that is to come. It has no value.
+// movedFromRow returns the key of the row that records that a set was moved away from a KMS key.
+// The row proves that the KMS key is a previous one and not a future one. It has no value.
 func movedFromRow(id string) []byte { return []byte("kms/moved-from/" + id) }

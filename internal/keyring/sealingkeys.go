@@ -19,16 +19,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// sealingRow is a key pair for SealedCredential values as it is stored: the
-// signed public document, and the private key under the deployment's wrapping
-// key.
+// sealingRow is the stored key pair for values of SealedCredentials: the signed public document,
+// and the private key under the deployment's wrapping key.
 //
-// Whether the key is retired is part of what the private key is bound to, and
-// the row has the keyring's MAC in front, so that nobody who can only write the
-// store takes a key out of use or back into it with a row of their own making. A
-// row that was ours once can be put back, and with it the key's former state:
-// only the audit log says otherwise, so that package sealingkey asks it. A former
-// release wrote rows without a MAC; none of those is retired.
+// The private key is bound to whether the key is retired, and the row starts with the keyring's
+// MAC. So an attacker who can only write the store cannot retire or restore a key with a row of
+// their own. They can put back an earlier row of ours, and with it the key's previous state. Only
+// the audit log shows that, so package sealingkey asks the log. An early release wrote rows without
+// a MAC; none of those is retired.
 type sealingRow struct {
 	Document        json.RawMessage `json:"document"`
 	Suite           envelope.Suite  `json:"suite"`
@@ -44,7 +42,7 @@ var (
 
 func sealingKeyRow(id string) []byte { return append(slices.Clone(sealingKeyPrefix), id...) }
 
-// context is what the private key is bound to.
+// context returns the context that the private key is bound to.
 func (s sealingRow) context(id string) string {
 	if s.RetiredAt.IsZero() {
 		return "sealing/" + id
@@ -52,8 +50,8 @@ func (s sealingRow) context(id string) string {
 	return "sealing/" + id + "/retired"
 }
 
-// ErrRetired is in the tree of the errors about a sealing key that was retired,
-// beside fault.NotFound, or fault.Internal when it is the one to be published.
+// ErrRetired is wrapped by the errors about a retired sealing key. Their kind is fault.NotFound, or
+// fault.Internal if the key is the one to be published.
 var ErrRetired = errors.New("the sealing key is retired")
 
 var (
@@ -66,7 +64,7 @@ var (
 	errCurrent      = fault.New(fault.Conflict, "the current sealing key is not retired: make a new one first (latticekeep sealing-key rotate)")
 )
 
-// NewSealingKey is a freshly made sealing key that is not stored yet.
+// NewSealingKey is a new sealing key that is not stored yet.
 type NewSealingKey struct {
 	ID      string
 	keys    *sealingKeys
@@ -85,8 +83,8 @@ type sealingKeys struct {
 	published *published
 }
 
-// NewSealingKey makes a key pair and its signed document. The deployment must
-// be stored already, since the private key goes under its wrapping key.
+// NewSealingKey makes a key pair and its signed document. The deployment must be stored already,
+// because its wrapping key seals the private key.
 func (r *sealingKeys) NewSealingKey(ctx context.Context, suite envelope.Suite) (*NewSealingKey, error) {
 	k, err := r.newSealingKey(ctx, suite)
 	if err != nil {
@@ -128,8 +126,7 @@ func (r *sealingKeys) newSealingKey(ctx context.Context, suite envelope.Suite) (
 	return &NewSealingKey{id, r, stored, r.own.SealRow(currentSealingRow, []byte(id))}, nil
 }
 
-// Put stores the key and makes it the one that is published. Earlier ones keep
-// opening.
+// Put stores the key and publishes it. Earlier keys still open values.
 func (k *NewSealingKey) Put(tx store.Tx) error {
 	if err := tx.Put(sealingKeyRow(k.ID), k.row); err != nil {
 		return err
@@ -137,8 +134,8 @@ func (k *NewSealingKey) Put(tx store.Tx) error {
 	return tx.Put(currentSealingRow, k.current)
 }
 
-// PutAfter is [NewSealingKey.Put] unless the current key is another one than
-// former. Error: fault.Conflict then.
+// PutAfter is [NewSealingKey.Put] if former is still the current key. Otherwise the error is
+// fault.Conflict.
 func (k *NewSealingKey) PutAfter(tx store.Tx, former string) error {
 	current, err := k.keys.currentSealingKey(tx)
 	if err != nil {
@@ -150,8 +147,7 @@ func (k *NewSealingKey) PutAfter(tx store.Tx, former string) error {
 	return k.Put(tx)
 }
 
-// currentSealingKey returns the id of the published key, and "" while there is
-// none.
+// currentSealingKey returns the id of the published key, and "" if there is none.
 func (r *sealingKeys) currentSealingKey(rd store.Reader) (string, error) {
 	b, err := rd.Get(currentSealingRow)
 	if err == nil {
@@ -163,8 +159,8 @@ func (r *sealingKeys) currentSealingKey(rd store.Reader) (string, error) {
 	return string(b), nil
 }
 
-// CurrentSealingKey returns the id of the sealing key that the store says to
-// publish, whether or not it can be, and "" while there is none.
+// CurrentSealingKey returns the id of the sealing key that the store says to publish, even if that
+// key is retired and cannot be published. It returns "" if there is none.
 func (r *sealingKeys) CurrentSealingKey(ctx context.Context) (id string, err error) {
 	err = r.store.View(ctx, func(rd store.Reader) (err error) {
 		id, err = r.currentSealingKey(rd)
@@ -173,9 +169,9 @@ func (r *sealingKeys) CurrentSealingKey(ctx context.Context) (id string, err err
 	return id, err
 }
 
-// SealingDocument returns the signed public document of the newest sealing
-// key. Errors: fault.NotFound while there is none; fault.Internal when it is not
-// ours, and with [ErrRetired] when it is retired: nothing is published then.
+// SealingDocument returns the signed public document of the current sealing key. Errors:
+// fault.NotFound if there is none; fault.Internal if it is not ours; fault.Internal with
+// [ErrRetired] if it is retired, because then nothing is published.
 func (r *sealingKeys) SealingDocument(ctx context.Context) (sealing.Document, error) {
 	var id string
 	var row sealingRow
@@ -209,8 +205,8 @@ func (r *sealingKeys) SealingDocument(ctx context.Context) (sealing.Document, er
 	return document, nil
 }
 
-// document parses a stored document. Whoever can write the store could have put
-// one of their own there.
+// document parses a stored document and checks that this deployment signed it, because an attacker
+// who can write the store can replace it.
 func (r *sealingKeys) document(id string, row sealingRow) (sealing.Document, error) {
 	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {
@@ -222,16 +218,16 @@ func (r *sealingKeys) document(id string, row sealingRow) (sealing.Document, err
 	return document, nil
 }
 
-// published is the last document that was found to be ours.
+// published is the last document that was verified.
 type published struct {
 	id       string
 	encoded  []byte
 	document sealing.Document
 }
 
-// SealingKey returns the private sealing key with that id, newest or not.
-// Errors: fault.NotFound for an unknown id and, with [ErrRetired], for a retired
-// key; fault.Unavailable when the KMS does not answer.
+// SealingKey returns the private sealing key with that id, also of an earlier key. Errors:
+// fault.NotFound for an unknown id and, with [ErrRetired], for a retired key; fault.Unavailable if
+// the KMS does not answer.
 func (r *sealingKeys) SealingKey(ctx context.Context, id string) (*envelope.SealingKey, error) {
 	var row sealingRow
 	err := r.store.View(ctx, func(rd store.Reader) (err error) {
@@ -247,8 +243,8 @@ func (r *sealingKeys) SealingKey(ctx context.Context, id string) (*envelope.Seal
 	return r.privateSealingKey(ctx, id, row)
 }
 
-// privateSealingKey opens the private key of a row. Only keys in use are kept,
-// by their ciphertext, which is another one once the key is retired.
+// privateSealingKey opens the private key of a row. It caches only keys in use, by their
+// ciphertext. Retiring a key changes its ciphertext.
 func (r *sealingKeys) privateSealingKey(ctx context.Context, id string, row sealingRow) (*envelope.SealingKey, error) {
 	wrapper, err := r.sets.Version(ctx, authz.SystemTenant, row.WrappingVersion)
 	if err != nil {
@@ -305,24 +301,25 @@ func (r *sealingKeys) decodeSealingRow(id string, b []byte) (row sealingRow, err
 // SealingKeyState says what a sealing key is for.
 type SealingKeyState string
 
-// The states: seal for the current key; earlier ones open, retired ones do not.
+// The states: values are sealed for the current key, earlier keys only open, retired keys do not
+// open.
 const (
 	SealingKeyCurrent SealingKeyState = "current"
 	SealingKeyEarlier SealingKeyState = "earlier"
 	SealingKeyRetired SealingKeyState = "retired"
 )
 
-// SealingKeyInfo is what is public about a sealing key.
+// SealingKeyInfo is the public description of a sealing key.
 type SealingKeyInfo struct {
 	ID        string
 	Suite     envelope.Suite
 	State     SealingKeyState
 	CreatedAt time.Time
-	RetiredAt time.Time // zero unless it is retired
+	RetiredAt time.Time // zero unless retired
 }
 
-// SealingKeys returns all sealing keys, the current one first and then the
-// newest first. Error: fault.Internal when one of them is not ours.
+// SealingKeys returns all sealing keys: the current one first, then the others from newest to
+// oldest. Error: fault.Internal if one of them is not ours.
 func (r *sealingKeys) SealingKeys(ctx context.Context) ([]SealingKeyInfo, error) {
 	var current string
 	rows := make(map[string]sealingRow)
@@ -380,29 +377,28 @@ func (r *sealingKeys) sealingKeyInfo(id string, row sealingRow, current string) 
 	return info, nil
 }
 
-// SealingKeyChange takes a sealing key out of use or back into it. It is not
-// stored yet.
+// SealingKeyChange retires or restores a sealing key. It is not stored yet.
 type SealingKeyChange struct {
-	Key SealingKeyInfo // after the change
+	Key SealingKeyInfo // state after the change
 
 	keys     *sealingKeys
-	from, to []byte // rows; the same when the key is in that state already
+	from, to []byte // rows; equal if the key is in the wanted state already
 }
 
-// RetireSealingKey archives a key: its private half stays, and opens nothing.
+// RetireSealingKey prepares to retire a key. The private key stays stored, but opens nothing.
 // Errors: fault.NotFound, fault.Conflict for the current key, fault.Unavailable.
 func (r *sealingKeys) RetireSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
 	return r.changeSealingKey(ctx, id, r.now().UTC().Truncate(time.Second))
 }
 
-// RestoreSealingKey takes a retired key back into use, as an earlier one.
-// Errors: fault.NotFound, fault.Unavailable.
+// RestoreSealingKey prepares to take a retired key back into use, as an earlier one. Errors:
+// fault.NotFound, fault.Unavailable.
 func (r *sealingKeys) RestoreSealingKey(ctx context.Context, id string) (*SealingKeyChange, error) {
 	return r.changeSealingKey(ctx, id, time.Time{})
 }
 
-// changeSealingKey prepares a key's row with another time of retirement, zero
-// for none. A key that is retired already keeps the time it has.
+// changeSealingKey prepares a key's row with another time of retirement. A zero time means not
+// retired. A key that is retired already keeps its time.
 func (r *sealingKeys) changeSealingKey(ctx context.Context, id string, retiredAt time.Time) (*SealingKeyChange, error) {
 	var current string
 	c := &SealingKeyChange{keys: r}
@@ -439,11 +435,11 @@ func (r *sealingKeys) changeSealingKey(ctx context.Context, id string, retiredAt
 	return c, err
 }
 
-// errNoSuchKey speaks to who names a key, not to who sealed for one.
+// errNoSuchKey is for a caller who names a key. errNoSealingKey is for a caller who presents sealed
+// values.
 var errNoSuchKey = fault.New(fault.NotFound, "there is no sealing key with that id: list the keys to see which there are")
 
-// rebindSealingKey puts the private key of a row under what it is bound to after
-// the change.
+// rebindSealingKey seals the private key of a row again, bound to the state after the change.
 func (r *sealingKeys) rebindSealingKey(ctx context.Context, id string, row sealingRow, retiredAt time.Time) (sealingRow, error) {
 	key, err := r.privateSealingKey(ctx, id, row)
 	if err != nil {
@@ -465,11 +461,11 @@ func (r *sealingKeys) rebindSealingKey(ctx context.Context, id string, row seali
 	return row, nil
 }
 
-// Changes reports whether the key was in another state before.
+// Changes reports whether the key is in another state before the change.
 func (c *SealingKeyChange) Changes() bool { return !bytes.Equal(c.from, c.to) }
 
-// Put stores the change. Error: fault.Conflict when the key changed meanwhile,
-// or became the current one.
+// Put stores the change. Error: fault.Conflict if the key changed meanwhile, or if a key to be
+// retired became the current one.
 func (c *SealingKeyChange) Put(tx store.Tx) error {
 	key := sealingKeyRow(c.Key.ID)
 	b, err := tx.Get(key)

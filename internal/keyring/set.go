@@ -26,7 +26,7 @@ type Keys struct {
 
 	mu       sync.Mutex
 	sealing  map[string]*envelope.SealingKey // keyed by wrapped private key; only in the deployment's set
-	messages map[string]*envelope.KEMKey     // by context
+	messages map[string]*envelope.KEMKey     // keyed by context
 }
 
 type cacheKey struct {
@@ -39,11 +39,11 @@ type cached struct {
 	expires time.Time
 }
 
-// NewSet is a freshly made version of an owner's keys, wrapped and not stored.
+// NewSet is a new version of an owner's keys, wrapped and not stored.
 type NewSet struct {
 	owner   authz.TenantID
 	version uint32
-	kmsKey  string // id of the key that wraps it
+	kmsKey  string // id of the KMS key that wraps it
 	rows    map[string][]byte
 }
 
@@ -57,9 +57,9 @@ type sets struct {
 	cache  map[cacheKey]cached
 }
 
-// NewSet makes the given version of a tenant's keys: 1 for a new tenant, one
-// more than the current version to rotate. It calls the KMS and stores
-// nothing; [NewSet.Put] does, in the caller's transaction.
+// NewSet makes the given version of an owner's keys: 1 for a new tenant, or the current version
+// plus one for a rotation. It calls the KMS and stores nothing; [NewSet.Put] does, in the caller's
+// transaction.
 func (r *sets) NewSet(ctx context.Context, owner authz.TenantID, version uint32) (*NewSet, error) {
 	set, keys, err := r.NextSet(ctx, owner, version)
 	if err != nil {
@@ -69,9 +69,9 @@ func (r *sets) NewSet(ctx context.Context, owner authz.TenantID, version uint32)
 	return set, nil
 }
 
-// NextSet is [Ring.NewSet] for who puts other keys under the new wrapping key
-// in the same transaction: it returns the set unwrapped as well. Nobody else
-// has it, and the caller zeroes its wrapping key.
+// NextSet is [Ring.NewSet] for a caller that puts other keys under the new wrapping key in the same
+// transaction. It also returns the unwrapped set. Nobody else has it, and the caller zeroes its
+// wrapping key.
 func (r *sets) NextSet(ctx context.Context, owner authz.TenantID, version uint32) (*NewSet, *Keys, error) {
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
@@ -90,7 +90,7 @@ func (r *sets) NextSet(ctx context.Context, owner authz.TenantID, version uint32
 	return set, keys, nil
 }
 
-// newKeys parses an unwrapped set and zeroes what is then not needed.
+// newKeys parses an unwrapped set and zeroes the plaintext that is not needed afterwards.
 func newKeys(owner authz.TenantID, version uint32, plain map[purpose]secret.Bytes) (*Keys, error) {
 	keys := &Keys{
 		Version: version, Wrapping: plain[wrapping],
@@ -103,7 +103,7 @@ func newKeys(owner authz.TenantID, version uint32, plain map[purpose]secret.Byte
 		}
 	}
 	for p := range setOf(owner) {
-		plain[p].Zero() // parsed, or the deployment's: not needed here
+		plain[p].Zero() // parsed, or kept by the deployment's own keys
 	}
 	return keys, nil
 }
@@ -126,11 +126,10 @@ func newSet(ctx context.Context, kms KMS, owner authz.TenantID, version uint32) 
 	return set, plain, nil
 }
 
-// Put stores the set and makes it the current one. It overwrites nothing: a
-// current version that was rolled back must not cost the keys of later ones.
-// Errors: fault.Conflict when the owner's current version is not the one before,
-// fault.Internal when there are keys of this version already, fault.Unavailable
-// when the KMS key that wraps it was given up meanwhile.
+// Put stores the set and makes it the current one. It overwrites nothing, so a current version that
+// was rolled back cannot destroy the keys of later ones. Errors: fault.Conflict if the owner's
+// current version is not the one before, fault.Internal if keys of this version exist already,
+// fault.Unavailable if the KMS key that wraps the set was given up meanwhile.
 func (s *NewSet) Put(tx store.Tx) error {
 	current, err := currentVersion(tx, s.owner)
 	if err != nil {
@@ -161,9 +160,8 @@ func (s *NewSet) Put(tx store.Tx) error {
 	return tx.Put(currentRow(s.owner), binary.BigEndian.AppendUint32(nil, s.version))
 }
 
-// Current returns the newest version of a tenant's keys. Errors:
-// fault.NotFound for an unknown tenant, fault.Unavailable when the KMS does
-// not answer.
+// Current returns the current version of a tenant's keys. Errors: fault.NotFound for an unknown
+// tenant, fault.Unavailable if the KMS does not answer.
 func (r *sets) Current(ctx context.Context, owner authz.TenantID) (*Keys, error) {
 	var version uint32
 	err := r.store.View(ctx, func(rd store.Reader) (err error) {
@@ -188,8 +186,8 @@ func (r *sets) Version(ctx context.Context, owner authz.TenantID, version uint32
 	if ok && r.config.Now().Before(hit.expires) {
 		return hit.keys, nil
 	}
-	// One call in flight per set, whoever waits for it; a caller that gives up
-	// does not take the others' answer with it.
+	// One call per set is in flight, however many callers wait for it. A caller that gives up does
+	// not cancel the call for the others.
 	flight := r.flight.DoChan(fmt.Sprintf("%s/%d", owner, version), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loadTimeout)
 		defer cancel()
@@ -205,7 +203,7 @@ func (r *sets) Version(ctx context.Context, owner authz.TenantID, version uint32
 }
 
 func (r *sets) load(ctx context.Context, key cacheKey) (*Keys, error) {
-	asked := r.config.Now() // the time counts from before the KMS answered
+	asked := r.config.Now() // the cache time counts from before the KMS answered
 	plain, err := r.unwrap(ctx, key.owner, key.version)
 	if err != nil {
 		return nil, err
@@ -219,7 +217,7 @@ func (r *sets) load(ctx context.Context, key cacheKey) (*Keys, error) {
 		r.mu.Lock()
 		r.cache[key] = entry
 		r.mu.Unlock()
-		// Lookups go by the clock; this lets go of a set that nobody asks for.
+		// Lookups check the clock. The timer only frees the memory of a set that nobody asks for.
 		time.AfterFunc(ttl, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -231,7 +229,7 @@ func (r *sets) load(ctx context.Context, key cacheKey) (*Keys, error) {
 	return keys, nil
 }
 
-// unwrap reads a set and opens every key of it.
+// unwrap reads a set and opens every key in it.
 func (r *sets) unwrap(ctx context.Context, owner authz.TenantID, version uint32) (map[purpose]secret.Bytes, error) {
 	stored, err := r.readSet(ctx, owner, version)
 	if err != nil {
@@ -240,10 +238,10 @@ func (r *sets) unwrap(ctx context.Context, owner authz.TenantID, version uint32)
 	return r.openSet(ctx, stored)
 }
 
-// storedSet is a set as it is stored.
+// storedSet is a set as the store holds it.
 type storedSet struct {
 	wrappedKey
-	blobs map[purpose][]byte // sealed under the wrapping key
+	blobs map[purpose][]byte // under the wrapping key
 }
 
 func (r *sets) readSet(ctx context.Context, owner authz.TenantID, version uint32) (set storedSet, err error) {
@@ -267,7 +265,8 @@ func (r *sets) readSet(ctx context.Context, owner authz.TenantID, version uint32
 	return set, err
 }
 
-// openSet opens every key of a set, the first with the KMS key that it is under.
+// openSet opens every key of a set: the wrapping key with its KMS key, the others with the wrapping
+// key.
 func (r *sets) openSet(ctx context.Context, set storedSet) (map[purpose]secret.Bytes, error) {
 	kms, err := r.kmsOf(set.wrappedKey)
 	if err != nil {
@@ -289,21 +288,20 @@ func (r *sets) openSet(ctx context.Context, set storedSet) (map[purpose]secret.B
 	return plain, nil
 }
 
-// PublicKey is the public half of one version of a tenant's signing keys, as it
-// is published: its encoding and the id of that, and nothing parsed.
+// PublicKey is the public half of one version of a tenant's signing keys as it is published: its
+// encoding and the id of the encoding. It is not parsed.
 type PublicKey struct {
 	Version uint32
 	ID      string
-	Bytes   []byte // 1952
+	Bytes   []byte // 1952 long
 }
 
-// publicRow holds a public signing key under the row MAC, so that publishing all
-// of them unwraps none.
+// publicRow returns the key of the row that holds a public signing key under the row MAC. With it,
+// publishing all public keys unwraps no set.
 func publicRow(owner authz.TenantID, version uint32) []byte { return keyRow(owner, version, "public") }
 
-// PublicKeys returns the public keys of every version of a tenant's signing
-// keys, newest first. Errors as for [Ring.Current], and fault.Internal for a row
-// that is not ours.
+// PublicKeys returns the public keys of every version of a tenant's signing keys, newest first.
+// Errors as for [Ring.Current], and fault.Internal for a row that is not ours.
 func (r *sets) PublicKeys(ctx context.Context, owner authz.TenantID) ([]PublicKey, error) {
 	var rows [][]byte // newest first
 	err := r.store.View(ctx, func(rd store.Reader) error {
