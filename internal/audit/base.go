@@ -49,13 +49,13 @@ type baseJSON struct {
 	Credentials []baseCredential `json:"credentials"`
 	Epochs      []baseEpoch      `json:"epochs"` // starting with the second
 	Hash        string           `json:"hash"`   // last entry
-	Kept        []string         `json:"kept"`   // canonical forms of the entries that are still needed, oldest first
+	Kept        []string         `json:"kept"`   // canonical entries still needed, oldest first
 	Micros      int64            `json:"micros"` // last entry; microseconds since 1970
 	Namespaces  []baseNamespace  `json:"namespaces"`
 	PublicKey   string           `json:"public_key"` // base64
 	Sequence    uint64           `json:"sequence"`   // last entry
 	Tenants     []baseTenant     `json:"tenants"`
-	Tree        string           `json:"tree"` // base64: u64 size, then the hashes of tiles that are not full, level 0 first
+	Tree        string           `json:"tree"` // base64: u64 size, hashes of partial tiles from level 0
 }
 
 type baseEpoch struct {
