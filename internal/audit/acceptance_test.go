@@ -9,9 +9,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Another replica accepts at any moment of a look that finds, of the database itself and
-// of a place which knows less or more, what is accepted: the next look at the latest
-// lifts the refusal, without the place being visited again.
+// Another replica accepts a loss at any moment of a check that finds the loss in the database and
+// in a place, which knows less or more than the database. The next check ends the halt, without
+// another visit to the place.
 func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 	for name, ahead := range map[string]bool{"the place knows less": false, "the place knows more": true} {
 		t.Run(name, func(t *testing.T) {
@@ -19,7 +19,7 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 				f, place := newFixture(t), &shelf{name: "place"}
 				a := f.anchoredAt(place)
 				a.fill(19)
-				a.keep() // at 20, with an entry at 21
+				a.keep() // checkpoint 20; the entry about it is 21
 				if f.fill(3); ahead {
 					a.keep()
 				}
@@ -61,8 +61,8 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 	}
 }
 
-// What is accepted of a place that knew most is accepted of those that knew less, also
-// by a replica that looks at them later.
+// An acceptance that names the place with the newest checkpoint covers places with older ones, also
+// for a replica that checks them later.
 func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	a, b := replicas[0], replicas[1]
@@ -78,7 +78,7 @@ func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
 		s.put(newestOf(t, a.log))
 	}
 	a.put(older)
-	stranger := a.replica(t, a.log.signer) // which writes other entries in the place of those
+	stranger := a.replica(t, a.log.signer) // writes other entries with the same sequences
 	for range 20 {
 		stranger.append(AuditRead, tenantA)
 	}
@@ -94,7 +94,7 @@ func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
 	b.verified(t)
 }
 
-// The damaged rows of a tenant fail at most the commit in which others find out, while
+// Damaged rows of a tenant fail at most the commit in which other replicas find the damage while
 // another process writes.
 func TestADamagedTenantIsItsOwnTroubleAmongReplicas(t *testing.T) {
 	replicas := newReplicas(t, 2)

@@ -24,18 +24,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// shelf is an [AnchorPlace] in memory, which compares before it writes as a
-// ConfigMap does.
+// shelf is an [AnchorPlace] in memory that compares before it writes, as a ConfigMap does.
 type shelf struct {
 	name string
 
 	mu     sync.Mutex
 	note   []byte
 	aside  [][]byte
-	seen   []byte // what Load returned last
-	err    error  // of every call
-	hangs  bool   // every call does, until its context ends
-	onSave func() // after each
+	seen   []byte // the note that Load returned last
+	err    error  // returned by every call
+	hangs  bool   // every call waits until its context ends
+	onSave func() // called after each Save
 	onLoad func()
 	saved  []time.Time
 }
@@ -86,7 +85,7 @@ func (s *shelf) SetAside(ctx context.Context, note []byte) error {
 	return s.answers(ctx)
 }
 
-// put writes past the keeper.
+// put writes to the place without the keeper.
 func (s *shelf) put(note []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,8 +111,7 @@ func (f *fixture) anchoredAt(places ...AnchorPlace) *anchored {
 	return a
 }
 
-// keep follows the chain and visits every place, as the keeper does every ten
-// seconds.
+// keep follows the chain and visits every place, as the keeper does every ten seconds.
 func (a *anchored) keep() {
 	a.t.Helper()
 	if a.log.HaltedBy() == nil {
@@ -124,8 +122,7 @@ func (a *anchored) keep() {
 	}
 }
 
-// copied returns the database file as it is now, as a snapshot of its disk would
-// have it.
+// copied returns a copy of the database file as it is now, like a snapshot of its disk.
 func (f *fixture) copied() string {
 	f.t.Helper()
 	return copyOf(f.t, f.path)
@@ -144,7 +141,7 @@ func copyOf(t testing.TB, path string) string {
 	return path
 }
 
-// opened is the log of a copy.
+// opened opens the log of a copy.
 func (f *fixture) opened(path string) *fixture {
 	f.t.Helper()
 	g := &fixture{t: f.t, path: path, clock: f.now()}
@@ -172,7 +169,7 @@ func (a *anchored) accept() Rollback {
 	return r
 }
 
-// refused checks that the log takes nothing, and says why.
+// refused checks that the log is halted and names the lost entries.
 func (a *anchored) refused(from, to uint64) {
 	a.t.Helper()
 	var lost *RollbackError
@@ -188,8 +185,7 @@ func (a *anchored) refused(from, to uint64) {
 	}
 }
 
-// goesOn checks that the log is as if nothing had been, and that the keeper of the
-// next start finds so.
+// goesOn checks that the log works as if nothing had happened, also after a restart.
 func (a *anchored) goesOn() {
 	a.t.Helper()
 	if err := a.keeper.Check(a.t.Context()); err != nil {
@@ -240,8 +236,8 @@ func TestANewPlaceIsWrittenAndThenKeptCurrent(t *testing.T) {
 	}
 }
 
-// begun returns the places that the log says were begun, with the sequences of
-// their first checkpoints.
+// begun returns the places that the log records as begun, with the sequences of their first
+// checkpoints.
 func (f *fixture) begun() (places []string) {
 	f.t.Helper()
 	for _, e := range f.entries() {
@@ -262,15 +258,15 @@ func (a *anchored) checkBegun(warnings int, want ...string) {
 	}
 }
 
-// Whoever starts an older database may remove what shows it. The older log then has
-// a second beginning of the place, which is anchored in its turn.
+// An attacker who starts an older database may remove the anchor that shows it. The older log then
+// records a second beginning of the place, and the anchor covers that entry.
 func TestARemovedAnchorLeavesATrace(t *testing.T) {
 	f, place, other := newFixture(t), &shelf{name: "place"}, &shelf{name: "other"}
 	a := f.anchoredAt(place, other)
 	if err := a.keeper.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	a.checkBegun(0) // a look writes nothing
+	a.checkBegun(0) // a check writes nothing
 	for range 3 {
 		a.fill(1)
 		a.keep()
@@ -285,7 +281,7 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 	f.advance(time.Hour)
 	b := f.opened(backup).anchoredAt(place, other)
 	if err := b.keeper.Check(t.Context()); err != nil {
-		t.Fatal(err) // nothing is known of what was lost
+		t.Fatal(err) // no witness of the loss is left
 	}
 	b.keep()
 	again := b.keeper.Status()[0].Sequence
@@ -296,12 +292,12 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 		t.Errorf("the trace is not anchored: %+v %v", c, err)
 	}
 
-	// The next start finds all as it should be.
+	// The next start finds no fault.
 	c := f.opened(b.copied()).anchoredAt(place, other)
 	c.keep()
 	c.checkBegun(0, b.begun()...)
 
-	// In a running process, too, and again before the next look.
+	// The same works in a running process, and again before the next check.
 	for range 2 {
 		place.put(nil)
 		c.keep()
@@ -312,7 +308,7 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 	}
 }
 
-// A place that takes nothing does not fill the log.
+// A place that cannot be written does not fill the log.
 func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
 	f, place := newFixture(t), &unsaved{shelf: shelf{name: "place"}, fails: true}
 	a := f.anchoredAt(place)
@@ -320,14 +316,14 @@ func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
 		a.keep()
 		a.checkStates(PlaceUnreachable)
 	}
-	a.checkBegun(2, "place 1") // of the beginning, and of the trouble
+	a.checkBegun(2, "place 1") // one for the beginning, one for the failure
 	place.fails = false
 	a.keep()
 	a.keep()
 	a.checkStates(PlaceOK)
 	a.checkBegun(2, "place 1")
 
-	// Nothing is begun that the log does not say.
+	// A place is not begun when the log cannot record it.
 	place.put(nil)
 	kept := f.store
 	f.log.chain.store = closing{kept}
@@ -340,7 +336,7 @@ func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
 	a.checkBegun(4, "place 1", fmt.Sprint("place ", a.keeper.Status()[0].Sequence))
 }
 
-// unsaved is a shelf that can be read and, while that fails, not written.
+// unsaved is a shelf that can be read. It cannot be written while fails is set.
 type unsaved struct {
 	shelf
 	fails bool
@@ -353,14 +349,14 @@ func (u *unsaved) Save(ctx context.Context, note []byte) error {
 	return u.shelf.Save(ctx, note)
 }
 
-// closing is a store that can still be read.
+// closing is a store that can still be read, but not written.
 type closing struct{ store.Store }
 
 func (closing) Update(context.Context, func(store.Tx) error) error {
 	return fault.New(fault.Unavailable, "closing")
 }
 
-// A place that is written again and again costs a write of somebody's control plane each time.
+// Each write to a place loads a control plane, so the keeper must limit its writes.
 func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, place := newFixture(t), &shelf{name: "place"}
@@ -376,7 +372,7 @@ func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
 			for range 45 {
 				f.fill(1)
 				f.follow()
-				time.Sleep(time.Second) // of the bubble
+				time.Sleep(time.Second) // the clock of the synctest bubble
 			}
 			cancel()
 			done.Wait()
@@ -396,7 +392,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	a := f.anchoredAt(place)
 	a.fill(8)
-	a.keep() // which begins the place, with an entry
+	a.keep() // begins the place, with an entry
 	backup := a.copied()
 	a.fill(7)
 	a.keep()
@@ -412,7 +408,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	if said := b.said.String(); strings.Count(said, "level=ERROR") != 1 || !strings.Contains(said, "lost_from=11") || !strings.Contains(said, "lost_to=17") || !strings.Contains(said, "the place") {
 		t.Errorf("it is said:\n%s", said)
 	}
-	// Neither an older one of ours in its place nor an empty one brings the lost entries back.
+	// Neither an older checkpoint of this log in the place nor an empty place ends the halt.
 	for _, note := range [][]byte{nil, newestOf(t, b.log)} {
 		place.put(note)
 		b.refused(11, 17)
@@ -432,7 +428,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 		t.Errorf("%+v is kept, %v", c, err)
 	}
 
-	// Now the former database is the one that lacks entries.
+	// Now the first database lacks entries.
 	a = f.opened(f.copied()).anchoredAt(place)
 	a.refused(18, 21)
 	if r := a.accept(); r.Epoch != 3 {
@@ -451,12 +447,12 @@ func newestOf(t *testing.T, l *parts) []byte {
 	return signed
 }
 
-// While the place cannot be reached the older database goes on, past what the anchor knows.
+// While the place cannot be reached, the older database grows past the anchor.
 func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	a := f.anchoredAt(place)
 	a.fill(8)
-	a.keep() // which begins the place, with an entry
+	a.keep() // begins the place, with an entry
 	backup := a.copied()
 	a.fill(7)
 	a.keep()
@@ -483,12 +479,14 @@ func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	b.keep()
 	b.checkStates(PlaceOK)
 
-	// The former database is in an epoch that the anchor is past, whichever goes further.
+	// The first database is in an earlier epoch than the anchor, so it is halted although it has
+	// more entries.
 	a.fill(100)
 	f.opened(a.copied()).anchoredAt(place).refused(0, b.keeper.Status()[0].Sequence)
 }
 
-// Whoever holds the key may rewrite the log from somewhere on. The anchor knows the entry.
+// The holder of the key may rewrite the log from some entry on. The anchor knows the original
+// entry.
 func TestARewrittenLogIsAFork(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	f.fill(9)
@@ -499,7 +497,7 @@ func TestARewrittenLogIsAFork(t *testing.T) {
 	g.fill(50)
 	g.anchoredAt(place).refused(0, 15)
 
-	// Nor does it help to make the entry that shows it unreadable, or to say that it is in the archive.
+	// An attacker gains nothing by making that entry unreadable or by claiming that it is archived.
 	for _, change := range []func(store.Tx) error{
 		func(tx store.Tx) error { return tx.Put(entryKey(15), []byte{1}) },
 		func(tx store.Tx) error { return tx.Delete(entryKey(15)) },
@@ -512,12 +510,12 @@ func TestARewrittenLogIsAFork(t *testing.T) {
 	}
 }
 
-// The row of an epoch is not signed; the entry that begins it is.
+// The row of an epoch is not signed. The entry that begins the epoch is.
 func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	a := f.anchoredAt(place)
 	a.fill(8)
-	a.keep() // which begins the place, with an entry
+	a.keep() // begins the place, with an entry
 	backup := a.copied()
 	a.fill(7)
 	a.keep()
@@ -530,7 +528,7 @@ func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
 	} {
 		g := f.opened(copyOf(t, backup))
 		err := g.store.Update(t.Context(), func(tx store.Tx) error {
-			if name == "with a signed head of" { // which an older database might be given
+			if name == "with a signed head of" { // an attacker may add it to an older database
 				err := tx.Put(checkpointKey, signedNote(t, f, Checkpoint{ChainID: "chain_test", Epoch: 2, Size: 12, Sequence: 20, Time: f.now()}))
 				if err != nil {
 					return err
@@ -544,14 +542,14 @@ func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
 		t.Log(name)
 		to := uint64(17)
 		if name == "with a signed head of" {
-			to = 20 // which the database itself says to lack
+			to = 20 // the database's own checkpoint shows the loss
 		}
 		g.anchoredAt(place).refused(11, to)
 	}
 	f.opened(later).anchoredAt(place).goesOn()
 }
 
-// Entries in the archive are no loss: the tree knows of them.
+// Entries in the archive are not lost: the tree contains them.
 func TestArchivedEntriesAreNoLoss(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	a := f.anchoredAt(place)
@@ -593,7 +591,7 @@ func TestArchivedEntriesAreNoLoss(t *testing.T) {
 	if err := f.opened(f.copied()).anchoredAt(place).keeper.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// Of which an accepted rollback is one, too.
+	// The entry that accepts a rollback may be archived, too.
 	backup := f.copied()
 	a.fill(50)
 	a.keep()
@@ -606,7 +604,7 @@ func TestArchivedEntriesAreNoLoss(t *testing.T) {
 	if err := f.opened(b.copied()).anchoredAt(place).keeper.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// What the tree has there decides, and not whether the entry is gone.
+	// The leaf in the tree decides, and not the absence of the entry.
 	for name, change := range map[string]func(*Checkpoint){
 		"as it was":     func(*Checkpoint) {},
 		"another entry": func(c *Checkpoint) { c.Hash[0] ^= 1 },
@@ -645,7 +643,7 @@ func signedNote(t *testing.T, f *fixture, c Checkpoint) []byte {
 	return signed
 }
 
-// The entry is the same, and the tree over those before it is not.
+// The entry is the same, but the tree over the entries before it differs.
 func TestAnotherTreeIsAFork(t *testing.T) {
 	f := newFixture(t)
 	f.fill(9)
@@ -656,7 +654,8 @@ func TestAnotherTreeIsAFork(t *testing.T) {
 	f.anchoredAt(&shelf{name: "place", note: signedNote(t, f, c)}).refused(0, 10)
 }
 
-// What is none of this log says nothing of it: were it to stop the server, whoever can write one ConfigMap could.
+// A note that does not belong to this log proves nothing about it. If such a note stopped the
+// server, anyone who can write one ConfigMap could stop it.
 func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 	seed := make([]byte, dualsig.SeedSize)
 	_, _ = rand.Read(seed)
@@ -720,7 +719,7 @@ func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 	}
 }
 
-// The alarm is durable before the evidence goes.
+// The refusal is recorded durably before the evidence is overwritten.
 func TestWhatIsRefusedStaysUntilItIsRecorded(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place", note: []byte("forged")}
 	a := f.anchoredAt(place)
@@ -787,7 +786,7 @@ func TestWhatAnotherHasWrittenMeanwhileIsReadFirst(t *testing.T) {
 	}
 }
 
-// racingPlace has another write it right after the first look.
+// racingPlace is a place that another process writes right after the first read.
 type racingPlace struct {
 	*shelf
 	note []byte
@@ -802,7 +801,7 @@ func (r *racingPlace) Load(ctx context.Context) ([]byte, error) {
 	return note, err
 }
 
-// Whenever the process ends, before a write, in it or after it, the database has what the anchor knows.
+// The process may end before, during or after a write: the database always has what the anchor has.
 func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	a := f.anchoredAt(place)
@@ -824,7 +823,7 @@ func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
 	}
 }
 
-// Of several places the one that knows most decides, and one that comes later with more is heard, too.
+// The place with the newest checkpoint decides, also when it becomes reachable later than others.
 func TestThePlaceThatKnowsMostDecides(t *testing.T) {
 	f := newFixture(t)
 	early, late, away := &shelf{name: "early"}, &shelf{name: "late"}, &shelf{name: "away"}
@@ -858,7 +857,7 @@ func TestThePlaceThatKnowsMostDecides(t *testing.T) {
 	b.checkStates(PlaceOK, PlaceOK, PlaceOK)
 }
 
-// The acceptance names one of the checkpoints; the other one was told with it.
+// The acceptance names one of the checkpoints. It covers the other one, because both were known.
 func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
 	f := newFixture(t)
 	early, late := &shelf{name: "early"}, &shelf{name: "late"}
@@ -878,7 +877,7 @@ func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
 	b.checkStates(PlaceOK, PlaceOK)
 }
 
-// An acceptance and the finding that it is about may cross.
+// An acceptance may be committed while a check reports the loss that it accepts.
 func TestAnAcceptanceIsNotTakenBackByALateLook(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	a := f.anchoredAt(place)
@@ -890,7 +889,7 @@ func TestAnAcceptanceIsNotTakenBackByALateLook(t *testing.T) {
 	b.refused(6, 10)
 	told := b.log.HaltedBy()
 	b.accept()
-	b.log.Halt(told) // by a look that read the database before
+	b.log.Halt(told) // a check that read the database earlier
 	b.keep()
 	if err := b.log.HaltedBy(); err != nil {
 		t.Errorf("it is refused still: %v", err)

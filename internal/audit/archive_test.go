@@ -27,7 +27,7 @@ import (
 
 const keep = 90 * 24 * time.Hour
 
-// folder is an archive of files, and its path.
+// folder returns an archive of files, and its path.
 func (f *fixture) folder() (Archive, string) {
 	f.t.Helper()
 	dir := f.t.TempDir()
@@ -39,8 +39,8 @@ func (f *fixture) folder() (Archive, string) {
 	return b, dir
 }
 
-// old makes a log of some length with entries of both kinds of signature, all of
-// which are to be archived, and a few new ones. It returns the hashes of all.
+// old writes a log with entries of both kinds of signature that are due for the archive, and a few
+// new entries. It returns the hashes of all.
 func (f *fixture) old() map[uint64]string {
 	f.t.Helper()
 	f.log.SetSigning(SignBatches)
@@ -56,7 +56,7 @@ func (f *fixture) old() map[uint64]string {
 	return f.hashes()
 }
 
-// hashes returns those of the entries that the database has.
+// hashes returns the hashes of the entries in the database.
 func (f *fixture) hashes() map[uint64]string {
 	f.t.Helper()
 	hashes := make(map[uint64]string)
@@ -104,7 +104,7 @@ func (f *fixture) segments() []Segment {
 	return segments
 }
 
-// lines returns those of the entries of a segment, and its closing line.
+// lines returns the lines of the entries of a segment, and its closing line.
 func lines(t *testing.T, a Archive, s Segment) (entries [][]byte, closing []byte) {
 	t.Helper()
 	data, err := a.Get(t.Context(), s.Name)
@@ -119,9 +119,8 @@ func lines(t *testing.T, a Archive, s Segment) (entries [][]byte, closing []byte
 	return all[:len(all)-2], all[len(all)-2]
 }
 
-// whole fails the test unless every entry that was ever written is either in the
-// archive or in the database, once, and all of it verifies: the database alone,
-// and both together from the first entry on.
+// whole fails the test unless every entry that was ever written is exactly once in the archive or
+// in the database. It also verifies the database alone, and both together from the first entry on.
 func (f *fixture) whole(a Archive, written map[uint64]string) {
 	f.t.Helper()
 	have := f.hashes()
@@ -134,7 +133,7 @@ func (f *fixture) whole(a Archive, written map[uint64]string) {
 				f.t.Fatal(err)
 			}
 			archived = e.Sequence
-			have[e.Sequence] = e.Hash // what is in both is being removed
+			have[e.Sequence] = e.Hash // an entry in both is being removed
 		}
 	}
 	for sequence, hash := range written {
@@ -159,8 +158,8 @@ func (f *fixture) whole(a Archive, written map[uint64]string) {
 	}
 }
 
-// clean fails the test unless the database has nothing of what is archived but one
-// index row of each tenant, which was its newest when it was archived.
+// clean fails the test unless the only rows of archived entries in the database are one index row
+// for each tenant, which was its newest when it was archived.
 func (f *fixture) clean() {
 	f.t.Helper()
 	segments := f.segments()
@@ -249,8 +248,8 @@ func TestOldEntriesMoveToTheArchive(t *testing.T) {
 	if e := entries[0]; e.Outcome != Success || !maps.Equal(e.Attributes, want) {
 		t.Errorf("the entry says %v", e.Attributes)
 	}
-	// The log goes on, also of the tenant of which nothing is left but its place, in
-	// a process that knows of it from the database alone.
+	// The log continues in a process that knows it only from the database. This includes a tenant
+	// that has only its newest index row left.
 	f.restart()
 	for _, tenant := range []authz.TenantID{tenantA, tenantB, "ten_iiiiiiiiiiiiiiiiiiiiiiiiii"} {
 		f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenant), Resource: Resource{Type: LogResource}})
@@ -263,7 +262,7 @@ func TestOldEntriesMoveToTheArchive(t *testing.T) {
 	if n, err := c.Run(t.Context()); n != 0 || err != nil {
 		t.Errorf("another run cut %d: %v", n, err)
 	}
-	// And again, later, also of what the archive was told of itself.
+	// Later, the entries about the archive are archived as well.
 	f.advance(keep + lateness + time.Second)
 	f.fill(3)
 	written = f.hashes()
@@ -272,7 +271,7 @@ func TestOldEntriesMoveToTheArchive(t *testing.T) {
 	}
 	f.clean()
 	f.whole(a, written)
-	// What stayed of a tenant while it was its newest is gone with the next.
+	// The index row that stayed as the tenant's newest is gone after the next segment.
 	last = f.segments()[len(f.segments())-1]
 	err = ScanAll(t.Context(), f.store, store.Prefix(tenantPrefix(string(tenantB))), func(_, value []byte) error {
 		row, err := decodeIndexRow(value)
@@ -298,19 +297,19 @@ func TestEntriesStayAsLongAsTheyAreToBeKept(t *testing.T) {
 			t.Fatalf("cut %d, want %d: %v", n, want, err)
 		}
 	}
-	f.fill(9) // 1 to 10
+	f.fill(9) // entries 1 to 10
 	run(Cutter{Keep: keep, most: 5}, 0)
 	f.advance(keep - time.Microsecond)
-	f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: LogResource}}) // 11
+	f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: LogResource}}) // entry 11
 	run(Cutter{Keep: keep, most: 5}, 0)
 	f.advance(2 * time.Microsecond)
-	run(Cutter{Keep: 0, most: 5}, 0) // for ever
+	run(Cutter{Keep: 0, most: 5}, 0) // zero keeps everything for ever
 	run(Cutter{Keep: keep, most: 11}, 0)
-	run(Cutter{Keep: keep, most: 6}, 6) // and what is left fills no segment
+	run(Cutter{Keep: keep, most: 6}, 6) // the remaining entries do not fill a segment
 	f.advance(lateness)
-	run(Cutter{Keep: keep, most: 6}, 4) // it is late
+	run(Cutter{Keep: keep, most: 6}, 4) // the first entry is late
 	f.advance(10 * keep)
-	run(Cutter{Keep: keep, most: 6}, 1+2) // 11 and what was said of the first two segments; that of this one is new
+	run(Cutter{Keep: keep, most: 6}, 1+2) // entry 11 and the entries about two segments
 	if hashes := f.hashes(); len(hashes) != 2 {
 		t.Errorf("the database has %v", slices.Sorted(maps.Keys(hashes)))
 	}
@@ -320,7 +319,7 @@ func TestACutEndsAtCheckpointsAndGroups(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
 	written := f.old()
-	ends := make(map[uint64]bool) // of groups
+	ends := make(map[uint64]bool) // last sequences of groups
 	err := scanEntries(t.Context(), f.store, entryRange, func(row entryRow) error {
 		at, err := decodeStored(row.row, row.batch)
 		if err == nil && (at.proof.n == 0 || at.proof.index+1 == at.proof.n) {
@@ -344,13 +343,13 @@ func TestACutEndsAtCheckpointsAndGroups(t *testing.T) {
 	f.whole(a, written)
 }
 
-// The newest entry stays, and with it all that were signed with it.
+// The newest entry stays, and so does its whole group.
 func TestTheNewestGroupStays(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
 	f.log.SetSigning(SignBatches)
 	err := f.store.Update(t.Context(), func(tx store.Tx) error {
-		for range 5 { // of one commit
+		for range 5 { // all in one commit
 			if _, err := f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)}); err != nil {
 				return err
 			}
@@ -371,7 +370,7 @@ func TestTheNewestGroupStays(t *testing.T) {
 	f.verifyAll(a)
 }
 
-// failing fails one Update, the at-th, before or after its commit.
+// failing fails Update number at, before or after its commit.
 type failing struct {
 	store.Store
 	at, n     int
@@ -393,8 +392,8 @@ func (s *failing) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return errors.Join(err, errInjected)
 }
 
-// Wherever a commit fails, as if the process had ended there, nothing is lost, and
-// the next run goes on.
+// Every commit may fail, as if the process had ended there. Nothing is lost, and the next run
+// continues.
 func TestACrashAtAnyCommitLosesNothing(t *testing.T) {
 	for _, persisted := range []bool{false, true} {
 		reached := true
@@ -418,7 +417,7 @@ func TestACrashAtAnyCommitLosesNothing(t *testing.T) {
 					t.Fatalf("the failure was not reported: %v", err)
 				}
 				f.whole(a, written)
-				// Readers see neither too much nor damage.
+				// Readers see exactly the existing entries, and no damage.
 				if _, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 100}); err != nil {
 					t.Errorf("a query: %v", err)
 				}
@@ -436,7 +435,7 @@ func TestACrashAtAnyCommitLosesNothing(t *testing.T) {
 	}
 }
 
-// tampering is an archive that somebody else is at.
+// tampering is an archive that an attacker changes.
 type tampering struct {
 	Archive
 	put func(ctx context.Context, name string, data []byte) error
@@ -457,7 +456,7 @@ func (a tampering) Get(ctx context.Context, name string) ([]byte, error) {
 	return a.Archive.Get(ctx, name)
 }
 
-// zipped compresses anew.
+// zipped compresses the text again.
 func zipped(text ...[]byte) []byte {
 	var out bytes.Buffer
 	w := gzip.NewWriter(&out)
@@ -585,7 +584,7 @@ func TestNothingIsCutThatTheArchiveDoesNotHold(t *testing.T) {
 	f.whole(good, written)
 }
 
-// signedAgain returns the line of an entry with a fresh signature.
+// signedAgain returns the line of an entry with a new signature.
 func (f *fixture) signedAgain(e *Entry) []byte {
 	sum, err := e.digest()
 	if err != nil {
@@ -663,8 +662,8 @@ func TestACutWaitsForWhoNeedsTheEntries(t *testing.T) {
 	f.whole(a, written)
 }
 
-// Entries that are archived, but still lie in the database, are removed only
-// while the archive has them; until then nobody reads them.
+// Archived entries that are still in the database are removed only while the archive has them.
+// Until then readers ignore them.
 func TestARemovalGoesOnOnlyWhileTheArchiveIsThere(t *testing.T) {
 	f := newFixture(t)
 	a, dir := f.folder()
@@ -674,7 +673,7 @@ func TestARemovalGoesOnOnlyWhileTheArchiveIsThere(t *testing.T) {
 	if _, err := f.log.Follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f.log.chain.store, broken.at = broken, 2 // the one after the cut's
+	f.log.chain.store, broken.at = broken, 2 // the commit after the cut
 	if _, err := c.Run(t.Context()); !errors.Is(err, errInjected) {
 		t.Fatal(err)
 	}
@@ -716,7 +715,7 @@ func TestARemovalGoesOnOnlyWhileTheArchiveIsThere(t *testing.T) {
 	f.whole(a, written)
 }
 
-// A row that somebody wrote removes nothing, and is found.
+// A forged row does not cause a removal, and verification finds it.
 func TestARemovalNeedsASignedBase(t *testing.T) {
 	for name, signed := range map[string]bool{"no base": false, "an older base": true} {
 		t.Run(name, func(t *testing.T) {
@@ -807,7 +806,7 @@ func TestTamperingWithTheArchiveIsReported(t *testing.T) {
 	if _, err := VerifyWithArchive(t.Context(), f.store, a, other); err == nil {
 		t.Error("a fingerprint of another log verifies")
 	}
-	// What the database says of the archive is held against the base.
+	// Verification compares the rows about the archive with the base.
 	for name, change := range map[string]func(tx store.Tx) error{
 		"a row lost":  func(tx store.Tx) error { return tx.Delete(archiveKey(segments[len(segments)-1].From)) },
 		"the base":    func(tx store.Tx) error { return tx.Delete(baseKey) },
@@ -845,8 +844,7 @@ func TestTamperingWithTheArchiveIsReported(t *testing.T) {
 	}
 }
 
-// Whoever has the key can sign a base that says something else than the entries
-// did; the archive tells.
+// The holder of the key can sign a base that contradicts the entries. The archive shows it.
 func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -876,8 +874,8 @@ func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
 	}
 }
 
-// An accepted rollback lies in a segment as any entry does, and an older
-// checkpoint is found in the archive too.
+// A segment contains an accepted rollback like any other entry, and an older checkpoint is also
+// found in the archive.
 func TestEpochsAndOlderCheckpointsAreArchived(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -916,7 +914,7 @@ func TestEpochsAndOlderCheckpointsAreArchived(t *testing.T) {
 	}
 }
 
-// What was done to sealing keys decides which one is published, however long ago.
+// Events of sealing keys decide which key is published, however old they are.
 func TestEventsOfSealingKeysOutliveTheirEntries(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -965,8 +963,8 @@ func (f *fixture) verifyAll(a Archive) {
 	}
 }
 
-// A block of a tenant's entries of which some are archived is summarised all the
-// same, and a summary goes with the last entry of its block.
+// A block of a tenant's entries is summarised even if some of them are archived, and a summary is
+// removed with the last entry of its block.
 func TestSummariesAreOfWhatIsLeft(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -1019,7 +1017,7 @@ func TestSummariesAreOfWhatIsLeft(t *testing.T) {
 	if got := reads(); got != 1 {
 		t.Errorf("the tenant finds %d entries", got)
 	}
-	few(400) // it is now, and so is the third, with the query
+	few(400) // the second block is full now, and with the query the third is too
 	if _, err := f.log.Follow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -1041,7 +1039,7 @@ func TestSummariesAreOfWhatIsLeft(t *testing.T) {
 	f.verifyAll(a)
 }
 
-// Of two that cut at the same time each segment is cut by one.
+// If two cutters run at the same time, one of them cuts each segment.
 func TestTwoCuttersDoNoHarm(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()

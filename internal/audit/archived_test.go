@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// inSegments is a log in several segments, with a lost stretch in the first of them,
-// so that most of the entries that say what is archived are so themselves.
+// inSegments returns a log in several segments. The first segment contains a lost range, so most of
+// the entries about segments are archived themselves.
 func inSegments(t *testing.T) (f *fixture, a Archive) {
 	f = newFixture(t)
 	a, _ = f.folder()
@@ -34,8 +34,8 @@ func inSegments(t *testing.T) (f *fixture, a Archive) {
 	return f, a
 }
 
-// What the log says to be in the archive is held against its entries, with every
-// bit, whether they are archived themselves or not.
+// Verification compares every bit of the rows about the archive with the entries about it, whether
+// these entries are archived or not.
 func TestRowsOfTheArchiveAreHeldAgainstTheEntries(t *testing.T) {
 	f, a := inSegments(t)
 	segments := f.segments()
@@ -86,7 +86,7 @@ func TestRowsOfTheArchiveAreHeldAgainstTheEntries(t *testing.T) {
 	}
 }
 
-// Only a base that is signed hides entries: no row beside it does.
+// Only a signed base hides entries. No other row does.
 func TestARowAloneHidesNothing(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -104,7 +104,7 @@ func TestARowAloneHidesNothing(t *testing.T) {
 	put(archiveKey(1), Segment{From: 1, To: 15, Name: "x"}.encode())
 	f.restart()
 	after, _, err := f.log.Query(t.Context(), principal(tenantA), Query{Limit: 100})
-	if err != nil || len(after) != len(before)+1 { // and the reading of them
+	if err != nil || len(after) != len(before)+1 { // plus one entry for the query
 		t.Errorf("%d entries, then %d: %v", len(before), len(after), err)
 	}
 	if to, err := f.log.Archived(t.Context()); err != nil || to != 0 {
@@ -126,7 +126,7 @@ func TestARowAloneHidesNothing(t *testing.T) {
 	}
 }
 
-// A stored checkpoint of exactly the base is held against it, with its tiles.
+// Verification compares a stored checkpoint at exactly the base with the base, and the tiles too.
 func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()

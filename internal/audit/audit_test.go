@@ -35,8 +35,8 @@ const (
 // fixture is a log on a real store, with a clock that the test moves.
 type fixture struct {
 	t     testing.TB
-	path  string // of the file of an embedded store
-	url   string // of the database of any other
+	path  string // database file of an embedded store
+	url   string // address of any other database
 	log   *parts
 	store store.Store
 	mu    sync.Mutex
@@ -55,7 +55,7 @@ func (f *fixture) advance(d time.Duration) {
 	f.clock = f.clock.Add(d)
 }
 
-// rehearsing has every closure of Update run twice, except where time is measured.
+// rehearsing runs every closure of Update twice, except where time is measured.
 func rehearsing(t testing.TB, s store.Database) store.Store {
 	if _, benchmark := t.(*testing.B); benchmark {
 		return s
@@ -68,13 +68,13 @@ func newFixture(t testing.TB) *fixture {
 	return (&fixture{t: t, path: filepath.Join(t.TempDir(), "audit.db")}).begin()
 }
 
-// newPostgresFixture is newFixture on a PostgreSQL.
+// newPostgresFixture is newFixture with PostgreSQL.
 func newPostgresFixture(t testing.TB) *fixture {
 	t.Helper()
 	return (&fixture{t: t, url: pgtest.Shared(t).URL()}).begin()
 }
 
-// onBothStores runs a test on each of them.
+// onBothStores runs a test on each kind of store.
 func onBothStores(t *testing.T, test func(t *testing.T, newFixture func(testing.TB) *fixture)) {
 	t.Run("bolt", func(t *testing.T) { test(t, newFixture) })
 	t.Run("postgres", func(t *testing.T) { test(t, newPostgresFixture) })
@@ -148,7 +148,7 @@ func (f *fixture) export() []byte {
 	return out.Bytes()
 }
 
-// fill makes a log of two tenants with concurrent writers.
+// fill writes a log of two tenants with concurrent writers.
 func (f *fixture) fill(n int) {
 	f.t.Helper()
 	var wg sync.WaitGroup
@@ -175,7 +175,8 @@ func (f *fixture) fill(n int) {
 	}
 }
 
-// Also in the first entry of a tenant, which gets more attributes, and in an event that has none.
+// The first entry of a tenant, which has more attributes, and the entry of an event without
+// attributes name the pod as well.
 func TestEveryEntryOfAPodNamesIt(t *testing.T) {
 	f := newFixture(t)
 	pod := principal(tenantA)
@@ -276,8 +277,8 @@ func TestTimeNeverGoesBackAlongTheChain(t *testing.T) {
 	}
 }
 
-// The signature of an entry, checked with an implementation that is not the
-// product's: any FIPS 204 verifier can follow docs/formats.md.
+// An implementation that is not part of the product verifies the signature of an entry: any FIPS
+// 204 verifier can follow docs/formats.md.
 func TestAnIndependentImplementationVerifiesEntries(t *testing.T) {
 	f := newFixture(t)
 	f.fill(5)

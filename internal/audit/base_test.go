@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// baseAt returns the base behind an entry, signed, and its row.
+// baseAt returns the signed base after an entry, and its row.
 func (f *fixture) baseAt(to uint64) (*Base, []byte) {
 	f.t.Helper()
 	v := NewVerifier(Options{PublicKey: f.log.signer.Public()})
@@ -31,7 +31,7 @@ func (f *fixture) baseAt(to uint64) (*Base, []byte) {
 	return b, row
 }
 
-// The verification from a base knows as much as one from the beginning.
+// Verification from a base knows as much as verification from the beginning.
 func TestABaseStandsForTheEntriesBeforeIt(t *testing.T) {
 	f := newFixture(t)
 	f.sealed(tenantA, "cred_a", "1", strings.Repeat("a", 64))
@@ -73,12 +73,11 @@ func TestABaseStandsForTheEntriesBeforeIt(t *testing.T) {
 	}
 }
 
-// goldenBase is the fingerprint of the log of testdata/base, whose key is kept
-// nowhere: of two credentials and two API keys one is gone, and a rollback was
-// accepted.
+// goldenBase is the fingerprint of the log in testdata/base, whose private key was not kept. One of
+// its two credentials and one of its two API keys are gone, and a rollback was accepted.
 const goldenBase = "bcf416743ccbdf045c5cba4eb8b78fab70be39789c2d4bc5999484ec472a53e5"
 
-// The golden base must be read for ever.
+// Every future version must read the golden base.
 func TestTheGoldenBase(t *testing.T) {
 	row, err := os.ReadFile(filepath.Join("testdata", "base"))
 	if err != nil {
@@ -100,7 +99,7 @@ func TestTheGoldenBase(t *testing.T) {
 	}
 }
 
-// A base is read once, and read again when its row is another.
+// A base is parsed once, and parsed again when its row has changed.
 func TestABaseIsReadOnce(t *testing.T) {
 	f := newFixture(t)
 	f.fill(10)
@@ -171,7 +170,7 @@ func TestABaseHasOneSpellingAndOneSigner(t *testing.T) {
 	}
 	for i := range row {
 		if i > 20 && i < 3300 && i%97 > 0 {
-			continue // of the signature some will do
+			continue // a sample of the signature's bits is enough
 		}
 		changed := bytes.Clone(row)
 		changed[i] ^= 1

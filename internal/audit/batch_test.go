@@ -20,7 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// group writes n entries in one commit and returns the first one's sequence.
+// group writes n entries in one commit and returns the sequence of the first.
 func (f *fixture) group(n int) uint64 {
 	f.t.Helper()
 	var first *Receipt
@@ -127,8 +127,7 @@ func TestTheTreeOfAGroupIsRFC6962(t *testing.T) {
 	}
 }
 
-// The largest tree there can be: what the lengths are computed with does not
-// overflow.
+// The computation of lengths does not overflow for the largest possible tree.
 func TestAPathIsAtMost32Hashes(t *testing.T) {
 	for _, c := range []struct {
 		n, index uint32
@@ -181,7 +180,7 @@ func TestTheModeOfSigningChangesOnARunningLog(t *testing.T) {
 	if err != nil || rows != 1 || entries != 2 {
 		t.Error(rows, err)
 	}
-	// A log whose newest entry is one of a group is taken up again.
+	// A process can continue a log whose newest entry belongs to a group.
 	f.log.SetSigning(SignBatches)
 	f.group(4)
 	again2 := newParts(f.now)
@@ -190,8 +189,7 @@ func TestTheModeOfSigningChangesOnARunningLog(t *testing.T) {
 	}
 }
 
-// What is wrong with a signature shows, whichever entry of the group verified
-// before.
+// A wrong signature is found, whichever entry of the group verified before it.
 func TestEachEntryOfAGroupIsVerifiedOnItsOwn(t *testing.T) {
 	f := newFixture(t)
 	f.log.SetSigning(SignBatches)
@@ -228,7 +226,7 @@ func TestEachEntryOfAGroupIsVerifiedOnItsOwn(t *testing.T) {
 			"a group of none":    batchProof{0, 0, nil}.encode(signature),
 		}
 		for i := 0; i < len(blob); i++ {
-			if i > 9+len(p.path)+8 && i%401 != 0 { // all of what is ours, some of ML-DSA's
+			if i > 9+len(p.path)+8 && i%401 != 0 { // sample the ML-DSA signature
 				continue
 			}
 			b := bytes.Clone(blob)
@@ -248,7 +246,7 @@ func TestEachEntryOfAGroupIsVerifiedOnItsOwn(t *testing.T) {
 		}
 		m := new(memo)
 		good.verify(key, m)
-		// A group of one has one form, the plain one.
+		// A group of one entry has only the plain form.
 		hash, _ := hex.DecodeString(good.Hash)
 		alone, err := f.log.signer.Sign(batchContext, batchMessage(1, leafHash([32]byte(hash))))
 		if err != nil {
@@ -328,8 +326,8 @@ func TestADamagedRowOfAGroupIsNotRead(t *testing.T) {
 	}
 }
 
-// The signature of a group, checked with implementations that are not the
-// product's, from the documentation of the format.
+// Implementations that are not part of the product verify the signature of a group, as the
+// documentation of the format describes.
 func TestAnIndependentImplementationVerifiesGroups(t *testing.T) {
 	f := newFixture(t)
 	f.log.SetSigning(SignBatches)
@@ -359,13 +357,13 @@ func TestAnIndependentImplementationVerifiesGroups(t *testing.T) {
 	}
 }
 
-// goldenBatch is a sample, since signing is randomised: entries of a group as
-// they are exported, and as they are stored. They must be read for ever.
+// goldenBatch is a sample, because signing is randomised. It has the entries of a group as they are
+// exported and as they are stored. Every future version must read them.
 type goldenBatch struct {
 	PublicKey string   // hex
-	Lines     []string // whole entries
-	Rows      []string // hex, of the same entries
-	Batch     string   // hex, the row of the group
+	Lines     []string // complete entries
+	Rows      []string // hex, rows of the same entries
+	Batch     string   // hex, row of the group
 }
 
 func TestTheGoldenGroupVerifies(t *testing.T) {

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// BenchmarkAppend has 256 concurrent writers, each in a loop of its own, and
-// reports their rate: with one signature for each entry as a share of what the
-// cores could sign if they did nothing else, and with one for each commit as a
-// multiple of the former. The share is of the number of cores times the rate of
-// one core that signs alone, and of the rate of all cores that sign at the same
-// time, which on a shared machine is less. The modes take turns and the raw rate
-// is measured before and after, since such a machine's rate moves.
+// BenchmarkAppend measures the rate of 256 concurrent writers, each in a loop of its own. With one
+// signature for each entry it reports the rate as a share of what the cores could sign if they did
+// nothing else. With one signature for each commit it reports the rate as a multiple of the first
+// mode's. The share has two bases: the rate of one core that signs alone times the number of cores,
+// and the rate of all cores that sign at the same time, which is lower on a shared machine. The
+// modes take turns, and the raw rate is measured before and after, because the speed of such a
+// machine varies.
 //
 //	go test -run '^$' -bench Append -benchtime 100000x ./internal/audit
 func BenchmarkAppend(b *testing.B) {
-	const turns = 4 // of each mode
+	const turns = 4 // turns of each mode
 	entry, batch := newFixture(b), newFixture(b)
 	batch.log.SetSigning(SignBatches)
 	cores := runtime.GOMAXPROCS(0)
@@ -43,7 +43,7 @@ func BenchmarkAppend(b *testing.B) {
 	b.ReportMetric(float64(byBatch.entries)/float64(byBatch.commits), "batch-entries/commit")
 }
 
-// appended is what a run came to.
+// appended is the result of a run.
 type appended struct {
 	entries, commits uint64
 	took             time.Duration
@@ -78,9 +78,9 @@ func appendAll(b *testing.B, f *fixture, n int) appended {
 
 func (f *fixture) commits() uint64 { return f.store.(interface{ Commits() uint64 }).Commits() }
 
-// rawRate is how many ML-DSA-65 signatures so many cores make in a second.
+// rawRate returns how many ML-DSA-65 signatures the given number of cores makes in a second.
 func rawRate(b *testing.B, f *fixture, cores int) float64 {
-	const n = 2000 // by each
+	const n = 2000 // signatures of each core
 	message := make([]byte, 32)
 	var wg sync.WaitGroup
 	began := time.Now()

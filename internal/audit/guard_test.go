@@ -79,7 +79,7 @@ func TestWhatIsRepeatedIsRecordedOnceAMinuteAndNeverNot(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	record(ended, event, 0)
-	record(t.Context(), event, 1) // since the one before could not be
+	record(t.Context(), event, 1) // the event before it could not be recorded
 	record(t.Context(), event, 0)
 	for _, change := range []func(*Event){
 		func(e *Event) { e.Principal.Tenant = tenantB },
