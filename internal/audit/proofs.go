@@ -16,19 +16,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Inclusion shows that an entry is in the tree.
+// Inclusion is the proof that an entry is in the tree.
 type Inclusion struct {
 	Sequence    uint64
-	Hash        string // of the entry, lower-case hex; the leaf is made of its 32 bytes
-	Index, Size int64  // of the leaf, and of the tree
+	Hash        string // hash of the entry, lower-case hex; the leaf is made from its 32 bytes
+	Index, Size int64  // index of the leaf, size of the tree
 	Path        tlog.RecordProof
 }
 
-// Key is what the log's signatures verify with.
+// Key is the public key that verifies the log's signatures.
 type Key struct {
 	ChainID     string
 	Fingerprint string // [Fingerprint]
-	Verifier    string // [VerifierKey] of the epoch that the newest checkpoint is of
+	Verifier    string // [VerifierKey] of the newest checkpoint's epoch
 	Public      *dualsig.PublicKey
 }
 
@@ -39,7 +39,7 @@ const (
 )
 
 var (
-	// errNotProven is of all entries that a tenant has no proof of.
+	// errNotProven is the one answer for all entries that a tenant gets no proof of.
 	errNotProven = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or none yet that a checkpoint covers: new ones are covered within a second")
 
 	errNoTile = fault.New(fault.NotFound, "the tree of the newest checkpoint has no such tile, or its entries are in the archive only")
@@ -48,9 +48,9 @@ var (
 	errTileArea = fault.New(fault.Invalid, "a tile has a level from -1 to 7, an index of at least 0 and a width from 1 to 256")
 )
 
-// ReadCheckpoint returns the newest checkpoint: the signed note and what it says.
-// Errors of this and of all that follow: fault.Forbidden, and fault.Unavailable,
-// also before the first checkpoint.
+// ReadCheckpoint returns the newest checkpoint: the signed note and its content. Errors of this
+// method and of the methods below: fault.Forbidden; fault.Unavailable, also before the first
+// checkpoint.
 func (rd *Reader) ReadCheckpoint(ctx context.Context, p authz.Principal) (signed []byte, c Checkpoint, err error) {
 	err = rd.readProof(ctx, p, "", func(s treeView) error {
 		signed, c = s.signed, s.newest
@@ -75,11 +75,10 @@ func (rd *Reader) ReadKey(ctx context.Context, p authz.Principal) (k Key, err er
 	return k, nil
 }
 
-// ProveInclusion returns the proof that an entry of p's tenant is in the tree of a
-// size, 0 being that of the newest checkpoint. Errors: fault.NotFound alike for
-// entries of others, for those that never were, and for those that the tree does
-// not have yet or the database no more; fault.Invalid for a size that the tree
-// does not have.
+// ProveInclusion returns the proof that an entry of p's tenant is in the tree of a size; 0 means
+// the tree of the newest checkpoint. Errors: fault.NotFound, the same for entries of other tenants,
+// for entries that never existed, and for those that the tree does not have yet or the database no
+// longer has; fault.Invalid for a size that the tree does not have.
 func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequence uint64, size int64) (proof Inclusion, err error) {
 	err = rd.readProof(ctx, p, reasonNoEntry, func(s treeView) error {
 		if size == 0 {
@@ -105,7 +104,7 @@ func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequenc
 			return treeError(err)
 		}
 		if tlog.CheckRecord(path, size, root, index, tlog.Hash(leafHash(row.hash))) != nil {
-			return errDamagedLog // the tenant's index names another entry than the tree
+			return errDamagedLog // the tenant's index and the tree disagree about the entry
 		}
 		proof = Inclusion{sequence, hex.EncodeToString(row.hash[:]), index, size, path}
 		return nil
@@ -116,9 +115,9 @@ func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequenc
 	return proof, nil
 }
 
-// ProveConsistency returns the proof that the tree of size to, 0 being that of the
-// newest checkpoint, begins with that of size from. Error: fault.Invalid for sizes
-// that the tree does not have.
+// ProveConsistency returns the proof that the tree of size to begins with the tree of size from. If
+// to is 0, it is the size of the newest checkpoint. Error: fault.Invalid for sizes that the tree
+// does not have.
 func (rd *Reader) ProveConsistency(ctx context.Context, p authz.Principal, from, to int64) (from2, to2 int64, path tlog.TreeProof, err error) {
 	err = rd.readProof(ctx, p, "", func(s treeView) error {
 		if to == 0 {
@@ -136,12 +135,11 @@ func (rd *Reader) ProveConsistency(ctx context.Context, p authz.Principal, from,
 	return from, to, path, nil
 }
 
-// Tile returns the first hashes of a tile of C2SP tlog-tiles, width of them (0 is
-// 256), 32 bytes each. Level -1 is the bundle of the entries themselves: for each
-// two bytes of length, always 32, and the entry's hash. It is made from the
-// entries and ends with them: what is archived has hashes in level 0 only. Errors:
-// fault.NotFound when the newest checkpoint's tree does not have that many,
-// fault.Invalid.
+// Tile returns the first hashes of a tile of C2SP tlog-tiles, 32 bytes each. The width is their
+// number; 0 means 256. Level -1 is the bundle of the entries themselves: for each entry, two bytes
+// of length, always 32, and the entry's hash. Bundles are made from the entries in the database, so
+// archived entries have hashes in level 0 only. Errors: fault.NotFound if the newest checkpoint's
+// tree does not have that many hashes, fault.Invalid.
 func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index int64, width int) (data []byte, err error) {
 	if width == 0 {
 		width = tileWidth
@@ -168,7 +166,7 @@ func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index 
 	return data, nil
 }
 
-// bundle returns the hashes of entries from a place of the tree on.
+// bundle returns the hashes of n entries, beginning at an index of the tree.
 func (s treeView) bundle(first int64, n int) ([]byte, error) {
 	leaves, err := tlog.ReadTileData(tlog.Tile{H: tileHeight, N: first / tileWidth, W: n}, s.hashes)
 	if err != nil {
@@ -192,9 +190,9 @@ func (s treeView) bundle(first int64, n int) ([]byte, error) {
 	return data, nil
 }
 
-// readProof lets p read what the tree proves, and records it, once a minute for
-// each caller, before it returns. The reason is recorded, as often, when there is
-// nothing that p may see.
+// readProof lets p read from the tree and records the read before it returns, at most once a minute
+// for each caller. If p may see nothing there, it records a denied attempt with the reason, equally
+// often.
 func (rd *Reader) readProof(ctx context.Context, p authz.Principal, reason string, read func(treeView) error) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -211,9 +209,9 @@ func (rd *Reader) readProof(ctx context.Context, p authz.Principal, reason strin
 	return rd.guard.RecordOncePerMinute(ctx, Event{Type: ProofRead, Outcome: Success, Principal: p, Resource: Resource{Type: LogResource}})
 }
 
-// CheckpointAt returns what a checkpoint at an entry says, which any reader of
-// the log would compute: it is not signed, and the same each time. Errors:
-// fault.NotFound when there is no such entry, or it is in the archive only.
+// CheckpointAt returns the checkpoint at an entry, as any reader of the log would compute it. It is
+// not signed and always the same. Errors: fault.NotFound if the entry does not exist or is only in
+// the archive.
 func (rd *Reader) CheckpointAt(ctx context.Context, sequence uint64) (c Checkpoint, err error) {
 	_, newest, err := rd.chain.NewestCheckpoint(ctx)
 	if err != nil && !errors.Is(err, errNoCheckpoint) {

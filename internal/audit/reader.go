@@ -1,6 +1,7 @@
 package audit
 
-// Reader answers questions about the log: of tenants, whose reads it records, and of the service itself. It has no state.
+// Reader answers questions about the log. It records the reads of tenants, but not those of the
+// service itself. It has no state.
 type Reader struct {
 	log      *Log
 	chain    *Chain
@@ -8,7 +9,7 @@ type Reader struct {
 	guard    *Guard
 }
 
-// NewReader returns the reader of a log that has its store.
+// NewReader returns the reader of a log that is bound to its store.
 func NewReader(l *Log, g *Guard) *Reader {
 	return &Reader{l, l.chain, NewFollower(l), g}
 }

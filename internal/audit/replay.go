@@ -11,24 +11,23 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// ReplayPoint is an entry of a tenant after which a replay goes on. The zero one
-// is the beginning.
+// ReplayPoint is an entry of a tenant after which a replay continues. The zero value is the
+// beginning.
 type ReplayPoint struct {
 	TenantSequence, Sequence uint64
 	Hash                     string // lower-case hex
 }
 
-// errArchived answers a replay from a point that is not in the database.
+// errArchived rejects a replay from a point whose next entries are no longer in the database.
 var errArchived = fault.New(fault.Conflict, "entries behind the given one are in the archive: replay from the beginning")
 
-// Replay visits the entries of a tenant behind a point up to a sequence, 0 being
-// the newest, oldest first, and returns the point of the last one. Each is held
-// against the one before by its hash and the tenant's link, and the signature of
-// the last is verified, which so is one of them all; what visit was told counts
-// only when the error is nil. From the zero point it begins with the first entry
-// that is not archived. Errors: fault.Internal for entries that do not hold,
-// fault.Conflict when some that are to be visited are archived,
-// fault.Unavailable, or visit's own.
+// Replay visits a tenant's entries after a point, up to the sequence to, oldest first; 0 means the
+// newest. It returns the point of the last entry. It compares each entry with the previous one by
+// the hash and the tenant's link, and verifies the signature of the last entry, which vouches for
+// all of them. The results of visit count only if the error is nil. From the zero point, the replay
+// begins with the first entry that is not archived. Errors: fault.Internal for entries that do not
+// verify, fault.Conflict if some entries to visit are archived, fault.Unavailable, or the error of
+// visit.
 func (rd *Reader) Replay(ctx context.Context, tenant authz.TenantID, after ReplayPoint, to uint64, visit func(*Entry) error) (ReplayPoint, error) {
 	at, err := rd.replayFrom(ctx, tenant, after)
 	if err != nil {
@@ -68,8 +67,8 @@ func (rd *Reader) Replay(ctx context.Context, tenant authz.TenantID, after Repla
 	return at, nil
 }
 
-// orArchived returns the error of reading what comes behind a point, and errArchived
-// when that is archived by now: it is no fault then that it is missing.
+// orArchived returns err, or errArchived if the entries after the point are archived by now. In
+// that case their absence is no damage.
 func (rd *Reader) orArchived(ctx context.Context, tenant authz.TenantID, at ReplayPoint, err error) error {
 	if !errors.Is(err, errDamagedLog) {
 		return err
@@ -106,7 +105,7 @@ func (rd *Reader) replayFrom(ctx context.Context, tenant authz.TenantID, after R
 	return ReplayPoint{TenantSequence: archived.sequence, Hash: archived.hash}, nil
 }
 
-// replayPage reads some entries of a tenant behind a point.
+// replayPage reads some of a tenant's entries after a point.
 func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page []stored, more bool, err error) {
 	var sequences []uint64
 	from := tenantKey(tenant, at.TenantSequence+1)

@@ -7,20 +7,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// compare holds the checkpoint that a place keeps, which verifies or is the zero
-// one for none, against the database. It has the log refused when that does not
-// go on from there, and reports whether the place knows of such a loss.
+// compare compares the checkpoint of an anchor with the database. The checkpoint must be verified,
+// or zero if the anchor has none. If the database does not continue from the checkpoint, compare
+// halts the log. It reports whether the anchor knows of a loss.
 func (k *AnchorKeeper) compare(ctx context.Context, a *anchorState, theirs Checkpoint) (lost bool, err error) {
 	err = k.log.rollbacks.decide(ctx, func(r store.Reader, s logState) (func(), error) {
 		found, err := k.log.chain.lostOf(r, s, theirs)
 		if err != nil {
 			return nil, err
 		}
-		known := a.lostOf // it stays known, whatever lies in its place by then
+		known := a.lostOf // the loss stays known, whatever the anchor keeps by then
 		still, err := k.log.chain.lostOf(r, s, known)
 		return func() {
 			if still == nil && a.lost != nil && err == nil {
-				a.lost = nil // it is there again, or was accepted
+				a.lost = nil // the entries were restored, or the loss was accepted
 			}
 			if found != nil && a.accepted != nil && found.LostTo == a.accepted.LostTo && found.Hash == a.accepted.Hash {
 				found = nil
@@ -38,8 +38,8 @@ func (k *AnchorKeeper) compare(ctx context.Context, a *anchorState, theirs Check
 	return k.knowsOfLoss(a), nil
 }
 
-// checkDatabase does for what the database itself and this process know what compare
-// does for a place. There is nothing to write.
+// checkDatabase is compare for the checkpoint in the database and for the entries that this process
+// has seen. It writes nothing.
 func (k *AnchorKeeper) checkDatabase(ctx context.Context) {
 	if _, err := k.log.rollbacks.checkForRollback(ctx); err != nil {
 		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
@@ -47,14 +47,14 @@ func (k *AnchorKeeper) checkDatabase(ctx context.Context) {
 	k.logLoss(ctx)
 }
 
-// knowsOfLoss reports whether a place knows of a loss.
+// knowsOfLoss reports whether the anchor knows of a loss.
 func (k *AnchorKeeper) knowsOfLoss(a *anchorState) bool {
 	k.log.rollbacks.mu.Lock()
 	defer k.log.rollbacks.mu.Unlock()
 	return a.lost != nil
 }
 
-// logLoss logs, once, that the log is refused.
+// logLoss logs once for each loss that the log is halted.
 func (k *AnchorKeeper) logLoss(ctx context.Context) {
 	k.log.rollbacks.mu.Lock()
 	lost := k.log.rollbacks.published

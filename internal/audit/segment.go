@@ -15,21 +15,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Segment is a part of the log that lies in the archive, as the object
+// Segment is a part of the log in the archive. Its object is
 //
 //	audit/<chain id>/<from>-<to>-<hash>.jsonl.gz
 //
-// with both sequences in 20 digits and the first 16 of the hash of the entry To: an
-// export of the range, which ends with the checkpoint of its last entry, compressed
-// with gzip. It is verified as an export is, going on from what the segments before
-// came to. The hash is in the name because there may be two histories of a range,
-// one that a database knows which was restored and one that is lost but for its
-// archive.
+// Both sequences have 20 digits. The last part is the first 16 hex digits of the hash of the entry
+// To. The content is an export of the range, which ends with the checkpoint of its last entry,
+// compressed with gzip. It is verified like an export that continues from the previous segments.
+// The hash is in the name because two histories of one range may exist: one in a restored database,
+// and one that is lost except for its archive.
 type Segment struct {
 	From, To uint64   // sequences of its first and last entry
-	Hash     [32]byte // of the entry To, SHA3-256
-	Digest   [32]byte // SHA-256 of the lines of its entries; the closing line is signed anew each time that it is written
-	Name     string   // of the object
+	Hash     [32]byte // hash of the entry To, SHA3-256
+	Digest   [32]byte // SHA-256 of the lines of its entries, without the closing line, which gets a new signature each time it is written
+	Name     string   // object name
 }
 
 func segmentName(chainID string, s Segment) string {
@@ -42,7 +41,7 @@ func archiveKey(from uint64) []byte {
 
 var archiveRange = store.Prefix([]byte("audit/archive/"))
 
-// segmentHeader is what stands before the name in a row: u64 To, Hash, Digest.
+// segmentHeader is the length of the fields before the name in a row: u64 To, Hash, Digest.
 const segmentHeader = 8 + 32 + 32
 
 func (s Segment) encode() []byte {
@@ -66,8 +65,8 @@ func decodeSegment(key, value []byte) (Segment, error) {
 	return s, nil
 }
 
-// Segments returns what is in the archive, oldest first; none when the whole log
-// is in the database.
+// Segments returns the archived segments, oldest first. It returns none if the whole log is in the
+// database.
 func Segments(r store.Reader) ([]Segment, error) {
 	var segments []Segment
 	var bad error
@@ -85,7 +84,7 @@ func Segments(r store.Reader) ([]Segment, error) {
 	return segments, nil
 }
 
-// newestSegment returns the zero Segment when there is none.
+// newestSegment returns the newest segment, or the zero Segment if there is none.
 func newestSegment(r store.Reader) (s Segment, err error) {
 	newest := archiveRange
 	newest.Reverse = true
@@ -97,17 +96,17 @@ func newestSegment(r store.Reader) (s Segment, err error) {
 	return s, errors.Join(err, bad)
 }
 
-// segmentBytes ends a segment that has long entries before it has as many as it could: a segment is
-// put together and compressed in memory.
+// segmentBytes ends a segment of long entries early, in bytes, because a segment is built and
+// compressed in memory.
 const segmentBytes = 64 << 20
 
-// MaxSegment bounds the lines of a segment, in bytes: many times what ends one, since the group
-// that is begun by then is in it whole. An object can be compressed from as much as it
-// likes by whoever may write to the archive.
+// MaxSegment bounds the lines of a segment, in bytes. It is many times segmentBytes, because a
+// segment always contains the whole last group. The bound is needed because anyone with write
+// access to the archive can store an object that decompresses to any size.
 const MaxSegment = 16 * segmentBytes
 
-// unzip reads what [Log.segment] returned: one stream, all of which is to be read,
-// and nothing behind it.
+// unzip decompresses the object of a segment. The object must be one gzip stream with nothing after
+// it, and read must read all of it.
 func unzip(data []byte, read func(lines io.Reader) error) error {
 	return unzipAtMost(data, MaxSegment, read)
 }
@@ -128,12 +127,12 @@ func unzipAtMost(data []byte, most int64, read func(lines io.Reader) error) erro
 	return nil
 }
 
-// lineDigest is SHA-256 over all lines that are written to it but the last. None may
-// be longer than one of an export.
+// lineDigest computes the SHA-256 over all lines written to it except the last one. A line may not
+// be longer than a line of an export.
 type lineDigest struct {
 	hash hash.Hash
-	line []byte // the last one, as far as it was written
-	full bool   // it ended
+	line []byte // the last line, as far as it is written
+	full bool   // the last line is complete
 }
 
 var errLongLine = errors.New("reading a segment: a line is too long for an entry")
@@ -161,17 +160,17 @@ func (d *lineDigest) Write(b []byte) (int, error) {
 
 func (d *lineDigest) sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
 
-// Archive keeps objects by name. Put returns when the object is durable; Get's
-// error is fault.NotFound when there is none.
+// Archive stores objects by name. Put returns when the object is durable. Get returns
+// fault.NotFound if the object does not exist.
 type Archive interface {
 	Put(ctx context.Context, name string, data []byte) error
 	Get(ctx context.Context, name string) ([]byte, error)
 }
 
-// maxLine bounds one line of an export: an entry is a few KiB.
+// maxLine bounds one line of an export, in bytes. An entry has a few KiB.
 const maxLine = 1 << 20
 
-// isOf reports whether an entry says that the segment was archived.
+// isOf reports whether an entry records the archiving of this segment.
 func (s Segment) isOf(e *Entry) bool {
 	return e.number(attributeFrom) == s.From && e.number(attributeTo) == s.To &&
 		e.Attributes[attributeObject] == s.Name && e.Attributes[attributeSHA256] == hex.EncodeToString(s.Digest[:])

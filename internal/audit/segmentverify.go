@@ -11,8 +11,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// verifySegment checks the object of a segment as an export that goes on from the
-// options' base, and returns what is known at its end.
+// verifySegment checks the object of a segment as an export that continues from o.Base. It returns
+// the base at the end of the segment.
 func verifySegment(data []byte, s Segment, o Options) (report Report, base *Base, err error) {
 	digest := newLineDigest()
 	err = unzip(data, func(lines io.Reader) error {
@@ -34,11 +34,11 @@ func verifySegment(data []byte, s Segment, o Options) (report Report, base *Base
 	return report, base, nil
 }
 
-// VerifyArchive checks the segments of a log, which are all from the first on, as
-// one log, and returns what is known at their end: a whole chain, if the options'
-// fingerprint or public key is pinned this one. The options' base and range are
-// not used; Since only when it lies in a segment. Errors: a [Broken], also for an
-// object that is missing or no segment; those of the archive.
+// VerifyArchive checks the segments of a log, which must be all from the first one on, as one log.
+// It returns the base at their end. The report is that of a whole chain, compared with the
+// fingerprint or public key in o. It ignores o.Base and the range of o, and uses o.Since only if
+// that checkpoint lies in a segment. Errors: a [Broken], also for an object that is missing or no
+// segment; errors of the archive.
 func VerifyArchive(ctx context.Context, a Archive, segments []Segment, o Options) (total Report, base *Base, err error) {
 	since := o.Since
 	o.Base, o.Tenant, o.From, o.To = nil, false, 0, 0
@@ -70,9 +70,9 @@ func VerifyArchive(ctx context.Context, a Archive, segments []Segment, o Options
 	return total, base, nil
 }
 
-// VerifyWithArchive checks a whole log from its first entry on, of which the
-// oldest entries are in the archive: these, then the store as [VerifyStore] does,
-// and that the one goes on where the other ends. Errors: of both.
+// VerifyWithArchive checks a whole log whose oldest entries are in the archive. It verifies the
+// archive, then the store as [VerifyStore] does, and that the store continues where the archive
+// ends. It returns the errors of both.
 func VerifyWithArchive(ctx context.Context, s store.Store, a Archive, o Options) (Report, error) {
 	var segments []Segment
 	err := s.View(ctx, func(r store.Reader) (err error) {

@@ -7,59 +7,59 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 )
 
-// State is the newest state of a credential that the log knows.
+// State is the newest state of a credential in the log.
 type State struct {
-	Sequence uint64 // of the entry that says so
+	Sequence uint64 // entry that set this state
 	Deleted  bool
 	Version  string // decimal
-	Digest   string // of the record, lower-case hex
-	Former   Former // zero when no former version may be there
-	current  link   // of the entry that gave it its newest version
+	Digest   string // digest of the record, lower-case hex
+	Former   Former // zero if no previous version can be readable
+	current  link   // entry that created the newest version
 }
 
-// Former is the version that a rotation of a credential left readable.
+// Former is the previous version that a rotation of a credential left readable.
 type Former struct {
 	Version string // decimal
-	Digest  string // of its record
+	Digest  string // digest of its record
 }
 
-// CredentialKey names a credential of a tenant.
+// CredentialKey identifies a credential of a tenant.
 type CredentialKey struct {
 	Tenant     authz.TenantID
 	Credential string
 }
 
-// APIKeyName names an API key of a tenant.
+// APIKeyName identifies an API key of a tenant.
 type APIKeyName struct {
 	Tenant authz.TenantID
 	ID     string
 }
 
-// APIKeyState is what the log knows of an API key.
+// APIKeyState is the state of an API key in the log.
 type APIKeyState struct {
-	Sequence uint64 // of the entry that says so
+	Sequence uint64 // entry that set this state
 	Revoked  bool
 }
 
-// NamespaceName names a namespace of a cluster, both by their UIDs.
+// NamespaceName identifies a namespace of a cluster; both fields are UIDs.
 type NamespaceName struct{ Cluster, Namespace string }
 
-// NamespaceState is the tenant that a namespace belongs to.
+// NamespaceState names the tenant that a namespace belongs to.
 type NamespaceState struct {
-	Sequence uint64 // of the entry that says so
+	Sequence uint64 // entry that set this state
 	Tenant   authz.TenantID
 }
 
-// history is what the entries so far came to: all that the verification of the
-// next ones needs.
+// history is the state after the entries seen so far. It holds everything that the verification of
+// the next entries needs.
 type history struct {
 	chainID string
 	public  *dualsig.PublicKey
 	keyID   string
 
 	head    link
-	hash    string // of the head
-	whole   bool   // nothing before it is unknown: tree and replay are of the whole log
+	hash    string // hash of the head
+	whole   bool   // no earlier entry is unknown: tree and replayed state are those of the whole log
 	epochs  []epoch
 	lost    []Rollback
 	tree    treeBuilder
@@ -68,18 +68,18 @@ type history struct {
 	credentials map[CredentialKey]State
 	apiKeys     map[APIKeyName]APIKeyState
 	namespaces  map[NamespaceName]NamespaceState
-	kept        []*Entry // those that [Log.Visit] is asked for, without hash and signature
+	kept        []*Entry // entries that [Reader.Visit] returns, without hash and signature
 }
 
 // tenantState is the end of a tenant's part of the chain.
 type tenantState struct {
-	sequence uint64 // of the tenant
+	sequence uint64 // tenant sequence
 	hash     string
 	last     link
 }
 
-// replay keeps what an entry says there is now. What is kept of an entry is
-// copied, so as not to keep all of its text.
+// replay applies an entry to the state. It copies the strings that it keeps, so the rest of the
+// entry's text is not retained.
 func (s *history) replay(e *Entry) {
 	if e.Outcome != Success {
 		return
@@ -120,7 +120,7 @@ func (s *history) replayCredential(key CredentialKey, e *Entry) {
 		s.credentials[key] = next
 	case e.EventType == CredentialDeleted:
 		s.credentials[key] = State{Sequence: e.Sequence, Deleted: true, current: before.current}
-	case known: // released, or its former version ended
+	case known: // released, or its previous version ended
 		before.Former = Former{}
 		s.credentials[key] = before
 	}

@@ -12,18 +12,16 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A summary says of a block of a tenant's entries which of them have an event
-// type or an actor, so that a query with a filter reads the index rows of the
-// entries that match and of no others. There is one for each block of 256
-// consecutive tenant sequences, the first of which begins at 1, once it is full
-// and followed; a block without one is read row by row. What a summary names is
-// held against the index row. What it fails to name is not found: a forged one
-// can hide entries from a query, as a forged index can, and the verification of
-// the store, which computes both anew, is what tells.
+// A summary says which entries in a block of a tenant's entries have an event type or an actor. So
+// a query with a filter reads the index rows of the matching entries only. A block is 256
+// consecutive tenant sequences; the first block begins at 1. A block gets its summary once it is
+// full and followed. A block without a summary is read row by row. A query compares the entries
+// that a summary names with their index rows. It does not find entries that a summary fails to
+// name: a forged summary can hide entries from a query, as a forged index can. The verification of
+// the store computes both again and reveals that.
 //
-// As bytes: version 1, then for each distinct key, ascending, the key as u32, the
-// number of entries less one as one byte, and their places in the block as a
-// byte each, ascending.
+// Encoded: version 1, then for each distinct key, ascending: the key as u32, the number of entries
+// less one as one byte, and their places in the block as one byte each, ascending.
 const (
 	blockSize      = 256
 	summaryVersion = 1
@@ -40,8 +38,8 @@ func summaryKey(tenant string, block uint64) []byte {
 
 var summaryRange = store.Prefix([]byte("audit/summary/"))
 
-// Keys of a summary. Two that come out the same make a query look at rows that
-// do not match, and no more.
+// typeKey returns the summary key of an event type. If the keys of two values collide, a query only
+// reads some rows that do not match.
 func typeKey(t EventType) uint32 { return summaryKeyOf("type", string(t)) }
 
 func actorKey(actor string) uint32 { return summaryKeyOf("actor", actor) }
@@ -51,9 +49,9 @@ func summaryKeyOf(kind, value string) uint32 {
 	return binary.BigEndian.Uint32(sum[:])
 }
 
-// summaryOf returns the summary of a block, given its index rows in their order.
-// If they are fewer than 256, the first ones of the block are gone: they were
-// archived before the block was full.
+// summaryOf returns the summary of a block from its index rows, in their order. If there are fewer
+// than 256, the first rows of the block are missing because they were archived before the block was
+// full.
 func summaryOf(rows []indexRow) []byte {
 	places := make(map[uint32][]byte)
 	for i, row := range rows {
@@ -73,9 +71,9 @@ func summaryOf(rows []indexRow) []byte {
 	return out
 }
 
-// summaryAgrees reports whether a stored summary is that of a block of which the
-// last rows are given, in their order: of entries that were there when it was
-// made, and whose rows are gone since, it may say anything.
+// summaryAgrees reports whether a stored summary agrees with the last rows of its block, given in
+// their order. About entries whose rows were removed since the summary was made, the summary may
+// say anything.
 func summaryAgrees(stored []byte, rows []indexRow) bool {
 	if len(rows) == blockSize {
 		return bytes.Equal(stored, summaryOf(rows))
@@ -112,7 +110,7 @@ func (s placeSet) or(t placeSet) placeSet {
 	return s
 }
 
-// from returns what is at a place or after it.
+// from returns the places at or after a place.
 func (s placeSet) from(place int) placeSet {
 	for i := range s {
 		s[i] = s[i] >> max(0, place-64*i) << max(0, place-64*i)
@@ -120,7 +118,7 @@ func (s placeSet) from(place int) placeSet {
 	return s
 }
 
-// to returns what is at a place or before it.
+// to returns the places at or before a place.
 func (s placeSet) to(place int) placeSet {
 	for i := range s {
 		s[i] = s[i] << max(0, 64*i+63-place) >> max(0, 64*i+63-place)
@@ -128,7 +126,7 @@ func (s placeSet) to(place int) placeSet {
 	return s
 }
 
-// places returns all of them, ascending.
+// places returns all places, ascending.
 func (s placeSet) places() (all []int) {
 	for i, of := range s {
 		for ; of != 0; of &= of - 1 {
@@ -138,7 +136,7 @@ func (s placeSet) places() (all []int) {
 	return all
 }
 
-// last returns the largest place and takes it out; false of the empty set.
+// last removes and returns the largest place. It returns false for the empty set.
 func (s *placeSet) last() (int, bool) {
 	for i := len(s) - 1; i >= 0; i-- {
 		if n := bits.Len64(s[i]); n > 0 {
@@ -149,8 +147,8 @@ func (s *placeSet) last() (int, bool) {
 	return 0, false
 }
 
-// eachKey visits the keys of a summary and reports whether it is one, in its only
-// spelling. It may visit some keys of one that is not.
+// eachKey visits the keys of a summary. It reports whether the summary is well-formed and in its
+// only spelling. It may visit some keys of a malformed summary.
 func eachKey(summary []byte, visit func(key uint32, at placeSet)) bool {
 	if len(summary) == 0 || summary[0] != summaryVersion {
 		return false
@@ -176,8 +174,8 @@ func eachKey(summary []byte, visit func(key uint32, at placeSet)) bool {
 	return true
 }
 
-// placesOf returns where in a block all of the keys are, as its summary says; false
-// when it is none.
+// placesOf returns the places in a block that have all of the keys, by its summary. It returns
+// false if the summary is malformed.
 func placesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	at = allPlaces
 	for _, key := range keys {
@@ -190,7 +188,8 @@ func placesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	return at, len(summary) > 0 && summary[0] == summaryVersion
 }
 
-// placesOfAny returns where in a block any of the keys is, likewise.
+// placesOfAny returns the places in a block that have any of the keys, by its summary. It returns
+// false if the summary is malformed.
 func placesOfAny(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	for _, key := range keys {
 		of, ok := lookUp(summary, key)
@@ -202,8 +201,8 @@ func placesOfAny(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	return at, len(summary) > 0 && summary[0] == summaryVersion
 }
 
-// lookUp returns where in a block a key is. Of a summary that is none it may see
-// no more than what comes before the key.
+// lookUp returns the places in a block that have a key. In a malformed summary, it may notice
+// errors only before that key.
 func lookUp(summary []byte, key uint32) (at placeSet, ok bool) {
 	if len(summary) == 0 || summary[0] != summaryVersion {
 		return placeSet{}, false

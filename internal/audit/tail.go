@@ -13,13 +13,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// errNotRead is of all entries that a tenant cannot read.
+// errNotRead is the one answer for all entries that a tenant cannot read.
 var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or it is in the archive only")
 
-// ReadEntry returns an entry of p's tenant. The read is itself recorded before it
-// returns. Errors: fault.Forbidden; fault.NotFound alike for entries of others, for
-// those that never were and for those that the database no longer has;
-// fault.Unavailable.
+// ReadEntry returns an entry of p's tenant. The read itself is recorded before ReadEntry returns.
+// Errors: fault.Forbidden; fault.NotFound, the same for entries of other tenants, for entries that
+// never existed and for those that the database no longer has; fault.Unavailable.
 func (rd *Reader) ReadEntry(ctx context.Context, p authz.Principal, sequence uint64) (Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -53,21 +52,21 @@ func (rd *Reader) ReadEntry(ctx context.Context, p authz.Principal, sequence uin
 	return *e[0].whole(), nil
 }
 
-// Tail reads the entries of a tenant as they come. It is for one goroutine.
+// Tail reads the entries of a tenant as they are written. Only one goroutine may use it.
 type Tail struct {
 	chain  *Chain
 	guard  *Guard
 	tenant string
-	next   uint64 // the tenant sequence to read
+	next   uint64 // next tenant sequence to read
 }
 
-// tailPage is how many entries [Tail.Next] returns at the most.
+// tailPage is the maximum number of entries that [Tail.Next] returns.
 const tailPage = 64
 
-// Tail returns a tail of p's tenant that begins behind a sequence, or with what is
-// written from now on when after is nil. That it was opened is recorded, and is the
-// first that a new tail reads; what it reads then is not recorded. Whether p may still
-// read is its caller's to ask. Errors: fault.Forbidden, fault.Unavailable.
+// Tail returns a tail of p's tenant. It begins after the sequence in after, or with the next entry
+// written if after is nil. The opening is recorded, and that entry is the first one that a tail
+// without after reads. Later reads are not recorded. The caller must check whether p may still
+// read. Errors: fault.Forbidden, fault.Unavailable.
 func (rd *Reader) Tail(ctx context.Context, p authz.Principal, after *uint64) (*Tail, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -98,9 +97,9 @@ func (rd *Reader) Tail(ctx context.Context, p authz.Principal, after *uint64) (*
 	return t, nil
 }
 
-// Next returns the next entries, oldest first, and none when there are none yet,
-// whichever process writes them. Errors: fault.Unavailable, also when the log has lost
-// entries: then nobody knows which of them were read.
+// Next returns the next entries, oldest first, from any process. It returns none if there are none
+// yet. Errors: fault.Unavailable, also if the log has lost entries, because nobody knows which of
+// those were read.
 func (t *Tail) Next(ctx context.Context) (entries []Entry, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -116,7 +115,7 @@ func (t *Tail) Next(ctx context.Context) (entries []Entry, err error) {
 		if failed != nil || low <= t.next {
 			return err
 		}
-		t.next = low // what is before was archived before it was read
+		t.next = low // earlier entries were archived before they were read
 		entries, err = t.page(r)
 		return err
 	})

@@ -9,16 +9,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Kind is what entries are counted by.
+// Kind is the event type and outcome by which entries are counted.
 type Kind struct {
 	Type    EventType
 	Outcome Outcome
 }
 
-// Progress returns the sequence of the newest entry, and how many entries of
-// each kind this process has committed. It is the process's own view, for its
-// metrics: with several that write one log, their counts add up. Error:
-// fault.Unavailable.
+// Progress returns the sequence of the newest entry, and the number of entries of each kind that
+// this process has committed. The counts are per process, for its metrics; the counts of several
+// processes add up. Error: fault.Unavailable.
 func (l *Log) Progress(ctx context.Context) (sequence uint64, written map[Kind]uint64, err error) {
 	err = l.chain.store.View(ctx, func(r store.Reader) error {
 		head, err := readHead(r)
@@ -26,7 +25,7 @@ func (l *Log) Progress(ctx context.Context) (sequence uint64, written map[Kind]u
 			return err
 		}
 		sequence = head.sequence
-		p := l.heads.written.latest.Load() // a tally is there before the commit that it speaks of
+		p := l.heads.written.latest.Load() // the hook stores the tally before its commit succeeds
 		if p == nil {
 			return nil
 		}
@@ -45,16 +44,16 @@ func (l *Log) Progress(ctx context.Context) (sequence uint64, written map[Kind]u
 	return sequence, written, nil
 }
 
-// tally counts entries. The hook proposes the counts before each commit, and settles
-// at the next one, when the store shows it, which of the two hold.
+// tally counts entries. The hook proposes counts before each commit. At the next commit, when the
+// store shows the result, it settles which of the two counts is right.
 type tally struct{ latest atomic.Pointer[proposal] }
 
 type proposal struct {
-	before, after map[Kind]uint64 // are not changed any more
-	head          link            // once it is committed
+	before, after map[Kind]uint64 // immutable
+	head          link            // head after the commit
 }
 
-// settle says whether what was proposed last was committed.
+// settle records whether the last proposal was committed.
 func (t *tally) settle(committed bool) {
 	p := t.latest.Load()
 	if p == nil {
@@ -67,11 +66,11 @@ func (t *tally) settle(committed bool) {
 	t.latest.Store(&proposal{counts, counts, p.head})
 }
 
-// propose counts the entries of a commit, the last of which is the head after it.
+// propose counts the entries of a commit. The given head is the head after the commit.
 func (t *tally) propose(head link, group []pending) {
 	var before map[Kind]uint64
 	if p := t.latest.Load(); p != nil {
-		before = p.before // and after: it is settled
+		before = p.before // the same as after, because the proposal is settled
 	}
 	after := maps.Clone(before)
 	if after == nil {

@@ -12,16 +12,16 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// The RFC 6962 tree over the hashes of all entries is kept as tiles of C2SP
-// tlog-tiles: a tile of level L holds up to 256 consecutive hashes of the level
-// 8·L of the tree, 32 bytes each. Level 0 holds the leaves, SHA-256(0 ‖ hash of
-// the entry). Only the last tile of a level is not full; it is overwritten as it
-// grows. A tile never loses hashes, so one row serves every tree that was.
+// The RFC 6962 tree over the hashes of all entries is stored as tiles of C2SP tlog-tiles. A tile of
+// level L holds up to 256 consecutive hashes of the level 8·L of the tree, 32 bytes each. Level 0
+// holds the leaves, SHA-256(0 ‖ hash of the entry). Only the last tile of a level can be partial,
+// and it is overwritten as it grows. A tile never loses hashes, so one row serves all earlier
+// trees, too.
 const (
 	tileHeight = 8
 	tileWidth  = 1 << tileHeight
 
-	// maxLevel is the highest level that a tree of 2⁶³ leaves has.
+	// maxLevel is the highest tile level of a tree of 2⁶³ leaves.
 	maxLevel = 62 / tileHeight
 )
 
@@ -38,12 +38,12 @@ type tile struct {
 	data  []byte // 32 bytes for each hash
 }
 
-// treeBuilder grows a tree entry by entry. It holds no more than the tiles that
-// are not full, which together are the whole right edge of the tree, and the
-// full ones that nobody has taken yet. The zero value is the empty tree.
+// treeBuilder grows a tree entry by entry. It holds only the partial tiles, which are the whole
+// right edge of the tree, and the full tiles that no caller has taken yet. The zero value is the
+// empty tree.
 type treeBuilder struct {
 	size   int64
-	edge   [][]tlog.Hash // by level, fewer than 256 each
+	edge   [][]tlog.Hash // hashes by level, fewer than 256 each
 	filled []tile
 }
 
@@ -74,7 +74,7 @@ func (b *treeBuilder) full() []tile {
 	return filled
 }
 
-// partial returns the last tile of each level that has one which is not full.
+// partial returns the last tile of each level, if that tile is partial.
 func (b *treeBuilder) partial() (tiles []tile) {
 	for level, hashes := range b.edge {
 		if len(hashes) > 0 {
@@ -84,9 +84,9 @@ func (b *treeBuilder) partial() (tiles []tile) {
 	return tiles
 }
 
-// root returns the hash of the tree.
+// root returns the root hash of the tree.
 func (b *treeBuilder) root() tlog.Hash {
-	var subtrees []tlog.Hash // perfect ones, the largest first
+	var subtrees []tlog.Hash // perfect subtrees, largest first
 	for _, hashes := range slices.Backward(b.edge) {
 		for len(hashes) > 0 {
 			width := 1
@@ -107,8 +107,8 @@ func (b *treeBuilder) root() tlog.Hash {
 	return root
 }
 
-// encode returns the builder as bytes: size u64, then the hashes of the tiles
-// that are not full, from level 0 up.
+// encode returns the builder as bytes: size u64, then the hashes of the partial tiles, from level 0
+// up.
 func (b *treeBuilder) encode() []byte {
 	out := binary.BigEndian.AppendUint64(nil, uint64(b.size))
 	for _, hashes := range b.edge {
@@ -117,8 +117,7 @@ func (b *treeBuilder) encode() []byte {
 	return out
 }
 
-// decodeTree reads what encode returned: the size says how many hashes there are
-// on each level.
+// decodeTree decodes the bytes of encode. The size determines the number of hashes on each level.
 func decodeTree(in []byte) (*treeBuilder, error) {
 	if len(in) < 8 {
 		return nil, errDamagedLog
@@ -142,8 +141,8 @@ func decodeTree(in []byte) (*treeBuilder, error) {
 	return b, nil
 }
 
-// edgeWidth returns how many hashes the last tile of a level has in a tree of a
-// size, 0 when it has none that is not full.
+// edgeWidth returns the number of hashes in the partial tile of a level, in a tree of a size. It
+// returns 0 if the level has no partial tile.
 func edgeWidth(size int64, level int) int {
 	return int(size>>(tileHeight*level)) & (tileWidth - 1)
 }
@@ -156,7 +155,7 @@ func tileData(hashes []tlog.Hash) []byte {
 	return data
 }
 
-// tileHashes returns the hashes of a tile, with room to fill it up.
+// tileHashes returns the hashes of a tile, with capacity for a full tile.
 func tileHashes(data []byte) []tlog.Hash {
 	hashes := make([]tlog.Hash, 0, tileWidth)
 	for h := range slices.Chunk(data, tlog.HashSize) {
@@ -165,8 +164,8 @@ func tileHashes(data []byte) []tlog.Hash {
 	return hashes
 }
 
-// perfectHash returns the hash of a subtree whose hashes on one level are given,
-// a power of two.
+// perfectHash returns the hash of a perfect subtree from its hashes on one level. Their number must
+// be a power of two.
 func perfectHash(hashes []tlog.Hash) tlog.Hash {
 	if len(hashes) == 1 {
 		return hashes[0]
@@ -175,8 +174,8 @@ func perfectHash(hashes []tlog.Hash) tlog.Hash {
 	return tlog.NodeHash(perfectHash(hashes[:half]), perfectHash(hashes[half:]))
 }
 
-// tiles reads the tree from a snapshot. It implements [tlog.TileReader], so that
-// [tlog.TileHashReader] can hold what it reads against a root.
+// tiles reads the tree from a snapshot. It implements [tlog.TileReader], so [tlog.TileHashReader]
+// can check what it reads against a root.
 type tiles struct{ r store.Reader }
 
 // Height implements [tlog.TileReader].
@@ -197,8 +196,8 @@ func (t tiles) ReadTiles(wanted []tlog.Tile) (data [][]byte, err error) {
 // SaveTiles implements [tlog.TileReader].
 func (t tiles) SaveTiles([]tlog.Tile, [][]byte) {}
 
-// read returns the first hashes of a tile, width of them. The error is
-// errDamagedLog when the tile has fewer.
+// read returns the first hashes of a tile, as many as width. Error: errDamagedLog if the tile has
+// fewer.
 func (t tiles) read(level int, index int64, width int) ([]byte, error) {
 	b, err := t.r.Get(tileKey(level, index))
 	if err != nil {
@@ -210,9 +209,8 @@ func (t tiles) read(level int, index int64, width int) ([]byte, error) {
 	return slices.Clone(b[:width*tlog.HashSize]), nil
 }
 
-// builder returns the tree of a size, so that it can grow. The error is
-// errDamagedLog when the tiles do not have the root, which the empty tree has no
-// need of.
+// builder returns the tree of a size so that it can grow. Error: errDamagedLog if the tiles do not
+// have the root. For the empty tree, it ignores the root.
 func (t tiles) builder(size int64, root tlog.Hash) (*treeBuilder, error) {
 	b := &treeBuilder{size: size}
 	if size == 0 {
@@ -234,14 +232,14 @@ func (t tiles) builder(size int64, root tlog.Hash) (*treeBuilder, error) {
 	return b, nil
 }
 
-// hashes returns the reader of all hashes of a tree, each of which it proves to
-// be in it.
+// hashes returns a reader of the hashes of a tree. It proves that each hash that it reads is in the
+// tree.
 func (t tiles) hashes(size int64, root tlog.Hash) tlog.HashReader {
 	return tlog.TileHashReader(tlog.Tree{N: size, Hash: root}, t)
 }
 
-// treeError returns the error of a reader of hashes. What the reader itself says,
-// that tiles do not have the root, is damage.
+// treeError returns the error of a reader of hashes. If the tiles do not match the root, the reader
+// returns an error of its own, which is damage.
 func treeError(err error) error {
 	if err != nil && fault.Of(err) == fault.Internal {
 		return errDamagedLog
@@ -249,7 +247,7 @@ func treeError(err error) error {
 	return err
 }
 
-// tilesIn returns how many tiles a tree of a size has.
+// tilesIn returns the number of tiles of a tree of a size.
 func tilesIn(size int64) (n int64) {
 	for hashes := size; hashes > 0; hashes >>= tileHeight {
 		n += (hashes + tileWidth - 1) / tileWidth

@@ -18,36 +18,35 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// The verification of a running log would begin anew with each process, and until
-// it came to the end nothing could be said of the newest entries. So what it knows
-// after an entry is kept, and the next process goes on behind that at once, while
-// it verifies all of it beside. As bytes:
+// Without this row, each process would begin the verification of the running log anew, and could
+// state nothing about the newest entries before its end. So a process keeps its progress. The next
+// process continues from there at once, and then verifies all entries besides. Encoded:
 //
 //	1 ‖ ML-DSA-65 signature (3309 bytes) ‖ u64 Unix microseconds ‖ JSON
 //
-// where the time is when the pass over all entries began that this rests on, and
-// the JSON that of a base without what is not about the chain alone.
+// The time is the start of the pass over all entries that the progress belongs to. The JSON is that
+// of a base, without the parts that are not about the chain itself.
 //
-// The row is as good as what the former process remembered: an entry before it that
-// is changed later is found by the next pass over all entries. One that is not
-// signed with the log's key, is older than two such passes are apart, or is of an
-// entry that the log does not have (any more), is as none.
+// The row is as good as the memory of the process that wrote it: if an earlier entry is changed
+// later, the next pass over all entries finds that. A process ignores a row that is not signed with
+// the log's key, whose pass began more than two intervals ago, or whose last entry the log does not
+// have.
 const (
 	verifiedVersion = 1
 	verifiedContext = "latticekeep/audit-verified/v1"
 
-	// What is verified is kept after so many entries, and after such a time.
+	// Progress is kept after this many entries, and after this time.
 	keepEntries = 1 << 16
 	keepAfter   = time.Hour
 )
 
-// verified is what a verification knows, and when its pass over all entries began.
+// verified is the state of a verification, with the start of its pass over all entries.
 type verified struct {
 	*Base
 	since time.Time
 }
 
-// sign returns the bytes of what this log has verified.
+// sign returns the signed bytes of the verification's progress.
 func (w verified) sign(signer *dualsig.PrivateKey) ([]byte, error) {
 	s := w.history
 	s.credentials, s.apiKeys, s.namespaces, s.kept = nil, nil, nil, nil
@@ -65,7 +64,7 @@ func (w verified) sign(signer *dualsig.PrivateKey) ([]byte, error) {
 
 var errNotVerified = errors.New("what is kept of the verification is not signed with the log's key, or of another log")
 
-// parseVerified reads what a process that had this log's key has verified.
+// parseVerified parses the progress of a process that had this log's key.
 func parseVerified(row []byte, chainID string, key *dualsig.PublicKey) (verified, error) {
 	const head = 1 + dualsig.SignatureSize
 	if len(row) < head+8 || row[0] != verifiedVersion {
@@ -78,7 +77,7 @@ func parseVerified(row []byte, chainID string, key *dualsig.PublicKey) (verified
 	return decodeVerified(since, text, chainID, key)
 }
 
-// decodeVerified reads what is signed.
+// decodeVerified decodes the signed part.
 func decodeVerified(since, text []byte, chainID string, key *dualsig.PublicKey) (verified, error) {
 	var j baseJSON
 	if err := json.Unmarshal(text, &j, json.RejectUnknownMembers(true)); err != nil {
@@ -91,8 +90,8 @@ func decodeVerified(since, text []byte, chainID string, key *dualsig.PublicKey) 
 	return verified{b, time.UnixMicro(int64(binary.BigEndian.Uint64(since))).UTC()}, nil
 }
 
-// resume has the verification go on behind what an earlier process has verified,
-// and reports whether it does: not if the pass over all entries that this rests on
+// resume continues the verification after the last entry that an earlier process has verified. It
+// reports whether it does. It does not if the pass over all entries that the progress belongs to
 // began longer ago than most.
 func (lv *LiveVerifier) resume(ctx context.Context, most time.Duration) (bool, error) {
 	select {
@@ -120,7 +119,7 @@ func (lv *LiveVerifier) resume(ctx context.Context, most time.Duration) (bool, e
 		}
 		e, err := readEntry(r, w.Sequence())
 		if damaged(err) || fault.Of(err) == fault.NotFound || err == nil && e.link() != w.head {
-			return nil // the log is not the one that was verified, or begins later by now
+			return nil // the log is another one than the verified one, or its oldest entries were archived since
 		}
 		kept = w
 		return err
@@ -133,15 +132,15 @@ func (lv *LiveVerifier) resume(ctx context.Context, most time.Duration) (bool, e
 	return true, nil
 }
 
-// keptAs tells apart what was kept.
+// keptAs identifies progress that was kept.
 type keptAs struct {
 	sequence uint64
 	since    time.Time
 }
 
-// keepProgress keeps what is verified, if it is of least so many entries more than what was
-// kept last, or rests on a later pass. Of a broken log nothing is kept, so that the
-// next process does not take it for a good one before it has seen all of it.
+// keepProgress keeps the progress if it covers at least so many entries more than the kept
+// progress, or belongs to a later pass. For a broken log, it keeps nothing and deletes the row, so
+// the next process checks all entries before it reports the log as sound.
 func (lv *LiveVerifier) keepProgress(ctx context.Context, least uint64) error {
 	select {
 	case lv.turn <- struct{}{}:
@@ -175,9 +174,9 @@ func (lv *LiveVerifier) keepProgress(ctx context.Context, least uint64) error {
 	return nil
 }
 
-// keepRow writes what is verified, unless another process has kept what is as good,
-// or has found the log broken since this one kept something: then the row is missing,
-// and is until a pass over all entries that began later.
+// keepRow writes the progress, unless another process has kept equal or better progress. It writes
+// nothing either if the row is missing although this process has kept one: another process then
+// found the log broken. The row stays missing until a pass over all entries that began later.
 func (lv *LiveVerifier) keepRow(ctx context.Context, now keptAs, row []byte) error {
 	var before []byte
 	err := lv.log.chain.store.View(ctx, func(r store.Reader) error {
@@ -197,13 +196,13 @@ func (lv *LiveVerifier) keepRow(ctx context.Context, now keptAs, row []byte) err
 	}
 	return lv.log.chain.store.Update(ctx, func(tx store.Tx) error {
 		if b, err := tx.Get(verifiedKey); err != nil || !bytes.Equal(b, before) {
-			return err // another has kept something right now
+			return err // another process has kept its progress just now
 		}
 		return tx.Put(verifiedKey, row)
 	})
 }
 
-// forgetVerified has the next process begin anew.
+// forgetVerified deletes the kept progress, so the next process begins at the start.
 func (lv *LiveVerifier) forgetVerified(ctx context.Context) error {
 	lv.kept = keptAs{}
 	found := false
@@ -221,7 +220,7 @@ func (lv *LiveVerifier) forgetVerified(ctx context.Context) error {
 	return nil
 }
 
-// progressKeeper keeps what is verified now and then.
+// progressKeeper keeps the progress of a verification from time to time.
 type progressKeeper struct {
 	verifier *LiveVerifier
 	logger   *slog.Logger
@@ -229,7 +228,7 @@ type progressKeeper struct {
 	failed   bool
 }
 
-// keepNow keeps it when enough is new, or when it is called for.
+// keepNow keeps the progress if at least so many entries are new, or if keepAfter has passed.
 func (k *progressKeeper) keepNow(ctx context.Context, least uint64) {
 	if time.Since(k.last) >= keepAfter {
 		least = 1

@@ -12,11 +12,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Visit calls visit with what was done successfully to sealing keys in a tenant,
-// as far as it is of one of the types, oldest first. Of what is archived the base
-// keeps these entries, without hash and signature; those of all others are
-// verified. It reads the entries of these types and the tenant's summaries, and of
-// the index what has no summary yet. Error: fault.Internal for a damaged one.
+// Visit calls visit with the successful entries of a tenant that have one of the types, oldest
+// first. The types must be events of sealing keys. Visit verifies all entries in the database. For
+// archived entries, it uses the copies in the base, which lack hash and signature. It reads the
+// entries of these types, the tenant's summaries, and the index rows of blocks without a summary.
+// Error: fault.Internal for a damaged log.
 func (rd *Reader) Visit(ctx context.Context, tenant authz.TenantID, visit func(*Entry), types ...EventType) error {
 	base, err := rd.chain.archivedTo(ctx)
 	for err == nil {
@@ -26,7 +26,7 @@ func (rd *Reader) Visit(ctx context.Context, tenant authz.TenantID, visit func(*
 			break
 		}
 		if !base.equal(before) {
-			continue // some were archived before they were read
+			continue // some entries were archived before they were read
 		}
 		if bad != nil {
 			return bad
@@ -45,8 +45,8 @@ const (
 	sweepEntries = 256
 )
 
-// find returns a tenant's entries of the types that are not archived, verified and
-// oldest first, and before them those that the base keeps.
+// find returns a tenant's entries of the types, oldest first: first the ones that the base keeps,
+// then those in the database, which it verifies.
 func (rd *Reader) find(ctx context.Context, tenant string, base *Base, types []EventType) (found []*Entry, err error) {
 	if base != nil {
 		found = append(found, base.kept...)
@@ -61,7 +61,7 @@ func (rd *Reader) find(ctx context.Context, tenant string, base *Base, types []E
 			more, err = s.step(r)
 			return err
 		})
-		for _, e := range s.found { // the snapshot is over
+		for _, e := range s.found { // outside the snapshot
 			if err == nil && !e.verify(rd.chain.key, nil) {
 				err = errDamagedLog
 			}
@@ -73,17 +73,17 @@ func (rd *Reader) find(ctx context.Context, tenant string, base *Base, types []E
 	}), err
 }
 
-// typeSweep goes through the entries of a tenant that are of some types, oldest first.
+// typeSweep reads the entries of a tenant that have one of the types, oldest first.
 type typeSweep struct {
 	chain  *Chain
 	tenant string
 	types  []EventType
 	keys   []uint32
-	next   uint64   // the tenant sequence that it goes on from
-	found  []*Entry // by the last step
+	next   uint64   // next tenant sequence to read
+	found  []*Entry // entries found by the last step
 }
 
-// step reads on in one snapshot, and reports whether there is more.
+// step continues in one snapshot, and reports whether there is more to read.
 func (s *typeSweep) step(r store.Reader) (more bool, err error) {
 	low, high, err := s.chain.extent(r, s.tenant)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *typeSweep) step(r store.Reader) (more bool, err error) {
 	return false, nil
 }
 
-// bySummaries reads the entries that summaries name, as far as there are summaries
-// without a gap, and returns of how many blocks.
+// bySummaries reads the entries that summaries name, until it meets a block without a summary. It
+// returns the number of blocks that it covered.
 func (s *typeSweep) bySummaries(r store.Reader, high uint64, most int) (blocks int, err error) {
 	var named []uint64
 	next, bad := s.next, false
@@ -150,7 +150,7 @@ func (s *typeSweep) bySummaries(r store.Reader, high uint64, most int) (blocks i
 	return blocks, err
 }
 
-// byRows reads the entries that the index names, up to one.
+// byRows reads the entries that the index names, up to the tenant sequence to.
 func (s *typeSweep) byRows(r store.Reader, to uint64) error {
 	type numbered struct {
 		n uint64
@@ -187,10 +187,11 @@ func (s *typeSweep) byRows(r store.Reader, to uint64) error {
 	return nil
 }
 
-// readEntryAt reads the entry of a tenant sequence and its row, if it is of the types.
+// readEntryAt reads the entry at a tenant sequence, given its index row, if it has one of the
+// types.
 func (s *typeSweep) readEntryAt(r store.Reader, n uint64, row indexRow) error {
 	if !slices.Contains(s.types, row.eventType) {
-		return nil // its key is another type's, too
+		return nil // the summary keys of two types collide
 	}
 	e, err := readEntry(r, row.sequence)
 	if fault.Of(err) == fault.NotFound || err == nil && (e.link() != row.link || e.TenantID != s.tenant || e.TenantSequence != n) {

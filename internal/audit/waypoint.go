@@ -7,13 +7,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// dueCheckpoint is a checkpoint that the chain must come by.
+// dueCheckpoint is a checkpoint that the chain must match.
 type dueCheckpoint struct {
 	Checkpoint
-	what string // for the message
+	what string // name of the checkpoint in messages
 }
 
-// expect lets the chain come by a checkpoint, which was verified.
+// expect adds a verified checkpoint that the chain must match.
 func (v *Verifier) expect(c Checkpoint, what string) {
 	w := dueCheckpoint{c, what}
 	i := 0
@@ -23,7 +23,7 @@ func (v *Verifier) expect(c Checkpoint, what string) {
 	v.due = append(v.due[:i:i], append([]dueCheckpoint{w}, v.due[i:]...)...)
 }
 
-// passDue holds the head against the checkpoints that are due here.
+// passDue compares the head with the checkpoints that are due at it.
 func (v *Verifier) passDue() error {
 	for len(v.due) > 0 && v.tree.size >= v.due[0].Size {
 		w := v.due[0]
@@ -51,7 +51,8 @@ var (
 	errSincePart       = fault.New(fault.Invalid, "a part of the log does not show what an older checkpoint knows: verify the whole log")
 )
 
-// beginSince reads the older checkpoint with the log's key.
+// beginSince parses the older checkpoint, verifies it with the log's key, and makes the chain match
+// it.
 func (v *Verifier) beginSince() error {
 	if v.options.Since == nil {
 		return nil
