@@ -25,8 +25,8 @@ const maxReason = 200
 var (
 	errReason = fault.New(fault.Invalid, "the reason has 1 to 200 printable ASCII characters: say why the entries were lost")
 
-	// errOneByOne is returned when another acceptance is in progress, or while the last entries
-	// before the halt are still being committed.
+	// errOneByOne is returned when another acceptance is in progress, when more is lost than the
+	// caller accepts, or while the last entries before the halt are still being committed.
 	errOneByOne = fault.New(fault.Unavailable, fault.Unavailable.Error())
 
 	errNothingLost = fault.New(fault.Conflict, "no rollback is to be accepted: the log is not behind a checkpoint that is kept elsewhere")

@@ -37,8 +37,8 @@ const (
 )
 
 // Cutter moves entries that are older than Keep to the archive. If several cutters run on one
-// database at the same time, only one succeeds. Each cutter removes only entries that it has read
-// back from the archive itself.
+// database at the same time, only one of them cuts a given segment. Each cutter removes only
+// entries that it has read back from the archive itself.
 type Cutter struct {
 	Log     *Log
 	Reader  *Reader
