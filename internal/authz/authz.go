@@ -1,5 +1,5 @@
-// Package authz says who asks and what they may do. It is pure: it knows no
-// store, no clock and no transport.
+// Package authz defines principals and what they may do. It is pure: it uses no store, no clock and
+// no transport.
 package authz
 
 import (
@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// TenantID names a tenant: "ten_" and 128 random bits in base32.
+// TenantID identifies a tenant: "ten_" and 128 random bits in base32.
 type TenantID string
 
-// SystemTenant owns what belongs to the deployment as a whole. It is not a
-// well-formed tenant id, so that no tenant can ever be it.
+// SystemTenant owns what belongs to the deployment as a whole. It is not a well-formed tenant id,
+// so no other tenant can have it.
 const SystemTenant TenantID = "system"
 
 var encoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
@@ -31,19 +31,18 @@ func NewID(prefix string) string {
 	return IDFromBytes(prefix, b)
 }
 
-// IDFromBytes returns the id that has these bits.
+// IDFromBytes returns the id with these bits.
 func IDFromBytes(prefix string, b [idSize]byte) string {
 	return prefix + "_" + encoding.EncodeToString(b[:])
 }
 
-// IDBytes is the inverse of [IDFromBytes]. ok is what [ValidID] says of s.
+// IDBytes is the inverse of [IDFromBytes]. ok is the result of [ValidID].
 func IDBytes(prefix, s string) (b [idSize]byte, ok bool) {
 	body, ok := strings.CutPrefix(s, prefix+"_")
 	if !ok || len(body) != idLength {
 		return b, false
 	}
-	// 26 characters carry 130 bits: the two spare ones must be zero, so that
-	// an id has one spelling.
+	// 26 characters carry 130 bits. The two spare ones must be zero, so an id has one spelling.
 	raw, err := encoding.DecodeString(body)
 	if err != nil || len(raw) != idSize || encoding.EncodeToString(raw) != body {
 		return b, false
@@ -51,8 +50,8 @@ func IDBytes(prefix, s string) (b [idSize]byte, ok bool) {
 	return [idSize]byte(raw), true
 }
 
-// ValidID reports whether s is an id as [NewID] makes it. Only well-formed ids
-// are looked up or recorded.
+// ValidID reports whether s has the form of [NewID]. Only well-formed ids are looked up or
+// recorded.
 func ValidID(prefix, s string) bool {
 	_, ok := IDBytes(prefix, s)
 	return ok
@@ -74,7 +73,7 @@ const (
 	AuditRead      Scope = "audit:read"
 	ComplianceRead Scope = "compliance:read"
 	AccountAdmin   Scope = "account:admin"
-	SystemAdmin    Scope = "system:admin" // administers the deployment; no tenant can be given it
+	SystemAdmin    Scope = "system:admin" // administers the deployment; only keys of the system's tenant can carry it
 )
 
 // TenantScopes returns every scope that a tenant's principal can hold.
@@ -85,7 +84,7 @@ func TenantScopes() []Scope {
 	}
 }
 
-// Kind says what sort of principal acts.
+// Kind is the kind of a principal.
 type Kind string
 
 // The kinds of principal.
@@ -96,33 +95,33 @@ const (
 	System   Kind = "system"   // the deployment itself
 	// ServiceAccount is a pod of the cluster, in the tenant of its namespace.
 	ServiceAccount Kind = "service_account"
-	Stranger       Kind = "stranger" // was refused before anybody knew who it is; has no id
+	Stranger       Kind = "stranger" // a caller that is not known, or not yet; has no id
 )
 
-// Namespace is one of a cluster, which is known by its UID.
+// Namespace is a namespace of a cluster. The cluster is identified by its UID.
 type Namespace struct{ Cluster, Name string }
 
-// Principal is who asks, and from where. It is an explicit argument right
-// after the context, never inside it.
+// Principal is who acts, and from where. It is an explicit argument right after the context, never
+// inside it.
 type Principal struct {
 	Tenant   TenantID
 	Kind     Kind
 	ID       string // pseudonymous: a key id, a user id, an object's UID; never a name or an address
 	Scopes   []Scope
-	ReadOnly bool // the tenant's trial has ended: it may read, delete and revoke, no more
+	ReadOnly bool // the tenant's trial has ended: only reading, deleting and revoking are allowed
 
-	Namespace Namespace // where a service account is; zero for all others
+	Namespace Namespace // namespace of a service account; zero for all others
 
 	Pod       string // UID of the pod that a service account's token was made for; empty for all others
-	RequestID string // names the request or reconcile alike in log, header and audit entry
+	RequestID string // identifies the request or reconcile in log, header and audit entry
 	SourceIP  string // peer of the connection; empty inside the process
 }
 
-// Role is what a user is in its tenant.
+// Role is the role of a user in its tenant.
 type Role string
 
-// The roles. Each stands for scopes; an owner is an admin that only owners can
-// make, change and remove.
+// The roles. Each stands for scopes. An owner is an admin whom only owners can make, change and
+// remove.
 const (
 	Owner   Role = "owner"
 	Admin   Role = "admin"
@@ -130,10 +129,10 @@ const (
 	Auditor Role = "auditor"
 )
 
-// Roles returns all roles, the strongest first.
+// Roles returns all roles, strongest first.
 func Roles() []Role { return []Role{Owner, Admin, Member, Auditor} }
 
-// Scopes returns what a user of the role may do: none for an unknown one.
+// Scopes returns what a user of the role may do. An unknown role has no scopes.
 func (r Role) Scopes() []Scope {
 	switch r {
 	case Owner, Admin:
@@ -146,10 +145,10 @@ func (r Role) Scopes() []Scope {
 	return nil
 }
 
-// Action is something a principal does to a resource.
+// Action is something that a principal does to a resource.
 type Action string
 
-// The actions, each with what it takes in [rules].
+// The actions. [rules] says what each one requires.
 const (
 	SealCredential     Action = "seal"
 	ListCredentials    Action = "list"
@@ -208,10 +207,10 @@ const (
 	ListSealedCredentials Action = "list_sealed_credentials" // objects in the cluster
 )
 
-// rule says what an action takes.
+// rule says what an action requires.
 type rule struct {
 	scope   Scope // empty: none, any principal with a tenant
-	user    bool  // only a user, for itself
+	user    bool  // only a user, on its own account
 	trialed bool  // allowed when the tenant's trial has ended
 }
 
@@ -273,7 +272,7 @@ var rules = map[Action]rule{
 	ListSealedCredentials: {scope: VaultRead, trialed: true},
 }
 
-// Denial is why an action is refused; empty when it is not.
+// Denial is the reason for refusing an action. It is empty if the action is allowed.
 type Denial string
 
 // The denials, as audit entries name them.
@@ -282,8 +281,7 @@ const (
 	TrialEnded   Denial = "trial_ended"
 )
 
-// Denies returns why the principal may not do a, and nothing when it may. An
-// unknown action is refused.
+// Denies returns why the principal may not do a, and "" if it may. An unknown action is refused.
 func (p Principal) Denies(a Action) Denial {
 	r, ok := rules[a]
 	switch {
@@ -298,14 +296,14 @@ func (p Principal) Denies(a Action) Denial {
 // May reports whether the principal may do a.
 func (p Principal) May(a Action) bool { return p.Denies(a) == "" }
 
-// Holds reports whether the principal has every one of the scopes: nobody gives
-// another what it has not itself.
+// Holds reports whether the principal has all of the scopes. A principal may grant only what it
+// holds itself.
 func (p Principal) Holds(scopes []Scope) bool {
 	return !slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(p.Scopes, s) })
 }
 
-// Required returns the scope that the action takes, empty for none, and whether
-// only a user may do it.
+// Required returns the scope that the action requires, empty for none, and whether only a user may
+// do it.
 func Required(a Action) (scope Scope, user bool) { return rules[a].scope, rules[a].user }
 
 // Actions returns every action.

@@ -1,16 +1,14 @@
-// Package clock gives a process the time of a database that it shares with
-// others, whose own clocks may be minutes apart.
+// Package clock gives a process the time of the database that it shares with other processes, whose
+// own clocks may be minutes apart.
 //
-// What is written down with a time in one process and compared with the time in
-// another (how long a ticket counts, which minute a request is of) is right only
-// if both go by one clock. That is the database's, asked now and then: between
-// two answers its time is told by the process's monotonic clock, so that setting
-// the wall clock moves nothing. A measurement is wrong by at most half of what
-// the question took.
+// Some times are written by one process and compared by another, such as the lifetime of a ticket
+// or the minute of a request. The comparison is right only if both use one clock. That clock is the
+// database's, which the process asks regularly. Between two answers the process measures with its
+// monotonic clock, so setting the wall clock changes nothing. A measurement is wrong by at most
+// half the time that the question took.
 //
-// What does not hold: a database that moves to a machine whose clock is another
-// one takes its time along with it, and a virtual machine that was suspended
-// tells the time from before until the next answer.
+// There are two limits. If the database moves to a machine with another clock, its time jumps to
+// that clock. A virtual machine that was suspended has an old time until the next answer.
 package clock
 
 import (
@@ -30,12 +28,12 @@ type Clock struct {
 	local func() time.Time
 
 	mu     sync.Mutex
-	shared time.Time // at local time at
+	shared time.Time // shared time at the local time at
 	at     time.Time // zero before the first answer
 }
 
-// New returns a clock that tells the local time until the first [Clock.Measure].
-// local is time.Now if it is nil.
+// New returns a clock that tells the local time until the first [Clock.Measure]. A nil local means
+// time.Now.
 func New(ask func(context.Context) (time.Time, error), local func() time.Time) *Clock {
 	if local == nil {
 		local = time.Now
@@ -43,7 +41,7 @@ func New(ask func(context.Context) (time.Time, error), local func() time.Time) *
 	return &Clock{ask: ask, local: local}
 }
 
-// Now returns the shared time. It asks nobody.
+// Now returns the shared time. It does no I/O.
 func (c *Clock) Now() time.Time {
 	now := c.local()
 	c.mu.Lock()
@@ -54,8 +52,7 @@ func (c *Clock) Now() time.Time {
 	return c.shared.Add(now.Sub(c.at))
 }
 
-// Measure asks for the shared time. Error: fault.Unavailable; then the clock goes
-// on as before.
+// Measure asks for the shared time. Error: fault.Unavailable. Then the clock continues as before.
 func (c *Clock) Measure(ctx context.Context) error {
 	asked := c.local()
 	told, err := c.ask(ctx)
@@ -86,24 +83,23 @@ func (c *Clock) Fresh(ctx context.Context, age time.Duration) error {
 	return c.Measure(ctx)
 }
 
-// Ahead returns how far the shared time is ahead of the wall clock of this
-// machine; it is negative if that is fast.
+// Ahead returns how far the shared time is ahead of the wall clock of this machine. It is negative
+// if the wall clock is fast.
 func (c *Clock) Ahead() time.Duration { return c.Now().Round(0).Sub(c.local().Round(0)) }
 
-// believable is how far the clocks of the database and of this machine may be
-// apart: beyond it one of them is wrong, nobody can say which, and what would be
-// written with its time cannot be taken back.
+// believable is how far the clocks of the database and of this machine may be apart. Beyond it one
+// of them is wrong, nobody can say which, and what is written with a wrong time cannot be taken
+// back.
 const believable = time.Hour
 
 const (
 	every     = 10 * time.Second
 	timeout   = 2 * time.Second
-	tolerable = 2 * time.Second // a smaller difference of the clocks is not logged
+	tolerable = 2 * time.Second // smaller differences of the clocks are not logged
 )
 
-// Follow measures until ctx ends. That the wall clock of this machine is wrong is
-// logged when it begins, since logs and metrics are written with its time, and
-// so is that it is right again.
+// Follow measures until ctx ends. It logs when the wall clock of this machine becomes wrong,
+// because logs and metrics are written with its time, and when the clock is right again.
 func (c *Clock) Follow(ctx context.Context, logger *slog.Logger) {
 	logger = cmp.Or(logger, slog.Default())
 	tick := time.NewTicker(every)

@@ -2,5 +2,5 @@
 
 package clock
 
-// Synchronised cannot be asked here.
+// Synchronised returns false, because only Linux can be asked.
 func Synchronised() bool { return false }

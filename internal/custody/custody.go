@@ -1,14 +1,14 @@
-// Package custody administers the KMS keys that wrap all other keys: which there
-// are, how a deployment moves from one to another while it serves, and how a former
-// one is destroyed.
+// Package custody administers the KMS keys that wrap all other keys: it lists them, moves a
+// deployment from one to another while it serves, and destroys a previous one.
 //
-// What must stay true:
-//   - moving is done in steps, each of which either happened or did not, so that
-//     it can be broken off, repeated and done by two callers at once;
-//   - a KMS key is not destroyed while anything is under it, and nothing is put
-//     under it once its destruction was asked for, by no other process either;
-//   - every call leaves an entry in the audit log before it answers: of what moved,
-//     in the same transaction; of a destruction, before it is asked for.
+// # Invariants
+//
+//   - A move happens in steps, and each step happens completely or not at all. So a move can be
+//     interrupted, repeated, and done by two callers at once.
+//   - A KMS key is not destroyed while a set is under it. After its destruction was requested, no
+//     process puts a set under it.
+//   - Every call writes an entry to the audit log before it answers. The entry of a move is in the
+//     same transaction. The entry of a destruction comes before the request to the KMS.
 package custody
 
 import (
@@ -33,8 +33,8 @@ const (
 	reasonMissing = "no_such_kms_key"
 	reasonCurrent = "current_key"
 	reasonNeeded  = "key_needed"
-	reasonOneKey  = "needed_by_another_name" // or it cannot be told whether it is
-	reasonRefused = "not_destroyed"          // the KMS did not do it, or cannot be asked
+	reasonOneKey  = "needed_by_another_name" // or this cannot be tested
+	reasonRefused = "not_destroyed"          // the KMS refused, or does not answer
 )
 
 // Attributes of audit entries.
@@ -42,12 +42,12 @@ const (
 	attributeCount = "count"
 	attributeFrom  = "from" // id of a KMS key
 	attributeTo    = "to"
-	attributeSets  = "sets" // how many were moved, decimal
+	attributeSets  = "sets" // number of sets that were moved, decimal
 )
 
 // Options of a [Service]. Both are required.
 type Options struct {
-	// Destroy has the KMS destroy a former key, by its id. It may be asked again.
+	// Destroy asks the KMS to destroy a previous key, by its id. It must be safe to repeat.
 	Destroy func(ctx context.Context, id string) (kms.Destruction, error)
 	Now     func() time.Time
 }
@@ -69,8 +69,8 @@ func keyEvent(what audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: what, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.KMSKeyResource, ID: id}}
 }
 
-// List returns the KMS keys and how many sets are under each. Errors:
-// fault.Forbidden, fault.Unavailable.
+// List returns the KMS keys and the number of sets under each. Errors: fault.Forbidden,
+// fault.Unavailable.
 func (s *Service) List(ctx context.Context, p authz.Principal) (keyring.KMSKeys, error) {
 	if err := s.guard.Admit(ctx, p, authz.ListKMSKeys); err != nil {
 		return keyring.KMSKeys{}, err
@@ -84,24 +84,23 @@ func (s *Service) List(ctx context.Context, p authz.Principal) (keyring.KMSKeys,
 	return found, s.guard.Record(ctx, e)
 }
 
-// maxAhead is how much later than this machine's time a caller may say that it is:
-// clocks differ.
+// maxAhead is how far a caller's time may be ahead of this machine's, because clocks differ.
 const maxAhead = 10 * time.Minute
 
 var errFuture = fault.New(fault.Invalid, "wrapped_before lies in the future: give the time at which the run began, or checked_at of the list of KMS keys")
 
-// Moved is what a [Service.Rewrap] did, and what there is to do.
+// Moved is the result of a [Service.Rewrap], with what remains.
 type Moved struct {
 	keyring.KMSKeys
-	Sets int // that it moved
+	Sets int // number of sets that this call moved
 }
 
-// Rewrap moves as many sets as fit into part of a second under the current KMS
-// key: those under another one and, if before is not zero, those that were not
-// moved since. Repeat it until nothing remains. Errors: fault.Forbidden;
-// fault.Invalid for a time in the future; fault.Unavailable when a KMS or the store
-// does not answer, and fault.Internal when what is left is damaged: then nothing
-// was moved, and nothing is lost.
+// Rewrap moves as many sets as fit into part of a second under the current KMS key: the sets under
+// another key and, if before is not zero, those that were last moved before that time. Callers
+// repeat it until nothing remains. Errors: fault.Forbidden; fault.Invalid for a time in the future;
+// fault.Unavailable if a KMS or the store does not answer; fault.Internal if the remaining sets are
+// damaged. After an error of the move, nothing was moved. An error while counting what remains
+// comes with the number of moved sets. No error loses anything.
 func (s *Service) Rewrap(ctx context.Context, p authz.Principal, before time.Time) (Moved, error) {
 	if err := s.guard.Admit(ctx, p, authz.RewrapKeys); err != nil {
 		return Moved{}, err
@@ -154,16 +153,15 @@ func (s *Service) append(tx store.Tx, p authz.Principal, from, to string, sets i
 
 var errUnknown = fault.New(fault.NotFound, "the configuration names no such KMS key in kms.former: list the KMS keys to see which there are")
 
-// Destroy has the KMS destroy a former key, and returns what becomes of it. What
-// was copied while sets were under it (backups, snapshots, the write-ahead log of a
-// database) opens nowhere any more from then on. Errors: fault.Forbidden;
-// fault.NotFound for a key that is not configured; fault.Conflict for the current
-// key, also by another name, for one that nothing was moved from, while a set is
-// under it, and when the KMS refuses; fault.Unavailable.
+// Destroy asks the KMS to destroy a previous key, and returns how the destruction proceeds.
+// Afterwards, no copy that was made while sets were under the key can be opened: backups,
+// snapshots, or the write-ahead log of a database. Errors: fault.Forbidden; fault.NotFound for a
+// key that is not configured; fault.Conflict for the current key, also by another name, for a key
+// that nothing was moved from, while a set is under the key, and if the KMS refuses;
+// fault.Unavailable.
 //
-// The key is given up before the KMS is asked. When that refuses, this is taken
-// back; when it is not known what the KMS did, it stays until a repeated call
-// finds out.
+// The key is given up before the KMS is asked. If the KMS refuses, that is taken back. If the
+// result at the KMS is unknown, the key stays given up until a repeated call finds out.
 func (s *Service) Destroy(ctx context.Context, p authz.Principal, id string) (d kms.Destruction, err error) {
 	if err := s.guard.Admit(ctx, p, authz.DestroyKMSKey); err != nil {
 		return d, err
@@ -172,7 +170,7 @@ func (s *Service) Destroy(ctx context.Context, p authz.Principal, id string) (d 
 	switch {
 	case err != nil:
 		return d, s.guard.Refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, id), audit.Denied, reasonCurrent, err)
-	case !former: // what it is called is recorded of known keys only
+	case !former: // entries contain the ids of known keys only
 		return d, s.guard.Refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, ""), audit.Denied, reasonMissing, errUnknown)
 	}
 	e := keyEvent(audit.KMSKeyDestroyed, p, id)
@@ -212,12 +210,12 @@ func (s *Service) Destroy(ctx context.Context, p authz.Principal, id string) (d 
 	if back != nil {
 		return d, fmt.Errorf("the key-management service did not destroy the key, and taking back that it was given up: %w", back)
 	}
-	// It is the KMS that refuses this process, and not this process its caller.
+	// The KMS refuses this process. That is not a refusal of the caller.
 	return d, fault.Wrap(fault.Conflict, "the key-management service did not destroy the key: "+fault.Message(err), err)
 }
 
-// distinct refuses a former key that is a needed one by another name. Of a key that
-// was given up that was found out before, and it may open nothing any more.
+// distinct refuses a previous key that is another name of a needed one. It skips a key that was
+// given up: that key has passed the test before, and may open nothing any more.
 func (s *Service) distinct(ctx context.Context, id string) error {
 	found, err := s.keys.KMSKeys(ctx, time.Time{})
 	if err != nil {
@@ -230,12 +228,11 @@ func (s *Service) distinct(ctx context.Context, id string) error {
 	}
 	err = s.keys.CheckDistinct(ctx, id)
 	switch fault.Of(err) {
-	case fault.Forbidden, fault.Invalid: // the mistake is this process's, not its caller's
+	case fault.Forbidden, fault.Invalid: // this process made the mistake, not its caller
 		return fault.Wrap(fault.Conflict, "it cannot be found out whether this is a KMS key that is needed, by another name: "+fault.Message(err), err)
 	}
 	return err
 }
 
-// recordTime is how long a failure waits to be recorded when its caller's time is
-// over.
+// recordTime is how long recording a failure may take after the caller's time is over.
 const recordTime = 900 * time.Millisecond

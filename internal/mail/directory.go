@@ -13,8 +13,8 @@ import (
 	gomail "github.com/wneessen/go-mail"
 )
 
-// Directory puts each mail into a file of its own, id.eml with mode 0600, for
-// a person to read. It is for development: the tokens lie open in the files.
+// Directory writes each mail into a file of its own, id.eml with mode 0600, for a person to read.
+// It is for development: the files contain the tokens in the clear.
 type Directory string
 
 // Send implements [Transport].
@@ -37,7 +37,7 @@ func (d Directory) Send(_ context.Context, e Envelope) error {
 	defer os.Remove(f.Name())
 	_, err = f.Write(b.Bytes())
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(string(d), e.ID+".eml")) // so that a reader sees whole mails
+		err = os.Rename(f.Name(), filepath.Join(string(d), e.ID+".eml")) // readers see only complete mails
 	}
 	if err != nil {
 		return fmt.Errorf("writing a mail file: %w", err)
@@ -59,10 +59,10 @@ func compose(e Envelope) (*gomail.Msg, error) {
 	domain := from.Address[strings.LastIndexByte(from.Address, '@')+1:]
 	m.SetMessageIDWithValue(e.ID + "@" + domain)
 	m.SetDateWithValue(e.Date)
-	m.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: nobody is to answer by machine
+	m.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: prevents automatic answers
 	m.Subject(e.Subject)
-	// As it is: quoted-printable would break the long line of a token, for those who read the file and for scripts. The
-	// text is ASCII, so that a server without 8BITMIME takes it, too.
+	// The text is not encoded, because quoted-printable would break the long line of a token, which
+	// people and scripts copy. The text is ASCII, so a server without 8BITMIME accepts it.
 	m.SetBodyString(gomail.TypeTextPlain, e.Text, gomail.WithPartEncoding(gomail.NoEncoding))
 	return m, nil
 }

@@ -1,29 +1,26 @@
-// Package mail delivers the product's few mails: an outbox in the store, and
-// the transports that empty it.
+// Package mail delivers the product's mails: an outbox in the store, and the transports that empty
+// it.
 //
 // # Model
 //
-// A [Message] is what happened, for whom, and the token that answers it. It is
-// sealed under the deployment's wrapping key by [Outbox.Prepare] and stored by
-// [Pending.Put] in the transaction of the change that it tells of, so that
-// there is a mail exactly when there is that change. [Outbox.Run] renders what
-// is stored, hands it to a [Transport] and deletes it. No request waits for a
-// mail server.
+// A [Message] says what happened and to whom, and carries the token of that mail. [Outbox.Prepare]
+// seals it under the deployment's wrapping key. [Pending.Put] stores it in the transaction of the
+// change that it reports, so there is a mail exactly if there is that change. [Outbox.Run] renders
+// the stored mail, hands it to a [Transport] and deletes it. No request waits for a mail server.
 //
 // # Invariants
 //
-//   - A stored mail survives a restart and is sent at least once, by one of the
-//     replicas that run: only after a crash between sending and deleting, or when a
-//     process stands still there for longer than a minute, is it sent again, under
-//     the same Message-ID. A mail that a replica took along when it crashed is sent
-//     by another a minute later.
-//   - Address and token lie in the database as ciphertext only, and are in no
-//     log line, error or metric: mails are known by their ids there.
-//   - A text holds nothing that a user wrote (no name, no tenant), and links
-//     only to the configured public URL.
+//   - A stored mail survives a restart. One of the running replicas sends it, at least once. It is
+//     sent twice, under the same Message-ID, only if a process crashes between sending and
+//     deleting, or stands still there for longer than a minute. If a replica crashes while it has
+//     claimed a mail, another one sends the mail a minute later.
+//   - Address and token are in the database as ciphertext only, and in no log line, error or
+//     metric. Those identify mails by id.
+//   - A text contains nothing that a user wrote (no name, no tenant) and links only to the
+//     configured public URL.
 //
-// The package makes no tokens and knows no users, and it tells nobody that a
-// mail could not be delivered, except the log.
+// The package makes no tokens and knows no users. It reports a mail that could not be delivered
+// only in the log.
 package mail
 
 import (
@@ -45,10 +42,10 @@ type Outbox struct {
 	store store.Store
 	keys  *keyring.Ring
 	now   func() time.Time
-	wake  chan struct{} // holds at most one call
+	wake  chan struct{} // capacity 1
 }
 
-// NewOutbox returns the outbox of a store. now is the clock, time.Now if nil.
+// NewOutbox returns the outbox of a store. A nil now means time.Now.
 func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox {
 	if now == nil {
 		now = time.Now
@@ -56,12 +53,11 @@ func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox 
 	return &Outbox{store: s, keys: keys, now: now, wake: make(chan struct{}, 1)}
 }
 
-// Pending is a mail that is sealed and not stored.
+// Pending is a mail that is sealed and not stored yet.
 type Pending struct{ key, row []byte }
 
-// rowPrefix is followed by the mail's id. A row is the version of the wrapping
-// key (four bytes, big endian) and the sealed message, which is bound to the
-// row's key.
+// rowPrefix comes before the mail's id. A row consists of the version of the wrapping key (four
+// bytes, big endian) and the sealed message, which is bound to the row's key.
 const (
 	rowPrefix = "mail/"
 	idPrefix  = "mail"
@@ -69,9 +65,8 @@ const (
 
 func contextOf(key []byte) string { return string(key) }
 
-// Prepare seals a message. It stores nothing; [Pending.Put] does, in the
-// caller's transaction. Errors: fault.Unavailable when the KMS or the store
-// does not answer.
+// Prepare seals a message. It stores nothing; [Pending.Put] does, in the caller's transaction.
+// Error: fault.Unavailable if the KMS or the store does not answer.
 func (o *Outbox) Prepare(ctx context.Context, m Message) (*Pending, error) {
 	if _, known := templates[m.Kind]; !known {
 		return nil, fmt.Errorf("preparing a mail: there is no kind %q", m.Kind)
@@ -93,15 +88,16 @@ func (o *Outbox) Prepare(ctx context.Context, m Message) (*Pending, error) {
 	return &Pending{key: key, row: encodeRow(keys.Version, blob)}, nil
 }
 
-// Put stores the mail. After the commit, [Outbox.Notify] has it sent at once.
+// Put stores the mail. After the commit, the caller calls [Outbox.Notify], so the mail is sent at
+// once.
 func (p *Pending) Put(tx store.Tx) error { return tx.Put(p.key, p.row) }
 
-// Notify tells [Outbox.Run] that a mail was stored. It never blocks. Without
-// it the mail leaves within a minute.
+// Notify tells [Outbox.Run] that a mail was stored. It never blocks. Without it the mail is sent
+// within a minute.
 func (o *Outbox) Notify() {
 	select {
 	case o.wake <- struct{}{}:
-	default: // Run is told already
+	default: // Run has an unread notice already
 	}
 }
 

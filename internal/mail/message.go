@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Kind is what a mail is about.
+// Kind is the subject matter of a mail.
 type Kind string
 
-// The kinds. Each but the last carries a token.
+// The kinds. All but the last carry a token.
 const (
 	VerifyEmail     Kind = "verify_email"
 	ResetPassword   Kind = "reset_password"
@@ -19,9 +19,8 @@ const (
 	PasswordChanged Kind = "password_changed"
 )
 
-// Message is a mail to be. One without To is dropped where others are sent:
-// so an answer to a stranger takes the same work whether the address is known
-// or not.
+// Message is a mail before it is rendered. [Outbox.Run] drops a message without To. In this way a
+// request about an unknown address takes the same work as one about a known address.
 type Message struct {
 	Kind  Kind
 	To    string // address
@@ -36,21 +35,20 @@ type stored struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
-// template is the text of a kind of mail. Neither part holds anything that a
-// user wrote.
+// template is the text of a kind of mail. It contains nothing that a user wrote.
 type template struct {
 	subject string
-	lasts   time.Duration // how long the token counts; a mail that is older is not worth sending
-	page    string        // page of the dashboard that takes the token from the fragment; empty for none
+	lasts   time.Duration // how long the token is valid; an older mail is not sent
+	page    string        // page of the dashboard that reads the token from the fragment; empty for none
 	path    string        // endpoint that takes the token
-	body    string        // the request to it, with %s for the token
-	text    string        // has %s for the link, if there is a page, and for the command; both end with a newline
+	body    string        // request to the endpoint, with %s for the token
+	text    string        // has %s for the link, if there is a page, and %s for the command; both end with a newline
 }
 
-// maxAge is how long sending a mail is tried.
+// maxAge is how long delivery of a mail is retried.
 const maxAge = 3 * 24 * time.Hour
 
-// templates name the times that internal/identity gives the tokens.
+// templates state the lifetimes that internal/identity gives the tokens.
 var templates = map[Kind]template{
 	VerifyEmail: {
 		subject: "Verify your e-mail address",
@@ -117,9 +115,9 @@ whoever runs your account:
 	},
 }
 
-// render writes a mail. The link has the token behind the #, which browsers send to
-// nobody, and the page waits for a press of its button: programs that look at the links
-// of a mail use nothing up.
+// render writes a mail. The link has the token after the #, which browsers send to no server, and
+// the page waits for a press of its button. So programs that open the links of a mail do not use up
+// the token.
 func render(id string, m stored, o Options) Envelope {
 	t, base := templates[m.Kind], strings.TrimSuffix(o.PublicURL, "/")
 	body := t.body
@@ -136,7 +134,7 @@ func render(id string, m stored, o Options) Envelope {
 
 // Envelope is a rendered mail.
 type Envelope struct {
-	ID      string // the mail's, the same at every try
+	ID      string // id of the mail, the same at every attempt
 	From    string // address, with or without a name
 	To      string // address
 	Subject string

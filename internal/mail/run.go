@@ -19,25 +19,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Transport hands a mail on. Send returns nil once somebody else is
-// responsible for it, an error that wraps [ErrRefused] when no later try can
-// help, and any other error when one may. It gives up when ctx ends. An error
-// quotes neither the address nor the text. Calls are concurrent.
+// Transport hands a mail on. Send returns nil once another system is responsible for the mail, an
+// error that wraps [ErrRefused] if no later attempt can succeed, and any other error if one may. It
+// gives up when ctx ends. An error quotes neither the address nor the text. Calls are concurrent.
 type Transport interface {
 	Send(ctx context.Context, e Envelope) error
 }
 
 const (
-	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles in between
+	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles from first to last
 	sendTimeout           = 30 * time.Second
-	pollInterval          = time.Minute // finds mails that nobody notified of
-	parallel              = 4           // mails on their way at a time
-	passSize              = 32          // mails of one pass, so that new ones are soon seen beside many that fail
+	pollInterval          = time.Minute // finds mails without a call of Notify
+	parallel              = 4           // mails sent at the same time
+	passSize              = 32          // mails per pass, so new mails do not wait long behind many that fail
 )
 
-// Run sends what is in the outbox until ctx ends, and returns nil then. It may run
-// in several replicas on one store: each mail is sent by one of them. A failure of a mail, the mail server, the store
-// or the KMS is logged and tried again.
+// Run sends what is in the outbox until ctx ends, and then returns nil. It may run in several
+// replicas on one store: one of them sends each mail. It logs and retries failures of a mail, the
+// mail server, the store or the KMS.
 func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	if t == nil || opts.PublicURL == "" || opts.From == "" {
 		return errors.New("sending mails: transport, public URL and sender are required")
@@ -66,16 +65,16 @@ func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	return nil
 }
 
-// courier is one Run.
+// courier is the state of one Run.
 type courier struct {
 	*Outbox
 	transport Transport
 	options   Options
 	watched   sightings
-	restarted bool // no pass has found all mails tried yet
+	restarted bool // true until a pass finds no mail due
 
 	mu    sync.Mutex
-	tries map[string]try // keyed by row key; only mails that failed here
+	tries map[string]try // keyed by row key; only mails that failed in this replica
 }
 
 type try struct {
@@ -90,14 +89,14 @@ func newCourier(o *Outbox, t Transport, opts Options) *courier {
 // letter is a row of the outbox.
 type letter struct {
 	key, row []byte
-	attempt  []byte // row; nil before the first
-	failures int    // once it is claimed
+	attempt  []byte // row of attempts; nil before the first
+	failures int    // set by claim
 }
 
 func (l letter) id() string { return strings.TrimPrefix(string(l.key), rowPrefix) }
 
-// pass tries mails that are due, and returns how long nothing will be due if
-// nobody calls Notify.
+// pass tries the mails that are due. It returns how long Run may wait for the next pass if nobody
+// calls Notify.
 func (c *courier) pass(ctx context.Context) (time.Duration, error) {
 	due, wait, err := c.due(ctx)
 	if err != nil {
@@ -111,15 +110,15 @@ func (c *courier) pass(ctx context.Context) (time.Duration, error) {
 			return nil
 		})
 	}
-	_ = group.Wait() // failures are the mails' own
+	_ = group.Wait() // deliver handles failures itself
 	if len(due) > 0 {
-		return 0, nil // and look again: other mails may be due by now
+		return 0, nil // other mails may be due by now
 	}
 	return wait, nil
 }
 
-// due returns up to passSize mails that may be tried now and, if there are
-// none, the time until there is one.
+// due returns up to passSize mails that may be tried now. If there are none, wait is the time until
+// one may be.
 func (c *courier) due(ctx context.Context) (due []letter, wait time.Duration, err error) {
 	now := c.now()
 	wait = pollInterval
@@ -147,14 +146,14 @@ func (c *courier) due(ctx context.Context) (due []letter, wait time.Duration, er
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading the outbox: %w", err)
 	}
-	if len(due) < passSize { // then all were seen
+	if len(due) < passSize { // the scan has seen all mails
 		c.forget(there)
 		c.restarted = c.restarted && len(due) > 0
 	}
 	return due, wait, nil
 }
 
-// forget lets go of what is known of mails that are no more.
+// forget removes the state of mails that are no longer in the outbox.
 func (c *courier) forget(there map[string]bool) {
 	gone := func(id string) bool { return !there[id] }
 	maps.DeleteFunc(c.watched, func(id string, _ sighting) bool { return gone(id) })
@@ -169,9 +168,9 @@ func (c *courier) next(key []byte) time.Time {
 	return c.tries[string(key)].next
 }
 
-// deliver tries one mail, unless another replica does, and does what follows from the
-// outcome. Its time begins before the claim, so that a process which was stopped in
-// between finds it over.
+// deliver tries one mail, unless another replica has claimed it, and then removes it, gives up on
+// it or postpones it. Its timeout begins before the claim, so a process that was stopped after the
+// claim finds the timeout over.
 func (c *courier) deliver(ctx context.Context, l letter) {
 	sending, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
@@ -208,8 +207,7 @@ func (c *courier) deliver(ctx context.Context, l letter) {
 	}
 }
 
-// open returns the message of a row. Error: [envelope.ErrOpen] for a row that
-// will never open.
+// open returns the message of a row. Error: [envelope.ErrOpen] for a row that will never open.
 func (c *courier) open(ctx context.Context, l letter) (stored, error) {
 	version, blob, ok := decodeRow(l.row)
 	if !ok {
@@ -234,19 +232,19 @@ func (c *courier) open(ctx context.Context, l letter) (stored, error) {
 	return m, nil
 }
 
-// postpone has a mail wait for its next try, whichever replica makes it. Where that
-// cannot be stored this one knows it nevertheless, and its claim ends by being watched.
+// postpone makes a mail wait for its next attempt in any replica. If that cannot be stored, this
+// replica still remembers it, and the others end the claim by watching it.
 func (c *courier) postpone(ctx context.Context, l letter, kind Kind, err error) {
 	storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendTimeout)
 	defer cancel()
-	if ctx.Err() != nil { // what failed is the end of Run
+	if ctx.Err() != nil { // the end of Run is no failure of the mail
 		_ = c.release(storing, l, attempt{Failures: l.failures})
 		return
 	}
 	c.mu.Lock()
 	failures := max(l.failures, c.tries[string(l.key)].failures)
 	wait := lastRetry
-	if failures < 12 { // beyond, a second doubled is more than an hour
+	if failures < 12 { // beyond this, the doubled second exceeds an hour
 		wait = min(firstRetry<<failures, lastRetry)
 	}
 	next := try{failures + 1, c.now().Add(wait)}
@@ -261,8 +259,8 @@ func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {
 	c.remove(ctx, l)
 }
 
-// remove deletes a mail that is done with, even when ctx has ended meanwhile:
-// it would be sent twice.
+// remove deletes a finished mail, even if ctx has ended meanwhile. Otherwise the mail would be sent
+// twice.
 func (c *courier) remove(ctx context.Context, l letter) {
 	deleting, cancel := context.WithTimeout(context.WithoutCancel(ctx), sendTimeout)
 	defer cancel()
@@ -278,48 +276,46 @@ func (c *courier) remove(ctx context.Context, l letter) {
 	c.mu.Unlock()
 }
 
-// attempt is what is known of the tries of a mail, in a row of its own: none before
-// the first. Whoever is about to send a mail claims it there, so that of several
-// replicas one does.
+// attempt records the attempts at a mail, in a row of its own that does not exist before the first
+// one. A replica claims a mail there before it sends it, so only one of several replicas does.
 //
-// A claim ends when whoever made it is done, and else by being watched: the others
-// take over one that they have seen unchanged for claimTime by their own clocks,
-// since those of other machines may be minutes apart.
+// A claim ends when its replica releases it. If the replica does not, the others watch the claim.
+// They take it over when they have seen it unchanged for claimTime. They measure that by their own
+// clocks, because the clocks of other machines may be minutes apart.
 type attempt struct {
-	Claim    string    `json:"claim,omitempty"` // id of the try that goes on, or went on when its process ended
+	Claim    string    `json:"claim,omitempty"` // id of the attempt in progress, or of one whose process ended
 	Failures int       `json:"failures,omitempty"`
-	Next     time.Time `json:"next,omitzero"` // before this nobody tries
+	Next     time.Time `json:"next,omitzero"` // no attempt before this
 }
 
-// claimTime is longer than a try takes, by as much as its outcome may take to be
-// stored.
+// claimTime is the longest time of an attempt, plus as much again to store its outcome.
 const claimTime = 2 * sendTimeout
 
 const attemptPrefix = "mail-attempt/"
 
 func (l letter) attemptKey() []byte { return []byte(attemptPrefix + l.id()) }
 
-// sighting is a claim of another replica, and since when it has been seen here.
+// sighting is a claim of another replica, and the time since which this replica has seen it.
 type sighting struct {
 	row   string
 	since time.Time
 }
 
-// sightings are the claims of others that are watched. Only [Outbox.Run] uses them.
-type sightings map[string]sighting // keyed by mail
+// sightings are the watched claims of other replicas. Only [Outbox.Run] uses them.
+type sightings map[string]sighting // keyed by mail id
 
-// wait returns for how long the mail is not ours to send. After a restart every mail
-// is tried at once, whenever it was to be tried next: what kept it back may be mended.
+// wait returns how long this replica must not send the mail. After a restart it ignores the time of
+// the next attempt, because the cause of the failure may be gone.
 func (s sightings) wait(l letter, now time.Time, restarted bool) time.Duration {
 	var a attempt
-	if l.attempt == nil || json.Unmarshal(l.attempt, &a) != nil { // what is damaged keeps no mail back
+	if l.attempt == nil || json.Unmarshal(l.attempt, &a) != nil { // a damaged row delays no mail
 		return 0
 	}
 	if a.Claim == "" {
 		if restarted {
 			return 0
 		}
-		return min(a.Next.Sub(now), lastRetry) // a longer one is of a clock that was wrong
+		return min(a.Next.Sub(now), lastRetry) // a longer wait was written by a wrong clock
 	}
 	seen, known := s[l.id()]
 	if !known || seen.row != string(l.attempt) || now.Before(seen.since) {
@@ -329,7 +325,7 @@ func (s sightings) wait(l letter, now time.Time, restarted bool) time.Duration {
 	return seen.since.Add(claimTime).Sub(now)
 }
 
-// claim makes a mail this replica's to send, unless another one was faster.
+// claim reserves a mail for this replica, unless another one was faster.
 func (c *courier) claim(ctx context.Context, l *letter) (claimed bool, err error) {
 	var a attempt
 	if l.attempt != nil && json.Unmarshal(l.attempt, &a) != nil {
@@ -362,8 +358,7 @@ func (c *courier) claim(ctx context.Context, l *letter) (claimed bool, err error
 	return claimed, nil
 }
 
-// release ends the claim on a mail that was not sent, unless another replica has
-// taken it over.
+// release ends the claim on a mail that was not sent, unless another replica has taken it over.
 func (c *courier) release(ctx context.Context, l letter, a attempt) error {
 	row, err := json.Marshal(a)
 	if err != nil {

@@ -19,25 +19,25 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Security is how a connection to a mail server is protected.
+// Security is the protection of the connection to a mail server.
 type Security string
 
-// The kinds of protection. There is no opportunistic one: a mail carries a
-// token, and whoever is in between could take the offer of STARTTLS away.
+// The kinds of protection. There is no opportunistic one: a mail carries a token, and an attacker
+// on the path could remove the offer of STARTTLS.
 const (
-	STARTTLS Security = "starttls" // begins in the clear and refuses to go on so
+	STARTTLS Security = "starttls" // begins without TLS and sends nothing unless the server upgrades
 	TLS      Security = "tls"      // TLS from the first byte
 	Plain    Security = "none"     // no TLS; only to a loopback address
 )
 
-// SMTPConfig of an [SMTP].
+// SMTPConfig configures an [SMTP].
 type SMTPConfig struct {
 	Address  string // host:port of the mail server
 	Security Security
-	Username string       // empty: none is presented
-	Password secret.Bytes // belongs to Username
+	Username string       // empty: no authentication
+	Password secret.Bytes // required with Username
 
-	RootCAs *x509.CertPool // default: those of the system
+	RootCAs *x509.CertPool // default: the system's
 }
 
 // SMTP hands mails to a mail server, each over a connection of its own.
@@ -47,7 +47,7 @@ type SMTP struct {
 	port   int
 }
 
-// NewSMTP checks the configuration. It connects to nothing.
+// NewSMTP checks the configuration. It does not connect.
 func NewSMTP(c SMTPConfig) (*SMTP, error) {
 	host, digits, err := net.SplitHostPort(c.Address)
 	port, portErr := strconv.ParseUint(digits, 10, 16)
@@ -81,7 +81,7 @@ func (s *SMTP) Send(ctx context.Context, e Envelope) error {
 		return err
 	}
 	var conns connections
-	defer conns.close() // the library leaves them open after some failures
+	defer conns.close() // the library leaves connections open after some failures
 	stop := context.AfterFunc(ctx, conns.close)
 	defer stop()
 	client, err := gomail.NewClient(s.host, s.options(&conns)...)
@@ -90,7 +90,7 @@ func (s *SMTP) Send(ctx context.Context, e Envelope) error {
 	}
 	err = client.DialAndSendWithContext(ctx, m)
 	switch {
-	case m.IsDelivered(): // what fails after that is the farewell
+	case m.IsDelivered(): // only closing the session can have failed
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("the mail server did not take the mail in time: %w", ctx.Err())
@@ -125,7 +125,7 @@ func (s *SMTP) options(conns *connections) []gomail.Option {
 	}))
 }
 
-// connections are closed when the time is up, whatever is being waited for.
+// connections closes all connections at the timeout, also those that are blocked.
 type connections struct {
 	mu     sync.Mutex
 	open   []net.Conn
@@ -147,12 +147,11 @@ func (c *connections) close() {
 	defer c.mu.Unlock()
 	c.closed = true
 	for _, conn := range c.open {
-		_ = conn.Close() // the mail is sent or not, by now
+		_ = conn.Close() // the mail is sent or not by now
 	}
 }
 
-// outcome says what went wrong without quoting the server, whose answers may
-// quote the recipient.
+// outcome describes a failure without quoting the server, whose answers may quote the recipient.
 func outcome(err error) error {
 	if sent := new(gomail.SendError); errors.As(err, &sent) {
 		code := sent.ErrorCode()
@@ -162,7 +161,7 @@ func outcome(err error) error {
 		}
 		switch sent.Reason {
 		case gomail.ErrSMTPRcptTo, gomail.ErrSMTPData, gomail.ErrSMTPDataClose:
-			if code >= 500 && code/10 != 53 { // 53x is about how we present ourselves (RFC 4954): the configuration can mend it
+			if code >= 500 && code/10 != 53 { // 53x is about our authentication (RFC 4954), which the configuration can fix
 				return fmt.Errorf("%w: %w", ErrRefused, what)
 			}
 		}

@@ -1,14 +1,12 @@
 // Package quota counts requests in fixed minutes of UTC.
 //
-// A limiter keeps the counts of the current minute in memory and nothing else, so
-// that a restart begins a minute anew. Where several processes share a limit, each
-// has what it borrowed of it from a [Lender]: some requests at a time, fewer the
-// less is left, so that the limit is never exceeded, one process alone can use all
-// of it, and a request costs no write. A process that ends or sits idle loses what
-// it has borrowed and not used, at most an eighth of what was left then.
+// A limiter keeps only the counts of the current minute, in memory, so a restart begins with empty
+// counts. If several processes share a limit, each borrows parts of it from a [Lender]: some
+// requests at a time, and fewer the less is left. So the limit is never exceeded, one process alone
+// can use all of it, and most requests cost no write. A process that ends or is idle loses what it
+// has borrowed and not used, at most an eighth of what was left then.
 //
-// The package does not say who shares a bucket or what the limit is: its callers
-// do.
+// The package does not decide who shares a bucket or what the limit is. Its callers do.
 package quota
 
 import (
@@ -24,57 +22,56 @@ import (
 // Usage is the state of a bucket after a request.
 type Usage struct {
 	Limit     int
-	Remaining int           // never negative; with a lender, what others took since it was asked last is not known
+	Remaining int           // never negative; with a lender, excludes what other processes took since the last lease
 	Reset     time.Time     // when the minute ends
-	Wait      time.Duration // until then
+	Wait      time.Duration // time until Reset
 	Exceeded  bool          // this request was over the limit
 }
 
-// maxBuckets bounds the memory of a minute. Beyond it new buckets are counted
-// together, so that a flood from many addresses limits itself.
+// maxBuckets bounds the memory of a minute. Beyond it, new buckets are counted together, so a flood
+// from many addresses limits itself.
 const maxBuckets = 100_000
 
 // Limiter is safe for concurrent use.
 type Limiter struct {
 	now    func() time.Time
-	most   int    // buckets, of each width
-	lender Lender // nil: all is counted here
+	most   int    // bound on the buckets of each width
+	lender Lender // nil: shares nothing
 	kind   string // names the buckets to the lender
 	asking *semaphore.Weighted
 
 	mu      sync.Mutex
 	minute  time.Time
 	buckets map[string]*bucket
-	before  map[string]*bucket // of the minute before
+	before  map[string]*bucket // the previous minute's
 }
 
-// bucket is what is known of one in this minute.
+// bucket is the state of one bucket in this minute.
 type bucket struct {
-	used int // here
+	used int // requests counted in this process
 
-	// Of a bucket that is borrowed from:
+	// The rest is for borrowed buckets only.
 	left    int // borrowed and not used
-	lent    int // lent to all replicas at the last question
-	limit   int // when it was asked last
-	chunk   int // how many were asked for last
-	last    int // how many were lent then
+	lent    int // lent to all processes at the last lease
+	limit   int // limit of the last request
+	chunk   int // how many the last lease asked for
+	last    int // how many the last lease granted
 	dry     bool
 	waiting int
-	flight  *flight // nil: nobody is asking
+	flight  *flight // nil: no lease is being asked for
 }
 
-// flight is a question to the lender.
+// flight is a request to the lender in progress.
 type flight struct {
 	done chan struct{}
-	err  error // once done
+	err  error // valid once done is closed
 }
 
-// New returns a limiter in which nothing is taken, and which shares nothing.
+// New returns an empty limiter that shares nothing.
 func New(now func() time.Time) *Limiter { return &Limiter{now: now, most: maxBuckets} }
 
-// NewShared returns a limiter that borrows what it gives out, for buckets of a kind
-// that no other limiter of the lender has: of at most `most` buckets a minute, or of
-// a hundred thousand for 0.
+// NewShared returns a limiter that borrows from a lender. No other limiter of the lender may have
+// the same kind. most bounds the buckets of a minute; 0 means a hundred thousand.
 func NewShared(l Lender, kind string, most int) *Limiter {
 	if most == 0 {
 		most = maxBuckets
@@ -82,16 +79,15 @@ func NewShared(l Lender, kind string, most int) *Limiter {
 	return &Limiter{now: l.Now, most: most, lender: l, kind: kind, asking: semaphore.NewWeighted(atOnce)}
 }
 
-// Take counts one request in the bucket of a limiter that shares nothing. Beyond the
-// most buckets that a minute may have, a new one is counted in the first of the wider
-// ones that there is, or that there is room for, and else in one for all.
+// Take counts one request in a bucket of a limiter that shares nothing. When the minute has its
+// maximum of buckets, Take counts a new name in the first of the wider buckets that exists or has
+// room, and otherwise in one bucket for all.
 func (l *Limiter) Take(name string, limit int, wider ...string) Usage {
 	return l.count(1, limit, name, wider)
 }
 
-// Borrow is Take of a limiter that may share its buckets. Error: fault.Unavailable
-// when nothing can be borrowed, or not while ctx lasts; then the request is not
-// counted, and must not be served.
+// Borrow is Take for a limiter that may share its buckets. Error: fault.Unavailable if the lender
+// fails or ctx ends first. Then the request is not counted, and must not be served.
 func (l *Limiter) Borrow(ctx context.Context, name string, limit int, wider ...string) (Usage, error) {
 	if l.lender == nil {
 		return l.count(1, limit, name, wider), nil
@@ -99,8 +95,7 @@ func (l *Limiter) Borrow(ctx context.Context, name string, limit int, wider ...s
 	return l.borrow(ctx, 1, limit, name, wider)
 }
 
-// Check counts nothing, and reports whether a request would be over the limit.
-// Errors as of Borrow.
+// Check counts nothing. It reports whether a request would be over the limit. Errors as for Borrow.
 func (l *Limiter) Check(ctx context.Context, name string, limit int, wider ...string) (Usage, error) {
 	if l.lender == nil {
 		return l.count(0, limit, name, wider), nil
@@ -108,7 +103,7 @@ func (l *Limiter) Check(ctx context.Context, name string, limit int, wider ...st
 	return l.borrow(ctx, 0, limit, name, wider)
 }
 
-// Peek returns the state of the bucket as far as it is known here. It asks nobody.
+// Peek returns the state of the bucket as this process knows it. It does not ask the lender.
 func (l *Limiter) Peek(name string, limit int, wider ...string) Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,13 +121,13 @@ func (l *Limiter) begin() time.Time {
 	minute := now.UTC().Truncate(time.Minute)
 	switch {
 	case l.lender != nil:
-		// The lender knows what was given out in a minute, also in one that comes again.
+		// The lender knows what it lent in a minute, also when a minute comes again.
 		if !minute.Equal(l.minute) {
 			l.turn(minute)
 		}
 	case minute.After(l.minute), l.minute.Sub(minute) > time.Minute:
-		// A clock that is set back a little does not give a minute twice; one that
-		// was far ahead and is corrected does not lock everybody out until then.
+		// If the clock is set back a little, no minute is given out twice. If a clock that was far
+		// ahead is corrected, callers are not locked out until that time.
 		l.turn(minute)
 	}
 	return now
@@ -154,7 +149,7 @@ func (l *Limiter) known(name string, wider []string) *bucket {
 	return l.buckets[""]
 }
 
-// of returns a request's bucket and its name.
+// of returns a request's bucket and the bucket's name.
 func (l *Limiter) of(name string, wider []string) (*bucket, string) {
 	add := func(name string) (*bucket, string) {
 		b := new(bucket)
@@ -204,37 +199,36 @@ func (l *Limiter) count(n, limit int, name string, wider []string) Usage {
 	return u
 }
 
-// Lender gives out parts of limits that several processes share. It is safe for
-// concurrent use.
+// Lender gives out parts of limits that several processes share. It is safe for concurrent use.
 type Lender interface {
-	// Now is the time of all who borrow. It asks nobody.
+	// Now returns the time that all borrowers share. It does no I/O.
 	Now() time.Time
-	// Lease lends some of what is left of the bucket's limit in this minute: at most
-	// want, fewer the less is left, and at least one unless nothing is. What is lent
-	// may be used within the minute and is not given back. Error: fault.Unavailable;
-	// then something may have been lent, and is lost.
+	// Lease lends part of what is left of the bucket's limit in this minute: at most want, fewer
+	// the less is left, and at least one unless nothing is left. The borrower may use the lease
+	// within the minute and gives nothing back. Error: fault.Unavailable. Then something may have
+	// been lent, and is lost.
 	Lease(ctx context.Context, bucket string, limit, want int) (Lease, error)
 }
 
-// Lease is what was lent.
+// Lease is a part of a limit that was lent.
 type Lease struct {
-	Minute  time.Time // the one that it is for
+	Minute  time.Time // the lease is valid in this minute
 	Granted int       // 0: nothing is left
-	Lent    int       // of the limit, to all, with this
+	Lent    int       // lent of the limit to all processes, including this lease
 }
 
 const (
-	atOnce  = 64              // questions of a limiter that the lender has before it, so that a flood of strangers leaves others their turn
-	timeout = 2 * time.Second // bounds a question, which goes on for others when a caller gives up
+	atOnce  = 64              // leases in progress per limiter, so a flood of strangers leaves the lender time for others
+	timeout = 2 * time.Second // bounds a lease, which continues for others when a caller gives up
 
-	// What is asked for first, of a bucket that was not used in the minute before,
-	// is this part of the limit. It doubles each time.
+	// firstPart sets the first lease of a bucket that was not used in the previous minute: the
+	// limit divided by firstPart. Each further lease asks for twice as much.
 	firstPart = 64
 )
 
 var errUnlent = fault.New(fault.Unavailable, "requests cannot be counted at the moment: retry")
 
-// borrow counts n requests, of what there is or else of what is lent for them.
+// borrow counts n requests against what is left, or else against a new lease.
 func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider []string) (Usage, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -243,7 +237,7 @@ func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider [
 		b, name := l.of(name, wider)
 		switch {
 		case limit < b.limit:
-			b.left = 0 // it was lent of a limit that is no more
+			b.left = 0 // it was lent under the previous limit
 		case limit > b.limit:
 			b.dry = false
 		}
@@ -254,7 +248,7 @@ func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider [
 				b.left, b.used = b.left-n, b.used+n
 			}
 			if n > 0 && !b.dry && b.last >= 4 && b.left <= b.last/4 {
-				l.ask(b, name) // so that the next ones need not wait
+				l.ask(b, name) // ask early, so the next requests need not wait
 			}
 			u := l.usage(b, limit, now)
 			u.Exceeded = exceeded
@@ -281,7 +275,7 @@ func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider [
 	}
 }
 
-// ask has the lender asked, unless it is being asked for this bucket.
+// ask starts a request to the lender, unless one is in progress for this bucket.
 func (l *Limiter) ask(b *bucket, name string) *flight {
 	if b.flight != nil {
 		return b.flight
@@ -313,8 +307,8 @@ func (l *Limiter) ask(b *bucket, name string) *flight {
 	return f
 }
 
-// take puts what was lent into the bucket that was asked for in a minute. What is
-// lent in another one is put where it belongs, or lost if that is over.
+// take puts a lease into the bucket that asked for it in the minute asked. It puts a lease for
+// another minute into that minute's bucket, and drops it if that minute is not the current one.
 func (l *Limiter) take(b *bucket, name string, asked time.Time, limit int, lent Lease) {
 	if !lent.Minute.Equal(asked) {
 		l.begin()

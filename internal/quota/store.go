@@ -13,30 +13,28 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Shared is the [Lender] of all processes on one store, by the clock of that
-// store. What is lent of a bucket in a minute is one small row, which tells
-// neither bucket nor limit.
+// Shared is the [Lender] of all processes on one store. It uses the clock of that store. One small
+// row, which reveals neither bucket nor limit, counts what was lent of a bucket in a minute.
 //
-// In each minute of the store's clock no more is lent of a bucket than its limit,
-// whatever the clocks of the machines say. It is used in that minute too, as
-// exactly as a process knows the store's time: to half of what it took to ask for
-// it, at the last lease.
+// In each minute of the store's clock, no more than the limit of a bucket is lent, whatever the
+// clocks of the machines say. A process also uses a lease in that minute, as exactly as it knows
+// the store's time: to half of the time that the last measurement before a lease took.
 type Shared struct {
 	store store.Store
 	clock *clock.Clock
 }
 
-// NewLender returns the lender of a store, whose time the clock tells.
+// NewLender returns the lender of a store. The clock must tell the store's time.
 func NewLender(s store.Store, c *clock.Clock) *Shared { return &Shared{s, c} }
 
 // Now implements [Lender].
 func (s *Shared) Now() time.Time { return s.clock.Now() }
 
-// shareAtOnce is the part of what is left that one lease is of at most.
+// shareAtOnce bounds one lease: at most this fraction of what is left, as a divisor.
 const shareAtOnce = 8
 
-// freshness is how old the store's time may be in a lease: a machine that was
-// suspended meanwhile does not know it.
+// freshness bounds the age of the measured time in a lease, because a machine that was suspended
+// meanwhile has the wrong time.
 const freshness = time.Second
 
 var prefix = []byte("quota/")
@@ -85,15 +83,14 @@ func (s *Shared) Lease(ctx context.Context, bucket string, limit, want int) (Lea
 
 var errDamaged = fault.New(fault.Internal, "the counts of requests in the database are damaged: the next minute makes them again")
 
-// kept is how long the rows of a minute stay, for a store whose clock is set back a
-// little.
+// kept is how long the rows of a minute stay, in case the store's clock is set back a little.
 const kept = 3 * time.Minute
 
 // sweepBatch bounds one transaction of [Shared.Sweep].
 const sweepBatch = 1024
 
-// Sweep removes what was lent in minutes that are over. It is called every minute
-// or so, by any number of processes. Error: fault.Unavailable.
+// Sweep removes the rows of minutes that are over. It is called about every minute, by any number
+// of processes. Error: fault.Unavailable.
 func (s *Shared) Sweep(ctx context.Context) error {
 	if err := s.clock.Fresh(ctx, freshness); err != nil {
 		return fmt.Errorf("forgetting old quotas: %w", err)
