@@ -35,7 +35,7 @@ type Entry struct {
 	Resource           Resource          `json:"resource"`
 	Salt               string            `json:"salt"` // 16 random bytes, base64
 	Sequence           uint64            `json:"sequence"`
-	Signature          string            `json:"signature"` // base64: ML-DSA-65 over the 32 bytes of Hash, or over a group with a proof that the entry is in it
+	Signature          string            `json:"signature"` // base64: ML-DSA-65 over the 32 bytes of Hash, or over a group with a proof of membership
 	SourceIP           string            `json:"source_ip"`
 	TenantID           string            `json:"tenant_id"`
 	TenantPreviousHash string            `json:"tenant_previous_hash"`

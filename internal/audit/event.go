@@ -32,7 +32,7 @@ const (
 	APIKeyListed           EventType = "API_KEY_LISTED"
 	APIKeyRevoked          EventType = "API_KEY_REVOKED"
 	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one created again
-	CredentialListed       EventType = "CREDENTIAL_LISTED" // all credentials, the versions of one, the objects in the cluster, or a repeated seal request
+	CredentialListed       EventType = "CREDENTIAL_LISTED" // list of credentials, versions or cluster objects, or a repeated seal request
 	CredentialUnsealed     EventType = "CREDENTIAL_UNSEALED"
 	CredentialRotated      EventType = "CREDENTIAL_ROTATED"       // new values
 	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED"   // new keys around the same values
@@ -70,7 +70,7 @@ const (
 	ProofRead              EventType = "PROOF_READ"          // checkpoint, proofs, tiles and the audit key; at most once a minute for each caller
 	AuditExported          EventType = "AUDIT_EXPORTED"      // the whole log
 	LogArchived            EventType = "LOG_ARCHIVED"        // a segment is in the archive and no longer in the database
-	AnchorStarted          EventType = "ANCHOR_STARTED"      // an anchor had no checkpoint and keeps one from now on; a second one shows that the checkpoint was removed
+	AnchorStarted          EventType = "ANCHOR_STARTED"      // an anchor gets its first checkpoint; a second one for the anchor shows that its checkpoint was removed
 	AnchorRefused          EventType = "ANCHOR_REFUSED"      // an anchored checkpoint does not verify, or belongs to another chain
 	RollbackAccepted       EventType = "ROLLBACK_ACCEPTED"   // entries were lost, and the log continues after them in a new epoch
 	ComplianceAssessed     EventType = "COMPLIANCE_ASSESSED" // the state that scores are based on
@@ -79,7 +79,7 @@ const (
 	ComplianceReported     EventType = "COMPLIANCE_REPORTED"
 	InventoryRead          EventType = "INVENTORY_READ"
 	RateLimited            EventType = "RATE_LIMITED"   // at most once per principal and minute
-	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; at most once per source and minute, 64 a minute in all, in the tenant system
+	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, at most 64 a minute, in the tenant system
 )
 
 // EventTypes returns all event types, in the order of the documentation.

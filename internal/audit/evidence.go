@@ -26,7 +26,8 @@ func (rd *Reader) TenantsWithin(ctx context.Context, behind, to uint64) (tenants
 		var first indexRow
 		err := rd.chain.store.View(ctx, func(r store.Reader) error {
 			var bad error
-			err := r.Scan(rest, func(key, value []byte) bool { // visits the rows of one tenant until its first entry after behind
+			// Read the rows of one tenant up to its first entry after the sequence behind.
+			err := r.Scan(rest, func(key, value []byte) bool {
 				var of []byte
 				of, _, more = bytes.Cut(key[len(tenantRange.From):], []byte("/"))
 				if tenant != nil && !bytes.Equal(of, tenant) {

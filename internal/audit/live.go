@@ -167,7 +167,8 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 		if gone, moved, err = lv.lacksVerified(r, head, v); gone || err != nil {
 			return err
 		}
-		if _, known, err = lv.log.chain.checkpointIn(r); err != nil && !damaged(err) { // the follower reports a damaged checkpoint
+		// The follower reports a damaged checkpoint.
+		if _, known, err = lv.log.chain.checkpointIn(r); err != nil && !damaged(err) {
 			return err
 		}
 		last, err = stepTo(r, v.next(), head.sequence)

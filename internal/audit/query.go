@@ -24,7 +24,7 @@ type Query struct {
 	Outcome    Outcome
 	From, To   time.Time
 	Limit      int    // at least 1
-	Cursor     string // from the previous page; empty for the newest entries
+	Cursor     string // cursor of the previous page; empty for the newest entries
 }
 
 // readTimeout bounds a query. A query that cannot be recorded is refused within a second, whatever

@@ -27,8 +27,10 @@ import (
 type Segment struct {
 	From, To uint64   // sequences of its first and last entry
 	Hash     [32]byte // hash of the entry To, SHA3-256
-	Digest   [32]byte // SHA-256 of the lines of its entries, without the closing line, which gets a new signature each time it is written
-	Name     string   // object name
+	// Digest is the SHA-256 of the lines of the entries. It leaves out the closing line, which gets
+	// a new signature each time it is written.
+	Digest [32]byte
+	Name   string // object name
 }
 
 func segmentName(chainID string, s Segment) string {

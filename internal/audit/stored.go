@@ -31,7 +31,8 @@ func VerifyStore(ctx context.Context, s store.Store, o Options) (Report, error) 
 	if o.From <= first {
 		o.From, o.Base = 0, base
 	}
-	if o.From > first && o.Fingerprint != "" { // only the first entry or the base can be compared with the fingerprint
+	// Only the first entry or the base can be compared with the fingerprint.
+	if o.From > first && o.Fingerprint != "" {
 		begins, err := VerifyStore(ctx, s, Options{To: 1, PublicKey: o.PublicKey, Fingerprint: o.Fingerprint})
 		if err != nil {
 			return Report{}, err
