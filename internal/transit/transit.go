@@ -11,8 +11,8 @@
 //     before anything is decrypted;
 //   - every ciphertext that does not decrypt gives [ErrDecrypt] after the same reads and the same
 //     work, whatever is wrong with it: a decoy replaces each missing part;
-//   - every call leaves one entry in the audit log before it answers. When a call also creates or
-//     rotates a key, that entry names the deployment as the principal.
+//   - every call leaves one entry in the audit log before it answers. When encrypting first creates
+//     or rotates a key, another entry for that names the deployment as the principal.
 //
 // Transit stores no ciphertext, so rotating a key does not change earlier ciphertexts.
 // [Transit.Rewrap] encrypts them again, one at a time.
