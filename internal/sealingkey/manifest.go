@@ -17,11 +17,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// ErrDoesNotOpen is the only answer to values that are not resealed. It is of no
-// [fault.Kind], because unlike an invalid request it has been recorded.
+// ErrDoesNotOpen is the only answer to values that are not resealed. It has no [fault.Kind],
+// because unlike an invalid request it is recorded.
 var ErrDoesNotOpen = sealing.ErrDoesNotOpen
 
-// lookup is how package sealing finds private keys.
+// lookup returns the function with which package sealing finds private keys.
 func (s *Service) lookup(ctx context.Context) func(string) (*envelope.SealingKey, error) {
 	return func(id string) (*envelope.SealingKey, error) { return s.keys.SealingKey(ctx, id) }
 }
@@ -30,10 +30,9 @@ func manifestEvent(what audit.EventType, p authz.Principal) audit.Event {
 	return audit.Event{Type: what, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ManifestResource}}
 }
 
-// Reseal seals the values of obj, of which nothing but the sealed values and what
-// they are bound to has any influence, for the current key. Errors:
-// fault.Forbidden, fault.Invalid for an object that anybody could see is not
-// well-formed, [ErrDoesNotOpen], fault.Unavailable.
+// Reseal seals the values of obj for the current key. Only the sealed values and the fields that
+// they are bound to have any influence. Errors: fault.Forbidden, fault.Invalid for an object that
+// is visibly malformed, [ErrDoesNotOpen], fault.Unavailable.
 func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (*v1alpha1.Sealed, error) {
 	if err := s.guard.Admit(ctx, p, authz.ResealManifest); err != nil {
 		return nil, err
@@ -66,10 +65,10 @@ func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.S
 	return again, nil
 }
 
-// Code says why a manifest would be refused; empty when it would not.
+// Code says why a manifest would be refused. It is empty when the manifest would be accepted.
 type Code string
 
-// The codes. An object that is wrong in several ways gets the first of them.
+// These are the codes. An object with several mistakes gets the first code that applies.
 const (
 	Accepted    Code = ""
 	Malformed   Code = "malformed"
@@ -82,17 +81,16 @@ const (
 // Verdict is the answer of [Service.Check].
 type Verdict struct {
 	Code    Code
-	Message string // what to do about it; empty when it is accepted
+	Message string // what to do about it; empty when accepted
 }
 
-// doesNotOpen is the same whatever is wrong, and whichever value it is wrong with.
+// doesNotOpen is the same for every mistake and every value.
 const doesNotOpen = "spec.sealed: the values do not open here: either they were sealed for another object, scope or credential type than this one, " +
 	"or they were changed afterwards; restore the manifest as it was sealed, or seal the values again for this object (latticekeep seal)"
 
-// Check tells whether obj would be accepted: whether its values open, if it has
-// sealed ones, and whether the policy allows it. Errors: fault.Forbidden,
-// fault.Unavailable, also when its turn does not come before ctx ends; a manifest
-// that is refused is a verdict.
+// Check reports whether obj would be accepted: whether its values open, if it has sealed ones, and
+// whether the policy allows it. A refused manifest is a verdict and not an error. Errors:
+// fault.Forbidden; fault.Unavailable, also when the semaphore stays full until ctx ends.
 func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (Verdict, error) {
 	if err := s.guard.Admit(ctx, p, authz.CheckManifest); err != nil {
 		return Verdict{}, err
@@ -116,8 +114,8 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.Se
 	return v, nil
 }
 
-// judge begins with what anybody could see. Of an object without sealed values
-// the caller says no source, and it is judged by policy alone.
+// judge first checks what needs no private key. For an object without sealed values the caller
+// passes no source of values, and only the policy decides.
 func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, slots *semaphore.Weighted) (Verdict, error) {
 	if obj.Spec.Sealed != nil {
 		if err := sealing.Check(obj); err != nil {

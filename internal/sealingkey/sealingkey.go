@@ -1,27 +1,25 @@
-// Package sealingkey administers the keys that SealedCredential values are sealed
-// for, and answers for manifests what only their private halves can tell.
+// Package sealingkey manages the keys that SealedCredential values are sealed for. It also answers
+// questions about manifests that need the private halves.
 //
-// There is one current key, which is published; a new one takes its place on
-// demand or when it has become old ([Service.RotateDue]). The earlier ones keep
-// opening, until they are retired: nobody can see every git repository, so a
-// private key is archived and never destroyed, and can be restored.
+// One key is current, and it is published. A new key replaces it on demand or when it reaches its
+// lifetime ([Service.RotateDue]). The earlier keys keep opening values until they are retired.
+// Nobody can see every git repository, so a private key is archived and never destroyed, and a
+// retired key can be restored.
 //
 // What must stay true:
-//   - a key that an object needs is not retired, and neither is any key while it
-//     cannot be told whether an object needs it;
-//   - of two rotations at the same time one happens;
-//   - what is wrong with values that do not open is never told: not by an answer,
-//     and not by what is done on the way. A plaintext is neither shown, nor
-//     compared, nor decided upon, and is zeroed;
-//   - every call leaves one entry in the audit log before it answers, in the
-//     same transaction as the change if it made one; of the checks of one pod
-//     with one verdict, the first in each minute does.
+//   - a key that an object needs is not retired, and no key is retired while it is unknown whether
+//     an object needs it;
+//   - of two rotations at the same time, one happens;
+//   - neither an answer nor the work for it tells why values do not open. A plaintext is never
+//     shown or compared, decides nothing, and is zeroed;
+//   - every call leaves one entry in the audit log before it answers, in the transaction of its
+//     change if it makes one. Of the checks of one pod with the same verdict, only the first in
+//     each minute is recorded.
 //
-// Who writes to the database can put back the row of a key from before it was
-// retired, or the name of an earlier current key. [Service.Verify] holds both
-// against the audit log, and is asked when the deployment is opened: so that is
-// found, unless entries were taken out of the log, which latticekeep audit verify
-// finds.
+// An attacker who can write to the database can put back the row of a key from before it was
+// retired, or the id of an earlier current key. [Service.Verify], which runs when the deployment is
+// opened, compares both with the audit log and finds this, unless entries were also removed from
+// the log. latticekeep audit verify finds removed entries.
 package sealingkey
 
 import (
@@ -43,7 +41,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// suite of the keys that are made.
+// suite is the suite of new keys.
 const suite = envelope.SuiteMLKEM768X25519
 
 // Reasons in audit entries.
@@ -51,7 +49,7 @@ const (
 	reasonMissing  = "no_such_sealing_key"
 	reasonCurrent  = "current_key"
 	reasonNeeded   = "key_needed"
-	reasonUnknown  = "use_unknown" // it could not be told whether an object needs the key
+	reasonUnknown  = "use_unknown" // it is unknown whether an object needs the key
 	reasonConflict = "conflict"
 	reasonOpen     = "does_not_open"
 )
@@ -64,12 +62,12 @@ const (
 	attributeVerdict = "verdict"
 )
 
-// Options of a [Service]. InUse and Now are required.
+// Options configures a [Service]. InUse and Now are required.
 type Options struct {
-	// InUse tells how many objects have values that are sealed for a key, by its
-	// id. It must know of every object or fail.
+	// InUse returns, for each id of a sealing key, how many objects have values that are sealed for
+	// it. It must know every object or fail.
 	InUse  func(context.Context) (map[string]int, error)
-	Policy sealing.Policy // what manifests are checked against
+	Policy sealing.Policy // policy that manifests are checked against
 	Now    func() time.Time
 }
 
@@ -80,14 +78,15 @@ type Service struct {
 	reader  *audit.Reader
 	keys    *keyring.Ring
 	options Options
-	values  *semaphore.Weighted // bounds the work on values
-	reviews *semaphore.Weighted // bounds that of the checks by pods, which come from the webhook
+	values  *semaphore.Weighted // bounds concurrent work on values
+	reviews *semaphore.Weighted // bounds the checks by pods, which come from the webhook
 }
 
-// New returns the sealing keys in s.
+// New returns a Service for the sealing keys in s.
 func New(s store.Store, guard *audit.Guard, reader *audit.Reader, keys *keyring.Ring, o Options) *Service {
-	// Opening up to 64 values keeps a core busy for long, so only a few callers do it at a time. A
-	// webhook that waits too long lets everything pass, so pods do not queue behind tenants.
+	// Opening up to 64 values keeps a core busy for long, so only a few callers do it at the same
+	// time. A webhook that waits too long lets everything pass, so pods have their own semaphore
+	// and do not queue behind tenants.
 	return &Service{
 		store: s, guard: guard, reader: reader, keys: keys, options: o,
 		values: semaphore.NewWeighted(halfOfTheCores()), reviews: semaphore.NewWeighted(halfOfTheCores()),
@@ -96,7 +95,7 @@ func New(s store.Store, guard *audit.Guard, reader *audit.Reader, keys *keyring.
 
 func halfOfTheCores() int64 { return int64(max(1, runtime.GOMAXPROCS(0)/2)) }
 
-// Key is a sealing key and how many objects have values that are sealed for it.
+// Key is a sealing key and the number of objects with values that are sealed for it.
 type Key struct {
 	keyring.SealingKeyInfo
 	Objects int
@@ -106,14 +105,14 @@ func keyEvent(what audit.EventType, p authz.Principal, id string) audit.Event {
 	return audit.Event{Type: what, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.SealingKeyResource, ID: id}}
 }
 
-// errUse is of a deployment that cannot tell what its objects need.
+// errUse returns the error for a deployment that cannot find out which keys its objects need.
 func errUse(cause error) error {
 	return fault.Wrap(fault.Unavailable, "it cannot be told now which objects need which sealing key: retry", cause)
 }
 
-// Survey returns all sealing keys, the current one first and then the newest
-// first. It is the process's own view, for its metrics, and asks nobody's leave.
-// Errors: fault.Unavailable, fault.Internal for damaged keys.
+// Survey returns all sealing keys: the current one first, then the others, newest first. The
+// process calls it for its metrics, and it checks no permission. Errors: fault.Unavailable,
+// fault.Internal for damaged keys.
 func (s *Service) Survey(ctx context.Context) ([]Key, error) {
 	found, err := s.keys.SealingKeys(ctx)
 	if err != nil {
@@ -144,13 +143,13 @@ func (s *Service) List(ctx context.Context, p authz.Principal) ([]Key, error) {
 	return keys, s.guard.Record(ctx, e)
 }
 
-// Rotate makes a new key and publishes it. Errors: fault.Forbidden,
-// fault.Conflict when another rotation came first, fault.Unavailable.
+// Rotate creates a new key and publishes it. Errors: fault.Forbidden, fault.Conflict when another
+// rotation came first, fault.Unavailable.
 func (s *Service) Rotate(ctx context.Context, p authz.Principal) (Key, error) {
 	if err := s.guard.Admit(ctx, p, authz.RotateSealingKey); err != nil {
 		return Key{}, err
 	}
-	former, err := s.keys.CurrentSealingKey(ctx) // maybe one that cannot be published
+	former, err := s.keys.CurrentSealingKey(ctx) // possibly one that cannot be published
 	if err != nil {
 		return Key{}, err
 	}
@@ -164,8 +163,8 @@ func (s *Service) Rotate(ctx context.Context, p authz.Principal) (Key, error) {
 	return s.key(ctx, id)
 }
 
-// RotateDue makes a new key when the current one is older than lifetime; never
-// when lifetime is 0. The entry is the deployment's. Error: fault.Unavailable, or
+// RotateDue creates a new key when the current one is older than lifetime. With a lifetime of 0 it
+// does nothing. The entry names the deployment as the principal. Errors: fault.Unavailable,
 // fault.Internal for a damaged key.
 func (s *Service) RotateDue(ctx context.Context, lifetime time.Duration) (rotated bool, err error) {
 	if lifetime <= 0 {
@@ -177,13 +176,13 @@ func (s *Service) RotateDue(ctx context.Context, lifetime time.Duration) (rotate
 	}
 	_, err = s.rotate(ctx, authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"}, document.Key().ID())
 	if errors.Is(err, fault.Conflict) {
-		return false, nil // it has been replaced meanwhile
+		return false, nil // another replica rotated it meanwhile
 	}
 	return err == nil, err
 }
 
-// rotate makes the key after former, whose id it is. Error: fault.Conflict when
-// that is no longer the current one.
+// rotate creates the key after former, which is a key's id. The error is fault.Conflict when former
+// is no longer current.
 func (s *Service) rotate(ctx context.Context, p authz.Principal, former string) (id string, err error) {
 	key, err := s.keys.NewSealingKey(ctx, suite)
 	if err != nil {
@@ -202,7 +201,7 @@ func (s *Service) rotate(ctx context.Context, p authz.Principal, former string) 
 	return key.ID, nil
 }
 
-// key returns a key that was just made: nothing is sealed for it yet.
+// key returns a key that was just created. No object has values sealed for it yet.
 func (s *Service) key(ctx context.Context, id string) (Key, error) {
 	found, err := s.keys.SealingKeys(ctx)
 	if err != nil {
@@ -216,10 +215,9 @@ func (s *Service) key(ctx context.Context, id string) (Key, error) {
 	return Key{}, fault.New(fault.Internal, "internal error")
 }
 
-// Retire takes a key out of use: what is sealed for it is refused from now on.
-// Errors: fault.Forbidden, fault.NotFound, fault.Conflict for the current key and
-// for one that an object needs, fault.Unavailable, also when it cannot be told
-// whether an object does.
+// Retire takes a key out of use: values sealed for it are refused from now on. Errors:
+// fault.Forbidden; fault.NotFound; fault.Conflict for the current key and for a key that an object
+// needs; fault.Unavailable, also when it is unknown whether an object needs it.
 func (s *Service) Retire(ctx context.Context, p authz.Principal, id string) (Key, error) {
 	if err := s.guard.Admit(ctx, p, authz.RetireSealingKey); err != nil {
 		return Key{}, err
@@ -249,8 +247,8 @@ func (s *Service) Retire(ctx context.Context, p authz.Principal, id string) (Key
 	return Key{c.Key, use[c.Key.ID]}, nil
 }
 
-// Restore takes a retired key back into use, as an earlier one. Errors:
-// fault.Forbidden, fault.NotFound, fault.Conflict, fault.Unavailable.
+// Restore takes a retired key back into use, as an earlier key. Errors: fault.Forbidden,
+// fault.NotFound, fault.Conflict, fault.Unavailable.
 func (s *Service) Restore(ctx context.Context, p authz.Principal, id string) (Key, error) {
 	if err := s.guard.Admit(ctx, p, authz.RestoreSealingKey); err != nil {
 		return Key{}, err
@@ -266,7 +264,8 @@ func (s *Service) Restore(ctx context.Context, p authz.Principal, id string) (Ke
 	if err := s.change(ctx, e, c); err != nil {
 		return Key{}, err
 	}
-	// A restored key is what helps in need, so it does not wait for this.
+	// The key is restored before the objects are counted, because a restored key may be needed
+	// urgently.
 	use, err := s.options.InUse(ctx)
 	if err != nil {
 		return Key{}, errUse(err)
@@ -274,7 +273,7 @@ func (s *Service) Restore(ctx context.Context, p authz.Principal, id string) (Ke
 	return Key{c.Key, use[c.Key.ID]}, nil
 }
 
-// change stores c and records it, also when the key is in that state already.
+// change stores c and records it, also when the key already has that state.
 func (s *Service) change(ctx context.Context, e audit.Event, c *keyring.SealingKeyChange) error {
 	err := s.store.Update(ctx, func(tx store.Tx) error {
 		if err := c.Put(tx); err != nil {
@@ -292,8 +291,8 @@ func (s *Service) change(ctx context.Context, e audit.Event, c *keyring.SealingK
 	return nil
 }
 
-// validID returns id when it can be a key's, and nothing otherwise: only such
-// ids are looked up and recorded.
+// validID returns id when it has the form of a key's id, and "" otherwise. Only such ids are looked
+// up and recorded.
 func validID(id string) string {
 	if len(id) != 64 {
 		return ""
@@ -306,9 +305,8 @@ func validID(id string) string {
 	return id
 }
 
-// Verify holds the states of the sealing keys against the audit log. Errors:
-// fault.Internal that names the first key whose state is not the one that was
-// recorded last, and what to do; fault.Unavailable.
+// Verify compares the states of the sealing keys with the audit log. Errors: fault.Internal, which
+// names the first key whose state is not the one recorded last, and the remedy; fault.Unavailable.
 func (s *Service) Verify(ctx context.Context) error {
 	keys, err := s.keys.SealingKeys(ctx)
 	if err != nil {
