@@ -16,9 +16,10 @@ const (
 	madeLabel   = "latticekeep/generate-digest/v1"
 )
 
-// SpecDigest is the SHA3-256 digest of everything in obj that leads to a new version of its vault entry: credential
-// type, TTL, and the sealed values or what is to be generated. It changes when, and only when, one of them does. It covers
-// ciphertext only, so it says nothing about a value.
+// SpecDigest returns the SHA3-256 digest of every field of obj that leads to a new version of its
+// credential: credential type, TTL, and the sealed values or the entries of spec.generate. It
+// changes exactly when one of them changes. It covers only ciphertext, so it reveals nothing about
+// a value.
 func SpecDigest(obj *v1alpha1.SealedCredential) [32]byte {
 	ttl := obj.Spec.TTLDays
 	if ttl == 0 {
@@ -38,7 +39,7 @@ func SpecDigest(obj *v1alpha1.SealedCredential) [32]byte {
 	))
 }
 
-// sealedDigest covers the sealed values and what they are bound to in the spec.
+// sealedDigest covers the sealed values and the spec fields that they are bound to.
 func sealedDigest(sealed *v1alpha1.Sealed) [32]byte {
 	fields := [][]byte{
 		frame.Uint64(uint64(sealed.Version)),
@@ -53,7 +54,7 @@ func sealedDigest(sealed *v1alpha1.Sealed) [32]byte {
 	return sha3.Sum256(frame.Join(sealedLabel, fields...))
 }
 
-// generateDigest covers what is generated, whatever the order of the entries.
+// generateDigest covers what is generated, in any order of the entries.
 func generateDigest(entries []v1alpha1.Generator) [32]byte {
 	entries = slices.SortedFunc(slices.Values(entries), func(a, b v1alpha1.Generator) int { return strings.Compare(a.Key, b.Key) })
 	var fields [][]byte

@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// MaxDocumentBytes bounds the encoding of a [Document]; one is about 9 KiB.
+// MaxDocumentBytes bounds the encoding of a [Document]. A document has about 9 KiB.
 const MaxDocumentBytes = 16 << 10
 
 const (
@@ -24,9 +24,10 @@ const (
 	timeLayout        = "2006-01-02T15:04:05Z" // UTC, whole seconds
 )
 
-// Document is a public sealing key signed with the deployment's identity key. [Sign] and [ParseDocument] are the only
-// ways to get one, so the signature of a Document always verifies. That says the document is whole, not whose it is:
-// a document that came over a network is trusted only after [Document.CheckIdentity].
+// Document is a public sealing key, signed with the deployment's identity key. Only [Sign] and
+// [ParseDocument] make one, so the signature of a Document always verifies. The signature says that
+// the document is intact, not whose it is: trust a document from a network only after
+// [Document.CheckIdentity].
 type Document struct {
 	key       *envelope.SealingPublicKey
 	createdAt time.Time
@@ -50,7 +51,7 @@ type wireIdentity struct {
 	PublicKey []byte `json:"public_key"`
 }
 
-// Sign makes the document of key. createdAt is kept in whole seconds.
+// Sign returns the document of key. It keeps createdAt in whole seconds.
 func Sign(identity *dualsig.PrivateKey, key *envelope.SealingPublicKey, createdAt time.Time) (Document, error) {
 	d := Document{key: key, createdAt: createdAt.UTC().Truncate(time.Second), identity: identity.Public()}
 	sig, err := identity.Sign(documentContext, d.signed())
@@ -61,9 +62,9 @@ func Sign(identity *dualsig.PrivateKey, key *envelope.SealingPublicKey, createdA
 	return d, nil
 }
 
-// ParseDocument reads the JSON form of a document and verifies it: every field is present, in order and in its
-// canonical encoding (only white space between tokens is free), key_id is the id of public_key, and the signature is
-// that of the identity key inside the document.
+// ParseDocument reads the JSON form of a document and verifies it. Every field must be present, in
+// order and in its canonical encoding; only white space between tokens is free. key_id must be the
+// id of public_key, and the signature must be from the identity key inside the document.
 func ParseDocument(b []byte) (Document, error) {
 	if len(b) > MaxDocumentBytes {
 		return Document{}, fmt.Errorf("a sealing key document is at most %d bytes: this is another file", MaxDocumentBytes)
@@ -77,7 +78,8 @@ func ParseDocument(b []byte) (Document, error) {
 	if w.Version != documentVersion {
 		return Document{}, fmt.Errorf("the sealing key document has version %d and this program reads version %d: upgrade it", w.Version, documentVersion)
 	}
-	// Comparing with what would be written refuses duplicate keys, other spellings of a key and lenient base64 at once.
+	// Comparing with the canonical encoding refuses duplicate keys, other spellings of a key and
+	// lenient base64 in one step.
 	var compact bytes.Buffer
 	if err := json.Compact(&compact, b); err != nil {
 		return Document{}, fmt.Errorf("decoding sealing key document: %w", err)
@@ -96,7 +98,7 @@ func ParseDocument(b []byte) (Document, error) {
 		return Document{}, errors.New("the sealing key document's key_id is not that of its public_key: fetch it again")
 	}
 	createdAt, err := time.Parse(timeLayout, w.CreatedAt)
-	// time.Parse takes a fraction that the layout does not have.
+	// time.Parse accepts a fraction that the layout does not have.
 	if err != nil || createdAt.Format(timeLayout) != w.CreatedAt {
 		return Document{}, errors.New("the sealing key document's created_at is not a UTC time in whole seconds")
 	}
@@ -111,7 +113,7 @@ func ParseDocument(b []byte) (Document, error) {
 	return d, nil
 }
 
-// signed is the message under the signature: every field but the signature.
+// signed returns the message under the signature: every field except the signature.
 func (d Document) signed() []byte {
 	return frame.Join(documentContext,
 		frame.Uint64(documentVersion),
@@ -143,14 +145,15 @@ func (d Document) MarshalJSON() ([]byte, error) {
 // Key returns the sealing key.
 func (d Document) Key() *envelope.SealingPublicKey { return d.key }
 
-// CreatedAt returns when the sealing key was made.
+// CreatedAt returns when the sealing key was created.
 func (d Document) CreatedAt() time.Time { return d.createdAt }
 
 // Identity returns the fingerprint of the identity key that signed the document, in lower-case hex.
 func (d Document) Identity() string { return d.identity.ID() }
 
-// CheckIdentity returns nil when pinned is the fingerprint of the identity that signed the document. It compares in
-// constant time, and otherwise returns an error that names the fingerprint found and the remedy.
+// CheckIdentity returns nil when pinned is the fingerprint of the identity that signed the
+// document. Otherwise it returns an error that names the actual fingerprint and the remedy. It
+// compares in constant time.
 func (d Document) CheckIdentity(pinned string) error {
 	if b, err := hex.DecodeString(pinned); err != nil || len(b) != 32 || hex.EncodeToString(b) != pinned {
 		return errors.New("the pinned identity is not a fingerprint: it has 64 lower-case hexadecimal digits")

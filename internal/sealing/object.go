@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/generate"
 )
 
-// Patterns of the schema. That of credential types is the vault's too, for every credential.
+// Patterns of the schema. The vault has the same pattern for the types of all credentials.
 var (
 	credentialTypePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]*$`)
 	secretNamePattern     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
@@ -32,7 +32,7 @@ const (
 	maxLabelBytes       = 63
 )
 
-// checkObject checks everything but what is in spec.sealed.
+// checkObject checks everything except the content of spec.sealed.
 func checkObject(obj *v1alpha1.SealedCredential) report {
 	var found report
 	add := found.add
@@ -98,7 +98,7 @@ func (r *report) checkSource(obj *v1alpha1.SealedCredential) {
 	}
 }
 
-// targetName applies the default.
+// targetName returns the name of the target, with the default applied.
 func targetName(obj *v1alpha1.SealedCredential) string {
 	if t := obj.Spec.Target; t.Name != "" {
 		return t.Name
@@ -117,7 +117,7 @@ func (r *report) checkGenerate(entries []v1alpha1.Generator) {
 	}
 }
 
-// Specs says to package generate what spec.generate says.
+// Specs converts spec.generate for package generate.
 func Specs(entries []v1alpha1.Generator) []generate.Spec {
 	specs := make([]generate.Spec, len(entries))
 	for i, g := range entries {
@@ -235,8 +235,9 @@ func (r *report) checkMetadata(path string, all map[string]string, longest int) 
 	}
 }
 
-// checkComposition finds what the schema cannot: keys of the target that cannot be made of the values there are. Which
-// those are is not known of values that are imported.
+// checkComposition finds mistakes that the schema cannot: keys of the target that cannot be made
+// from the object's values. The data keys of imported values are unknown, so it does not check for
+// missing ones there.
 func checkComposition(obj *v1alpha1.SealedCredential) report {
 	var found report
 	t := obj.Spec.Target
@@ -268,7 +269,8 @@ func checkComposition(obj *v1alpha1.SealedCredential) report {
 	return found
 }
 
-// dataKeys returns the data keys of the values of an object, unless only the cluster knows.
+// dataKeys returns the data keys of an object's values. known is false when only the cluster knows
+// them.
 func dataKeys(spec *v1alpha1.SealedCredentialSpec) (names map[string]bool, known bool) {
 	names = make(map[string]bool)
 	if spec.Sealed != nil {

@@ -7,16 +7,16 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// Policy is what a deployment allows of objects that are well-formed. Zero fields allow everything, and so does the zero
-// Policy.
+// Policy says what a deployment allows in well-formed objects. A zero field allows everything, and
+// so does the zero Policy.
 type Policy struct {
-	MinTTLDays, MaxTTLDays int              // of spec.ttlDays
-	Types                  []string         // of spec.credentialType
+	MinTTLDays, MaxTTLDays int              // bounds of spec.ttlDays
+	Types                  []string         // allowed values of spec.credentialType
 	Scopes                 []v1alpha1.Scope // allowed values of spec.sealed.scope
 }
 
-// Check returns a [fault.Invalid] that names every field of obj that the policy does not allow, and nil when there is
-// none. It looks at nothing that an object's author could not know.
+// Check returns a [fault.Invalid] that names every field of obj that the policy does not allow, or
+// nil. It uses only information that the object's author has.
 func (p Policy) Check(obj *v1alpha1.SealedCredential) error {
 	var found report
 	days := int(ttlDays(&obj.Spec))
@@ -40,7 +40,7 @@ func (p Policy) Check(obj *v1alpha1.SealedCredential) error {
 	return invalid(found)
 }
 
-// ttlDays applies the API server's default.
+// ttlDays returns the TTL with the API server's default applied.
 func ttlDays(spec *v1alpha1.SealedCredentialSpec) int32 {
 	if spec.TTLDays == 0 {
 		return v1alpha1.DefaultTTLDays

@@ -23,7 +23,7 @@ func (r *report) add(path, format string, args ...any) {
 	*r = append(*r, Problem{path, fmt.Sprintf(format, args...)})
 }
 
-// isDataKey holds the pattern of spec.sealed.values' keys.
+// isDataKey reports whether k matches the schema's pattern for the keys of spec.sealed.values.
 func isDataKey(k string) bool {
 	for _, c := range []byte(k) {
 		switch {
@@ -35,8 +35,8 @@ func isDataKey(k string) bool {
 	return 1 <= len(k) && len(k) <= v1alpha1.MaxDataKeyBytes
 }
 
-// invalid turns problems into one error, nil when there are none. It shows a few of them: the message ends up in a
-// condition.
+// invalid joins problems into one error, or returns nil when there are none. It shows only a few,
+// because the message ends up in a condition.
 func invalid(problems []Problem) error {
 	const shown = 3
 	if len(problems) == 0 {
@@ -52,7 +52,8 @@ func invalid(problems []Problem) error {
 	return fault.New(fault.Invalid, strings.Join(text, "; "))
 }
 
-// scopeOf applies the API server's default, which a manifest that has not been applied yet may lack.
+// scopeOf returns the scope with the API server's default applied. A manifest that was not applied
+// yet may lack it.
 func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
 	if sealed.Scope == "" {
 		return v1alpha1.ScopeStrict

@@ -14,16 +14,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// ErrDoesNotOpen is the one answer of [Reseal] to values that do not open, whatever the reason: an unknown or a retired
-// key, another suite, or values that were sealed for something else or changed.
+// ErrDoesNotOpen is the only answer of [Reseal] to values that do not open, whatever the reason: an
+// unknown or retired key, another suite, or values that were changed or sealed for something else.
 var ErrDoesNotOpen = errors.New("the values do not open")
 
-// Reseal opens the values of obj and seals the same values to another key, under the same header but for suite and key:
-// scope, namespace, name, credential type, data keys and times stay, and nothing else of obj has any influence. A
-// plaintext goes from one key to the other without being shown, compared or decided upon, and is zeroed.
+// Reseal opens the values of obj and seals them again for another key. Only suite and key id change
+// in the header. Scope, namespace, name, credential type, data keys and times stay, and nothing
+// else in obj has any influence. A plaintext goes from one key to the other. It is never shown or
+// compared, decides nothing, and is zeroed.
 //
-// Errors: [fault.Invalid] for an obj that is not well-formed, which anybody could have seen; [ErrDoesNotOpen]; a failure
-// of lookup other than fault.NotFound, as it came.
+// Errors: [fault.Invalid] for an obj that is visibly malformed; [ErrDoesNotOpen]; a failure of
+// lookup other than fault.NotFound, wrapped.
 func Reseal(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error), to *envelope.SealingPublicKey) (*v1alpha1.Sealed, error) {
 	sealed := obj.Spec.Sealed
 	if sealed == nil {

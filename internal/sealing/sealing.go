@@ -1,19 +1,20 @@
-// Package sealing makes, checks and opens SealedCredential manifests, and the signed document that carries the public
-// key they are sealed with.
+// Package sealing makes, checks and opens SealedCredential manifests. It also handles the signed
+// document that carries the public key for sealing.
 //
-// A value is sealed by itself with HPKE (see package envelope). What it is bound to, namely suite, sealing key, scope,
-// namespace, name and credential type, is taken from the manifest in one place, so the same fields decide when sealing
-// and when opening; labels, annotations and everything else in a manifest have no influence. The data key and the time
-// of sealing are bound as associated data.
+// Each value is sealed separately with HPKE (see package envelope). It is bound to suite, sealing
+// key, scope, namespace, name and credential type. One function takes these from the manifest, so
+// the same fields decide when sealing and when opening. Labels, annotations and everything else in
+// a manifest have no influence. The data key and the time of sealing are bound as associated data.
 //
-// HPKE's base mode says what a value is bound to, not who sealed it: whoever has the public key can seal. What may be
-// applied to a namespace is Kubernetes' decision.
+// HPKE's base mode says what a value is bound to, not who sealed it: everybody with the public key
+// can seal. Kubernetes decides what may be applied to a namespace.
 //
-// Every mistake of a manifest's author is a [fault.Invalid] whose message names the place and the remedy. Messages may
-// name data keys and metadata, which are not secret, and never quote a value, sealed or not.
+// Every mistake of a manifest's author is a [fault.Invalid]. Its message names the place and the
+// remedy. Messages may name data keys and metadata, which are not secret. They never quote a value,
+// sealed or not.
 //
-// The package has no clock, no store and no network: fetching a key document, keeping private keys and remembering what
-// was accepted last are its callers' work.
+// The package has no clock, no store and no network. Its callers fetch key documents, keep private
+// keys, and remember which values were accepted last.
 package sealing
 
 import (
@@ -32,7 +33,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// header is the one mapping from a manifest to what its values are bound to.
+// header is the only mapping from a manifest to the fields that its values are bound to.
 func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelope.Header {
 	return envelope.Header{
 		Suite:          envelope.Suite(spec.Sealed.Suite),
@@ -44,18 +45,18 @@ func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelop
 	}
 }
 
-// Request is what [Seal] seals.
+// Request describes the manifest that [Seal] makes.
 type Request struct {
-	Namespace      string // the object's; may be empty with scope Cluster only
-	Name           string // the object's
+	Namespace      string // namespace of the object; may be empty with scope Cluster only
+	Name           string // name of the object
 	CredentialType string
 	TTLDays        int32          // 0 leaves the default to the API server
 	Scope          v1alpha1.Scope // "" means Strict
 	Values         map[string]secret.Bytes
 }
 
-// Seal makes the manifest of r with values that were sealed at now, in whole seconds, for the holder of key's private
-// half. What the API server would refuse is refused here.
+// Seal returns the manifest of r. Its values are sealed at now, in whole seconds, for the holder of
+// key's private half. Seal refuses what the API server would refuse.
 func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.SealedCredential, error) {
 	obj := &v1alpha1.SealedCredential{
 		TypeMeta: metav1.TypeMeta{
@@ -104,10 +105,11 @@ func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.S
 
 var errNotSealed = fault.New(fault.Invalid, "spec.sealed: is missing")
 
-// Open checks obj, which has sealed values, and opens them. lookup finds the private sealing key of an id, and fails with
-// fault.NotFound when there is none to use, in words for the author of the manifest; any other failure of it is returned
-// as an infrastructure error. All other errors are [fault.Invalid] and speak to the author. The caller owns the values and
-// zeroes them.
+// Open checks obj, which has sealed values, and opens them. lookup returns the private sealing key
+// with an id. It fails with fault.NotFound when no usable key has this id; that message is for the
+// author of the manifest. Open returns any other failure of lookup as an infrastructure error. All
+// other errors are [fault.Invalid] and address the author. The caller owns the values and zeroes
+// them.
 func Open(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error)) (map[string]secret.Bytes, error) {
 	if found := check(obj); len(found) > 0 {
 		return nil, invalid(found)
@@ -153,7 +155,7 @@ func openValue(key *envelope.SealingKey, h envelope.Header, dataKey string, v v1
 	return key.OpenValue(h, dataKey, v.SealedAt.UTC(), data)
 }
 
-// boundTo lists, for an error message, what a value of this scope is bound to beside its data key.
+// boundTo lists, for an error message, what a value of this scope is bound to besides its data key.
 func boundTo(s envelope.Scope) string {
 	switch v1alpha1.Scope(s) {
 	case v1alpha1.ScopeCluster:
@@ -165,7 +167,7 @@ func boundTo(s envelope.Scope) string {
 	}
 }
 
-// SealedAt returns when each value of obj was sealed; nothing when its values have another source.
+// SealedAt returns when each value of obj was sealed, or nil when the values have another source.
 func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
 	if obj.Spec.Sealed == nil {
 		return nil
@@ -177,8 +179,9 @@ func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
 	return at
 }
 
-// Older returns a [fault.Invalid] when a value of obj was sealed before the one that was accepted last for its key, as
-// an old manifest applied again would; nil when obj allows older values.
+// Older returns a [fault.Invalid] when a value of obj was sealed before the value that was accepted
+// last for its key. This happens when an old manifest is applied again. Older returns nil when obj
+// allows older values.
 func Older(obj *v1alpha1.SealedCredential, accepted map[string]time.Time) error {
 	if obj.Spec.Sealed == nil || obj.Spec.Sealed.AllowOlder {
 		return nil

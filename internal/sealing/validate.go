@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 )
 
-// Expect says what a manifest is for. Zero fields are not checked.
+// Expect says what a manifest should be for. Zero fields are not checked.
 type Expect struct {
 	Namespace string
 	Name      string
@@ -20,13 +20,13 @@ type Expect struct {
 	Key       *envelope.SealingPublicKey
 }
 
-// Validate checks without any private key whether obj is well-formed and made for what want says. It finds what the API
-// server would refuse, values that cannot open and a target that cannot be made; whether a value does open, and what it
-// was bound to, only the vault can tell.
+// Validate checks, without any private key, whether obj is well-formed and matches want. It finds
+// what the API server would refuse, values that cannot open and a target that cannot be made. Only
+// the vault can tell whether a value does open and what it was bound to.
 func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	found := check(obj)
 	add := found.add
-	// A manifest without a namespace goes where kubectl puts it, which is what want then says.
+	// kubectl applies a manifest without a namespace to the namespace in want.
 	if want.Namespace != "" && obj.Namespace != "" && obj.Namespace != want.Namespace {
 		add("metadata.namespace", "the manifest is for another namespace than %s", want.Namespace)
 	}
@@ -51,12 +51,13 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	return found
 }
 
-// Check returns a [fault.Invalid] when obj is not well-formed: when the API server would refuse it, or its values cannot
-// open anywhere. It is what [Open] begins with.
+// Check returns a [fault.Invalid] when obj is not well-formed: the API server would refuse it, or
+// its values cannot open anywhere. [Open] begins with the same check.
 func Check(obj *v1alpha1.SealedCredential) error { return invalid(check(obj)) }
 
-// check finds everything that is wrong about obj whatever it is for, in the order of the manifest. The schema of the CRD
-// has the same rules; they are here too for manifests that no API server has seen.
+// check returns all mistakes in obj that do not depend on its purpose, in the order of the
+// manifest. The schema of the CRD has the same rules. They are repeated here for manifests that no
+// API server has seen.
 func check(obj *v1alpha1.SealedCredential) report {
 	found := checkObject(obj)
 	if obj.Spec.Sealed != nil {
@@ -91,7 +92,7 @@ func checkSealed(sealed *v1alpha1.Sealed) report {
 		v := sealed.Values[k]
 		total += len(v.Data)
 		if !isDataKey(k) {
-			// Not quoted: it may be a value in the wrong place.
+			// Not quoted: the key may be a value in the wrong place.
 			add("spec.sealed.values", "a data key is not 1 to 253 letters, digits, '-', '_' or '.'")
 			continue
 		}
@@ -120,8 +121,9 @@ func checkSealed(sealed *v1alpha1.Sealed) report {
 // valueVersion is the first byte of every sealed value.
 const valueVersion = 1
 
-// smallestValue is the length of an empty sealed value in bytes: version, encapsulated key (ML-KEM-768: 1088, FIPS 203
-// §8; X25519: 32) and AES-256-GCM tag; 0 for an unknown suite.
+// smallestValue returns the length of an empty sealed value in bytes: version, encapsulated key
+// (ML-KEM-768: 1088, FIPS 203 §8; X25519: 32) and AES-256-GCM tag. It returns 0 for an unknown
+// suite.
 func smallestValue(s envelope.Suite) int {
 	switch s {
 	case envelope.SuiteMLKEM768X25519:
@@ -132,7 +134,7 @@ func smallestValue(s envelope.Suite) int {
 	return 0
 }
 
-// decode reads standard base64 in the one form it is written in.
+// decode reads standard base64 in its canonical form only.
 func decode(text string) ([]byte, error) {
 	data, err := base64.StdEncoding.Strict().DecodeString(text)
 	if err != nil || strings.ContainsAny(text, "\r\n") {
