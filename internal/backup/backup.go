@@ -1,25 +1,25 @@
-// Package backup is the format of a backup: the rows of a store, in the order in
-// which they are to be applied, between a header that says whose they are and a
-// trailer that the deployment's identity key has signed, all of it encrypted to a
-// post-quantum recipient of age.
+// Package backup defines the format of a backup. A backup holds the rows of a store in the order in
+// which they are applied. A header before them says whose they are, and a trailer after them is
+// signed with the deployment's identity key. All of it is encrypted to a post-quantum recipient of
+// age.
 //
-// Rows are as the store has them: keys are wrapped. The key of the KMS that
-// unwraps them is there too if it is a file, so that whoever has the identity of
-// the recipient needs nothing else. The package does not know what a row means.
+// Rows are copied as the store has them, so keys in them are wrapped. If the KMS key that unwraps
+// them is a file, the backup contains it too, and the identity of the recipient is enough to
+// restore. The package does not know what a row means.
 //
 // # Invariants
 //
-//   - Whoever has not the identity of the recipient learns the size of a backup and
-//     what its [Statement] says, which is public: whose it is, when it was taken,
-//     how many rows it has.
-//   - Nothing in a file is to be believed before its trailer has been verified:
-//     [Reader.Rows] hands on rows before that, and takes them back with its error.
-//     That it opens says nothing of who made it, since recipients are public.
-//   - The signature says that whoever has the identity key made the file whole. It
-//     does not say whose identity that is: [Header.Identity] is compared with a
-//     pinned one, or with that of the deployment once its keys are open.
+//   - Without the identity of the recipient, a reader learns only the size of a backup and what its
+//     [Statement] says, which is public: whose it is, when it was taken, and how many rows it has.
+//   - Nothing in a file is trusted before its trailer is verified. [Reader.Rows] passes rows on
+//     before that, and its error means that they must be discarded. That a file opens says nothing
+//     about who made it, because recipients are public.
+//   - The signature says that the holder of the identity key made the whole file. It does not say
+//     whose identity that is: compare [Header.Identity] with a pinned one, or with the deployment's
+//     after its keys are open.
 //   - Reading takes as much memory as the largest row.
-//   - What is read is, byte for byte, what would be written, but for the signature.
+//   - A backup has one encoding: apart from the signature, Reader accepts exactly the bytes that
+//     the writer would produce.
 package backup
 
 import (
@@ -41,24 +41,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// SigningContext is that of the signature, and the label of the frame it covers.
+// SigningContext is the context of the signature, and the label of the frame that it covers.
 const SigningContext = "latticekeep/backup/v1"
 
 const (
 	magic       = "latticekeep-backup-2\n"
-	formerMagic = "latticekeep-backup-1\n" // was not encrypted, and is not read any more
+	formerMagic = "latticekeep-backup-1\n" // the format before encryption, which is no longer read
 	chainSize   = 32
 	sumSize     = 32
 
-	// MaxValue is the length of the longest value in bytes: twice the largest
-	// credential that there can be.
+	// MaxValue is the maximal length of a value in bytes. It is twice that of the largest possible
+	// credential.
 	MaxValue = 32 << 20
 
-	maxKeys    = 16   // files of KMS keys,
-	maxKeyFile = 4096 // and bytes of each
+	maxKeys    = 16   // number of files with KMS keys
+	maxKeyFile = 4096 // bytes per file
 )
 
-// What a row begins with, and what the trailer begins with.
+// Tags at the beginning of a row or of the trailer.
 const (
 	tagEnd    = 0
 	tagPut    = 1
@@ -96,13 +96,13 @@ func printable(b []byte) bool {
 	return !bytes.ContainsFunc(b, func(r rune) bool { return r < ' ' || r > '~' })
 }
 
-// Source is a store that can be copied while it is in use: emit gets rows that,
-// applied in order, make one state of the store. A nil value is a deletion.
+// Source is a store that can be copied while it is in use. emit gets rows that make one state of
+// the store when they are applied in order. A nil value is a deletion.
 type Source interface {
 	Copy(ctx context.Context, emit func(key, value []byte) error) error
 }
 
-// writePlain writes what a backup has inside, and returns the number of its rows.
+// writePlain writes the plaintext of a backup and returns the number of its rows.
 func writePlain(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, signer Signer) (rows uint64, err error) {
 	out, err := newWriter(w, h)
 	if err != nil {
@@ -117,7 +117,7 @@ func writePlain(ctx context.Context, w io.Writer, s Source, h Header, keys [][]b
 	return out.rows, out.end(signer.SignBackup)
 }
 
-// writer hashes what it writes.
+// writer hashes everything that it writes.
 type writer struct {
 	out  *bufio.Writer
 	sum  hash.Hash
@@ -141,8 +141,8 @@ func (w *writer) write(b []byte) error {
 	return nil
 }
 
-// keys writes u8(number) ‖ u32(length) ‖ file ‖ …. The first is empty when the
-// current key is no file and a former one is.
+// keys writes u8(number) ‖ u32(length) ‖ file ‖ …. The first file is empty when the current key is
+// not a file but a previous one is.
 func (w *writer) keys(files [][]byte) error {
 	if len(files) > maxKeys {
 		return fmt.Errorf("writing the KMS keys: there are %d, and at most %d fit", len(files), maxKeys)
@@ -161,7 +161,7 @@ func (w *writer) keys(files [][]byte) error {
 	return nil
 }
 
-// leastKeyFile is the least length of the i-th of n key files.
+// leastKeyFile returns the minimal length of the i-th of n key files.
 func leastKeyFile(i, n int) int {
 	if i == 0 && n > 1 {
 		return 0
@@ -169,7 +169,7 @@ func leastKeyFile(i, n int) int {
 	return 1
 }
 
-// row writes tag ‖ u16(length) ‖ key, and unless it is a deletion u32(length) ‖ value.
+// row writes tag ‖ u16(length) ‖ key, and for a value also u32(length) ‖ value.
 func (w *writer) row(key, value []byte) error {
 	if len(key) == 0 || len(key) > store.MaxKeySize || len(value) > MaxValue {
 		return fault.Wrap(fault.Internal, "internal error", fmt.Errorf("a row of %d and %d bytes does not fit a backup", len(key), len(value)))
@@ -189,7 +189,7 @@ func (w *writer) row(key, value []byte) error {
 	return w.write(value)
 }
 
-// end writes the trailer: tag ‖ u64(rows) ‖ hash of all that is before ‖ signature.
+// end writes the trailer: tag ‖ u64(rows) ‖ hash of everything before ‖ signature.
 func (w *writer) end(sign func(message []byte) ([]byte, error)) error {
 	if err := w.write(binary.BigEndian.AppendUint64([]byte{tagEnd}, w.rows)); err != nil {
 		return err
@@ -210,7 +210,7 @@ func (w *writer) end(sign func(message []byte) ([]byte, error)) error {
 
 func signed(sum []byte) []byte { return frame.Join(SigningContext, sum) }
 
-// Signer signs with the identity key of a deployment, as a keyring does.
+// Signer signs with the identity key of a deployment. A keyring implements it.
 type Signer interface {
 	SignBackup(message []byte) ([]byte, error)     // signs for SigningContext
 	SignBackupFile(message []byte) ([]byte, error) // signs for FileContext

@@ -20,8 +20,8 @@ import (
 
 // Reader reads a backup once, from its beginning to its end.
 type Reader struct {
-	Header  Header   // not to be believed before Rows has returned nil
-	KMSKeys [][]byte // likewise: key files, the current one first, empty when only former ones are files; secret
+	Header  Header   // not trusted before Rows has returned nil
+	KMSKeys [][]byte // not trusted either; secret key files, the current one first, empty when only previous ones are files
 
 	in   *bufio.Reader
 	sum  hash.Hash
@@ -36,8 +36,8 @@ var (
 	errFormer   = fault.New(fault.Invalid, "the backup is of an earlier release, and not encrypted: restore it with that release, and take a new one with this")
 )
 
-// newReader reads what is inside a backup, up to its rows. Error: fault.Invalid
-// for a file that is no backup, and whatever r fails with.
+// newReader reads the plaintext of a backup up to its rows. Errors: fault.Invalid for a file that
+// is not a backup, and any error of r.
 func newReader(r io.Reader) (*Reader, error) {
 	in := &Reader{in: bufio.NewReaderSize(r, 64<<10), sum: sha3.New256()}
 	start := make([]byte, len(magic))
@@ -92,11 +92,10 @@ func (r *Reader) keys() error {
 // maxTime is the end of the year 9999, so that every time can be printed.
 const maxTime = 253402300799
 
-// Rows calls visit for each row, a nil value being a deletion, and returns their
-// number once the trailer has been verified and the file is at its end. With an
-// error nothing that visit got, nor the header, is to be used. The slices are
-// valid during the call. Errors: fault.Invalid for a file that is not whole, and
-// whatever the file or visit fails with.
+// Rows calls visit for each row. A nil value is a deletion. It returns the number of rows after it
+// has verified the trailer and the end of the file. After an error, the caller must use neither the
+// header nor any row. The slices are valid only during the call. Errors: fault.Invalid for a file
+// that is not whole, and any error of the file or of visit.
 func (r *Reader) Rows(visit func(key, value []byte) error) (rows uint64, err error) {
 	var key, value bytes.Buffer
 	for {
@@ -130,7 +129,7 @@ func (r *Reader) Rows(visit func(key, value []byte) error) (rows uint64, err err
 	}
 }
 
-// end verifies the trailer behind its tag, and that nothing follows.
+// end verifies the rest of the trailer after its tag, and that nothing follows.
 func (r *Reader) end() error {
 	rows, err := r.number(8)
 	if err != nil {
@@ -177,8 +176,8 @@ func (r *Reader) number(size int) (uint64, error) {
 	return binary.BigEndian.Uint64(b[:]), nil
 }
 
-// field reads a length of size bytes, which must be within the bounds, and what
-// is that long. Memory grows with what is there, not with what is claimed.
+// field reads a length of size bytes, which must be within the bounds, and then as many bytes.
+// Memory grows with the bytes that are present, not with the length that is claimed.
 func (r *Reader) field(into *bytes.Buffer, size int, least, most uint64) error {
 	n, err := r.number(size)
 	if err != nil {

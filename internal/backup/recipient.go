@@ -15,17 +15,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Recipient is whom a backup is encrypted to: ML-KEM-768 with X25519, as the age
-// tool knows it (age-keygen -pq). It is public.
+// Recipient is the public key that a backup is encrypted to: ML-KEM-768 with X25519, in the form of
+// the age tool (age-keygen -pq).
 type Recipient struct{ age *age.HybridRecipient }
 
-// What recipients and identities begin with. Bech32 has a 1 behind the type.
+// Prefixes of recipients and identities. Bech32 puts a 1 after the type.
 const (
 	recipientPrefix = "age1pq1"
 	identityPrefix  = "AGE-SECRET-KEY-PQ-1"
 )
 
-// maxRecipient is above the length of any recipient; one has 1959 characters.
+// maxRecipient is above the length of any recipient. A recipient has 1959 characters.
 const maxRecipient = 4096
 
 // ageMagic begins every file that age encrypted.
@@ -33,8 +33,8 @@ const ageMagic = "age-encryption.org/v1"
 
 const keygenHint = "make one with latticekeep backup keygen, or age-keygen -pq"
 
-// ParseRecipient reads age1pq1…. Error: fault.Invalid, which says what is wrong
-// with it and quotes nothing.
+// ParseRecipient parses age1pq1…. The error is fault.Invalid; it says what is wrong and quotes
+// nothing.
 func ParseRecipient(text string) (Recipient, error) {
 	switch {
 	case strings.HasPrefix(strings.ToUpper(text), "AGE-SECRET-KEY-"):
@@ -52,8 +52,7 @@ func ParseRecipient(text string) (Recipient, error) {
 	return Recipient{r}, nil
 }
 
-// ReadRecipient reads a file with one recipient. Empty lines and such as begin
-// with # are left out.
+// ReadRecipient reads a file with one recipient. It skips empty lines and lines that begin with #.
 func ReadRecipient(r io.Reader) (Recipient, error) {
 	lines, err := linesOf(r)
 	if err != nil {
@@ -68,16 +67,16 @@ func ReadRecipient(r io.Reader) (Recipient, error) {
 // String returns age1pq1….
 func (r Recipient) String() string { return r.age.String() }
 
-// ID names the recipient in 64 lower-case hex digits: the SHA3-256 of its text.
+// ID returns the SHA3-256 of the recipient's text as 64 lower-case hex digits.
 func (r Recipient) ID() string {
 	sum := sha3.Sum256([]byte(r.String()))
 	return hex.EncodeToString(sum[:])
 }
 
-// Identity opens what is encrypted to its recipient. It is secret.
+// Identity opens files that are encrypted to its recipient. It is secret.
 type Identity struct{ age *age.HybridIdentity }
 
-// NewIdentity makes an identity.
+// NewIdentity returns a new random identity.
 func NewIdentity() (Identity, error) {
 	i, err := age.GenerateHybridIdentity()
 	if err != nil {
@@ -86,17 +85,16 @@ func NewIdentity() (Identity, error) {
 	return Identity{i}, nil
 }
 
-// Recipient returns whom to encrypt to.
+// Recipient returns the recipient that belongs to the identity.
 func (i Identity) Recipient() Recipient { return Recipient{i.age.Recipient()} }
 
-// File returns the content of the file of an identity, as age-keygen writes it.
+// File returns the content of an identity file, in the form of age-keygen.
 func (i Identity) File(created time.Time) []byte {
 	return fmt.Appendf(nil, "# created: %s\n# public key: %s\n%s\n", created.Format(time.RFC3339), i.Recipient(), i.age)
 }
 
-// ReadIdentities reads a file of identities as the age tool writes it. Errors:
-// fault.Invalid for a file that has none or another sort of them, and whatever r
-// fails with.
+// ReadIdentities reads an identity file in the form of the age tool. Errors: fault.Invalid for a
+// file without identities or with another kind of them, and any error of r.
 func ReadIdentities(r io.Reader) ([]Identity, error) {
 	lines, err := linesOf(r)
 	if err != nil {
@@ -127,7 +125,7 @@ func ReadIdentities(r io.Reader) ([]Identity, error) {
 	return all, nil
 }
 
-// maxLines bounds a file of recipients or identities.
+// maxLines bounds a file of recipients or identities, in bytes.
 const maxLines = 1 << 20
 
 func linesOf(r io.Reader) (lines []string, err error) {

@@ -20,8 +20,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// FileContext is that of the signature of a [Statement], and the label of the
-// frame it covers.
+// FileContext is the context of the signature of a [Statement], and the label of the frame that it
+// covers.
 const FileContext = "latticekeep/backup-file/v1"
 
 const (
@@ -32,19 +32,19 @@ const (
 	StatementSize = len(statementMagic) + saidSize + dualsig.SignatureSize
 )
 
-// Statement is what a deployment says of an encrypted backup, so that whoever
-// keeps the file, and cannot open it, can tell that it is whole.
+// Statement is what a deployment says about an encrypted backup. With it, a holder who cannot open
+// the file can check that it is complete and unchanged.
 type Statement struct {
 	Digest    [sumSize]byte // SHA3-256 of the encrypted file
-	Size      uint64        // of it, in bytes
-	Chain     string        // as in Header
+	Size      uint64        // size of the encrypted file in bytes
+	Chain     string        // same as in Header
 	Identity  *dualsig.PublicKey
 	CreatedAt time.Time
 	Rows      uint64
 	HasKMSKey bool // the file of the current KMS key is inside
 }
 
-// said is what the signature covers.
+// said returns the bytes that the signature covers.
 func (s Statement) said() ([]byte, error) {
 	chain, err := hex.DecodeString(s.Chain)
 	if err != nil || len(chain) != chainSize {
@@ -60,8 +60,8 @@ func (s Statement) said() ([]byte, error) {
 	return append(b, 0), nil
 }
 
-// ParseStatement reads a statement and verifies its signature by the identity
-// that it names: compare that with a pinned one. Error: fault.Invalid.
+// ParseStatement reads a statement and verifies its signature with the identity that it names. The
+// caller compares that identity with a pinned one. Error: fault.Invalid.
 func ParseStatement(b []byte) (Statement, error) {
 	rest, ok := bytes.CutPrefix(b, []byte(statementMagic))
 	if !ok || len(rest) != saidSize+dualsig.SignatureSize {
@@ -89,8 +89,8 @@ func ParseStatement(b []byte) (Statement, error) {
 	return s, nil
 }
 
-// Check reads an encrypted backup and compares it with the statement. Errors:
-// fault.Invalid, and whatever r fails with.
+// Check reads an encrypted backup and compares it with the statement. Errors: fault.Invalid, and
+// any error of r.
 func (s Statement) Check(r io.Reader) error {
 	sum := sha3.New256()
 	n, err := io.Copy(sum, r)
@@ -110,14 +110,13 @@ func (s Statement) compare(size uint64, sum hash.Hash) error {
 	return nil
 }
 
-// Write writes a backup of s that only to can open, and behind it the statement
-// of its signer. keys are the files of the keys that wrap those in the store, as
-// in [Reader]. When it fails, what it has written
-// is no backup.
+// Write writes a backup of s that only to can open, followed by the statement of signer. keys are
+// the key files that [Reader] returns as KMSKeys: the KMS keys that wrap the keys in the store.
+// After an error, the bytes that were written are not a backup.
 func Write(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, to Recipient, signer Signer) error {
 	sum := sha3.New256()
 	size := counter(0)
-	out := bufio.NewWriterSize(w, 64<<10) // so that nothing leaves before the store has been read
+	out := bufio.NewWriterSize(w, 64<<10) // so an early error of the store sends nothing
 	file, err := age.Encrypt(io.MultiWriter(out, sum, &size), to.age)
 	if err != nil {
 		return fmt.Errorf("encrypting the backup: %w", err)
@@ -159,9 +158,9 @@ func (c *counter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Open reads the header of an encrypted backup. Errors: fault.Invalid for a file
-// that is no backup or that none of the identities opens, and whatever r fails
-// with. What is read afterwards is only believed as [Reader] says.
+// Open reads the header of an encrypted backup. Errors: fault.Invalid for a file that is not a
+// backup or that no identity opens, and any error of r. The caller trusts what it reads afterwards
+// only as [Reader] says.
 func Open(r io.Reader, identities []Identity) (*Reader, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	start, err := in.Peek(max(len(ageMagic), len(formerMagic)))
@@ -184,7 +183,8 @@ func Open(r io.Reader, identities []Identity) (*Reader, error) {
 	return newReader(&reader{Reader: plain, encrypted: true})
 }
 
-// reader tells what the file fails with from what age says of its content.
+// reader separates errors of the file itself from errors that age reports about its content.
+// encrypted means that Reader returns what age decrypts.
 type reader struct {
 	io.Reader
 	encrypted bool
@@ -201,13 +201,13 @@ func (r *reader) Read(b []byte) (int, error) {
 		return n, err
 	case r.encrypted:
 		return n, opening(err)
-	case errors.Is(err, io.ErrUnexpectedEOF): // a connection may have broken
+	case errors.Is(err, io.ErrUnexpectedEOF): // a broken connection counts as a cut-off file
 		return n, err
 	}
 	return n, readError{err}
 }
 
-// opening returns what to make of an error of age.
+// opening returns the error to report for an error of age.
 func opening(err error) error {
 	var failed readError
 	var other *age.NoIdentityMatchError
@@ -222,11 +222,11 @@ func opening(err error) error {
 	return fault.Wrap(fault.Invalid, "the backup was changed since it was written, or is cut off: use another one", err)
 }
 
-// Parts reads an encrypted backup, behind which there may be its statement.
+// Parts reads an encrypted backup, which a statement may follow.
 type Parts struct {
 	in        io.Reader
 	buffer    []byte
-	held      []byte // bytes that were read and not handed on
+	held      []byte // bytes that were read but not returned yet
 	ended     bool
 	statement []byte
 	size      uint64
@@ -234,13 +234,13 @@ type Parts struct {
 	err       error
 }
 
-// Split returns a Reader of the encrypted file alone, as it came.
+// Split returns a reader of the encrypted file alone, without the statement.
 func Split(r io.Reader) *Parts {
 	return &Parts{in: r, sum: sha3.New256(), buffer: make([]byte, StatementSize+64<<10)}
 }
 
-// Read reads the encrypted file. At its end it fails when there is a statement
-// and that does not hold.
+// Read reads the encrypted file. At its end it fails when a statement follows that is not valid for
+// the file.
 func (p *Parts) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -294,6 +294,6 @@ func (p *Parts) end() error {
 	return p.err
 }
 
-// Statement returns the bytes of the statement, once the file has been read to
-// its end; nil when there is none.
+// Statement returns the bytes of the statement after the file was read to its end, or nil when it
+// has none.
 func (p *Parts) Statement() []byte { return p.statement }
