@@ -1,20 +1,19 @@
-// Package compose puts secret values into a text: a URL, a configuration file, or
-// the dockerconfigjson of a pull secret.
+// Package compose puts secret values into text: a URL, a configuration file, or the
+// dockerconfigjson of a pull secret.
 //
-// A template is text in which $(key) stands for the value of a data key, one to
-// 253 letters, digits, '-', '_' or '.'. $$( is the text $( and stands for no value;
-// every other $ is itself, so that one right before a value has to be a part of
-// that value. There are no functions, conditions or defaults: what a template makes
-// can be read off it, and rendering takes time linear in its result.
+// A template is text in which $(key) stands for the value of a data key. A data key has 1 to 253
+// letters, digits, '-', '_' or '.'. $$( stands for the text $( and for no value. Every other $ is
+// itself, so a $ right before a value must be part of that value. There are no functions,
+// conditions or defaults: a reader can see what a template makes, and rendering takes time linear
+// in its result.
 //
-// Values are escaped for where they are put in, as the [Encoding] of the template
-// says, so that no value changes the structure of the text around it. In a JSON
-// template every $(key) stands inside of a string, which is checked without any
-// value.
+// Values are escaped as the [Encoding] of the template says, so no value changes the structure of
+// the text around it. In a JSON template every $(key) must be inside a string. This is checked
+// without any value.
 //
-// The package is pure. A result is made in one buffer of its final size, so that
-// no copy of a secret is left behind. Every error is a [fault.Invalid] that names
-// the place and the remedy; it may name data keys and never quotes a value.
+// The package is pure. A result is made in one buffer of its final size, so no copy of a secret
+// stays behind. Every error is a [fault.Invalid] that names the place and the remedy. It may name
+// data keys and never quotes a value.
 package compose
 
 import (
@@ -30,14 +29,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Encoding says how a value is escaped where it is put in.
+// Encoding says how a value is escaped in the text.
 type Encoding string
 
-// The encodings. The empty one is Text.
+// These are the encodings. The empty one means Text.
 const (
-	Text Encoding = "Text" // not at all
-	URL  Encoding = "URL"  // all but unreserved characters percent-encoded (RFC 3986 §2.3)
-	JSON Encoding = "JSON" // escaped like the inside of a JSON string (RFC 8259 §7)
+	Text Encoding = "Text" // no escaping
+	URL  Encoding = "URL"  // all except unreserved characters percent-encoded (RFC 3986 §2.3)
+	JSON Encoding = "JSON" // escaped for the inside of a JSON string (RFC 8259 §7)
 )
 
 const (
@@ -45,20 +44,20 @@ const (
 	maxResult   = 256 << 10 // bytes
 )
 
-// Template is a parsed template. It is safe for concurrent use; the zero value
-// renders an empty text.
+// Template is a parsed template. It is safe for concurrent use. The zero value renders an empty
+// text.
 type Template struct {
 	parts []part
 }
 
-// part is text, and then the value of key unless that is empty.
+// part is text, followed by the value of key unless key is empty.
 type part struct {
 	text, key string
 }
 
 var placeholder = regexp.MustCompile(`^\$\(([-._a-zA-Z0-9]{1,253})\)`)
 
-// Parse reads a template.
+// Parse parses a template.
 func Parse(template string) (Template, error) {
 	if len(template) > maxTemplate {
 		return Template{}, invalid("the template has %d bytes; give it at most %d", len(template), maxTemplate)
@@ -92,7 +91,7 @@ func Parse(template string) (Template, error) {
 	return t, nil
 }
 
-// Keys returns the data keys whose values t needs, sorted, each once.
+// Keys returns the data keys whose values t needs, sorted and without duplicates.
 func (t Template) Keys() []string {
 	keys := make(map[string]bool)
 	for _, p := range t.parts {
@@ -103,7 +102,7 @@ func (t Template) Keys() []string {
 	return slices.Sorted(maps.Keys(keys))
 }
 
-// Check says whether t makes sense with e, whatever the values are.
+// Check reports whether t fits e, whatever the values are.
 func (t Template) Check(e Encoding) error {
 	switch e {
 	case "", Text, URL:
@@ -112,9 +111,9 @@ func (t Template) Check(e Encoding) error {
 	default:
 		return invalid("the encoding is none of Text, URL and JSON")
 	}
-	// An x in the place of every value is valid only inside of a string and not
-	// after a backslash: no literal, number or escape sequence has one. There, an
-	// escaped value is as good as an x, so that the result is valid JSON too.
+	// An x in place of every value is valid only inside a string and not after a backslash, because
+	// no literal, number or escape sequence contains an x. At these places an escaped value is as
+	// valid as an x, so the result is valid JSON too.
 	var probe []byte
 	for _, p := range t.parts {
 		probe = append(probe, p.text...)
@@ -128,7 +127,7 @@ func (t Template) Check(e Encoding) error {
 	return nil
 }
 
-// Render returns t with values put in. The caller owns the result and zeroes it.
+// Render returns t with the values put in. The caller owns the result and zeroes it.
 func (t Template) Render(values map[string]secret.Bytes, e Encoding) (secret.Bytes, error) {
 	if err := t.Check(e); err != nil {
 		return nil, err
@@ -168,11 +167,11 @@ func (t Template) Render(values map[string]secret.Bytes, e Encoding) (secret.Byt
 	return out, nil
 }
 
-// escape returns what stands for a byte of a value. Bytes of JSON are UTF-8, in
-// which every byte of a longer sequence stands for itself.
+// escape returns the text for one byte of a value. JSON values are UTF-8, and every byte of a
+// longer sequence stands for itself.
 func (e Encoding) escape(b byte) string { return escapes[e][b] }
 
-// escapes holds the text for every byte, so that escaping copies no secret.
+// escapes holds the text for every byte, so escaping copies no secret.
 var escapes = func() map[Encoding]*[256]string {
 	var text, url, json [256]string
 	for i := range 256 {
@@ -192,7 +191,7 @@ var escapes = func() map[Encoding]*[256]string {
 	return map[Encoding]*[256]string{"": &text, Text: &text, URL: &url, JSON: &json}
 }()
 
-// unreserved says whether b is an unreserved character of RFC 3986 §2.3.
+// unreserved reports whether b is an unreserved character of RFC 3986 §2.3.
 func unreserved(b byte) bool {
 	return 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z' || '0' <= b && b <= '9' || strings.IndexByte("-._~", b) >= 0
 }

@@ -1,14 +1,13 @@
-// Package generate makes the values of a SealedCredential whose secrets are born
-// inside the vault, so that nobody has ever seen them: random text and key pairs.
+// Package generate makes the values of a SealedCredential whose secrets are created inside the
+// vault, so nobody has ever seen them. The values are random text and key pairs.
 //
-// Random text is drawn by rejection sampling, so that every character of a
-// charset is equally likely. Key pairs are PEM files: PKCS#8 for the private key,
-// and SubjectPublicKeyInfo for the public one. Private keys of ML-DSA-65 and
-// ML-KEM-768 are seeds (RFC 9881 §6, RFC 9935 §6).
+// Random text is drawn by rejection sampling, so every character of a charset is equally likely.
+// Key pairs are PEM files: PKCS#8 for the private key, and SubjectPublicKeyInfo for the public key.
+// Private keys of ML-DSA-65 and ML-KEM-768 are seeds (RFC 9881 §6, RFC 9935 §6).
 //
-// The package is pure but for crypto/rand, and the work of a call is bounded.
-// What it holds of a secret besides its result is zeroed; what the standard
-// library keeps of a key inside itself is out of its reach.
+// The package is pure except for crypto/rand, and the work of a call is bounded. It zeroes
+// everything that it holds of a secret except the result. It cannot zero what the standard library
+// keeps of a key internally.
 package generate
 
 import (
@@ -35,24 +34,24 @@ type Random struct {
 	Charset string // Alphanumeric (the default), Hex, Base64URL or ASCII
 }
 
-// KeyPair is a private key under the data key of its [Spec] and the public key
-// under another.
+// KeyPair is a private key under the data key of its [Spec], and the public key under another data
+// key.
 type KeyPair struct {
 	Algorithm     string // Ed25519, ECDSA-P256, ECDSA-P384, RSA-3072, RSA-4096, ML-DSA-65 or ML-KEM-768
-	PublicKeyName string // data key of the public key; the private one's with ".pub" behind it by default
+	PublicKeyName string // data key of the public key; by default the private key's with ".pub" appended
 }
 
 const (
 	maxSpecs   = 64
-	maxRSAKeys = 2 // a call: making one takes seconds
+	maxRSAKeys = 2 // maximum per call: making one takes seconds
 
 	minLength, maxLength, defaultLength = 16, 4096, 32
 
 	defaultCharset = "Alphanumeric"
 )
 
-// charsets by name. ASCII is what can be printed, without the space: a value
-// that begins or ends with one is too easily cut when it is copied.
+// charsets maps names to characters. ASCII has the printable characters without the space, because
+// a space at the beginning or end of a value is easily lost when it is copied.
 var charsets = map[string]string{
 	defaultCharset: "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789",
 	"Hex":          "0123456789abcdef",
@@ -63,8 +62,7 @@ var charsets = map[string]string{
 
 var dataKey = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
 
-// Names returns the data keys that s makes, the private key's before the public
-// key's.
+// Names returns the data keys that s makes. The private key's comes before the public key's.
 func Names(s Spec) []string {
 	switch {
 	case s.KeyPair == nil:
@@ -76,9 +74,9 @@ func Names(s Spec) []string {
 	}
 }
 
-// Values makes what specs say, by data key. A mistake in specs is a
-// [fault.Invalid] that names the field and the remedy, and nothing is made then.
-// The caller owns the values and zeroes them.
+// Values makes the values that specs describe, by data key. A mistake in specs is a [fault.Invalid]
+// that names the field and the remedy; then nothing is made. The caller owns the values and zeroes
+// them.
 func Values(specs []Spec) (map[string]secret.Bytes, error) {
 	if err := Check(specs); err != nil {
 		return nil, err
@@ -102,15 +100,15 @@ func Values(specs []Spec) (map[string]secret.Bytes, error) {
 	return values, nil
 }
 
-// Heavy reports whether making what specs say keeps a core busy for seconds.
+// Heavy reports whether making specs keeps a core busy for seconds.
 func Heavy(specs []Spec) bool { return slices.ContainsFunc(specs, Spec.isRSA) }
 
 func (s Spec) isRSA() bool {
 	return s.KeyPair != nil && strings.HasPrefix(s.KeyPair.Algorithm, "RSA-")
 }
 
-// Check finds the first mistake in specs, before anything is made of them. It is a
-// [fault.Invalid] whose message is the path of the field, a colon, and the remedy.
+// Check returns the first mistake in specs, without making anything. It is a [fault.Invalid] whose
+// message is the path of the field, a colon, and the remedy.
 func Check(specs []Spec) error {
 	if n := len(specs); n < 1 || n > maxSpecs {
 		return invalid("spec.generate: has %d entries; give it 1 to %d", n, maxSpecs)
@@ -168,7 +166,7 @@ func (r Random) charset() string {
 	return r.Charset
 }
 
-// text draws the characters of r.
+// text returns random text as r describes it.
 func text(r Random) secret.Bytes {
 	length := r.Length
 	if length == 0 {
@@ -184,9 +182,9 @@ func text(r Random) secret.Bytes {
 	return out
 }
 
-// draw fills out up to its capacity with characters of the alphabet, one for each
-// random byte. Bytes at and above the largest multiple of the alphabet's size are
-// rejected: they would make its first characters more likely than the others.
+// draw fills out up to its capacity with characters of the alphabet, one for each random byte that
+// it accepts. It rejects bytes at and above the largest multiple of the alphabet's size. They would
+// make the first characters of the alphabet more likely than the others.
 func draw(out []byte, alphabet string, random []byte) []byte {
 	n := len(alphabet)
 	for _, b := range random {

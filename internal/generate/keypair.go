@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// keyPairs makes a private and a public key as PEM files, by algorithm.
+// keyPairs maps an algorithm to a function that makes a private and a public key as PEM files.
 var keyPairs = map[string]func() (private, public secret.Bytes, err error){
 	"Ed25519": func() (secret.Bytes, secret.Bytes, error) {
 		return fromSeed(ed25519.SeedSize, ed25519Pair)
@@ -42,10 +42,10 @@ var keyPairs = map[string]func() (private, public secret.Bytes, err error){
 	},
 }
 
-// The DER of a private key in seed form, up to its seed: version 0, the algorithm
-// without parameters, and an octet string that holds the seed as [0] IMPLICIT
-// OCTET STRING. Every length in it is fixed. So is that of a public key's
-// SubjectPublicKeyInfo up to the key itself.
+// These headers are DER up to the key material. A private key in seed form has version 0, the
+// algorithm without parameters, and an octet string that holds the seed as [0] IMPLICIT OCTET
+// STRING. A public key is a SubjectPublicKeyInfo. All lengths are fixed, so DER is the header
+// followed by the seed or the key.
 const (
 	// id-ml-dsa-65, 2.16.840.1.101.3.4.3.18
 	mlDSA65Header = "\x30\x34\x02\x01\x00" + "\x30\x0b\x06\x09\x60\x86\x48\x01\x65\x03\x04\x03\x12" + "\x04\x22\x80\x20"
@@ -54,7 +54,7 @@ const (
 	mlKEM768PublicHeader = "\x30\x82\x04\xb2" + "\x30\x0b\x06\x09\x60\x86\x48\x01\x65\x03\x04\x04\x02" + "\x03\x82\x04\xa1\x00"
 )
 
-// fromSeed makes a key pair of a fresh seed, which it zeroes.
+// fromSeed makes a key pair from a fresh seed, which it zeroes.
 func fromSeed(size int, pair func(seed []byte) (private, public secret.Bytes, err error)) (private, public secret.Bytes, err error) {
 	seed := make([]byte, size)
 	defer clear(seed)
@@ -91,8 +91,8 @@ func seedPEM(header string, seed []byte) secret.Bytes {
 	return encodePEM("PRIVATE KEY", der)
 }
 
-// classical encodes a key that the standard library knows. It takes the results
-// of a generator as they are.
+// classical encodes a key of the standard library. It takes the results of a key generator,
+// including the error.
 func classical[K crypto.Signer](key K, err error) (private, public secret.Bytes, _ error) {
 	if err != nil {
 		return nil, nil, err
@@ -109,8 +109,8 @@ func classical[K crypto.Signer](key K, err error) (private, public secret.Bytes,
 	return encodePEM("PRIVATE KEY", der), encodePEM("PUBLIC KEY", spki), nil
 }
 
-// encodePEM is pem.EncodeToMemory (RFC 7468) without the buffers in which that
-// leaves copies of what it encodes.
+// encodePEM is pem.EncodeToMemory (RFC 7468) without internal buffers, which would keep copies of
+// the secret.
 func encodePEM(kind string, der []byte) secret.Bytes {
 	const perLine = 48 // bytes; 64 characters
 	begin, end := "-----BEGIN "+kind+"-----\n", "-----END "+kind+"-----\n"

@@ -9,8 +9,9 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// ParseKeys reads the sealing keys in one YAML or JSON document of a backup, a Secret or a list of them, and skips objects
-// that are not marked as one. A marked Secret without an RSA key in tls.key is an error: the backup is damaged.
+// ParseKeys reads the sealing keys in one YAML or JSON document of a backup, a Secret or a list of
+// them. It skips objects that are not marked as a sealing key. A marked Secret without an RSA key
+// in tls.key is an error, because the backup is damaged.
 func ParseKeys(doc []byte) ([]*rsa.PrivateKey, error) {
 	var keys []*rsa.PrivateKey
 	err := each(doc, func(t typeMeta, object []byte) error {
@@ -39,7 +40,7 @@ func ParseKeys(doc []byte) ([]*rsa.PrivateKey, error) {
 	return keys, err
 }
 
-// parseKey reads PKCS#1, which the controller writes, and PKCS#8; nil when it is neither.
+// parseKey reads PKCS#1, which the controller writes, or PKCS#8. It returns nil for anything else.
 func parseKey(file []byte) *rsa.PrivateKey {
 	block, _ := pem.Decode(file)
 	if block == nil {

@@ -1,13 +1,15 @@
-// Package sealedsecrets reads the manifests of Bitnami's Sealed Secrets and opens their values with a backup of the old
-// controller's keys, so that they can be sealed again for the vault. It writes nothing in that format.
+// Package sealedsecrets reads the manifests of Bitnami's Sealed Secrets and opens their values with
+// a backup of the old controller's keys. Then the values can be sealed again for the vault. The
+// package writes nothing in that format.
 //
-// A value is the length of the RSA part (2 bytes, big-endian), the RSA part, and AES-256-GCM with an empty nonce of
-// zeros under a session key that is used once. The RSA part is that key under RSA-OAEP with SHA-256, whose label is the
-// scope: "namespace/name", "namespace", or nothing. The annotations that name a scope decide only which label is tried,
-// so a changed annotation opens nothing and widens nothing.
+// A value is the length of the RSA part (2 bytes, big-endian), the RSA part, and AES-256-GCM
+// ciphertext under a session key that is used once, with a nonce of zeros and no associated data.
+// The RSA part is the session key under RSA-OAEP with SHA-256. The OAEP label is the scope:
+// "namespace/name", "namespace", or nothing. The annotations that name a scope only decide which
+// label is tried, so a changed annotation opens nothing and widens nothing.
 //
-// The package is pure. Errors speak to whoever runs the import; they name objects and data keys, and never quote a value,
-// a key, or input that could not be read, which may be either.
+// The package is pure. Its errors address the person who runs the import. They name objects and
+// data keys. They never quote a value, a key or unreadable input, which may be either.
 package sealedsecrets
 
 import (
@@ -26,19 +28,19 @@ import (
 	"strconv"
 	"strings"
 
-	utiljson "k8s.io/apimachinery/pkg/util/json" // minds case, as Kubernetes does
+	utiljson "k8s.io/apimachinery/pkg/util/json" // case-sensitive, as in Kubernetes
 	"sigs.k8s.io/yaml"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Names that mean something to Sealed Secrets.
+// Names that have a meaning in Sealed Secrets.
 const (
-	Domain      = "sealedsecrets.bitnami.com/"         // what they all begin with
-	KeyLabel    = Domain + "sealed-secrets-key"        // label of a Secret that holds a sealing key; every value of it opens
+	Domain      = "sealedsecrets.bitnami.com/"         // prefix of all of them
+	KeyLabel    = Domain + "sealed-secrets-key"        // label of a Secret that holds a sealing key; any value counts
 	KeepSecret  = Domain + "skip-set-owner-references" // annotation of a template: the Secret outlives its SealedSecret
-	PatchSecret = Domain + "patch"                     // annotation of a template: values are merged into a Secret of others
+	PatchSecret = Domain + "patch"                     // annotation of a template: values are merged into an existing Secret
 )
 
 const (
@@ -51,13 +53,13 @@ const (
 	sessionKeySize = 32
 )
 
-// SealedSecret is a manifest.
+// SealedSecret is a manifest of Sealed Secrets.
 type SealedSecret struct {
 	Metadata Metadata `json:"metadata"`
 	Spec     Spec     `json:"spec"`
 }
 
-// Metadata of a manifest or its template.
+// Metadata is the metadata of a manifest or its template.
 type Metadata struct {
 	Namespace   string            `json:"namespace"`
 	Name        string            `json:"name"`
@@ -65,7 +67,7 @@ type Metadata struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// Spec of a manifest.
+// Spec is the spec of a manifest.
 type Spec struct {
 	EncryptedData map[string]string `json:"encryptedData"` // base64 by data key
 	Data          string            `json:"data"`          // a whole Secret in one value, the format before encryptedData
@@ -80,7 +82,7 @@ type Template struct {
 	Data      map[string]*string `json:"data"` // templates with functions, by data key; null removes a key
 }
 
-// Scope says how far the values may move.
+// Scope says how far the values may be moved.
 func (s *SealedSecret) Scope() v1alpha1.Scope {
 	switch {
 	case s.Metadata.Annotations[clusterWide] == "true":
@@ -92,8 +94,9 @@ func (s *SealedSecret) Scope() v1alpha1.Scope {
 	}
 }
 
-// Parse reads one YAML or JSON document: a SealedSecret, a list, or something else, which is counted. The error joins what
-// is wrong with single objects; the others are returned with it.
+// Parse reads one YAML or JSON document: a SealedSecret, a list, or another object, which is only
+// counted. The error joins the mistakes in single objects. Parse returns the other objects together
+// with it.
 func Parse(doc []byte) (found []*SealedSecret, others int, err error) {
 	var problems []error
 	err = each(doc, func(t typeMeta, object []byte) error {
@@ -124,7 +127,7 @@ func parse(t typeMeta, object []byte) (*SealedSecret, error) {
 	return s, nil
 }
 
-// typeMeta is what every object and list has.
+// typeMeta holds the fields that every object and list has.
 type typeMeta struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -132,7 +135,8 @@ type typeMeta struct {
 	Items      []json.RawMessage `json:"items"`
 }
 
-// title names an object as kubectl does. Nothing has checked the names yet, so what a terminal would act on is escaped.
+// title names an object as kubectl does. Nothing has checked the name yet, so control characters
+// for a terminal are escaped.
 func (m Metadata) title() string {
 	title := m.Name
 	if m.Namespace != "" {
@@ -142,13 +146,13 @@ func (m Metadata) title() string {
 	return quoted[1 : len(quoted)-1]
 }
 
-// Title names s as kubectl does, fit for a terminal.
+// Title names s as kubectl does, safe for a terminal.
 func (s *SealedSecret) Title() string { return s.Metadata.title() }
 
-// yamlLine is where a YAML parser says that it stumbled.
+// yamlLine matches the place in an error of the YAML parser.
 var yamlLine = regexp.MustCompile(`line [0-9]+`)
 
-// each calls f for the object in a document, or for every object of the list that it is.
+// each calls f for the object in a document, or for every object if the document is a list.
 func each(doc []byte, f func(t typeMeta, object []byte) error) error {
 	object, err := yaml.YAMLToJSONStrict(doc)
 	if err != nil { // the cause may quote a value
@@ -180,7 +184,7 @@ func each(doc []byte, f func(t typeMeta, object []byte) error) error {
 	return nil
 }
 
-// Open opens all values of s, trying every key. The caller owns the values and zeroes them.
+// Open opens all values of s and tries every key. The caller owns the values and zeroes them.
 func (s *SealedSecret) Open(keys []*rsa.PrivateKey) (map[string]secret.Bytes, error) {
 	if s.Spec.Data != "" {
 		return nil, errors.New("spec.data is an old format that is not read here: seal the Secret itself (latticekeep seal)")
@@ -212,8 +216,8 @@ func (s *SealedSecret) Open(keys []*rsa.PrivateKey) (map[string]secret.Bytes, er
 	return values, nil
 }
 
-// label is the OAEP label of the scope. Namespace and name are checked because a slash or nothing in one of them would
-// make the label of another scope.
+// label returns the OAEP label of the scope. It checks namespace and name, because a slash in one
+// of them or an empty one would give the label of another scope.
 func (s *SealedSecret) label() ([]byte, error) {
 	namespace, name := s.Metadata.Namespace, s.Metadata.Name
 	if strings.Contains(namespace, "/") || strings.Contains(name, "/") || name == "" {
@@ -232,7 +236,8 @@ func (s *SealedSecret) label() ([]byte, error) {
 	return []byte(namespace + "/" + name), nil
 }
 
-// open opens one value. What exactly is wrong with one that does not open is of no use to an honest reader.
+// open opens one value. It does not say why a value fails to open, because an honest caller has no
+// use for the reason.
 func open(keys []*rsa.PrivateKey, label []byte, text string) (secret.Bytes, bool) {
 	data, err := base64.StdEncoding.DecodeString(text)
 	if err != nil || len(data) < 2 {
