@@ -129,7 +129,7 @@ func TestAnEncryptedBackupThatWasChangedIsRefused(t *testing.T) {
 	}
 	refused("something else that opens", other.Bytes())
 	for what, c := range map[string]struct{ content, says string }{
-		"a former release's": {"latticekeep-backup-1\n and so on", "former release"},
+		"a former release's": {"latticekeep-backup-1\n and so on", "earlier release"},
 		"another file":       {"SQLite format 3\x00 and so on and so forth", "not a backup"},
 		"nothing":            {"", "not a backup"},
 	} {

@@ -297,7 +297,7 @@ func TestWhatIsNoWholeBackupOfTheDeploymentIsRefused(t *testing.T) {
 		"log cut":    {resigned(t, dir, dir, "audit/entry/", to), nil, "sequence"},
 		"row gone":   {resigned(t, dir, dir, "credential/", to), nil, "has no row"},
 		"recipient":  {resigned(t, dir, dir, "", other), nil, "another recipient"},
-		"former":     {[]byte("latticekeep-backup-1\n and so on"), nil, "former release"},
+		"former":     {[]byte("latticekeep-backup-1\n and so on"), nil, "earlier release"},
 		"no key out": {resigned(t, dir, dir, "", to), []string{"--kms-key-out", filepath.Join(t.TempDir(), "kms.key")}, "not in this backup"},
 		"key is out": {whole, []string{"--kms-key-out", file}, "nothing is ever overwritten"},
 		"chain":      {whole, []string{"--fingerprint", strings.Repeat("0", 64)}, "not the pinned one"},

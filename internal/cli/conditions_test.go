@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,7 +31,13 @@ func section(t *testing.T, title string) string {
 // sources parses the code of a package, without its tests.
 func sources(t *testing.T, dir string) (files []*ast.File) {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	var names []string
+	err := filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+		if filepath.Ext(name) == ".go" {
+			names = append(names, name)
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -220,7 +220,7 @@ func TestADeploymentMovesToAnotherKMSKeyWhileItServes(t *testing.T) {
 	if n := end(); n == 0 {
 		t.Error("the load did nothing")
 	}
-	for _, want := range []string{fmt.Sprintf("moved %d sets of keys, 0 remain", tenants+1), b + "  current  ", "take it out of kms.former"} {
+	for _, want := range []string{fmt.Sprintf("moved %d sets of keys, 0 remain", tenants+1), b + "  current  ", "remove it from kms.former"} {
 		if err != nil || !strings.Contains(out, want) {
 			t.Fatalf("no %q in %s %v", want, out, err)
 		}

@@ -227,7 +227,7 @@ var (
 	errInUse   = fault.New(fault.Conflict, "stored keys are still under this KMS key: run latticekeep kms rewrap until none is")
 	errUnclear = fault.New(fault.Conflict, "of some stored keys it cannot be told which KMS key they are under, since they are damaged: restore them from a backup first")
 	errUnused  = fault.New(fault.Conflict, "nothing was ever moved from this KMS key, so it may be one that is to be used: a key is destroyed after latticekeep kms rewrap moved away from it")
-	errOneKey  = fault.New(fault.Conflict, "this is another name of a KMS key that is needed, and both would be destroyed: take it out of kms.former")
+	errOneKey  = fault.New(fault.Conflict, "this is another name of a KMS key that is needed, and both would be destroyed: remove it from kms.former")
 )
 
 // checkInUse refuses to store what a KMS key wrapped if that key was given up meanwhile. Another
