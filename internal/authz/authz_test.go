@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// The truth table of every action, written out on its own: a change of the
-// table in the code must be a change here. A "!" says that the action stays
-// allowed after a trial.
+// table is the truth table of every action, written a second time, so a change of the table in the
+// code must be made here, too. A "!" means that the action stays allowed after a trial.
 var table = map[Action]string{
 	SealCredential: "vault:write", ListCredentials: "vault:read!", ListVersions: "vault:read!", UnsealCredential: "vault:read!",
 	ReplaceCredential: "vault:write", RotateCredential: "vault:write", DeleteCredential: "vault:write!",

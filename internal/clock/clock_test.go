@@ -19,7 +19,7 @@ func TestAClockTellsTheSharedTimeWhateverItsOwnSays(t *testing.T) {
 	own := shared.Add(-3 * time.Minute)
 	var down error
 	c := New(func(context.Context) (time.Time, error) {
-		own = own.Add(20 * time.Millisecond) // on the way there, and as long back
+		own = own.Add(20 * time.Millisecond) // to the database, and the same time back
 		told := shared.Add(10 * time.Millisecond)
 		shared = shared.Add(20 * time.Millisecond)
 		return told, down
@@ -57,7 +57,7 @@ func TestAClockIsFollowedAndAWrongMachineIsToldOnce(t *testing.T) {
 			close(done)
 		}()
 		synctest.Wait()
-		time.Sleep(5 * every) // of the bubble's own clock
+		time.Sleep(5 * every) // the bubble's clock
 		synctest.Wait()
 		if n := strings.Count(log.String(), "differs from the database's"); n != 1 || c.Ahead() != 3*time.Minute {
 			t.Error(n, c.Ahead(), log.String())

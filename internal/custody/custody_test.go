@@ -22,8 +22,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// fixture is the service on real parts: a database file, key files, a log. The
-// deployment was made with the first key and moves to the second.
+// fixture is the service on real parts: a database file, key files and a log. The deployment was
+// made with the first key and moves to the second.
 type fixture struct {
 	t         *testing.T
 	dir       string
@@ -36,7 +36,7 @@ type fixture struct {
 	destroy   func(id string) (kms.Destruction, error)
 }
 
-// switchedStore is the database, with a crash before or after the next commit.
+// switchedStore is a database that can crash before or after the next commit.
 type switchedStore struct {
 	*storetest.Rehearsed
 	before, after atomic.Bool
@@ -59,7 +59,7 @@ func (s *switchedStore) Update(ctx context.Context, fn func(store.Tx) error) err
 type switchedKMS struct {
 	*kms.Key
 	down  atomic.Bool
-	after atomic.Int64 // calls until it goes down; 0 for never
+	after atomic.Int64 // calls until it goes down; 0: never
 }
 
 var errDown = fault.New(fault.Unavailable, "connection refused")
@@ -153,7 +153,7 @@ func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	}})
 }
 
-// unwraps asks for the keys of every tenant: 0 means all of them open.
+// failing unwraps the keys of every tenant and returns how many tenants' keys do not open.
 func (f *fixture) failing() (n int) {
 	f.t.Helper()
 	for i := range tenants {
@@ -177,7 +177,7 @@ func (f *fixture) moveAll() (sets int) {
 	return 0
 }
 
-// entries returns what the log says of KMS keys, oldest first.
+// entries returns the log's entries about KMS keys, oldest first.
 func (f *fixture) entries() (all []string) {
 	f.t.Helper()
 	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "t", Scopes: []authz.Scope{authz.AuditRead}}, audit.Query{Limit: 100})
@@ -243,7 +243,7 @@ func TestAStepThatWasCutOffIsRepeated(t *testing.T) {
 			t.Errorf("%d tenants are locked out", n)
 		}
 	}
-	for _, e := range f.entries() { // of what was committed all the same
+	for _, e := range f.entries() { // the crash came after these commits
 		var n int
 		if _, err := fmt.Sscanf(e[strings.Index(e, "sets:"):], "sets:%d", &n); err != nil {
 			t.Fatal(err)
@@ -271,7 +271,7 @@ func TestAKMSThatGoesDownOnTheWayCostsNothing(t *testing.T) {
 	} {
 		f := newFixture(t)
 		k := which(f)
-		k.after.Store(7) // in the midst of a step
+		k.after.Store(7) // in the middle of a step
 		var err error
 		var moved Moved
 		for err == nil {

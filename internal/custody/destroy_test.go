@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
-// A roll-out begins with the new key in kms.former.
+// A roll-out first names the new key in kms.former.
 func TestAKeyThatIsToComeIsNotDestroyed(t *testing.T) {
 	f := newFixture(t)
 	must(t, f.store.Close())
@@ -86,7 +86,7 @@ func TestAKeyIsNotDestroyedByAnotherName(t *testing.T) {
 	}
 	refused("the current key by another name:")
 
-	// Not the current one, but one that sets are still under.
+	// Sets are still under this key's other name, although that is not the current key.
 	move(other, first, second)
 	must(t, f.store.Close())
 	openKeys(second, first, other)
@@ -95,7 +95,7 @@ func TestAKeyIsNotDestroyedByAnotherName(t *testing.T) {
 	openKeys(other, first, second)
 	refused("a former key by another name:")
 
-	// A service that does not tell is no reason to believe that they are two.
+	// If the service does not answer, the test must not conclude that there are two keys.
 	f.moveAll()
 	for what, set := range map[string]func(bool){"that is down": service.SetFailing, "that refuses": service.SetRevoked} {
 		set(true)
@@ -109,7 +109,7 @@ func TestAKeyIsNotDestroyedByAnotherName(t *testing.T) {
 	}
 }
 
-// 20 ms a call, three in ten refused, and a rotation in the midst of it.
+// Each call takes 20 ms, three in ten are refused, and the key is rotated meanwhile.
 func TestASlowAndThrottledServiceIsMovedTo(t *testing.T) {
 	f := newFixture(t)
 	service, err := kmstest.NewVault()
@@ -129,7 +129,7 @@ func TestASlowAndThrottledServiceIsMovedTo(t *testing.T) {
 	total := 0
 	for remaining := 1; remaining > 0; {
 		moved, err := f.service.Rewrap(t.Context(), admin, time.Time{})
-		if errors.Is(err, fault.Unavailable) { // every set of the step was refused for its whole time
+		if errors.Is(err, fault.Unavailable) { // every call of this step was refused
 			continue
 		}
 		must(t, err)
@@ -145,8 +145,8 @@ func TestASlowAndThrottledServiceIsMovedTo(t *testing.T) {
 	}
 }
 
-// What the KMS refused to destroy is used again; of what it may have destroyed that
-// is found out by another call.
+// If the KMS refuses to destroy a key, the key is in use again. If the KMS may have destroyed it,
+// another call finds out.
 func TestAKeyThatIsNotDestroyedIsTakenBack(t *testing.T) {
 	f := newFixture(t)
 	f.moveAll()
@@ -172,7 +172,7 @@ func TestAKeyThatIsNotDestroyedIsTakenBack(t *testing.T) {
 		}
 	}
 	ask(fault.New(fault.Forbidden, "allow kms:ScheduleKeyDeletion"), fault.Conflict, false)
-	// So it may be the current one again.
+	// The key that was taken back may be the current one again.
 	must(t, f.store.Close())
 	f.open(f.old, f.new)
 	f.moveAll()
@@ -184,6 +184,6 @@ func TestAKeyThatIsNotDestroyedIsTakenBack(t *testing.T) {
 	ask(context.DeadlineExceeded, fault.Internal, true)
 	ask(fault.New(fault.Conflict, "deletion_allowed=true"), fault.Conflict, false)
 	ask(errDown, fault.Unavailable, true)
-	f.old.down.Store(true) // as one that was destroyed: what was given up is not tried
+	f.old.down.Store(true) // like a destroyed key: a key that was given up is not tested
 	ask(nil, fault.Internal, true)
 }

@@ -72,7 +72,7 @@ func TestAnAPIKeyIsWhoItWasMadeFor(t *testing.T) {
 		}
 	}
 	for _, e := range f.entries(tenant) {
-		e.Signature = "" // random base64, in which any few letters stand sooner or later
+		e.Signature = "" // random base64 can contain any few letters
 		b, _ := json.Marshal(e)
 		for _, secret := range []string{"ci: donn", "Example Ltd", secretKey[len(apiKeyPrefix):]} {
 			if strings.Contains(string(b), secret) {
@@ -82,7 +82,7 @@ func TestAnAPIKeyIsWhoItWasMadeFor(t *testing.T) {
 	}
 }
 
-// The truth table of who may make a key with which scope.
+// This is the truth table of the scopes that each principal may give to a key.
 func TestNobodyGivesAKeyMoreThanTheyHold(t *testing.T) {
 	f := newPeople(t)
 	tenant, _ := f.newTenantOf("Example Ltd")
@@ -132,7 +132,7 @@ func TestWhatIsNoRequestForAKeyIsInvalid(t *testing.T) {
 			t.Errorf("%s, by the operator: %v", name, err)
 		}
 	}
-	f.recorded(tenant, n) // nothing: whoever serves the request records it
+	f.recorded(tenant, n) // nothing: the server that handles the request records it
 	f.recorded(authz.SystemTenant, system)
 	if _, _, err := f.CreateAPIKey(t.Context(), admin, APIKeyRequest{Name: strings.Repeat("a", 255), Scopes: read, ExpiresInDays: 3650}); err != nil {
 		t.Error(err)
@@ -175,7 +175,7 @@ func TestAKeyEndsWhenItExpiresOrIsRevoked(t *testing.T) {
 		t.Fatal("another tenant revoked the key")
 	}
 	must(t, f.RevokeAPIKey(t.Context(), admin, long.ID))
-	must(t, f.RevokeAPIKey(t.Context(), admin, short.ID)) // which has expired
+	must(t, f.RevokeAPIKey(t.Context(), admin, short.ID)) // an expired key
 	if f.works(longKey) {
 		t.Error("a revoked key works")
 	}
@@ -280,7 +280,7 @@ func TestAUseDuringAFlushIsWrittenByTheNext(t *testing.T) {
 	u.note(n, start)
 	flushed := u.all()
 	u.note(n, start.Add(time.Second))
-	u.note(n, start) // by a slower request
+	u.note(n, start) // a slower request
 	u.written(flushed)
 	if got := u.all()[n]; !got.Equal(start.Add(time.Second)) {
 		t.Error(got)
@@ -290,7 +290,7 @@ func TestAUseDuringAFlushIsWrittenByTheNext(t *testing.T) {
 func TestTheOperatorMakesKeysOfATenant(t *testing.T) {
 	f := newPeople(t)
 	tenant, admin := f.newTenantOf("Example Ltd")
-	p := operator() // holds no vault scope
+	p := operator() // has no vault scope
 	n, own := len(f.history(authz.SystemTenant)), len(f.history(tenant))
 	made, secretKey, err := f.CreateTenantAPIKey(t.Context(), p, tenant, APIKeyRequest{Name: "first", Scopes: authz.TenantScopes()})
 	must(t, err)

@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// openIn opens the deployment of a folder, which it makes at first.
+// openIn opens the deployment in a folder and makes it at first.
 func openIn(t *testing.T, dir string) *Service {
 	t.Helper()
 	file := filepath.Join(dir, "kms.key")
@@ -84,7 +84,7 @@ func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 
-	// An auditor's key does not make a deployment operable: the next start makes one that does.
+	// An auditor's key does not make a deployment operable. The next start makes a key that does.
 	if _, _, err := s.CreateAPIKey(t.Context(), c.Principal, APIKeyRequest{Name: "auditor", Scopes: []authz.Scope{authz.AuditRead}}); err != nil {
 		t.Error(err)
 	}
@@ -107,7 +107,7 @@ func TestAnExpiredSystemKeyOperatesNothing(t *testing.T) {
 	}
 	admin := APIKeyRequest{Name: "short", Scopes: []authz.Scope{authz.SystemAdmin}, ExpiresInDays: 1}
 	p := operator()
-	p.Kind = authz.System // no key that would operate in its place
+	p.Kind = authz.System // leaves no key that could operate the deployment
 	if _, _, err := f.CreateAPIKey(t.Context(), p, admin); err != nil {
 		t.Fatal(err)
 	}

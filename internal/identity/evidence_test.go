@@ -26,7 +26,7 @@ func TestEntriesOfAPIKeysSayWhatTheyMayDo(t *testing.T) {
 	}
 	me := f.verified("ada@example.com")
 	_, secretKey, by := f.newKey(me.Principal, 5, authz.AccountAdmin)
-	f.newKey(by, 0, authz.AccountAdmin) // through whatever chain of keys: the same user answers for it
+	f.newKey(by, 0, authz.AccountAdmin) // also through a chain of keys, the same user answers for it
 	e = f.newest(me.Tenant, audit.APIKeyCreated)
 	if e.Attributes[audit.AttributeUser] != me.ID || e.Attributes[audit.AttributeExpiresAt] == "" || secretKey == "" {
 		t.Errorf("%v", e.Attributes)

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// newKey makes an API key and returns it with the principal that it is.
+// newKey makes an API key and returns it with its principal.
 func (f *people) newKey(by authz.Principal, days int, scopes ...authz.Scope) (APIKey, string, authz.Principal) {
 	f.t.Helper()
 	made, secretKey, err := f.CreateAPIKey(f.t.Context(), by, APIKeyRequest{Name: "k", Scopes: scopes, ExpiresInDays: days})
@@ -29,7 +29,7 @@ func (f *people) invite(by authz.Principal, email string, role authz.Role) (Invi
 	return i, f.token(email)
 }
 
-// resetByMail is what the owner of an address does who has forgotten, or never knew, its password.
+// resetByMail does what the owner of an address does without knowing its password.
 func (f *people) resetByMail(email string) {
 	f.t.Helper()
 	must(f.t, f.RequestPasswordReset(f.t.Context(), stranger, email))
@@ -37,7 +37,7 @@ func (f *people) resetByMail(email string) {
 	f.mails()
 }
 
-// accept reports whether an invitation's token is good.
+// accept reports whether an invitation's token is valid.
 func (f *people) accept(token string) bool {
 	f.t.Helper()
 	_, _, err := f.AcceptInvitation(f.t.Context(), stranger, token, secret.Bytes(goodPassword))
@@ -66,8 +66,8 @@ func TestAnAPIKeyTakesAVerifiedAddress(t *testing.T) {
 	}
 }
 
-// A stranger registered the address. The owner of the mailbox, who resets the
-// password, must not share the account.
+// A stranger registered the address. The owner of the mailbox resets the password and must not
+// share the account.
 func TestWhoProvesTheMailboxIsAlone(t *testing.T) {
 	f := newPeople(t)
 	u := f.register("ada@example.com")
@@ -95,7 +95,7 @@ func TestWhoProvesTheMailboxIsAlone(t *testing.T) {
 
 	_, mine, _ := f.newKey(me.Principal, 0, authz.VaultRead)
 	_, token := f.invite(me.Principal, "bob@example.com", authz.Member)
-	f.resetByMail("ada@example.com") // verified by now: the keys are programs that go on
+	f.resetByMail("ada@example.com") // verified before: the keys belong to programs that continue
 	if !f.works(mine) || !f.accept(token) {
 		t.Error("a reset of a verified user revoked what it had made")
 	}
@@ -167,7 +167,7 @@ func TestRevokingInvitationsMakesNoRoomForMoreMails(t *testing.T) {
 	}
 }
 
-// take lets the owner invite an address, and accepts in its place.
+// take makes the owner invite an address, and accepts the invitation.
 func take(f *people, owner Caller) (User, error) {
 	if _, err := f.Invite(f.t.Context(), owner.Principal, "ada@example.com", authz.Member); err != nil {
 		return User{}, err
@@ -226,7 +226,7 @@ func TestAnAddressIsKeptForGoodWhenItIsVerifiedOrItsTenantActivated(t *testing.T
 		"activated": func(f *people) {
 			_, err := f.ActivateTenant(t.Context(), operator(), f.register("ada@example.com").Tenant)
 			must(t, err)
-			f.mails() // read
+			f.mails() // clears the mails
 		},
 	} {
 		f := newPeople(t)
@@ -242,7 +242,7 @@ func TestAnAddressIsKeptForGoodWhenItIsVerifiedOrItsTenantActivated(t *testing.T
 	}
 }
 
-// Whoever registers has proven nothing.
+// Registering an address proves nothing about it.
 func TestRegisteringTakesNoAddressOver(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")
@@ -262,7 +262,7 @@ func TestWhatARemovedMemberMadeGoesWithIt(t *testing.T) {
 	_, second, child := f.newKey(parent, 0, authz.AccountAdmin, authz.VaultRead)
 	_, third, _ := f.newKey(child, 0, authz.VaultRead)
 	_, others, _ := f.newKey(owner.Principal, 0, authz.VaultRead)
-	must(t, f.RevokeAPIKey(t.Context(), owner.Principal, child.ID)) // the chain to the third key is broken
+	must(t, f.RevokeAPIKey(t.Context(), owner.Principal, child.ID)) // breaks the chain to the third key
 	_, own := f.invite(him, "one@example.com", authz.Admin)
 	f.advance(time.Second)
 	all := f.key(owner.Tenant, authz.TenantScopes()...)
@@ -285,7 +285,7 @@ func TestWhatARemovedMemberMadeGoesWithIt(t *testing.T) {
 	if !f.works(others) || !f.accept(operators) {
 		t.Error("what others made is gone")
 	}
-	// A request that was let in before makes nothing after.
+	// A request that was admitted before makes nothing afterwards.
 	for name, p := range map[string]authz.Principal{"user": him, "API key": parent} {
 		if _, _, err := f.CreateAPIKey(t.Context(), p, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}}); !errors.Is(err, fault.Unauthenticated) {
 			t.Errorf("%s makes a key: %v", name, err)
@@ -300,8 +300,8 @@ func TestWhatIsBeyondANewRoleIsRevoked(t *testing.T) {
 	member := authz.Member.Scopes()
 	for _, c := range []struct {
 		from, to                      authz.Role
-		keys                          [3]bool // all scopes; of a member; audit:read: which work on
-		owner, admin, member, auditor bool    // invitations that count
+		keys                          [3]bool // the keys that still work: all scopes, a member's scopes, audit:read
+		owner, admin, member, auditor bool    // the invitations that still work
 	}{
 		{authz.Owner, authz.Admin, [3]bool{true, true, true}, false, true, true, true},
 		{authz.Owner, authz.Member, [3]bool{false, true, false}, false, false, false, false},
@@ -321,7 +321,7 @@ func TestWhatIsBeyondANewRoleIsRevoked(t *testing.T) {
 			for _, role := range authz.Roles() {
 				by := him
 				if role == authz.Auditor {
-					by = parent // what its key does, it answers for
+					by = parent // the user answers for what its key makes
 				}
 				if role != authz.Owner || c.from == authz.Owner {
 					_, invitations[role] = f.invite(by, string(role)+"@example.com", role)
@@ -402,10 +402,10 @@ func TestAStrangerDoesNotSpoilAResetThatWasAskedFor(t *testing.T) {
 	if sent := f.mails(); len(sent) != 0 {
 		t.Errorf("%d mails", len(sent))
 	}
-	f.recorded(u.Tenant, n) // like that of an address that has no account: in the system's
+	f.recorded(u.Tenant, n) // recorded in the system's history, like an address without an account
 	must(t, f.ResetPassword(t.Context(), stranger, token, secret.Bytes(otherPassword)))
 	f.mails()
-	must(t, f.RequestPasswordReset(t.Context(), stranger, "ada@example.com")) // the token is used up: a new one is due
+	must(t, f.RequestPasswordReset(t.Context(), stranger, "ada@example.com")) // the previous token is used up
 	first := f.token("ada@example.com")
 	f.advance(resetInterval)
 	must(t, f.RequestPasswordReset(t.Context(), stranger, "ada@example.com"))
@@ -429,5 +429,5 @@ func TestFailedSignInsOfStrangersDoNotKeepOutWhoIsIn(t *testing.T) {
 	if err := f.ChangePassword(t.Context(), me, secret.Bytes(goodPassword), secret.Bytes(otherPassword)); err != nil {
 		t.Error(err)
 	}
-	f.signIn("ada@example.com", otherPassword) // whoever knew the password starts afresh
+	f.signIn("ada@example.com", otherPassword) // the right password clears the failures
 }

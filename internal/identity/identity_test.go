@@ -111,7 +111,7 @@ func TestANamespaceIsATenantOfItsOwn(t *testing.T) {
 	var mu sync.Mutex
 	seen := make(map[authz.TenantID]bool)
 	var wg sync.WaitGroup
-	for range 8 { // at the same time: still one tenant
+	for range 8 { // in parallel, still one tenant
 		wg.Go(func() {
 			tenant, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-1")
 			if err != nil {

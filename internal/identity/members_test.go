@@ -16,12 +16,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// key is an API key that is in no store.
+// key returns an API key that is in no store.
 func key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: scopes}
 }
 
-// key is an API key that the operator made.
+// key returns an API key that the operator made.
 func (f *people) key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 	f.t.Helper()
 	k := f.newAPIKey(tenant, "test", APIKeyRequest{Name: "test", Scopes: scopes})
@@ -90,12 +90,13 @@ func TestATenantSeesItsOwnMembersOnly(t *testing.T) {
 	}
 }
 
-// granted reports whether err is what somebody gets who may, or who may not.
+// granted reports whether err is nil for a principal that may act, and fault.Forbidden for one that
+// may not.
 func granted(err error, may bool) bool {
 	return may && err == nil || !may && errors.Is(err, fault.Forbidden)
 }
 
-// Nobody grants more than they have, and owners are made, changed and removed by owners.
+// Members grant only what they hold, and only owners make, change and remove owners.
 func TestWhoMayGrantWhichRole(t *testing.T) {
 	f := newPeople(t)
 	owner := f.verified("owner@example.com")

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A process that stands still in the middle of a hash goes on as before.
+// A process that stands still in the middle of a hash continues as before.
 func TestASlowHashKeepsNobodyOutForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p passwords

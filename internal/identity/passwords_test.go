@@ -35,8 +35,8 @@ func TestAPasswordIsKeptAsArgon2id(t *testing.T) {
 	}
 }
 
-// From the reference implementation (github.com/P-H-C/phc-winner-argon2, test.c),
-// with other parameters and another salt length than ours.
+// The hash is from the reference implementation (github.com/P-H-C/phc-winner-argon2, test.c), with
+// other parameters and another salt length than ours.
 func TestAHashNamesItsOwnParameters(t *testing.T) {
 	var p passwords
 	const reference = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"
@@ -93,7 +93,7 @@ func TestAFloodOfPasswordsIsTurnedAway(t *testing.T) {
 	if _, err := p.check(t.Context(), "", secret.Bytes(goodPassword)); !errors.Is(err, fault.Unavailable) {
 		t.Error("one more waits:", err)
 	}
-	cancel() // who gives up leaves the queue
+	cancel() // a caller that gives up leaves the queue
 	for range maxWaiting {
 		if err := <-waited; !errors.Is(err, fault.Unavailable) {
 			t.Error(err)
@@ -116,7 +116,7 @@ func TestAFloodOfPasswordsLeavesTheCoresToOthers(t *testing.T) {
 			done()
 		}
 		began := time.Now()
-		for range 3 { // one after the other is no flood
+		for range 3 { // hashes in sequence are no flood
 			turn()
 		}
 		if took := time.Since(began); took != 3*work {
@@ -129,7 +129,7 @@ func TestAFloodOfPasswordsLeavesTheCoresToOthers(t *testing.T) {
 			wg.Go(turn)
 		}
 		wg.Wait()
-		if took := time.Since(began); took != (3+2*resting)*work { // the last ones have nobody behind them
+		if took := time.Since(began); took != (3+2*resting)*work { // nobody waits behind the last ones, so their slots do not rest
 			t.Error("the slots were used for", 3*work, "of", took)
 		}
 	})

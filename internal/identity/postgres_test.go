@@ -17,8 +17,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// Replicas with nothing in common but a PostgreSQL database start together, and what
-// one of them does counts at the others from the next request on.
+// Replicas that share only a PostgreSQL database start together. What one of them does takes effect
+// at the others from the next request on.
 func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	dir := t.TempDir()
@@ -72,7 +72,7 @@ func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i, s := range []*Service{one, three} { // by the clock of the last guess
+	for i, s := range []*Service{one, three} { // the clock of the last guess's replica sets the end of the wait
 		if _, err := s.SignIn(t.Context(), stranger, "ada@example.com", secret.Bytes(goodPassword)); !errors.Is(err, fault.Unauthenticated) {
 			t.Errorf("replica %d lets in who waits: %v", i, err)
 		}

@@ -19,15 +19,15 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// replica returns another service on the same store, whose clock is ahead by so
-// much. Nothing that the first one keeps in memory is known to it.
+// replica returns another service on the same store, whose clock is ahead by the given time. It
+// shares no memory with the first one.
 func (f *people) replica(ahead time.Duration) *Service {
 	now := func() time.Time { return f.time().Add(ahead) }
 	return newParts(f.store, f.guard, f.keys, now)
 }
 
-// What one replica does counts at the other from its next request on: nothing of
-// who may do what is kept in memory.
+// What one replica does takes effect at the other from its next request on, because no permission
+// is kept in memory.
 func TestWhatOneReplicaDoesCountsAtTheOtherAtOnce(t *testing.T) {
 	f := newPeople(t)
 	other := f.replica(0)
@@ -87,8 +87,8 @@ func TestWhatOneReplicaDoesCountsAtTheOtherAtOnce(t *testing.T) {
 	}
 }
 
-// With clocks three minutes apart all of it works; what ends, ends by the clock of
-// the replica that is asked.
+// With clocks three minutes apart everything works. Expiry follows the clock of the replica that
+// gets the request.
 func TestReplicasWhoseClocksAreApartTakeWhatTheOtherGave(t *testing.T) {
 	for _, ahead := range []time.Duration{3 * time.Minute, -3 * time.Minute} {
 		f := newPeople(t)
@@ -109,7 +109,7 @@ func TestReplicasWhoseClocksAreApartTakeWhatTheOtherGave(t *testing.T) {
 		if _, err := other.Authenticate(t.Context(), key); err != nil {
 			t.Errorf("%v: an API key: %v", ahead, err)
 		}
-		f.fails(freeFailures+1, f.emailHash("ada@example.com")) // the wait is two seconds, and longer by what this clock is behind
+		f.fails(freeFailures+1, f.emailHash("ada@example.com")) // the wait is two seconds, plus the time by which this clock is behind
 		f.advance(2*time.Second + max(0, -ahead))
 		if _, err := other.SignIn(t.Context(), stranger, "ada@example.com", secret.Bytes(otherPassword)); err != nil {
 			t.Errorf("%v: after the wait: %v", ahead, err)
@@ -136,7 +136,7 @@ func TestTheLastUseOfAKeyOnlyMovesForward(t *testing.T) {
 	}
 }
 
-// Replicas that start together on an empty database make one deployment of it.
+// Replicas that start together on an empty database make one deployment.
 func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	dir := t.TempDir()
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
@@ -148,7 +148,7 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	t.Cleanup(func() { _ = db.Close() })
 	s := storetest.Rehearsing(db)
 
-	// The first replica has found the database empty, and is overtaken.
+	// The first replica has found the database empty, and then the other one is faster.
 	overtaking := &overtaken{Rehearsed: s}
 	overtaking.by = func() {
 		_, _, err := Open(t.Context(), s, log, k, keyring.Config{CacheTTL: time.Minute})
@@ -167,7 +167,7 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 		t.Error(len(sealing), "sealing keys")
 	}
 
-	// Both are to make the system key, and deliver it to one place.
+	// Both replicas make the system key and deliver it to one place.
 	var mu sync.Mutex
 	var delivered []string
 	deliver := func(key string) error {
@@ -192,7 +192,7 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	}
 }
 
-// Delivered to places of their own, one of two keys works, and the other start fails.
+// If two keys are delivered to different places, one of them works and the other start fails.
 func TestOneOfTwoFirstSystemKeysWorks(t *testing.T) {
 	s := newService(t)
 	var other string

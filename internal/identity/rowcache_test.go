@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A row that was decoded before counts for nothing once other bytes stand in its place, or none.
+// A cached row does not count once the store holds other bytes in its place, or none.
 func TestACachedRowIsReadAnewEachTime(t *testing.T) {
 	s := newService(t)
 	key := tenantKey("ten_known")

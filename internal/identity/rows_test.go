@@ -11,8 +11,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Whoever can write the database, and has a key of one tenant, must not become
-// another tenant by it.
+// An attacker who can write the database and has a key of one tenant must not become another
+// tenant.
 func TestRowsThatDecideWhoIsWhoCannotBeRewritten(t *testing.T) {
 	s := newService(t)
 	tenant, key, err := s.Dev(t.Context())
@@ -49,7 +49,7 @@ func TestRowsThatDecideWhoIsWhoCannotBeRewritten(t *testing.T) {
 	if p, err := s.Authenticate(t.Context(), key); !errors.Is(err, fault.Internal) || p.Tenant != "" {
 		t.Errorf("a key of %s became one of %s: %v", tenant, p.Tenant, err)
 	}
-	rewrite("apikey/hash/", func([]byte) []byte { // without the MAC
+	rewrite("apikey/hash/", func([]byte) []byte { // no MAC
 		row, _ := json.Marshal(apiKeyRow{Tenant: other, Scopes: authz.TenantScopes()})
 		return row
 	})
@@ -62,7 +62,7 @@ func TestRowsThatDecideWhoIsWhoCannotBeRewritten(t *testing.T) {
 	}
 	var moved []byte
 	rewrite("namespace/cluster/other", func(row []byte) []byte { moved = row; return row })
-	rewrite("namespace/cluster/namespace", func([]byte) []byte { return moved }) // a row of another key
+	rewrite("namespace/cluster/namespace", func([]byte) []byte { return moved }) // the row of another key
 	if got, err := s.NamespaceTenant(t.Context(), "cluster", "namespace"); !errors.Is(err, fault.Internal) {
 		t.Errorf("the namespace of %s became part of %s, %s: %v", other, foreign, got, err)
 	}

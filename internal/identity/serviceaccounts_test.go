@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// pods is a cluster that takes every token for that of one account and allows what the test says.
+// pods is a cluster that accepts every token as one account's, and allows what the test says.
 type pods struct {
 	account  ServiceAccount
 	allow    func(verb, namespace, name string) (bool, error)
@@ -95,7 +95,7 @@ func TestOnlyWhatCanBeAServiceAccountsTokenReachesTheCluster(t *testing.T) {
 		if !c.reaches && !errors.Is(err, fault.Unauthenticated) {
 			t.Errorf("%s: %v", name, err)
 		}
-		// Neither a cookie nor a key is a way in.
+		// The token is accepted neither as a cookie nor as a key.
 		p.reviewed = nil
 		for how, authenticate := range map[string]func(context.Context, string) (Caller, error){"cookie": s.AuthenticateToken, "key": s.Authenticate} {
 			if _, err := authenticate(t.Context(), c.token); !errors.Is(err, fault.Unauthenticated) || len(p.reviewed) > 0 {
@@ -118,7 +118,7 @@ func TestAUsersTokenIsNotTheClustersToJudge(t *testing.T) {
 	if err != nil || caller.Kind != authz.User || caller.ServiceAccount != nil || len(p.reviewed) > 0 {
 		t.Fatal(caller, err, p.reviewed)
 	}
-	// Nor is it asked what a user may do.
+	// The cluster is not asked what a user may do.
 	if got, err := s.Permit(ctx, caller, authz.UnsealCredential, "shop", "db"); err != nil || !slices.Equal(got.Scopes, caller.Scopes) || len(p.asked) > 0 {
 		t.Fatal(got, err, p.asked)
 	}
@@ -160,12 +160,12 @@ func TestANamespaceHasATenantOnceItsPodMayDoSomething(t *testing.T) {
 	if tenant, err := s.NamespaceTenant(ctx, "cluster-1", "ns-1"); err != nil || tenant != got.Tenant || tenantsOf(t, s) != before+1 {
 		t.Fatal(tenant, got.Tenant, err)
 	}
-	// From then on it is known, denied or not.
+	// From then on the account is known, whether its requests are allowed or not.
 	known, err := s.AuthenticateBearer(ctx, podToken, true)
 	if err != nil || known.Kind != authz.ServiceAccount || known.Tenant != got.Tenant || known.ID != "uid-1" || len(known.Scopes) > 0 {
 		t.Fatal(known, err)
 	}
-	// The same name again, or the same UIDs elsewhere, are other namespaces.
+	// The same name with another UID, or the same UID in another cluster, is another namespace.
 	for _, other := range []ServiceAccount{{Cluster: "cluster-1", NamespaceUID: "ns-2"}, {Cluster: "cluster-2", NamespaceUID: "ns-1"}} {
 		other.Namespace, other.Name, other.UID = "shop", "app", "uid-1"
 		p.account = other
@@ -195,8 +195,8 @@ func TestAConfiguredNamespaceIsPartOfItsTenantAtOnce(t *testing.T) {
 	}
 }
 
-// Whoever may delete and make namespaces does not come into a configured tenant by a name: neither with a pod's call nor when
-// the operator starts.
+// Somebody who may delete and make namespaces cannot enter a configured tenant by a name, neither
+// with a pod's call nor when the operator starts.
 func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	s, p := newService(t), newPods()
 	tenant, _, err := s.Dev(t.Context())
@@ -213,7 +213,7 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	if got := call(); got.Tenant != tenant || got.Namespace != (authz.Namespace{Cluster: "cluster-1", Name: "shop"}) {
 		t.Fatal(got)
 	}
-	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", tenant)) // as the operator does at each start
+	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", tenant)) // the operator does this at each start
 	p.account.NamespaceUID = "ns-2"
 	again := call()
 	if again.Tenant == tenant || again.Kind != authz.ServiceAccount {
@@ -228,8 +228,8 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	must(t, s.MapNamespace(t.Context(), "cluster-2", "shop", "ns-3", tenant)) // another cluster has its own names
 	other, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-9")
 	must(t, err)
-	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", other)) // the configuration may change its mind of the one that was meant
-	// The row that remembers is not to be moved to another UID.
+	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", other)) // the configuration may map the first namespace to another tenant
+	// Nobody can change the UID in the row of the first namespace.
 	key := namespaceNameKey("cluster-1", "shop")
 	must(t, s.store.Update(t.Context(), func(tx store.Tx) error {
 		row, err := tx.Get(key)
@@ -240,7 +240,8 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	}
 }
 
-// What a cluster's RBAC can give, written out on its own. Everything else is refused whatever it says.
+// givable is what a cluster's RBAC can give, written a second time. Everything else is refused,
+// whatever RBAC says.
 var givable = map[authz.Action]authz.Scope{
 	"seal": "vault:write", "list": "vault:read", "list_versions": "vault:read", "unseal": "vault:read", "replace": "vault:write",
 	"rotate": "vault:write", "delete": "vault:write", "reseal": "vault:write", "check": "vault:write", "list_sealed_credentials": "vault:read",

@@ -157,7 +157,7 @@ func TestASessionEndsSevenDaysAfterTheSignIn(t *testing.T) {
 	}
 }
 
-// Failing on an address that nobody has does not hide what is tried on another.
+// Failures on an address without an account do not hide failures on another address.
 func TestAGuessIsInTheHistoryOfItsTenant(t *testing.T) {
 	f := newPeople(t)
 	u := f.register("ada@example.com")
@@ -189,7 +189,7 @@ func TestSignInsAreRefusedAlike(t *testing.T) {
 		"empty address":    {"", goodPassword},
 	}
 	for range freeFailures {
-		for _, c := range cases { // the first refusals of each in a minute leave their entries
+		for _, c := range cases { // the first refusals of each kind in a minute are recorded
 			_, _ = f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1]))
 		}
 	}
@@ -209,7 +209,7 @@ func TestSignInsAreRefusedAlike(t *testing.T) {
 			t.Errorf("%s did %+v, another %+v", name, did, *first)
 		}
 	}
-	f.users.passwords.waiting.Store(maxWaiting) // every one of them hashes: nothing is answered without a turn
+	f.users.passwords.waiting.Store(maxWaiting) // every sign-in hashes, so none is answered without a slot
 	for name, c := range cases {
 		if _, err := f.SignIn(t.Context(), stranger, c[0], secret.Bytes(c[1])); !errors.Is(err, fault.Unavailable) {
 			t.Errorf("%s: answered without hashing: %v", name, err)
@@ -236,8 +236,8 @@ func TestAFailedSignInIsRecordedWhereItWasTried(t *testing.T) {
 	f.recorded(authz.SystemTenant, n, "USER_SIGNED_IN denied wrong_credentials")
 }
 
-// However fast guesses come, their tenant's history tells that there were many; for
-// an address that nobody has each of them does the same.
+// However fast guesses come, the tenant's history shows that there were many. Guesses at an address
+// without an account do the same work.
 func TestFastGuessesLeaveASecondEntry(t *testing.T) {
 	f := newPeople(t)
 	u := f.register("ada@example.com")

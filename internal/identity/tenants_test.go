@@ -38,7 +38,7 @@ func TestATrialEndsInReadOnlyUntilItIsActivated(t *testing.T) {
 	if f.alive(session) {
 		t.Error("a session outlived its week")
 	}
-	session = f.signIn("ada@example.com", goodPassword) // which still works
+	session = f.signIn("ada@example.com", goodPassword) // the session still works
 	if c := f.caller(session); !c.ReadOnly {
 		t.Error("a user of an ended trial is not read-only")
 	}
@@ -128,7 +128,7 @@ func TestTenantsAreMadeAndListedPageByPage(t *testing.T) {
 	p := operator()
 	p.RequestID, p.SourceIP = "req_9", "192.0.2.9"
 	var made []Tenant
-	for _, name := range []string{"one", "two", "two", "four"} { // a name may be taken
+	for _, name := range []string{"one", "two", "two", "four"} { // names need not be unique
 		tenant, err := f.CreateTenant(t.Context(), p, name)
 		if err != nil || tenant.Name != name || tenant.Status(f.time()) != "active" || !tenant.CreatedAt.Equal(f.time()) {
 			t.Fatal(tenant, err)
@@ -174,7 +174,7 @@ func TestTenantsAreMadeAndListedPageByPage(t *testing.T) {
 	f.recorded(authz.SystemTenant, n)
 }
 
-// Whoever can write the database must not prolong its trial by it.
+// An attacker who can write the database must not prolong a trial.
 func TestATrialCannotBeProlongedInTheDatabase(t *testing.T) {
 	f := newPeople(t)
 	active, _ := f.newTenantOf("Example Ltd")

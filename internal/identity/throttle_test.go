@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// failuresOf returns what is kept of an account's failures.
+// failuresOf returns the stored failures of an account.
 func (f *people) failuresOf(who string) (found failures) {
 	f.t.Helper()
 	key, of := f.slot(who)
@@ -79,8 +79,8 @@ func TestTheWaitDoublesToAQuarterOfAnHour(t *testing.T) {
 	}
 }
 
-// A slot that is full forgets who failed least: an account that is guessed at is
-// not pushed out by addresses made up for it, and the store does not fill up.
+// A full slot evicts the account with the fewest failures. So made-up addresses do not push out an
+// account that is guessed at, and the store does not fill up.
 func TestMadeUpAddressesDoNotPushOutAnAccount(t *testing.T) {
 	f := newPeople(t)
 	f.fails(freeFailures, "victim")
@@ -123,8 +123,8 @@ func TestMadeUpAddressesDoNotPushOutAnAccount(t *testing.T) {
 	}
 }
 
-// Guesses count wherever they are made: with three replicas an attacker has as
-// many as with one, and who signs in at one of them begins anew at all.
+// Guesses count at every replica: with three replicas an attacker has as many as with one, and a
+// sign-in at one replica clears the failures at all.
 func TestGuessesAtSeveralReplicasCountTogether(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")
@@ -149,8 +149,8 @@ func TestGuessesAtSeveralReplicasCountTogether(t *testing.T) {
 	}
 }
 
-// A right password that was checked while others guessed is refused, if the account
-// waits by then.
+// A right password that was checked while others guessed is refused if the account must wait by
+// then.
 func TestASignInThatIsOvertakenByGuessesIsRefused(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")
@@ -181,8 +181,8 @@ func TestASignInWritesNothingOfItsOwnForTheSlowdown(t *testing.T) {
 	}
 }
 
-// A wait that a clock far ahead wrote ends when that is set right, and what nobody
-// of ours wrote keeps nobody out.
+// A wait that a clock far ahead wrote ends when the clock is set right. A row that this deployment
+// did not write blocks nobody.
 func TestAWrongClockLocksNobodyOut(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// tickets returns a token of each kind, and what presents one to each place.
+// tickets returns a token of each kind, and for each kind a function that presents a token.
 func (f *people) tickets() (tokens map[ticketKind]string, use map[ticketKind]func(token string) error) {
 	f.t.Helper()
 	owner := f.verified("ada@example.com")
@@ -80,7 +80,7 @@ func TestAMailedTokenExpires(t *testing.T) {
 		t.Error(err)
 	}
 	f.advance(5*24*time.Hour - time.Second)
-	must(t, f.store.View(t.Context(), func(r store.Reader) error { // until then it counts
+	must(t, f.store.View(t.Context(), func(r store.Reader) error { // valid until then
 		_, err := f.findTicket(r, inviteTicket, tokens[inviteTicket], f.time())
 		return err
 	}))
@@ -121,7 +121,7 @@ func TestAPasswordIsResetByMail(t *testing.T) {
 	u := f.register("ada@example.com")
 	f.mails()
 	tokens := f.signIn("ada@example.com", goodPassword)
-	for range 2 * freeFailures { // and the account waits
+	for range 2 * freeFailures { // makes the account wait
 		_, _ = f.SignIn(t.Context(), stranger, "ada@example.com", secret.Bytes("wrong"))
 	}
 	former := f.rows("user/password/")

@@ -20,16 +20,15 @@ import (
 	"github.com/latticekeep/latticekeep/test/timing"
 )
 
-const timedSignIns = 2000 // of each sort
+const timedSignIns = 2000 // per kind
 
-// BenchmarkTimingOfRefusedSignIns signs in with wrong passwords of accounts
-// that there are and with addresses that have none, in turns, in an order drawn
-// anew each time, and reports Welch's t between their times: over all of them,
-// and over the fastest nine tenths, where little but the work is measured. It
-// fails when the t over all is 4.5 or more. Refusals are recorded once a minute
-// and source, so they are timed with the entry, each in a minute of its own,
-// without, and right after the refusal of an address that nobody has. It takes
-// minutes whatever -benchtime says, so it runs only when -bench names Timing.
+// BenchmarkTimingOfRefusedSignIns compares sign-ins with wrong passwords of existing accounts and
+// with addresses that have none. It alternates between both in a random order and reports Welch's t
+// between their times: over all of them, and over the fastest nine tenths, where little but the
+// work is measured. It fails if the t over all is 4.5 or more. Refusals are recorded once per
+// minute and source, so three cases are timed: without an entry, with an entry (each in a minute of
+// its own), and right after the refusal of an address without an account. It takes minutes whatever
+// -benchtime says, so it runs only when -bench names Timing.
 func BenchmarkTimingOfRefusedSignIns(b *testing.B) {
 	timing.Asked(b)
 	b.Run("counted", func(b *testing.B) { timeSignIns(b, 0, false) })
@@ -37,14 +36,14 @@ func BenchmarkTimingOfRefusedSignIns(b *testing.B) {
 	b.Run("after another", func(b *testing.B) { timeSignIns(b, time.Minute, true) })
 }
 
-// timeSignIns lets step pass on the service's clock before each sign-in, and
-// has another one refused before it, if prime says so.
+// timeSignIns moves the service's clock by step before each sign-in. If prime is true, another
+// sign-in is refused before it.
 func timeSignIns(b *testing.B, step time.Duration, prime bool) {
 	var clock atomic.Int64
 	clock.Store(time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC).UnixNano())
 	s := newTimedService(b, func() time.Time { return time.Unix(0, clock.Load()) })
 	sorts := []string{"wrong password", "unknown"}
-	const each = 20 // addresses, so that no place in the store stands for its sort
+	const each = 20 // addresses, so no place in the store identifies its kind
 	addresses := make(map[string][]string)
 	for i := range each {
 		known := fmt.Sprintf("known-%02d@example.com", i)
@@ -69,7 +68,7 @@ func timeSignIns(b *testing.B, step time.Duration, prime bool) {
 		}
 		return float64(took.Microseconds())
 	}
-	for i := range 50 { // the decoy, the heap, the branch predictors
+	for i := range 50 { // warms up the decoy, the heap and the branch predictors
 		signIn(sorts[i%len(sorts)], i)
 	}
 	b.ResetTimer()
@@ -109,8 +108,8 @@ func newTimedService(b *testing.B, now func() time.Time) *Service {
 	return s
 }
 
-// What takes the time of a sign-in is one run of argon2, whoever is asked for:
-// it is the only thing that allocates so much. Each refusal leaves one entry.
+// One run of argon2 takes most of the time of a sign-in, whatever the address. It is the only thing
+// that allocates so much. Each refusal leaves one entry.
 func TestEveryRefusedSignInHashesOnceAndLeavesOneEntry(t *testing.T) {
 	f := newPeople(t)
 	f.register("ada@example.com")
@@ -129,7 +128,7 @@ func TestEveryRefusedSignInHashesOnceAndLeavesOneEntry(t *testing.T) {
 		"no address":       {"ada", goodPassword},
 	} {
 		source++
-		by := from(fmt.Sprint("192.0.2.", 10+source)) // nobody else was recorded from there in this minute
+		by := from(fmt.Sprint("192.0.2.", 10+source)) // no refusal from this source was recorded in this minute
 		rows := len(f.rows("audit/entry/"))
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// forge signs claims with whatever method, key and header.
+// forge signs claims with any method, key and header.
 func forge(t *testing.T, method jwt.SigningMethod, key any, header map[string]any, claims jwt.MapClaims) string {
 	t.Helper()
 	token := jwt.NewWithClaims(method, claims)

@@ -25,11 +25,11 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// countedStore is the database, with counters of what is asked of it.
+// countedStore is a database that counts reads and writes.
 type countedStore struct {
 	*storetest.Rehearsed
 	gets, updates atomic.Int64
-	updated       chan struct{} // holds at most one
+	updated       chan struct{} // capacity 1
 }
 
 func (s *countedStore) View(ctx context.Context, fn func(store.Reader) error) error {
@@ -116,7 +116,7 @@ const (
 
 var stranger = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: "req_1", SourceIP: "192.0.2.1"}
 
-// from is a stranger at an address of its own, so that its refusals are recorded.
+// from returns a stranger at its own source address, so its refusals are recorded.
 func from(address string) authz.Principal {
 	p := stranger
 	p.SourceIP = address
@@ -144,7 +144,7 @@ func (f *people) caller(t Tokens) Caller {
 	return c
 }
 
-// verified is a user that registered and verified its address, signed in.
+// verified registers a user, verifies its address and signs it in.
 func (f *people) verified(email string) Caller {
 	f.t.Helper()
 	f.register(email)
@@ -160,8 +160,7 @@ func (f *people) Send(_ context.Context, e mail.Envelope) error {
 	return nil
 }
 
-// mails has everything sent that waits in the outbox, and returns the mails
-// since the last call.
+// mails sends everything in the outbox and returns the mails since the previous call.
 func (f *people) mails() []mail.Envelope {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 30*time.Second)
@@ -189,7 +188,7 @@ func (f *people) mails() []mail.Envelope {
 
 var mailedToken = regexp.MustCompile(`lk_[a-z]+_[a-z2-7]{52}`)
 
-// token returns the token of the one mail that waits, which is for the address.
+// token returns the token of the only waiting mail, which must be for this address.
 func (f *people) token(to string) string {
 	f.t.Helper()
 	all := f.mails()
@@ -203,7 +202,7 @@ func (f *people) token(to string) string {
 	return token
 }
 
-// rows returns what lies under a prefix.
+// rows returns the rows under a prefix.
 func (f *people) rows(prefix string) map[string]string {
 	f.t.Helper()
 	all := make(map[string]string)
@@ -216,8 +215,7 @@ func (f *people) rows(prefix string) map[string]string {
 	return all
 }
 
-// history returns a tenant's entries, the oldest first, as type, outcome and
-// reason.
+// history returns a tenant's entries, oldest first, as type, outcome and reason.
 func (f *people) history(tenant authz.TenantID) []string {
 	f.t.Helper()
 	entries := f.entries(tenant)
@@ -241,8 +239,8 @@ func (f *people) entries(tenant authz.TenantID) []audit.Entry {
 	return entries
 }
 
-// recorded checks what a tenant's history gained since it had n entries, and
-// returns how many it has now.
+// recorded checks the entries of a tenant after the first n, and returns how many entries there
+// are.
 func (f *people) recorded(tenant authz.TenantID, n int, want ...string) int {
 	f.t.Helper()
 	all := f.history(tenant)
@@ -341,7 +339,7 @@ func TestRegistrationRefusesWhatCannotBe(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	f.recorded(authz.SystemTenant, before) // nothing: whoever serves the request records it
+	f.recorded(authz.SystemTenant, before) // nothing: the server that handles the request records it
 	if n := len(f.rows("user/")) + len(f.rows("mail/")) + len(f.rows("ticket/")); n != 0 {
 		t.Errorf("%d rows", n)
 	}
@@ -374,7 +372,8 @@ func TestAnAPIKeyHasAnAccountToo(t *testing.T) {
 	}
 }
 
-// What only a user can do for itself is refused to everyone else, once recorded.
+// Actions of a user on its own account are refused to everyone else, and each refusal is recorded
+// once.
 func TestWhatIsAUsersOwnIsRefusedToKeys(t *testing.T) {
 	f := newPeople(t)
 	u := f.register("ada@example.com")
@@ -396,8 +395,8 @@ func TestWhatIsAUsersOwnIsRefusedToKeys(t *testing.T) {
 	}
 }
 
-// Nothing that a person typed or was mailed is in the audit log, and of what
-// signs someone in the store has hashes only.
+// The audit log contains nothing that a person typed or was mailed. The store contains only hashes
+// of what signs somebody in.
 func TestNothingSecretIsKept(t *testing.T) {
 	f := newPeople(t)
 	owner := f.verified("canary-owner@example.com")
@@ -423,7 +422,8 @@ func TestNothingSecretIsKept(t *testing.T) {
 	all := f.rows("")
 	for k, v := range all {
 		for _, token := range []string{reset, invite, tokens.Refresh, tokens.Access, goodPassword, "canary-wrong-password"} {
-			// What an access token ends in after some "_" of its base64 would be anywhere.
+			// Only the prefix is cut. A cut at every "_" would leave the short end of an access
+			// token, which can be anywhere.
 			if body := regexp.MustCompile(`^lk_[a-z]+_`).ReplaceAllString(token, ""); strings.Contains(k+v, body) {
 				t.Errorf("%.8q lies under %q", token, k)
 			}
@@ -437,7 +437,7 @@ func TestNothingSecretIsKept(t *testing.T) {
 	}
 }
 
-// Whoever can write the database must not make itself an owner by it.
+// An attacker who can write the database must not become an owner.
 func TestAUsersRowsCannotBeRewritten(t *testing.T) {
 	f := newPeople(t)
 	owner := f.verified("ada@example.com")
@@ -466,10 +466,10 @@ func (f *people) login(email string) (l login) {
 	return l
 }
 
-// join invites and accepts.
+// join invites a user and accepts the invitation.
 func (f *people) join(by Caller, email string, role authz.Role) User {
 	f.t.Helper()
-	f.advance(time.Second) // members are listed in the order in which they came
+	f.advance(time.Second) // members are listed in the order of joining
 	_, err := f.Invite(f.t.Context(), by.Principal, email, role)
 	must(f.t, err)
 	u, _, err := f.AcceptInvitation(f.t.Context(), stranger, f.token(email), secret.Bytes(goodPassword))

@@ -10,13 +10,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Rows of API keys and namespaces that are put back, made up or exchanged are
-// reported; what the service does by itself is not.
+// Rows of API keys and namespaces that are put back, made up or exchanged are reported. Rows that
+// the service itself writes are not.
 func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	s := newService(t)
 	dev, _, err := s.Dev(t.Context())
 	must(t, err)
-	former := make(map[string][]byte) // of the key that the next start revokes
+	former := make(map[string][]byte) // rows of the key that the next start revokes
 	must(t, audit.ScanAll(t.Context(), s.store, store.Prefix([]byte("apikey/")), func(key, value []byte) error {
 		former[string(key)] = value
 		return nil

@@ -30,7 +30,7 @@ func TestAMemoIsBounded(t *testing.T) {
 		t.Fatal(v, ok, len(m.known))
 	}
 	now = now.Add(lifetime / 2)
-	remember(maxKnown, 2*maxKnown) // nothing has ended yet
+	remember(maxKnown, 2*maxKnown) // no answer has expired yet
 	if len(m.known) > maxKnown {
 		t.Errorf("%d answers", len(m.known))
 	}
@@ -75,7 +75,7 @@ func TestACallerWhoGivesUpLeavesTheAnswerForTheNext(t *testing.T) {
 	}
 }
 
-// Whatever a token says of itself, only what names us and a ServiceAccount goes on.
+// Whatever a token claims, only one that names our audience and a ServiceAccount is reviewed.
 func FuzzParse(f *testing.F) {
 	r := &Reviewer{audience: audience}
 	f.Fuzz(func(t *testing.T, token string) {

@@ -26,7 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 )
 
-// One control plane serves all that follows; each part has namespaces of its own.
+// One control plane serves all parts. Each part has its own namespaces.
 func TestARealCluster(t *testing.T) {
 	w := newWorld(t)
 	for _, part := range []struct {
@@ -41,7 +41,7 @@ func TestARealCluster(t *testing.T) {
 		{"a yes is remembered for a while, and a no is not", testMemory},
 		{"trouble with the API server is never a yes, and passes", testTrouble},
 		{"a flood of junk costs the API server little", testFlood},
-		{"an API server that is gone is no yes", testGone}, // last: it stays gone
+		{"an API server that is gone is no yes", testGone}, // last, because it stays gone
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			w.t = t
@@ -99,7 +99,7 @@ func testBadTokens(t *testing.T, w *world) {
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","typ":"JWT"}`))
 	for name, c := range map[string]struct {
 		token string
-		asked int // of the API server
+		asked int // questions to the API server
 	}{
 		"expired":                    {set("exp", past), 1},
 		"not valid yet":              {set("nbf", time.Now().Add(time.Hour).Unix()), 1},
@@ -140,7 +140,7 @@ func testBadTokens(t *testing.T, w *world) {
 		}
 	}
 
-	// What the API server refuses itself, were it asked: the check does not rest on what a token says.
+	// The API server itself refuses these tokens, so the check does not depend on their claims.
 	claims, _ := w.parse(good)
 	for name, token := range map[string]string{"for another audience": w.token("bad", nil, "vault"), "a legacy one": set("aud", nil)} {
 		if a, err := w.find(token, claims); !errors.Is(err, fault.Unauthenticated) {
@@ -148,7 +148,8 @@ func testBadTokens(t *testing.T, w *world) {
 		}
 	}
 
-	// Answers that are no yes to us, of an API server whose authenticators know no audiences, or that know other users.
+	// These answers are no yes: the API server's authenticators know no audiences, or know other
+	// users.
 	answer := func(authenticated bool, audiences []string, user map[string]any) string {
 		b, err := json.Marshal(map[string]any{"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "status": map[string]any{
 			"authenticated": authenticated, "audiences": audiences, "user": user,
@@ -195,7 +196,7 @@ func testBadTokens(t *testing.T, w *world) {
 	}
 }
 
-// find asks past the memo and past what a token says of itself.
+// find bypasses the memo and the check of the claims.
 func (w *world) find(token string, claims jwt.RegisteredClaims) (identity.ServiceAccount, error) {
 	return w.Reviewer.review(w.t.Context(), token, claims)
 }
@@ -207,7 +208,7 @@ func testBoundTokens(t *testing.T, w *world) {
 	pod := w.pod("bound", "pod")
 	ofPod, ofAccount := w.token("bound", pod, audience), w.token("bound", nil, audience)
 	must(t, w.admin.CoreV1().Pods("bound").Delete(ctx, "pod", metav1.DeleteOptions{GracePeriodSeconds: &now}))
-	again := w.pod("bound", "pod") // of the same name
+	again := w.pod("bound", "pod") // same name, another pod
 	eventually(t, "the token of a deleted pod is refused", func() bool {
 		w.forget()
 		_, err := w.review(ofPod)
@@ -233,7 +234,8 @@ func testBoundTokens(t *testing.T, w *world) {
 	})
 }
 
-// The API server goes on saying yes to a token for ten seconds. Here the namespace is another's by then.
+// The API server accepts a token for ten more seconds. In that time the namespace becomes
+// another's.
 func testNamespaceMadeAgain(t *testing.T, w *world) {
 	first := w.namespace("again")
 	token := w.token("again", nil, audience)
@@ -243,12 +245,12 @@ func testNamespaceMadeAgain(t *testing.T, w *world) {
 	}
 	claims, _ := w.parse(token)
 	var second *corev1.Namespace
-	eventually(t, "the next second", func() bool { // in which a namespace with pods has not even ended
+	eventually(t, "the next second", func() bool { // a namespace with pods takes longer than this to end
 		w.remove("again")
 		second = w.namespace("again")
 		return second.CreationTimestamp.After(claims.IssuedAt.Time)
 	})
-	// What was said before is remembered: the account in the namespace that was there.
+	// The earlier answer is remembered: the account in the namespace of that time.
 	if a, err := w.review(token); err != nil || a.NamespaceUID != string(first.UID) {
 		t.Errorf("remembered: %+v %v", a, err)
 	}
@@ -256,7 +258,7 @@ func testNamespaceMadeAgain(t *testing.T, w *world) {
 	if a, err := w.review(token); !errors.Is(err, fault.Unauthenticated) {
 		t.Errorf("the former namespace's token: %+v %v", a, err)
 	}
-	// Even an API server that says yes for longer than ten seconds.
+	// This holds even if an API server remembers for longer than ten seconds.
 	w.wire.fail(func(r *http.Request) (*http.Response, error) {
 		if !strings.HasSuffix(r.URL.Path, "/tokenreviews") {
 			return nil, nil
@@ -427,7 +429,7 @@ func testTrouble(t *testing.T, w *world) {
 			t.Errorf("without %s: afterwards: %v", namespace, err)
 		}
 	}
-	// A caller that leaves takes its question along for nobody else.
+	// A caller that leaves does not cancel the question for others.
 	w.forget()
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -462,7 +464,7 @@ func testFlood(t *testing.T, w *world) {
 	for i := range 200 {
 		flood.Go(func() {
 			junk := good
-			if i%2 == 0 { // the other half are one token
+			if i%2 == 0 { // the other half use one token
 				junk = parts[0] + "." + parts[1] + "." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d", i))
 			}
 			if a, err := w.Review(t.Context(), junk, true); !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.Unauthenticated) || a.UID != "" {
@@ -484,7 +486,7 @@ func testFlood(t *testing.T, w *world) {
 	if _, err := w.review(good); err != nil {
 		t.Error("afterwards:", err)
 	}
-	// What is remembered tells nobody a token.
+	// The remembered answers contain no token.
 	if kept := fmt.Sprintf("%+v", w.tokens.known); strings.Contains(kept, parts[2]) {
 		t.Error("the token is in memory:", kept)
 	}

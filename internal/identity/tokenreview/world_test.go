@@ -30,7 +30,7 @@ import (
 
 const audience = "latticekeep"
 
-// longest is how long a test waits for what takes milliseconds on an idle machine.
+// longest is how long a test waits for something that takes milliseconds on an idle machine.
 const longest = time.Minute
 
 func must(t testing.TB, err error) {
@@ -40,19 +40,20 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// clock stands still unless it is moved.
+// clock stands still unless the test moves it.
 type clock struct{ micros atomic.Int64 }
 
 func (c *clock) Now() time.Time          { return time.UnixMicro(c.micros.Load()) }
 func (c *clock) advance(d time.Duration) { c.micros.Add(d.Microseconds()) }
 
-// wire is the way to the API server. It counts what is asked, by resource, and can be told to fail.
+// wire is the connection to the API server. It counts requests by resource, and a test can make it
+// fail.
 type wire struct {
 	next http.RoundTripper
 
 	mu     sync.Mutex
 	asked  map[string]int
-	broken func(*http.Request) (*http.Response, error) // nil: nothing is
+	broken func(*http.Request) (*http.Response, error) // nil: it works
 }
 
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -78,7 +79,7 @@ func (w *wire) fail(how func(*http.Request) (*http.Response, error)) {
 	w.broken = how
 }
 
-// count returns how often a resource was asked for since the last time.
+// count returns how often a resource was asked for since the previous call.
 func (w *wire) count(resource string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,7 +88,7 @@ func (w *wire) count(resource string) int {
 	return n
 }
 
-// answering returns a failure that is an answer.
+// answering returns a failure of wire that is an answer with this status.
 func answering(status int, body string, header ...string) func(*http.Request) (*http.Response, error) {
 	return func(*http.Request) (*http.Response, error) {
 		r := &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}
@@ -103,7 +104,7 @@ func hanging(r *http.Request) (*http.Response, error) {
 	return nil, r.Context().Err()
 }
 
-// world is a real API server and a reviewer that has the rights it says it needs, and no others.
+// world is a real API server and a reviewer with the documented rights and no others.
 type world struct {
 	t     testing.TB
 	plane *kubetest.ControlPlane
@@ -144,7 +145,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// forget makes a reviewer that remembers nothing.
+// forget replaces the reviewer by one that remembers nothing.
 func (w *world) forget() {
 	w.t.Helper()
 	var err error
@@ -176,7 +177,7 @@ func (w *world) account(namespace, name string) *corev1.ServiceAccount {
 	return a
 }
 
-// remove deletes a namespace for good. No controller does that here.
+// remove deletes a namespace completely, because no controller runs here.
 func (w *world) remove(name string) {
 	w.t.Helper()
 	ctx := w.t.Context()
@@ -192,7 +193,7 @@ func (w *world) remove(name string) {
 	must(w.t, err)
 }
 
-// pod makes a pod of the ServiceAccount app, which never runs.
+// pod makes a pod of the ServiceAccount app. The pod never runs.
 func (w *world) pod(namespace, name string) *corev1.Pod {
 	w.t.Helper()
 	p, err := w.admin.CoreV1().Pods(namespace).Create(w.t.Context(), &corev1.Pod{
@@ -203,7 +204,7 @@ func (w *world) pod(namespace, name string) *corev1.Pod {
 	return p
 }
 
-// token requests a token of the ServiceAccount app, bound to a pod unless that is nil.
+// token requests a token of the ServiceAccount app, bound to the pod unless that is nil.
 func (w *world) token(namespace string, pod *corev1.Pod, audiences ...string) string {
 	w.t.Helper()
 	spec := authenticationv1.TokenRequestSpec{Audiences: audiences}
@@ -215,7 +216,8 @@ func (w *world) token(namespace string, pod *corev1.Pod, audiences ...string) st
 	return r.Status.Token
 }
 
-// resign changes the claims of a token and signs it with the API server's own key, or with key if that is given.
+// resign changes the claims of a token and signs it with key, or with the API server's own key if
+// that is nil.
 func (w *world) resign(token string, key any, change func(jwt.MapClaims)) string {
 	w.t.Helper()
 	claims := jwt.MapClaims{}
@@ -235,7 +237,7 @@ func (w *world) resign(token string, key any, change func(jwt.MapClaims)) string
 	return signed
 }
 
-// review asks until there is an answer: the machine may be busy.
+// review repeats the question until there is an answer, because the machine may be busy.
 func (w *world) review(token string) (identity.ServiceAccount, error) {
 	w.t.Helper()
 	return patient(w.t, func() (identity.ServiceAccount, error) { return w.Review(w.t.Context(), token, true) })
@@ -258,7 +260,7 @@ func patient[T any](t testing.TB, ask func() (T, error)) (T, error) {
 	}
 }
 
-// eventually repeats what the API server's own caches delay.
+// eventually repeats a check that the API server's own caches delay.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(longest); !holds(); {
