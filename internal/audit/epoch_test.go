@@ -16,7 +16,7 @@ func admin() authz.Principal {
 	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}, RequestID: "req"}
 }
 
-// behind makes the log refuse to write as behind a checkpoint.
+// behind halts the log as if it lacked entries of a checkpoint.
 func (f *fixture) behind(lost RollbackError) { f.log.Halt(&lost) }
 
 func (f *fixture) epochs() []epoch {
@@ -60,7 +60,7 @@ func TestARefusingLogTakesNothing(t *testing.T) {
 		}
 	}
 	e := Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)}
-	// What was let in before is refused when it is committed.
+	// A commit fails even if its events were accepted before the halt.
 	refused("a commit", f.store.Update(t.Context(), func(tx store.Tx) error {
 		_, err := f.log.Append(tx, e)
 		f.log.Halt(reason)
@@ -88,7 +88,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			f := newFixture(t)
 			f.log.SetSigning(mode)
-			f.group(4) // up to 5
+			f.group(4) // head at 5
 			lost := RollbackError{LostFrom: 6, LostTo: 20, Hash: [32]byte{0xab}, Epoch: 1, Place: "the ConfigMap"}
 			f.behind(lost)
 			if msg := f.log.HaltedBy().Error(); !strings.Contains(msg, "6 to 20") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
@@ -122,7 +122,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 			if sequence, written, err := f.log.Progress(t.Context()); err != nil || sequence != 24 || written[Kind{RollbackAccepted, Success}] != 1 {
 				t.Error(sequence, written, err)
 			}
-			// A second one, found by a log that was started anew.
+			// A newly started log finds a second loss.
 			again := newParts(f.now)
 			if err := again.Use(t.Context(), f.store, f.log.signer, "chain_test"); err != nil {
 				t.Fatal(err)
@@ -141,11 +141,11 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 	}
 }
 
-// A database that went on where entries were lost has sequences up to its own
-// head: none of them is given again.
+// If a database continued after a loss, its entries have sequences up to its own head. No sequence
+// is used twice.
 func TestAForkGoesOnAboveItsOwnHead(t *testing.T) {
 	f := newFixture(t)
-	f.group(9) // up to 10
+	f.group(9) // head at 10
 	f.behind(RollbackError{LostTo: 7, Epoch: 3, Place: "the ConfigMap"})
 	if msg := f.log.HaltedBy().Error(); !strings.Contains(msg, "up to 7") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
 		t.Error(msg)
@@ -188,8 +188,7 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 	if now, _, err := f.log.Progress(t.Context()); err != nil || now != head {
 		t.Error("something was written:", now, err)
 	}
-	// An acceptance is the first of its commit, also when nothing is refused any
-	// more.
+	// An acceptance is the first event of its commit, even if the log is no longer halted.
 	f.log.Halt(nil)
 	for name, before := range map[string]*acceptance{"an entry": nil, "another one": {lost: lost}} {
 		err = f.store.Update(t.Context(), func(tx store.Tx) error {
@@ -206,8 +205,8 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 	if _, err := f.log.AcceptRollback(t.Context(), admin(), strings.Repeat("~", 200)); err != nil {
 		t.Error(err)
 	}
-	// The same refusal, found by who looked before: it is lifted, and no other
-	// epoch begins.
+	// Another replica that looked earlier finds the same halt. The acceptance lifts it without a
+	// second epoch.
 	f.behind(lost)
 	if _, err := f.log.AcceptRollback(t.Context(), admin(), "because"); fault.Of(err) != fault.Conflict || f.log.HaltedBy() != nil {
 		t.Error("accepted twice:", err, f.log.HaltedBy())
@@ -217,7 +216,7 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 	}
 }
 
-// The head row says the same in every epoch.
+// The head row has the same form in every epoch.
 func TestTheHeadRowKeepsItsForm(t *testing.T) {
 	f := newFixture(t)
 	f.behind(RollbackError{LostFrom: 2, LostTo: 10, Epoch: 1, Place: "the ConfigMap"})

@@ -26,7 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// write writes n entries of two tenants in few commits.
+// write appends n entries of two tenants in few commits.
 func (f *fixture) write(n int) {
 	f.t.Helper()
 	f.log.SetSigning(SignBatches)
@@ -68,8 +68,7 @@ func (f *fixture) rowsOf(ranges ...store.Range) map[string][]byte {
 	return rows
 }
 
-// forget deletes what was derived, so that the log is one from before there was
-// a tree.
+// forget deletes everything derived, as in a log from before the tree existed.
 func (f *fixture) forget() {
 	f.t.Helper()
 	rows := f.rowsOf(tileRange, summaryRange, store.Prefix(checkpointKey))
@@ -104,8 +103,7 @@ func (f *fixture) entries() (entries []*Entry) {
 	return entries
 }
 
-// followsTo fails the test unless what is derived is exactly what the first
-// entries of the log, size of them, come to.
+// followsTo fails the test unless the derived rows are exactly those of the first size entries.
 func (f *fixture) followsTo(size int64) {
 	f.t.Helper()
 	reference := &referenceTree{}
@@ -172,8 +170,8 @@ func TestWhatIsDerivedFollowsTheChain(t *testing.T) {
 	}
 }
 
-// faulty is a store whose Updates a test lets fail, counted from 1. It is the same
-// database to whoever opened it before.
+// faulty is a store whose Updates a test can make fail, counted from 1. It shares the database with
+// logs that opened the store before.
 type faulty struct {
 	store.Store
 	views, updates atomic.Int64
@@ -193,7 +191,7 @@ func (s *faulty) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.fail(n, fn)
 }
 
-// another returns the log as another process has it that opened the same store.
+// another returns the log as another process that opens the same store.
 func (f *fixture) another(s store.Store) *parts {
 	f.t.Helper()
 	l := newParts(f.now)
@@ -203,9 +201,9 @@ func (f *fixture) another(s store.Store) *parts {
 	return l
 }
 
-// An old log without a tree is followed in steps of bounded size, and a process
-// that ends between or in the middle of them, or is told that a commit failed
-// which did not, loses nothing and does nothing twice.
+// The follower processes an old log without a tree in steps of bounded size. A process that ends
+// between or during steps, or gets an error for a commit that succeeded, loses nothing and repeats
+// nothing.
 func TestFollowingGoesOnAfterAnyFailure(t *testing.T) {
 	f := newFixture(t)
 	f.write(2*stepEntries + 20)
@@ -257,7 +255,7 @@ func TestFollowingGoesOnAfterAnyFailure(t *testing.T) {
 	}
 }
 
-// Replicas that follow the same log at the same time, while it grows.
+// Several replicas follow the same log at the same time while it grows.
 func TestManyMayFollowAtOnce(t *testing.T) {
 	f := newFixture(t)
 	f.write(stepEntries + 100)
@@ -280,8 +278,8 @@ func TestManyMayFollowAtOnce(t *testing.T) {
 	f.followsTo(1 + stepEntries + 100 + 600)
 }
 
-// One that was overtaken between its reading and its writing leaves what the other
-// has written.
+// If another process follows between a step's reads and its write, the step leaves the other's rows
+// unchanged.
 func TestAStepThatWasOutrunWritesNothing(t *testing.T) {
 	f := newFixture(t)
 	f.write(10)
@@ -311,8 +309,7 @@ func TestAStepThatWasOutrunWritesNothing(t *testing.T) {
 	f.followsTo(31)
 }
 
-// Nothing is signed about a chain that does not hold, or on a tree that is not the
-// one of the checkpoint before.
+// Nothing is signed about a broken chain, or on a tree that differs from the previous checkpoint's.
 func TestADamagedLogIsNotFollowed(t *testing.T) {
 	put := func(key []byte, change func(row []byte) []byte) func(tx store.Tx) error {
 		return func(tx store.Tx) error {
@@ -379,7 +376,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if change == nil {
-				f.write(1000) // a block of tenantA is full
+				f.write(1000) // fills a block of tenantA
 				change = put(tenantKey(string(tenantA), 500), gone)
 			}
 			kept := f.rowsOf(store.Prefix([]byte("audit/")))
@@ -413,8 +410,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 	f.followsTo(int64(len(f.entries())))
 }
 
-// lose makes the log one that lacks entries which a checkpoint elsewhere knows, and
-// goes on without them.
+// lose makes the log lack entries that a checkpoint elsewhere covers, and accepts the loss.
 func (f *fixture) lose(to uint64) {
 	f.t.Helper()
 	f.log.Halt(&RollbackError{LostTo: to, Epoch: 1, Place: "a test"})
@@ -425,12 +421,12 @@ func (f *fixture) lose(to uint64) {
 	}
 }
 
-// The tree goes on across a rollback, in a log of its own to who follows it.
+// The tree continues across a rollback, and a follower accepts this as one log.
 func TestTheTreeGoesOnInANewEpoch(t *testing.T) {
 	f := newFixture(t)
 	f.write(9)
 	before := f.follow()
-	f.write(10) // without a checkpoint yet
+	f.write(10) // no checkpoint yet
 	f.lose(300)
 	f.write(300)
 	c := f.follow()
@@ -451,8 +447,7 @@ func TestTheTreeGoesOnInANewEpoch(t *testing.T) {
 	}
 }
 
-// A checkpoint at an entry is the one that was signed there, whenever it is asked
-// for.
+// A checkpoint at an entry equals the one that was signed there, at any later time.
 func TestACheckpointAtAnEntryIsTheOneOfItsTime(t *testing.T) {
 	f := newFixture(t)
 	var signed []Checkpoint
@@ -466,13 +461,13 @@ func TestACheckpointAtAnEntryIsTheOneOfItsTime(t *testing.T) {
 			t.Errorf("%+v, want %+v: %v", got, want, err)
 		}
 	}
-	// Of an entry that was not followed yet.
+	// The checkpoint of an entry that is not followed yet.
 	if got, err := f.log.CheckpointAt(t.Context(), 862); err != nil || got.Size != 862 {
 		t.Error(got, err)
 	}
 }
 
-// keptFollowing runs KeepFollowing in a bubble of time, on a store that counts.
+// keptFollowing runs KeepFollowing in a synctest bubble, on a store that counts Updates.
 func keptFollowing(t *testing.T, test func(f *fixture, s *faulty, logged *bytes.Buffer, end func())) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
@@ -486,7 +481,7 @@ func keptFollowing(t *testing.T, test func(f *fixture, s *faulty, logged *bytes.
 		defer end()
 		test(f, s, &logged, end)
 		end()
-		if err := f.store.Close(); err != nil { // its goroutines are of the bubble
+		if err := f.store.Close(); err != nil { // its goroutines belong to the bubble
 			t.Error(err)
 		}
 	})
@@ -495,21 +490,21 @@ func keptFollowing(t *testing.T, test func(f *fixture, s *faulty, logged *bytes.
 func TestTheCheckpointIsAtMostASecondBehind(t *testing.T) {
 	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
 		for n := int64(1); n < 10; n++ {
-			time.Sleep(time.Second) // of the bubble
+			time.Sleep(time.Second) // synctest clock
 			synctest.Wait()
 			f.followsTo(n)
 			f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
 		}
-		time.Sleep(time.Second) // of the bubble
+		time.Sleep(time.Second) // synctest clock
 		synctest.Wait()
 		views, updates := s.views.Load(), s.updates.Load()
-		time.Sleep(time.Hour) // of the bubble
+		time.Sleep(time.Hour) // synctest clock
 		synctest.Wait()
 		if s.views.Load()-views > int64(time.Hour/followEvery) || s.updates.Load() != updates {
 			t.Errorf("while nothing happened it looked %d and wrote %d times", s.views.Load()-views, s.updates.Load()-updates)
 		}
 		f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
-		end() // no second passes: the last step is made now
+		end() // the last step happens at once, without waiting
 		f.followsTo(11)
 		if logged.Len() > 0 {
 			t.Error(logged)
@@ -517,7 +512,7 @@ func TestTheCheckpointIsAtMostASecondBehind(t *testing.T) {
 	})
 }
 
-// A log that has not begun is no failure.
+// An empty log is no failure.
 func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{t: t, clock: time.Now()}
@@ -539,9 +534,9 @@ func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 		var logged bytes.Buffer
 		var wg sync.WaitGroup
 		wg.Go(func() { f.log.KeepFollowing(ctx, slog.New(slog.NewTextHandler(&logged, nil))) })
-		time.Sleep(time.Minute) // of the bubble
+		time.Sleep(time.Minute) // synctest clock
 		f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource}})
-		time.Sleep(time.Second) // of the bubble
+		time.Sleep(time.Second) // synctest clock
 		synctest.Wait()
 		f.followsTo(1)
 		cancel()
@@ -554,7 +549,7 @@ func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 
 func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
-		time.Sleep(time.Second) // of the bubble
+		time.Sleep(time.Second) // synctest clock
 		synctest.Wait()
 		var failing atomic.Bool
 		s.fail = func(_ int64, fn func(store.Tx) error) error {
@@ -564,20 +559,20 @@ func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 			return f.store.Update(context.Background(), fn)
 		}
 		failing.Store(true)
-		err := f.store.Update(f.t.Context(), func(tx store.Tx) error { // the outer test's context is not of the bubble
+		err := f.store.Update(f.t.Context(), func(tx store.Tx) error { // the context of the outer test is outside the bubble
 			_, err := f.log.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)})
 			return err
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute) // of the bubble
+		time.Sleep(time.Minute) // synctest clock
 		synctest.Wait()
 		if n := strings.Count(logged.String(), "level=ERROR"); n != 1 {
 			t.Errorf("%d errors were logged: %s", n, logged)
 		}
 		failing.Store(false)
-		time.Sleep(time.Second) // of the bubble
+		time.Sleep(time.Second) // synctest clock
 		synctest.Wait()
 		f.followsTo(2)
 		if !strings.Contains(logged.String(), "has checkpoints again") {
@@ -586,8 +581,7 @@ func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 	})
 }
 
-// testdata/checkpoint is signed with a key that is kept nowhere but as its seed,
-// which is 32 zero bytes. It must verify for ever.
+// testdata/checkpoint is signed with a key whose seed is 32 zero bytes. It must always verify.
 func TestTheGoldenCheckpointVerifies(t *testing.T) {
 	signed, err := os.ReadFile(filepath.Join("testdata", "checkpoint"))
 	if err != nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// putBack makes the rows of a store those of a copy, as a failover to a server does that
-// lacks the newest commits.
+// putBack restores the rows of a copy, like a failover to a server that lacks the newest commits.
 func (f *fixture) putBack(m *memory) {
 	f.t.Helper()
 	now := copyStore(f.t, f.store)
@@ -32,7 +31,7 @@ func (f *fixture) putBack(m *memory) {
 	}
 }
 
-// Nobody has looked at the log between the last acknowledged commit and the next one.
+// Nothing reads the log between the last acknowledged commit and the next one.
 func TestALostLastCommitIsFoundByTheNext(t *testing.T) {
 	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
 		f := newFixture(t)
@@ -69,8 +68,8 @@ func TestALostLastCommitIsFoundByTheNext(t *testing.T) {
 	})
 }
 
-// Of several replicas, too, each remembers its own last commit, and what became of one
-// that was not acknowledged is still decided by what the store shows.
+// With several replicas, each remembers its own last commit. The store still decides whether a
+// commit without acknowledgement succeeded.
 func TestALostLastCommitOfAReplicaIsFoundByIt(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	a, b := replicas[0], replicas[1]
@@ -82,23 +81,23 @@ func TestALostLastCommitOfAReplicaIsFoundByIt(t *testing.T) {
 	if err := a.tries(AuditRead, tenantA); !errors.Is(err, fault.Unavailable) {
 		t.Error("it is signed again:", err)
 	}
-	_ = a.refused()              // which it checks
-	b.append(AuditRead, tenantB) // which has not seen it
+	_ = a.refused()              // checks the halt
+	b.append(AuditRead, tenantB) // b has not seen the commit
 	a.outcome, b.outcome = done, persisted
 	before = b.read()
 	_ = b.tries(AuditRead, tenantB)
-	b.put(before) // nobody was told that it was there
+	b.put(before) // no client got an acknowledgement of the commit
 	b.outcome = done
 	b.append(AuditRead, tenantB)
 }
 
-// rewrite changes rows as somebody does who has the database and not the key.
+// rewrite changes rows like an attacker who can write to the database but lacks the key.
 func (b *table) rewrite(change func(tx store.Tx) error) {
 	b.put(b.read().with(change))
 }
 
-// The index of a tenant is not signed. Whatever somebody writes there, no replica signs
-// an entry that goes on from anything but the tenant's last one.
+// The index of a tenant is not signed. Whatever an attacker writes there, replicas sign only
+// entries that continue from the tenant's last entry.
 func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 	key := func(n uint64) []byte { return tenantKey(string(tenantA), n) }
 	type rewriting = func(tx store.Tx, r *replica) error
@@ -116,7 +115,7 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 			return tx.Put(key(at), row.encode())
 		}
 	}
-	forged := func(tx store.Tx, _ *replica) error { // an entry of the tenant that nobody has signed
+	forged := func(tx store.Tx, _ *replica) error { // an unsigned entry of the tenant
 		row, err := decodeIndexRow(get(tx, key(1)))
 		if err != nil {
 			return err
@@ -137,7 +136,7 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		rewrite rewriting
-		met     bool // found only by who has known the tenant
+		met     bool // only a replica that knows the tenant finds it
 	}{
 		"the last row is removed": {older, true},
 		"all rows are removed":    {gone, true},
@@ -166,20 +165,20 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 				} else {
 					other.append(AuditRead, tenantA)
 				}
-				other.append(AuditRead, tenantB) // so that r reads again
+				other.append(AuditRead, tenantB) // makes r read again
 				sound := r.read()
 				r.rewrite(func(tx store.Tx) error { return c.rewrite(tx, r) })
 				for range 3 {
 					if err := r.tries(AuditRead, tenantA); fault.Of(err) != fault.Internal || err == nil {
 						t.Error("it is gone on from:", err)
 					}
-					r.append(AuditRead, tenantB) // nobody else fails
+					r.append(AuditRead, tenantB) // other tenants are not affected
 					other.append(AuditRead, authz.SystemTenant)
 				}
 				if err := r.log.HaltedBy(); err != nil {
 					t.Error("it is taken for an older copy:", err)
 				}
-				// The rows are put right again.
+				// Restore the rows.
 				r.rewrite(func(tx store.Tx) error {
 					if err := tx.Delete(key(9)); err != nil {
 						return err
@@ -205,7 +204,8 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 	}
 }
 
-// A replica that has been alone reads nothing before its hook, which finds out itself.
+// A replica that is the only writer reads nothing before its hook, so the hook must find the
+// damage.
 func TestARewrittenHistoryIsFoundByTheHook(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	r, other := replicas[0], replicas[1]
@@ -225,7 +225,7 @@ func TestARewrittenHistoryIsFoundByTheHook(t *testing.T) {
 	r.append(AuditRead, tenantB)
 }
 
-// A commit of several tenants fails once at the most for what was done to one of them.
+// If one tenant's rows are damaged, a commit of several tenants fails at most once.
 func TestARewrittenHistoryFailsItsTenantAlone(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	r, other := replicas[0], replicas[1]
@@ -253,7 +253,7 @@ func TestARewrittenHistoryFailsItsTenantAlone(t *testing.T) {
 	}
 }
 
-// The newest entry of a tenant may be in the archive, and its epoch a former one.
+// A tenant's newest entry may be in the archive and of an earlier epoch.
 func TestATenantGoesOnFromAnEntryThatIsArchived(t *testing.T) {
 	for name, rewrite := range map[string]func(tx store.Tx, last uint64) error{
 		"as it is":        nil,
@@ -295,12 +295,12 @@ func TestATenantGoesOnFromAnEntryThatIsArchived(t *testing.T) {
 	}
 }
 
-// What a replica cannot know when it signs is found by whoever verifies.
+// A verification finds what a replica cannot know when it signs.
 func TestATenantThatWasNotMetMayBeForkedButNotUnnoticed(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	r, other := replicas[0], replicas[1]
 	for range 3 {
-		other.append(AuditRead, tenantA) // up to 4
+		other.append(AuditRead, tenantA) // head at 4
 	}
 	r.rewrite(func(tx store.Tx) error { return tx.Delete(tenantKey(string(tenantA), 3)) })
 	r.append(AuditRead, tenantA)

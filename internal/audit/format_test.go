@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// goldenFingerprint is that of testdata/export.jsonl, a log of seven entries,
-// three of them signed as a group and one that accepts a rollback, whose key is
-// kept nowhere. It must verify for ever.
+// goldenFingerprint is the fingerprint of testdata/export.jsonl, a log of seven entries. Three of
+// them are signed as a group, and one accepts a rollback. The key was not kept. The export must
+// always verify.
 const goldenFingerprint = "f6b6666ae59cd1e8ba67297259d53270ca356f5dc37e428a8a05eedc92d49d3f"
 
 func TestTheGoldenExportVerifies(t *testing.T) {
@@ -28,8 +28,8 @@ func TestTheGoldenExportVerifies(t *testing.T) {
 	}
 }
 
-// The canonical form, held against an encoder that is not ours: RFC 8785 is
-// sorted keys, no space, and the shortest escapes.
+// The canonical form matches an independent encoder. RFC 8785 means sorted keys, no spaces, and the
+// shortest escapes.
 func TestTheCanonicalFormIsRFC8785(t *testing.T) {
 	f := newFixture(t)
 	f.fill(3)
@@ -42,7 +42,7 @@ func TestTheCanonicalFormIsRFC8785(t *testing.T) {
 			t.Fatal(err)
 		}
 		var again bytes.Buffer
-		encoder := json.NewEncoder(&again) // maps are written with sorted keys
+		encoder := json.NewEncoder(&again) // sorts the keys of maps
 		encoder.SetEscapeHTML(false)
 		if err := encoder.Encode(fields); err != nil {
 			t.Fatal(err)

@@ -37,7 +37,7 @@ func TestTheRunningLogIsVerifiedStepByStep(t *testing.T) {
 	}
 }
 
-// A log that does not hold stays so until all of it was verified again.
+// A broken log stays broken until a full pass finds no fault.
 func TestABrokenLogStaysBrokenUntilAFullPass(t *testing.T) {
 	for name, damage := range map[string]func(tx store.Tx) error{
 		"changed": func(tx store.Tx) error {
@@ -75,7 +75,7 @@ func TestABrokenLogStaysBrokenUntilAFullPass(t *testing.T) {
 	}
 }
 
-// What a step beside it concludes does not undo what a pass over all has found.
+// A concurrent step does not overrule the fault that a full pass has found.
 func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -89,7 +89,7 @@ func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 			t.Fatal(p, err)
 		}
 		rows.Store(rows.Load().with(func(tx store.Tx) error { return tx.Delete(entryKey(7)) }))
-		log.LiveVerifier.turn <- struct{}{} // a step is under way, which is past the entry
+		log.LiveVerifier.turn <- struct{}{} // a step is under way and has passed the entry
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -105,7 +105,7 @@ func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 	})
 }
 
-// switched is a store that is exchanged for another one while it is read.
+// switched is a store that a test replaces while it is read.
 type switched struct{ atomic.Pointer[memory] }
 
 func (s *switched) View(ctx context.Context, fn func(store.Reader) error) error {
@@ -118,8 +118,8 @@ func (s *switched) Ready(context.Context) error { return nil }
 
 func (s *switched) Close() error { return nil }
 
-// A full pass finds what has changed behind the verification of the newest
-// entries; and zero verifies nothing.
+// A full pass finds a change to entries that were already verified. The interval zero disables the
+// verification.
 func TestAllIsVerifiedNowAndThen(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -135,16 +135,16 @@ func TestAllIsVerifiedNowAndThen(t *testing.T) {
 			defer close(done)
 			log.KeepVerified(ctx, time.Hour, slog.New(slog.DiscardHandler))
 		}()
-		time.Sleep(10 * time.Minute) // of the bubble
+		time.Sleep(10 * time.Minute) // synctest clock
 		if p := log.Proof(); p.Status != ProofVerified || p.VerifiedTo != 21 {
 			t.Error(p)
 		}
 		rows.Store(rows.Load().with(func(tx store.Tx) error { return tx.Delete(entryKey(7)) }))
-		time.Sleep(10 * time.Minute) // of the bubble
+		time.Sleep(10 * time.Minute) // synctest clock
 		if p := log.Proof(); p.Status != ProofVerified {
 			t.Error("found before its time: ", p)
 		}
-		time.Sleep(time.Hour) // of the bubble
+		time.Sleep(time.Hour) // synctest clock
 		if p := log.Proof(); p.Status != ProofBroken || p.Broken.Sequence != 7 {
 			t.Error(p)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Replicas whose clocks are minutes apart write, follow and verify one log at the same
-// time, and nothing is said of it.
+// Replicas whose clocks differ by minutes write, follow and verify one log at the same time without
+// an error.
 func TestReplicasKeepOneLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		place := &shelf{name: "place"}
@@ -22,13 +22,13 @@ func TestReplicasKeepOneLog(t *testing.T) {
 		for i, r := range newReplicas(t, 3) {
 			r.clock = func() time.Time { return time.Now().Add(time.Duration(i-1) * 5 * time.Minute) }
 			all = append(all, r.run(t.Context(), place))
-			time.Sleep(3 * time.Second) // of the bubble
+			time.Sleep(3 * time.Second) // synctest clock
 		}
 		for i := range 300 {
 			all[i%3].append(AuditRead, []authz.TenantID{tenantA, tenantB}[i/3%2])
-			time.Sleep(100 * time.Millisecond) // of the bubble
+			time.Sleep(100 * time.Millisecond) // synctest clock
 		}
-		time.Sleep(2 * time.Minute) // of the bubble
+		time.Sleep(2 * time.Minute) // synctest clock
 		synctest.Wait()
 		written := uint64(0)
 		for _, r := range all {
@@ -52,7 +52,7 @@ func TestReplicasKeepOneLog(t *testing.T) {
 			r.end()
 		}
 		report := all[0].verified(t)
-		if report.Entries != 302 || report.Sequence != 302 || written != 302 { // and one that the place was begun
+		if report.Entries != 302 || report.Sequence != 302 || written != 302 { // including the entry of the anchor's start
 			t.Errorf("%d entries up to %d, of which %d were counted", report.Entries, report.Sequence, written)
 		}
 		checkpoints := all[0].checkpoints(t, all[0].log.signer.Public())
@@ -75,23 +75,23 @@ func TestReplicasKeepOneLog(t *testing.T) {
 	})
 }
 
-// What a replica wrote that is gone since is followed, and anchored, by the others.
+// The other replicas follow and anchor the entries of a replica that is gone.
 func TestTheOthersFollowWhatADeadReplicaWrote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		place := &shelf{name: "place"}
 		replicas := newReplicas(t, 3)
 		first := replicas[0].run(t.Context(), place)
-		time.Sleep(30 * time.Second) // of the bubble
+		time.Sleep(30 * time.Second) // synctest clock
 		first.end()
 		others := []*running{replicas[1].run(t.Context(), place), replicas[2].run(t.Context(), place)}
-		time.Sleep(30 * time.Second) // of the bubble
+		time.Sleep(30 * time.Second) // synctest clock
 		replicas[0].append(AuditRead, tenantA)
-		time.Sleep(time.Second) // of the bubble
+		time.Sleep(time.Second) // synctest clock
 		synctest.Wait()
 		if _, c, err := others[1].log.chain.NewestCheckpoint(t.Context()); err != nil || c.Sequence != 3 {
 			t.Errorf("%+v, %v", c, err)
 		}
-		time.Sleep(20 * time.Second) // of the bubble
+		time.Sleep(20 * time.Second) // synctest clock
 		synctest.Wait()
 		if c, err := ParseCheckpoint(place.kept(), first.log.signer.Public()); err != nil || c.Sequence != 3 {
 			t.Errorf("the place keeps %+v, %v", c, err)
@@ -102,15 +102,15 @@ func TestTheOthersFollowWhatADeadReplicaWrote(t *testing.T) {
 	})
 }
 
-// An older copy of the database under running replicas: each of them finds out with
-// its next commit, or by looking, and one acceptance has all of them go on.
+// An older copy of the database replaces the newest one under running replicas. Each replica finds
+// out at its next commit or look, and one acceptance lets all of them continue.
 func TestARollbackUnderRunningReplicas(t *testing.T) {
 	for name, c := range map[string]struct {
-		forked bool // somebody new has written to the older copy before anybody looked
-		more   bool // than the one knows who accepts
-		wrote  bool // each finds out by a commit
-		back   bool // the newest copy is put back
-		place  bool // there is one outside that knows, too
+		forked bool // a new replica wrote to the older copy before the others looked
+		more   bool // the loss is larger than the accepting replica knows
+		wrote  bool // each replica finds out at a commit
+		back   bool // the newest copy is restored
+		place  bool // an anchor knows of the loss, too
 	}{
 		"found by commits":                      {wrote: true},
 		"found by looking":                      {},
@@ -135,15 +135,15 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 				for i := range 30 {
 					all[i%3].append(AuditRead, tenantA)
 				}
-				time.Sleep(time.Minute) // of the bubble
+				time.Sleep(time.Minute) // synctest clock
 				synctest.Wait()
 				older := b.read()
 				for i := range 30 {
 					all[i%3].append(AuditRead, tenantB)
 				}
-				time.Sleep(time.Minute) // of the bubble
+				time.Sleep(time.Minute) // synctest clock
 				synctest.Wait()
-				if c.more { // which the first one does not see
+				if c.more { // the first replica does not see this
 					all[2].append(AuditRead, tenantA)
 					all[2].append(AuditRead, tenantA)
 				}
@@ -164,11 +164,11 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 					if err := r.tries(AuditRead, tenantA); !errors.Is(err, fault.Unavailable) || !errors.As(err, &lost) {
 						t.Errorf("it is written to: %v", err)
 					}
-					_ = r.refused() // which it checks
+					_ = r.refused() // checks the halt
 				}
-				time.Sleep(time.Second) // of the bubble
+				time.Sleep(time.Second) // synctest clock
 				if c.place {
-					time.Sleep(10 * time.Second) // of the bubble: until it is looked at
+					time.Sleep(10 * time.Second) // synctest clock; time for the next look
 				}
 				synctest.Wait()
 				if b.read() != before {
@@ -197,9 +197,9 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 				} else if _, err := all[0].log.AcceptRollback(t.Context(), admin(), "a test"); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(time.Second) // of the bubble
+				time.Sleep(time.Second) // synctest clock
 				if c.back && c.place {
-					time.Sleep(10 * time.Second) // of the bubble: until the place is looked at
+					time.Sleep(10 * time.Second) // synctest clock; time for the next look at the anchor
 				}
 				synctest.Wait()
 				for _, r := range all {
@@ -210,14 +210,14 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 					r.append(AuditRead, tenantA)
 					r.append(AuditRead, tenantB)
 				}
-				time.Sleep(time.Second) // of the bubble
+				time.Sleep(time.Second) // synctest clock
 				synctest.Wait()
 				for _, r := range all {
 					if lag := r.log.Lag(); lag != 0 {
 						t.Error("a second later the lag is", lag)
 					}
 				}
-				time.Sleep(2 * time.Minute) // of the bubble
+				time.Sleep(2 * time.Minute) // synctest clock
 				synctest.Wait()
 				want := 1
 				if c.back {
@@ -248,7 +248,7 @@ func TestARollbackUnderRunningReplicas(t *testing.T) {
 	}
 }
 
-// One acceptance is of all that is known at that moment, whoever has found it.
+// One acceptance covers all losses known at that moment, whichever replica found them.
 func TestAnAcceptanceAsksWhatPlacesKnow(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	a, b, place := replicas[0], replicas[1], &shelf{name: "place"}
@@ -263,28 +263,28 @@ func TestAnAcceptanceAsksWhatPlacesKnow(t *testing.T) {
 		return newestOf(t, a.log)
 	}
 	_ = note()
-	if _, err := b.log.Follow(t.Context()); err != nil { // b knows up to 21
+	if _, err := b.log.Follow(t.Context()); err != nil { // b has seen the log up to 21
 		t.Fatal(err)
 	}
 	a.append(AuditRead, tenantA)
-	place.put(note()) // 22
+	place.put(note()) // checkpoint at 22
 	a.put(older)
 	NewAnchorKeeper(b.log.Log, b.log.guard, []AnchorPlace{place}, AnchorOptions{Logger: quiet()})
-	r, err := b.log.AcceptRollback(t.Context(), admin(), "a test") // nobody has looked before
+	r, err := b.log.AcceptRollback(t.Context(), admin(), "a test") // no replica has looked before
 	if err != nil || r.LostFrom != 2 || r.LostTo != 22 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := a.tries(AuditRead, tenantA); err != nil {
 		t.Error(err)
 	}
-	// And what this process has seen itself.
+	// The same for a loss that only this process has seen.
 	a.put(older)
 	if r, err := a.log.AcceptRollback(t.Context(), admin(), "a test"); err != nil || r.LostFrom != 2 || r.LostTo < 23 || r.Epoch != 3 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
-// A commit that begins with an acceptance takes up no more than that accepts.
+// A commit that starts with an acceptance covers only what that acceptance names.
 func TestAnAcceptanceIsNotOfMoreThanItKnows(t *testing.T) {
 	r := newReplicas(t, 1)[0]
 	older := r.read()
@@ -306,7 +306,7 @@ func TestAnAcceptanceIsNotOfMoreThanItKnows(t *testing.T) {
 	}
 }
 
-// The row of a head says what anybody may have written there.
+// Anyone with write access to the database can write the head row.
 func TestAForeignHeadIsVerified(t *testing.T) {
 	for name, forge := range map[string]func(tx store.Tx, r *replica) error{
 		"of an entry that is not there": func(tx store.Tx, _ *replica) error {
@@ -344,7 +344,7 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 			a, b := replicas[0], replicas[1]
 			b.append(AuditRead, tenantA)
 			a.append(AuditRead, tenantA)
-			b.append(AuditRead, tenantA) // up to 4
+			b.append(AuditRead, tenantA) // head at 4
 			m := a.read().with(func(tx store.Tx) error { return forge(tx, a) })
 			a.put(m)
 			for _, r := range replicas {
@@ -360,9 +360,8 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 	}
 }
 
-// A step that read entries which an older copy of the database took the place of, and
-// other entries since, writes nothing, even if the checkpoint is the one that it began
-// with.
+// A step writes nothing if an older copy of the database and newer entries replaced the entries
+// that it read, even if the checkpoint is unchanged.
 func TestAStepOfAnotherHistoryIsNotWritten(t *testing.T) {
 	r := newReplicas(t, 1)[0]
 	if _, err := r.log.Follow(t.Context()); err != nil {
@@ -398,7 +397,7 @@ func TestAStepOfAnotherHistoryIsNotWritten(t *testing.T) {
 	r.verified(t)
 }
 
-// The entry that a process has seen may be in the archive by now.
+// The newest entry that a process has seen may be archived by now.
 func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 	replicas := newReplicas(t, 2)
 	awake, asleep := replicas[0], replicas[1]
@@ -421,7 +420,7 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 	if _, written, err := asleep.log.Progress(t.Context()); err != nil || written[Kind{AuditRead, Success}] != 2 {
 		t.Error(written, err)
 	}
-	// The tree tells whether it is the one that is archived.
+	// The tree shows whether it is the archived entry.
 	if has, err := awake.log.chain.has(memoryTx{cut}, seen); !has || err != nil {
 		t.Error(has, err)
 	}

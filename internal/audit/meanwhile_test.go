@@ -16,7 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// put writes to the store what the log knows nothing of.
+// put changes the store without the log's knowledge.
 func (f *fixture) put(change func(store.Tx) error) {
 	f.t.Helper()
 	if err := f.store.Update(f.t.Context(), change); err != nil {
@@ -24,7 +24,7 @@ func (f *fixture) put(change func(store.Tx) error) {
 	}
 }
 
-// between does something before one of the Views of a store.
+// between calls a function before one of the Views of a store.
 type between struct {
 	store.Store
 	views atomic.Int64
@@ -41,8 +41,7 @@ func (s *between) View(ctx context.Context, closure func(store.Reader) error) er
 	return s.Store.View(ctx, closure)
 }
 
-// Whatever is archived while somebody reads it, a log that holds is never said to be
-// broken.
+// A sound log is never reported as broken, whatever is archived while it is read.
 func TestWhatIsArchivedWhileItIsReadIsNoFault(t *testing.T) {
 	for name, read := range map[string]func(l *parts, a Archive) error{
 		"export":         func(l *parts, _ Archive) error { return l.Export(context.Background(), io.Discard, 0) },
@@ -94,8 +93,7 @@ func TestWhatIsArchivedWhileItIsReadIsNoFault(t *testing.T) {
 	}
 }
 
-// A backup that was restored writes another history of the same entries: the archive
-// keeps both.
+// A restored backup writes another history of the same sequences. The archive keeps both.
 func TestAnArchivedHistoryIsNotOverwritten(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -127,8 +125,8 @@ func TestAnArchivedHistoryIsNotOverwritten(t *testing.T) {
 	}
 }
 
-// What was deleted is forgotten with the entries that say so, and found if it is
-// back.
+// A base omits deleted items together with the archived entries of their deletion. Rows of deleted
+// items that reappear are found.
 func TestABaseForgetsWhatIsGone(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -143,13 +141,13 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	}
 	gone("cred_0")
 	gone("cred_1")
-	f.sealed(tenantA, "cred_1", "1", strings.Repeat("b", 64)) // again, and it stays
+	f.sealed(tenantA, "cred_1", "1", strings.Repeat("b", 64)) // sealed again, and stays
 	gone("cred_2")
 	apiKey(APIKeyCreated, "key_0")
 	apiKey(APIKeyCreated, "key_1")
 	apiKey(APIKeyRevoked, "key_0")
 	f.advance(keep + 2*lateness)
-	gone("cred_3") // later than what is archived
+	gone("cred_3") // after the archived part
 	apiKey(APIKeyRevoked, "key_1")
 	f.fill(2)
 	written := f.hashes()
@@ -157,13 +155,13 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	f.put(func(tx store.Tx) error { row = get(tx, currentKey(string(tenantA), "cred_0")); return nil })
 	c := Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}
 	f.follow()
-	broken := &failing{Store: f.store, at: 2} // the one after the cut's
+	broken := &failing{Store: f.store, at: 2} // the Update after the cut's
 	f.log.chain.store = broken
 	if _, err := c.Run(t.Context()); err == nil {
 		t.Fatal("it did not fail")
 	}
 	f.log.chain.store = f.store
-	f.whole(a, written) // with all that is still to be removed
+	f.whole(a, written) // including everything that is still to be removed
 	if _, err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +190,7 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	}
 }
 
-// An object that is compressed from more than can be kept is no segment.
+// An object that decompresses to more than the bound is no segment.
 func TestARemovalReadsNoBomb(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -212,7 +210,7 @@ func TestARemovalReadsNoBomb(t *testing.T) {
 	}
 }
 
-// The entries of an export before there were checkpoints are as they are now.
+// Exports from before checkpoints have the same entries, but another closing line.
 func TestAFormerExportNamesItsRemedy(t *testing.T) {
 	f := newFixture(t)
 	f.fill(3)
@@ -229,7 +227,7 @@ func TestAFormerExportNamesItsRemedy(t *testing.T) {
 	}
 }
 
-// A bundle is the hashes of entries, whatever became of their signatures.
+// A bundle has the hashes of entries, even if their signatures are damaged.
 func TestABundleNeedsNoSignatures(t *testing.T) {
 	f := newFixture(t)
 	f.log.SetSigning(SignBatches)
@@ -254,7 +252,8 @@ func TestABundleNeedsNoSignatures(t *testing.T) {
 	}
 }
 
-// A place keeps a signed note, and who can write there decides how much is read.
+// An anchor keeps a signed note. The reader bounds its size, because anyone with write access to
+// the anchor chooses it.
 func TestALongAnchorIsNotReadWhole(t *testing.T) {
 	f := newFixture(t)
 	dir := t.TempDir()
@@ -266,7 +265,7 @@ func TestALongAnchorIsNotReadWhole(t *testing.T) {
 	a := f.anchoredAt(NewBucketPlace(f.log.ChainID(), bucket))
 	a.keep()
 	signed := newestOf(t, f.log)
-	// A note may have others' signatures too.
+	// A note may also carry the signatures of others.
 	others := bytes.Repeat([]byte("\u2014 other AAAAAAAA\n"), maxNote/20)
 	if _, why := a.keeper.readAnchor(append(bytes.Clone(signed), others...)); why != anchorMalformed {
 		t.Errorf("a long note is refused as %q", why)

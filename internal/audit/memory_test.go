@@ -10,8 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// memory is a store of rows that a test changes without a file: a sorted list,
-// whose values are shared with the lists it was copied from.
+// memory is an in-memory store: a sorted list of rows. A copy shares the values of its original.
 type memory struct{ rows []row }
 
 func copyStore(t testing.TB, s store.Store) *memory {
@@ -27,7 +26,7 @@ func copyStore(t testing.TB, s store.Store) *memory {
 	return m
 }
 
-// with returns a copy that was changed.
+// with returns a changed copy.
 func (m *memory) with(change func(tx store.Tx) error) *memory {
 	c := &memory{slices.Clone(m.rows)}
 	if err := c.Update(context.Background(), change); err != nil {

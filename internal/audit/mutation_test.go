@@ -17,14 +17,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// victim is a log that has everything a log may have: entries signed alone and
-// in groups, several tenants, credentials, an accepted rollback, full and partial
-// tiles, summaries, and entries that were not followed yet.
+// victim is a log with everything that a log can have: entries signed alone and in groups, several
+// tenants, credentials, an accepted rollback, full and partial tiles, summaries, and entries that
+// are not followed yet.
 type victim struct {
 	*fixture
 	*memory
-	raw             store.Store // nil: what is changed is a copy in memory
-	lostFrom, epoch uint64      // the sequences around the rollback
+	raw             store.Store // nil: changes are made on a copy in memory
+	lostFrom, epoch uint64      // sequences around the rollback
 	head            uint64
 	options         Options
 }
@@ -81,7 +81,7 @@ func newVictimOn(t testing.TB, newFixture func(testing.TB) *fixture) *victim {
 	return v
 }
 
-// verifyWith verifies the log with a change, which does not stay.
+// verifyWith verifies the log with a change, and undoes the change.
 func (v *victim) verifyWith(change func(tx store.Tx) error) error {
 	if v.raw == nil {
 		_, err := VerifyStore(context.Background(), v.with(change), v.options)
@@ -112,7 +112,7 @@ func (v *victim) verifyWith(change func(tx store.Tx) error) error {
 	return err
 }
 
-// undoneTx notes what was there before.
+// undoneTx records the previous rows, so they can be restored.
 type undoneTx struct {
 	store.Tx
 	before map[string][]byte
@@ -131,7 +131,7 @@ func (tx *undoneTx) Put(key, value []byte) error { return cmp.Or(tx.note(key), t
 
 func (tx *undoneTx) Delete(key []byte) error { return cmp.Or(tx.note(key), tx.Tx.Delete(key)) }
 
-// each calls do for 0 to n-1, at the same time when the changes are of copies.
+// each calls do for 0 to n-1, concurrently if changes are made on copies.
 func (v *victim) each(n int, do func(i int)) {
 	if v.raw == nil {
 		onAllCores(n, do)
@@ -142,7 +142,7 @@ func (v *victim) each(n int, do func(i int)) {
 	}
 }
 
-// fill has concurrent writers record entries, nine of ten of one tenant.
+// fill lets concurrent writers record entries, nine of ten for one tenant.
 func (v *victim) fill(n int) {
 	var wg sync.WaitGroup
 	for i := range n {
@@ -162,8 +162,8 @@ func (v *victim) fill(n int) {
 	wg.Wait()
 }
 
-// rememberSignatures lets the same signature over the same hash be verified once:
-// thousands of logs that differ in one bit share all others.
+// rememberSignatures returns a check that verifies the same signature over the same hash only once.
+// Thousands of logs that differ in one bit share all other signatures.
 func rememberSignatures() func(stored, func() bool) bool {
 	type signed struct {
 		hash            [32]byte
@@ -183,14 +183,14 @@ func rememberSignatures() func(stored, func() bool) bool {
 	}
 }
 
-// sequenceIn returns the sequences that a change of the row may be reported at,
-// 0 and 0 when any will do.
+// sequenceIn returns the range of sequences at which a change of the row may be reported, or 0 and
+// 0 if any sequence is accepted.
 func (v *victim) sequenceIn(r row) (from, to uint64) {
 	exactly := func(n uint64) (uint64, uint64) { return n, n }
 	at := func(rng store.Range) uint64 { return binary.BigEndian.Uint64(r.key[len(rng.From):]) }
 	switch {
 	case bytes.HasPrefix(r.key, entryRange.From):
-		if at(entryRange) == v.epoch { // damaged, it does not say what was lost
+		if at(entryRange) == v.epoch { // a damaged acceptance does not say what was lost
 			return v.lostFrom, v.epoch
 		}
 		return exactly(at(entryRange))
@@ -204,8 +204,8 @@ func (v *victim) sequenceIn(r row) (from, to uint64) {
 	return 0, 0
 }
 
-// Each single-bit flip at 10,000 places in all rows that the log owns, keys
-// included, is reported, at the first sequence that is wrong.
+// Single-bit flips at 10,000 places in all rows of the log, including keys, are reported at the
+// first wrong sequence.
 func TestEachFlippedBitIsReported(t *testing.T) {
 	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
 		v := newVictimOn(t, newFixture)
@@ -230,8 +230,8 @@ func (v *victim) flips(t *testing.T, samples int) {
 	type flip struct{ row, at, bit int }
 	flips := make([]flip, samples)
 	for i := range flips {
-		// Half of them evenly over all bytes, most of which are signatures, and
-		// half evenly over the rows.
+		// Half of the flips are spread evenly over all bytes, most of which belong to signatures.
+		// The other half is spread evenly over the rows.
 		r, at := 0, random.IntN(places[rows])
 		for places[r+1] <= at {
 			r++
@@ -260,7 +260,7 @@ func (v *victim) flips(t *testing.T, samples int) {
 		}
 		err := v.verifyWith(func(tx store.Tx) error { return cmp.Or(tx.Delete(old.key), tx.Put(key, value)) })
 		from, to := v.sequenceIn(old)
-		if f.at < len(key) { // the row is missing here, and may be in the way there
+		if f.at < len(key) { // the row is missing here, and may replace another one there
 			from, to = 1, cmp.Or(to, v.head+1)
 			if overwritten > 0 {
 				to = min(to, max(overwritten, 1))
@@ -281,7 +281,7 @@ func (v *victim) flips(t *testing.T, samples int) {
 	}
 }
 
-// No row of the log can be left out, and none can be there under another key too.
+// Every missing row is reported, and every row that also stands under another key.
 func TestEachMissingRowIsReported(t *testing.T) {
 	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
 		v := newVictimOn(t, newFixture)
@@ -312,7 +312,7 @@ func (v *victim) missing(t *testing.T, every int) {
 	})
 }
 
-// Rows that would be the log's if it were longer are not there yet.
+// Rows that belong to a longer log are reported.
 func TestRowsAheadOfTheLogAreReported(t *testing.T) {
 	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) { newVictimOn(t, newFixture).ahead(t) })
 }
@@ -341,7 +341,7 @@ func (v *victim) ahead(t *testing.T) {
 	}
 }
 
-// What someone does who writes to the database and does not have the key.
+// The forger can write to the database but does not have the key.
 func TestWhatAForgerDoesIsReported(t *testing.T) {
 	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) { newVictimOn(t, newFixture).forged(t) })
 }
@@ -396,8 +396,8 @@ func (v *victim) forged(t *testing.T) {
 	}
 }
 
-// A log whose tail was cut behind its newest checkpoint, or that is an older copy
-// of itself, holds: only what is kept elsewhere tells.
+// A log that was cut after its newest checkpoint, or an older copy of the log, verifies by itself.
+// Only a checkpoint kept elsewhere reveals the loss.
 func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 	f := newFixture(t)
 	f.fill(30)
@@ -424,7 +424,7 @@ func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 	if broken, ok := IsBroken(err); !ok || broken.Sequence != 32 || !strings.Contains(broken.Reason, "was cut") {
 		t.Fatal(err)
 	}
-	// The older copy goes on, with the same key: another log than the one known.
+	// The older copy continues with the same key, and becomes another log than the known one.
 	fork := f.copyOf(older)
 	fork.fill(30)
 	_, err = VerifyStore(t.Context(), fork.store, o)
@@ -433,8 +433,8 @@ func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 	}
 }
 
-// rewrite changes the entries of a range and links them anew; they keep the
-// signatures they had, for want of the key.
+// rewrite changes the entries of a range and links them again. They keep their old signatures,
+// because a forger does not have the key.
 func (v *victim) rewrite(tx store.Tx, from, to uint64, change func(*Entry)) error {
 	renamed := make(map[string]string)
 	for n := from; n <= to; n++ {
@@ -457,7 +457,7 @@ func (v *victim) rewrite(tx store.Tx, from, to uint64, change func(*Entry)) erro
 	return nil
 }
 
-// put writes an entry with its index, and the head if it is the newest.
+// put writes an entry and its index row, and the head if the entry is the newest.
 func (v *victim) put(tx store.Tx, e *Entry) error {
 	core, err := e.canonical(nil, false)
 	if err != nil {
@@ -478,7 +478,7 @@ func (v *victim) put(tx store.Tx, e *Entry) error {
 	return err
 }
 
-// cut removes what comes after an entry, with all that was derived from it.
+// cut removes the entries after a sequence and everything derived from them.
 func (v *victim) cut(tx store.Tx, last uint64) error {
 	e, err := readEntry(tx, last)
 	if err != nil {
@@ -506,7 +506,7 @@ func (f *fixture) copyOf(m *memory) *fixture {
 	return g
 }
 
-// open makes a store of the rows, with the log as its hook.
+// open creates a store of the rows, with the log as its hook.
 func (f *fixture) open(m *memory) {
 	f.t.Helper()
 	fill := mustOpen(f.t, f.path, nil)
@@ -525,8 +525,7 @@ func (f *fixture) open(m *memory) {
 	f.t.Cleanup(func() { f.store.Close() })
 }
 
-// Base64 has bits that say nothing: the log's own checkpoints have one spelling
-// all the same.
+// Base64 has unused bits. A checkpoint in the store still has only one valid spelling.
 func TestASpareBitOfACheckpointIsReported(t *testing.T) {
 	f := newFixture(t)
 	f.fill(3)

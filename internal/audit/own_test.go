@@ -9,7 +9,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// cutTail removes the newest entries, up to one, with all that names them but the
+// cutTail removes the entries after a sequence and all rows that name them, but keeps the
 // checkpoint.
 func (f *fixture) cutTail(to uint64) {
 	f.t.Helper()
@@ -21,7 +21,7 @@ func (f *fixture) cutTail(to uint64) {
 		for n := head.sequence; n > to; n-- {
 			e, err := readEntry(tx, n)
 			if errors.Is(err, errNoEntry) {
-				continue // an accepted rollback left it out
+				continue // an accepted rollback skipped the sequence
 			}
 			if err != nil {
 				return err
@@ -42,8 +42,8 @@ func (f *fixture) cutTail(to uint64) {
 	f.restart()
 }
 
-// A log whose tail was cut knows by its own checkpoint, without any place outside,
-// and goes on when that is accepted.
+// A log whose tail was cut finds out from its own checkpoint, without an anchor. It continues when
+// the loss is accepted.
 func TestALogThatIsBehindItsOwnCheckpointIsRefused(t *testing.T) {
 	for name, sizes := range map[string][3]int{
 		"within a tile":              {20, 16, 21},
@@ -94,7 +94,7 @@ func TestALogThatIsBehindItsOwnCheckpointIsRefused(t *testing.T) {
 	}
 }
 
-// The follower finds out, too, when nobody looked before.
+// The follower finds out, too, if nothing else has looked.
 func TestTheFollowerRefusesALogBehindItsOwnCheckpoint(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -118,13 +118,13 @@ func TestTheFollowerRefusesALogBehindItsOwnCheckpoint(t *testing.T) {
 	f.followsTo(16)
 }
 
-// Whoever writes other entries in the place of those that he cut does no better.
+// Writing other entries in place of the removed ones does not help an attacker.
 func TestALogThatLeavesItsOwnCheckpointIsRefused(t *testing.T) {
 	f := newFixture(t)
 	f.fill(300)
 	f.follow()
 	f.cutTail(270)
-	f.fill(100) // as by a release that did not look
+	f.fill(100) // as by a release that did not check
 	f.restart()
 	a := f.anchoredAt()
 	a.refused(0, 301)
@@ -140,15 +140,15 @@ func TestALogThatLeavesItsOwnCheckpointIsRefused(t *testing.T) {
 	f.anchoredAt().goesOn()
 }
 
-// Of what a place outside and the database itself know the worse counts, and both
-// are accepted at once.
+// If both an anchor and the database know of a loss, the larger loss counts, and one acceptance
+// covers both.
 func TestTheDatabaseAndAPlaceKnowOfALoss(t *testing.T) {
 	for name, ahead := range map[string]bool{"the place knows less": false, "the place knows more": true} {
 		t.Run(name, func(t *testing.T) {
 			f, place := newFixture(t), &shelf{name: "place"}
 			a := f.anchoredAt(place)
 			a.fill(19)
-			a.keep() // at 20, with an entry at 21
+			a.keep() // checkpoint at 20, head at 21
 			kept := f.copied()
 			if ahead {
 				a.fill(10)
@@ -181,8 +181,7 @@ func TestTheDatabaseAndAPlaceKnowOfALoss(t *testing.T) {
 	}
 }
 
-// Rows of epochs that no entry began change nothing that is signed, and do not
-// outlast an acceptance.
+// Forged rows of epochs change nothing that is signed, and an acceptance removes them.
 func TestForgedEpochsAreNoEpochs(t *testing.T) {
 	for name, row := range map[string]struct{ key, value []byte }{
 		"at the next entry":  {epochKey(7), epoch{7, 11, 10}.encode()},
@@ -236,12 +235,12 @@ func TestForgedEpochsAreNoEpochs(t *testing.T) {
 	}
 }
 
-// An acceptance whose row is gone is not passed over.
+// An acceptance without its epoch row is reported.
 func TestAnEpochWithoutItsRowIsDamage(t *testing.T) {
 	f := newFixture(t)
 	f.fill(9)
 	f.follow()
-	f.rollBack(10, 10) // no sequence is skipped
+	f.rollBack(10, 10) // skips no sequence
 	if err := f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Delete(epochKey(2)) }); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +250,7 @@ func TestAnEpochWithoutItsRowIsDamage(t *testing.T) {
 	}
 }
 
-// A row that nobody accepted does not have a loss accepted.
+// A forged epoch row does not accept a loss.
 func TestAForgedEpochAcceptsNothing(t *testing.T) {
 	f := newFixture(t)
 	f.fill(9)
@@ -264,8 +263,7 @@ func TestAForgedEpochAcceptsNothing(t *testing.T) {
 	}
 }
 
-// What is derived may be damaged without an entry that is lost: that stops the
-// follower, and not the log.
+// Damage of derived rows is no loss of entries. It stops the follower, but not the log.
 func TestDamagedRowsAreNoLoss(t *testing.T) {
 	for name, change := range map[string]func(tx store.Tx) error{
 		"an epoch's": func(tx store.Tx) error { return tx.Delete(epochKey(2)) },

@@ -10,7 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// sample is an entry with every field set; its strings are plain.
+// sample returns an entry with every field set to plain strings.
 func sample() *Entry {
 	return &Entry{
 		Actor:              Actor{ID: "key_1", Type: "api_key"},
@@ -42,8 +42,8 @@ func line(t testing.TB, e *Entry, whole bool) []byte {
 	return b
 }
 
-// The strings that the parser leaves to the general one are those that have
-// another form in JSON.
+// The fast parser leaves exactly those strings to the general one that need escapes in JSON or are
+// not ASCII.
 func TestPlainStringsAreTheirOwnJSON(t *testing.T) {
 	for c := range 256 {
 		s := "a" + string([]byte{byte(c)})
@@ -76,14 +76,14 @@ func TestTheParserReadsWhatEntriesAreMadeOf(t *testing.T) {
 	if p := (parser{text: string(line(t, e, true))}); !p.entry(true) || p.e.Attributes == nil {
 		t.Error("no attributes")
 	}
-	e.Actor.ID, e.RequestID = "Zoë \u2028", "a\\\"\n\x7f" // for the general parser
+	e.Actor.ID, e.RequestID = "Zoë \u2028", "a\\\"\n\x7f" // strings for the general parser
 	got, err := ParseEntry(line(t, e, true))
 	if err != nil || !reflect.DeepEqual(got, e) {
 		t.Error(got, err)
 	}
 }
 
-// Every spelling but one is refused, by the parser and by the one behind it.
+// Both parsers reject every spelling but one.
 func TestOneSpellingOfAnEntryIsRead(t *testing.T) {
 	good := string(line(t, sample(), true))
 	for name, edit := range map[string][2]string{
@@ -134,7 +134,7 @@ func TestOneSpellingOfAnEntryIsRead(t *testing.T) {
 	}
 }
 
-// FuzzParse holds the parser against the general one.
+// FuzzParse compares the fast parser with the general one.
 func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, whole bool) {
 		want, err := parseAny(b, whole)

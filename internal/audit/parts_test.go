@@ -7,7 +7,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// parts are a log and all that reads, follows and verifies it, as a process has them.
+// parts are a log and everything in a process that reads, follows and verifies it.
 type parts struct {
 	*Log
 	*Reader

@@ -204,7 +204,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 				defer close(done)
 				log.KeepVerified(ctx, 24*time.Hour, logger)
 			}()
-			time.Sleep(d) // of the bubble
+			time.Sleep(d) // synctest clock
 			p := log.Proof()
 			cancel()
 			<-done
@@ -233,7 +233,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 			t.Errorf("it is said:\n%s", &said)
 		}
 		// What is too old is verified from the beginning.
-		time.Sleep(49 * time.Hour) // of the bubble
+		time.Sleep(49 * time.Hour) // synctest clock
 		if resumed, err := f.on(rows, time.Now).resume(t.Context(), 48*time.Hour); resumed || err != nil {
 			t.Error(resumed, err)
 		}
