@@ -7,13 +7,13 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// RegisterUser makes a user and its tenant, whose trial begins. ErrConflict:
-// the address is taken.
+// RegisterUser creates a user and its tenant and starts the tenant's trial. ErrConflict: the
+// address is taken.
 func (v *V2) RegisterUser(ctx context.Context, r v2.RegisterRequest) (*v2.RegisterAnswer, error) {
 	return do[v2.RegisterAnswer](ctx, v.transport, post("/api/v2/auth/register", r).anonymous())
 }
 
-// Login begins a session: from here on the methods of V2 act as the user.
+// Login begins a session. From then on the methods of V2 act as the user.
 func (v *V2) Login(ctx context.Context, r v2.LoginRequest) (*v2.TokenAnswer, error) {
 	t, refresh, err := v.tokens(ctx, post("/api/v2/auth/login", r).anonymous())
 	if err != nil {
@@ -23,22 +23,20 @@ func (v *V2) Login(ctx context.Context, r v2.LoginRequest) (*v2.TokenAnswer, err
 	return t, nil
 }
 
-// RefreshSession exchanges the refresh token for new tokens now. There is
-// seldom a reason to: a call that is refused does it by itself.
-// ErrUnauthenticated: there is no session, or it has ended.
+// RefreshSession exchanges the refresh token for new tokens now. This is seldom necessary, because
+// a rejected call does it by itself. ErrUnauthenticated: there is no session, or it has ended.
 func (v *V2) RefreshSession(ctx context.Context) (*v2.TokenAnswer, error) {
 	return v.session.force(ctx)
 }
 
-// Logout ends the session; nil also when it had ended already. Afterwards the
+// Logout ends the session. It returns nil also when the session has already ended. Afterwards the
 // methods of V2 carry the API key again, if there is one.
 func (v *V2) Logout(ctx context.Context) error {
 	access, refresh := v.session.tokens()
 	if access == (credential{}) {
 		return nil
 	}
-	// The server takes either token, so an access token that has expired is no
-	// reason to renew it first.
+	// The server accepts either token, so an expired access token needs no renewal first.
 	err := v.transport.run(ctx, logout(access, refresh))
 	if err != nil && !errors.Is(err, ErrUnauthenticated) {
 		return err
@@ -47,17 +45,17 @@ func (v *V2) Logout(ctx context.Context) error {
 	return nil
 }
 
-// logout is the call that ends the session of two tokens.
+// logout returns the call that ends the session with these tokens.
 func logout(access credential, refresh string) call {
 	return post("/api/v2/auth/logout", nil).as(access).withRefreshToken(refresh)
 }
 
-// exchange uses up a refresh token.
+// exchange exchanges the refresh token for new tokens.
 func (v *V2) exchange(ctx context.Context, refresh string) (*v2.TokenAnswer, string, error) {
 	return v.tokens(ctx, post("/api/v2/auth/refresh", nil).anonymous().withRefreshToken(refresh))
 }
 
-// tokens sends a call whose answer carries both tokens.
+// tokens sends a call whose answer contains both tokens.
 func (v *V2) tokens(ctx context.Context, c call) (*v2.TokenAnswer, string, error) {
 	r, err := v.transport.reply(ctx, c)
 	if err != nil {
@@ -75,40 +73,40 @@ func (v *V2) tokens(ctx context.Context, c call) (*v2.TokenAnswer, string, error
 	return t, "", nil
 }
 
-// VerifyEmail takes the token of a verification mail. ErrInvalid: the token is
+// VerifyEmail confirms an address with the token of a verification e-mail. ErrInvalid: the token is
 // wrong, used or expired.
 func (v *V2) VerifyEmail(ctx context.Context, r v2.TokenRequest) error {
 	return v.transport.run(ctx, post("/api/v2/auth/verify-email", r).anonymous())
 }
 
-// ResendVerification sends the verification mail again.
+// ResendVerification sends the verification e-mail again.
 func (v *V2) ResendVerification(ctx context.Context) error {
 	return v.transport.run(ctx, post("/api/v2/auth/resend-verification", nil))
 }
 
-// ChangePassword sets another password and ends the user's other sessions.
+// ChangePassword sets a new password and ends the user's other sessions.
 func (v *V2) ChangePassword(ctx context.Context, r v2.ChangePasswordRequest) error {
 	return v.transport.run(ctx, post("/api/v2/auth/change-password", r))
 }
 
-// RequestPasswordReset sends a mail with a token, if the address is known; the
-// answer does not tell.
+// RequestPasswordReset sends an e-mail with a token, if the address is known. The answer does not
+// reveal whether it is.
 func (v *V2) RequestPasswordReset(ctx context.Context, r v2.EmailRequest) error {
 	return v.transport.run(ctx, post("/api/v2/auth/forgot-password", r).anonymous())
 }
 
-// ResetPassword takes the token of a reset mail, sets the password and ends all
-// sessions of the user.
+// ResetPassword sets the password with the token of a reset e-mail, and ends all sessions of the
+// user.
 func (v *V2) ResetPassword(ctx context.Context, r v2.ResetPasswordRequest) error {
 	return v.transport.run(ctx, post("/api/v2/auth/reset-password", r).anonymous())
 }
 
-// GetAccount answers who the caller is.
+// GetAccount returns the account of the caller.
 func (v *V2) GetAccount(ctx context.Context) (*v2.AccountAnswer, error) {
 	return do[v2.AccountAnswer](ctx, v.transport, get("/api/v2/auth/me"))
 }
 
-// ListSessions answers the user's own sessions.
+// ListSessions returns the user's own sessions.
 func (v *V2) ListSessions(ctx context.Context) (*v2.SessionList, error) {
 	return do[v2.SessionList](ctx, v.transport, get("/api/v2/auth/sessions"))
 }
@@ -118,59 +116,57 @@ func (v *V2) EndSession(ctx context.Context, sessionID string) error {
 	return v.transport.run(ctx, remove("/api/v2/auth/sessions/{session_id}", sessionID))
 }
 
-// AcceptInvitation makes the invited user, who then signs in by Login.
+// AcceptInvitation creates the invited user, who then signs in with Login.
 func (v *V2) AcceptInvitation(ctx context.Context, r v2.AcceptInvitationRequest) (*v2.RegisterAnswer, error) {
 	return do[v2.RegisterAnswer](ctx, v.transport, post("/api/v2/auth/accept-invitation", r).anonymous())
 }
 
-// ListMembers answers the tenant's users and who is invited.
+// ListMembers returns the tenant's members and open invitations.
 func (v *V2) ListMembers(ctx context.Context) (*v2.MemberList, error) {
 	return do[v2.MemberList](ctx, v.transport, get("/api/v2/members"))
 }
 
-// InviteMember sends an invitation by mail.
+// InviteMember sends an invitation by e-mail.
 func (v *V2) InviteMember(ctx context.Context, r v2.InviteRequest) (*v2.InvitationAnswer, error) {
 	return do[v2.InvitationAnswer](ctx, v.transport, post("/api/v2/members/invite", r))
 }
 
-// ChangeMember gives a user another role. ErrConflict: it is the last owner.
+// ChangeMember gives a member another role. ErrConflict: the member is the last owner.
 func (v *V2) ChangeMember(ctx context.Context, userID string, r v2.RoleRequest) (*v2.UserAnswer, error) {
 	return do[v2.UserAnswer](ctx, v.transport, put("/api/v2/members/{user_id}", r, userID).repeatable())
 }
 
-// RemoveMember removes a user and ends its sessions. ErrConflict: it is the
-// last owner.
+// RemoveMember removes a member and ends its sessions. ErrConflict: the member is the last owner.
 func (v *V2) RemoveMember(ctx context.Context, userID string) error {
 	return v.transport.run(ctx, remove("/api/v2/members/{user_id}", userID))
 }
 
-// RevokeInvitation makes an invitation worthless.
+// RevokeInvitation makes an invitation invalid.
 func (v *V2) RevokeInvitation(ctx context.Context, invitationID string) error {
 	return v.transport.run(ctx, remove("/api/v2/members/invitations/{invitation_id}", invitationID))
 }
 
-// CreateAPIKey makes an API key of the caller's tenant. The answer is the only
-// one that holds the key itself.
+// CreateAPIKey creates an API key of the caller's tenant. Only this answer contains the key itself.
 func (v *V2) CreateAPIKey(ctx context.Context, r v2.CreateAPIKeyRequest) (*v2.CreatedAPIKey, error) {
 	return do[v2.CreatedAPIKey](ctx, v.transport, post("/api/v2/api-keys", r))
 }
 
-// ListAPIKeys answers what is known of the tenant's API keys.
+// ListAPIKeys returns the metadata of the tenant's API keys.
 func (v *V2) ListAPIKeys(ctx context.Context) (*v2.APIKeyList, error) {
 	return do[v2.APIKeyList](ctx, v.transport, get("/api/v2/api-keys"))
 }
 
-// RevokeAPIKey makes an API key worthless at once.
+// RevokeAPIKey makes an API key invalid at once.
 func (v *V2) RevokeAPIKey(ctx context.Context, keyID string) error {
 	return v.transport.run(ctx, remove("/api/v2/api-keys/{key_id}", keyID))
 }
 
-// ListTenants answers a page of the deployment's tenants.
+// ListTenants returns a page of the deployment's tenants.
 func (v *V2) ListTenants(ctx context.Context, p *v2.ListTenantsParams) (*v2.TenantList, error) {
 	return do[v2.TenantList](ctx, v.transport, get("/api/v2/system/tenants").with(p))
 }
 
-// CreateTenant makes a tenant that is active at once.
+// CreateTenant creates a tenant that is active at once.
 func (v *V2) CreateTenant(ctx context.Context, r v2.CreateTenantRequest) (*v2.TenantAnswer, error) {
 	return do[v2.TenantAnswer](ctx, v.transport, post("/api/v2/system/tenants", r))
 }
@@ -180,55 +176,54 @@ func (v *V2) ActivateTenant(ctx context.Context, tenantID string) (*v2.TenantAns
 	return do[v2.TenantAnswer](ctx, v.transport, post("/api/v2/system/tenants/{tenant_id}/activate", nil, tenantID).repeatable())
 }
 
-// SetTenantLimits gives a tenant rate limits of its own; nil is the
-// deployment's.
+// SetTenantLimits sets the rate limits of a tenant; nil means the limits of the deployment.
 func (v *V2) SetTenantLimits(ctx context.Context, tenantID string, r v2.TenantLimits) (*v2.TenantAnswer, error) {
 	return do[v2.TenantAnswer](ctx, v.transport, put("/api/v2/system/tenants/{tenant_id}/limits", r, tenantID).repeatable())
 }
 
-// CreateTenantAPIKey makes an API key of another tenant.
+// CreateTenantAPIKey creates an API key of another tenant.
 func (v *V2) CreateTenantAPIKey(ctx context.Context, tenantID string, r v2.CreateAPIKeyRequest) (*v2.CreatedAPIKey, error) {
 	return do[v2.CreatedAPIKey](ctx, v.transport, post("/api/v2/system/tenants/{tenant_id}/api-keys", r, tenantID))
 }
 
-// ListSealingKeys answers every sealing key, the current one first, with how many
-// objects need it.
+// ListSealingKeys returns every sealing key, the current one first, with the number of objects that
+// need it.
 func (v *V2) ListSealingKeys(ctx context.Context) (*v2.SealingKeyList, error) {
 	return do[v2.SealingKeyList](ctx, v.transport, get("/api/v2/system/sealing-keys"))
 }
 
-// RotateSealingKey makes a new sealing key and publishes it. It is not sent again
+// RotateSealingKey creates a new sealing key and publishes it. The client does not repeat the call
 // when its outcome is unknown.
 func (v *V2) RotateSealingKey(ctx context.Context) (*v2.SealingKeyAnswer, error) {
 	return do[v2.SealingKeyAnswer](ctx, v.transport, post("/api/v2/system/sealing-keys/rotate", nil))
 }
 
-// RetireSealingKey archives a sealing key; ErrConflict: it is the current one, or
-// an object needs it.
+// RetireSealingKey takes a sealing key out of use. ErrConflict: the key is the current one, or an
+// object needs it.
 func (v *V2) RetireSealingKey(ctx context.Context, keyID string) (*v2.SealingKeyAnswer, error) {
 	return do[v2.SealingKeyAnswer](ctx, v.transport, post("/api/v2/system/sealing-keys/{key_id}/retire", nil, keyID).repeatable())
 }
 
-// ListKMSKeys answers the keys of the key-management service, the current one
-// first, with how many sets of keys are under each.
+// ListKMSKeys returns the keys of the key-management service, the current one first, with the
+// number of key sets that each one wraps.
 func (v *V2) ListKMSKeys(ctx context.Context) (*v2.KMSKeyList, error) {
 	return do[v2.KMSKeyList](ctx, v.transport, get("/api/v2/system/kms"))
 }
 
-// RewrapKeys moves some sets of keys under the current key of the key-management
-// service. Repeat it until none remains.
+// RewrapKeys wraps some key sets with the current key of the key-management service. Repeat it
+// until none remains.
 func (v *V2) RewrapKeys(ctx context.Context, r v2.RewrapKeysRequest) (*v2.RewrapKeysAnswer, error) {
 	return do[v2.RewrapKeysAnswer](ctx, v.transport, post("/api/v2/system/kms/rewrap", r).repeatable())
 }
 
-// DestroyKMSKey has the key-management service destroy a former key; ErrConflict:
-// it is the current one, or keys are under it. It is not sent again when its
-// outcome is unknown.
+// DestroyKMSKey makes the key-management service destroy a previous key. ErrConflict: the key is
+// the current one, or it still wraps keys. The client does not repeat the call when its outcome is
+// unknown.
 func (v *V2) DestroyKMSKey(ctx context.Context, r v2.DestroyKMSKeyRequest) (*v2.DestroyKMSKeyAnswer, error) {
 	return do[v2.DestroyKMSKeyAnswer](ctx, v.transport, post("/api/v2/system/kms/destroy", r))
 }
 
-// RestoreSealingKey takes a retired sealing key back into use.
+// RestoreSealingKey puts a retired sealing key back into use.
 func (v *V2) RestoreSealingKey(ctx context.Context, keyID string) (*v2.SealingKeyAnswer, error) {
 	return do[v2.SealingKeyAnswer](ctx, v.transport, post("/api/v2/system/sealing-keys/{key_id}/restore", nil, keyID).repeatable())
 }

@@ -13,51 +13,50 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// GetCheckpoint answers the newest checkpoint as a signed note, and what it says.
-// The method does not verify it; latticekeep audit verify does.
+// GetCheckpoint returns the newest checkpoint as a signed note and as fields. The method does not
+// verify it; latticekeep audit verify does.
 func (v *V2) GetCheckpoint(ctx context.Context) (*v2.CheckpointAnswer, error) {
 	return do[v2.CheckpointAnswer](ctx, v.transport, get("/api/v2/audit/checkpoint"))
 }
 
-// ProveInclusion answers that one of the tenant's own entries is in the tree.
-// ErrNotFound: the tenant has no such entry there.
+// ProveInclusion returns a proof that one of the tenant's own entries is in the tree. ErrNotFound:
+// the tenant has no such entry in the tree.
 func (v *V2) ProveInclusion(ctx context.Context, p *v2.ProveInclusionParams) (*v2.InclusionProof, error) {
 	return do[v2.InclusionProof](ctx, v.transport, get("/api/v2/audit/proof/inclusion").with(p))
 }
 
-// ProveConsistency answers that the larger of two trees begins with the smaller.
+// ProveConsistency returns a proof that the larger of two trees begins with the smaller one.
 func (v *V2) ProveConsistency(ctx context.Context, p *v2.ProveConsistencyParams) (*v2.ConsistencyProof, error) {
 	return do[v2.ConsistencyProof](ctx, v.transport, get("/api/v2/audit/proof/consistency").with(p))
 }
 
-// GetAuditPublicKey answers what entries and checkpoints verify with.
+// GetAuditPublicKey returns the key that verifies entries and checkpoints.
 func (v *V2) GetAuditPublicKey(ctx context.Context) (*v2.AuditPublicKey, error) {
 	return do[v2.AuditPublicKey](ctx, v.transport, get("/api/v2/audit/public-key"))
 }
 
-// GetTile answers hashes of the tree at a level from "0" to "7", or at "entries"
-// those that its leaves are made of, each behind its length. ErrNotFound: the tree
-// is not that large.
+// GetTile returns hashes of the tree for a level from "0" to "7". For the level "entries" it
+// returns the data of the leaves, each after its length. ErrNotFound: the tree is not that large.
 func (v *V2) GetTile(ctx context.Context, level string, index int64, p *v2.GetTileParams) ([]byte, error) {
 	return v.transport.raw(ctx, get("/api/v2/audit/tile/{level}/{index}", level, strconv.FormatInt(index, 10)).with(p))
 }
 
-// ExportAuditLog returns the log as JSON lines while the server verifies and writes
-// it, for as long as ctx allows. The caller reads it to its end and closes it. An
-// export that was broken off lacks its last line: see latticekeep audit verify.
+// ExportAuditLog returns the log as JSON lines while the server verifies and writes it, for as long
+// as ctx allows. The caller must read it to the end and close it. An interrupted export lacks its
+// last line: see latticekeep audit verify.
 func (v *V2) ExportAuditLog(ctx context.Context, p *v2.ExportAuditLogParams) (io.ReadCloser, error) {
 	return v.transport.stream(ctx, get("/api/v2/system/audit/export").with(p).lasting())
 }
 
-// GetAuditEntry answers one of the tenant's own entries. ErrNotFound: the tenant has no
-// such entry, or it is in the archive only.
+// GetAuditEntry returns one of the tenant's own entries. ErrNotFound: the tenant has no such entry,
+// or it is only in the archive.
 func (v *V2) GetAuditEntry(ctx context.Context, sequence int64) (*v2.AuditEntryAnswer, error) {
 	return do[v2.AuditEntryAnswer](ctx, v.transport, get("/api/v2/audit/entries/{sequence}", strconv.FormatInt(sequence, 10)))
 }
 
-// TailAuditLog follows the tenant's own entries as they are written, until the server
-// or ctx ends it. The caller closes it. To go on, it is opened again with the sequence
-// that was read last as LastEventID.
+// TailAuditLog follows the tenant's own entries as they are written, until the server or ctx ends
+// the tail. The caller must close it. To continue later, open it again with LastEventID set to the
+// sequence that was read last.
 func (v *V2) TailAuditLog(ctx context.Context, p *v2.TailAuditLogParams) (*AuditTail, error) {
 	c := get("/api/v2/audit/tail").with(p).lasting()
 	if p != nil && p.LastEventID != nil {
@@ -72,7 +71,7 @@ func (v *V2) TailAuditLog(ctx context.Context, p *v2.TailAuditLogParams) (*Audit
 	return &AuditTail{body, lines}, nil
 }
 
-// AuditTail is a tail that is open. It is for one goroutine.
+// AuditTail is an open tail. Only one goroutine may use it.
 type AuditTail struct {
 	body  io.Closer
 	lines *bufio.Scanner
@@ -81,12 +80,12 @@ type AuditTail struct {
 // maxEvent is the length of the longest line of a tail.
 const maxEvent = 1 << 20
 
-// Next waits for the next entry. Error: io.EOF when the server has ended the tail.
+// Next waits for the next entry. It returns io.EOF when the server has ended the tail.
 func (t *AuditTail) Next() (*v2.AuditEntry, error) {
 	for t.lines.Scan() {
 		data, ok := bytes.CutPrefix(t.lines.Bytes(), []byte("data: "))
 		if !ok {
-			continue // an id, which the entry has too, or nothing
+			continue // an empty line, or an id, which the entry contains too
 		}
 		e := new(v2.AuditEntry)
 		if err := json.Unmarshal(data, e); err != nil {
@@ -103,45 +102,42 @@ func (t *AuditTail) Next() (*v2.AuditEntry, error) {
 // Close ends the tail.
 func (t *AuditTail) Close() error { return t.body.Close() }
 
-// ListSealedCredentials answers the SealedCredential objects of the namespaces that are
-// the tenant's, without their values.
+// ListSealedCredentials returns the SealedCredential objects of the tenant's namespaces, without
+// their values.
 func (v *V2) ListSealedCredentials(ctx context.Context, p *v2.ListSealedCredentialsParams) (*v2.SealedCredentialList, error) {
 	return do[v2.SealedCredentialList](ctx, v.transport, get("/api/v2/cluster/sealed-credentials").with(p))
 }
 
-// AcceptRollback has a log go on from which entries were lost. ErrConflict: none
-// are.
+// AcceptRollback lets a log continue from which entries were lost. ErrConflict: no entries were
+// lost.
 func (v *V2) AcceptRollback(ctx context.Context, r v2.AcceptRollbackRequest) (*v2.RollbackAnswer, error) {
 	return do[v2.RollbackAnswer](ctx, v.transport, post("/api/v2/system/audit/accept-rollback", r))
 }
 
-// GetComplianceScore answers what the log is evidence for. Its score is nil when
-// the chain does not verify.
+// GetComplianceScore returns the assessment of a framework. Its score is nil when the chain does
+// not verify.
 func (v *V2) GetComplianceScore(ctx context.Context, p *v2.GetComplianceScoreParams) (*v2.ComplianceScore, error) {
 	return do[v2.ComplianceScore](ctx, v.transport, get("/api/v2/compliance/score").with(p))
 }
 
-// GetComplianceHistory answers the last score of each day that has one.
+// GetComplianceHistory returns the last score of each day that has one.
 func (v *V2) GetComplianceHistory(ctx context.Context, p *v2.GetComplianceHistoryParams) (*v2.ComplianceHistory, error) {
 	return do[v2.ComplianceHistory](ctx, v.transport, get("/api/v2/compliance/history").with(p))
 }
 
-// GetComplianceReport answers where a report is and where its signature is, for
-// [V2.DownloadReport].
+// GetComplianceReport returns the URLs of a report and of its signature, for [V2.DownloadReport].
 func (v *V2) GetComplianceReport(ctx context.Context, p *v2.GetComplianceReportParams) (*v2.ComplianceReport, error) {
 	return do[v2.ComplianceReport](ctx, v.transport, get("/api/v2/compliance/report").with(p))
 }
 
-// GetInventory answers the cryptographic bill of materials, CycloneDX in JSON, as
-// it is to be kept.
+// GetInventory returns the cryptographic bill of materials, CycloneDX in JSON, byte for byte.
 func (v *V2) GetInventory(ctx context.Context) ([]byte, error) {
 	return v.transport.raw(ctx, get("/api/v2/compliance/cbom"))
 }
 
-// DownloadReport answers what a URL of [V2.GetComplianceReport] leads to, at the
-// deployment or in the bucket where it keeps reports. The URL says all: no
-// credential is sent with it. ErrForbidden: it has expired, or is not as it was
-// given.
+// DownloadReport downloads from a URL of [V2.GetComplianceReport], at the deployment or in the
+// bucket where it keeps reports. The URL itself authorises the call, so no credential is sent.
+// ErrForbidden: the URL has expired or was changed.
 func (v *V2) DownloadReport(ctx context.Context, signed *url.URL) ([]byte, error) {
 	if signed == nil || signed.Host == "" || signed.User != nil || signed.Scheme != "https" && signed.Scheme != "http" {
 		return nil, fmt.Errorf("making the request: the URL is not one of a report: %w", ErrInvalid)

@@ -13,30 +13,31 @@ import (
 	"time"
 )
 
-// call is one request, as the contract describes its operation, and how it is to be sent.
+// call is one request, with the operation as the contract describes it and the rules for sending
+// it.
 type call struct {
 	method     string
-	path       string   // with the names of its parameters in braces, as in the contract
+	path       string   // path with parameter names in braces, as in the contract
 	ids        []string // values of these parameters
-	address    string   // whole URL in the place of base, path and parameters, unless it is empty
-	parameters any      // pointer to a struct, nil for none: fields with a form tag are the query
+	address    string   // complete URL instead of base, path and parameters; "" for none
+	parameters any      // pointer to a struct, nil for none: fields with a form tag become the query
 	headers    map[string]string
 	body       any // sent as JSON; nil for none
 
-	isRepeatable bool       // carrying it out twice does no more than once: it is sent again although its outcome is unknown
+	isRepeatable bool       // repeating the call has no further effect, so it is repeated although its outcome is unknown
 	isAnonymous  bool       // it carries no credential
-	isProbe      bool       // it asks about the present moment and is not sent again, whatever the answer
+	isProbe      bool       // it asks about the present moment and is never repeated
 	isLasting    bool       // its answer may take as long as the context allows
-	credential   credential // unless it is zero, the call carries this one, and a 401 does not renew the session
-	refreshToken string     // the call carries it, unless it is empty
+	credential   credential // unless it is zero, the call carries this credential, and a 401 does not renew the session
+	refreshToken string     // refresh token that the call carries; "" for none
 }
 
-// get is a call that reads. net/http's Transport repeats such requests, too.
+// get returns a call that reads. net/http's Transport repeats such requests, too.
 func get(path string, ids ...string) call {
 	return call{method: http.MethodGet, path: path, ids: ids, isRepeatable: true}
 }
 
-// getFrom is a get from a URL that need not be the deployment's.
+// getFrom returns a get from a URL that need not belong to the deployment.
 func getFrom(u *url.URL) call {
 	return call{method: http.MethodGet, address: u.String(), isRepeatable: true}
 }
@@ -53,7 +54,7 @@ func remove(path string, ids ...string) call {
 	return call{method: http.MethodDelete, path: path, ids: ids}
 }
 
-// with gives the call the parameters of its query.
+// with sets the parameters of the query.
 func (c call) with(parameters any) call {
 	c.parameters = parameters
 	return c
@@ -61,7 +62,7 @@ func (c call) with(parameters any) call {
 
 func (c call) withHeader(name, value string) call {
 	c.headers = map[string]string{name: value}
-	// The rule of net/http's Transport, which repeats such requests, too.
+	// net/http's Transport has the same rule and repeats such requests, too.
 	c.isRepeatable = c.isRepeatable || name == idempotencyKey
 	return c
 }
@@ -71,14 +72,15 @@ func (c call) withRefreshToken(token string) call {
 	return c
 }
 
-// repeatable marks calls other than get that change nothing, or that set a state which they state
-// in full.
+// repeatable marks a call other than get that is safe to repeat, because it changes nothing or sets
+// a complete state.
 func (c call) repeatable() call {
 	c.isRepeatable = true
 	return c
 }
 
-// anonymous marks operations that need no credential: it goes only where it is needed.
+// anonymous marks a call that needs no credential, so that the credential goes only where it is
+// needed.
 func (c call) anonymous() call {
 	c.isAnonymous = true
 	return c
@@ -99,7 +101,8 @@ func (c call) as(who credential) call {
 	return c
 }
 
-// request returns the request of a call to the deployment at base. ErrInvalid: an id is empty.
+// request returns the HTTP request of the call to the deployment at base. ErrInvalid: an id is
+// empty.
 func (c call) request(ctx context.Context, base string) (*http.Request, error) {
 	address := c.address
 	if address == "" {
@@ -133,8 +136,8 @@ func (c call) request(ctx context.Context, base string) (*http.Request, error) {
 	return r, nil
 }
 
-// escapedPath returns the path with its ids. A dot is escaped where it would be a step in the tree
-// (RFC 3986 §5.2.4), so that the call arrives at no other endpoint.
+// escapedPath returns the path with its ids. It escapes the dots of a dot segment (RFC 3986
+// §5.2.4), so that the call cannot reach another endpoint.
 func (c call) escapedPath() (string, error) {
 	segments, next := strings.Split(c.path, "/"), 0
 	for i, segment := range segments {
@@ -155,7 +158,7 @@ func (c call) escapedPath() (string, error) {
 	return strings.Join(segments, "/"), nil
 }
 
-// queryOf returns the fields of a struct of parameters that have a form tag and are not nil.
+// queryOf returns the fields of a parameter struct that have a form tag and are not nil.
 func queryOf(parameters any) url.Values {
 	query := url.Values{}
 	v := reflect.Indirect(reflect.ValueOf(parameters))
@@ -178,10 +181,10 @@ func queryOf(parameters any) url.Values {
 	return query
 }
 
-// refreshCookie is the name under which the server sets the refresh token.
+// refreshCookie is the name of the cookie that holds the refresh token.
 const refreshCookie = "refreshToken"
 
-// credential is the header that says who calls; the zero value says nobody.
+// credential is the header that authenticates the caller. The zero value authenticates nobody.
 type credential struct {
 	header, value string
 	access        string // the access token, if it is one
@@ -192,5 +195,5 @@ func bearer(access string, session uint64) credential {
 	return credential{"Authorization", "Bearer " + access, access, session}
 }
 
-// idempotencyKey is the header that makes a request the same as an earlier one.
+// idempotencyKey is the header that marks a request as a repetition of an earlier one.
 const idempotencyKey = "Idempotency-Key"

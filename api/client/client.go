@@ -1,33 +1,30 @@
-// Package client is the Go client of the REST interface. [Client.V2] has a
-// method for every operation of version 2 and [Client.V1] for every one of
-// version 1; requests and answers are the types that packages
-// api/openapi/v2 and api/openapi/v1 generate from the contract.
+// Package client is the Go client of the REST interface. [Client.V2] has a method for every
+// operation of version 2, and [Client.V1] for every operation of version 1. Requests and answers
+// are the types that packages api/openapi/v2 and api/openapi/v1 generate from the contract.
 //
 // # Credentials
 //
-// With an API key ([WithAPIKey]) every call carries it. After [V2.Login] the
-// calls of V2 carry the user's access token instead, until [V2.Logout]; when the
-// server refuses it as expired, one exchange of the refresh token serves all
-// calls in flight, and each is sent once more. Tokens are kept in memory only.
-// Operations that need no credential are sent none.
+// With an API key ([WithAPIKey]) every call carries the key. After [V2.Login] the calls of V2 carry
+// the user's access token instead, until [V2.Logout]. When the server rejects the token as expired,
+// one exchange of the refresh token serves all calls in flight, and each is sent once more. The
+// client keeps tokens in memory only. It sends no credential to operations that need none.
 //
-// # Errors and repetition
+// # Errors and retries
 //
-// Every answer that is no success is an [*Error]; errors.Is asks for its kind.
-// An empty id or name is [ErrInvalid], and nothing is sent. After another Login
-// or a Logout, a call that began before and is refused is [ErrUnauthenticated]:
-// it is not sent again as somebody else.
-// A call that is refused with 429 is sent again after the time that the server
-// asks for, since nothing was done. After a 503 or a broken connection nobody
-// knows whether it was done, so only those calls are sent again that may be: all
-// that read, encrypt, sign or state the whole of what they set, and
-// [V2.SealCredential], which carries an idempotency key. The context bounds all
-// of it, waits included.
+// Every answer other than a success is an [*Error]; errors.Is tests its kind. For an empty id or
+// name a method returns [ErrInvalid] and sends nothing. A call that began before another Login or a
+// Logout and is then rejected returns [ErrUnauthenticated]: the client does not send it again as
+// another principal.
 //
-// The package follows no redirects, keeps no cookies besides the refresh token,
-// and speaks plain HTTP only to loopback unless told otherwise. Its own HTTP
-// client insists on TLS 1.3, where Go offers the hybrid key exchange
-// X25519MLKEM768 first.
+// The client repeats a call that got status 429 after the time that the server asks for, because
+// the server has done nothing. After a 503 or a broken connection the outcome is unknown. Then the
+// client repeats only calls that are safe to repeat: those that read, encrypt, sign or set a
+// complete state, and [V2.SealCredential], which carries an idempotency key. The context bounds
+// everything, pauses included.
+//
+// The package follows no redirects, keeps no cookies besides the refresh token, and uses plain HTTP
+// only to loopback unless [WithPlainHTTP] is set. Its own HTTP client requires TLS 1.3, where Go
+// offers the hybrid key exchange X25519MLKEM768 first.
 package client
 
 import (
@@ -40,8 +37,7 @@ import (
 	"time"
 )
 
-// Client talks to one deployment as one principal. It is safe for concurrent
-// use.
+// Client talks to one deployment as one principal. It is safe for concurrent use.
 type Client struct {
 	V1 *V1
 	V2 *V2
@@ -54,35 +50,32 @@ type config struct {
 	plain   bool
 }
 
-// Option changes what [New] makes.
+// Option changes a setting of [New].
 type Option func(*config)
 
 // WithAPIKey sets the API key that calls carry.
 func WithAPIKey(key string) Option { return func(c *config) { c.apiKey = key } }
 
-// WithHTTPClient sets the HTTP client to send with, as one that trusts a
-// private certificate authority. It is copied; its cookie jar and redirect
-// policy are not used.
+// WithHTTPClient sets the HTTP client, for example one that trusts a private certificate authority.
+// New copies it and ignores its cookie jar and redirect policy.
 func WithHTTPClient(h *http.Client) Option { return func(c *config) { c.http = h } }
 
-// WithRetries sets how many times a call may be sent again; the default is 4,
-// and 0 sends each once.
+// WithRetries sets how many times a call may be repeated. The default is 4; 0 sends each call once.
 func WithRetries(n int) Option { return func(c *config) { c.retries = n } }
 
-// WithPlainHTTP allows plain HTTP to a host that is not loopback: credentials
-// and secrets then cross the network in the clear, unless something below HTTP
-// encrypts it.
+// WithPlainHTTP allows plain HTTP to a host that is not loopback. Credentials and secrets then
+// cross the network unencrypted, unless a layer below HTTP encrypts them.
 func WithPlainHTTP() Option { return func(c *config) { c.plain = true } }
 
-// Defaults of the HTTP client: the longest that one attempt takes, a little
-// over the server's own limit, and how many attempts may follow the first.
+// Defaults of the HTTP client. attemptTimeout bounds one attempt and is slightly longer than the
+// server's own limit. defaultRetries is the number of attempts after the first.
 const (
 	attemptTimeout = 65 * time.Second
 	defaultRetries = 4
 )
 
-// New returns a client of the deployment at baseURL, as
-// https://vault.example.org. Error: a URL that cannot be used.
+// New returns a client of the deployment at baseURL, such as https://vault.example.org. It returns
+// an error for a URL that cannot be used.
 func New(baseURL string, options ...Option) (*Client, error) {
 	c := config{retries: defaultRetries}
 	for _, o := range options {
@@ -106,7 +99,7 @@ func New(baseURL string, options ...Option) (*Client, error) {
 	return &Client{V1: first, V2: second}, nil
 }
 
-// checkURL returns the URL that paths are appended to.
+// checkURL returns the URL to which paths are appended.
 func checkURL(base string, plain bool) (string, error) {
 	u, err := url.Parse(base)
 	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
@@ -126,8 +119,8 @@ func loopback(host string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// sender returns the HTTP client to use. It follows no redirect, since Go
-// would send X-API-Key along to another host, and the interface has none.
+// sender returns the HTTP client to use. It follows no redirect: Go would send X-API-Key to another
+// host, and the interface has no redirects.
 func sender(given *http.Client) *http.Client {
 	h := &http.Client{Timeout: attemptTimeout}
 	if given != nil {
@@ -145,7 +138,7 @@ func sender(given *http.Client) *http.Client {
 	return h
 }
 
-// credentialV1 is the API key where version 1 looks for it.
+// credentialV1 returns the API key in the header that version 1 reads.
 func (c *config) credentialV1() credential {
 	if c.apiKey == "" {
 		return credential{}
@@ -153,7 +146,8 @@ func (c *config) credentialV1() credential {
 	return credential{header: "Authorization", value: "Bearer " + c.apiKey}
 }
 
-// credentialV2 is one of the two: the server takes both for none.
+// credentialV2 returns the access token or the API key, never both: the server treats a request
+// with both as one without a credential.
 func (c *config) credentialV2(s *session) credential {
 	access, _ := s.tokens()
 	switch {

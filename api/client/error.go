@@ -10,27 +10,25 @@ import (
 	"time"
 )
 
-// What errors.Is asks of an [*Error]. Each stands for the statuses that call
-// for the same reaction.
+// Targets for errors.Is on an [*Error]. Each stands for the statuses that need the same reaction.
 var (
 	ErrInvalid         = errors.New("invalid request")         // 400, 413, 415, 422: change the request
-	ErrUnauthenticated = errors.New("authentication required") // 401: another key, or sign in again
-	ErrForbidden       = errors.New("access denied")           // 403: another scope; in the vault also: there is no such credential
+	ErrUnauthenticated = errors.New("authentication required") // 401: use another key, or sign in again
+	ErrForbidden       = errors.New("access denied")           // 403: needs another scope; in the vault also: there is no such credential
 	ErrNotFound        = errors.New("not found")               // 404
 	ErrConflict        = errors.New("conflict")                // 409
-	ErrRateLimited     = errors.New("rate limit exceeded")     // 429: later, see Error.RetryAfter
-	ErrUnavailable     = errors.New("temporarily unavailable") // 503: later; whether it was done is unknown
+	ErrRateLimited     = errors.New("rate limit exceeded")     // 429: retry later, see Error.RetryAfter
+	ErrUnavailable     = errors.New("temporarily unavailable") // 503: retry later; the outcome is unknown
 )
 
-// Error is a refusal or a failure that the server answered with. That no
-// answer came is another error.
+// Error is a refusal or a failure that the server reported. A missing answer is a different error.
 type Error struct {
 	Status     int           // HTTP status
 	Code       int           // status in the body; differs from Status only when a proxy answered
-	Message    string        // what went wrong and what to do; it never repeats what was sent
+	Message    string        // what went wrong and what to do; never repeats the request
 	Details    string        // v1 only
-	RequestID  string        // quote it when asking for help; the audit entry has it too
-	RetryAfter time.Duration // how long the server asked to wait; 0 when it did not
+	RequestID  string        // quote it when asking for help; the audit entry contains it
+	RetryAfter time.Duration // pause that the server asked for; 0 for none
 }
 
 // Error returns the answer in one line.
@@ -67,8 +65,8 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// errorOf returns the error of a response. What is not an envelope of ours, as
-// a proxy's page, is described by its status alone.
+// errorOf returns the error of a response. A body that is not our envelope, such as a proxy's page,
+// is described by its status alone.
 func errorOf(r *http.Response, body []byte) *Error {
 	var envelope struct {
 		Error struct {
@@ -91,7 +89,7 @@ func errorOf(r *http.Response, body []byte) *Error {
 	return e
 }
 
-// retryAfter reads the Retry-After header (RFC 9110 §10.2.3), 0 for none.
+// retryAfter reads the Retry-After header (RFC 9110 §10.2.3). It returns 0 when there is none.
 func retryAfter(r *http.Response) time.Duration {
 	value := r.Header.Get("Retry-After")
 	if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {

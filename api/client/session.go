@@ -10,33 +10,30 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// renewTimeout bounds one exchange of the refresh token, which outlives the
-// call that began it.
+// renewTimeout bounds one exchange of the refresh token, which may outlive the call that began it.
 const renewTimeout = 30 * time.Second
 
-// session holds the tokens of a user, in memory only. A refresh token is good
-// for one use, and using it twice ends the session; so one exchange serves all
-// calls that wait for it.
+// session holds the tokens of a user, in memory only. A refresh token can be used once, and using
+// it twice ends the session. So one exchange serves all calls that wait for it.
 type session struct {
 	exchange func(ctx context.Context, refresh string) (*v2.TokenAnswer, string, error)
 
 	mu      sync.Mutex
-	number  uint64 // session number: changes with each Login and Logout, not with a renewal
+	number  uint64 // changes with each Login and Logout, not with a renewal
 	access  string // "" before Login and after Logout
-	refresh string // "" also when the session has ended
+	refresh string // "" also after the session has ended
 	renewal *renewal
 }
 
-// renewal is an exchange that is under way, or done.
+// renewal is an exchange in progress, or a finished one.
 type renewal struct {
-	refresh string // the token it uses up
+	refresh string // refresh token that the exchange uses up
 	done    chan struct{}
 	answer  *v2.TokenAnswer // valid after done
-	err     error           // likewise
+	err     error           // valid after done
 }
 
-// tokens returns the present tokens; the credential is the zero value when
-// nobody is signed in.
+// tokens returns the current tokens. The credential is zero when nobody is signed in.
 func (s *session) tokens() (access credential, refresh string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,7 +43,7 @@ func (s *session) tokens() (access credential, refresh string) {
 	return bearer(s.access, s.number), s.refresh
 }
 
-// begin replaces the session, if there is one.
+// begin starts a session and replaces the previous one.
 func (s *session) begin(access, refresh string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +51,7 @@ func (s *session) begin(access, refresh string) {
 	s.access, s.refresh = access, refresh
 }
 
-// end forgets a session, unless another has taken its place.
+// end clears the session with this number, unless another has replaced it.
 func (s *session) end(number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,17 +61,17 @@ func (s *session) end(number uint64) {
 	}
 }
 
-// renew returns a credential of the same session in place of the refused one.
-// When the session has ended, or another has taken its place, the error is
-// ErrUnauthenticated: the call goes on as nobody else. The refused token stays,
-// so that no other credential takes its place unasked.
+// renew returns a new credential of the same session for the rejected one. When the session has
+// ended, or another has replaced it, renew returns ErrUnauthenticated: the call must not continue
+// as another principal. The rejected token stays set, so that no other credential replaces it
+// unasked.
 func (s *session) renew(ctx context.Context, refused credential) (credential, error) {
 	s.mu.Lock()
 	if s.number != refused.session {
 		defer s.mu.Unlock()
 		return credential{}, fmt.Errorf("the session of this call was replaced: %w", ErrUnauthenticated)
 	}
-	if s.access != refused.access { // somebody was faster
+	if s.access != refused.access { // another call was faster
 		defer s.mu.Unlock()
 		return bearer(s.access, s.number), nil
 	}
@@ -87,7 +84,7 @@ func (s *session) renew(ctx context.Context, refused credential) (credential, er
 	return bearer(answer.AccessToken, refused.session), nil
 }
 
-// force exchanges the refresh token although nothing was refused.
+// force exchanges the refresh token although no token was rejected.
 func (s *session) force(ctx context.Context) (*v2.TokenAnswer, error) {
 	s.mu.Lock()
 	r := s.join(ctx)
@@ -95,8 +92,8 @@ func (s *session) force(ctx context.Context) (*v2.TokenAnswer, error) {
 	return r.wait(ctx)
 }
 
-// join returns the exchange of the present refresh token and begins it if
-// nobody has. The caller holds mu.
+// join returns the exchange of the current refresh token and begins it if none is in progress. The
+// caller holds mu.
 func (s *session) join(ctx context.Context) *renewal {
 	if s.refresh == "" {
 		return nil

@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// transport sends calls to one deployment: it puts the credential on them, renews the session and
-// sends again what may be sent again. A call keeps its principal to the end, whoever signs in or out
-// meanwhile.
+// transport sends calls to one deployment. It adds the credential, renews the session, and repeats
+// calls that are safe to repeat. A call keeps its principal to the end, even if a user signs in or
+// out meanwhile.
 type transport struct {
-	base       string // URL that paths are appended to
+	base       string // URL to which paths are appended
 	http       *http.Client
 	retries    int
 	credential func() credential
-	// renew returns a credential of the same principal in place of one that was refused.
+	// renew returns a new credential of the same principal for one that was rejected.
 	renew func(ctx context.Context, refused credential) (credential, error)
 }
 
-// do sends a call and returns its answer in JSON.
+// do sends a call and decodes its JSON answer.
 func do[T any](ctx context.Context, t *transport, c call) (*T, error) {
 	r, err := t.reply(ctx, c)
 	if err != nil {
@@ -33,13 +33,13 @@ func do[T any](ctx context.Context, t *transport, c call) (*T, error) {
 	return decode[T](r)
 }
 
-// run sends a call whose success says everything.
+// run sends a call that has no answer besides success.
 func (t *transport) run(ctx context.Context, c call) error {
 	_, err := t.reply(ctx, c)
 	return err
 }
 
-// raw sends a call and returns its answer as it is.
+// raw sends a call and returns the bytes of its answer.
 func (t *transport) raw(ctx context.Context, c call) ([]byte, error) {
 	r, err := t.reply(ctx, c)
 	if err != nil {
@@ -48,13 +48,13 @@ func (t *transport) raw(ctx context.Context, c call) ([]byte, error) {
 	return r.body, nil
 }
 
-// text is raw for answers that are text.
+// text sends a call and returns its answer as a string.
 func (t *transport) text(ctx context.Context, c call) (string, error) {
 	b, err := t.raw(ctx, c)
 	return string(b), err
 }
 
-// stream sends a call and returns its answer to be read while it comes.
+// stream sends a call and returns the body of its answer for reading as it arrives.
 func (t *transport) stream(ctx context.Context, c call) (io.ReadCloser, error) {
 	r, err := t.send(ctx, c)
 	if err != nil {
@@ -69,13 +69,14 @@ func (t *transport) stream(ctx context.Context, c call) (io.ReadCloser, error) {
 	return nil, err
 }
 
-// reply is a response that was a success.
+// reply is a successful response.
 type reply struct {
 	body    []byte
 	cookies []*http.Cookie
 }
 
-// reply sends a call and reads its answer. What is no success is an error.
+// reply sends a call and reads its answer. It returns an error for every answer other than a
+// success.
 func (t *transport) reply(ctx context.Context, c call) (*reply, error) {
 	r, err := t.send(ctx, c)
 	if err != nil {
@@ -105,7 +106,7 @@ func decode[T any](r *reply) (*T, error) {
 	return t, nil
 }
 
-// send sends a call and returns the last answer to it.
+// send sends a call, with retries, and returns the last answer.
 func (t *transport) send(ctx context.Context, c call) (*http.Response, error) {
 	request, err := c.request(ctx, t.base)
 	if err != nil {
@@ -167,7 +168,7 @@ func (t *transport) sendOnce(request *http.Request, c call, who credential) (*ht
 	}
 	response, err := h.Do(r)
 	if err != nil {
-		// Without the address, which may hold the name of a credential.
+		// Drop the address, which may contain the name of a credential.
 		if e := new(url.Error); errors.As(err, &e) {
 			err = e.Err
 		}
@@ -176,18 +177,16 @@ func (t *transport) sendOnce(request *http.Request, c call, who credential) (*ht
 	return response, nil
 }
 
-// Without a word from the server, the first wait is half to all of firstWait,
-// and each later one is twice as long, up to lastWait. longestWait bounds what
-// the server may ask for.
+// If the server sets no pause, the first pause is half to all of firstWait, and each later one is
+// twice as long, up to lastWait. longestWait bounds the pause that the server may set.
 const (
 	firstWait   = 200 * time.Millisecond
 	lastWait    = 10 * time.Second
 	longestWait = 2 * time.Minute
 )
 
-// decide says whether to send again, and after what time. A 429 is answered
-// before anything is done. After a 503 or a broken connection it is unknown
-// whether the request was carried out.
+// decide reports whether to send the call again, and after what pause. The server answers 429
+// before it does anything. After a 503 or a broken connection the outcome is unknown.
 func (t *transport) decide(c call, attempt int, response *http.Response, err error) (wait time.Duration, again bool) {
 	if c.isProbe || attempt >= t.retries {
 		return 0, false
@@ -206,7 +205,7 @@ func (t *transport) decide(c call, attempt int, response *http.Response, err err
 		return 0, false
 	}
 	if wait > 0 {
-		return wait + spread(firstWait), again // so that many clients do not come back in the same instant
+		return wait + spread(firstWait), again // so that many clients do not return at the same instant
 	}
 	return backoff(attempt), again
 }
@@ -219,11 +218,11 @@ func backoff(attempt int) time.Duration {
 	return full/2 + spread(full/2)
 }
 
-// spread returns a random part of d.
+// spread returns a random duration up to d.
 func spread(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(d) + 1)) }
 
-// lasts reports whether ctx may last longer than d. When it will not, the
-// answer that is there says more than its end would.
+// lasts reports whether ctx lasts longer than d. If it does not, the present answer is more useful
+// than the end of ctx.
 func lasts(ctx context.Context, d time.Duration) bool {
 	end, ok := ctx.Deadline()
 	return !ok || time.Until(end) > d
@@ -240,8 +239,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// discard reads the rest of a short answer, so that its connection can be used
-// again.
+// discard reads the rest of a short answer, so that its connection can be reused.
 func discard(r *http.Response) {
 	_, _ = io.CopyN(io.Discard, r.Body, 64<<10)
 	_ = r.Body.Close()

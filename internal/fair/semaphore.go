@@ -1,6 +1,7 @@
-// Package fair bounds how many callers work on something at a time, in the order in which they came,
-// and how many of those share a key, such as a tenant or an address: a flood from one of them does
-// not keep the others out. Where nobody needs to be kept apart, golang.org/x/sync/semaphore is enough.
+// Package fair bounds how many callers work at the same time, and how many of those share a key,
+// such as a tenant or an address. Callers proceed in the order of their arrival, and a flood from
+// one key does not block the others. Where keys need no separation, golang.org/x/sync/semaphore is
+// enough.
 package fair
 
 import (
@@ -10,13 +11,13 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Semaphore is safe for concurrent use.
+// Semaphore bounds callers in total and per key. It is safe for concurrent use.
 type Semaphore[K comparable] struct {
 	all    *semaphore.Weighted // nil: no bound
 	perKey int64
 
 	mu   sync.Mutex
-	keys map[K]*keySemaphore // only of those who hold the semaphore or wait for it
+	keys map[K]*keySemaphore // keys of callers that hold the semaphore or wait for it
 }
 
 // keySemaphore bounds the callers of one key.
@@ -25,8 +26,8 @@ type keySemaphore struct {
 	users int // callers who hold the semaphore or wait for it
 }
 
-// NewSemaphore returns a semaphore that at most total callers hold at a time, and at most perKey of
-// the same key. A total of 0 bounds only the callers of the same key.
+// NewSemaphore returns a semaphore that at most total callers hold at a time, and at most perKey
+// callers with the same key. A total of 0 bounds only the callers with the same key.
 func NewSemaphore[K comparable](total, perKey int) *Semaphore[K] {
 	s := &Semaphore[K]{perKey: int64(perKey), keys: make(map[K]*keySemaphore)}
 	if total > 0 {
@@ -35,9 +36,9 @@ func NewSemaphore[K comparable](total, perKey int) *Semaphore[K] {
 	return s
 }
 
-// Acquire waits until the caller may go on, first among those of the same key and then among all.
-// Who need not wait goes on even if ctx has ended. Error: that of ctx when it ends before; the
-// caller holds nothing then.
+// Acquire waits for a slot, first among the callers with the same key and then among all. A caller
+// that need not wait succeeds even if ctx has ended. Acquire returns the error of ctx when ctx ends
+// during the wait; the caller then holds nothing.
 func (s *Semaphore[K]) Acquire(ctx context.Context, key K) error {
 	own := s.enter(key)
 	if err := acquire(ctx, own.Weighted); err != nil {
@@ -55,7 +56,8 @@ func (s *Semaphore[K]) Acquire(ctx context.Context, key K) error {
 	return nil
 }
 
-// Release lets the next caller go on. It follows one successful Acquire with the same key.
+// Release lets the next caller proceed. Call it once after each successful Acquire, with the same
+// key.
 func (s *Semaphore[K]) Release(key K) {
 	if s.all != nil {
 		s.all.Release(1)

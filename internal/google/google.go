@@ -1,9 +1,9 @@
-// Package google finds the credentials of Google Cloud and puts them on HTTP requests.
+// Package google finds the credentials of Google Cloud and adds them to HTTP requests.
 //
-// They are Application Default Credentials: the file that GOOGLE_APPLICATION_CREDENTIALS names (a
-// service account, workload identity federation, impersonation), that of gcloud, or the metadata
-// server of a machine or pod, which is how a workload identity of GKE arrives. Google's own clients
-// do the same, but bring gRPC into the binary (docs/adr/0014-size.md).
+// It uses Application Default Credentials: the file that GOOGLE_APPLICATION_CREDENTIALS names (a
+// service account, workload identity federation, impersonation), the file of gcloud, or the
+// metadata server of a machine or pod, which provides the workload identity of GKE. Google's own
+// clients do the same, but add gRPC to the binary (docs/adr/0014-size.md).
 package google
 
 import (
@@ -24,18 +24,18 @@ import (
 
 const (
 	scope        = "https://www.googleapis.com/auth/cloud-platform"
-	tokenTimeout = 10 * time.Second // of one request for a token
+	tokenTimeout = 10 * time.Second // limit for one token request
 )
 
-// Credentials are safe for concurrent use.
+// Credentials hold a source of tokens. They are safe for concurrent use.
 type Credentials struct {
 	tokens       oauth2.TokenSource
-	quotaProject string // pays for the calls of a user; "" for the project of the resource
-	email        string // of the service account in a file
-	privateKey   []byte // PEM; nil when no file holds one
+	quotaProject string // project that pays for the calls of a user; "" for the project of the resource
+	email        string // address of the service account in the file
+	privateKey   []byte // PEM; nil when no file contains one
 }
 
-// file is what a file of credentials says beside what oauth2 reads in it.
+// file holds the fields of a credentials file that oauth2 does not return.
 type file struct {
 	Type         string `json:"type"`
 	Email        string `json:"client_email"`
@@ -43,9 +43,10 @@ type file struct {
 	QuotaProject string `json:"quota_project_id"`
 }
 
-// Find returns the default credentials. ctx bounds the search alone. Error: there are none.
+// Find returns the default credentials. ctx bounds only the search. It returns an error when there
+// are no credentials.
 func Find(ctx context.Context) (*Credentials, error) {
-	// The source of tokens keeps the context.
+	// The token source keeps the context, so it must not end with ctx.
 	lasting := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Timeout: tokenTimeout})
 	found, err := oauth2google.FindDefaultCredentials(lasting, scope)
 	if err != nil {
@@ -60,7 +61,7 @@ func Find(ctx context.Context) (*Credentials, error) {
 	}
 	c.quotaProject = cmp.Or(os.Getenv("GOOGLE_CLOUD_QUOTA_PROJECT"), f.QuotaProject)
 	if f.Type == "service_account" {
-		// It signs its tokens itself, which saves a request.
+		// A service account signs its tokens itself, which saves a request.
 		if c.tokens, err = oauth2google.JWTAccessTokenSourceWithScope(found.JSON, scope); err != nil {
 			return nil, err
 		}
@@ -69,11 +70,11 @@ func Find(ctx context.Context) (*Credentials, error) {
 	return c, nil
 }
 
-// PrivateKey returns the private key of a service account in PEM, and nil for other credentials.
+// PrivateKey returns the private key of a service account in PEM, or nil for other credentials.
 func (c *Credentials) PrivateKey() []byte { return c.privateKey }
 
-// Email returns the address of the service account, as the file or the metadata server says it, and
-// "" for credentials of another kind.
+// Email returns the address of the service account from the file or the metadata server, or "" for
+// credentials of another kind.
 func (c *Credentials) Email(ctx context.Context) (string, error) {
 	if c.email != "" || !metadata.OnGCE() {
 		return c.email, nil
@@ -81,8 +82,8 @@ func (c *Credentials) Email(ctx context.Context) (string, error) {
 	return metadata.EmailWithContext(ctx, "")
 }
 
-// Client returns a client whose requests carry a token. It follows no redirect, which could take the
-// token elsewhere.
+// Client returns a client whose requests carry a token. It follows no redirect, because a redirect
+// could send the token elsewhere.
 func (c *Credentials) Client(next http.RoundTripper) *http.Client {
 	return &http.Client{Transport: transport{c, next}, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
@@ -112,7 +113,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.next.RoundTrip(r)
 }
 
-// token waits for a token as long as ctx allows. Sources of tokens take no context.
+// token waits for a token as long as ctx allows, because token sources take no context.
 func (c *Credentials) token(ctx context.Context) (*oauth2.Token, error) {
 	type answer struct {
 		token *oauth2.Token

@@ -34,11 +34,12 @@ type amazon struct {
 	transport transport
 }
 
-// deletionDays is the shortest time that AWS lets pass before it destroys a key.
+// deletionDays is the shortest waiting period that AWS allows before it destroys a key.
 const deletionDays = 7
 
-// openAWS opens awskms:///KEY, an id, ARN, alias/NAME or ARN of an alias, with the parameters that
-// awsConfig takes. An alias is looked up once: when it points to another key, it is another key.
+// openAWS opens awskms:///KEY with the parameters that awsConfig takes. KEY is an id, an ARN,
+// alias/NAME or the ARN of an alias. An alias is resolved once: if it later points to another key,
+// that counts as another key.
 func openAWS(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	name := strings.TrimPrefix(path.Join(u.Host, u.Path), "/")
 	values, err := parameters(u, "region", "profile", "role", "endpoint", "dualstack", "fips")
@@ -67,7 +68,8 @@ func openAWS(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	if config.Region == "" {
 		return nil, unfit("the region of the KMS key is not known: name the key by its ARN, or add ?region=REGION")
 	}
-	// Credentials come by the SDK's own client: they are short-lived, so that a recording of their way here is worth nothing later.
+	// Credentials are fetched with the SDK's own client. They are short-lived, so a recording of
+	// the exchange is worthless later.
 	base := awshttp.NewBuildableClient()
 	if own, ok := config.HTTPClient.(*awshttp.BuildableClient); ok {
 		base = own // has AWS_CA_BUNDLE
@@ -88,8 +90,8 @@ func openAWS(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	return &Key{id: "awskms:" + a.arn, service: a}, nil
 }
 
-// awsConfig is what the SDK finds in its environment, changed by parameters of the
-// URL. It does not write to stderr, as it would by itself.
+// awsConfig returns the SDK's configuration from the environment, changed by parameters of the URL.
+// It redirects the SDK's log from stderr to logger.
 func awsConfig(ctx context.Context, values map[string]string, logger *slog.Logger) (aws.Config, error) {
 	options := []func(*awsconfig.LoadOptions) error{
 		awsconfig.WithLogger(logging.LoggerFunc(func(_ logging.Classification, format string, v ...any) {
@@ -118,7 +120,7 @@ func awsConfig(ctx context.Context, values map[string]string, logger *slog.Logge
 	return config, err
 }
 
-// check sees that the key is there, symmetric and usable, and keeps its ARN.
+// check verifies that the key exists, is symmetric and usable, and stores its ARN.
 func (a *amazon) check(ctx context.Context, name string) error {
 	out, err := a.client.DescribeKey(ctx, &awskms.DescribeKeyInput{KeyId: &name})
 	if err != nil {
@@ -150,7 +152,7 @@ func (a *amazon) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) 
 }
 
 func (a *amazon) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) {
-	// Without the key's name AWS opens what any key wrapped that the credentials may use.
+	// Without a key id AWS would decrypt with any key that the credentials may use.
 	out, err := a.client.Decrypt(ctx, &awskms.DecryptInput{KeyId: &a.arn, CiphertextBlob: ciphertext})
 	var e smithy.APIError
 	switch {
@@ -162,8 +164,8 @@ func (a *amazon) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error)
 	return nil, awsFailed(err)
 }
 
-// passing are the errors of AWS KMS that ask for another try, but for those
-// that its status shows.
+// passing lists the errors of AWS KMS that call for a retry and that the HTTP status does not
+// reveal.
 var passing = []string{"ThrottlingException", "LimitExceededException", "KMSInternalException", "DependencyTimeoutException", "KeyUnavailableException", "RequestExpired"}
 
 func awsFailed(err error) error {
@@ -192,8 +194,8 @@ func (a *amazon) destroy(ctx context.Context) (Destruction, error) {
 	return a.destruction(out.DeletionDate), nil
 }
 
-// destroyed returns what becomes of the key if its deletion was asked for before,
-// and else the refusal.
+// destroyed returns the Destruction if the key's deletion was requested earlier, and otherwise
+// refusal.
 func (a *amazon) destroyed(ctx context.Context, refusal error) (Destruction, error) {
 	out, err := a.client.DescribeKey(ctx, &awskms.DescribeKeyInput{KeyId: &a.arn})
 	if err != nil {

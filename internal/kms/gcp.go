@@ -19,7 +19,7 @@ import (
 	googleauth "github.com/latticekeep/latticekeep/internal/google"
 )
 
-// google is a key of Google Cloud KMS, by its REST interface:
+// google is a key of Google Cloud KMS. It uses the REST interface:
 // https://cloud.google.com/kms/docs/reference/rest
 type google struct {
 	client *http.Client
@@ -29,9 +29,8 @@ type google struct {
 
 var googleName = regexp.MustCompile(`^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$`)
 
-// openGCP opens gcpkms://projects/P/locations/L/keyRings/R/cryptoKeys/K. The
-// parameter endpoint names another address than Google's: of a region, or
-// private.
+// openGCP opens gcpkms://projects/P/locations/L/keyRings/R/cryptoKeys/K. The parameter endpoint
+// sets another address than Google's, such as a regional or private one.
 func openGCP(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	values, err := parameters(u, "endpoint")
 	if err != nil {
@@ -65,7 +64,7 @@ func dialGoogle(ctx context.Context, endpoint string, o Options) (*google, error
 		g.base = &url.URL{Scheme: u.Scheme, Host: u.Host}
 	}
 	transport := newTransport(http.DefaultTransport.(*http.Transport), o)
-	if g.base.Scheme == "http" { // on this machine; credentials stay at home
+	if g.base.Scheme == "http" { // on this machine; credentials stay local
 		g.client = &http.Client{Transport: transport}
 		return g, nil
 	}
@@ -77,7 +76,7 @@ func dialGoogle(ctx context.Context, endpoint string, o Options) (*google, error
 	return g, nil
 }
 
-// The parts of Google's messages that are used. Bytes are base64.
+// These types hold the fields of Google's messages that this package uses. Bytes are base64.
 type (
 	googleKey struct {
 		Name    string         `json:"name"`
@@ -100,10 +99,10 @@ type (
 	}
 )
 
-// googleError is an answer that is not a success.
+// googleError is an answer that reports a failure.
 type googleError struct {
 	code    int    // HTTP status
-	status  string // Google's name of the error; "" when the answer is not Google's
+	status  string // Google's name of the error; "" when another server answered
 	message string
 }
 
@@ -111,7 +110,7 @@ func (e *googleError) Error() string {
 	return fmt.Sprintf("Google Cloud KMS answers %d %s: %s", e.code, e.status, e.message)
 }
 
-// call makes one request. resource is a name with the method after it; in is nil for a GET.
+// call makes one request. resource is a name followed by the method; in is nil for a GET.
 func (g *google) call(ctx context.Context, resource string, query url.Values, in, out any) error {
 	method, body := http.MethodGet, []byte(nil)
 	if in != nil {
@@ -151,12 +150,12 @@ func (g *google) call(ctx context.Context, resource string, query url.Values, in
 			Message string `json:"message"`
 		} `json:"error"`
 	}
-	_ = json.Unmarshal(answer, &refusal) // another server's answer has no such fields
+	_ = json.Unmarshal(answer, &refusal) // an answer of another server lacks these fields
 	e := &googleError{resp.StatusCode, refusal.Error.Status, refusal.Error.Message}
 	return failed(e, !e.lasts())
 }
 
-// lasts says whether another try would get the same answer.
+// lasts reports whether a retry would get the same answer.
 func (e *googleError) lasts() bool {
 	if e.status == "" {
 		return slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}, e.code)
@@ -166,7 +165,7 @@ func (e *googleError) lasts() bool {
 	}, e.status)
 }
 
-// check sees that the key is there, symmetric and usable, and keeps its name.
+// check verifies that the key exists, is symmetric and usable, and stores its name.
 func (g *google) check(ctx context.Context, name string) error {
 	var key googleKey
 	if err := g.call(ctx, name, nil, nil, &key); err != nil {
@@ -215,11 +214,11 @@ func (g *google) destroy(ctx context.Context) (Destruction, error) {
 		}
 		for _, v := range list.Versions {
 			switch v.State {
-			case "ENABLED", "DISABLED": // a disabled version could be enabled again, and open what it wrapped
+			case "ENABLED", "DISABLED": // a disabled version could be enabled again and open what it wrapped
 				if err := g.call(ctx, v.Name+":destroy", nil, struct{}{}, &v); err != nil {
 					return Destruction{}, err
 				}
-			case "DESTROY_SCHEDULED": // before, or by a try that failed later
+			case "DESTROY_SCHEDULED": // scheduled earlier, or by an attempt that failed later
 			default:
 				continue
 			}

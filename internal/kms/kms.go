@@ -1,13 +1,13 @@
-// Package kms holds the outermost of the three layers: the key that wraps
-// every tenant's keys and never lies in the store.
+// Package kms holds the outermost of the three key layers: the key-encryption key, which wraps
+// every tenant's keys and is never stored in the database.
 //
-// A [Key] lies with a key-management service (AWS KMS, Google Cloud KMS, the
-// Transit engine of Vault and OpenBao) and never leaves it, or in a file on the
-// same machine. That is one layer less, since who reads the disk reads both.
+// A [Key] is kept by a key-management service (AWS KMS, Google Cloud KMS, the Transit engine of
+// Vault and OpenBao) and never leaves it, or it is kept in a file on the same machine. A file is
+// one layer less, because a reader of the disk can read both.
 //
-// Only symmetric keys are used: what is wrapped with RSA or on a curve is
-// opened by a quantum computer. Every call is bounded, tried again when the
-// service says so, and made over TLS, which [Options.PQRequired] wants hybrid.
+// Only symmetric keys are used, because a quantum computer breaks wrapping with RSA or elliptic
+// curves. Every call is bounded, is retried when the service says so, and uses TLS.
+// [Options.PQRequired] requires a hybrid key exchange.
 package kms
 
 import (
@@ -23,23 +23,22 @@ import (
 )
 
 const (
-	openTimeout = 10 * time.Second // limit for all tries to reach the service at start
-	callTimeout = 10 * time.Second // limit for one operation with its tries, when the caller's context allows more
+	openTimeout = 10 * time.Second // limit for reaching the service at start, with all attempts
+	callTimeout = 10 * time.Second // limit for one operation with its attempts, when the caller's context allows more
 	firstPause  = 25 * time.Millisecond
 	lastPause   = time.Second
 )
 
-// Key is a wrapping key. It is safe for concurrent use.
+// Key is a key-encryption key. It is safe for concurrent use.
 type Key struct {
 	id      string
 	service service
 	logger  *slog.Logger
 }
 
-// service is a symmetric key where it lies. Its errors have kinds:
-// fault.Unavailable for what may pass, and ErrForeign from decrypt for what the
-// key does not open. decrypt opens what encrypt returned, for as long as the
-// key is there, however often it was rotated.
+// service is a symmetric key in its custody. Its errors have kinds: fault.Unavailable for failures
+// that may pass, and ErrForeign from decrypt for ciphertext that the key does not open. decrypt
+// opens what encrypt returned as long as the key exists, however often it was rotated.
 type service interface {
 	encrypt(ctx context.Context, plaintext []byte) ([]byte, error)
 	decrypt(ctx context.Context, ciphertext []byte) ([]byte, error)
@@ -47,18 +46,18 @@ type service interface {
 	close() error
 }
 
-// Destruction says what becomes of a key that was told to be destroyed.
+// Destruction says what happens to a key after a request to destroy it.
 type Destruction struct {
-	When time.Time // it opens nothing any more, and from When on nobody can undo that; zero: at once
-	Undo string    // how to keep it until then; "" if that cannot be
-	Left string    // what may still hold it, "" for nothing that is known
+	When time.Time // the key opens nothing any more, and from When on nobody can undo that; zero: at once
+	Undo string    // how to keep the key until then; "" if that is impossible
+	Left string    // what may still hold the key; "" when nothing known does
 }
 
-// ID names the provider and the key. It is stable and tells nothing of the key.
+// ID names the provider and the key. It is stable and reveals nothing about the key.
 func (k *Key) ID() string { return k.id }
 
-// Wrap encrypts a key for the given context. Errors: fault.Unavailable when the
-// service does not answer in time, fault.Forbidden when it refuses.
+// Wrap encrypts a key for keyContext. Errors: fault.Unavailable when the service does not answer in
+// time, fault.Forbidden when it refuses.
 func (k *Key) Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, error) {
 	plaintext := bind(keyContext, key)
 	defer clear(plaintext)
@@ -73,8 +72,8 @@ func (k *Key) Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, 
 	return wrapped{k.id, ciphertext}.marshal(), nil
 }
 
-// Unwrap opens what [Key.Wrap] made for the same context. Errors as for Wrap,
-// and [ErrForeign] for what was not made by this key for this context.
+// Unwrap decrypts what [Key.Wrap] returned for the same keyContext. It returns the errors of Wrap,
+// and [ErrForeign] for text that this key did not wrap for this context.
 func (k *Key) Unwrap(ctx context.Context, keyContext string, text []byte) ([]byte, error) {
 	w, err := parseWrapped(text)
 	if err != nil {
@@ -95,8 +94,8 @@ func (k *Key) Unwrap(ctx context.Context, keyContext string, text []byte) ([]byt
 	return unbind(keyContext, plaintext)
 }
 
-// Destroy ends the key: nothing that it wrapped can be opened any more. Errors
-// as for [Key.Wrap]; that of a key which must not be deleted names what to do.
+// Destroy destroys the key, so that nothing it wrapped can be opened any more. It returns the
+// errors of [Key.Wrap]. The error for a key that must not be deleted names the remedy.
 func (k *Key) Destroy(ctx context.Context) (d Destruction, err error) {
 	err = k.try(ctx, "destroying", func(ctx context.Context) (err error) {
 		d, err = k.service.destroy(ctx)
@@ -105,7 +104,7 @@ func (k *Key) Destroy(ctx context.Context) (d Destruction, err error) {
 	return d, err
 }
 
-// Close ends the connections to the service.
+// Close closes the connections to the service.
 func (k *Key) Close() error { return k.service.close() }
 
 func (k *Key) try(ctx context.Context, what string, call func(context.Context) error) error {
@@ -114,9 +113,9 @@ func (k *Key) try(ctx context.Context, what string, call func(context.Context) e
 	return try(ctx, k.logger, what, call)
 }
 
-// try repeats a call while its error may pass, with growing pauses that differ
-// between callers, until the context's deadline comes. It returns the last
-// error that came from the service. Of all tries it logs one.
+// try repeats a call while its error may pass, until the deadline of ctx. The pauses grow, and are
+// random so that callers spread out. It returns the last error that came from the service, and logs
+// only one attempt.
 func try(ctx context.Context, logger *slog.Logger, what string, call func(context.Context) error) error {
 	var last error
 	told := false
@@ -146,7 +145,7 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 	}
 }
 
-// The kinds of failure that the providers have in common.
+// unavailable and forbidden return the two failures that all providers share.
 func unavailable(err error) error {
 	return fault.Wrap(fault.Unavailable, "the key-management service cannot be reached or is busy: retry, and check it if this lasts", err)
 }
@@ -155,9 +154,8 @@ func forbidden(err error) error {
 	return fault.Wrap(fault.Forbidden, "the key-management service refuses this key: see that it is enabled, and that the server's credentials may use it", err)
 }
 
-// failed gives an error its kind. passes says whether the service means that
-// the call may be repeated; what never reached it may be, unless the other end
-// is not who it should be.
+// failed gives err its kind. passes reports whether the service allows a retry. A request that
+// never reached the service may be repeated, unless the other end failed to authenticate.
 func failed(err error, passes bool) error {
 	text := err.Error()
 	switch {
@@ -173,12 +171,12 @@ func failed(err error, passes bool) error {
 	return forbidden(err)
 }
 
-// unfit is the error of a key or a configuration that does not serve.
+// unfit returns the error for a key or a configuration that cannot be used.
 func unfit(format string, args ...any) error {
 	return fault.New(fault.Invalid, fmt.Sprintf(format, args...))
 }
 
-// needs is the error of a missing permission to read what sort of key it is.
+// needs returns the error for a missing permission to read the type of the key.
 func needs(permission string, err error) error {
 	if fault.Of(err) != fault.Forbidden {
 		return err

@@ -26,14 +26,14 @@ const (
 	filePrefix = "latticekeep-kms-key-1:"
 )
 
-// local is a key of AES-256-GCM in a file.
+// local is an AES-256-GCM key in a file.
 type local struct {
 	aead     cipher.AEAD
 	id, path string
 }
 
-// CreateLocal writes a new key to path, which must not exist, with mode 0600.
-// After a crash the file is there whole or not at all.
+// CreateLocal writes a new key to path, which must not exist, with mode 0600. After a crash the
+// file is either complete or absent.
 func CreateLocal(path string) error {
 	var key [keySize]byte
 	_, _ = rand.Read(key[:]) // never fails
@@ -47,7 +47,7 @@ func CreateLocal(path string) error {
 	_, err = f.WriteString(formatFile(key[:]))
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = os.Link(f.Name(), path) // unlike a rename it never replaces a key
+		err = os.Link(f.Name(), path) // unlike a rename, a link never replaces a key
 	}
 	if err != nil {
 		return fmt.Errorf("creating the key file: %w", err)
@@ -67,8 +67,8 @@ func syncDir(dir string) error {
 	return d.Sync()
 }
 
-// OpenLocal reads the key at path. It refuses a file that is open to others than
-// its owner and group, and one that is not a key file.
+// OpenLocal reads the key at path. It rejects a file that others than its owner and group can
+// access, and a file that is not a key file.
 func OpenLocal(path string) (*Key, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +84,8 @@ func OpenLocal(path string) (*Key, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fault.New(fault.Invalid, "the KMS key file is not a regular file")
 	}
-	// In a pod the group is that of the pod alone, and kubelet gives it what the owner has: a Secret becomes 0440, a file of a volume 0660.
+	// A pod has a group of its own, and kubelet gives it the owner's access: a Secret gets mode
+	// 0440, a file in a volume 0660.
 	if info.Mode().Perm()&0o007 != 0 {
 		return nil, fault.New(fault.Invalid, fmt.Sprintf(
 			"the KMS key file is open to others than its owner and group (mode %04o): run chmod 600 on it, and replace the key if it was exposed", info.Mode().Perm()))
@@ -103,8 +104,8 @@ func OpenLocal(path string) (*Key, error) {
 	return newLocal(key, path)
 }
 
-// ParseLocal returns the key whose file has this content, as [CreateLocal]
-// wrote it. It lies in no file. Error: fault.Invalid.
+// ParseLocal returns the key for the content of a key file, in the form that [CreateLocal] writes.
+// The key has no file. Error: fault.Invalid.
 func ParseLocal(text []byte) (*Key, error) {
 	key, err := parseFile(text)
 	if err != nil {
@@ -114,7 +115,7 @@ func ParseLocal(text []byte) (*Key, error) {
 	return newLocal(key, "")
 }
 
-// formatFile returns the one form of a key file, which parseFile reads.
+// formatFile returns the content of a key file. parseFile accepts no other form.
 func formatFile(key []byte) string {
 	return filePrefix + base64.StdEncoding.EncodeToString(key) + "\n"
 }
@@ -142,8 +143,8 @@ func newLocal(key []byte, path string) (*Key, error) {
 	return &Key{id: id, service: &local{aead, id, path}, logger: slog.New(slog.DiscardHandler)}, nil
 }
 
-// localLabel is the associated data of version 2, where the context is in the
-// plaintext; it keeps the two versions apart under one key.
+// localLabel is the associated data of version 2, which has the context in the plaintext. It
+// separates the two versions under one key.
 var localLabel = frame.Join("latticekeep/kms/local/v2")
 
 func (l *local) encrypt(_ context.Context, plaintext []byte) ([]byte, error) {
@@ -158,15 +159,15 @@ func (l *local) decrypt(_ context.Context, ciphertext []byte) ([]byte, error) {
 	return plaintext, nil
 }
 
-// destroy overwrites the file before it removes it, so that the key is not
-// left in a free block. A file that became another key's is left alone.
+// destroy overwrites the file before it removes it, so that the key does not remain in a free
+// block. It leaves the file alone if it holds another key by now.
 func (l *local) destroy(context.Context) (Destruction, error) {
 	zeros := make([]byte, len(formatFile(make([]byte, keySize))))
 	now, err := OpenLocal(l.path)
 	switch content, _ := os.ReadFile(l.path); {
-	case errors.Is(err, fs.ErrNotExist): // it was destroyed before, and the answer did not arrive
+	case errors.Is(err, fs.ErrNotExist): // destroyed earlier, and the answer was lost
 		return Destruction{Left: leftOfAFile}, nil
-	case bytes.Equal(content, zeros): // it was overwritten before, and not removed
+	case bytes.Equal(content, zeros): // overwritten earlier, but not removed
 	case err != nil:
 		return Destruction{}, err
 	case now.id != l.id:
@@ -177,11 +178,11 @@ func (l *local) destroy(context.Context) (Destruction, error) {
 		return Destruction{}, fault.Wrap(fault.Forbidden, "the KMS key file cannot be overwritten and removed: do it where it comes from", err)
 	}
 	_, err = f.Write(zeros)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil { // it may be gone in part
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil { // the key may be partly gone
 		return Destruction{}, fault.Wrap(fault.Unavailable, "the KMS key file cannot be overwritten: look at its disk, and retry", err)
 	}
 	left := leftOfAFile
-	if err := os.Remove(l.path); err != nil { // fails for a mount of this file alone
+	if err := os.Remove(l.path); err != nil { // fails when this file alone is a mount
 		left = "the file itself, overwritten, which cannot be removed; " + left
 	}
 	if err := syncDir(filepath.Dir(l.path)); err != nil {

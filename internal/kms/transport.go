@@ -9,12 +9,11 @@ import (
 	"time"
 )
 
-// maxAnswer bounds the body of an answer, in bytes. The longest real one is a
-// description of a key with all its versions.
+// maxAnswer bounds the body of an answer, in bytes. The longest real answer describes a key with
+// all its versions.
 const maxAnswer = 4 << 20
 
-// tlsConfig returns the configuration of the connections to a service, from
-// that of its client library.
+// tlsConfig returns the TLS configuration for a service, based on that of its client library.
 func tlsConfig(base *tls.Config, o Options) *tls.Config {
 	c := &tls.Config{}
 	if base != nil {
@@ -31,14 +30,15 @@ func tlsConfig(base *tls.Config, o Options) *tls.Config {
 	return c
 }
 
-// transport carries the calls of a client library, from whose transport it
-// takes proxy and TLS.
+// transport carries the calls of a client library. It takes proxy and TLS settings from the
+// library's transport.
 type transport struct{ *http.Transport }
 
 func newTransport(base *http.Transport, o Options) transport {
 	c := tlsConfig(base.TLSClientConfig, o)
 	c.NextProtos = nil
-	// HTTP/1.1 closes the connection of a call that is given up, so that the next one does not wait on the same dead peer.
+	// HTTP/1.1 closes the connection of a call that timed out, so the next call does not wait for
+	// the same dead peer.
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	return transport{&http.Transport{
@@ -47,8 +47,8 @@ func newTransport(base *http.Transport, o Options) transport {
 	}}
 }
 
-// RoundTrip refuses plain HTTP to another machine, wherever the address came
-// from, and an endless answer.
+// RoundTrip rejects plain HTTP to another machine, whatever the source of the address, and bounds
+// the answer.
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := checkAddress(r.URL); err != nil {
 		return nil, err
@@ -60,7 +60,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// checkAddress refuses what is neither https nor on this machine.
+// checkAddress rejects a URL that is neither https nor on this machine.
 func checkAddress(u *url.URL) error {
 	switch {
 	case u.Hostname() == "", u.User != nil, u.Scheme != "https" && u.Scheme != "http":
@@ -76,8 +76,7 @@ func loopback(host string) bool {
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
-// parameters takes the known ones out of the query of a URL and refuses others
-// and repeated ones.
+// parameters returns the known query parameters of a URL. It rejects unknown and repeated ones.
 func parameters(u *url.URL, known ...string) (map[string]string, error) {
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {

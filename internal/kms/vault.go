@@ -25,19 +25,20 @@ type vault struct {
 	transport             transport
 }
 
-// A key is named as Transit wants it; engine is the path of a mount.
+// vaultName matches what Transit accepts as the name of a key. vaultEngine matches the path of a
+// mount.
 var (
 	vaultName   = regexp.MustCompile(`^\w(([\w-.]+)?\w)?$`)
 	vaultEngine = regexp.MustCompile(`^\w[\w./-]*\w$`)
 )
 
-// symmetricKinds are the types of Transit keys of 256 bits with authentication.
+// symmetricKinds lists the types of Transit keys with 256 bits and authentication.
 var symmetricKinds = []string{"aes256-gcm96", "chacha20-poly1305", "xchacha20-poly1305"}
 
-// openVault opens hashivault://NAME. Parameters: engine, default transit;
-// address, default VAULT_SERVER_URL or VAULT_ADDR; host, the name of the service
-// in the key's id, default the address' own, so that the service can move.
-// Everything else comes from the environment, as Vault's own client has it.
+// openVault opens hashivault://NAME. Parameters: engine, default transit; address, default
+// VAULT_SERVER_URL or VAULT_ADDR; host, the name of the service in the key's id, default the host
+// of the address, so that the service can move. All other settings come from the environment, as in
+// Vault's own client.
 func openVault(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	values, err := parameters(u, "engine", "address", "host")
 	if err != nil {
@@ -85,7 +86,7 @@ func openVault(ctx context.Context, u *url.URL, o Options) (*Key, error) {
 	return k, nil
 }
 
-// check sees that the key is there and symmetric.
+// check verifies that the key exists and is symmetric.
 func (v *vault) check(ctx context.Context) error {
 	client, err := v.client()
 	if err != nil {
@@ -113,7 +114,7 @@ func (v *vault) check(ctx context.Context) error {
 	return nil
 }
 
-// client returns a client for one call, with the token that is valid now.
+// client returns a client for one call, with the current token.
 func (v *vault) client() (*api.Client, error) {
 	token, err := v.token()
 	if err != nil {
@@ -121,7 +122,7 @@ func (v *vault) client() (*api.Client, error) {
 	}
 	client, err := api.NewClient(&api.Config{
 		Address: v.address, HttpClient: &http.Client{Transport: v.transport, CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // the client follows one itself
+			return http.ErrUseLastResponse // the client follows one redirect itself
 		}},
 	})
 	if err != nil {
@@ -141,7 +142,7 @@ func (v *vault) token() (string, error) {
 		return "", unfit("there is no token for Vault: name a file that holds one as kms.tokenFile, or set VAULT_TOKEN")
 	}
 	text, err := os.ReadFile(v.tokenFile)
-	if err != nil { // it may be on its way, as an agent writes it
+	if err != nil { // an agent may be writing the token at this moment
 		return "", fault.Wrap(fault.Unavailable, "kms.tokenFile cannot be read", err)
 	}
 	token := strings.TrimSpace(string(text))
@@ -158,7 +159,7 @@ func (v *vault) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {
 
 func (v *vault) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) {
 	text, err := v.transit(ctx, "decrypt", "ciphertext", string(ciphertext), "plaintext")
-	// Of the same status are the answers that the key is gone, and that its version is below min_decryption_version.
+	// The same status also reports a deleted key and a version below min_decryption_version.
 	if e := new(api.ResponseError); errors.As(err, &e) && e.StatusCode == http.StatusBadRequest &&
 		!strings.Contains(e.Error(), "key not found") && !strings.Contains(e.Error(), "disallowed by policy") {
 		return nil, ErrForeign
@@ -220,7 +221,7 @@ func (v *vault) destroy(ctx context.Context) (Destruction, error) {
 	case strings.Contains(refusal, "deletion is not allowed"):
 		return Destruction{}, fault.Wrap(fault.Forbidden,
 			"Vault does not let the key be deleted: run vault write "+v.engine+"/keys/"+v.name+"/config deletion_allowed=true, and try again", err)
-	case strings.Contains(refusal, "could not delete key; not found"): // it was deleted before, and the answer did not arrive
+	case strings.Contains(refusal, "could not delete key; not found"): // deleted earlier, and the answer was lost
 	case err != nil:
 		return Destruction{}, vaultFailed(err)
 	}

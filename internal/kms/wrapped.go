@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// version is followed by the length of the key's id (two bytes), the id and the service's ciphertext.
+	// version is the first byte. The length of the key's id (two bytes), the id and the service's
+	// ciphertext follow.
 	version = 2
 
 	maxID         = 1024
@@ -23,7 +24,7 @@ type wrapped struct {
 }
 
 var (
-	// ErrForeign is what [Key.Unwrap] returns for what the key does not open.
+	// ErrForeign is the error of [Key.Unwrap] for text that the key does not open.
 	ErrForeign = errors.New("the KMS key does not open this: it was wrapped by another key or for another purpose, or is damaged")
 	errForm    = errors.New("this is no wrapped key of this release")
 )
@@ -36,7 +37,7 @@ func (w wrapped) marshal() []byte {
 	return append(b, w.ciphertext...)
 }
 
-// parseWrapped reads what marshal wrote, which is the only form.
+// parseWrapped parses the output of marshal and accepts no other form.
 func parseWrapped(b []byte) (wrapped, error) {
 	if len(b) < 3 || b[0] != version {
 		return wrapped{}, errForm
@@ -60,8 +61,8 @@ func KeyOf(b []byte) (id string, ok bool) {
 	return w.key, err == nil
 }
 
-// Renamed returns what a key of another id would have wrapped, if it were the same
-// key by another name. b is what [Key.Wrap] returned.
+// Renamed returns b with the id of its key replaced, for a key that has got another name. b is the
+// output of [Key.Wrap].
 func Renamed(b []byte, id string) ([]byte, error) {
 	w, err := parseWrapped(b)
 	if err != nil {
@@ -70,13 +71,13 @@ func Renamed(b []byte, id string) ([]byte, error) {
 	return wrapped{id, w.ciphertext}.marshal(), nil
 }
 
-// bind returns what a service encrypts: the key with its context. Not every service takes
-// associated data, so the context is part of the plaintext.
+// bind returns the plaintext for a service: the key with its context. The context is part of the
+// plaintext because not every service supports associated data.
 func bind(keyContext string, key []byte) []byte {
 	return frame.Join("latticekeep/kms/v2", []byte(keyContext), key)
 }
 
-// unbind returns the key of what bind returned for the same context.
+// unbind returns the key from the output of bind for the same context.
 func unbind(keyContext string, plaintext []byte) ([]byte, error) {
 	n := len(bind(keyContext, nil))
 	if len(plaintext) < n {

@@ -16,20 +16,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// temporary is the ending of a file until it is whole.
+// temporary is the ending of a file that is still being written.
 const temporary = ".tmp"
 
-// abandoned is the age from which a temporary file is one that a process left
-// behind when it ended: far beyond the time that any call takes.
+// abandoned is the age at which a temporary file counts as left behind by a process that ended. It
+// is much longer than any call.
 const abandoned = time.Hour
 
-// folder is a bucket of files. A folder that is gone is not made anew.
+// folder is a bucket of files. A folder that disappears is not created again.
 type folder struct {
 	path string
-	made bool // it was absent, and this process made it
+	made bool // it was absent, and this process created it
 }
 
-// folderOf returns the folder of a URL, whether it is there or not.
+// folderOf returns the folder of a URL. The folder need not exist.
 func folderOf(u *url.URL) (*folder, error) {
 	if u.Host != "" || u.RawQuery != "" || !filepath.IsAbs(u.Path) || u.User != nil || u.Fragment != "" {
 		return nil, fault.New(fault.Invalid, "the URL of a folder must be file:// and an absolute path, without parameters")
@@ -37,7 +37,7 @@ func folderOf(u *url.URL) (*folder, error) {
 	return &folder{path: filepath.Clean(u.Path)}, nil
 }
 
-// sweep removes what processes left behind that ended in the middle of a write.
+// sweep removes temporary files of processes that ended during a write.
 func (f *folder) sweep() error {
 	return filepath.WalkDir(f.path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, temporary) {
@@ -54,7 +54,7 @@ func (f *folder) sweep() error {
 	})
 }
 
-// expire is [Bucket.Expire].
+// expire implements [Bucket.Expire].
 func (f *folder) expire(ctx context.Context, prefix string, before time.Time, most int64) (removed int, err error) {
 	if err := f.check(); err != nil {
 		return 0, err
@@ -89,7 +89,7 @@ func (f *folder) expire(ctx context.Context, prefix string, before time.Time, mo
 			return err
 		case info.ModTime().Before(before):
 			return remove(path)
-		case strings.HasSuffix(path, temporary): // somebody writes it
+		case strings.HasSuffix(path, temporary): // another call is writing this file
 			return nil
 		}
 		objects[filepath.Dir(path)] = append(objects[filepath.Dir(path)], object{path, info})
@@ -99,7 +99,7 @@ func (f *folder) expire(ctx context.Context, prefix string, before time.Time, mo
 		return removed, err
 	}
 	for _, all := range objects {
-		slices.SortFunc(all, func(a, b object) int { return b.info.ModTime().Compare(a.info.ModTime()) }) // the newest first
+		slices.SortFunc(all, func(a, b object) int { return b.info.ModTime().Compare(a.info.ModTime()) }) // newest first
 		size := int64(0)
 		for _, o := range all {
 			if size += o.info.Size(); size > most {
@@ -112,7 +112,7 @@ func (f *folder) expire(ctx context.Context, prefix string, before time.Time, mo
 	return removed, nil
 }
 
-// check returns nil when the folder is there.
+// check returns nil when the folder exists.
 func (f *folder) check() error {
 	info, err := os.Stat(f.path)
 	if err == nil && !info.IsDir() {
@@ -121,7 +121,7 @@ func (f *folder) check() error {
 	return err
 }
 
-// put writes an object so that it is whole and durable before it has its name.
+// put writes an object under a temporary name and syncs it before it renames it.
 func (f *folder) put(ctx context.Context, name string, data []byte) error {
 	if err := errors.Join(f.check(), f.leadsNowhere(name)); err != nil {
 		return err
@@ -130,7 +130,8 @@ func (f *folder) put(ctx context.Context, name string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// Beside the object, since a rename needs one file system; with mode 0600.
+	// The temporary file is in the folder of the object, because a rename needs one file system.
+	// Its mode is 0600.
 	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*"+temporary)
 	if err != nil {
 		return err
@@ -145,7 +146,7 @@ func (f *folder) put(ctx context.Context, name string, data []byte) error {
 	return f.sync(name)
 }
 
-// remove is [Bucket.Delete].
+// remove implements [Bucket.Delete].
 func (f *folder) remove(name string) error {
 	dir, base, err := f.within(name)
 	if err != nil {
@@ -160,11 +161,11 @@ func (f *folder) remove(name string) error {
 	return f.sync(name)
 }
 
-// sync makes the names of an object and of the folders on the way to it durable.
+// sync makes the names of an object and of its parent folders durable.
 func (f *folder) sync(name string) error {
 	dir := filepath.Dir(filepath.Join(f.path, filepath.FromSlash(name)))
 	for ; dir != f.path; dir = filepath.Dir(dir) {
-		// A folder that is not there holds no name.
+		// A missing folder holds no name.
 		if err := syncFolder(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -182,8 +183,8 @@ func syncFolder(path string) error {
 
 var errLinked = errors.New("what should be a folder of the bucket is a link or a file")
 
-// within opens the folder that an object lies in, and returns its name there.
-// Errors: fs.ErrNotExist, and errLinked for what leads elsewhere.
+// within opens the folder that contains an object, and returns the object's name in it. Errors:
+// fs.ErrNotExist, and errLinked for a path that leads outside.
 func (f *folder) within(name string) (dir *os.Root, base string, err error) {
 	if dir, err = os.OpenRoot(f.path); err != nil {
 		return nil, "", err
@@ -209,11 +210,11 @@ func descend(dir *os.Root, name string) (*os.Root, error) {
 	case !info.IsDir():
 		return nil, errLinked
 	}
-	return dir.OpenRoot(name) // were it a link by now, it would lead to what is below dir
+	return dir.OpenRoot(name) // if it has become a link meanwhile, it can only lead below dir
 }
 
-// object returns nil when an object lies under a name. Error: fs.ErrNotExist, also
-// for what is no regular file, which a write replaces.
+// object returns nil when base names an object. It returns fs.ErrNotExist also for anything but a
+// regular file; a write replaces that.
 func object(dir *os.Root, base string) error {
 	info, err := dir.Lstat(base)
 	if err == nil && !info.Mode().IsRegular() {
@@ -222,7 +223,7 @@ func object(dir *os.Root, base string) error {
 	return err
 }
 
-// read is [Bucket.Get].
+// read implements [Bucket.Get].
 func (f *folder) read(ctx context.Context, name string, take func(io.Reader, int64) ([]byte, error)) (data []byte, err error) {
 	dir, base, err := f.within(name)
 	if err != nil {
@@ -232,7 +233,8 @@ func (f *folder) read(ctx context.Context, name string, take func(io.Reader, int
 	if err := object(dir, base); err != nil {
 		return nil, err
 	}
-	// Were it a link by now, it would lead to what is below dir; a pipe does not hold us up.
+	// If it has become a link meanwhile, it can only lead below dir. O_NONBLOCK keeps a pipe from
+	// blocking the call.
 	file, err := dir.OpenFile(base, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -249,7 +251,7 @@ func (f *folder) read(ctx context.Context, name string, take func(io.Reader, int
 	return data, errors.Join(err, ctx.Err())
 }
 
-// exists is [Bucket.Exists].
+// exists implements [Bucket.Exists].
 func (f *folder) exists(name string) (bool, error) {
 	dir, base, err := f.within(name)
 	if err == nil {
@@ -262,19 +264,19 @@ func (f *folder) exists(name string) (bool, error) {
 	return err == nil, err
 }
 
-// leadsNowhere returns nil when a write under the name stays in the bucket.
+// leadsNowhere returns nil when a write under the name stays inside the bucket.
 func (f *folder) leadsNowhere(name string) error {
 	dir, _, err := f.within(name)
 	if err == nil {
 		err = dir.Close()
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it is made
+		return nil // the write creates it
 	}
 	return err
 }
 
-// touch has an object begin its life anew. One that cannot be touched ends early.
+// touch renews the age of an object. If that fails, the object expires early.
 func (f *folder) touch(name string) {
 	dir, base, err := f.within(name)
 	if err != nil {

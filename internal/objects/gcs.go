@@ -30,32 +30,32 @@ import (
 	"github.com/latticekeep/latticekeep/internal/google"
 )
 
-// gcsBucket is a bucket of Google Cloud Storage, by its JSON interface:
+// gcsBucket is a bucket of Google Cloud Storage. It uses the JSON interface:
 // https://cloud.google.com/storage/docs/json_api
 type gcsBucket struct {
 	client  *http.Client
 	base    string // scheme and host of the service
-	signing string // scheme and host of the service that signs for us
+	signing string // scheme and host of the signing service
 	bucket  string
 
 	credentials *google.Credentials // nil: anonymous
-	accessID    string              // account that signs URLs; "" for that of the credentials
-	privateKey  []byte              // signs URLs, in PEM; nil: Google does
+	accessID    string              // account that signs URLs; "" for the account of the credentials
+	privateKey  []byte              // key that signs URLs, in PEM; nil: Google signs
 }
 
-// maxMessage bounds an answer that is no object.
+// maxMessage bounds an answer other than an object, in bytes.
 const maxMessage = 1 << 20
 
-// A call that the service asks to repeat is repeated after gcsPause, then after twice that, gcsTries
-// times in all.
+// A call that the service asks to repeat is repeated after gcsPause, then after twice that pause,
+// and so on, for gcsTries attempts in total.
 const (
 	gcsPause = 200 * time.Millisecond
 	gcsTries = 5
 )
 
-// openGCS opens gs://bucket. Parameters, as gocloud.dev/blob/gcsblob has them: anonymous; access_id,
-// the service account whose signature signed URLs have, or "-" for anonymous; private_key_path, the
-// PEM file of its key; universe_domain.
+// openGCS opens gs://bucket. The parameters are those of gocloud.dev/blob/gcsblob: anonymous;
+// access_id, the service account that signs URLs, or "-" for anonymous; private_key_path, the PEM
+// file of its key; universe_domain.
 func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	query := u.Query()
 	for name := range query {
@@ -74,7 +74,7 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 		base: "https://storage." + universe, signing: "https://iamcredentials." + universe, bucket: u.Host, accessID: query.Get("access_id"),
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true // an object is as long as its header says
+	transport.DisableCompression = true // the size of an object is the one in its header
 	b.client = &http.Client{Transport: transport}
 	if emulator := os.Getenv("STORAGE_EMULATOR_HOST"); emulator != "" {
 		b.base = "http://" + strings.TrimPrefix(emulator, "http://")
@@ -101,7 +101,7 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	return b, nil
 }
 
-// gcsError is an answer that is not a success.
+// gcsError is an answer that reports a failure.
 type gcsError struct {
 	code    int
 	message string
@@ -116,8 +116,9 @@ func (b *gcsBucket) object(name string) string {
 	return "/storage/v1/b/" + url.PathEscape(b.bucket) + "/o/" + url.PathEscape(name)
 }
 
-// call makes a request until it is answered or should not be repeated. Every call may be repeated,
-// since it has the same effect again. The caller closes the body of the answer, which is a success.
+// call makes a request until it is answered or must not be repeated. Every call may be repeated,
+// because it has the same effect again. It returns a successful answer, whose body the caller
+// closes.
 func (b *gcsBucket) call(ctx context.Context, method, address, contentType string, body []byte) (*http.Response, error) {
 	for try, pause := 1, gcsPause; ; try, pause = try+1, 2*pause {
 		resp, again, err := b.request(ctx, method, address, contentType, body)
@@ -160,13 +161,13 @@ func (b *gcsBucket) request(ctx context.Context, method, address, contentType st
 	switch resp.StatusCode {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests:
 		return nil, true, e
-	case http.StatusNotFound, http.StatusForbidden: // forbidden is the answer too when the caller may not list
+	case http.StatusNotFound, http.StatusForbidden: // also forbidden, which Google answers when the caller may not list
 		return nil, false, fmt.Errorf("%w: %w", fs.ErrNotExist, e)
 	}
 	return nil, resp.StatusCode >= http.StatusInternalServerError, e
 }
 
-// message makes a call and reads the answer into out.
+// message makes a call and decodes the answer into out.
 func (b *gcsBucket) message(ctx context.Context, method, address, contentType string, body []byte, out any) error {
 	resp, err := b.call(ctx, method, address, contentType, body)
 	if err != nil {
@@ -182,7 +183,7 @@ func (b *gcsBucket) message(ctx context.Context, method, address, contentType st
 	return nil
 }
 
-// gcsObject is what is used of Google's description of an object.
+// gcsObject holds the fields of Google's description of an object that this package uses.
 type gcsObject struct {
 	Name               string `json:"name,omitempty"`
 	ContentType        string `json:"contentType,omitempty"`
@@ -251,7 +252,7 @@ func (b *gcsBucket) delete(ctx context.Context, name string) error {
 	return b.message(ctx, http.MethodDelete, b.base+b.object(name), "", nil, &nothing)
 }
 
-// sign makes a signed URL of version 4:
+// sign returns a signed URL of version 4:
 // https://cloud.google.com/storage/docs/authentication/canonical-requests
 func (b *gcsBucket) sign(ctx context.Context, name string, lifetime time.Duration) (string, error) {
 	signer := b.accessID
@@ -286,8 +287,8 @@ func (b *gcsBucket) sign(ctx context.Context, name string, lifetime time.Duratio
 	return u.String(), nil
 }
 
-// signature signs by the private key, or has Google sign for the service account, which needs the
-// permission iam.serviceAccounts.signBlob.
+// signature signs with the private key. Without one, Google signs for the service account, which
+// needs the permission iam.serviceAccounts.signBlob.
 func (b *gcsBucket) signature(ctx context.Context, signer string, text []byte) ([]byte, error) {
 	if b.privateKey != nil {
 		key, err := parsePrivateKey(b.privateKey)

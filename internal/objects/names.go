@@ -9,28 +9,28 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// MaxSize is that of the largest object in bytes. No other is read, so that
-// whoever can write to a bucket cannot fill our memory.
+// MaxSize is the size of the largest object in bytes. Larger objects are not read, so that a writer
+// to the bucket cannot exhaust the memory of this process.
 const MaxSize = 256 << 20
 
-// The message of everything that goes wrong outside; the cause, with the name
-// of the bucket, is for the log.
+// unreachable is the message for every failure outside this process. The cause, with the name of
+// the bucket, goes to the log.
 const unreachable = "object storage cannot be used: check that its bucket exists, and the credentials and permissions for it"
 
 func unavailable(cause error) error { return fault.Wrap(fault.Unavailable, unreachable, cause) }
 
-// namePattern is one that all stores and file systems take as it stands: no
-// segment is empty, hidden or "..".
+// namePattern matches names that all stores and file systems accept unchanged: no segment is empty,
+// hidden or "..".
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$`)
 
-// reserved are the endings of files beside objects: of those that are being written, and of
+// reserved lists the endings of other files beside objects: files that are being written, and
 // attributes, which another program may keep there.
 var reserved = []string{temporary, ".attrs"}
 
 const maxName = 512 // bytes
 
-// checkName holds a name against what is allowed: segments of a-z, 0-9, '.',
-// '_' and '-' that begin with a letter or digit, joined by '/'.
+// checkName checks a name: segments of a-z, 0-9, '.', '_' and '-' that begin with a letter or
+// digit, joined by '/'.
 func checkName(name string) error {
 	good := len(name) <= maxName && namePattern.MatchString(name)
 	for segment := range strings.SplitSeq(name, "/") {
@@ -46,7 +46,7 @@ func checkName(name string) error {
 
 var errTooLarge = errors.New("it is larger than 256 MiB")
 
-// whole takes all of an object, unless it is too large.
+// whole reads all of an object, unless it is too large.
 func whole(r io.Reader, size int64) ([]byte, error) {
 	if size > MaxSize {
 		return nil, errTooLarge

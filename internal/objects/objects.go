@@ -1,17 +1,15 @@
-// Package objects keeps what is larger or lives longer than the database:
-// reports, archived segments of the log, anchored checkpoints.
+// Package objects keeps data that is larger or lives longer than the database: reports, archived
+// segments of the log, anchored checkpoints.
 //
-// A [Bucket] is a folder (file:///var/lib/latticekeep/reports) or a bucket of a
-// cloud (s3://, gs://), with the query parameters of openS3 and openGCS;
-// `prefix=a/b/` keeps everything below a prefix. Credentials never stand in the
-// URL: they come from each cloud's default chain (environment, configuration
-// files, the identity of the machine or pod).
+// A [Bucket] is a folder (file:///var/lib/latticekeep/reports) or a bucket of a cloud (s3://,
+// gs://), with the query parameters of openS3 and openGCS. The parameter `prefix=a/b/` keeps
+// everything below a prefix. The URL never contains credentials: they come from each cloud's
+// default chain (environment, configuration files, the identity of the machine or pod).
 //
-// What is promised: an object is there as a whole or not at all, and when
-// [Bucket.Put] has returned nil it is durable; that an object is not there is
-// said only of a bucket that is. Every call ends in bounded time, but for those
-// on a folder whose file system hangs. Calls of a cloud are repeated when it asks
-// for that; nothing is logged.
+// The package guarantees that an object is complete or absent, and that it is durable when
+// [Bucket.Put] has returned nil. It reports an object as absent only if the bucket itself exists.
+// Every call ends in bounded time, except on a folder whose file system hangs. Calls to a cloud are
+// retried when the cloud asks for that. The package logs nothing.
 package objects
 
 import (
@@ -38,22 +36,20 @@ const (
 type Bucket struct {
 	cloud  cloud   // nil: the bucket is a folder
 	prefix string  // prefix of names in the cloud
-	folder *folder // nil: the bucket is a cloud's
+	folder *folder // nil: the bucket is in a cloud
 	signer *signer // nil: this service signs no URLs
 }
 
-// Open opens the bucket of a URL. A folder is made when it is absent, for this
-// user alone, and [Bucket.Made] says so; a cloud is asked nothing yet. o is for
-// the URLs of a folder's objects. Errors: fault.Invalid for a URL, options or
-// credentials of a form that cannot work, fault.Unavailable for a folder that
-// cannot be made.
+// Open opens the bucket of a URL. It creates a missing folder with access for this user alone, and
+// [Bucket.Made] reports that. It does not contact a cloud yet. o configures the URLs of a folder's
+// objects. Errors: fault.Invalid for a URL, options or credentials that cannot work,
+// fault.Unavailable for a folder that cannot be created.
 func Open(ctx context.Context, rawURL string, o SigningOptions) (*Bucket, error) {
 	return open(ctx, rawURL, func(u *url.URL) (*Bucket, error) { return makeFolder(u, o) })
 }
 
-// OpenExisting opens the bucket of a URL for somebody who reads what is there: a
-// folder is not made when it is absent, and nothing in it is touched. Errors: as
-// of [Open], and fault.NotFound for a folder that is not there.
+// OpenExisting opens the bucket of a URL for reading. It does not create a missing folder and
+// changes nothing in it. It returns the errors of [Open], and fault.NotFound for a missing folder.
 func OpenExisting(ctx context.Context, rawURL string) (*Bucket, error) {
 	return open(ctx, rawURL, existingFolder)
 }
@@ -92,16 +88,15 @@ func open(ctx context.Context, rawURL string, openFolder func(*url.URL) (*Bucket
 	return &Bucket{cloud: c, prefix: prefix}, nil
 }
 
-// Made reports whether [Open] made the folder: it was not there. Nobody knows that
-// of a cloud's bucket.
+// Made reports whether [Open] created the folder. It is always false for a cloud's bucket.
 func (b *Bucket) Made() bool { return b.folder != nil && b.folder.made }
 
-// Close ends the use of the bucket. Idle connections end by themselves.
+// Close does nothing. Idle connections end by themselves.
 func (b *Bucket) Close() error { return nil }
 
-// Put writes an object, in place of a former one of the name. Errors:
-// fault.Invalid for a name or size that is not allowed; fault.Unavailable, and
-// then the former one is still there, or this one after all.
+// Put writes an object and replaces a previous one with the same name. Errors: fault.Invalid for a
+// name or size that is not allowed; fault.Unavailable, after which the bucket holds either the
+// previous object or this one.
 func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -115,7 +110,7 @@ func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
 	if b.folder != nil {
 		err = b.folder.put(ctx, name, data)
 	} else {
-		// Whoever follows a signed URL gets a file of this name, from every cloud.
+		// A signed URL downloads as a file with this name, from every cloud.
 		err = b.cloud.put(ctx, b.prefix+name, data, kind{contentType(name), `attachment; filename="` + path.Base(name) + `"`})
 	}
 	if err != nil {
@@ -124,7 +119,7 @@ func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// contentType is what a cloud answers with.
+// contentType returns the content type for a name. A cloud sends it with the object.
 func contentType(name string) string {
 	switch path.Ext(name) {
 	case ".pdf":
@@ -137,19 +132,19 @@ func contentType(name string) string {
 	return "application/octet-stream"
 }
 
-// Get reads an object. Errors: fault.NotFound when there is none of the name,
-// fault.Invalid for a name that is not allowed, fault.Unavailable.
+// Get reads an object. Errors: fault.NotFound when there is no object with the name, fault.Invalid
+// for a name that is not allowed, fault.Unavailable.
 func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 	return b.get(ctx, name, whole)
 }
 
-// GetStart reads the first n bytes of an object, or all when it has no more, of
-// whatever size it is. Errors: as of [Bucket.Get].
+// GetStart reads the first n bytes of an object, or all of a shorter one. The object may have any
+// size. It returns the errors of [Bucket.Get].
 func (b *Bucket) GetStart(ctx context.Context, name string, n int) ([]byte, error) {
 	return b.get(ctx, name, func(r io.Reader, _ int64) ([]byte, error) { return io.ReadAll(io.LimitReader(r, int64(n))) })
 }
 
-// get reads an object of some size as take does.
+// get opens an object and reads it with take.
 func (b *Bucket) get(ctx context.Context, name string, take func(r io.Reader, size int64) ([]byte, error)) ([]byte, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -184,8 +179,8 @@ func (b *Bucket) read(ctx context.Context, name string, take func(io.Reader, int
 	return take(r, size)
 }
 
-// Exists reports whether there is an object of the name. Errors: as of
-// [Bucket.Get], but fault.NotFound.
+// Exists reports whether an object with the name exists. It returns the errors of [Bucket.Get],
+// except fault.NotFound.
 func (b *Bucket) Exists(ctx context.Context, name string) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
@@ -211,9 +206,9 @@ func (b *Bucket) Exists(ctx context.Context, name string) (bool, error) {
 	return there, nil
 }
 
-// lacks returns nil when the bucket is there and has no object of the name. The
-// clouds say "not found" too of a bucket that is gone, of a host without an
-// address, and of an object that may not be read.
+// lacks returns nil when the bucket exists and has no object with the name. Clouds also answer "not
+// found" for a missing bucket, for a host without an address, and for an object that the caller may
+// not read.
 func (b *Bucket) lacks(ctx context.Context, name string) error {
 	if b.folder != nil {
 		return b.folder.check()
@@ -228,8 +223,8 @@ func (b *Bucket) lacks(ctx context.Context, name string) error {
 	return nil
 }
 
-// Delete removes an object; that there is none is no error. Errors:
-// fault.Invalid for a name that is not allowed, fault.Unavailable.
+// Delete removes an object. It returns nil when there is none. Errors: fault.Invalid for a name
+// that is not allowed, fault.Unavailable.
 func (b *Bucket) Delete(ctx context.Context, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -251,12 +246,11 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// Expire removes the objects below a prefix, such as reports, that were written
-// before a time and that nobody was given a URL of since ([Bucket.SignedURL]); and
-// of all that lie in one folder the oldest ones, until the rest has at most so many
-// bytes. It returns how many it removed. The time is the machine's, as that of
-// files is. Errors: fault.Invalid for a prefix that is not allowed, and for a
-// cloud's bucket, which forgets by rules of its own; fault.Unavailable.
+// Expire removes the objects below a prefix, such as reports, that were neither written nor given a
+// URL ([Bucket.SignedURL]) since the time before. Then it removes the oldest objects of each folder
+// until the rest has at most `most` bytes. It returns the number of removed objects. Times are
+// those of the machine's clock, as for files. Errors: fault.Invalid for a prefix that is not
+// allowed, and for a cloud's bucket, which has its own rules for expiry; fault.Unavailable.
 func (b *Bucket) Expire(ctx context.Context, prefix string, before time.Time, most int64) (removed int, err error) {
 	if err := checkName(prefix); err != nil {
 		return 0, err
@@ -303,11 +297,10 @@ func existingFolder(u *url.URL) (*Bucket, error) {
 	return &Bucket{folder: f}, nil
 }
 
-// SignedURL returns a URL under which whoever has it can read the object, which
-// need not exist yet, until the lifetime is over, which is from one second to
-// seven days long. It keeps an object in a folder from [Bucket.Expire] as a write
-// does. Errors: fault.Invalid for a name or lifetime that is not allowed,
-// fault.Unavailable when the cloud's credentials cannot sign.
+// SignedURL returns a URL that lets anybody who has it read the object until the lifetime ends. The
+// object need not exist yet. The lifetime is from one second to seven days. For an object in a
+// folder, the URL postpones [Bucket.Expire] like a write. Errors: fault.Invalid for a name or
+// lifetime that is not allowed, fault.Unavailable when the cloud's credentials cannot sign.
 func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Duration) (string, error) {
 	if err := checkName(name); err != nil {
 		return "", err
@@ -319,7 +312,7 @@ func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Durat
 		if b.signer == nil {
 			return "", fault.Wrap(fault.Internal, "internal error", errors.New("the bucket was opened without a base for signed URLs"))
 		}
-		b.folder.touch(name) // so that it does not expire before its URL
+		b.folder.touch(name) // so that the object does not expire before its URL
 		return b.signer.sign(name, lifetime), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -332,9 +325,9 @@ func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Durat
 	return u, nil
 }
 
-// Verify returns the name of the object that a URL of [Bucket.SignedURL] is for,
-// which is read from the query alone. Error: fault.Forbidden, always the same,
-// when the URL is not one of this bucket's or has ended.
+// Verify returns the name of the object for a URL of [Bucket.SignedURL]. It reads only the query.
+// It always returns the same error, of kind fault.Forbidden, when the URL is not from this bucket
+// or has expired.
 func (b *Bucket) Verify(u *url.URL) (name string, err error) {
 	if b.signer != nil {
 		if name, ok := b.signer.verify(u); ok {

@@ -28,7 +28,7 @@ import (
 	"github.com/aws/smithy-go/logging"
 )
 
-// s3Bucket is a bucket of S3, or of a service that speaks its protocol.
+// s3Bucket is a bucket of S3 or of a service with the same protocol.
 type s3Bucket struct {
 	client     *s3.Client
 	bucket     *string
@@ -36,11 +36,11 @@ type s3Bucket struct {
 	kmsKey     *string
 }
 
-// s3Parameters are the parameters of a URL of S3. Their names and meanings are those of
+// s3Parameters are the query parameters of an S3 URL. Their names and meanings are those of
 // gocloud.dev/blob/s3blob.
 type s3Parameters struct {
 	values url.Values
-	err    error // error in the first unreadable parameter
+	err    error // error for the first unreadable parameter
 }
 
 func (p *s3Parameters) text(name string) string {
@@ -61,7 +61,7 @@ func (p *s3Parameters) boolean(name string) bool {
 	return v
 }
 
-// required says whether the parameter is when_required, not when_supported.
+// required reports whether the parameter is when_required rather than when_supported.
 func (p *s3Parameters) required(name, without string) bool {
 	text := cmp.Or(p.text(name), without)
 	switch strings.ToLower(text) {
@@ -79,7 +79,7 @@ func (p *s3Parameters) required(name, without string) bool {
 func openS3(ctx context.Context, u *url.URL) (cloud, error) {
 	p := &s3Parameters{values: u.Query()}
 	load := []func(*config.LoadOptions) error{
-		config.WithLogger(logging.Nop{}), // the SDK writes to standard error
+		config.WithLogger(logging.Nop{}), // otherwise the SDK writes to standard error
 		config.WithRegion(p.text("region")), config.WithSharedConfigProfile(p.text("profile")),
 	}
 	if p.boolean("dualstack") {
@@ -98,7 +98,7 @@ func openS3(ctx context.Context, u *url.URL) (cloud, error) {
 		}
 		load = append(load, config.WithRequestChecksumCalculation(calculation))
 	}
-	// Whatever is read here carries a hash or a signature of its own.
+	// All data read here carries a hash or a signature of its own.
 	validation := aws.ResponseChecksumValidationWhenSupported
 	if p.required("response_checksum_validation", "when_required") {
 		validation = aws.ResponseChecksumValidationWhenRequired
@@ -130,7 +130,7 @@ func openS3(ctx context.Context, u *url.URL) (cloud, error) {
 	if text := p.text("kmskeyid"); text != "" {
 		b.kmsKey = &text
 	}
-	p.values.Del("awssdk") // once chose a generation of the SDK
+	p.values.Del("awssdk") // once selected a version of the SDK
 	for name := range p.values {
 		return nil, fmt.Errorf("the parameter %s is unknown", name)
 	}
@@ -156,7 +156,7 @@ func openS3(ctx context.Context, u *url.URL) (cloud, error) {
 	return b, nil
 }
 
-// s3Failed turns the errors for what is not there into fs.ErrNotExist.
+// s3Failed turns the errors for a missing object into fs.ErrNotExist.
 func s3Failed(err error) error {
 	var named smithy.APIError
 	var response *awshttp.ResponseError

@@ -14,23 +14,22 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// SigningOptions are for the URLs of objects in a folder, which this service
-// serves itself. The zero value has no such URLs.
+// SigningOptions configure the URLs of objects in a folder, which this service serves itself. The
+// zero value disables such URLs.
 type SigningOptions struct {
-	// BaseURL is where objects are served, such as
-	// https://vault.example.com/api/v2/compliance/download: absolute, without a
-	// query.
+	// BaseURL is the address at which objects are served, such as
+	// https://vault.example.com/api/v2/compliance/download. It is absolute and has no query.
 	BaseURL string
-	// Secret authenticates the URLs: 32 random bytes or more, the same for all
-	// who serve them.
+	// Secret authenticates the URLs: 32 random bytes or more, the same for all servers of the
+	// objects.
 	Secret []byte
-	// Now is the clock by which URLs end; nil is time.Now.
+	// Now is the clock for the expiry of URLs; nil means time.Now.
 	Now func() time.Time
 }
 
 const (
 	minSecret   = 32                 // bytes
-	maxLifetime = 7 * 24 * time.Hour // as clouds have it
+	maxLifetime = 7 * 24 * time.Hour // the limit of the clouds
 )
 
 // signer makes and checks URLs: the base URL with the parameters
@@ -45,7 +44,7 @@ type signer struct {
 	now    func() time.Time
 }
 
-// newSigner returns nil for the zero value.
+// newSigner returns a signer, or nil for the zero value of o.
 func newSigner(o SigningOptions) (*signer, error) {
 	if o.BaseURL == "" && len(o.Secret) == 0 {
 		return nil, nil
@@ -64,7 +63,7 @@ func newSigner(o SigningOptions) (*signer, error) {
 	return s, nil
 }
 
-// mac is over lines, none of which can contain a newline.
+// mac returns the MAC over lines. No line can contain a newline.
 func (s *signer) mac(expiry, name string) string {
 	h := hmac.New(sha256.New, s.secret)
 	h.Write([]byte(strings.Join([]string{"latticekeep/signed-url/v1", s.base, http.MethodGet, expiry, name}, "\n")))
@@ -78,14 +77,14 @@ func (s *signer) sign(name string, lifetime time.Duration) string {
 	}.Encode()
 }
 
-// verify returns the name, and whether the URL is one of ours and has not ended.
+// verify returns the name, and whether the URL was signed here and has not expired.
 func (s *signer) verify(u *url.URL) (name string, ok bool) {
 	q, err := url.ParseQuery(u.RawQuery)
 	expiry, name := q.Get("expiry"), q.Get("obj")
 	good := hmac.Equal([]byte(s.mac(expiry, name)), []byte(q.Get("signature")))
 	end, err2 := strconv.ParseInt(expiry, 10, 64)
-	// Exactly the URL that was given out, but for where it was sent: what
-	// nobody signed may not stand in it.
+	// The query must be exactly the signed one, without unsigned parameters. Host and path are not
+	// compared.
 	alone := len(q) == 4 && len(q["expiry"]) == 1 && len(q["obj"]) == 1 && len(q["signature"]) == 1 &&
 		len(q["method"]) == 1 && q.Get("method") == http.MethodGet
 	ok = good && alone && errors.Join(err, err2, checkName(name)) == nil && s.now().Unix() < end

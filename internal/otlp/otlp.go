@@ -1,12 +1,13 @@
-// Package otlp sends spans to a receiver of the OpenTelemetry protocol, in protobuf over HTTP.
+// Package otlp sends spans to a receiver of the OpenTelemetry protocol (OTLP), in protobuf over
+// HTTP.
 //
 // It is the transport under the official exporter, which turns spans into messages. The official
-// transport, otlptracehttp, brings gRPC into the binary although it does not use it, and gRPC
-// keeps the linker from dropping methods that nobody calls (docs/adr/0014-size.md).
+// transport, otlptracehttp, adds gRPC to the binary without using it, and gRPC prevents the linker
+// from removing unused methods (docs/adr/0014-size.md).
 //
-// What an operator sets by environment variables is read as the OpenTelemetry specification says:
-// OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _CLIENT_CERTIFICATE, _CLIENT_KEY and _COMPRESSION, each
-// also as OTEL_EXPORTER_OTLP_TRACES_…, which comes first.
+// The package reads these environment variables as the OpenTelemetry specification says:
+// OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _CLIENT_CERTIFICATE, _CLIENT_KEY and _COMPRESSION. Each
+// also exists as OTEL_EXPORTER_OTLP_TRACES_…, which takes precedence.
 package otlp
 
 import (
@@ -32,12 +33,12 @@ import (
 )
 
 const (
-	maxAnswer  = 64 << 10        // bytes of an answer that are read
-	retryPause = 5 * time.Second // before a request is repeated, unless the receiver says when
+	maxAnswer  = 64 << 10        // most bytes that are read from an answer
+	retryPause = 5 * time.Second // pause before a retry, unless the receiver sets one
 )
 
-// New returns an exporter that posts to endpoint, a URL with the path of the receiver. Each request
-// takes at most timeout. Error: an environment variable that cannot be used.
+// New returns an exporter that posts to endpoint, the full URL of the receiver. Each request takes
+// at most timeout. It returns an error for an environment variable that cannot be used.
 func New(ctx context.Context, endpoint string, timeout time.Duration) (*otlptrace.Exporter, error) {
 	c, err := newClient(endpoint, timeout)
 	if err != nil {
@@ -52,7 +53,7 @@ type client struct {
 	headers  http.Header
 	compress bool
 	http     *http.Client
-	stopped  context.Context // ends with Stop, and every request with it
+	stopped  context.Context // ends with Stop, which cancels every request
 	stop     context.CancelFunc
 }
 
@@ -73,7 +74,8 @@ func newClient(endpoint string, timeout time.Duration) (*client, error) {
 	return c, nil
 }
 
-// setting returns a variable of the environment: the one for traces, or the one for all signals.
+// setting returns an environment variable: the one for traces if it is set, otherwise the one for
+// all signals.
 func setting(name string) string {
 	if v := strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_" + name)); v != "" {
 		return v
@@ -81,7 +83,7 @@ func setting(name string) string {
 	return strings.TrimSpace(os.Getenv("OTEL_EXPORTER_OTLP_" + name))
 }
 
-// parseHeaders reads name=value,name=value, where values are percent-encoded.
+// parseHeaders parses name=value,name=value with percent-encoded values.
 func parseHeaders(text string) (http.Header, error) {
 	headers := http.Header{}
 	for pair := range strings.SplitSeq(text, ",") {
@@ -98,7 +100,7 @@ func parseHeaders(text string) (http.Header, error) {
 	return headers, nil
 }
 
-// tlsConfig returns nil when no variable names a certificate.
+// tlsConfig returns the TLS configuration, or nil when no variable names a certificate.
 func tlsConfig() (*tls.Config, error) {
 	authority, certificate, key := setting("CERTIFICATE"), setting("CLIENT_CERTIFICATE"), setting("CLIENT_KEY")
 	if authority == "" && certificate == "" && key == "" {
@@ -136,10 +138,10 @@ func (c *client) Stop(ctx context.Context) error {
 }
 
 // UploadTraces implements [otlptrace.Client]. It repeats the request when the receiver asks for
-// that and ctx leaves the time.
+// that and ctx leaves enough time.
 func (c *client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
-	// TracesData is encoded like the request of the protocol, ExportTraceServiceRequest, whose Go type
-	// comes with gRPC.
+	// TracesData has the same encoding as the request of the protocol, ExportTraceServiceRequest,
+	// whose Go type depends on gRPC.
 	body, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: spans})
 	if err != nil {
 		return fmt.Errorf("encoding spans: %w", err)
@@ -172,7 +174,8 @@ func (c *client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpan
 	}
 }
 
-// post makes one request. When it fails, pause says when to repeat it; a negative one says never.
+// post makes one request. On failure, pause is the time before a retry; a negative pause means no
+// retry.
 func (c *client) post(ctx context.Context, body []byte) (pause time.Duration, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.endpoint, bytes.NewReader(body))
 	if err != nil {
@@ -218,8 +221,8 @@ func retryAfter(text string) time.Duration {
 	return retryPause
 }
 
-// partialSuccess returns an error when a receiver did not take all spans. answer is an
-// ExportTraceServiceResponse: its field 1 is a message with the number of refused spans in field 1
+// partialSuccess returns an error when the receiver rejected some spans. answer is an
+// ExportTraceServiceResponse. Its field 1 is a message with the number of rejected spans in field 1
 // and the reason in field 2.
 func partialSuccess(answer []byte) error {
 	refused, reason := uint64(0), ""
@@ -246,7 +249,8 @@ func partialSuccess(answer []byte) error {
 	return nil
 }
 
-// fields calls f with each field of a message: with the bytes of a string or message, or a number.
+// fields calls f with each field of a message: value holds the bytes of a string or message, n a
+// number.
 func fields(message []byte, f func(number protowire.Number, value []byte, n uint64) error) error {
 	for len(message) > 0 {
 		number, kind, tag := protowire.ConsumeTag(message)
