@@ -20,13 +20,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// slowKMS is the local key behind a counter, a switch and a gate.
+// slowKMS is a local key with a counter, a switch and a gate.
 type slowKMS struct {
 	*kms.Key
 	path  string
 	calls atomic.Int64
 	down  atomic.Bool
-	gate  chan struct{} // when set, Wrap and Unwrap wait for it
+	gate  chan struct{} // if not nil, Wrap and Unwrap wait for it
 }
 
 func (k *slowKMS) Unwrap(ctx context.Context, keyContext string, wrapped []byte) ([]byte, error) {
@@ -69,7 +69,7 @@ func newKMS(t *testing.T) *slowKMS {
 }
 
 type fixture struct {
-	path  string // of the database
+	path  string // path of the database
 	store store.Store
 	kms   *slowKMS
 	ring  *Ring
@@ -208,10 +208,10 @@ func TestOneCallIsInFlightPerSet(t *testing.T) {
 		})
 	}
 	asked.Wait()
-	cancel() // one that gives up takes nobody along
+	cancel() // a caller that gives up does not cancel the others
 	close(f.kms.gate)
 	wg.Wait()
-	if n := f.kms.calls.Load(); n < 1 || n > 2 { // 2: someone asked after the first flight landed and before it was cached
+	if n := f.kms.calls.Load(); n < 1 || n > 2 { // 2: a caller asked after the first call returned and before its result was cached
 		t.Fatalf("%d calls for 20 callers", n)
 	}
 }
@@ -238,7 +238,7 @@ func TestAKMSThatHangsAtANewSetIsAnErrorWithinASecond(t *testing.T) {
 	})
 }
 
-// A current version that was rolled back is damage, and costs no keys.
+// A current version that was rolled back is reported as damage and costs no keys.
 func TestANewSetOverwritesNoKeys(t *testing.T) {
 	f := newFixture(t, 0)
 	second := f.nextSet(t, 2)
@@ -256,7 +256,7 @@ func TestANewSetOverwritesNoKeys(t *testing.T) {
 	}
 }
 
-// A set that nobody asks for again does not stay in memory either.
+// A set that nobody asks for again does not stay in memory.
 func TestAnUnusedSetIsLetGo(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	synctest.Test(t, func(t *testing.T) {
@@ -299,7 +299,7 @@ func TestSealingKeysStayBehindTheirDocument(t *testing.T) {
 		ids = append(ids, key.ID)
 	}
 	header := envelope.Header{Suite: envelope.SuiteMLKEM768X25519, KeyID: ids[0], Scope: envelope.ScopeStrict, Namespace: "n", Name: "o", CredentialType: "t"}
-	for _, id := range ids { // the older one opens as well
+	for _, id := range ids { // the older one opens, too
 		key, err := f.ring.SealingKey(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)
@@ -323,7 +323,7 @@ func TestSealingKeysStayBehindTheirDocument(t *testing.T) {
 	}
 }
 
-// A stored key opens only where it belongs.
+// A stored key opens only for its own owner and version.
 func TestKeysCannotBeMovedBetweenOwnersAndVersions(t *testing.T) {
 	f := newFixture(t, 0)
 	other := authz.TenantID("ten_eeeeeeeeeeeeeeeeeeeeeeeeee")
@@ -359,7 +359,7 @@ func TestKeysCannotBeMovedBetweenOwnersAndVersions(t *testing.T) {
 	}
 }
 
-// Whoever can write the store cannot publish a sealing key of their own.
+// An attacker who can write the store cannot publish a sealing key of their own.
 func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	f, foreign := newFixture(t, time.Minute), newFixture(t, time.Minute)
 	key, err := f.ring.NewSealingKey(t.Context(), envelope.SuiteMLKEM768X25519)
@@ -375,7 +375,7 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("in the place of ours:", err)
 	}
-	// Our key, in a document that another identity signed.
+	// This is our key in a document that another identity signed.
 	row := contentOf(t, f.ring, key)
 	document, err := sealing.ParseDocument(row.Document)
 	if err != nil {

@@ -25,7 +25,7 @@ func TestTheTokenKeyIsTheSameAfterEveryStartAndNoOtherKey(t *testing.T) {
 	if len(key) != 64 || !bytes.Equal(key, again.TokenKey()) || bytes.Equal(key, f.ring.APIKeyHash()) {
 		t.Fatal("another token key")
 	}
-	// As docs/formats.md has it, with the frame written out.
+	// This is the derivation of docs/formats.md, with the frame written out.
 	documented, err := hkdf.Key(sha512.New, f.ring.APIKeyHash(), nil, "\x00\x00\x00\x1blatticekeep/access-token/v1", 64)
 	if err != nil || !bytes.Equal(key, documented) {
 		t.Fatal("not the documented token key", err)

@@ -21,8 +21,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// moving is a deployment with a few sets under a former key, and the ring that
-// moves them under another one.
+// moving is a deployment with a few sets under a previous key, and the ring that moves them to
+// another one.
 type moving struct {
 	*fixture
 	former, current *faultyKMS
@@ -62,7 +62,7 @@ func (f *fixture) open(t *testing.T, current KMS, former ...KMS) *Ring {
 	return r
 }
 
-// publicKeys unwraps every set.
+// publicKeys unwraps every set and returns the ids of its public signing keys.
 func (m *moving) publicKeys(t *testing.T, r *Ring) map[string]string {
 	t.Helper()
 	ids := make(map[string]string)
@@ -77,7 +77,7 @@ func (m *moving) publicKeys(t *testing.T, r *Ring) map[string]string {
 	return ids
 }
 
-// rewrap moves until nothing remains.
+// rewrap moves sets until nothing remains.
 func (m *moving) rewrap(t *testing.T, r *Ring, before time.Time) (total map[string]int) {
 	t.Helper()
 	total = make(map[string]int)
@@ -149,7 +149,7 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 		got.Keys[0] != (KMSKey{ID: m.current.ID(), State: KMSKeyCurrent}) || got.Keys[1] != (KMSKey{ID: m.former.ID(), State: KMSKeyFormer, Sets: 4}) {
 		t.Fatalf("%+v", got)
 	}
-	m.makeSet(t, m.ring, "ten_cccccccccccccccccccccccccc") // meanwhile, and so under the new key
+	m.makeSet(t, m.ring, "ten_cccccccccccccccccccccccccc") // made meanwhile, so under the new key
 	if moved := m.rewrap(t, m.ring, time.Time{}); !maps.Equal(moved, map[string]int{m.former.ID(): 4}) {
 		t.Fatal(moved)
 	}
@@ -172,13 +172,13 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 	if !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), m.current.ID()) || !strings.Contains(fault.Message(err), "kms.former") {
 		t.Errorf("with the former key: %v", err)
 	}
-	// And on to a third one.
+	// The deployment then moves to a third key.
 	third := &faultyKMS{slowKMS: newKMS(t)}
 	r, rows := m.open(t, third, m.current), m.wrappedRows(t)
 	if moved := m.rewrap(t, r, time.Time{}); !maps.Equal(moved, map[string]int{m.current.ID(): 5}) {
 		t.Fatal(moved)
 	}
-	for row := range m.wrappedRows(t) { // what must be gone is not overwritten
+	for row := range m.wrappedRows(t) { // previous rows are deleted and not overwritten
 		if rows[row] != nil {
 			t.Errorf("row %s has another content", row)
 		}
@@ -191,7 +191,7 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 	}
 }
 
-// moveSome moves the sets that it is told to.
+// moveSome moves the sets for which the function which returns true.
 func (m *moving) moveSome(t *testing.T, which func(wrappedKey) bool) {
 	t.Helper()
 	step, err := m.ring.Rewrap(t.Context(), time.Time{})
@@ -217,7 +217,7 @@ func TestAMoveThatWasBrokenOffLeavesBothKeysNeeded(t *testing.T) {
 				t.Errorf("%s: opens with one key: %v", first, err)
 			}
 		}
-		again := m.open(t, m.current, m.former) // another process goes on
+		again := m.open(t, m.current, m.former) // another process continues
 		if moved := m.rewrap(t, again, time.Time{}); moved[m.former.ID()]+2 < 4 {
 			t.Error(moved)
 		}
@@ -259,11 +259,11 @@ func TestTwoCallersMoveEachSetOnce(t *testing.T) {
 	}
 }
 
-// The same key, rotated at its provider: everything is wrapped anew, once.
+// When the same key was rotated at its provider, every set is wrapped again, once.
 func TestARunWrapsAnewWhatWasWrappedBeforeIt(t *testing.T) {
 	m := newMoving(t, 0)
 	m.rewrap(t, m.ring, time.Time{})
-	for _, clock := range []int64{10, 0, -1000} { // the clock goes on, stands, and goes back
+	for _, clock := range []int64{10, 0, -1000} { // the clock advances, stands still, and goes back
 		m.clock.Add(clock)
 		before, rows := m.now().Add(time.Second), m.wrappedRows(t)
 		if got := m.counts(t, m.ring, before); clock > 0 && got.Remaining != 4 {
@@ -362,7 +362,7 @@ func TestNothingIsGivenUpForWhatDoesNotOpen(t *testing.T) {
 	}
 }
 
-// A set that cannot be moved does not keep the others from it.
+// A set that cannot be moved does not stop the others.
 func TestADamagedSetStaysAndTheOthersMove(t *testing.T) {
 	m := newMoving(t, 0)
 	row := string(keyRow(tenant, 1, wrapping))
@@ -390,13 +390,13 @@ func TestADamagedSetStaysAndTheOthersMove(t *testing.T) {
 	if _, err := m.ring.Version(t.Context(), tenant, 1); !errors.Is(err, fault.Unavailable) {
 		t.Error(err)
 	}
-	m.open(t, m.current, m.former) // which is no reason to serve nobody
+	m.open(t, m.current, m.former) // the deployment still opens
 }
 
 // There may be more sets than one View reads.
 func TestEverySetIsCountedAndMoved(t *testing.T) {
 	m := newMoving(t, 0)
-	const more = pageSize/4 + 100 // of four rows and one of the owner
+	const more = pageSize/4 + 100 // each has four rows, and its owner has one more
 	m.put(t, func(tx store.Tx) error {
 		for i := range more {
 			set, _, err := newSet(t.Context(), m.former, authz.TenantID(fmt.Sprintf("ten_%026d", i)), 1)
@@ -418,7 +418,7 @@ func TestEverySetIsCountedAndMoved(t *testing.T) {
 	m.open(t, m.current)
 }
 
-// faultyKMS answers as it is set to.
+// faultyKMS fails in the ways that a test sets.
 type faultyKMS struct {
 	*slowKMS
 	downWrap, nameless bool
@@ -435,7 +435,7 @@ func (k *faultyKMS) Wrap(ctx context.Context, keyContext string, key []byte) ([]
 	}
 	b, err := k.slowKMS.Wrap(ctx, keyContext, key)
 	if err == nil && k.nameless {
-		b[0] = 0 // no form that names a key
+		b[0] = 0 // a form that names no key
 	}
 	if err == nil && k.name != "" {
 		copy(b[3:], k.name)

@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// contentOf returns what the row of a new key says.
+// contentOf returns the content of a new key's row.
 func contentOf(t *testing.T, r *Ring, key *NewSealingKey) (row sealingRow) {
 	t.Helper()
 	b, err := r.OpenRow(sealingKeyRow(key.ID), key.row)
@@ -27,7 +27,7 @@ func contentOf(t *testing.T, r *Ring, key *NewSealingKey) (row sealingRow) {
 	return row
 }
 
-// plainRow is a row without its MAC.
+// plainRow returns a row without its MAC.
 func plainRow(t *testing.T, row sealingRow) []byte {
 	t.Helper()
 	b, err := json.Marshal(row)
@@ -84,7 +84,7 @@ func TestARetiredSealingKeyIsArchivedAndCanBeRestored(t *testing.T) {
 	if err != nil || keys[0].ID != third.ID || keys[1].ID != second.ID || keys[2].ID != first.ID {
 		t.Fatalf("not the newest first: %v %v", keys, err)
 	}
-	before, err := f.ring.SealingKey(t.Context(), first.ID) // and so in the cache
+	before, err := f.ring.SealingKey(t.Context(), first.ID) // puts the key into the cache
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,8 @@ func TestOfTwoNewSealingKeysOneIsPublished(t *testing.T) {
 	}
 }
 
-// Whoever can write the store, but has no key, neither retires a key unseen nor takes a retired one back into use.
+// An attacker who can write the store but has no key can neither retire a key unseen nor restore a
+// retired one.
 func TestTheStateOfASealingKeyCannotBeForged(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	first := f.sealingKey(t)
@@ -186,7 +187,7 @@ func TestTheStateOfASealingKeyCannotBeForged(t *testing.T) {
 		}
 		return b
 	}
-	if _, err := f.ring.SealingKey(t.Context(), first.ID); err != nil { // in the cache, which helps nobody
+	if _, err := f.ring.SealingKey(t.Context(), first.ID); err != nil { // in the cache, which must not help the attacker
 		t.Fatal(err)
 	}
 	inUse := contentOf(t, f.ring, first)
@@ -234,11 +235,12 @@ func TestRetiringNeedsTheKMSAndSurvivesItsReturn(t *testing.T) {
 	f.retire(t, first.ID)
 }
 
-// Who can write the store can put back the name of an earlier key. It is not published once it is retired.
+// An attacker who can write the store can put back the name of an earlier key. It is not published
+// once it is retired.
 func TestARetiredKeyIsNotPublished(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	first := f.sealingKey(t)
-	if _, err := f.ring.SealingDocument(t.Context()); err != nil { // it is remembered
+	if _, err := f.ring.SealingDocument(t.Context()); err != nil { // puts the document into the cache
 		t.Fatal(err)
 	}
 	f.sealingKey(t)

@@ -44,7 +44,7 @@ func TestAMovedKeyOpensOnlyWhereItBelongs(t *testing.T) {
 	if _, err := m.ring.Version(t.Context(), tenant, 1); err != nil {
 		t.Fatal(err)
 	}
-	// A second row of one set: which of them counts is not guessed.
+	// If a set has two rows, the keyring does not guess which one counts.
 	m.put(t, func(tx store.Tx) error { return tx.Put(keyRow(tenant, 1, wrapping), rows[one]) })
 	if _, err := m.ring.Version(t.Context(), tenant, 1); !errors.Is(err, fault.Internal) {
 		t.Error("two rows:", err)
@@ -63,7 +63,7 @@ func TestAMovedKeyOpensOnlyWhereItBelongs(t *testing.T) {
 	}
 }
 
-// A replica whose configuration is behind says so as soon as it asks the KMS again.
+// A replica with an old configuration reports the missing key as soon as it asks the KMS again.
 func TestAReplicaWithoutTheNewKeySaysWhichIsMissing(t *testing.T) {
 	m := newMoving(t, 0)
 	behind := m.open(t, m.former)

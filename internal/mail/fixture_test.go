@@ -41,7 +41,7 @@ type fixture struct {
 	clock time.Time
 }
 
-// buffer is a log that is read while it is written.
+// buffer is a log that can be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -70,7 +70,7 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// open opens the outbox, anew if it was closed.
+// open opens the outbox, also again after it was closed.
 func (f *fixture) open() {
 	f.t.Helper()
 	k, err := kms.OpenLocal(f.key)
@@ -105,7 +105,7 @@ func (f *fixture) advance(d time.Duration) {
 
 const (
 	recipient = "canary-recipient@example.org"
-	token     = "canary-token-0123456789=0123456789=0123456789=0123456789=0123456789=0123456789" // as long as real ones, and longer
+	token     = "canary-token-0123456789=0123456789=0123456789=0123456789=0123456789=0123456789" // at least as long as real ones
 )
 
 // post stores a mail and returns its id.
@@ -134,7 +134,7 @@ func (f *fixture) options() Options {
 	return Options{PublicURL: "https://vault.example.com", From: "Latticekeep <noreply@example.com>", Logger: slog.New(slog.NewTextHandler(f.log, nil))}
 }
 
-// courier is Run, for a test that calls its passes itself.
+// courier returns the state of a Run, for a test that calls its passes itself.
 func (f *fixture) courier(t Transport) *courier {
 	return newCourier(f.outbox, t, f.options())
 }
@@ -154,13 +154,13 @@ func (f *fixture) files() []byte {
 	return b
 }
 
-// sendFunc is a transport that a test writes down.
+// sendFunc is a transport that a test defines.
 type sendFunc func(ctx context.Context, e Envelope) error
 
 func (f sendFunc) Send(ctx context.Context, e Envelope) error { return f(ctx, e) }
 
-// mailServer is a real SMTP server on loopback. Its hooks, where set, decide
-// about recipients and texts; what it took is in received.
+// mailServer is a real SMTP server on loopback. Hooks that are set decide about recipients and
+// texts. received holds the mails that it accepted.
 type mailServer struct {
 	address string
 	roots   *x509.CertPool
@@ -177,7 +177,7 @@ const username, password = "postmaster", "canary-password"
 // startMailServer starts a server that offers what the security demands.
 func startMailServer(t *testing.T, security Security, authenticated bool) *mailServer {
 	t.Helper()
-	certs := httptest.NewTLSServer(nil) // for its certificate, which is for 127.0.0.1
+	certs := httptest.NewTLSServer(nil) // provides a certificate for 127.0.0.1
 	certs.Close()
 	m := &mailServer{roots: x509.NewCertPool()}
 	m.roots.AddCert(certs.Certificate())
@@ -210,7 +210,7 @@ func (m *mailServer) mails() []string {
 	return append([]string(nil), m.received...)
 }
 
-// transport returns the transport for the server.
+// transport returns a transport to the server.
 func (m *mailServer) transport(t *testing.T, security Security, username, password string) *SMTP {
 	t.Helper()
 	s, err := NewSMTP(SMTPConfig{Address: m.address, Security: security, Username: username, Password: []byte(password), RootCAs: m.roots})
@@ -222,7 +222,7 @@ func (m *mailServer) transport(t *testing.T, security Security, username, passwo
 type session struct {
 	server    *mailServer
 	conn      *smtp.Conn
-	anonymous bool // and must not be
+	anonymous bool // not authenticated although the server requires it
 }
 
 func (s *session) AuthMechanisms() []string { return []string{sasl.Plain} }

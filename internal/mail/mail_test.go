@@ -100,16 +100,15 @@ func TestARestartKeepsAMailAndItsIdentity(t *testing.T) {
 	}
 }
 
-// A second courier on the same rows is what a crash between sending and deleting
-// leads to: the mail comes again under its id, once the claim on it is over, and is
-// not lost.
+// A second courier on the same rows does what follows a crash between sending and deleting. The
+// mail is sent again under the same id when the claim on it is over, and is not lost.
 func TestAMailThatCouldNotBeDeletedIsSentAgain(t *testing.T) {
 	f := newFixture(t)
 	f.post(Message{Kind: VerifyEmail, To: recipient, Token: token})
 	var sent []string
 	f.pass(f.courier(sendFunc(func(_ context.Context, e Envelope) error {
 		sent = append(sent, e.ID)
-		return f.store.Close() // the deletion fails
+		return f.store.Close() // makes the deletion fail
 	})))
 	f.open()
 	c := f.courier(sendFunc(func(_ context.Context, e Envelope) error {
@@ -181,7 +180,7 @@ func TestTextsCarryTheTokenAndTheConfiguredAddress(t *testing.T) {
 				strings.Contains(e.Text, "%!") || e.Subject == "" || !strings.HasSuffix(e.Text, "\n") {
 				t.Errorf("%s: %q", kind, e.Text)
 			}
-			link := "\n\n  https://vault.example.com" + paths.page + "#token=" + token + "\n\n" // a line of its own, behind the # only
+			link := "\n\n  https://vault.example.com" + paths.page + "#token=" + token + "\n\n" // on its own line, with the token only after the #
 			if strings.Contains(e.Text, link) != (paths.page != "") || strings.Contains(e.Text, "?token") || strings.Count(e.Text, "#") > 1 {
 				t.Errorf("%s: %q", kind, e.Text)
 			}
@@ -219,8 +218,8 @@ func TestADirectoryHoldsOneReadableFileForEachMail(t *testing.T) {
 	}
 }
 
-// Run sends what is stored already, what is stored while it runs, and what is
-// due again by the clock; and it ends with its context.
+// Run sends mails that are stored already, that are stored while it runs, and that become due again
+// by the clock. It ends with its context.
 func TestRunEmptiesTheOutboxUntilItsContextEnds(t *testing.T) {
 	f := newFixture(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -246,7 +245,7 @@ func TestRunEmptiesTheOutboxUntilItsContextEnds(t *testing.T) {
 	try(before, nil)
 	later := f.post(Message{Kind: Invite, To: recipient, Token: token})
 	try(later, errors.New("connection refused"))
-	if line := <-logged; !strings.Contains(line, later) { // and so the next try has its time
+	if line := <-logged; !strings.Contains(line, later) { // proves that the time of the next attempt is set
 		t.Fatal(line)
 	}
 	f.advance(firstRetry)
@@ -259,7 +258,7 @@ func TestRunEmptiesTheOutboxUntilItsContextEnds(t *testing.T) {
 	}
 }
 
-// lines is a log that a test waits for.
+// lines is a log whose lines a test waits for.
 type lines chan string
 
 func (l lines) Write(b []byte) (int, error) {
@@ -274,7 +273,7 @@ func TestRunSurvivesAStoreThatFails(t *testing.T) {
 	must(t, f.store.Update(t.Context(), p.Put))
 	broken := &failingStore{Store: f.store, fails: 1}
 	outbox := NewOutbox(broken, f.keys, f.now)
-	outbox.Notify() // spares the wait after the failure
+	outbox.Notify() // avoids the wait after the failure
 	ctx, stop := context.WithCancel(t.Context())
 	must(t, outbox.Run(ctx, sendFunc(func(context.Context, Envelope) error { stop(); return nil }), f.options()))
 	if f.stored() != 0 || !strings.Contains(f.log.String(), "tried again") {
@@ -282,7 +281,7 @@ func TestRunSurvivesAStoreThatFails(t *testing.T) {
 	}
 }
 
-// failingStore fails a number of Views first.
+// failingStore fails its first Views.
 type failingStore struct {
 	store.Store
 	fails int

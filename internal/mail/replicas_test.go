@@ -11,15 +11,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// at returns the outbox of another replica, whose clock is ahead by so much.
+// at returns the outbox of another replica, whose clock is ahead by the given time.
 func (f *fixture) at(ahead time.Duration) *fixture {
 	other := &fixture{t: f.t, store: f.store, keys: f.keys, log: &buffer{}}
 	other.outbox = NewOutbox(f.store, f.keys, func() time.Time { return f.now().Add(ahead) })
 	return other
 }
 
-// Several replicas empty one outbox, and each mail is sent once, also where their
-// clocks are minutes apart.
+// Several replicas empty one outbox and send each mail once, even if their clocks are minutes
+// apart.
 func TestReplicasSendEachMailOnce(t *testing.T) {
 	f := newFixture(t)
 	want := make(map[string]int)
@@ -61,8 +61,8 @@ func (f *fixture) attempts() (n int) {
 	return n
 }
 
-// While one replica is about to send a mail no other does, however far ahead its
-// clock is; and when that one is gone for longer than a try takes, another does.
+// While one replica is about to send a mail no other replica sends it, however far ahead its clock
+// is. When the first one has been gone for longer than an attempt takes, another sends it.
 func TestAMailOfADeadReplicaIsSentByAnother(t *testing.T) {
 	f := newFixture(t)
 	id := f.post(Message{Kind: Invite, To: recipient, Token: token})
@@ -94,7 +94,7 @@ func TestAMailOfADeadReplicaIsSentByAnother(t *testing.T) {
 	}
 }
 
-// Of a mail that fails, the wait is that of all replicas together.
+// After a failed attempt, all replicas wait together.
 func TestReplicasTogetherWaitAfterAFailure(t *testing.T) {
 	f := newFixture(t)
 	f.post(Message{Kind: Invite, To: recipient, Token: token})
@@ -119,7 +119,7 @@ func TestReplicasTogetherWaitAfterAFailure(t *testing.T) {
 	}
 }
 
-// Who ends in the middle of a try leaves the mail to the others at once.
+// A Run that ends in the middle of an attempt releases the mail to the others at once.
 func TestARunThatEndsReleasesItsMails(t *testing.T) {
 	f := newFixture(t)
 	f.post(Message{Kind: Invite, To: recipient, Token: token})

@@ -135,14 +135,14 @@ func TestTroubleWithTheServerKeepsTheMail(t *testing.T) {
 	}
 }
 
-// A connection that breaks after the server took the mail is no reason to send it again.
+// If a connection breaks after the server took the mail, the mail is not sent again.
 func TestAFarewellThatFailsIsNoFailure(t *testing.T) {
 	f := newFixture(t)
 	f.post(Message{Kind: Invite, To: recipient, Token: token})
 	address := speak(t, func(conn net.Conn) {
 		defer conn.Close()
 		lines := bufio.NewScanner(conn)
-		say := func(s string) { _, _ = conn.Write([]byte(s + "\r\n")) } // the test sees what is missing
+		say := func(s string) { _, _ = conn.Write([]byte(s + "\r\n")) } // the test notices what is missing
 		say("220 hello")
 		for inData := false; lines.Scan(); {
 			switch line := lines.Text(); {
@@ -165,8 +165,8 @@ func TestAFarewellThatFailsIsNoFailure(t *testing.T) {
 	}
 }
 
-// A server that accepts and says nothing keeps neither those who store mails
-// nor the end of Run.
+// A server that accepts connections and says nothing delays neither storing mails nor the end of
+// Run.
 func TestASilentServerBlocksNothing(t *testing.T) {
 	f := newFixture(t)
 	connected := make(chan struct{}, 100)

@@ -11,12 +11,12 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// Three processes on one PostgreSQL, on machines whose clocks are minutes apart,
-// grant in each of its minutes what one would.
+// Three processes share one PostgreSQL, and their clocks are minutes apart. In each minute of the
+// database they grant as much as one process.
 func TestReplicasOnPostgreSQLGrantTheLimitAndNoMore(t *testing.T) {
 	const limit = 300
 	url := pgtest.Shared(t).URL()
-	var granted [2]atomic.Int64 // in two minutes, since it may be the end of one
+	var granted [2]atomic.Int64 // for two minutes, because the first may end during the test
 	var first atomic.Pointer[time.Time]
 	var wg sync.WaitGroup
 	for _, ahead := range []time.Duration{0, 3 * time.Minute, -3 * time.Minute} {

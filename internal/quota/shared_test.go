@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// shared is a store and its time, which several replicas go by.
+// shared is a store and its time, which several replicas share.
 type shared struct {
 	t       *testing.T
 	store   store.Store
@@ -58,7 +58,7 @@ func (s *shared) advance(d time.Duration) {
 
 var errDown = fault.New(fault.Unavailable, "the store is down")
 
-// View and Update are the store's, counted, and fail when it is down.
+// View counts and calls the store's View, and fails when the store is down. Update does the same.
 func (s *shared) View(ctx context.Context, fn func(store.Reader) error) error {
 	if s.down.Load() {
 		return errDown
@@ -77,13 +77,13 @@ func (s *shared) Update(ctx context.Context, fn func(store.Tx) error) error {
 func (s *shared) Ready(ctx context.Context) error { return s.store.Ready(ctx) }
 func (s *shared) Close() error                    { return s.store.Close() }
 
-// replica returns the limiter of a process whose own clock is ahead by so much.
+// replica returns the limiter of a process whose own clock is ahead by the given time.
 func (s *shared) replica(ahead time.Duration, most int) *Limiter {
 	c := clock.New(func(context.Context) (time.Time, error) { return s.now(), nil }, func() time.Time { return s.now().Add(ahead) })
 	return NewShared(NewLender(s, c), "tenant", most)
 }
 
-// use takes until the bucket is full and returns how many there were.
+// use takes until the bucket is full and returns how many requests were granted.
 func use(t *testing.T, l *Limiter, limit int) (n int) {
 	t.Helper()
 	for {
@@ -123,8 +123,8 @@ func TestOneReplicaUsesAllOfALimitAndWritesSeldom(t *testing.T) {
 	}
 }
 
-// However far the clocks of three replicas are apart, and however the load is
-// spread, together they grant what one would.
+// However far the clocks of three replicas are apart and however the load is spread, together they
+// grant as much as one.
 func TestReplicasTogetherGrantTheLimitAndNoMore(t *testing.T) {
 	const limit = 900
 	s := newShared(t)
@@ -156,8 +156,7 @@ func TestReplicasTogetherGrantTheLimitAndNoMore(t *testing.T) {
 	}
 }
 
-// Requests come to any replica at any time, and some replicas begin anew, with another
-// clock.
+// Requests come to any replica at any time, and some replicas restart with another clock.
 func TestNoMinuteOfTheStoreGrantsMoreThanTheLimit(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -231,7 +230,7 @@ func TestALimitThatChangesCountsAtOnce(t *testing.T) {
 	if n := use(t, other, 50); n != 0 {
 		t.Fatal("lowered to 50, of which 100 are used:", n)
 	}
-	u, err := l.Borrow(t.Context(), "b", 6400) // which is lent a hundred
+	u, err := l.Borrow(t.Context(), "b", 6400) // the first lease is a hundred
 	if err != nil || u.Exceeded {
 		t.Fatal(u, err)
 	}
@@ -263,7 +262,7 @@ func TestAFloodOfBucketsTakesFewRows(t *testing.T) {
 		_, err := l.Borrow(t.Context(), fmt.Sprint("stranger ", i), 100, fmt.Sprint("network ", i%40))
 		must(t, err)
 	}
-	if n := s.rows(); n != 21 { // ten, ten networks, and all others
+	if n := s.rows(); n != 21 { // ten names, ten networks, and one for all others
 		t.Fatal(n, "rows")
 	}
 	if u, err := l.Borrow(t.Context(), "stranger 5", 2); err != nil || u.Exceeded || u.Remaining != 0 {
@@ -310,8 +309,8 @@ func TestMinutesThatAreOverAreSwept(t *testing.T) {
 	}
 }
 
-// A replica that was asked for much has more on hand than the next request, and
-// still leaves the others what is theirs.
+// A replica that was asked for much has borrowed more than its next request needs, but leaves most
+// of the limit to the others.
 func TestWhatAnIdleReplicaHoldsIsLittle(t *testing.T) {
 	const limit = 1000
 	s := newShared(t)
