@@ -24,16 +24,16 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// process is one of several that write a log in one PostgreSQL database.
+// process is one of several processes that write a log in one PostgreSQL database.
 type process struct {
 	log   *parts
 	store *postgres.Store
 	said  bytes.Buffer
-	hold  atomic.Pointer[func()] // runs in the hook
+	hold  atomic.Pointer[func()] // called in the hook
 	end   func()
 }
 
-// newProcesses starts some, each of which follows and verifies the log, too.
+// newProcesses starts n processes. Each of them also follows and verifies the log.
 func newProcesses(t *testing.T, url string, n int) (all []*process) {
 	t.Helper()
 	seed := make([]byte, dualsig.SeedSize)
@@ -92,15 +92,15 @@ func (p *process) append(ctx context.Context, tenant authz.TenantID) (receipt Re
 
 func within(t *testing.T, limit time.Duration, what string, is func() bool) {
 	t.Helper()
-	for began := time.Now(); !is(); time.Sleep(5 * time.Millisecond) { // a poll with a deadline
+	for began := time.Now(); !is(); time.Sleep(5 * time.Millisecond) { // polls with a deadline
 		if time.Since(began) > limit {
 			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
 }
 
-// Three processes write more than ten thousand entries at the same time: sequences have
-// no gap and are given once, and the log holds for whoever verifies it.
+// Three processes write more than ten thousand entries at the same time. Each sequence is used
+// exactly once, and the log verifies.
 func TestThreeProcessesWriteOneLogOnPostgreSQL(t *testing.T) {
 	n := 10_200
 	if testing.Short() {
@@ -167,8 +167,8 @@ func TestThreeProcessesWriteOneLogOnPostgreSQL(t *testing.T) {
 	}
 }
 
-// A process whose hook stands still for longer than it may hold the lock loses it, and
-// goes on as one among the others.
+// A process whose hook stops for longer than it may hold the lock loses the lock. It then continues
+// as one writer among the others.
 func TestAProcessThatIsFrozenInItsHookLosesTheLock(t *testing.T) {
 	all := newProcesses(t, pgtest.Shared(t).URL(), 2)
 	frozen, other := all[0], all[1]
@@ -220,8 +220,8 @@ func TestAProcessThatIsFrozenInItsHookLosesTheLock(t *testing.T) {
 	}
 }
 
-// An older copy of the database is put in its place while processes run: each finds
-// out, at once when it commits, and one acceptance has all of them go on.
+// An older copy replaces the database while processes run. Each process finds out, immediately if
+// it commits, and one acceptance lets all of them continue.
 func TestAnOlderDatabaseUnderRunningProcesses(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	all := newProcesses(t, url, 3)

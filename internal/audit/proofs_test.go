@@ -20,15 +20,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// proven is a log of two tenants with a checkpoint at its end.
+// proven returns a log of two tenants with a checkpoint at its end.
 func proven(t *testing.T, n int) (f *fixture, c Checkpoint) {
 	f = newFixture(t)
 	f.write(n)
 	return f, f.follow()
 }
 
-// Every entry of a tenant is proven in each tree that has it, from the tree of its
-// own size to that of the newest checkpoint.
+// Every entry of a tenant is proven in each tree that contains it, from the smallest such tree to
+// that of the newest checkpoint.
 func TestATenantProvesItsEntriesInEveryTree(t *testing.T) {
 	f, newest := proven(t, 520)
 	_, c, err := f.log.ReadCheckpoint(t.Context(), principal(tenantB))
@@ -111,11 +111,11 @@ func TestEveryTreeIsConsistentWithLaterOnes(t *testing.T) {
 	}
 }
 
-// What others have, what nobody has and what no checkpoint covers yet is one case: the
-// same answer after the same reads.
+// Entries of others, entries that do not exist and entries without a checkpoint get the same answer
+// after the same reads.
 func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 	f, _ := proven(t, 500)
-	f.write(4) // of which the checkpoint does not know
+	f.write(4) // not covered by the checkpoint
 	entries := f.entries()
 	prove := func(sequence uint64) (reads string, err error) {
 		counting := &countingStore{Store: f.store}
@@ -124,7 +124,7 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 		_, err = f.log.ProveInclusion(t.Context(), principal(tenantA), sequence, 0)
 		return counting.String(), err
 	}
-	if _, err := prove(0); !errors.Is(err, fault.NotFound) { // the attempt is recorded, once in a minute
+	if _, err := prove(0); !errors.Is(err, fault.NotFound) { // the attempt is recorded once a minute
 		t.Fatal(err)
 	}
 	wantReads, wantErr := prove(0)
@@ -141,7 +141,7 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 			t.Errorf("%s: %v after %s, want %v after %s", name, err, reads, wantErr, wantReads)
 		}
 	}
-	if reads, err := prove(303); err != nil || reads == wantReads { // the tree is read for those that there are
+	if reads, err := prove(303); err != nil || reads == wantReads { // the tree is read for existing entries only
 		t.Error("its own:", err, reads)
 	}
 	if _, err := f.log.ProveInclusion(t.Context(), principal("ten_none"), 3, 0); !errors.Is(err, fault.NotFound) {
@@ -149,7 +149,7 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-// countingStore counts what Views read, by the kind of row.
+// countingStore counts the reads of Views by the kind of row.
 type countingStore struct {
 	store.Store
 	gets, scans map[string]int
@@ -181,10 +181,10 @@ func (r rowKinds) Scan(rng store.Range, visit func(key, value []byte) bool) erro
 	})
 }
 
-// A mirror that reads tiles and bundles has the whole tree, and in it every entry.
+// A mirror that reads tiles and bundles gets the whole tree and every entry in it.
 func TestTilesAreThoseOfTheNewestCheckpoint(t *testing.T) {
 	f, c := proven(t, 700)
-	f.write(300) // of which the checkpoint does not know
+	f.write(300) // not covered by the checkpoint
 	entries := f.entries()
 	reference := &referenceTree{}
 	for _, e := range entries[:c.Size] {
@@ -244,8 +244,8 @@ func TestTilesAreThoseOfTheNewestCheckpoint(t *testing.T) {
 	}
 }
 
-// Once entries are in the archive only, the tree still proves those that are left,
-// and shows the hashes of all.
+// After entries are only in the archive, the tree still proves the remaining ones and shows the
+// hashes of all.
 func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
 	f, _ := proven(t, 700)
 	want, err := f.log.CheckpointAt(t.Context(), 600)
@@ -272,7 +272,7 @@ func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.log.chain.followed.Store(nil)
-	f.write(200) // fills tenantA's block of which the first rows are gone
+	f.write(200) // fills tenantA's block whose first rows were removed
 	c := f.follow()
 	if got, err := f.log.CheckpointAt(t.Context(), 600); err != nil || got != want {
 		t.Error(got, err)
@@ -301,7 +301,7 @@ func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
 			t.Errorf("bundle %d: %v", index, err)
 		}
 	}
-	for _, n := range []uint64{300, 500} { // tenantA's block 1: part of its rows are there
+	for _, n := range []uint64{300, 500} { // some rows of tenantA's block 1 are still there
 		row, err := f.summaryRow(blockOf(n))
 		if err != nil || row == nil {
 			t.Error(row, err)
@@ -318,14 +318,14 @@ func (f *fixture) summaryRow(block uint64) (row []byte, err error) {
 	return row, err
 }
 
-// A tree or an index that somebody changed gives an error and never a proof.
+// A changed tree or index yields an error and never a proof.
 func TestADamagedTreeProvesNothing(t *testing.T) {
 	f, _ := proven(t, 700)
 	for name, change := range map[string]func(tx store.Tx) error{
 		"a leaf": func(tx store.Tx) error {
 			b, err := tx.Get(tileKey(0, 1))
 			b = bytes.Clone(b)
-			b[44*32] ^= 1 // of entry 301
+			b[44*32] ^= 1 // hash of entry 301
 			return errors.Join(err, tx.Put(tileKey(0, 1), b))
 		},
 		"a tile":           func(tx store.Tx) error { return tx.Delete(tileKey(0, 1)) },
@@ -373,8 +373,8 @@ func TestADamagedTreeProvesNothing(t *testing.T) {
 	}
 }
 
-// Each read of what the tree proves is allowed and recorded like any other read: once
-// in a minute for a caller, since a mirror reads much.
+// Each read of proofs is authorized and recorded like any other read, but at most once a minute for
+// each caller, because a mirror reads much.
 func TestReadingProofsIsAllowedAndRecorded(t *testing.T) {
 	f, _ := proven(t, 3)
 	reads := map[string]func(p authz.Principal) error{
@@ -442,8 +442,7 @@ func TestTheKeyIsThatOfTheNewestEpoch(t *testing.T) {
 	}
 }
 
-// The number of rows that a look-up reads depends on how many entries the tenant has,
-// and on nothing else.
+// The number of rows that a look-up reads depends only on how many entries the tenant has.
 func TestALookUpReadsAsManyRowsWhateverItFinds(t *testing.T) {
 	f, _ := proven(t, 130)
 	for _, rows := range []int{0, 1, 2, 3, 7, 64, 86} {
@@ -480,7 +479,7 @@ func TestALookUpReadsAsManyRowsWhateverItFinds(t *testing.T) {
 	}
 }
 
-// The lengths of a bundle are those of C2SP tlog-tiles.
+// The lengths in a bundle are those of C2SP tlog-tiles.
 func TestABundleIsPrefixedWithLengths(t *testing.T) {
 	f, _ := proven(t, 1)
 	bundle, err := f.log.Tile(t.Context(), principal(tenantA), -1, 0, 2)

@@ -17,8 +17,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// threeDays is three days of one tenant, an entry each hour, of two types by a
-// user, an API key and another user, and beside it that of another tenant.
+// threeDays returns a log of three days. One tenant has an entry each hour, of two types, by a
+// user, an API key and another user. Another tenant has entries, too.
 func threeDays(t *testing.T) (f *fixture, began time.Time, all []Event) {
 	f = newFixture(t)
 	began = f.now()
@@ -41,7 +41,7 @@ func threeDays(t *testing.T) (f *fixture, began time.Time, all []Event) {
 	return f, began, all
 }
 
-// pages reads all pages of a query and returns the hours found.
+// pages reads all pages of a query and returns the hours of the entries found.
 func (f *fixture) pages(q Query) (hours []string) {
 	f.t.Helper()
 	asking := principal(tenantA)
@@ -68,8 +68,8 @@ func (f *fixture) pages(q Query) (hours []string) {
 	}
 }
 
-// Every combination of filters, in pages of every size, is what a loop over all
-// entries would select.
+// For every combination of filters and every page size, a query finds what a loop over all entries
+// selects.
 func TestFiltersCombine(t *testing.T) {
 	f, began, all := threeDays(t)
 	at := func(hour int, off time.Duration) time.Time {
@@ -114,7 +114,7 @@ func TestFiltersCombine(t *testing.T) {
 	}
 }
 
-// A page that was begun goes on where it stopped, whatever is written meanwhile.
+// The next page continues where the previous one ended, whatever is written meanwhile.
 func TestACursorHoldsItsPlace(t *testing.T) {
 	f, began, all := threeDays(t)
 	q := Query{Limit: 10, To: began.Add(71 * time.Hour)}
@@ -129,7 +129,7 @@ func TestACursorHoldsItsPlace(t *testing.T) {
 	if err != nil || len(second) != 10 || second[0].Resource.ID != "61" {
 		t.Fatal(second, err)
 	}
-	q.From = began.Add(62 * time.Hour) // the cursor is already behind it
+	q.From = began.Add(62 * time.Hour) // the cursor is already below it
 	if rest, next, err := f.log.Query(t.Context(), principal(tenantA), q); err != nil || len(rest) != 0 || next != "" {
 		t.Fatal(rest, next, err)
 	}
@@ -155,8 +155,7 @@ func TestForeignCursorsAreRefusedOrShowNothingForeign(t *testing.T) {
 	}
 }
 
-// A range that ended long ago is found without a look at all that came after, nor at
-// what was before it.
+// A query finds a range in the past without reading the entries after or before it.
 func TestARangeIsSoughtAndNotScanned(t *testing.T) {
 	f, began, _ := threeDays(t)
 	counting := &countingReader{}
@@ -189,9 +188,8 @@ func (r *countingReader) Get(key []byte) ([]byte, error) {
 	return r.Reader.Get(key)
 }
 
-// crowd writes n entries of tenantA, of which types and actors are given by their
-// number, and returns what they are, oldest first. Between two of them an hour
-// passes at each hundredth.
+// crowd writes n entries of tenantA. Their numbers determine their types and actors. It returns
+// them, oldest first. The clock advances by an hour after every hundred entries.
 func (f *fixture) crowd(n int, of func(i int) (EventType, string)) (rows []Query) {
 	f.t.Helper()
 	f.log.SetSigning(SignBatches)
@@ -206,7 +204,7 @@ func (f *fixture) crowd(n int, of func(i int) (EventType, string)) (rows []Query
 				if _, err := f.log.Append(tx, e); err != nil {
 					return err
 				}
-				if i%5 == 0 { // sequences of the tenant are not those of the log
+				if i%5 == 0 { // so sequences of the tenant differ from those of the log
 					e.Principal.Tenant = tenantB
 					if _, err := f.log.Append(tx, e); err != nil {
 						return err
@@ -227,7 +225,7 @@ func (f *fixture) crowd(n int, of func(i int) (EventType, string)) (rows []Query
 	return rows
 }
 
-// search runs all pages of a query and returns the ids that it finds.
+// search runs all pages of a query and returns the IDs that it finds.
 func (f *fixture) search(q Query) (ids []string, pages int) {
 	f.t.Helper()
 	for {
@@ -255,8 +253,8 @@ func (f *fixture) search(q Query) (ids []string, pages int) {
 	}
 }
 
-// With all summaries, with some, with none, and with those of a log that is not
-// followed to its end, a query finds what a loop over all entries finds.
+// A query finds what a loop over all entries finds: with all summaries, with some, with none, and
+// in a log that is not followed to its end.
 func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 	f := newFixture(t)
 	began := f.now().Truncate(time.Microsecond)
@@ -266,7 +264,7 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 		case i == 700 || i == 1:
 			eventType = KeyRotated // rare
 		case i%2 == 0 && eventType == KeyListed:
-			actor = "usr_even" // never together with UserSignedIn
+			actor = "usr_even" // never has UserSignedIn
 		}
 		return eventType, actor
 	}
@@ -287,7 +285,7 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 						q.To = began.Add(time.Duration(hours[1]) * time.Hour)
 					}
 					for i, is := range slices.Backward(all) {
-						at := i / 100 // hours: a commit holds a hundred
+						at := i / 100 // hours: a commit has a hundred entries
 						if (eventType == "" || string(eventType) == is.EventType) && (actor == "" || actor == is.UserID) &&
 							at >= hours[0] && (q.To.IsZero() || at <= hours[1]) {
 							want = append(want, fmt.Sprint(i%1500))
@@ -317,7 +315,7 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 	f.forget()
 	check("no summaries")
 	f.follow()
-	// The oldest entries are in the archive only: rows and some summaries are gone.
+	// The oldest entries are only in the archive: their rows and some summaries are gone.
 	err := f.store.Update(t.Context(), func(tx store.Tx) error {
 		for n := uint64(1); n <= 300; n++ {
 			row, err := readIndexRow(tx, string(tenantA), n)
@@ -355,8 +353,8 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 	checkLeft()
 }
 
-// A filter that matches nothing, one that matches rarely and one of two that are
-// frequent but never together read summaries, and rows of the last block only.
+// A filter that matches nothing, one that matches rarely, and two frequent ones that never match
+// together read summaries, and index rows only of the last block.
 func TestAFilterReadsSummariesInPlaceOfRows(t *testing.T) {
 	f := newFixture(t)
 	f.crowd(256*20+30, func(i int) (EventType, string) {
@@ -376,7 +374,7 @@ func TestAFilterReadsSummariesInPlaceOfRows(t *testing.T) {
 		err := f.store.View(t.Context(), func(r store.Reader) error {
 			rows := &rowCounter{Reader: r}
 			_, next, err := q.run(f.log.chain, rows, string(tenantA), math.MaxUint64)
-			if next != "" || rows.index > 30+5 || rows.summaries > 21 { // to find that the last block has none, the one before was read
+			if next != "" || rows.index > 30+5 || rows.summaries > 21 { // one more, to find that the last block has none
 				t.Errorf("%+v read %d rows of the index and %d summaries, and goes on with %q", q, rows.index, rows.summaries, next)
 			}
 			return err
@@ -387,7 +385,7 @@ func TestAFilterReadsSummariesInPlaceOfRows(t *testing.T) {
 	}
 }
 
-// rowCounter counts the rows that were read.
+// rowCounter counts the rows that are read.
 type rowCounter struct {
 	store.Reader
 	index, summaries int
@@ -414,7 +412,7 @@ func (r *rowCounter) Scan(rng store.Range, visit func(key, value []byte) bool) e
 	})
 }
 
-// A query that would look at too much ends its page early, and its cursor goes on.
+// A query that would read too much ends its page early, and its cursor continues.
 func TestAPageEndsWhenEnoughWasLookedAt(t *testing.T) {
 	f := newFixture(t)
 	f.crowd(maxLooks+500, func(i int) (EventType, string) {
@@ -433,8 +431,8 @@ func TestAPageEndsWhenEnoughWasLookedAt(t *testing.T) {
 	}
 }
 
-// What a summary names is held against the rows: one that names too much shows nothing
-// that does not match.
+// A query compares the entries that a summary names with their rows. A summary that names too many
+// does not add entries that do not match.
 func TestASummaryThatNamesTooMuchShowsNothingMore(t *testing.T) {
 	f := newFixture(t)
 	f.crowd(300, func(i int) (EventType, string) { return []EventType{UserSignedIn, KeyListed}[i%2], "usr_a" })
@@ -453,8 +451,8 @@ func TestASummaryThatNamesTooMuchShowsNothingMore(t *testing.T) {
 	}
 }
 
-// A summary that is none, an index row or an entry that is missing: the query says so,
-// and shows nothing.
+// If a summary is malformed, or an index row or an entry is missing, the query reports damage and
+// returns nothing.
 func TestADamagedIndexIsReported(t *testing.T) {
 	f := newFixture(t)
 	f.crowd(600, func(int) (EventType, string) { return UserSignedIn, "usr_a" })
@@ -527,12 +525,12 @@ func TestVisitShowsEntriesOfTypesThatHold(t *testing.T) {
 	}
 	want := ""
 	for i := range 3 {
-		want += fmt.Sprintf("SEALING_KEY_CREATED success key-%d; ", i) // what was denied is not shown, but held like the rest
+		want += fmt.Sprintf("SEALING_KEY_CREATED success key-%d; ", i) // denied events are not shown, but checked like the rest
 	}
 	if seen, err := visit(); err != nil || seen != want {
 		t.Errorf("%s %v", seen, err)
 	}
-	// Entry 3 is of SEALING_KEY_RETIRED, and 6 another tenant's.
+	// Entry 3 has the type SEALING_KEY_RETIRED, and entry 6 belongs to another tenant.
 	for name, change := range map[string]func(row []byte) []byte{
 		"changed":  func(row []byte) []byte { return bytes.Replace(row, []byte("denied"), []byte("success"), 1) },
 		"unsigned": func(row []byte) []byte { row[1] ^= 1; return row },
@@ -573,10 +571,10 @@ func TestVisitShowsEntriesOfTypesThatHold(t *testing.T) {
 	}
 }
 
-// BenchmarkQuery asks a log of a million entries of one tenant, in pages of 100, for
-// what is hard to find, and reports the time that 99 of 100 queries take at most: once
-// of the search alone, and once with the record of the query itself, which is a commit.
-// Only go test -bench runs it: the log is written and followed first.
+// BenchmarkQuery runs queries that are hard to answer on a log of a million entries of one tenant,
+// in pages of 100. It reports the 99th percentile of the time: once for the search alone, and once
+// with the record of the query, which is a commit. It runs only with go test -bench, because it has
+// to write and follow the log first.
 func BenchmarkQuery(b *testing.B) {
 	const n = 1_000_000
 	f := longLog(b, n, tenantA)
@@ -631,8 +629,8 @@ func BenchmarkQuery(b *testing.B) {
 	}
 }
 
-// longLog is a followed log of n entries of one tenant, of which few are of the rare
-// kinds that the benchmarks look for. One signature covers two thousand.
+// longLog returns a followed log of n entries of one tenant. Few of them have the rare types that
+// the benchmarks search for. One signature covers two thousand entries.
 func longLog(b *testing.B, n int, tenant authz.TenantID) *fixture {
 	b.Helper()
 	f := newFixture(b)

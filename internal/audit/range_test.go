@@ -9,10 +9,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A log that ends before the last sequence that is to be verified was cut.
+// A log that ends before the last sequence of the range was cut.
 func TestALogThatEndsBeforeTheRangeIsBroken(t *testing.T) {
 	f := newFixture(t)
-	f.fill(20) // up to 21
+	f.fill(20) // head at 21
 	f.follow()
 	key := f.log.signer.Public()
 	lines := f.lines()
@@ -22,7 +22,7 @@ func TestALogThatEndsBeforeTheRangeIsBroken(t *testing.T) {
 		what   string
 		export string
 		o      Options
-		first  uint64 // bad one; 0: none
+		first  uint64 // first bad sequence; 0: none
 	}{
 		{"cut", cut, Options{To: 18}, 16},
 		{"cut", cut, Options{To: 16}, 16},
@@ -60,13 +60,13 @@ func TestALogThatEndsBeforeTheRangeIsBroken(t *testing.T) {
 	}
 }
 
-// A sequence that an accepted rollback lost is not there, and the entry that
-// accepted it says so.
+// A sequence that an accepted rollback lost has no entry, and the entry that accepted the loss says
+// so.
 func TestARangeMayEndInWhatWasLost(t *testing.T) {
 	f := newFixture(t)
 	f.fill(9)
 	f.rollBack(10, 20)
-	f.fill(5) // up to 26
+	f.fill(5) // head at 26
 	f.follow()
 	key := f.log.signer.Public()
 	lines := f.lines()
@@ -98,8 +98,8 @@ func TestARangeMayEndInWhatWasLost(t *testing.T) {
 	}
 }
 
-// A fingerprint is held against the log, or it is an error: a part never passes for
-// the log that was asked for.
+// A fingerprint is compared with the log, or the verification fails: a part is never mistaken for
+// the expected log.
 func TestAFingerprintIsAlwaysHeldAgainstTheLog(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -126,7 +126,7 @@ func TestAFingerprintIsAlwaysHeldAgainstTheLog(t *testing.T) {
 			t.Errorf("the store, %d to %d: another fingerprint is taken", c.from, c.to)
 		}
 	}
-	// A tenant's part, without what says whose it is.
+	// A tenant's part without the entry that identifies the log.
 	var part []Entry
 	for _, e := range f.entries() {
 		if e.TenantID == string(tenantA) {
@@ -158,7 +158,7 @@ func TestAFingerprintIsAlwaysHeldAgainstTheLog(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// To only bounds a tenant's part.
+	// To is only an upper bound for a tenant's part.
 	if _, err := VerifyExport(strings.NewReader(export.String()), Options{Tenant: true, To: 1000}); err != nil {
 		t.Error(err)
 	}

@@ -40,7 +40,7 @@ func TestAReplayGoesOnWhereItEnded(t *testing.T) {
 	if _, err := f.log.Replay(t.Context(), tenantA, ReplayPoint{}, 0, func(*Entry) error { return stop }); !errors.Is(err, stop) {
 		t.Fatal(err)
 	}
-	at.Hash = zeroHash // of another history
+	at.Hash = zeroHash // a point in another history
 	f.fill(3)
 	if _, err := f.log.Replay(t.Context(), tenantA, at, 0, visit); err == nil || fault.Of(err) != fault.Internal {
 		t.Fatal(err)

@@ -18,13 +18,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// table is a database of several replicas, in memory, each commit of which is a list
-// of rows of its own.
+// table is an in-memory database of several replicas. Each commit is a separate list of rows.
 type table struct {
-	writing sync.Mutex // held by whoever commits
+	writing sync.Mutex // held during a commit
 	mu      sync.Mutex // guards now and past
 	now     *memory
-	past    []*memory // every commit that there ever was
+	past    []*memory // all earlier commits
 }
 
 func (b *table) read() *memory {
@@ -33,14 +32,14 @@ func (b *table) read() *memory {
 	return b.now
 }
 
-// put makes a list of rows the state of the database, as a restored backup does.
+// put sets the state of the database, like a restored backup.
 func (b *table) put(m *memory) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.now, b.past = m, append(b.past, m)
 }
 
-// outcome is what becomes of a commit after its hook has run.
+// outcome is the result of a commit after its hook has run.
 type outcome string
 
 const (
@@ -57,7 +56,7 @@ type replica struct {
 	t       testing.TB
 	log     *parts
 	outcome outcome
-	frozen  func() // runs while a hook is frozen that has lost the lock
+	frozen  func() // called while a hook that has lost the lock is frozen
 	clock   func() time.Time
 }
 
@@ -81,7 +80,7 @@ func (r *replica) Update(ctx context.Context, fn func(store.Tx) error) error {
 			return err
 		}
 		r.frozen()
-		_ = r.log.Commit(tx, tx.events) // whatever it says, it has lost the lock
+		_ = r.log.Commit(tx, tx.events) // the result does not count, because it has lost the lock
 	}
 	r.writing.Lock()
 	defer r.writing.Unlock()
@@ -128,7 +127,7 @@ func (tx *replicaTx) Enqueue(e any) { tx.events = append(tx.events, e) }
 
 func (tx *replicaTx) OnCommit(do func()) { tx.after = append(tx.after, do) }
 
-// newReplicas returns processes that write one log, which has begun.
+// newReplicas returns processes that write one log, which has its first entry.
 func newReplicas(t testing.TB, n int) []*replica {
 	t.Helper()
 	seed := make([]byte, dualsig.SeedSize)
@@ -170,7 +169,7 @@ func (r *replica) tries(what EventType, tenant authz.TenantID) error {
 	})
 }
 
-// verified verifies the whole log, and returns how many entries it has.
+// verified verifies the whole log and returns the report.
 func (b *table) verified(t testing.TB) Report {
 	t.Helper()
 	report, err := VerifyStore(context.Background(), b.read(), Options{})
@@ -180,8 +179,8 @@ func (b *table) verified(t testing.TB) Report {
 	return report
 }
 
-// Whatever became of the commits of two replicas, in any order: the log is whole, the
-// next commit goes on, and each counts what it has committed.
+// Whatever the results of two replicas' commits are, in any order, the log is whole, the next
+// commit succeeds, and each replica counts exactly its own committed entries.
 func TestReplicasGoOnWhateverBecameOfTheirCommits(t *testing.T) {
 	outcomes := []outcome{done, failed, persisted, again, late}
 	length := 4
@@ -237,8 +236,8 @@ func TestReplicasGoOnWhateverBecameOfTheirCommits(t *testing.T) {
 	})
 }
 
-// seat is a [shelf] as one of several processes has it, each of which compares with what
-// it has itself seen there.
+// seat is a [shelf] as one of several processes uses it. Each process compares the content with
+// what it has seen there itself.
 type seat struct {
 	*shelf
 	seen []byte
@@ -260,7 +259,7 @@ func (s *seat) Save(_ context.Context, note []byte) error {
 	return nil
 }
 
-// running has each replica do what the server does with its log, in a bubble of time.
+// running lets each replica do what the server does with its log, in a synctest bubble.
 type running struct {
 	*replica
 	keeper *AnchorKeeper
@@ -297,8 +296,8 @@ func (w *lockedWriter) Write(p []byte) (int, error) {
 	return w.w.Write(p)
 }
 
-// checkpoints returns what the checkpoint was, one after the other, and fails the test
-// if two of them of one size say different things.
+// checkpoints returns the successive checkpoints. It fails the test if two of one size contradict
+// each other.
 func (b *table) checkpoints(t *testing.T, key *dualsig.PublicKey) (all []Checkpoint) {
 	t.Helper()
 	var last []byte
@@ -322,7 +321,7 @@ func (b *table) checkpoints(t *testing.T, key *dualsig.PublicKey) (all []Checkpo
 	return all
 }
 
-// refused reports whether a commit and Ready say that entries are lost.
+// refused returns the loss that Ready reports. It fails the test if the log is not halted.
 func (r *replica) refused() (lost *RollbackError) {
 	r.t.Helper()
 	err := r.log.Ready(context.Background())

@@ -59,7 +59,7 @@ func FuzzDecodeSegment(f *testing.F) {
 	})
 }
 
-// Whatever lies in a bucket is no segment, unless it was signed.
+// Unsigned data in a bucket is never accepted as a segment.
 func FuzzVerifySegment(f *testing.F) {
 	signer, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
 	if err != nil {
@@ -76,7 +76,7 @@ func FuzzVerifySegment(f *testing.F) {
 	})
 }
 
-// Whoever can write to the archive decides what its objects are compressed from.
+// Anyone with write access to the archive chooses what its objects decompress to.
 func TestASegmentIsReadWithinBounds(t *testing.T) {
 	long := bytes.Repeat([]byte("0"), maxLine)
 	for name, lines := range map[string]string{"at once": string(long) + "\n", "without an end": string(long) + "0"} {
@@ -111,7 +111,7 @@ func (endless) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// The digest is over all lines but the last, however they are written.
+// The digest covers all lines but the last, however they are split into writes.
 func TestADigestLeavesOutTheClosingLine(t *testing.T) {
 	want := newLineDigest()
 	_, _ = want.Write([]byte("one\ntwo\nthree\n"))
@@ -126,7 +126,7 @@ func TestADigestLeavesOutTheClosingLine(t *testing.T) {
 			t.Errorf("in pieces of %d it is %x", size, d.sum())
 		}
 	}
-	// printf 'one\ntwo\n' | sha256sum
+	// Computed by: printf 'one\ntwo\n' | sha256sum
 	if got := hex.EncodeToString(func() []byte { s := want.sum(); return s[:] }()); got != "c3f9c8c283a2b1f2f1896f27a01cbe3cddc0c9d93f752e4639035a0f5b36f6e8" {
 		t.Errorf("it is %s", got)
 	}

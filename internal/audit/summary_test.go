@@ -18,7 +18,7 @@ func block(random *rand.Rand, n, m int) []indexRow {
 	return rows
 }
 
-// What a summary names is what a loop over the block would find.
+// A summary names the entries that a loop over the block finds.
 func TestASummaryNamesTheEntriesThatMatch(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, shape := range [][2]int{{1, 1}, {3, 2}, {60, 256}, {256, 3}} {
@@ -61,7 +61,7 @@ func TestPlacesAreCutOnBothSides(t *testing.T) {
 	}
 }
 
-// The summary of a block whose first rows were cut since says the same of the rest.
+// If the first rows of a block were cut, its summary still agrees with the remaining rows.
 func TestASummaryIsHeldAgainstTheRowsThatAreLeft(t *testing.T) {
 	rows := block(rand.New(rand.NewPCG(3, 4)), 5, 7)
 	whole := summaryOf(rows)
@@ -87,7 +87,7 @@ func TestASummaryIsHeldAgainstTheRowsThatAreLeft(t *testing.T) {
 	}
 }
 
-// One row of each, and of each the last byte is its place, 255.
+// The block has one row, so the summary has two keys, and each ends with the row's place, 255.
 func TestASummaryHasItsGoldenForm(t *testing.T) {
 	const want = "0121d87f4700ff4cd7d7e900ff"
 	got := summaryOf([]indexRow{{eventType: CredentialSealed, actor: "usr_a"}})
@@ -112,7 +112,7 @@ func FuzzSummary(f *testing.F) {
 		if !ok {
 			return
 		}
-		// Written again it is the same: there is one spelling.
+		// Encoding again yields the same bytes, because there is one spelling.
 		out = append(out, summaryVersion)
 		eachKey(in, func(key uint32, at placeSet) {
 			var of []byte

@@ -12,8 +12,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Outcomes and resources, with whatever other filter and in pages of every size, find
-// what a loop over all entries would select.
+// A query for outcomes and resources, with any other filter and any page size, finds what a loop
+// over all entries selects.
 func TestWhatOnlyEntriesSayIsFoundToo(t *testing.T) {
 	f, _, all := threeDays(t)
 	for _, outcome := range []Outcome{Success, Denied, Failure} {
@@ -39,8 +39,8 @@ func TestWhatOnlyEntriesSayIsFoundToo(t *testing.T) {
 	}
 }
 
-// A page that finds nothing looks at a bounded number of entries, and the next goes on
-// behind them; of several signed together, and between those of others.
+// A page that finds nothing reads a bounded number of entries, and the next page continues after
+// them. This also holds for entries that are signed together, and between entries of other tenants.
 func TestASearchInsideEntriesIsBounded(t *testing.T) {
 	f := newFixture(t)
 	const n = 3*maxLooks/entryLooks + 100
@@ -108,7 +108,7 @@ func TestAnEntryIsReadByItsTenantAlone(t *testing.T) {
 	}
 }
 
-// sequences of a tenant's entries that are in the database.
+// sequencesOf returns the sequences of a tenant's entries in the database.
 func (f *fixture) sequencesOf(tenant authz.TenantID) (all []uint64) {
 	for _, e := range f.entries() {
 		if e.TenantID == string(tenant) {
@@ -138,7 +138,7 @@ func drain(t *testing.T, tail *Tail) (all []uint64) {
 func TestATailReadsEveryEntryOfItsTenantOnce(t *testing.T) {
 	f := newFixture(t)
 	f.fill(3*tailPage + 5)
-	other := f.another(f.store) // what it reads is written by somebody else
+	other := f.another(f.store) // another process writes the entries that it reads
 	open := func(after *uint64) *Tail {
 		t.Helper()
 		tail, err := other.Tail(t.Context(), principal(tenantA), after)
@@ -153,14 +153,14 @@ func TestATailReadsEveryEntryOfItsTenantOnce(t *testing.T) {
 	tails := []struct {
 		name  string
 		tail  *Tail
-		first int // of the tenant's entries that it reads
+		first int // index of the first entry that it reads
 		got   []uint64
 	}{
 		{name: "from now", tail: fromNow, first: len(old)},
 		{name: "from the middle", tail: fromMiddle, first: len(old)/2 + 1},
 		{name: "from the start", tail: fromStart},
 		{name: "from the newest", tail: fromNewest, first: len(old)},
-		{name: "from beyond", tail: fromBeyond, first: len(old) + 4}, // the others were opened before
+		{name: "from beyond", tail: fromBeyond, first: len(old) + 4}, // the entries of the other four tails come first
 	}
 	for range 3 {
 		f.fill(tailPage)
@@ -175,7 +175,7 @@ func TestATailReadsEveryEntryOfItsTenantOnce(t *testing.T) {
 	}
 }
 
-// A tail leaves one entry, which it reads first; and none while it runs.
+// Opening a tail records one entry, which the tail reads first. Its reads record none.
 func TestATailIsRecordedOnce(t *testing.T) {
 	f := newFixture(t)
 	f.fill(4)
@@ -199,8 +199,8 @@ func TestATailIsRecordedOnce(t *testing.T) {
 	}
 }
 
-// What was archived before it was read is left out, and a log that has lost entries is
-// read no further.
+// A tail skips entries that were archived before it read them. It stops reading a log that has lost
+// entries.
 func TestATailGoesOnWhereTheDatabaseDoes(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()

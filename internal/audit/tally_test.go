@@ -31,7 +31,7 @@ func TestProgressCountsWhatIsCommittedByKind(t *testing.T) {
 		t.Error(sequence, written)
 	}
 
-	// What joined a transaction that failed did not happen.
+	// Events of a failed transaction do not count.
 	failed := errors.New("no")
 	err := f.store.Update(t.Context(), func(tx store.Tx) error {
 		_, err := f.log.Append(tx, event(CredentialDeleted, Success))
@@ -57,7 +57,7 @@ func TestAProposalCountsOnceItIsCommitted(t *testing.T) {
 	}
 	e := Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA)}
 	fails := errors.New("no")
-	for range 2 { // the second settles the first
+	for range 2 { // the second one settles the first
 		err := f.store.Update(t.Context(), func(tx store.Tx) error {
 			return errors.Join(f.log.Commit(tx, []any{pending{Event: e, receipt: new(Receipt)}, pending{Event: e, receipt: new(Receipt)}}), fails)
 		})

@@ -16,7 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// alter changes the log behind its back: the same database, opened without the
+// alter changes the database without the log's knowledge: it opens the same database without the
 // hook.
 func (f *fixture) alter(change func(tx store.Tx) error) {
 	f.t.Helper()
@@ -37,8 +37,7 @@ func get(tx store.Tx, key []byte) []byte {
 	return bytes.Clone(b)
 }
 
-// Each kind of tampering with the stored log is reported, with the first bad
-// sequence.
+// Each kind of tampering with the stored log is reported with the first bad sequence.
 func TestTamperingWithTheStoreIsReported(t *testing.T) {
 	flip := func(tx store.Tx, key []byte, at int) error {
 		b := get(tx, key)
@@ -137,7 +136,7 @@ func TestTamperingWithAnExportIsReported(t *testing.T) {
 		t.Fatal(report, err)
 	}
 	lines := strings.SplitAfter(string(whole), "\n")
-	lines = lines[:len(lines)-1] // what is behind the last newline
+	lines = lines[:len(lines)-1] // drop the empty rest after the last newline
 	end := len(lines) - 1
 	cases := map[string]struct {
 		first uint64
@@ -181,8 +180,8 @@ func replace(lines []string, i int, line string) []string {
 	return lines
 }
 
-// A log that someone wrote anew with a key of their own holds by itself; the
-// pin is what tells.
+// A log that an attacker wrote from scratch with another key verifies by itself. Only the pin
+// reveals it.
 func TestARewrittenLogIsToldByThePin(t *testing.T) {
 	honest, forged := newFixture(t), newFixture(t)
 	honest.fill(3)
@@ -197,8 +196,8 @@ func TestARewrittenLogIsToldByThePin(t *testing.T) {
 	}
 }
 
-// Whoever holds the key can sign anything; still each link must fit. Here one
-// entry is changed, and it and all that follow are linked and signed anew.
+// The holder of the key can sign anything, but each link must still fit. Here one entry is changed,
+// and it and all later ones are linked and signed again.
 func TestEveryLinkIsCheckedBeyondTheSignature(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -246,8 +245,7 @@ func TestEveryLinkIsCheckedBeyondTheSignature(t *testing.T) {
 	}
 }
 
-// relink hashes and signs the entries anew, each named by the next as its
-// predecessor.
+// relink hashes and signs the entries again, and links each one to the previous one.
 func relink(t *testing.T, f *fixture, entries []Entry) {
 	t.Helper()
 	renamed := make(map[string]string)
@@ -273,8 +271,8 @@ func relink(t *testing.T, f *fixture, entries []Entry) {
 	}
 }
 
-// An export says nothing about a log that does not hold, and what the server
-// would link to is held against the log before anything is signed.
+// An export signs nothing about a broken log. The server checks what it would link to before it
+// signs anything.
 func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 	damages := map[string]func(tx store.Tx) error{
 		"a cut tail": func(tx store.Tx) error { return tx.Delete(entryKey(21)) },
@@ -318,7 +316,7 @@ func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 			f.alter(damage)
 			log := newParts(f.now)
 			err := log.Use(t.Context(), f.store, f.log.signer, "chain_test")
-			if name == "a wiped log" { // looks like a new one, until something is written
+			if name == "a wiped log" { // looks like a new log until something is written
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -329,7 +327,7 @@ func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 			}
 		})
 		if name == "a cut tail" || name == "a row far beyond the head" {
-			continue // a running log goes on from its head; the verification and the next start find these
+			continue // a running log continues from its head; the verification and the next start find these
 		}
 		onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
 			t.Run(name+", found while running", func(t *testing.T) {
@@ -347,8 +345,8 @@ func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 	}
 }
 
-// A log that was wiped, and that the server wrote on, has the right key and
-// the right chain id, and does not begin with its beginning.
+// A log that was wiped and then written by the server has the right key and the right chain ID, but
+// lacks its beginning.
 func TestALogThatBeginsAnewIsReported(t *testing.T) {
 	f := newFixture(t)
 	f.fill(3)
@@ -356,7 +354,7 @@ func TestALogThatBeginsAnewIsReported(t *testing.T) {
 	for line := range bytes.Lines(f.export()) {
 		lines = append(lines, string(line))
 	}
-	e, err := ParseEntry([]byte(strings.TrimSuffix(lines[1], "\n"))) // the first of its tenant: it names the key
+	e, err := ParseEntry([]byte(strings.TrimSuffix(lines[1], "\n"))) // first entry of its tenant, which names the key
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +369,7 @@ func TestALogThatBeginsAnewIsReported(t *testing.T) {
 	}
 }
 
-// One tenant's damaged rows are that tenant's trouble.
+// Damaged rows of one tenant affect only that tenant.
 func TestADamagedTenantStopsNobodyElse(t *testing.T) {
 	f := newFixture(t)
 	f.sealed(tenantA, "cred_a", "1", "00")
@@ -401,7 +399,7 @@ func TestADamagedTenantStopsNobodyElse(t *testing.T) {
 	wg.Wait()
 }
 
-// The index says which entries a tenant sees; the entry says whose it is.
+// The index decides which entries a tenant sees, but the entry names its tenant.
 func TestASwappedIndexShowsNobodyElsesEntries(t *testing.T) {
 	f := newFixture(t)
 	f.sealed(tenantA, "cred_a", "1", "00")

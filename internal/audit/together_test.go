@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A step that begins before another process follows, and archives, what it reads is no
-// finding of damage.
+// If another process follows and archives the entries that a step is reading, the step does not
+// report damage.
 func TestAStepThatIsArchivedUnderneathFindsNoDamage(t *testing.T) {
 	outrun := 0
 	for at := int64(1); ; at++ {
@@ -42,8 +42,8 @@ func TestAStepThatIsArchivedUnderneathFindsNoDamage(t *testing.T) {
 	}
 }
 
-// Of two processes that archive at once one removes what it has read back itself, even
-// when the other has archived more by then.
+// Two processes archive at once. Each removes only what it has read back itself, even if the other
+// has archived more by then.
 func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.folder()
@@ -51,7 +51,7 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	f.follow()
 	other := f.another(f.store)
 	theirs := &Cutter{Log: other.Log, Reader: other.Reader, Archive: a}
-	// Its first segment is archived, and its entries are still there.
+	// The first segment of c is archived, and its entries are still there.
 	f.log.chain.store = &failing{Store: f.store, at: 2}
 	c := &Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep, most: 20}
 	if _, err := c.Run(t.Context()); err == nil {
@@ -63,8 +63,9 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	if err != nil || !found || newest != first {
 		t.Fatal(newest, found, err)
 	}
-	// The other has read it back. Before it removes, this one archives another.
-	f.log.chain.store = &failing{Store: f.store, at: 4} // the removal of the first, a checkpoint, the cut, the removal of the second
+	// The other process has read the segment back. Before it removes the entries, c archives
+	// another segment.
+	f.log.chain.store = &failing{Store: f.store, at: 4} // Updates: removal of the first segment, checkpoint, cut, removal of the second
 	if _, err := c.Run(t.Context()); err == nil {
 		t.Fatal("it did not fail")
 	}
@@ -84,8 +85,8 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	f.clean()
 }
 
-// Of what is verified one row is kept: the best that any process has, and none of one
-// whose log another has found broken.
+// All processes share one row of verified progress: the best of any process. There is none after a
+// process has found the log broken.
 func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.log, f.another(f.store)
@@ -137,7 +138,7 @@ func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 	}
 }
 
-// inside has another process do something while one looks at a place.
+// inside lets another process act while one reads an anchor.
 type inside struct {
 	AnchorPlace
 	do func()
@@ -152,7 +153,7 @@ func (p *inside) Load(ctx context.Context) ([]byte, error) {
 	return note, err
 }
 
-// Of two replicas that find a place empty at the same time one begins it.
+// If two replicas find an anchor empty at the same time, one of them starts it.
 func TestAPlaceIsBegunOnce(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
 	f.follow()

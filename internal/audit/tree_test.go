@@ -45,7 +45,7 @@ func (r *referenceTree) root(t testing.TB, size int64) tlog.Hash {
 	return root
 }
 
-// rows returns what the tree's rows are to be, by key.
+// rows returns the expected rows of the tree, by key.
 func (r *referenceTree) rows(t testing.TB) map[string][]byte {
 	t.Helper()
 	rows := make(map[string][]byte)
@@ -59,11 +59,11 @@ func (r *referenceTree) rows(t testing.TB) map[string][]byte {
 	return rows
 }
 
-// numbered is the hash of an entry that a test needs no more of.
+// numbered returns the hash of an entry for tests that need only the hash.
 func numbered(i int64) [32]byte { return sha3.Sum256(binary.BigEndian.AppendUint64(nil, uint64(i))) }
 
-// A builder that grows in steps of any length, and is written down and read back
-// between them, makes the tiles and roots that tlog makes.
+// A builder that grows in steps of any length, and is encoded and decoded between them, makes the
+// same tiles and roots as tlog.
 func TestTheTreeIsThatOfRFC6962(t *testing.T) {
 	for _, last := range []int64{1, 2, 255, 256, 257, 511, 512, 513, 1000, 65535, 65536, 65537, 66000} {
 		t.Run(fmt.Sprint(last), func(t *testing.T) {
@@ -99,8 +99,8 @@ func TestTheTreeIsThatOfRFC6962(t *testing.T) {
 	}
 }
 
-// Computed with another program: Python's hashlib, by the recursion of RFC 6962
-// §2.1 over the SHA3-256 of the numbers from 0 on, eight bytes each.
+// Computed with another program: Python's hashlib, by the recursion of RFC 6962 §2.1 over the
+// SHA3-256 of the numbers from 0 on, eight bytes each.
 func TestTheTreeHasItsGoldenRootsAndTiles(t *testing.T) {
 	b := &treeBuilder{}
 	roots := map[int64]string{
@@ -139,7 +139,7 @@ func FuzzTree(f *testing.F) {
 		if !bytes.Equal(b.encode(), in) {
 			t.Fatal("a tree has another spelling")
 		}
-		if b.size < 1<<40 { // it goes on where it was
+		if b.size < 1<<40 { // the decoded builder continues to grow
 			before := b.size
 			b.add(numbered(0))
 			if b.size != before+1 {

@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// verifiedRow verifies the log and returns what is kept of that.
+// verifiedRow verifies the log and returns the row of the progress.
 func (f *fixture) verifiedRow() []byte {
 	f.t.Helper()
 	if p, err := f.log.Verify(f.t.Context()); err != nil || p.Status != ProofVerified {
@@ -52,8 +52,8 @@ func (f *fixture) on(s store.Store, now func() time.Time) *parts {
 	return log
 }
 
-// The next process verifies what came since, and knows no less than one that has
-// verified all of it.
+// The next process verifies only the new entries, and ends in the same state as one that has
+// verified all of them.
 func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 	f := newFixture(t)
 	f.sealed(tenantA, "cred_a", "1", strings.Repeat("a", 64))
@@ -87,7 +87,7 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 	if log.LiveVerifier.v.entries != 21 {
 		t.Errorf("%d entries were verified, want 21", log.LiveVerifier.v.entries)
 	}
-	// Nothing new: nothing is written. And what is new is kept.
+	// Without new entries, nothing is written. New progress is kept.
 	if err := f.log.keepProgress(t.Context(), 1); err != nil || !bytes.Equal(f.row(verifiedKey), row) {
 		t.Error("it is written again", err)
 	}
@@ -105,7 +105,7 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 	}
 }
 
-// What is not this log's, too old, or of other entries, is as none.
+// A process ignores progress of another log, of other entries, or from too long ago.
 func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	f := newFixture(t)
 	f.fill(9)
@@ -130,7 +130,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	for name, c := range map[string]struct {
 		rows   *memory
 		row    []byte
-		broken bool // the entries do not hold either
+		broken bool // the entries are broken, too
 	}{
 		"none":                       {rows: whole},
 		"cut":                        {rows: whole, row: row[:2000]},
@@ -177,7 +177,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	}
 	for i := range row {
 		if i > 20 && i < 3300 && i%97 > 0 {
-			continue // of the signature some will do
+			continue // some bits of the signature suffice
 		}
 		changed := bytes.Clone(row)
 		changed[i] ^= 1
@@ -187,8 +187,8 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	}
 }
 
-// A start goes on at once and verifies all of it beside, so that an entry that was
-// changed meanwhile is found, and the next start does not take the log for whole.
+// A start continues from the kept progress at once and also verifies all entries. So it finds an
+// entry that was changed meanwhile, and the next start does not take the log as sound.
 func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
@@ -232,7 +232,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 		if n := strings.Count(said.String(), "level="); n != 1 {
 			t.Errorf("it is said:\n%s", &said)
 		}
-		// What is too old is verified from the beginning.
+		// Progress that is too old is ignored, so all entries are verified.
 		time.Sleep(49 * time.Hour) // synctest clock
 		if resumed, err := f.on(rows, time.Now).resume(t.Context(), 48*time.Hour); resumed || err != nil {
 			t.Error(resumed, err)
@@ -240,8 +240,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 	})
 }
 
-// The golden row, of a key that is kept nowhere, must be read for ever: it begins
-// where testdata/base ends.
+// The golden row must always be readable. It begins where testdata/base ends. Its key was not kept.
 func TestTheGoldenVerifiedRow(t *testing.T) {
 	row, err := os.ReadFile(filepath.Join("testdata", "verified"))
 	if err != nil {
@@ -264,7 +263,7 @@ func TestTheGoldenVerifiedRow(t *testing.T) {
 	}
 }
 
-// Whatever was signed, a verification can go on from it and keep it again.
+// A verification can continue from any signed progress and keep it again.
 func FuzzDecodeVerified(f *testing.F) {
 	key, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// benchEntries is how long the log is that the verification is measured on:
-// LATTICEKEEP_BENCH_ENTRIES, or enough to keep all cores busy for a while.
+// benchEntries returns the length of the log for the benchmarks: LATTICEKEEP_BENCH_ENTRIES, or
+// enough entries to keep all cores busy for a while.
 func benchEntries(b *testing.B) int {
 	n, err := strconv.Atoi(os.Getenv("LATTICEKEEP_BENCH_ENTRIES"))
 	if err != nil {
@@ -24,7 +24,7 @@ func benchEntries(b *testing.B) int {
 	return n
 }
 
-// benchLog is a log of n entries, in groups of up to 256.
+// benchLog returns a log of n entries, in groups of up to 256.
 func benchLog(b *testing.B, n int, s Signing) *fixture {
 	b.Helper()
 	f := newFixture(b)
@@ -52,10 +52,10 @@ func benchLog(b *testing.B, n int, s Signing) *fixture {
 	return f
 }
 
-// BenchmarkVerify measures the verification of stored entries, all of it but the
-// signatures and then with them, the latter also as a share of what the cores
-// could verify if they did nothing else, measured before and after since a shared
-// machine's rate moves.
+// BenchmarkVerify measures the verification of stored entries, first without and then with
+// signatures. It also reports the latter as a share of the signatures that the cores could verify
+// if they did nothing else. That rate is measured before and after, because it varies on a shared
+// machine.
 func BenchmarkVerify(b *testing.B) {
 	for _, c := range []struct {
 		name      string
@@ -96,21 +96,20 @@ func BenchmarkVerify(b *testing.B) {
 			b.StopTimer()
 			rate := float64(walked) / b.Elapsed().Seconds()
 			b.ReportMetric(rate, "entries/s")
-			// What it would be on cores that nobody else uses.
+			// The rate on cores that no other process uses.
 			b.ReportMetric(float64(walked)/used.Seconds(), "entries/cpu-second")
 			if raw > 0 {
 				raw /= float64(2 * b.N)
 				b.ReportMetric(raw, "raw-verifications/s/all-cores")
 				b.ReportMetric(rate/raw, "of-raw")
-				// The same by the time that the cores were given, which others on
-				// the machine do not change.
+				// The same by CPU time, which other processes on the machine do not change.
 				b.ReportMetric(float64(walked)/used.Seconds()*rawUsed/float64(2*b.N*rawCount*runtime.GOMAXPROCS(0)), "of-raw-by-cpu-time")
 			}
 		})
 	}
 }
 
-// cpuTime is what the process has used so far of all cores.
+// cpuTime returns the CPU time that the process has used so far on all cores.
 func cpuTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -119,8 +118,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkVerifyStore measures the verification of a whole database with all
-// that is derived from the entries.
+// BenchmarkVerifyStore measures the verification of a whole database with all derived rows.
 func BenchmarkVerifyStore(b *testing.B) {
 	f := benchLog(b, benchEntries(b), SignEntries)
 	if _, err := f.log.Follow(context.Background()); err != nil {
@@ -138,11 +136,10 @@ func BenchmarkVerifyStore(b *testing.B) {
 	b.ReportMetric(float64(walked)/b.Elapsed().Seconds(), "entries/s")
 }
 
-const rawCount = 4000 // by each core
+const rawCount = 4000 // signatures for each core
 
-// rawVerifications is how many ML-DSA-65 signatures all cores verify in a second.
-// They are of different messages, as those of a log are: the same one again and
-// again would be what the processor has learnt to foresee.
+// rawVerifications returns how many ML-DSA-65 signatures all cores verify in a second. The messages
+// differ, as in a log, because the processor would learn to predict a repeated one.
 func rawVerifications(b *testing.B, f *fixture, hashes [][32]byte, signed [][]byte) float64 {
 	key := f.log.signer.Public()
 	cores := runtime.GOMAXPROCS(0)
@@ -161,7 +158,7 @@ func rawVerifications(b *testing.B, f *fixture, hashes [][32]byte, signed [][]by
 	return float64(rawCount*cores) / time.Since(began).Seconds()
 }
 
-// signMany signs what rawVerifications verifies.
+// signMany creates the signatures for rawVerifications.
 func signMany(b *testing.B, f *fixture) (hashes [][32]byte, signed [][]byte) {
 	for i := range 1024 {
 		hash := sha256.Sum256([]byte{byte(i), byte(i >> 8)})

@@ -10,7 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// rollBack lets the log go on above entries that were lost.
+// rollBack lets the log continue above lost entries.
 func (f *fixture) rollBack(head, lostTo uint64) Rollback {
 	f.t.Helper()
 	f.log.Halt(&RollbackError{LostFrom: head + 1, LostTo: lostTo, Epoch: 1, Place: "a test"})
@@ -35,21 +35,21 @@ func (f *fixture) followed() []byte {
 	return note
 }
 
-// lines of an export, each with its newline, the closing one last.
+// lines returns the lines of an export, each with its newline, the closing line last.
 func (f *fixture) lines() []string {
 	f.t.Helper()
 	lines := strings.SplitAfter(string(f.export()), "\n")
 	return lines[:len(lines)-1]
 }
 
-// An older checkpoint of any epoch is in the log, unless what it knows was lost.
+// The log contains an older checkpoint of any epoch, unless the entries that it covers were lost.
 func TestAnOlderCheckpointOfAFormerEpoch(t *testing.T) {
 	f := newFixture(t)
 	f.fill(20)
-	kept := f.followed() // at 21
+	kept := f.followed() // checkpoint at 21
 	copied := copyStore(t, f.store)
 	f.fill(5)
-	lost := f.followed() // at 26
+	lost := f.followed() // checkpoint at 26
 	g := f.copyOf(copied)
 	accepted := g.rollBack(21, 26)
 	if accepted.Sequence != 27 {
@@ -79,8 +79,7 @@ func TestAnOlderCheckpointOfAFormerEpoch(t *testing.T) {
 
 func second(_ Report, err error) error { return err }
 
-// What is no older checkpoint of this log is a mistake of the caller, and says
-// nothing about the log.
+// Anything but an older checkpoint of this log is a mistake of the caller, and no fault of the log.
 func TestSinceTakesCheckpointsOfThisLogOnly(t *testing.T) {
 	f, other := newFixture(t), newFixture(t)
 	f.fill(3)
@@ -132,7 +131,7 @@ func TestARangeIsVerifiedByItself(t *testing.T) {
 	}
 }
 
-// An export that was cut off is resumed where it ended; the two together are one.
+// An interrupted export is resumed where it ended; the two parts together are one export.
 func TestAnExportIsResumed(t *testing.T) {
 	for _, signing := range []Signing{SignEntries, SignBatches} {
 		f := newFixture(t)
@@ -164,8 +163,8 @@ func TestAnExportIsResumed(t *testing.T) {
 	}
 }
 
-// The lines of one tenant verify by its own links, with and without the closing
-// line of the export they were taken from.
+// The lines of one tenant verify by that tenant's links, with and without the closing line of the
+// whole export.
 func TestATenantsExportVerifies(t *testing.T) {
 	f := newFixture(t)
 	f.log.SetSigning(SignBatches)
@@ -192,12 +191,12 @@ func TestATenantsExportVerifies(t *testing.T) {
 	}
 }
 
-// Of several faults the earliest is reported, wherever in the pipeline it shows.
+// The earliest of several faults is reported, in whichever stage of the pipeline each one shows.
 func TestTheEarliestFaultIsReported(t *testing.T) {
 	f := newFixture(t)
 	f.fill(3 * stretchSize)
 	lines := f.lines()
-	signature := func(line string) string { // another one of the same length
+	signature := func(line string) string { // another signature of the same length
 		at := strings.Index(line, `"signature":"`) + 100
 		return line[:at] + strings.Repeat("A", 20) + line[at+20:]
 	}
@@ -214,7 +213,7 @@ func TestTheEarliestFaultIsReported(t *testing.T) {
 	}
 }
 
-// Rows that are derived later than the entries may lag; they may not be ahead.
+// Derived rows that are written after the entries may lag. They may not be ahead.
 func TestDerivedRowsMayLag(t *testing.T) {
 	f := newFixture(t)
 	f.fill(10)

@@ -21,7 +21,7 @@ func (f *fixture) visited(types ...EventType) (ids []string, err error) {
 	return ids, err
 }
 
-// Whatever has summaries, a visit shows what a loop over all entries finds.
+// A visit shows what a loop over all entries finds, whichever blocks have summaries.
 func TestSummariesChangeNothingInWhatIsVisited(t *testing.T) {
 	f := newFixture(t)
 	of := func(i int) (EventType, string) {
@@ -29,7 +29,7 @@ func TestSummariesChangeNothingInWhatIsVisited(t *testing.T) {
 		case i == 0, i == 255, i == 256, i == 900, i == 1599:
 			return KeyRotated, "usr_a"
 		case i/256 == 2:
-			return UserSignedIn, "usr_a" // a block of nothing else, more than one step takes
+			return UserSignedIn, "usr_a" // only these in a block; more than one step takes
 		}
 		return []EventType{UserSignedIn, CredentialUnsealed, CredentialListed}[i%3], "usr_b"
 	}
@@ -65,7 +65,7 @@ func TestSummariesChangeNothingInWhatIsVisited(t *testing.T) {
 	}
 	remove(summaryKey(string(tenantA), 1), summaryKey(string(tenantA), 4), summaryKey(string(tenantA), 5))
 	check("some summaries", 0)
-	for n := range uint64(300) { // what is archived
+	for n := range uint64(300) { // the archived part
 		remove(tenantKey(string(tenantA), n+1))
 	}
 	remove(summaryKey(string(tenantA), 0))
@@ -74,8 +74,8 @@ func TestSummariesChangeNothingInWhatIsVisited(t *testing.T) {
 	check("no summaries after a cut", 300)
 }
 
-// A start reads what it needs of a long log: summaries, and rows of the newest
-// entries and of those that it is about.
+// A start reads few rows of a long log: summaries, rows of the newest entries, and rows of the
+// entries that it needs.
 func TestAVisitReadsSummariesInPlaceOfRows(t *testing.T) {
 	f := newFixture(t)
 	f.crowd(256*20+30, func(i int) (EventType, string) {
@@ -100,8 +100,8 @@ func TestAVisitReadsSummariesInPlaceOfRows(t *testing.T) {
 	}
 }
 
-// A summary that names too much shows nothing more; one that is none, or a row that
-// is missing, is reported.
+// A summary that names too many entries adds nothing. A malformed summary or a missing row is
+// reported.
 func TestAVisitReportsDamage(t *testing.T) {
 	f := newFixture(t)
 	f.crowd(600, func(i int) (EventType, string) { return []EventType{UserSignedIn, KeyListed}[i%2], "usr_a" })
@@ -133,14 +133,13 @@ func TestAVisitReportsDamage(t *testing.T) {
 	}
 }
 
-// BenchmarkStart measures what a start does with a log of a million entries, or of
-// LATTICEKEEP_BENCH_ENTRIES, all of the system's own tenant: the database is opened,
-// the head held against the last entry, the entries of sealing keys found and
-// verified (there are 50 of their like), the newest checkpoint read and the chain
-// followed to its end, which the first time is 200 entries further. Apart from that it
-// measures until when the newest of them are verified, which goes on from where the
-// process before had come. What an earlier run left in the machine's memory it finds
-// there.
+// BenchmarkStart measures a start with a log of a million entries, or of LATTICEKEEP_BENCH_ENTRIES,
+// all of the system's own tenant. A start opens the database, compares the head with the last
+// entry, finds and verifies the entries of sealing keys (50 of this kind), reads the newest
+// checkpoint and follows the chain to its end, which is 200 entries further the first time.
+// Separately, the benchmark measures the time until the newest entries are verified, continuing
+// from the progress of the previous process. It does not clear the machine's file cache between
+// runs.
 //
 //	go test -run '^$' -bench Start -benchtime 20x ./internal/audit
 func BenchmarkStart(b *testing.B) {
