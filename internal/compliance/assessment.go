@@ -1,16 +1,15 @@
-// Package compliance says what a tenant's part of the audit log is evidence for.
+// Package compliance assesses what a tenant's part of the audit log is evidence for.
 //
-// A score is a pure function of a catalogue and of the tenant's entries up to a
-// head entry ([Derive]): whoever has an export computes it again. What is not in
-// the log by itself, such as how keys are kept and how the transport is secured,
-// enters it as an entry of type COMPLIANCE_ASSESSED ([State]), and the time by
-// which things are judged is that of the head. So the same head always gives the
-// same assessment.
+// A score is a pure function of a catalogue and of the tenant's entries up to a head entry
+// ([Derive]), so anybody with an export can compute it again. Facts that the log does not contain
+// by itself, such as the custody of keys and the security of the transport, enter it as an entry of
+// type COMPLIANCE_ASSESSED ([State]). Ages and deadlines are judged by the time of the head. So the
+// same head always gives the same assessment.
 //
-// The catalogues are data: controls of a framework under our own titles, each
-// with probes, small named functions over the evidence, or listed as manual. A
-// score says how much of what can be seen here went well. It does not say that
-// a framework is met: most of one lies outside this service.
+// The catalogues are data. They list controls of a framework under our own titles. Each control has
+// probes, which are small named functions over the evidence, or is marked as manual. A score says
+// how much of what this service can see is in order. It does not say that the framework's
+// requirements are met: most of a framework lies outside this service.
 package compliance
 
 import (
@@ -21,7 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// Framework is one that there is a catalogue of.
+// Framework identifies a compliance framework that has a catalogue.
 type Framework string
 
 // The frameworks.
@@ -37,22 +36,22 @@ const (
 	NIST80053 Framework = "nist_800_53"
 )
 
-// Frameworks returns all of them, in the order of the documentation.
+// Frameworks returns all frameworks, in the order of the documentation.
 func Frameworks() []Framework {
 	return []Framework{SOC2, ISO27001, PCIDSS, HIPAA, GDPR, NISTCSF, FedRAMP, APRA, NIST80053}
 }
 
-// Format is what a report is rendered as; it is also the ending of its name.
+// Format is the format of a report and the end of its name.
 type Format string
 
 // The formats.
 const (
 	PDF   Format = "pdf"
 	OSCAL Format = "oscal" // assessment results, JSON
-	KSI   Format = "ksi"   // FedRAMP's key security indicators, JSON, for that framework alone
+	KSI   Format = "ksi"   // FedRAMP's key security indicators, JSON; only for that framework
 )
 
-// Extension returns the extension of a report's name.
+// Extension returns the file extension for the format.
 func (f Format) Extension() string {
 	if f == PDF {
 		return "pdf"
@@ -60,140 +59,140 @@ func (f Format) Extension() string {
 	return string(f) + ".json"
 }
 
-// Result of a probe or of a control.
+// Result is the result of a probe or of a control.
 type Result string
 
 // The results.
 const (
 	Pass          Result = "pass"
 	Fail          Result = "fail"
-	NoData        Result = "no_data"        // nothing to judge by, yet; not scored
+	NoData        Result = "no_data"        // no data to judge by yet; not scored
 	NotApplicable Result = "not_applicable" // not scored
-	Manual        Result = "manual"         // of controls alone: a person judges it, outside this service
+	Manual        Result = "manual"         // only for controls: a person judges it, outside this service
 )
 
 // Statuses of a [Proof].
 const (
 	Verified  = audit.ProofVerified  // the chain holds up to the head
-	Verifying = audit.ProofVerifying // it holds as far as it was looked at, which is not yet the head
-	Broken    = audit.ProofBroken    // it does not hold
-	Disabled  = audit.ProofDisabled  // nothing verifies it; the tenant's own entries were held against each other
+	Verifying = audit.ProofVerifying // the chain holds as far as it was checked, which is not yet the head
+	Broken    = audit.ProofBroken    // the chain does not hold
+	Disabled  = audit.ProofDisabled  // verification is off; only the tenant's own entries were checked against each other
 )
 
-// Head is the entry as of which is judged.
+// Head is the newest entry that an assessment takes into account.
 type Head struct {
 	Sequence uint64    `json:"sequence"`
 	Hash     string    `json:"hash"` // lower-case hex
 	Time     time.Time `json:"timestamp"`
 }
 
-// Reference is an entry that says so.
+// Reference cites an entry as evidence.
 type Reference struct {
 	Sequence uint64 `json:"sequence"`
 	Hash     string `json:"hash"` // lower-case hex
 }
 
-// Proof is how far the chain was verified.
+// Proof says how far the chain was verified.
 type Proof struct {
 	Status     string    `json:"status"`
 	VerifiedTo uint64    `json:"verified_to"`
-	Hash       string    `json:"hash,omitempty"` // of the entry VerifiedTo
+	Hash       string    `json:"hash,omitempty"` // hash of the entry VerifiedTo
 	At         time.Time `json:"verified_at,omitzero"`
 }
 
-// Coverage is how much of the catalogue this service has evidence for.
+// Coverage says for how many controls of the catalogue this service has evidence.
 type Coverage struct {
 	Controls  int     `json:"controls"`
-	Evidenced int     `json:"evidenced"` // those that are not manual
-	Percent   float64 `json:"percent"`   // with one decimal
+	Evidenced int     `json:"evidenced"` // controls that are not manual
+	Percent   float64 `json:"percent"`   // one decimal
 }
 
-// Assessment is a framework judged as of a head. All of it but Proof follows from
-// the catalogue and the entries up to the head.
+// Assessment is the judgement of a framework as of a head. All fields except Proof follow from the
+// catalogue and the entries up to the head.
 type Assessment struct {
 	Framework Framework       `json:"framework"`
 	Version   string          `json:"version"`          // edition of the framework
-	Score     *float64        `json:"score"`            // 0 to 100 with one decimal; nil when it is withheld
-	Reason    string          `json:"reason,omitempty"` // why it is withheld
+	Score     *float64        `json:"score"`            // 0 to 100 with one decimal; nil when withheld
+	Reason    string          `json:"reason,omitempty"` // reason for withholding the score
 	Coverage  Coverage        `json:"coverage"`
 	Proof     Proof           `json:"proof"`
 	Head      Head            `json:"head"`
-	Controls  []ControlResult `json:"controls"` // in the catalogue's order
+	Controls  []ControlResult `json:"controls"` // in the order of the catalogue
 }
 
-// Withhold removes the score and everything that would lead to one.
+// Withhold removes the score and all results that would reveal it.
 func (a *Assessment) Withhold(status, reason string) {
 	a.Score, a.Reason, a.Controls = nil, reason, []ControlResult{}
 	a.Proof.Status = status
 }
 
-// ControlResult is a control judged: it fails when one of its probes fails, and
-// passes when at least one passes and none fails.
+// ControlResult is the result of a control. The control fails when one of its probes fails. It
+// passes when at least one probe passes and none fails.
 type ControlResult struct {
 	ID      string        `json:"id"`
-	Title   string        `json:"title"`             // ours, not the standard's
-	Profile string        `json:"profile,omitempty"` // part of the catalogue that it is of: FedRAMP's "rev5" and "20x"
-	Related []string      `json:"related"`           // controls of NIST SP 800-53 rev. 5 that it relates to
+	Title   string        `json:"title"`             // our title, not the standard's
+	Profile string        `json:"profile,omitempty"` // part of the catalogue, such as FedRAMP's "rev5" and "20x"
+	Related []string      `json:"related"`           // related controls of NIST SP 800-53 rev. 5
 	Weight  float64       `json:"weight"`
 	Result  Result        `json:"result"`
-	Probes  []ProbeResult `json:"probes"` // none of a manual one
+	Probes  []ProbeResult `json:"probes"` // empty for a manual control
 }
 
-// ProbeResult is what one probe says.
+// ProbeResult is the result of one probe.
 type ProbeResult struct {
 	Name       string      `json:"name"`
 	Title      string      `json:"title"`
 	Result     Result      `json:"result"`
-	Sample     int         `json:"sample"`      // how many things were looked at
-	WindowDays int         `json:"window_days"` // how far back; 0 is the state at the head
+	Sample     int         `json:"sample"`      // number of things judged
+	WindowDays int         `json:"window_days"` // days that the probe looks back; 0: the state at the head
 	Detail     string      `json:"detail"`      // one sentence, no full stop
-	Evidence   []Reference `json:"evidence"`    // some of the entries that it was judged by, ascending, at most maxEvidence
+	Evidence   []Reference `json:"evidence"`    // some of the entries judged, ascending, at most MaxEvidence
 }
 
 // DayScore is the last score of a day in UTC.
 type DayScore struct {
 	Date     string  `json:"date"` // 2006-01-02
 	Score    float64 `json:"score"`
-	Sequence uint64  `json:"sequence"` // of the head that it was judged by
+	Sequence uint64  `json:"sequence"` // sequence of the head
 }
 
-// Activity is what the evidence holds of one type of event.
+// Activity summarises the entries of one type of event.
 type Activity struct {
-	Event       string // "" for all together
+	Event       string // "" for all types together
 	Count       int
 	First, Last Reference
 }
 
-// Document is what a report is rendered from. The same head gives the same one.
+// Document is the input for rendering a report. The same head gives the same document.
 type Document struct {
 	Tenant      authz.TenantID
-	Assessment  Assessment // whole; verified up to the head, or with the verification disabled
-	Name        string     // of the framework
-	Limits      string     // what the catalogue does not look at, some sentences
-	Profiles    []string   // of the controls, in the catalogue's order; none when it has but one
+	Assessment  Assessment // complete; verified up to the head, or with verification disabled
+	Name        string     // name of the framework
+	Limits      string     // what the catalogue does not cover, in a few sentences
+	Profiles    []string   // profiles of the controls, in the order of the catalogue; empty when there is only one
 	ChainID     string
-	Fingerprint string // of the log: whose chain it is
-	KeyID       string // of the key that the log is signed with
-	PublicKey   string // of the log, base64
-	Checkpoint  string // text of the one at the head, unsigned
+	Fingerprint string // fingerprint of the log, which identifies the chain
+	KeyID       string // id of the key that signs the log
+	PublicKey   string // public key of the log, base64
+	Checkpoint  string // text of the checkpoint at the head, unsigned
 	History     []DayScore
-	Activity    []Activity // all entries up to the head, by type, the commonest first
-	Command     string     // that computes it again from an export
-	Program     string     // name and version of what wrote it
+	Activity    []Activity // all entries up to the head, by type, most frequent first
+	Command     string     // command that computes the assessment again from an export
+	Program     string     // name and version of the program that wrote the document
 }
 
-// Renderer writes a document. It is pure: the same document gives the same bytes.
+// Renderer renders a document. It is pure: the same document gives the same bytes.
 type Renderer func(Document) ([]byte, error)
 
-// Reports keeps rendered reports. Errors: fault.Unavailable, and of Get
-// fault.NotFound when there is none of the name.
+// Reports stores rendered reports. Errors: fault.Unavailable. Get also returns fault.NotFound when
+// there is no report with the name.
 type Reports interface {
 	Get(ctx context.Context, name string) ([]byte, error)
 	Put(ctx context.Context, name string, data []byte) error
 	SignedURL(ctx context.Context, name string, lifetime time.Duration) (string, error)
 }
 
-// Link is where a report lies.
+// Link holds the URLs of a report and of its signature.
 type Link struct {
 	URL, SignatureURL string
 	ExpiresAt         time.Time

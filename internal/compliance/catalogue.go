@@ -16,8 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Catalogue is a framework's controls with what this service has to say about
-// each. It is one YAML file:
+// Catalogue holds a framework's controls and the probes for each. It is one YAML file:
 //
 //	framework: soc2
 //	name: SOC 2
@@ -31,7 +30,7 @@ import (
 //	    profile: 20x               # optional: the part of the framework that it is of
 //	    probes: [keys_wrapped]     # or, in its place, manual: true
 //
-// Titles are our own.
+// The titles are our own.
 type Catalogue struct {
 	Framework Framework
 	Name      string
@@ -42,7 +41,7 @@ type Catalogue struct {
 	Digest string // SHA-256 of the file, lower-case hex
 }
 
-// Control is one of a catalogue. It has probes, or is manual.
+// Control is one control of a catalogue. It either has probes or is manual.
 type Control struct {
 	ID      string
 	Title   string
@@ -55,12 +54,11 @@ type Control struct {
 //go:embed catalogues/*.yaml
 var embedded embed.FS
 
-// catalogueFile is the name of a framework's file, embedded and in a directory.
+// catalogueFile returns the name of a framework's file, both embedded and in a directory.
 func catalogueFile(f Framework) string { return string(f) + ".yaml" }
 
-// LoadCatalogues returns the catalogues of all frameworks: the embedded ones,
-// each replaced by the file of its name in dir, if dir is given and has one.
-// Error: names the file and line.
+// LoadCatalogues returns the catalogues of all frameworks. If dir is not empty, a file of the same
+// name in dir replaces the embedded one. An error names the file and the line.
 func LoadCatalogues(dir string) (map[Framework]*Catalogue, error) {
 	own := make(map[string]bool)
 	if dir != "" {
@@ -70,7 +68,7 @@ func LoadCatalogues(dir string) (map[Framework]*Catalogue, error) {
 		}
 		for _, f := range files {
 			name := f.Name()
-			if strings.HasPrefix(name, ".") { // such as a ConfigMap's mount has
+			if strings.HasPrefix(name, ".") { // hidden entries, as in the mount of a ConfigMap
 				continue
 			}
 			if !slices.Contains(Frameworks(), Framework(strings.TrimSuffix(name, ".yaml"))) || !strings.HasSuffix(name, ".yaml") {
@@ -102,11 +100,10 @@ func LoadCatalogues(dir string) (map[Framework]*Catalogue, error) {
 	return all, nil
 }
 
-// maxCatalogue bounds the file.
+// maxCatalogue bounds the size of a file, in bytes.
 const maxCatalogue = 1 << 20
 
-// ParseCatalogue reads the catalogue in a file. Error: path, line and what is
-// wrong there.
+// ParseCatalogue parses the catalogue in a file. An error names the path, the line and the problem.
 func ParseCatalogue(path string, content []byte) (*Catalogue, error) {
 	if len(content) > maxCatalogue {
 		return nil, fmt.Errorf("%s:1: a catalogue has at most 1 MiB", path)
@@ -145,7 +142,7 @@ func ParseCatalogue(path string, content []byte) (*Catalogue, error) {
 
 var yamlLine = regexp.MustCompile(`line (\d+): (.*)`)
 
-// yamlError is "line: what" of the decoder's error.
+// yamlError returns the decoder's error in the form "line: problem".
 func yamlError(err error) string {
 	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
 		return m[1] + ": " + m[2]
@@ -153,7 +150,7 @@ func yamlError(err error) string {
 	return "1: " + strings.TrimPrefix(err.Error(), "yaml: ")
 }
 
-// parser keeps the first thing that is wrong.
+// parser keeps the first error.
 type parser struct {
 	path string
 	err  error
@@ -165,8 +162,7 @@ func (p *parser) fail(n *yaml.Node, what string) {
 	}
 }
 
-// mapping returns the values of a mapping by their keys, which are of those
-// given.
+// mapping returns the values of a mapping by key. Only the known keys are allowed.
 func (p *parser) mapping(n *yaml.Node, known ...string) map[string]*yaml.Node {
 	fields := make(map[string]*yaml.Node)
 	if n.Kind != yaml.MappingNode {
@@ -186,7 +182,7 @@ func (p *parser) mapping(n *yaml.Node, known ...string) map[string]*yaml.Node {
 	return fields
 }
 
-// text returns a string that must be there.
+// text returns a required string.
 func (p *parser) text(parent *yaml.Node, fields map[string]*yaml.Node, key string) string {
 	n := fields[key]
 	switch {
@@ -200,7 +196,7 @@ func (p *parser) text(parent *yaml.Node, fields map[string]*yaml.Node, key strin
 	return strings.TrimSpace(n.Value)
 }
 
-// sequence returns the elements of a sequence that must be there and have some.
+// sequence returns the elements of a sequence that is required and not empty.
 func (p *parser) sequence(parent *yaml.Node, fields map[string]*yaml.Node, key string) []*yaml.Node {
 	n := fields[key]
 	switch {
@@ -261,8 +257,8 @@ func (p *parser) control(n *yaml.Node) Control {
 	return c
 }
 
-// Profiles returns the parts of the framework that controls are of, in their
-// order; nil when it has but one.
+// Profiles returns the profiles of the controls, in the order of the catalogue, or nil when no
+// control has one.
 func (c *Catalogue) Profiles() (profiles []string) {
 	for _, control := range c.Controls {
 		if control.Profile != "" && !slices.Contains(profiles, control.Profile) {

@@ -12,11 +12,10 @@ import (
 
 var ErrNoHead = fault.New(fault.NotFound, "the tenant has no such entry in the log, or it is archived: choose one of its later entries as head")
 
-// Derive judges a framework by one tenant's entries, from its first one on in
-// their order, as of the entry head; 0 is the last. It verifies nothing: give it
-// entries that were. Proof is that they reach the head. Errors: fault.Invalid for
-// entries that are not these, fault.NotFound for another head, and those of the
-// sequence.
+// Derive judges a framework by one tenant's entries as of the entry head; 0 means the last one. The
+// entries start with the tenant's first one and are in order. Derive verifies nothing, so pass
+// verified entries only. Proof says only that they reach the head. Errors: fault.Invalid for other
+// entries, fault.NotFound for a head that is not among them, and the errors of the sequence.
 func Derive(c *Catalogue, entries iter.Seq2[*audit.Entry, error], head uint64) (Assessment, error) {
 	e := NewEvidence()
 	for entry, err := range entries {
@@ -38,7 +37,7 @@ func Derive(c *Catalogue, entries iter.Seq2[*audit.Entry, error], head uint64) (
 	return a, nil
 }
 
-// assess judges as of the newest entry of the evidence. Proof is left open.
+// Assess judges as of the newest entry of the evidence. It leaves Proof unset.
 func (c *Catalogue) Assess(e *Evidence) Assessment {
 	a := Assessment{Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Head: e.Head(), Controls: []ControlResult{}}
 	asked := make(map[string]ProbeResult)
@@ -88,10 +87,10 @@ func (c *Catalogue) Coverage() Coverage {
 	return all
 }
 
-// decimal rounds to one.
+// decimal rounds to one decimal.
 func decimal(x float64) float64 { return math.Round(x*10) / 10 }
 
-// combine is the result of a control: that of the worst probe that says something.
+// combine returns the result of a control: the worst result of its probes that counts.
 func combine(probes []ProbeResult) Result {
 	has := make(map[Result]bool)
 	for _, p := range probes {
@@ -105,8 +104,7 @@ func combine(probes []ProbeResult) Result {
 	return NotApplicable
 }
 
-// evidenceVersion is that of the stored form. Evidence of another version is
-// gathered anew.
+// evidenceVersion is the version of the stored form. Evidence of another version is gathered again.
 const evidenceVersion = 1
 
 func (e *Evidence) Encode() ([]byte, error) {
@@ -130,7 +128,7 @@ func DecodeEvidence(b []byte) (*Evidence, error) {
 	return e, nil
 }
 
-// whole reports whether no part that the fold makes is missing.
+// whole reports whether the evidence has all parts that the fold creates.
 func (e *Evidence) whole() bool {
 	if e.Types == nil || e.Succeeded == nil || e.Days == nil || e.Credentials == nil || e.Keys == nil || e.APIKeys == nil || e.Users == nil ||
 		e.Invitations == nil || e.Departed == nil || e.Unreviewed == nil || e.Scores == nil || e.Days[dayOf(e.Last.Micros)] == nil {

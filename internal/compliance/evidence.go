@@ -14,15 +14,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// keptDays is how long single days and what is over are remembered: the longest
-// window of a probe and a day at either end. Windows only move on, so that what
-// is forgotten can never count again, and it does not matter when it was.
+// keptDays is how many days the evidence keeps single days and ended objects: the longest window of
+// a probe plus a day at either end. Windows only move forward, so forgotten data can never count
+// again, and the moment of forgetting does not matter.
 const keptDays = 92
 
 // keptScores bounds the history of a framework, in days.
 const keptScores = 400
 
-// mark is an entry and its time.
+// mark is an entry with its time.
 type mark struct {
 	Sequence uint64 `json:"s"`
 	Hash     string `json:"h"`
@@ -32,7 +32,7 @@ type mark struct {
 func (m mark) Time() time.Time      { return time.UnixMicro(m.Micros).UTC() }
 func (m mark) reference() Reference { return Reference{m.Sequence, m.Hash} }
 
-// tally counts entries and remembers the first and the last of them.
+// tally counts entries and keeps the first and the last of them.
 type tally struct {
 	Count int  `json:"n"`
 	First mark `json:"f"`
@@ -46,46 +46,45 @@ func (t *tally) add(m mark) {
 	t.Last = m
 }
 
-// aspect is what entries are counted as, per day.
+// aspect is a category in which entries are counted per day.
 type aspect string
 
 const (
 	anEntry       aspect = "entry"
-	anIncomplete  aspect = "incomplete" // who, what, when or with what result is missing
+	anIncomplete  aspect = "incomplete" // actor, action, time or outcome is missing
 	aDenial       aspect = "denial"
 	aFailure      aspect = "failure"
-	anIntegrity   aspect = "integrity" // a failure for damage to what is stored
-	anOpening     aspect = "opening"   // of something that is protected, which checks it
+	anIntegrity   aspect = "integrity" // failure because stored data is damaged
+	anOpening     aspect = "opening"   // opening of protected data, which checks its integrity
 	aLogReview    aspect = "log_review"
 	aKeyReview    aspect = "key_review"
 	aMemberReview aspect = "member_review"
-	aLateDenial   aspect = "late_denial"  // reviewed, and too late
-	aLateFailure  aspect = "late_failure" // reviewed, and too late
-	aChange       aspect = "change"       // of a credential
-	aVersionGap   aspect = "version_gap"  // a change that is not of the version before
+	aLateDenial   aspect = "late_denial"  // reviewed too late
+	aLateFailure  aspect = "late_failure" // reviewed too late
+	aChange       aspect = "change"       // change of a credential
+	aVersionGap   aspect = "version_gap"  // change that skips a version
 	aRenewal      aspect = "renewal"
-	aLateRenewal  aspect = "late_renewal" // of what had expired
+	aLateRenewal  aspect = "late_renewal" // renewal after the expiry
 	aDeletion     aspect = "deletion"
-	aDeletedUse   aspect = "deleted_use" // of what was deleted
-	aDeparture    aspect = "departure"   // of a member or an API key
+	aDeletedUse   aspect = "deleted_use" // use of a deleted credential
+	aDeparture    aspect = "departure"   // departure of a member or an API key
 	aDepartedUse  aspect = "departed_use"
-	anIssue       aspect = "issue" // of an API key or a membership
+	anIssue       aspect = "issue" // issue of an API key or a membership
 	anUnapproved  aspect = "unapproved"
 )
 
-// Evidence is what a tenant's entries come to: the state at the newest of them,
-// and what happened in the days before it. It is a pure fold, and the same
-// entries give the same evidence wherever the fold was interrupted, stored and
-// taken up again.
+// Evidence is a summary of a tenant's entries: the state at the newest entry, and what happened in
+// the days before it. It is a pure fold: the same entries give the same evidence, wherever the fold
+// was interrupted, stored and continued.
 type Evidence struct {
 	Tenant    string `json:"tenant"`
 	ChainID   string `json:"chain_id"`
-	PublicKey string `json:"public_key"` // of the log, base64
-	KeyID     string `json:"key_id"`     // that signed the newest entry
+	PublicKey string `json:"public_key"` // public key of the log, base64
+	KeyID     string `json:"key_id"`     // key that signed the newest entry
 
 	First          mark   `json:"first"`
 	Last           mark   `json:"last"`
-	TenantSequence uint64 `json:"tenant_sequence"` // of the newest entry
+	TenantSequence uint64 `json:"tenant_sequence"` // tenant sequence of the newest entry
 	Count          int    `json:"count"`
 
 	counts
@@ -96,13 +95,13 @@ type Evidence struct {
 
 	State  *assessed                `json:"state"`
 	Scores map[Framework][]DayScore `json:"scores"`
-	Daily  mark                     `json:"daily,omitzero"` // the newest entry of the scores of a day
+	Daily  mark                     `json:"daily,omitzero"` // newest entry with the scores of a day
 }
 
-// counts are the numbers of entries.
+// counts holds the numbers of entries.
 type counts struct {
-	Types     map[string]*tally        `json:"types"`     // by event type, of all time
-	Succeeded map[audit.EventType]mark `json:"succeeded"` // the newest success of each type, of all time
+	Types     map[string]*tally        `json:"types"`     // by event type, for all time
+	Succeeded map[audit.EventType]mark `json:"succeeded"` // newest success of each type, for all time
 
 	Days map[int64]map[aspect]*tally `json:"days"` // by days since 1970 in UTC
 }
@@ -111,24 +110,24 @@ type counts struct {
 type holdings struct {
 	Credentials map[string]*credential `json:"credentials"`
 	Keys        map[string]*namedKey   `json:"keys"`
-	APIKeys     map[string]*apiKey     `json:"api_keys"` // that were not revoked
-	Users       map[string]*user       `json:"users"`    // that were not removed
+	APIKeys     map[string]*apiKey     `json:"api_keys"` // API keys that are not revoked
+	Users       map[string]*user       `json:"users"`    // users that are not removed
 	Invitations map[string]mark        `json:"invitations"`
-	Departed    map[string]mark        `json:"departed"` // members and API keys, with what ended them
+	Departed    map[string]mark        `json:"departed"` // departed members and API keys, with the entry that ended each
 }
 
-// signIns are the failed sign-ins and what was done about them.
+// signIns holds the failed sign-ins and the reactions to them.
 type signIns struct {
 	FailedSignIns []mark  `json:"failed_sign_ins"` // the last few
 	Bursts        []burst `json:"bursts"`
 }
 
 type credential struct {
-	Renewed mark   `json:"renewed"` // the entry of its version
-	Changed mark   `json:"changed"` // the entry of its values
+	Renewed mark   `json:"renewed"` // entry that created the version
+	Changed mark   `json:"changed"` // entry that changed the values
 	Version uint64 `json:"version"`
-	Expires int64  `json:"expires,omitempty"` // Unix microseconds; 0 unknown
-	Overlap int64  `json:"overlap,omitempty"` // until when the former version is readable
+	Expires int64  `json:"expires,omitempty"` // Unix microseconds; 0: unknown
+	Overlap int64  `json:"overlap,omitempty"` // end of readability of the previous version, Unix microseconds
 	Deleted *mark  `json:"deleted,omitempty"`
 }
 
@@ -158,7 +157,7 @@ func NewEvidence() *Evidence {
 
 var ErrNotNext = fault.New(fault.Invalid, "the entries are not one tenant's, from its first one on without a gap")
 
-// add folds the tenant's next entry in. Error: fault.Invalid when it is not that.
+// Add adds the tenant's next entry to the evidence. It returns fault.Invalid for any other entry.
 func (e *Evidence) Add(a *audit.Entry) error {
 	if a.TenantSequence != e.TenantSequence+1 || e.Count > 0 && (a.TenantID != e.Tenant || a.Sequence <= e.Last.Sequence) {
 		return ErrNotNext
@@ -206,7 +205,7 @@ func (e *Evidence) typed(event string) *tally {
 	return t
 }
 
-// count counts m as an aspect of its day.
+// count counts m in an aspect of its day.
 func (e *Evidence) count(what aspect, m mark) {
 	day := e.Days[dayOf(m.Micros)]
 	if day[what] == nil {
@@ -215,8 +214,8 @@ func (e *Evidence) count(what aspect, m mark) {
 	day[what].add(m)
 }
 
-// within sums an aspect over the last days up to the newest entry, and returns
-// the entries to cite: the first and last of each day.
+// within sums an aspect over the last days up to the newest entry. It returns the entries to cite:
+// the first and last of each day.
 func (e *Evidence) within(what aspect, days int) (n int, cite []mark) {
 	from := dayOf(e.Last.Micros) - int64(days)
 	for _, day := range slices.Sorted(maps.Keys(e.Days)) {
@@ -230,7 +229,7 @@ func (e *Evidence) within(what aspect, days int) (n int, cite []mark) {
 	return n, cite
 }
 
-// forget drops what no probe looks at any more.
+// forget drops data that no probe uses any more.
 func (e *Evidence) forget(now mark) {
 	oldest := dayOf(now.Micros) - keptDays
 	old := func(m mark) bool { return dayOf(m.Micros) < oldest }
@@ -241,7 +240,7 @@ func (e *Evidence) forget(now mark) {
 	e.Bursts = slices.DeleteFunc(e.Bursts, func(b burst) bool { return old(b.At) })
 }
 
-// judgeEntry looks at the form of an entry: who, what, when, with what result.
+// judgeEntry checks whether an entry is complete: actor, action, time and outcome.
 func (e *Evidence) judgeEntry(a *audit.Entry, m mark) {
 	e.count(anEntry, m)
 	stranger := a.Actor.Type == string(authz.Stranger)
@@ -302,8 +301,8 @@ func (e *Evidence) credential(a *audit.Entry, m mark) {
 	}
 }
 
-// newVersion gives a credential the version that an entry records. c is what is
-// known of it, nil for nothing.
+// newVersion gives a credential the version that an entry records. c is the credential as known so
+// far, or nil.
 func (e *Evidence) newVersion(a *audit.Entry, m mark, c *credential) {
 	e.count(aChange, m)
 	version, _ := strconv.ParseUint(a.Attributes[audit.AttributeVersion], 10, 64)
@@ -325,7 +324,7 @@ func (e *Evidence) newVersion(a *audit.Entry, m mark, c *credential) {
 	e.Credentials[a.Resource.ID] = next
 }
 
-// microsOf reads an attribute that is a time; 0 is none.
+// microsOf parses a time attribute as Unix microseconds. It returns 0 when there is none.
 func microsOf(a *audit.Entry, attribute string) int64 {
 	t, err := time.Parse(time.RFC3339Nano, a.Attributes[attribute])
 	if err != nil {
@@ -334,7 +333,7 @@ func microsOf(a *audit.Entry, attribute string) int64 {
 	return t.UnixMicro()
 }
 
-// unknownPeriod is for keys whose entries are from before they named it.
+// unknownPeriod is the period, in days, of keys whose entries do not name one, as in old entries.
 const unknownPeriod = 90
 
 func (e *Evidence) namedKey(a *audit.Entry, m mark) {
@@ -350,7 +349,7 @@ func (e *Evidence) namedKey(a *audit.Entry, m mark) {
 	e.Keys[a.Resource.ID] = &namedKey{m, days, next}
 }
 
-// own reads the entries that this package writes.
+// own processes the entries that this package writes.
 func (e *Evidence) own(a *audit.Entry, m mark) {
 	switch a.EventType {
 	case audit.ComplianceAssessed:
@@ -375,7 +374,7 @@ func (e *Evidence) own(a *audit.Entry, m mark) {
 	}
 }
 
-// scored takes a score as the last of its day, unless it was withheld.
+// scored stores a score as the last one of its day, unless it was withheld.
 func (e *Evidence) scored(f Framework, score string, head uint64, m mark) {
 	x, err := strconv.ParseFloat(score, 64)
 	if err != nil || !slices.Contains(Frameworks(), f) {
@@ -392,7 +391,7 @@ func (e *Evidence) scored(f Framework, score string, head uint64, m mark) {
 
 func (e *Evidence) Head() Head { return Head{e.Last.Sequence, e.Last.Hash, e.Last.Time()} }
 
-// activity is the document's.
+// Activity returns the activity for the [Document].
 func (e *Evidence) Activity() []Activity {
 	all := make([]Activity, 0, len(e.Types))
 	for event, t := range e.Types {

@@ -13,9 +13,9 @@ type apiKey struct {
 	Created mark             `json:"created"`
 	User    string           `json:"user,omitempty"`
 	Scopes  []string         `json:"scopes"`
-	Expires int64            `json:"expires,omitempty"` // Unix microseconds; 0 never
+	Expires int64            `json:"expires,omitempty"` // Unix microseconds; 0: never
 	Used    mark             `json:"used,omitzero"`
-	Uses    map[string]int64 `json:"uses,omitempty"` // of its scopes, Unix microseconds
+	Uses    map[string]int64 `json:"uses,omitempty"` // last use of each scope, Unix microseconds
 }
 
 type user struct {
@@ -25,27 +25,28 @@ type user struct {
 	Active   mark   `json:"active"`
 }
 
-// burst is failed sign-ins close together, and what was done about it.
+// burst is a group of failed sign-ins close together, with the reaction to it.
 type burst struct {
-	At       mark  `json:"at"` // the one that made it a burst
+	At       mark  `json:"at"` // the sign-in that completed the burst
 	Reaction *mark `json:"reaction,omitempty"`
 }
 
-// What makes a burst, and how soon there should be a reaction.
+// Size and duration of a burst, and the time in which there should be a reaction.
 const (
 	burstSize    = 5
 	burstTime    = time.Hour
 	reactionTime = 24 * time.Hour
 )
 
-// reviewTime is how soon denials and failures should be looked at.
+// reviewTime is the time in which denials and failures should be reviewed.
 const reviewTime = 7 * 24 * time.Hour
 
-// inFlight is for what was let in before its principal departed.
+// inFlight is the time for which a request may still act that was admitted before its principal
+// departed.
 const inFlight = time.Minute
 
-// scopeOf is which scope an event shows to be used, of those that reveal or
-// change something.
+// scopeOf maps an event to the scope that its principal used, for events that reveal or change
+// something.
 var scopeOf = map[audit.EventType]authz.Scope{
 	audit.CredentialUnsealed: authz.VaultRead, audit.CredentialListed: authz.VaultRead,
 	audit.CredentialSealed: authz.VaultWrite, audit.CredentialRotated: authz.VaultWrite,
@@ -58,7 +59,7 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
 }
 
-// watchedScopes are the scopes that scopeOf can show to be used.
+// watchedScopes are the scopes whose use scopeOf can show.
 var watchedScopes = func() (scopes []string) {
 	for _, s := range scopeOf {
 		scopes = append(scopes, string(s))
@@ -67,7 +68,7 @@ var watchedScopes = func() (scopes []string) {
 	return slices.Compact(scopes)
 }()
 
-// actor remembers who was active, and finds who should no longer be.
+// actor records who is active, and detects principals that should no longer be.
 func (e *Evidence) actor(a *audit.Entry, m mark) {
 	if a.Outcome != audit.Success {
 		return
@@ -98,7 +99,7 @@ func (e *Evidence) actor(a *audit.Entry, m mark) {
 	}
 }
 
-// account follows API keys, members and invitations.
+// account tracks API keys, members and invitations.
 func (e *Evidence) account(a *audit.Entry, m mark) {
 	if a.Outcome != audit.Success {
 		return
@@ -155,8 +156,7 @@ func (e *Evidence) depart(id string, m mark) {
 	e.Departed[id] = m
 }
 
-// dropKeys ends the API keys that a user answers for and that are beyond the
-// role, as the service does.
+// dropKeys ends the API keys of a user that have scopes beyond the role, as the service does.
 func (e *Evidence) dropKeys(user string, m mark, role authz.Role) {
 	holder := authz.Principal{Scopes: role.Scopes()}
 	for id, k := range e.APIKeys {
@@ -168,12 +168,12 @@ func (e *Evidence) dropKeys(user string, m mark, role authz.Role) {
 	}
 }
 
-// reactions are what can be done about guessed passwords.
+// reactions are the events that count as a reaction to guessed passwords.
 var reactions = []audit.EventType{
 	audit.PasswordChanged, audit.PasswordReset, audit.SessionEnded, audit.MemberRemoved, audit.MemberChanged, audit.APIKeyRevoked,
 }
 
-// watch follows reviews, failed sign-ins and reactions.
+// watch tracks reviews, failed sign-ins and reactions.
 func (e *Evidence) watch(a *audit.Entry, m mark) {
 	someone := slices.Contains([]string{string(authz.User), string(authz.APIKey), string(authz.ServiceAccount)}, a.Actor.Type)
 	switch {
@@ -204,8 +204,8 @@ func (e *Evidence) watch(a *audit.Entry, m mark) {
 	}
 }
 
-// failedSignIn takes a failed sign-in. That an account is slowed down is recorded
-// only after many, of which all but the first in a minute have no entry.
+// failedSignIn records a failed sign-in. The log records the slow-down of an account only after
+// many failures, and most of these have no entry of their own: only the first one in a minute has.
 func (e *Evidence) failedSignIn(m mark, slowedDown bool) {
 	e.FailedSignIns = append(e.FailedSignIns, m)
 	if n := len(e.FailedSignIns); n > burstSize {

@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// maxEvidence bounds how many entries a probe cites: the newest are kept.
+// MaxEvidence bounds the entries that a probe cites. It cites the newest ones.
 const MaxEvidence = 8
 
-// probe is one question to the evidence.
+// Probe is one question about the evidence.
 type Probe struct {
 	Name   string
-	Title  string // what is so when it passes
-	window int    // days it looks back; 0: the state at the head
-	// deadline is after how many days of a tenant's history no_data counts as a
-	// failure: what was to be done by then was not. 0: never.
+	Title  string // statement that is true when the probe passes
+	window int    // days that the probe looks back; 0: the state at the head
+	// deadline is the age of a tenant's history, in days, after which no_data counts as a failure,
+	// because the expected action did not happen in time. 0: never.
 	deadline int
 	judge    func(e *Evidence, now time.Time) verdict
 }
 
-// verdict is what a probe says.
+// verdict is the answer of a probe.
 type verdict struct {
 	result Result
 	sample int
@@ -29,7 +29,7 @@ type verdict struct {
 	cite   []mark
 }
 
-// decided is a verdict by a number of exceptions.
+// decided returns Fail if wrong is over 0, and Pass otherwise.
 func decided(sample, wrong int, detail string, cite []mark) verdict {
 	if wrong > 0 {
 		return verdict{Fail, sample, detail, cite}
@@ -39,10 +39,10 @@ func decided(sample, wrong int, detail string, cite []mark) verdict {
 
 func nothing(detail string) verdict { return verdict{result: NotApplicable, detail: detail} }
 
-// probes are all there are, in the order of the documentation.
+// Probes holds all probes, in the order of the documentation.
 var Probes = slices.Concat(credentialProbes, accessProbes, reviewProbes, recordProbes, StateProbes)
 
-// probeOf returns a probe by its name, nil when there is none.
+// ProbeOf returns the probe with this name, or nil.
 func ProbeOf(name string) *Probe {
 	for i := range Probes {
 		if Probes[i].Name == name {
@@ -52,7 +52,7 @@ func ProbeOf(name string) *Probe {
 	return nil
 }
 
-// run asks a probe, as of the newest entry.
+// Run evaluates the probe as of the newest entry.
 func (p *Probe) Run(e *Evidence) ProbeResult {
 	now := e.Last.Time()
 	v := p.judge(e, now)
@@ -66,7 +66,7 @@ func (p *Probe) Run(e *Evidence) ProbeResult {
 	}
 }
 
-// references are the newest of the marks, ascending, each once.
+// references returns the newest of the marks, ascending and without duplicates.
 func references(cite []mark) []Reference {
 	cite = slices.DeleteFunc(slices.Clone(cite), func(m mark) bool { return m.Sequence == 0 })
 	slices.SortFunc(cite, func(a, b mark) int { return cmp.Compare(a.Sequence, b.Sequence) })
@@ -89,8 +89,8 @@ func (e *Evidence) live() (all []*credential) {
 	return all
 }
 
-// split judges each of some things: those for which wrong says so are cited,
-// and if there are none, all are.
+// split counts the elements for which wrong returns true. It returns the entries to cite: those of
+// the wrong elements, or those of all elements if none is wrong.
 func split[T any](all []T, at func(T) mark, wrong func(T) bool) (n int, cite []mark) {
 	var good, bad []mark
 	for _, one := range all {
@@ -112,14 +112,14 @@ func before(micros int64, t time.Time) bool { return micros < t.UnixMicro() }
 
 // Limits of the probes on credentials and named keys.
 const (
-	maxValueAge   = 365 // days, of a credential's values
+	maxValueAge   = 365 // days; age of a credential's values
 	renewalShare  = 10  // a renewal is overdue in the last tenth of the lifetime
-	disposalDays  = 30  // an expired credential should be deleted by then
-	maxKeyPeriod  = 730 // days, of a named key
-	rotationGrace = Day // after a named key was due
-	overlapGrace  = Day // after a former version should have ended
-	integrityDays = 90  // window
-	changeDays    = 90  // window
+	disposalDays  = 30  // days in which an expired credential should be deleted
+	maxKeyPeriod  = 730 // days; rotation period of a named key
+	rotationGrace = Day // after a named key's rotation was due
+	overlapGrace  = Day // after a previous version should have ended
+	integrityDays = 90  // days; window
+	changeDays    = 90  // days; window
 )
 
 var credentialProbes = []Probe{
@@ -225,8 +225,8 @@ var credentialProbes = []Probe{
 func renewed(c *credential) mark { return c.Renewed }
 func rotated(k *namedKey) mark   { return k.Rotated }
 
-// overdue reports whether a credential is past the last tenth of its lifetime:
-// what renews it does so earlier.
+// overdue reports whether a credential is in the last tenth of its lifetime. Automatic renewal
+// happens earlier.
 func (c *credential) overdue(now time.Time) bool {
 	if c.Expires == 0 {
 		return false

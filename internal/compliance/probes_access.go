@@ -12,11 +12,11 @@ import (
 // Limits of the probes on who has access.
 const (
 	maxAPIKeyAge  = 365 // days
-	idleDays      = 90  // without a use
-	verifyDays    = 7   // for verifying an e-mail address
-	departureDays = 90  // window
-	signInDays    = 90  // window
-	issueDays     = 90  // window
+	idleDays      = 90  // days without use
+	verifyDays    = 7   // days for verifying an e-mail address
+	departureDays = 90  // days; window
+	signInDays    = 90  // days; window
+	issueDays     = 90  // days; window
 )
 
 var accessProbes = []Probe{
@@ -98,7 +98,7 @@ var accessProbes = []Probe{
 	{Name: "sign_in_failures_handled", Title: "Repeated failed sign-ins are followed by a reaction within a day", window: signInDays, judge: judgeBursts},
 }
 
-// apiKeys judges those API keys that work: neither revoked nor expired.
+// apiKeys judges the API keys that are neither revoked nor expired.
 func (e *Evidence) apiKeys(now time.Time, what string, wrong func(*apiKey) bool) verdict {
 	var all []*apiKey
 	for _, k := range e.APIKeys {

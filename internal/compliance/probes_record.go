@@ -59,7 +59,7 @@ var reviewProbes = []Probe{
 	}},
 }
 
-// reviewed judges whether the log was read soon enough after what calls for it.
+// reviewed judges whether the log was reviewed in time after the entries that require a review.
 func (e *Evidence) reviewed(now time.Time, what, late aspect, noun string) verdict {
 	n, cite := e.within(what, recordDays)
 	tardy, tardyCited := e.within(late, recordDays)
@@ -81,7 +81,7 @@ func (e *Evidence) reviewed(now time.Time, what, late aspect, noun string) verdi
 		}
 		return verdict{Fail, n, detail, append(open, tardyCited...)}
 	}
-	if unread >= n { // and there is still time for all of them
+	if unread >= n { // all of them can still be reviewed in time
 		return verdict{NoData, n, detail, cite}
 	}
 	reviews, reviewsCited := e.within(aLogReview, recordDays)
@@ -100,8 +100,8 @@ var recordProbes = []Probe{
 		}
 		return decided(n, lacking, fmt.Sprintf("%s, %d incomplete", entries(n), lacking), cite)
 	}},
-	// By the scores that the deployment records of itself: one on demand, which
-	// records the state too, says nothing of that.
+	// The probe uses the scores that the deployment records by itself. A score on demand also
+	// records the state, but is no daily assessment.
 	{Name: "assessed_daily", Title: "The deployment assesses itself every day", deadline: 2, judge: func(e *Evidence, now time.Time) verdict {
 		if e.Daily == (mark{}) {
 			return verdict{result: NoData, detail: "there was no daily assessment yet"}
@@ -131,8 +131,8 @@ const (
 	sealingKeyGrace = 24 * time.Hour
 )
 
-// ofState is a probe of what the deployment last said of itself. A state that is
-// too old says nothing.
+// ofState returns a probe of the state that the deployment last recorded. A state that is too old
+// gives no data.
 func ofState(name, title string, judge func(s State, now time.Time) (Result, string)) Probe {
 	return Probe{Name: name, Title: title, deadline: 2, judge: func(e *Evidence, now time.Time) verdict {
 		if e.State == nil || now.Sub(e.State.At.Time()) > assessmentHours*time.Hour {
@@ -154,7 +154,7 @@ func yes(ok bool, good, bad string) (Result, string) {
 	return Fail, bad
 }
 
-// terminated is what probes of the transport say when a proxy ends TLS.
+// terminated is the detail of transport probes when a proxy ends TLS.
 const terminated = "a proxy before the service ends TLS: look there"
 
 var StateProbes = []Probe{
@@ -229,7 +229,7 @@ var StateProbes = []Probe{
 	backupProbe,
 }
 
-// backupProbe has a deadline of its own: a new deployment has no backup yet.
+// backupProbe has its own deadline, because a new deployment has no backup yet.
 var backupProbe = func() Probe {
 	p := ofState("backup_recent", "The last backup was begun at most a week ago", func(s State, now time.Time) (Result, string) {
 		if s.LastBackup.IsZero() {
@@ -244,8 +244,7 @@ var backupProbe = func() Probe {
 
 const unreadable = "the archive could not be read"
 
-// retained judges for how long entries are kept, in the database or an archive
-// that nothing is removed from.
+// Retained judges how long entries are kept, in the database or in an archive that is never pruned.
 func (s State) Retained(days int) (Result, string) {
 	switch {
 	case s.Archive != ArchiveNone && s.Archive != ArchiveReadable:
@@ -258,7 +257,7 @@ func (s State) Retained(days int) (Result, string) {
 	return yes(s.RetentionDays >= days, "entries are kept for "+kept(s.RetentionDays), "entries are kept for "+kept(s.RetentionDays)+" only")
 }
 
-// period is a time between two of something, in whole units.
+// period formats the interval between two events in whole units.
 func period(d time.Duration) string {
 	switch {
 	case d%time.Hour == 0:

@@ -12,26 +12,26 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// Levels of [State.Custody], from the weakest.
+// Levels of [State.Custody], weakest first.
 const (
-	CustodyDevelopment = "dev"   // a development key, beside the database
-	CustodyLocal       = "local" // a local key file holds it, outside the database's folder
-	CustodyKMS         = "kms"   // a key management service wraps it
+	CustodyDevelopment = "dev"   // a development key beside the database
+	CustodyLocal       = "local" // a local key file outside the database's folder
+	CustodyKMS         = "kms"   // a key-management service
 )
 
 // States of [State.Archive].
 const (
-	ArchiveNone       = "none"       // there is none: nothing leaves the database
-	ArchiveReadable   = "readable"   // older entries move there, and what was moved can be read
-	ArchiveUnreadable = "unreadable" // or could not be read when it was looked at last
+	ArchiveNone       = "none"       // no archive: nothing leaves the database
+	ArchiveReadable   = "readable"   // older entries move to the archive, and archived entries can be read
+	ArchiveUnreadable = "unreadable" // archived entries could not be read at the last check
 )
 
 // Kinds of [State.Transport].
 const (
 	TransportPlaintext    = "plaintext"
-	TransportTerminated   = "terminated" // by a proxy before the service: what it negotiates is not seen here
-	TransportTLS13        = "tls13"      // X25519MLKEM768 comes first, and an older client may do without
-	TransportTLS13Quantum = "tls13-pq"   // X25519MLKEM768 and nothing else
+	TransportTerminated   = "terminated" // a proxy before the service ends TLS, so the negotiated algorithms are unknown
+	TransportTLS13        = "tls13"      // X25519MLKEM768 is preferred, but an older client may go without it
+	TransportTLS13Quantum = "tls13-pq"   // X25519MLKEM768 only
 )
 
 // Assessor returns the principal that acts for the deployment in a tenant's part of the log.
@@ -39,20 +39,20 @@ func Assessor(tenant authz.TenantID) authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.System, ID: "assessment"}
 }
 
-// State is what the deployment says of itself. It enters a tenant's chain as the
-// attributes of COMPLIANCE_ASSESSED, times to the second.
+// State describes the deployment in its own words. It enters a tenant's chain as the attributes of
+// COMPLIANCE_ASSESSED, with times to the second.
 type State struct {
 	Custody            string        // one of the levels above
 	Transport          string        // one of the kinds above
 	Signing            string        // how audit entries are signed: entry or batch
-	VerifyEvery        time.Duration // between verifications of the whole chain in the background; 0 when there are none
-	RetentionDays      int           // how long entries are kept in the database; 0 for ever
+	VerifyEvery        time.Duration // interval between background verifications of the whole chain; 0: none
+	RetentionDays      int           // how long entries stay in the database; 0: for ever
 	Archive            string        // one of the states above
-	Anchored           bool          // a place outside the database keeps a checkpoint that was verified against the log within the last day
-	LastBackup         time.Time     // when the last one was begun; zero when there was none
-	SealingKeyCreated  time.Time     // of the newest sealing key; zero when there is none
-	SealingKeyLifetime time.Duration // after which the next one is made; 0 when never
-	ClockSynchronised  bool          // as the system's clock says of itself
+	Anchored           bool          // an anchor keeps a checkpoint that was verified against the log within the last day
+	LastBackup         time.Time     // start of the last backup; zero when there was none
+	SealingKeyCreated  time.Time     // creation of the newest sealing key; zero when there is none
+	SealingKeyLifetime time.Duration // age at which the next sealing key is created; 0: never
+	ClockSynchronised  bool          // as the system's clock reports
 	Suites             []string      // algorithms in use, such as ML-KEM-768
 }
 
@@ -65,25 +65,25 @@ const (
 	attributeRetention       = "retention_days"
 	attributeArchive         = "archive"
 	attributeAnchored        = "anchored"
-	attributeLastBackup      = "last_backup" // absent when there was none
+	attributeLastBackup      = "last_backup" // absent when there was no backup
 	attributeSealingCreated  = "sealing_key_created"
 	attributeSealingLifetime = "sealing_key_lifetime_seconds"
 	attributeClock           = "clock_synchronised"
 	AttributeSuites          = "suites" // sorted, separated by spaces
 )
 
-// Attributes of COMPLIANCE_SCORED and COMPLIANCE_REPORTED. The scores of a day are
-// one entry COMPLIANCE_SCORED without a framework: each is under its framework's
-// name, with one decimal, or "withheld".
+// Attributes of COMPLIANCE_SCORED and COMPLIANCE_REPORTED. The scores of a day are one
+// COMPLIANCE_SCORED entry without a framework attribute. It has one attribute per framework, named
+// after it, with the score to one decimal or "withheld".
 const (
 	AttributeFramework = "framework"
 	AttributeScore     = "score"    // with one decimal
-	AttributeWithheld  = "withheld" // in the place of the score: the status of the proof
-	AttributeHead      = "head"     // sequence of the entry as of which was judged
+	AttributeWithheld  = "withheld" // instead of the score: the status of the proof
+	AttributeHead      = "head"     // sequence of the head
 	AttributePinned    = "pinned"   // "true" when the caller chose the head
 	AttributeFormat    = "format"
 
-	Withheld = "withheld" // in the place of a score of a day
+	Withheld = "withheld" // instead of a score of a day
 )
 
 func (s State) Attributes() map[string]string {
@@ -110,8 +110,8 @@ func (s State) Attributes() map[string]string {
 
 func seconds(d time.Duration) string { return strconv.FormatInt(int64(d/time.Second), 10) }
 
-// parseState reads what attributes wrote. What is missing or malformed is zero,
-// which is the worse of what it can be.
+// ParseState parses the attributes of a state. A missing or malformed attribute becomes the value
+// that counts as the worst.
 func ParseState(a map[string]string) State {
 	duration := func(name string) time.Duration {
 		n, _ := strconv.ParseUint(a[name], 10, 31)
@@ -123,7 +123,7 @@ func ParseState(a map[string]string) State {
 	}
 	days, err := strconv.Atoi(a[attributeRetention])
 	if err != nil || days < 0 {
-		days = 1 // 0 would be for ever
+		days = 1 // because 0 would mean for ever
 	}
 	return State{
 		Custody: a[attributeCustody], Transport: a[attributeTransport], Signing: a[attributeSigning],
@@ -137,10 +137,10 @@ func ParseState(a map[string]string) State {
 
 // Digest returns SHA-256 over the attributes.
 func (s State) Digest() []byte {
-	b, _ := json.Marshal(s.Attributes()) // a map of strings, in the order of its keys
+	b, _ := json.Marshal(s.Attributes()) // json.Marshal sorts the keys of a map
 	sum := sha256.Sum256(b)
 	return sum[:]
 }
 
-// Same reports whether two states give the same entry.
+// Same reports whether both states give the same entry.
 func (s State) Same(other State) bool { return maps.Equal(s.Attributes(), other.Attributes()) }
