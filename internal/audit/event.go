@@ -70,7 +70,7 @@ const (
 	ProofRead              EventType = "PROOF_READ"          // checkpoint, proofs, tiles and the audit key; at most once a minute for each caller
 	AuditExported          EventType = "AUDIT_EXPORTED"      // the whole log
 	LogArchived            EventType = "LOG_ARCHIVED"        // a segment is in the archive and no longer in the database
-	AnchorStarted          EventType = "ANCHOR_STARTED"      // an anchor gets its first checkpoint; a second one for the anchor shows that its checkpoint was removed
+	AnchorStarted          EventType = "ANCHOR_STARTED"      // an anchor without a checkpoint gets one; a second such event shows that the checkpoint was removed
 	AnchorRefused          EventType = "ANCHOR_REFUSED"      // an anchored checkpoint does not verify, or belongs to another chain
 	RollbackAccepted       EventType = "ROLLBACK_ACCEPTED"   // entries were lost, and the log continues after them in a new epoch
 	ComplianceAssessed     EventType = "COMPLIANCE_ASSESSED" // the state that scores are based on
@@ -223,8 +223,8 @@ type Event struct {
 	Attributes map[string]string // ASCII snake-case keys; never a credential's value, a name or an address
 }
 
-// Attributes of the first entry of every tenant's chain, including the deployment's own. They
-// establish the chain's ID and key.
+// Attributes of the first entry of every tenant's chain, including the deployment's own. Trust
+// in a chain starts with them.
 const (
 	attributeChainID   = "chain_id"
 	attributePublicKey = "public_key" // public key of the log, base64

@@ -174,14 +174,14 @@ func (v *Verifier) nameBy(c Checkpoint, r *Report) error {
 	return v.checkPins(r.From)
 }
 
-// splitLines is [bufio.ScanLines] without its leniency: every line ends with one newline, including
-// the last, and a carriage return is part of the line.
+// splitLines is [bufio.ScanLines] without its leniency about carriage returns: a line ends with one
+// newline, and a carriage return before that is part of the line.
 func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i], nil
 	}
 	if atEOF && len(data) > 0 {
-		return len(data), data, nil // an incomplete line does not parse as an entry
+		return len(data), data, nil // a line that was cut short does not parse
 	}
 	return 0, nil, nil
 }

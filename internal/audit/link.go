@@ -51,8 +51,9 @@ const maxInteger = 1<<53 - 1
 // before if that commit failed, or one that another process has written since. The process
 // continues from a head of another process only under two conditions. The head must be signed with
 // the log's key. And the log must still have the newest entry that this process knows of, unless a
-// new epoch was accepted since, which may lack entries. Any other head was put in place of the log,
-// by an older copy of the database or by hand. The process signs nothing after such a head.
+// new epoch was accepted since, because entries may then be missing. Any other head was put in
+// place of the log, by an older copy of the database or by hand. The process signs nothing after
+// such a head.
 
 // Head is an entry that the store had, with the number of its epoch.
 type Head struct {

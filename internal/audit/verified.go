@@ -138,9 +138,9 @@ type keptAs struct {
 	since    time.Time
 }
 
-// keepProgress keeps the progress if it covers at least so many entries more than the kept
-// progress, or belongs to a later pass. For a broken log, it keeps nothing and deletes the row, so
-// the next process checks all entries before it reports the log as sound.
+// keepProgress keeps the progress if it covers at least `least` more entries than the kept progress,
+// or belongs to a later pass. For a broken log, it keeps nothing and deletes the row, so the next
+// process checks all entries before it reports the log as sound.
 func (lv *LiveVerifier) keepProgress(ctx context.Context, least uint64) error {
 	select {
 	case lv.turn <- struct{}{}:
@@ -228,7 +228,7 @@ type progressKeeper struct {
 	failed   bool
 }
 
-// keepNow keeps the progress if at least so many entries are new, or if keepAfter has passed.
+// keepNow keeps the progress if at least `least` entries are new, or if keepAfter has passed.
 func (k *progressKeeper) keepNow(ctx context.Context, least uint64) {
 	if time.Since(k.last) >= keepAfter {
 		least = 1
