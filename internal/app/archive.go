@@ -14,8 +14,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// archive is where old entries of the log move, and whether they can be read there.
-// Nobody who is served waits for its bucket.
+// archive moves old audit entries to a bucket and tracks whether they can be read there. No request
+// waits for the bucket.
 type archive struct {
 	log    *audit.Log
 	store  store.Store
@@ -25,20 +25,20 @@ type archive struct {
 	logger *slog.Logger
 
 	mu       sync.Mutex
-	readable bool      // as the bucket answered last
-	answered time.Time // when it did; zero when never
-	failure  string    // the trouble that was logged last
+	readable bool      // result of the last answer
+	answered time.Time // time of the last answer; zero when never
+	failure  string    // last problem logged
 }
 
 const (
-	archiveEvery    = 24 * time.Hour      // between two looks at a bucket that can be read
-	archiveLasts    = 2 * archiveEvery    // how long an answer counts: a look that fails is made again meanwhile
-	archivePatience = 3 * time.Second     // of the look that a start waits for
-	archiveHanging  = 5 * time.Minute     // of the others
-	archiveProbe    = "audit/never-there" // is asked for while nothing was archived
+	archiveEvery    = 24 * time.Hour      // interval between probes of a readable bucket
+	archiveLasts    = 2 * archiveEvery    // validity of an answer; a failed probe is repeated meanwhile
+	archivePatience = 3 * time.Second     // timeout of the probe at the start
+	archiveHanging  = 5 * time.Minute     // timeout of all other probes
+	archiveProbe    = "audit/never-there" // object to ask for while nothing is archived
 )
 
-// state is a word of compliance.
+// state returns one of the compliance.Archive constants.
 func (a *archive) state() string {
 	if a == nil {
 		return compliance.ArchiveNone
@@ -51,16 +51,16 @@ func (a *archive) state() string {
 	return compliance.ArchiveReadable
 }
 
-// due reports whether the bucket is to be looked at: daily, and at once again while
-// it does not answer or lacks what was put there.
+// due reports whether the bucket must be probed. This is so once a day, and every minute while the
+// bucket does not answer or lacks its oldest segment.
 func (a *archive) due() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return !a.readable || a.failure != "" || a.now().Sub(a.answered) >= archiveEvery
 }
 
-// probe reads the oldest segment back. What is of use of an archive is its oldest
-// part, which a rule of the bucket's takes first.
+// probe reads the oldest segment back. A deletion rule of the bucket removes the oldest segment
+// first, so that segment shows whether the archive is complete.
 func (a *archive) probe(ctx context.Context, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -99,8 +99,8 @@ func (a *archive) probe(ctx context.Context, timeout time.Duration) {
 	}
 }
 
-// run moves entries there when they are due, until ctx ends. It has a goroutine of
-// its own, since a bucket may hang.
+// run probes the bucket and archives entries when they are due, until ctx ends. It has a goroutine
+// of its own because a bucket may hang.
 func (a *archive) run(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
@@ -117,8 +117,8 @@ func (a *archive) run(ctx context.Context) {
 	}
 }
 
-// cutOnce moves what is due, unless the log is refused, which lets nothing be written
-// and has said so.
+// cutOnce archives the entries that are due. It does nothing while the log is halted, because
+// nothing can be written then and the halt is already logged.
 func (a *archive) cutOnce(ctx context.Context) {
 	if a.log.HaltedBy() != nil {
 		return

@@ -21,8 +21,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 )
 
-// inventory lists the algorithms in use and the live keys that protect what a
-// tenant has here: its own, and the deployment's.
+// inventory lists the algorithms in use and the live keys that protect a tenant's data: the
+// tenant's own keys and the deployment's.
 func (p *evidence) inventory(ctx context.Context, s *service, who authz.Principal) ([]byte, error) {
 	in := report.Inventory{
 		Tenant: who.Tenant, Program: "latticekeep", Version: buildinfo.Version(), At: s.now(),
@@ -51,7 +51,7 @@ func (p *evidence) inventory(ctx context.Context, s *service, who authz.Principa
 	if err != nil {
 		return nil, err
 	}
-	for i, k := range signing { // the newest first
+	for i, k := range signing { // newest first
 		state := report.Active
 		if i > 0 {
 			state = report.Deactivated
@@ -88,13 +88,14 @@ func (p *evidence) inventory(ctx context.Context, s *service, who authz.Principa
 	return report.CBOM(in)
 }
 
-// reportsDirectory in a data directory keeps reports unless a bucket does.
+// reportsDirectory is the folder in the data directory that keeps reports when no bucket is
+// configured.
 const reportsDirectory = "reports"
 
-// downloads is where the server gives out the reports that it keeps itself.
+// downloads is the path under which the server serves the reports that it keeps itself.
 const downloads = "/api/v2/compliance/download"
 
-// transportOf says how a listener is encrypted.
+// transportOf returns the compliance.Transport constant that describes how a listener is encrypted.
 func transportOf(t config.TLS) string {
 	switch {
 	case t.Terminated:
@@ -102,13 +103,13 @@ func transportOf(t config.TLS) string {
 	case t.PQRequired:
 		return compliance.TransportTLS13Quantum
 	case t.CertFile != "" || t.SecretName != "":
-		return compliance.TransportTLS13 // X25519MLKEM768 comes first, and an older client may do without
+		return compliance.TransportTLS13 // X25519MLKEM768 comes first; older clients may use a classical group
 	}
 	return compliance.TransportPlaintext
 }
 
-// openCompliance makes the compliance service, and returns the bucket of its reports if
-// the server gives them out itself.
+// openCompliance creates the compliance service. It also returns the bucket of reports if the
+// server serves them itself, and nil otherwise.
 func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicURL string) (*assessor.Service, *objects.Bucket, error) {
 	const setting = "compliance.reports"
 	var bucket *objects.Bucket
@@ -135,15 +136,15 @@ func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicUR
 		return nil, nil, fmt.Errorf("compliance.catalogues: %w", err)
 	}
 	if u, err := url.Parse(p.Reports); err != nil || p.Reports != "" && u.Scheme != "file" {
-		bucket = nil // whoever keeps them gives them out
+		bucket = nil // users download from the bucket itself
 	}
 	return service, bucket, nil
 }
 
-// suites are the algorithms that protect what the service keeps and moves.
+// suites lists the algorithms that protect data at rest and in transit.
 var suites = []string{"AES-256-GCM", "HKDF-SHA-512", "HMAC-SHA-512", "ML-DSA-65", "ML-KEM-768", "SHA3-256"}
 
-// state is what the deployment says of itself, for the log.
+// state returns the facts about the deployment that compliance scores use and the log records.
 func (p *evidence) state(ctx context.Context, s *service) (compliance.State, error) {
 	state := compliance.State{
 		Custody: p.custody, Transport: p.transport, Signing: p.Signing, VerifyEvery: p.Verification,
@@ -166,13 +167,13 @@ func (p *evidence) state(ctx context.Context, s *service) (compliance.State, err
 	return state, nil
 }
 
-// anchored reports whether a place had a checkpoint of the log when it was last
-// looked at, which was lately.
+// anchored reports whether at least one anchor had a checkpoint of the log when it was last
+// checked, and that check is recent.
 func anchored(places []audit.PlaceStatus, now time.Time) bool {
 	return slices.ContainsFunc(places, func(a audit.PlaceStatus) bool {
 		return a.State == audit.PlaceOK && a.Sequence > 0 && now.Sub(a.Checked) < anchorLasts
 	})
 }
 
-// anchorLasts is how long a checkpoint counts as kept that was not looked at since.
+// anchorLasts is how long the last check of an anchor stays valid.
 const anchorLasts = 24 * time.Hour

@@ -29,17 +29,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// deployment is a store, opened: the core that server and operator share.
+// deployment is an opened store with its keys and log: the core that server and operator share.
 type deployment struct {
 	dir      string // empty when the store is elsewhere
 	store    store.Database
-	kms      []*kms.Key // the current one, then the former ones
+	kms      []*kms.Key // the current key first, then the previous ones
 	log      *audit.Log
 	guard    *audit.Guard
 	reader   *audit.Reader
 	verifier *audit.LiveVerifier
 	keys     *keyring.Ring
-	keyFiles func(context.Context) ([][]byte, error) // of the KMS, for backups; nil when no key is a file
+	keyFiles func(context.Context) ([][]byte, error) // KMS key files for backups; nil when no key is a file
 	identity *identity.Service
 	vault    *vault.Vault
 	transit  *transit.Transit
@@ -47,18 +47,18 @@ type deployment struct {
 	custody  *custody.Service
 }
 
-// deploymentOptions says where a deployment is and how it is opened.
+// deploymentOptions names a deployment and says how to open it.
 type deploymentOptions struct {
-	dir      string       // of the embedded database
-	store    config.Store // of another one
+	dir      string       // folder of the embedded database
+	store    config.Store // any other store
 	kms      config.KMS
-	fresh    func() error   // asked before a deployment is made in an empty store; nil: nobody is
-	clock    *sharedClock   // of the other store; nil: now is that of this machine
+	fresh    func() error   // check before a deployment is created in an empty store; nil for none
+	clock    *sharedClock   // clock of the other store; nil means the clock of this machine
 	pq       bool           // refuse classical key exchange
-	policy   sealing.Policy // what manifests are checked against
-	objects  sealingKeyUse  // of the cluster; nil: there is none
-	tracing  *tracing       // nil: there is none
-	evidence *evidence      // of the log
+	policy   sealing.Policy // rules for manifests
+	objects  sealingKeyUse  // use in the cluster; nil without one
+	tracing  *tracing       // nil without tracing
+	evidence *evidence      // proofs of the log
 	logger   *slog.Logger
 	now      func() time.Time
 }
@@ -66,7 +66,7 @@ type deploymentOptions struct {
 // sealingKeyUse counts objects by the id of the sealing key that they need.
 type sealingKeyUse func(context.Context) (map[string]int, error)
 
-// openDeployment opens the store, and makes a deployment in it when it is empty.
+// openDeployment opens the store. It creates a deployment in it when the store is empty.
 func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, err error) {
 	log := audit.New(p.now)
 	guard := audit.NewGuard(log)
@@ -124,13 +124,13 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
 	})
 	d.custody = custody.New(s, d.guard, d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
-	if err := d.sealing.Verify(ctx); err != nil { // which is no reason to serve nothing
+	if err := d.sealing.Verify(ctx); err != nil { // not fatal: the rest of the service still works
 		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
 	}
 	return d, nil
 }
 
-// readKeyFiles reads the files of the keys that are in use.
+// readKeyFiles reads the files of the KMS keys that are in use.
 func (d *deployment) readKeyFiles(ctx context.Context, files []offline.KeyFile) ([][]byte, error) {
 	found, err := d.keys.KMSKeys(ctx, time.Time{})
 	if err != nil {
@@ -138,16 +138,16 @@ func (d *deployment) readKeyFiles(ctx context.Context, files []offline.KeyFile) 
 	}
 	use := make(map[string]keyring.KMSKey)
 	for _, k := range found.Keys {
-		if k.Sets += found.Damaged; k.State == keyring.KMSKeyFormer { // what is damaged may be under any
+		if k.Sets += found.Damaged; k.State == keyring.KMSKeyFormer { // damaged keys may need any KMS key
 			use[k.ID] = k
 		}
 	}
 	return offline.ReadKeyFiles(files, use)
 }
 
-// eitherUse counts the objects that need a key as far as the vault knows, which
-// has the values that it accepted last, or as far as the cluster knows, which has
-// those that wait. Mostly they are the same ones: the larger number counts.
+// eitherUse combines two counts of the objects that need a sealing key. The vault counts the values
+// that it accepted last; the cluster counts the objects that wait. Most objects are in both, so the
+// larger number counts.
 func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
 	if cluster == nil {
 		return vault
@@ -194,13 +194,13 @@ func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (st
 	return s, nil
 }
 
-// kmsOf opens the key that wraps all others, and those that did before. A key
-// file is made when there is none, but never for a store that has a deployment.
-// urls are those of the keys that it opened.
+// kmsOf opens the current KMS key and the previous ones, and returns them with their URLs. It
+// creates a missing key file, but never for a store that already has a deployment: a new key could
+// not open that. A previous key that cannot be opened is logged and skipped.
 func kmsOf(ctx context.Context, p deploymentOptions, made bool) (keys []*kms.Key, urls []string, err error) {
 	if path, is := offline.KMSFile(p.kms.URL); is {
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && !made {
-			if err := kms.CreateLocal(path); err != nil && !errors.Is(err, fs.ErrExist) { // a replica on the same machine may just have made it
+			if err := kms.CreateLocal(path); err != nil && !errors.Is(err, fs.ErrExist) { // a replica on the same machine may have just created it
 				return nil, nil, err
 			}
 		}
@@ -213,7 +213,7 @@ func kmsOf(ctx context.Context, p deploymentOptions, made bool) (keys []*kms.Key
 	for i, text := range append([]string{p.kms.URL}, p.kms.Former...) {
 		k, err := kms.Open(ctx, text, kms.Options{TokenFile: p.kms.TokenFile, PQRequired: p.pq, Logger: p.logger})
 		switch {
-		case err != nil && i > 0: // it may have been destroyed, and if it is still needed the keyring says so
+		case err != nil && i > 0: // it may be destroyed; the keyring reports it if it is still needed
 			p.logger.WarnContext(ctx, "a KMS key of kms.former cannot be opened and is not used", "err", err)
 			continue
 		case err != nil:
@@ -232,11 +232,11 @@ func closeAll(keys []*kms.Key) error {
 	return errors.Join(errs...)
 }
 
-// close ends the deployment. Nothing of it is used any more.
+// close closes the store and the KMS keys. The deployment must not be used afterwards.
 func (d *deployment) close() error { return errors.Join(d.store.Close(), closeAll(d.kms)) }
 
-// outside says whether a file lies outside a directory, wherever links lead.
-// What does not exist yet is judged by the folder it will be in.
+// outside reports whether a file is outside a directory after links are resolved. A missing file is
+// judged by the folder that it would be in.
 func outside(dir, file string) (bool, error) {
 	dir, err := resolve(dir)
 	if err != nil {
@@ -250,8 +250,7 @@ func outside(dir, file string) (bool, error) {
 	return err != nil || !filepath.IsLocal(relative), nil
 }
 
-// resolve returns the absolute path without links. It may end in names that do
-// not exist.
+// resolve returns the absolute path without links. The last elements of the path may be missing.
 func resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -265,7 +264,7 @@ func resolve(path string) (string, error) {
 	return filepath.Join(parent, filepath.Base(path)), err
 }
 
-// destroyer destroys one of some keys, by its id.
+// destroyer returns a function that destroys one of the keys, named by its id.
 func destroyer(keys []*kms.Key) func(context.Context, string) (kms.Destruction, error) {
 	return func(ctx context.Context, id string) (kms.Destruction, error) {
 		for _, k := range keys {
@@ -277,8 +276,8 @@ func destroyer(keys []*kms.Key) func(context.Context, string) (kms.Destruction, 
 	}
 }
 
-// sharedClock tells the time of the database that replicas share. It is made
-// before the store is, whose hook tells the time of entries by it.
+// sharedClock returns the time of the database that replicas share. It exists before the store
+// does, because the store's hook uses it for the times of entries.
 type sharedClock struct {
 	*clock.Clock
 	store atomic.Pointer[postgres.Store]
@@ -296,7 +295,7 @@ func newSharedClock() *sharedClock {
 	return c
 }
 
-// of has the clock tell the time of a store.
+// of makes the clock follow the time of the store.
 func (c *sharedClock) of(ctx context.Context, s *postgres.Store) error {
 	c.store.Store(s)
 	return c.Measure(ctx)

@@ -23,27 +23,27 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// mailDirectory is the folder of mails in the data directory of a development server.
+// mailDirectory is the folder of e-mails in the data directory of a development server.
 const mailDirectory = "mail"
 
-// keyFileIn are the settings of a key file in a data directory.
+// keyFileIn returns the KMS settings for a key file in a data directory.
 func keyFileIn(dir string) config.KMS {
 	u := url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(dir, offline.KMSKeyFileName))}
 	return config.KMS{URL: u.String(), CacheTTL: keyring.DefaultCacheTTL}
 }
 
-// DevConfig of a development server. Zero fields take the defaults.
+// DevConfig configures a development server. Zero fields take the defaults.
 type DevConfig struct {
-	DataDir    string // default: a temporary one that is removed at the end
-	Listen     string // default DefaultListen; port 0 takes a free one
-	Kubeconfig string // turns the operator on; in a pod its ServiceAccount token does
+	DataDir    string // default: a temporary folder, removed at the end
+	Listen     string // default DefaultListen; port 0 picks a free port
+	Kubeconfig string // starts the operator, as a pod's ServiceAccount token does
 	Now        func() time.Time
 
-	Stdout io.Writer // takes one JSON line once the server is ready
-	Stderr io.Writer // takes everything else
+	Stdout io.Writer // receives one JSON line once the server is ready
+	Stderr io.Writer // receives all other output
 }
 
-// DevReady is the line that scripts read. Its fields never change their names.
+// DevReady is the JSON line that scripts read. The names of its fields never change.
 type DevReady struct {
 	BaseURL      string         `json:"base_url"`
 	TenantID     authz.TenantID `json:"tenant_id"`
@@ -52,11 +52,11 @@ type DevReady struct {
 	DashboardURL string         `json:"dashboard_url"`
 }
 
-// devSender is who mails of a development server come from.
+// devSender is the sender of a development server's e-mails.
 const devSender = "Latticekeep <noreply@latticekeep.localhost>"
 
-// Dev runs a development server until ctx ends, and returns nil once requests
-// and reconciles in flight have finished.
+// Dev runs a development server until ctx ends, and returns nil once requests and reconciles in
+// flight have finished.
 func Dev(ctx context.Context, c DevConfig) (err error) {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -67,7 +67,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(c.DataDir)) }()
 	}
-	if c.DataDir, err = filepath.Abs(c.DataDir); err != nil { // for scripts that run elsewhere
+	if c.DataDir, err = filepath.Abs(c.DataDir); err != nil { // scripts may run in another folder
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
@@ -99,8 +99,8 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 		return fmt.Errorf("listening: %w", err)
 	}
 	line := DevReady{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
-	line.DashboardURL = line.BaseURL         // its first page is at the root
-	rates := gate.Rates{Registrations: 1000} // scripts that try things out register a lot
+	line.DashboardURL = line.BaseURL         // the dashboard is at the root
+	rates := gate.Rates{Registrations: 1000} // scripts that experiment register often
 	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Rates: rates}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
 			logger.Warn("writing the ready line failed", "err", err)
@@ -109,7 +109,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	})
 }
 
-// nextSteps tells a person what to type.
+// nextSteps returns the commands to try next.
 func nextSteps(r DevReady, program, identity, chain, systemKey string, operator bool) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `

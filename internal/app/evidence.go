@@ -16,23 +16,23 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 )
 
-// evidence is what proves the log to others, and what scores are made of.
+// evidence holds the parts that prove the log to others, and the facts that scores use.
 type evidence struct {
 	config.Audit
 	config.Compliance
 
-	cluster   *rest.Config // nil: there is none
-	namespace string       // of the ConfigMap
-	custody   string       // one of compliance's
-	transport string       // likewise
+	cluster   *rest.Config // nil without a cluster
+	namespace string       // namespace of the anchor ConfigMap
+	custody   string       // one of the compliance.Custody constants
+	transport string       // one of the compliance.Transport constants
 
 	keeper  *audit.AnchorKeeper
-	archive *archive          // nil: entries are kept for ever
-	reports *objects.Bucket   // in the data directory; nil: they are kept elsewhere
-	buckets []*objects.Bucket // to be closed
+	archive *archive          // nil: entries stay in the database for ever
+	reports *objects.Bucket   // bucket in the data directory; nil when reports are kept elsewhere
+	buckets []*objects.Bucket // buckets to close
 }
 
-// devProving is that of a development server, whose log nobody anchors.
+// devProving returns the evidence of a development server, whose log has no anchors.
 func devProving() *evidence {
 	d := config.Default()
 	return &evidence{
@@ -57,8 +57,8 @@ func (p *evidence) open(ctx context.Context, key, address string, o objects.Sign
 	return b, nil
 }
 
-// configured opens the bucket that a setting names. A folder that is made at a
-// start that is not the first one may be what a volume was mounted at.
+// configured opens the bucket that a setting names. If it has to create a folder at a later start,
+// a volume may be missing at that place.
 func (p *evidence) configured(ctx context.Context, logger *slog.Logger, key, address string, o objects.SigningOptions) (*objects.Bucket, error) {
 	b, err := p.open(ctx, key, address, o)
 	if err == nil && b.Made() {
@@ -67,9 +67,9 @@ func (p *evidence) configured(ctx context.Context, logger *slog.Logger, key, add
 	return b, err
 }
 
-// openAnchors asks the places that keep checkpoints, before anything is written. What
-// they know may have the log refuse to be written: that is logged and told by
-// /readyz, and no reason not to start, since it is accepted over the interface.
+// openAnchors asks the anchors for their checkpoints before anything is written. A checkpoint may
+// halt the log. That is logged and shown by /readyz, but it does not stop the start, because an
+// administrator accepts the loss over the API.
 func (p *evidence) openAnchors(ctx context.Context, log *audit.Log, guard *audit.Guard, logger *slog.Logger, now func() time.Time) error {
 	log.SetSigning(audit.Signing(p.Signing))
 	var places []audit.AnchorPlace
@@ -88,11 +88,11 @@ func (p *evidence) openAnchors(ctx context.Context, log *audit.Log, guard *audit
 		places = append(places, audit.NewBucketPlace(log.ChainID(), b))
 	}
 	p.keeper = audit.NewAnchorKeeper(log, guard, places, audit.AnchorOptions{Logger: logger, Now: now})
-	_ = p.keeper.Check(ctx) // it has logged what it found, and the log is refused
+	_ = p.keeper.Check(ctx) // Check logs what it finds and halts the log
 	return nil
 }
 
-// openArchive opens the archive, when entries are not kept for ever.
+// openArchive opens the archive, unless entries stay in the database for ever.
 func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	if p.Retention.Keep == 0 {
 		return nil
@@ -103,20 +103,19 @@ func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	}
 	cutter := &audit.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
 	p.archive = &archive{log: s.log, store: s.store, bucket: b, cutter: cutter, now: s.now, logger: s.logger}
-	p.archive.probe(ctx, archivePatience) // so that the first state knows
+	p.archive.probe(ctx, archivePatience) // lets the first state know the answer
 	return nil
 }
 
-// What of the reports in the data directory is removed. Each of them can be made
-// again.
+// Limits for the reports in the data directory. Every report can be made again.
 const (
-	reportsPrefix = "reports"      // of the names of all
-	reportLasts   = 24 * time.Hour // without being asked for
-	reportsRoom   = 64 << 20       // bytes of a tenant's, so that nobody fills the volume of the database
+	reportsPrefix = "reports"      // prefix of all report names
+	reportLasts   = 24 * time.Hour // lifetime without a download
+	reportsRoom   = 64 << 20       // bytes per tenant, so that no tenant fills the database volume
 )
 
-// expireReports removes reports that nobody asked for lately. What lies in a bucket of the
-// operator's own is the operator's.
+// expireReports removes reports that nobody asked for lately. It leaves a bucket that the
+// administrator configured alone.
 func (p *evidence) expireReports(ctx context.Context) error {
 	if p.reports == nil {
 		return nil
@@ -125,7 +124,7 @@ func (p *evidence) expireReports(ctx context.Context) error {
 	return err
 }
 
-// run does what proves the log, and what keeps it short, until ctx ends.
+// run follows, anchors and archives the log until ctx ends.
 func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
 	g.Go(func() error { audit.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })

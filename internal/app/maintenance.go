@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// maintenance is how often the work is done that nobody waits for.
+// maintenance is the interval of background work.
 const maintenance = time.Minute
 
-// maintain does each minute what is due, until ctx ends, and then writes down for
-// the last time when API keys were used.
+// maintain does the due work every minute until ctx ends. It then stores for the last time when API
+// keys were used.
 func (s *service) maintain(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
@@ -27,9 +27,9 @@ func (s *service) maintain(ctx context.Context) {
 	}
 }
 
-// maintainOnce rotates the keys that are due, the sealing key too, forgets idempotency keys
-// and reports, and assesses tenants. Trouble with any of it is tried again the next
-// time. A log that is refused lets nothing be written, and has said so.
+// maintainOnce rotates the keys that are due, including the sealing key, removes old idempotency
+// keys and reports, and assesses tenants. A failed step is tried again at the next run. While the
+// log is halted nothing can be written, and the halt is already logged.
 func (s *service) maintainOnce(ctx context.Context) {
 	if err := s.evidence.expireReports(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("removing old reports failed; retrying", "in", maintenance, "err", err)
@@ -60,7 +60,7 @@ func (s *service) maintainOnce(ctx context.Context) {
 	}
 }
 
-// flushTimeout bounds what a server that ends still writes.
+// flushTimeout bounds the last writes of a server that ends.
 const flushTimeout = 5 * time.Second
 
 func (s *service) flush(ctx context.Context) {

@@ -10,16 +10,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 )
 
-// sealingKeyCollector counts the objects of each sealing key anew for every
-// scrape. While they cannot be counted there is no metric: an old number would
-// tell somebody to retire a key that is needed.
+// sealingKeyCollector counts the objects of each sealing key at every scrape. It reports no metric
+// when counting fails: with an old number somebody might retire a key that is still needed.
 type sealingKeyCollector struct{ keys *sealingkey.Service }
 
 var sealingKeyObjects = prometheus.NewDesc("latticekeep_sealing_key_objects",
 	"SealedCredential objects whose values are sealed for a sealing key, by its id and its state: current, earlier or retired.",
 	[]string{"key_id", "state"}, nil)
 
-// collectTimeout bounds a scrape, which may ask the cluster.
+// collectTimeout bounds a scrape, which may query the cluster.
 const collectTimeout = 2 * time.Second
 
 func (c sealingKeyCollector) Describe(descriptions chan<- *prometheus.Desc) {
@@ -38,8 +37,8 @@ func (c sealingKeyCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// auditCollector shows how far the audit log has grown. It is asked anew for every
-// scrape, and while it cannot be read there is no metric.
+// auditCollector reports the size of the audit log. It reads the log at every scrape and reports no
+// metric when that fails.
 type auditCollector struct{ log *audit.Log }
 
 var (
@@ -67,7 +66,7 @@ func (c auditCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// proofCollector shows how the log is proven. It reads memory alone.
+// proofCollector reports how the log is verified and anchored. It reads memory only.
 type proofCollector struct {
 	log      *audit.Log
 	verifier *audit.LiveVerifier

@@ -18,9 +18,8 @@ import (
 	"github.com/latticekeep/latticekeep/controllers"
 )
 
-// gatherOperator returns the metrics of the operator's libraries: of its queues,
-// its reconciles and its requests to the API server. Those of the process are
-// there already.
+// gatherOperator returns the metrics of the operator's libraries: queues, reconciles and requests
+// to the API server. It leaves out the process metrics, which the server already has.
 func gatherOperator() ([]*dto.MetricFamily, error) {
 	families, err := metrics.Registry.Gather()
 	return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool {
@@ -28,7 +27,7 @@ func gatherOperator() ([]*dto.MetricFamily, error) {
 	}), err
 }
 
-// connect finds the cluster to be the operator of, if there is one.
+// connect finds the cluster that the operator manages, if there is one.
 func (s *service) connect(kubeconfig string) (err error) {
 	if s.cluster, err = ClusterConfig(kubeconfig); err != nil || s.cluster == nil {
 		return err
@@ -38,7 +37,8 @@ func (s *service) connect(kubeconfig string) (err error) {
 	return nil
 }
 
-// sealingKeyUse is what the operator knows of the use of sealing keys.
+// sealingKeyUse returns a function that counts the objects in the cluster by sealing key, and nil
+// without a cluster.
 func (s *service) sealingKeyUse() sealingKeyUse {
 	if s.cluster == nil {
 		return nil
@@ -46,13 +46,13 @@ func (s *service) sealingKeyUse() sealingKeyUse {
 	return s.operator.Metrics.SealingKeyUse
 }
 
-// The operator is run again after operatorFirstRetry, then twice as long each
-// time, up to operatorLastRetry.
+// The operator is restarted after operatorFirstRetry. The wait then doubles up to
+// operatorLastRetry.
 const operatorFirstRetry, operatorLastRetry = time.Second, time.Minute
 
-// runOperator runs the operator again and again until ctx ends. What ends it early
-// is trouble with the cluster, which is no reason to end the HTTP service that
-// workloads read from: it is logged, with the remedy that the error names.
+// runOperator restarts the operator until ctx ends. The operator ends early only because of trouble
+// with the cluster. That must not end the HTTP service, from which workloads read, so it is logged
+// with the remedy that the error names.
 func runOperator(ctx context.Context, logger *slog.Logger, run func() error) error {
 	wait := operatorFirstRetry
 	for {
@@ -61,7 +61,7 @@ func runOperator(ctx context.Context, logger *slog.Logger, run func() error) err
 		if ctx.Err() != nil {
 			return err
 		}
-		if time.Since(began) > operatorLastRetry { // this is new trouble
+		if time.Since(began) > operatorLastRetry { // a new problem: start with a short wait
 			wait = operatorFirstRetry
 		}
 		logger.Error("operator stopped; retrying", "in", wait, "err", err)
@@ -74,7 +74,8 @@ func runOperator(ctx context.Context, logger *slog.Logger, run func() error) err
 	}
 }
 
-// ClusterConfig returns the cluster to be the operator of, and nil for none.
+// ClusterConfig returns the configuration of the cluster that the operator manages, and nil without
+// one.
 func ClusterConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig != "" {
 		cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -84,7 +85,7 @@ func ClusterConfig(kubeconfig string) (*rest.Config, error) {
 		return cfg, nil
 	}
 	cfg, err := rest.InClusterConfig()
-	// A pod without a ServiceAccount token is meant to have nothing to do with its cluster.
+	// A pod without a ServiceAccount token is deliberately kept away from its cluster.
 	if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {

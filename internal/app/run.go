@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// run serves on l, which it closes, until ctx ends. config is what the two
-// kinds of server differ in; ready is called once the rest is made.
+// run serves on l until ctx ends, and closes l. config holds the settings that differ between
+// development and production. run calls ready once everything else is set up.
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
-		config.KMSKeys = s.keyFiles // to nobody whom the configuration does not name
+		config.KMSKeys = s.keyFiles // the handler serves them only to configured recipients
 	}
 	var reports *objects.Bucket
 	var err error
@@ -75,7 +75,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	parts, running := errgroup.WithContext(ctx)
 	probed, endProbes := context.WithCancel(context.WithoutCancel(ctx))
 	parts.Go(func() error {
-		defer endProbes() // not before the requests in flight have ended
+		defer endProbes() // ends after the requests in flight
 		return h.Serve(running, l)
 	})
 	if s.operations != nil {

@@ -29,18 +29,18 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// Ready is the line of a production server that scripts read. Its fields
-// never change their names.
+// Ready is the JSON line of a production server that scripts read. The names of its fields never
+// change.
 type Ready struct {
-	BaseURL  string `json:"base_url"` // of the listener
+	BaseURL  string `json:"base_url"` // URL of the listener
 	DataDir  string `json:"data_dir"` // empty when the database is elsewhere
 	Identity string `json:"identity"`
 	Chain    string `json:"chain"`
 }
 
-// Serve runs a production server with a configuration of [config.Load] until ctx ends, and returns
-// nil once requests and reconciles in flight have finished. stdout takes one JSON line once the
-// server is ready, stderr the log.
+// Serve runs a production server with a configuration from [config.Load] until ctx ends. It returns
+// nil once requests and reconciles in flight have finished. It writes one JSON line to stdout once
+// the server is ready, and the log to stderr.
 func Serve(ctx context.Context, c config.Config, stdout, stderr io.Writer) (err error) {
 	p := &production{config: c, handshakes: newHandshakeCounter()}
 	defer func() { err = errors.Join(err, p.end()) }()
@@ -54,13 +54,13 @@ func Serve(ctx context.Context, c config.Config, stdout, stderr io.Writer) (err 
 	return p.serve(ctx, l, stdout)
 }
 
-// production is a server as a configuration describes it.
+// production is a server that is built from a configuration.
 type production struct {
 	service
 	config     config.Config
 	handshakes *prometheus.CounterVec
-	encryption *tls.Config    // of the listener; nil: plain HTTP
-	cleanup    []func() error // runs at the end, the newest first
+	encryption *tls.Config    // TLS of the listener; nil: plain HTTP
+	cleanup    []func() error // functions to call at the end, newest first
 }
 
 func (p *production) end() error {
@@ -71,8 +71,8 @@ func (p *production) end() error {
 	return errors.Join(errs...)
 }
 
-// loadRuntime makes everything that the server needs before it listens. What needs no store comes
-// first, so that a wrong configuration changes nothing.
+// loadRuntime creates everything that the server needs before it listens. The parts that need no
+// store come first, so a wrong configuration changes nothing.
 func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err error) {
 	if p.config.DataDir != "" {
 		if p.config.DataDir, err = filepath.Abs(p.config.DataDir); err != nil { // scripts may run in another folder
@@ -97,7 +97,8 @@ func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err err
 	return p.open(ctx)
 }
 
-// configureService sets up the log, traces, time, and what mails, backups and evidence need.
+// configureService sets up logging, tracing, time, and the settings of e-mail, backups and
+// evidence.
 func (p *production) configureService(ctx context.Context, stderr io.Writer) (err error) {
 	c := p.config
 	logger := slog.New(slog.NewJSONHandler(stderr, nil))
@@ -118,7 +119,7 @@ func (p *production) configureService(ctx context.Context, stderr io.Writer) (er
 		p.evidence.custody = compliance.CustodyLocal
 	}
 	p.cleanup = append(p.cleanup, p.evidence.close)
-	if c.Store.URL != "" { // all replicas go by the time of the database
+	if c.Store.URL != "" { // all replicas use the time of the database
 		p.clock = newSharedClock()
 		p.now = p.clock.Now
 	}
@@ -129,7 +130,7 @@ func (p *production) configureService(ctx context.Context, stderr io.Writer) (er
 	return err
 }
 
-// configureOperator finds the cluster, and says how its operator works.
+// configureOperator finds the cluster and sets the options of its operator.
 func (p *production) configureOperator() error {
 	c := p.config
 	if err := p.connect(c.Kubernetes.Kubeconfig); err != nil {
@@ -145,7 +146,7 @@ func (p *production) configureOperator() error {
 	return nil
 }
 
-// configureTLS loads the certificate of the listener, or begins to read it from its Secret.
+// configureTLS loads the certificate of the listener, or creates the reader of its Secret.
 func (p *production) configureTLS(ctx context.Context) (err error) {
 	c := p.config
 	if c.TLS.CertFile != "" {
@@ -171,7 +172,7 @@ func (p *production) configureTLS(ctx context.Context) (err error) {
 	return nil
 }
 
-// open opens the deployment, and delivers its first system key.
+// open opens the deployment and delivers its first system key.
 func (p *production) open(ctx context.Context) (err error) {
 	c := p.config
 	p.deployment, err = openDeployment(ctx, deploymentOptions{
@@ -188,7 +189,7 @@ func (p *production) open(ctx context.Context) (err error) {
 	return p.identity.FirstSystemKey(ctx, func(key string) error { return p.deliverSystemKey(ctx, c, key) })
 }
 
-// listen opens the listener of requests, and that of operations when it has its own.
+// listen opens the listener for requests, and the one for operations if it is configured.
 func (p *production) listen(ctx context.Context) (net.Listener, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", p.config.Listen)
 	if err != nil {
@@ -249,7 +250,7 @@ func checkKeyFilesOutside(s config.Config) error {
 	return nil
 }
 
-// mailsOf returns who takes mails, and whom they come from.
+// mailsOf returns the transport and the sender of e-mails.
 func mailsOf(s config.Config) (mail.Transport, string, error) {
 	smtp := s.Mail.SMTP
 	if smtp.Address == "" {
@@ -270,19 +271,20 @@ func mailsOf(s config.Config) (mail.Transport, string, error) {
 	return t, s.Mail.From, nil
 }
 
-// noMailServer is the transport of a deployment without a mail server.
+// noMailServer is the mail.Transport of a deployment without a mail server.
 type noMailServer struct{}
 
-// Send drops the mail; the outbox logs that.
+// Send drops the e-mail. The outbox logs the error.
 func (noMailServer) Send(context.Context, mail.Envelope) error {
 	return fmt.Errorf("%w: no mail server is configured, see mail.smtp.address", mail.ErrRefused)
 }
 
-// podNamespace is a file in every pod that has the token of a ServiceAccount.
+// podNamespace is a file with the pod's namespace. It is in every pod that has a ServiceAccount
+// token.
 const podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// ownNamespace returns the operator's own namespace: that of the configuration,
-// that of the pod when its cluster is the one to be the operator of, or the default.
+// ownNamespace returns the operator's own namespace. This is the configured one, else the pod's if
+// the operator manages the pod's cluster, else the default.
 func ownNamespace(s config.Config, file string) string {
 	if s.Kubernetes.Namespace != "" {
 		return s.Kubernetes.Namespace

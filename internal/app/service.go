@@ -1,5 +1,5 @@
-// Package app is the process: it wires the parts together and is the only package that does. [Serve]
-// runs a production server, [Dev] a development server, and [Webhook] the admission webhook.
+// Package app is the process: it is the only package that wires the parts together. [Serve] runs a
+// production server, [Dev] a development server, and [Webhook] the admission webhook.
 package app
 
 import (
@@ -17,33 +17,32 @@ import (
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
-// service is everything that runs beside each other, whether in development or
-// in production.
+// service holds the parts that run side by side, in development and in production.
 type service struct {
 	*deployment
 	logger  *slog.Logger
 	now     func() time.Time
 	mails   mail.Transport
-	sender  string                    // of mails
-	cluster *rest.Config              // nil: there is no operator
-	tenants map[string]authz.TenantID // by namespace
+	sender  string                    // sender of e-mails
+	cluster *rest.Config              // nil without an operator
+	tenants map[string]authz.TenantID // tenants by namespace
 
-	operator   controllers.Options // as far as they are configured
-	operations net.Listener        // nil: what it serves is on the other one
-	tracing    *tracing            // nil: there are no traces
-	clock      *sharedClock        // of the database that replicas share; nil: there is one replica
-	lender     *quota.Shared       // of requests, likewise
+	operator   controllers.Options // configured options only
+	operations net.Listener        // nil when the main listener serves operations
+	tracing    *tracing            // nil without tracing
+	clock      *sharedClock        // clock of the shared database; nil with one replica
+	lender     *quota.Shared       // shared limits for requests; nil with one replica
 
-	dev        bool               // a development server, which hides nothing from whoever administers it
-	recipients []backup.Recipient // of backups over the interface; empty: any, and then no KMS key goes with them
+	dev        bool               // a development server shows its secrets to its administrator
+	recipients []backup.Recipient // recipients of backups over the API; empty allows any recipient, and then backups lack the KMS key
 
-	sealingLifetime time.Duration // of a sealing key until a new one is made; 0: for ever
+	sealingLifetime time.Duration // lifetime of a sealing key before its rotation; 0: for ever
 
-	evidence   *evidence // of the log
+	evidence   *evidence // proofs of the log
 	compliance *assessor.Service
 }
 
-// audience is what pods request the tokens for that they present here.
+// audience is the audience of the ServiceAccount tokens that pods present to this server.
 const audience = "latticekeep"
 
 func (s *service) closeOperations() error {

@@ -18,8 +18,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
-// deliverSystemKey hands the first system key to where the operators of the
-// deployment will find it, and returns once it is there.
+// deliverSystemKey writes the first system key to the configured Secret or file, and returns once
+// it is stored there.
 func (s *service) deliverSystemKey(ctx context.Context, to config.Config, key string) error {
 	const written = "the first system key is written: move it to where you keep passwords"
 	if to.SystemKeySecret == "" {
@@ -38,11 +38,11 @@ func (s *service) deliverSystemKey(ctx context.Context, to config.Config, key st
 }
 
 const (
-	systemKeyData     = "system-key"     // what the key is called in its Secret
-	systemKeyPatience = 15 * time.Second // for the API server to take it
+	systemKeyData     = "system-key"     // name of the key in the Secret
+	systemKeyPatience = 15 * time.Second // time that the API server has to store the Secret
 )
 
-// createSystemKey puts the key into a Secret that must not exist.
+// createSystemKey creates a Secret with the key. It fails if the Secret already exists.
 func createSystemKey(ctx context.Context, cluster *rest.Config, namespace, name, key string) error {
 	core, err := typedcorev1.NewForConfig(cluster)
 	if err != nil {
@@ -68,7 +68,8 @@ func createSystemKey(ctx context.Context, cluster *rest.Config, namespace, name,
 const systemKeyThere = "systemKeyFile exists already, and this deployment has no system key: " +
 	"what is in it belongs elsewhere, or is left over from a start that was cut off. Move it away and start again"
 
-// refuseSystemKeyFile fails when the file for the first system key exists already. An empty path names no file.
+// refuseSystemKeyFile fails if the file for the first system key already exists. An empty path
+// names no file.
 func refuseSystemKeyFile(path string) error {
 	if path == "" {
 		return nil
@@ -79,7 +80,8 @@ func refuseSystemKeyFile(path string) error {
 	return nil
 }
 
-// writeSystemKey writes the key to a file that must not exist, and returns once it is durable.
+// writeSystemKey writes the key to a new file and returns once the file is durable. It fails if the
+// file already exists.
 func writeSystemKey(path, key string) error {
 	err := durable.WriteNew(path, []byte(key+"\n"))
 	if errors.Is(err, fs.ErrExist) {

@@ -25,8 +25,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/config"
 )
 
-// newHandshakeCounter counts what clients agree on, so that it shows whether
-// the classical groups can be switched off.
+// newHandshakeCounter counts TLS handshakes by the group that client and server agree on. The
+// counts show whether classical groups can be switched off.
 func newHandshakeCounter() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "latticekeep_tls_handshakes_total",
@@ -34,8 +34,8 @@ func newHandshakeCounter() *prometheus.CounterVec {
 	}, []string{"group"})
 }
 
-// tlsConfig returns the listener's configuration with the certificate of the
-// files, which must be there.
+// tlsConfig returns the TLS configuration of a listener whose certificate is in files. It fails if
+// they are missing.
 func tlsConfig(s config.TLS, handshakes *prometheus.CounterVec, logger *slog.Logger) (*tls.Config, error) {
 	c := &certificate{certFile: s.CertFile, keyFile: s.KeyFile, logger: logger}
 	if err := c.load(); err != nil {
@@ -44,9 +44,9 @@ func tlsConfig(s config.TLS, handshakes *prometheus.CounterVec, logger *slog.Log
 	return listenerTLS(c.get, s.PQRequired, handshakes), nil
 }
 
-// listenerTLS returns a listener's configuration: TLS 1.3, whose cipher suites
-// are all fit, and the hybrid of X25519 and ML-KEM-768 before or instead of
-// the classical groups. get returns the certificate for each handshake.
+// listenerTLS returns the TLS configuration of a listener. It allows TLS 1.3 only, whose cipher
+// suites are all acceptable. The hybrid of X25519 and ML-KEM-768 comes before the classical groups,
+// or replaces them. get returns the certificate for each handshake.
 func listenerTLS(get func(*tls.ClientHelloInfo) (*tls.Certificate, error), pqRequired bool, handshakes *prometheus.CounterVec) *tls.Config {
 	groups := []tls.CurveID{tls.X25519MLKEM768, tls.X25519, tls.CurveP256, tls.CurveP384}
 	if pqRequired {
@@ -64,34 +64,33 @@ func listenerTLS(get func(*tls.ClientHelloInfo) (*tls.Certificate, error), pqReq
 	}
 }
 
-// certificate is a pair of files that somebody renews from time to time.
+// certificate is a pair of files that are renewed from time to time.
 type certificate struct {
 	certFile, keyFile string
 	logger            *slog.Logger
 
 	mu      sync.Mutex
-	seen    stamp // of the files at the last try
+	seen    stamp // state of the files at the last attempt
 	current *tls.Certificate
 }
 
-// stamp tells one state of the files from another.
+// stamp identifies a state of the files.
 type stamp struct {
 	certTime, keyTime time.Time
 	certSize, keySize int64
 }
 
-// errNoCertificate ends the handshakes of a server that waits for its first
-// certificate.
+// errNoCertificate ends handshakes while the server waits for its first certificate.
 var errNoCertificate = errors.New("there is no TLS certificate yet")
 
-// get returns the certificate of the files as they are now, and the last good
-// one while they do not belong together: they are not replaced in one step.
+// get returns the certificate in the files. The two files are not replaced in one step, so get
+// returns the last valid certificate while they do not match.
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.seen
 	if now, err := c.stat(); err != nil || now != before {
-		if err := c.loadLocked(); err != nil && c.seen != before { // once for each state, not for each handshake
+		if err := c.loadLocked(); err != nil && c.seen != before { // log once for each state, not for each handshake
 			c.logger.Error("the new TLS certificate cannot be used; keeping the previous one, if any", "err", err)
 		}
 	}
@@ -109,7 +108,7 @@ func (c *certificate) load() error {
 
 func (c *certificate) loadLocked() error {
 	now, err := c.stat()
-	c.seen = now // before the files are read, so that a change meanwhile shows
+	c.seen = now // set before reading, so that a change meanwhile is noticed
 	if err != nil {
 		return fmt.Errorf("finding the TLS certificate: %w", err)
 	}
@@ -134,9 +133,8 @@ func (c *certificate) stat() (stamp, error) {
 	return stamp{cert.ModTime(), key.ModTime(), cert.Size(), key.Size()}, nil
 }
 
-// secretCertificate is the pair of a Secret of type kubernetes.io/tls, which the
-// operator or somebody else renews from time to time. It is asked for by its
-// name alone.
+// secretCertificate is the pair in a Secret of type kubernetes.io/tls, which the operator or
+// another party renews. It reads only that one Secret, by name.
 type secretCertificate struct {
 	secrets typedcorev1.SecretInterface
 	name    string
@@ -144,13 +142,13 @@ type secretCertificate struct {
 	logger  *slog.Logger
 
 	mu      sync.Mutex
-	version string // of the Secret that current is of
+	version string // resource version that current comes from
 	current *tls.Certificate
 }
 
-// tlsFromSecret returns the certificate of a Secret, which run reads. Until it
-// is there handshakes fail, and nothing else waits: the operator of the same
-// process may be the one that makes it.
+// tlsFromSecret returns the certificate of a Secret. run reads the Secret. Handshakes fail until
+// the Secret exists, but nothing else waits for it, because the operator in this process may have
+// to create it.
 func tlsFromSecret(cluster *rest.Config, namespace, name string, now func() time.Time, logger *slog.Logger) (*secretCertificate, error) {
 	core, err := typedcorev1.NewForConfig(cluster)
 	if err != nil {
@@ -159,9 +157,9 @@ func tlsFromSecret(cluster *rest.Config, namespace, name string, now func() time
 	return &secretCertificate{secrets: core.Secrets(namespace), name: name, now: now, logger: logger}, nil
 }
 
-// The Secret is read again after secretPause, and after secretRetry as long as
-// there is no certificate, it could not be read or it expires within
-// secretNear: it should have been renewed long before.
+// The Secret is read again after secretPause. The interval is secretRetry while there is no
+// certificate, the last read failed, or the certificate expires within secretNear, because a
+// working issuer would have renewed it long before.
 const (
 	secretPause   = time.Minute
 	secretRetry   = 2 * time.Second
@@ -169,7 +167,7 @@ const (
 	secretTimeout = 10 * time.Second
 )
 
-// run reads the Secret again and again until ctx ends.
+// run reads the Secret repeatedly until ctx ends.
 func (s *secretCertificate) run(ctx context.Context) {
 	told := ""
 	for {
@@ -179,7 +177,7 @@ func (s *secretCertificate) run(ctx context.Context) {
 		}
 		if err == nil {
 			told = ""
-		} else if told != err.Error() { // once for each kind of trouble
+		} else if told != err.Error() { // log each kind of error once
 			told = err.Error()
 			if cert, _ := s.get(nil); cert == nil {
 				s.logger.Warn("waiting for the TLS certificate of tls.secretName", "secret", s.name, "err", err)
@@ -206,7 +204,7 @@ func (s *secretCertificate) pause(err error) time.Duration {
 	return secretPause
 }
 
-// read takes the certificate of the Secret as it is now.
+// read takes the current certificate from the Secret.
 func (s *secretCertificate) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, secretTimeout)
 	defer cancel()
@@ -228,7 +226,7 @@ func (s *secretCertificate) read(ctx context.Context) error {
 	return nil
 }
 
-// get returns the certificate that was read last.
+// get returns the certificate from the last successful read.
 func (s *secretCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,15 +236,15 @@ func (s *secretCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	return s.current, nil
 }
 
-// Names of the webhook's objects, which are the same in every installation.
+// Names of the webhook's objects. They are the same in every installation.
 const (
-	webhookName      = "latticekeep-webhook" // of its Service and its ValidatingWebhookConfiguration
+	webhookName      = "latticekeep-webhook" // name of its Service and its ValidatingWebhookConfiguration
 	webhookTLSSecret = "latticekeep-webhook-tls"
 )
 
-// servingCertificates are those that the operator makes when tls.secretName is
-// set: for this server, where its Service and users have it, and for the
-// webhook if there is one.
+// servingCertificates returns the certificates that the operator makes when tls.secretName is set:
+// one for the names of this server's Service and its public URL, and one for the webhook if there
+// is one.
 func servingCertificates(s config.Config, namespace string) []cluster.Certificate {
 	own := serviceNames("latticekeep", namespace)
 	if u, err := url.Parse(s.PublicURL); err == nil {
@@ -265,7 +263,7 @@ func servingCertificates(s config.Config, namespace string) []cluster.Certificat
 	return all
 }
 
-// serviceNames are what a Service is called inside its cluster.
+// serviceNames returns the DNS names of a Service inside its cluster.
 func serviceNames(service, namespace string) []string {
 	short := service + "." + namespace
 	return []string{short + ".svc", short, short + ".svc.cluster.local"}

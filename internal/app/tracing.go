@@ -22,24 +22,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// tracing makes spans and sends them away in the background: of each request,
-// each reconcile, and within these of each commit and each call of the KMS. A
-// span has names of ours, kinds of errors, and the id that leads to the log and
-// the audit log; nothing that a caller wrote, and no name of anything. It is not
-// registered anywhere: who is given no tracer makes no span.
+// tracing creates spans and sends them in the background. There is a span for each request and each
+// reconcile, and within these for each commit and each call of the KMS. A span contains our own
+// names, kinds of errors, and the id that leads to the log and the audit log. It contains no text
+// of a caller and no name of an object. The tracer is not registered globally: code that is given
+// no tracer makes no span.
 type tracing struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 }
 
-// Bounds of what is sent. More spans than the exporter holds are dropped.
+// Limits for sending. Spans beyond the exporter's queue are dropped.
 const (
-	spansPause      = 5 * time.Second // from one batch to the next
+	spansPause      = 5 * time.Second // interval between batches
 	exportTimeout   = 10 * time.Second
-	lastSpansWithin = 3 * time.Second // at the end
+	lastSpansWithin = 3 * time.Second // timeout of the last batch
 )
 
-// newTracing returns nil when s names no receiver.
+// newTracing returns nil when s names no endpoint.
 func newTracing(ctx context.Context, s config.Tracing, logger *slog.Logger) (*tracing, error) {
 	if s.Endpoint == "" {
 		return nil, nil
@@ -49,7 +49,7 @@ func newTracing(ctx context.Context, s config.Tracing, logger *slog.Logger) (*tr
 		return nil, fmt.Errorf("reading tracing.endpoint: %w", err)
 	}
 	if endpoint.Path == "" {
-		endpoint.Path = "/v1/traces" // where receivers listen
+		endpoint.Path = "/v1/traces" // the standard path of OTLP receivers
 	}
 	exporter, err := otlp.New(ctx, endpoint.String(), exportTimeout)
 	if err != nil {
@@ -64,14 +64,14 @@ func newTracing(ctx context.Context, s config.Tracing, logger *slog.Logger) (*tr
 	return &tracing{provider, provider.Tracer("github.com/latticekeep/latticekeep")}, nil
 }
 
-// end sends the last spans, and gives up soon.
+// end sends the last spans with a short timeout.
 func (t *tracing) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastSpansWithin)
 	defer cancel()
-	_ = t.provider.Shutdown(ctx) // the exporter has said what is wrong
+	_ = t.provider.Shutdown(ctx) // the exporter has logged the error
 }
 
-// patientExporter drops what cannot be sent, and says so once.
+// patientExporter drops spans that cannot be sent, and logs that once.
 type patientExporter struct {
 	sdktrace.SpanExporter
 	logger *slog.Logger
@@ -91,7 +91,7 @@ func (e *patientExporter) ExportSpans(ctx context.Context, spans []sdktrace.Read
 	return nil
 }
 
-// spanHandler adds to each line that is logged in a span the ids of that.
+// spanHandler adds the trace and span ids to each line that is logged within a span.
 type spanHandler struct{ slog.Handler }
 
 // Handle implements slog.Handler.
@@ -113,15 +113,14 @@ func (h spanHandler) WithGroup(name string) slog.Handler {
 	return spanHandler{h.Handler.WithGroup(name)}
 }
 
-// step makes a span of a part of what ctx has a span of, and nothing of what
-// nobody waits for.
+// step runs do in a child span of the span in ctx. Without a recording span it only runs do.
 func step(ctx context.Context, tracer trace.Tracer, name string, do func(context.Context) error) error {
 	if !trace.SpanFromContext(ctx).IsRecording() {
 		return do(ctx)
 	}
 	ctx, span := tracer.Start(ctx, name)
 	var err error
-	defer func() { // End as the deferred function itself would record what is panicked with
+	defer func() { // as the deferred function itself, End would record the panic value
 		if err != nil {
 			span.SetStatus(codes.Error, fault.Of(err).Error())
 		}
@@ -131,7 +130,7 @@ func step(ctx context.Context, tracer trace.Tracer, name string, do func(context
 	return err
 }
 
-// tracedStore makes a span of each commit: of the wait for its turn, mostly.
+// tracedStore makes a span of each commit. Most of its time is the wait for its turn.
 type tracedStore struct {
 	store.Store
 	tracer trace.Tracer

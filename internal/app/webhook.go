@@ -26,7 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 )
 
-// Webhook are the flags of latticekeep webhook.
+// Webhook holds the flags of latticekeep webhook.
 type Webhook struct {
 	Listen, Operations string
 	CertFile, KeyFile  string
@@ -39,18 +39,18 @@ type Webhook struct {
 }
 
 const (
-	// maxWebhookConnections bounds what strangers can hold open, and maxSourceConnections what one address can: twice the
-	// reviews that are in hand at a time, so that an API server has enough, and others cannot take all.
+	// maxWebhookConnections bounds all open connections, and maxSourceConnections those of one
+	// address. The latter is twice the number of concurrent reviews: one API server has enough
+	// connections, and no other client can take all of them.
 	maxWebhookConnections = 512
 	maxSourceConnections  = 64
-	// certificatePace is how often a webhook without a certificate looks for it.
+	// certificatePace is how often a webhook without a certificate looks for one.
 	certificatePace = time.Second
-	// webhookGrace bounds the reviews in flight of a webhook that ends.
+	// webhookGrace bounds the time that reviews in flight have when the webhook ends.
 	webhookGrace = 20 * time.Second
 )
 
-// Run serves until ctx ends and a little longer, and returns nil once the
-// reviews in flight have been answered.
+// Run serves until ctx ends, then answers the reviews in flight and returns nil.
 func (o Webhook) Run(ctx context.Context) error {
 	logger := slog.New(slog.NewJSONHandler(o.Stderr, nil))
 	o.Vault.Logger = logger
@@ -61,7 +61,7 @@ func (o Webhook) Run(ctx context.Context) error {
 	own := &certificate{certFile: o.CertFile, keyFile: o.KeyFile, logger: logger}
 	handshakes := newHandshakeCounter()
 	config := listenerTLS(own.get, false, handshakes)
-	config.NextProtos = []string{"http/1.1"} // one review at a time on a connection
+	config.NextProtos = []string{"http/1.1"} // one review at a time per connection
 	clients := &authority{file: o.ClientCAFile, names: o.ClientNames}
 	if o.ClientCAFile != "" {
 		config.GetConfigForClient = clients.demand(config.Clone())
@@ -110,7 +110,7 @@ func (o Webhook) Run(ctx context.Context) error {
 		awaitReady(running, ready, logger)
 		<-running.Done()
 		ending.Store(true)
-		if ctx.Err() != nil { // it was told to, and nothing failed
+		if ctx.Err() != nil { // a requested stop is no error
 			<-o.After(o.Drain)
 		}
 		stop()
@@ -119,7 +119,7 @@ func (o Webhook) Run(ctx context.Context) error {
 	return parts.Wait()
 }
 
-// awaitReady returns once ready does not fail, or ctx ends.
+// awaitReady returns once ready returns nil or ctx ends.
 func awaitReady(ctx context.Context, ready func() error, logger *slog.Logger) {
 	tick := time.NewTicker(certificatePace)
 	defer tick.Stop()
@@ -142,8 +142,7 @@ func awaitReady(ctx context.Context, ready func() error, logger *slog.Logger) {
 	}
 }
 
-// serveUntil serves on l, which it closes, until ctx ends, and then answers
-// what is in flight.
+// serveUntil serves on l until ctx ends, then finishes the requests in flight. It closes l.
 func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
@@ -160,15 +159,14 @@ func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
 	return nil
 }
 
-// sourceListener lets every address have a number of connections at a time, and
-// closes what comes beyond it.
+// sourceListener limits the open connections of each address, and closes any beyond the limit.
 type sourceListener struct {
 	net.Listener
 	limit  int
 	closed prometheus.Counter
 
 	mu   sync.Mutex
-	open map[string]int // by address
+	open map[string]int // open connections by address
 }
 
 func newSourceListener(l net.Listener, limit int, closed prometheus.Counter) *sourceListener {
@@ -190,7 +188,7 @@ func (l *sourceListener) Accept() (net.Conn, error) {
 			return &sourceConn{Conn: c, release: sync.OnceFunc(func() { l.give(source) })}, nil
 		}
 		l.closed.Inc()
-		_ = c.Close() // nothing was said on it
+		_ = c.Close() // nothing was sent on it yet
 	}
 }
 
@@ -212,7 +210,7 @@ func (l *sourceListener) give(source string) {
 	}
 }
 
-// sourceConn is counted until it is closed.
+// sourceConn counts against its address until it is closed.
 type sourceConn struct {
 	net.Conn
 	release func()
@@ -224,8 +222,7 @@ func (c *sourceConn) Close() error {
 	return c.Conn.Close()
 }
 
-// operationsServer serves /healthz, /readyz, which fails as ready does, and
-// /metrics.
+// operationsServer serves /healthz, /metrics and /readyz, which fails when ready fails.
 func operationsServer(registry *prometheus.Registry, ready func() error, logger *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -243,13 +240,13 @@ func operationsServer(registry *prometheus.Registry, ready func() error, logger 
 	}
 }
 
-// authority is who signs the certificates of clients, and their names.
+// authority is the CA file that verifies client certificates, and the names that clients may have.
 type authority struct {
 	file  string
-	names []string // any, if there are none
+	names []string // empty allows any name
 }
 
-// pool reads the file as it is now.
+// pool reads the current content of the file.
 func (a *authority) pool() (*x509.CertPool, error) {
 	pem, err := os.ReadFile(a.file)
 	if err != nil {
@@ -262,12 +259,11 @@ func (a *authority) pool() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// demand returns a listener's GetConfigForClient, with which every client shows
-// a certificate of one of the names. Nobody comes in while the file cannot be
-// read.
+// demand returns a GetConfigForClient function for a listener. With it every client must present a
+// certificate for one of the names. All handshakes fail while the file cannot be read.
 func (a *authority) demand(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	base.ClientAuth = tls.RequireAndVerifyClientCert
-	base.SessionTicketsDisabled = true // a certificate is checked each time, against the authorities of now
+	base.SessionTicketsDisabled = true // check the certificate at each connection against the current authorities
 	count := base.VerifyConnection
 	base.VerifyConnection = func(state tls.ConnectionState) error {
 		leaf := state.PeerCertificates[0]
