@@ -19,8 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 )
 
-// check returns everything that is wrong, by key, as far as it shows without
-// looking at files.
+// check returns all mistakes in the configuration, each with its key. It looks at no files.
 func (s *Config) check() error {
 	var wrong []error
 	need := func(ok bool, format string, args ...any) {
@@ -81,7 +80,7 @@ func (p Policy) check() error {
 }
 
 func (t Tracing) check() error {
-	if !(t.SampleRatio > 0 && t.SampleRatio <= 1) { // false for what is no number, too
+	if !(t.SampleRatio > 0 && t.SampleRatio <= 1) { // also rejects NaN
 		return errors.New("tracing.sampleRatio: give more than 0, and at most 1; to trace nothing leave out tracing.endpoint")
 	}
 	if t.Endpoint == "" {
@@ -97,7 +96,7 @@ func (t Tracing) check() error {
 func (s *Config) checkListener() error {
 	host, _, err := net.SplitHostPort(s.Listen)
 	t := s.TLS
-	own := t.CertFile != "" || t.SecretName != "" // this process encrypts
+	own := t.CertFile != "" || t.SecretName != "" // this process terminates TLS
 	switch {
 	case err != nil:
 		return errors.New("listen: give host:port")
@@ -121,7 +120,7 @@ func (s *Config) checkListener() error {
 	return nil
 }
 
-// checkMail lets a deployment without accounts do without a mail server.
+// checkMail allows a deployment without registration to have no mail server.
 func (s *Config) checkMail() error {
 	smtp := s.Mail.SMTP
 	if smtp.Address == "" {
@@ -187,7 +186,7 @@ func (c Compliance) check() error {
 
 const bucketHint = "give the URL of a bucket: s3://name?region=…, gs://name or file:///folder"
 
-// isBucket reports whether text is the URL of a bucket, or empty.
+// isBucket reports whether text is empty or the URL of a bucket.
 func isBucket(text string) bool {
 	if text == "" {
 		return true
@@ -211,7 +210,7 @@ func (s Store) check(c Compliance) error {
 	}
 	u, err := url.Parse(s.URL)
 	switch {
-	case err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql": // the error would repeat a password
+	case err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql": // the parser's error would repeat a password
 		return errors.New("store.url: give postgres://user@host/database, or leave it out for the embedded database")
 	case s.Connections < 2:
 		return errors.New("store.connections: give at least 2")
@@ -221,7 +220,7 @@ func (s Store) check(c Compliance) error {
 	return nil
 }
 
-// kmsSchemes are those of kms.url.
+// kmsSchemes are the URL schemes that kms.url may have.
 var kmsSchemes = []string{"file", "awskms", "gcpkms", "hashivault"}
 
 const kmsHint = "give file:///path of a key file, awskms://…, gcpkms://… or hashivault://…"

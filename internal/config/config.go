@@ -1,5 +1,6 @@
-// Package config is the configuration of a production server: its keys, their defaults, where they
-// are read from, and the combinations that cannot run. It opens no file that a key names.
+// Package config holds the configuration of a production server. It defines the keys, their
+// defaults and sources, and the combinations that are not allowed. It opens no file that a key
+// names.
 package config
 
 import (
@@ -15,12 +16,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// APIKeyVariable names the environment variable that keeps an API key out of
-// process lists.
+// APIKeyVariable is the environment variable for an API key. It keeps the key out of process lists.
 const APIKeyVariable = "LATTICEKEEP_API_KEY"
 
-// Config of a production server. [Load] reads them; docs/reference/configuration.md tells
-// of every key. Secrets are in files that the settings name.
+// Config is the configuration of a production server. [Load] reads it, and
+// docs/reference/configuration.md describes every key. Secrets are in files that the settings name.
 type Config struct {
 	// Listen is the address to listen on. Beyond loopback it needs tls.certFile, tls.secretName or
 	// tls.terminated.
@@ -134,8 +134,7 @@ type Config struct {
 	} `yaml:"kubernetes"`
 }
 
-// Policy say which SealedCredentials are allowed. What is left out
-// allows everything.
+// Policy says which SealedCredentials are allowed. An empty field allows everything.
 type Policy struct {
 	// MinTTLDays is the least spec.ttlDays of a SealedCredential.
 	MinTTLDays int `yaml:"minTTLDays"`
@@ -156,7 +155,7 @@ func (p Policy) SealingPolicy() sealing.Policy {
 	return policy
 }
 
-// Tracing say where spans go.
+// Tracing says where spans are sent.
 type Tracing struct {
 	// Endpoint is the URL of a receiver of OpenTelemetry traces, OTLP over HTTP, such as
 	// http://collector.monitoring:4318/v1/traces. Without one there are no traces.
@@ -165,7 +164,7 @@ type Tracing struct {
 	SampleRatio float64 `yaml:"sampleRatio"`
 }
 
-// TLS say how the listener is encrypted, or who does it instead.
+// TLS says how the listener is encrypted, or that a proxy does it instead.
 type TLS struct {
 	// CertFile is a certificate with its chain, PEM. The server reads it again when it changes.
 	CertFile string `yaml:"certFile"`
@@ -182,8 +181,7 @@ type TLS struct {
 	Terminated bool `yaml:"terminated"`
 }
 
-// DefaultSealingLifetime is how long a deployment that configures nothing seals
-// for one key.
+// DefaultSealingLifetime is the lifetime of a sealing key when none is configured.
 const DefaultSealingLifetime = 30 * 24 * time.Hour
 
 func Default() Config {
@@ -203,13 +201,13 @@ func Default() Config {
 	return s
 }
 
-// A word ends before a capital, and an abbreviation before the word after it.
+// A word ends before a capital letter. An abbreviation ends before the next word.
 var (
 	camelHump    = regexp.MustCompile(`([a-z])([A-Z])`)
 	abbreviation = regexp.MustCompile(`([A-Z])([A-Z][a-z])`)
 )
 
-// Audit say how the log is signed, proven and kept.
+// Audit says how the log is signed, proven and kept.
 type Audit struct {
 	// Signing is entry or batch. entry signs each audit entry. batch signs the entries of a commit
 	// with one signature, and each entry carries its proof. It may change at any start.
@@ -238,7 +236,7 @@ type Audit struct {
 	} `yaml:"retention"`
 }
 
-// Compliance say what scores are judged by and where reports are kept.
+// Compliance says what scores are judged by and where reports are kept.
 type Compliance struct {
 	// Catalogues is a folder with files such as soc2.yaml that replace the program's own catalogue
 	// of that framework. A malformed file stops the start, and the error names its line.
@@ -248,15 +246,13 @@ type Compliance struct {
 	Reports string `yaml:"reports"`
 }
 
-// DefaultVerification is how often a deployment that configures nothing verifies
-// all of its log.
+// DefaultVerification is how often the whole log is verified when nothing else is configured.
 const DefaultVerification = 24 * time.Hour
 
-// DefaultAnchorConfigMap keeps the newest checkpoint in a cluster.
+// DefaultAnchorConfigMap is the ConfigMap that keeps the newest checkpoint in a cluster.
 const DefaultAnchorConfigMap = "latticekeep-audit-anchor"
 
-// Store say where the data is. The zero value is the embedded database
-// in dataDir.
+// Store says where the data is. The zero value is the embedded database in dataDir.
 type Store struct {
 	// URL is a PostgreSQL that several replicas share: postgres://user@host/database. The default
 	// is the embedded database in dataDir.
@@ -267,7 +263,7 @@ type Store struct {
 	Connections int `yaml:"connections"`
 }
 
-// KMS say which key wraps all others.
+// KMS says which key wraps all others.
 type KMS struct {
 	// URL is the key that wraps all others: file:///path of a key file, awskms://…, gcpkms://… or
 	// hashivault://…. A key file lies outside dataDir, only its owner and group can read it, and
@@ -298,5 +294,5 @@ func (s Config) BackupRecipients() (all []backup.Recipient, err error) {
 // IdentityVariable is the environment variable with the fingerprint of the pinned identity.
 const IdentityVariable = "LATTICEKEEP_IDENTITY"
 
-// DefaultListen is where a server listens that is told nothing else.
+// DefaultListen is the address of a server when none is configured.
 const DefaultListen = "127.0.0.1:8200"

@@ -16,10 +16,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Load reads settings from the YAML file at path, then from the variables of
-// environ (as [os.Environ] returns them) whose names begin with LATTICEKEEP_,
-// then from flags, by key. The later one wins. A key or variable that does not
-// exist is an error, as is a combination that cannot be run.
+// Load reads the YAML file at path, then the variables in environ (as [os.Environ] returns them)
+// whose names begin with LATTICEKEEP_, then flags by key. A later source overrides an earlier one.
+// An unknown key or variable is an error, as is a combination that is not allowed.
 func Load(path string, environ []string, flags map[string]string) (Config, error) {
 	s := Default()
 	text, err := os.ReadFile(path)
@@ -52,7 +51,7 @@ func (s *Config) readYAML(text []byte) error {
 	d.KnownFields(true)
 	err := d.Decode(s)
 	if errors.Is(err, io.EOF) {
-		return nil // an empty file; the environment may hold everything
+		return nil // empty file: the environment may have all settings
 	}
 	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
 		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
@@ -68,11 +67,11 @@ func (s *Config) readYAML(text []byte) error {
 
 const variablePrefix = "LATTICEKEEP_"
 
-// otherVariables are those of other commands, which a shell may have set.
+// otherVariables belong to other commands. A shell may have set them.
 var otherVariables = []string{IdentityVariable, APIKeyVariable, "LATTICEKEEP_URL"}
 
-// serviceLink matches what Kubernetes sets in every pod of a namespace for a
-// Service whose name begins with latticekeep.
+// serviceLink matches the variables that Kubernetes sets in every pod of a namespace for a Service
+// whose name begins with latticekeep.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 
 func (s *Config) readEnvironment(environ []string) error {
@@ -103,7 +102,7 @@ type key struct {
 	value    reflect.Value
 }
 
-// keys returns every key of s, which they set.
+// keys returns every setting of s. Setting one changes s.
 func (s *Config) keys() []key {
 	var all []key
 	var walk func(v reflect.Value, path string)
@@ -124,15 +123,15 @@ func (s *Config) keys() []key {
 	return all
 }
 
-// Variable returns the variable of the environment for a setting, such as LATTICEKEEP_KMS_CACHE_TTL for
+// Variable returns the environment variable of a setting, such as LATTICEKEEP_KMS_CACHE_TTL for
 // kms.cacheTTL.
 func Variable(name string) string {
 	name = abbreviation.ReplaceAllString(camelHump.ReplaceAllString(name, "${1}_$2"), "${1}_$2")
 	return variablePrefix + strings.ToUpper(strings.ReplaceAll(name, ".", "_"))
 }
 
-// set reads a value as it is written in a variable or after a flag: a list
-// with commas, a map as name=value with commas.
+// set parses a value from a variable or a flag. A list is separated by commas, and a map is written
+// as name=value pairs separated by commas.
 func (k key) set(text string) error {
 	switch v := k.value.Addr().Interface().(type) {
 	case *bool:
@@ -171,7 +170,7 @@ func (k key) set(text string) error {
 			m[strings.TrimSpace(name)] = strings.TrimSpace(value)
 		}
 		*v = m
-	default: // a string, of whatever type
+	default: // any string type
 		k.value.SetString(text)
 	}
 	return nil
