@@ -15,8 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/progress"
 )
 
-// DownloadLog adds the whole log of a running server, from the last entry that is
-// there on.
+// DownloadLog adds the whole log of a running server, from the last entry in the export on.
 func DownloadLog(ctx context.Context, c *client.V2, x *Writer, p *progress.Progress) error {
 	params := &v2.ExportAuditLogParams{}
 	if x.Last != nil {
@@ -24,13 +23,13 @@ func DownloadLog(ctx context.Context, c *client.V2, x *Writer, p *progress.Progr
 		params.From = &from
 		p.Skip(x.Last.Sequence)
 	}
-	if newest, err := c.GetCheckpoint(ctx); err == nil { // else the progress has no percentage
+	if newest, err := c.GetCheckpoint(ctx); err == nil { // on an error the progress has no percentage
 		p.Expect(uint64(newest.Sequence))
 	}
 	return fetchLog(ctx, c, params, x.addAll)
 }
 
-// fetchLog has use read an export of the whole log that a server writes.
+// fetchLog passes the server's export of the whole log to use.
 func fetchLog(ctx context.Context, c *client.V2, params *v2.ExportAuditLogParams, use func(io.Reader) error) error {
 	body, err := download.Open(ctx, func(ctx context.Context) (io.ReadCloser, error) { return c.ExportAuditLog(ctx, params) })
 	if err != nil {
@@ -40,9 +39,9 @@ func fetchLog(ctx context.Context, c *client.V2, params *v2.ExportAuditLogParams
 	return use(body)
 }
 
-// DownloadTenant adds the entries of the key's tenant, and closes the export with
-// a checkpoint that covers them. What is fetched is in the file part, which the
-// caller removes when the export is on disk.
+// DownloadTenant adds the entries of the API key's tenant, and closes the export with a checkpoint
+// that covers them. It keeps fetched entries in the file part. The caller removes that file once
+// the export is on disk.
 func DownloadTenant(ctx context.Context, c *client.V2, x *Writer, part string, p *progress.Progress) (err error) {
 	s, err := openSpool(part)
 	if err != nil {
@@ -84,14 +83,13 @@ func DownloadTenant(ctx context.Context, c *client.V2, x *Writer, part string, p
 	return nil
 }
 
-// A checkpoint is at most a second behind the log.
+// A checkpoint is at most one second behind the log.
 const (
 	checkpointPatience = 15 * time.Second
 	checkpointPause    = 100 * time.Millisecond
 )
 
-// coveringCheckpoint returns the server's newest checkpoint, when it covers the
-// entry.
+// coveringCheckpoint returns the server's newest checkpoint once it covers the entry.
 func coveringCheckpoint(ctx context.Context, c *client.V2, sequence uint64) (*v2.CheckpointAnswer, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkpointPatience)
 	defer cancel()
@@ -111,7 +109,7 @@ func coveringCheckpoint(ctx context.Context, c *client.V2, sequence uint64) (*v2
 	}
 }
 
-// fetchTenant writes the tenant's entries in their order.
+// fetchTenant writes the tenant's entries, oldest first.
 func fetchTenant(ctx context.Context, c *client.V2, w io.Writer, part string, from uint64) error {
 	s, err := openSpool(part)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/progress"
 )
 
-// Write gives write an export that goes on behind what output has. It
-// keeps what was written when write fails.
+// Write calls write with an export that continues after the entries in output. It keeps the written
+// lines when write fails.
 func Write(output string, tenant bool, p *progress.Progress, stdout io.Writer, write func(*Writer) error) error {
 	if output == "-" {
 		x := &Writer{w: bufio.NewWriterSize(stdout, 1<<16), tenant: tenant, progress: p}
@@ -30,17 +30,16 @@ func Write(output string, tenant bool, p *progress.Progress, stdout io.Writer, w
 	return nil
 }
 
-// File is an export in a file, which may be one that is finished, or one of
-// a run that was broken off.
+// File is an export in a file. The file may hold a finished export or one from an interrupted run.
 type File struct {
 	Writer
 	f     *os.File
 	first *audit.Entry
-	size  int64 // where its last entry ends
+	size  int64 // end of the last entry
 }
 
-// OpenFile opens or makes the file and finds where it goes on. It changes
-// nothing in it before a line is written.
+// OpenFile opens or creates the file and finds where the export continues. It does not change the
+// file before the first line is written.
 func OpenFile(path string, tenant bool, p *progress.Progress) (x *File, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -68,7 +67,7 @@ func OpenFile(path string, tenant bool, p *progress.Progress) (x *File, err erro
 	return x, nil
 }
 
-// find reads the file once, to know its first and its last entry.
+// find reads the file once to find its first and last entry.
 func (x *File) find() error {
 	in := bufio.NewReaderSize(x.f, 1<<20)
 	count, at := uint64(0), int64(0)
@@ -76,7 +75,7 @@ func (x *File) find() error {
 	for {
 		line, err := in.ReadSlice('\n')
 		if err == io.EOF {
-			break // what is left is a line that was not written to its end
+			break // the rest is an incomplete line
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return fmt.Errorf("reading the export: %w", err)
@@ -106,8 +105,8 @@ func (x *File) find() error {
 	if x.Last, err = audit.ParseEntry(last); err != nil {
 		return errNotExport
 	}
-	// The entries of one tenant have no gap in its own sequence, and those of the
-	// whole log have one in each tenant's, unless there is one tenant only.
+	// The entries of one tenant have no gap in that tenant's sequence. The whole log has gaps in
+	// each tenant's sequence, unless there is only one tenant.
 	one := x.first.TenantID == x.Last.TenantID && x.Last.TenantSequence-x.first.TenantSequence+1 == count
 	whole := x.Last.Sequence-x.first.Sequence+1 == count && !IsTenants(x.first)
 	if x.tenant && !one || !x.tenant && one && !whole {
@@ -116,17 +115,17 @@ func (x *File) find() error {
 	return nil
 }
 
-// finish makes what was written durable.
+// finish makes the written lines durable.
 func (x *File) finish(err error) error {
-	// What was broken off is kept as far as it goes: the next run goes on there.
+	// An interrupted export keeps its lines. The next run continues there.
 	return errors.Join(err, x.w.Flush(), x.f.Sync(), x.f.Close())
 }
 
-// backwards calls visit with each line of the first size bytes, which end in a
-// newline, the last one first.
+// backwards calls visit with each line of the first size bytes, last line first. These bytes must
+// end in a newline.
 func backwards(f io.ReaderAt, size int64, visit func(line []byte) error) error {
 	const step = 256 << 10
-	var rest []byte // read, and not visited: its first line may begin before it
+	var rest []byte // read but not visited; its first line may begin earlier in the file
 	for size > 0 || len(rest) > 0 {
 		n := min(size, step)
 		block := make([]byte, n, n+int64(len(rest)))

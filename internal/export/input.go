@@ -33,10 +33,10 @@ func (f Input) EntriesOf(tenant string) iter.Seq2[*audit.Entry, error] {
 	}
 }
 
-// Input is an export that is read from its beginning more than once.
+// Input is an export that can be read more than once from its beginning.
 type Input struct{ *os.File }
 
-// OpenInput opens an export. Standard input is kept in a temporary file.
+// OpenInput opens an export. It copies standard input to a temporary file.
 func OpenInput(stdin io.Reader, file string) (f Input, done func(), err error) {
 	if file != "-" {
 		in, err := os.Open(file)
@@ -72,7 +72,7 @@ func (f Input) each(visit func(line []byte) bool) error {
 	return nil
 }
 
-// First returns the first entry, and nil when the first line is none.
+// First returns the first entry, and nil if the first line is not an entry.
 func (f Input) First() (e *audit.Entry, err error) {
 	err = f.each(func(line []byte) bool {
 		e, _ = audit.ParseEntry(bytes.Clone(line))

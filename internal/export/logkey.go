@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 )
 
-// LogKey is the key that a server says its log is signed with.
+// LogKey is the public key that, according to the server, signs its log.
 type LogKey struct {
 	chainID string
 	Public  *dualsig.PublicKey
@@ -32,23 +32,23 @@ func FetchLogKey(ctx context.Context, c *client.V2) (LogKey, error) {
 	return LogKey{answer.ChainId, public}, nil
 }
 
-// KeyIn returns the key that an entry names, as the first one of the log and of
-// each tenant does.
+// KeyIn returns the key that an entry names. The first entry of the log and of each tenant names
+// it.
 func KeyIn(e *audit.Entry) (LogKey, bool) {
 	if e == nil || e.Attributes["chain_id"] == "" {
 		return LogKey{}, false
 	}
 	text := e.Attributes["public_key"]
 	raw, err := base64.StdEncoding.DecodeString(text)
-	if err != nil || base64.StdEncoding.EncodeToString(raw) != text { // it has one spelling
+	if err != nil || base64.StdEncoding.EncodeToString(raw) != text { // only the canonical encoding is valid
 		return LogKey{}, false
 	}
 	public, err := dualsig.ParsePublicKey(raw)
 	return LogKey{e.Attributes["chain_id"], public}, err == nil
 }
 
-// IsTenants reports whether an export that begins with the entry is that of one
-// tenant: no tenant's first entry is that of the log, but the system's.
+// IsTenants reports whether an export that begins with this entry is that of one tenant. A tenant's
+// first entry is never the first entry of the log, which belongs to the system tenant.
 func IsTenants(first *audit.Entry) bool {
 	_, named := KeyIn(first)
 	return named && first.Sequence > 1 && first.TenantSequence == 1

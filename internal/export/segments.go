@@ -16,12 +16,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 )
 
-// findSegments returns what lies in the archive before an export, oldest first. The
-// log says of each segment in a later entry where it is, so that the newest ones
-// are named in the export, and those before in them. Nothing that is returned was
-// verified.
+// findSegments returns the archived segments before an export, oldest first. A later entry of the
+// log names each segment, so the export names the newest segments, and these name the earlier ones.
+// The result is not verified.
 func findSegments(ctx context.Context, bucket *objects.Bucket, f Input, first *audit.Entry) ([]audit.Segment, error) {
-	known := make(map[uint64]audit.Segment) // by their ends
+	known := make(map[uint64]audit.Segment) // segments by their last sequence
 	note := func(line []byte) bool {
 		if e, err := audit.ParseEntry(bytes.Clone(line)); err == nil {
 			if s, ok := segmentIn(e); ok {
@@ -66,20 +65,20 @@ func findSegments(ctx context.Context, bucket *objects.Bucket, f Input, first *a
 	return segments, nil
 }
 
-// eachLine visits the lines of a segment's object.
+// eachLine visits the lines of an archived segment.
 func eachLine(object []byte, visit func(line []byte) bool) error {
 	zip, err := gzip.NewReader(bytes.NewReader(object))
 	if err != nil {
 		return err
 	}
-	lines := bufio.NewScanner(io.LimitReader(zip, audit.MaxSegment)) // what it is compressed from is its writer's word
+	lines := bufio.NewScanner(io.LimitReader(zip, audit.MaxSegment)) // bounds the output, because the object comes from an untrusted writer
 	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
 	for lines.Scan() && visit(lines.Bytes()) {
 	}
 	return lines.Err()
 }
 
-// segmentIn returns the segment that an entry says was archived.
+// segmentIn returns the segment that an entry of type LogArchived names.
 func segmentIn(e *audit.Entry) (s audit.Segment, ok bool) {
 	if e.EventType != audit.LogArchived || e.Outcome != audit.Success || e.TenantID != string(authz.SystemTenant) {
 		return s, false

@@ -17,10 +17,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/progress"
 )
 
-// timeFormat is that of entries, always all six digits.
+// timeFormat is the time format of entries. It always has six decimals.
 const timeFormat = "2006-01-02T15:04:05.000000Z"
 
-// entryOf returns an entry in its own form of what the interface answers.
+// entryOf converts an entry of an API response to an audit.Entry.
 func entryOf(e *v2.AuditEntry) *audit.Entry {
 	return &audit.Entry{
 		Actor: audit.Actor{ID: e.Actor.Id, Type: string(e.Actor.Type)}, Attributes: e.Attributes, EventType: audit.EventType(e.EventType),
@@ -31,23 +31,22 @@ func entryOf(e *v2.AuditEntry) *audit.Entry {
 	}
 }
 
-// spool keeps what was fetched of a tenant's log, newest first as the interface
-// lists it, until it is put in order: lines of entries, and behind each page one
-// with the cursor of the next. A run that was broken off goes on behind the last
-// page.
+// spool keeps the fetched entries of a tenant, newest first as the API lists them, until they are
+// put in order. It holds a line for each entry, and after each page a line with the cursor of the
+// next page. A run after an interruption continues after the last page.
 type spool struct {
 	f               *os.File
-	unlinked        bool   // what it is made of is verified later, which names what does not fit
+	unlinked        bool   // skip the hash links; a later verification names the entries that do not fit
 	newest, oldest  uint64 // tenant sequences; 0: none
-	previous        string // the hash that the next one must have
+	previous        string // hash that the next entry must have
 	cursor          string
 	begun, complete bool
 	size            int64
 }
 
-// pageEnd is the line behind a page.
+// pageEnd is the line after a page.
 type pageEnd struct {
-	Cursor string `json:"cursor"` // empty behind the last page
+	Cursor string `json:"cursor"` // empty after the last page
 }
 
 var pagePrefix = []byte(`{"cursor":`)
@@ -66,7 +65,7 @@ func openSpool(path string) (s *spool, err error) {
 	return s, nil
 }
 
-// find takes up what the pages that are there say.
+// find restores the state from the complete pages in the file and cuts off the rest.
 func (s *spool) find() error {
 	in := bufio.NewReaderSize(s.f, 1<<20)
 	page, at := *s, int64(0)
@@ -101,7 +100,7 @@ func (s *spool) find() error {
 	return err
 }
 
-// take notes the next entry, which has to be the one before the last.
+// take records an entry. It must be the one directly before the entry taken last.
 func (s *spool) take(e *audit.Entry) error {
 	switch {
 	case s.oldest == 0:
@@ -113,8 +112,8 @@ func (s *spool) take(e *audit.Entry) error {
 	return nil
 }
 
-// fetch reads pages until it has the tenant's entry `to`, or one before the
-// sequence from of the chain, or the log ends.
+// fetch reads pages until it has the tenant's entry `to`, or an entry of the log before the
+// sequence from, or the log ends.
 func (s *spool) fetch(ctx context.Context, c *client.V2, to, from uint64, p *progress.Progress) error {
 	limit := 100
 	resumed, sequence := s.begun, from

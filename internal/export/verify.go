@@ -11,12 +11,12 @@ import (
 
 // Verifier verifies the log of an export or of a running server.
 type Verifier struct {
-	Archive string // URL of the bucket with the entries before those of the export; empty for none
-	Tenant  string // the export must be of this tenant; empty for any
+	Archive string // URL of the bucket with the entries before the export; empty for none
+	Tenant  string // tenant that the export must belong to; empty for any
 }
 
-// VerifyFile verifies an export: that of a tenant when it begins with one's first
-// entry, and no tenant's is the log's first.
+// VerifyFile verifies an export. The first entry shows whether the export is that of one tenant or
+// of the whole log.
 func (v *Verifier) VerifyFile(ctx context.Context, stdin io.Reader, file string, a audit.Options) (audit.Report, error) {
 	f, done, err := OpenInput(stdin, file)
 	if err != nil {
@@ -57,8 +57,7 @@ func (v *Verifier) verifyOpen(ctx context.Context, f Input, a audit.Options) (au
 	return report, nil
 }
 
-// behindArchive verifies an export that goes on behind archived entries, those
-// included.
+// behindArchive verifies an export together with the archived entries before it.
 func (v *Verifier) behindArchive(ctx context.Context, f Input, first *audit.Entry, a audit.Options) (audit.Report, error) {
 	bucket, err := objects.OpenExisting(ctx, v.Archive)
 	if err != nil {

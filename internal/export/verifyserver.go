@@ -16,12 +16,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 )
 
-// VerifyServer verifies what a running server shows: the whole log, or the
-// tenant's part and what the newest checkpoint proves of it, which it returns line
-// by line.
+// VerifyServer verifies what a running server shows. This is the whole log, or the tenant's part
+// and its proofs against the newest checkpoint. proven has one line for each proof.
 func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a audit.Options) (report audit.Report, proven []string, err error) {
 	pinned := a.Fingerprint
-	if a.From > 1 && a.PublicKey == nil { // a part names no key
+	if a.From > 1 && a.PublicKey == nil { // a partial log names no key
 		key, err := FetchLogKey(ctx, c)
 		if err != nil {
 			return audit.Report{}, nil, err
@@ -30,7 +29,7 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 			if a.Fingerprint != key.Fingerprint() {
 				return audit.Report{}, nil, errAnotherLog(a.From)
 			}
-			a.Fingerprint = "" // the key is the one that it pins
+			a.Fingerprint = "" // the given key is already the pinned one
 		}
 	}
 	dir, err := os.MkdirTemp("", "latticekeep-verify-")
@@ -65,7 +64,8 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return audit.Report{}, nil, fmt.Errorf("reading what the server sent: %w", err)
 	}
-	// What the older checkpoint knows of others is proven by the tree alone.
+	// A tenant's export cannot show the entries of other tenants in the older checkpoint, so prove
+	// checks that checkpoint through the tree alone.
 	since := a.Since
 	a.Tenant, a.Since = true, nil
 	if report, err = audit.VerifyExport(f, a); err != nil {
@@ -78,8 +78,8 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 	return report, proven, err
 }
 
-// prove holds the newest entry that was verified against the server's newest
-// checkpoint, and that one against an older one.
+// prove compares the newest verified entry with the server's newest checkpoint, and that checkpoint
+// with an older one if since is set.
 func prove(ctx context.Context, c *client.V2, report *audit.Report, fingerprint string, since []byte) (proven []string, err error) {
 	bad := func(format string, args ...any) error {
 		return &audit.Broken{Sequence: report.Sequence, Reason: fmt.Sprintf(format, args...)}
@@ -108,7 +108,7 @@ func prove(ctx context.Context, c *client.V2, report *audit.Report, fingerprint 
 	path, err := hashesOf(inclusion.Path)
 	hash, err2 := hex.DecodeString(report.Hash)
 	index := inclusion.LeafIndex
-	// Sequences are skipped by accepted rollbacks only, and indexes never.
+	// Only accepted losses skip sequences, and nothing skips indexes.
 	placed := index >= 0 && uint64(index) < report.Sequence && (newest.Epoch > 1 || uint64(index) == report.Sequence-1)
 	if err != nil || err2 != nil || !placed || tlog.CheckRecord(path, newest.Size, newest.Root, index, tlog.RecordHash(hash)) != nil {
 		return nil, bad("the server does not prove that its newest checkpoint covers it")
@@ -126,8 +126,8 @@ func prove(ctx context.Context, c *client.V2, report *audit.Report, fingerprint 
 	return proven, nil
 }
 
-// proveSince has the server prove that the newest checkpoint's tree begins with
-// that of an older one.
+// proveSince asks the server to prove that the tree of the newest checkpoint extends the tree of an
+// older one.
 func proveSince(ctx context.Context, c *client.V2, newest audit.Checkpoint, since []byte, report *audit.Report) (older audit.Checkpoint, err error) {
 	older, _, err = audit.ParseKept(since, report.PublicKey)
 	if err != nil {
@@ -159,7 +159,7 @@ func proveSince(ctx context.Context, c *client.V2, newest audit.Checkpoint, sinc
 	return older, nil
 }
 
-// hashesOf reads the hashes of a proof.
+// hashesOf parses the hashes of a proof.
 func hashesOf(path v2.HashPath) (hashes []tlog.Hash, err error) {
 	for _, text := range path {
 		h, err := tlog.ParseHash(text)

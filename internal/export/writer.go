@@ -1,6 +1,6 @@
-// Package export has exports of the audit log as clients keep them: files of JSON lines that grow
-// with the log, resume after an interruption, and are verified alone, with the archive, or against
-// a running server.
+// Package export writes and verifies the exports of the audit log that clients keep. An export is a
+// file of JSON lines that grows with the log and resumes after an interruption. It is verified
+// alone, with the archive, or against a running server.
 package export
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/progress"
 )
 
-// Stream adds what write writes.
+// Stream adds the lines that write writes.
 func Stream(x *Writer, write func(io.Writer) error) error {
 	r, w := io.Pipe()
 	failed := make(chan error, 1)
@@ -32,7 +32,7 @@ func Stream(x *Writer, write func(io.Writer) error) error {
 	return err
 }
 
-// maxLine bounds a line of an export; an entry is a few KiB.
+// maxLine bounds a line of an export. An entry has a few KiB.
 const maxLine = 1 << 20
 
 var closingPrefix = []byte(`{"checkpoint":`)
@@ -42,17 +42,16 @@ type closingLine struct {
 	Checkpoint string `json:"checkpoint"`
 }
 
-// Writer is an export that grows: each entry has to be the one behind the last,
-// in the chain, or in the tenant's part of it.
+// Writer is an export that grows. Each entry must directly follow the last one, in the chain of the
+// log or of the tenant.
 type Writer struct {
 	w      *bufio.Writer
-	tenant bool         // it is the export of one tenant
-	Last   *audit.Entry // nil: it has none yet
-	closed bool         // it has its closing line
-	began  bool         // the last entry was met, or one behind it was added
+	tenant bool         // the export is that of one tenant
+	Last   *audit.Entry // nil without entries
+	closed bool         // the last line is a closing line
+	began  bool         // the last entry was seen again, or a newer one was added
 
-	// begin is called before the first line is written: what stands behind the
-	// last entry goes.
+	// begin is called before the first line is written. It removes everything after the last entry.
 	begin    func() error
 	progress *progress.Progress
 }
@@ -63,8 +62,8 @@ var (
 	errNotExport = errors.New("there is something in the file that is no export: choose another name")
 )
 
-// add takes the next line of the log. Lines of entries that are there are held
-// against the last of them, and left out.
+// add takes the next line of the log. It skips entries that the export already has, and checks that
+// the last of them matches.
 func (x *Writer) add(line []byte) error {
 	if bytes.HasPrefix(line, closingPrefix) {
 		return x.close(line)
@@ -95,7 +94,7 @@ func (x *Writer) add(line []byte) error {
 	return nil
 }
 
-// place orders the entries of the export.
+// place returns the sequence that orders the entries of the export.
 func (x *Writer) place(e *audit.Entry) uint64 {
 	if x.tenant {
 		return e.TenantSequence
@@ -112,7 +111,7 @@ func (x *Writer) previous(e *audit.Entry) string {
 
 func (x *Writer) close(line []byte) error {
 	if x.closed {
-		return nil // nothing came behind what was closed before
+		return nil // nothing new since the last closing line
 	}
 	if err := x.write(line); err != nil {
 		return err
@@ -134,7 +133,7 @@ func (x *Writer) write(line []byte) error {
 	return nil
 }
 
-// addAll takes lines up to their end, which is a closing line.
+// addAll takes all lines of r. The last one must be a closing line.
 func (x *Writer) addAll(r io.Reader) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
@@ -157,11 +156,11 @@ func (x *Writer) addAll(r io.Reader) error {
 	return nil
 }
 
-// checkpointLine returns the closing line that has a signed checkpoint.
+// checkpointLine returns the closing line for a signed checkpoint.
 func checkpointLine(signed string) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false) // as the server writes it
+	e.SetEscapeHTML(false) // as the server does
 	if err := e.Encode(closingLine{signed}); err != nil {
 		return nil, fmt.Errorf("writing the closing line: %w", err)
 	}
