@@ -1,5 +1,5 @@
-// Package offline works on stores that no server uses: it opens them by URL, with the keys of their
-// deployment, and it sets and reads the mark that keeps every server away from a store while a
+// Package offline works on stores that no server uses. It opens them by URL with the keys of their
+// deployment. It also sets and reads the mark that keeps every server away from a store while a
 // restore or a migration works on it.
 package offline
 
@@ -17,11 +17,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// Verify verifies the log and the credential rows of a store that nobody is
-// using, or a range of the log alone.
+// Verify verifies the log and the credential rows of a store that no server uses. For a range it
+// verifies only the log.
 func (s *Deployment) Verify(ctx context.Context, a audit.Options) (report audit.Report, err error) {
 	err = s.WithStore(ctx, func(db store.Database) (err error) {
-		if a.From > 1 || a.To > 0 { // such a log does not say which rows exist
+		if a.From > 1 || a.To > 0 { // a partial log does not show which rows exist
 			report, err = audit.VerifyStore(ctx, db, a)
 			return err
 		}
@@ -31,14 +31,14 @@ func (s *Deployment) Verify(ctx context.Context, a audit.Options) (report audit.
 	return report, err
 }
 
-// VerifyDataDir is verifyStopped for a data directory.
+// VerifyDataDir is [Deployment.Verify] for a data directory.
 func VerifyDataDir(ctx context.Context, dir string, a audit.Options) (audit.Report, error) {
 	s := Deployment{DataDir: dir}
 	return s.Verify(ctx, a)
 }
 
-// VerifyStore verifies the whole log of a database, and the rows that it tells of:
-// credentials, API keys and namespaces.
+// VerifyStore verifies the whole log of a database and the rows that the log covers: credentials,
+// API keys and namespaces.
 func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
 	report, err := vault.VerifyStore(ctx, s, o)
 	if err != nil {
@@ -47,7 +47,7 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 	return report, identity.VerifyStore(ctx, s, report)
 }
 
-// Deployment is the deployment of a server that does not run, as flags name it.
+// Deployment is the deployment of a stopped server, as flags name it.
 type Deployment struct {
 	DataDir, Store, PasswordFile string
 	KeyFile, KMSURL              string
@@ -65,8 +65,8 @@ func (s *Deployment) Location(readOnly bool) Location {
 	return a
 }
 
-// WithStore opens the store for reading and has do use it. One that is not whole yet
-// is refused.
+// WithStore opens the store for reading and passes it to do. It refuses a store that is incomplete
+// because of a restore or a migration.
 func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) error) error {
 	db, err := Open(ctx, s.Location(true))
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) erro
 	return errors.Join(err, db.Close())
 }
 
-// KMSKeyFile returns the file of the KMS key, if it is a file.
+// KMSKeyFile returns the path of the KMS key, if the key is a file.
 func (s *Deployment) KMSKeyFile() (path string, ok bool) {
 	switch {
 	case s.KeyFile != "":
@@ -98,7 +98,7 @@ func (s *Deployment) KMSKeyFile() (path string, ok bool) {
 	return "", false
 }
 
-// kmsURLs are those of the KMS keys, the current one first.
+// kmsURLs returns the URLs of the KMS keys, the current one first.
 func (s *Deployment) kmsURLs() ([]string, error) {
 	current := s.KMSURL
 	if path, ok := s.KMSKeyFile(); ok {
@@ -110,8 +110,8 @@ func (s *Deployment) kmsURLs() ([]string, error) {
 	return append([]string{current}, s.FormerKMSURLs...), nil
 }
 
-// WithKeys opens the deployment's keys, and calls use with them. former are those of
-// the KMS that may still be needed beside the named ones.
+// WithKeys opens the deployment's keys and passes them to use. former has more KMS keys that may
+// still be needed, besides the configured ones.
 func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyring.KMS, use func(*keyring.Ring) error) error {
 	urls, err := s.kmsURLs()
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyr
 		if err != nil {
 			return fmt.Errorf("opening the KMS key: %w", err)
 		}
-		defer func() { _ = k.Close() }() // nothing is left to be done
+		defer func() { _ = k.Close() }() // nothing is left to do on an error
 		all = append(all, k)
 	}
 	keys, err := keyring.Open(ctx, db, all[0], keyring.Config{Former: append(all[1:], former...)})
@@ -133,7 +133,7 @@ func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyr
 	return use(keys)
 }
 
-// ReadKMSKeyFiles returns the files of the KMS keys as a backup takes them.
+// ReadKMSKeyFiles returns the key files of the KMS for a backup.
 func (s *Deployment) ReadKMSKeyFiles() ([][]byte, error) {
 	urls, err := s.kmsURLs()
 	if err != nil {

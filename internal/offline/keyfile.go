@@ -11,11 +11,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 )
 
-// KeyFile is a KMS key that was opened, and its file. path is empty when it is none.
+// KeyFile is an opened KMS key and its file. path is empty when the key is not a file.
 type KeyFile struct{ path, id string }
 
-// KeyFilesOf returns the files of keys, of which each was opened by the URL in its
-// place.
+// KeyFilesOf returns the files of the keys. urls[i] is the URL that opened keys[i]. some reports
+// whether any key is a file.
 func KeyFilesOf(keys []*kms.Key, urls []string) (files []KeyFile, some bool) {
 	for i, k := range keys {
 		path, ok := KMSFile(urls[i])
@@ -24,10 +24,10 @@ func KeyFilesOf(keys []*kms.Key, urls []string) (files []KeyFile, some bool) {
 	return files, some
 }
 
-// ReadKeyFiles returns the key files among the KMS keys that are in use, the
-// current one first, as a backup takes them, none when none is a file: those which open what is stored, and
-// not what lies there since. use has the former ones of which something is known:
-// what was given up is left out, and a file that is gone, if nothing is under it.
+// ReadKeyFiles returns the key files of the KMS keys in use, the current one first, for a backup.
+// It returns nil when no key is a file. Each file must hold the key that opened it at the start, in
+// case it was replaced since. use describes the known previous keys: a key that was given up is
+// left out, and so is one whose file is missing and under which nothing is wrapped.
 func ReadKeyFiles(keys []KeyFile, use map[string]keyring.KMSKey) (files [][]byte, err error) {
 	for i, k := range keys {
 		of, known := use[k.id]
@@ -68,7 +68,7 @@ func readKeyFile(path, id string) ([]byte, error) {
 	return text, nil
 }
 
-// KMSKeysOfBackup are the KMS keys that came with a backup. current is nil when that is no
+// KMSKeysOfBackup returns the KMS keys of a backup. current is nil when the current key was not a
 // file.
 func KMSKeysOfBackup(files [][]byte) (current keyring.KMS, former []keyring.KMS, err error) {
 	for i, file := range files {

@@ -15,8 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 )
 
-// KMSFile returns the path of the key file that a URL of kms.url names, if it
-// names one.
+// KMSFile returns the path of the key file in a value of kms.url, if the URL names a file.
 func KMSFile(text string) (path string, ok bool) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "file" {
@@ -25,14 +24,13 @@ func KMSFile(text string) (path string, ok bool) {
 	return u.Path, true
 }
 
-// Names in a data directory. The KMS key is there in development only.
+// Names of files in a data directory. Only development servers keep the KMS key there.
 const (
 	DatabaseFile   = "latticekeep.db"
 	KMSKeyFileName = "kms.key"
 )
 
-// OpenExisting opens a store that must be there. A data directory that a server
-// is using is refused.
+// OpenExisting opens a store that must exist. It refuses a data directory that a server is using.
 func OpenExisting(ctx context.Context, a Location) (store.Database, error) {
 	if dir, ok := a.Dir(); ok {
 		if _, err := os.Stat(filepath.Join(dir, DatabaseFile)); err != nil {
@@ -42,8 +40,8 @@ func OpenExisting(ctx context.Context, a Location) (store.Database, error) {
 	return Open(ctx, a)
 }
 
-// LockDataDir keeps a second restore out, and a server that starts waits: each
-// makes its database under the lock of the directory.
+// LockDataDir locks a data directory while a database is created in it. It keeps a second restore
+// out, and a starting server waits.
 func LockDataDir(dir string) (*os.File, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -56,23 +54,23 @@ func LockDataDir(dir string) (*os.File, error) {
 	return d, nil
 }
 
-// BoltScheme is that of the URL of a data directory: bolt:/var/lib/latticekeep.
+// BoltScheme is the URL scheme of a data directory, as in bolt:/var/lib/latticekeep.
 const BoltScheme = "bolt:"
 
 const storeHint = "give bolt: and a data directory, as bolt:/var/lib/latticekeep, or postgres://user@host/database"
 
-// Location says where a store is, for a command that opens it itself.
+// Location names a store for a command that opens it itself.
 type Location struct {
 	URL          string // bolt:DIR or postgres://…
-	PasswordFile string // file with the password of PostgreSQL; else PGPASSWORD
+	PasswordFile string // file with the PostgreSQL password; PGPASSWORD otherwise
 	ReadOnly     bool
 }
 
-// Dir returns the data directory, if it is one.
+// Dir returns the data directory, if the location is one.
 func (a Location) Dir() (dir string, ok bool) { return strings.CutPrefix(a.URL, BoltScheme) }
 
-// Check fails for what is not the URL of a store, and quotes nothing: there may
-// be a password in it.
+// Check fails if the URL is not that of a store. The error does not quote the URL, which may
+// contain a password.
 func (a Location) Check() error {
 	if dir, ok := a.Dir(); ok {
 		if dir == "" || strings.HasPrefix(dir, "//") || strings.HasSuffix(dir, DatabaseFile) {
@@ -87,7 +85,7 @@ func (a Location) Check() error {
 	return nil
 }
 
-// String names the store without what is secret.
+// String returns the name of the store without secrets.
 func (a Location) String() string {
 	if dir, ok := a.Dir(); ok {
 		if whole, err := filepath.Abs(dir); err == nil {
@@ -102,8 +100,7 @@ func (a Location) String() string {
 	return fmt.Sprintf("%s://%s%s", u.Scheme, u.Host, u.Path)
 }
 
-// Open opens the store, which need not be that of a deployment. The caller
-// closes it.
+// Open opens the store. The store may lack a deployment. The caller closes it.
 func Open(ctx context.Context, a Location) (store.Database, error) {
 	if err := a.Check(); err != nil {
 		return nil, err
@@ -118,8 +115,8 @@ func Open(ctx context.Context, a Location) (store.Database, error) {
 	return postgres.Open(ctx, a.URL, postgres.Options{ReadOnly: a.ReadOnly, Password: a.Password()})
 }
 
-// Password returns what tells the password of PostgreSQL, and nil when no file
-// does.
+// Password returns a function that reads the PostgreSQL password from its file, and nil without a
+// file.
 func (a Location) Password() func() (string, error) {
 	if a.PasswordFile == "" {
 		return nil

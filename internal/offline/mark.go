@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// PutFirstMark marks a store that has no mark.
+// PutFirstMark sets a mark on a store that has none.
 func PutFirstMark(ctx context.Context, s store.Store, m *Mark) error {
 	err := s.Update(ctx, func(tx store.Tx) error {
 		found, err := ReadMark(tx)
@@ -24,7 +24,7 @@ func PutFirstMark(ctx context.Context, s store.Store, m *Mark) error {
 		}
 		return m.Put(tx)
 	})
-	if err != nil { // it may have been committed all the same
+	if err != nil { // the commit may have succeeded all the same
 		if found, read := MarkOf(ctx, s); read == nil && found != nil && found.ID == m.ID {
 			return nil
 		}
@@ -32,33 +32,33 @@ func PutFirstMark(ctx context.Context, s store.Store, m *Mark) error {
 	return err
 }
 
-// Bounds of one commit of a restore.
+// Limits for one commit of a restore.
 const (
 	BatchRows  = 1000
 	BatchBytes = 4 << 20
 )
 
-// MarkRow says of a store that it is not to be served. It is of the store and not
-// of the deployment: no backup is restored with it, and no migration copies it.
+// MarkRow is the key of the mark, which says that the store must not be served. The mark belongs to
+// the store and not to the deployment: no backup contains it, and no migration copies it.
 var MarkRow = []byte("maintenance")
 
-// Mark is its content.
+// Mark is the content of MarkRow.
 type Mark struct {
 	State string `json:"state"`
 	ID    string `json:"id"`              // random id of the restore or migration
-	Other string `json:"other"`           // the other side, without secrets
-	Chain string `json:"chain,omitempty"` // fingerprint
+	Other string `json:"other"`           // location of the other store, without secrets
+	Chain string `json:"chain,omitempty"` // fingerprint of the chain
 	Since string `json:"since"`           // RFC 3339
-	Rows  uint64 `json:"rows,omitempty"`  // copied so far,
-	Next  []byte `json:"next,omitempty"`  // and the key behind the last of them
+	Rows  uint64 `json:"rows,omitempty"`  // rows copied so far
+	Next  []byte `json:"next,omitempty"`  // key after the last copied row
 }
 
-// States of a store that has the row.
+// States of a store with a mark.
 const (
-	Restoring = "restoring" // a backup is being loaded
-	Receiving = "receiving" // a migration is being copied to it
-	Leaving   = "leaving"   // it is being copied elsewhere
-	Moved     = "moved"     // it was: the deployment is there now
+	Restoring = "restoring" // a backup is being loaded into it
+	Receiving = "receiving" // a migration is being copied into it
+	Leaving   = "leaving"   // a migration is being copied from it
+	Moved     = "moved"     // the migration is complete; the deployment is in the other store
 )
 
 // ReadMark returns the mark of a store, or nil.
@@ -74,7 +74,7 @@ func ReadMark(r store.Reader) (*Mark, error) {
 	return m, nil
 }
 
-// MarkOf reads the mark of a store, or nil.
+// MarkOf reads the mark in its own transaction. It returns nil without a mark.
 func MarkOf(ctx context.Context, s store.Store) (m *Mark, err error) {
 	err = s.View(ctx, func(r store.Reader) (err error) {
 		m, err = ReadMark(r)
@@ -83,7 +83,7 @@ func MarkOf(ctx context.Context, s store.Store) (m *Mark, err error) {
 	return m, err
 }
 
-// Unfinished says whether the store lacks part of what it is to hold.
+// Unfinished reports whether the store is still incomplete.
 func (m *Mark) Unfinished() bool { return m.State == Restoring || m.State == Receiving }
 
 func (m *Mark) Put(tx store.Tx) error {
@@ -94,7 +94,7 @@ func (m *Mark) Put(tx store.Tx) error {
 	return tx.Put(MarkRow, b)
 }
 
-// Err says why the store is not served, and what helps.
+// Err returns an error that says why the store is not served, and what to do.
 func (m *Mark) Err() error {
 	var text string
 	switch m.State {
@@ -113,7 +113,7 @@ func (m *Mark) Err() error {
 	return fault.New(fault.Unavailable, text)
 }
 
-// CheckUnmarked fails for a store that is not to be served.
+// CheckUnmarked fails if the store has a mark.
 func CheckUnmarked(ctx context.Context, s store.Store) error {
 	m, err := MarkOf(ctx, s)
 	if err != nil || m == nil {
@@ -122,8 +122,8 @@ func CheckUnmarked(ctx context.Context, s store.Store) error {
 	return m.Err()
 }
 
-// HookUnlessMarked is the hook of a store that is served: with it a store that gets a mark
-// takes no more commits of any process, at once.
+// HookUnlessMarked returns a hook for a store that is served. Once the store gets a mark, the hook
+// refuses all further commits of every process.
 func HookUnlessMarked(hook store.Hook) store.Hook {
 	return func(tx store.Tx, events []any) error {
 		m, err := ReadMark(tx)
@@ -137,8 +137,8 @@ func HookUnlessMarked(hook store.Hook) store.Hook {
 	}
 }
 
-// CheckHolder fails when the mark of a store is not that of the restore or migration
-// with this id. An empty id stands for a store that has no need of a mark.
+// CheckHolder fails if the store's mark does not belong to the restore or migration with this id.
+// An empty id means that the store needs no mark.
 func CheckHolder(r store.Reader, id string) error {
 	if id == "" {
 		return nil
@@ -150,12 +150,12 @@ func CheckHolder(r store.Reader, id string) error {
 	return err
 }
 
-// Unmark takes the mark away, and is sure of it.
+// Unmark removes the mark. If the commit fails, it checks whether the mark is gone all the same.
 func Unmark(ctx context.Context, s store.Store, id string) error {
 	err := s.Update(ctx, func(tx store.Tx) error {
 		return errors.Join(CheckHolder(tx, id), tx.Delete(MarkRow))
 	})
-	if err != nil { // it may have been committed all the same
+	if err != nil { // the commit may have succeeded all the same
 		if m, read := MarkOf(ctx, s); read == nil && m == nil {
 			return nil
 		}
@@ -164,8 +164,8 @@ func Unmark(ctx context.Context, s store.Store, id string) error {
 	return nil
 }
 
-// Claim gives an empty database its mark. What is left of an earlier attempt, as
-// stale says of its mark, is removed; anything else is refused.
+// Claim sets a mark on an empty database. It removes the rows of an earlier attempt if stale
+// accepts its mark, and refuses a database with other content.
 func Claim(ctx context.Context, s store.Store, m *Mark, stale func(*Mark) bool) error {
 	own := func(found *Mark) bool { return found.ID == m.ID || stale(found) }
 	for {
@@ -218,7 +218,7 @@ func Claim(ctx context.Context, s store.Store, m *Mark, stale func(*Mark) bool) 
 
 var errNotEmpty = fault.New(fault.Conflict, "the database is not empty")
 
-// NotEmptyError says what is in the way.
+// NotEmptyError returns an error that says what the database contains.
 func NotEmptyError(ctx context.Context, s store.Store) error {
 	if chain := chainOf(ctx, s); chain != "" {
 		return fmt.Errorf("the database holds a deployment already, of the chain %s, and nothing is ever overwritten: name an empty one", chain)
@@ -226,8 +226,7 @@ func NotEmptyError(ctx context.Context, s store.Store) error {
 	return errors.New("the database holds something already, and nothing is ever overwritten: name an empty one")
 }
 
-// chainOf returns the fingerprint of the chain in a store, and "" when it has
-// none.
+// chainOf returns the fingerprint of the chain in a store, and "" without a chain.
 func chainOf(ctx context.Context, s store.Store) string {
 	report, err := audit.VerifyStore(ctx, s, audit.Options{To: 1})
 	if err != nil {
