@@ -1,10 +1,9 @@
-// Package buildinfo says which build of the program runs.
+// Package buildinfo identifies the build of the running program.
 package buildinfo
 
 import "runtime/debug"
 
-// Version returns the module's version, or the commit of a build from a
-// checkout.
+// Version returns the module's version, or the commit for a build from a checkout.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -1,4 +1,4 @@
-// Package download reads long answers of a server, and gives up on a server that stalls.
+// Package download reads long responses of a server, and gives up when the server stalls.
 package download
 
 import (
@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// stallTimeout is how long a server may send no byte.
+// stallTimeout is the longest time without a byte from the server.
 const stallTimeout = 2 * time.Minute
 
 var errStalled = errors.New("the server has sent nothing for two minutes: try again")
 
-// download is the body of an answer.
+// download is a response body with a stall timeout.
 type download struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -22,8 +22,8 @@ type download struct {
 	body   io.ReadCloser
 }
 
-// Open returns the body that open returns. Reading fails when the server sends nothing for
-// two minutes. Closing the body ends the context that open was given.
+// Open calls open and returns its body. Reading fails when the server sends nothing for two
+// minutes. Closing the body cancels the context that open received.
 func Open(ctx context.Context, open func(context.Context) (io.ReadCloser, error)) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stall := time.AfterFunc(stallTimeout, func() { cancel(errStalled) })

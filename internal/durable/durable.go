@@ -1,5 +1,5 @@
-// Package durable writes files that survive a crash: under their name they are whole, or they are
-// not there, and what a function has written is on disk when it returns.
+// Package durable writes files that survive a crash. A file is complete under its name or absent,
+// and its content is on disk when the function returns.
 package durable
 
 import (
@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// WriteNew writes a file with mode 0600. A file that exists is an error that is fs.ErrExist.
+// WriteNew writes a file with mode 0600. It fails with fs.ErrExist if the file exists.
 func WriteNew(path string, content []byte) (err error) {
 	if err := CheckAbsent(path); err != nil {
 		return err
@@ -26,8 +26,8 @@ func WriteNew(path string, content []byte) (err error) {
 	return nil
 }
 
-// Replace puts content in the place of a file that exists, and keeps its mode. Of a link it replaces
-// the file that the link leads to.
+// Replace replaces the content of an existing file and keeps its mode. It follows a link and
+// replaces the target.
 func Replace(path string, content []byte) (err error) {
 	defer func() {
 		if err != nil {
@@ -53,7 +53,7 @@ func Replace(path string, content []byte) (err error) {
 	return SyncFolder(filepath.Dir(target))
 }
 
-// writeTemp writes a temporary file beside path, whole and synced.
+// writeTemp writes and syncs a temporary file beside path.
 func writeTemp(path, pattern string, mode fs.FileMode, content []byte) (name string, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(pattern))
 	if err != nil {
@@ -67,7 +67,7 @@ func writeTemp(path, pattern string, mode fs.FileMode, content []byte) (name str
 	return f.Name(), nil
 }
 
-// CheckAbsent fails when there is something at path.
+// CheckAbsent fails if path exists.
 func CheckAbsent(path string) error {
 	_, err := os.Lstat(path)
 	switch {
@@ -87,13 +87,13 @@ func (e existsError) Error() string {
 
 func (existsError) Is(target error) bool { return target == fs.ErrExist }
 
-// MoveNew gives a file another name on the same file system, and never replaces a file.
+// MoveNew renames a file within a file system. It never replaces a file.
 func MoveNew(from, to string) error {
-	err := os.Link(from, to) // unlike a rename, a link does not replace
+	err := os.Link(from, to) // unlike a rename, a link does not replace a file
 	switch {
 	case err == nil:
 		err = os.Remove(from)
-	case !errors.Is(err, fs.ErrExist): // not every file system has links
+	case !errors.Is(err, fs.ErrExist): // some file systems have no links
 		if err = CheckAbsent(to); err == nil {
 			err = os.Rename(from, to)
 		}

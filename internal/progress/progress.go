@@ -1,4 +1,4 @@
-// Package progress shows on a terminal how far a long command has come.
+// Package progress shows the progress of a long command on a terminal.
 package progress
 
 import (
@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// Progress says on standard error how far an export is. Nil says nothing.
+// Progress reports the progress of an export on standard error. A nil Progress reports nothing.
 type Progress struct {
 	w        io.Writer
 	terminal bool
-	count    uint64 // entries that were written
-	skipped  uint64 // that were there before
-	total    uint64 // 0: unknown
+	count    uint64 // entries written
+	skipped  uint64 // entries already there before
+	total    uint64 // entries to write; 0: unknown
 	shown    time.Time
 }
 
-// progressEvery is how often it is shown.
+// progressEvery is the interval between two lines.
 const progressEvery = time.Second
 
 func New(w io.Writer, asked bool) *Progress {
@@ -93,7 +93,7 @@ func (p *Progress) End() {
 	}
 }
 
-// AddOf and endOf are add and end for what are no entries.
+// AddOf and EndOf are Add and End for things other than entries.
 func (p *Progress) AddOf(what string) {
 	if p == nil {
 		return
