@@ -124,7 +124,7 @@ type pipeline struct {
 	mu      sync.Mutex
 	fault   *Broken // earliest fault of the chain
 	derived *Broken // earliest fault of a derived row
-	failure error   // why the verification could not go on
+	failure error   // why the verification could not continue
 }
 
 func (p *pipeline) init(gentle bool) {

@@ -95,8 +95,8 @@ func prefetchEntry(r store.Reader, p tenantHead) error {
 }
 
 // contradicted decides why a row contradicts the known position. It returns errDamagedLog for a
-// rewritten row. An older copy of the database, or a log that continues without lost entries, is
-// left to the hook.
+// rewritten row. It leaves an older copy of the database to the hook. In another epoch, entries may
+// be lost, so it only checks that the row names a signed entry.
 func (h *heads) contradicted(r store.Reader, tenant string, k knownTenantHead, p tenantHead) error {
 	head, err := readHead(r)
 	if err != nil {

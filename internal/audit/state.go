@@ -68,7 +68,7 @@ type history struct {
 	credentials map[CredentialKey]State
 	apiKeys     map[APIKeyName]APIKeyState
 	namespaces  map[NamespaceName]NamespaceState
-	kept        []*Entry // entries that [Reader.Visit] returns, without hash and signature
+	kept        []*Entry // entries of sealing keys and archived segments, without hash and signature
 }
 
 // tenantState is the end of a tenant's part of the chain.
