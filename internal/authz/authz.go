@@ -95,7 +95,7 @@ const (
 	System   Kind = "system"   // the deployment itself
 	// ServiceAccount is a pod of the cluster, in the tenant of its namespace.
 	ServiceAccount Kind = "service_account"
-	Stranger       Kind = "stranger" // a caller that is not known, or not yet; has no id
+	Stranger       Kind = "stranger" // an unknown caller; has no id
 )
 
 // Namespace is a namespace of a cluster. The cluster is identified by its UID.

@@ -28,7 +28,7 @@ type Clock struct {
 	local func() time.Time
 
 	mu     sync.Mutex
-	shared time.Time // shared time at the local time at
+	shared time.Time // the shared time when the local time was at
 	at     time.Time // zero before the first answer
 }
 

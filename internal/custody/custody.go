@@ -96,11 +96,11 @@ type Moved struct {
 }
 
 // Rewrap moves as many sets as fit into part of a second under the current KMS key: the sets under
-// another key and, if before is not zero, those that were last moved before that time. Callers
-// repeat it until nothing remains. Errors: fault.Forbidden; fault.Invalid for a time in the future;
-// fault.Unavailable if a KMS or the store does not answer; fault.Internal if the remaining sets are
-// damaged. After an error of the move, nothing was moved. An error while counting what remains
-// comes with the number of moved sets. No error loses anything.
+// another key and, if before is not zero, those that were last moved before that time or never.
+// Callers repeat it until nothing remains. Errors: fault.Forbidden; fault.Invalid for a time in the
+// future; fault.Unavailable if a KMS or the store does not answer; fault.Internal if the remaining
+// sets are damaged. After an error of the move, nothing was moved. An error while counting what
+// remains comes with the number of moved sets. No error loses anything.
 func (s *Service) Rewrap(ctx context.Context, p authz.Principal, before time.Time) (Moved, error) {
 	if err := s.guard.Admit(ctx, p, authz.RewrapKeys); err != nil {
 		return Moved{}, err

@@ -58,7 +58,7 @@ func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal
 		Type: audit.PasswordResetRequested, Outcome: audit.Success, Principal: from,
 		Resource: audit.Resource{Type: audit.UserResource, ID: l.User},
 	}
-	e.Principal.Tenant = l.Tenant // p is a stranger, and the entry belongs in the tenant's history
+	e.Principal.Tenant = l.Tenant // from is a stranger, but the entry belongs in the tenant's history
 	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		var row userRow
 		found, err1 := s.get(tx, userKey(l.account), &row)
@@ -197,7 +197,7 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,
 		func(tx store.Tx, _ *userRow) (map[string]string, error) {
 			waits, err := s.throttle.waits(tx, l.User, now)
-			if err == nil && waits { // guesses failed meanwhile
+			if err == nil && waits { // guesses failed meanwhile, and the account must wait
 				err = refuse(reasonPassword, errWrongPassword)
 			}
 			return nil, err

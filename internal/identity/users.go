@@ -128,8 +128,8 @@ type login struct {
 	hash string // PHC string of the password; empty when there is no user
 }
 
-// decoy is a user that no store holds. findLogin decodes its rows for an unknown address, so that
-// takes the same work. The zero value is ready.
+// decoy is a user that no store holds. findLogin decodes its rows for an unknown address, so
+// sign-ins take the same work for unknown and known addresses. The zero value is ready.
 type decoy struct {
 	once                sync.Once
 	account, user, hash sealedRow

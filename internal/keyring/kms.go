@@ -130,8 +130,8 @@ type KMSKeys struct {
 }
 
 // KMSKeys counts the sets by the KMS key that they are under. Remaining counts the sets that are
-// under another key than the current one, or that were last moved before the given time. A zero
-// time moves no set of the current key. Error: fault.Unavailable.
+// under another key than the current one, or that were last moved before the given time or never.
+// With a zero time no set of the current key counts. Error: fault.Unavailable.
 func (r *kmsKeys) KMSKeys(ctx context.Context, before time.Time) (KMSKeys, error) {
 	states := map[string]*KMSKey{r.kms.ID(): {ID: r.kms.ID(), State: KMSKeyCurrent}}
 	for _, former := range r.config.Former {

@@ -41,9 +41,9 @@ var (
 )
 
 // Rewrap puts sets that are under another KMS key under the current one. If before is not zero, it
-// also moves sets that were last moved before that time: after a rotation at the provider, the KMS
-// then wraps them with its newest version. One call moves as many sets as fit into part of a
-// second, in no order, and at least one if there is any. It leaves a set that it cannot move
+// also moves sets that were last moved before that time or never: after a rotation at the provider,
+// the KMS then wraps them with its newest version. One call moves as many sets as fit into part of
+// a second, in no order, and at least one if there is any. It leaves a set that it cannot move
 // unchanged. It stores nothing; [Rewrap.Put] does.
 //
 // The wrapping keys themselves stay the same. Before a wrapping key is wrapped, it must open the

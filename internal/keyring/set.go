@@ -293,7 +293,7 @@ func (r *sets) openSet(ctx context.Context, set storedSet) (map[purpose]secret.B
 type PublicKey struct {
 	Version uint32
 	ID      string
-	Bytes   []byte // 1952 long
+	Bytes   []byte // 1952 bytes
 }
 
 // publicRow returns the key of the row that holds a public signing key under the row MAC. With it,

@@ -22,7 +22,7 @@ import (
 // Usage is the state of a bucket after a request.
 type Usage struct {
 	Limit     int
-	Remaining int           // never negative; with a lender, excludes what other processes took since the last lease
+	Remaining int           // never negative; with a lender, ignores what other processes took since the last lease
 	Reset     time.Time     // when the minute ends
 	Wait      time.Duration // time until Reset
 	Exceeded  bool          // this request was over the limit

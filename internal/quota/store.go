@@ -30,7 +30,8 @@ func NewLender(s store.Store, c *clock.Clock) *Shared { return &Shared{s, c} }
 // Now implements [Lender].
 func (s *Shared) Now() time.Time { return s.clock.Now() }
 
-// shareAtOnce bounds one lease: at most this fraction of what is left, as a divisor.
+// shareAtOnce bounds one lease: it is at most what is left divided by shareAtOnce, but at least
+// one.
 const shareAtOnce = 8
 
 // freshness bounds the age of the measured time in a lease, because a machine that was suspended
