@@ -22,9 +22,9 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// BenchmarkSeal reports how many physical commits (a pair of fdatasyncs each)
-// a sealed credential of 1 KiB costs, with one caller and with 64 that each
-// seal again as soon as they were answered.
+// BenchmarkSeal reports how many physical commits (a pair of fdatasyncs each) a sealed credential
+// of 1 KiB costs. It measures one caller, and 64 callers that each seal again as soon as they have
+// an answer.
 func BenchmarkSeal(b *testing.B) {
 	for _, sealers := range []int{1, 64} {
 		b.Run(fmt.Sprintf("sealers=%d", sealers), func(b *testing.B) {
@@ -52,8 +52,8 @@ func BenchmarkSeal(b *testing.B) {
 	}
 }
 
-// BenchmarkTenThousandCredentials reports how long the reads of many credentials take
-// in a tenant that has 10,000, on both stores.
+// BenchmarkTenThousandCredentials reports how long reads of many credentials take in a tenant with
+// 10,000 credentials, on both stores.
 func BenchmarkTenThousandCredentials(b *testing.B) {
 	stores := map[string]func(b *testing.B, hook store.Hook) (store.Store, error){
 		"bolt": func(b *testing.B, hook store.Hook) (store.Store, error) {

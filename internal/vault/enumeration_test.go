@@ -13,10 +13,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// work is what an operation does that takes time or leaves a trace.
+// work counts the steps of an operation that take time or leave a trace.
 type work struct{ views, updates, gets, scans, writes, entries, kms, opens int64 }
 
-// measured runs do and returns what it did.
+// measured runs do and returns its work.
 func (f *fixture) measured(do func() error) (work, error) {
 	count := func() work {
 		s := f.store
@@ -34,8 +34,8 @@ func (f *fixture) measured(do func() error) (work, error) {
 	}, err
 }
 
-// absences are credentials of every sort that is not there for f.a, and one
-// that is. Each has a name of its own.
+// absences returns credentials that do not exist for f.a, one of every kind, and one that does.
+// Each has its own name.
 func (f *fixture) absences() (ids, names map[string]string, there Credential) {
 	t := f.t
 	foreign := f.sealNamed(f.b, "foreign", login)
@@ -57,8 +57,8 @@ func (f *fixture) absences() (ids, names map[string]string, there Credential) {
 	return ids, names, there
 }
 
-// Promise 7: foreign, deleted, expired, never existing and malformed are one
-// case, in the answer and in the work, to every method that names a credential.
+// Promise 7: another tenant's, a deleted, an expired, an unknown and a malformed credential are one
+// case, in the answer and in the work, for every method that names a credential.
 func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	f := newFixture(t, 0)
 	ids, names, there := f.absences()
@@ -86,7 +86,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 		var want work
 		for name, which := range cases {
 			if name == "expired" && (operation == "Delete" || operation == "Metadata") {
-				continue // what has expired can be deleted, and is listed
+				continue // an expired credential can be deleted and is listed
 			}
 			did, err := f.measured(func() error { return do(which) })
 			if !errors.Is(err, fault.Forbidden) {
@@ -104,7 +104,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			}
 		}
 	}
-	// What only reads does the same work when it succeeds.
+	// A read does the same work when it succeeds.
 	for operation, which := range map[string]struct{ hit, miss string }{
 		"Unseal": {there.ID, ids["foreign"]}, "UnsealByName": {"there", "foreign"}, "Versions": {there.ID, ids["foreign"]},
 		"UnsealVersion": {there.ID, ids["foreign"]}, "Metadata": {there.ID, ids["foreign"]},
@@ -118,7 +118,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	must(t, f.vault.Delete(t.Context(), f.a, ids["expired"]))
 	f.verify()
 
-	// A new method is entered above, or here with what it does not name.
+	// A new method is added to the table above, or here with what it names instead of a credential.
 	others := map[string]string{
 		"Seal": "makes one", "List": "names none", "Summary": "names none",
 		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
@@ -132,9 +132,8 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	}
 }
 
-// A version of a credential is there when it is the current one, or the previous
-// one before its end. All others, of any credential, are one case with those
-// that do not exist.
+// A version exists when it is the current one, or the previous one before its end. All other
+// versions, of any credential, are one case with those that never existed.
 func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 	f := newFixture(t, 0)
 	generate := func(op authz.Principal, expect uint64, overlap time.Duration) *Owned {
@@ -158,10 +157,10 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 	again := object(f.a, "again")
 	generate(again, 0, 0)
 	generate(again, 1, day)
-	ids["again"] = generate(again, 2, 15*day).ID // which ended version 1
+	ids["again"] = generate(again, 2, 15*day).ID // ended version 1
 	f.advance(10 * day)
 	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 3 {
-		t.Fatal(n, err) // those of swept, ended and foreign
+		t.Fatal(n, err) // the versions of swept, ended and foreign
 	}
 	late := object(f.a, "late")
 	generate(late, 0, 0)
@@ -224,7 +223,7 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 	f.verify()
 }
 
-// The same holds for objects that own nothing here.
+// The same holds for an object that owns nothing in this tenant.
 func TestAForeignObjectIsNoObject(t *testing.T) {
 	f := newFixture(t, 0)
 	_, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))

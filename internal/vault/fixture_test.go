@@ -22,8 +22,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// fixture is a vault on real parts: a database file, a key file, a log. The
-// clock is the test's, and the KMS can be told to be down.
+// fixture is a vault on real parts: a database file, a key file and a log. The test controls the
+// clock and can make the KMS fail.
 type fixture struct {
 	t     testing.TB
 	dir   string
@@ -32,14 +32,14 @@ type fixture struct {
 	keys  *keyring.Ring
 	kms   *switchedKMS
 	vault *Vault
-	a, b  authz.Principal // of two tenants, with all scopes
-	opens atomic.Int64    // of records: two signatures and a decryption each
+	a, b  authz.Principal // principals of two tenants, with all scopes
+	opens atomic.Int64    // records opened, each with two signatures and a decryption
 
 	mu    sync.Mutex
 	clock time.Time
 }
 
-// switchedKMS is the local key, with a switch in front of it and a counter.
+// switchedKMS is the local key behind a switch and a counter.
 type switchedKMS struct {
 	*kms.Key
 	down  atomic.Bool
@@ -56,9 +56,8 @@ func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []b
 	return k.Key.Unwrap(ctx, keyContext, wrapped)
 }
 
-// watchedStore is the database, with counters and a switch that makes it
-// answer as one whose disk is full. In tests it runs every closure of Update
-// twice, as a backend may that has to retry.
+// watchedStore is the database with counters and a switch that makes it fail like a full disk. In
+// tests it runs every closure of Update twice, like a backend that has to retry.
 type watchedStore struct {
 	*bolt.Store
 	twice                                             bool
@@ -144,7 +143,7 @@ func (f *fixture) advance(d time.Duration) {
 func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	t.Helper()
 	f := &fixture{t: t, dir: t.TempDir(), clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
-	keyFile := filepath.Join(t.TempDir(), "kms.key") // not where the store lies
+	keyFile := filepath.Join(t.TempDir(), "kms.key") // outside the directory of the store
 	must(t, kms.CreateLocal(keyFile))
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
@@ -208,7 +207,7 @@ func (f *fixture) last(p authz.Principal) audit.Entry {
 	return entries[0]
 }
 
-// records returns the raw rows under the prefix.
+// rows returns the raw rows under the prefix.
 func (f *fixture) rows(prefix string) (keys, values [][]byte) {
 	f.t.Helper()
 	must(f.t, f.store.Store.View(f.t.Context(), func(r store.Reader) error {
@@ -220,7 +219,7 @@ func (f *fixture) rows(prefix string) (keys, values [][]byte) {
 	return keys, values
 }
 
-// tamper changes rows behind the vault's back.
+// tamper changes rows without the vault.
 func (f *fixture) tamper(change func(tx store.Tx) error) {
 	f.t.Helper()
 	must(f.t, f.store.Store.Update(f.t.Context(), change))

@@ -36,7 +36,7 @@ func TestGeneratedValuesFollowThoseBefore(t *testing.T) {
 			seen, given, made = nil, previous, secrets(next)
 			if previous != nil {
 				seen = secrets(plain(previous))
-				made["kept"] = previous["kept"] // what it was given can be returned
+				made["kept"] = previous["kept"] // produce may return a value that it got
 			}
 			return made, nil
 		})
@@ -66,7 +66,7 @@ func TestGeneratedValuesFollowThoseBefore(t *testing.T) {
 	if !maps.Equal(plain(got.Values), map[string]string{"p": "2", "kept": "k"}) {
 		t.Fatal(plain(got.Values))
 	}
-	f.advance(31 * day) // expired: the object stands
+	f.advance(31 * day) // the credential has expired, and the object still exists
 	generate(3, map[string]string{"p": "3"})
 	if seen == nil {
 		t.Fatal("an expired version was not opened")
@@ -77,7 +77,7 @@ func TestGeneratedValuesFollowThoseBefore(t *testing.T) {
 func TestWhatIsLostIsGeneratedFromNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		lose   func(f *fixture, o *Owned) error
-		failed bool // its damage shows when it is opened, which is recorded
+		failed bool // opening finds the damage and is recorded
 	}{
 		"deleted": {lose: func(f *fixture, o *Owned) error {
 			system := f.a
@@ -181,7 +181,7 @@ func TestAGenerationThatFailsDoesNothing(t *testing.T) {
 	}
 }
 
-// However many leaders believe that a rotation is theirs, there is one.
+// However many replicas believe that they lead and start a rotation, only one rotation happens.
 func TestARotationIsGeneratedOnce(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
@@ -210,8 +210,8 @@ func TestARotationIsGeneratedOnce(t *testing.T) {
 	f.verify()
 }
 
-// Deleted is gone: a rotation that was under way does not bring it back, nor
-// its previous version.
+// A deletion is final: a rotation that was under way restores neither the credential nor its
+// previous version.
 func TestWhatIsDeletedMeanwhileStaysDeleted(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.generate(f.operator(), 0, 0, login)
@@ -289,7 +289,7 @@ func TestAnObjectsValuesAreReadForItsTarget(t *testing.T) {
 	refused("when it is missing", 2, fault.NotFound)
 }
 
-// The log fails between the look at it and the entry: no values leave.
+// When the log fails between the check and the entry, no values leave the vault.
 func TestAReadForATargetThatCannotBeRecordedIsNone(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.generate(f.operator(), 0, 0, login)

@@ -27,7 +27,7 @@ func TestARepeatedSealAnswersAsTheFirst(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	first := f.sealOnce("retry-1", "db", login)
 	f.advance(time.Hour)
-	_, err := f.vault.Rotate(t.Context(), f.a, first.ID) // the values are still those of the request
+	_, err := f.vault.Rotate(t.Context(), f.a, first.ID) // keeps the values of the request
 	must(t, err)
 	if again := f.sealOnce("retry-1", "db", login); again != first {
 		t.Fatalf("first %+v, again %+v", first, again)
@@ -78,7 +78,8 @@ func TestAnIdempotencyKeyIsForOneRequest(t *testing.T) {
 	f.sealOnce(strings.Repeat("~", 255), "db", login)
 }
 
-// What says anything of the values goes with them; the key still makes nothing twice.
+// Rows that depend on the values are deleted with them. The idempotency key still prevents a second
+// credential.
 func TestARequestIsForgottenWithItsValues(t *testing.T) {
 	for what, end := range map[string]func(f *fixture, id string){
 		"deleted":  func(f *fixture, id string) { must(t, f.vault.Delete(t.Context(), f.a, id)) },
@@ -183,7 +184,7 @@ func TestSweepGoesThroughAllThatIsDue(t *testing.T) {
 	}
 }
 
-// A request is found when the key that led to it is not.
+// A sweep finds a request when the key that led to it is damaged or lost.
 func TestSweepForgetsRequestsWhoseKeyIsDamagedOrLost(t *testing.T) {
 	for name, damage := range map[string]func(f *fixture, tx store.Tx, key, request, due []byte) error{
 		"a damaged key": func(_ *fixture, tx store.Tx, key, _, _ []byte) error { return tx.Put(key, []byte("junk")) },
@@ -218,7 +219,7 @@ func TestSweepForgetsRequestsWhoseKeyIsDamagedOrLost(t *testing.T) {
 	}
 }
 
-// What a full disk did not let it forget, the next sweep forgets.
+// The next sweep deletes what a full disk kept the last one from deleting.
 func TestASweepThatFailsIsMadeUpFor(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.tamper(func(tx store.Tx) (err error) {

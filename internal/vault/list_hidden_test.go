@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Where the pages of a search end says nothing of the names, types and ages of what is
-// hidden from who asks: otherwise they could be guessed letter by letter.
+// The ends of a search's pages reveal nothing about the names, types and ages of credentials that
+// are hidden from the caller. Otherwise the caller could guess them letter by letter.
 func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	for i := range 3 {

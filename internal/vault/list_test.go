@@ -27,8 +27,7 @@ func (f *fixture) sealFor(p authz.Principal, name, kind string, days int) Creden
 	return c
 }
 
-// pages returns the ids of all pages of a list, as they came, and how many pages
-// there were.
+// pages returns the ids of all pages of a list in their order, and the number of pages.
 func (f *fixture) pages(p authz.Principal, q ListQuery) (ids []string, n int) {
 	f.t.Helper()
 	for {
@@ -47,8 +46,8 @@ func (f *fixture) pages(p authz.Principal, q ListQuery) (ids []string, n int) {
 	}
 }
 
-// contains is what a search is said to find, written out on its own: some part of
-// the name is the text when nobody looks at the case.
+// contains reports whether a search should find the name. It is written independently: some part of
+// the name equals the text, ignoring case.
 func contains(name, text string) bool {
 	runes, n := []rune(name), len([]rune(text))
 	for i := range len(runes) - n + 1 {
@@ -59,7 +58,7 @@ func contains(name, text string) bool {
 	return false
 }
 
-// arabic is a right-to-left name, bidi one with a control that turns it around.
+// arabic is a right-to-left name, and bidi a name with a control character that reverses the text.
 const arabic, bidi = "\u0645\u0641\u062a\u0627\u062d \u0627\u0644\u062f\u0641\u0639", "pay\u202egnihton"
 
 func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
@@ -85,7 +84,7 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 		t.Fatal(owned, err)
 	}
 	all = append(all, owned[0])
-	f.advance(15 * day) // those of 10 and 15 days have expired
+	f.advance(15 * day) // the ones with a TTL of 10 and 15 days have expired
 	now, end := f.now(), f.now().Add(5*day)
 	for _, filter := range []Filter{
 		{}, {Text: "pay"}, {Text: "MENTS"}, {Text: "straße"}, {Text: "STRAẞE"}, {Text: "strasse"}, {Text: "JÜR"}, {Text: "jü"}, {Text: "j\u0075\u0308r"},
@@ -131,7 +130,7 @@ func TestSimpleFolding(t *testing.T) {
 	}
 }
 
-// A page ends after a bounded look at the store, wherever what is searched for is.
+// A page ends after a bounded number of reads, wherever the matches are.
 func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.fill(3 * pageBudget().records)
@@ -168,8 +167,8 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 	}
 }
 
-// fill puts rows that look like credentials of f.a, as fast as it can: nobody opens
-// them. Their sizes are those of a credential of 100 bytes.
+// fill stores rows that look like credentials of f.a, as fast as it can. Nobody opens them. They
+// have the size of a credential of 100 bytes.
 func (f *fixture) fill(n int) { fill(f.t, f.store.Store, f.a.Tenant, f.now(), n) }
 
 func fill(t testing.TB, s store.Store, tenant authz.TenantID, now time.Time, n int) {
@@ -180,7 +179,7 @@ func fill(t testing.TB, s store.Store, tenant authz.TenantID, now time.Time, n i
 			for i := range batch {
 				r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{Name: fmt.Sprint("filled ", n, i), Type: fmt.Sprint("type-", i%30), TTLDays: 1 + i%60})
 				r.body, r.signature, r.wrap = make([]byte, 1281), make([]byte, dualsig.SignatureSize+64), make([]byte, 129)
-				_, _ = rand.Read(r.body) // as little to be compressed as in a real one
+				_, _ = rand.Read(r.body) // not compressible, like a real body
 				_, _ = rand.Read(r.signature)
 				if err := tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()); err != nil {
 					return err
@@ -212,7 +211,7 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 	for name, filter := range filters {
 		_, next, err := f.vault.List(t.Context(), f.a, ListQuery{Filter: filter, Limit: 1})
 		must(t, err)
-		if name == "expired" || name == "text in another field" { // which have nothing to go on with
+		if name == "expired" || name == "text in another field" { // these lists have only one page
 			next = cursors{f.vault.records.macRows}.encode(f.a.Tenant, filter, authz.NewID(idPrefix))
 		}
 		for other, filter := range filters {
@@ -243,8 +242,8 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 	}
 }
 
-// Where a page ends may be at a credential that is not there for who asks: it
-// learns no id of one.
+// A page may end at a credential that does not exist for the caller. The caller learns no id of
+// such a credential.
 func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	var hidden []string
@@ -292,7 +291,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	if s, err = f.vault.Summary(t.Context(), f.a, 7*day); err != nil || s.Total != 7 || s.ExpiringSoon != 5 {
 		t.Errorf("%+v %v", s, err)
 	}
-	f.vault.summaryBudget = readBudget{12, 1 << 20} // finding out what owns them is counted
+	f.vault.summaryBudget = readBudget{12, 1 << 20} // reads of owners count too
 	if s, err = f.vault.Summary(t.Context(), shop, 7*day); err != nil || s.Complete {
 		t.Errorf("%+v %v", s, err)
 	}
@@ -304,7 +303,7 @@ func TestASummaryCounts(t *testing.T) {
 		t.Fatalf("%+v %v", s, err)
 	}
 	var all []Credential
-	for i := range 30 { // of which the first 5 days' expire
+	for i := range 30 { // the ones with a TTL of at most 5 days expire
 		all = append(all, f.sealFor(f.a, fmt.Sprint(i), fmt.Sprintf("type-%02d", i%25), 1+i%15))
 		f.sealFor(f.b, fmt.Sprint(i), "foreign", 1)
 	}
@@ -368,7 +367,7 @@ func TestMetadataIsWhatTheListSays(t *testing.T) {
 				t.Errorf("recorded as %+v", e)
 			}
 		}
-		f.advance(6 * day) // and of one that has expired
+		f.advance(6 * day) // in the second round some have expired
 	}
 	c := f.sealFor(f.a, "n", "t", 1)
 	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, c.ID, 1), []byte("junk")) })

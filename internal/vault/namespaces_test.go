@@ -15,7 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// pod is a ServiceAccount of a namespace that is part of the tenant of f.a.
+// pod returns a ServiceAccount of a namespace that belongs to the tenant of f.a.
 func (f *fixture) pod(cluster, namespace string) authz.Principal {
 	return authz.Principal{
 		Tenant: f.a.Tenant, Kind: authz.ServiceAccount, ID: "account-" + namespace, Scopes: authz.TenantScopes(),
@@ -41,8 +41,8 @@ func (f *fixture) release(namespace, name string) {
 	must(f.t, f.vault.Release(f.t.Context(), op, "uid-"+namespace+"-"+name, false))
 }
 
-// Whoever may write in the tenant, over REST or as an object of another
-// namespace, does not become what an object's name stands for.
+// A caller who may write in the tenant, over REST or as an object of another namespace, cannot take
+// over the name of an object's credential.
 func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	f := newFixture(t, time.Hour)
 	shop, billing := f.pod("cluster", "shop"), f.pod("cluster", "billing")
@@ -112,8 +112,8 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	f.verify()
 }
 
-// A namespaced object never reaches another namespace, and nothing tells that it
-// is there.
+// An object in a namespace never reaches another namespace, and no answer reveals that a credential
+// exists there.
 func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 	f := newFixture(t, 0)
 	f.object("shop", "db", 0, 30, 0)
@@ -172,7 +172,7 @@ func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 			t.Errorf("its own namespace, %s: recorded as %+v", operation, e)
 		}
 	}
-	// A row of the object that says nothing certain shows nothing.
+	// A damaged row of the object reveals nothing.
 	keys, values := f.rows("owned/")
 	f.tamper(func(tx store.Tx) error {
 		return tx.Put(keys[0], []byte(strings.Replace(string(values[0]), `"shop"`, `"much"`, 1)))

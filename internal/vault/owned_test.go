@@ -79,7 +79,7 @@ func TestAnOwnedCredentialFollowsItsObject(t *testing.T) {
 	if !maps.Equal(plain(got.Values), map[string]string{"p": "2"}) {
 		t.Fatal(plain(got.Values))
 	}
-	// It can still be encrypted anew when it has expired: the object stands.
+	// The credential can be encrypted again after it expired, because the object still exists.
 	f.advance(61 * day)
 	_, err = f.vault.Reencrypt(t.Context(), op, uid, 4, "now")
 	must(t, err)
@@ -115,7 +115,7 @@ func TestAStaleExpectationChangesNothing(t *testing.T) {
 	op := f.operator()
 	var won atomic.Int64
 	var wg sync.WaitGroup
-	for range 5 { // as by five leaders that all believe to be the first
+	for range 5 { // like five replicas that all believe that they lead
 		wg.Go(func() {
 			_, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
 			switch {
@@ -202,7 +202,7 @@ func TestReleaseDeletesOrLetsGo(t *testing.T) {
 		op := f.operator()
 		o, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
 		must(t, err)
-		for range 2 { // again is no error
+		for range 2 { // a second release is not an error
 			must(t, f.vault.Release(t.Context(), op, uid, deleteEntry))
 		}
 		_, err = f.vault.Rotate(t.Context(), f.a, o.ID)

@@ -11,13 +11,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Whoever can write the database can move rows about. No previous version is read
-// that the object's row, which they cannot write, does not name as it is.
+// An attacker who can write the database can move rows. The vault still reads no previous version
+// except the one that the object's row names, and the attacker cannot write that row.
 func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(f *fixture, o *Owned) error
 		reason string
-		known  bool // the verification, which has no key that is secret, sees nothing wrong
+		known  bool // the verification, which has no secret key, finds nothing wrong
 	}{
 		"an ended one put back": {reason: reasonMissing, change: func(f *fixture, o *Owned) error {
 			keys, records := f.rows("former/")
@@ -67,7 +67,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = r.seal(keys, secrets(map[string]string{"p": "forged"})) // whole, and signed
+			err = r.seal(keys, secrets(map[string]string{"p": "forged"})) // well-formed and signed
 			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.encode()) })
 			return err
 		}},
@@ -142,7 +142,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 	}
 }
 
-// Only the one version is read that the object's row names.
+// Only the version that the object's row names is read.
 func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()
@@ -160,8 +160,7 @@ func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 	}
 }
 
-// A record whose time is over, or that was ended, is nothing that may be back:
-// the verification tells of it.
+// A previous version that has ended must not come back. The verification reports it.
 func TestAPreviousVersionThatTheLogEndedIsReported(t *testing.T) {
 	for name, end := range map[string]func(f *fixture, o *Owned) error{
 		"released": func(f *fixture, o *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, false) },

@@ -15,7 +15,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// makes returns what Generate asks for values, whatever they were before.
+// makes returns a produce function for Generate that returns these values, whatever the current
+// ones are.
 func (f *fixture) makes(values map[string]string) func(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
 	return func(map[string]secret.Bytes) (map[string]secret.Bytes, error) { return secrets(values), nil }
 }
@@ -29,16 +30,15 @@ func (f *fixture) generate(op authz.Principal, expect uint64, overlap time.Durat
 	return o
 }
 
-// rotated is an object's credential whose first version, with the value old, is
-// readable for an hour beside the current one, with the value new.
+// rotated makes an object's credential with two readable versions: the first, with the value old,
+// for an hour, and the current one, with the value new.
 func (f *fixture) rotated() *Owned {
 	f.t.Helper()
 	f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
 	return f.generate(f.operator(), 1, time.Hour, map[string]string{"p": "new"})
 }
 
-// reads unseals a version, and returns what its one value is, or "" when it is
-// not there.
+// reads unseals a version and returns its one value, or "" when the version does not exist.
 func (f *fixture) reads(id string, version uint64) string {
 	f.t.Helper()
 	got, err := f.vault.UnsealVersion(f.t.Context(), f.a, id, version)
@@ -132,7 +132,7 @@ func TestAPreviousVersionEndsNoLaterThanItWouldHave(t *testing.T) {
 	if o := f.generate(f.operator(), 1, 7*day, map[string]string{"p": "new"}); !o.Previous.Until.Equal(first.ExpiresAt) {
 		t.Fatal(o.Previous)
 	}
-	f.advance(40 * day) // the second has expired as well
+	f.advance(40 * day) // the second version has expired too
 	if o := f.generate(f.operator(), 2, 7*day, map[string]string{"p": "newer"}); o.Previous != nil {
 		t.Fatal("an expired version is readable again:", o.Previous)
 	}
@@ -177,7 +177,7 @@ func TestNewKeysLeaveAPreviousVersionAlone(t *testing.T) {
 func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(f *fixture, o *Owned) error
-		kept int // previous versions afterwards
+		kept int // number of previous versions afterwards
 	}{
 		"a deletion": {end: func(f *fixture, o *Owned) error {
 			system := f.a
@@ -201,7 +201,7 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // the scrubber takes its time
+			t.Parallel() // the scrubber takes some time
 			f := newFixture(t, time.Minute)
 			o := f.rotated()
 			keys, records := f.rows("former/")
@@ -223,7 +223,7 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 				t.Error("its ciphertext is still in a file")
 			}
 			entries := f.verify().Entries
-			f.advance(time.Hour) // the end of what is gone is no event
+			f.advance(time.Hour) // a deleted version does not end a second time
 			if _, err := f.vault.Sweep(t.Context()); err != nil || f.verify().Entries != entries {
 				t.Errorf("the sweep recorded something (%v)", err)
 			}
@@ -265,7 +265,7 @@ func TestAPreviousVersionOutlivesARestart(t *testing.T) {
 		t.Fatal("not readable after a restart")
 	}
 	f.advance(time.Hour)
-	restart() // it ended while nothing ran
+	restart() // it ended while no process ran
 	if f.reads(o.ID, 1) != "" {
 		t.Fatal("readable after its end")
 	}
@@ -295,7 +295,7 @@ func TestAClockThatIsSetBackBringsNothingBack(t *testing.T) {
 	}
 }
 
-// Whatever is cut off, all of a step is there or nothing of it.
+// Wherever a step is interrupted, either all of it is stored or nothing.
 func TestKeepingAndEndingAreOneCommitEach(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
@@ -352,7 +352,7 @@ func TestTheSweepEndsPreviousVersionsInBatches(t *testing.T) {
 	}
 }
 
-// The index of ends decides nothing by itself.
+// The index of ends decides nothing alone.
 func TestTheIndexOfEndsIsOnlyAnIndex(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()

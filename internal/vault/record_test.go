@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The golden record, whose keys are kept nowhere: as it is stored now it must
-// decode for ever, to the same fields and the same digest.
+// The golden record must decode for ever to the same fields and the same digest. Its keys are not
+// stored anywhere.
 func TestTheGoldenRecordDecodes(t *testing.T) {
 	text, err := os.ReadFile("testdata/record.hex")
 	must(t, err)

@@ -13,15 +13,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Whoever can write the database can move rows about. Nothing is unsealed from
-// a row that is not where it belongs, the attempt is recorded, and the
-// verification says which credential it is.
+// An attacker who can write the database can move rows. The vault unseals nothing from a row in a
+// wrong place, records the attempt, and the verification names the credential.
 func TestTamperingWithRowsIsReported(t *testing.T) {
 	type rows struct{ a1, a2, b, old []byte } // two credentials of a, one of b, and a1 before its rotation
 	cases := map[string]struct {
 		change func(tx store.Tx, key func(p authz.Principal, id string, version uint64) []byte, ids [3]string, r rows) error
 		says   string
-		opens  bool // an old state in its own place is whole by itself: only the log tells
+		opens  bool // an old state in its own place is valid in itself: only the log shows it
 	}{
 		"swapped between credentials": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
 			return errors.Join(tx.Put(key(a, ids[0], 2), r.a2), tx.Put(key(a, ids[1], 1), r.a1))
@@ -135,8 +134,8 @@ func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
 	}
 }
 
-// The wrap is outside the digest and the signature: its own associated data
-// keeps it in its place.
+// The digest and the signature do not cover the wrap. Its own associated data binds it to its
+// place.
 func TestAWrapOfAnotherVersionOpensNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
@@ -173,7 +172,7 @@ func TestADamagedRecordIsListedAroundAndCanBeDeleted(t *testing.T) {
 	f.verify()
 }
 
-// What an object owns decides which credential its changes replace.
+// The row of an object decides which credential its changes replace.
 func TestWhatAnObjectOwnsCannotBeRewritten(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	victim := f.seal(f.a, map[string]string{"other": "value"})

@@ -14,19 +14,18 @@ import (
 	"github.com/latticekeep/latticekeep/test/timing"
 )
 
-const timedUnseals = 2000 // of each sort
+const timedUnseals = 2000 // number per kind
 
-// BenchmarkTimingOfMisses unseals foreign, deleted, expired and never-existing
-// credentials in turns, in an order drawn anew each time, and reports Welch's t
-// between the times of every two sorts, over all of them and over the fastest
-// nine tenths, where little but the work is measured. It fails when a t over
-// all is 4.5 or more. It takes long whatever -benchtime says, so it runs only
-// when -bench names Timing.
+// BenchmarkTimingOfMisses unseals credentials of another tenant, deleted, expired and unknown ones
+// in turns, in a new random order each time. It reports Welch's t between the times of every two
+// kinds: over all times, and over the fastest nine tenths, which contain little besides the work.
+// It fails when a t over all times is 4.5 or more. It takes long whatever -benchtime says, so it
+// runs only when -bench names Timing.
 func BenchmarkTimingOfMisses(b *testing.B) {
 	timing.Asked(b)
 	f := newFixture(b, time.Hour)
 	sorts := []string{"foreign", "deleted", "expired", "never existing"}
-	const each = 20 // ids, so that no place in the store stands for its sort
+	const each = 20 // ids per kind, so a place in the store does not stand for a kind
 	ids := make(map[string][]string)
 	for range each {
 		deleted := f.seal(f.a, login).ID
@@ -49,7 +48,7 @@ func BenchmarkTimingOfMisses(b *testing.B) {
 		}
 		return float64(took.Microseconds())
 	}
-	for i := range 200 { // the decoy, the cache, the branch predictors
+	for i := range 200 { // warms up the decoy, the cache and the branch predictors
 		unseal(sorts[i%len(sorts)], i)
 	}
 	b.ResetTimer()

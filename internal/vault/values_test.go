@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// The hash as docs/formats.md has it, with the frame written out.
+// The hash as docs/formats.md defines it, with the frame written out.
 func TestValuesAreHashedAsTheFormatSays(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	h := hmac.New(sha512.New, f.keys.APIKeyHash())
@@ -72,13 +72,13 @@ func TestValuesAreComparedWhateverTheyWereSealedWith(t *testing.T) {
 			t.Fatalf("%+v", o)
 		}
 	}
-	// The same values say nothing under another object or in another tenant.
+	// Holds is false for the same values of another object or tenant.
 	foreign := op
 	foreign.Tenant = f.b.Tenant
 	if f.vault.Holds(op, "other", o, secrets(values)) || f.vault.Holds(foreign, uid, o, secrets(values)) || f.vault.Holds(op, uid, nil, nil) || f.vault.Holds(op, uid, &Owned{}, nil) {
 		t.Fatal("they hold elsewhere")
 	}
-	// Made again, they are the ones they were.
+	// Sealing the same values again after a loss keeps the time of their change.
 	changed := o.ValuesChangedAt
 	f.tamper(func(tx store.Tx) error { return deleteAll(tx, tenantPrefix(f.a.Tenant)) })
 	if o, what := apply(values); what != audit.CredentialSealed || !o.ValuesChangedAt.Equal(changed) {

@@ -100,8 +100,8 @@ func TestAChangeAndItsEntryAreOneCommit(t *testing.T) {
 	}
 }
 
-// Promise 2: nothing is looked up, and nothing secret leaves, while the read
-// could not be recorded or the key not be unwrapped; whatever the id.
+// Promise 2: while the read cannot be recorded or the key cannot be unwrapped, nothing is looked up
+// and nothing secret leaves, whatever the id.
 func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 	f := newFixture(t, 0)
 	c := f.seal(f.a, login)
@@ -118,7 +118,7 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 			if !errors.Is(err, fault.Unavailable) || got.Values != nil {
 				t.Errorf("%s: %v %v", name, got.Values, err)
 			}
-			if time.Since(began) > 5*time.Second { // a second, and room for a slow machine
+			if time.Since(began) > 5*time.Second { // a second, plus time for a slow machine
 				t.Errorf("%s: hung", name)
 			}
 		}
@@ -145,8 +145,8 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 	f.verify()
 }
 
-// The entry of a read is durable when the read returns: here it fails between
-// the lookup and the record.
+// The entry of a read is durable when the read returns. Here the log fails between the lookup and
+// the record.
 func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
@@ -173,14 +173,14 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	}
 }
 
-// lateStore is ready, and then cannot be written.
+// lateStore reports that it is ready, and then fails to write.
 type lateStore struct{ *watchedStore }
 
 func (s *lateStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return fault.New(fault.Unavailable, "no space left")
 }
 
-// Promise 3: who lacks a scope is refused, and that is recorded.
+// Promise 3: a principal without the scope is refused, and the refusal is recorded.
 func TestDenialsAreRecorded(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
@@ -216,7 +216,7 @@ func TestDenialsAreRecorded(t *testing.T) {
 		if e.EventType != attempt.what || e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != "missing_scope" || e.Actor.ID != weak.ID {
 			t.Errorf("%s: recorded as %+v", attempt.what, e)
 		}
-		if f.verify().Entries != n+2 { // it, and the query of f.last
+		if f.verify().Entries != n+2 { // the refusal, and the query of f.last
 			t.Errorf("%s: not exactly one entry", attempt.what)
 		}
 	}
@@ -333,7 +333,7 @@ func TestConcurrentRotationsAllCount(t *testing.T) {
 	f.verify()
 }
 
-// Promise 8: the old ciphertext and its wrapped seed are in no file.
+// Promise 8: no file holds the old ciphertext and its wrapped seed.
 func TestDeletedIsGoneFromEveryFile(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	large := map[string]string{"k": strings.Repeat("0123456789abcdef", 8<<10)}
@@ -376,8 +376,7 @@ func TestDeletedIsGoneFromEveryFile(t *testing.T) {
 	f.verify()
 }
 
-// Promise 6, as far as the vault goes: no value, key name or credential name
-// is in an entry.
+// Promise 6, for the vault: no entry contains a value, a key name or a credential name.
 func TestNoEntryHoldsAnythingSecret(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "name-canary", Type: "type-canary", Values: secrets(map[string]string{"key-canary": "value-canary"})})
@@ -438,8 +437,7 @@ func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
 	f.verify()
 }
 
-// A disk that hangs is no reason to hang: each read is refused in time, though
-// its caller would wait for ever.
+// When a disk hangs, each read is refused in time, even if its caller would wait for ever.
 func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
@@ -461,13 +459,13 @@ func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 			if !errors.Is(err, fault.Unavailable) {
 				t.Errorf("%s: %v", what, err)
 			}
-		case <-time.After(20 * time.Second): // a second, and room for a slow machine
+		case <-time.After(20 * time.Second): // a second, plus time for a slow machine
 			t.Fatalf("%s hangs", what)
 		}
 	}
 }
 
-// hangingStore believes to be ready, and its commits end with their caller.
+// hangingStore reports that it is ready, but its commits end only when their caller's context does.
 type hangingStore struct{ *watchedStore }
 
 func (s *hangingStore) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -475,7 +473,7 @@ func (s *hangingStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 	return fault.Wrap(fault.Unavailable, "the disk hangs", ctx.Err())
 }
 
-// Without a cache an operation is one call to the KMS, not more.
+// Without a cache an operation calls the KMS once, not more often.
 func TestAnOperationAsksTheKMSOnce(t *testing.T) {
 	f := newFixture(t, 0)
 	c := f.seal(f.a, login)

@@ -178,7 +178,7 @@ func TestAChangedHistoryIsNotShown(t *testing.T) {
 		if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
 			t.Errorf("%s: recorded as %+v", name, e)
 		}
-		// The credential itself is whole, and can be changed and deleted.
+		// The credential itself is intact, and can be changed and deleted.
 		_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
 		must(t, err)
 		must(t, f.vault.Delete(t.Context(), f.a, c.ID))
@@ -251,7 +251,7 @@ func TestAnObjectsCredentialIsFoundByItsNewName(t *testing.T) {
 	}
 }
 
-// Whoever can write the database cannot make a name stand for another credential.
+// An attacker who can write the database cannot make a name mean another credential.
 func TestANameCannotBePointedElsewhere(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	db := f.seal(f.a, login)
@@ -268,7 +268,7 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
 		t.Errorf("recorded as %+v", e)
 	}
-	// A row of the right form whose credential has another name: an old state of a renamed one.
+	// A well-formed row for a credential with another name, like the old row of a renamed one.
 	f.tamper(func(tx store.Tx) error { return tx.Put(moved, f.keys.SealRow(moved, nil)) })
 	if got, err := f.named("db"); !errors.Is(err, fault.Forbidden) || got.Values != nil {
 		t.Error("another name:", err)
@@ -276,7 +276,7 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	if e := f.last(f.a); e.Outcome != audit.Failure {
 		t.Errorf("recorded as %+v", e)
 	}
-	// Rows without a MAC that would be the newest, one of them for a credential of that name.
+	// Rows without a MAC that would be the newest. One is for a credential with that name.
 	f.tamper(func(tx store.Tx) error { return errors.Join(tx.Delete(moved), tx.Put(keys[0], values[0])) })
 	for _, key := range []string{prefix + "\x7f", prefix + strings.Repeat("\x7f", 16) + db.ID} {
 		f.tamper(func(tx store.Tx) error { return tx.Put([]byte(key), nil) })
@@ -290,8 +290,8 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	}
 }
 
-// However many have expired, a name is found, or found to be of none that is
-// active, by reading the same number of rows.
+// However many credentials have expired, a search for a name reads the same number of rows, whether
+// it finds an active one or none.
 func TestExpiredNamesakesCostNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	names := []string{"expired", "active"}
@@ -321,7 +321,7 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 		})
 	}
 	namesakes(1)
-	read("active") // and so the tenant's keys are unwrapped
+	read("active") // unwraps the tenant's keys
 	few := []int64{read("expired"), read("active")}
 	namesakes(2000)
 	if many := []int64{read("expired"), read("active")}; !slices.Equal(many, few) {
@@ -329,7 +329,7 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 	}
 }
 
-// Its place in the index is known to a credential's record and to its history.
+// Both the record and the history of a credential know its place in the index.
 func TestDamageLeavesNoOldPlaceInTheIndex(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
