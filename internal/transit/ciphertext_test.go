@@ -26,20 +26,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 )
 
-// Rewrites testdata from the code: only for a new version of a format, never to
-// make a failing test pass.
+// update rewrites testdata from the code. Use it only for a new version of a format, never to make
+// a failing test pass.
 var update = flag.Bool("update", false, "rewrite the golden ciphertext and the seeds of the fuzz targets")
 
 const goldenFile = "testdata/golden.json"
 
-// golden is a sample: signing is randomised, so it is not made again.
+// golden is a sample. Signing is randomised, so the sample is not made again.
 type golden struct {
 	Seed, SigningSeed, MACKey string // hexadecimal
 	SigningVersion            uint32
 	Tenant, KeyID             string
 	KeyVersion                uint32
 	Data                      string
-	Ciphertext                string // in one piece, hexadecimal
+	Ciphertext                string // joined form, hexadecimal
 }
 
 func counting(n int, from byte) []byte {
@@ -101,7 +101,7 @@ func writeGolden(t *testing.T) {
 	}
 }
 
-// The golden ciphertext opens with the standard library, another ML-DSA and the
+// The golden ciphertext opens with the standard library, another ML-DSA implementation, and the
 // bytes of docs/formats.md written out.
 func TestCiphertextOpensFromTheDocumentation(t *testing.T) {
 	if *update {

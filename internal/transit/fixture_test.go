@@ -25,15 +25,15 @@ import (
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// fixture is the service on real parts: a database file, a key file, a log. The
-// clock is the test's; KMS and store have a switch and a counter.
+// fixture is the service on real parts: a database file, a key file and a log. The test controls
+// the clock. KMS and store have a switch and a counter.
 type fixture struct {
 	*Transit
 	t    testing.TB
 	dir  string
 	db   *switchedStore
 	kms  *switchedKMS
-	a, b authz.Principal // of two tenants, with all scopes
+	a, b authz.Principal // principals of two tenants, with all scopes
 
 	mu    sync.Mutex
 	clock time.Time
@@ -43,7 +43,7 @@ type switchedKMS struct {
 	*kms.Key
 	down  atomic.Bool
 	calls atomic.Int64
-	asked func() // when set, called by every Unwrap
+	asked func() // if set, every Unwrap calls it
 }
 
 var errDown = errors.New("connection refused")
@@ -66,12 +66,11 @@ func (k *switchedKMS) Wrap(ctx context.Context, keyContext string, key []byte) (
 	return k.Key.Wrap(ctx, keyContext, key)
 }
 
-// switchedStore counts reads, and answers like a full disk when told to: at once,
-// or only at the next commit.
+// switchedStore counts reads. It can fail like a full disk, at once or only at the next commit.
 type switchedStore struct {
 	*storetest.Rehearsed
 	views, gets atomic.Int64
-	patience    atomic.Int64 // of the first read with a deadline since it was set to 0
+	patience    atomic.Int64 // time left for the first read with a deadline since this was set to 0
 	full        atomic.Bool
 	refuse      atomic.Bool
 }
@@ -243,13 +242,13 @@ func (f *fixture) rows(prefix string) (keys, values []string) {
 	return keys, values
 }
 
-// tamper changes rows behind the service's back.
+// tamper changes rows without the service.
 func (f *fixture) tamper(change func(tx store.Tx) error) {
 	f.t.Helper()
 	must(f.t, f.db.Rehearsed.Update(f.t.Context(), change))
 }
 
-// inFiles reports whether the data directory holds the bytes.
+// inFiles reports whether a file in the data directory contains the bytes.
 func (f *fixture) inFiles(b string) bool {
 	f.t.Helper()
 	entries, err := os.ReadDir(f.dir)

@@ -55,7 +55,7 @@ func TestKeysArePagedByACursor(t *testing.T) {
 	theirs := f.create(f.b, "theirs", 30)
 	var want []string
 	for i := range 5 {
-		if i != 2 { // two of the same moment
+		if i != 2 { // two keys have the same time
 			f.advanceBy(time.Second)
 		}
 		want = append(want, f.create(f.a, fmt.Sprint("key ", i), 0).ID)
@@ -88,7 +88,7 @@ func TestKeysArePagedByACursor(t *testing.T) {
 				t.Errorf("%s: %v %v", bad, keys, err)
 			}
 		})
-		if len(entries) != 0 { // which the interface leaves of what is invalid
+		if len(entries) != 0 { // the HTTP layer records invalid requests
 			t.Error(entries)
 		}
 	}
@@ -282,11 +282,11 @@ func TestEncryptingAKeyAnewMovesAllItsVersionsToANewWrappingKey(t *testing.T) {
 		}
 	}
 	ciphertexts["4"] = f.encrypt(f.a, k.ID, "4")
-	f.advance(1) // past the cache: everything comes from the rows
+	f.advance(1) // past the cache, so everything comes from the rows
 	for data, c := range ciphertexts {
 		f.mustOpen(f.a, c.KeyID, c, data)
 	}
-	// The rows of the old wrapping key are gone from the files as well.
+	// The rows under the old wrapping key are gone from the files too.
 	must(t, f.db.Scrubbed(t.Context()))
 	for _, blob := range before {
 		if f.inFiles(blob[13:45]) {
@@ -399,7 +399,7 @@ func TestADamagedDueKeyDoesNotKeepTheOthersFromRotating(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	due, _ := f.rows("transit/due/")
-	if len(due) != 2+1 { // bad, good, and one that lies in no time that comes
+	if len(due) != 2+1 { // bad, good, and a malformed row that is never due
 		t.Errorf("%q", due)
 	}
 }
@@ -407,9 +407,9 @@ func TestADamagedDueKeyDoesNotKeepTheOthersFromRotating(t *testing.T) {
 func TestRotationsWaitForTheKMS(t *testing.T) {
 	f := newFixture(t, 0)
 	f.create(f.a, "daily", 1)
-	f.create(f.a, "daily too", 1) // is not tried: its tenant's keys were not to be had
+	f.create(f.a, "daily too", 1) // not tried, because its tenant's keys were unavailable
 	f.create(f.b, "daily", 1)
-	f.create(f.tenant(), "daily", 1) // nor this one: two tenants in a row are enough
+	f.create(f.tenant(), "daily", 1) // not tried either: two tenants in a row are enough
 	f.advance(1)
 	f.kms.down.Store(true)
 	f.kms.calls.Store(0)
@@ -440,8 +440,8 @@ func TestRotationsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// A wrapping key that the KMS does not open looks like a KMS that is down, and
-// stays that way: the tenants that are due after it are rotated all the same.
+// A wrapping key that the KMS does not open looks like a KMS that is down, and stays so. Due keys
+// of later tenants are rotated anyway.
 func TestATenantWhoseKeysDoNotOpenDoesNotKeepTheOthersFromRotating(t *testing.T) {
 	f := newFixture(t, 0)
 	bad := f.tenant()
@@ -495,7 +495,7 @@ func TestAKeyOfTooManyVersionsIsNotRotatedAnyMore(t *testing.T) {
 	}
 }
 
-// setVersion lets a key pretend to have been rotated often.
+// setVersion sets the version of a key, as if it had been rotated often.
 func (f *fixture) setVersion(id string, version uint32) {
 	f.t.Helper()
 	f.tamper(func(tx store.Tx) error {
@@ -509,8 +509,7 @@ func (f *fixture) setVersion(id string, version uint32) {
 	})
 }
 
-// A row of the database that is older than the seeds must not have them
-// overwritten.
+// A row that is older than the seeds must not cause a seed to be overwritten.
 func TestARolledBackKeyOverwritesNoSeed(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	k := f.create(f.a, "one", 30)
@@ -531,7 +530,7 @@ func TestSignaturesVerifyForTheirTenantAcrossVersions(t *testing.T) {
 	k := f.create(f.a, "k", 30)
 	old, err := f.Sign(t.Context(), f.a, data)
 	must(t, err)
-	f.rotate(f.a, k.ID, true) // gives the tenant new signing keys
+	f.rotate(f.a, k.ID, true) // creates new signing keys for the tenant
 	current, err := f.Sign(t.Context(), f.a, data)
 	must(t, err)
 	public, err := f.PublicKeys(t.Context(), f.a)
@@ -586,8 +585,8 @@ func parsed(t *testing.T, k PublicKey) *dualsig.PublicKey {
 	return key
 }
 
-// Replicas that find keys due at the same time rotate each once, and those that lose
-// say nothing of it.
+// Replicas that find keys due at the same time rotate each key once. The replicas that lose report
+// no error.
 func TestReplicasRotateADueKeyOnce(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.create(f.a, "daily", 1)

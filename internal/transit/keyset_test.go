@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Without a cache an operation asks the KMS once for each version of the tenant's
-// keys that it needs, however many items name it.
+// Without a cache an operation asks the KMS once for each version of the tenant's keys that it
+// needs, however many items name the version.
 func TestABatchAsksTheKMSOnceForEachVersion(t *testing.T) {
 	f := newFixture(t, 0)
 	k, other := f.create(f.a, "one", 30), f.create(f.a, "two", 30)
@@ -26,7 +26,7 @@ func TestABatchAsksTheKMSOnceForEachVersion(t *testing.T) {
 		signatures[i] = Signed{data[i], s.PQC, s.HMAC}
 	}
 	f.rotate(f.a, other.ID, false)
-	f.rotate(f.a, k.ID, true) // the tenant's keys have version 2, the two seeds of the other still lie under version 1
+	f.rotate(f.a, k.ID, true) // the tenant's keys have version 2; the other key's two seeds are still under version 1
 	for name, call := range map[string]struct {
 		asks int64
 		do   func() error

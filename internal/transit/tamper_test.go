@@ -31,7 +31,7 @@ func TestAChangedByteOfACiphertextFails(t *testing.T) {
 		"data":  func(c *Ciphertext) *[]byte { return &c.Data },
 	} {
 		var batch []Ciphertext
-		for i := 0; i < len(*part(&c)); i += 1 + i/40 { // every byte of what is short and of the header, and many of the rest
+		for i := 0; i < len(*part(&c)); i += 1 + i/40 { // every byte of the short parts and the header, and many of the rest
 			changed := c
 			*part(&changed) = flip(*part(&c), i)
 			batch = append(batch, changed)
@@ -89,8 +89,8 @@ func TestACiphertextOpensOnlyForItsTenantAndKey(t *testing.T) {
 	f.mustOpen(f.a, one.ID, c, "data")
 }
 
-// Each combination of the two signatures, valid or not: nothing opens unless
-// both are. The forgers have the public key and one of the tenant's secrets.
+// Every combination of the two signatures, valid or not: a ciphertext opens only when both are
+// valid. The forgers have the public key and one of the tenant's secrets.
 func TestBothSignaturesMustHoldBeforeAnythingIsDecrypted(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.encrypt(f.a, "", "data")
@@ -123,8 +123,7 @@ func TestBothSignaturesMustHoldBeforeAnythingIsDecrypted(t *testing.T) {
 	f.mustOpen(f.a, "", good, "data")
 }
 
-// Whoever has the encryption key and not the signing keys makes nothing that
-// opens.
+// An attacker with the encryption key but not the signing keys cannot make a ciphertext that opens.
 func TestACiphertextThatNobodySignedDoesNotOpen(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	k := f.create(f.a, "one", 30)
@@ -178,10 +177,10 @@ func TestRowsCannotBeMoved(t *testing.T) {
 	}
 }
 
-// Every way to fail costs the same reads, the same calls of the KMS and the same
-// work, so that what is wrong, and whether a key exists, cannot be told.
+// Every failure costs the same reads, the same KMS calls and the same work. So a caller cannot tell
+// what is wrong, or whether a key exists.
 func TestWhatDoesNotDecryptCannotBeToldApart(t *testing.T) {
-	f := newFixture(t, 0) // every unwrapping is a call
+	f := newFixture(t, 0) // without a cache, every unwrapping is a call
 	c := f.encrypt(f.a, "", "data")
 	foreign := f.encrypt(f.b, "", "data")
 	unknown := Ciphertext{KEM: c.KEM, Nonce: c.Nonce, Data: bytes.Clone(c.Data)}
@@ -236,14 +235,14 @@ func TestEveryFailureVerifiesAndDecapsulates(t *testing.T) {
 		})
 	}
 	for name, n := range allocations {
-		if n < 0.9*allocations["changed"] { // the decoy's key is held ready, so there are a few less
+		if n < 0.9*allocations["changed"] { // the decoy's key is ready, which saves a few allocations
 			t.Errorf("%s fails with %v allocations, a changed ciphertext with %v", name, n, allocations["changed"])
 		}
 	}
 }
 
-// A malformed signature is verified in full, as a changed one is: both checks run, so a failure that skips one
-// shows as fewer allocations.
+// A malformed signature is verified in full, like a changed one: both checks run. A failure that
+// skips one would show as fewer allocations.
 func TestEverySignatureOfDataIsCheckedInFull(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	data := make(secret.Bytes, 100<<10)
@@ -271,8 +270,8 @@ func TestEverySignatureOfDataIsCheckedInFull(t *testing.T) {
 	}
 }
 
-// The decoy's key is used for what fails, so it must not open what a caller
-// could make for it.
+// The decoy's key handles everything that fails, so it must not open what a caller could make for
+// it.
 func TestTheDecoyBelongsToNobody(t *testing.T) {
 	one, two := newDecoy(), newDecoy()
 	if one.sealed.keyID == two.sealed.keyID || bytes.Equal(one.sealed.message.KEM, two.sealed.message.KEM) {

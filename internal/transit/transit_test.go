@@ -41,7 +41,7 @@ func TestWhatWasEncryptedDecrypts(t *testing.T) {
 	f.verify()
 }
 
-// The one-piece form of the largest item must fit into a request as base64.
+// The joined form of the largest item must fit into a request as base64.
 func TestTheLargestCiphertextFitsIntoARequest(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	joined, err := f.encrypt(f.a, "", strings.Repeat("a", MaxData)).MarshalBinary()
@@ -162,7 +162,7 @@ func TestEveryCallLeavesOneEntry(t *testing.T) {
 			_, err := f.Rewrap(t.Context(), f.b, k.ID, c)
 			return err
 		}, fault.NotFound, result{audit.DataRewrapped, audit.Denied, k.ID, "no_such_key"}},
-		"sign, as the other": {func() error { // whose keys nobody rotates here
+		"sign, as the other": {func() error { // nobody rotates this tenant's keys here
 			_, err := f.Sign(t.Context(), f.b, make([]secret.Bytes, 2))
 			return err
 		}, nil, result{audit.DataSigned, audit.Success, signed[0].KeyID, ""}},
@@ -234,7 +234,7 @@ func TestEveryCallLeavesOneEntry(t *testing.T) {
 	f.verify()
 }
 
-// What the HTTP layer answers for an invalid request, it also records.
+// The HTTP layer answers invalid requests and also records them.
 func TestInvalidRequestsLeaveNoEntry(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	long := []secret.Bytes{make(secret.Bytes, MaxData+1)}
@@ -344,7 +344,7 @@ func TestKeysExpireWithTheWrappingKeyTheyCameOutOf(t *testing.T) {
 	f := newFixture(t, 5*time.Minute)
 	c := f.encrypt(f.a, "", "data")
 	f.kms.down.Store(true)
-	f.mustOpen(f.a, "", c, "data") // within the time
+	f.mustOpen(f.a, "", c, "data") // within the time limit
 	f.advance(1)
 	if _, err := f.Decrypt(t.Context(), f.a, "", []Ciphertext{c}); !errors.Is(err, fault.Unavailable) {
 		t.Fatal("after the time:", err)
@@ -384,7 +384,7 @@ func TestNothingOfACallerStaysInTheFiles(t *testing.T) {
 	}
 }
 
-// A damaged row fails what needs it, as damage and not as something missing.
+// A damaged row fails every call that needs it, as damage and not as a missing key.
 func TestADamagedKeyIsRecordedAsDamage(t *testing.T) {
 	for _, prefix := range []string{"transit/seed/", "transit/key/", "transit/default/"} {
 		f := newFixture(t, 0)
