@@ -12,8 +12,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 )
 
-// The golden files were made with these keys: the seed of the sealing key (suite MLKEM768-X25519) is the bytes 0 to 31,
-// the seed of the identity is 64 to 95.
+// goldenKeys returns the keys of the golden files. The seed of the sealing key (suite
+// MLKEM768-X25519) is the bytes 0 to 31, and the seed of the identity is 64 to 95.
 func goldenKeys(t testing.TB) (*dualsig.PrivateKey, *envelope.SealingKey) {
 	t.Helper()
 	key, err := envelope.ParseSealingKey(envelope.SuiteMLKEM768X25519, count(0))

@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// generated is an object of which everything is in order.
+// generated returns a valid object that generates its values.
 func generated() *v1alpha1.SealedCredential {
 	return &v1alpha1.SealedCredential{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db"},

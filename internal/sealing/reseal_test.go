@@ -35,7 +35,7 @@ func TestResealedValuesAreTheSameUnderTheSameHeader(t *testing.T) {
 			r.Scope = scope
 			r.Values["empty"] = nil
 			obj := seal(t, from, r)
-			obj.Spec.Sealed.Scope = scope // as it may be written
+			obj.Spec.Sealed.Scope = scope // may be empty or explicit
 			obj.Spec.Sealed.AllowOlder = true
 			before := obj.DeepCopy()
 			again, err := Reseal(obj, only(from), to.Public())
@@ -66,7 +66,7 @@ func TestResealedValuesAreTheSameUnderTheSameHeader(t *testing.T) {
 	}
 }
 
-// Whatever is wrong with values that do not open, the error is one and the same.
+// Whatever is wrong with values that do not open, the error is the same.
 func TestValuesThatDoNotOpenAreNotResealed(t *testing.T) {
 	from, to := mustGenerate(t), mustGenerate(t)
 	for name, tc := range badManifests(t) {
@@ -78,7 +78,7 @@ func TestValuesThatDoNotOpenAreNotResealed(t *testing.T) {
 			t.Errorf("%s: resealed", name)
 		case tc.offline && fault.Of(err) != fault.Invalid:
 			t.Errorf("%s: %v", name, err)
-		case !tc.offline && err != ErrDoesNotOpen: //nolint:errorlint // the same, not one like it
+		case !tc.offline && err != ErrDoesNotOpen: //nolint:errorlint // must be this very error, not one that wraps it
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -98,8 +98,8 @@ func TestTroubleOnTheWayIsNoVerdict(t *testing.T) {
 	}
 }
 
-// Annotations, labels, templates, unknown fields and whatever else a manifest
-// can carry never decide what resealed values are bound to.
+// Annotations, labels, templates, unknown fields and anything else in a manifest never decide what
+// resealed values are bound to.
 func TestNothingBesideTheSealedValuesChangesTheirScope(t *testing.T) {
 	t.Parallel()
 	from, to := mustGenerate(t), mustGenerate(t)
@@ -124,12 +124,12 @@ func TestNothingBesideTheSealedValuesChangesTheirScope(t *testing.T) {
 		scope := scopes[i%len(scopes)]
 		b := decorate(t, random, base[scope])
 		obj := new(v1alpha1.SealedCredential)
-		if err := yaml.Unmarshal(b, obj); err != nil { // unknown fields are dropped, as by a lax reader
+		if err := yaml.Unmarshal(b, obj); err != nil { // unknown fields are dropped, as by a lenient reader
 			t.Fatalf("case %d: %v\n%s", i, err, b)
 		}
 		again, err := Reseal(obj, only(from), to.Public())
 		if fault.Of(err) == fault.Invalid && err != nil && !errors.Is(err, ErrDoesNotOpen) {
-			continue // such as an annotation that is refused
+			continue // for example, an annotation that is refused
 		}
 		if err != nil {
 			t.Fatalf("case %d (seed %d): %v\n%s", i, seed, err, b)
@@ -138,7 +138,7 @@ func TestNothingBesideTheSealedValuesChangesTheirScope(t *testing.T) {
 		if again.Scope != scope {
 			t.Fatalf("case %d (seed %d): scope %s, not %s\n%s", i, seed, again.Scope, scope, b)
 		}
-		// What the answer says is what is bound: it opens exactly where the former values did.
+		// The answer names what is bound: the new values open exactly where the previous ones did.
 		place := [][2]string{{"shop", "db"}, {"shop", "other"}, {"other", "db"}}[random.IntN(3)]
 		header := envelope.Header{
 			Suite: envelope.Suite(again.Suite), KeyID: again.KeyID, Scope: envelope.Scope(scope),
@@ -165,8 +165,8 @@ func reaches(scope v1alpha1.Scope, place [2]string) bool {
 	}
 }
 
-// decorate adds to a manifest what should have no influence, some of it made to
-// look as if it had.
+// decorate adds fields to a manifest that must not have any influence. Some of them look as if they
+// had.
 func decorate(t *testing.T, random *rand.Rand, manifest []byte) []byte {
 	t.Helper()
 	var tree map[string]any

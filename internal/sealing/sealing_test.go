@@ -171,8 +171,8 @@ func TestLabelsAndAnnotationsHaveNoInfluence(t *testing.T) {
 	}
 }
 
-// badManifests are changes of a sealed manifest, and what the author must be told. Where checks find nothing, only
-// opening does.
+// badManifests returns changes of a sealed manifest with the messages for the author. Where the
+// checks find nothing, only opening fails.
 func badManifests(t testing.TB) map[string]struct {
 	change  func(*v1alpha1.SealedCredential)
 	want    string

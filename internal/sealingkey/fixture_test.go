@@ -30,8 +30,8 @@ import (
 
 const canary = "tr0ub4dor-and-3"
 
-// fixture is the service on real parts: a database file, a key file, a log. The clock is the test's, and which keys
-// objects need is what the test says.
+// fixture is the service on real parts: a database file, a key file and a log. The test controls
+// the clock, and says which keys objects need.
 type fixture struct {
 	t       *testing.T
 	dir     string
@@ -41,14 +41,14 @@ type fixture struct {
 	service *Service
 	policy  sealing.Policy
 
-	clock atomic.Int64 // seconds since it began
+	clock atomic.Int64 // seconds since the test began
 	mu    sync.Mutex
 	use   map[string]int
-	lost  error // of use
+	lost  error // error of looking up the use
 }
 
-// switchedStore is the database, with a crash before or after the n-th commit from now, and a disk that can be full.
-// Every closure of Update runs twice, as in a backend that has to retry.
+// switchedStore is the database with a crash before or after the n-th commit from now, and a disk
+// that can be full. It runs every closure of Update twice, like a backend that has to retry.
 type switchedStore struct {
 	*bolt.Store
 	full          atomic.Bool
@@ -149,7 +149,7 @@ func (f *fixture) current() string {
 	return document.Key().ID()
 }
 
-// states lists the states of all keys, as List answers them, which are as the log says.
+// states returns the states of all keys, and checks that they agree with the log.
 func (f *fixture) states() string {
 	f.t.Helper()
 	must(f.t, f.service.Verify(f.t.Context()))
@@ -179,7 +179,7 @@ func (f *fixture) manifest(change ...func(*sealing.Request)) *v1alpha1.SealedCre
 	return obj
 }
 
-// entries returns what was recorded since the mark that it returned before.
+// entries returns the entries since the mark from, and the next mark.
 func (f *fixture) entries(from int) (all []audit.Entry, next int) {
 	f.t.Helper()
 	rng := store.Prefix([]byte("audit/entry/"))
@@ -204,7 +204,7 @@ func mustJSON(t *testing.T, v any) []byte {
 	return b
 }
 
-// leaves runs a call and checks that it leaves one entry.
+// leaves runs a call and checks that it leaves exactly one entry.
 func (f *fixture) leaves(what audit.EventType, o audit.Outcome, id, reason string, call func()) {
 	f.t.Helper()
 	_, next := f.entries(1)

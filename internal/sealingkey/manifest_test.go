@@ -43,7 +43,7 @@ func TestAManifestMovesToTheNewestKey(t *testing.T) {
 	}
 }
 
-// What an attacker could change about a manifest, and the code that says so.
+// manipulations returns changes of a manifest that an attacker could make, with the expected codes.
 func manipulations(t *testing.T, f *fixture) map[string]struct {
 	change func(*v1alpha1.SealedCredential)
 	code   Code
@@ -101,11 +101,11 @@ func manipulations(t *testing.T, f *fixture) map[string]struct {
 	return all
 }
 
-// The answers to values that do not open are one, and so are the entries: nothing about the reason, the value or how far
-// it came can be learnt from them.
+// Values that do not open all give the same answer and the same entry. Neither reveals the reason,
+// the value, or how far the check got.
 func TestResealingAndCheckingAreNoOracle(t *testing.T) {
 	f := newFixture(t)
-	_, err := f.service.Check(t.Context(), writer, f.manifest()) // the tenant's history begins with more attributes
+	_, err := f.service.Check(t.Context(), writer, f.manifest()) // the first entry of a tenant's history has more attributes
 	must(t, err)
 	answers := make(map[string]bool)
 	for name, tc := range manipulations(t, f) {
@@ -122,7 +122,7 @@ func TestResealingAndCheckingAreNoOracle(t *testing.T) {
 				t.Errorf("%s: resealed %v", name, err)
 			}
 		default:
-			if err != ErrDoesNotOpen || again != nil { //nolint:errorlint // the same, not one like it
+			if err != ErrDoesNotOpen || again != nil { //nolint:errorlint // must be this very error, not one that wraps it
 				t.Errorf("%s: resealed %v", name, err)
 			}
 			if len(entries) != 1 || entries[0].Outcome != audit.Failure || fmt.Sprint(entries[0].Attributes) != "map[reason:does_not_open]" {
@@ -184,7 +184,8 @@ func TestTroubleIsNoVerdict(t *testing.T) {
 	}
 }
 
-// Only so many manifests are worked on at the same time, and who does not get a place in time is told to come again.
+// Only a bounded number of manifests is worked on at the same time. A caller who gets no place in
+// time is told to retry.
 func TestWorkOnValuesIsBounded(t *testing.T) {
 	f := newFixture(t)
 	obj := f.manifest(func(r *sealing.Request) {
@@ -202,7 +203,8 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 	if _, err := f.service.Check(ctx, writer, obj); fault.Of(err) != fault.Unavailable {
 		t.Errorf("checked: %v", err)
 	}
-	// Whatever tenants ask for, a pod that the cluster lets check does not wait for it, nor they for pods.
+	// A pod whose checks the cluster allows does not wait for tenants, and they do not wait for
+	// pods.
 	patient, stop := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stop()
 	if v, err := f.service.Check(patient, pod, obj); err != nil || v.Code != Accepted {
@@ -226,7 +228,8 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 	}
 }
 
-// A webhook checks with every kubectl apply, and one that somebody took over as often as it likes.
+// A webhook checks with every kubectl apply, and a compromised webhook can check as often as it
+// likes.
 func TestTheChecksOfAPodAreRecordedOnceAMinute(t *testing.T) {
 	f := newFixture(t)
 	good, bad := f.manifest(), f.manifest()
@@ -257,7 +260,7 @@ func TestTheChecksOfAPodAreRecordedOnceAMinute(t *testing.T) {
 	recorded(1)
 	check(pod, good, Accepted)
 	recorded(0)
-	check(writer, good, Accepted) // no pod
+	check(writer, good, Accepted) // not a pod
 	recorded(3)
 	f.advance(time.Minute)
 	check(pod, good, Accepted)

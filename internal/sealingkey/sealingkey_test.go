@@ -36,7 +36,7 @@ func TestEveryChangeOfASealingKeyIsRecorded(t *testing.T) {
 			t.Errorf("listed %+v %v", keys, err)
 		}
 	})
-	for range 2 { // also when it is retired already
+	for range 2 { // a second time, when it is already retired
 		f.leaves(audit.SealingKeyRetired, audit.Success, first, "", func() {
 			k, err := f.service.Retire(t.Context(), admin, first)
 			if err != nil || k.State != keyring.SealingKeyRetired || !k.RetiredAt.Equal(begin) {
@@ -86,7 +86,7 @@ func TestAKeyIsRetiredOnlyWhenNoObjectIsKnownToNeedIt(t *testing.T) {
 	_, err = f.service.Retire(t.Context(), admin, first)
 	must(t, err)
 
-	// What helps in need does not wait for the cluster.
+	// An urgent restore does not wait for the cluster.
 	f.loses(errors.New("the cluster does not answer"))
 	f.leaves(audit.SealingKeyRestored, audit.Success, first, "", func() {
 		if _, err := f.service.Restore(t.Context(), admin, first); fault.Of(err) != fault.Unavailable {
@@ -120,7 +120,7 @@ func TestWhoMayNotLearnsNothingAndIsRecorded(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		})
-		f.store.full.Store(true) // then nothing could be recorded
+		f.store.full.Store(true) // then nothing can be recorded
 		if err := call(admin); fault.Of(err) != fault.Unavailable {
 			t.Errorf("%s without a log: %v", what, err)
 		}
@@ -189,7 +189,8 @@ func TestAKeyIsRotatedWhenItIsDue(t *testing.T) {
 	}
 }
 
-// A process that is killed at a rotation has rotated or has not; the next one finds out which, and no key is made twice.
+// A process that is killed during a rotation has rotated or has not. The next process finds out
+// which, and no key is created twice.
 func TestAKillDoublesNoKeyAndLosesNone(t *testing.T) {
 	for _, when := range []string{"before the commit", "after the commit"} {
 		t.Run(when, func(t *testing.T) {
@@ -258,12 +259,12 @@ func TestAChangeThatIsKilledIsWholeOrNotThere(t *testing.T) {
 	}
 }
 
-// Who can write the database can put back what was there. The log says otherwise.
+// An attacker who can write the database can put back old rows. The log shows it.
 func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 	current, prefix := []byte("sealing/current"), "sealing/key/"
 	for name, tc := range map[string]struct {
 		row    func(first string) []byte // what is put back
-		retire bool                      // the first key, between the copy and that
+		retire bool                      // retire the first key between the copy and putting it back
 		says   string
 		remedy func(f *fixture, first string) error
 	}{
@@ -318,7 +319,7 @@ func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 			must(t, f.service.Verify(t.Context()))
 			must(t, f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }))
 			must(t, f.store.Close())
-			f.open() // whatever was put back, the rest is served
+			f.open() // the deployment still opens, whatever was put back
 			err := f.service.Verify(t.Context())
 			if fault.Of(err) != fault.Internal || !strings.Contains(fault.Message(err), first) || !strings.Contains(fault.Message(err), tc.says) {
 				t.Errorf("found: %v", err)
@@ -331,8 +332,8 @@ func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 	}
 }
 
-// Replicas that find the key due at the same time make one new key, and those that
-// lose say nothing of it.
+// Replicas that find the key due at the same time create one new key. The replicas that lose report
+// no error.
 func TestReplicasRotateADueKeyOnce(t *testing.T) {
 	f := newFixture(t)
 	f.advance(31 * 24 * time.Hour)
