@@ -14,7 +14,7 @@ import (
 
 const goldenDataFile = "testdata/data.json"
 
-// goldenData is a sample: signing is randomised, so it is not made again.
+// goldenData is a sample. Signing is randomised, so the sample is not made again.
 type goldenData struct {
 	Seed, MACKey hexBytes
 	KeyVersion   uint32
@@ -126,8 +126,8 @@ func TestDataSignaturesHoldForWhatWasSigned(t *testing.T) {
 	}
 }
 
-// Every combination of the two parts, each valid, changed, or made by whoever has
-// only one of the keys: only valid with valid holds.
+// Every combination of the two parts: each is valid, changed, or made by an attacker with only one
+// of the keys. Only two valid parts verify.
 func TestBothPartsOfADataSignatureMustHold(t *testing.T) {
 	k, data := mustKey(t, 1, 1, 2), []byte("data")
 	tagOver := func(macKey byte, data, pqc []byte) []byte {
@@ -226,7 +226,7 @@ func TestWrongLengthsOfDataSignaturesDoNotHold(t *testing.T) {
 	}
 }
 
-// Both parts are evaluated, once each and over whole inputs, whatever is wrong.
+// Both parts are evaluated once each, over the whole input, whatever is wrong.
 func TestBothPartsOfADataSignatureAreAlwaysEvaluated(t *testing.T) {
 	k, data := mustKey(t, 258, 1, 2), []byte("data")
 	pqc, tag := mustSignData(t, k, data)
@@ -263,7 +263,7 @@ func TestBothPartsOfADataSignatureAreAlwaysEvaluated(t *testing.T) {
 			t.Errorf("%s: holds %v after %d and %d evaluations", name, holds, verified, summed)
 		}
 	}
-	// Nor does a length or a version that is wrong pass when both evaluations would.
+	// A wrong length or version fails even if both evaluations succeed.
 	yes := func(string, []byte, []byte) bool { return true }
 	none := func(_, _ []byte) []byte { return make([]byte, MACSize) }
 	zero := []byte{1, 0, 0, 1, 2}

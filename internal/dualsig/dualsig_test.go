@@ -13,7 +13,7 @@ import (
 	"github.com/cloudflare/circl/sign/mldsa/mldsa65"
 )
 
-// contexts are all the uses a signature has in the product, and two that are not.
+// contexts lists all contexts of signatures in the product, and two others.
 var contexts = []string{
 	"latticekeep/audit/v1", "latticekeep/record/v1", "latticekeep/sealing-key/v1", "latticekeep/checkpoint/v1", "latticekeep/message/v1",
 	"latticekeep/audit/v2", "latticekeep/audit/v",
@@ -63,8 +63,8 @@ func TestDualSignatureHoldsForWhatWasSigned(t *testing.T) {
 	}
 }
 
-// Signing is hedged: with circl's deterministic signer two signatures of one
-// message would be the same.
+// Signing is hedged. With circl's deterministic signer two signatures of one message would be
+// equal.
 func TestTwoSignaturesOfOneMessageDiffer(t *testing.T) {
 	k := mustKey(t, 1, 1, 2)
 	private, err := NewPrivateKey(fill(SeedSize, 1))
@@ -89,8 +89,8 @@ func TestTwoSignaturesOfOneMessageDiffer(t *testing.T) {
 	}
 }
 
-// Every combination of the two parts: only valid with valid holds. The foreign
-// parts are made by whoever has one of the two keys, over the very same bytes.
+// Every combination of the two parts: only two valid parts verify. An attacker with one of the two
+// keys makes the foreign parts, over the same bytes.
 func TestBothPartsMustHold(t *testing.T) {
 	k, msg := mustKey(t, 1, 1, 2), []byte("message")
 	framed := k.frame(recordContext, msg)
@@ -105,7 +105,7 @@ func TestBothPartsMustHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// macOver makes the MAC that belongs to pqc, as frame.Join does.
+	// macOver makes the MAC that belongs to pqc, with the framing of frame.Join.
 	macOver := func(key byte, pqc []byte) []byte {
 		u32 := func(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 		return mac(fill(MACKeySize, key), join(u32(len(labelMAC)), []byte(labelMAC), u32(len(framed)), framed, u32(len(pqc)), pqc))
@@ -186,8 +186,8 @@ func TestStrippedAndSwappedPartsDoNotHold(t *testing.T) {
 	}
 }
 
-// The version is bound, not just read: the same keys under another version make
-// other signatures, even after the header is rewritten.
+// The version is bound and not only read. The same keys under another version make other
+// signatures, even after the header is rewritten.
 func TestKeyVersionIsBound(t *testing.T) {
 	one, two := mustKey(t, 1, 1, 2), mustKey(t, 2, 1, 2)
 	sig := mustSign(t, one, recordContext, []byte("message"))
@@ -200,7 +200,7 @@ func TestKeyVersionIsBound(t *testing.T) {
 	}
 }
 
-// Each part is bound to the other's key: one shared key is not enough.
+// Each part is bound to the other part's key, so one shared key is not enough.
 func TestKeysAreBoundToEachOther(t *testing.T) {
 	k := mustKey(t, 1, 1, 2)
 	sig := mustSign(t, k, recordContext, []byte("message"))
@@ -387,7 +387,7 @@ func TestParsePEMTakesTheCanonicalFileOnly(t *testing.T) {
 	}
 }
 
-// mac is HMAC-SHA-512 as the standard library has it.
+// mac is HMAC-SHA-512 of the standard library.
 func mac(key, msg []byte) []byte {
 	h := hmac.New(sha512.New, key)
 	h.Write(msg)

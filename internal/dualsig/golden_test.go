@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Rewrites testdata from the code: only for a new version of a format, never to
-// make a failing test pass.
+// update rewrites testdata from the code. Use it only for a new version of a format, never to make
+// a failing test pass.
 var update = flag.Bool("update", false, "rewrite the golden vectors and the seeds of the fuzz targets")
 
 const goldenFile = "testdata/golden.json"
@@ -26,8 +26,8 @@ func (h *hexBytes) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// golden holds one sample of every format; signing is randomised, so signatures
-// are not made again, only checked.
+// golden holds one sample of every format. Signing is randomised, so the test only verifies
+// signatures and does not make them again.
 type golden struct {
 	Seed, MACKey hexBytes
 	KeyVersion   uint32

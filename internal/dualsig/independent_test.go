@@ -1,7 +1,7 @@
 package dualsig_test
 
-// Checks signatures with another implementation of FIPS 204 and bytes written out
-// by hand from docs/formats.md.
+// This file verifies signatures with another implementation of FIPS 204, over bytes written out by
+// hand from docs/formats.md.
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 )
 
-// verifyIndependently checks an ML-DSA-65 signature without any code of ours.
+// verifyIndependently verifies an ML-DSA-65 signature without this package.
 func verifyIndependently(t *testing.T, publicKey []byte, context string, msg, sig []byte) bool {
 	t.Helper()
 	key, err := mldsa.NewPublicKey(mldsa.MLDSA65(), publicKey)

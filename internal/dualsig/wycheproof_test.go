@@ -23,8 +23,8 @@ type wycheproofCase struct {
 	Key, Tag               hexBytes // HMAC
 }
 
-// runWycheproof calls run with each case of file. A case that run says it cannot
-// execute is logged with the reason; fewer than want executed ones is a failure.
+// runWycheproof calls run with each case of file. It logs a case that run cannot execute, with the
+// reason. It fails when fewer than want cases were executed.
 func runWycheproof(t *testing.T, file string, want int, run func(*testing.T, *wycheproofGroup, *wycheproofCase) (skipped string)) {
 	t.Helper()
 	b, err := fs.ReadFile(wycheproof.TestVectors, file)
@@ -67,7 +67,7 @@ func runWycheproof(t *testing.T, file string, want int, run func(*testing.T, *wy
 	}
 }
 
-// check compares a case's expectation with what happened.
+// check compares a case's expected result with the actual one.
 func (c *wycheproofCase) check(t *testing.T, what string, holds bool) {
 	t.Helper()
 	if holds != (c.Result == "valid") {
@@ -95,7 +95,7 @@ func TestWycheproofMLDSASigning(t *testing.T) {
 			c.check(t, "sign", false)
 			return ""
 		}
-		if c.Rnd == nil { // a hedged signature of given randomness can only be verified
+		if c.Rnd == nil { // a hedged signature with given randomness can only be verified
 			c.check(t, "sign", bytes.Equal(sig, c.Sig))
 		}
 		c.check(t, "verify", k.Public().Verify(string(c.Ctx), c.Msg, c.Sig))
@@ -103,8 +103,8 @@ func TestWycheproofMLDSASigning(t *testing.T) {
 	})
 }
 
-// Expanded private keys are not accepted, among them the two with values out of
-// range that circl imports. The signatures of the others can still be verified.
+// Expanded private keys are not accepted. Two of them have values out of range, and circl imports
+// them. The signatures of the others can still be verified.
 func TestWycheproofMLDSAExpandedKeys(t *testing.T) {
 	runWycheproof(t, "mldsa_65_sign_noseed_test.json", 68, func(t *testing.T, g *wycheproofGroup, c *wycheproofCase) string {
 		if _, err := NewPrivateKey(g.PrivateKey); err == nil {

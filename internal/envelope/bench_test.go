@@ -9,14 +9,14 @@ import (
 	"github.com/cloudflare/circl/kem/mlkem/mlkem768"
 )
 
-// Measure the envelope beside the ML-KEM-768 it cannot do without:
+// These benchmarks compare the envelope with ML-KEM-768 alone:
 //
 //	go test -run '^$' -bench 'Raw|SealOpen' ./internal/envelope
 
 const benchmarkSize = 1024
 
-// rawSeal is key generation and encapsulation, rawOpen key derivation from the
-// stored seed and decapsulation.
+// rawSeal generates a key pair and encapsulates. rawOpen derives the key from the stored seed and
+// decapsulates.
 func rawSeal(seed, ct, ss []byte) {
 	rand.Read(seed)
 	pk, _ := mlkem768.NewKeyFromSeed(seed)
@@ -43,9 +43,8 @@ func BenchmarkRaw(b *testing.B) {
 	})
 }
 
-// BenchmarkSealOpen reports ns/op of the envelope, raw-ns/op of ML-KEM-768 alone,
-// and x-raw, their ratio. The two alternate in one loop and the medians count, so
-// that a busy machine slows both alike.
+// BenchmarkSealOpen reports ns/op of the envelope, raw-ns/op of ML-KEM-768 alone, and x-raw, their
+// ratio. The two alternate in one loop and the medians count, so a busy machine slows both alike.
 func BenchmarkSealOpen(b *testing.B) {
 	key, plaintext := testKey(1), make([]byte, benchmarkSize)
 	seed, ct, ss := make([]byte, seedSize), make([]byte, mlkem768.CiphertextSize), make([]byte, mlkem768.SharedKeySize)
@@ -90,7 +89,7 @@ func compare(b *testing.B, raw, ours func()) {
 	b.ReportMetric(median(ourTimes)/median(rawTimes), "x-raw")
 }
 
-// BenchmarkOpenFailures shows that tampering costs the same whatever it touches.
+// BenchmarkOpenFailures shows that every kind of tampering costs the same.
 func BenchmarkOpenFailures(b *testing.B) {
 	for name, fail := range failures(b) {
 		b.Run(name, func(b *testing.B) {

@@ -108,7 +108,7 @@ func TestSwappedRowsDoNotOpen(t *testing.T) {
 	mustNotOpen(t, "another wrapping key version", testKey(1), testContext, body, relabelled)
 }
 
-// An old seed or wrap must not carry over into a version with other parts.
+// An old seed or wrap must not open a version with other parts.
 func TestMixedPartsDoNotOpen(t *testing.T) {
 	a, wrap := mustSeal(t, []byte("value a"))
 	b, _ := mustSeal(t, []byte("value b"))
@@ -199,7 +199,7 @@ func TestWrongLengthsAreErrorsNotPanics(t *testing.T) {
 	}
 }
 
-// failures are one tampering per layer; each must look like the others.
+// failures returns one tampering per layer. Each must look like the others.
 func failures(t testing.TB) map[string]func() error {
 	body, wrap := mustSeal(t, make([]byte, 1024))
 	open := func(c Context, body *Credential, wrap []byte) func() error {
@@ -223,8 +223,8 @@ func failures(t testing.TB) map[string]func() error {
 	}
 }
 
-// Every step of opening allocates, so an early return shows as fewer allocations. BenchmarkFailuresTiming
-// compares the times.
+// Every step of opening allocates, so an early return shows as fewer allocations.
+// BenchmarkFailuresTiming compares the times.
 func TestAllFailuresDoTheSameWork(t *testing.T) {
 	allocations := map[string]float64{}
 	for name, fail := range failures(t) {
@@ -240,7 +240,7 @@ func TestAllFailuresDoTheSameWork(t *testing.T) {
 	}
 }
 
-// BenchmarkFailuresTiming shows that every way to fail takes as long as every other.
+// BenchmarkFailuresTiming shows that every failure takes equally long.
 func BenchmarkFailuresTiming(b *testing.B) {
 	for name, fail := range failures(b) {
 		b.Run(name, func(b *testing.B) {
@@ -251,8 +251,8 @@ func BenchmarkFailuresTiming(b *testing.B) {
 	}
 }
 
-// A wrap that does not open leaves a seed of zeros. A body made for that seed
-// passes every later check and must still not open.
+// A wrap that does not open leaves a seed of zeros. A body made for that seed passes every later
+// check and must still not open.
 func TestABodyForTheZeroSeedDoesNotOpen(t *testing.T) {
 	var random credentialRandom
 	body, wrap, err := sealCredential(testKey(1), 3, testContext, []byte("forged"), &random)
@@ -265,8 +265,8 @@ func TestABodyForTheZeroSeedDoesNotOpen(t *testing.T) {
 	mustNotOpen(t, "broken wrap", testKey(1), testContext, body, flip(wrap, wrapSize-1))
 }
 
-// The version byte is checked, not only authenticated: a wrap of another version
-// that is otherwise right is for other code to open.
+// The version byte is checked and not only authenticated. A wrap of another version that is
+// otherwise valid does not open here.
 func TestAWellMadeWrapOfAnotherVersionDoesNotOpen(t *testing.T) {
 	var random credentialRandom
 	body, wrap, err := sealCredential(testKey(1), 3, testContext, nil, &random)
@@ -285,9 +285,8 @@ func TestAWellMadeWrapOfAnotherVersionDoesNotOpen(t *testing.T) {
 	}
 }
 
-// TestInvisibleSalamander makes one AES-GCM ciphertext that opens under two data
-// keys, as whoever holds the wrapping key can, and a wrap for each. Only the
-// committed one opens.
+// TestInvisibleSalamander makes one AES-GCM ciphertext that opens under two data keys, and a wrap
+// for each. A holder of the wrapping key can do this. Only the key with the commitment opens it.
 func TestInvisibleSalamander(t *testing.T) {
 	dataKey := func(random *credentialRandom) (key [KeySize]byte, commitment [commitmentSize]byte, kem []byte) {
 		pk, sk := mlkem768.NewKeyFromSeed(random.seed[:seedSize])
@@ -331,8 +330,8 @@ func TestInvisibleSalamander(t *testing.T) {
 	mustNotOpen(t, "after swapping the commitment", testKey(1), testContext, body, wrapOne)
 }
 
-// twoKeyCiphertext returns two blocks and a tag that AES-GCM accepts under both
-// keys. The second block c adds c·H² to the tag, so it is solved for.
+// twoKeyCiphertext returns two blocks and a tag that AES-GCM accepts under both keys. The second
+// block c adds c·H² to the tag, so the function solves for c.
 func twoKeyCiphertext(t *testing.T, k1, k2, nonce, aad []byte) []byte {
 	t.Helper()
 	tagOf := func(key, ciphertext []byte) (tag [16]byte, hashKey [16]byte) {
@@ -361,7 +360,7 @@ func twoKeyCiphertext(t *testing.T, k1, k2, nonce, aad []byte) []byte {
 	return append(ciphertext, tag[:]...)
 }
 
-// gfMul multiplies in GF(2^128) as GCM writes it (NIST SP 800-38D §6.3).
+// gfMul multiplies in GF(2^128) with GCM's bit order (NIST SP 800-38D §6.3).
 func gfMul(x, y [16]byte) (z [16]byte) {
 	for i := range 128 {
 		if x[i/8]>>(7-i%8)&1 == 1 {
@@ -378,7 +377,7 @@ func gfMul(x, y [16]byte) (z [16]byte) {
 
 // gfInverse returns x^(2^128 - 2).
 func gfInverse(x [16]byte) [16]byte {
-	result := [16]byte{0x80} // one
+	result := [16]byte{0x80} // the element one
 	for range 127 {
 		x = gfMul(x, x)
 		result = gfMul(result, x)

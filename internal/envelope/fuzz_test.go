@@ -18,7 +18,7 @@ func FuzzParseCredential(f *testing.F) {
 	})
 }
 
-// Nothing but the golden parts opens in their place.
+// Only the golden parts open.
 func FuzzOpenCredential(f *testing.F) {
 	g := loadGolden(f).Credential
 	f.Fuzz(func(t *testing.T, body, wrap []byte) {
@@ -63,7 +63,7 @@ func fuzzSuite(hybrid bool) Suite {
 	return SuiteMLKEM768
 }
 
-// Anyone can make a value that opens (HPKE base mode), but not by changing one.
+// Anyone can make a value that opens (HPKE base mode), but not by changing an existing one.
 func FuzzOpenValue(f *testing.F) {
 	values := loadGolden(f).Values
 	keys := map[Suite]*SealingKey{}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Rewrites testdata from the code: only for a new version of a format, never to
-// make a failing test pass.
+// update rewrites testdata from the code. Use it only for a new version of a format, never to make
+// a failing test pass.
 var update = flag.Bool("update", false, "rewrite the golden vectors and the seeds of the fuzz targets")
 
 const goldenFile = "testdata/golden.json"
@@ -27,8 +27,8 @@ func (h *hexBytes) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// golden holds one sample of every format. Credential and Key can be made again
-// from Random; values are samples, because HPKE draws its own randomness.
+// golden holds one sample of every format. Credential and Key can be made again from Random. Values
+// are samples, because HPKE draws its own random bytes.
 type golden struct {
 	Credential goldenCredential
 	Key        goldenKey
@@ -166,7 +166,7 @@ func TestAChangedByteAnywhereFails(t *testing.T) {
 	}
 	for _, v := range g.Values {
 		if v.Header.Scope != ScopeStrict {
-			continue // the scope is not in the data, so one of each suite says it all
+			continue // the scope is not in the data, so one value per suite is enough
 		}
 		k, err := ParseSealingKey(v.Header.Suite, v.Seed)
 		if err != nil {
@@ -228,8 +228,8 @@ func writeGolden(t *testing.T) {
 	writeSeeds(t, g)
 }
 
-// writeSeeds writes the corpus of every fuzz target: the golden blob, cut and
-// stretched ones, and another version.
+// writeSeeds writes the corpus of every fuzz target: the golden blob, shortened and extended ones,
+// and one with another version.
 func writeSeeds(t *testing.T, g golden) {
 	variants := func(blob []byte) [][]byte {
 		return [][]byte{blob, blob[:len(blob)-1], append(bytes.Clone(blob), 0), flip(blob, len(blob)-1), append([]byte{2}, blob[1:]...), blob[:1], {}}

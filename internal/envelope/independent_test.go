@@ -1,7 +1,7 @@
 package envelope_test
 
-// Opens what this package sealed with nothing but the standard library and
-// docs/formats.md: every byte that is hashed or authenticated is written out here.
+// This file opens what the package sealed with only the standard library and docs/formats.md. Every
+// byte that is hashed or authenticated is written out here.
 
 import (
 	"bytes"

@@ -65,7 +65,7 @@ func TestKeyOpensOnlyWhereItWasSealed(t *testing.T) {
 	}
 }
 
-// A blob of one format is not a blob of another under the same wrapping key.
+// A blob of one format is not a blob of another format under the same wrapping key.
 func TestFormatsDoNotOpenAsEachOther(t *testing.T) {
 	body, wrap := mustSeal(t, testKey(9))
 	crafted := append([]byte{version}, body.Salt[:]...)

@@ -11,7 +11,7 @@ import (
 
 const messageContext = "\x00\x00\x00\x05ten_x" + "\x00\x00\x00\x07tkey_yz" + "\x00\x00\x00\x08\x00\x00\x00\x00\x00\x00\x01\x02"
 
-// messageKeys derives what docs/formats.md says: the data key, and the commitment.
+// messageKeys derives the data key and the commitment as docs/formats.md defines them.
 func messageKeys(t *testing.T, public *mlkem.EncapsulationKey768, shared, salt, kem []byte) (key, commitment []byte) {
 	t.Helper()
 	hash := sha3.Sum256(public.Bytes())

@@ -250,8 +250,8 @@ func TestAllFailuresOfAMessageDoTheSameWork(t *testing.T) {
 	}
 }
 
-// One AES-GCM ciphertext that opens under the keys of two messages, as whoever
-// made both can craft it. Only the committed one opens.
+// One AES-GCM ciphertext can open under the keys of two messages if one sender made both. Only the
+// key with the commitment opens it.
 func TestInvisibleSalamanderInAMessage(t *testing.T) {
 	k := mustKEMKey(t, counting(KEMSeedSize, 1))
 	derived := func(encapsulation byte) (*Message, [KeySize]byte) {
@@ -268,7 +268,7 @@ func TestInvisibleSalamanderInAMessage(t *testing.T) {
 	two, keyTwo := derived(2)
 	one.Ciphertext = twoKeyCiphertext(t, keyOne[:], keyTwo[:], one.Nonce[:], testMessageContext.frame(labelMessageData))
 	two.Ciphertext = one.Ciphertext
-	for name, m := range map[string]*Message{"one": one, "two": two} { // each honest: a commitment of its own
+	for name, m := range map[string]*Message{"one": one, "two": two} { // each is valid, with its own commitment
 		if _, err := k.Open(testMessageContext, m); err != nil {
 			t.Fatalf("the crafted ciphertext does not open under key %s: %v", name, err)
 		}
@@ -297,7 +297,7 @@ func TestAKEMKeyIsSafeForConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// Nothing but the golden parts opens in their place.
+// Only the golden parts open.
 func FuzzOpenMessage(f *testing.F) {
 	g := loadGoldenMessage(f)
 	k := mustKEMKey(f, g.Seed)

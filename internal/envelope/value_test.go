@@ -187,7 +187,7 @@ func TestValueOpensOnlyWhereItBelongs(t *testing.T) {
 	}
 }
 
-// The truth table of scopes: what may differ between sealing and opening.
+// The truth table of scopes: which fields may differ between sealing and opening.
 func TestScopeSaysHowFarAValueMoves(t *testing.T) {
 	k, h := mustGenerate(t, SuiteMLKEM768X25519)
 	for _, c := range []struct {
@@ -286,7 +286,7 @@ func TestSealingKeysOfWrongLengthsAreErrors(t *testing.T) {
 	}
 }
 
-// A coefficient of q or more (FIPS 203 §7.2) is refused in every position.
+// A coefficient of q or more (FIPS 203 §7.2) is refused at every position.
 func TestPublicSealingKeysMustBeReduced(t *testing.T) {
 	for _, suite := range suites {
 		k, _ := mustGenerate(t, suite)
@@ -305,8 +305,8 @@ func TestPublicSealingKeysMustBeReduced(t *testing.T) {
 	}
 }
 
-// lowOrderPoints of Curve25519 (RFC 7748 §6.1; cr.yp.to/ecdh.html#validate): with
-// any of them the X25519 shared secret would be zero.
+// lowOrderPoints returns the low-order points of Curve25519 (RFC 7748 §6.1;
+// cr.yp.to/ecdh.html#validate). With any of them the X25519 shared secret would be zero.
 func lowOrderPoints(t *testing.T) (points [][]byte) {
 	for _, s := range []string{
 		"0000000000000000000000000000000000000000000000000000000000000000",
@@ -349,7 +349,7 @@ func TestLowOrderPointsAreRefused(t *testing.T) {
 	}
 }
 
-// X25519 ignores the top bit of a point; the value must not.
+// X25519 ignores the top bit of a point. The sealed value must bind it.
 func TestTheIgnoredBitOfX25519IsBound(t *testing.T) {
 	k, h := mustGenerate(t, SuiteMLKEM768X25519)
 	data := mustSealValue(t, k, h, "value")

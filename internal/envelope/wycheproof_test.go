@@ -11,8 +11,7 @@ import (
 	"github.com/cloudflare/circl/kem/mlkem/mlkem768"
 )
 
-// wycheproofCase holds the fields of all the files used here; a case has those
-// of its own file.
+// wycheproofCase holds the fields of all files used here. A case has the fields of its own file.
 type wycheproofCase struct {
 	ID     int    `json:"tcId"`
 	Result string `json:"result"`
@@ -24,8 +23,8 @@ type wycheproofCase struct {
 	keySize, ivSize, groupTagSize int
 }
 
-// runWycheproof calls run with each case of file. A case that run says it cannot
-// execute is logged with the reason; fewer than want executed ones is a failure.
+// runWycheproof calls run with each case of file. It logs a case that run cannot execute, with the
+// reason. It fails when fewer than want cases were executed.
 func runWycheproof(t *testing.T, file string, want int, run func(*testing.T, *wycheproofCase) (skipped string)) {
 	t.Helper()
 	b, err := fs.ReadFile(wycheproof.TestVectors, file)
@@ -69,7 +68,7 @@ func runWycheproof(t *testing.T, file string, want int, run func(*testing.T, *wy
 	}
 }
 
-// check compares a case's expectation with what happened.
+// check compares a case's expected result with the actual one.
 func (c *wycheproofCase) check(t *testing.T, what string, holds bool) {
 	t.Helper()
 	if holds != (c.Result == "valid") {
@@ -111,7 +110,7 @@ func TestWycheproofMLKEMEncapsulation(t *testing.T) {
 	})
 }
 
-// The lengths are checked as OpenCredential checks them: circl panics on wrong ones.
+// The test checks lengths as OpenCredential does, because circl panics on wrong ones.
 func TestWycheproofMLKEMDecapsulation(t *testing.T) {
 	runWycheproof(t, "mlkem_768_test.json", 201, func(t *testing.T, c *wycheproofCase) string {
 		body := Credential{KEM: c.C, Ciphertext: make([]byte, tagSize)}
@@ -177,7 +176,7 @@ func TestWycheproofHKDF(t *testing.T) {
 	})
 }
 
-// The vectors of expanded keys (FIPS 203 §6.1) cannot run: each key is refused.
+// The vectors of expanded keys (FIPS 203 §6.1) cannot run, because every expanded key is refused.
 func TestWycheproofExpandedKeysAreNotAccepted(t *testing.T) {
 	runWycheproof(t, "mlkem_768_semi_expanded_decaps_test.json", 9, func(t *testing.T, c *wycheproofCase) string {
 		for _, suite := range suites {
