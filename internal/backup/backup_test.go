@@ -36,7 +36,7 @@ func header(k *dualsig.PrivateKey) Header {
 	}
 }
 
-// signing signs as a keyring does.
+// signing signs like a keyring.
 type signing struct {
 	inside, file func([]byte) ([]byte, error)
 }
@@ -56,7 +56,7 @@ var someKeys = [][]byte{[]byte("the KMS key\n"), []byte("a former one")}
 
 type pair struct{ key, value []byte }
 
-// rows is a Source.
+// rows implements Source.
 type rows []pair
 
 func (r rows) Copy(_ context.Context, emit func(key, value []byte) error) error {
@@ -85,7 +85,7 @@ func write(t testing.TB, k *dualsig.PrivateKey, r rows) []byte {
 	return b.Bytes()
 }
 
-// read returns what is inside a backup, all of it believed.
+// read returns the content of a backup after verifying all of it.
 func read(in io.Reader) (Header, rows, error) {
 	r, err := newReader(in)
 	if err != nil {
@@ -137,7 +137,7 @@ func wantRefused(t *testing.T, what string, b []byte) {
 	}
 }
 
-// Whatever is done to a backup shows.
+// Every change of a backup is detected.
 func TestAChangedBackupIsRefused(t *testing.T) {
 	k := identity(t, 1)
 	whole := write(t, k, some)
@@ -169,10 +169,10 @@ func TestAChangedBackupIsRefused(t *testing.T) {
 	wantRefused(t, "another file", []byte("SQLite format 3\x00 and so on and so forth"))
 }
 
-// keysBytes are someKeys as they are behind the header.
+// keysBytes is the encoding of someKeys that follows the header.
 var keysBytes = []byte("\x02\x00\x00\x00\x0cthe KMS key\n\x00\x00\x00\x0ca former one")
 
-// finish gives a body, header included, the end that belongs to it.
+// finish appends the matching trailer to a body, which includes the header.
 func finish(t testing.TB, k *dualsig.PrivateKey, body []byte, rows uint64) []byte {
 	t.Helper()
 	b := binary.BigEndian.AppendUint64(append(bytes.Clone(body), tagEnd), rows)
@@ -184,7 +184,7 @@ func finish(t testing.TB, k *dualsig.PrivateKey, body []byte, rows uint64) []byt
 	return append(append(b, sum[:]...), signature...)
 }
 
-// A signature does not make up for what a writer does not write.
+// A valid signature does not make up for a form that no writer produces.
 func TestASignedBackupOfAnotherFormIsRefused(t *testing.T) {
 	k := identity(t, 1)
 	header, err := header(k).marshal()
@@ -260,7 +260,7 @@ func TestNothingIsSignedThatIsNotWhole(t *testing.T) {
 		}
 	}
 	if err := Write(t.Context(), iotest.TruncateWriter(nil, 0), some, header(k), nil, to, signer(k)); err != nil {
-		t.Error(err) // a writer that lies is not found out here, but when the backup is read
+		t.Error(err) // a writer that lies is detected only when the backup is read
 	}
 	if _, _, err := read(iotest.ErrReader(broken)); !errors.Is(err, broken) {
 		t.Error(err)
@@ -271,7 +271,7 @@ type failing struct{ err error }
 
 func (f failing) Copy(context.Context, func(key, value []byte) error) error { return f.err }
 
-// A claim of 32 MiB in a short file takes no 32 MiB.
+// A short file that claims 32 MiB does not take 32 MiB of memory.
 func TestMemoryGrowsWithWhatIsThere(t *testing.T) {
 	k := identity(t, 1)
 	start, err := header(k).marshal()
@@ -291,8 +291,7 @@ func TestMemoryGrowsWithWhatIsThere(t *testing.T) {
 	}
 }
 
-// The bytes are those of docs/formats.md, and another implementation of ML-DSA
-// verifies them.
+// The bytes are those of docs/formats.md, and another implementation of ML-DSA verifies them.
 func TestABackupFromTheDocumentation(t *testing.T) {
 	k := identity(t, 1)
 	b := write(t, k, some)
@@ -333,8 +332,8 @@ func TestABackupFromTheDocumentation(t *testing.T) {
 	}
 }
 
-// FuzzRead reads what it is given, as it is and behind a header with a signature
-// that verifies. What is accepted is what would be written.
+// FuzzRead reads its input as it is, and behind a header with a valid signature. An accepted file
+// must equal what the writer would produce.
 func FuzzRead(f *testing.F) {
 	k := identity(f, 1)
 	start, err := header(k).marshal()

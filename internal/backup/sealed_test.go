@@ -28,7 +28,7 @@ func recipient(t testing.TB) Identity {
 	return i
 }
 
-// sealed returns an encrypted backup and the statement behind it.
+// sealed returns an encrypted backup and the statement that follows it.
 func sealed(t testing.TB, k *dualsig.PrivateKey, r rows, to Recipient) (file, statement []byte) {
 	t.Helper()
 	var b bytes.Buffer
@@ -39,7 +39,7 @@ func sealed(t testing.TB, k *dualsig.PrivateKey, r rows, to Recipient) (file, st
 	return b.Bytes()[:at:at], b.Bytes()[at:]
 }
 
-// unseal returns what a backup says, all of it believed.
+// unseal returns the content of a backup after verifying all of it.
 func unseal(in io.Reader, with ...Identity) (*Reader, rows, error) {
 	r, err := Open(in, with)
 	if err != nil {
@@ -75,7 +75,7 @@ func TestOnlyTheRecipientOpensABackup(t *testing.T) {
 	}
 }
 
-// The file is one of age, without anything of ours around it.
+// The encrypted file is a plain age file, without any additions.
 func TestABackupIsAFileOfAge(t *testing.T) {
 	k, to := identity(t, 1), recipient(t)
 	file, _ := sealed(t, k, some, to.Recipient())
@@ -115,7 +115,7 @@ func TestAnEncryptedBackupThatWasChangedIsRefused(t *testing.T) {
 	refused("without its last byte", file[:len(file)-1])
 	refused("appended", append(bytes.Clone(file), 0))
 	refused("twice", append(bytes.Clone(file), file...))
-	// Everybody can encrypt to a recipient.
+	// Anybody can encrypt to a recipient.
 	var other bytes.Buffer
 	w, err := age.Encrypt(&other, to.Recipient().age)
 	if err != nil {
@@ -146,8 +146,8 @@ func TestAnEncryptedBackupThatWasChangedIsRefused(t *testing.T) {
 	}
 }
 
-// A statement lets whoever keeps a backup see that it is whole, and nothing else
-// does.
+// A statement lets the holder of a backup check that its file is whole. It is valid for no other
+// file.
 func TestAStatementHoldsForItsFileAlone(t *testing.T) {
 	k, to := identity(t, 1), recipient(t)
 	file, statement := sealed(t, k, some, to.Recipient())
@@ -221,7 +221,7 @@ func TestPartsAreToldApartHoweverTheyCome(t *testing.T) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)
 		}
 	}
-	for _, b := range [][]byte{file, file[:100], nil} { // as the file alone is read
+	for _, b := range [][]byte{file, file[:100], nil} { // as when only the file is read
 		p := Split(bytes.NewReader(b))
 		if got, err := io.ReadAll(p); err != nil || !bytes.Equal(got, b) || p.Statement() != nil {
 			t.Errorf("%d bytes without a statement: %d, %v", len(b), len(got), err)
@@ -242,8 +242,8 @@ func TestPartsAreToldApartHoweverTheyCome(t *testing.T) {
 	}
 }
 
-// The bytes of a statement are those of docs/formats.md, and another
-// implementation of ML-DSA verifies them.
+// The bytes of a statement are those of docs/formats.md, and another implementation of ML-DSA
+// verifies them.
 func TestAStatementFromTheDocumentation(t *testing.T) {
 	k, to := identity(t, 1), recipient(t)
 	file, statement := sealed(t, k, some, to.Recipient())
@@ -349,8 +349,8 @@ func TestFilesOfIdentitiesAreRead(t *testing.T) {
 	}
 }
 
-// FuzzStatement reads what it is given. What verifies is what was signed, and
-// parts lose nothing.
+// FuzzStatement reads its input. A statement that verifies must be one that was signed, and Split
+// must lose no bytes.
 func FuzzStatement(f *testing.F) {
 	k := identity(f, 1)
 	_, statement := sealed(f, k, some, recipient(f).Recipient())

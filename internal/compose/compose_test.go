@@ -40,7 +40,7 @@ func TestRender(t *testing.T) {
 		{"postgres://$(user):$(pass)@db:5432/app?x=$(bytes)", URL, "postgres://shop:p%40ss%3A%2Fw%25rd@db:5432/app?x=%FF%00%80"},
 		{`{"u":"$(user)","p":"x$(quote)y","n":[1,"$(empty)"]}`, JSON, `{"u":"shop","p":"xa\"b\\c\u000a\u0000éy","n":[1,""]}`},
 		{`"$(pass)"`, JSON, `"p@ss:/w%rd"`},
-		// A dollar that is not one of ours, and a value that looks like a placeholder.
+		// A dollar that starts no placeholder, and a value that looks like a placeholder.
 		{"$ $$ $user ${user} $)( (user) $", Text, "$ $$ $user ${user} $)( (user) $"},
 		{"$$(user) $$(no key $$$(user) $$", Text, "$(user) $(no key $$(user) $$"},
 		{"$(placeholder)", Text, "$(user)"},
@@ -49,7 +49,7 @@ func TestRender(t *testing.T) {
 		if err != nil || string(got) != c.want {
 			t.Errorf("%q renders %q, not %q (%v)", c.template, string(got), c.want, err)
 		}
-		if cap(got) > len(got)+len(got)/4+8 { // rounded up to a size of the allocator
+		if cap(got) > len(got)+len(got)/4+8 { // the allocator rounds sizes up
 			t.Errorf("%q: the buffer is not of the result's size: %d of %d", c.template, len(got), cap(got))
 		}
 	}
@@ -103,7 +103,7 @@ func TestMistakesInRenderingNameTheKeyAndQuoteNothing(t *testing.T) {
 		{"$(large)x", Text, "more than 262144 bytes"},
 		{"$(wide)", URL, "more than 262144 bytes"},
 		{strings.Repeat("$(large)", 1000), Text, "more than 262144 bytes"},
-		// Templates that are not JSON, or whose values are not in strings.
+		// Templates that are not JSON, or have placeholders outside strings.
 		{"$(v)", JSON, "inside of a string"},
 		{`{"a":$(v)}`, JSON, "inside of a string"},
 		{`{"a":1$(v)}`, JSON, "inside of a string"},
@@ -128,7 +128,8 @@ func TestMistakesInRenderingNameTheKeyAndQuoteNothing(t *testing.T) {
 	}
 }
 
-// FuzzValues holds for every value: what reads the text gets back exactly that value, and the text around it as it was.
+// FuzzValues checks for every value: a reader of the text gets back exactly that value, and the
+// text around it is unchanged.
 func FuzzValues(f *testing.F) {
 	userinfo, object := parse(f, "https://$(user):$(v)@host/p?q=$(v)#f"), parse(f, `{"before":1,"v":"$(v)","both":["<$(v)$(user)>"]}`)
 	f.Fuzz(func(t *testing.T, value []byte) {
@@ -172,8 +173,8 @@ func FuzzValues(f *testing.F) {
 	})
 }
 
-// FuzzParse holds for every template: its text and placeholders are found again in what it renders, and a JSON template
-// renders valid JSON whatever is put in.
+// FuzzParse checks for every template: the rendered text contains the template's text and
+// placeholders, and a JSON template renders valid JSON with any values.
 func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, template string, value []byte) {
 		parsed, err := Parse(template)
@@ -190,7 +191,7 @@ func FuzzParse(f *testing.F) {
 		for _, key := range parsed.Keys() {
 			names[key], values[key] = secret.Bytes("$("+key+")"), value
 		}
-		// With each placeholder put in for itself, only the escapes of $( differ.
+		// With each placeholder as its own value, only the escapes of $( differ.
 		if got, err := parsed.Render(names, Text); err != nil || string(got) != strings.ReplaceAll(template, "$$(", "$(") {
 			t.Fatalf("%q, %v", string(got), err)
 		}
@@ -204,7 +205,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A pull secret is made of a user name and a password: kubelet does without the field auth.
+// A pull secret is made from a user name and a password. kubelet does not need the field auth.
 func ExampleTemplate_dockerconfigjson() {
 	template, err := Parse(`{"auths":{"registry.example.com":{"username":"$(user)","password":"$(password)"}}}`)
 	if err != nil {

@@ -27,8 +27,8 @@ func TestAHashIsWrittenWhatJoinReturns(t *testing.T) {
 	}
 }
 
-// Whatever can be read back from the bytes was put there: so two different
-// lists cannot give the same bytes.
+// Everything read back from the bytes was put there, so two different lists cannot give the same
+// bytes.
 func TestJoinCanBeReadBackOneWayOnly(t *testing.T) {
 	split := func(b []byte) (parts [][]byte, ok bool) {
 		for len(b) > 0 {

@@ -42,8 +42,8 @@ func TestRandomTextHasTheLengthAndCharset(t *testing.T) {
 	}
 }
 
-// Each value of a random byte is equally likely, so a charset is drawn without bias when its characters share the
-// accepted ones equally.
+// Every value of a random byte is equally likely. So the draw has no bias when the characters of a
+// charset share the accepted bytes equally.
 func TestCharactersAreEquallyLikely(t *testing.T) {
 	every := make([]byte, 256)
 	for i := range every {

@@ -25,10 +25,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Rewrites testdata from the code: never to make a failing test pass.
+// update rewrites testdata from the code. Never use it to make a failing test pass.
 var update = flag.Bool("update", false, "rewrite the golden key pairs")
 
-// count returns the bytes 0 to n-1, the seed of the examples in appendix C of RFC 9881 and of RFC 9935.
+// count returns the bytes 0 to n-1, the seed of the examples in appendix C of RFC 9881 and of RFC
+// 9935.
 func count(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -37,7 +38,7 @@ func count(n int) []byte {
 	return b
 }
 
-// fixed makes key pairs that are always the same, of every algorithm but RSA.
+// fixed returns functions that always make the same key pairs, for every algorithm except RSA.
 func fixed() map[string]func() (secret.Bytes, secret.Bytes, error) {
 	return map[string]func() (secret.Bytes, secret.Bytes, error){
 		"Ed25519":    func() (secret.Bytes, secret.Bytes, error) { return ed25519Pair(count(32)) },
@@ -73,7 +74,7 @@ func TestGoldenKeyPairs(t *testing.T) {
 	}
 }
 
-// RSA takes seconds to make: this is its only test, with the smaller size.
+// RSA keys take seconds to make. This is their only test, with the smaller size.
 func TestFreshKeyPairsAreReadByTheStandardLibrary(t *testing.T) {
 	for _, name := range []string{"Ed25519", "ECDSA-P256", "ECDSA-P384", "RSA-3072"} {
 		values, err := Values([]Spec{{Key: "k", KeyPair: &KeyPair{Algorithm: name}}})
@@ -98,7 +99,7 @@ func TestFreshKeyPairsAreReadByTheStandardLibrary(t *testing.T) {
 	}
 }
 
-// algorithm names the algorithm of a key as the specification does.
+// algorithm returns the name of a key's algorithm as the specification has it.
 func algorithm(key any) string {
 	switch k := key.(type) {
 	case ed25519.PrivateKey:
@@ -111,7 +112,7 @@ func algorithm(key any) string {
 	return "another algorithm"
 }
 
-// The other implementations derive the same public key from the seed in the file.
+// Other implementations derive the same public key from the seed in the file.
 func TestFreshSeedsAreReadByOthers(t *testing.T) {
 	values, err := Values([]Spec{{Key: "sign", KeyPair: &KeyPair{Algorithm: "ML-DSA-65"}}, {Key: "kem", KeyPair: &KeyPair{Algorithm: "ML-KEM-768"}}})
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// Keys of tests are as short as Go allows: making them is quick.
+// testKeyBits is the shortest RSA key that Go allows, because it is made quickly.
 const testKeyBits = 1024
 
 func newKey(t testing.TB) *rsa.PrivateKey {
@@ -30,7 +30,7 @@ func newKey(t testing.TB) *rsa.PrivateKey {
 	return key
 }
 
-// seal is an encoder of the format, written from its description.
+// seal encodes a value in the format. It is written from the format's description.
 func seal(t testing.TB, key *rsa.PrivateKey, label, value string) string {
 	t.Helper()
 	session := make([]byte, 32)
@@ -57,7 +57,7 @@ func encode(t testing.TB, key *rsa.PrivateKey, session []byte, label, value stri
 	return base64.StdEncoding.EncodeToString(out)
 }
 
-// manifest of shop/db with one value.
+// manifest returns a manifest of shop/db with one value.
 func manifest(annotations, value string) string {
 	return fmt.Sprintf(`apiVersion: bitnami.com/v1alpha1
 kind: SealedSecret
@@ -89,7 +89,8 @@ const (
 	clusterAnnotation   = `sealedsecrets.bitnami.com/cluster-wide: "true"`
 )
 
-// Every scope in the manifest against every scope that a value was sealed with: it opens with its own and no other.
+// Every scope in the manifest against every scope that a value was sealed with: a value opens with
+// its own scope only.
 func TestAValueOpensWithItsOwnScopeOnly(t *testing.T) {
 	key := newKey(t)
 	labels := map[v1alpha1.Scope]string{v1alpha1.ScopeStrict: "shop/db", v1alpha1.ScopeNamespace: "shop", v1alpha1.ScopeCluster: ""}
@@ -116,7 +117,7 @@ func TestAValueOpensWithItsOwnScopeOnly(t *testing.T) {
 			}
 		}
 	}
-	// The template's annotations do not count.
+	// The template's annotations have no influence on the scope.
 	doc := strings.Replace(manifest("", seal(t, key, "", "x")), "labels: {app: shop}", "annotations: {"+clusterAnnotation+"}", 1)
 	if _, err := one(t, doc).Open([]*rsa.PrivateKey{key}); err == nil {
 		t.Error("the template's annotation widened the scope")
@@ -258,7 +259,7 @@ func TestUnreadableDocumentsAreNotQuoted(t *testing.T) {
 	}
 }
 
-// keySecret is a Secret as in a backup.
+// keySecret returns a Secret as a backup contains it.
 func keySecret(label, kind string, der []byte) string {
 	file := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Secret","type":"kubernetes.io/tls","metadata":{"namespace":"kube-system","name":"sealed-secrets-key1","labels":{%q:"active"}},`+
@@ -307,8 +308,8 @@ func TestParseKeys(t *testing.T) {
 	}
 }
 
-// FuzzParse holds for every input: what is read can be asked everything, nothing opens with a key that sealed nothing, and
-// reading is repeatable.
+// FuzzParse checks for every input: all methods of a parsed manifest work, nothing opens with a key
+// that sealed nothing, and parsing is repeatable.
 func FuzzParse(f *testing.F) {
 	key := newKey(f)
 	f.Fuzz(func(t *testing.T, doc []byte) {
