@@ -12,7 +12,7 @@ import (
 // raw-ns/op and x-raw, their ratio. The two alternate in one loop and the medians count, so a busy
 // machine slows both alike. The time of signing varies at random, so only many iterations give a
 // useful result.
-//	go test -run '^$' -bench SignVerify ./internal/dualsig
+//
 //	go test -run '^$' -bench SignVerify ./internal/dualsig
 func BenchmarkSignVerify(b *testing.B) {
 	k, msg := mustKey(b, 1, 1, 2), make([]byte, 1024)
