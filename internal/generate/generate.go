@@ -30,7 +30,7 @@ type Spec struct {
 
 // Random is text of characters drawn from a charset.
 type Random struct {
-	Length  int    // in characters, 16 to 4096; 0 means 32
+	Length  int    // number of characters, 16 to 4096; 0 means 32
 	Charset string // Alphanumeric (the default), Hex, Base64URL or ASCII
 }
 

@@ -38,7 +38,7 @@ import (
 // Names that have a meaning in Sealed Secrets.
 const (
 	Domain      = "sealedsecrets.bitnami.com/"         // prefix of all of them
-	KeyLabel    = Domain + "sealed-secrets-key"        // label of a Secret that holds a sealing key; any value counts
+	KeyLabel    = Domain + "sealed-secrets-key"        // label of a Secret that holds a sealing key; its value does not matter
 	KeepSecret  = Domain + "skip-set-owner-references" // annotation of a template: the Secret outlives its SealedSecret
 	PatchSecret = Domain + "patch"                     // annotation of a template: values are merged into an existing Secret
 )

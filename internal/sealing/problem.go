@@ -11,7 +11,7 @@ import (
 // Problem is one mistake in a manifest.
 type Problem struct {
 	Path    string // the field, such as spec.sealed.keyID
-	Message string // what is wrong with it and what to do
+	Message string // mistake and remedy
 }
 
 func (p Problem) String() string { return p.Path + ": " + p.Message }

@@ -78,7 +78,7 @@ func TestValuesThatDoNotOpenAreNotResealed(t *testing.T) {
 			t.Errorf("%s: resealed", name)
 		case tc.offline && fault.Of(err) != fault.Invalid:
 			t.Errorf("%s: %v", name, err)
-		case !tc.offline && err != ErrDoesNotOpen: //nolint:errorlint // must be this very error, not one that wraps it
+		case !tc.offline && err != ErrDoesNotOpen: //nolint:errorlint // the same, not one like it
 			t.Errorf("%s: %v", name, err)
 		}
 	}

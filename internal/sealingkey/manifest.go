@@ -81,7 +81,7 @@ const (
 // Verdict is the answer of [Service.Check].
 type Verdict struct {
 	Code    Code
-	Message string // what to do about it; empty when accepted
+	Message string // remedy; empty when accepted
 }
 
 // doesNotOpen is the same for every mistake and every value.

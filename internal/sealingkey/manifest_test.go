@@ -122,7 +122,7 @@ func TestResealingAndCheckingAreNoOracle(t *testing.T) {
 				t.Errorf("%s: resealed %v", name, err)
 			}
 		default:
-			if err != ErrDoesNotOpen || again != nil { //nolint:errorlint // must be this very error, not one that wraps it
+			if err != ErrDoesNotOpen || again != nil { //nolint:errorlint // the same, not one like it
 				t.Errorf("%s: resealed %v", name, err)
 			}
 			if len(entries) != 1 || entries[0].Outcome != audit.Failure || fmt.Sprint(entries[0].Attributes) != "map[reason:does_not_open]" {

@@ -263,7 +263,7 @@ func TestAChangeThatIsKilledIsWholeOrNotThere(t *testing.T) {
 func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 	current, prefix := []byte("sealing/current"), "sealing/key/"
 	for name, tc := range map[string]struct {
-		row    func(first string) []byte // what is put back
+		row    func(first string) []byte // row that is put back
 		retire bool                      // retire the first key between the copy and putting it back
 		says   string
 		remedy func(f *fixture, first string) error

@@ -154,7 +154,7 @@ type ownedVersion struct {
 	principal authz.Principal
 	uid       string
 	expect    uint64 // version before the next one
-	before    *Owned // what the vault holds, nil for nothing
+	before    *Owned // current state in the vault, nil for none
 	old       *record
 	desired   Desired
 }

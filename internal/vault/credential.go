@@ -45,7 +45,7 @@ type Unsealed struct {
 // current one and, until it ends, the previous version of an object's credential.
 type Version struct {
 	Number    uint64
-	Change    string // what created it: sealed, rotated or reencrypted
+	Change    string // event that created it: sealed, rotated or reencrypted
 	Current   bool
 	SealedAt  time.Time
 	ExpiresAt time.Time // as sealed, even if a later version ended it earlier
