@@ -223,8 +223,8 @@ type Event struct {
 	Attributes map[string]string // ASCII snake-case keys; never a credential's value, a name or an address
 }
 
-// Attributes of the first entry of every tenant's chain, including the deployment's own. Trust in
-// a chain starts with them.
+// Attributes of the first entry of every tenant's chain, including the deployment's own. Trust in a
+// chain starts with them.
 const (
 	attributeChainID   = "chain_id"
 	attributePublicKey = "public_key" // public key of the log, base64

@@ -138,9 +138,9 @@ type keptAs struct {
 	since    time.Time
 }
 
-// keepProgress keeps the progress if it belongs to a later pass than the kept progress, or covers at
-// least `least` more entries. For a broken log, it keeps nothing and deletes the row, so the next
-// process checks all entries before it reports the log as sound.
+// keepProgress keeps the progress if it belongs to a later pass than the kept progress, or covers
+// at least `least` more entries. For a broken log, it keeps nothing and deletes the row, so the
+// next process checks all entries before it reports the log as sound.
 func (lv *LiveVerifier) keepProgress(ctx context.Context, least uint64) error {
 	select {
 	case lv.turn <- struct{}{}:

@@ -215,8 +215,8 @@ func (v *Verifier) Wait() error {
 	return err
 }
 
-// next returns the sequence of the next entry, which may be higher if the entry accepts a rollback.
-// Call it only after Wait, or while linking.
+// next returns the expected sequence of the next entry. An entry that accepts a rollback may have a
+// higher one. Call it only after Wait, or while linking.
 func (v *Verifier) next() uint64 {
 	if v.head.sequence == 0 && v.options.From > 1 {
 		return v.options.From
