@@ -1,5 +1,6 @@
-// Package cli has the commands of the program. A command parses its flags and calls one function of
-// another package. Groups of commands with their own words and state are packages below this one.
+// Package cli provides the commands of the program. A command parses its flags and calls one
+// function of another package. Groups of commands with their own terms and state are in the
+// packages below this one.
 package cli
 
 import (
@@ -15,8 +16,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
 )
 
-// Command returns the program's root command. It writes to the command's own
-// streams, returns its errors and never ends the process.
+// Command returns the program's root command. It writes to the command's own streams, returns
+// errors and never ends the process.
 func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "latticekeep",

@@ -72,7 +72,7 @@ It may be stopped anywhere and run again. It runs in a pod with its ServiceAccou
 	f.StringVar(&o.namespace, "namespace", controllers.DefaultNamespace, "namespace of --stateful-set or --deployment")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default the pod's own)")
 	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long all of it may take")
-	_ = cmd.MarkFlagRequired("webhook-configuration") // the flag exists
+	_ = cmd.MarkFlagRequired("webhook-configuration") // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("stateful-set", "deployment")
 	return cmd
 }
@@ -102,10 +102,10 @@ func (o uninstallOptions) run(ctx context.Context, cluster *rest.Config, stdout 
 	return o.release(ctx, objects, stdout)
 }
 
-// stopPace is how often it is looked whether the server's pods have ended.
+// stopPace is the interval at which stop checks whether the server's pods have ended.
 const stopPace = time.Second
 
-// scaled are the workloads of one kind.
+// scaled is a client for the workloads of one kind.
 type scaled interface {
 	Patch(ctx context.Context, name string, t types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) error
 	GetScale(ctx context.Context, name string, o metav1.GetOptions) (*autoscalingv1.Scale, error)
@@ -129,8 +129,8 @@ func (d deployments) Patch(ctx context.Context, name string, t types.PatchType, 
 	return err
 }
 
-// stop scales the server to nothing and waits until its pods are gone: an
-// operator that runs would put finalizers back.
+// stop scales the server to zero and waits until its pods are gone, because a running operator
+// would restore finalizers.
 func (o uninstallOptions) stop(ctx context.Context, cluster *rest.Config, stdout io.Writer) error {
 	apps, err := typedappsv1.NewForConfig(cluster)
 	if err != nil {
@@ -168,10 +168,10 @@ func (o uninstallOptions) stop(ctx context.Context, cluster *rest.Config, stdout
 	}
 }
 
-// maxFailures is how many failures are told of one by one.
+// maxFailures is the number of failures that are printed one by one.
 const maxFailures = 20
 
-// release takes the finalizer off every SealedCredential.
+// release removes the finalizer from every SealedCredential.
 func (o uninstallOptions) release(ctx context.Context, objects metadata.Interface, stdout io.Writer) error {
 	var seen, released int
 	var failed []error
@@ -182,10 +182,10 @@ func (o uninstallOptions) release(ctx context.Context, objects metadata.Interfac
 	for {
 		list, err := objects.Resource(sealedCredentials).List(ctx, page)
 		switch {
-		case apierrors.IsNotFound(err): // the CRD is gone, and with it every object
+		case apierrors.IsNotFound(err): // the CRD is gone, and every object with it
 			told()
 			return nil
-		case apierrors.IsResourceExpired(err) && page.Continue != "": // it took longer than the list is kept
+		case apierrors.IsResourceExpired(err) && page.Continue != "": // listing took longer than the API server keeps the list
 			page.Continue, seen, failed = "", 0, nil
 			continue
 		case err != nil:
@@ -213,8 +213,8 @@ func (o uninstallOptions) release(ctx context.Context, objects metadata.Interfac
 	}
 }
 
-// letGo takes our finalizer off one object and reports whether it had it. The
-// patch says what the list of finalizers was, so that nobody else's is lost.
+// letGo removes our finalizer from one object and reports whether it was there. The patch tests the
+// previous list of finalizers, so that no other controller's finalizer is lost.
 func letGo(ctx context.Context, objects metadata.Interface, o *metav1.PartialObjectMetadata) (bool, error) {
 	client := objects.Resource(sealedCredentials).Namespace(o.Namespace)
 	for {
@@ -239,7 +239,8 @@ func letGo(ctx context.Context, objects metadata.Interface, o *metav1.PartialObj
 		case !apierrors.IsInvalid(err) && !apierrors.IsConflict(err):
 			return false, err
 		}
-		// The test failed: it has changed since it was listed. Its name alone is listed, for which no other verb is needed.
+		// The patch's test failed because the object changed since it was listed. It is read
+		// through a list with its name, which needs no further verb in the role.
 		list, again := client.List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + o.Name})
 		if again != nil {
 			return false, again
@@ -248,7 +249,7 @@ func letGo(ctx context.Context, objects metadata.Interface, o *metav1.PartialObj
 			return false, nil
 		}
 		if slices.Equal(list.Items[0].Finalizers, o.Finalizers) {
-			return false, err // it was refused for another reason
+			return false, err // refused for another reason
 		}
 		o = &list.Items[0]
 	}

@@ -1,4 +1,4 @@
-// Package admin has the commands that administer a running server: tenants, API keys, members,
+// Package admin provides the commands that administer a running server: tenants, API keys, members,
 // sealing keys and KMS keys.
 package admin
 
@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// done is the answer of a command whose call has none of its own.
+// done is the output of a command whose call returns nothing.
 type done struct {
 	ID   string `json:"id"`
 	What string `json:"done"`

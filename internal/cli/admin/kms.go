@@ -123,8 +123,8 @@ func kmsKeysByState(keys []v2.KMSKey) (current string, former []string) {
 	return current, former
 }
 
-// moveAll moves step by step until nothing remains. What was moved stays so,
-// however it ends.
+// moveAll rewraps keys in steps until none remain. Steps that are done stay done if a later one
+// fails.
 func moveAll(ctx context.Context, c *client.V2, request v2.RewrapKeysRequest, current string, note io.Writer) (*v2.RewrapKeysAnswer, error) {
 	moved := 0
 	for {

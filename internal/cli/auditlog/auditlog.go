@@ -1,4 +1,4 @@
-// Package auditlog has the commands that verify, export and repair the audit log.
+// Package auditlog provides the commands that verify, export and repair the audit log.
 package auditlog
 
 import (
@@ -36,7 +36,7 @@ func newAuditCheckpointCommand() *cobra.Command {
 			if err != nil {
 				return nil, err
 			}
-			// What does not verify is of no use later.
+			// A checkpoint that does not verify now is useless later.
 			if _, err := audit.ParseCheckpoint([]byte(newest.Checkpoint), key.Public); err != nil {
 				return nil, fmt.Errorf("the checkpoint that the server sent: %w", err)
 			}
@@ -145,6 +145,6 @@ its first entry says what was lost and why; nothing makes that undone.
 It asks nothing, and prints what was lost.`
 	r.Register(cmd)
 	cmd.Flags().StringVar(&reason, "reason", "", "why, in 1 to 200 printable ASCII characters; the log keeps it for good")
-	_ = cmd.MarkFlagRequired("reason") // the flag exists
+	_ = cmd.MarkFlagRequired("reason") // cannot fail: the flag exists
 	return cmd
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// exportOptions say what is exported, and to where.
+// exportOptions are the flags of latticekeep audit export.
 type exportOptions struct {
 	command.Server
 	offline.Deployment
@@ -82,8 +82,8 @@ fetched but not yet put in order are in FILE.part.`,
 	return cmd
 }
 
-// exportStopped exports the log of a store that nobody is using. It verifies all
-// of it each time, and writes what is new.
+// exportStopped exports the log of a store that no server uses. It verifies the whole log each time
+// and writes the new entries.
 func exportStopped(ctx context.Context, o *exportOptions, p *progress.Progress, stdout io.Writer) error {
 	return o.WithStore(ctx, func(s store.Database) error {
 		return o.WithKeys(ctx, s, nil, func(keys *keyring.Ring) error {

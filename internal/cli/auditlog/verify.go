@@ -20,7 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// verifyOptions say what is verified, and against what.
+// verifyOptions are the flags of latticekeep audit verify.
 type verifyOptions struct {
 	command.Server
 	command.Pin
@@ -83,7 +83,7 @@ as in audit.retention.archive.`,
 			if a.From, a.To = o.from, o.to; o.to > 0 && o.from > o.to {
 				return errors.New("--from must not be later than --to")
 			}
-			// A verification makes much garbage and keeps little: memory for time.
+			// A verification makes much garbage and keeps little, so it trades memory for time.
 			defer debug.SetGCPercent(debug.SetGCPercent(400))
 			var report audit.Report
 			var proven []string
@@ -103,7 +103,7 @@ as in audit.retention.archive.`,
 			if err != nil {
 				return err
 			}
-			// The key of a part is taken from where the part is from: that pins nothing.
+			// The key of a partial log comes from the same source as the log, so it pins nothing.
 			report.Pinned = o.Fingerprint != "" || o.PublicKey != ""
 			if o.from > 1 || o.to > 0 {
 				report.Credentials = nil
@@ -170,7 +170,7 @@ func printReport(w io.Writer, r audit.Report, proven ...string) error {
 	if r.Pinned {
 		whose = "the pinned one"
 	}
-	if r.Fingerprint == "" { // a part that does not name its chain
+	if r.Fingerprint == "" { // a partial log does not name its chain
 		fmt.Fprintf(&b, "key: %s (%s)\n", r.PublicKey.ID(), whose)
 	} else {
 		fmt.Fprintf(&b, "chain: %s (%s)\n", r.Fingerprint, whose)
@@ -179,10 +179,9 @@ func printReport(w io.Writer, r audit.Report, proven ...string) error {
 	return err
 }
 
-// verifyDir verifies the store of a stopped server, and its archive if one is
-// given.
+// verifyDir verifies the store of a stopped server, and its archive if one is named.
 func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.Report, error) {
-	if a.From > 1 && a.PublicKey == nil { // then the store's own
+	if a.From > 1 && a.PublicKey == nil { // take the key from the store
 		first, err := o.Verify(ctx, audit.Options{To: 1, Fingerprint: a.Fingerprint})
 		if err != nil {
 			return audit.Report{}, err

@@ -1,5 +1,5 @@
-// Package command has what several commands share: flags that name a server, a store or a log, and
-// commands that make one call and print its answer.
+// Package command provides the parts that several commands share: flags that name a server, a store
+// or a log, and commands that make one call and print its answer.
 package command
 
 import (
@@ -16,8 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 )
 
-// NewCall returns a command that makes one call and prints its answer: as JSON, or
-// as show does.
+// NewCall returns a command that makes one call and prints its answer, as JSON or through show.
 func NewCall[T any](r *Server, use, short string, args cobra.PositionalArgs,
 	call func(context.Context, *client.V2, []string) (T, error), show func(out, note io.Writer, answer T)) *cobra.Command {
 	return &cobra.Command{
@@ -66,7 +65,8 @@ func Day(t *time.Time) string {
 	return t.UTC().Format(time.DateOnly)
 }
 
-// Printable keeps what a user chose as a name from steering the terminal.
+// Printable escapes control characters, so that a name chosen by a user cannot control the
+// terminal.
 func Printable(s string) string { return strings.Trim(fmt.Sprintf("%+q", s), `"`) }
 
 func PrintJSON(out io.Writer, v any) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/offline"
 )
 
-// Pin says whose log it must be.
+// Pin identifies the log that a verification expects.
 type Pin struct{ PublicKey, Fingerprint string }
 
 func (p *Pin) Register(cmd *cobra.Command) {
@@ -19,7 +19,7 @@ func (p *Pin) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&p.Fingerprint, "fingerprint", "", "fingerprint of the chain, as the server prints it")
 }
 
-// Options returns those of a verification that is pinned so.
+// Options returns the options of a verification with this pin.
 func (p *Pin) Options(cmd *cobra.Command) (o audit.Options, err error) {
 	if err := CheckNotEmpty(cmd, "fingerprint", "public-key"); err != nil {
 		return o, err
@@ -38,8 +38,8 @@ func (p *Pin) Options(cmd *cobra.Command) (o audit.Options, err error) {
 	return o, nil
 }
 
-// CheckNotEmpty fails when one of the flags was given without a value, as by an
-// unset variable: a pin that pins nothing must not look like one.
+// CheckNotEmpty fails if a flag was given without a value, for example from an unset variable. An
+// empty pin must not look like a pin.
 func CheckNotEmpty(cmd *cobra.Command, flags ...string) error {
 	for _, name := range flags {
 		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
@@ -49,7 +49,7 @@ func CheckNotEmpty(cmd *cobra.Command, flags ...string) error {
 	return nil
 }
 
-// RegisterStore defines the flags that say which store of a stopped server to open.
+// RegisterStore defines the flags that name the store of a stopped server.
 func RegisterStore(cmd *cobra.Command, s *offline.Deployment, what string) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.DataDir, "data-dir", "", "data directory "+what)
@@ -58,7 +58,7 @@ func RegisterStore(cmd *cobra.Command, s *offline.Deployment, what string) {
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "store")
 }
 
-// RegisterKMS defines the flags that say which KMS key opens the keys of the store.
+// RegisterKMS defines the flags that name the KMS key of the store.
 func RegisterKMS(cmd *cobra.Command, s *offline.Deployment, use string) {
 	flags := cmd.Flags()
 	flags.StringVar(&s.KeyFile, "kms-key-file", "", use)

@@ -11,7 +11,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 )
 
-// Server is how the administrative commands reach a running server.
+// Server holds the address and the API key with which administrative commands call a running
+// server.
 type Server struct {
 	URL, Key, KeyFile string
 	JSON              bool
@@ -22,7 +23,7 @@ func (r *Server) Register(cmd *cobra.Command) {
 	cmd.PersistentFlags().BoolVar(&r.JSON, "json", false, "print the answer as the server sent it")
 }
 
-// RegisterConnection defines the flags that say where the server is and who calls.
+// RegisterConnection defines the flags for the server's URL and the API key.
 func (r *Server) RegisterConnection(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&r.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")

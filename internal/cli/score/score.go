@@ -1,4 +1,4 @@
-// Package score has the commands that compute compliance scores and fetch reports.
+// Package score provides the commands that compute compliance scores and download reports.
 package score
 
 import (
@@ -30,7 +30,7 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// frameworks lists the names, for the help of a flag.
+// frameworks returns the names of all frameworks, for the help of a flag.
 func frameworks() string {
 	var names []string
 	for _, f := range compliance.Frameworks() {
@@ -39,7 +39,7 @@ func frameworks() string {
 	return strings.Join(names, ", ")
 }
 
-// scoreOptions say what is judged, and by what.
+// scoreOptions are the flags of latticekeep score.
 type scoreOptions struct {
 	command.Server
 	command.Pin
@@ -89,7 +89,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 	flags.StringVar(&o.framework, "framework", "", "one of "+frameworks())
 	flags.Uint64Var(&o.head, "head", 0, "sequence of the tenant's entry as of which to judge (default its newest)")
 	flags.StringVar(&o.catalogues, "catalogues", "", "folder of catalogues that replace the program's own, as compliance.catalogues of the server")
-	_ = cmd.MarkFlagRequired("framework") // the flag exists
+	_ = cmd.MarkFlagRequired("framework") // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("file", "url")
 	for _, flag := range []string{"tenant", "catalogues", "fingerprint", "public-key"} {
 		cmd.MarkFlagsMutuallyExclusive("url", flag)
@@ -141,7 +141,7 @@ func (o *scoreOptions) derive(a audit.Options) (compliance.Assessment, error) {
 	return judged, nil
 }
 
-// ask prints the score that a running server answers.
+// ask prints the score from a running server.
 func (o *scoreOptions) ask(cmd *cobra.Command) error {
 	c, err := o.Client()
 	if err != nil {
@@ -159,7 +159,7 @@ func (o *scoreOptions) ask(cmd *cobra.Command) error {
 	if o.JSON {
 		return command.PrintJSON(cmd.OutOrStdout(), answer)
 	}
-	// The contract's form and ours have the same JSON.
+	// The API's type and ours have the same JSON.
 	var a compliance.Assessment
 	b, err := json.Marshal(answer)
 	if err == nil {
@@ -245,7 +245,7 @@ check what the report says, compute it again: it names the command.`,
 				}
 				signed = "signed by the pinned identity"
 			}
-			// The signature first: there is no report without one.
+			// The signature is written first, so that no report exists without one.
 			if err := durable.WriteNew(output+".sig", signature); err != nil {
 				return err
 			}
@@ -263,7 +263,7 @@ check what the report says, compute it again: it names the command.`,
 	flags.StringVar(&format, "format", "pdf", "pdf, oscal, or ksi for fedramp")
 	flags.StringVar(&output, "output", "", "file to write; neither it nor FILE.sig may exist")
 	flags.StringVar(&identity, "identity", "", "fingerprint of the identity that must have signed the report")
-	_ = cmd.MarkFlagRequired("framework") // the flags exist
+	_ = cmd.MarkFlagRequired("framework") // cannot fail: the flags exist
 	_ = cmd.MarkFlagRequired("output")
 	return cmd
 }
@@ -284,8 +284,8 @@ func fetchReport(ctx context.Context, c *client.V2, params *v2.GetComplianceRepo
 	return report, signature, answer, nil
 }
 
-// checkReport verifies the signature with the identity key, which the server
-// publishes with its sealing key and which the pin tells.
+// checkReport verifies the signature with the identity key. The server publishes that key in its
+// sealing-key document, and the pin confirms it.
 func checkReport(ctx context.Context, c *client.V2, report, signature []byte, identity string) error {
 	doc, err := c.GetSealingKey(ctx)
 	if err != nil {

@@ -95,14 +95,14 @@ func (o *importOptions) run(ctx context.Context, files []string, stdin io.Reader
 	if err != nil {
 		return err
 	}
-	o.source.manifest = files[0] // beside which an identity may be pinned
+	o.source.manifest = files[0] // an identity may be pinned beside it
 	doc, err := o.source.document(ctx)
 	if err != nil {
 		return err
 	}
 	if o.output != "" {
 		if err := os.MkdirAll(o.output, 0o755); err != nil {
-			return err // names the path itself
+			return err // the error names the path
 		}
 	}
 
@@ -121,7 +121,7 @@ func (o *importOptions) run(ctx context.Context, files []string, stdin io.Reader
 	return nil
 }
 
-// oldKeys reads the backup.
+// oldKeys reads the backup of the old controller's private keys.
 func (o *importOptions) oldKeys(stdin io.Reader) ([]*rsa.PrivateKey, error) {
 	var keys []*rsa.PrivateKey
 	for _, path := range o.keys {
@@ -149,7 +149,7 @@ func (o *importOptions) oldKeys(stdin io.Reader) ([]*rsa.PrivateKey, error) {
 	return keys, nil
 }
 
-// importer turns SealedSecrets into SealedCredentials and counts what becomes of them.
+// importer converts SealedSecrets to SealedCredentials and counts the results.
 type importer struct {
 	options        *importOptions
 	old            []*rsa.PrivateKey
@@ -159,14 +159,15 @@ type importer struct {
 	imported, lost int
 }
 
-// lose names on standard error what is not imported. The error is that of writing there.
+// lose names on standard error something that is not imported. It returns an error only if writing
+// fails.
 func (im *importer) lose(what string, why error) error {
 	im.lost++
 	_, err := fmt.Fprintf(im.stderr, "not imported: %s: %v\n", what, why)
 	return err
 }
 
-// file imports what it can of one file.
+// file imports the SealedSecrets in one file as far as possible.
 func (im *importer) file(path string, stdin io.Reader) error {
 	b, err := readInput(path, stdin)
 	if err != nil {
@@ -200,7 +201,7 @@ func (im *importer) file(path string, stdin io.Reader) error {
 	return nil
 }
 
-// object imports one SealedSecret, with all of its values or not at all.
+// object imports one SealedSecret, with all of its values or none.
 func (im *importer) object(s *sealedsecrets.SealedSecret) error {
 	if err := targetType(s.Spec.Template.Type); err != nil {
 		return im.lose(s.Title(), err)
@@ -240,7 +241,7 @@ func (im *importer) object(s *sealedsecrets.SealedSecret) error {
 	return nil
 }
 
-// seal opens the values of s and seals them with the same scope.
+// seal opens the values of s and seals them again with the same scope.
 func (im *importer) seal(s *sealedsecrets.SealedSecret) (*v1alpha1.SealedCredential, error) {
 	values, err := s.Open(im.old)
 	if err != nil {
@@ -260,7 +261,8 @@ func (im *importer) seal(s *sealedsecrets.SealedSecret) (*v1alpha1.SealedCredent
 	}, time.Now())
 }
 
-// writeNew writes a manifest to a file of its own, named after its namespace and name, which Seal has checked.
+// writeNew writes a manifest to a new file named after its namespace and name, which Seal has
+// checked.
 func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err error) {
 	name := obj.Name + ".yaml"
 	if obj.Namespace != "" {
@@ -272,7 +274,7 @@ func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err e
 		return fmt.Errorf("%s exists and is not overwritten: remove it, or give another --output", path)
 	}
 	if err != nil {
-		return err // names the path itself
+		return err // the error names the path
 	}
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -281,7 +283,7 @@ func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err e
 	return nil
 }
 
-// targetType refuses the types that a target cannot have.
+// targetType refuses Secret types that a target cannot have.
 func targetType(t string) error {
 	switch corev1.SecretType(t) {
 	case "", corev1.SecretTypeOpaque, corev1.SecretTypeTLS, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
@@ -293,7 +295,8 @@ func targetType(t string) error {
 		"change spec.template.type, which the values are not bound to", t)
 }
 
-// targetOf describes the Secret that the old controller made of s, and returns what of it is left out.
+// targetOf describes the Secret that the old controller made from s. left names the parts that are
+// omitted.
 func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []error) {
 	template := s.Spec.Template
 	if template.Metadata.Annotations[sealedsecrets.PatchSecret] == "true" {
@@ -318,13 +321,13 @@ func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []er
 	return target, left
 }
 
-// refusedPrefix is the schema's for labels and annotations of a target.
+// refusedPrefix is the pattern in the schema for forbidden labels and annotations of a target.
 var refusedPrefix = regexp.MustCompile(`^([^/]*[.])?(kubernetes[.]io|k8s[.]io|latticekeep[.]dev)/`)
 
-const maxMetadataKey = 317 // bytes of a label or annotation with its prefix, the schema's
+const maxMetadataKey = 317 // bytes of a label or annotation key with its prefix, as in the schema
 
-// allowed returns the labels or annotations that a target may have, and names the others. Those that only Sealed Secrets
-// itself reads go without a word.
+// allowed returns the labels or annotations that a target may have. left names the others, except
+// those that only Sealed Secrets reads.
 func allowed(kind string, all map[string]string, maxValue int) (kept map[string]string, left []error) {
 	for _, k := range slices.Sorted(maps.Keys(all)) {
 		switch {

@@ -18,10 +18,10 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// maxInput is the size in bytes of the largest file or standard input that is read.
+// maxInput is the maximum size in bytes of a file or of standard input.
 const maxInput = 4 << 20
 
-// parseSecret reads one v1 Secret. Its errors quote nothing of it but field names.
+// parseSecret parses one v1 Secret. Its errors quote only field names.
 func parseSecret(b []byte) (*corev1.Secret, error) {
 	docs, err := documents(b)
 	if err != nil {
@@ -60,7 +60,7 @@ func readInput(path string, stdin io.Reader) ([]byte, error) {
 	} else {
 		f, err := os.Open(path)
 		if err != nil {
-			return nil, err // names the path itself
+			return nil, err // the error names the path
 		}
 		defer func() { _ = f.Close() }()
 		r = f
@@ -75,7 +75,7 @@ func readInput(path string, stdin io.Reader) ([]byte, error) {
 	return b, nil
 }
 
-// documents splits YAML as kubectl does, leaving out documents that hold nothing.
+// documents splits YAML as kubectl does and skips empty documents.
 func documents(b []byte) ([][]byte, error) {
 	var docs [][]byte
 	r := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(b)))
@@ -93,7 +93,7 @@ func documents(b []byte) ([][]byte, error) {
 	}
 }
 
-// blank reports whether doc has nothing but white space and comments.
+// blank reports whether doc has only white space and comments.
 func blank(doc []byte) bool {
 	for line := range bytes.Lines(doc) {
 		line = bytes.TrimSpace(line)
@@ -104,8 +104,9 @@ func blank(doc []byte) bool {
 	return true
 }
 
-// decodeObject decodes one YAML or JSON document of a kind that register knows, as strictly as the API server: unknown
-// and duplicate fields are errors. runtime.IsNotRegisteredError tells other kinds.
+// decodeObject decodes one YAML or JSON document of a kind that register adds. It is as strict as
+// the API server: unknown and duplicate fields are errors. For other kinds
+// runtime.IsNotRegisteredError reports true of its error.
 func decodeObject(doc []byte, register func(*runtime.Scheme) error) (runtime.Object, *schema.GroupVersionKind, error) {
 	scheme := runtime.NewScheme()
 	if err := register(scheme); err != nil {
@@ -115,23 +116,23 @@ func decodeObject(doc []byte, register func(*runtime.Scheme) error) (runtime.Obj
 	return s.Decode(doc, nil, nil)
 }
 
-// yamlLine is where a YAML parser says that it stumbled.
+// yamlLine matches the line number in an error of a YAML parser.
 var yamlLine = regexp.MustCompile(`line [0-9]+`)
 
-// decodeSealedCredential returns nil for an object that is not ours. Its errors quote nothing of other objects, which may
-// be plain Secrets.
+// decodeSealedCredential returns nil for an object of another kind. Its errors quote nothing from
+// other objects, which may be plain Secrets.
 func decodeSealedCredential(doc []byte) (*v1alpha1.SealedCredential, error) {
 	obj, kind, err := decodeObject(doc, v1alpha1.AddToScheme)
 	switch {
 	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err):
-		return nil, errors.New("has no apiVersion and kind") // the cause quotes the document
+		return nil, errors.New("has no apiVersion and kind") // the cause would quote the document
 	case runtime.IsNotRegisteredError(err) && kind != nil && kind.Group != v1alpha1.GroupVersion.Group:
 		return nil, nil
 	case runtime.IsNotRegisteredError(err):
 		return nil, fmt.Errorf("is not of a kind that this program knows: it reads %s %s", v1alpha1.GroupVersion, v1alpha1.KindSealedCredential)
 	case err != nil && kind == nil:
-		// Not even the kind could be read, so it may be anything, and a parser's
-		// message quotes what it stumbled over.
+		// The document may be anything because even its kind is unreadable. The parser's message
+		// would quote from it, so only the line number is kept.
 		where := ""
 		if line := yamlLine.FindString(err.Error()); line != "" {
 			where = " (" + line + ")"

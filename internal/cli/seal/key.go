@@ -24,15 +24,15 @@ import (
 )
 
 const (
-	sealingKeyPath      = "/api/v2/sealing-key"     // path in the REST interface
-	sealingKeyConfigMap = "latticekeep-sealing-key" // in the operator's namespace
+	sealingKeyPath      = "/api/v2/sealing-key"     // path in the REST API
+	sealingKeyConfigMap = "latticekeep-sealing-key" // name in the operator's namespace
 	sealingKeyDataKey   = "sealing-key.json"        // key in the ConfigMap
 	identityFile        = ".latticekeep.yaml"
 
 	fetchTimeout = 10 * time.Second
 )
 
-// keyFlags defines the flags that say where the sealing key comes from.
+// keyFlags defines the flags that name the source of the sealing key.
 func (o *sealOptions) keyFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.keyFile, "key", "", "file with the sealing key document")
@@ -45,7 +45,8 @@ func (o *sealOptions) keyFlags(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("key", "url", "from-cluster")
 }
 
-// document returns the sealing key document that the flags name, trusted.
+// document returns the sealing-key document that the flags name, after checking that it can be
+// trusted.
 func (o *sealOptions) document(ctx context.Context) (sealing.Document, error) {
 	if o.keyFile != "" {
 		doc, err := readDocument(o.keyFile)
@@ -92,7 +93,8 @@ func readDocument(path string) (sealing.Document, error) {
 	return sealing.ParseDocument(b)
 }
 
-// pinnedIdentity returns the fingerprint of the flag, else the environment, else the nearest file; "" when there is none.
+// pinnedIdentity returns the fingerprint from the flag, else from the environment, else from the
+// nearest file. It returns "" without any.
 func (o *sealOptions) pinnedIdentity() (string, error) {
 	if o.identity != "" {
 		return o.identity, nil
@@ -130,8 +132,9 @@ func (o *sealOptions) pinnedIdentity() (string, error) {
 	return "", nil
 }
 
-// fetchDocument gets the document from a server, given its base URL or the document's own. What makes it safe over any
-// connection is the pinned identity, not the transport.
+// fetchDocument downloads the sealing-key document from a server. server is the base URL or that of
+// the document. The pinned identity makes the document safe over any connection, so the transport
+// does not have to.
 func fetchDocument(ctx context.Context, server string) ([]byte, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") {
@@ -152,7 +155,7 @@ func fetchDocument(ctx context.Context, server string) ([]byte, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("fetching sealing key: %s answered %s: check --url", u.Redacted(), resp.Status)
 	}
-	// One byte more than allowed lets the parser see that it is too much.
+	// One byte more than allowed lets the parser detect that the document is too long.
 	b, err := io.ReadAll(io.LimitReader(resp.Body, sealing.MaxDocumentBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("fetching sealing key: %w", err)
@@ -160,7 +163,7 @@ func fetchDocument(ctx context.Context, server string) ([]byte, error) {
 	return b, nil
 }
 
-// readConfigMap gets the document that the operator publishes in its namespace.
+// readConfigMap reads the document that the operator publishes in its namespace.
 func readConfigMap(ctx context.Context, kubeconfig, namespace string) ([]byte, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -189,8 +192,8 @@ type sealOptions struct {
 	ttlDays                                int32
 
 	literals, files []string // key=value; key=path or path
-	manifest        string   // path of a Secret manifest, - for standard input
-	beside          string   // file of SealedCredentials that the values are for; the pinned identity is looked for beside it
+	manifest        string   // path of a Secret manifest; - for standard input
+	beside          string   // file of SealedCredentials to merge into; the search for a pinned identity starts beside it
 
 	keyFile, url, kubeconfig, keyNamespace string
 	fromCluster                            bool

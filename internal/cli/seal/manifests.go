@@ -16,9 +16,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
-// manifests is a file of YAML or JSON documents in which sealed values are replaced. Only the bytes of those are changed:
-// comments, order, quotes and the documents of other kinds stay as their author left them. Whether it came out as it was
-// meant to is found by reading the result before anything is written.
+// manifests is a file of YAML or JSON documents whose sealed values are replaced. Only the bytes of
+// these values change: comments, order, quotes and documents of other kinds stay as their author
+// wrote them. The result is parsed and compared with the intended objects before it is written.
 type manifests struct {
 	path  string
 	text  []byte
@@ -29,10 +29,10 @@ type manifests struct {
 // manifest is one document.
 type manifest struct {
 	root *yaml.Node
-	obj  *v1alpha1.SealedCredential // nil for other kinds; what the document should say, once it is edited
+	obj  *v1alpha1.SealedCredential // intended content after the edits; nil for other kinds
 }
 
-// title names an object for a person.
+// title returns the name of an object for messages.
 func title(obj *v1alpha1.SealedCredential) string {
 	if obj.Namespace == "" {
 		return obj.Name
@@ -40,7 +40,7 @@ func title(obj *v1alpha1.SealedCredential) string {
 	return obj.Namespace + "/" + obj.Name
 }
 
-// edit puts text in the place of some bytes.
+// edit replaces a range of bytes with text.
 type edit struct {
 	from, to int
 	text     string
@@ -66,12 +66,12 @@ func parseManifests(text []byte) (docs []manifest, err error) {
 		if errors.Is(err, io.EOF) {
 			return docs, nil
 		}
-		if err != nil { // the cause may quote what the parser stumbled over
+		if err != nil { // the cause may quote from the document
 			return nil, fmt.Errorf("document %d is not well-formed YAML or JSON", i)
 		}
 		if len(node.Content) != 1 || node.Content[0].Kind != yaml.MappingNode {
 			docs = append(docs, manifest{})
-			continue // nothing but comments, or no object
+			continue // only comments, or no object
 		}
 		b, err := yaml.Marshal(node)
 		if err != nil {
@@ -95,10 +95,10 @@ func (m *manifests) sealed() (found []*manifest) {
 	return found
 }
 
-// errLayout is about a manifest that is read well and cannot be edited byte by byte.
+// errLayout means that a manifest is valid but cannot be edited byte by byte.
 var errLayout = errors.New("the layout of spec.sealed is not one that can be edited: write its values as plain or quoted text on one line each, without anchors")
 
-// fieldOf finds a field of a mapping.
+// fieldOf returns the value of a field in a mapping.
 func fieldOf(mapping *yaml.Node, name string) (*yaml.Node, error) {
 	if mapping.Kind != yaml.MappingNode {
 		return nil, errLayout
@@ -111,7 +111,7 @@ func fieldOf(mapping *yaml.Node, name string) (*yaml.Node, error) {
 	return nil, nil
 }
 
-// at finds a node below spec.sealed; nil when it is not there.
+// at returns the node at a path below spec.sealed, and nil if it is missing.
 func (d *manifest) at(path ...string) (node *yaml.Node, err error) {
 	node = d.root
 	for _, name := range append([]string{"spec", "sealed"}, path...) {
@@ -122,7 +122,7 @@ func (d *manifest) at(path ...string) (node *yaml.Node, err error) {
 	return node, nil
 }
 
-// set puts a text in the place of the scalar at a path below spec.sealed, in the same quotes.
+// set replaces the scalar at a path below spec.sealed with a text in the same quotes.
 func (m *manifests) set(d *manifest, text string, path ...string) error {
 	node, err := d.at(path...)
 	if err != nil {
@@ -156,7 +156,7 @@ func (m *manifests) set(d *manifest, text string, path ...string) error {
 	return nil
 }
 
-// plain returns a text without quotes, if YAML then takes it for a text.
+// plain returns a text as a YAML scalar, without quotes where YAML allows that.
 func plain(text string) (string, error) {
 	b, err := yaml.Marshal(text)
 	if err != nil {
@@ -165,7 +165,8 @@ func plain(text string) (string, error) {
 	return strings.TrimSuffix(string(b), "\n"), nil
 }
 
-// add adds a value to spec.sealed.values, behind the last one where every value has lines of its own.
+// add adds a value to spec.sealed.values after the last one. Every value must be on lines of its
+// own.
 func (m *manifests) add(d *manifest, key string, v v1alpha1.SealedValue) error {
 	values, err := d.at("values")
 	if err != nil {
@@ -199,14 +200,14 @@ func (m *manifests) add(d *manifest, key string, v v1alpha1.SealedValue) error {
 	inner := strings.Repeat(" ", max(last.Content[0].Column-1, first.Column))
 	text := indent + name + ":" + newline + inner + fmt.Sprintf("sealedAt: %q", at) + newline + inner + "data: " + v.Data + newline
 	from, err := m.offset(lastLine(last)+1, 1)
-	if from > 0 && m.text[from-1] != '\n' { // the file ends here, without a line break
+	if from > 0 && m.text[from-1] != '\n' { // the file ends here without a line break
 		text = newline + strings.TrimSuffix(text, newline)
 	}
 	m.edits = append(m.edits, edit{from, from, text})
 	return err
 }
 
-// lastLine is where the last scalar below a node begins.
+// lastLine returns the line on which the last scalar below a node begins.
 func lastLine(node *yaml.Node) int {
 	line := node.Line
 	for _, child := range node.Content {
@@ -215,7 +216,8 @@ func lastLine(node *yaml.Node) int {
 	return line
 }
 
-// offset finds a line and a column, which count from 1; the end for the line after the last one.
+// offset converts a line and a column, which count from 1, to a byte offset. For the line after the
+// last one it returns the end of the text.
 func (m *manifests) offset(line, column int) (int, error) {
 	at := 0
 	for ; line > 1; line-- {
@@ -238,7 +240,8 @@ func (m *manifests) offset(line, column int) (int, error) {
 	return at, nil
 }
 
-// write replaces the file when there are edits and their result reads as every document should.
+// write replaces the file if there are edits. It first checks that every document of the result
+// reads as intended.
 func (m *manifests) write() error {
 	if len(m.edits) == 0 {
 		return nil
@@ -261,7 +264,7 @@ func (m *manifests) write() error {
 	return durable.Replace(m.path, text)
 }
 
-// scopeOf applies the API server's default.
+// scopeOf returns the scope, or the API server's default.
 func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
 	if sealed.Scope == "" {
 		return v1alpha1.ScopeStrict

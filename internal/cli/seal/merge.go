@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// merge seals values into a manifest that there is. What the others are is nothing that it could find out.
+// merge adds sealed values to an existing manifest. It cannot read the values already there.
 func (o *sealOptions) merge(ctx context.Context, scopeGiven bool, stdin io.Reader, stdout io.Writer) error {
 	m, err := readManifests(o.beside)
 	if err != nil {
@@ -100,7 +100,7 @@ func (o *sealOptions) choose(m *manifests, r sealing.Request) (*manifest, error)
 	return named[0], nil
 }
 
-// contradiction tells what was given beside a manifest and is not as the manifest says.
+// contradiction returns an error if a flag contradicts the manifest.
 func contradiction(obj *v1alpha1.SealedCredential, r sealing.Request) error {
 	switch {
 	case r.Name != "" && r.Name != obj.Name:
@@ -117,7 +117,7 @@ func contradiction(obj *v1alpha1.SealedCredential, r sealing.Request) error {
 	return nil
 }
 
-// merge prepares the edits that put values into a document.
+// merge prepares the edits that add values to a document.
 func (m *manifests) merge(d *manifest, values map[string]v1alpha1.SealedValue) (replaced, added []string, err error) {
 	merged := d.obj.DeepCopy()
 	for _, key := range slices.Sorted(maps.Keys(values)) {

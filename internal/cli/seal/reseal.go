@@ -68,7 +68,7 @@ func (o *resealOptions) run(ctx context.Context, files []string, stdout, stderr 
 	return errors.Join(failed...)
 }
 
-// file moves one file to the newest key, or leaves it as it is.
+// file reseals one file for the newest sealing key. On an error the file stays unchanged.
 func (o *resealOptions) file(ctx context.Context, c *client.V2, file string, stdout, stderr io.Writer) error {
 	m, err := readManifests(file)
 	if err != nil {
@@ -107,7 +107,8 @@ func (o *resealOptions) file(ctx context.Context, c *client.V2, file string, std
 	return nil
 }
 
-// document has the values of one document sealed for to, and prepares the edits.
+// document asks the server to reseal the values of one document for the key to, and prepares the
+// edits.
 func (o *resealOptions) document(ctx context.Context, c *client.V2, m *manifests, d *manifest, to *envelope.SealingPublicKey) error {
 	if problems := sealing.Validate(d.obj, sealing.Expect{}); len(problems) > 0 {
 		return fmt.Errorf("%s (latticekeep validate shows all that is wrong)", problems[0])
@@ -152,11 +153,12 @@ func resealRequest(obj *v1alpha1.SealedCredential) v2.ResealRequest {
 	return r
 }
 
-// errAnswer is about a server that does other things than it was asked for.
+// errAnswer means that the server did something other than the request.
 var errAnswer = errors.New("the server's answer is not for the same scope, data keys and times and the key that the pinned identity signed: " +
 	"nothing is changed; find out what answers at --url before you use it again")
 
-// resealed returns obj with the values of an answer, once they are found to be for the same things and for the key to.
+// resealed returns obj with the values of an answer. It first checks that they are for the key to
+// and that everything else is unchanged.
 func resealed(obj *v1alpha1.SealedCredential, answer v2.SealedValues, to *envelope.SealingPublicKey) (*v1alpha1.SealedCredential, error) {
 	was := obj.Spec.Sealed
 	scope := v1alpha1.ScopeStrict

@@ -1,5 +1,5 @@
-// Package seal has the commands that write and check SealedCredential manifests. It edits manifests
-// byte by byte, so that everything but the sealed values stays as its author wrote it.
+// Package seal provides the commands that write and check SealedCredential manifests. It edits
+// manifests byte by byte, so everything except the sealed values stays as its author wrote it.
 package seal
 
 import (
@@ -97,7 +97,8 @@ func (o *sealOptions) run(ctx context.Context, stdin io.Reader, stdout io.Writer
 	return err
 }
 
-// request gathers what to seal. Flags win over the Secret manifest; the same data key twice is an error.
+// request collects the values to seal. Flags override the Secret manifest, but the same data key
+// twice is an error.
 func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 	r := sealing.Request{
 		Namespace:      o.namespace,
@@ -143,7 +144,7 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 		for k, v := range s.Data {
 			r.Values[k] = v
 		}
-		for k, v := range s.StringData { // wins over data, as in the API server
+		for k, v := range s.StringData { // stringData overrides data, as in the API server
 			r.Values[k] = secret.Bytes(v)
 		}
 	}
@@ -166,7 +167,7 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 	for _, spec := range o.literals {
 		key, value, ok := strings.Cut(spec, "=")
 		if !ok {
-			return r, errors.New("--from-literal wants KEY=VALUE") // not quoted: it may be the value
+			return r, errors.New("--from-literal wants KEY=VALUE") // the argument is not quoted because it may be the value
 		}
 		if err := add(key, []byte(value)); err != nil {
 			return r, err

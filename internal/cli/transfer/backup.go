@@ -1,5 +1,4 @@
-// Package transfer has the commands that take a whole deployment elsewhere: backup, restore and
-// migrate.
+// Package transfer provides the commands that move a whole deployment: backup, restore and migrate.
 package transfer
 
 import (
@@ -25,7 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// signatureSuffix is that of the file with the statement beside a backup.
+// signatureSuffix is the suffix of the file with the statement beside a backup.
 const signatureSuffix = ".sig"
 
 func NewBackupCommand() *cobra.Command {
@@ -88,7 +87,7 @@ latticekeep restore makes a deployment of a backup again.`,
 	to.register(cmd)
 	c.register(cmd)
 	flags.StringVar(&output, "output", "", "file to write; neither it nor the one with .sig behind it may exist")
-	_ = cmd.MarkFlagRequired("output") // the flag exists
+	_ = cmd.MarkFlagRequired("output") // cannot fail: the flag exists
 	for _, where := range []string{"data-dir", "store"} {
 		cmd.MarkFlagsMutuallyExclusive("url", where)
 		cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file", where)
@@ -124,7 +123,7 @@ reads any. Keep it twice, and not where the backups or the server are.`,
 		},
 	}
 	cmd.Flags().StringVar(&output, "output", "", "file to write the identity to; it must not exist")
-	_ = cmd.MarkFlagRequired("output") // the flag exists
+	_ = cmd.MarkFlagRequired("output") // cannot fail: the flag exists
 	return cmd
 }
 
@@ -164,14 +163,14 @@ that. --verify-with also opens it, and verifies all that is in it.`,
 	}
 	c.register(cmd)
 	cmd.Flags().StringVar(&input, "input", "", "backup; its signature is beside it, with .sig behind its name")
-	_ = cmd.MarkFlagRequired("input") // the flag exists
+	_ = cmd.MarkFlagRequired("input") // cannot fail: the flag exists
 	return cmd
 }
 
-// checkOptions say how far a backup is verified.
+// checkOptions say how thoroughly a backup is verified.
 type checkOptions struct {
 	identity   string // pinned fingerprint; empty for none
-	verifyWith string // file
+	verifyWith string // file with identities that open the backup; empty for none
 	identities []backup.Identity
 }
 
@@ -181,7 +180,7 @@ func (c *checkOptions) register(cmd *cobra.Command) {
 	flags.StringVar(&c.verifyWith, "verify-with", "", "file with the identity that opens the backup, to verify what is in it too")
 }
 
-// prepare reads what is needed, so that nothing is written when it is not there.
+// prepare reads the identities first, so that nothing is written if they are missing.
 func (c *checkOptions) prepare() (err error) {
 	if c.verifyWith != "" {
 		c.identities, err = readIdentities(c.verifyWith)
@@ -189,11 +188,10 @@ func (c *checkOptions) prepare() (err error) {
 	return err
 }
 
-// checked is a backup that was held against its statement, and what was found
-// when it was opened.
+// checked is a backup that matches its statement, with the result of opening it.
 type checked struct {
 	backup.Statement
-	inside *Restored // nil: it was not opened
+	inside *Restored // nil if it was not opened
 }
 
 func (k checked) text(path string, c checkOptions) string {
@@ -213,7 +211,7 @@ func (k checked) text(path string, c checkOptions) string {
 		path, k.Rows, k.CreatedAt.Format(time.RFC3339), k.Chain, k.Identity.ID(), whose, key, inside)
 }
 
-// check reads the file from its beginning and holds it against the statement.
+// check reads the file from its beginning and compares it with the statement.
 func (c checkOptions) check(ctx context.Context, f *os.File, statement []byte) (checked, error) {
 	s, err := backup.ParseStatement(statement)
 	if err != nil {
@@ -238,7 +236,7 @@ func (c checkOptions) check(ctx context.Context, f *os.File, statement []byte) (
 	return checked{s, inside}, err
 }
 
-// open restores the backup beside it, verifies that, and keeps nothing of it.
+// open restores the backup into a temporary folder beside it, verifies the result and removes it.
 func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) (_ *Restored, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(f.Name()), ".latticekeep-verify-*") // mode 0700
 	if err != nil {
@@ -263,8 +261,8 @@ func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) 
 	return r, nil
 }
 
-// writeBackup makes a file of what open returns, and gives it its name when it is
-// on disk and has been read again. A backup of which half is left has no name.
+// writeBackup writes the stream from open to a file. It renames the file to output only once the
+// content is synced and verified, so an incomplete backup never has that name.
 func writeBackup(ctx context.Context, output string, open func(context.Context) (io.ReadCloser, error), c checkOptions) (k checked, err error) {
 	for _, path := range []string{output, output + signatureSuffix} {
 		if err := durable.CheckAbsent(path); err != nil {
@@ -298,7 +296,7 @@ func writeBackup(ctx context.Context, output string, open func(context.Context) 
 	return k, nil
 }
 
-// fetch writes the encrypted file to w and returns the statement behind it.
+// fetch writes the encrypted file to w and returns the statement after it.
 func fetch(ctx context.Context, w io.Writer, open func(context.Context) (io.ReadCloser, error)) (statement []byte, err error) {
 	in, err := open(ctx)
 	if err != nil {
@@ -315,11 +313,11 @@ func fetch(ctx context.Context, w io.Writer, open func(context.Context) (io.Read
 	return parts.Statement(), nil
 }
 
-// backupStopped is a backup of a deployment that nobody is using.
+// backupStopped returns a backup of a deployment that no server uses.
 func backupStopped(ctx context.Context, s *offline.Deployment, to backup.Recipient) io.ReadCloser {
 	return piped(func(w io.Writer) error {
 		return s.WithStore(ctx, func(db store.Database) error {
-			if err := offline.CheckUnmarked(ctx, db); err != nil { // it goes on elsewhere
+			if err := offline.CheckUnmarked(ctx, db); err != nil { // the deployment is in another store
 				return err
 			}
 			return s.WithKeys(ctx, db, nil, func(keys *keyring.Ring) error {
@@ -336,7 +334,7 @@ func backupStopped(ctx context.Context, s *offline.Deployment, to backup.Recipie
 	})
 }
 
-// downloadBackup is a backup of a running server.
+// downloadBackup returns a backup of a running server.
 func downloadBackup(ctx context.Context, r *command.Server, to backup.Recipient) (io.ReadCloser, error) {
 	c, err := r.Client()
 	if err != nil {
@@ -347,7 +345,7 @@ func downloadBackup(ctx context.Context, r *command.Server, to backup.Recipient)
 	})
 }
 
-// piped returns what write writes. Close ends it, and waits for it.
+// piped returns the output of write as a stream. Close stops write and waits for it.
 func piped(write func(io.Writer) error) io.ReadCloser {
 	r, w := io.Pipe()
 	done := make(chan struct{})

@@ -78,7 +78,7 @@ servers serve it again. The copy is then useless.`,
 	flags.StringVar(&o.passwordFile, "password-file", "", "file with the password of PostgreSQL (default: what PGPASSWORD says)")
 	flags.BoolVar(&o.abandon, "abandon", false, "abandon an unfinished migration, and serve --from again")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
-	_ = cmd.MarkFlagRequired("from") // the flag exists
+	_ = cmd.MarkFlagRequired("from") // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("abandon", "to")
 	return cmd
 }
@@ -91,7 +91,7 @@ func (o migrateOptions) target() offline.Location {
 	return offline.Location{URL: o.to, PasswordFile: o.passwordFile}
 }
 
-// migrate moves a deployment. What it does can be done again from any point on.
+// migrate moves a deployment. It can be repeated after an interruption at any point.
 func migrate(ctx context.Context, o migrateOptions, p *progress.Progress) (r migrated, err error) {
 	source, target := o.source(), o.target()
 	if err := errors.Join(named("--from", source.Check()), named("--to", target.Check())); err != nil {
@@ -123,7 +123,7 @@ func migrate(ctx context.Context, o migrateOptions, p *progress.Progress) (r mig
 	return m.result, nil
 }
 
-// named says which of the two stores an error is about.
+// named prefixes an error with the flag of the store that it is about.
 func named(flag string, err error) error {
 	if err == nil {
 		return nil
@@ -131,17 +131,17 @@ func named(flag string, err error) error {
 	return fmt.Errorf("%s: %w", flag, err)
 }
 
-// Migration is a migration that is under way. Its mark has the same id on both sides.
+// Migration is a migration in progress. Its mark has the same id in both stores.
 type Migration struct {
 	From, To       store.Database
 	Source, Target offline.Location
 	id             string
-	at             offline.Mark // the target's mark
+	at             offline.Mark // mark of the target
 	progress       *progress.Progress
 	result         migrated
 }
 
-// Close closes the target, if it was opened.
+// Close closes the target if it is open.
 func (m *Migration) Close() error {
 	if m.To == nil {
 		return nil
@@ -149,8 +149,8 @@ func (m *Migration) Close() error {
 	return m.To.Close()
 }
 
-// open opens the target. A data directory is only made when all else is known to
-// be right: make says so.
+// open opens the target. It creates a data directory only if make is set, once everything else is
+// checked.
 func (m *Migration) open(ctx context.Context, make bool) (err error) {
 	if m.To != nil {
 		return nil
@@ -171,8 +171,8 @@ func (m *Migration) open(ctx context.Context, make bool) (err error) {
 	return nil
 }
 
-// Begin verifies the source, marks it, and marks the target: in that order, so
-// that there is never a copy of a source that is served.
+// Begin verifies the source, marks it, and then marks the target. With this order there is never a
+// copy of a source that is still served.
 func (m *Migration) Begin(ctx context.Context) error {
 	found, err := offline.MarkOf(ctx, m.From)
 	if err != nil {
@@ -194,7 +194,7 @@ func (m *Migration) Begin(ctx context.Context) error {
 	if found != nil && found.State == offline.Moved && m.To == nil {
 		return named("--from", found.Err())
 	}
-	if found == nil && m.To != nil { // before anything is written
+	if found == nil && m.To != nil { // check before anything is written
 		if err := m.acceptable(ctx, nil); err != nil {
 			return err
 		}
@@ -220,7 +220,7 @@ func (m *Migration) Begin(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("reading the target: %w", err)
 	case found.State == offline.Moved && received == nil:
-		return named("--from", found.Err()) // all of it was done
+		return named("--from", found.Err()) // the migration was already complete
 	case received != nil && received.ID == m.id && received.Next != nil:
 		m.at = *received
 		return nil
@@ -232,8 +232,7 @@ func (m *Migration) Begin(ctx context.Context) error {
 	return offline.Claim(ctx, m.To, &m.at, m.stale)
 }
 
-// acceptable says what is wrong with a target that has another mark, or something
-// and none.
+// acceptable returns an error if the target has another mark, or has content and no mark.
 func (m *Migration) acceptable(ctx context.Context, received *offline.Mark) (err error) {
 	if received == nil {
 		if received, err = offline.MarkOf(ctx, m.To); err != nil {
@@ -257,14 +256,14 @@ func (m *Migration) acceptable(ctx context.Context, received *offline.Mark) (err
 	return err
 }
 
-// stale says whether a mark is of this migration, which had copied nothing, or of
-// an earlier one from this source that was abandoned: what it left can go.
+// stale reports whether a mark belongs to this migration before it copied anything, or to an
+// abandoned one from the same source. The target's content can then be removed.
 func (m *Migration) stale(found *offline.Mark) bool {
 	return found.State == offline.Receiving && (found.ID == m.id || found.Other == m.Source.String())
 }
 
-// Copy copies page by page. Each page is one commit of the target, with a mark
-// that says how far it has come.
+// Copy copies page by page. Each page is one commit in the target, together with a mark that
+// records the progress.
 func (m *Migration) Copy(ctx context.Context) error {
 	m.progress.Skip(m.at.Rows)
 	for rest := (store.Range{From: m.at.Next}); ; {
@@ -297,8 +296,8 @@ func (m *Migration) Copy(ctx context.Context) error {
 	}
 }
 
-// Finish makes the source one that is not served ever again, and then the target
-// one that is.
+// Finish first marks the source as moved for good, and then unmarks the target so that it is
+// served.
 func (m *Migration) Finish(ctx context.Context) error {
 	err := m.To.View(ctx, func(r store.Reader) error { return offline.CheckHolder(r, m.id) })
 	if err != nil {
@@ -318,7 +317,7 @@ func (m *Migration) Finish(ctx context.Context) error {
 	return offline.Unmark(ctx, m.To, m.id)
 }
 
-// abandon takes the mark off a source from which not all was moved.
+// abandon removes the mark from a source whose migration is incomplete.
 func abandon(ctx context.Context, a offline.Location) (err error) {
 	if err := a.Check(); err != nil {
 		return named("--from", err)
@@ -342,7 +341,7 @@ func abandon(ctx context.Context, a offline.Location) (err error) {
 	})
 }
 
-// migrated is what a migration has proved of both sides.
+// migrated is the proven content of both stores.
 type migrated struct {
 	from, to contents
 	report   audit.Report
@@ -360,7 +359,7 @@ The source is marked as moved, and is not served any more. Name the target in th
 `, o.target(), side(r.from), side(r.to), r.report.Fingerprint)
 }
 
-// Prove reads both sides as a whole and verifies the target.
+// Prove reads both stores completely and verifies the target.
 func (m *Migration) Prove(ctx context.Context) (err error) {
 	if err := summarize(ctx, m.From, &m.result.from); err != nil {
 		return fmt.Errorf("reading the source: %w", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// contents are what two stores must have in common.
+// contents are the properties that two equal stores share.
 type contents struct {
 	rows   uint64
 	digest [32]byte // SHA3-256 over all rows in the order of their keys
@@ -21,8 +21,8 @@ type contents struct {
 
 type storedRow struct{ key, value []byte }
 
-// readRows returns the first rows of a range, without the mark, and whether there
-// may be more.
+// readRows returns the first rows of a range, without the mark, and reports whether there may be
+// more.
 func readRows(ctx context.Context, s store.Store, in store.Range) (page []storedRow, more bool, err error) {
 	err = s.View(ctx, func(r store.Reader) error {
 		size := 0
@@ -42,8 +42,7 @@ func readRows(ctx context.Context, s store.Store, in store.Range) (page []stored
 
 func headOf(r audit.Report) string { return fmt.Sprintf("%d %s", r.Sequence, r.Hash) }
 
-// summarize reads all rows: u32(length) ‖ key ‖ u32(length) ‖ value of each is
-// hashed.
+// summarize hashes all rows. For each row it hashes u32(length) ‖ key ‖ u32(length) ‖ value.
 func summarize(ctx context.Context, s store.Store, w *contents) error {
 	sum := sha3.New256()
 	w.rows = 0

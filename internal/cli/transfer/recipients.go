@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// recipientFlags say whom a backup is encrypted to.
+// recipientFlags name the recipient of a backup.
 type recipientFlags struct{ text, file string }
 
 func (f *recipientFlags) register(cmd *cobra.Command) {
@@ -31,7 +31,7 @@ func (f *recipientFlags) recipient() (backup.Recipient, error) {
 	return backup.ReadRecipient(file)
 }
 
-// readIdentities reads a file of identities, as latticekeep backup keygen writes it.
+// readIdentities reads a file of identities in the format of latticekeep backup keygen.
 func readIdentities(path string) ([]backup.Identity, error) {
 	f, err := os.Open(path)
 	if err != nil {

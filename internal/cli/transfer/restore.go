@@ -24,8 +24,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// restoreDirectory is where a database is made, in the data directory that it
-// will be in. What is left there is of no use to anybody.
+// restoreDirectory is the folder in the data directory where a database is built. Its content can
+// be removed at any time.
 const restoreDirectory = offline.DatabaseFile + ".restore"
 
 type restoreOptions struct {
@@ -80,19 +80,19 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 	flags.StringVar(&o.keyOut, "kms-key-out", "", "file to write the KMS key of the backup to; it must not exist")
 	flags.StringVar(&o.chain, "fingerprint", "", "fingerprint of the chain that the backup must be of")
 	flags.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the backup")
-	_ = cmd.MarkFlagRequired("input") // the flags exist
+	_ = cmd.MarkFlagRequired("input") // cannot fail: the flags exist
 	_ = cmd.MarkFlagRequired("identity-file")
 	cmd.MarkFlagsOneRequired("data-dir", "store")
 	return cmd
 }
 
-// Restored is what a restore has made.
+// Restored is the result of a restore.
 type Restored struct {
 	From   *backup.Reader
 	rows   uint64
 	report audit.Report
-	tried  bool  // a KMS key opens it
-	key    error // why the KMS key does not
+	tried  bool  // a KMS key opens the deployment
+	key    error // reason why the KMS key does not open the deployment
 }
 
 func (r Restored) text(o restoreOptions) string {
@@ -123,11 +123,11 @@ What happened after this head is lost: compare it with one that you kept.
 `, r.rows, h.CreatedAt.Format(time.RFC3339), h.Program, r.report.Sequence, r.report.Hash, h.Chain, h.Identity.ID(), whose, key)
 }
 
-// tries says whether a KMS key was named to try.
+// tries reports whether a KMS key to try is named.
 func (o restoreOptions) tries() bool { return o.KeyFile != "" || o.KMSURL != "" }
 
-// restore makes the deployment, verifies it, and only then makes it one that is
-// served. The KMS key not opening it is no reason not to: the right one may.
+// restore writes the deployment and verifies it before a server can use it. It does not fail if the
+// KMS key does not open the deployment, because the right one may exist elsewhere.
 func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (Restored, error) {
 	target := o.Location(false)
 	if err := target.Check(); err != nil {
@@ -163,8 +163,8 @@ func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (Restored, 
 	return r, nil
 }
 
-// compare holds what the backup says of itself against what is pinned, before
-// anything is written. That it says so truly shows at its end.
+// compare checks the backup's header against the pins before anything is written. Whether the
+// header is genuine only shows at the end of the backup.
 func (o restoreOptions) compare(r *Restored) error {
 	h := r.From.Header
 	paths, _ := r.keysOut(o)
@@ -184,8 +184,8 @@ func (o restoreOptions) compare(r *Restored) error {
 	return nil
 }
 
-// keyOutName is the file of a KMS key: the current one, and former ones that may
-// still be needed.
+// keyOutName returns the file for the i-th KMS key. The first is the current key; the others are
+// previous keys that may still be needed.
 func keyOutName(path string, i int) string {
 	if i == 0 {
 		return path
@@ -193,7 +193,7 @@ func keyOutName(path string, i int) string {
 	return fmt.Sprintf("%s.former-%d", path, i)
 }
 
-// keysOut are the files that writeKeys makes, and what is to be in them.
+// keysOut returns the files that writeKeys creates and their content.
 func (r *Restored) keysOut(o restoreOptions) (paths []string, keys [][]byte) {
 	for i, key := range r.From.KMSKeys {
 		if o.keyOut != "" && len(key) > 0 {
@@ -203,7 +203,7 @@ func (r *Restored) keysOut(o restoreOptions) (paths []string, keys [][]byte) {
 	return paths, keys
 }
 
-// writeKeys writes the KMS keys of the backup where they are to go.
+// writeKeys writes the KMS keys of the backup to their files.
 func (r *Restored) writeKeys(o restoreOptions) error {
 	paths, keys := r.keysOut(o)
 	for i, path := range paths {
@@ -221,7 +221,7 @@ func removeAll(paths []string) (err error) {
 	return err
 }
 
-// toDirectory makes the database under another name, and gives it its name.
+// toDirectory builds the database under another name and renames it once it is verified.
 func (r *Restored) toDirectory(ctx context.Context, dir string, o restoreOptions) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the data directory: %w", err)
@@ -254,7 +254,7 @@ func (r *Restored) toDirectory(ctx context.Context, dir string, o restoreOptions
 	return nil
 }
 
-// into makes a database file of the backup, and verifies it.
+// into restores the backup into a new database file and verifies it.
 func (r *Restored) into(ctx context.Context, database string, o restoreOptions) error {
 	s, err := bolt.Open(database, bolt.Options{})
 	if err != nil {
@@ -272,8 +272,8 @@ func (r *Restored) into(ctx context.Context, database string, o restoreOptions) 
 	return nil
 }
 
-// toDatabase loads the backup into an empty database that others could open too.
-// While it is loaded the database has a mark, with which no server serves it.
+// toDatabase loads the backup into an empty database that others could open, too. Meanwhile the
+// database has a mark, so no server serves it.
 func (r *Restored) toDatabase(ctx context.Context, target offline.Location, o restoreOptions) (err error) {
 	s, err := offline.Open(ctx, target)
 	if err != nil {
@@ -293,11 +293,11 @@ func (r *Restored) toDatabase(ctx context.Context, target offline.Location, o re
 	if err := r.writeKeys(o); err != nil {
 		return err
 	}
-	return offline.Unmark(ctx, s, m.ID) // if that is in doubt, the key stays where it is
+	return offline.Unmark(ctx, s, m.ID) // on an unclear result the key stays in place
 }
 
-// Fill puts the rows of the backup into the store, as long as its mark has this
-// id, if it has to have one.
+// Fill writes the rows of the backup to the store. It fails once the store's mark has another id;
+// an empty id needs no mark.
 func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err error) {
 	type row struct{ key, value []byte }
 	var batch []row
@@ -333,8 +333,8 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 	return apply()
 }
 
-// verify holds the store against its audit log, and tries the KMS keys: that of
-// the backup, and the one that was named.
+// verify compares the store with its audit log, and tries the KMS key of the backup and the named
+// one.
 func (r *Restored) verify(ctx context.Context, s store.Store, o restoreOptions) (err error) {
 	if r.report, err = offline.VerifyStore(ctx, s, audit.Options{Fingerprint: r.From.Header.Chain}); err != nil {
 		return err
