@@ -12,8 +12,8 @@
 //   - Without the identity of the recipient, a reader learns only the size of a backup and what its
 //     [Statement] says, which is public: whose it is, when it was taken, and how many rows it has.
 //   - Nothing in a file is trusted before its trailer is verified. [Reader.Rows] passes rows on
-//     before that, and its error means that they must be discarded. That a file opens says nothing
-//     about who made it, because recipients are public.
+//     before that, and its error means that they must be discarded. Anybody can make a file that
+//     opens, because recipients are public.
 //   - The signature says that the holder of the identity key made the whole file. It does not say
 //     whose identity that is: compare [Header.Identity] with a pinned one, or with the deployment's
 //     after its keys are open.

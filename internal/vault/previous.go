@@ -25,8 +25,8 @@ type PreviousVersion struct {
 	Until   time.Time
 }
 
-// previousOf returns the object's row about old when new values replace it at now. It returns nil
-// when old ends at once.
+// previousOf returns the part of the object's row about old when new values replace it at now. It
+// returns nil when old ends at once.
 func previousOf(old *record, overlap time.Duration, now time.Time) *previousRow {
 	p := &previousRow{Version: old.version, Until: now.Add(overlap).Truncate(time.Microsecond), Digest: old.digest()}
 	if old.expiresAt.Before(p.Until) {
