@@ -26,13 +26,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// entries makes the vault hold what SealedCredentials say: it is the only writer of their entries.
+// entries stores in the vault what SealedCredentials ask for. It is the only writer of their
+// entries.
 //
-// Each method changes the entry by compare-and-set on the version in the outcome, and records there what
-// became of it. A method returns an error only when sc itself could not be written.
+// Each method changes the entry by compare-and-set on the version in the outcome, and records the
+// result in the outcome. A method returns an error only when sc itself could not be written.
 type entries struct {
-	client      client.Client // deletes Secrets that were imported
-	live        client.Reader // asks the API server
+	client      client.Client // deletes imported Secrets
+	live        client.Reader // reads from the API server, not from the cache
 	objects     *objects
 	vault       *vault.Vault
 	keys        *keyring.Ring
@@ -43,10 +44,10 @@ type entries struct {
 	rsaKeys sync.Mutex // held while RSA keys are generated
 }
 
-// ensure makes the vault hold what the spec of sc says.
+// ensure brings the vault entry in line with the spec of sc.
 func (e *entries) ensure(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
 	switch {
-	case sc.Spec.ValuesFrom != nil: // each time: the Secret may have changed
+	case sc.Spec.ValuesFrom != nil: // always: the Secret may have changed
 		return e.importSecret(ctx, p, sc, o)
 	case o.entryCurrent:
 		return nil
@@ -86,7 +87,8 @@ func (e *entries) openSealed(ctx context.Context, p authz.Principal, sc *v1alpha
 	return e.storeValues(ctx, p, sc, o, values)
 }
 
-// storeValues stores values as the next version of the vault entry. They belong to o afterwards.
+// storeValues stores values as the next version of the vault entry. It hands values to o, which
+// zeroes them later.
 func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, values map[string]secret.Bytes) error {
 	o.setValues(values)
 	if err := e.objects.ensureFinalizer(ctx, sc); err != nil {
@@ -99,15 +101,15 @@ func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1alph
 	return nil
 }
 
-// importSecret stores the values of the Secret that sc names, unless the vault holds them, and deletes the
-// Secret afterwards if sc says so. Without the Secret, the imported values stay.
+// importSecret stores the values of the Secret that sc names, unless the vault already holds them,
+// and then deletes the Secret if sc says so. If the Secret is gone, the imported values stay.
 func (e *entries) importSecret(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
 	source := new(corev1.Secret)
 	err := e.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: sc.Spec.ValuesFrom.SecretRef.Name}, source)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return o.recordAPIError(fmt.Errorf("reading the Secret to import: %w", err))
 	}
-	// The target of sc is no source: a change there is drift.
+	// The target of sc is not a source: a change there is drift.
 	if err != nil || source.Annotations[v1alpha1.AnnotationOwner] == string(sc.UID) {
 		return e.keepValues(ctx, p, sc, o)
 	}
@@ -144,7 +146,8 @@ func (e *entries) importSecret(ctx context.Context, p authz.Principal, sc *v1alp
 	return nil
 }
 
-// keepValues stores the values of the vault again under a changed spec, as no other source has them.
+// keepValues stores the vault's values again under a changed spec, because the source Secret is
+// gone.
 func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
 	switch {
 	case o.entryCurrent:
@@ -166,14 +169,16 @@ func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1alpha
 	})
 }
 
-// ensureGenerated generates the values of sc that the vault does not hold. Values that exist stay, even if
-// their generator has changed: only Regenerate replaces them, and that may be due now. An entry that is gone
-// is not replaced by new values without the author's word.
+// ensureGenerated generates the values of sc that the vault does not hold. Existing values stay,
+// even if their generator has changed. Only the policy Regenerate replaces them, and
+// ensureGenerated does that if it is due. It replaces a lost entry only if the author asks for new
+// values.
 func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
 	if o.owned != nil && regenerates(sc) && (o.owned.Trigger != rotationTrigger(sc) || rotationDue(sc, o, e.now())) {
 		return e.regenerate(ctx, p, sc, o)
 	}
-	// The status names an entry that the store does not have: the store was restored from a backup.
+	// The status names an entry that the store does not have, so the store was restored from a
+	// backup.
 	setBack := o.owned == nil && sc.Status.CredentialID != ""
 	if setBack && regenerates(sc) && sc.Status.LastTrigger != rotationTrigger(sc) {
 		return e.regenerate(ctx, p, sc, o)
@@ -191,8 +196,8 @@ func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1
 	})
 }
 
-// completeValues returns a value for each data key of the generators: that of previous, or a new one. A key
-// pair is generated unless previous has both halves.
+// completeValues returns a value for each data key of the generators: the previous value, or a new
+// one. It generates a key pair unless previous has both halves.
 func (e *entries) completeValues(generators []v1alpha1.Generator, previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
 	all := sealing.Specs(generators)
 	missing := slices.DeleteFunc(slices.Clone(all), func(s generate.Spec) bool {
@@ -215,7 +220,8 @@ func (e *entries) completeValues(generators []v1alpha1.Generator, previous map[s
 	return values, nil
 }
 
-// regenerate generates new values for sc. The previous ones stay readable for the overlap that sc sets.
+// regenerate generates new values for sc. The previous values stay readable for the overlap that sc
+// sets.
 func (e *entries) regenerate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
 	d := e.desired(sc)
 	if overlap := sc.Spec.Rotation.Overlap; overlap != nil {
@@ -226,8 +232,9 @@ func (e *entries) regenerate(ctx context.Context, p authz.Principal, sc *v1alpha
 	})
 }
 
-// generateValues generates values. RSA keys take seconds of a core, so they are generated for one object at
-// a time: the others are retried, and no worker waits.
+// generateValues generates values. RSA keys take seconds of CPU time, so it generates them for one
+// object at a time. It returns fault.Unavailable for the other objects, which are retried, so no
+// worker waits.
 func (e *entries) generateValues(specs []generate.Spec) (map[string]secret.Bytes, error) {
 	if generate.Heavy(specs) {
 		if !e.rsaKeys.TryLock() {
@@ -238,10 +245,11 @@ func (e *entries) generateValues(specs []generate.Spec) (map[string]secret.Bytes
 	return generate.Values(specs)
 }
 
-// errEntryLost means that a vault entry is gone or damaged while its values are needed.
+// errEntryLost means that the vault entry is gone or damaged, but its values are needed.
 var errEntryLost = fault.New(fault.NotFound, "the vault entry is gone")
 
-// restore stores the values from the object's source again, after the vault entry was lost or damaged.
+// restore stores the values from the object's source again after the vault entry was lost or
+// damaged.
 func (e *entries) restore(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
 	o.zeroValues()
 	o.owned.Missing, o.entryCurrent, o.err = true, false, nil
@@ -251,7 +259,7 @@ func (e *entries) restore(ctx context.Context, p authz.Principal, sc *v1alpha1.S
 	return e.ensure(ctx, p, sc, o)
 }
 
-// storeNext stores as the next version what next makes of the values of the previous one.
+// storeNext stores the next version with the values that next makes from the previous ones.
 func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, d vault.Desired,
 	next func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error)) error {
 	if err := e.objects.ensureFinalizer(ctx, sc); err != nil {
@@ -261,7 +269,7 @@ func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1alpha1
 	owned, err := e.vault.Generate(ctx, p, string(sc.UID), o.entryVersion(), d, func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
 		all, err := next(previous)
 		if err == nil {
-			made = cloneValues(all) // the vault zeroes the values that it is given
+			made = cloneValues(all) // the vault zeroes the values it receives
 		}
 		return all, err
 	})
@@ -273,7 +281,8 @@ func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1alpha1
 	return nil
 }
 
-// recordStored records the result of a change of the vault entry in o, in the metrics and in an event.
+// recordStored records the result of a change to the vault entry in o, in the metrics and in an
+// event.
 func (e *entries) recordStored(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, owned *vault.Owned, err error) {
 	if err != nil {
 		o.zeroValues()
@@ -296,9 +305,10 @@ func (e *entries) recordStored(ctx context.Context, sc *v1alpha1.SealedCredentia
 	e.objects.recordEvent(ctx, sc, reason, "Seal", fmt.Sprintf(note, owned.Version))
 }
 
-// rotationDue reports whether the version of the vault is to be rotated, because its time has come or the
-// trigger has changed. Neither a refused spec nor an error of the API server lets the last good version
-// expire. Regenerate waits for the spec to be accepted for half of the remaining time.
+// rotationDue reports whether the vault's version must be rotated, because its time has come or the
+// trigger has changed. A refused spec or an error of the API server must not let the last good
+// version expire. With the policy Regenerate and a refused spec, the rotation waits until half of
+// the rotation lead is left.
 func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool {
 	switch {
 	case o.entryMissing(), o.err != nil && !errors.As(o.err, new(apiError)):
@@ -309,10 +319,10 @@ func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool 
 	return o.owned.Trigger != rotationTrigger(sc) || !now.Before(nextRotation(sc, o.owned))
 }
 
-// rotate stores the next version of the vault entry as the rotation policy of sc says. If the entry turns
-// out to be damaged, its values come from the object's source again.
+// rotate stores the next version of the vault entry as the rotation policy of sc says. If the entry
+// is damaged, rotate restores its values from the object's source.
 func (e *entries) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
-	// A spec that is refused generates nothing: the last good version goes on.
+	// A refused spec generates nothing: the last good version continues.
 	if regenerates(sc) && o.specRefused == nil {
 		return e.regenerate(ctx, p, sc, o)
 	}
@@ -347,6 +357,6 @@ func principalFor(ctx context.Context, tenant authz.TenantID, object types.UID) 
 	return authz.Principal{
 		Tenant: tenant, Kind: authz.Operator, ID: string(object),
 		Scopes:    []authz.Scope{authz.VaultRead, authz.VaultWrite},
-		RequestID: string(controller.ReconcileIDFromContext(ctx)), // every log line has the same id
+		RequestID: string(controller.ReconcileIDFromContext(ctx)), // log lines have the same id
 	}
 }

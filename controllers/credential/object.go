@@ -22,7 +22,7 @@ type objects struct {
 	events events.EventRecorder
 }
 
-// ensureFinalizer puts the finalizer on sc, so that sc does not go without its vault entry.
+// ensureFinalizer adds the finalizer to sc, so that sc is not deleted without its vault entry.
 func (w *objects) ensureFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
 	if controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
 		return nil
@@ -35,7 +35,8 @@ func (w *objects) ensureFinalizer(ctx context.Context, sc *v1alpha1.SealedCreden
 	return nil
 }
 
-// removeFinalizer lets sc go. An object that is gone already is no error.
+// removeFinalizer removes the finalizer, so that sc can be deleted. It ignores an object that is
+// already gone.
 func (w *objects) removeFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
 	before := sc.DeepCopy()
 	controllerutil.RemoveFinalizer(sc, v1alpha1.Finalizer)
@@ -45,7 +46,7 @@ func (w *objects) removeFinalizer(ctx context.Context, sc *v1alpha1.SealedCreden
 	return nil
 }
 
-// patchStatus writes the status of sc, which was before.
+// patchStatus writes the status of sc. before is the object as it was read.
 func (w *objects) patchStatus(ctx context.Context, before, sc *v1alpha1.SealedCredential) error {
 	if err := w.patch(ctx, statusPatcher{w.client.Status()}, before, sc); err != nil {
 		return fmt.Errorf("writing status: %w", err)
@@ -53,7 +54,7 @@ func (w *objects) patchStatus(ctx context.Context, before, sc *v1alpha1.SealedCr
 	return nil
 }
 
-// patcher is a client of objects or of their statuses.
+// patcher patches objects or their statuses.
 type patcher interface {
 	Patch(ctx context.Context, obj client.Object, patch client.Patch, opts ...client.PatchOption) error
 }
@@ -65,8 +66,9 @@ func (p statusPatcher) Patch(ctx context.Context, obj client.Object, patch clien
 	return p.SubResourceWriter.Patch(ctx, obj, patch)
 }
 
-// patch writes what differs between before and sc in the finalizers and the status, unless the object has
-// changed since before. It neither compares nor sends the sealed values, which are most of an object.
+// patch writes the differences between before and sc in the finalizers and the status, unless the
+// object has changed since before. It neither compares nor sends the sealed values, which are most
+// of an object.
 func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1alpha1.SealedCredential) error {
 	slim := func(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
 		return &v1alpha1.SealedCredential{
@@ -87,16 +89,16 @@ func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1alpha1.Se
 	return nil
 }
 
-// recordEvent records in an event and in the log what was done for sc.
+// recordEvent records an action on sc in an event and in the log.
 func (w *objects) recordEvent(ctx context.Context, sc *v1alpha1.SealedCredential, reason, action, note string) {
 	log.FromContext(ctx).Info(note, "reason", reason)
 	w.events.Eventf(sc, nil, corev1.EventTypeNormal, reason, action, "%s", note)
 }
 
-// maxNote is the longest note of an event that the API server takes, in bytes.
+// maxNote is the longest event note that the API server accepts, in bytes.
 const maxNote = 1024
 
-// recordWarning records a condition in an event.
+// recordWarning records a condition in a warning event.
 func (w *objects) recordWarning(sc *v1alpha1.SealedCredential, condition, message string) {
 	note := strings.ToValidUTF8(message[:min(len(message), maxNote)], "")
 	w.events.Eventf(sc, nil, corev1.EventTypeWarning, condition, "Reconcile", "%s", note)

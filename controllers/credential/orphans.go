@@ -23,16 +23,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// sweeper releases the vault entries whose object went without them: its finalizer was taken off by hand, or it was
-// abandoned while the vault was down. Otherwise nobody could ever change or delete such an entry. It looks when the
-// operator starts, and again at each recheck.
+// sweeper releases the vault entries of objects that were deleted without them: someone removed the
+// finalizer by hand, or abandoned the object while the vault was down. Otherwise nobody could ever
+// change or delete such an entry. It runs when the operator starts, and at every recheck interval.
 //
-// It deletes no entry, whatever the object's deletion policy was. That the object is gone is known; that its credential
-// should go too is not, since whoever removed the finalizer may have been uninstalling the operator, or have set the
-// cluster back to a backup. The entry is its tenant's from now on, who may delete it.
+// It deletes no entry, whatever the object's deletion policy was. It knows that the object is gone,
+// but not that the credential should go too: the finalizer may have been removed to uninstall the
+// operator, or the cluster may have been restored from a backup. A released entry belongs to its
+// tenant, who may delete it.
 type sweeper struct {
 	cached   client.Reader // SealedCredentials only
-	live     client.Reader // asks the API server
+	live     client.Reader // reads from the API server, not from the cache
 	events   events.EventRecorder
 	vault    *vault.Vault
 	cluster  string // UID of the cluster
@@ -40,7 +41,8 @@ type sweeper struct {
 	now      func() time.Time
 }
 
-// AddOrphanSweeper adds the controller that releases what objects without a finalizer left behind.
+// AddOrphanSweeper adds the controller that releases the vault entries of objects deleted without
+// their finalizer.
 func AddOrphanSweeper(mgr manager.Manager, c Config) error {
 	s := &sweeper{
 		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OperatorName),
@@ -49,7 +51,7 @@ func AddOrphanSweeper(mgr manager.Manager, c Config) error {
 	s.schedule.Set(types.NamespacedName{Name: "all"}, s.now())
 	return builder.ControllerManagedBy(mgr).
 		Named("orphans").
-		Watches(&v1alpha1.SealedCredential{}, handler.Funcs{}). // has the cache filled before the first look, and nothing else
+		Watches(&v1alpha1.SealedCredential{}, handler.Funcs{}). // only fills the cache before the first run
 		WatchesRawSource(s.schedule).
 		WithOptions(controller.Options{RateLimiter: requeue.NewRateLimiter()}).
 		Complete(s)
@@ -58,7 +60,7 @@ func AddOrphanSweeper(mgr manager.Manager, c Config) error {
 // Reconcile implements reconcile.Reconciler.
 func (s *sweeper) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	now := s.now()
-	// The owners are read before the cache: what is sealed meanwhile is no orphan.
+	// Read the owners before the cache: an entry stored in between is not an orphan.
 	owners, err := s.vault.Owners(ctx, s.cluster)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -84,7 +86,7 @@ func (s *sweeper) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 	return reconcile.Result{}, nil
 }
 
-// release releases what owner owns, unless the object turns out to exist: the cache may be behind.
+// release releases the entries of owner, unless the API server has the object: the cache may lag.
 func (s *sweeper) release(ctx context.Context, owner vault.Owner) error {
 	object := new(metav1.PartialObjectMetadata)
 	object.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindSealedCredential))

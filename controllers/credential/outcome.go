@@ -13,38 +13,41 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// entryMissing reports that the vault has no entry for the object.
+// entryMissing reports whether the vault lacks an entry for the object.
 func (o *outcome) entryMissing() bool { return o.owned == nil || o.owned.Missing }
 
-// matchesSpec reports whether the vault entry was made from the spec of sc.
+// matchesSpec reports whether the vault entry was made from the current spec of sc.
 func matchesSpec(owned *vault.Owned, sc *v1alpha1.SealedCredential) bool {
 	return owned != nil && !owned.Missing && owned.SpecDigest == sealing.SpecDigest(sc)
 }
 
-// outcome is what one reconcile observed of an object. Together with the object and the time it decides the status.
+// outcome is what one reconcile observed. The object, the outcome and the time together determine
+// the status.
 type outcome struct {
-	owned        *vault.Owned // what the vault holds for the object; nil for nothing
-	entryKnown   bool         // owned is what the vault answered, not the lack of an answer
-	entryCurrent bool         // owned holds what the spec says
-	specRefused  *refusal     // why the spec cannot be applied as it is written
-	err          error        // why something could not be done just now: it is tried again
+	owned        *vault.Owned // the object's vault entry; nil for none
+	entryKnown   bool         // the vault answered, so owned is valid
+	entryCurrent bool         // owned was made from the current spec
+	specRefused  *refusal     // why the spec cannot be applied
+	err          error        // temporary failure; the operator retries
 
-	target          *v1alpha1.TargetStatus  // what the target Secret was seen to be; nil when it was not looked at
-	targetRefused   *refusal                // why the target Secret cannot be what the spec says
-	values          map[string]secret.Bytes // values of owned, if already opened
-	targetDropped   bool                    // a former target was let go
-	targetUnwritten bool                    // the trouble is that the target Secret could not be written
-	targetDrifted   bool                    // the target Secret is not what it was, and is left alone
+	target          *v1alpha1.TargetStatus  // observed target Secret; nil if not observed
+	targetRefused   *refusal                // why the target Secret cannot match the spec
+	values          map[string]secret.Bytes // values of owned if already opened
+	targetDropped   bool                    // a previous target was deleted or released
+	targetUnwritten bool                    // err is a failure to write the target Secret
+	targetDrifted   bool                    // the target Secret changed and stays so while suspended
 }
 
-// refusal is a mistake of an object's author. It stands until the object changes, or the world around it does.
+// refusal is a mistake of the object's author. It stands until the object or something around it
+// changes.
 type refusal struct {
 	reason    string
-	err       error // its fault.Message goes into the condition
-	transient bool  // something beside the object may mend it, which nobody tells the operator
+	err       error // its fault.Message is shown in the condition
+	transient bool  // a change outside the object may resolve it, without an event to the operator
 }
 
-// recordError records why the spec could not be applied: as its author's mistake, or as trouble that passes.
+// recordError records why the spec could not be applied: a fault.Invalid error as a refusal of the
+// author's spec, any other as a failure to retry.
 func (o *outcome) recordError(reason string, err error) {
 	if fault.Of(err) == fault.Invalid {
 		o.specRefused = &refusal{reason: reason, err: err}
@@ -53,8 +56,8 @@ func (o *outcome) recordError(reason string, err error) {
 	}
 }
 
-// recordAPIError records that the API server could not be asked about something beside the object, or did not take it. That it changed
-// meanwhile, or that its namespace is terminating, is no trouble, and returned.
+// recordAPIError records that a request to the API server failed. It records no conflict and no
+// terminating namespace, but returns those errors: they are no failures.
 func (o *outcome) recordAPIError(err error) error {
 	if err == nil || apierrors.IsConflict(err) || errors.Is(err, errTerminating) {
 		return err
@@ -63,7 +66,7 @@ func (o *outcome) recordAPIError(err error) error {
 	return nil
 }
 
-// refuseTransiently records a mistake that something beside the object may mend.
+// refuseTransiently records a refusal that a change outside the object may resolve.
 func (o *outcome) refuseTransiently(reason, format string, args ...any) {
 	o.specRefused = &refusal{reason: reason, err: fault.New(fault.Invalid, fmt.Sprintf(format, args...)), transient: true}
 }
@@ -82,7 +85,7 @@ func (o *outcome) zeroValues() {
 	o.values = nil
 }
 
-// entryVersion is that of the vault entry, 0 for none.
+// entryVersion returns the version of the vault entry, or 0 for none.
 func (o *outcome) entryVersion() uint64 {
 	if o.owned == nil {
 		return 0
@@ -90,12 +93,13 @@ func (o *outcome) entryVersion() uint64 {
 	return o.owned.Version
 }
 
-// Error makes a refusal an error on its way out of a Secret.
+// Error implements error, so target functions can return a refusal.
 func (r *refusal) Error() string { return r.err.Error() }
 
 func (r *refusal) Unwrap() error { return r.err }
 
-// refuseTarget is a refusal of a target: one that something beside the object may mend, unless the spec itself is wrong.
+// refuseTarget returns a refusal of a target. It is transient only for ReasonTargetConflict; any
+// other reason means that the spec itself is wrong.
 func refuseTarget(reason, format string, args ...any) *refusal {
 	return &refusal{reason: reason, err: fault.New(fault.Invalid, "spec.target: "+fmt.Sprintf(format, args...)), transient: reason == v1alpha1.ReasonTargetConflict}
 }

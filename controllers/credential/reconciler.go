@@ -1,10 +1,11 @@
-// Package credential reconciles SealedCredentials. [Add] adds the controller: it makes the vault hold what
-// an object says, makes the target Secret hold what the vault holds, and writes a status that follows
-// from what it saw. [AddOrphanSweeper] adds the controller that releases the vault entries of objects that
-// are gone.
+// Package credential reconciles SealedCredentials. [Add] adds the controller. It stores in the
+// vault what an object asks for, writes the vault's values into the target Secret, and writes a
+// status derived from what it observed. [AddOrphanSweeper] adds the controller that releases the
+// vault entries of deleted objects.
 //
-// The way of one object is the file reconciler.go, from top to bottom. It works through three types that
-// each own one thing: objects (finalizer, status, events), entries (the vault) and targets (Secrets).
+// The main path is in reconciler.go, from top to bottom. It uses three types with one
+// responsibility each: objects (finalizer, status, events), entries (the vault) and targets
+// (Secrets).
 package credential
 
 import (
@@ -40,31 +41,32 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// Config of the controllers. All fields but Tracer are required.
+// Config configures the controllers. All fields except Tracer are required.
 type Config struct {
 	Vault   *vault.Vault
 	Keys    *keyring.Ring
 	Tenants *Tenants
 	Cluster string // UID of the cluster
 	Policy  sealing.Policy
-	Workers int // objects that are reconciled at the same time
+	Workers int // number of objects reconciled at the same time
 
-	// CountChange counts a version that was stored, by what made it.
+	// CountChange counts a stored version by the kind of change, such as "rotated".
 	CountChange func(change string)
-	Tracer      trace.Tracer // makes a span of each reconcile; nil makes none
+	Tracer      trace.Tracer // makes a span for each reconcile; nil makes none
 	Now         func() time.Time
 }
 
-// refusedRecheck is how soon an object is looked at again that something around it refuses, such as a
-// Secret of another owner: the operator does not watch Secrets.
+// refusedRecheck is how long the operator waits before it checks a transient refusal again. It does
+// not watch Secrets, so it must look again itself, for example at a Secret of another owner.
 const refusedRecheck = time.Minute
 
-// reconciler makes the vault and the target Secret hold what SealedCredentials say.
+// reconciler brings the vault and the target Secret in line with SealedCredentials.
 //
-// It reads from the vault what has been done, never from the status, and every change names the version
-// that it follows. So a reconcile that was cut off, runs twice or reads an old object changes nothing twice.
+// It reads from the vault what has been done, never from the status. Every change names the version
+// that it follows. So a reconcile that was interrupted, runs twice or reads an old object makes no
+// change twice.
 type reconciler struct {
-	reader   client.Reader // SealedCredentials of the cache
+	reader   client.Reader // reads SealedCredentials from the cache
 	objects  *objects
 	entries  *entries
 	targets  *targets
@@ -87,7 +89,7 @@ func Add(mgr manager.Manager, c Config) error {
 		targets: newTargets(mgr.GetClient(), mgr.GetAPIReader(), c.Now),
 		tenants: c.Tenants, vault: c.Vault, policy: c.Policy, schedule: requeue.NewSchedule(c.Now), now: c.Now,
 	}
-	// Most changes of a status are the controller's own.
+	// The controller itself makes most status changes, so they trigger no reconcile.
 	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).
 		Named("sealedcredential").
@@ -123,7 +125,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: requeue.AfterConflict}, nil
 	case err != nil:
 		return reconcile.Result{}, err
-	case o == nil: // nothing is left to do until the object changes
+	case o == nil: // nothing to do until the object changes
 		r.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
@@ -131,14 +133,14 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, o.err
 }
 
-// forget drops what is remembered about an object.
+// forget drops everything remembered about an object.
 func (r *reconciler) forget(object types.NamespacedName) {
 	r.schedule.Forget(object)
 	r.targets.forget(object)
 }
 
-// reconcile makes the vault and the target Secret hold what sc says. A nil outcome means that there is no
-// status to write. An error means that sc itself could not be written.
+// reconcile brings the vault and the target Secret in line with sc. A nil outcome means that there
+// is no status to write. An error means that sc itself could not be written.
 func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredential, now time.Time) (*outcome, error) {
 	if !sc.DeletionTimestamp.IsZero() {
 		if !controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
@@ -167,10 +169,10 @@ func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredentia
 	return o, nil
 }
 
-// findEntry returns the principal that acts for sc, and what the vault holds for sc. The cached namespace
-// may be an earlier one of the same name, and so another tenant. But what a tenant holds for the UID of sc
-// was stored while sc was in that tenant's namespace. So the API server is asked for the namespace only
-// when the cached tenant holds nothing.
+// findEntry returns the principal that acts for sc, and the vault entry of sc. The cached namespace
+// may be an earlier one with the same name, and thus another tenant. But an entry that a tenant
+// holds for the UID of sc was stored while sc was in that tenant's namespace. So findEntry asks the
+// API server for the namespace only when the cached tenant holds nothing.
 func (r *reconciler) findEntry(ctx context.Context, sc *v1alpha1.SealedCredential) (authz.Principal, *vault.Owned, error) {
 	if tenant, ok := r.tenants.fromCache(ctx, sc.Namespace); ok {
 		p := principalFor(ctx, tenant, sc.UID)
@@ -187,8 +189,8 @@ func (r *reconciler) findEntry(ctx context.Context, sc *v1alpha1.SealedCredentia
 	return p, owned, err
 }
 
-// reconcileSpec does the vault entry first and then the target Secret. The result is in o. An error means
-// that sc itself could not be written.
+// reconcileSpec updates the vault entry first and then the target Secret. It records the result in
+// o. An error means that sc itself could not be written.
 func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
 	if o.owned != nil {
 		if err := r.objects.ensureFinalizer(ctx, sc); err != nil {
@@ -214,7 +216,7 @@ func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v
 	return r.ensureTarget(ctx, p, sc, o, now)
 }
 
-// checkSpec returns why sc is refused whatever its values are.
+// checkSpec returns the reason to refuse sc that does not depend on its values, or nil.
 func (r *reconciler) checkSpec(sc *v1alpha1.SealedCredential) *refusal {
 	if err := sealing.Check(sc); err != nil {
 		reason := v1alpha1.ReasonInvalidSpec
@@ -229,12 +231,13 @@ func (r *reconciler) checkSpec(sc *v1alpha1.SealedCredential) *refusal {
 	return nil
 }
 
-// ensureTarget makes the target Secret of sc hold the version of the vault, and deletes a previous target.
+// ensureTarget writes the vault's version into the target Secret of sc, and deletes a previous
+// target.
 func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
 	last := r.targets.lastKnown(sc)
 	unchanged := last != nil && last.Spec == targetDigest(sc)
 	if !o.entryCurrent && !unchanged {
-		return nil // a spec that is refused changes nothing
+		return nil // a refused spec changes nothing
 	}
 	if last != nil && last.Name != targetName(sc) {
 		if err := r.targets.deleteOwned(ctx, sc, last.Name); err != nil {
@@ -294,7 +297,7 @@ func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1
 	case isUpToDate && what != "":
 		what = "Repaired"
 	case what == "Created", what == "Updated":
-		what = "" // the event of the version says it
+		what = "" // the event of the version already tells it
 	}
 	if what != "" {
 		r.objects.recordEvent(ctx, sc, "Target"+what, "Deliver", fmt.Sprintf("the target Secret holds version %d", o.owned.Version))
@@ -302,7 +305,7 @@ func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1
 	return nil
 }
 
-// checkTarget finds out whether the target Secret of a suspended object has changed.
+// checkTarget records whether the target Secret of a suspended object has changed.
 func (r *reconciler) checkTarget(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome) error {
 	last := r.targets.lastKnown(sc)
 	if sc.Spec.Target == nil || last == nil {
@@ -316,7 +319,7 @@ func (r *reconciler) checkTarget(ctx context.Context, sc *v1alpha1.SealedCredent
 	return nil
 }
 
-// updateStatus writes the status if it has changed, and records an event for every new warning in it.
+// updateStatus writes the status if it changed, and records an event for every new warning.
 func (r *reconciler) updateStatus(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
 	status := o.status(sc, now)
 	if apiequality.Semantic.DeepEqual(status, sc.Status) {
@@ -333,7 +336,7 @@ func (r *reconciler) updateStatus(ctx context.Context, sc *v1alpha1.SealedCreden
 		if is == nil || is.Status != metav1.ConditionTrue {
 			continue
 		}
-		// A new message of Stalled is news. The age of values that are too old is not.
+		// A new message of Stalled deserves an event. The growing age of stale values does not.
 		if was == nil || was.Status != is.Status || was.Reason != is.Reason || kind == v1alpha1.ConditionStalled && was.Message != is.Message {
 			r.objects.recordWarning(sc, kind, is.Message)
 		}
@@ -341,7 +344,7 @@ func (r *reconciler) updateStatus(ctx context.Context, sc *v1alpha1.SealedCreden
 	return nil
 }
 
-// nextReconcile returns when an object is reconciled next if nothing happens to it.
+// nextReconcile returns the time of the next reconcile if the object does not change before.
 func nextReconcile(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) time.Time {
 	wait := recheck
 	if refused := cmp.Or(o.specRefused, o.targetRefused); refused != nil && refused.transient {
@@ -361,8 +364,8 @@ func nextReconcile(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) tim
 	return next
 }
 
-// finalize releases what sc owns, and then removes the finalizer. An abandoned object goes even when its
-// vault entry could not be released.
+// finalize releases what sc owns, and then removes the finalizer. It removes the finalizer of an
+// abandoned object even if its vault entry could not be released.
 func (r *reconciler) finalize(ctx context.Context, sc *v1alpha1.SealedCredential) (*outcome, error) {
 	err := r.release(ctx, sc)
 	note := "the vault entry is deleted"
@@ -385,7 +388,8 @@ func (r *reconciler) finalize(ctx context.Context, sc *v1alpha1.SealedCredential
 	return nil, nil
 }
 
-// release deletes the target Secret of sc and ends its vault entry, as the deletion policies say.
+// release deletes the target Secret of sc and deletes or releases its vault entry, as the deletion
+// policies say.
 func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential) error {
 	if err := r.targets.finalize(ctx, sc); err != nil {
 		return apiError{err}

@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// maxSecretBytes is how much data the API server takes in a Secret.
+// maxSecretBytes is the most data that the API server accepts in a Secret, in bytes.
 const maxSecretBytes = 1 << 20
 
 // render returns the data of the target Secret.
@@ -56,7 +56,8 @@ func render(target *v1alpha1.Target, values map[string]secret.Bytes) (data map[s
 	return data, checkData(target.Type, data)
 }
 
-// requiredKeys are the keys without which Kubernetes takes no Secret of a type. Of basic-auth, a user name will do instead.
+// requiredKeys are the keys that Kubernetes requires in a Secret of each type. For basic-auth, a
+// user name alone is enough too.
 var requiredKeys = map[corev1.SecretType][]string{
 	corev1.SecretTypeTLS:              {corev1.TLSCertKey, corev1.TLSPrivateKeyKey},
 	corev1.SecretTypeSSHAuth:          {corev1.SSHAuthPrivateKey},
@@ -64,7 +65,8 @@ var requiredKeys = map[corev1.SecretType][]string{
 	corev1.SecretTypeDockerConfigJson: {corev1.DockerConfigJsonKey},
 }
 
-// checkData returns a refusal when Kubernetes would not take data in a Secret of that type: its own words may quote the data.
+// checkData returns a refusal if Kubernetes would not accept data in a Secret of that type. The API
+// server's own message may quote the data, so it must not be needed.
 func checkData(kind v1alpha1.SecretType, data map[string][]byte) error {
 	total := 0
 	for _, value := range data {
@@ -97,19 +99,21 @@ func clearData(s *corev1.Secret) {
 	}
 }
 
-// source is what a target is made of: the digest of spec.target, and the hash of the audit entry of the version.
+// source identifies what a target is made from: the digest of spec.target, and the hash of the
+// version's audit entry.
 type source struct{ spec, audit string }
 
 func sourceOf(sc *v1alpha1.SealedCredential, owned *vault.Owned) source {
 	return source{targetDigest(sc), owned.Audit.Hash}
 }
 
-// targetDigest is the SHA3-256 digest of spec.target, in lower-case hex; empty without one. It covers no value.
+// targetDigest returns the SHA3-256 digest of spec.target in lower-case hex, or "" without a
+// target. It covers no value.
 func targetDigest(sc *v1alpha1.SealedCredential) string {
 	if sc.Spec.Target == nil {
 		return ""
 	}
-	b, err := json.Marshal(sc.Spec.Target) // maps are sorted
+	b, err := json.Marshal(sc.Spec.Target) // sorts map keys
 	if err != nil {
 		return ""
 	}
@@ -153,7 +157,7 @@ func desiredSecret(sc *v1alpha1.SealedCredential, version uint64, data map[strin
 	return s
 }
 
-// equalSecrets reports whether a Secret is what it should be.
+// equalSecrets reports whether a Secret already matches the wanted one.
 func equalSecrets(is, want *corev1.Secret) bool {
 	if len(is.OwnerReferences) != len(want.OwnerReferences) || len(want.OwnerReferences) == 1 && is.OwnerReferences[0].UID != want.OwnerReferences[0].UID {
 		return false

@@ -14,8 +14,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// status returns the status that sc should have at time now. It reads the former status for what the vault does not
-// tell or cannot tell now, and for since when a condition has held.
+// status returns the status that sc should have at now. It takes from the previous status what the
+// vault does not or cannot tell now, and the time since which each condition holds.
 func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.SealedCredentialStatus {
 	former := sc.Status.DeepCopy()
 	s := v1alpha1.SealedCredentialStatus{ObservedGeneration: former.ObservedGeneration, Target: former.Target}
@@ -23,13 +23,13 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	case !o.entryKnown:
 		s = *former
 		s.Conditions = nil
-	case o.owned == nil: // what there was is remembered: a store that was set back does not know it
+	case o.owned == nil: // keep what a store restored from a backup does not know
 		s.CredentialID, s.LastTrigger = former.CredentialID, former.LastTrigger
 	default:
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger
-		s.Audit = former.Audit // the vault knows no audit hash of a missing entry
+		s.Audit = former.Audit // the vault has no audit hash for a missing entry
 		s.SealingKeyID = o.owned.SealingKey
 		if !o.owned.Missing {
 			s.Audit = &v1alpha1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}
@@ -48,7 +48,8 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	} else if o.targetDropped {
 		s.Target = nil
 	}
-	// A spec that could not be tried has not been observed: whoever waits for it goes on waiting.
+	// A spec that could not be tried has not been observed, so clients that wait for it keep
+	// waiting.
 	if o.specRefused != nil || o.err == nil {
 		s.ObservedGeneration = sc.Generation
 	}
@@ -77,8 +78,8 @@ func (o *outcome) status(sc *v1alpha1.SealedCredential, now time.Time) v1alpha1.
 	return s
 }
 
-// readyCondition returns the Ready condition that goes with the other fields of s: true while the vault serves what the spec
-// says.
+// readyCondition returns the Ready condition that goes with the other fields of s. It is true while
+// the vault serves what the spec says.
 func (o *outcome) readyCondition(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	expired := s.ExpiresAt != nil && !now.Before(s.ExpiresAt.Time)
@@ -92,7 +93,7 @@ func (o *outcome) readyCondition(sc *v1alpha1.SealedCredential, s v1alpha1.Seale
 	case o.targetUnwritten:
 		c.Reason, c.Message = v1alpha1.ReasonPending, "the target Secret could not be written yet; in the vault "+served
 	case o.err != nil:
-		// Nothing is known to have changed, except that time has passed.
+		// Keep the previous condition: nothing is known to have changed except the time.
 		if old := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionReady); old != nil && !expired {
 			return *old
 		}
@@ -110,7 +111,8 @@ func (o *outcome) readyCondition(sc *v1alpha1.SealedCredential, s v1alpha1.Seale
 	return c
 }
 
-// targetSyncedCondition returns the condition that says whether the target Secret holds the version that the vault holds.
+// targetSyncedCondition returns the condition that says whether the target Secret holds the vault's
+// version.
 func (o *outcome) targetSyncedCondition(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionTargetSynced, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	t := s.Target
@@ -127,7 +129,7 @@ func (o *outcome) targetSyncedCondition(sc *v1alpha1.SealedCredential, s v1alpha
 		c.Reason, c.Message = v1alpha1.ReasonPending, "the Secret is gone or was changed, and is left alone while the object is suspended"
 	case t != nil && t.Name == targetName(sc) && s.Audit != nil && t.Audit == s.Audit.Hash &&
 		(t.Spec == targetDigest(sc) || sc.Spec.Suspend || o.specRefused != nil || o.err != nil):
-		// It holds the values; what else the spec says of it may wait.
+		// The Secret holds the values. Other changes to spec.target may wait.
 		c.Status, c.Reason, c.Message = metav1.ConditionTrue, v1alpha1.ReasonSynced, holds
 	default:
 		c.Reason, c.Message = v1alpha1.ReasonPending, holds
@@ -135,7 +137,8 @@ func (o *outcome) targetSyncedCondition(sc *v1alpha1.SealedCredential, s v1alpha
 	return c
 }
 
-// valuesStaleCondition returns the condition that says whether the values are older than spec.rotation.maxValueAge, if there is one.
+// valuesStaleCondition returns the condition that says whether the oldest value is older than
+// spec.rotation.maxValueAge. It returns false if the condition does not apply.
 func (o *outcome) valuesStaleCondition(sc *v1alpha1.SealedCredential, former *v1alpha1.SealedCredentialStatus, now time.Time) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1alpha1.ConditionValuesStale, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil {
@@ -161,7 +164,8 @@ func (o *outcome) valuesStaleCondition(sc *v1alpha1.SealedCredential, former *v1
 	return c, true
 }
 
-// staleAt returns when the oldest value is older than spec.rotation.maxValueAge; nil for never.
+// staleAt returns when the oldest value becomes older than spec.rotation.maxValueAge, or nil for
+// never.
 func (o *outcome) staleAt(sc *v1alpha1.SealedCredential) *metav1.Time {
 	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil || o.entryMissing() {
 		return nil
@@ -169,8 +173,9 @@ func (o *outcome) staleAt(sc *v1alpha1.SealedCredential) *metav1.Time {
 	return seconds(o.oldestValue(sc).Add(sc.Spec.Rotation.MaxValueAge.Duration))
 }
 
-// oldestValue returns when the oldest of the values that the vault holds was made, as far as that is known: sealed values
-// say when they were sealed.
+// oldestValue returns the time of the oldest value in the vault. If the entry matches the spec,
+// that is the earliest time at which a sealed value says that it was sealed, or the last change of
+// values if that is earlier.
 func (o *outcome) oldestValue(sc *v1alpha1.SealedCredential) time.Time {
 	oldest := o.owned.ValuesChangedAt
 	if o.entryCurrent {
@@ -183,10 +188,10 @@ func (o *outcome) oldestValue(sc *v1alpha1.SealedCredential) time.Time {
 	return oldest
 }
 
-// overdueAfter is how late a rotation may be before that is told.
+// overdueAfter is the delay after which a missed rotation is reported.
 const overdueAfter = time.Hour
 
-// overdueAt returns when a rotation that has not happened is told to be late; nil for never.
+// overdueAt returns when a missed rotation is reported as late, or nil for never.
 func (o *outcome) overdueAt(sc *v1alpha1.SealedCredential) *metav1.Time {
 	if o.entryMissing() {
 		return nil
@@ -194,15 +199,15 @@ func (o *outcome) overdueAt(sc *v1alpha1.SealedCredential) *metav1.Time {
 	return seconds(nextRotation(sc, o.owned).Add(overdueAfter))
 }
 
-// expiringCondition returns the condition that says whether the entry is about to end, or has ended, because it was not rotated in
-// time.
+// expiringCondition returns the condition that says whether the entry has expired or its rotation
+// is overdue.
 func (o *outcome) expiringCondition(sc *v1alpha1.SealedCredential, s v1alpha1.SealedCredentialStatus, now time.Time) metav1.Condition {
 	c := metav1.Condition{
 		Type: v1alpha1.ConditionExpiring, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation,
 		Reason: v1alpha1.ReasonOnSchedule, Message: "nothing is about to expire",
 	}
 	at := o.overdueAt(sc)
-	if !o.entryKnown { // the vault does not answer, and time passes
+	if !o.entryKnown { // no answer from the vault: use the time in the status
 		if t := s.NextRotationTime; t != nil {
 			at = seconds(t.Add(overdueAfter))
 		}

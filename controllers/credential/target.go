@@ -20,17 +20,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// targets makes Secrets hold what the vault holds.
+// targets writes the vault's values into target Secrets.
 //
-// Secrets are neither listed nor watched nor cached. A Secret that was seen to be right is known by its resourceVersion,
-// which the status shows; while that stays, nothing is unsealed, and nothing has to be recorded. Drift is looked for once
-// in every recheck, at times that are spread.
+// It does not list, watch or cache Secrets. It recognizes a correct Secret by its resourceVersion,
+// which the status shows. While the resourceVersion stays the same, the vault opens no values and
+// the audit log needs no entry. The operator checks for drift once in every recheck interval, at
+// jittered times.
 //
-// A Secret that exists is the object's when its annotation names the object's UID. Another one is never touched, unless
-// it names the object in an annotation of its own: then everything about it becomes what the object says.
+// An object owns an existing Secret if the Secret's owner annotation names the object's UID. The
+// operator never changes any other Secret, unless the Secret's adopt annotation names the object.
+// It then replaces everything in the Secret with what the object says.
 type targets struct {
 	client client.Client // writes
-	live   client.Reader // asks the API server
+	live   client.Reader // reads from the API server, not from the cache
 	now    func() time.Time
 
 	mu       sync.Mutex
@@ -41,26 +43,29 @@ func newTargets(c client.Client, live client.Reader, now func() time.Time) *targ
 	return &targets{client: c, live: live, now: now, memories: make(map[types.NamespacedName]*targetMemory)}
 }
 
-// recheck is how often an object is looked at when nothing happens to it: a vault entry may have been
-// deleted, or an unknown sealing key restored. A fifth of the time is jitter.
+// recheck is the interval between reconciles of an unchanged object. It finds, for example, a
+// deleted vault entry or a restored sealing key. A fifth of the interval is jitter.
 const recheck = 10 * time.Minute
 
-// targetMemory is what is remembered of a target, so that nothing is read, and above all nothing is unsealed, in vain.
+// targetMemory is what targets remembers about a target, to avoid needless reads and, above all,
+// needless opening of values.
 type targetMemory struct {
 	object      types.UID
-	nextCheck   time.Time // when to look for drift
-	refused     *refusal  // why this spec cannot be made of the values of this version
+	nextCheck   time.Time // time of the next drift check
+	refused     *refusal  // why the values of source cannot make this target
 	source      source
-	dryRunFirst bool // it could not be written the last time: the API server is asked first whether it would take it
+	dryRunFirst bool // the last write failed: test the next one with a dry run
 
-	// What it was when it was written or seen: the status, which says so too, may not have been written since.
+	// seen is the target as last written or observed. The status has it too, but may not have been
+	// written since.
 	seen *v1alpha1.TargetStatus
 }
 
-// isUnchanged reports whether the Secret is as it was seen last, as far as it is time to look.
+// isUnchanged reports whether the Secret is as last seen. It returns true without looking until the
+// next drift check is due.
 func (t *targets) isUnchanged(ctx context.Context, sc *v1alpha1.SealedCredential, seen *v1alpha1.TargetStatus) (bool, error) {
 	now, at := t.now(), t.memory(sc).nextCheck
-	if at.IsZero() { // the operator has just started: not all at once
+	if at.IsZero() { // the operator has just started: spread the checks
 		at = now.Add(rand.N(recheck))
 		t.setMemory(sc, &targetMemory{nextCheck: at})
 	}
@@ -82,13 +87,15 @@ func (t *targets) isUnchanged(ctx context.Context, sc *v1alpha1.SealedCredential
 	return true, nil
 }
 
-// scheduleCheck has drift from what was seen looked for within a recheck from now.
+// scheduleCheck remembers what was seen and schedules the next drift check, between a half and
+// three quarters of a recheck interval from now.
 func (t *targets) scheduleCheck(sc *v1alpha1.SealedCredential, now time.Time, seen *v1alpha1.TargetStatus) {
 	t.setMemory(sc, &targetMemory{nextCheck: now.Add(recheck/2 + rand.N(recheck/4)), seen: seen})
 }
 
-// lastKnown returns the target that there is as far as is known, nil for none. One that is no longer wanted may never have got
-// into the status, when the operator was ended just then: under the name by default it is found.
+// lastKnown returns the last known target, or nil for none. The operator may have stopped after it
+// wrote a target and before it wrote the status. If the spec no longer has a target, lastKnown then
+// assumes a Secret with the default name.
 func (t *targets) lastKnown(sc *v1alpha1.SealedCredential) *v1alpha1.TargetStatus {
 	if seen := t.memory(sc).seen; seen != nil {
 		return seen
@@ -99,7 +106,8 @@ func (t *targets) lastKnown(sc *v1alpha1.SealedCredential) *v1alpha1.TargetStatu
 	return sc.Status.Target
 }
 
-// rememberRefusal keeps a refusal, unless something else than another spec or another version can mend it.
+// rememberRefusal remembers a refusal until the spec or the version changes. It remembers no
+// transient refusal, but requires a dry run before the next write.
 func (t *targets) rememberRefusal(sc *v1alpha1.SealedCredential, of source, refused *refusal) {
 	if refused.transient {
 		t.setMemory(sc, &targetMemory{dryRunFirst: true})
@@ -132,7 +140,7 @@ func (t *targets) setMemory(sc *v1alpha1.SealedCredential, k *targetMemory) {
 		if k.seen == nil {
 			k.seen = former.seen
 		}
-		if k.nextCheck.IsZero() { // it was time to look, and it still is
+		if k.nextCheck.IsZero() { // keep the scheduled check
 			k.nextCheck = former.nextCheck
 		}
 	}
@@ -146,10 +154,12 @@ func (t *targets) forget(object types.NamespacedName) {
 	delete(t.memories, object)
 }
 
-// ensure makes the Secret what sc says with the values, and returns what it is and what was done: Created, Adopted, Replaced,
-// Updated, or nothing. A refusal says what its author has to do. values is asked for once it is known that the Secret may
-// be written. When nothing is known of a target and the values are at hand anyway, fresh, there is most likely no Secret: then
-// the first write is the first call.
+// ensure brings the Secret in line with sc, and returns the Secret's status and what it did:
+// "Created", "Adopted", "Replaced", "Updated" or "" for nothing. A refusal tells the author what to
+// do. ensure calls values only once it knows that the Secret may be written.
+//
+// fresh means that no target is known and the values are already open. The Secret then most likely
+// does not exist, so ensure tries to create it before it reads anything.
 func (t *targets) ensure(ctx context.Context, sc *v1alpha1.SealedCredential, of *vault.Owned, fresh bool,
 	values func() (map[string]secret.Bytes, error)) (*v1alpha1.TargetStatus, string, error) {
 	var is *corev1.Secret
@@ -192,11 +202,12 @@ func (t *targets) ensure(ctx context.Context, sc *v1alpha1.SealedCredential, of 
 	return t.update(ctx, sc, is, want, what, of)
 }
 
-// errConflict is a conflict with somebody who changes the same Secret.
+// errConflict means that another client changed the same Secret.
 var errConflict = apierrors.NewConflict(corev1.Resource("secrets"), "", errors.New("changed meanwhile"))
 
-// claim returns the Secret that is to become the target and what that would be, Updated or Adopted; and no Secret when
-// there is none yet. A Secret that is not the object's is a refusal.
+// claim returns the existing Secret that is to become the target, with "Updated" or "Adopted". It
+// returns nil and "Created" if there is no Secret yet, and a refusal if the object neither owns nor
+// may adopt it.
 func (t *targets) claim(ctx context.Context, sc *v1alpha1.SealedCredential) (*corev1.Secret, string, error) {
 	is := new(corev1.Secret)
 	err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is)
@@ -231,8 +242,9 @@ func (t *targets) claim(ctx context.Context, sc *v1alpha1.SealedCredential) (*co
 	return nil, "", err
 }
 
-// dryRun asks the API server whether it would take the Secret, with no value that it does not have: as long as a quota or a
-// policy is in the way, nothing is unsealed.
+// dryRun asks the API server whether it would accept the Secret. It sends no value that the API
+// server does not have already. So no values are opened while a quota or an admission policy stands
+// in the way.
 func (t *targets) dryRun(ctx context.Context, sc *v1alpha1.SealedCredential, is *corev1.Secret, version uint64) error {
 	data := make(map[string][]byte)
 	for _, key := range requiredKeys[corev1.SecretType(sc.Spec.Target.Type)] {
@@ -243,7 +255,7 @@ func (t *targets) dryRun(ctx context.Context, sc *v1alpha1.SealedCredential, is 
 	case is == nil:
 		return t.client.Create(ctx, want, client.DryRunAll, client.FieldOwner(v1alpha1.OperatorName))
 	case is.Type != want.Type || is.Immutable != nil && *is.Immutable:
-		return nil // it is made again
+		return nil // update replaces it
 	}
 	is = is.DeepCopy()
 	defer clearData(is)
@@ -251,11 +263,13 @@ func (t *targets) dryRun(ctx context.Context, sc *v1alpha1.SealedCredential, is 
 	return t.client.Update(ctx, is, client.DryRunAll, client.FieldOwner(v1alpha1.OperatorName))
 }
 
-// update makes the Secret is what it should be.
+// update makes the existing Secret equal to want. It replaces the Secret if it cannot change it.
 func (t *targets) update(ctx context.Context, sc *v1alpha1.SealedCredential, is, want *corev1.Secret, what string, of *vault.Owned) (*v1alpha1.TargetStatus, string, error) {
-	// Neither the type nor an immutable Secret can be changed, but the object's own can be made again.
+	// The type of a Secret and an immutable Secret cannot be changed. The object owns this Secret,
+	// so it is deleted and created again.
 	if is.Type != want.Type || is.Immutable != nil && *is.Immutable && !equalSecrets(is, want) {
-		// Not before it is known that the next one would be taken: admission comes before the name is found to be taken.
+		// Delete only after a dry run has shown that the API server would accept the new Secret:
+		// admission runs before the API server finds that the name exists.
 		if err := t.client.Create(ctx, want.DeepCopy(), client.DryRunAll); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, "", classifyWriteError(fmt.Errorf("trying the next target Secret: %w", err))
 		}
@@ -269,7 +283,7 @@ func (t *targets) update(ctx context.Context, sc *v1alpha1.SealedCredential, is,
 		return statusOfTarget(sc, is, of), "", nil
 	}
 	is.Labels, is.Annotations, is.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
-	is.Data, want.Data = want.Data, is.Data // both are overwritten in the end
+	is.Data, want.Data = want.Data, is.Data // deferred calls clear both
 	if err := t.client.Update(ctx, is, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
 		return nil, "", classifyWriteError(fmt.Errorf("updating the target Secret: %w", err))
 	}
@@ -283,7 +297,7 @@ func (t *targets) create(ctx context.Context, want *corev1.Secret) error {
 	return nil
 }
 
-// delete deletes exactly the Secret that was read.
+// delete deletes the Secret only if it is exactly the one that was read.
 func (t *targets) delete(ctx context.Context, is client.Object) error {
 	uid, resourceVersion := is.GetUID(), is.GetResourceVersion()
 	err := t.client.Delete(ctx, is, client.Preconditions{UID: &uid, ResourceVersion: &resourceVersion})
@@ -293,7 +307,8 @@ func (t *targets) delete(ctx context.Context, is client.Object) error {
 	return nil
 }
 
-// finalize deletes the target Secret of an object that is going away, if it is to go with it.
+// finalize deletes the target Secrets of an object that is being deleted, unless they are to be
+// retained.
 func (t *targets) finalize(ctx context.Context, sc *v1alpha1.SealedCredential) error {
 	names := map[string]bool{targetName(sc): true}
 	if former := t.lastKnown(sc); former != nil {
@@ -310,7 +325,8 @@ func (t *targets) finalize(ctx context.Context, sc *v1alpha1.SealedCredential) e
 	return nil
 }
 
-// retain drops the owner reference of a Secret that was to go with sc and is to stay: sc says so since it was written last.
+// retain removes the owner reference of a Secret whose deletion policy became Retain after the
+// Secret was last written.
 func (t *targets) retain(ctx context.Context, sc *v1alpha1.SealedCredential, secret types.UID) error {
 	is := new(corev1.Secret)
 	if err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is); apierrors.IsNotFound(err) {
@@ -329,8 +345,8 @@ func (t *targets) retain(ctx context.Context, sc *v1alpha1.SealedCredential, sec
 	return nil
 }
 
-// deleteOwned deletes a Secret if it is the object's and its owner reference says that it goes with it; otherwise it stays as it
-// is.
+// deleteOwned deletes a Secret if the object owns and controls it. A Secret with the policy Retain
+// loses its owner reference instead. Any other Secret stays as it is.
 func (t *targets) deleteOwned(ctx context.Context, sc *v1alpha1.SealedCredential, name string) error {
 	m := new(metav1.PartialObjectMetadata)
 	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
@@ -349,8 +365,9 @@ func (t *targets) deleteOwned(ctx context.Context, sc *v1alpha1.SealedCredential
 	return t.delete(ctx, m)
 }
 
-// classifyWriteError turns the API server's refusal of a Secret into the condition that it is. What the API server says is
-// left out, here and in the error of anything else: it may quote the Secret, as an admission webhook may.
+// classifyWriteError turns an error of writing a Secret into a refusal or an error to retry. It
+// leaves out the API server's own message, which may quote the Secret: an admission webhook may do
+// that.
 func classifyWriteError(err error) error {
 	status := apierrors.APIStatus(nil)
 	switch {
@@ -363,7 +380,7 @@ func classifyWriteError(err error) error {
 	case apierrors.IsInvalid(err):
 		return refuseTarget(v1alpha1.ReasonInvalidTarget, "the API server refuses the Secret as invalid: compare spec.target with what Kubernetes asks of this type")
 	case !errors.As(err, &status):
-		return err // it did not answer
+		return err // no answer from the API server
 	}
 	code := status.Status().Code
 	switch {

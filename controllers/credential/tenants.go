@@ -15,35 +15,37 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 )
 
-// tenants finds the tenant of a namespace. A namespace that is made again under an old name is another tenant, so what
-// the cache says of a name may be of the past: only [tenants.source] decides where something new goes.
+// Tenants finds the tenant of a namespace. A namespace that is deleted and created again under the
+// same name is another tenant, so the cache may know an earlier namespace of that name. Only
+// Tenants.current decides where something new is stored.
 type Tenants struct {
 	cache    client.Reader // metadata of all namespaces
-	live     client.Reader // asks the API server
+	live     client.Reader // reads from the API server, not from the cache
 	identity *identity.Service
 	cluster  string // UID of the cluster
 }
 
-// NewTenants returns the tenants of the namespaces of a cluster. cache has the metadata of all namespaces,
-// and live asks the API server.
+// NewTenants returns the tenants of a cluster's namespaces. cache has the metadata of all
+// namespaces, and live reads from the API server.
 func NewTenants(cache, live client.Reader, identity *identity.Service, cluster string) *Tenants {
 	return &Tenants{cache: cache, live: live, identity: identity, cluster: cluster}
 }
 
-// errTerminating says that a namespace is going away: nothing is made in it any more.
+// errTerminating means that a namespace is being deleted, so nothing can be created in it.
 var errTerminating = errors.New("the namespace is terminating")
 
-// apiError is trouble with the API server, as opposed to the vault.
+// apiError is an error of the API server, as opposed to one of the vault.
 type apiError struct{ error }
 
 func (e apiError) Unwrap() error { return e.error }
 
-// Find returns the tenant of the namespace with that UID, empty if it has none yet.
+// Find returns the tenant of the namespace with that UID, or "" if it has none yet.
 func (t *Tenants) Find(ctx context.Context, namespace types.UID) (authz.TenantID, error) {
 	return t.identity.FindNamespaceTenant(ctx, t.cluster, string(namespace))
 }
 
-// fromCache returns the tenant of the namespace as far as is known without asking.
+// fromCache returns the tenant of the cached namespace, without asking the API server. It returns
+// false if the namespace is missing or terminating, or has no tenant yet.
 func (t *Tenants) fromCache(ctx context.Context, namespace string) (authz.TenantID, bool) {
 	m, err := ReadNamespace(ctx, t.cache, namespace)
 	if err != nil || !m.DeletionTimestamp.IsZero() {
@@ -53,8 +55,9 @@ func (t *Tenants) fromCache(ctx context.Context, namespace string) (authz.Tenant
 	return tenant, err == nil && tenant != ""
 }
 
-// current returns the tenant of the namespace as it is now, in order to make something; errTerminating when it is too late for
-// that. Trouble with the API server is an apiError.
+// current returns the tenant of the namespace that exists now, in order to store something. It
+// returns errTerminating if the namespace is being deleted, and an apiError if the API server
+// fails.
 func (t *Tenants) current(ctx context.Context, namespace string) (authz.TenantID, error) {
 	m, err := ReadNamespace(ctx, t.live, namespace)
 	switch {
@@ -66,7 +69,8 @@ func (t *Tenants) current(ctx context.Context, namespace string) (authz.TenantID
 	return t.byUID(ctx, m.UID)
 }
 
-// ofDeleted is of for what is going away, as its namespace may be.
+// ofDeleted returns the tenant of an object that is being deleted. Unlike current, it accepts a
+// terminating namespace.
 func (t *Tenants) ofDeleted(ctx context.Context, namespace string) (authz.TenantID, error) {
 	m, err := ReadNamespace(ctx, t.live, namespace)
 	if err != nil {
@@ -90,7 +94,8 @@ func ReadNamespace(ctx context.Context, r client.Reader, name string) (*metav1.P
 	return m, r.Get(ctx, client.ObjectKey{Name: name}, m)
 }
 
-// isTerminating reports whether the API server refused to make something because its namespace is going away.
+// isTerminating reports whether the API server refused to create something because its namespace is
+// terminating.
 func isTerminating(err error) bool {
 	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 }

@@ -1,3 +1,5 @@
+// Package restart restarts workloads when the values of the SealedCredentials that they name change.
+// A workload asks for it with the annotation restart-on.
 package restart
 
 import (
@@ -28,21 +30,24 @@ import (
 	"github.com/latticekeep/latticekeep/controllers/requeue"
 )
 
-// coalesceDelay is how long a restart waits for further values: those that change together restart a workload once.
+// coalesceDelay is how long a restart waits for more changes, so that values that change together
+// restart a workload once.
 const coalesceDelay = 10 * time.Second
 
-// maxNames is how many objects a workload may name.
+// maxNames is the most objects that a workload may name.
 const maxNames = 64
 
-// restarter restarts the workloads of one kind that ask for it, by the annotation restart-on, when the values of the
-// objects that they name change: it writes since when the values are what they are into one annotation of their pod
-// template, and never anything else. New keys around the same values restart nothing.
+// restarter restarts the workloads of one kind whose restart-on annotation names objects, when the
+// values of those objects change. It writes the times of the last changes of values into one
+// annotation of the pod template, and changes nothing else. Re-encrypting the same values restarts
+// nothing.
 //
-// The annotation follows from the objects, so a restart that was cut off is made later, and none is made twice. A
-// workload that names an object for the first time is restarted once, since nobody knows which values it runs with.
+// The annotation follows from the objects. So an interrupted restart is made later, and no restart
+// is made twice. A workload that names an object for the first time is restarted once, because
+// nobody knows which values it runs with.
 type restarter struct {
 	client   client.Client // reads metadata and SealedCredentials from the cache
-	live     client.Reader // asks the API server
+	live     client.Reader // reads from the API server, not from the cache
 	events   events.EventRecorder
 	kind     string
 	schedule *requeue.Schedule
@@ -81,7 +86,8 @@ func (r *restarter) newMetadata() *metav1.PartialObjectMetadata {
 	return m
 }
 
-// delayedHandler has a workload looked at once the values that change with it have changed.
+// delayedHandler schedules a reconcile of a workload after coalesceDelay, so that one restart
+// covers all values that change together.
 type delayedHandler struct{ r *restarter }
 
 func (l delayedHandler) enqueue(o client.Object) {
@@ -104,7 +110,7 @@ func (l delayedHandler) Delete(context.Context, event.DeleteEvent, queue) {}
 // Generic implements handler.EventHandler.
 func (l delayedHandler) Generic(context.Context, event.GenericEvent, queue) {}
 
-// enqueueNaming has the workloads looked at that name an object.
+// enqueueNaming schedules the workloads that name an object.
 func (r *restarter) enqueueNaming(ctx context.Context, sc client.Object) {
 	list := new(metav1.PartialObjectMetadataList)
 	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind(r.kind + "List"))
@@ -119,7 +125,7 @@ func (r *restarter) enqueueNaming(ctx context.Context, sc client.Object) {
 	}
 }
 
-// namedObjects returns the objects that a workload names, sorted.
+// namedObjects returns the objects that a workload names, sorted and at most maxNames.
 func namedObjects(workload client.Object) []string {
 	var names []string
 	for name := range strings.SplitSeq(workload.GetAnnotations()[v1alpha1.AnnotationRestartOn], ",") {
@@ -189,9 +195,10 @@ func (r *restarter) newWorkload() (client.Object, *corev1.PodTemplateSpec) {
 	}
 }
 
-// valuesAnnotation returns, for each object that is named, since when its values are what they are: as name=time, with commas; and
-// whether that differs from was for any of them. While the target Secret of an object does not hold them yet, it is as it
-// was. A name that is left out changes nothing.
+// valuesAnnotation returns the time of the last change of values of each named object, as
+// comma-separated name=time pairs. changed reports whether any time differs from the one in was. An
+// object whose target Secret does not hold the values yet keeps its previous time. A name that is
+// no longer in the list changes nothing.
 func (r *restarter) valuesAnnotation(ctx context.Context, namespace string, names []string, was string) (is string, changed bool, err error) {
 	former := make(map[string]string)
 	for pair := range strings.SplitSeq(was, ",") {
