@@ -14,8 +14,7 @@ import (
 // code checks for it with errors.Is(err, fault.NotFound).
 type Kind uint8
 
-// These are the kinds. The zero value is Internal: an unclassified error is a defect of the
-// product.
+// These are the kinds. The zero value is Internal: an unclassified error counts as internal.
 const (
 	Internal        Kind = iota // a defect or damaged data
 	Invalid                     // the request as written cannot be carried out

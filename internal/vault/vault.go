@@ -143,7 +143,7 @@ func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 }
 
 // Sweep deletes the idempotency keys that are a day old and ends the previous versions whose time
-// is over. It returns the number of both. The process calls it about once a minute. An error in one
+// is over. It returns their total number. The process calls it about once a minute. An error in one
 // part does not stop the other.
 func (v *Vault) Sweep(ctx context.Context) (int, error) {
 	ended, err := v.previous.endDue(ctx)
