@@ -9,14 +9,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// agenda remembers until when each tenant has nothing due.
+// agenda remembers for each tenant the time until which nothing is due.
 type agenda struct {
 	mu   sync.Mutex
 	next map[authz.TenantID]time.Time
 	last authz.TenantID // the tenant of the last visit
 }
 
-// order returns the tenants, beginning after the last one visited, so that none blocks the others.
+// order returns the tenants, starting after the last one visited, so that no tenant blocks the
+// others.
 func (a *agenda) order(tenants []authz.TenantID) []authz.TenantID {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -34,8 +35,8 @@ func (a *agenda) visited(at authz.TenantID) {
 	a.last = at
 }
 
-// due reports whether the tenant may have something due. Nothing waits for longer than a day: a later
-// time comes from a clock that was set back.
+// due reports whether something may be due for the tenant. No tenant waits longer than a day: a
+// later time comes from a clock that was set back.
 func (a *agenda) due(now time.Time, tenant authz.TenantID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

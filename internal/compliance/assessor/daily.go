@@ -18,18 +18,18 @@ import (
 // stateEvery bounds the age of the state that a score on demand uses.
 const stateEvery = compliance.Day
 
-// settling is the time before the first assessment of a tenant, so that the first entries of its
-// part are its own.
+// settling is the time before the first assessment of a tenant, so that the tenant's own entries
+// come first in its part of the log.
 const settling = compliance.Day
 
-// defaultAssessTime bounds a call of AssessAll, since other work runs on the same ticks.
+// defaultAssessTime bounds a call of AssessAll, because other work runs on the same ticks.
 const defaultAssessTime = 20 * time.Second
 
-// AssessAll records the state and the scores of the day for every tenant whose part of the log is a
-// day old and lacks them: two entries at most. The process calls it each minute. Tenants for which
-// there was no time, whose chain is not verified yet, or whose evidence is in use wait for a later
-// call, which continues where this one ended. Errors: fault.Unavailable, or of single tenants, which
-// do not stop the others.
+// AssessAll records the state and the scores of the day for every tenant whose part of the log is
+// at least a day old and lacks them. It writes at most two entries per tenant. The process calls it
+// each minute. A later call, which continues where this one ended, covers tenants for which the
+// time was too short, whose chain is not verified yet, or whose evidence is in use. Errors:
+// fault.Unavailable, or errors of single tenants, which do not stop the others.
 func (s *Service) AssessAll(ctx context.Context) error {
 	now := s.now()
 	tenants, err := s.reader.Tenants(ctx)
@@ -64,8 +64,8 @@ func (s *Service) AssessAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// assess records what is due of one tenant, and returns when something is due next: the zero time
-// when something is still due.
+// assess records what is due for one tenant, and returns when something is due next. The zero time
+// means that something is still due.
 func (s *Service) assess(ctx context.Context, tenant authz.TenantID, now time.Time) (next time.Time, err error) {
 	assessments, next, err := s.scores(ctx, tenant, now)
 	if errors.Is(err, errUnfinished) {
@@ -96,9 +96,9 @@ func (s *Service) assess(ctx context.Context, tenant authz.TenantID, now time.Ti
 	return next, nil
 }
 
-// scores records the state of the day and judges all frameworks, if the log does not have the scores
-// of the day, and returns when they are due next. It takes from the log what was done, so a restart
-// repeats nothing.
+// scores records the state of the day and judges all frameworks, if the log lacks the scores of the
+// day. It returns when they are due next. It reads from the log what was done, so a restart repeats
+// nothing.
 func (s *Service) scores(ctx context.Context, tenant authz.TenantID, now time.Time) (all []compliance.Assessment, next time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -119,7 +119,7 @@ func (s *Service) scores(ctx context.Context, tenant authz.TenantID, now time.Ti
 		return nil, next, nil
 	}
 	if err := s.updateState(ctx, g, today); err != nil {
-		if ctx.Err() != nil { // the store is not to blame
+		if ctx.Err() != nil { // the store is not at fault
 			err = errUnfinished
 		}
 		return nil, time.Time{}, err
@@ -130,22 +130,22 @@ func (s *Service) scores(ctx context.Context, tenant authz.TenantID, now time.Ti
 	return all, next, nil
 }
 
-// updateState records the deployment's present state in the tenant's part of the log when it changed,
-// and when its entry is older than since. g is caught up, before and after.
+// updateState records the deployment's present state in the tenant's part of the log when the state
+// has changed or its entry is older than since. g is caught up before and after.
 func (s *Service) updateState(ctx context.Context, g *gathering, since time.Time) error {
 	state, err := s.state(ctx)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, "the deployment's state is not known at the moment: retry", err)
 	}
 	if s.verifier.Proof().Status == audit.ProofDisabled {
-		state.VerifyEvery = 0 // whatever is configured
+		state.VerifyEvery = 0 // whatever the configuration says
 	}
 	recorded := func() bool {
 		last := g.evidence.State
 		return last != nil && last.State.Same(state) && !last.At.Time().Before(since)
 	}
-	// Another replica may have recorded it after g was caught up. When its row says so and the log does
-	// not, the log counts, and the second attempt ignores the row.
+	// Another replica may have recorded the state after g was caught up. If the row says so and the
+	// log does not, the log counts, and the second attempt ignores the row.
 	for _, since := range []time.Time{since, endOfTime} {
 		if recorded() {
 			return nil
@@ -163,7 +163,7 @@ func (s *Service) updateState(ctx context.Context, g *gathering, since time.Time
 // endOfTime is later than any entry.
 var endOfTime = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
 
-// dayEvent returns the entry of the scores of a day, all of one head.
+// dayEvent returns the audit event for the scores of a day. All scores have the same head.
 func dayEvent(tenant authz.TenantID, all []compliance.Assessment) audit.Event {
 	e := audit.Event{
 		Type: audit.ComplianceScored, Outcome: audit.Success, Principal: compliance.Assessor(tenant),
@@ -178,9 +178,9 @@ func dayEvent(tenant authz.TenantID, all []compliance.Assessment) audit.Event {
 	return e
 }
 
-// LastOf returns when a tenant last had a successful entry of a type, archived ones included, and the
-// zero time when it never had one. It waits for no gathering of evidence. Errors: fault.Internal for
-// a damaged log, fault.Unavailable.
+// LastOf returns the time of a tenant's last successful entry of a type, archived ones included. It
+// returns the zero time when there is none. It does not wait for a gathering. Errors:
+// fault.Internal for a damaged log, fault.Unavailable.
 func (s *Service) LastOf(ctx context.Context, tenant authz.TenantID, t audit.EventType) (time.Time, error) {
 	entry, err := s.reader.Last(ctx, tenant, t)
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *Service) LastOf(ctx context.Context, tenant authz.TenantID, t audit.Eve
 	if entry != nil {
 		return entry.Time(), nil
 	}
-	e, err := s.evidence.load(ctx, tenant) // it was stored before entries were archived
+	e, err := s.evidence.load(ctx, tenant) // evidence is stored before its entries are archived
 	if err != nil || e == nil {
 		return time.Time{}, err
 	}
@@ -199,16 +199,16 @@ func (s *Service) LastOf(ctx context.Context, tenant authz.TenantID, t audit.Eve
 	return time.Time{}, nil
 }
 
-// Persist stores the evidence of each tenant that has entries up to `to`, so that it outlives them:
-// later entries are judged from it. The archiver calls it before it removes entries. Errors:
-// fault.Unavailable, and that of a tenant whose part of the log does not verify: then nothing may be
-// removed.
+// Persist stores the evidence of each tenant that has entries up to `to`, so that the evidence
+// outlives the entries and later ones can be judged with it. The archiver calls Persist before it
+// removes entries. Errors: fault.Unavailable, and the error of a tenant whose part of the log does
+// not verify; then nothing may be removed.
 func (s *Service) Persist(ctx context.Context, to uint64) error {
 	archived, err := s.reader.Archived(ctx)
 	if err != nil {
 		return err
 	}
-	tenants, err := s.reader.TenantsWithin(ctx, archived, to) // the others have evidence up to here
+	tenants, err := s.reader.TenantsWithin(ctx, archived, to) // the other tenants have evidence up to here
 	if err != nil {
 		return err
 	}
@@ -220,24 +220,24 @@ func (s *Service) Persist(ctx context.Context, to uint64) error {
 	return nil
 }
 
-// Replicas that assess a tenant at the same time find the same entry missing. One of them writes it,
-// with a row under the keyring's MAC that says so: about the state that was recorded last, and about
-// the day whose scores were.
+// Replicas that assess a tenant at the same time find the same entry missing. Only one of them
+// writes it, together with a row under the keyring's MAC that records this. One row is for the last
+// recorded state, and one for the last day with recorded scores.
 func statedKey(tenant authz.TenantID) []byte { return []byte("compliance/stated/" + string(tenant)) }
 
 func dailyKey(tenant authz.TenantID) []byte { return []byte("compliance/daily/" + string(tenant)) }
 
-// statedRow describes the state that was recorded last.
+// statedRow describes the last recorded state.
 type statedRow struct {
 	At     time.Time `json:"at"`
 	Digest []byte    `json:"digest"` // digest of the attributes
 }
 
-// errRecorded says that another replica has recorded the entry.
+// errRecorded means that another replica has recorded the entry.
 var errRecorded = errors.New("another replica has recorded the entry")
 
-// recordOnce records an event and a row about it, unless recorded accepts the present row: another
-// replica wrote that one.
+// recordOnce records an event and a row about it, unless recorded accepts the present row, which
+// another replica wrote.
 func (s *Service) recordOnce(ctx context.Context, e audit.Event, key, content []byte, recorded func(content []byte) bool) error {
 	row := s.evidence.seal(key, content)
 	return s.evidence.store.Update(ctx, func(tx store.Tx) error {
@@ -246,7 +246,7 @@ func (s *Service) recordOnce(ctx context.Context, e audit.Event, key, content []
 			return err
 		}
 		if before != nil {
-			// A row without our MAC does not count.
+			// A row without a valid MAC does not count.
 			if content, err := s.evidence.unseal(key, before); err == nil && recorded(content) {
 				return errRecorded
 			}
@@ -259,8 +259,8 @@ func (s *Service) recordOnce(ctx context.Context, e audit.Event, key, content []
 	})
 }
 
-// recordState records the state of the deployment in the tenant's part, unless another replica has
-// recorded the same state after since. Error: errRecorded.
+// recordState records the state of the deployment in the tenant's part of the log, unless another
+// replica has recorded the same state after since. Error: errRecorded.
 func (s *Service) recordState(ctx context.Context, tenant authz.TenantID, state compliance.State, since time.Time) error {
 	own := statedRow{s.now().UTC(), state.Digest()}
 	content, err := json.Marshal(own)

@@ -18,36 +18,36 @@ import (
 const (
 	maxNewest        = 64      // tenants whose newest evidence is in memory
 	maxOlder         = 8       // older heads whose evidence is in memory
-	maxTenantOlder   = 2       // older heads of one tenant, so that it does not evict those of others
-	defaultSaveEvery = 8 << 10 // entries of a tenant between two times that its evidence is stored
+	maxTenantOlder   = 2       // older heads of one tenant, so that it does not evict those of other tenants
+	defaultSaveEvery = 8 << 10 // entries of a tenant between two saves of its evidence
 	defaultMilestone = 1 << 16 // entries of a tenant between two milestones
 )
 
 var (
 	errBusy = fault.New(fault.Unavailable, "the evidence is being gathered: retry")
 
-	// errUnfinished says that there was not enough time. What was gathered stays.
+	// errUnfinished means that the time was too short. The evidence gathered so far is kept.
 	errUnfinished = errors.New("the evidence is not gathered up to the head yet")
 )
 
-// gathering is the evidence of a tenant up to a head, or on the way there. Its holder alone uses it.
+// gathering is the evidence of a tenant up to a head, or on the way there. Only its holder uses it.
 type gathering struct {
 	tenant authz.TenantID
-	head   uint64              // 0: the newest
+	head   uint64              // 0: the newest entry
 	holder *semaphore.Weighted // weight 1
 
 	evidence *compliance.Evidence // nil until it is loaded
-	unproven bool                 // no signature after the newest entry is verified yet
+	unproven bool                 // no verified signature covers the newest entry yet
 
-	// Only of the newest head.
+	// These fields are used only for the newest head.
 	stored     uint64            // tenant sequence of the stored evidence
-	milestones map[uint64][]byte // to be stored, packed, by sequence
+	milestones map[uint64][]byte // packed milestones to be stored, by sequence
 }
 
-// reset forgets the evidence.
+// reset drops the evidence.
 func (g *gathering) reset() { g.evidence, g.milestones, g.unproven = nil, nil, false }
 
-// addMilestone stores evidence with the next save, as of its newest entry.
+// addMilestone adds the evidence, as of its newest entry, to the milestones of the next save.
 func (g *gathering) addMilestone(e *compliance.Evidence) error {
 	packed, err := pack(e)
 	if err != nil {
@@ -60,10 +60,10 @@ func (g *gathering) addMilestone(e *compliance.Evidence) error {
 	return nil
 }
 
-// cache keeps the gatherings that were used last. All of it follows from the log, so a gathering can
-// be forgotten at any time; its holder goes on, and the next one gathers anew. One that has not
-// reached its head yet is continued by the next call, however little time each call has, and callers
-// who ask for the same head at the same time do not gather it twice.
+// cache keeps the most recently used gatherings. All of them follow from the log, so the cache may
+// drop one at any time; its holder continues, and the next caller gathers again. The next call
+// continues a gathering that has not reached its head, however little time each call has. Callers
+// that ask for the same head at the same time do not gather it twice.
 type cache struct {
 	max, perTenant int
 
@@ -98,8 +98,8 @@ func (c *cache) get(tenant authz.TenantID, head uint64) *gathering {
 	return added
 }
 
-// acquire returns a gathering for the caller alone, until it first calls release. Error:
-// fault.Unavailable when others hold it for longer than ctx.
+// acquire returns a gathering for exclusive use until the first call of release. It returns
+// fault.Unavailable when others hold the gathering for longer than ctx lasts.
 func (c *cache) acquire(ctx context.Context, tenant authz.TenantID, head uint64) (g *gathering, release func(), err error) {
 	g = c.get(tenant, head)
 	if g.holder.Acquire(ctx, 1) != nil {
@@ -130,14 +130,14 @@ func newGatherer(rows evidenceRows, reader *audit.Reader) *gatherer {
 	}
 }
 
-// acquire returns the newest evidence of a tenant, see [cache.acquire].
+// acquire returns the newest evidence of a tenant; see [cache.acquire].
 func (s *gatherer) acquire(ctx context.Context, tenant authz.TenantID) (*gathering, func(), error) {
 	return s.newest.acquire(ctx, tenant, 0)
 }
 
-// catchUp brings the newest evidence to the entry `to` of the tenant, or to the last one before it; 0
-// is the newest. It loads the stored evidence first. Errors: errUnfinished, fault.Unavailable, and
-// others when the tenant's part of the log does not verify.
+// catchUp brings the newest evidence to the tenant's entry `to`, or to the last entry before it; 0
+// means the newest. It first loads the stored evidence. Errors: errUnfinished, fault.Unavailable,
+// and others when the tenant's part of the log does not verify.
 func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
 	fresh := false
 	if g.evidence == nil {
@@ -154,7 +154,7 @@ func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
 		if !g.unproven {
 			return nil
 		}
-		to = 0 // the entries after it prove it
+		to = 0 // later entries prove entry `to`
 	}
 	from := g.evidence.TenantSequence
 	err := s.replay(ctx, g.tenant, g.evidence, to, g.addMilestone)
@@ -170,7 +170,7 @@ func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
 		}
 		return s.startOver(ctx, g, to, reached, err)
 	case g.unproven && g.evidence.TenantSequence == from:
-		g.reset() // no entry came that would prove it
+		g.reset() // no later entry came that would prove it
 		return errUnfinished
 	}
 	g.unproven = false
@@ -182,9 +182,9 @@ func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
 	return nil
 }
 
-// startOver gathers anew when the log does not continue from `reached`. Either the entries after it
-// are archived, by another replica, which has stored their evidence; or the log is another one than
-// before, and the evidence begins with its first entry.
+// startOver gathers again when the log does not continue from `reached`. Either another replica has
+// archived the following entries and stored their evidence, or the log is a different one, and the
+// evidence starts with its first entry.
 func (s *gatherer) startOver(ctx context.Context, g *gathering, to, reached uint64, why error) error {
 	stored, err := s.load(ctx, g.tenant)
 	if err != nil {
@@ -213,8 +213,8 @@ func (s *gatherer) startOver(ctx context.Context, g *gathering, to, reached uint
 	return nil
 }
 
-// replay folds the tenant's entries after the newest of e in, up to `to`. It passes evidence at a
-// milestone to keep, if that is not nil.
+// replay adds the tenant's entries after the newest one of e, up to `to`. If keep is not nil,
+// replay passes the evidence at each milestone to it.
 func (s *gatherer) replay(ctx context.Context, tenant authz.TenantID, e *compliance.Evidence, to uint64, keep func(*compliance.Evidence) error) error {
 	after := audit.ReplayPoint{TenantSequence: e.TenantSequence, Sequence: e.Last.Sequence, Hash: e.Last.Hash}
 	_, err := s.reader.Replay(ctx, tenant, after, to, func(entry *audit.Entry) error {
@@ -235,7 +235,7 @@ func (s *gatherer) replay(ctx context.Context, tenant authz.TenantID, e *complia
 	return nil
 }
 
-// resumable reports whether the evidence gathered before the error is still good.
+// resumable reports whether the evidence gathered before err is still usable.
 func resumable(err error) bool {
 	return err != nil && (errors.Is(err, errUnfinished) || fault.Of(err) == fault.Unavailable)
 }
@@ -252,8 +252,8 @@ func (s *gatherer) saveNewest(ctx context.Context, g *gathering) error {
 	return nil
 }
 
-// asOf returns the evidence as of an older entry, for the caller alone until it calls release.
-// Errors: those of catchUp, and fault.NotFound when the tenant has no such entry.
+// asOf returns the evidence as of an older entry, for exclusive use until the caller calls release.
+// It returns the errors of catchUp, and fault.NotFound when the tenant has no such entry.
 func (s *gatherer) asOf(ctx context.Context, tenant authz.TenantID, head uint64) (e *compliance.Evidence, release func(), err error) {
 	g, release, err := s.older.acquire(ctx, tenant, head)
 	if err != nil {
@@ -274,23 +274,23 @@ func (s *gatherer) asOf(ctx context.Context, tenant authz.TenantID, head uint64)
 	return nil, nil, err
 }
 
-// reach gathers up to the head of an older gathering. Errors: those of asOf, except for a head that
-// is no entry of the tenant.
+// reach gathers up to the head of an older gathering. It returns the errors of asOf, but does not
+// detect a head that is not an entry of the tenant.
 func (s *gatherer) reach(ctx context.Context, g *gathering) error {
 	resumed := g.evidence != nil
 	err := s.resume(ctx, g)
-	if resumed && err != nil && !resumable(err) { // entries after its newest one may be archived by now
+	if resumed && err != nil && !resumable(err) { // later entries may have been archived meanwhile
 		g.evidence = nil
 		err = s.resume(ctx, g)
 	}
 	if errors.Is(err, compliance.ErrNotNext) || err != nil && fault.Of(err) == fault.Conflict {
-		return compliance.ErrNoHead // the entries before it are archived
+		return compliance.ErrNoHead // the earlier entries are archived
 	}
 	return err
 }
 
 func (s *gatherer) resume(ctx context.Context, g *gathering) error {
-	if g.evidence == nil || g.unproven && g.evidence.Last.Sequence >= g.head { // no entry would prove it
+	if g.evidence == nil || g.unproven && g.evidence.Last.Sequence >= g.head { // no later entry would prove it
 		e, err := s.loadBefore(ctx, g.tenant, g.head)
 		if err != nil {
 			return err
@@ -302,13 +302,13 @@ func (s *gatherer) resume(ctx context.Context, g *gathering) error {
 	}
 	from := g.evidence.TenantSequence
 	err := s.replay(ctx, g.tenant, g.evidence, g.head, nil)
-	// Without an entry that would prove the rest, it does not reach the head either.
+	// Without an entry that would prove the rest, the gathering does not reach the head either.
 	g.unproven = err != nil && (g.unproven || g.evidence.TenantSequence > from)
 	return err
 }
 
-// persist stores a tenant's evidence up to `to`, before its entries are archived, and forgets the
-// milestones that nothing continues from any more.
+// persist stores a tenant's evidence up to `to` before its entries are archived, and removes the
+// milestones that are no longer needed to continue.
 func (s *gatherer) persist(ctx context.Context, tenant authz.TenantID, archived, to uint64) error {
 	g, release, err := s.acquire(ctx, tenant)
 	if err != nil {
@@ -324,7 +324,7 @@ func (s *gatherer) persist(ctx context.Context, tenant authz.TenantID, archived,
 	}
 	switch {
 	case errors.Is(err, compliance.ErrNotNext) || fault.Of(err) == fault.Conflict && err != nil:
-		// The entries that it would be gathered from are archived and lost. The newest evidence stays.
+		// The entries needed for this evidence are archived and lost. The newest evidence stays.
 	case err != nil:
 		return err
 	case e.Last.Sequence > archived:

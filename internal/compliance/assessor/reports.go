@@ -23,12 +23,12 @@ var (
 	errVerifying   = fault.New(fault.Unavailable, "the audit chain is not verified up to the head yet: retry")
 )
 
-// Report returns a link to the report on a framework, as of an entry of p's tenant; 0 is the newest
-// one. It renders the report unless it is stored: the same head, catalogue and program give the same
-// bytes. Errors: fault.Forbidden, fault.Invalid for an unknown framework or format, fault.NotFound
-// for an entry that the tenant does not have, fault.Conflict when the chain does not verify,
-// fault.Unavailable, also while the chain is not verified up to the head, and when the report cannot
-// be stored; then there is none.
+// Report returns a link to the report on a framework, as of an entry of p's tenant; 0 means the
+// newest one. It renders the report unless it is stored already: the same head, catalogue and
+// program give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown framework or
+// format, fault.NotFound for an entry that the tenant does not have, fault.Conflict when the chain
+// does not verify, fault.Unavailable. The last one also means that the chain is not verified up to
+// the head yet, or that the report could not be stored; then there is no report.
 func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64, format compliance.Format) (compliance.Link, error) {
 	if err := s.ready(ctx, p, authz.ReadReport, f); err != nil {
 		return compliance.Link{}, err
@@ -42,7 +42,7 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 		return compliance.Link{}, err
 	}
 	switch j.Proof.Status {
-	case compliance.Verified, compliance.Disabled: // the document says which
+	case compliance.Verified, compliance.Disabled: // the document contains the status
 	case compliance.Verifying:
 		return compliance.Link{}, errVerifying
 	default:
@@ -50,7 +50,7 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 	}
 	name := s.reportName(p.Tenant, j.Assessment, format)
 	link, err := s.reports.link(ctx, name, func() ([]byte, error) {
-		if s.computing.Acquire(ctx, 1) != nil { // nobody holds it while a bucket is waited for
+		if s.computing.Acquire(ctx, 1) != nil { // acquired late, so that no caller holds it while it waits for the bucket
 			return nil, errBusy
 		}
 		defer s.computing.Release(1)
@@ -76,8 +76,8 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 	return link, nil
 }
 
-// reportName returns the name of a report in the bucket. It depends on everything that the report is
-// made of.
+// reportName returns the name of a report in the bucket. The name depends on everything that
+// determines the contents of the report.
 func (s *Service) reportName(tenant authz.TenantID, a compliance.Assessment, format compliance.Format) string {
 	input := frame.Join("latticekeep/report-name/v1", []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.reports.program), []byte(a.Proof.Status))
 	sum := sha256.Sum256(input)
@@ -109,8 +109,8 @@ func (s *Service) document(ctx context.Context, tenant authz.TenantID, j judgeme
 	}, nil
 }
 
-// withHead adds the score of the head itself, whose entry comes after it, so that the history ends
-// with the score in the document.
+// withHead adds the score of the head itself. Its entry comes after the head, so the history would
+// otherwise lack the score in the document.
 func withHead(history []compliance.DayScore, a compliance.Assessment) []compliance.DayScore {
 	if a.Score == nil {
 		return history
@@ -122,9 +122,9 @@ func withHead(history []compliance.DayScore, a compliance.Assessment) []complian
 	return append(slices.Clip(history), own)
 }
 
-// Stored returns the report or the signature of a name. It serves no report without our signature,
-// and no signature without its report. It does not check whether the caller may have it. Errors:
-// fault.NotFound, fault.Unavailable.
+// Stored returns the report or signature with this name. It returns no report without a valid
+// signature, and no signature without its report. It does not check whether the caller may have it.
+// Errors: fault.NotFound, fault.Unavailable.
 func (s *Service) Stored(ctx context.Context, name string) ([]byte, error) {
 	report, isSignature := strings.CutSuffix(name, signatureSuffix)
 	content, signature, err := s.reports.signed(ctx, report)

@@ -24,7 +24,7 @@ var errNoReport = fault.New(fault.NotFound, "there is no such report: ask for it
 type reportStore struct {
 	bucket    compliance.Reports
 	renderers map[compliance.Format]compliance.Renderer
-	program   string // name and version, which the names of reports depend on
+	program   string // name and version, on which the names of reports depend
 	sign      func([]byte) ([]byte, error)
 	verify    func(report, signature []byte) bool
 	now       func() time.Time
@@ -32,9 +32,9 @@ type reportStore struct {
 	trusted   digests
 }
 
-// link returns the URLs of a report. It renders and stores the report unless the bucket holds exactly
-// what render would write, with our signature. It does not trust the bucket, since others may write
-// to it too.
+// link returns the URLs of a report. It renders and stores the report unless the bucket holds
+// exactly what render would write, with a valid signature. It does not trust the bucket, because
+// others may write to it too.
 func (s *reportStore) link(ctx context.Context, name string, render func() ([]byte, error)) (compliance.Link, error) {
 	found, _, err := s.signed(ctx, name)
 	if err != nil && fault.Of(err) != fault.NotFound {
@@ -67,7 +67,7 @@ func (s *reportStore) link(ctx context.Context, name string, render func() ([]by
 	return link, nil
 }
 
-// put signs a report and stores it. It stores the signature first, so that no report is without one.
+// put signs a report and stores it. It stores the signature first, so that no report lacks one.
 func (s *reportStore) put(ctx context.Context, name string, report []byte) error {
 	signature, err := s.sign(report)
 	if err != nil {
@@ -82,8 +82,9 @@ func (s *reportStore) put(ctx context.Context, name string, report []byte) error
 	return nil
 }
 
-// signed returns a report in the bucket and its signature, which verifies. Errors: fault.NotFound when
-// either is missing or they do not belong together, and others when the bucket does not answer.
+// signed returns a report in the bucket with its valid signature. It returns fault.NotFound when
+// either is missing or they do not belong together, and other errors when the bucket does not
+// answer.
 func (s *reportStore) signed(ctx context.Context, name string) (report, signature []byte, err error) {
 	if report, err = s.bucket.Get(ctx, name); err != nil {
 		return nil, nil, err
@@ -102,12 +103,12 @@ func unstored(err error) error {
 	return fault.Wrap(fault.Unavailable, "reports cannot be stored or fetched at the moment: retry", err)
 }
 
-// maxDigests bounds how many reports are remembered. A forgotten one is rendered once more, to be
-// compared.
+// maxDigests bounds how many reports are remembered. A forgotten report is rendered once more for
+// comparison.
 const maxDigests = 1024
 
-// digests holds the digests of the reports that this process rendered or compared. A signature says
-// that a report is ours, but not that it is the one of its name.
+// digests holds the digests of the reports that this process rendered or compared. A signature
+// proves that a report is ours, but not that it is the report of its name.
 type digests struct {
 	mu  sync.Mutex
 	all map[string][sha256.Size]byte

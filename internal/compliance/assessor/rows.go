@@ -15,10 +15,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// evidenceRows stores evidence. All rows are under the keyring's MAC: the newest evidence of a
-// tenant, and the milestones, which are kept for good under the sequence that they are at. Each
-// holds this sequence and the packed evidence, which may be megabytes. One more row holds only the
-// sequence of the newest evidence, so that nobody has to read the evidence to compare it.
+// evidenceRows stores evidence. All rows are under the keyring's MAC. One row per tenant holds the
+// newest evidence; further rows hold the milestones, which are kept for good under their sequence.
+// Each of these rows holds the sequence and the packed evidence, which may be megabytes. One more
+// row holds only the sequence of the newest evidence, so that a comparison need not read the
+// evidence.
 type evidenceRows struct {
 	store  store.Store
 	seal   func(key, content []byte) []byte
@@ -81,7 +82,8 @@ func (r *evidenceRows) open(key, row []byte) (sequence uint64, packed []byte, er
 	return binary.BigEndian.Uint64(content), content[8:], nil
 }
 
-// decode returns nil for a row that cannot be used: its evidence is gathered anew.
+// decode returns the evidence of a row, or nil for an unusable row, whose evidence is then gathered
+// again.
 func (r *evidenceRows) decode(ctx context.Context, key, row []byte) *compliance.Evidence {
 	sequence, packed, err := r.open(key, row)
 	if err == nil {
@@ -94,7 +96,7 @@ func (r *evidenceRows) decode(ctx context.Context, key, row []byte) *compliance.
 	return nil
 }
 
-// load returns the newest evidence of a tenant, or nil when there is none that can be used.
+// load returns the newest evidence of a tenant, or nil when there is no usable one.
 func (r *evidenceRows) load(ctx context.Context, tenant authz.TenantID) (e *compliance.Evidence, err error) {
 	key := stateKey(tenant)
 	var row []byte
@@ -112,8 +114,8 @@ func (r *evidenceRows) load(ctx context.Context, tenant authz.TenantID) (e *comp
 	return r.decode(ctx, key, row), nil
 }
 
-// loadBefore returns the newest milestone at the sequence or before it, and empty evidence when
-// there is none.
+// loadBefore returns the newest milestone at or before the sequence, or empty evidence when there
+// is none.
 func (r *evidenceRows) loadBefore(ctx context.Context, tenant authz.TenantID, sequence uint64) (*compliance.Evidence, error) {
 	rng := store.Prefix(milestonePrefix(tenant))
 	rng.To, rng.Reverse = milestoneKey(tenant, sequence+1), true
@@ -138,14 +140,15 @@ func (r *evidenceRows) loadBefore(ctx context.Context, tenant authz.TenantID, se
 	}
 }
 
-// save stores the newest evidence of a tenant and its milestones, packed and by sequence. It keeps
-// newer evidence that is stored already: the entries after older evidence may be archived by now.
+// save stores the newest evidence of a tenant and its packed milestones, which are keyed by
+// sequence. It keeps stored evidence that is newer, because the entries after older evidence may
+// have been archived.
 func (r *evidenceRows) save(ctx context.Context, tenant authz.TenantID, e *compliance.Evidence, milestones map[uint64][]byte) error {
 	packed, err := pack(e)
 	if err != nil {
 		return err
 	}
-	// All rows are made before the closure, since others wait for it.
+	// All rows are made before the closure, because other writers wait for it.
 	key, head := stateKey(tenant), headKey(tenant)
 	row, position := r.encode(key, e.Last.Sequence, packed), r.encode(head, e.Last.Sequence, nil)
 	rows := make(map[string][]byte, len(milestones))
@@ -164,7 +167,8 @@ func (r *evidenceRows) save(ctx context.Context, tenant authz.TenantID, e *compl
 			return err
 		}
 		if before != nil {
-			// Evidence of the same sequence is stored again: the stored row may be damaged.
+			// Evidence with the same sequence is stored again, because the stored row may be
+			// damaged.
 			if sequence, _, err := r.open(head, before); err == nil && sequence > e.Last.Sequence {
 				return nil
 			}
@@ -177,8 +181,8 @@ func (r *evidenceRows) save(ctx context.Context, tenant authz.TenantID, e *compl
 	return nil
 }
 
-// prune removes the milestones of a tenant before the last one at `archived` or earlier: nothing
-// continues from them any more.
+// prune removes the milestones of a tenant before the last one at `archived` or earlier, because
+// nothing continues from them any more.
 func (r *evidenceRows) prune(ctx context.Context, tenant authz.TenantID, archived uint64) error {
 	var old [][]byte
 	err := r.store.View(ctx, func(rd store.Reader) error {

@@ -1,10 +1,10 @@
-// Package assessor scores tenants and makes reports, by the catalogues and probes of package
+// Package assessor scores tenants and makes reports, with the catalogues and probes of package
 // compliance.
 //
 // It gathers the evidence of a tenant from the audit log up to a head entry, and keeps it in memory
-// and in the store, so that a long history is read once. Everything in the evidence follows from the
-// log: what is stored is under a MAC, and gathered anew when it is damaged. A score is withheld while
-// the log is not verified up to the head. Each score and report is an entry itself.
+// and in the store, so that it reads a long history only once. All evidence follows from the log.
+// Stored evidence has a MAC and is gathered again when it is damaged. A score is withheld while the
+// log is not verified up to the head. Each score and report is recorded as an audit entry.
 package assessor
 
 import (
@@ -34,13 +34,13 @@ type Config struct {
 	Guard      *audit.Guard
 	Reader     *audit.Reader
 	Verifier   *audit.LiveVerifier
-	Catalogues string // directory whose files replace the embedded ones of the same names; empty: none
+	Catalogues string // directory whose files replace the embedded ones of the same names; "": none
 
 	// State returns the present state of the deployment. Error: fault.Unavailable.
 	State func(ctx context.Context) (compliance.State, error)
 
-	// Seal returns content as a row under its key, with a MAC that nobody else can make, and Open
-	// returns the content of such a row, or an error.
+	// Seal returns content as a row under its key, with a MAC that only this deployment can make.
+	// Open returns the content of such a row, or an error.
 	Seal func(key, content []byte) []byte
 	Open func(key, row []byte) ([]byte, error)
 
@@ -49,10 +49,10 @@ type Config struct {
 	Sign      func(report []byte) ([]byte, error) // returns a detached signature of the deployment
 	Verify    func(report, signature []byte) bool // reports whether it is such a signature
 
-	// Inventory writes the bill of materials of the principal's tenant.
+	// Inventory returns the bill of materials of the principal's tenant.
 	Inventory func(ctx context.Context, p authz.Principal) ([]byte, error)
 
-	Program string // name and version
+	Program string // name and version of this program
 	Now     func() time.Time
 	Logger  *slog.Logger
 }
@@ -71,12 +71,13 @@ type Service struct {
 	evidence *gatherer
 	reports  *reportStore
 	agenda   agenda
-	// computing bounds the callers that judge or render at a time: some cores stay for all else.
+	// computing bounds how many callers judge or render at the same time, so that some cores stay
+	// free for other work.
 	computing            *semaphore.Weighted
 	patience, assessTime time.Duration
 }
 
-// New returns a service. Error: a malformed catalogue, with its file and line.
+// New returns a service. It returns an error for a malformed catalogue, with its file and line.
 func New(c Config) (*Service, error) {
 	if c.Store == nil || c.Guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
 		c.Inventory == nil {
@@ -103,13 +104,13 @@ func New(c Config) (*Service, error) {
 	}, nil
 }
 
-// defaultPatience bounds the work for one answer. The next calls, or the background, gather and
+// defaultPatience bounds the work for one answer. Later calls, or the background work, gather and
 // verify the rest of a long history.
 const defaultPatience = 3 * time.Second
 
 var errFramework = fault.New(fault.Invalid, "framework must be one of soc2, iso27001, pci_dss, hipaa, gdpr, nist_csf, fedramp, apra, nist_800_53")
 
-// Reasons of a score that is withheld.
+// Reasons for withholding a score.
 const (
 	reasonBroken    = "the audit chain does not verify: run latticekeep audit verify"
 	reasonVerifying = "the audit chain is not verified up to the head yet: ask again"
@@ -120,10 +121,10 @@ const (
 // Reasons in audit entries.
 const reasonNoHead = "no_such_head"
 
-// Score judges a framework as of an entry of p's tenant; 0 is the newest one. While the chain is not
-// verified up to there, the score is nil and Reason says why; when verification is disabled, the
-// status says so and there is a score. Errors: fault.Forbidden, fault.Invalid for an unknown
-// framework, fault.NotFound for an entry that the tenant does not have, fault.Unavailable.
+// Score judges a framework as of an entry of p's tenant; 0 means the newest one. While the chain is
+// not verified up to that entry, the score is nil and Reason says why. When verification is
+// disabled, the status says so and there is a score. Errors: fault.Forbidden, fault.Invalid for an
+// unknown framework, fault.NotFound for an entry that the tenant does not have, fault.Unavailable.
 func (s *Service) Score(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64) (compliance.Assessment, error) {
 	j, err := s.judged(ctx, p, authz.ReadScore, f, head)
 	if err != nil {
@@ -139,7 +140,7 @@ func (s *Service) Score(ctx context.Context, p authz.Principal, f compliance.Fra
 	return j.Assessment, nil
 }
 
-// scoreEvent returns the entry of a score.
+// scoreEvent returns the audit event for a score.
 func scoreEvent(p authz.Principal, a compliance.Assessment) audit.Event {
 	e := audit.Event{
 		Type: audit.ComplianceScored, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.ComplianceResource},
@@ -157,8 +158,8 @@ func formatUint(n uint64) string { return strconv.FormatUint(n, 10) }
 
 func formatScore(x float64) string { return strconv.FormatFloat(x, 'f', 1, 64) }
 
-// History returns the last score of each day, oldest first. It leaves out scores as of an older
-// entry. Errors: those of Score.
+// History returns the last score of each day, oldest first. It omits scores for an older head. It
+// returns the errors of Score.
 func (s *Service) History(ctx context.Context, p authz.Principal, f compliance.Framework) ([]compliance.DayScore, error) {
 	if err := s.ready(ctx, p, authz.ReadScoreHistory, f); err != nil {
 		return nil, err
@@ -167,7 +168,7 @@ func (s *Service) History(ctx context.Context, p authz.Principal, f compliance.F
 		return nil, errBusy
 	}
 	days, err := func() ([]compliance.DayScore, error) {
-		defer s.computing.Release(1) // after a panic, too
+		defer s.computing.Release(1) // also after a panic
 		return s.history(ctx, p.Tenant, f)
 	}()
 	if err != nil {
@@ -200,8 +201,8 @@ func (s *Service) history(ctx context.Context, tenant authz.TenantID, f complian
 	return append([]compliance.DayScore{}, newest.evidence.Scores[f]...), nil
 }
 
-// Inventory returns the cryptographic bill of materials of p's tenant. Errors:
-// fault.Forbidden, fault.Unavailable.
+// Inventory returns the cryptographic bill of materials of p's tenant. Errors: fault.Forbidden,
+// fault.Unavailable.
 func (s *Service) Inventory(ctx context.Context, p authz.Principal) ([]byte, error) {
 	if err := s.guard.Admit(ctx, p, authz.ReadInventory); err != nil {
 		return nil, err
@@ -219,8 +220,8 @@ func (s *Service) Inventory(ctx context.Context, p authz.Principal) ([]byte, err
 	return b, nil
 }
 
-// ready checks, before anything is looked up, that the log takes entries, that p may do a, and that
-// the framework exists.
+// ready checks that the log takes entries, that p may do a, and that the framework exists. It runs
+// before any lookup.
 func (s *Service) ready(ctx context.Context, p authz.Principal, a authz.Action, f compliance.Framework) error {
 	if err := s.guard.Admit(ctx, p, a); err != nil {
 		return err
@@ -251,7 +252,7 @@ func (s *Service) judged(ctx context.Context, p authz.Principal, a authz.Action,
 	return j, err
 }
 
-// judgement is an assessment, and what a report says besides.
+// judgement is an assessment with further contents of a report.
 type judgement struct {
 	compliance.Assessment
 	history                   []compliance.DayScore
@@ -265,7 +266,8 @@ func judgementOf(c *compliance.Catalogue, e *compliance.Evidence) judgement {
 	}
 }
 
-// judge gathers, judges and verifies. Errors: fault.NotFound, fault.Unavailable.
+// judge gathers the evidence, judges it and verifies the chain. Errors: fault.NotFound,
+// fault.Unavailable.
 func (s *Service) judge(ctx context.Context, tenant authz.TenantID, c *compliance.Catalogue, head uint64) (judgement, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -332,9 +334,9 @@ func (s *Service) gather(ctx context.Context, tenant authz.TenantID, c *complian
 	return judgementOf(c, e), nil
 }
 
-// prove verifies the chain up to the head, or withholds the score. Where verification is disabled,
-// there is a score nevertheless: the tenant's own entries were checked against each other, and a
-// probe fails for it.
+// prove verifies the chain up to the head, or withholds the score. When verification is disabled
+// there is still a score: the tenant's own entries were checked against each other, and a probe
+// fails because of it.
 func (s *Service) prove(ctx context.Context, a *compliance.Assessment) error {
 	p, err := s.verifier.Verify(ctx)
 	if err != nil && ctx.Err() == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Algorithm names one that this product uses.
+// Algorithm is the name of an algorithm that this product uses.
 type Algorithm string
 
 // The algorithms.
@@ -23,21 +23,21 @@ const (
 	SHA256         Algorithm = "SHA-256"
 	Argon2id       Algorithm = "argon2id"
 	X25519         Algorithm = "X25519"
-	HPKEHybrid     Algorithm = "MLKEM768-X25519" // of SealedCredential, HPKE
-	HPKEPure       Algorithm = "MLKEM768"        // of SealedCredential, HPKE without a classical part
-	GroupHybrid    Algorithm = "X25519MLKEM768"  // of TLS
-	GroupX25519    Algorithm = "x25519"          // of TLS
-	GroupSecp256r1 Algorithm = "secp256r1"       // of TLS
-	GroupSecp384r1 Algorithm = "secp384r1"       // of TLS
+	HPKEHybrid     Algorithm = "MLKEM768-X25519" // HPKE for SealedCredential
+	HPKEPure       Algorithm = "MLKEM768"        // HPKE for SealedCredential, without a classical part
+	GroupHybrid    Algorithm = "X25519MLKEM768"  // TLS group
+	GroupX25519    Algorithm = "x25519"          // TLS group
+	GroupSecp256r1 Algorithm = "secp256r1"       // TLS group
+	GroupSecp384r1 Algorithm = "secp384r1"       // TLS group
 )
 
-// primitive is what is known of an algorithm. Levels are bits of classical
-// security and the categories 1 to 5 of NIST's post-quantum process; 0 says that
-// a quantum computer breaks it, and -1 that neither can be said of it.
+// primitive describes an algorithm. Its levels are bits of classical security and the categories 1
+// to 5 of NIST's post-quantum process. 0 means that a quantum computer breaks it, and -1 that
+// neither level applies.
 type primitive struct {
 	algorithm Algorithm
 	kind      cdx.CryptoPrimitive
-	what      string // one line
+	what      string // description in one line
 	parameter string
 	curve     string
 	oid       string
@@ -46,11 +46,11 @@ type primitive struct {
 	classical int
 	quantum   int
 	parts     []Algorithm
-	group     bool // of TLS
+	group     bool // TLS group
 }
 
-// primitives are all of them. OIDs are those of NIST's CSOR, RFC 8410 (X25519),
-// RFC 8619 (HKDF) and RFC 8018 (HMAC); what has none there has none here.
+// primitives holds all algorithms. OIDs are from NIST's CSOR, RFC 8410 (X25519), RFC 8619 (HKDF)
+// and RFC 8018 (HMAC). Algorithms without an OID there have none here.
 var primitives = []primitive{
 	{
 		algorithm: MLKEM768, kind: cdx.CryptoPrimitiveKEM, what: "key encapsulation, FIPS 203", parameter: "768", oid: "2.16.840.1.101.3.4.4.2",
@@ -123,9 +123,9 @@ var primitives = []primitive{
 	},
 }
 
-// algorithmsOf returns what is known of the algorithms, of those that the keys
-// are for or are wrapped by, and of the parts of all of them, each once, in the
-// order of the table. It refuses what the table does not have.
+// algorithmsOf returns the primitives of the named algorithms, of those that the keys use or are
+// wrapped with, and of all their parts. Each comes once, in the order of the table. It rejects an
+// algorithm that is not in the table.
 func algorithmsOf(named []Algorithm, keys []Key) ([]primitive, error) {
 	want := slices.Clone(named)
 	for i, k := range keys {
@@ -138,7 +138,7 @@ func algorithmsOf(named []Algorithm, keys []Key) ([]primitive, error) {
 		}
 	}
 	known := make(map[Algorithm]bool)
-	for i := 0; i < len(want); i++ { // grows by the parts
+	for i := 0; i < len(want); i++ { // want grows by the parts
 		if known[want[i]] {
 			continue
 		}
@@ -161,8 +161,8 @@ func algorithmRef(a Algorithm) string {
 	return ""
 }
 
-// ref names the component. Groups of TLS are apart, since one is spelled as its
-// algorithm is but for the case.
+// ref returns the reference of the component. TLS groups have a prefix, because the name of one
+// differs from its algorithm's name only in case.
 func (p primitive) ref() string {
 	if p.group {
 		return "tls-group/" + string(p.algorithm)
@@ -205,8 +205,8 @@ func (p primitive) component() cdx.Component {
 	}
 }
 
-// tlsComponent is the protocol with the groups that are used of it. Its cipher
-// suites are those of TLS 1.3 that Go has; all of them are fit.
+// tlsComponent returns the component for TLS with the groups in use. Its cipher suites are those of
+// TLS 1.3 in Go, all of which are suitable.
 func tlsComponent(used []primitive) (cdx.Component, bool) {
 	var groups []cdx.BOMReference
 	for _, p := range used {

@@ -14,47 +14,46 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Inventory is what [CBOM] renders: the algorithms that a deployment uses and
-// the keys of one tenant in it.
+// Inventory is the input of [CBOM]: the algorithms that a deployment uses and the keys of one
+// tenant.
 type Inventory struct {
 	Tenant     authz.TenantID
-	Program    string    // name of what wrote it
-	Version    string    // of the program
-	At         time.Time // as of when
+	Program    string    // name of the program that writes it
+	Version    string    // version of the program
+	At         time.Time // time of the inventory
 	Algorithms []Algorithm
 	Keys       []Key
 }
 
-// Key is a live key by its id. Nothing here is secret, and nothing is derived
-// from what is.
+// Key describes a live key by its id. It contains no secret and nothing derived from one.
 type Key struct {
-	ID        string // in this inventory; of a version of a key, name and version together
-	Name      string // what it is for, in a word or two
+	ID        string // id in this inventory; for a version of a key, its name and version together
+	Name      string // purpose, in a word or two
 	Type      KeyType
 	Algorithm Algorithm
 	State     KeyState
-	Size      int // bits; 0 is not said
+	Size      int // bits; 0: unknown
 	CreatedAt time.Time
-	ExpiresAt time.Time // when it is rotated next, at the latest; zero is never
-	SecuredBy string    // where its custody lies: "AWS KMS", "local key file"
-	WrappedBy Algorithm // what wraps it; "" when nothing does
+	ExpiresAt time.Time // latest time of the next rotation; zero: never
+	SecuredBy string    // custody of the key: "AWS KMS", "local key file"
+	WrappedBy Algorithm // algorithm that wraps the key; "" when it is not wrapped
 }
 
-// KeyType is what kind of material a key is.
+// KeyType is the kind of material of a key.
 type KeyType string
 
 // The types, as CycloneDX names them.
 const (
-	PrivateKey KeyType = "private-key" // of a pair; its public part is not listed apart
+	PrivateKey KeyType = "private-key" // private key of a pair; the public key is not listed separately
 	PublicKey  KeyType = "public-key"
 	SecretKey  KeyType = "secret-key"
 )
 
-// KeyState is a state of NIST SP 800-57.
+// KeyState is a key state of NIST SP 800-57.
 type KeyState string
 
-// The states that a live key can be in. One that is no longer used to encrypt or
-// to sign but still decrypts or verifies is deactivated.
+// The states of a live key. A key is deactivated when it no longer encrypts or signs but still
+// decrypts or verifies.
 const (
 	PreActivation KeyState = "pre-activation"
 	Active        KeyState = "active"
@@ -62,12 +61,11 @@ const (
 	Deactivated   KeyState = "deactivated"
 )
 
-// CBOM renders a cryptographic bill of materials, CycloneDX 1.6 as JSON: a
-// component for each algorithm, for TLS when a group of it is among them, and
-// for each key. Lists may be in any order and may repeat algorithms: what is
-// written is sorted, and the same inventory gives the same bytes. An algorithm
-// that is not one of the constants, or a key without an id, is
-// [fault.Internal], since the inventory is made by this program.
+// CBOM renders a cryptographic bill of materials, CycloneDX 1.6 as JSON. It has a component for
+// each algorithm, for TLS if one of its groups is among them, and for each key. Lists may be in any
+// order and may repeat algorithms: the output is sorted, and the same inventory gives the same
+// bytes. Since this program makes the inventory, an algorithm that is not one of the constants, or
+// a key without an id, is [fault.Internal].
 func CBOM(in Inventory) ([]byte, error) {
 	if in.At.IsZero() || in.Program == "" {
 		return nil, fault.New(fault.Internal, "an inventory needs a time and the program that it is of")
@@ -113,8 +111,7 @@ func CBOM(in Inventory) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The serial number is of what the document says, so that it changes when
-	// that does and not otherwise.
+	// The serial number is derived from the contents, so it changes exactly when they do.
 	space := uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://latticekeep.dev/ns/cbom/v1"))
 	bom.SerialNumber = uuid.NewSHA1(space, body).URN()
 	return encodeBOM(bom)
@@ -128,8 +125,8 @@ func encodeBOM(bom cdx.BOM) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// dependencies says what the program provides, and which algorithms are made of
-// which. CycloneDX wants those without parts listed too.
+// dependencies lists what the program provides, and the parts of each algorithm. CycloneDX requires
+// algorithms without parts in the list too.
 func dependencies(program string, provides []string, used []primitive) *[]cdx.Dependency {
 	out := []cdx.Dependency{{Ref: program, Provides: &provides}}
 	for _, a := range used {
@@ -144,7 +141,7 @@ func dependencies(program string, provides []string, used []primitive) *[]cdx.De
 
 func (k Key) ref() string { return "key/" + k.ID }
 
-// component is the key. Everything in it was checked by [algorithmsOf].
+// component returns the component for the key. [algorithmsOf] has checked its fields.
 func (k Key) component() cdx.Component {
 	m := &cdx.RelatedCryptoMaterialProperties{
 		Type:         cdx.RelatedCryptoMaterialType(k.Type),
@@ -152,7 +149,7 @@ func (k Key) component() cdx.Component {
 		State:        cdx.CryptoKeyState(k.State),
 		AlgorithmRef: cdx.BOMReference(algorithmRef(k.Algorithm)),
 		CreationDate: timestamp(k.CreatedAt),
-		// A key here is in use from when it is made.
+		// A key of this product is in use from its creation.
 		ActivationDate: timestamp(k.CreatedAt),
 		ExpirationDate: timestamp(k.ExpiresAt),
 	}
@@ -176,7 +173,7 @@ func (k Key) component() cdx.Component {
 	}
 }
 
-// timestamp is "" for no time.
+// timestamp formats a time, or returns "" for the zero time.
 func timestamp(t time.Time) string {
 	if t.IsZero() {
 		return ""

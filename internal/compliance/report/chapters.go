@@ -8,7 +8,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// scope says what the report is and what it cannot be.
+// scope writes what the report is and what it cannot be.
 func (s *sheet) scope() {
 	c := s.d.Assessment.Coverage
 	s.section("scope", "Scope and limits", true)
@@ -45,7 +45,7 @@ func (s *sheet) scope() {
 		"meets a requirement, and whether the sample and the window are enough, is not for a program to say.")
 }
 
-// meanings says what the results stand for.
+// meanings explains the results.
 func (s *sheet) meanings() {
 	row := func(r compliance.Result, meaning string) []cell { return []cell{{result: r}, {text: meaning}} }
 	t := wide(column{heading: "Result", width: 28, style: small}, column{heading: "Meaning", style: small})
@@ -114,7 +114,7 @@ func (s *sheet) manual() {
 	}
 }
 
-// head says exactly which log, and how much of it, the report is of.
+// head writes exactly which log, and how much of it, the report covers.
 func (s *sheet) head() {
 	a := s.d.Assessment
 	s.section("head", "Head of the chain", true)
@@ -149,7 +149,7 @@ func (s *sheet) proofText() string {
 	return fmt.Sprintf("%s up to sequence %d", a.Proof.Status, verifiedTo(a))
 }
 
-// verify says how everything before it can be checked without trusting it.
+// verify writes how to check the report without trusting it.
 func (s *sheet) verify() {
 	s.section("verify", "How to verify this report", false)
 	s.flow(body, "None of this needs the service that wrote the report, nor trust in who runs it.")
@@ -180,7 +180,7 @@ func (s *sheet) verify() {
 	}
 }
 
-// glossary explains the words.
+// glossary explains the terms.
 func (s *sheet) glossary() {
 	s.section("glossary", "Glossary", false)
 	row := func(word, meaning string) []cell { return cells(word, meaning) }

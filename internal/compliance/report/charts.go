@@ -9,8 +9,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// summary is what there is to see at one glance: three numbers that are never
-// made one, the results, the history, the controls, and what the log holds.
+// summary writes the overview: three separate numbers that are never combined, the results, the
+// history, the controls, and the contents of the log.
 func (s *sheet) summary() {
 	a := s.d.Assessment
 	s.section("summary", "Summary", true)
@@ -41,7 +41,7 @@ func (s *sheet) summary() {
 	s.activity()
 }
 
-// gauge draws the score on a half circle, or says that there is none.
+// gauge draws the score on a half circle, or writes that there is none.
 func (s *sheet) gauge(x, y, w float64) {
 	a := s.d.Assessment
 	cx, cy, radius := x+w/2, y+28, 19.0
@@ -63,7 +63,7 @@ func (s *sheet) gauge(x, y, w float64) {
 	s.note(x, y+35, w, "Weight of the controls that passed, of those that passed or failed")
 }
 
-// coverage draws how many of the controls the log has evidence for.
+// coverage draws for how many of the controls the log has evidence.
 func (s *sheet) coverage(x, y, w float64) {
 	c := s.d.Assessment.Coverage
 	cx, cy, radius := x+w/2, y+17, 13.5
@@ -117,15 +117,15 @@ func (s *sheet) proof(x, y, w float64) {
 	s.note(x, y+35, w, note)
 }
 
-// note writes the line or two under a panel's drawing.
+// note writes a line or two below the drawing of a panel.
 func (s *sheet) note(x, y, w float64, text string) {
 	for i, l := range s.wrap(faint, text, w-10) {
 		s.centred(x+w/2, y+float64(i)*faint.line(), faint, l)
 	}
 }
 
-// resultBars draws how many controls have each result: all of them in one bar,
-// and one bar for each.
+// resultBars draws the number of controls with each result: one bar for all results together, and
+// one bar for each.
 func (s *sheet) resultBars() {
 	counts := count(s.d.Assessment.Controls)
 	total, most := len(s.d.Assessment.Controls), 1
@@ -217,7 +217,7 @@ func (s *sheet) trend() {
 	s.y += 7
 }
 
-// glance lists all controls with their results and where they are written about.
+// glance lists all controls with their results and with links to their sections.
 func (s *sheet) glance() {
 	s.heading("Controls at a glance")
 	for _, g := range grouped(s.d, s.d.Assessment.Controls) {
@@ -248,7 +248,7 @@ func (s *sheet) glance() {
 	}
 }
 
-// activity lists what the log holds of the tenant, by type of event.
+// activity lists the tenant's entries in the log by type of event.
 func (s *sheet) activity() {
 	if len(s.d.Activity) == 0 {
 		return

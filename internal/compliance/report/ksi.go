@@ -7,11 +7,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// ksiSchema names the form of what [KSI] writes. It changes when a reader of the
-// former one would misread the new one.
+// ksiSchema identifies the format of [KSI]. It changes when a reader of the previous format would
+// misread the new one.
 const ksiSchema = "https://latticekeep.dev/schema/ksi/v1"
 
-// ksiProfile is the part of FedRAMP's catalogue that has the indicators.
+// ksiProfile is the part of FedRAMP's catalogue that contains the indicators.
 const ksiProfile = "20x"
 
 type ksiReport struct {
@@ -69,9 +69,8 @@ type ksiValidation struct {
 	Evidence   []compliance.Reference `json:"evidence"`
 }
 
-// KSI renders FedRAMP's key security indicators that the log is evidence for, as
-// JSON. FedRAMP asks for them in a machine-readable form and prescribes none, so
-// the form is ours:
+// KSI renders FedRAMP's key security indicators for which the log is evidence, as JSON. FedRAMP
+// requires a machine-readable form but does not define one, so this form is our own:
 //
 //	schema      https://latticekeep.dev/schema/ksi/v1
 //	notice      what this is and is not
@@ -95,9 +94,9 @@ type ksiValidation struct {
 //	            evidence: sequence and hash of entries
 //	verify      the command that computes it again from an export of the log
 //
-// A status is pass, fail, no_data (nothing to judge by yet), not_applicable or,
-// of an indicator, manual. All members are always there but reason, and lists
-// may be empty. Any other framework is [fault.Invalid].
+// A status is pass, fail, no_data (no data to judge by yet), not_applicable or, for an indicator,
+// manual. All members except reason are always present, and lists may be empty. For any other
+// framework KSI returns [fault.Invalid].
 func KSI(d compliance.Document) ([]byte, error) {
 	a := d.Assessment
 	if a.Framework != compliance.FedRAMP {
@@ -147,6 +146,6 @@ func KSI(d compliance.Document) ([]byte, error) {
 	return encoded(out)
 }
 
-// verifiedTo is how far the chain holds, as far as it matters to the report: the
-// same head shall give the same report, however far the log has grown since.
+// verifiedTo returns how far the chain was verified, but at most up to the head: the same head must
+// give the same report, however far the log has grown since.
 func verifiedTo(a compliance.Assessment) uint64 { return min(a.Proof.VerifiedTo, a.Head.Sequence) }

@@ -15,20 +15,19 @@ import (
 
 const (
 	oscalVersion = "1.1.3"
-	// oscalNamespace is that of the properties that OSCAL has no name for.
+	// oscalNamespace is the namespace of properties for which OSCAL has no name.
 	oscalNamespace = "https://latticekeep.dev/ns/oscal"
 )
 
-// OSCAL renders assessment results in NIST's OSCAL 1.1.3, as JSON: an observation
-// for each probe, with the entries it was judged by as relevant evidence
-// (properties sequence and hash), and a finding for each control that came to a
-// result. Controls that a person judges, and those that do not apply, are among
-// the reviewed controls and have no finding. There is no assessment plan, and a
-// resource of the back matter says so.
+// OSCAL renders assessment results in NIST's OSCAL 1.1.3, as JSON: an observation for each probe,
+// with the cited entries as relevant evidence (properties sequence and hash), and a finding for each
+// control that passed or failed. Controls that a person judges, and controls that do not apply, are
+// among the reviewed controls and have no finding. There is no assessment plan, and a resource of
+// the back matter says so.
 //
-// Control ids of NIST SP 800-53 are spelled as in NIST's catalogue (AC-2(4) is
-// ac-2.4); those of frameworks without one are made into tokens that begin with
-// the framework's name, and the property label has them as they are written.
+// Control ids of NIST SP 800-53 are spelled as in NIST's catalogue (AC-2(4) is ac-2.4). Ids of
+// frameworks without a catalogue become tokens that begin with the framework's name, and the
+// property label holds the original spelling.
 func OSCAL(d compliance.Document) ([]byte, error) {
 	if err := check(d); err != nil {
 		return nil, err
@@ -133,7 +132,7 @@ func (r assessment) result() oscal.Result {
 	return result
 }
 
-// reviewed lists all controls of the catalogue, those that a person judges apart.
+// reviewed lists all controls of the catalogue, with the manual ones in a separate selection.
 func (r assessment) reviewed() oscal.ReviewedControls {
 	judged, manual := split(r.Assessment.Controls)
 	var selections []oscal.AssessedControls
@@ -149,7 +148,7 @@ func (r assessment) reviewed() oscal.ReviewedControls {
 	}
 	add("Controls that the log is evidence for.", judged)
 	add("Controls that a person judges, outside the service. Nothing is said about them here.", manual)
-	if selections == nil { // a catalogue is never empty, but the format wants a selection
+	if selections == nil { // a catalogue is never empty, but the format requires a selection
 		selections = []oscal.AssessedControls{{Description: "No controls."}}
 	}
 	return oscal.ReviewedControls{ControlSelections: selections, Remarks: text(r.Limits)}
@@ -229,8 +228,8 @@ func (r assessment) resources() []oscal.Resource {
 	return resources
 }
 
-// objectiveStatus says a result in the two words that OSCAL has for it; the
-// remarks say what is meant by them. A result that is no judgement has none.
+// objectiveStatus maps a result to one of OSCAL's two statuses; the remarks explain the meaning. It
+// returns false for a result that is not a judgement.
 func objectiveStatus(r compliance.Result) (oscal.ObjectiveStatus, bool) {
 	switch r {
 	case compliance.Pass:
@@ -247,12 +246,12 @@ func objectiveStatus(r compliance.Result) (oscal.ObjectiveStatus, bool) {
 }
 
 var (
-	hubControl = regexp.MustCompile(`^[A-Z]{2}-[0-9]+(\([0-9]+\))?$`) // of NIST SP 800-53
+	hubControl = regexp.MustCompile(`^[A-Z]{2}-[0-9]+(\([0-9]+\))?$`) // control of NIST SP 800-53
 	noToken    = regexp.MustCompile(`[^\pL\pN.\-_]+`)
 	tokenStart = regexp.MustCompile(`^[\pL_]`)
 )
 
-// ControlID is the control's id as a token of OSCAL.
+// ControlID returns the control's id as an OSCAL token.
 func ControlID(f compliance.Framework, c compliance.ControlResult) string {
 	id := c.ID
 	switch {
@@ -268,8 +267,8 @@ func ControlID(f compliance.Framework, c compliance.ControlResult) string {
 	return id
 }
 
-// props makes properties of names and values, and leaves out empty values, which
-// OSCAL does not have.
+// props returns properties for pairs of name and value. It omits empty values, which OSCAL does not
+// allow.
 func props(pairs ...string) *[]oscal.Property {
 	var out []oscal.Property
 	for i := 0; i < len(pairs); i += 2 {
@@ -283,7 +282,7 @@ func props(pairs ...string) *[]oscal.Property {
 	return &out
 }
 
-// each is the pairs of one name with each value.
+// each returns pairs of the name with each value.
 func each(name string, values []string) []string {
 	var out []string
 	for _, v := range values {
@@ -292,7 +291,7 @@ func each(name string, values []string) []string {
 	return out
 }
 
-// longestWindow is how many days back the probes look.
+// longestWindow returns the largest number of days that a probe looks back.
 func longestWindow(controls []compliance.ControlResult) int {
 	days := 0
 	for _, c := range controls {
@@ -313,14 +312,14 @@ func scoreText(a compliance.Assessment) string {
 	return "none"
 }
 
-// line is s on one line, without space at its ends.
+// line returns s on one line, without space at its ends.
 func line(s string) string { return strings.Join(strings.Fields(clean(s)), " ") }
 
-// text is s without space at its ends, which OSCAL refuses.
+// text returns s without space at its ends, which OSCAL rejects.
 func text(s string) string { return strings.TrimSpace(clean(s)) }
 
-// clean replaces what is no text. Readers of OSCAL may go by way of XML or YAML,
-// which have no control characters.
+// clean replaces characters that are not text. Readers may convert OSCAL to XML or YAML, which do
+// not allow control characters.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && !unicode.IsPrint(r) && !unicode.IsSpace(r) {

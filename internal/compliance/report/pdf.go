@@ -11,15 +11,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// PDF renders the report for a person: cover, contents, scope and limits, summary
-// with charts, each control with its probes and the entries they cite, the
-// manual controls, the head of the chain with its checkpoint, and how to verify
-// all of it.
+// PDF renders the report for people: cover, contents, scope and limits, summary with charts, each
+// control with its probes and the entries that they cite, the manual controls, the head of the
+// chain with its checkpoint, and how to verify all of it.
 func PDF(d compliance.Document) ([]byte, error) {
 	if err := check(d); err != nil {
 		return nil, err
 	}
-	// The first pass finds the pages, the second writes their numbers.
+	// The first pass finds the page numbers, and the second one writes them.
 	first := newSheet(d, nil, 0)
 	first.write()
 	s := newSheet(d, first.marks, first.f.PageCount())
@@ -43,11 +42,11 @@ func (s *sheet) write() {
 	s.glossary()
 }
 
-// moment is a time as reports write it.
+// moment formats a time for reports.
 func moment(t time.Time) string { return t.UTC().Format("2 January 2006, 15:04:05 UTC") }
 
-// cover says what the report is of. The lattice on it is the head: one dot for
-// each of the 256 bits of its hash.
+// cover writes the title page. The lattice on it shows the head: one dot for each of the 256 bits
+// of its hash.
 func (s *sheet) cover() {
 	a := s.d.Assessment
 	s.f.AddPage()
@@ -97,9 +96,9 @@ func (s *sheet) cover() {
 	s.put(left, pageHeight-15, faint.at(7), "Written by "+s.d.Program+" from the audit log, without an editor")
 }
 
-// lattice draws the hash of the head as sixteen by sixteen points of a lattice.
+// lattice draws the hash of the head as a lattice of sixteen by sixteen points.
 func (s *sheet) lattice(x, y, side float64) {
-	bits, _ := hex.DecodeString(s.d.Assessment.Head.Hash) // [check] has read it
+	bits, _ := hex.DecodeString(s.d.Assessment.Head.Hash) // [check] has decoded it before
 	step := side / 15
 	at := func(i, j int) (float64, float64) {
 		return x + float64(j)*step - float64(i)*step*0.28 + 8, y + float64(i)*step*0.92
@@ -170,13 +169,13 @@ func (s *sheet) contents() {
 	s.glance()
 }
 
-// noData says that a tenant has not used the vault.
+// noData writes that the tenant has not used the vault.
 func (s *sheet) noData() {
 	s.callout(colours[compliance.NoData], "There is no data", "The log holds no use of the vault by this tenant: no credential, no key, nothing encrypted and nothing signed. "+
 		"What could be judged is the state of the deployment and the tenant's accounts.")
 }
 
-// withheld says why there is no score.
+// withheld writes why there is no score.
 func (s *sheet) withheld(consequence string) {
 	a := s.d.Assessment
 	if !withheld(a) { // nothing could be judged
@@ -186,14 +185,14 @@ func (s *sheet) withheld(consequence string) {
 	s.callout(colours[compliance.Fail], "The score is withheld", sentence(a.Reason)+consequence)
 }
 
-// unwatched says that the chain was not verified, when nothing verifies it.
+// unwatched writes that the chain was not verified, if verification is disabled.
 func (s *sheet) unwatched() {
 	if s.d.Assessment.Proof.Status == compliance.Disabled {
 		s.callout(colours[compliance.NoData], "The chain was not verified", unwatched)
 	}
 }
 
-// profile is how a part of a catalogue is called.
+// profile returns the display name of a part of a catalogue.
 func profile(p string) string {
 	switch p {
 	case "rev5":
@@ -206,7 +205,7 @@ func profile(p string) string {
 	return p
 }
 
-// controls writes each control that was judged, and in what way.
+// controls writes each judged control with its probes.
 func (s *sheet) controls() {
 	judged, _ := split(s.d.Assessment.Controls)
 	s.section("controls", "Controls with evidence", true)
@@ -232,17 +231,17 @@ func (s *sheet) controls() {
 
 func controlKey(c compliance.ControlResult) string { return "control/" + c.Profile + "/" + c.ID }
 
-// control writes one, kept together with the beginning of its first probe.
+// control writes one control and keeps it together with the beginning of its first probe.
 func (s *sheet) control(c compliance.ControlResult) {
 	title := strong.at(10)
 	ids := s.wrap(title2, c.ID, width-40)
 	titleX, titleW := left+4+s.measure(title2, c.ID)+3.5, width-4-s.measure(title2, c.ID)-3.5-34
-	inline := len(ids) == 1 && titleW > 80 // a long id has lines of its own
+	inline := len(ids) == 1 && titleW > 80 // a long id gets lines of its own
 	if !inline {
 		titleX, titleW = left+4, width-4-34
 	}
 	lines := s.wrap(title, c.Title, titleW)
-	var rest []string // of a title that no heading can hold
+	var rest []string // rest of a title that does not fit in a heading
 	if len(lines) > 12 {
 		lines, rest = lines[:12], lines[12:]
 	}
@@ -298,7 +297,7 @@ func (s *sheet) control(c compliance.ControlResult) {
 	s.y += 2
 }
 
-// level is that of the control's bookmark.
+// level returns the level of the control's bookmark.
 func level(c compliance.ControlResult) int {
 	if c.Profile != "" {
 		return 2
@@ -306,15 +305,15 @@ func level(c compliance.ControlResult) int {
 	return 1
 }
 
-// Where a probe is written, and its title.
+// Position and width of a probe and of its title.
 const (
 	probeX, probeWidth = left + 4, width - 4
-	probeText          = probeWidth - 28 // beside the result
+	probeText          = probeWidth - 28 // leaves room for the result beside it
 )
 
 var probeTitle = strong.at(9)
 
-// citations is the table of the entries that a probe was judged by.
+// citations returns the table of the entries that a probe cites.
 func citations(p compliance.ProbeResult) (table, [][]cell) {
 	rows := make([][]cell, len(p.Evidence))
 	for i, e := range p.Evidence {
@@ -326,8 +325,8 @@ func citations(p compliance.ProbeResult) (table, [][]cell) {
 	}}, rows
 }
 
-// probeHeight is how much of a page the probe wants for itself: all of it, unless
-// it is uncommonly long.
+// probeHeight returns the height that must be free on a page for the probe: its whole height,
+// unless it is unusually long.
 func (s *sheet) probeHeight(p compliance.ProbeResult) float64 {
 	t, rows := citations(p)
 	text := float64(len(s.wrap(probeTitle, p.Title, probeText)))*probeTitle.line() +
@@ -368,7 +367,7 @@ func (s *sheet) probe(p compliance.ProbeResult) {
 	s.table(citations(p))
 }
 
-// window says how far back a probe looks.
+// window returns how far back a probe looks, in words.
 func window(days int) string {
 	switch days {
 	case 0:
@@ -379,7 +378,7 @@ func window(days int) string {
 	return strconv.Itoa(days) + " days"
 }
 
-// sentence begins with a capital and ends with a full stop.
+// sentence returns s with an initial capital and a full stop.
 func sentence(s string) string {
 	if s = strings.TrimSpace(s); s == "" {
 		return ""

@@ -1,16 +1,14 @@
-// Package report renders what the compliance package has judged: for a person
-// as PDF ([PDF]), for tools as OSCAL assessment results ([OSCAL]) and, of
-// FedRAMP alone, as key security indicators ([KSI]); and the cryptographic
-// inventory as a CycloneDX document ([CBOM]).
+// Package report renders the judgements of package compliance: as PDF for people ([PDF]), as OSCAL
+// assessment results for tools ([OSCAL]) and, for FedRAMP only, as key security indicators ([KSI]).
+// It also renders the cryptographic inventory as a CycloneDX document ([CBOM]).
 //
-// All of it is pure: the same [compliance.Document] or [Inventory] gives the same
-// bytes, on any machine and at any time. There is no clock and no randomness;
-// dates are those of the head, and identifiers are UUIDs of version 5 derived
-// from its hash. So who has the log can render a report again and compare.
+// All renderers are pure: the same [compliance.Document] or [Inventory] gives the same bytes, on
+// any machine and at any time. They use no clock and no randomness. Dates are those of the head,
+// and identifiers are UUIDs of version 5 derived from its hash. So anybody with the log can render
+// a report again and compare.
 //
-// The words are part of the contract. A report says what the log is evidence
-// for and what its controls relate to. It judges no organisation: that is for
-// its reader.
+// The wording is part of the contract. A report says what the log is evidence for and to which
+// requirements its controls relate. It does not judge an organisation; that is left to the reader.
 package report
 
 import (
@@ -28,12 +26,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// notice is on every report, whatever its format.
+// notice appears in every report, in every format.
 const notice = "This document says what a signed audit log is evidence for. It is no attestation, no certificate and no opinion of an auditor. " +
 	"Most of a framework lies outside the service that wrote it."
 
-// check refuses what cannot be rendered. A document without the time or the hash
-// of its head would be rendered with that of the clock, or at random.
+// check rejects a document that cannot be rendered. Without the time or the hash of the head, the
+// report would depend on the clock or on chance.
 func check(d compliance.Document) error {
 	h := d.Assessment.Head
 	raw, err := hex.DecodeString(h.Hash)
@@ -43,17 +41,16 @@ func check(d compliance.Document) error {
 	return nil
 }
 
-// unwatched is on every report of a log that nothing verifies.
+// unwatched appears in every report about a log that nothing verifies.
 const unwatched = "Nothing verified the whole chain: its verification is disabled in this deployment. The links of the tenant's own entries and " +
 	"the signature of the newest of them hold. Verify an export of the log before you rely on this report."
 
-// withheld reports whether there is no score because of the chain, and not for
-// want of data.
+// withheld reports whether the score is missing because of the chain rather than for lack of data.
 func withheld(a compliance.Assessment) bool {
 	return a.Score == nil && a.Proof.Status != compliance.Verified && a.Proof.Status != compliance.Disabled
 }
 
-// name is what the framework is called.
+// name returns the name of the framework.
 func name(d compliance.Document) string {
 	if d.Name != "" {
 		return d.Name
@@ -64,18 +61,18 @@ func name(d compliance.Document) string {
 // ids derives the identifiers of one report.
 type ids struct{ root uuid.UUID }
 
-// newIDs returns those of a report about the head. Edition, program and proof
-// belong to it, since each can change what a report says.
+// newIDs returns the identifiers of a report about the head. Edition, program and proof are part of
+// the input, because each can change the contents of a report.
 func newIDs(d compliance.Document) ids {
 	a := d.Assessment
 	space := uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://latticekeep.dev/ns/report/v1"))
 	return ids{uuid.NewSHA1(space, joined(a.Head.Hash, string(d.Tenant), string(a.Framework), a.Version, d.Program, a.Proof.Status))}
 }
 
-// of returns the one of what the parts name. Different parts give different ones.
+// of returns the identifier for a list of parts. Different lists give different identifiers.
 func (i ids) of(parts ...string) string { return uuid.NewSHA1(i.root, joined(parts...)).String() }
 
-// joined is the parts with their lengths, so that no two lists are alike.
+// joined encodes the parts with their lengths, so that no two lists encode alike.
 func joined(parts ...string) []byte {
 	var b bytes.Buffer
 	for _, p := range parts {
@@ -84,12 +81,12 @@ func joined(parts ...string) []byte {
 	return b.Bytes()
 }
 
-// results are all of them, in the order in which they are shown.
+// results holds all results, in the order of display.
 var results = []compliance.Result{
 	compliance.Pass, compliance.Fail, compliance.NoData, compliance.NotApplicable, compliance.Manual,
 }
 
-// count says how many controls have each result.
+// count returns the number of controls for each result.
 func count(controls []compliance.ControlResult) map[compliance.Result]int {
 	n := make(map[compliance.Result]int)
 	for _, c := range controls {
@@ -98,7 +95,7 @@ func count(controls []compliance.ControlResult) map[compliance.Result]int {
 	return n
 }
 
-// split parts the controls that were judged from those that a person judges.
+// split separates the controls that were judged from those that a person judges.
 func split(controls []compliance.ControlResult) (judged, manual []compliance.ControlResult) {
 	for _, c := range controls {
 		if c.Result == compliance.Manual {
@@ -112,12 +109,12 @@ func split(controls []compliance.ControlResult) (judged, manual []compliance.Con
 
 // group is the controls of one profile.
 type group struct {
-	profile  string // "" when the framework has but one
+	profile  string // "" when the framework has only one
 	controls []compliance.ControlResult
 }
 
-// grouped parts the controls by profile, in the order of the document's
-// profiles; those of profiles that it does not list come after them.
+// grouped groups the controls by profile, in the order of the document's profiles. Other profiles
+// come last.
 func grouped(d compliance.Document, controls []compliance.ControlResult) []group {
 	var groups []group
 	at := make(map[string]int)
@@ -139,9 +136,9 @@ func grouped(d compliance.Document, controls []compliance.ControlResult) []group
 	return groups
 }
 
-// quiet says that the tenant has not used what the service is for: its log holds
-// nothing of a credential or a key. What the results say then comes from the
-// state of the deployment and from the tenant's accounts.
+// quiet reports whether the tenant has not used the vault: its log contains no entry about a
+// credential or a key. The results then reflect only the state of the deployment and the tenant's
+// accounts.
 func quiet(d compliance.Document) bool {
 	for _, a := range d.Activity {
 		for _, prefix := range []string{"CREDENTIAL_", "KEY_", "DATA_", "MANIFEST_"} {
@@ -153,10 +150,10 @@ func quiet(d compliance.Document) bool {
 	return true
 }
 
-// number prints n in its shortest form: 100, 87.5.
+// number formats n in its shortest form: 100, 87.5.
 func number(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
-// encoded is v as indented JSON that ends with a newline.
+// encoded returns v as indented JSON that ends with a newline.
 func encoded(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

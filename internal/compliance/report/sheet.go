@@ -16,7 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// The page, A4, in millimetres.
+// The page: A4, in millimetres.
 const (
 	pageWidth, pageHeight = 210.0, 297.0
 
@@ -44,8 +44,8 @@ var (
 	haze   = rgb{196, 210, 224}
 )
 
-// colours are those of the results. None is told by its colour alone: the word
-// stands beside it.
+// colours maps results to colours. The colour is never the only sign: the word always stands beside
+// it.
 var colours = map[compliance.Result]rgb{
 	compliance.Pass:          {30, 117, 76},
 	compliance.Fail:          {176, 42, 34},
@@ -62,8 +62,8 @@ var labels = map[compliance.Result]string{
 	compliance.Manual:        "Manual",
 }
 
-// style is how text looks. Size is in points; leading is the height of a line
-// in sizes.
+// style is the style of a text. Size is in points; leading is the height of a line as a multiple of
+// size.
 type style struct {
 	family, weight string
 	size           float64
@@ -89,23 +89,23 @@ func (s style) in(c rgb) style { s.colour = c; return s }
 // at returns the style in another size.
 func (s style) at(size float64) style { s.size = size; return s }
 
-// line is the height of a line in millimetres.
+// line returns the height of a line in millimetres.
 func (s style) line() float64 { return s.size * s.leading * point }
 
-// sheet is a document that is being written, from top to bottom. y is where the
-// next thing goes.
+// sheet is a document that is being written from top to bottom. y is the position of the next
+// element.
 //
-// A document is laid out twice: page numbers that stand before what they name
-// are those of the pass before.
+// A document is laid out twice, because the contents list pages that come later. They use the page
+// numbers of the first pass.
 type sheet struct {
 	f      *fpdf.Fpdf
 	d      compliance.Document
 	y      float64
 	links  map[string]int
 	marks  map[string]int // the page of each mark
-	former map[string]int // the same of the pass before; empty in the first
-	total  int            // pages of the pass before
-	goesOn func()         // begins a new page in the middle of a block; nil outside of one
+	former map[string]int // marks of the previous pass; empty in the first pass
+	total  int            // pages of the previous pass
+	goesOn func()         // begins a new page in the middle of a block; nil outside a block
 }
 
 func newSheet(d compliance.Document, former map[string]int, total int) *sheet {
@@ -125,8 +125,8 @@ func newSheet(d compliance.Document, former map[string]int, total int) *sheet {
 		family, weight string
 		ttf            []byte
 	}{{"go", "", goregular.TTF}, {"go", "B", gobold.TTF}, {"go", "I", goitalic.TTF}, {"gomono", "", gomono.TTF}} {
-		// fpdf writes into the bytes of a font when it takes glyphs out of it: what
-		// was shared would make a report depend on those before it.
+		// fpdf modifies the bytes of a font when it extracts glyphs. With shared bytes a report
+		// would depend on earlier reports.
 		f.AddUTF8FontFromBytes(font.family, font.weight, bytes.Clone(font.ttf))
 	}
 	return &sheet{f: f, d: d, links: make(map[string]int), marks: make(map[string]int), former: former, total: total}
@@ -150,14 +150,14 @@ func (s *sheet) page() {
 	}
 }
 
-// need begins a new page when less than h is left of this one.
+// need begins a new page when less than h is left on this one.
 func (s *sheet) need(h float64) {
 	if s.y+h > bottom && s.y > top {
 		s.page()
 	}
 }
 
-// mark names the place for the contents, the bookmarks and links.
+// mark registers this place for the contents, the bookmarks and links.
 func (s *sheet) mark(key, bookmark string, level int) {
 	s.marks[key] = s.f.PageNo()
 	s.f.SetLink(s.link(key), max(0, s.y-3), s.f.PageNo())
@@ -165,7 +165,7 @@ func (s *sheet) mark(key, bookmark string, level int) {
 	s.f.Bookmark(printable(bookmark), level, max(0, s.y-3))
 }
 
-// link is the link to a mark, which may come later.
+// link returns the link to a mark, which may come later in the document.
 func (s *sheet) link(key string) int {
 	id, ok := s.links[key]
 	if !ok {
@@ -180,11 +180,11 @@ func (s *sheet) set(st style) {
 	s.f.SetTextColor(st.colour.r, st.colour.g, st.colour.b)
 }
 
-// put writes one line with its upper left corner at x, y and returns how wide it is.
+// put writes one line with its upper left corner at x, y and returns its width.
 func (s *sheet) put(x, y float64, st style, text string) float64 {
 	text = printable(text)
 	s.set(st)
-	// The baseline, so that capitals stand in the middle of the line.
+	// Shift the baseline so that capitals are centred in the line.
 	s.f.Text(x, y+st.line()/2+0.355*st.size*point, text)
 	return s.f.GetStringWidth(text)
 }
@@ -202,8 +202,8 @@ func (s *sheet) measure(st style, text string) float64 {
 	return s.f.GetStringWidth(printable(text))
 }
 
-// wrap breaks the text into lines that fit, within a word when there is no other
-// way. It keeps the text's own line breaks.
+// wrap breaks the text into lines of width w. It breaks a word only when the word does not fit on a
+// line, and keeps the text's own line breaks.
 func (s *sheet) wrap(st style, text string, w float64) []string {
 	s.set(st)
 	var lines []string
@@ -217,7 +217,7 @@ func (s *sheet) wrap(st style, text string, w float64) []string {
 	return lines
 }
 
-// flow writes a paragraph over the width, and over pages, and some space after it.
+// flow writes a paragraph over the full width and across pages, with some space after it.
 func (s *sheet) flow(st style, text string) { s.flowIn(left, width, st, text) }
 
 func (s *sheet) flowIn(x, w float64, st style, text string) {
@@ -244,7 +244,7 @@ func (s *sheet) bullets(items ...string) {
 	s.y += 1
 }
 
-// section begins a chapter, on a new page when begin says so.
+// section begins a chapter, on a new page if begin is true.
 func (s *sheet) section(key, heading string, begin bool) {
 	if begin {
 		s.page()
@@ -259,7 +259,7 @@ func (s *sheet) section(key, heading string, begin bool) {
 	s.y += 6
 }
 
-// heading begins a part of a chapter, never at the end of a page.
+// heading begins a part of a chapter. It never stands at the end of a page.
 func (s *sheet) heading(text string) {
 	s.y += 2.5
 	s.need(title2.line() + 14)
@@ -267,7 +267,7 @@ func (s *sheet) heading(text string) {
 	s.y += title2.line() + 1
 }
 
-// callout is a paragraph that must not be overlooked.
+// callout writes a paragraph that must not be overlooked.
 func (s *sheet) callout(c rgb, heading, text string) {
 	lines := s.wrap(body, text, width-14)
 	h := strong.line() + float64(len(lines))*body.line() + 7
@@ -284,8 +284,8 @@ func (s *sheet) callout(c rgb, heading, text string) {
 	s.y += h + 5
 }
 
-// facts writes names and values, one under the other, the values in the style.
-// Pairs without a value are left out.
+// facts writes pairs of name and value below each other, the values in style st. It omits pairs
+// without a value.
 func (s *sheet) facts(x, w, names float64, st style, pairs ...string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
 		if pairs[i+1] == "" {
@@ -302,7 +302,7 @@ func (s *sheet) facts(x, w, names float64, st style, pairs ...string) {
 	}
 }
 
-// code writes text as it is, in a box, over pages.
+// code writes text unchanged in a box, across pages.
 func (s *sheet) code(st style, text string) {
 	lines := s.wrap(st, text, width-8)
 	h := st.line()
@@ -322,7 +322,7 @@ func (s *sheet) code(st style, text string) {
 	s.y += 4
 }
 
-// badge draws a result at the upper left corner of a line and returns how wide it is.
+// badge draws a result at the upper left corner of a line and returns its width.
 func (s *sheet) badge(x, y float64, r compliance.Result) float64 {
 	st := caption.in(white)
 	w := s.measure(st, labels[r]) + 4.4
@@ -346,7 +346,7 @@ func (s *sheet) line(x1, y1, x2, y2 float64, c rgb, thick float64) {
 	s.f.Line(x1, y1, x2, y2)
 }
 
-// arc draws a part of a circle, in degrees from three o'clock against the clock.
+// arc draws a part of a circle, in degrees counterclockwise from three o'clock.
 func (s *sheet) arc(x, y, radius, from, to float64, c rgb, thick float64) {
 	if math.Abs(to-from) < 0.01 {
 		return
@@ -356,10 +356,9 @@ func (s *sheet) arc(x, y, radius, from, to float64, c rgb, thick float64) {
 	s.f.Arc(x, y, radius, radius, 0, from, to, "D")
 }
 
-// printable is the text in the characters that the fonts have: Latin, Greek,
-// Cyrillic and punctuation. What they lack, and what would not be seen, is
-// written as a question mark; the writer of PDF knows no character beyond the
-// first 65536, and would fail at what is no UTF-8.
+// printable returns the text in the characters that the fonts have: Latin, Greek, Cyrillic and
+// punctuation. Missing and invisible characters become question marks. The PDF writer supports only
+// the first 65536 characters, and would fail on invalid UTF-8.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -2,19 +2,19 @@ package report
 
 import "github.com/latticekeep/latticekeep/internal/compliance"
 
-// column of a table. One of width 0 takes what the others leave.
+// column is a column of a table. A column of width 0 takes the remaining width.
 type column struct {
 	heading string
 	width   float64
 	style   style
-	right   bool // its text stands at the right
+	right   bool // aligns the text at the right
 }
 
-// cell of a table: text, or a result.
+// cell is a cell of a table: a text or a result.
 type cell struct {
 	text   string
 	result compliance.Result
-	link   string // to a mark; "" for none
+	link   string // mark to link to; "" for none
 }
 
 func cells(texts ...string) []cell {
@@ -30,7 +30,7 @@ const (
 	headPad = 1.2 // above and below the headings
 )
 
-// table is where rows go. A short one is kept on one page when keep says so.
+// table describes a table. If keep is set, a short table stays on one page.
 type table struct {
 	x, w    float64
 	pad     float64 // above and below the text of a row
@@ -38,12 +38,12 @@ type table struct {
 	columns []column
 }
 
-// wide is a table over the width of the page.
+// wide returns a table over the full width of the page.
 func wide(columns ...column) table { return table{x: left, w: width, pad: 1.5, columns: columns} }
 
 func (t table) head() float64 { return caption.line() + 2*headPad }
 
-// fit gives the open column what the others leave.
+// fit gives the column of width 0 the remaining width.
 func (t *table) fit() {
 	rest, open := t.w-gutter*float64(len(t.columns)-1), -1
 	for i, c := range t.columns {
@@ -57,9 +57,8 @@ func (t *table) fit() {
 	}
 }
 
-// table writes rows under their headings, which are repeated on each page. A row
-// is kept together when it fits on a page; one that does not is continued on the
-// next.
+// table writes rows below their headings, which it repeats on each page. A row stays together if it
+// fits on a page; otherwise it continues on the next.
 func (s *sheet) table(t table, rows [][]cell) {
 	if len(rows) == 0 {
 		return
@@ -90,10 +89,10 @@ func (s *sheet) table(t table, rows [][]cell) {
 	s.y += 3
 }
 
-// keepable is how high a table may be that is kept on one page.
+// keepable is the largest height of a table that is kept on one page.
 const keepable = 70.0
 
-// tableHeight is how high the table is with its headings.
+// tableHeight returns the height of the table with its headings.
 func (s *sheet) tableHeight(t table, rows [][]cell) float64 {
 	t.fit()
 	total := t.head()
@@ -118,7 +117,7 @@ func (s *sheet) headings(t table) {
 	s.y += t.head()
 }
 
-// indent is the space between the edge of a table and its first column.
+// indent returns the space between the edge of a table and its first column.
 func indent(i int) float64 {
 	if i == 0 {
 		return 1.5
@@ -128,7 +127,7 @@ func indent(i int) float64 {
 
 const badgeHeight = 4.2
 
-// measureRow breaks the cells into lines, and returns how high the row is.
+// measureRow breaks the cells into lines, and returns the height of the row.
 func (s *sheet) measureRow(t table, row []cell) (lines [][]string, h float64) {
 	lines = make([][]string, len(row))
 	for i, c := range t.columns {
@@ -142,11 +141,10 @@ func (s *sheet) measureRow(t table, row []cell) (lines [][]string, h float64) {
 	return lines, h + 2*t.pad
 }
 
-// row writes the lines of a row from the done-th on, as many as fit on the page.
-// It returns how many were written, and how high the rest is; 0 when nothing is
-// left.
+// row writes the lines of a row from index done, as many as fit on the page. It returns how many it
+// wrote, and the height of the rest; 0 when nothing is left.
 func (s *sheet) row(t table, row []cell, lines [][]string, done int, h float64) (int, float64) {
-	n := 0 // how many lines fit in every column
+	n := 0 // number of lines that fit in every column
 	for i, c := range t.columns {
 		if len(lines[i]) > done {
 			if fit := max(1, int((bottom-s.y-2*t.pad+0.01)/c.style.line())); n == 0 || fit < n {
