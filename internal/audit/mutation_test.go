@@ -428,7 +428,7 @@ func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 	fork := f.copyOf(older)
 	fork.fill(30)
 	_, err = VerifyStore(t.Context(), fork.store, o)
-	if broken, ok := IsBroken(err); !ok || broken.Sequence != kept.Sequence || !strings.Contains(broken.Reason, "written anew") {
+	if broken, ok := IsBroken(err); !ok || broken.Sequence != kept.Sequence || !strings.Contains(broken.Reason, "rewritten") {
 		t.Fatal(err)
 	}
 }

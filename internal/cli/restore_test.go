@@ -259,7 +259,7 @@ func TestAKeptBackupIsVerified(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	file := backupOf(t, dir, to)
 	out := mustRun(t, "backup", "verify", "--input", file)
-	if !strings.Contains(out, "is as it was signed") || !strings.Contains(out, "not looked at") || !strings.Contains(out, "not compared") {
+	if !strings.Contains(out, "is as it was signed") || !strings.Contains(out, "not verified") || !strings.Contains(out, "not compared") {
 		t.Error(out)
 	}
 	identity := regexp.MustCompile(`identity: (\w+)`).FindStringSubmatch(out)[1]

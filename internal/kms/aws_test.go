@@ -93,7 +93,7 @@ func TestTheSDKOfAWSIsQuiet(t *testing.T) {
 	if text, err := os.ReadFile(file.Name()); err != nil || len(text) > 0 {
 		t.Errorf("on stderr: %s %v", text, err)
 	}
-	if n := strings.Count(log.String(), "is tried again"); n != 1 {
+	if n := strings.Count(log.String(), "retrying"); n != 1 {
 		t.Errorf("%d lines of tries: %s", n, log.String())
 	}
 	if !strings.Contains(log.String(), "IMDSv1") {

@@ -59,7 +59,7 @@ func TestAMailIsGivenUpWhenItsTimeIsOver(t *testing.T) {
 			}
 			f.advance(time.Hour)
 			f.pass(c)
-			if tries != 1 || f.stored() != 0 || !strings.Contains(f.log.String(), "given up") || !strings.Contains(f.log.String(), id) {
+			if tries != 1 || f.stored() != 0 || !strings.Contains(f.log.String(), "giving up") || !strings.Contains(f.log.String(), id) {
 				t.Fatalf("too late: %d tries, %d stored, log %s", tries, f.stored(), f.log)
 			}
 		})
@@ -146,7 +146,7 @@ func TestADamagedRowIsGivenUp(t *testing.T) {
 				t.Error("it was sent")
 				return nil
 			})))
-			if f.stored() != 0 || !strings.Contains(f.log.String(), "given up") {
+			if f.stored() != 0 || !strings.Contains(f.log.String(), "giving up") {
 				t.Error(f.stored(), f.log)
 			}
 		})
@@ -276,7 +276,7 @@ func TestRunSurvivesAStoreThatFails(t *testing.T) {
 	outbox.Notify() // avoids the wait after the failure
 	ctx, stop := context.WithCancel(t.Context())
 	must(t, outbox.Run(ctx, sendFunc(func(context.Context, Envelope) error { stop(); return nil }), f.options()))
-	if f.stored() != 0 || !strings.Contains(f.log.String(), "tried again") {
+	if f.stored() != 0 || !strings.Contains(f.log.String(), "retrying") {
 		t.Fatal(f.stored(), f.log)
 	}
 }

@@ -74,7 +74,7 @@ func TestARefusalIsForGoodOrNot(t *testing.T) {
 			if left := f.stored(); (left == 0) != c.forGood {
 				t.Fatalf("%d are left: %s", left, f.log)
 			}
-			if log := f.log.String(); !strings.Contains(log, id) || strings.Contains(log, "canary") || strings.Contains(log, "given up") != c.forGood {
+			if log := f.log.String(); !strings.Contains(log, id) || strings.Contains(log, "canary") || strings.Contains(log, "giving up") != c.forGood {
 				t.Error(log)
 			}
 			server.rcpt, server.data = nil, nil
@@ -191,7 +191,7 @@ func TestASilentServerBlocksNothing(t *testing.T) {
 	if f.stored() != 11 {
 		t.Error(f.stored())
 	}
-	if strings.Contains(f.log.String(), "given up") {
+	if strings.Contains(f.log.String(), "giving up") {
 		t.Error(f.log)
 	}
 }
