@@ -169,7 +169,7 @@ verify: tools helm lint-tools docs-tools ## check what is generated, the chart a
 	$(BIN)/tools/golangci-lint run
 	$(BIN)/tools/actionlint
 	@$(MAKE) --no-print-directory prose
-	go test -count=1 -run '^TestImports' .
+	go test -count=1 -run '^Test(Imports|House|WireStrings)' .
 	@$(BUILD) -o $(BIN)/latticekeep . && go build -o $(BIN)/tools/bench ./hack/bench
 	@hack/verify-size.sh $(BIN)/latticekeep
 	@# The least shares are six tenths of those in docs/benchmarks.md.

@@ -2,7 +2,6 @@ package kms
 
 import (
 	"context"
-	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -10,14 +9,6 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
-
-// Options of [Open]. Zero fields take the defaults.
-type Options struct {
-	TokenFile  string         // holds the token for Vault and OpenBao, read for every call; default VAULT_SERVER_TOKEN or VAULT_TOKEN
-	PQRequired bool           // refuse a key exchange with the service other than X25519MLKEM768
-	RootCAs    *x509.CertPool // authorities of the service's certificate; default those of the provider's environment and the system
-	Logger     *slog.Logger   // told of calls that are tried again; default none
-}
 
 // Open finds the wrapping key that a URL names and sees that it is fit:
 //
