@@ -65,7 +65,7 @@ func dialGoogle(ctx context.Context, endpoint string, o Options) (*google, error
 	}
 	transport := newTransport(http.DefaultTransport.(*http.Transport), o)
 	if g.base.Scheme == "http" { // on this machine; credentials stay local
-		g.client = &http.Client{Transport: transport}
+		g.client = &http.Client{Transport: transport, CheckRedirect: followNone}
 		return g, nil
 	}
 	credentials, err := googleauth.Find(ctx)
@@ -75,6 +75,10 @@ func dialGoogle(ctx context.Context, endpoint string, o Options) (*google, error
 	g.client = credentials.Client(transport)
 	return g, nil
 }
+
+// followNone makes a client return a redirect as the answer. A redirect could take a plaintext
+// elsewhere.
+func followNone(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // These types hold the fields of Google's messages that this package uses. Bytes are base64.
 type (
@@ -187,11 +191,15 @@ func (g *google) check(ctx context.Context, name string) error {
 	return nil
 }
 
+// errNotGoogle is returned for a success that Google would not send, as of a proxy. Nothing is known
+// of the key then.
+var errNotGoogle = errors.New("the answer is not that of Google Cloud KMS: check the proxy and the parameter endpoint")
+
 func (g *google) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {
 	var out googleText
 	err := g.call(ctx, g.name+":encrypt", nil, googleText{Plaintext: plaintext}, &out)
 	if err == nil && len(out.Ciphertext) == 0 {
-		err = unavailable(errors.New("the answer has no ciphertext"))
+		err = unavailable(errNotGoogle)
 	}
 	return out.Ciphertext, err
 }
@@ -201,6 +209,9 @@ func (g *google) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error)
 	err := g.call(ctx, g.name+":decrypt", nil, googleText{Ciphertext: ciphertext}, &out)
 	if e := new(googleError); errors.As(err, &e) && e.status == "INVALID_ARGUMENT" {
 		return nil, ErrForeign
+	}
+	if err == nil && len(out.Plaintext) == 0 { // no Key wraps nothing
+		err = unavailable(errNotGoogle)
 	}
 	return out.Plaintext, err
 }
@@ -212,12 +223,23 @@ func (g *google) destroy(ctx context.Context) (Destruction, error) {
 		if err := g.call(ctx, g.name+"/cryptoKeyVersions", page, nil, &list); err != nil {
 			return Destruction{}, err
 		}
+		if len(list.Versions) == 0 && !page.Has("pageToken") { // a key that was opened has a version
+			return Destruction{}, unavailable(errNotGoogle)
+		}
 		for _, v := range list.Versions {
+			if !strings.HasPrefix(v.Name, g.name+"/cryptoKeyVersions/") {
+				return Destruction{}, unavailable(errNotGoogle)
+			}
 			switch v.State {
 			case "ENABLED", "DISABLED": // a disabled version could be enabled again and open what it wrapped
-				if err := g.call(ctx, v.Name+":destroy", nil, struct{}{}, &v); err != nil {
+				var destroyed googleVersion
+				if err := g.call(ctx, v.Name+":destroy", nil, struct{}{}, &destroyed); err != nil {
 					return Destruction{}, err
 				}
+				if destroyed.State != "DESTROY_SCHEDULED" && destroyed.State != "DESTROYED" {
+					return Destruction{}, unavailable(errNotGoogle)
+				}
+				v = destroyed
 			case "DESTROY_SCHEDULED": // scheduled earlier, or by an attempt that failed later
 			default:
 				continue
