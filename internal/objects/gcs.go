@@ -61,6 +61,10 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	for name := range query {
 		switch name {
 		case "anonymous", "access_id", "private_key_path", "universe_domain":
+		case "grpc", "zonal": // gocloud's; gone with gRPC, which false does not ask for
+			if on, err := strconv.ParseBool(query.Get(name)); err != nil || on {
+				return nil, fmt.Errorf("the parameter %s can only be false: Google Cloud Storage is called by REST", name)
+			}
 		default:
 			return nil, fmt.Errorf("the parameter %s is unknown", name)
 		}
@@ -95,8 +99,11 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 		return nil, err
 	}
 	b.client = b.credentials.Client(transport)
-	if b.accessID == "" && b.privateKey == nil && !query.Has("private_key_path") {
-		b.privateKey = b.credentials.PrivateKey()
+	if key := b.credentials.PrivateKey(); key != nil && !query.Has("private_key_path") {
+		own, err := b.credentials.Email(ctx)
+		if err == nil && (b.accessID == "" || b.accessID == own) { // else Google signs for access_id
+			b.privateKey = key
+		}
 	}
 	return b, nil
 }
@@ -236,15 +243,23 @@ func (b *gcsBucket) size(ctx context.Context, name string) (int64, error) {
 }
 
 func (b *gcsBucket) first(ctx context.Context, prefix string) (string, error) {
-	var list struct {
-		Items []gcsObject `json:"items"`
-	}
 	query := url.Values{"prefix": {prefix}, "maxResults": {"1"}}
-	err := b.message(ctx, http.MethodGet, b.base+"/storage/v1/b/"+url.PathEscape(b.bucket)+"/o?"+query.Encode(), "", nil, &list)
-	if err != nil || len(list.Items) == 0 {
-		return "", err
+	for {
+		var list struct {
+			Items         []gcsObject `json:"items"`
+			NextPageToken string      `json:"nextPageToken"`
+		}
+		err := b.message(ctx, http.MethodGet, b.base+"/storage/v1/b/"+url.PathEscape(b.bucket)+"/o?"+query.Encode(), "", nil, &list)
+		switch {
+		case err != nil:
+			return "", err
+		case len(list.Items) > 0:
+			return list.Items[0].Name, nil
+		case list.NextPageToken == "":
+			return "", nil
+		}
+		query.Set("pageToken", list.NextPageToken) // a page may be empty before the last one
 	}
-	return list.Items[0].Name, nil
 }
 
 func (b *gcsBucket) delete(ctx context.Context, name string) error {

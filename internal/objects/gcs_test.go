@@ -1,6 +1,7 @@
 package objects_test
 
 import (
+	"context"
 	"crypto"
 	"crypto/md5"
 	"crypto/rand"
@@ -22,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +39,9 @@ type gcs struct {
 	objects map[string]map[string]gcsObject // by bucket and name
 	failing int                             // so many calls are answered with 503
 	calls   int
+
+	unreadable bool // objects may be listed, not read
+	emptyPages int  // so many pages of a list come before the one that has anything
 }
 
 type gcsObject struct {
@@ -88,6 +93,10 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if len(parts) == 2 {
+		if page, _ := strconv.Atoi(r.URL.Query().Get("pageToken")); page < g.emptyPages {
+			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "storage#objects", "nextPageToken": strconv.Itoa(page + 1)})
+			return
+		}
 		items := []map[string]any(nil)
 		for _, name := range slices.Sorted(maps.Keys(bucket)) {
 			if strings.HasPrefix(name, r.URL.Query().Get("prefix")) && fmt.Sprint(len(items)) != r.URL.Query().Get("maxResults") {
@@ -100,7 +109,7 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name, err := url.PathUnescape(parts[2])
 	o, ok := bucket[name]
 	switch {
-	case err != nil || len(parts) != 3 || !ok:
+	case err != nil || len(parts) != 3 || !ok || g.unreadable:
 		refuse(w, http.StatusNotFound)
 	case r.Method == http.MethodDelete:
 		delete(bucket, name)
@@ -199,10 +208,75 @@ func TestAURLOfGoogleIsSignedByAPrivateKey(t *testing.T) {
 	}
 }
 
+func TestTheAccountOfTheCredentialsSignsByItselfWhenItIsNamed(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatalf("making a key: %v", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatalf("encoding the key: %v", err)
+	}
+	text, err := json.Marshal(map[string]string{
+		"type": "service_account", "client_email": "a@test.iam.gserviceaccount.com", "private_key_id": "k", "token_uri": "http://127.0.0.1:1",
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
+	})
+	if err != nil {
+		t.Fatalf("encoding credentials: %v", err)
+	}
+	path := filepath.Join(t.TempDir(), "credentials.json")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatalf("writing credentials: %v", err)
+	}
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
+	for query, byItself := range map[string]bool{
+		"": true, "&access_id=a%40test.iam.gserviceaccount.com": true, "&access_id=b%40test.iam.gserviceaccount.com": false,
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		// No service answers in this universe, so that only the credentials can sign.
+		b := open(t, "gs://reports?universe_domain=test.invalid"+query, objects.SigningOptions{})
+		signed, err := b.SignedURL(ctx, "a/b.pdf", time.Hour)
+		cancel()
+		if byItself != (err == nil) || byItself && !strings.Contains(signed, "X-Goog-Credential=a%40test") {
+			t.Errorf("%q: %q, %v", query, signed, err)
+		}
+	}
+}
+
+func TestAnObjectBehindAnEmptyPageIsThere(t *testing.T) {
+	g := newGCS(t, "reports")
+	b := open(t, "gs://reports", objects.SigningOptions{})
+	if err := b.Put(t.Context(), "a/b.pdf", []byte("b")); err != nil {
+		t.Fatalf("writing: %v", err)
+	}
+	g.unreadable, g.emptyPages = true, 2
+	if _, err := b.Get(t.Context(), "a/b.pdf"); fault.Of(err) != fault.Unavailable {
+		t.Errorf("an object that may not be read: %v", err)
+	}
+	if _, err := b.Get(t.Context(), "a/c.pdf"); fault.Of(err) != fault.NotFound {
+		t.Errorf("an object that is not there: %v", err)
+	}
+}
+
+func TestParametersOfBucketsFromBeforeAreRead(t *testing.T) {
+	newGCS(t, "reports")
+	open(t, "gs://reports?grpc=false&zonal=false", objects.SigningOptions{})
+	encryption := ""
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		encryption = r.Header.Get("X-Amz-Server-Side-Encryption")
+	}))
+	defer server.Close()
+	b := open(t, "s3://reports?region=eu-west-1&anonymous=true&use_path_style=true&ssetype=aes256&endpoint="+server.URL, objects.SigningOptions{})
+	if err := b.Put(t.Context(), "a/b.pdf", []byte("b")); err != nil || encryption != "AES256" {
+		t.Errorf("the encryption is %q: %v", encryption, err)
+	}
+}
+
 func TestABucketWhoseURLCannotBeServedSaysWhatCan(t *testing.T) {
 	for address, says := range map[string]string{
 		"azblob://reports":            "s3:// or gs://",
 		"gs://reports?grpc=true":      "check the parameters",
+		"gs://reports?zonal=true":     "check the parameters",
 		"s3://reports?use_path_styl=": "check the parameters",
 		"s3://reports?fips=perhaps":   "check the parameters",
 		"s3://reports?ssetype=none":   "check the parameters",

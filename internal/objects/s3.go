@@ -122,10 +122,12 @@ func openS3(ctx context.Context, u *url.URL) (cloud, error) {
 	pathStyle := slices.Contains([]bool{p.boolean("use_path_style"), p.boolean("s3ForcePathStyle"), p.boolean("hostname_immutable")}, true)
 	b := &s3Bucket{bucket: aws.String(u.Host)}
 	if text := p.text("ssetype"); text != "" {
-		b.encryption = types.ServerSideEncryption(text)
-		if !slices.Contains(b.encryption.Values(), b.encryption) {
-			return nil, fmt.Errorf("the parameter ssetype is %q: give one of %v", text, b.encryption.Values())
+		all := b.encryption.Values()
+		i := slices.IndexFunc(all, func(e types.ServerSideEncryption) bool { return strings.EqualFold(string(e), text) })
+		if i < 0 {
+			return nil, fmt.Errorf("the parameter ssetype is %q: give one of %v", text, all)
 		}
+		b.encryption = all[i]
 	}
 	if text := p.text("kmskeyid"); text != "" {
 		b.kmsKey = &text
