@@ -9,8 +9,9 @@ import (
 	"strconv"
 )
 
-// apart keeps the client on the second half of the machine until back is called, and returns the cores of the first, which are for the server: a client
-// that sends more than can be done would otherwise take what the server is measured by. In production it is on another machine.
+// apart keeps the client on the second half of the machine's cores until back is called. It returns
+// the first half, which is for the server. Otherwise a client that sends more than the server can
+// handle would take cores from it. In production the client is on another machine.
 func apart() (first string, back func() error, err error) {
 	if cores < 2 {
 		return "", nil, errors.New("keeping the client apart from the server takes two cores")
@@ -27,7 +28,7 @@ func apart() (first string, back func() error, err error) {
 	}, nil
 }
 
-// keepTo has all threads of this process, and those that they make, run on some cores.
+// keepTo restricts all threads of this process, and their future threads, to some cores.
 func keepTo(these string) error {
 	out, err := exec.Command("taskset", "--all-tasks", "--cpu-list", "--pid", these, strconv.Itoa(os.Getpid())).CombinedOutput()
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// answerTimeout is more than the server gives itself for any answer here.
+// answerTimeout is longer than any of the server's own time limits here.
 const answerTimeout = 20 * time.Second
 
-// A connection sends one request at a time over HTTP/1.1. It is as small as it can be, since the client's own work is done on the server's
-// cores; what it takes is measured all the same.
+// A connection sends one request at a time over HTTP/1.1. It does as little work as possible
+// because it runs on the server's cores. Its share is measured all the same.
 type connection struct {
 	address string
 	conn    net.Conn
@@ -51,7 +51,8 @@ func (c *connection) close() {
 	}
 }
 
-// do sends a whole request and returns the answer's status and body, which is valid until the next call.
+// do sends a complete request and returns the status and the body. The body is valid until the next
+// call.
 func (c *connection) do(request []byte) (status int, body []byte, err error) {
 	if c.conn == nil {
 		if err := c.redial(); err != nil {
@@ -117,7 +118,7 @@ func (c *connection) exchange(request []byte) (status int, body []byte, keep boo
 	return status, c.body, keep, nil
 }
 
-// request returns a whole request; key may be empty, and body nil.
+// request returns a complete request. key may be empty, and body nil.
 func request(method, path, key string, body []byte) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: bench\r\n", method, path)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// partGrowth is reading from a store that is small and from one that is large, on the embedded store.
+// partGrowth compares reads from a small and a large embedded store.
 func (r *run) partGrowth(ctx context.Context) (err error) {
 	small, err := start(ctx, r.binary, r.dir, settings{name: "small", signing: "entry"})
 	defer func() { err = errors.Join(err, small.stop()) }()
@@ -63,7 +63,7 @@ func (r *run) partGrowth(ctx context.Context) (err error) {
 	return nil
 }
 
-// fill seals until there are as many credentials as are wanted.
+// fill seals credentials until the wanted number is reached.
 func (r *run) fill(ctx context.Context, d *deployment) error {
 	operations, err := d.operations(ctx)
 	if err != nil {

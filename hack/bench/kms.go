@@ -9,13 +9,13 @@ import (
 	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
-// What the key-management service of partKMS is like.
+// Properties of the key-management service in partKMS.
 const (
 	kmsLatency   = 20 * time.Millisecond
 	kmsThrottled = 0.3 // share of calls
 )
 
-// partKMS is encrypt with keys that a slow key-management service wraps, beside those that a file wraps.
+// partKMS compares encryption with a slow key-management service to encryption with a key file.
 func (r *run) partKMS(ctx context.Context) (err error) {
 	service, err := kmstest.NewVault()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A sample is what one operation did for a while.
+// A sample holds the results of one operation over some time.
 type sample struct {
 	requests  int
 	refused   int // answered with 503
@@ -24,7 +24,7 @@ type sample struct {
 
 func (s *sample) rate() float64 { return float64(s.requests) / s.elapsed.Seconds() }
 
-// quantile is the latency that a share q of the requests did not exceed.
+// quantile returns the latency that a share q of the requests did not exceed.
 func (s *sample) quantile(q float64) time.Duration {
 	if len(s.latencies) == 0 {
 		return 0
@@ -32,21 +32,22 @@ func (s *sample) quantile(q float64) time.Duration {
 	return s.latencies[min(len(s.latencies)-1, int(q*float64(len(s.latencies))))]
 }
 
-// perRequest is the servers' processor time of one request.
+// perRequest returns the servers' processor time per request.
 func (s *sample) perRequest() time.Duration { return s.server / time.Duration(max(1, s.requests)) }
 
-// clientShare is which part of the machine the load itself took.
+// clientShare returns the share of the machine that the load itself used.
 func (s *sample) clientShare() float64 {
 	return s.client.Seconds() / s.elapsed.Seconds() / float64(cores)
 }
 
-// A load is how an operation is driven: closed, so that each connection sends its next request when it has the last one's answer.
+// A load is closed: each connection sends its next request once it has the answer to the last one.
 type load struct {
 	connections  int
 	warm, length time.Duration
 }
 
-// run drives an operation against the replicas in turn. Any answer but the one that is expected is an error, except for a 503, which is counted.
+// run sends an operation to the replicas in turn. It counts answers with 503. Any other unexpected
+// answer is an error.
 func (l load) run(ctx context.Context, d *deployment, o operation) (*sample, error) {
 	var measuring, over atomic.Bool
 	workers := make([]struct {
@@ -83,7 +84,7 @@ func (l load) run(ctx context.Context, d *deployment, o operation) (*sample, err
 					over.Store(true)
 					return
 				}
-				if measuring.Load() && !over.Load() { // it ended within the time that is measured
+				if measuring.Load() && !over.Load() { // the answer came within the measured time
 					w.latencies = append(w.latencies, took)
 				}
 			}
@@ -102,7 +103,7 @@ func (l load) run(ctx context.Context, d *deployment, o operation) (*sample, err
 	return s, err
 }
 
-// watch measures from the end of the warm-up to that of the load.
+// watch measures from the end of the warm-up to the end of the load.
 func (l load) watch(ctx context.Context, d *deployment, measuring, over *atomic.Bool) (*sample, error) {
 	s := new(sample)
 	if err := pause(ctx, l.warm); err != nil {
@@ -122,7 +123,7 @@ func (l load) watch(ctx context.Context, d *deployment, measuring, over *atomic.
 	return s, errors.Join(err, err2)
 }
 
-// used sums up what the replicas have used.
+// used returns the processor time and memory that all replicas have used.
 func (d *deployment) used() (cpu time.Duration, resident int64, err error) {
 	for _, r := range d.replicas {
 		u, err := used(r.pid)

@@ -1,8 +1,9 @@
-// Command bench is `make bench`: it starts the built binary as a production server and drives it over loopback, and prints what that came to as
-// tables in Markdown, for docs/benchmarks.md.
+// Command bench is `make bench`: it starts the built binary as a production server, sends load over
+// loopback, and prints the results as Markdown tables for docs/benchmarks.md.
 //
-// Absolute times on a shared machine mean little. So each operation is held against its limit: the number of cores divided by the sum of what its
-// cryptography costs, measured in the same run. The client runs on the same cores; what it takes of them is in the tables and is not deducted.
+// Absolute times on a shared machine mean little, so each operation is compared with its limit: the
+// number of cores divided by the cost of its cryptography, measured in the same run. The client
+// runs on the same cores. The tables show its share but do not deduct it.
 package main
 
 import (
@@ -20,7 +21,7 @@ import (
 	"time"
 )
 
-// parts are what can be measured, in this order.
+// parts are the measurements, in this order.
 var parts = []struct {
 	name, what string
 	do         func(*run, context.Context) error
@@ -96,7 +97,7 @@ func command(ctx context.Context) (err error) {
 	return nil
 }
 
-// list is a flag that takes one or several of the words with commas, and all without it.
+// list defines a flag that takes some of the words, separated by commas. The default is all words.
 func list(to *[]string, name, usage string, words ...string) {
 	*to = words
 	flag.Func(name, usage+": one or several of "+strings.Join(words, ", ")+" with commas; default all", func(s string) error {

@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// payload is what is encrypted, signed or sealed: 1 KiB of text.
+// payload is the text to encrypt, sign or seal: 1 KiB.
 var payload = strings.Repeat("correct horse battery staple 42 ", 32)
 
 const (
@@ -20,17 +20,17 @@ const (
 	pageSize = 20   // entries on a page of a list
 )
 
-// An operation is a request of the interface that is sent again and again.
+// An operation is an API request that is sent repeatedly.
 type operation struct {
 	name   string
 	status int
-	costs  []primitive // the least it takes
+	costs  []primitive // minimum cryptography
 	next   func() []byte
 }
 
 var operationNames = []string{"encrypt", "decrypt", "sign", "verify", "seal", "unseal", "list"}
 
-// operations makes those of a deployment, with what they read.
+// operations creates the operations for a deployment, with the data that they read.
 func (d *deployment) operations(ctx context.Context) ([]operation, error) {
 	body := func(v any) []byte {
 		b, err := json.Marshal(v)
@@ -80,7 +80,7 @@ func (d *deployment) operations(ctx context.Context) ([]operation, error) {
 		{"list", http.StatusOK, []primitive{entrySign}, oneOf(lists)},
 	}
 	for i := range all {
-		if d.signing == "batch" { // one signature for many
+		if d.signing == "batch" { // one signature covers many entries
 			all[i].costs = slices.DeleteFunc(all[i].costs, func(p primitive) bool { return p == entrySign })
 		}
 	}
@@ -95,7 +95,7 @@ func credentialID(answer []byte) (string, error) {
 	return sealed.ID, err
 }
 
-// collect sends a request poolSize times and hands over each answer.
+// collect sends a request poolSize times and passes each answer to take.
 func (d *deployment) collect(ctx context.Context, request []byte, want int, take func(answer []byte) error) error {
 	var mu sync.Mutex
 	var failed error
@@ -120,7 +120,7 @@ func (d *deployment) collect(ctx context.Context, request []byte, want int, take
 					return
 				}
 				status, answer, err := c.do(request)
-				for again := 0; err == nil && status == http.StatusServiceUnavailable && again < 10; again++ { // a disk that others use
+				for again := 0; err == nil && status == http.StatusServiceUnavailable && again < 10; again++ { // the disk may be shared
 					status, answer, err = c.do(request)
 				}
 				if err == nil && status != want {

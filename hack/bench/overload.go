@@ -14,24 +14,25 @@ import (
 )
 
 const (
-	overload   = 5               // times what the server can do
-	recovery   = 5 * time.Second // within which it is as before
-	loginRate  = 500             // a second
-	openAtMost = 2048            // connections of a load that does not wait for its answers
+	overload   = 5               // multiple of the server's capacity
+	recovery   = 5 * time.Second // time in which latency must return to normal
+	loginRate  = 500             // requests per second
+	openAtMost = 2048            // connections of a load that does not wait for answers
 )
 
-// An offer is a load that does not wait: so many requests a second are sent, whatever became of those before.
+// An offer is an open load: it sends a fixed number of requests per second without waiting for
+// answers.
 type offer struct {
 	rate        float64
 	connections int
 }
 
-// offered is what became of them.
+// offered counts the requests of an offer by result.
 type offered struct {
 	sent, good, refused atomic.Int64
 }
 
-// run sends until ctx ends. Requests that no connection is free for are not sent, and so not counted.
+// run sends until ctx ends. A request without a free connection is neither sent nor counted.
 func (f offer) run(ctx context.Context, d *deployment, o operation) (*offered, error) {
 	out := new(offered)
 	failures := make([]error, f.connections)
@@ -53,7 +54,7 @@ func (f offer) run(ctx context.Context, d *deployment, o operation) (*offered, e
 					}
 				}
 				due = due.Add(step)
-				if late := time.Since(due); late > 0 { // there was no connection for these
+				if late := time.Since(due); late > 0 { // no connection was free for these
 					due = due.Add(late.Truncate(step))
 				}
 				out.sent.Add(1)
@@ -77,7 +78,8 @@ func (f offer) run(ctx context.Context, d *deployment, o operation) (*offered, e
 	return out, errors.Join(failures...)
 }
 
-// partOverload is encrypt when much more is asked than can be done. Server and client have half of the machine each, in calm as well.
+// partOverload measures encryption under much more load than the server can handle. Server and
+// client have half of the machine each, also in the calm phase before.
 func (r *run) partOverload(ctx context.Context) (err error) {
 	first, back, err := apart()
 	if err != nil {
@@ -149,7 +151,7 @@ func (r *run) partOverload(ctx context.Context) (err error) {
 	return nil
 }
 
-// recover returns how long it took until the median was about what it had been.
+// recover returns the time until the median latency is about what it was before.
 func (r *run) recover(ctx context.Context, d *deployment, o operation, calm *sample) (time.Duration, error) {
 	began := time.Now()
 	for {
@@ -160,7 +162,7 @@ func (r *run) recover(ctx context.Context, d *deployment, o operation, calm *sam
 	}
 }
 
-// partLogins is encrypt beside log-ins, each of which takes a core for 20 ms.
+// partLogins measures encryption beside log-ins. Each log-in takes a core for 20 ms.
 func (r *run) partLogins(ctx context.Context) (err error) {
 	d, err := start(ctx, r.binary, r.dir, settings{name: "log-ins", signing: "entry", mail: true})
 	defer func() { err = errors.Join(err, d.stop()) }()

@@ -9,10 +9,10 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// mostReplicas of one database are measured.
+// mostReplicas is the largest number of replicas to measure on one database.
 const mostReplicas = 4
 
-// partPostgres is one to four replicas on one PostgreSQL beside the embedded store.
+// partPostgres compares one to four replicas on one PostgreSQL with the embedded store.
 func (r *run) partPostgres(ctx context.Context) (err error) {
 	db, err := pgtest.Run(ctx)
 	if err != nil {
@@ -34,7 +34,7 @@ func (r *run) partPostgres(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// All replicas run all the time; how many are sent requests is what differs.
+	// All replicas always run. Only the number that receives requests differs.
 	deployments := []*deployment{embedded}
 	for n := range mostReplicas {
 		some := *shared

@@ -13,7 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 )
 
-// A primitive is cryptography that an operation cannot do without, over as many bytes as it has there.
+// A primitive is a piece of cryptography that an operation needs, over data of the size that the
+// operation has.
 type primitive int
 
 const (
@@ -36,7 +37,8 @@ func (p primitive) String() string {
 	}[p]
 }
 
-// contains says what of FIPS 203 and 204 and the rest a primitive is.
+// contains returns the algorithms in a primitive, as FIPS 203 and 204 and other standards name
+// them.
 func (p primitive) contains() string {
 	return [...]string{
 		"ML-KEM-768 encapsulation, HKDF-SHA-512, AES-256-GCM of 1 KiB",
@@ -51,7 +53,7 @@ func (p primitive) contains() string {
 	}[p]
 }
 
-// bench has what the primitives work on.
+// bench holds a function for each primitive.
 type bench [primitives]func() error
 
 func newBench() (*bench, error) {
@@ -103,7 +105,7 @@ func newBench() (*bench, error) {
 	}, nil
 }
 
-// costs is how long each primitive took, as the mean over many.
+// costs is the mean time of each primitive.
 type costs [primitives]time.Duration
 
 func (c costs) of(o operation) (sum time.Duration) {
@@ -113,12 +115,13 @@ func (c costs) of(o operation) (sum time.Duration) {
 	return sum
 }
 
-// limit is how many of an operation a second there would be if all cores did nothing but its primitives.
+// limit returns the number of operations per second if all cores ran only its primitives.
 func (c costs) limit(o operation) float64 {
 	return float64(cores) / c.of(o).Seconds()
 }
 
-// measure runs every primitive for a time, on so many cores at once. It counts processor time, which is the same whoever else is on the machine.
+// measure runs every primitive for a time on the given number of cores at once. It counts processor
+// time, which other load on the machine does not change.
 func (b *bench) measure(each time.Duration, cores int) (c costs, err error) {
 	for p := range primitives {
 		var done atomic.Int64

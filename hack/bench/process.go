@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// tick is the unit of times in /proc, which Linux fixes for user space.
+// tick is the unit of times in /proc. Linux fixes it for user space.
 const tick = time.Second / 100
 
-// usage is what a process has used of the machine so far.
+// usage is the processor time and memory that a process has used so far.
 type usage struct {
 	cpu       time.Duration // user and system
 	resident  int64         // bytes
-	anonymous int64         // anonymous pages among them
+	anonymous int64         // part of resident that is anonymous pages
 }
 
-// used reads /proc/PID/stat and status.
+// used reads the usage from /proc/PID/stat and /proc/PID/status.
 func used(pid int) (u usage, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return u, err
 	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // the name before may hold anything
+	_, rest, _ := strings.Cut(string(stat), ") ") // the name in brackets may contain anything
 	fields := strings.Fields(rest)
 	if len(fields) < 13 {
 		return u, fmt.Errorf("reading /proc/%d/stat: it is too short", pid)
@@ -46,7 +46,7 @@ func used(pid int) (u usage, err error) {
 	return u, nil
 }
 
-// kilobytes returns a line of /proc/PID/status in bytes.
+// kilobytes returns the value of a line in /proc/PID/status, in bytes.
 func kilobytes(status []byte, name string) int64 {
 	for line := range strings.Lines(string(status)) {
 		if rest, ok := strings.CutPrefix(line, name); ok {
@@ -59,7 +59,7 @@ func kilobytes(status []byte, name string) int64 {
 	return 0
 }
 
-// own is the processor time of this process.
+// own returns the processor time of this process.
 func own() time.Duration {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
@@ -68,7 +68,7 @@ func own() time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// childOf returns the one child of a process.
+// childOf returns the only child of a process.
 func childOf(pid int) (int, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil {
@@ -81,8 +81,8 @@ func childOf(pid int) (int, error) {
 	return child, nil
 }
 
-// syncs counts the calls of fsync and fdatasync in what strace has written.
+// syncs counts the calls of fsync and fdatasync in the output of strace.
 func syncs(path string) (int, error) {
 	text, err := os.ReadFile(path)
-	return bytes.Count(text, []byte("sync(")), err // a call that is resumed has no bracket behind its name
+	return bytes.Count(text, []byte("sync(")), err // a resumed call has no bracket after its name and is not counted twice
 }

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// values are those of the rounds.
+// values holds one number per round.
 type values []float64
 
-// median of the rounds; 0 without any.
+// median returns the median of the rounds, and 0 without any.
 func (v values) median() float64 {
 	if len(v) == 0 {
 		return 0
@@ -22,7 +22,7 @@ func (v values) median() float64 {
 	return sorted[len(v)/2]
 }
 
-// over divides round by round.
+// over divides the values round by round.
 func (v values) over(by values) (times values) {
 	for i := range min(len(v), len(by)) {
 		times = append(times, v[i]/by[i])
@@ -30,7 +30,7 @@ func (v values) over(by values) (times values) {
 	return times
 }
 
-// show is the median and, in brackets, the least and the greatest.
+// show formats the median and, in brackets, the smallest and the largest value.
 func (v values) show(format string) string {
 	if len(v) == 0 {
 		return "–"
@@ -38,7 +38,7 @@ func (v values) show(format string) string {
 	return fmt.Sprintf(format+" ("+format+" to "+format+")", v.median(), slices.Min(v), slices.Max(v))
 }
 
-// print writes a table in Markdown.
+// print writes a Markdown table.
 func (r *run) print(rows [][]string) {
 	for i, row := range rows {
 		fmt.Fprintf(r.out, "| %s |\n", strings.Join(row, " | "))
@@ -48,12 +48,12 @@ func (r *run) print(rows [][]string) {
 	}
 }
 
-// note is a line for the reader of the tables.
+// note writes a line for the reader of the tables.
 func (r *run) note(format string, args ...any) {
 	fmt.Fprintf(r.out, "\n"+format+"\n", args...)
 }
 
-// progress tells whoever waits.
+// progress writes a line on standard error.
 func (r *run) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format+"\n", args...)
 }

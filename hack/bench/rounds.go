@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// rounds measures every operation once a round, of all deployments in turn, so that a machine that drifts drifts for all of them alike.
+// rounds measures every operation once per round on all deployments in turn. If the machine becomes
+// slower over time, that affects all of them alike.
 func (r *run) rounds(ctx context.Context, deployments []*deployment) ([]*series, error) {
 	var all []*series
 	for _, d := range deployments {
@@ -41,7 +42,7 @@ func (r *run) rounds(ctx context.Context, deployments []*deployment) ([]*series,
 	return all, nil
 }
 
-// measurePrimitives adds a round of costs, on one core alone and on all at once.
+// measurePrimitives adds a round of costs, measured on one core and on all cores.
 func (r *run) measurePrimitives() error {
 	const each = 150 * time.Millisecond
 	alone, err := r.bench.measure(each, 1)
@@ -50,13 +51,13 @@ func (r *run) measurePrimitives() error {
 	return errors.Join(err, err2)
 }
 
-// series is what the rounds came to for one operation of one deployment.
+// series is the result of all rounds for one operation of one deployment.
 type series struct {
 	deployment *deployment
 	operation  operation
 
-	rate, median, p99, tail values // requests a second, ms, ms, and how many times the median the 99th percentile is
-	cpu, share, client      values // µs of the servers for a request; which part of them is primitives; which part of the machine is the client's
+	rate, median, p99, tail values // requests per second, ms, ms, and 99th percentile as a multiple of the median
+	cpu, share, client      values // servers' µs per request; share of it in primitives; client's share of the machine
 	ratio, togetherRatio    values
 	resident                values // MB
 	syncs                   float64
@@ -80,8 +81,9 @@ func (s *series) add(sample *sample, alone, together costs) {
 	s.resident = append(s.resident, float64(sample.resident)/1e6)
 }
 
-// countSyncs drives every operation once more against a deployment of its own whose every sync strace writes down. Other calls are not
-// stopped (seccomp), so that about as many requests share a commit as without it.
+// countSyncs runs every operation against a separate deployment under strace, which records every
+// sync. With seccomp strace stops only these calls, so about as many requests share a commit as
+// without it.
 func (r *run) countSyncs(ctx context.Context, signing string) (perRequest map[string]float64, err error) {
 	if !r.syncs {
 		return nil, nil
@@ -119,7 +121,8 @@ func (r *run) countSyncs(ctx context.Context, signing string) (perRequest map[st
 	return perRequest, nil
 }
 
-// partEmbedded is the operations on the embedded store, entries signed one by one and in batches.
+// partEmbedded measures the operations on the embedded store, with entries signed one by one and in
+// batches.
 func (r *run) partEmbedded(ctx context.Context) (err error) {
 	var deployments []*deployment
 	defer func() {
@@ -203,7 +206,7 @@ func (r *run) printSeries(title string, d *deployment, all []*series) {
 	}
 }
 
-// printBatch compares both ways to sign entries, round by round.
+// printBatch compares the two ways to sign entries round by round.
 func (r *run) printBatch(all []*series) {
 	fmt.Fprintf(r.out, "\n### Entries signed in batches against one by one\n\n")
 	rows := [][]string{{"operation", "times as many requests"}}
@@ -222,7 +225,8 @@ func (r *run) printBatch(all []*series) {
 	r.print(rows)
 }
 
-// guard fails when an operation does much beside its primitives. It compares processor times, which hold on a machine that others use too.
+// guard fails if an operation spends too much time outside its primitives. It compares processor
+// times, which are comparable on a shared machine.
 func (r *run) guard(all []*series) error {
 	var wrong []error
 	for _, s := range all {
@@ -233,7 +237,7 @@ func (r *run) guard(all []*series) error {
 	return errors.Join(wrong...)
 }
 
-// costsOf says what the limit of each operation is made of.
+// costsOf describes the primitives that make up the limit of each operation.
 func costsOf(operations []operation) string {
 	var lines []string
 	for _, o := range operations {

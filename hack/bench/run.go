@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// run is one call of the program.
+// run is one run of the program.
 type run struct {
 	binary        string
-	dir           string // for everything that the servers write
+	dir           string // folder for everything that the servers write
 	out           io.Writer
 	roundCount    int
 	load          load
 	only          []string           // names of operations
 	signing       []string           // how entries are signed: entry, batch
 	credentials   int                // in the large store
-	kmsOperations int                // at least, with a key-management service
-	least         map[string]float64 // share of primitives in the server's time, by operation
-	syncs         bool               // are counted
+	kmsOperations int                // minimum with a key-management service
+	least         map[string]float64 // minimum share of primitives in the server's time, by operation
+	syncs         bool               // count syncs
 
 	bench           *bench
 	alone, together []costs // costs of the primitives, by round
 }
 
-// cores are shared by the servers, the client and everything else.
+// cores is the number of cores that the servers, the client and everything else share.
 var cores = runtime.NumCPU()
 
-// machine says what all this ran on.
+// machine describes the hardware and software of the measurement.
 func machine() string {
 	model := "unknown processor"
 	text, err := os.ReadFile("/proc/cpuinfo")

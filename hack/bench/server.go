@@ -21,45 +21,46 @@ import (
 
 const (
 	readyTimeout = time.Minute
-	// serverGrace is how long a server may take to finish, the wiping of freed pages included.
+	// serverGrace is the time that a server has to stop, including the wiping of freed pages.
 	serverGrace = time.Minute
 )
 
-// settings are what the deployments of a run differ in.
+// settings are the properties in which the deployments of a run differ.
 type settings struct {
 	name    string // name of its folder
 	signing string // audit.signing
 	store   string // URL of PostgreSQL, or "" for the embedded store
 	kms     string // URL, or "" for a key file
-	token   string // for it
-	mail    bool   // there is a mail server, though it never answers, and so users register
-	traced  bool   // every sync is written to a file, by strace
-	cores   string // cores it runs on, such as 0-1; empty for all
+	token   string // token for the KMS
+	mail    bool   // configure a mail server, so that users can register; it never answers
+	traced  bool   // strace writes every sync to a file
+	cores   string // cores to run on, such as 0-1; empty for all
 }
 
-// A deployment is one configuration of the built binary that runs, as one process or as several on one database.
+// A deployment is one running configuration of the built binary, as one process or as several on
+// one database.
 type deployment struct {
 	settings
 	binary   string
 	dir      string
 	replicas []*server
-	key      string // API key of a tenant that may do everything
+	key      string // API key with all scopes of a tenant
 }
 
 // A server is one process.
 type server struct {
 	process *kubetest.Process
-	pid     int // the server's process id, not that of strace
+	pid     int // process id of the server, not of strace
 	address string
-	started time.Duration // time until it was ready
-	log     string        // path
-	trace   string        // path of the syncs that it made, one per line; "" when nobody writes it
+	started time.Duration // time from the start to readiness
+	log     string        // path of the log
+	trace   string        // path of the recorded syncs, one per line; "" without recording
 }
 
-// rates are those of a load: quotas are raised by configuration.
+// rates raises all quotas so that they do not limit the load.
 const rates = "rate: {v1: 1000000000, v2: 1000000000, address: 1000000000, registrations: 1000000000}\n"
 
-// start runs a deployment of one replica, to be stopped even with an error.
+// start runs a deployment of one replica. The caller must stop it even after an error.
 func start(ctx context.Context, binary, dir string, s settings) (*deployment, error) {
 	d := &deployment{settings: s, binary: binary, dir: filepath.Join(dir, s.name)}
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
@@ -71,7 +72,7 @@ func start(ctx context.Context, binary, dir string, s settings) (*deployment, er
 	return d, d.enter(ctx)
 }
 
-// config is the configuration file of the n-th replica.
+// config returns the configuration file of the n-th replica.
 func (d *deployment) config(n int) string {
 	kms := fmt.Sprintf("{url: 'file://%s'}", filepath.Join(d.dir, "kms.key"))
 	if d.kms != "" {
@@ -166,7 +167,7 @@ func (d *deployment) launch(ctx context.Context, n int) (*server, error) {
 	return s, err
 }
 
-// await polls until what is true.
+// await polls until what returns true.
 func (s *server) await(ctx context.Context, what func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -184,7 +185,7 @@ func (s *server) await(ctx context.Context, what func() bool) error {
 	return nil
 }
 
-// tail is the end of the server's log.
+// tail returns the end of the server's log.
 func (s *server) tail() string {
 	text, err := os.ReadFile(s.log)
 	if err != nil {
@@ -193,7 +194,7 @@ func (s *server) tail() string {
 	return string(text[max(0, len(text)-2048):])
 }
 
-// enter makes a tenant with a key that may do everything.
+// enter creates a tenant and an API key with all scopes.
 func (d *deployment) enter(ctx context.Context) error {
 	system, err := os.ReadFile(filepath.Join(d.dir, "system.key"))
 	if err != nil {
@@ -217,7 +218,7 @@ func (d *deployment) enter(ctx context.Context) error {
 	return nil
 }
 
-// stop ends all replicas.
+// stop stops all replicas.
 func (d *deployment) stop() error {
 	var errs []error
 	for _, s := range d.replicas {

@@ -24,16 +24,17 @@ const (
 	sample     = "config/samples/database-secret.plain"
 	name       = "database" // name of the sample, in namespace default
 
-	// serverGrace is how long requests in flight may take when latticekeep is stopped.
+	// serverGrace is the time that requests in flight have when latticekeep is stopped.
 	serverGrace = 20 * time.Second
-	// readyTimeout is how long anything here may take to become ready.
+	// readyTimeout bounds the time in which anything here becomes ready.
 	readyTimeout = time.Minute
 )
 
-// operator is the ServiceAccount of config/rbac, so that what is shown here works with those rights and no more.
+// operator is the ServiceAccount of config/rbac. With it this program runs with exactly the rights
+// of a real installation.
 var operator = []string{"system:serviceaccount:latticekeep-system:latticekeep", "system:serviceaccounts", "system:serviceaccounts:latticekeep-system"}
 
-// A cluster is a control plane and a latticekeep that serves it. A nil field has not been started yet.
+// A cluster is a control plane and a latticekeep that serves it. A nil field is not started yet.
 type cluster struct {
 	binary string // path of latticekeep
 	out    io.Writer
@@ -43,18 +44,19 @@ type cluster struct {
 	ready  announcement
 }
 
-// An announcement is what `latticekeep server --dev` tells once it serves.
+// An announcement is the output of `latticekeep server --dev` once it serves.
 type announcement struct {
-	// On stdout, as one line of JSON.
+	// From the JSON line on standard output.
 	BaseURL  string `json:"base_url"`
 	TenantID string `json:"tenant_id"`
 	APIKey   string `json:"api_key"`
-	// On stderr, as lines of their own. They are pinned, as a user would pin them: what is fetched over HTTP later has to agree.
+	// From separate lines on standard error. They are pinned, as a user would pin them: data
+	// fetched over HTTP later has to match them.
 	identity string // fingerprint of the key that signs sealing keys
 	chain    string // fingerprint of the audit chain
 }
 
-// start returns a cluster to stop even with an error.
+// start returns a cluster. The caller must stop it even after an error.
 func start(ctx context.Context, binary string, out io.Writer) (*cluster, error) {
 	c := &cluster{binary: binary, out: out}
 	var err error
@@ -115,7 +117,8 @@ func (c *cluster) startServer(ctx context.Context) error {
 	return nil
 }
 
-// announced reads what latticekeep has printed so far and says whether that is all of its announcement.
+// announced reads the output of latticekeep so far and reports whether the announcement is
+// complete.
 func (c *cluster) announced() bool {
 	stdout, err := os.ReadFile(c.stdoutFile())
 	if err != nil {
@@ -133,7 +136,7 @@ func (c *cluster) announced() bool {
 	return c.ready.BaseURL != "" && c.ready.APIKey != "" && c.ready.identity != "" && c.ready.chain != ""
 }
 
-// lineAfter is the rest of the first whole line that begins with prefix, or "".
+// lineAfter returns the rest of the first complete line that begins with prefix, or "".
 func lineAfter(text []byte, prefix string) string {
 	for line := range bytes.Lines(text) {
 		if rest, ok := bytes.CutPrefix(line, []byte(prefix)); ok && bytes.HasSuffix(rest, []byte("\n")) {
@@ -143,7 +146,8 @@ func lineAfter(text []byte, prefix string) string {
 	return ""
 }
 
-// prove takes the sample all the way: sealed, applied, unsealed over REST, and found in the audit chain.
+// prove takes the sample through its whole life: it is sealed, applied, unsealed over REST, and
+// found in the audit chain.
 func (c *cluster) prove(ctx context.Context) error {
 	c.say("Sealing %s and applying the result", sample)
 	manifest, err := c.latticekeep(ctx, "seal", "-f", sample, "--type", "database", "--ttl-days", "30",
@@ -201,7 +205,7 @@ func (c *cluster) unseal(ctx context.Context) error {
 	return nil
 }
 
-// explain prints what to type next.
+// explain prints the commands to try next.
 func (c *cluster) explain() {
 	fmt.Fprintf(c.out, `
 All of it holds. It stays up until you press Ctrl-C; in another terminal, try:
@@ -221,7 +225,7 @@ latticekeep's log is %s
 `, c.plane.Kubeconfig, c.ready.BaseURL, c.ready.APIKey, name, name, c.binary, c.ready.chain, name, c.logFile())
 }
 
-// stop ends what was started, in the reverse order, and removes every file.
+// stop stops everything in reverse order and removes every file.
 func (c *cluster) stop() error {
 	var errs []error
 	if c.server != nil {
@@ -237,7 +241,7 @@ func (c *cluster) stop() error {
 	return errors.Join(append(errs, os.RemoveAll(c.dir))...)
 }
 
-// get is an authenticated GET of a path of the REST interface.
+// get sends an authenticated GET to a path of the REST API.
 func (c *cluster) get(ctx context.Context, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -276,7 +280,7 @@ func (c *cluster) latticekeep(ctx context.Context, args ...string) ([]byte, erro
 	return c.output(cmd)
 }
 
-// output runs a command, shows what it prints, except a manifest, which is long, and returns it.
+// output runs a command, returns its output and shows it, except for a manifest, which is long.
 func (c *cluster) output(cmd *exec.Cmd) ([]byte, error) {
 	out, err := cmd.Output()
 	if err != nil {
@@ -292,7 +296,7 @@ func (c *cluster) output(cmd *exec.Cmd) ([]byte, error) {
 	return out, nil
 }
 
-// describe is what the cluster says about an object that did not become ready.
+// describe prints the cluster's description of an object that did not become ready.
 func (c *cluster) describe(ctx context.Context) error {
 	out, err := c.plane.Kubectl(ctx, "describe", "sealedcredential", name).CombinedOutput()
 	if err != nil {
@@ -304,7 +308,7 @@ func (c *cluster) describe(ctx context.Context) error {
 func (c *cluster) stdoutFile() string { return filepath.Join(c.dir, "latticekeep.out") }
 func (c *cluster) logFile() string    { return filepath.Join(c.dir, "latticekeep.log") }
 
-// logTail is the end of latticekeep's log.
+// logTail returns the end of latticekeep's log.
 func (c *cluster) logTail() string {
 	data, err := os.ReadFile(c.logFile())
 	if err != nil {

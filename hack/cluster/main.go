@@ -1,6 +1,7 @@
-// Command cluster is `make cluster`: it starts etcd, kube-apiserver and latticekeep with its operator, takes a credential from a manifest to an
-// unsealed value and a verified audit chain, printing each step, says what to type next, and stays up until it is interrupted. When it ends, for
-// whatever reason, no process and no file of it remains.
+// Command cluster is `make cluster`: it starts etcd, kube-apiserver and latticekeep with its
+// operator. It takes a credential from a manifest to an unsealed value and a verified audit chain,
+// prints each step and the commands to try next, and stays up until it is interrupted. However it
+// ends, no process and no file of it remains.
 package main
 
 import (
@@ -26,7 +27,7 @@ func main() {
 	}
 }
 
-// run returns nil when it was interrupted.
+// run returns nil after an interruption.
 func run(ctx context.Context, binary string, out io.Writer) error {
 	c, err := start(ctx, binary, out)
 	if err == nil {

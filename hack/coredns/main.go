@@ -1,4 +1,5 @@
-// Command coredns is the name server of `make e2e`'s node: CoreDNS with the plugins that Services need, and none of the clouds'.
+// Command coredns is the name server of the node of `make e2e`: CoreDNS with the plugins that
+// Services need, and without those for cloud providers.
 package main
 
 import (
@@ -10,7 +11,8 @@ import (
 )
 
 func main() {
-	// The order in which a query passes through them, which is otherwise made by CoreDNS's own generator.
+	// The order in which a query passes through the plugins. CoreDNS's own generator usually makes
+	// this list.
 	dnsserver.Directives = []string{"bind", "errors", "kubernetes"}
 	coremain.Run()
 }

@@ -10,23 +10,24 @@ import (
 	"strings"
 )
 
-// A cluster is where the steps happen.
+// A cluster is the Kubernetes cluster in which the steps run.
 type cluster struct {
 	dir, kubeconfig   string
 	helm, latticekeep string // programs
 	own               bool
 	out               *transcript
-	trouble           func() string // what the node's parts said last; nil for a cluster that is not ours
+	trouble           func() string // last output of the node's programs; nil for an external cluster
 }
 
-// do runs a command and puts it and what it printed into the transcript.
+// do runs a command and writes it and its output to the transcript.
 func (c *cluster) do(ctx context.Context, command ...string) (string, error) {
 	out, err := c.run(ctx, "", command...)
 	c.out.console(quote(command), out)
 	return out, err
 }
 
-// run runs kubectl, helm or latticekeep for the cluster's administrator. What it returns is all that the command printed; an error has that as well.
+// run runs kubectl, helm or latticekeep as the cluster's administrator. It returns the whole
+// output, which an error contains as well.
 func (c *cluster) run(ctx context.Context, stdin string, command ...string) (string, error) {
 	program := command[0]
 	switch program {
@@ -36,7 +37,7 @@ func (c *cluster) run(ctx context.Context, stdin string, command ...string) (str
 		program = c.latticekeep
 	}
 	cmd := exec.CommandContext(ctx, program, command[1:]...)
-	// Neither the caches nor the settings of whoever runs it are touched.
+	// The user's caches and settings are left alone.
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "HOME="+filepath.Join(c.dir, "home"), "KUBECACHEDIR="+filepath.Join(c.dir, "cache"))
 	cmd.Stdin = strings.NewReader(stdin)
 	var both, stderr bytes.Buffer
@@ -49,7 +50,7 @@ func (c *cluster) run(ctx context.Context, stdin string, command ...string) (str
 	return both.String(), nil
 }
 
-// quote is the command as one would type it.
+// quote returns the command as a user would type it.
 func quote(command []string) string {
 	words := make([]string, len(command))
 	for i, word := range command {
@@ -60,14 +61,15 @@ func quote(command []string) string {
 	return strings.Join(words, " ")
 }
 
-// execute runs a command for what it prints on standard error.
+// execute runs a command. Its error contains the output on standard error.
 func execute(ctx context.Context, args []string, program string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	return cmd.Run()
 }
 
-// strange refuses a cluster that is in use: what this program makes there it removes afterwards, with everything in it.
+// strange refuses a cluster that is in use, because this program removes its namespaces afterwards
+// with everything in them.
 func (c *cluster) strange(ctx context.Context) error {
 	out, err := c.run(ctx, "", "kubectl", "get", "namespaces/"+system, "namespaces/"+shop, "crd/sealedcredentials.latticekeep.dev",
 		"--ignore-not-found", "--output=name")
@@ -80,11 +82,12 @@ func (c *cluster) strange(ctx context.Context) error {
 	return nil
 }
 
-// leave removes from a cluster that is not ours what the steps have made there, however far they came.
+// leave removes everything that the steps created in an external cluster, however far they came.
 func (c *cluster) leave() error {
 	ctx, cancel := context.WithTimeout(context.Background(), waitTime)
 	defer cancel()
-	// Without its release there is nothing to uninstall, and without the operator nobody takes off finalizers.
+	// Without the release there is nothing to uninstall. Without the operator nothing removes the
+	// finalizers.
 	_, _ = c.run(ctx, "", "helm", "uninstall", "latticekeep", "--namespace", system, "--wait")
 	objects, _ := c.run(ctx, "", "kubectl", "get", "sealedcredentials", "--namespace", shop, "--output=name")
 	for _, object := range strings.Fields(objects) {
@@ -94,7 +97,7 @@ func (c *cluster) leave() error {
 	return err
 }
 
-// state is what helps to understand a failure.
+// state returns information that helps to understand a failure.
 func (c *cluster) state() string {
 	ctx := context.Background()
 	var state strings.Builder
@@ -103,7 +106,7 @@ func (c *cluster) state() string {
 		"kubectl get events --all-namespaces --sort-by=.metadata.creationTimestamp",
 		"kubectl logs --namespace latticekeep-system --selector app.kubernetes.io/name=latticekeep --all-containers --prefix --tail=40",
 	} {
-		out, _ := c.run(ctx, "", strings.Fields(command)...) // the output has the error
+		out, _ := c.run(ctx, "", strings.Fields(command)...) // the output contains the error
 		fmt.Fprintf(&state, "$ %s\n%s\n", command, out)
 	}
 	if c.trouble != nil {

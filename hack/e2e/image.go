@@ -13,7 +13,7 @@ import (
 	"runtime"
 )
 
-// The images have no registry: they are brought to where the pods run, or are not found.
+// The images have no registry. They must be loaded where the pods run.
 const (
 	productImage  = "localhost/latticekeep:e2e"
 	workloadImage = "localhost/latticekeep-e2e-workload:e2e"
@@ -21,8 +21,8 @@ const (
 	imageUser = 65532 // as in the Dockerfile
 )
 
-// writeImage writes an image of one static program at its root, run by the user that the Dockerfile names, in the format of `docker save`, which
-// containerd, kind and k3d read as well.
+// writeImage writes an image with one static program at its root, which runs as the user of the
+// Dockerfile. The format is that of `docker save`, which containerd, kind and k3d read as well.
 func writeImage(path, image, name, program string, cmd ...string) (err error) {
 	binary, err := os.ReadFile(program)
 	if err != nil {

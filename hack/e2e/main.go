@@ -1,8 +1,10 @@
-// Command e2e is `make e2e`: it installs the chart into a real cluster, where pods really run, and follows a platform team's day there: install,
-// seal, consume, upgrade, lose a pod under load, uninstall. Each step is a command and what it must have led to; the commands and what they printed
-// are the transcript.
+// Command e2e is `make e2e`: it installs the chart into a real cluster, where pods really run, and
+// follows a platform team's day there: install, seal, consume, upgrade, lose a pod under load,
+// uninstall. Each step is a command and a check of its result. The commands and their output are
+// the transcript.
 //
-// The cluster is the one of E2E_KUBECONFIG, which E2E_LOAD brings the images to, or a node of its own that lives as long as this program.
+// The cluster is the one of E2E_KUBECONFIG, into which E2E_LOAD loads the images, or a node of its
+// own that lives as long as this program.
 package main
 
 import (
@@ -17,11 +19,11 @@ import (
 	"syscall"
 )
 
-// options are the programs and files that a run needs; hack/e2e.sh makes and names them.
+// options are the programs and files that a run needs. hack/e2e.sh creates and names them.
 type options struct {
 	latticekeep, workload, helm string // programs
-	assets                      string // folder of the control plane's programs, for a node of our own
-	transcript                  string // written when all of it holds
+	assets                      string // folder with the control plane's programs, for our own node
+	transcript                  string // written only after all steps succeed
 }
 
 func main() {
@@ -90,7 +92,8 @@ func run(ctx context.Context, o options) (err error) {
 	return c.out.write(o.transcript)
 }
 
-// load brings the images to a cluster that is not ours, by the command in E2E_LOAD with the path of each as its last argument.
+// load loads the images into an external cluster. It runs the command in E2E_LOAD with the path of
+// each image as its last argument.
 func load(ctx context.Context, images []string) error {
 	command := strings.Fields(os.Getenv("E2E_LOAD"))
 	if len(command) == 0 {

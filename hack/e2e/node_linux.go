@@ -23,12 +23,14 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// The node lives in namespaces of its own: of processes, so that all of them, the pods' included, end with the first one, whatever it
-// ends of; of mounts, so that nothing of /run, /var/lib and /var/log, and no kernel setting that kubelet tunes, changes outside; and of the
-// network, so that no port, bridge or iptables rule meets the machine's. Two things outlast the first process, and the parent removes them:
-// the temporary directory, and the cgroups below one folder.
+// The node lives in namespaces of its own. The process namespace makes all processes, including the
+// pods', end with the first one, however that ends. The mount namespace keeps /run, /var/lib,
+// /var/log and the kernel settings that kubelet tunes unchanged outside. The network namespace
+// separates ports, bridges and iptables rules from the machine's. Two things outlast the first
+// process, and the parent removes them: the temporary directory, and the cgroups below one folder.
 //
-// Inside, what has lost its parent becomes a child of the first process, which does not wait for it: it stays a zombie until the end.
+// Inside, an orphaned process becomes a child of the first process, which does not wait for it, so
+// it stays a zombie until the end.
 const nodeNamespaces = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
 
 const (
@@ -38,19 +40,22 @@ const (
 	serviceIPs = "10.96.0.0/16"
 	apiURL     = "https://" + nodeIP + ":6443"
 
-	// nodeTimeout is how long any part of the node may take to be ready; a machine that compiles at the same time is slow.
+	// nodeTimeout bounds the start of any part of the node. It is long because a machine that also
+	// compiles is slow.
 	nodeTimeout = 5 * time.Minute
-	// removalTimeout is how long the kernel may take to let go of the cgroups of processes that have ended.
+	// removalTimeout bounds the time in which the kernel releases the cgroups of ended processes.
 	removalTimeout = 30 * time.Second
 )
 
-// nodeFolders have their names from kubelet and from the network plugins.
+// nodeFolders are fixed paths of kubelet and of the network plugins.
 var nodeFolders = []string{"/var/lib/kubelet", "/var/lib/cni"}
 
-// insideNode is set for the process that runs in the namespaces; its value is the node's directory.
+// insideNode is the environment variable of the process inside the namespaces. Its value is the
+// node's directory.
 const insideNode = "LATTICEKEEP_E2E_NODE"
 
-// onOwnNode runs this program again inside a node's namespaces, and removes what remains when it has ended.
+// onOwnNode runs this program again inside a node's namespaces, and removes the remains when it has
+// ended.
 func onOwnNode(ctx context.Context) (err error) {
 	dir, err := os.MkdirTemp("", "latticekeep-e2e-")
 	if err != nil {
@@ -59,7 +64,7 @@ func onOwnNode(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	defer func() { err = errors.Join(err, removeCgroups(filepath.Base(dir))) }()
 
-	// The node mounts its own over them.
+	// The node mounts its own folders over these.
 	for _, folder := range nodeFolders {
 		switch err := os.Mkdir(folder, 0o755); {
 		case err == nil:
@@ -73,13 +78,13 @@ func onOwnNode(ctx context.Context) (err error) {
 	cmd.Env = append(os.Environ(), insideNode+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: nodeNamespaces, Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	// The kernel's signal comes when the thread that forked ends.
+	// The kernel sends its signal when the thread that forked ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting the node's first process: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) }) // an error: it has ended already
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) }) // an error means that it has already ended
 	defer stop()
 	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("on the node: %w", err)
@@ -90,11 +95,12 @@ func onOwnNode(ctx context.Context) (err error) {
 // A node is a whole cluster: etcd, the control plane, a name server, containerd and a kubelet.
 type node struct {
 	dir, bin  string
-	processes []*kubetest.Process // in the order of their start
+	processes []*kubetest.Process // in start order
 }
 
-// startNode makes this process's namespaces a node, and returns its administrator's kubeconfig and what tells the last words of its processes.
-// Nothing of it has to be stopped: it ends with the process.
+// startNode turns this process's namespaces into a node. It returns the administrator's kubeconfig
+// and a function that returns the last output of the node's processes. Nothing needs to be stopped,
+// because the node ends with this process.
 func startNode(ctx context.Context, dir, bin string, images []string) (kubeconfig string, trouble func() string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
@@ -114,7 +120,8 @@ func startNode(ctx context.Context, dir, bin string, images []string) (kubeconfi
 	return n.kubeconfig("admin"), n.logTails, nil
 }
 
-// mount hides the folders that the node writes to, and the settings of the kernel that kubelet tunes, behind the node's own.
+// mount mounts the node's own folders over those that the node writes to, and over the kernel
+// settings that kubelet tunes.
 func (n *node) mount(context.Context) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making mounts private: %w", err)
@@ -131,7 +138,7 @@ func (n *node) mount(context.Context) error {
 			return fmt.Errorf("mounting over %s: %w", folder, err)
 		}
 	}
-	for _, volume := range []string{"data", "kms"} { // the volumes in manifests/volumes.yaml, owned by the image's user
+	for _, volume := range []string{"data", "kms"} { // volumes in manifests/volumes.yaml, owned by the image's user
 		folder := filepath.Join("/run/volumes", volume)
 		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, imageUser, imageUser)); err != nil {
 			return fmt.Errorf("making a volume: %w", err)
@@ -157,7 +164,7 @@ func (n *node) mount(context.Context) error {
 	return nil
 }
 
-// network gives the node an address of its own, on a bridge that nothing is attached to. There is no way out of it.
+// network gives the node an address on a bridge with nothing attached. No route leads out of it.
 func (n *node) network(ctx context.Context) error {
 	for _, args := range []string{
 		"link set lo up",
@@ -170,7 +177,8 @@ func (n *node) network(ctx context.Context) error {
 			return fmt.Errorf("running ip %s: %w: %s", args, err, out)
 		}
 	}
-	// Without it an answer from a pod to another on the same bridge passes by the rules that undo a Service's address.
+	// Without this, an answer from one pod to another on the same bridge bypasses the rules that
+	// translate a Service's address back.
 	const bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 	if err := os.WriteFile(bridged, []byte("1"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting %s: %w", bridged, err)
@@ -178,7 +186,7 @@ func (n *node) network(ctx context.Context) error {
 	return nil
 }
 
-// users are the names that the components go by, and their groups.
+// users are the names and groups of the components.
 var users = map[string]struct{ name, group string }{
 	"admin":                   {"admin", "system:masters"},
 	"kube-controller-manager": {"system:kube-controller-manager", ""},
@@ -234,7 +242,7 @@ func (n *node) startControlPlane(ctx context.Context) error {
 		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer); err != nil {
 		return err
 	}
-	// It makes its own certificate, which is then its own authority.
+	// The API server makes its own certificate, which is then its own authority.
 	if err := n.run("kube-apiserver", "--etcd-servers", client,
 		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.dir,
 		"--token-auth-file", n.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
@@ -258,7 +266,7 @@ func (n *node) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	return n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
-		// The machine's connection tracking is not the node's to size.
+		// The node must not resize the machine's connection tracking.
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
 		"--cluster-cidr", podCIDR)
 }
@@ -294,10 +302,10 @@ func (n *node) startKubelet(ctx context.Context) error {
 	if err := n.until(ctx, "the node", "kubectl", "wait", "--for=condition=Ready", "node/"+nodeName, "--timeout=10s"); err != nil {
 		return err
 	}
-	return n.until(ctx, "the first ServiceAccount", "kubectl", "get", "serviceaccount", "default") // without it no pod is admitted
+	return n.until(ctx, "the first ServiceAccount", "kubectl", "get", "serviceaccount", "default") // no pod is admitted without it
 }
 
-// until repeats a command until it succeeds, or any of the node's processes has ended.
+// until repeats a command until it succeeds or one of the node's processes has ended.
 func (n *node) until(ctx context.Context, what, program string, args ...string) error {
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
@@ -319,7 +327,7 @@ func (n *node) until(ctx context.Context, what, program string, args ...string) 
 	}
 }
 
-// ended is nil while all of the node's processes run.
+// ended returns an error once one of the node's processes has ended.
 func (n *node) ended() error {
 	for _, p := range n.processes {
 		select {
@@ -331,7 +339,7 @@ func (n *node) ended() error {
 	return nil
 }
 
-// run starts a program with its output in a file of its name.
+// run starts a program with its output in a file of the same name.
 func (n *node) run(program string, args ...string) error {
 	path := filepath.Join(n.bin, program)
 	if _, err := os.Stat(path); err != nil {
@@ -343,7 +351,7 @@ func (n *node) run(program string, args ...string) error {
 	if err != nil {
 		return fmt.Errorf("creating a log: %w", err)
 	}
-	defer log.Close() // the child has its own
+	defer log.Close() // the child has its own descriptor
 	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
 	p, err := kubetest.StartProcess(cmd)
@@ -354,7 +362,7 @@ func (n *node) run(program string, args ...string) error {
 	return nil
 }
 
-// logTails is the end of what each process has said.
+// logTails returns the end of each process's output.
 func (n *node) logTails() string {
 	var tails strings.Builder
 	logs, _ := filepath.Glob(n.path("*.log"))
@@ -370,13 +378,13 @@ func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 
 func (n *node) kubeconfig(component string) string { return n.path(component + ".kubeconfig") }
 
-// cgroupHierarchies are the mounted ones: one of version 2, or several of version 1.
+// cgroupHierarchies returns the mounted hierarchies: one of version 2, or several of version 1.
 func cgroupHierarchies() []string {
 	const root = "/sys/fs/cgroup"
 	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err == nil {
 		return []string{root}
 	}
-	procs, _ := filepath.Glob(filepath.Join(root, "*", "cgroup.procs")) // fails only for a pattern that is malformed
+	procs, _ := filepath.Glob(filepath.Join(root, "*", "cgroup.procs")) // fails only for a malformed pattern
 	hierarchies := make([]string, len(procs))
 	for i, p := range procs {
 		hierarchies[i] = filepath.Dir(p)
@@ -384,8 +392,8 @@ func cgroupHierarchies() []string {
 	return hierarchies
 }
 
-// removeCgroups removes the folder name from each hierarchy, from the leaves up. Nothing runs in them any more, but the kernel may take a
-// moment to notice.
+// removeCgroups removes the folder name from each hierarchy, leaves first. No process runs in them
+// any more, but the kernel may need a moment to notice.
 func removeCgroups(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
 	defer cancel()
@@ -399,7 +407,7 @@ func removeCgroups(name string) error {
 				if err == nil && entry.IsDir() {
 					folders = append(folders, path)
 				}
-				return nil // what is gone is gone
+				return nil // already gone
 			})
 			for _, folder := range slices.Backward(folders) {
 				if err := syscall.Rmdir(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -418,10 +426,11 @@ func removeCgroups(name string) error {
 	}
 }
 
-// What the parts of the node are configured with. DIR stands for the node's directory, CGROUP for its folder in each hierarchy.
+// Configuration of the node's parts. DIR stands for the node's directory, and CGROUP for its folder
+// in each hierarchy.
 const (
-	// Lowering the score by which the kernel chooses whom to kill is not permitted everywhere, and the plain snapshotter works on every
-	// file system.
+	// Some machines do not permit lowering the score by which the kernel's out-of-memory killer
+	// chooses. The plain snapshotter works on every file system.
 	containerdConfig = `version = 2
 root = "DIR/containerd"
 [plugins."io.containerd.grpc.v1.cri"]

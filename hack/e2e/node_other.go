@@ -14,7 +14,7 @@ func onOwnNode(context.Context) error {
 	return errors.New("a node needs Linux, not " + runtime.GOOS + ": set E2E_KUBECONFIG to the kubeconfig of a cluster that may be changed")
 }
 
-// startNode is for the process that onOwnNode starts.
+// startNode always fails here: a node needs Linux.
 func startNode(context.Context, string, string, []string) (string, func() string, error) {
 	return "", nil, errors.New("a node needs Linux")
 }

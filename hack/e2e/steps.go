@@ -21,17 +21,17 @@ const (
 	system   = "latticekeep-system" // namespace of the product
 	shop     = "shop"               // namespace of its users
 	sample   = "database"           // a credential of the shop
-	waitArg  = "--timeout=5m"       // a machine that compiles at the same time is slow
+	waitArg  = "--timeout=5m"       // a machine that also compiles is slow
 	waitTime = 5 * time.Minute
 )
 
-// A step is a heading of the transcript and what happens under it.
+// A step is a heading of the transcript and the commands under it.
 type step struct {
 	title, text string
 	do          func(context.Context) error
 }
 
-// play runs all steps on a cluster that knows nothing of latticekeep.
+// play runs all steps on a cluster without latticekeep.
 func (c *cluster) play(ctx context.Context) error {
 	c.out.printf("# An installation, from beginning to end\n\n%s\n", preface)
 	for _, s := range []step{
@@ -103,7 +103,8 @@ func (c *cluster) seal(ctx context.Context) error {
 	)
 }
 
-// identity is the fingerprint of the key that signs sealing keys, from the line that the server prints once it serves.
+// identity returns the fingerprint of the key that signs sealing keys. It reads the line that the
+// server prints once it serves.
 func (c *cluster) identity(ctx context.Context) (string, error) {
 	log, err := c.run(ctx, "", "kubectl", "logs", "latticekeep-0", "--namespace", system)
 	if err != nil {
@@ -136,7 +137,7 @@ func (c *cluster) refuse(ctx context.Context) error {
 	return c.refused(ctx, copied, "kubectl apply --filename -", read+" | jq '{apiVersion, kind, metadata: {name: .metadata.name, namespace: \"default\"}, spec}' | ")
 }
 
-// copyTo is what an attacker would make of an object that they can read.
+// copyTo returns the copy that an attacker could make of an object that they can read.
 func copyTo(object, namespace string) (string, error) {
 	var o map[string]any
 	if err := json.Unmarshal([]byte(object), &o); err != nil {
@@ -157,7 +158,7 @@ func (c *cluster) readREST(ctx context.Context) error {
 	if err := c.consume(ctx, "billing"); err != nil {
 		return err
 	}
-	// What its role does not name is refused before anybody looks whether it is there.
+	// Objects outside the role are refused before the API server checks whether they exist.
 	if err := c.all(ctx,
 		"kubectl apply --filename "+manifests+"nosy.yaml",
 		"kubectl wait --for=jsonpath={.status.phase}=Failed pod/nosy --namespace "+shop+" "+waitArg,
@@ -174,7 +175,7 @@ func (c *cluster) readREST(ctx context.Context) error {
 	return c.all(ctx, "kubectl delete pod nosy --namespace "+shop)
 }
 
-// publishCA gives the shop what its pods verify the server by.
+// publishCA gives the shop the CA certificate with which its pods verify the server.
 func (c *cluster) publishCA(ctx context.Context) error {
 	read := []string{"kubectl", "get", "secret", "latticekeep-tls", "--namespace", system, `--output=go-template={{index .data "ca.crt" | base64decode}}`}
 	ca, err := c.run(ctx, "", read...)
@@ -187,7 +188,8 @@ func (c *cluster) publishCA(ctx context.Context) error {
 	return err
 }
 
-// consume runs the pod of a manifest to its end, and compares the digests that it prints with those of the sample.
+// consume runs the pod of a manifest to its end, and compares the digests in its output with those
+// of the sample.
 func (c *cluster) consume(ctx context.Context, pod string) error {
 	want, err := c.digests(ctx)
 	if err != nil {
@@ -209,10 +211,10 @@ func (c *cluster) consume(ctx context.Context, pod string) error {
 	return c.all(ctx, "kubectl delete pod "+pod+" --namespace "+shop)
 }
 
-// exchange is what a workload prints first that asked over REST.
+// exchange is the first line that a workload prints when it reads over REST.
 const exchange = "TLS 1.3, X25519MLKEM768\n"
 
-// digests are of the plain sample, as the workload prints them.
+// digests returns the digests of the plain sample in the format of the workload.
 func (c *cluster) digests(ctx context.Context) (string, error) {
 	out, err := c.run(ctx, "", "kubectl", "create", "--dry-run=client", "--filename", plain, "--output=jsonpath={.stringData}")
 	if err != nil {
@@ -271,7 +273,7 @@ func (c *cluster) upgrade(ctx context.Context) error {
 	return c.consume(ctx, "billing")
 }
 
-// serverPod is the UID of the server's pod.
+// serverPod returns the UID of the server's pod.
 func (c *cluster) serverPod(ctx context.Context) (string, error) {
 	return c.run(ctx, "", "kubectl", "get", "pod", "latticekeep-0", "--namespace", system, "--output=jsonpath={.metadata.uid}")
 }
@@ -295,7 +297,7 @@ func (c *cluster) losePod(ctx context.Context) error {
 	)
 }
 
-// untilLogged waits for a line of a pod of the shop.
+// untilLogged waits for a line in the log of a pod of the shop.
 func (c *cluster) untilLogged(ctx context.Context, pod, line string) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTime)
 	defer cancel()
@@ -314,7 +316,8 @@ func (c *cluster) untilLogged(ctx context.Context, pod, line string) error {
 	}
 }
 
-// state of what is to stay, without what differs from run to run.
+// kept lists commands that print the state that has to survive, without parts that differ from run
+// to run.
 var kept = []string{
 	"kubectl get sealedcredentials --namespace " + shop + " --output custom-columns=NAME:.metadata.name,CREDENTIAL:.status.credentialID,VERSION:.status.version,FINALIZERS:.metadata.finalizers",
 	"kubectl get secrets --namespace " + shop + " --output custom-columns=NAME:.metadata.name,TYPE:.type",
@@ -347,7 +350,8 @@ func (c *cluster) uninstall(ctx context.Context) error {
 	return nil
 }
 
-// facts are what must be the same before and after: which credential, which version, and the data of its Secret.
+// facts returns the state that must be the same before and after: credential, version, and a digest
+// of the data of its Secret.
 func (c *cluster) facts(ctx context.Context) (string, error) {
 	version, err := c.run(ctx, "", "kubectl", "get", "sealedcredentials", "--namespace", shop,
 		"--output=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} {.status.credentialID} {.status.version}{\"\\n\"}{end}")
@@ -358,7 +362,7 @@ func (c *cluster) facts(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%ssecrets %x", version, sha256.Sum256([]byte(data))), nil // a failure is printed: no value
+	return fmt.Sprintf("%ssecrets %x", version, sha256.Sum256([]byte(data))), nil // a failure prints this, so it has no value
 }
 
 func (c *cluster) reinstall(ctx context.Context) error {
@@ -385,7 +389,7 @@ func (c *cluster) reinstall(ctx context.Context) error {
 	return nil
 }
 
-// all does commands without quoted words, one after the other.
+// all runs commands without quoted words, one after the other.
 func (c *cluster) all(ctx context.Context, commands ...string) error {
 	for _, command := range commands {
 		if _, err := c.do(ctx, strings.Fields(command)...); err != nil {
@@ -395,7 +399,7 @@ func (c *cluster) all(ctx context.Context, commands ...string) error {
 	return nil
 }
 
-// refused does a command that the cluster has to refuse because of us.
+// refused runs a command that the cluster has to refuse because of latticekeep.
 func (c *cluster) refused(ctx context.Context, stdin, command string, prefix ...string) error {
 	out, err := c.run(ctx, stdin, strings.Fields(command)...)
 	c.out.console(strings.Join(prefix, "")+command, out)
@@ -408,7 +412,7 @@ func (c *cluster) refused(ctx context.Context, stdin, command string, prefix ...
 	return nil
 }
 
-// nothing does a command that must print no line.
+// nothing runs a command that must print no line.
 func (c *cluster) nothing(ctx context.Context, command string) error {
 	out, err := c.do(ctx, strings.Fields(command)...)
 	if err == nil && strings.TrimSpace(out) != "" {

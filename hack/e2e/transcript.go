@@ -9,29 +9,29 @@ import (
 	"strings"
 )
 
-// A transcript is Markdown: what was done and what it printed, without what is different each time or says where it ran. It is printed as it
-// grows, and becomes a file only when all of it is there.
+// A transcript is Markdown with the commands and their output. It omits what differs each time or
+// says where it ran. It is printed as it grows, and becomes a file only when it is complete.
 type transcript struct {
 	out  io.Writer
 	text bytes.Buffer
-	own  []string // text and what stands for it, in pairs
+	own  []string // pairs of text and replacement
 }
 
 func newTranscript(out io.Writer) *transcript { return &transcript{out: out} }
 
-// hide shows instead wherever text would be from now on.
+// hide replaces text with instead from now on.
 func (t *transcript) hide(text, instead string) { t.own = append(t.own, text, instead) }
 
 func (t *transcript) printf(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	t.text.WriteString(text)
-	_, _ = io.WriteString(t.out, text) // the file counts
+	_, _ = io.WriteString(t.out, text) // only the file must be complete
 }
 
 // say begins a step.
 func (t *transcript) say(title, text string) { t.printf("\n## %s\n\n%s\n", title, text) }
 
-// console shows a command and what it printed.
+// console writes a command and its output.
 func (t *transcript) console(command, output string) {
 	output = t.redact(strings.TrimRight(output, "\n"))
 	if output != "" {
@@ -40,7 +40,8 @@ func (t *transcript) console(command, output string) {
 	t.printf("\n```console\n$ %s\n%s```\n", t.redact(command), output)
 }
 
-// varying is what is different on each run, or secret, and what stands for it. What is in a column keeps its width.
+// varying lists patterns of text that is secret or differs on each run, with their replacements. A
+// replacement in a column keeps the column's width.
 var varying = []struct {
 	pattern *regexp.Regexp
 	instead string
@@ -52,7 +53,7 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`), instead: "<uid>"},
 	{pattern: regexp.MustCompile(`(?m)^head: \d+ [0-9a-f]{64}$`), instead: "head: <sequence> <hash>"}, // printed by `latticekeep audit verify`
 	{pattern: regexp.MustCompile(`\bcred_[a-z2-7]+`), instead: "<credential>", column: true},
-	// The end of the name of a Deployment's pod.
+	// The end of the pod name of a Deployment.
 	{pattern: regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), instead: "-<suffix>", column: true},
 }
 

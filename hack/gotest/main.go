@@ -1,5 +1,5 @@
-// Command gotest runs `go test` with the given arguments and prints what it prints, and then, which go test does not tell, every test that
-// was skipped with its reason.
+// Command gotest runs `go test` with the given arguments and prints its output. It then lists every
+// skipped test with its reason, which go test does not do.
 package main
 
 import (
@@ -54,7 +54,7 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// report prints the events as go test itself would, and returns a line for each skipped test.
+// report prints the events as go test does, and returns a line for each skipped test.
 func report(events io.Reader, w io.Writer) (skipped []string, err error) {
 	outputs := map[[2]string]*strings.Builder{} // output of each running test
 	r := bufio.NewReader(events)
@@ -95,7 +95,8 @@ func report(events io.Reader, w io.Writer) (skipped []string, err error) {
 				fmt.Fprint(w, output)
 			}
 			if e.Action == "fail" && e.Test == "" {
-				// A panic, a time-out or an exit ends the process without an end of the tests that ran.
+				// A panic, a time-out or an exit ends the process without end events for the
+				// running tests.
 				for test, b := range outputs {
 					if test[0] == e.Package {
 						fmt.Fprint(w, b)
@@ -110,7 +111,7 @@ func report(events io.Reader, w io.Writer) (skipped []string, err error) {
 	}
 }
 
-// reason is what a skipped test logged, without the lines that go test adds around it.
+// reason returns the log of a skipped test without the lines that go test adds around it.
 func reason(output string) string {
 	var lines []string
 	for line := range strings.Lines(output) {

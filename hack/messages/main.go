@@ -1,5 +1,6 @@
-// Command messages writes the texts that a program shows to people (errors, log lines, help) as Markdown, for Vale to
-// check: a file for each Go file below the given folders, with each text on the line where it stands in the code.
+// Command messages writes the texts that a program shows to people (errors, log lines, help) as
+// Markdown for Vale. It writes one file for each Go file below the given folders, with each text on
+// the line that it has in the code.
 package main
 
 import (

@@ -23,7 +23,8 @@ func commands() (string, error) {
 	return strings.TrimRight(b.String(), "\n") + "\n", nil
 }
 
-// describe writes a command and those below it. The flags that a group gives to all its commands stand with the group.
+// describe writes a command and its subcommands. The flags that a group passes to all its commands
+// are listed with the group.
 func describe(b *strings.Builder, cmd *cobra.Command) {
 	if depth := strings.Count(cmd.CommandPath(), " "); depth > 0 {
 		b.WriteString(strings.Repeat("#", min(depth, 3)+1) + " " + cmd.CommandPath() + "\n\n" + cmd.Short + ".\n\n")
@@ -47,7 +48,7 @@ func describe(b *strings.Builder, cmd *cobra.Command) {
 	}
 }
 
-// paragraphs writes help text as Markdown: lists and tables, which are indented, as they are.
+// paragraphs writes help text as Markdown. Lists and tables, which are indented, stay as they are.
 func paragraphs(b *strings.Builder, text string) {
 	for part := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
 		if strings.HasPrefix(part, " ") || strings.Contains(part, "\n ") {

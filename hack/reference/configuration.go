@@ -51,7 +51,8 @@ func configuration() (string, error) {
 	return b.String(), nil
 }
 
-// dotted returns patterns for the names that no other word can be.
+// dotted returns patterns for the names that are no ordinary words, because they contain a dot or a
+// capital letter.
 func dotted(names []string) map[string]bool {
 	patterns := make(map[string]bool)
 	for _, name := range names {
@@ -62,7 +63,7 @@ func dotted(names []string) map[string]bool {
 	return patterns
 }
 
-// settings calls f for each setting in the order of the fields.
+// settings calls f for each setting in field order.
 func settings(v reflect.Value, path string, f func(name string, value reflect.Value)) {
 	if v.Kind() != reflect.Struct {
 		f(path, v)
@@ -113,7 +114,8 @@ func fieldComments(folder string) (map[string]string, error) {
 	return comments, nil
 }
 
-// withoutName returns a comment that begins with the name of its field and a verb, without the name.
+// withoutName returns a comment that begins with the name of its field and a verb, without the
+// name.
 func withoutName(name, comment string) string {
 	short := sentence(name, comment)
 	if rest, ok := strings.CutPrefix(short, name+" "); ok && rest != "" {

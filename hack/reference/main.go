@@ -1,5 +1,6 @@
-// Command reference writes the pages of docs/reference that come from the code: configuration, commands, custom
-// resource, chart and REST API. `make generate` runs it at the root of the repository.
+// Command reference writes the pages of docs/reference that are generated from code: configuration,
+// commands, custom resource, chart and REST API. `make generate` runs it at the root of the
+// repository.
 package main
 
 import (
@@ -19,7 +20,7 @@ func main() {
 	}
 }
 
-// page is one generated page, without its head.
+// page is one generated page without its head.
 type page struct {
 	file, title, source string
 	weight              int

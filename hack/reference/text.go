@@ -12,7 +12,7 @@ func row(cells ...string) string {
 	return "| " + strings.Join(cells, " | ") + " |\n"
 }
 
-// code returns text as inline code, or nothing for no text.
+// code returns text as inline code, and "" for an empty text.
 func code(text string) string {
 	if text == "" {
 		return ""

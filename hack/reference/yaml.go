@@ -14,7 +14,7 @@ const (
 	valuesFile = "charts/latticekeep/values.yaml"
 )
 
-// node is a value of a YAML file, which keeps the order of the file; nil for one that is absent.
+// node is a value in a YAML file and keeps the order of the file. It is nil for an absent value.
 type node struct{ *yaml.Node }
 
 func readYAML(file string) (node, error) {
@@ -29,7 +29,7 @@ func readYAML(file string) (node, error) {
 	return node{document.Content[0]}, nil
 }
 
-// at follows keys of mappings.
+// at follows a path of keys through mappings.
 func (n node) at(path ...string) node {
 	for _, key := range path {
 		next := node{}
@@ -70,7 +70,7 @@ func (n node) list() (all []string) {
 	return all
 }
 
-// json returns a value in one line.
+// json returns a value as one line of JSON.
 func (n node) json() string {
 	if n.Node == nil {
 		return ""
@@ -107,7 +107,8 @@ func customResource() (string, error) {
 	return b.String(), nil
 }
 
-// fields writes a row for each property of an object, then those of its own properties.
+// fields writes a row for each property of an object, then the rows of that property's own
+// properties.
 func fields(b *strings.Builder, path string, object node) {
 	required := make(map[string]bool)
 	for _, name := range object.at("required").list() {
@@ -133,7 +134,8 @@ func fields(b *strings.Builder, path string, object node) {
 	})
 }
 
-// sentence returns a description that begins with the name of its field, without the name where that reads better.
+// sentence returns a description that begins with the name of its field, without the name where
+// that reads better.
 func sentence(name, description string) string {
 	description = strings.Join(strings.Fields(description), " ")
 	for _, verb := range []string{" is ", " are ", ": "} {
@@ -144,7 +146,7 @@ func sentence(name, description string) string {
 	return description
 }
 
-// properties returns what else the schema says of a field.
+// properties describes the other constraints that the schema has for a field.
 func properties(field node, required bool) string {
 	text := ""
 	if required {
@@ -164,7 +166,8 @@ func properties(field node, required bool) string {
 	return text
 }
 
-// chart lists every value of the chart that values.yaml describes with a comment of the form "# -- text".
+// chart lists every value of the chart. values.yaml describes each one with a comment of the form
+// "# -- text".
 func chart() (string, error) {
 	values, err := readYAML(valuesFile)
 	if err != nil {
@@ -190,7 +193,7 @@ func describeValues(b *strings.Builder, path string, values node) {
 	})
 }
 
-// description returns what a comment says after "# -- ".
+// description returns the text after "# -- " in a comment.
 func description(comment string) (string, bool) {
 	_, text, ok := strings.Cut(comment, "# -- ")
 	return strings.ReplaceAll(text, "\n#", "\n"), ok

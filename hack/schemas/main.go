@@ -1,9 +1,10 @@
-// Command schemas writes the JSON schemas that kubeconform checks the rendered chart and config/ with: one strict file for each kind, in
-// which a field that does not exist is an error.
+// Command schemas writes the JSON schemas with which kubeconform checks the rendered chart and
+// config/. It writes one strict file for each kind, in which an unknown field is an error.
 //
-// The kinds of Kubernetes come from the OpenAPI document of the k8s.io/kubernetes module that hack/k8s names, SealedCredential from its
-// CRD. Those of Prometheus and cert-manager are written by hand in kinds/: the fields that the chart uses, since the real ones are in no
-// module that the project has.
+// The kinds of Kubernetes come from the OpenAPI document of the k8s.io/kubernetes module that
+// hack/k8s names, SealedCredential from its CRD. Those of Prometheus and cert-manager are written
+// by hand in kinds/ and have only the fields that the chart uses, because the real schemas are in
+// no module that the project has.
 package main
 
 import (
@@ -48,7 +49,7 @@ func run(swagger, crd, out string) error {
 	for name, definition := range document.Definitions {
 		makeStrict(name, definition)
 	}
-	// All definitions are in one file, to which the file of each kind points.
+	// All definitions are in one file. The file of each kind refers to it.
 	if err := write(out, "definitions.json", map[string]any{"definitions": document.Definitions}); err != nil {
 		return err
 	}
@@ -70,7 +71,8 @@ const (
 	objectMeta  = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 )
 
-// makeStrict closes every object of a schema whose fields are known, and says of what is a number or a string that it is either.
+// makeStrict closes every object whose fields are known. A quantity and an int-or-string may be a
+// number or a string.
 func makeStrict(name string, schema any) {
 	s, ok := schema.(map[string]any)
 	if !ok {
@@ -104,18 +106,18 @@ func closeObjects(node any) {
 		for _, v := range fields {
 			closeObjects(v)
 		}
-		// A field may itself be called properties, so not every key is a schema.
+		// A field may itself have the name properties, so not every key is a schema.
 		for _, key := range []string{"additionalProperties", "items", "allOf", "anyOf", "oneOf", "definitions"} {
 			closeObjects(n[key])
 		}
 	}
 }
 
-// writeKind writes the file of a definition that is a kind of its own.
+// writeKind writes the file for a definition that is a kind.
 func writeKind(out, name string, definition any) error {
 	d, _ := definition.(map[string]any)
 	gvks, _ := d["x-kubernetes-group-version-kind"].([]any)
-	if len(gvks) != 1 { // such as DeleteOptions, which is of every group
+	if len(gvks) != 1 { // such as DeleteOptions, which belongs to every group
 		return nil
 	}
 	gvk, _ := gvks[0].(map[string]any)
@@ -128,10 +130,10 @@ func writeKind(out, name string, definition any) error {
 	})
 }
 
-// fileName is the name under which hack/verify-chart.sh has kubeconform look.
+// fileName returns the file name that hack/verify-chart.sh tells kubeconform to look for.
 func fileName(group, version, kind string) string {
 	if group == "" {
-		group = version // what kubeconform takes for the group of v1
+		group = version // kubeconform uses the version as the group of v1
 	}
 	return strings.ToLower(kind) + "_" + group + "_" + version + ".json"
 }

@@ -1,5 +1,6 @@
-// Command workload is what runs in the pods of `make e2e` beside the product: a consumer of a target Secret, a consumer of the REST
-// interface, a load, and the container that holds a pod's sandbox. It shows no value, only digests.
+// Command workload runs in the pods of `make e2e` beside the product: as a consumer of a target
+// Secret, a consumer of the REST API, a load, and the container that holds a pod's sandbox. It
+// prints digests and never a value.
 package main
 
 import (
@@ -56,14 +57,14 @@ func main() {
 	}
 }
 
-// show prints what proves that the values were read, and not the values.
+// show prints digests of the values, which prove that the values were read.
 func show(values map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		fmt.Printf("%s: %d bytes, SHA-256 %x\n", key, len(values[key]), sha256.Sum256([]byte(values[key])))
 	}
 }
 
-// readFiles reads a mounted Secret: a file for each key, beside what kubelet keeps in hidden ones.
+// readFiles reads a mounted Secret. Each key is a file; kubelet's own files are hidden.
 func readFiles(folder string) error {
 	paths, err := filepath.Glob(filepath.Join(folder, "[^.]*"))
 	if err != nil {
@@ -100,12 +101,12 @@ func newClient(url, caFile, tokenFile string) (*client, error) {
 		return nil, fmt.Errorf("%s has no certificate", caFile)
 	}
 	config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
-	// A connection for each call: one that is kept would hold on to a pod that is gone.
+	// Each call has its own connection. A kept one would stay bound to a pod that is gone.
 	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}
 	return &client{url: url, tokenFile: tokenFile, http: &http.Client{Transport: transport, Timeout: 10 * time.Second}}, nil
 }
 
-// A refusal is an answer that is no success.
+// A refusal is an answer without a success status.
 type refusal struct{ status int }
 
 func (r refusal) Error() string { return fmt.Sprintf("answered %d", r.status) }
@@ -162,20 +163,21 @@ func (c *client) readByName(ctx context.Context, name string) error {
 }
 
 const (
-	pace       = 20 * time.Millisecond // between calls: some fifty a second, below the limit of a tenant
-	before     = 20                    // writes before the load says that it runs
-	after      = 20                    // writes after the service was away
-	outageEnds = 5 * time.Minute       // at the latest
+	pace       = 20 * time.Millisecond // between calls: about fifty per second, below the limit of a tenant
+	before     = 20                    // writes before the load reports that it runs
+	after      = 20                    // writes after the outage
+	outageEnds = 5 * time.Minute       // latest end of the outage
 )
 
-// load writes and reads until the service has been away and is back, then reads whatever it was ever told is stored. A write that was not
-// acknowledged is repeated under its Idempotency-Key until it is, and may not come out twice.
+// load writes and reads until the service was away and is back, then reads every credential that
+// was acknowledged. It repeats an unacknowledged write under its Idempotency-Key until it succeeds.
+// No write may happen twice.
 func (c *client) load(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, outageEnds)
 	defer cancel()
 	ids := make(map[string]string) // acknowledged credentials, name to id
-	var names []string             // in order
-	missed, since := 0, 0          // calls that failed; writes since the last one did
+	var names []string             // names in the order of their writes
+	missed, since := 0, 0          // failed calls; writes since the last failure
 	ticker := time.NewTicker(pace)
 	defer ticker.Stop()
 	for missed == 0 || since < after {
@@ -208,7 +210,7 @@ func (c *client) load(ctx context.Context) error {
 	return c.account(ctx, ids)
 }
 
-// account compares what is stored with what was acknowledged.
+// account compares the stored credentials with the acknowledged ones.
 func (c *client) account(ctx context.Context, ids map[string]string) error {
 	for name := range ids {
 		if err := c.check(ctx, name, ids); err != nil {
