@@ -1,24 +1,28 @@
-// Package controllers is the operator: it makes the vault hold what SealedCredential objects say, makes the Secrets that
-// they ask for hold what the vault holds, and publishes the public key that they are sealed with.
+// Package controllers is the operator. It stores in the vault what SealedCredential objects ask
+// for, writes the vault's values into target Secrets, and publishes the public key that values are
+// sealed with.
 //
-// The model: an object is identified by its UID, its tenant by the UIDs of cluster and namespace. Each reconcile
-// compares the object with what the vault holds for it, changes the vault by compare-and-set on the version (see fill and
-// rotate), then its Secret (see targets), and then writes a status that is a function of what it saw (see outcome). A
-// rotation is the one commit of the next version; all that follows from it is derived from the vault, so it is finished by
-// whoever looks next. Nothing is remembered between two reconciles but when to look again (see schedule), so the operator
-// may be stopped anywhere, and two that share one store do no harm.
+// The model: an object is identified by its UID, and its tenant by the UIDs of cluster and
+// namespace. Each reconcile compares the object with its vault entry, changes the vault by
+// compare-and-set on the version, then updates the target Secret, and then writes a status that is
+// a function of what it observed (see package credential). A rotation is one commit of the next
+// version. Everything after it is derived from the vault, so any later reconcile can finish it. The
+// operator remembers only when to look again and what it saw of targets, and it can lose both. So
+// it may be stopped anywhere, and two operators that share one store do no harm.
 //
-// Two with stores of their own would overwrite each other's statuses without end, so a cluster belongs to one
-// deployment: the one whose sealing key is published there (see publisher). An operator of another one refuses to run.
+// Two operators with different stores would overwrite each other's statuses without end. So a
+// cluster belongs to one deployment: the one whose sealing key is published there (see package
+// cluster). An operator of another deployment refuses to run.
 //
-// What holds: a finalizer is on the object before anything is sealed for it; a spec that is refused leaves the last
-// good version serving, and rotating; in a terminating namespace nothing is made; every name in an object is one of its own
-// namespace; a Secret that is not the object's is neither changed nor read, unless it names the object; no value is written
-// to the cluster but into a target Secret, and no hash of one anywhere. The author's mistakes are conditions, and only
-// trouble with the vault or the API server is retried.
+// Invariants: an object has a finalizer before anything is sealed for it. After a refused spec, the
+// last good version is still served and rotated. Nothing is created in a terminating namespace.
+// Every name in an object refers to its own namespace. The operator neither changes nor uses a
+// Secret that the object does not own, unless that Secret names the object. It writes values only
+// into target Secrets, and hashes of values nowhere. An author's mistake becomes a condition; only
+// failures of the vault or the API server are retried.
 //
-// What it does not do: it lists and watches no Secrets, elects no leader (the lock of the embedded store is the
-// election), serves no endpoint, and opens no port.
+// The operator does not list or watch Secrets, serves no endpoint, and opens no port. It elects a
+// leader only with Options.Elect.
 package controllers
 
 import (
@@ -61,9 +65,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// What the operator may do. Reading SealedCredentials, the metadata of namespaces, and the one ConfigMap, is watching them;
-// Secrets are read one at a time. The status and the finalizers are patched. Who calls in the cluster is reviewed by the
-// HTTP service of the same process.
+// These are the operator's rights. It watches SealedCredentials, the metadata of namespaces and one
+// ConfigMap, and reads Secrets one at a time. It patches statuses and finalizers. The HTTP service
+// in the same process reviews the tokens and rights of callers from the cluster.
 //
 // +kubebuilder:rbac:groups=latticekeep.dev,resources=sealedcredentials,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=latticekeep.dev,resources=sealedcredentials/status,verbs=patch
@@ -74,7 +78,6 @@ import (
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=get;list;watch;patch,resourceNames=latticekeep-sealing-key,namespace=latticekeep-system
 // +kubebuilder:rbac:groups="",resources=configmaps,verbs=create,namespace=latticekeep-system
-//
 // Only with RestartWorkloads, and so in a role of its own:
 //
 // +kubebuilder:rbac:roleName=latticekeep-restart,groups=apps,resources=deployments;statefulsets;daemonsets,verbs=get;list;watch;patch
@@ -84,45 +87,49 @@ import (
 // +kubebuilder:rbac:roleName=latticekeep-election,groups=coordination.k8s.io,resources=leases,verbs=create,namespace=latticekeep-system
 // +kubebuilder:rbac:roleName=latticekeep-election,groups=coordination.k8s.io,resources=leases,verbs=get;update,resourceNames=latticekeep,namespace=latticekeep-system
 
-// DefaultNamespace is the operator's own namespace unless it is configured otherwise.
+// DefaultNamespace is the operator's own namespace by default.
 const DefaultNamespace = "latticekeep-system"
 
-// DefaultWorkers reconcile at the same time; their changes share commits of the store.
+// DefaultWorkers is how many objects are reconciled at the same time by default. Their changes
+// share commits of the store.
 const DefaultWorkers = 16
 
-// Options of [Run]. Vault, Identity and Keys are required and belong to one store.
+// Options configures [Run]. Vault, Identity and Keys are required and belong to one store.
 type Options struct {
 	Vault    *vault.Vault
 	Identity *identity.Service
 	Keys     *keyring.Ring
 
-	// Tenants names by namespace the existing tenants that these are part of. Every other namespace is a tenant of
-	// its own, made when it has its first object. The namespaces must exist.
+	// Tenants maps existing namespaces to existing tenants. Every other namespace is a tenant of
+	// its own, created with its first object. The mapped namespaces must exist.
 	Tenants map[string]authz.TenantID
-	// Namespace is where the sealing key is published, and so the cluster claimed; default DefaultNamespace. It is
-	// created if it is missing and the operator may.
+	// Namespace is where the sealing key is published, which claims the cluster; default
+	// DefaultNamespace. The operator creates it if it is missing and its rights allow that.
 	Namespace string
-	// Policy says which objects the deployment allows, beyond what the CRD does.
+	// Policy is what the deployment allows of objects, in addition to the CRD's rules.
 	Policy sealing.Policy
 	// Workers is how many objects are reconciled at the same time; default DefaultWorkers.
 	Workers int
-	// RestartWorkloads has workloads that ask for it restarted when values change, which takes more rights.
+	// RestartWorkloads restarts annotated workloads when values change. It needs more rights.
 	RestartWorkloads bool
-	// Elect has the operators that share a store agree by a Lease on which of them works; the others wait for it. A
-	// change of two at once does no harm: the store compares versions, and the API server what it is sent.
+	// Elect makes the operators that share a store elect the active one with a Lease; the others
+	// wait. Two that are active at once do no harm: the store and the API server both compare
+	// versions before they accept a change.
 	Elect bool
-	// Certificates are the serving certificates that the operator makes and renews; none when somebody else does.
+	// Certificates are the serving certificates that the operator makes and renews. Leave it empty
+	// if something else makes them.
 	Certificates []cluster.Certificate
 	Metrics      *Metrics         // may be nil
 	View         *View            // may be nil
-	Tracer       trace.Tracer     // makes a span of each reconcile; nil: none
+	Tracer       trace.Tracer     // makes a span for each reconcile; nil: none
 	Logger       *slog.Logger     // default slog.Default()
 	Now          func() time.Time // the clock of the vault; default time.Now
 }
 
-// Run runs the operator against the cluster of cfg until ctx ends, and then returns nil once the reconciles in flight
-// have finished. It fails at once when the API server does not answer or lacks the CRD, or when the cluster belongs to
-// another deployment; and later when the cluster comes to belong to another. It may be called again in the same process.
+// Run runs the operator against the cluster of cfg until ctx ends, and returns nil once the
+// reconciles in flight have finished. It fails at once if the API server does not answer or lacks
+// the CRD, or if the cluster belongs to another deployment. It fails later if another deployment
+// takes over the cluster. It may be called again in the same process.
 func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if o.Namespace == "" {
 		o.Namespace = DefaultNamespace
@@ -163,7 +170,7 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 	if err != nil {
 		return nil, err
 	}
-	// A cluster has no UID of its own; that of this namespace is as unique and lives as long.
+	// A cluster has no UID of its own. The UID of this namespace is as unique and lives as long.
 	system, err := credential.ReadNamespace(ctx, mgr.GetAPIReader(), metav1.NamespaceSystem)
 	if err != nil {
 		return nil, fmt.Errorf("reading the cluster's UID: %w", err)
@@ -172,7 +179,7 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 	if err := mapTenants(ctx, mgr, o, clusterID); err != nil {
 		return nil, err
 	}
-	// First, since it fails unless the cluster belongs to this deployment.
+	// This comes first: it fails unless the cluster belongs to this deployment.
 	if err := cluster.AddPublisher(ctx, mgr, o.Keys, o.Namespace, o.Now); err != nil {
 		return nil, err
 	}
@@ -187,7 +194,7 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 	return mgr, cluster.AddCertificates(mgr, o.Namespace, o.Certificates, o.Now)
 }
 
-// checkCRD returns an error that names the remedy when the cluster does not know SealedCredential.
+// checkCRD returns an error that names the remedy if the cluster lacks the SealedCredential CRD.
 func checkCRD(ctx context.Context, cfg *rest.Config) error {
 	d, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
@@ -203,8 +210,8 @@ func checkCRD(ctx context.Context, cfg *rest.Config) error {
 	return nil
 }
 
-// newManager returns a manager that caches SealedCredentials, the metadata of namespaces and the one ConfigMap, and with
-// RestartWorkloads the metadata of workloads. No Secret is ever cached.
+// newManager returns a manager that caches SealedCredentials, the metadata of namespaces and one
+// ConfigMap, and with RestartWorkloads the metadata of workloads. It never caches a Secret.
 func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // the API server's own priority and fairness is the limit
@@ -254,7 +261,8 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	})
 }
 
-// dropUnread drops from what is cached the parts that nobody reads and that are as large as the rest together.
+// dropUnread removes parts of cached objects that nothing reads and that are as large as the rest
+// together.
 func dropUnread(object any) (any, error) {
 	if m, err := meta.Accessor(object); err == nil {
 		m.SetManagedFields(nil)
@@ -265,8 +273,9 @@ func dropUnread(object any) (any, error) {
 	return object, nil
 }
 
-// logLibrariesTo sends to logger what client-go and controller-runtime log outside of a manager. Both have one logger
-// for the process, and the first stays: klog's must not be replaced while anything logs.
+// logLibrariesTo sends the logs that client-go and controller-runtime write outside of a manager to
+// logger. Both have one logger for the process, and the first one stays: klog's logger must not be
+// replaced while anything logs.
 func logLibrariesTo(logger logr.Logger) {
 	log.SetLogger(logger)
 	if reflect.TypeOf(klog.Background().GetSink()) == reflect.TypeOf(klog.NewKlogr().GetSink()) {
@@ -274,8 +283,8 @@ func logLibrariesTo(logger logr.Logger) {
 	}
 }
 
-// mapTenants makes the configured namespaces part of their tenants, but for those that were made again since: they go on
-// with tenants of their own.
+// mapTenants assigns the configured namespaces to their tenants. A namespace that was deleted and
+// created again is not assigned: it keeps a tenant of its own.
 func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
 	for name, tenant := range o.Tenants {
 		namespace, err := credential.ReadNamespace(ctx, mgr.GetAPIReader(), name)
@@ -292,8 +301,8 @@ func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster str
 	return nil
 }
 
-// addSealedCredentials adds the controller of SealedCredentials and the sweeper, and lets metrics and views
-// read the cache.
+// addSealedCredentials adds the controller of SealedCredentials and the sweeper, and lets Metrics
+// and View read the cache.
 func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
 	namespaces := new(metav1.PartialObjectMetadata)
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
@@ -301,7 +310,8 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	if err != nil {
 		return err
 	}
-	// An operator that waits for the Lease fills its cache too: people ask any replica for the objects.
+	// An operator that waits for the Lease fills its cache too: users may ask any replica for the
+	// objects.
 	objects, err := mgr.GetCache().GetInformer(ctx, new(v1alpha1.SealedCredential), cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
@@ -321,6 +331,6 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	return credential.AddOrphanSweeper(mgr, config)
 }
 
-// LogLibrariesTo sends to handler what client-go and controller-runtime log by themselves. It must be called
-// before anything uses them, since their logger cannot be replaced safely later.
+// LogLibrariesTo sends the logs that client-go and controller-runtime write by themselves to
+// handler. Call it before anything uses them: their logger cannot be replaced safely later.
 func LogLibrariesTo(handler slog.Handler) { logLibrariesTo(logr.FromSlogHandler(handler)) }

@@ -15,8 +15,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// Metrics is the collector of what the operator does. It lives longer than one [Run], and gathers from the cache of the
-// one that runs.
+// Metrics collects the operator's metrics. It outlives one [Run] and reads the cache of the current
+// one.
 type Metrics struct {
 	cache   atomic.Pointer[objectCache]
 	changes *prometheus.CounterVec
@@ -24,13 +24,13 @@ type Metrics struct {
 	objects *prometheus.Desc
 }
 
-// objectCache are the objects of a cache.
+// objectCache is a cache of SealedCredentials.
 type objectCache struct {
 	cached client.Reader
 	synced func() bool
 }
 
-// NewMetrics returns a collector for [Options] that is to be registered by its caller.
+// NewMetrics returns a collector for [Options]. The caller registers it.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		changes: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -58,7 +58,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	list, err := m.list(ctx)
 	if err != nil {
-		return // the operator is not running, or has not seen the cluster yet
+		return // the operator is not running, or its cache is not filled yet
 	}
 	type state struct {
 		condition string
@@ -85,11 +85,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// errNotRunning says that no operator runs in this process that knows the objects of the cluster.
+// errNotRunning means that no operator in this process knows all objects of the cluster.
 var errNotRunning = errors.New("the operator is not running")
 
-// SealingKeyUse returns how many objects of the cluster have values that are sealed for a key, by the id of the key. It
-// fails while the operator does not know all objects.
+// SealingKeyUse returns how many objects of the cluster have values sealed for each key, by key ID.
+// It fails while the operator does not know all objects.
 func (m *Metrics) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 	list, err := m.list(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func (m *Metrics) list(ctx context.Context) (*v1alpha1.SealedCredentialList, err
 	return list, objects.cached.List(ctx, list, client.UnsafeDisableDeepCopy)
 }
 
-// use has the objects of this cache gathered from now on, as soon as it has all of them; nil for none.
+// use sets the cache that metrics are collected from, once that has all objects; nil for none.
 func (m *Metrics) use(cached client.Reader, synced func() bool) {
 	if cached == nil {
 		m.cache.Store(nil)
@@ -122,5 +122,5 @@ func (m *Metrics) use(cached client.Reader, synced func() bool) {
 	m.cache.Store(&objectCache{cached, synced})
 }
 
-// countChange counts a version that was stored.
+// countChange counts a stored version.
 func (m *Metrics) countChange(change string) { m.changes.WithLabelValues(change).Inc() }

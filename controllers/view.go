@@ -16,28 +16,30 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// View shows people the objects of their namespaces as the operator knows them. The zero View is for [Options]; it lives
-// longer than one [Run], and looks at the cache of the one that runs, whether that works or waits for the Lease.
+// View shows users the objects of their namespaces from the operator's cache. Pass a zero View in
+// [Options]. It outlives one [Run] and reads the cache of the current one, whether that operator is
+// active or waits for the Lease.
 type View struct{ source atomic.Pointer[viewSource] }
 
-// viewSource is what a View looks at.
+// viewSource is where a View reads.
 type viewSource struct {
 	cached     client.Reader
 	synced     func() bool
 	tenants    *credential.Tenants
-	configured map[string]authz.TenantID // namespaces that the configuration names
+	configured map[string]authz.TenantID // tenants of configured namespaces
 }
 
-// use has a View look there from now on; nil for nowhere.
+// use sets the source of the View; nil for none.
 func (v *View) use(there *viewSource) {
 	if v != nil {
 		v.source.Store(there)
 	}
 }
 
-// SealedCredentials returns the objects of all namespaces that the configuration gives to the tenant, by namespace and
-// name. They are the cache's and must not be changed. A namespace that was made again since under its name is another
-// tenant's. Error: fault.Unavailable while the operator does not know all objects.
+// SealedCredentials returns the objects of all configured namespaces of the tenant, sorted by
+// namespace and name. They belong to the cache and must not be changed. A namespace that was
+// deleted and created again under the same name is another tenant's. Error: fault.Unavailable while
+// the operator does not know all objects.
 func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error) {
 	there := v.source.Load()
 	if there == nil || !there.synced() {

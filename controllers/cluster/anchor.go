@@ -19,41 +19,44 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// The ConfigMap is made if it is missing, for which the operator's role has the verb.
+// The operator creates the ConfigMap if it is missing; its role has the verb create for that.
 //
 // +kubebuilder:rbac:roleName=latticekeep-audit-anchor,groups="",resources=configmaps,verbs=get;update,resourceNames=latticekeep-audit-anchor,namespace=latticekeep-system
 
-// The ConfigMap has the newest signed checkpoint of an audit log under the id of its chain, so that a server which begins
-// a new chain, say on a volume that was lost, leaves alone what is known of the former one until that is restored.
+// The ConfigMap holds the newest signed checkpoint of each audit log under the ID of its chain. A
+// server that begins a new chain, for example after its volume was lost, leaves the previous
+// chain's checkpoint alone until that chain is restored.
 const (
 	anchorPrefix  = "chain_"  // prefix of chain ids
-	anchorRefused = "refused" // what lay under the id and was none of this log
+	anchorRefused = "refused" // key of a refused note found under the chain's id
 )
 
-// At most maxAnchors chains' checkpoints are kept, and none of more than maxAnchor bytes, which is several times what one has.
+// The anchor keeps the checkpoints of at most maxAnchors chains. It drops a checkpoint larger than
+// maxAnchor bytes, which is several times the size of a real one.
 const (
 	maxAnchors = 16
 	maxAnchor  = 16 << 10
 )
 
-// maxRefused bounds what is kept of a note that was refused: whoever could write it could make it so large that nothing
-// fits beside it, and a checkpoint has under 6 KiB.
+// maxRefused bounds how much of a refused note is kept, in bytes. Its writer could make it so large
+// that nothing fits beside it. A real checkpoint has less than 6 KiB.
 const maxRefused = 64 << 10
 
-// Anchor keeps the newest checkpoint of the audit log in a ConfigMap: it is a place of audit.AnchorKeeper, and works
-// whether or not the operator runs. What it writes over is what it has read, by its resourceVersion, so that of two that
-// write one wins and the other one looks again. Safe for concurrent use.
+// Anchor keeps the newest checkpoint of the audit log in a ConfigMap, as a place of
+// audit.AnchorKeeper. It works whether or not the operator runs. It only overwrites the
+// resourceVersion that it has read. So if two writers compete, one wins and the other reads again.
+// It is safe for concurrent use.
 type Anchor struct {
 	configMaps typedcorev1.ConfigMapInterface
 	object     metav1.ObjectMeta
-	chain      string // id of it
+	chain      string // chain id
 
 	mu       sync.Mutex
-	lastRead *corev1.ConfigMap // as it was read or written last; nil: that is not known
-	setAside []byte            // goes into the next write; nil: nothing new
+	lastRead *corev1.ConfigMap // as last read or written; nil: unknown
+	setAside []byte            // note for the next write to keep; nil: none
 }
 
-// NewAnchor returns the ConfigMap of that name in a namespace, which need not exist, as the anchor of a chain.
+// NewAnchor returns the anchor of a chain in the named ConfigMap, which need not exist.
 func NewAnchor(cfg *rest.Config, namespace, name, chain string) (*Anchor, error) {
 	core, err := typedcorev1.NewForConfig(cfg)
 	if err != nil {
@@ -62,11 +65,11 @@ func NewAnchor(cfg *rest.Config, namespace, name, chain string) (*Anchor, error)
 	return &Anchor{configMaps: core.ConfigMaps(namespace), object: metav1.ObjectMeta{Namespace: namespace, Name: name}, chain: chain}, nil
 }
 
-// Name returns what metrics and audit entries call such a place.
+// Name returns the name of this kind of place in metrics and audit entries.
 func (a *Anchor) Name() string { return "configmap" }
 
-// Load returns the checkpoint that is kept: that of another chain when there is none of this one, and nil when there is none
-// at all. Error: fault.Unavailable.
+// Load returns the kept checkpoint of this chain. It returns that of another chain if there is none
+// of this one, and nil if there is none at all. Error: fault.Unavailable.
 func (a *Anchor) Load(ctx context.Context) ([]byte, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,7 +95,7 @@ func (a *Anchor) Load(ctx context.Context) ([]byte, error) {
 	return nil, nil
 }
 
-// otherChains returns the keys of other chains' checkpoints, as many as are kept.
+// otherChains returns the keys of the other chains' checkpoints that are kept.
 func (a *Anchor) otherChains(c *corev1.ConfigMap) []string {
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(c.Data)), func(key string) bool {
 		return key == a.chain || !strings.HasPrefix(key, anchorPrefix) || len(c.Data[key]) > maxAnchor
@@ -100,8 +103,8 @@ func (a *Anchor) otherChains(c *corev1.ConfigMap) []string {
 	return keys[:min(len(keys), maxAnchors-1)]
 }
 
-// Save puts note where Load has looked. Errors: fault.Conflict when something else is there by now, or Load was not called
-// before; fault.Unavailable.
+// Save writes note over what Load has read. Errors: fault.Conflict if the ConfigMap has changed
+// since, or Load was not called before; fault.Unavailable.
 func (a *Anchor) Save(ctx context.Context, note []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,7 +112,7 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 		return fault.New(fault.Conflict, "the anchor is written over only after it was read")
 	}
 	next := a.lastRead.DeepCopy()
-	a.lastRead = nil // until the answer says what is there
+	a.lastRead = nil // unknown until the API server answers
 	if next.Immutable != nil && *next.Immutable {
 		return a.apiFault("writing", errors.New("it was made immutable: delete it, and it is made again"))
 	}
@@ -128,14 +131,14 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 		next, err = a.configMaps.Create(ctx, next, metav1.CreateOptions{FieldManager: v1alpha1.OperatorName})
 	} else {
 		next, err = a.configMaps.Update(ctx, next, metav1.UpdateOptions{FieldManager: v1alpha1.OperatorName})
-		if apierrors.IsNotFound(err) { // it was deleted meanwhile
+		if apierrors.IsNotFound(err) { // deleted since it was read
 			err = apierrors.NewConflict(corev1.Resource("configmaps"), a.object.Name, err)
 		}
 	}
 	if err != nil {
 		return a.apiFault("writing", err)
 	}
-	// A server that takes a write and keeps something else, as a mutating webhook might, has kept no checkpoint.
+	// If the API server stores something else, as with a mutating webhook, no checkpoint was kept.
 	if !maps.Equal(next.Data, data) {
 		return a.apiFault("writing", errors.New("something between here and the cluster's store changes it"))
 	}
@@ -143,8 +146,9 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 	return nil
 }
 
-// SetAside has the next Save keep note, which Load returned, beside the checkpoint: in the same write, so that at no moment
-// it is in neither place, or two writes follow each other at once. What another chain keeps under its own id stays there.
+// SetAside makes the next Save keep note, which Load returned, beside the checkpoint. One write
+// stores both, so the note is never in neither place. It does nothing if note is the checkpoint of
+// another chain, which stays under that chain's ID.
 func (a *Anchor) SetAside(_ context.Context, note []byte) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

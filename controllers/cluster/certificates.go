@@ -29,34 +29,37 @@ import (
 	"github.com/latticekeep/latticekeep/controllers/requeue"
 )
 
-// The Secrets are read and written one by one, with the rights that targets need. The webhook's configuration is another
-// object's, of which one field is patched: a role of its own, for where nobody else makes certificates.
+// The operator reads and writes the Secrets one by one, with the rights that targets need. The
+// webhook configuration needs a role of its own to patch one field. Only deployments where the
+// operator makes the certificates have this role.
 //
 // +kubebuilder:rbac:roleName=latticekeep-certificates,groups=admissionregistration.k8s.io,resources=validatingwebhookconfigurations,verbs=get;patch,resourceNames=latticekeep-webhook
 
 // Certificate is a serving certificate that the operator makes and renews.
 type Certificate struct {
-	SecretName string   // takes tls.crt, tls.key and ca.crt, in the operator's namespace
+	SecretName string   // holds tls.crt, tls.key and ca.crt, in the operator's namespace
 	DNSNames   []string // at least one
-	// WebhookConfiguration names the ValidatingWebhookConfiguration whose webhooks trust the certificate; "" for none.
+	// WebhookConfiguration names the ValidatingWebhookConfiguration whose webhooks trust the
+	// certificate; "" for none.
 	WebhookConfiguration string
 }
 
-// authoritySecret holds the certificate authority: its certificate and key, and as ca.crt all that are trusted. No pod
-// mounts it.
+// authoritySecret holds the certificate and key of the certificate authority, and all trusted
+// authorities as ca.crt. No pod mounts it.
 const authoritySecret = "latticekeep-ca"
 
 const (
 	authorityLife   = 365 * 24 * time.Hour
 	certificateLife = 90 * 24 * time.Hour
-	// authoritySettleTime is how long an authority is trusted everywhere before it signs what can wait: kubelets copy ca.crt
-	// to pods within minutes, and people to other places within a day.
+	// authoritySettleTime is how long a new authority is trusted before it signs routine renewals.
+	// Kubelets copy ca.crt to pods within minutes, and people copy it to other places within a day.
 	authoritySettleTime = 24 * time.Hour
-	// clockSkew is how far behind the clocks of others may be.
+	// clockSkew is how far the clocks of other machines may be behind.
 	clockSkew = time.Hour
-	// maxAuthorities bounds what is trusted when somebody keeps removing the authority.
+	// maxAuthorities bounds the number of trusted authorities if someone keeps removing the
+	// authority.
 	maxAuthorities = 8
-	// certificateInterval is how soon what somebody damaged is repaired.
+	// certificateInterval is the time between two passes, and so the delay of a repair.
 	certificateInterval = 10 * time.Second
 )
 
@@ -67,22 +70,25 @@ const (
 
 // certificates makes and renews serving certificates, and keeps webhooks trusting them.
 //
-// Everything is renewed at two thirds of its life. The authority is renewed before the certificates that it signed end, and
-// the former one is trusted until it expires by itself, so that at every moment each certificate in use is trusted by all
-// who have a bundle of that day. What is written is trusted first and shown afterwards.
+// It renews everything at two thirds of its life. It renews the authority before the certificates
+// that the authority signed expire, and trusts the previous authority until that expires. So at
+// every moment, a client with that day's bundle trusts every certificate in use. A new authority is
+// published as trusted before certificates that it signed are used.
 //
-// A pass compares what there is with what should be and writes what differs, provided that it has not changed since it was
-// read; nothing is remembered between two passes. It looks at a few objects by name at a steady pace instead of watching, for
-// which no right to list Secrets is needed. A Secret that somebody else made is left alone.
+// A pass compares the current state with the wanted state and writes the differences, provided that
+// the object has not changed since it was read. It remembers nothing between passes. It reads a few
+// objects by name at a fixed interval instead of watching them, so it needs no right to list
+// Secrets. It never changes a Secret that someone else made.
 type certificates struct {
-	live      client.Reader // asks the API server
+	live      client.Reader // reads from the API server, not from the cache
 	client    client.Client
 	namespace string
 	wanted    []Certificate
 	now       func() time.Time
 }
 
-// AddCertificates adds the runnable that makes and renews certificates. It adds nothing if none are wanted.
+// AddCertificates adds the runnable that makes and renews certificates. It adds nothing if none are
+// wanted.
 func AddCertificates(mgr manager.Manager, namespace string, wanted []Certificate, now func() time.Time) error {
 	if len(wanted) == 0 {
 		return nil
@@ -91,7 +97,7 @@ func AddCertificates(mgr manager.Manager, namespace string, wanted []Certificate
 		if len(w.DNSNames) == 0 {
 			return fmt.Errorf("a certificate for Secret %s serves one name at least", w.SecretName)
 		}
-		for _, name := range w.DNSNames { // a certificate for another would be renewed again and again
+		for _, name := range w.DNSNames { // a certificate for an invalid name would be renewed at every pass
 			if len(validation.IsDNS1123Subdomain(name)) > 0 {
 				return fmt.Errorf("the certificate of Secret %s cannot serve %q, which is no DNS name", w.SecretName, name)
 			}
@@ -116,7 +122,7 @@ func (c *certificates) run(ctx context.Context) error {
 		} else if err == nil {
 			told, retry = "", requeue.FirstRetry
 		} else {
-			if told != err.Error() { // once for each kind of trouble
+			if told != err.Error() { // log each error only once
 				logger.Error(err, "not all certificates are as they should be; retrying")
 				told = err.Error()
 			}
@@ -132,7 +138,7 @@ func (c *certificates) run(ctx context.Context) error {
 	}
 }
 
-// ensureAll makes everything as it should be now.
+// ensureAll makes one pass over the authority, the certificates and the webhook configurations.
 func (c *certificates) ensureAll(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requeue.Timeout)
 	defer cancel()
@@ -151,8 +157,9 @@ func (c *certificates) ensureAll(ctx context.Context) error {
 			continue
 		}
 		served[w.SecretName] = s
-		// When the authority is lost, these still tell which authorities signed what is in use. Only then: more pods and
-		// people can write them than the authority's.
+		// When the authority is lost, these bundles still name the authorities that signed the
+		// certificates in use. Use them only then: more pods and people can write these Secrets
+		// than that of the authority.
 		if lost {
 			former = append(former, parseAuthorities(s.Data[caCertKey], c.now())...)
 		}
@@ -169,14 +176,14 @@ func (c *certificates) ensureAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// authority is who signs.
+// authority is the certificate authority that signs serving certificates.
 type authority struct {
 	cert    *x509.Certificate
 	key     *ecdsa.PrivateKey
-	trusted []byte // it and former ones, PEM
+	trusted []byte // this and previous authorities, in PEM
 }
 
-// authority returns the authority of its Secret, which it makes or renews when that is due.
+// authority returns the authority in its Secret, and makes or renews it if necessary.
 func (c *certificates) authority(ctx context.Context, s *corev1.Secret, former []*x509.Certificate) (*authority, error) {
 	now, ca := c.now(), parseAuthority(s)
 	if ca == nil || now.Before(ca.cert.NotBefore) || now.After(renewalTime(ca.cert)) {
@@ -194,8 +201,8 @@ func (c *certificates) authority(ctx context.Context, s *corev1.Secret, former [
 	return ca, c.write(ctx, s, cert, key, ca.trusted)
 }
 
-// parseAuthority is the authority of a Secret, nil unless certificate and key are whole and belong together, and it lives no longer
-// than those that are made here.
+// parseAuthority returns the authority in a Secret. It returns nil unless certificate and key are
+// intact and belong together, and the authority lives no longer than one that newAuthority makes.
 func parseAuthority(s *corev1.Secret) *authority {
 	pair, err := tls.X509KeyPair(s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey])
 	if err != nil {
@@ -208,7 +215,8 @@ func parseAuthority(s *corev1.Secret) *authority {
 	return &authority{cert: pair.Leaf, key: key}
 }
 
-// ensureServing keeps the certificate of a Secret.
+// ensureServing renews the certificate in a Secret if necessary, and writes the trusted
+// authorities.
 func (c *certificates) ensureServing(ctx context.Context, w Certificate, s *corev1.Secret, ca *authority) error {
 	now := c.now()
 	cert, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
@@ -224,7 +232,8 @@ func (c *certificates) ensureServing(ctx context.Context, w Certificate, s *core
 	return c.write(ctx, s, cert, key, ca.trusted)
 }
 
-// verifiedPair is the certificate of a pair, nil unless it serves all of names, and nothing else, to those who trust trusted.
+// verifiedPair returns the certificate of a pair. It returns nil unless the certificate serves
+// exactly names, and verifies against the authorities in trusted.
 func verifiedPair(cert, key []byte, names []string, trusted []byte, now time.Time) *x509.Certificate {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil || !slices.Equal(pair.Leaf.DNSNames, names) {
@@ -240,8 +249,8 @@ func verifiedPair(cert, key []byte, names []string, trusted []byte, now time.Tim
 	return pair.Leaf
 }
 
-// ensureTrust has all webhooks of a configuration trust bundle. That there is no such configuration is no error: who installs
-// without a webhook has none.
+// ensureTrust makes all webhooks of a configuration trust bundle. It ignores a missing
+// configuration: an installation without a webhook has none.
 func (c *certificates) ensureTrust(ctx context.Context, name string, bundle []byte) error {
 	if name == "" {
 		return nil
@@ -262,7 +271,7 @@ func (c *certificates) ensureTrust(ctx context.Context, name string, bundle []by
 	if !changed {
 		return nil
 	}
-	// By the names of the webhooks, so that what a newer API server has added to them stays.
+	// The patch merges webhooks by name, so fields that a newer API server has added stay.
 	patch := client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})
 	if err := c.client.Patch(ctx, config, patch, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
 		return fmt.Errorf("writing webhook configuration %s: %w", name, err)
@@ -271,7 +280,8 @@ func (c *certificates) ensureTrust(ctx context.Context, name string, bundle []by
 	return nil
 }
 
-// read returns a Secret of ours, empty when it is missing.
+// read returns a Secret that the operator made, or an empty one if it is missing. It returns an
+// error for a Secret that someone else made.
 func (c *certificates) read(ctx context.Context, name string) (*corev1.Secret, error) {
 	s := new(corev1.Secret)
 	err := c.live.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: name}, s)
@@ -290,7 +300,8 @@ func (c *certificates) read(ctx context.Context, name string) (*corev1.Secret, e
 	return s, nil
 }
 
-// write makes s hold a pair and what is trusted, unless it does or has changed meanwhile.
+// write stores a pair and the trusted authorities in s, unless they are already there. It fails if
+// s has changed since it was read.
 func (c *certificates) write(ctx context.Context, s *corev1.Secret, cert, key, trusted []byte) error {
 	data := maps.Clone(s.Data)
 	if data == nil {
@@ -317,8 +328,8 @@ func renewalTime(c *x509.Certificate) time.Time {
 	return c.NotBefore.Add(c.NotAfter.Sub(c.NotBefore) * 2 / 3)
 }
 
-// parseAuthorities are the certificates of authorities in bundle that have not expired, and will within the life of one that is
-// made now. Anything else in it is left out.
+// parseAuthorities returns the authorities in bundle that have not expired and expire no later than
+// one made now would. It skips anything else.
 func parseAuthorities(bundle []byte, now time.Time) (list []*x509.Certificate) {
 	last := now.Add(authorityLife + clockSkew)
 	for {
@@ -333,7 +344,7 @@ func parseAuthorities(bundle []byte, now time.Time) (list []*x509.Certificate) {
 	}
 }
 
-// encodeBundle is the newest authority and, after it, the former ones, newest first.
+// encodeBundle returns in PEM the newest authority, followed by the previous ones, newest first.
 func encodeBundle(newest *x509.Certificate, former []*x509.Certificate) []byte {
 	slices.SortStableFunc(former, func(a, b *x509.Certificate) int { return b.NotAfter.Compare(a.NotAfter) })
 	all := []*x509.Certificate{newest}
@@ -372,7 +383,7 @@ func newAuthority(now time.Time) (*authority, error) {
 	return &authority{cert: cert, key: key}, nil
 }
 
-// issue makes a pair that serves names.
+// issue returns a new certificate for names and its key, in PEM.
 func (a *authority) issue(names []string, now time.Time) (cert, key []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

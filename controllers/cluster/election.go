@@ -12,11 +12,11 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// leaseName is the Lease, in the operator's own namespace, that says which operator works.
+// leaseName is the Lease in the operator's own namespace that names the active operator.
 const leaseName = "latticekeep"
 
-// NewLease returns the lock by which the operators of one store agree on which of them works. The lock writes
-// no events: they would need a right of their own, and the Lease itself names its holder.
+// NewLease returns the lock with which the operators of one store elect the active one. The lock
+// records no events: they would need an additional right, and the Lease itself names its holder.
 func NewLease(cfg *rest.Config, namespace string) (resourcelock.Interface, error) {
 	leases, err := coordinationv1.NewForConfig(rest.AddUserAgent(rest.CopyConfig(cfg), "leader-election"))
 	if err != nil {

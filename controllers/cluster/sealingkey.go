@@ -1,3 +1,5 @@
+// Package cluster holds what the operator keeps in its own namespace: the published sealing key,
+// serving certificates, the anchor of the audit log, and the Lease that elects the active operator.
 package cluster
 
 import (
@@ -21,37 +23,40 @@ import (
 )
 
 const (
-	// SealingKeyConfigMap and sealingKeyData are where the signed public sealing key is found in the cluster.
+	// SealingKeyConfigMap and sealingKeyData locate the signed public sealing key in the cluster.
 	SealingKeyConfigMap = "latticekeep-sealing-key"
 	sealingKeyData      = "sealing-key.json"
 )
 
-// repairInterval is the least time between two repairs of the ConfigMap: whoever keeps changing it does not make the
-// operator write as often.
+// repairInterval is the minimum time between two repairs of the ConfigMap, so that a client that
+// keeps changing it cannot make the operator write as often.
 const repairInterval = 10 * time.Second
 
-// publishInterval is how soon a new key is published: whoever seals for the former one meanwhile should be done before that is retired.
+// publishInterval is the time within which a new key is published. Clients that still seal for the
+// previous key should be done before that key is retired.
 const publishInterval = 10 * time.Second
 
-// publisher keeps the ConfigMap with the public sealing key as the keyring has it. The ConfigMap is a convenience, not
-// a trust anchor: whoever seals checks the signature and the identity in it.
+// publisher keeps the keyring's public sealing key in a ConfigMap. The ConfigMap is a convenience,
+// not a trust anchor: a client that seals checks the signature and the identity in it.
 //
-// It is also the deployment's claim on the cluster. A ConfigMap that is missing, damaged or from the same identity is
-// written, provided that it has not changed since it was looked at, so that of two deployments one wins. That of another
-// identity is never written: before the controllers start it keeps them from starting, and later it ends them.
+// The ConfigMap is also the deployment's claim on the cluster. The publisher writes a ConfigMap
+// that is missing, damaged or from the same identity, provided that it has not changed since it was
+// read. So of two deployments only one wins. It never writes the ConfigMap of another identity.
+// Such a ConfigMap prevents the controllers from starting, and stops them if it appears later.
 type publisher struct {
-	live      client.Reader // asks the API server: the claim must not be judged from an old ConfigMap
+	live      client.Reader // reads from the API server: a cached ConfigMap may be too old to judge the claim
 	client    client.Client
 	keys      *keyring.Ring
 	object    client.ObjectKey
-	schedule  *requeue.Schedule // a missing ConfigMap causes no event, and neither does a newer key
+	schedule  *requeue.Schedule // neither a missing ConfigMap nor a newer key causes an event
 	now       func() time.Time
 	repaired  time.Time
 	claimLost chan error
 }
 
-// AddPublisher claims the cluster for the deployment of the keys, and adds the controller that keeps their
-// public key published in a namespace. If the cluster belongs to another deployment, the error says what to do.
+// AddPublisher claims the cluster for the deployment that has the keys, and adds the controller
+// that keeps their public key published in a namespace. If the cluster belongs to another
+// deployment, the error says what to do.
 func AddPublisher(ctx context.Context, mgr manager.Manager, keys *keyring.Ring, namespace string, now func() time.Time) error {
 	p := &publisher{
 		live: mgr.GetAPIReader(), client: mgr.GetClient(), keys: keys,
@@ -67,13 +72,13 @@ func AddPublisher(ctx context.Context, mgr manager.Manager, keys *keyring.Ring, 
 			return err
 		}
 		err = p.write(ctx, published, want)
-		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) { // another replica, or deployment, was first
+		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) { // on a conflict, another replica or deployment was first
 			return err
 		}
 		claimed = err == nil
 	}
 	p.schedule.Set(p.object, p.now())
-	// The manager ends with the first of its parts that fails.
+	// The manager stops when one of its runnables fails.
 	claimed := manager.RunnableFunc(func(ctx context.Context) error {
 		select {
 		case err := <-p.claimLost:
@@ -103,12 +108,12 @@ func (p *publisher) Reconcile(ctx context.Context, _ reconcile.Request) (reconci
 	if err := p.checkClaim(published); err != nil {
 		select {
 		case p.claimLost <- err:
-		default: // it has been told
+		default: // already reported
 		}
 		return reconcile.Result{}, nil
 	}
 	if published.Data[sealingKeyData] != want {
-		// A clock that was set back is not waited for.
+		// Do not wait if the clock was set back.
 		if since := now.Sub(p.repaired); since >= 0 && since < repairInterval {
 			p.schedule.Set(p.object, p.repaired.Add(repairInterval))
 			return reconcile.Result{}, nil
@@ -126,7 +131,7 @@ func (p *publisher) Reconcile(ctx context.Context, _ reconcile.Request) (reconci
 	return reconcile.Result{}, nil
 }
 
-// read returns the ConfigMap as it is, empty when it is missing, and the document that it should hold.
+// read returns the current ConfigMap, empty if it is missing, and the document that it should hold.
 func (p *publisher) read(ctx context.Context) (*corev1.ConfigMap, string, error) {
 	document, err := p.keys.SealingDocument(ctx)
 	if err != nil {
@@ -145,7 +150,8 @@ func (p *publisher) read(ctx context.Context) (*corev1.ConfigMap, string, error)
 	return published, string(want), nil
 }
 
-// checkClaim returns an error that names the remedy when the ConfigMap holds the document of another deployment.
+// checkClaim returns an error that names the remedy if the ConfigMap holds the document of another
+// deployment.
 func (p *publisher) checkClaim(published *corev1.ConfigMap) error {
 	document, err := sealing.ParseDocument([]byte(published.Data[sealingKeyData]))
 	own := p.keys.Identity().ID()
@@ -157,7 +163,8 @@ func (p *publisher) checkClaim(published *corev1.ConfigMap) error {
 		"stops), end its claim with `kubectl delete configmap -n %s %s`", p.object, document.Identity(), own, p.object.Namespace, p.object.Name)
 }
 
-// write makes the ConfigMap hold document, unless it does or is no longer the published one.
+// write stores document in the ConfigMap. It does nothing if the document is already there, and
+// returns a conflict if the ConfigMap has changed since it was read.
 func (p *publisher) write(ctx context.Context, published *corev1.ConfigMap, document string) error {
 	if published.Data[sealingKeyData] == document {
 		return nil
@@ -181,7 +188,8 @@ func (p *publisher) create(ctx context.Context, config *corev1.ConfigMap) error 
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
-	// The namespace is missing. A deployed operator lives in it, so this is one that runs outside the cluster.
+	// The namespace is missing. A deployed operator lives in it, so this operator runs outside the
+	// cluster.
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: p.object.Namespace}}
 	if err := p.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating its namespace (create it with kubectl, or name another one): %w", err)

@@ -1,5 +1,5 @@
-// Package requeue says when the controllers look at an object again: at a time that follows from the
-// object ([Schedule]), soon after a conflict, and with growing pauses after an error.
+// Package requeue decides when the controllers reconcile an object again: at a time derived from
+// the object ([Schedule]), soon after a conflict, and with growing pauses after errors.
 package requeue
 
 import (
@@ -14,14 +14,14 @@ const (
 	// LastRetry, which is also how long the operator takes to notice that the vault is back.
 	FirstRetry, LastRetry = 100 * time.Millisecond, 30 * time.Second
 
-	// AfterConflict is the pause after an object has changed while it was reconciled.
+	// AfterConflict is the pause after an object changed during its reconcile.
 	AfterConflict = 100 * time.Millisecond
 
-	// Timeout bounds one reconcile, so that an API server that hangs does not hold all workers.
+	// Timeout bounds one reconcile, so that a hanging API server does not block all workers.
 	Timeout = time.Minute
 )
 
-// NewRateLimiter returns the pauses after errors for one controller.
+// NewRateLimiter returns the rate limiter of one controller, which sets the pauses after errors.
 func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](FirstRetry, LastRetry)
 }

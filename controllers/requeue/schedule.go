@@ -11,14 +11,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// tick is how often the schedule looks at the clock, and so how late an object may be.
+// tick is how often the schedule checks the clock, and so the maximum delay of an object.
 const tick = time.Second
 
-// Schedule is a source of reconcile requests: it enqueues each object when its time has come. It compares
-// times with now at every tick instead of setting timers, so that they follow the clock of the vault.
+// Schedule is a source of reconcile requests: it enqueues each object at its time. It compares
+// times with the clock at every tick instead of setting timers, so that they follow the vault's
+// clock.
 //
-// An object has at most one time, so the number of objects bounds the memory. A time that has come is
-// forgotten; the next reconcile sets another one. A Schedule is safe for concurrent use.
+// An object has at most one time, so the number of objects bounds the memory. The schedule forgets
+// a time once it has passed; the next reconcile sets another. A Schedule is safe for concurrent
+// use.
 type Schedule struct {
 	now func() time.Time
 
@@ -34,7 +36,7 @@ type due struct {
 	index  int
 }
 
-// NewSchedule returns an empty schedule on a clock.
+// NewSchedule returns an empty schedule that uses the clock now.
 func NewSchedule(now func() time.Time) *Schedule {
 	return &Schedule{now: now, entry: make(map[types.NamespacedName]*due)}
 }
@@ -76,7 +78,7 @@ func (s *Schedule) Forget(object types.NamespacedName) {
 	}
 }
 
-// Due takes out the objects whose time has come, the earliest first.
+// Due removes and returns the objects whose time has passed, earliest first.
 func (s *Schedule) Due() []types.NamespacedName {
 	now := s.now()
 	s.mu.Lock()
@@ -90,7 +92,7 @@ func (s *Schedule) Due() []types.NamespacedName {
 	return objects
 }
 
-// Start implements source.Source: until ctx ends, it adds to the queue what is due.
+// Start implements source.Source. It adds due objects to the queue until ctx ends.
 func (s *Schedule) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	go func() {
 		ticker := time.NewTicker(tick)
