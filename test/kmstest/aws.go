@@ -23,8 +23,8 @@ const (
 	awsKeyID   = "AKIDLATTICEKEEPTEST0"
 )
 
-// NewAWS starts a server that speaks the API of AWS KMS (AWS JSON 1.1, signed with Signature Version 4). A key is reached by its alias,
-// as URL has it, or by its ARN.
+// NewAWS starts a server with the API of AWS KMS (AWS JSON 1.1, signed with Signature Version 4). A
+// key is addressed by its alias, as in URL, or by its ARN.
 func NewAWS(options ...Option) (*Server, error) {
 	secret := rand.Text()
 	s, err := start(func(s *Server) http.Handler {
@@ -44,7 +44,7 @@ func NewAWS(options ...Option) (*Server, error) {
 	return s, nil
 }
 
-// ARN names a key of AWS.
+// ARN returns the ARN of a key.
 func (s *Server) ARN(name string) (arn string) {
 	s.locked(func() { arn = s.keys[name].arn() })
 	return arn
@@ -55,7 +55,7 @@ func (k *key) uuid() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// id is that of the key: those of several regions have another form.
+// id returns the key's id. Multi-region keys have another format.
 func (k *key) id() string {
 	if k.multiRegion {
 		return "mrk-" + strings.ReplaceAll(k.uuid(), "-", "")
@@ -63,14 +63,14 @@ func (k *key) id() string {
 	return k.uuid()
 }
 
-// SetMultiRegion makes a key of AWS one that may have replicas in other regions.
+// SetMultiRegion makes a key one that may have replicas in other regions.
 func (s *Server) SetMultiRegion(name string) { s.locked(func() { s.keys[name].multiRegion = true }) }
 
 func (k *key) arn() string {
 	return "arn:aws:kms:" + awsRegion + ":" + awsAccount + ":key/" + k.id()
 }
 
-// awsError is an answer with a type of error.
+// awsError is an error response with a type.
 type awsError struct {
 	status     int
 	kind, text string
@@ -131,7 +131,7 @@ type awsRequest struct {
 	PendingWindowInDays *int              `json:"PendingWindowInDays"`
 }
 
-// trent answers one call. It is called under mu.
+// trent handles one call. The caller holds mu.
 func (s *Server) trent(target string, body []byte) (map[string]any, error) {
 	var in awsRequest
 	if err := json.Unmarshal(body, &in); err != nil {
@@ -208,7 +208,7 @@ func (s *Server) decryptAWS(named *key, in awsRequest) (map[string]any, error) {
 	return map[string]any{"Plaintext": plaintext, "EncryptionAlgorithm": "SYMMETRIC_DEFAULT", "KeyId": k.arn()}, nil
 }
 
-// findAWS looks a key up by id, ARN and, where AWS allows it, alias.
+// findAWS finds a key by id, by ARN and, where AWS allows it, by alias.
 func (s *Server) findAWS(id string, byAlias bool) (*key, error) {
 	alias := strings.TrimPrefix(id, "arn:aws:kms:"+awsRegion+":"+awsAccount+":")
 	for name, k := range s.keys {
@@ -259,13 +259,14 @@ func (k *key) metadata() map[string]any {
 	return m
 }
 
-// contextAD is the encryption context as associated data.
+// contextAD returns the encryption context as associated data.
 func contextAD(context map[string]string) []byte {
-	b, _ := json.Marshal(context) // sorted
+	b, _ := json.Marshal(context) // keys are sorted
 	return b
 }
 
-// checkSignature verifies Signature Version 4: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+// checkSignature verifies Signature Version 4:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 func checkSignature(r *http.Request, body []byte, secret string) error {
 	denied := &awsError{http.StatusForbidden, "InvalidSignatureException", "The request signature we calculated does not match the signature you provided."}
 	fields := make(map[string]string)
@@ -324,7 +325,7 @@ func answerAWS(w http.ResponseWriter, data map[string]any, err error) {
 		}
 	}
 	var out bytes.Buffer
-	_ = json.NewEncoder(&out).Encode(data) // strings, numbers and maps of these
+	_ = json.NewEncoder(&out).Encode(data) // contains only strings, numbers and maps
 	w.WriteHeader(status)
 	_, _ = w.Write(out.Bytes())
 }

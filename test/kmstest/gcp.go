@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// gcpRing is where the keys are.
+// gcpRing is the resource name of the key ring.
 const gcpRing = "projects/test/locations/europe-west1/keyRings/latticekeep/cryptoKeys/"
 
-// NewGCP starts a server that speaks the REST API of Google Cloud KMS. With TLS it wants credentials, as Google's does; without, where a
-// client sends none, it does not.
+// NewGCP starts a server with the REST API of Google Cloud KMS. With TLS it requires credentials,
+// as Google does. Without TLS it does not, because clients send none then.
 func NewGCP(options ...Option) (*Server, error) {
 	s, err := start(func(s *Server) http.Handler { return http.HandlerFunc(s.google) }, options)
 	if err != nil {
@@ -32,7 +32,7 @@ func NewGCP(options ...Option) (*Server, error) {
 	return s, nil
 }
 
-// googleStatus is an error as Google's interfaces answer it.
+// googleStatus is an error in the format of Google's APIs.
 type googleStatus struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -51,7 +51,8 @@ func googleRefuses(status, format string, args ...any) error {
 	return &googleStatus{googleCodes[status], fmt.Sprintf(format, args...), status}
 }
 
-// googleMethods are the words of Server.CallsOf and the permissions, by the method in a request's path.
+// googleMethods maps the method in a request's path to the name in Server.CallsOf and the
+// permission.
 var googleMethods = map[string]struct{ operation, permission string }{
 	"GET":          {"describe", "cryptoKeys.get"},
 	"GET versions": {"listcryptokeyversions", "cryptoKeyVersions.list"},
@@ -60,7 +61,7 @@ var googleMethods = map[string]struct{ operation, permission string }{
 	"POST destroy": {"delete", "cryptoKeyVersions.destroy"},
 }
 
-// google answers every call.
+// google handles every call.
 func (s *Server) google(w http.ResponseWriter, r *http.Request) {
 	resource, isOfAPI := strings.CutPrefix(r.URL.Path, "/v1/")
 	resource, verb, _ := strings.Cut(resource, ":")
@@ -77,7 +78,8 @@ func (s *Server) google(w http.ResponseWriter, r *http.Request) {
 		answerGoogle(w, nil, googleRefuses("NOT_FOUND", "Method not found."))
 		return
 	}
-	// Only when the body was read is the context of a request canceled as its caller leaves.
+	// net/http cancels the context of a request when the client leaves, but only after the body was
+	// read.
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	if err != nil {
 		answerGoogle(w, nil, googleRefuses("INVALID_ARGUMENT", "Request is too large."))
@@ -118,7 +120,7 @@ func answerGoogle(w http.ResponseWriter, answer any, err error) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// googleMessage is a request or an answer. Bytes are base64, and numbers of 64 bits are text.
+// googleMessage is a request or a response. Bytes are base64, and 64-bit numbers are strings.
 type googleMessage struct {
 	Name              string `json:"name,omitempty"`
 	Plaintext         []byte `json:"plaintext,omitempty"`
@@ -131,7 +133,7 @@ type googleMessage struct {
 	UsedPrimary       bool   `json:"usedPrimary,omitempty"`
 }
 
-// googleCall answers a call. It comes under mu.
+// googleCall handles a call. The caller holds mu.
 func (s *Server) googleCall(operation, name, version string, query url.Values, body []byte) (any, error) {
 	k := s.keys[strings.TrimPrefix(name, gcpRing)]
 	if k == nil || !strings.HasPrefix(name, gcpRing) {
@@ -208,7 +210,7 @@ func (k *key) googleDecrypt(in googleMessage) (any, error) {
 // google returns the description of a key.
 func (k *key) google() map[string]any {
 	c := map[string]any{"name": gcpRing + k.name, "purpose": "ENCRYPT_DECRYPT", "createTime": k.created.UTC()}
-	if k.kind != "" { // such a key has no primary version
+	if k.kind != "" { // asymmetric keys have no primary version
 		c["purpose"] = "ASYMMETRIC_DECRYPT"
 		return c
 	}

@@ -1,8 +1,10 @@
-// Package kmstest runs key-management services on loopback, for tests and benchmarks: they speak the wire protocols of Vault's Transit
-// engine, of AWS KMS and of Google Cloud KMS as far as this product uses them, and are as strict as the real ones about it.
+// Package kmstest runs key-management services on loopback for tests and benchmarks. They implement
+// the wire protocols of Vault's Transit engine, AWS KMS and Google Cloud KMS as far as this product
+// uses them, and are as strict as the real services about that part.
 //
-// They encrypt for real, keep keys in memory, and can be slow, throttle, fail, drop connections, and refuse as the real ones do when a
-// permission is revoked or a key disabled. They count calls. No part of the product imports the package.
+// They encrypt for real, keep keys in memory and count calls. They can be slow, throttle, fail,
+// drop connections, and refuse as the real ones do when a permission is revoked or a key is
+// disabled. No part of the product imports this package.
 package kmstest
 
 import (
@@ -31,21 +33,21 @@ type Server struct {
 	listener net.Listener
 	tls      *tls.Config
 	stop     func()
-	url      func(key string) string // makes kms.url
+	url      func(key string) string // returns kms.url of a key
 	env      func() []string
 
 	mu        sync.Mutex
 	keys      map[string]*key
-	token     string // Vault's
-	sealed    bool   // Vault
-	namespace string // Vault's
+	token     string // Vault: accepted token
+	sealed    bool   // Vault: sealed
+	namespace string // Vault: required namespace
 	latency   time.Duration
 	throttle  float64
 	random    *mathrand.Rand
 	failing   bool
 	dropping  bool
 	revoked   bool
-	forbidden map[string]bool // operations
+	forbidden map[string]bool // refused operations
 	calls     map[string]int
 	inFlight  int
 	peak      int
@@ -55,24 +57,24 @@ type Server struct {
 type key struct {
 	name, kind  string
 	disabled    bool
-	derived     bool              // Vault: a context goes with each call
+	derived     bool              // Vault: each call needs a context
 	versions    map[int][]byte    // AES-256 keys
-	destroyed   map[int]time.Time // Google: versions that end then
+	destroyed   map[int]time.Time // Google: versions and the times of their destruction
 	latest      int
-	oldest      int // Vault: of ciphertexts that are still opened
+	oldest      int // Vault: oldest version that still decrypts
 	deletable   bool
-	gone        time.Time // AWS: deletion was scheduled for then
+	gone        time.Time // AWS: scheduled time of deletion
 	multiRegion bool      // AWS
 	created     time.Time
 }
 
-// Option changes a server before it starts.
+// Option configures a server before it starts.
 type Option func(*Server)
 
 // TLS makes a server speak TLS with this configuration.
 func TLS(config *tls.Config) Option { return func(s *Server) { s.tls = config } }
 
-// start makes a server whose requests handler answers.
+// start starts a server whose requests handler answers.
 func start(handler func(*Server) http.Handler, options []Option) (*Server, error) {
 	s, err := listen(options)
 	if err != nil {
@@ -99,19 +101,19 @@ func listen(options []Option) (*Server, error) {
 	return s, nil
 }
 
-// Close ends the server and its connections.
+// Close stops the server and closes its connections.
 func (s *Server) Close() { s.stop() }
 
-// URL is the kms.url of the default key.
+// URL returns kms.url for the default key.
 func (s *Server) URL() string { return s.url(DefaultKey) }
 
-// KeyURL is the kms.url of a key.
+// KeyURL returns kms.url for a key.
 func (s *Server) KeyURL(name string) string { return s.url(name) }
 
-// Env is what a process needs in its environment to use the server, as NAME=value.
+// Env returns the environment variables that a process needs to use the server, as NAME=value.
 func (s *Server) Env() []string { return s.env() }
 
-// Address is the server's host and port.
+// Address returns the server's host and port.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
 func (s *Server) base() string {
@@ -121,10 +123,11 @@ func (s *Server) base() string {
 	return "http://" + s.Address()
 }
 
-// SetLatency makes every call take that long.
+// SetLatency delays every call.
 func (s *Server) SetLatency(d time.Duration) { s.locked(func() { s.latency = d }) }
 
-// SetThrottle refuses a share of the calls, drawn at random with a fixed seed, with the provider's "too many requests".
+// SetThrottle refuses a share of the calls with the provider's "too many requests". The calls are
+// chosen at random with a fixed seed.
 func (s *Server) SetThrottle(share float64) { s.locked(func() { s.throttle = share }) }
 
 // SetFailing answers every call with the provider's internal error.
@@ -133,7 +136,7 @@ func (s *Server) SetFailing(on bool) { s.locked(func() { s.failing = on }) }
 // SetDropping closes the connection of every call without an answer.
 func (s *Server) SetDropping(on bool) { s.locked(func() { s.dropping = on }) }
 
-// SetRevoked refuses every call as one whose permission was taken away.
+// SetRevoked refuses every call as if its permission was revoked.
 func (s *Server) SetRevoked(on bool) { s.locked(func() { s.revoked = on }) }
 
 // SetForbidden refuses the calls of one operation, named as for [Server.CallsOf].
@@ -141,24 +144,26 @@ func (s *Server) SetForbidden(operation string, on bool) {
 	s.locked(func() { s.forbidden[operation] = on })
 }
 
-// SetDisabled disables a key, or enables it again. Vault has no such thing: there the permission for this key is taken away.
+// SetDisabled disables or enables a key. Vault has no disabled keys, so there it revokes the
+// permission for the key.
 func (s *Server) SetDisabled(name string, on bool) { s.locked(func() { s.keys[name].disabled = on }) }
 
-// AddKey makes a key of the provider's kind, such as rsa-2048; "" is the provider's AES-256.
+// AddKey creates a key of one of the provider's kinds, such as rsa-2048. An empty kind is the
+// provider's AES-256.
 func (s *Server) AddKey(name, kind string) {
 	s.locked(func() { s.keys[name] = newKey(name, kind) })
 }
 
-// Rotate makes a new version of a key. What older ones encrypted is still opened.
+// Rotate creates a new version of a key. Ciphertexts of older versions can still be opened.
 func (s *Server) Rotate(name string) { s.locked(func() { s.keys[name].rotate() }) }
 
-// Exists says whether there is the key. One that is scheduled for deletion is there still.
+// Exists reports whether the key exists. A key that is scheduled for deletion still exists.
 func (s *Server) Exists(name string) (ok bool) {
 	s.locked(func() { _, ok = s.keys[name] })
 	return ok
 }
 
-// Calls is how many calls came in, whatever they were answered.
+// Calls returns the number of calls, whatever their result.
 func (s *Server) Calls() (n int) {
 	s.locked(func() {
 		for _, c := range s.calls {
@@ -168,22 +173,23 @@ func (s *Server) Calls() (n int) {
 	return n
 }
 
-// CallsOf is how many calls came in by operation: encrypt, decrypt, describe, delete, or the provider's own word for others.
+// CallsOf returns the number of calls by operation: encrypt, decrypt, describe, delete, or the
+// provider's own name for others.
 func (s *Server) CallsOf() (calls map[string]int) {
 	s.locked(func() { calls = maps.Clone(s.calls) })
 	return calls
 }
 
-// ResetCalls begins to count anew.
+// ResetCalls sets all counts to zero.
 func (s *Server) ResetCalls() { s.locked(func() { clear(s.calls); s.peak = s.inFlight }) }
 
-// InFlight is how many calls are waiting for their answer.
+// InFlight returns the number of calls that wait for their answer.
 func (s *Server) InFlight() (n int) {
 	s.locked(func() { n = s.inFlight })
 	return n
 }
 
-// Peak is how many calls there were at one time at most.
+// Peak returns the largest number of concurrent calls so far.
 func (s *Server) Peak() (n int) {
 	s.locked(func() { n = s.peak })
 	return n
@@ -195,7 +201,7 @@ func (s *Server) locked(f func()) {
 	f()
 }
 
-// What befalls a call.
+// Errors that a call may be made to fail with.
 var (
 	errThrottled = errors.New("throttled")
 	errFailing   = errors.New("failing")
@@ -203,7 +209,8 @@ var (
 	errForbidden = errors.New("forbidden")
 )
 
-// befall counts a call, lets it wait, and says what befalls it. The caller calls done when it has answered.
+// befall counts a call, delays it, and returns the error that it must fail with, if any. The caller
+// calls done after the answer.
 func (s *Server) befall(ctx context.Context, operation string) (done func(), err error) {
 	s.mu.Lock()
 	s.calls[operation]++

@@ -18,7 +18,8 @@ import (
 	"strings"
 )
 
-// NewVault starts a server that speaks the API of the Transit engine of Vault and OpenBao, mounted at transit.
+// NewVault starts a server with the API of the Transit engine of Vault and OpenBao, mounted at
+// transit.
 func NewVault(options ...Option) (*Server, error) {
 	s, err := start(func(s *Server) http.Handler { return http.HandlerFunc(s.vault) }, options)
 	if err != nil {
@@ -31,28 +32,28 @@ func NewVault(options ...Option) (*Server, error) {
 	return s, nil
 }
 
-// Token is what Vault accepts.
+// Token returns the token that Vault accepts.
 func (s *Server) Token() (token string) {
 	s.locked(func() { token = s.token })
 	return token
 }
 
-// SetToken ends the former token of a Vault.
+// SetToken replaces the token that Vault accepts.
 func (s *Server) SetToken(token string) { s.locked(func() { s.token = token }) }
 
-// SetSealed seals a Vault, or unseals it.
+// SetSealed seals or unseals a Vault.
 func (s *Server) SetSealed(on bool) { s.locked(func() { s.sealed = on }) }
 
 // SetNamespace makes a Vault answer only calls that name this namespace.
 func (s *Server) SetNamespace(name string) { s.locked(func() { s.namespace = name }) }
 
-// SetDerived makes a key of Vault want a context with each call, as one created with derived=true.
+// SetDerived makes a key require a context with each call, like a key created with derived=true.
 func (s *Server) SetDerived(name string) { s.locked(func() { s.keys[name].derived = true }) }
 
-// SetDeletable sets deletion_allowed of a key of Vault.
+// SetDeletable sets deletion_allowed of a key.
 func (s *Server) SetDeletable(name string, on bool) { s.locked(func() { s.keys[name].deletable = on }) }
 
-// vaultError is an answer of status with a list of errors.
+// vaultError is a response with a status and a list of errors.
 type vaultError struct {
 	status int
 	text   string
@@ -62,7 +63,7 @@ func (e *vaultError) Error() string { return e.text }
 
 func refused(status int, text string) error { return &vaultError{status, text} }
 
-// Vault's own words.
+// Error messages as Vault sends them.
 var (
 	errPermission = refused(http.StatusForbidden, "1 error occurred:\n\t* permission denied\n\n")
 	errSealed     = refused(http.StatusServiceUnavailable, "Vault is sealed")
@@ -108,13 +109,13 @@ func (s *Server) vault(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var data map[string]any
-	if err == nil || s.sealed { // what is sealed knows no tokens
+	if err == nil || s.sealed { // a sealed Vault knows no tokens
 		data, err = s.transit(r, operation, name, sub, body)
 	}
 	answerVault(w, data, err)
 }
 
-// transit answers one call. It is called under mu.
+// transit handles one call. The caller holds mu.
 func (s *Server) transit(r *http.Request, operation, name, sub string, body []byte) (map[string]any, error) {
 	k := s.keys[name]
 	switch {
@@ -144,7 +145,7 @@ func (s *Server) transit(r *http.Request, operation, name, sub string, body []by
 	case !write:
 		return nil, errMethod
 	case operation == "encrypt":
-		if k == nil { // as for a token that may create
+		if k == nil { // Vault answers so to a token that may create keys
 			k = newKey(name, in.Type)
 			k.derived = in.Context != ""
 			s.keys[name] = k
@@ -213,7 +214,7 @@ func (s *Server) deleteTransit(name string) error {
 	return nil
 }
 
-// vaultKind is the type as Transit names it.
+// vaultKind returns the key's type as Transit names it.
 func (k *key) vaultKind() string {
 	if k.kind == "" {
 		return "aes256-gcm96"
@@ -244,8 +245,8 @@ func (k *key) describe() map[string]any {
 	return data
 }
 
-// prepare returns the key of a version, derived for the context if it is of that sort, and the associated data. AES-256-GCM stands for every
-// symmetric type.
+// prepare returns the cipher for a version and the associated data. For a derived key the cipher
+// depends on the context. AES-256-GCM stands in for every symmetric type.
 func (k *key) prepare(version int, in vaultRequest) (cipher.AEAD, []byte, error) {
 	if !k.symmetric() {
 		return nil, nil, refused(http.StatusBadRequest, "message encryption not supported for key type "+k.vaultKind())
@@ -345,7 +346,7 @@ func answerVault(w http.ResponseWriter, data map[string]any, err error) {
 		}
 	}
 	var out bytes.Buffer
-	_ = json.NewEncoder(&out).Encode(body) // strings, numbers and maps of these
+	_ = json.NewEncoder(&out).Encode(body) // contains only strings, numbers and maps
 	w.WriteHeader(status)
 	_, _ = w.Write(out.Bytes())
 }

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// An authority issues the certificates of one control plane. It lives in memory only.
+// An authority issues the certificates of one control plane. It exists only in memory.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	pem  []byte
 }
 
-// validity covers the longest that anybody leaves `make cluster` running, and a clock that is set back meanwhile.
+// validity covers the longest run of `make cluster`, even if the clock is set back meanwhile.
 const validity = 30 * 24 * time.Hour
 
 func newAuthority() (*authority, error) {
@@ -43,7 +43,8 @@ func newAuthority() (*authority, error) {
 	return &authority{cert: cert, key: key, pem: encode("CERTIFICATE", der)}, nil
 }
 
-// clientPair is a certificate and its key, as PEM, that Kubernetes takes for a member of groups.
+// clientPair returns a client certificate and its key as PEM. For Kubernetes the client is user, a
+// member of groups.
 func (a *authority) clientPair(user string, groups []string) (cert, key []byte, err error) {
 	template, err := newTemplate(user)
 	if err != nil {
@@ -54,7 +55,7 @@ func (a *authority) clientPair(user string, groups []string) (cert, key []byte, 
 	return a.issue(template)
 }
 
-// servingPair is the API server's certificate and key, as PEM.
+// servingPair returns the API server's certificate and key as PEM.
 func (a *authority) servingPair() (cert, key []byte, err error) {
 	template, err := newTemplate("kube-apiserver")
 	if err != nil {
@@ -80,7 +81,7 @@ func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err err
 	return encode("CERTIFICATE", der), key, err
 }
 
-// newKey is a fresh private key as PEM.
+// newKey returns a new private key as PEM.
 func newKey() ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

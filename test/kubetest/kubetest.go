@@ -1,12 +1,16 @@
-// Package kubetest runs a real Kubernetes control plane, etcd and kube-apiserver, for tests and for `make cluster`.
+// Package kubetest runs a real Kubernetes control plane, etcd and kube-apiserver, for tests and for
+// `make cluster`.
 //
-// Everything listens on loopback or on a socket in a temporary directory, which also holds the certificates and the kubeconfigs. RBAC
-// is on, and the custom resource definitions of config/crd are installed. Two things are promised: once Start has returned, the
-// API answers and serves SealedCredentials; and both processes end with Stop, or with the process that started them.
+// Everything listens on loopback or on a socket in a temporary directory, which also holds the
+// certificates and the kubeconfigs. RBAC is on, and the custom resource definitions of config/crd
+// are installed. Two things are promised: once Start has returned, the API answers and serves
+// SealedCredentials; and both processes end with Stop, or with the process that started them.
 //
-// There is no controller manager, scheduler or kubelet: no pod runs, no ServiceAccount token appears by itself, an owner's end deletes nothing,
-// and a deleted namespace stays terminating. The package starts the processes itself, since envtest's outlive a test that is killed; it
-// talks to them through kubectl, so that it needs no client library. No part of the product imports it.
+// There is no controller manager, scheduler or kubelet. So no pod runs, no ServiceAccount token
+// appears by itself, deleting an owner deletes nothing else, and a deleted namespace stays
+// terminating. The package starts the processes itself, because envtest's processes outlive a
+// killed test. It calls them through kubectl, so it needs no client library. No part of the product
+// imports it.
 package kubetest
 
 import (
@@ -27,7 +31,8 @@ import (
 	"time"
 )
 
-// startTimeout bounds Start when its context has no deadline. Five seconds are usual; a machine that compiles at the same time takes longer.
+// startTimeout bounds Start when its context has no deadline. A start usually takes five seconds,
+// but longer on a machine that also compiles.
 const startTimeout = 3 * time.Minute
 
 // ControlPlane is a running etcd and kube-apiserver.
@@ -43,9 +48,9 @@ type ControlPlane struct {
 	api  *Process
 }
 
-// Start starts a control plane of the binaries that `make control-plane` compiled, or of those in KUBEBUILDER_ASSETS, and installs
-// config/crd. The context bounds the start only. The working directory must be inside the repository. flags are more flags for the API
-// server.
+// Start starts a control plane from the binaries that `make control-plane` compiled, or from those
+// in KUBEBUILDER_ASSETS, and installs config/crd. The context bounds only the start. The working
+// directory must be inside the repository. flags are additional flags for the API server.
 func Start(ctx context.Context, flags ...string) (*ControlPlane, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -60,7 +65,7 @@ func Start(ctx context.Context, flags ...string) (*ControlPlane, error) {
 	if _, err := exec.LookPath("kubectl"); err != nil {
 		return nil, errors.New("kubectl is not on the PATH: install it (any version from 1.30 on)")
 	}
-	// A short path, since that of a socket has at most 107 bytes.
+	// The path is short because a socket's path has at most 107 bytes.
 	dir, err := os.MkdirTemp("", "latticekeep-kube-")
 	if err != nil {
 		return nil, fmt.Errorf("making the control plane's directory: %w", err)
@@ -82,8 +87,8 @@ func (c *ControlPlane) start(ctx context.Context, bin, crds string) (err error) 
 	if err := c.startEtcd(bin); err != nil {
 		return err
 	}
-	// The API server cannot be handed a listener: between the moment in which its port was seen free and the moment in which it binds
-	// it, another process may have taken it.
+	// The API server cannot be given a listener. Another process may take the port after it was
+	// found free and before the API server binds it.
 	const attempts = 5
 	for range attempts {
 		if err = c.startAPIServer(ctx, bin); err == nil || !errors.Is(err, errPortTaken) {
@@ -99,14 +104,14 @@ func (c *ControlPlane) start(ctx context.Context, bin, crds string) (err error) 
 	return c.installCRDs(ctx, crds)
 }
 
-// KubeconfigFor writes a kubeconfig for a user with a client certificate and returns its path. A ServiceAccount is the user
-// system:serviceaccount:<namespace>:<name>.
+// KubeconfigFor writes a kubeconfig for a user with a client certificate and returns its path. A
+// ServiceAccount is the user system:serviceaccount:<namespace>:<name>.
 func (c *ControlPlane) KubeconfigFor(user string, groups ...string) (string, error) {
 	cert, key, err := c.ca.clientPair(user, groups)
 	if err != nil {
 		return "", fmt.Errorf("issuing a client certificate: %w", err)
 	}
-	// JSON is YAML, and []byte becomes the base64 that the format wants.
+	// JSON is valid YAML, and []byte becomes the base64 that the format requires.
 	config, err := json.MarshalIndent(map[string]any{
 		"apiVersion": "v1", "kind": "Config", "current-context": "latticekeep",
 		"clusters": []any{map[string]any{"name": "latticekeep", "cluster": map[string]any{
@@ -130,14 +135,15 @@ func (c *ControlPlane) KubeconfigFor(user string, groups ...string) (string, err
 	return f.Name(), nil
 }
 
-// Kubectl is a kubectl command, not yet started, for the cluster administrator. It leaves the caches and the configuration of whoever runs it alone.
+// Kubectl returns a kubectl command for the cluster administrator, not yet started. It does not
+// touch the caches and the configuration of the user who runs it.
 func (c *ControlPlane) Kubectl(ctx context.Context, args ...string) *exec.Cmd {
 	global := []string{"--kubeconfig", c.Kubeconfig, "--cache-dir", filepath.Join(c.dir, "cache")}
 	return exec.CommandContext(ctx, "kubectl", append(global, args...)...)
 }
 
-// Stop kills both processes, waits until they are gone and removes all they wrote. What they held was never meant to last, so nothing is
-// owed a graceful end.
+// Stop kills both processes, waits until they are gone and removes all their files. Nothing needs a
+// graceful end because the data is temporary.
 func (c *ControlPlane) Stop() error {
 	var errs []error
 	for _, p := range []*Process{c.api, c.etcd} {
@@ -167,8 +173,8 @@ func (c *ControlPlane) writeServerFiles() error {
 	return nil
 }
 
-// startEtcd does not wait: the API server retries until etcd answers. Sockets need no free port, and no other user of the machine can read
-// through them what the cluster stores.
+// startEtcd does not wait, because the API server retries until etcd answers. Sockets need no free
+// port, and other users of the machine cannot read the cluster's data through them.
 func (c *ControlPlane) startEtcd(bin string) (err error) {
 	client, peer := "unix://"+c.path("etcd.sock"), "unix://"+c.path("peer.sock")
 	c.etcd, err = c.run(filepath.Join(bin, "etcd"),
@@ -190,13 +196,15 @@ func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
 	c.api, err = c.run(filepath.Join(bin, "kube-apiserver"), append([]string{
 		"--etcd-servers", "unix://" + c.path("etcd.sock"),
 		"--bind-address", "127.0.0.1", "--secure-port", port,
-		// Without these two it looks for the address of a network card, and there may be none.
+		// Without these two flags the API server looks for the address of a network card, and there
+		// may be none.
 		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
 		"--cert-dir", c.dir, "--tls-cert-file", c.path("api.crt"), "--tls-private-key-file", c.path("api.key"),
 		"--client-ca-file", c.path("ca.crt"), "--authorization-mode", "RBAC",
 		"--service-account-issuer", issuer,
 		"--service-account-key-file", c.path("tokens.key"), "--service-account-signing-key-file", c.path("tokens.key"),
-		// It wants every namespace to have the ServiceAccount that the controller manager would make.
+		// This plugin requires a ServiceAccount in every namespace, which the controller manager
+		// would create.
 		"--disable-admission-plugins", "ServiceAccount",
 		"--service-cluster-ip-range", "10.0.0.0/24",
 	}, c.more...)...)
@@ -206,7 +214,8 @@ func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
 	return c.waitReady(ctx)
 }
 
-// waitReady returns when the API server is ready and has made its first namespace, or says which process ended instead.
+// waitReady returns when the API server is ready and has created its first namespace. It fails if a
+// process ends before that.
 func (c *ControlPlane) waitReady(ctx context.Context) error {
 	client, err := c.adminClient()
 	if err != nil {
@@ -246,7 +255,7 @@ func (c *ControlPlane) adminClient() (*http.Client, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(c.ca.cert)
-	// The certificate also tells our server from another that got the port.
+	// The certificate also distinguishes our server from another one that took the port.
 	config := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}, Timeout: 5 * time.Second}, nil
 }
@@ -276,19 +285,19 @@ func (c *ControlPlane) installCRDs(ctx context.Context, folder string) error {
 	return nil
 }
 
-// run starts a program with its output in a file of its name.
+// run starts a program with its output in a file of the same name.
 func (c *ControlPlane) run(program string, args ...string) (*Process, error) {
 	log, err := os.Create(c.path(filepath.Base(program) + ".log"))
 	if err != nil {
 		return nil, fmt.Errorf("creating a log: %w", err)
 	}
-	defer log.Close() // the child has its own
+	defer log.Close() // the child has its own descriptor
 	cmd := exec.Command(program, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.dir, log, log
 	return StartProcess(cmd)
 }
 
-// logTail is the end of a program's output, where it says why it ended.
+// logTail returns the end of a program's output, which usually says why it ended.
 func (c *ControlPlane) logTail(program string) []byte {
 	data, err := os.ReadFile(c.path(program + ".log"))
 	if err != nil {
@@ -306,7 +315,8 @@ func freePort() (string, error) {
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port), nil
 }
 
-// repositoryRoot is the nearest directory, from the working directory up, that records the version of the control plane.
+// repositoryRoot returns the nearest directory, from the working directory up, that contains
+// versionFile.
 func repositoryRoot() (string, error) {
 	start, err := os.Getwd()
 	if err != nil {
@@ -322,10 +332,11 @@ func repositoryRoot() (string, error) {
 	}
 }
 
-// versionFile is the one place that names the version of Kubernetes; hack/control-plane.sh reads it too.
+// versionFile is the only place that names the version of Kubernetes. hack/control-plane.sh reads
+// it too.
 const versionFile = "hack/k8s/go.mod"
 
-// binaries is the directory of kube-apiserver and etcd. Its error names the remedy.
+// binaries returns the directory of kube-apiserver and etcd. Its error names the remedy.
 func binaries(root string) (string, error) {
 	dir, remedy := os.Getenv("KUBEBUILDER_ASSETS"), "correct KUBEBUILDER_ASSETS, or unset it and run `make control-plane`"
 	if dir == "" {
@@ -339,7 +350,8 @@ func binaries(root string) (string, error) {
 		}
 		dir, remedy = filepath.Join("bin", "k8s", string(version[1])), "run `make control-plane`"
 	}
-	// Tests run in the directory of their package; a relative path means the repository's root.
+	// Tests run in the directory of their package, so a relative path is relative to the
+	// repository's root.
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(root, dir)
 	}

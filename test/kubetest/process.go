@@ -8,23 +8,25 @@ import (
 	"time"
 )
 
-// A Process is a child that does not outlive its parent: on Linux the kernel kills it when the parent ends in whatever way, a
-// test's timeout and SIGKILL included. It leads a process group of its own, so that an interrupt typed at a terminal reaches the parent
-// alone, which then ends its children in the right order.
+// A Process is a child that does not outlive its parent: on Linux the kernel kills it when the
+// parent ends in any way, including a test's timeout and SIGKILL. It leads a process group of its
+// own, so an interrupt typed at a terminal reaches only the parent, which then stops its children
+// in the right order.
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed once the child has been reaped; err is final then
 	err  error
 }
 
-// StartProcess starts cmd. Its output must be nil or files: anything else would have Wait depend on who else holds the pipe.
+// StartProcess starts cmd. Its output must be nil or files: with a pipe, Wait would depend on all
+// other processes that hold the pipe.
 func StartProcess(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr = childAttr()
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The kernel's signal comes when the thread that forked ends, which may be long before the process does:
-		// this goroutine keeps its thread until the child is gone.
+		// The kernel sends its signal when the thread that forked ends, which may be long before
+		// the process does. So this goroutine keeps its thread until the child is gone.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -41,17 +43,18 @@ func StartProcess(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Pid is the id of the process.
+// Pid returns the id of the process.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Done is closed when the process has ended and been reaped.
+// Done returns a channel that is closed when the process has ended and been reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Stop asks the process to end, kills it when it has not within grace (at once when grace is zero), and returns when it is gone. The
-// error is the one with which the process ended of its own accord; a process that had to be killed after its grace is one too.
+// Stop asks the process to end, kills it if it has not ended within grace (at once when grace is
+// zero), and returns when it is gone. It returns the error with which the process ended by itself.
+// Having to kill the process after grace is an error, too.
 func (p *Process) Stop(grace time.Duration) error {
 	if grace > 0 {
-		// An error means that it is gone already, which the wait below finds out.
+		// An error means that the process is already gone, which the wait below notices.
 		_ = p.cmd.Process.Signal(os.Interrupt)
 		timeout := time.NewTimer(grace)
 		defer timeout.Stop()

@@ -4,7 +4,7 @@ package kubetest
 
 import "syscall"
 
-// Outside Linux a child is ended by Stop alone.
+// Outside Linux only Stop ends a child.
 func childAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{}
 }

@@ -2,9 +2,9 @@ package kubetest
 
 import "testing"
 
-// ForTest starts a control plane for the length of a test. Under -short and under the race detector it skips the
-// test. Without the binaries it fails the test and says what to run, since a machine that cannot run these
-// tests has not passed them. The flags are passed to the API server.
+// ForTest starts a control plane for the duration of a test. It skips the test under -short and
+// under the race detector. Without the binaries it fails the test and says what to run, because a
+// machine that cannot run these tests has not passed them. The flags are passed to the API server.
 func ForTest(t testing.TB, flags ...string) *ControlPlane {
 	t.Helper()
 	if testing.Short() || underRace {

@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// Log is a log of its own on a real store, without a server.
+// Log is an audit log on a real store, without a server.
 type Log struct {
 	T     *testing.T
 	Audit *audit.Log
@@ -31,7 +31,7 @@ type Log struct {
 
 const ChainID = "chain_built"
 
-// New makes a log in a data directory that begins as a deployment's does.
+// New creates a log in a data directory. It begins like the log of a deployment.
 func New(t *testing.T, signing audit.Signing) *Log {
 	t.Helper()
 	seed := make([]byte, dualsig.SeedSize)
@@ -43,7 +43,7 @@ func New(t *testing.T, signing audit.Signing) *Log {
 	return NewWithKey(t, signing, key)
 }
 
-// NewWithKey is buildLog with a key that another log may have.
+// NewWithKey is New with a signing key that another log may share.
 func NewWithKey(t *testing.T, signing audit.Signing, key *dualsig.PrivateKey) *Log {
 	t.Helper()
 	b := &Log{T: t, Key: key, Dir: t.TempDir(), Now: time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)}
@@ -98,7 +98,7 @@ func (b *Log) Group(n int) {
 	}
 }
 
-// Fill writes what has a strange spelling, and several tenants and groups.
+// Fill writes entries of several tenants and groups, some with unusual text.
 func (b *Log) Fill() {
 	b.T.Helper()
 	b.record("ten_a", audit.CredentialUnsealed, map[string]string{"note": "<&>\"\\\u2028é\U0001F600\x7f\b\f\n\r\t\x01/", "other": "", "ä": "non-ASCII names, too"})
@@ -112,7 +112,8 @@ func (b *Log) Fill() {
 	b.Group(5)
 }
 
-// LoseTo lets the log go on behind a rollback.
+// LoseTo accepts the loss of the entries up to a sequence, after which the log continues in a new
+// epoch.
 func (b *Log) LoseTo(sequence uint64) {
 	b.T.Helper()
 	b.Audit.Halt(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Place: "test"})
@@ -121,7 +122,7 @@ func (b *Log) LoseTo(sequence uint64) {
 	}
 }
 
-// Export returns the lines, each with its newline.
+// Export returns the lines of an export, each with its newline.
 func (b *Log) Export(from uint64) []string {
 	b.T.Helper()
 	var out bytes.Buffer

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Receiver takes OTLP over HTTP on loopback.
+// Receiver receives OTLP over HTTP on loopback.
 type Receiver struct {
 	*httptest.Server
 	t *testing.T
@@ -32,7 +32,7 @@ func NewReceiver(t *testing.T) *Receiver {
 
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	body, err := io.ReadAll(request.Body)
-	message := new(spanpb.TracesData) // encoded like the request of the protocol
+	message := new(spanpb.TracesData) // has the same encoding as the protocol's request
 	if err == nil {
 		err = proto.Unmarshal(body, message)
 	}
@@ -54,7 +54,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// Of returns the spans of a name.
+// Of returns the spans with a name.
 func (r *Receiver) Of(name string) (found []*spanpb.Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

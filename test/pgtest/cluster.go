@@ -22,9 +22,10 @@ import (
 
 var errPortTaken = errors.New("port taken")
 
-// watching is the shell that outlives everything. Of its own accord a postmaster ends within seconds, and takes the shared memory with it
-// that no directory holds; what a killed one left is removed by the number in its lock file. A number of a process means something
-// only while that process names our directory.
+// watching is the script of a shell that outlives the test process and the server. A postmaster
+// that ends by itself does so within seconds and releases the shared memory that is outside the
+// directory. The shell removes the shared memory of a killed postmaster by the number in its lock
+// file. A process id is trusted only while that process names our directory.
 const watching = `
 dir=$1
 read -r _
@@ -53,7 +54,7 @@ done
 func (c *cluster) watch() error {
 	c.watcher = exec.Command("/bin/sh", "-c", watching, "pgtest", c.dir)
 	c.watcher.Dir = "/"
-	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal is not for it
+	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt at the terminal must not reach it
 	pipe, err := c.watcher.StdinPipe()
 	if err != nil {
 		return fmt.Errorf("making a pipe: %w", err)
@@ -65,7 +66,7 @@ func (c *cluster) watch() error {
 	return nil
 }
 
-// start starts the postmaster and returns when it takes connections.
+// start starts the postmaster and returns when it accepts connections.
 func (c *cluster) start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +90,7 @@ func (c *cluster) start(ctx context.Context) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		// The lock file says "ready" only for this postmaster, and pg_isready that it answers.
+		// The lock file shows that this postmaster is ready, and pg_isready shows that it answers.
 		if c.ready() && c.run(ctx, "pg_isready", "--quiet", "--host=127.0.0.1", "--port="+c.port, "--timeout=10") == nil {
 			return nil
 		}
@@ -113,7 +114,7 @@ func (c *cluster) ready() bool {
 	return err == nil && len(lines) > 7 && lines[0] == strconv.Itoa(c.pid) && strings.TrimSpace(lines[7]) == "ready"
 }
 
-// Log is what the server has written since it was started last.
+// Log returns the server's output since its last start.
 func (c *cluster) Log() string {
 	log, _ := os.ReadFile(filepath.Join(c.dir, "log"))
 	return string(log)
@@ -128,7 +129,8 @@ func (c *cluster) running() bool {
 	}
 }
 
-// signal sends first to the postmaster, and then the other signal to all its children and to itself, and returns who got it.
+// signal sends the signal first to the postmaster, then the signal then to all its children and to
+// itself. It returns the ids of the processes that got the second signal.
 func (c *cluster) signal(first, then syscall.Signal) ([]int, error) {
 	if err := syscall.Kill(c.pid, first); err != nil {
 		return nil, fmt.Errorf("signalling postgres: %w", err)
@@ -146,7 +148,8 @@ func (c *cluster) signal(first, then syscall.Signal) ([]int, error) {
 	return all, nil
 }
 
-// processes returns those of the machine that are meant and have not ended, the largest id first: a postmaster comes after its children.
+// processes returns the ids of the machine's running processes that meant selects, largest first,
+// so that a postmaster comes after its children.
 func processes(meant func(pid, parent int) bool) ([]int, error) {
 	out, err := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=").Output()
 	if err != nil {
@@ -169,16 +172,16 @@ func processes(meant func(pid, parent int) bool) ([]int, error) {
 	return found, nil
 }
 
-// startTimeout bounds a start; two seconds are usual.
+// startTimeout bounds a start, which usually takes two seconds.
 const startTimeout = time.Minute
 
 // ErrMissing says that PostgreSQL is not installed.
 var ErrMissing = errors.New("PostgreSQL is not installed: run make postgres")
 
-// role is that of the URLs: it owns its databases and is no superuser.
+// role is the role in the URLs. It owns its databases and is not a superuser.
 const role, superuser = "latticekeep", "postgres"
 
-// cluster is what the servers of Shared have in common.
+// cluster is the part that the servers of Shared have in common.
 type cluster struct {
 	bin       string // folder of the binaries
 	dir       string // holds everything; the watching shell removes it
@@ -192,7 +195,7 @@ type cluster struct {
 
 	mu   sync.Mutex
 	pid  int           // the postmaster
-	done chan struct{} // closed when it has been reaped
+	done chan struct{} // closed when the postmaster has been reaped
 }
 
 func (c *cluster) address(user, database string) string {
@@ -203,7 +206,7 @@ func (c *cluster) address(user, database string) string {
 	return u.String()
 }
 
-// Exec runs statements, each on its own, as the superuser.
+// Exec runs each statement separately as the superuser.
 func (c *cluster) Exec(ctx context.Context, statements ...string) error {
 	args := []string{"--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname=" + c.address(superuser, "postgres")}
 	for _, s := range statements {
@@ -222,7 +225,8 @@ func (c *cluster) run(ctx context.Context, program string, args ...string) error
 	return nil
 }
 
-// equip has cmd run as PostgreSQL's user, in a process group of its own and free of settings that the machine may hold for its clients.
+// equip makes cmd run as PostgreSQL's user, in a process group of its own and without the machine's
+// settings for PostgreSQL clients.
 func (c *cluster) equip(cmd *exec.Cmd) {
 	cmd.Dir = c.dir
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") })
@@ -230,7 +234,8 @@ func (c *cluster) equip(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.account, Setpgid: true}
 }
 
-// first makes the cluster and starts it, on another port when the one it found is taken meanwhile.
+// first creates the cluster and starts it. It tries another port if the chosen one is taken
+// meanwhile.
 func (c *cluster) first(ctx context.Context) error {
 	password := filepath.Join(c.dir, "password")
 	if err := c.write(password, []byte(c.password+"\n")); err != nil {
@@ -265,7 +270,7 @@ func (c *cluster) first(ctx context.Context) error {
 
 func (c *cluster) data() string { return filepath.Join(c.dir, "data") }
 
-// write creates a file that PostgreSQL's user may read, and nobody else.
+// write creates a file that only PostgreSQL's user can read.
 func (c *cluster) write(path string, data []byte) error {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		return fmt.Errorf("writing for PostgreSQL: %w", err)
@@ -285,7 +290,7 @@ func (c *cluster) append(name, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// binaries is the folder of the newest PostgreSQL: Debian's, or the one on the PATH.
+// binaries returns the folder of the newest PostgreSQL: Debian's, or the one in PATH.
 func binaries() (string, error) {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	slices.SortFunc(found, func(a, b string) int { return version(a) - version(b) })
@@ -316,7 +321,8 @@ func complete(bin string) bool {
 	return true
 }
 
-// unprivileged is who runs PostgreSQL, which refuses root: nil for whoever runs the test.
+// unprivileged returns the account that runs PostgreSQL, which refuses to run as root. nil means
+// the user who runs the test.
 func unprivileged() (*syscall.Credential, error) {
 	if os.Getuid() != 0 {
 		return nil, nil
@@ -335,7 +341,8 @@ func unprivileged() (*syscall.Credential, error) {
 	return nil, errors.New("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
 }
 
-// directory makes one that account can reach: a temporary folder of root's own is none.
+// directory creates a directory that account can reach. It uses /tmp if account cannot reach the
+// default temporary folder.
 func directory(account *syscall.Credential) (string, error) {
 	parent := os.TempDir()
 	if account != nil {
@@ -353,8 +360,8 @@ func directory(account *syscall.Credential) (string, error) {
 	return dir, os.Chown(dir, int(account.Uid), int(account.Gid))
 }
 
-// settings hold for every server. What they leave out is PostgreSQL's default, syncing included; shared memory is in the directory
-// as far as it can be, since SIGKILL leaves it behind.
+// settings apply to every server. Everything else, including syncing, is PostgreSQL's default.
+// Shared memory is kept in the directory as far as possible because SIGKILL leaves it behind.
 const settings = `
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''

@@ -1,8 +1,10 @@
-// Package pgtest runs a real PostgreSQL, of the machine's own binaries, for tests of what stands on it.
+// Package pgtest runs a real PostgreSQL from the machine's own binaries, for tests of the parts
+// that use it.
 //
-// It listens on 127.0.0.1 with passwords drawn for it alone, syncs what it commits, and keeps everything in one temporary directory. Once
-// Start has returned, it answers. A shell watches a pipe that closes when the process that started the server ends, in whatever way,
-// SIGKILL included: then the shell ends the server and removes the directory. So nothing remains, and tests need no TestMain.
+// It listens on 127.0.0.1 with random passwords, syncs its commits, and keeps everything in one
+// temporary directory. Once Start has returned, it answers. A shell watches a pipe that closes when
+// the process that started the server ends in any way, SIGKILL included. The shell then ends the
+// server and removes the directory. So nothing remains, and tests need no TestMain.
 //
 // No part of the product imports the package.
 package pgtest
@@ -23,14 +25,15 @@ import (
 	"time"
 )
 
-// Server is a PostgreSQL server. Its methods may be called concurrently, except that those which end, stop or start processes exclude
-// each other.
+// Server is a PostgreSQL server. Its methods may be called concurrently. Those that end, stop or
+// start processes exclude each other.
 type Server struct {
 	*cluster
 	url string
 }
 
-// Start starts a server for the length of a test. It skips the test under -short and where PostgreSQL is not installed.
+// Start starts a server for the duration of a test. It skips the test under -short and where
+// PostgreSQL is not installed.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	skipShort(t)
@@ -46,8 +49,9 @@ func Start(t testing.TB) *Server {
 
 var shared = sync.OnceValues(func() (*Server, error) { return Run(context.Background()) })
 
-// Shared is a server that all tests of the process share, with a database of the test's own, which is removed after the test. The server
-// ends with the process; a test that kills, freezes or restarts one starts its own.
+// Shared returns a server that all tests of the process share, with a database of the test's own
+// that is removed after the test. The server ends with the process. A test that kills, freezes or
+// restarts a server must start its own.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	skipShort(t)
@@ -73,7 +77,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// Run is Start without a test: the caller stops the server. The context bounds the start only.
+// Run is Start without a test: the caller stops the server. The context bounds only the start.
 func Run(ctx context.Context) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -102,7 +106,8 @@ func Run(ctx context.Context) (*Server, error) {
 	return s, nil
 }
 
-// URL is that of a database of the server's own, with its password. The role owns the database and is no superuser.
+// URL returns the URL of the server's own database, with the password. The role owns the database
+// and is not a superuser.
 func (s *Server) URL() string { return s.url }
 
 // NewDatabase returns the URL of another, empty database.
@@ -115,7 +120,7 @@ func (s *Server) NewDatabase(t testing.TB) string {
 	return url
 }
 
-// temporary is NewDatabase for the length of a test.
+// temporary is NewDatabase for the duration of a test.
 func (s *Server) temporary(t testing.TB) string {
 	t.Helper()
 	made := s.NewDatabase(t)
@@ -130,11 +135,11 @@ func (s *Server) temporary(t testing.TB) string {
 	return made
 }
 
-// SuperURL is the URL of the superuser, for the database that every server has.
+// SuperURL returns the superuser's URL of the database postgres, which every server has.
 func (s *Server) SuperURL() string { return s.address(superuser, "postgres") }
 
 func (s *Server) create(ctx context.Context) (string, error) {
-	s.databases.Lock() // template1 bears one copy at a time
+	s.databases.Lock() // template1 allows one copy at a time
 	defer s.databases.Unlock()
 	s.made++
 	name := fmt.Sprintf("test%d", s.made)
@@ -144,7 +149,8 @@ func (s *Server) create(ctx context.Context) (string, error) {
 	return s.address(role, name), nil
 }
 
-// Configure puts files into the data directory, appends lines to postgresql.conf and restarts the server.
+// Configure puts files into the data directory, appends lines to postgresql.conf and restarts the
+// server.
 func (s *Server) Configure(t testing.TB, files map[string][]byte, lines ...string) {
 	t.Helper()
 	for name, data := range files {
@@ -160,7 +166,7 @@ func (s *Server) Configure(t testing.TB, files map[string][]byte, lines ...strin
 	}
 }
 
-// Stop ends the server and removes all it wrote. It may be called again.
+// Stop stops the server and removes all its files. It may be called again.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +175,7 @@ func (s *Server) Stop() error {
 	}
 	err := s.pipe.Close()
 	s.pipe = nil
-	_ = s.watcher.Wait() // what its last command said does not matter: the directory does
+	_ = s.watcher.Wait() // the exit status of the shell does not matter; the directory must be gone
 	if s.done != nil {
 		<-s.done
 	}
@@ -179,11 +185,11 @@ func (s *Server) Stop() error {
 	return err
 }
 
-// Restart ends the server in good order, if it is running, and starts it again on the same port.
+// Restart stops the server cleanly if it runs, and starts it again on the same port.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	if s.running() {
-		_ = syscall.Kill(s.pid, syscall.SIGINT) // PostgreSQL's "fast" shutdown: sessions are ended
+		_ = syscall.Kill(s.pid, syscall.SIGINT) // PostgreSQL's fast shutdown, which ends sessions
 		<-s.done
 	}
 	s.mu.Unlock()
@@ -192,19 +198,20 @@ func (s *Server) Restart() error {
 	return s.start(ctx)
 }
 
-// Kill ends all processes of the server by SIGKILL, as a machine that fails would. Restart starts it again.
+// Kill kills all processes of the server with SIGKILL, like a machine failure. Restart starts it
+// again.
 func (s *Server) Kill() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.running() {
 		return nil
 	}
-	killed, err := s.signal(syscall.SIGSTOP, syscall.SIGKILL) // a stopped postmaster has no new children
+	killed, err := s.signal(syscall.SIGSTOP, syscall.SIGKILL) // a stopped postmaster starts no new children
 	if err != nil {
 		return err
 	}
 	<-s.done
-	// A server does not start while a process has the shared memory of the one before.
+	// A server cannot start while a process of the previous one still has the shared memory.
 	for {
 		left, err := processes(func(pid, _ int) bool { return slices.Contains(killed, pid) })
 		if err != nil || len(left) == 0 {
@@ -214,7 +221,7 @@ func (s *Server) Kill() error {
 	}
 }
 
-// Freeze stops all processes of the server, whose connections stay open and silent, until Thaw.
+// Freeze stops all processes of the server until Thaw. Connections stay open and silent.
 func (s *Server) Freeze() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

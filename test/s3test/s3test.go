@@ -1,7 +1,9 @@
-// Package s3test runs a real S3 server, versitygw over a temporary folder, for tests of object storage.
+// Package s3test runs a real S3 server, versitygw on a temporary folder, for tests of object
+// storage.
 //
-// It listens on loopback, with credentials drawn for it alone. Two things are promised: once Start has returned, it answers; and the
-// process ends with Stop, or with the process that started it. There is no TLS. No part of the product imports the package.
+// It listens on loopback with random credentials. Two things are promised: once Start has returned,
+// it answers; and the process ends with Stop, or with the process that started it. There is no TLS.
+// No part of the product imports the package.
 package s3test
 
 import (
@@ -22,7 +24,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// startTimeout bounds Start when its context has no deadline. A tenth of a second is usual.
+// startTimeout bounds Start when its context has no deadline. A start usually takes a tenth of a
+// second.
 const startTimeout = time.Minute
 
 // Server is a running S3 server.
@@ -35,8 +38,9 @@ type Server struct {
 	process        *kubetest.Process
 }
 
-// ForTest starts a server for the length of a test. It sets the credentials in the environment, so the test cannot be parallel.
-// Under -short it skips the test. Without the binary it fails the test and says what to run.
+// ForTest starts a server for the duration of a test. It sets the credentials in the environment,
+// so the test cannot be parallel. Under -short it skips the test. Without the binary it fails the
+// test and says what to run.
 func ForTest(t testing.TB) *Server {
 	t.Helper()
 	if testing.Short() {
@@ -57,8 +61,8 @@ func ForTest(t testing.TB) *Server {
 	return s
 }
 
-// Start starts a server of the binary that `make versitygw` compiled. The context bounds the start only. The working directory must
-// be inside the repository.
+// Start starts a server from the binary that `make versitygw` compiled. The context bounds only the
+// start. The working directory must be inside the repository.
 func Start(ctx context.Context) (*Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -76,8 +80,8 @@ func Start(ctx context.Context) (*Server, error) {
 			return nil, errors.Join(err, s.Stop())
 		}
 	}
-	// The server cannot be handed a listener: between the moment in which its port was seen free and the moment in which it binds it,
-	// another process may have taken it.
+	// The server cannot be given a listener. Another process may take the port after it was found
+	// free and before the server binds it.
 	const attempts = 5
 	for range attempts {
 		if err = s.start(ctx, binary); err == nil || !errors.Is(err, errPortTaken) {
@@ -98,13 +102,14 @@ func (s *Server) start(ctx context.Context, binary string) error {
 		return fmt.Errorf("finding a free port: %w", err)
 	}
 	s.Endpoint = "http://" + address
-	health := "/" + rand.Text() // tells our server from another that got the port
+	health := "/" + rand.Text() // distinguishes our server from another one that took the port
 	log, err := os.Create(filepath.Join(s.dir, "log"))
 	if err != nil {
 		return fmt.Errorf("creating a log: %w", err)
 	}
 	defer log.Close()
-	// Attributes of objects lie in files, since not every file system of a temporary folder has extended attributes.
+	// Attributes of objects are stored in files because some file systems have no extended
+	// attributes.
 	cmd := exec.Command(binary, "--port", address, "--health", health, "--quiet",
 		"posix", "--sidecar", filepath.Join(s.dir, "attributes"), filepath.Join(s.dir, "buckets"))
 	cmd.Env = []string{"ROOT_ACCESS_KEY=" + s.access, "ROOT_SECRET_KEY=" + s.secret}
@@ -145,7 +150,8 @@ func answers(ctx context.Context, client *http.Client, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// Environment is what the AWS SDK reads its credentials from; nothing else that the machine may hold for it is looked at.
+// Environment returns the variables from which the AWS SDK reads its credentials. They hide all
+// other AWS settings of the machine.
 func (s *Server) Environment() map[string]string {
 	return map[string]string{
 		"AWS_ACCESS_KEY_ID":           s.access,
@@ -158,7 +164,7 @@ func (s *Server) Environment() map[string]string {
 	}
 }
 
-// Bucket makes a bucket, if it is absent, and returns its URL.
+// Bucket creates a bucket if it is absent, and returns its URL.
 func (s *Server) Bucket(name string) (string, error) {
 	if err := os.Mkdir(s.folder(name), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", fmt.Errorf("making a bucket: %w", err)
@@ -167,17 +173,18 @@ func (s *Server) Bucket(name string) (string, error) {
 	return "s3://" + name + "?" + query.Encode(), nil
 }
 
-// RemoveBucket removes a bucket with all that is in it, as an administrator might.
+// RemoveBucket removes a bucket with all its objects, as an administrator might.
 func (s *Server) RemoveBucket(name string) error { return os.RemoveAll(s.folder(name)) }
 
-// Object is the path of the file with the bytes of an object, which a test may alter behind the server's back.
+// Object returns the path of the file with the bytes of an object. A test may alter it without the
+// server's knowledge.
 func (s *Server) Object(bucket, name string) string {
 	return filepath.Join(s.folder(bucket), filepath.FromSlash(name))
 }
 
 func (s *Server) folder(bucket string) string { return filepath.Join(s.dir, "buckets", bucket) }
 
-// Stop kills the process, waits until it is gone and removes all it wrote. It may be called again.
+// Stop kills the process, waits until it is gone and removes all its files. It may be called again.
 func (s *Server) Stop() error {
 	var err error
 	if s.process != nil {
@@ -186,7 +193,7 @@ func (s *Server) Stop() error {
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
-// binary is the path of versitygw in the repository that the working directory is in.
+// binary returns the path of versitygw in the repository that contains the working directory.
 func binary() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -207,7 +214,7 @@ func binary() (string, error) {
 	return path, nil
 }
 
-// freeAddress is one on loopback that nothing listened at a moment ago.
+// freeAddress returns a loopback address that was free a moment ago.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -23,7 +23,7 @@ func (s *Service) TenantOf(a Account) authz.TenantID {
 
 const OtherPassword = "staple battery, horse correct"
 
-// ResetTokenMailedTo waits for a mail to an address that resets its password.
+// ResetTokenMailedTo waits for an e-mail with a password-reset token and returns the token.
 func (s *Service) ResetTokenMailedTo(address string) string {
 	s.T.Helper()
 	for n := 1; ; n++ {
@@ -33,7 +33,7 @@ func (s *Service) ResetTokenMailedTo(address string) string {
 	}
 }
 
-// Send calls as the bearer of an access token, or as nobody.
+// Send sends a request with an access token, or anonymously without one.
 func (s *Service) Send(method, path, access string, body any) Reply {
 	s.T.Helper()
 	r := Request{Method: method, Path: path, Bearer: access}
@@ -51,7 +51,7 @@ func (s *Service) RegisterVerified(email string) Account {
 	return a
 }
 
-// Me returns what the service says about the bearer of an access token.
+// Me returns the service's information about the user of an access token.
 func (s *Service) Me(access string) map[string]any {
 	s.T.Helper()
 	return s.Send("GET", "/api/v2/auth/me", access, nil).Want(s.T, http.StatusOK)
@@ -65,7 +65,7 @@ type Account struct {
 
 const Password = "correct horse battery staple"
 
-// Register makes a user with a tenant of its own and signs it in.
+// Register registers a user with a new tenant and signs the user in.
 func (s *Service) Register(email string) Account {
 	s.T.Helper()
 	body := Marshal(s.T, map[string]string{"email": email, "password": Password, "tenant_name": "Example"})
@@ -78,7 +78,7 @@ func (s *Service) Login(email, password string) Account {
 	s.T.Helper()
 	sign := Request{Method: "POST", Path: "/api/v2/auth/login", Body: Marshal(s.T, map[string]string{"email": email, "password": password})}
 	r := s.Call(sign)
-	for range 5 { // a machine that is busy with other tests tells some to come again
+	for range 5 { // a busy machine answers some log-ins with a request to retry
 		if r.Status != http.StatusServiceUnavailable {
 			break
 		}

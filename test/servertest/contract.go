@@ -19,8 +19,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 )
 
-// Contract is a transport that fails the test when an exchange breaks the contract: by a status or a
-// header that is not listed, a body of another schema, or success for a request that is forbidden.
+// Contract is a transport that fails the test when an exchange violates the contract: an unlisted
+// status or header, a body with another schema, or success for a forbidden request.
 type Contract struct {
 	T      testing.TB
 	V1, V2 Document
@@ -59,15 +59,15 @@ func (c *Contract) DocumentOf(path string) Document {
 	return c.V2
 }
 
-// IsPage reports whether a path is a page for people, of the reference or the dashboard: these are in
-// no contract.
+// IsPage reports whether a path is a page of the reference or the dashboard. Pages are in no
+// contract.
 func IsPage(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	return slices.Contains([]string{"docs", "assets", "", "vault", "crypto", "keys", "compliance", "audit", "cluster", "settings",
 		"sign-in", "register", "verify", "forgot", "reset", "join"}, first)
 }
 
-// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+// CloseIdleConnections lets [http.Client.CloseIdleConnections] reach the transport.
 func (c *Contract) CloseIdleConnections() { c.next.(*http.Transport).CloseIdleConnections() }
 
 // RoundTrip sends a request and checks the exchange.
@@ -112,8 +112,8 @@ func (c *Contract) Check(r *http.Request, status int, header http.Header, body [
 	}
 	doc := c.DocumentOf(r.URL.Path)
 	route, params, err := doc.Router.FindRoute(r)
-	// This router overlooks slashes at the end and an id that is missing, and
-	// compares paths without their escapes.
+	// This router ignores slashes at the end and missing ids, and compares paths without their
+	// escapes.
 	escaped := r.URL.EscapedPath() != r.URL.Path
 	missing := err == nil && slices.Contains(slices.Collect(maps.Values(params)), "")
 	if err != nil || escaped || missing || strings.HasSuffix(r.URL.Path, "/") {

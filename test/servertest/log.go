@@ -36,7 +36,7 @@ func (s *Service) AllEntries(from uint64) (all []audit.Entry) {
 		var e audit.Entry
 		core := value[1+dualsig.SignatureSize:]
 		err := json.Unmarshal(core, &e)
-		e.Hash = fmt.Sprintf("%x", sha3.Sum256(core)) // the row leaves it out
+		e.Hash = fmt.Sprintf("%x", sha3.Sum256(core)) // the row omits it
 		all = append(all, e)
 		return err
 	})
@@ -76,7 +76,7 @@ func (s *Service) FirstEntryOf(tenant authz.TenantID) audit.Entry {
 	return audit.Entry{}
 }
 
-// LogLines returns the server's log lines with that message.
+// LogLines returns the server's log lines with a message.
 func (s *Service) LogLines(message string) []map[string]any {
 	s.T.Helper()
 	var lines []map[string]any
@@ -94,7 +94,7 @@ func (s *Service) LogLines(message string) []map[string]any {
 	return lines
 }
 
-// ParseHashes returns the hashes of a proof in the library's type.
+// ParseHashes converts the hashes of a proof to the library's type.
 func ParseHashes(t testing.TB, path []string) (all []tlog.Hash) {
 	t.Helper()
 	for _, text := range path {
@@ -107,7 +107,7 @@ func ParseHashes(t testing.TB, path []string) (all []tlog.Hash) {
 	return all
 }
 
-// LeafHash returns the hash of the tree's leaf for the hash of an entry.
+// LeafHash returns the hash of the tree's leaf for an entry's hash.
 func LeafHash(t testing.TB, hash string) tlog.Hash {
 	t.Helper()
 	b, err := hex.DecodeString(hash)
@@ -127,7 +127,7 @@ func (s *Service) FollowLog() audit.Checkpoint {
 	return c
 }
 
-// LoseEntries halts the log, as it halts when an anchor knows ten entries after its head.
+// LoseEntries halts the log as if an anchor knew ten entries after its head.
 func (s *Service) LoseEntries() {
 	s.T.Helper()
 	next := s.NextSequence()

@@ -10,11 +10,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 )
 
-// Pods is a cluster whose answers the test decides. server/cluster_test.go asks a real one.
+// Pods is a cluster whose answers the test decides. server/cluster_test.go uses a real cluster.
 type Pods struct {
 	Mu       sync.Mutex
 	Accounts map[string]identity.ServiceAccount // keyed by token
-	Known    map[string]bool                    // tokens that it remembers
+	Known    map[string]bool                    // tokens in the cache
 	allow    func(namespace, verb, name string) bool
 	Down     bool
 	reviewed int
@@ -42,7 +42,7 @@ func (p *Pods) Review(_ context.Context, token string, ask bool) (identity.Servi
 	return a, nil
 }
 
-// Allowed asks the test.
+// Allowed returns the answer that the test has set.
 func (p *Pods) Allowed(_ context.Context, a identity.ServiceAccount, verb, namespace, name string) (bool, error) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -53,14 +53,14 @@ func (p *Pods) Allowed(_ context.Context, a identity.ServiceAccount, verb, names
 	return p.allow(namespace, verb, name), nil
 }
 
-// Allow sets what the cluster allows, and forgets what it was asked.
+// Allow sets the permissions in the cluster and forgets earlier questions.
 func (p *Pods) Allow(allow func(namespace, verb, name string) bool) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.allow, p.asked = allow, nil
 }
 
-// TakeAsked returns what the cluster was asked since the last call.
+// TakeAsked returns the permissions that the service asked for since the last call.
 func (p *Pods) TakeAsked() []string {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
@@ -89,16 +89,16 @@ func AllowOnly(verb string) func(string, string, string) bool {
 	return func(_, v, _ string) bool { return v == verb }
 }
 
-// PodToken returns a text with the form of a ServiceAccount's token.
+// PodToken returns a text in the format of a ServiceAccount token.
 func PodToken(n string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"RS256","kid":"k"}`)) + "." + base64.RawURLEncoding.EncodeToString([]byte(n)) + ".c2ln"
 }
 
-// ShopToken is of a pod in the namespace shop, which UsePods maps to a tenant. NewToken is of a pod
-// in a namespace without a tenant.
+// ShopToken belongs to a pod in the namespace shop, which UsePods maps to a tenant. NewToken
+// belongs to a pod in a namespace without a tenant.
 var ShopToken, NewToken = PodToken("shop"), PodToken("new")
 
-// UsePods lets the ServiceAccounts of Pods in; the namespace shop is part of the tenant.
+// UsePods accepts the ServiceAccounts of Pods. The namespace shop belongs to the tenant.
 func (s *Service) UsePods(tenant authz.TenantID) *Pods {
 	p := &Pods{allow: AllowNothing, Known: make(map[string]bool), Accounts: map[string]identity.ServiceAccount{
 		ShopToken: {Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "app", UID: "account-shop", Pod: "pod-shop"},

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Request is what a test sends. A field that is zero sends nothing.
+// Request is a request that a test sends. Zero fields send nothing.
 type Request struct {
 	Method, Path string
 	Key          string // X-API-Key
@@ -20,17 +20,18 @@ type Request struct {
 	ContentType  string // default application/json when there is a body
 	Chunked      bool   // no Content-Length
 	Header       http.Header
-	LogLost      bool // while the log lacks entries that an anchor knows
+	LogLost      bool // the log is halted because it lacks entries that an anchor knows
 }
 
-// Reply is an answer, read whole.
+// Reply is a response with its whole body.
 type Reply struct {
 	Status int
 	Header http.Header
 	Body   []byte
 }
 
-// WithoutWait returns a path whose tail, if it is one, ends with the entries that exist.
+// WithoutWait changes the path of a tail so that it ends after the existing entries. It returns
+// other paths unchanged.
 func WithoutWait(path string) string {
 	query, ok := strings.CutPrefix(path, "/api/v2/audit/tail")
 	switch {
@@ -87,19 +88,19 @@ func (s *Service) Call(r Request) Reply {
 	return Reply{resp.StatusCode, resp.Header, b}
 }
 
-// Get calls with the key that has all scopes.
+// Get sends a GET with the key that has all scopes.
 func (s *Service) Get(path string) Reply {
 	s.T.Helper()
 	return s.Call(Request{Method: "GET", Path: path, Key: s.Key})
 }
 
-// Post calls with the key that has all scopes.
+// Post sends a POST with the key that has all scopes.
 func (s *Service) Post(path, body string) Reply {
 	s.T.Helper()
 	return s.Call(Request{Method: "POST", Path: path, Key: s.Key, Body: body})
 }
 
-// Delete calls with the key that has all scopes.
+// Delete sends a DELETE with the key that has all scopes.
 func (s *Service) Delete(path string) Reply {
 	s.T.Helper()
 	return s.Call(Request{Method: "DELETE", Path: path, Key: s.Key})
@@ -151,7 +152,7 @@ func (s *Service) Entries(query string) []map[string]any {
 	return entries
 }
 
-// GetStatus returns the status and the body of a GET without a client of the service.
+// GetStatus returns the status and the body of a GET that bypasses the service's client.
 func GetStatus(t *testing.T, url string) (int, string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -203,7 +204,7 @@ func (r Reply) Cookie(t testing.TB, name string) *http.Cookie {
 	return nil
 }
 
-// Cookies returns the header of cookies, given as names and values in turn.
+// Cookies returns a Cookie header for pairs of names and values.
 func Cookies(pairs ...string) http.Header {
 	var parts []string
 	for i := 0; i < len(pairs); i += 2 {
@@ -235,12 +236,12 @@ func WithoutRequest(t *testing.T, r Reply) string {
 // Canary is part of every hostile request. No refusal may repeat it.
 const Canary = "c4n4ry"
 
-// TooLarge is one byte more than a body may have.
+// TooLarge is one byte more than the maximum body size.
 const TooLarge = 1<<20 + 1
 
-// WantIndistinct sends every case of a question several times, in a random order, and fails unless
-// all answers have one status, the same headers and, apart from the request id, one body. The clock
-// stands still.
+// WantIndistinct sends each case several times in random order. It fails unless all answers have
+// the same status, the same headers and, apart from the request id, the same body. The clock stands
+// still.
 func (s *Service) WantIndistinct(t *testing.T, question string, status int, cases map[string]Request) {
 	t.Helper()
 	const rounds = 3
@@ -271,7 +272,7 @@ func (s *Service) WantIndistinct(t *testing.T, question string, status int, case
 	}
 }
 
-// Mask returns the whole answer without what differs in every answer.
+// Mask returns the whole answer without the parts that differ in every answer.
 func (r Reply) Mask(t testing.TB) string {
 	t.Helper()
 	id := r.Header.Get("X-Request-ID")

@@ -1,7 +1,6 @@
-// Package servertest runs the whole service for tests of its interface: real parts, a store on disk,
-// a listener on loopback, and a client that checks every exchange against the contract. The tests of
-// server/v1, server/v2 and server/gate stand beside what they test and share it; it imports the
-// product, and nothing but tests imports it.
+// Package servertest runs the whole service for tests of its API: real parts, a store on disk, a
+// listener on loopback, and a client that checks every exchange against the contract. The tests of
+// server/v1, server/v2 and server/gate share it. Only tests import it.
 package servertest
 
 import (
@@ -40,7 +39,7 @@ import (
 
 // Service is a whole service of real parts: a store on disk, real keys, and a listener on loopback.
 type Service struct {
-	server.Config  // of the server, with all services
+	server.Config  // configuration of the server, with all services
 	Server         *server.Server
 	Verifier       *audit.LiveVerifier
 	T              testing.TB
@@ -51,19 +50,19 @@ type Service struct {
 	Mailbox        *Mailbox
 	State          *atomic.Pointer[compliance.State] // what the deployment reports about itself
 	ReportFolder   string
-	PreviousKMSKey string // id of a KMS key that wraps nothing any more
+	PreviousKMSKey string // id of a KMS key that no longer wraps anything
 
 	Tenant authz.TenantID
 	Key    string // API key of Tenant, with all scopes
 }
 
-// Assemble makes a service that listens nowhere yet.
+// Assemble creates a service without a listener.
 func Assemble(t testing.TB, change ...func(*server.Config)) *Service {
 	t.Helper()
 	return assembleAt(t, "http://127.0.0.1", change...)
 }
 
-// assembleAt makes a service that will be reached at a URL.
+// assembleAt creates a service that a URL will reach.
 func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Service {
 	t.Helper()
 	s := &Service{
@@ -146,7 +145,7 @@ func (s *Service) openReports() {
 	s.Reports = reports
 }
 
-// HealthyState returns the state of a deployment in good order, which takes a backup and makes a
+// HealthyState returns the state of a healthy deployment, which takes a backup and creates a
 // sealing key every day.
 func HealthyState() *atomic.Pointer[compliance.State] {
 	state := new(atomic.Pointer[compliance.State])
@@ -157,7 +156,7 @@ func HealthyState() *atomic.Pointer[compliance.State] {
 	return state
 }
 
-// NewCompliance returns the compliance service over the parts of a server.
+// NewCompliance returns the compliance service on top of a server's parts.
 func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *assessor.Service {
 	t.Helper()
 	made, err := assessor.New(assessor.Config{
@@ -184,16 +183,16 @@ func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier,
 	return made
 }
 
-// Plenty is a rate that no test reaches by accident.
+// Plenty is a rate limit that no test reaches by accident.
 const Plenty = 1_000_000
 
-// GrantKey returns a new API key of the tenant with those scopes.
+// GrantKey returns a new API key of the tenant with the given scopes.
 func (s *Service) GrantKey(scopes ...authz.Scope) string {
 	s.T.Helper()
 	return s.GrantKeyIn(s.Tenant, scopes...)
 }
 
-// GrantKeyIn returns a new API key of any tenant with those scopes.
+// GrantKeyIn returns a new API key of any tenant with the given scopes.
 func (s *Service) GrantKeyIn(tenant authz.TenantID, scopes ...authz.Scope) string {
 	s.T.Helper()
 	p := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: append(authz.TenantScopes(), authz.SystemAdmin)}
@@ -204,13 +203,13 @@ func (s *Service) GrantKeyIn(tenant authz.TenantID, scopes ...authz.Scope) strin
 	return key
 }
 
-// SystemKey returns a key of the deployment itself.
+// SystemKey returns an API key of the deployment.
 func (s *Service) SystemKey() string {
 	s.T.Helper()
 	return s.GrantKeyIn(authz.SystemTenant, authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead)
 }
 
-// Start starts a service and stops it with the test.
+// Start starts a service and stops it at the end of the test.
 func Start(t testing.TB, change ...func(*server.Config)) *Service {
 	t.Helper()
 	l := listen(t)
@@ -232,7 +231,7 @@ func Start(t testing.TB, change ...func(*server.Config)) *Service {
 	return s
 }
 
-// Serve answers at a listener of its own until the test ends, and sets the URL.
+// Serve serves on a new listener until the test ends, and sets the URL.
 func (s *Service) Serve() {
 	s.T.Helper()
 	l := listen(s.T)
@@ -263,7 +262,7 @@ func listen(t testing.TB) net.Listener {
 	return l
 }
 
-// Clock is a clock that only tests move.
+// Clock is a clock that only the test moves.
 type Clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -308,7 +307,7 @@ func (b *Buffer) String() string {
 	return b.b.String()
 }
 
-// Operator returns the principal that the reconciler would be for the tenant.
+// Operator returns the reconciler's principal for the tenant.
 func (s *Service) Operator() authz.Principal {
 	return authz.Principal{Tenant: s.Tenant, Kind: authz.Operator, ID: "operator", Scopes: authz.TenantScopes()}
 }
@@ -323,7 +322,7 @@ func (s *Service) Stranger() authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: "stranger", Scopes: authz.TenantScopes()}
 }
 
-// Mailbox takes the service's mail.
+// Mailbox receives the service's e-mails.
 type Mailbox struct {
 	mu       sync.Mutex
 	received []mail.Envelope

@@ -21,7 +21,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
-// Manifest returns a request about a manifest with two values, sealed for the current key.
+// Manifest returns a request to reseal a manifest with two values that are sealed for the current
+// key.
 func (s *Service) Manifest(t testing.TB, namespace, name, value string) v2.ResealRequest {
 	t.Helper()
 	document, err := s.Keys.SealingDocument(t.Context())
@@ -46,8 +47,8 @@ func (s *Service) Manifest(t testing.TB, namespace, name, value string) v2.Resea
 	return r
 }
 
-// SealOwnedVersions generates a credential of an object and rotates it. The first version stays
-// readable for an hour.
+// SealOwnedVersions generates a credential that belongs to an object, and rotates it. The first
+// version stays readable for an hour.
 func (s *Service) SealOwnedVersions(p authz.Principal, previous, value string) *vault.Owned {
 	s.T.Helper()
 	var owned *vault.Owned
@@ -82,7 +83,7 @@ func BackupBody(t testing.TB) string {
 	return Marshal(t, map[string]string{"recipient": BackupIdentity(t).Recipient().String()})
 }
 
-// DecryptBackup decrypts a backup as the age tool would.
+// DecryptBackup decrypts a backup as the age tool does.
 func DecryptBackup(t testing.TB, answer []byte) []byte {
 	t.Helper()
 	all, err := age.ParseIdentities(bytes.NewReader(BackupIdentity(t).File(time.Now())))
@@ -100,7 +101,7 @@ func DecryptBackup(t testing.TB, answer []byte) []byte {
 	return inside
 }
 
-// TakeBackup asks for a backup and returns the answer, its body still open.
+// TakeBackup requests a backup and returns the response with an open body.
 func (s *Service) TakeBackup(url, key string) *http.Response {
 	s.T.Helper()
 	r, err := http.NewRequestWithContext(s.T.Context(), http.MethodPost, url+"/api/v2/system/backup", strings.NewReader(BackupBody(s.T)))
@@ -117,7 +118,7 @@ func (s *Service) TakeBackup(url, key string) *http.Response {
 	return answer
 }
 
-// BackupOutcomes returns the outcomes of all entries about backups, after checking those entries.
+// BackupOutcomes checks all entries about backups and returns their outcomes.
 func (s *Service) BackupOutcomes() (outcomes string) {
 	s.T.Helper()
 	for _, e := range s.AllEntries(1) {

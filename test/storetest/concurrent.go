@@ -18,7 +18,7 @@ func snapshot(t *testing.T, open Open) {
 	s := start(t, open, Options{})
 	put(t, s, "a=1", "b=1")
 	must(t, s.View(t.Context(), func(r store.Reader) error {
-		if _, err := r.Get([]byte("absent")); err != nil { // the snapshot is taken now at the latest
+		if _, err := r.Get([]byte("absent")); err != nil { // takes the snapshot now at the latest
 			return err
 		}
 		done := make(chan error)
@@ -42,7 +42,7 @@ func snapshot(t *testing.T, open Open) {
 func noDirtyReads(t *testing.T, open Open) {
 	var s store.Store
 	s = start(t, open, Options{Commit: func(do func() error) error {
-		// All closures of the group have run, and nothing is committed.
+		// All closures of the group have run, and nothing is committed yet.
 		err := s.View(context.Background(), func(r store.Reader) error {
 			if got, err := scan(r, store.Range{}); err != nil || len(got) != 0 {
 				t.Errorf("a View reads %q before the commit: %v", got, err)
@@ -52,7 +52,7 @@ func noDirtyReads(t *testing.T, open Open) {
 		return errors.Join(err, do())
 	}})
 	put(t, s, "a=1")
-	// The next commit is preceded by a look that must see the first.
+	// A View before the next commit must see the first commit.
 	must(t, s.View(t.Context(), func(r store.Reader) error {
 		if v, err := r.Get([]byte("a")); err != nil || string(v) != "1" {
 			t.Errorf("after the commit: %q, %v", v, err)
@@ -93,8 +93,8 @@ func lostUpdates(t *testing.T, open Open) {
 	}))
 }
 
-// writeSkew keeps "at most one of a and b is on duty leaves": each closure reads
-// both keys and writes one, so that only a serial order keeps the sum.
+// writeSkew tests the rule that at most one of a and b leaves duty. Each closure reads both keys
+// and writes one, so only a serial order keeps the rule.
 func writeSkew(t *testing.T, open Open) {
 	s := start(t, open, Options{})
 	const rounds = 20
@@ -128,7 +128,7 @@ func failedClosure(t *testing.T, open Open) {
 	s := start(t, open, Options{Hook: func(_ store.Tx, e []any) error { events = append(events, e...); return nil }})
 	put(t, s, "a=1", "b=1", "e=")
 	boom := errors.New("boom")
-	// The failing closure runs between others of its group, as far as grouping goes.
+	// As far as the store groups commits, the failing closure runs between others of its group.
 	together(t, 9, func(i int) error {
 		err := s.Update(context.Background(), func(tx store.Tx) error {
 			if i != 4 {
@@ -187,8 +187,8 @@ func panickingClosure(t *testing.T, open Open) {
 	put(t, s, "c=1")
 }
 
-// rerun asks that a store which runs a closure more than once commits its last
-// run and no other: what the closure captured then agrees with what is stored.
+// rerun tests a store that runs a closure more than once. It must commit only the last run, so that
+// the variables which the closure captured agree with the stored data.
 func rerun(t *testing.T, open Open) {
 	s := start(t, open, Options{})
 	together(t, 8, func(i int) error {
@@ -254,7 +254,7 @@ func hookJoins(t *testing.T, open Open) {
 			if err != nil {
 				return err
 			}
-			// The hook's write is there when the update is answered.
+			// The hook's write is visible once Update returns.
 			err = s.View(context.Background(), func(r store.Reader) error {
 				found := false
 				err := r.Scan(store.Prefix([]byte("log/")), func(_, v []byte) bool {

@@ -27,7 +27,7 @@ func endedContext(t *testing.T, open Open) {
 	wantKind(t, err, fault.Unavailable)
 }
 
-// gate blocks commits from the moment it is closed.
+// gate blocks commits once it is shut.
 type gate struct {
 	shut    atomic.Bool
 	entered chan struct{}
@@ -46,7 +46,7 @@ func (g *gate) commit(do func() error) error {
 	return do()
 }
 
-// awaited is a context that tells when somebody begins to wait for its end.
+// awaited is a context that reports when somebody begins to wait for its end.
 type awaited struct {
 	context.Context
 	cancel  context.CancelFunc
@@ -102,10 +102,10 @@ func hangingCommit(t *testing.T, open Open) {
 	updated := make(chan error)
 	go func() { updated <- s.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("b"), nil) }) }()
 	<-g.entered
-	must(t, s.Ready(t.Context())) // a commit under way is nothing to worry about
+	must(t, s.Ready(t.Context())) // a commit in progress is no fault
 	skew.Store(int64(time.Second))
 	wantKind(t, s.Ready(t.Context()), fault.Unavailable)
-	wantAll(t, s, "a=1") // Views are answered
+	wantAll(t, s, "a=1") // Views still answer
 	cancel()
 	wantKind(t, <-updated, fault.Unavailable)
 	close(g.goOn)
@@ -114,8 +114,8 @@ func hangingCommit(t *testing.T, open Open) {
 	wantAll(t, s, "a=1", "b=", "c=1")
 }
 
-// outlastsHook: the hook may write into events, which belong to the caller again
-// when Update returns, even one whose context has ended.
+// outlastsHook tests that events belong to the caller again once Update returns, even if its
+// context has ended. Until then the hook may write to them.
 func outlastsHook(t *testing.T, open Open) {
 	type event struct{ sequence int }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -182,7 +182,7 @@ func viewContext(t *testing.T, open Open) {
 	}
 }
 
-// failing makes the commits it is told to fail, before or after the real one.
+// failing makes selected commits fail, before or after the real one.
 type failing struct {
 	before, after atomic.Bool
 	commits       atomic.Int64
@@ -204,7 +204,7 @@ func (f *failing) commit(do func() error) error {
 	return nil
 }
 
-// counting is an Update whose effect shows how often it was applied.
+// counting runs an Update whose effect shows how often it was applied.
 func counting(s store.Store) error {
 	return s.Update(context.Background(), func(tx store.Tx) error { _, err := add(tx, "n", 1); return err })
 }
@@ -247,8 +247,8 @@ func commitPersisted(t *testing.T, open Open) {
 	wantCount(t, s, 4)
 }
 
-// onCommitOfOthers: a closure that fails does not hear of the commit that the others of
-// its group have joined.
+// onCommitOfOthers tests that a failed closure is not told about the commit of the others in its
+// group.
 func onCommitOfOthers(t *testing.T, open Open) {
 	g := newGate()
 	s := start(t, open, Options{Commit: g.commit})
@@ -260,7 +260,7 @@ func onCommitOfOthers(t *testing.T, open Open) {
 	<-g.entered
 	var heard [2]atomic.Bool
 	var done [2]chan error
-	for i := range heard { // both wait for the commit that hangs
+	for i := range heard { // both wait for the hanging commit
 		ctx := newAwaited(t.Context())
 		defer ctx.cancel()
 		done[i] = make(chan error, 1)
@@ -287,11 +287,11 @@ func onCommitOfOthers(t *testing.T, open Open) {
 	}
 }
 
-// onCommit: closures and hooks alike hear of the commit that they have joined, once,
-// before anybody is answered, and of no other.
+// onCommit tests that closures and hooks are told about their own commit, once, before any caller
+// gets an answer, and about no other commit.
 func onCommit(t *testing.T, open Open) {
 	var f failing
-	var fail bool // the hook
+	var fail bool // makes the hook fail
 	var heard []string
 	hear := func(tx store.Tx, what string) {
 		heard = append(heard, what+" too early") // until it is

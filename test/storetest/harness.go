@@ -36,21 +36,21 @@ func together(t *testing.T, n int, do func(i int) error) {
 	must(t, errors.Join(errs...))
 }
 
-// Options are what the suite asks of the store it opens.
+// Options are the properties that the suite requires of the store it opens.
 type Options struct {
-	Dir  string           // stores opened one after the other in one Dir have the same data
+	Dir  string           // stores opened one after the other with the same Dir have the same data
 	Hook store.Hook       // may be nil
 	Now  func() time.Time // measures Views and hanging commits; may be nil
 
-	// Commit stands in place of each physical commit when it is not nil; do
-	// makes the real one. It may fail before it, after it, or block.
+	// Commit, unless nil, replaces each physical commit. do makes the real one. Commit may fail
+	// before or after do, or block.
 	Commit func(do func() error) error
 }
 
 // Open opens a store. The suite closes it.
 type Open func(t *testing.T, o Options) store.Store
 
-// start opens a store in a fresh place and closes it at the end.
+// start opens an empty store and closes it at the end of the test.
 func start(t *testing.T, open Open, o Options) store.Store {
 	t.Helper()
 	if o.Dir == "" {
@@ -103,7 +103,7 @@ func scan(r store.Reader, rg store.Range) ([]string, error) {
 	return got, err
 }
 
-// all returns everything in the store.
+// all returns all pairs in the store.
 func all(t *testing.T, s store.Store) []string {
 	t.Helper()
 	var got []string

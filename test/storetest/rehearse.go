@@ -9,9 +9,8 @@ import (
 
 var errRehearsed = errors.New("rehearsed: to be undone")
 
-// Rehearse runs fn as an Update of s that leaves nothing, as a backend does that
-// has to run the closure again. How it ends, in a panic even, is of no account:
-// the run that follows decides.
+// Rehearse runs fn in an Update of s that is undone, like a backend that has to run the closure
+// again. It ignores the result, even a panic, because only the following run counts.
 func Rehearse(ctx context.Context, s store.Store, fn func(store.Tx) error) {
 	_ = s.Update(ctx, func(tx store.Tx) (err error) {
 		defer func() {
@@ -22,12 +21,12 @@ func Rehearse(ctx context.Context, s store.Store, fn func(store.Tx) error) {
 	})
 }
 
-// Rehearsed is a database that runs every closure of Update twice: first in an
-// Update that is undone, then for good. Other Updates may come between the two.
+// Rehearsed is a database that runs every closure of Update twice: first in an Update that is
+// undone, then for good. Other Updates may run between the two.
 type Rehearsed struct{ store.Database }
 
-// Rehearsing returns s with every Update rehearsed, so that the closures which
-// cannot bear to run again fail the tests that use it.
+// Rehearsing returns s with every Update rehearsed. A closure that cannot be run twice fails the
+// tests that use it.
 func Rehearsing(s store.Database) *Rehearsed { return &Rehearsed{s} }
 
 // Update implements [store.Store].
@@ -36,7 +35,7 @@ func (s *Rehearsed) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.Database.Update(ctx, fn)
 }
 
-// Scrubbed waits until a backend that wipes what was deleted has done so.
+// Scrubbed waits until a backend that wipes deleted data has done so.
 func (s *Rehearsed) Scrubbed(ctx context.Context) error {
 	if wiping, ok := s.Database.(interface{ Scrubbed(context.Context) error }); ok {
 		return wiping.Scrubbed(ctx)

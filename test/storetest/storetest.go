@@ -1,9 +1,9 @@
-// Package storetest is the conformance suite of [store.Store]: what the contract
-// promises, put to a backend through the contract alone.
+// Package storetest is the conformance suite of [store.Store]. It tests every promise of the
+// contract through the contract's methods only.
 //
-// A backend's test calls [Run] with a function that opens its store and obeys
-// [Options]. The suite knows nothing of files, locks or SQL; what is particular
-// to a backend is tested beside it.
+// A backend's test calls [Run] with a function that opens its store and obeys [Options]. The suite
+// knows nothing about files, locks or SQL. Each backend has its own tests for its particular
+// behaviour.
 package storetest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Run puts every promise of the contract to the stores that open opens.
+// Run tests every promise of the contract on the stores that open returns.
 func Run(t *testing.T, open Open) {
 	for _, test := range []struct {
 		name string
@@ -149,7 +149,7 @@ func scanOrder(t *testing.T, open Open) {
 func scanWhileWriting(t *testing.T, open Open) {
 	for _, reverse := range []bool{false, true} {
 		s := start(t, open, Options{})
-		const n = 400 // many pages of any backend that has pages
+		const n = 400 // many pages of any backend with pages
 		must(t, s.Update(t.Context(), func(tx store.Tx) error {
 			for i := range n {
 				if err := tx.Put(fmt.Appendf(nil, "k%03d", i), make([]byte, 200)); err != nil {
@@ -163,7 +163,8 @@ func scanWhileWriting(t *testing.T, open Open) {
 			var werr error
 			err := tx.Scan(store.Range{From: []byte("k"), To: []byte("l"), Reverse: reverse}, func(k, _ []byte) bool {
 				visits++
-				// Remove the visited pair, put one behind the scan, and one of another range.
+				// Remove the visited pair. Add one after the scan's position and one in another
+				// range.
 				behind := fmt.Appendf(nil, "a%s", k)
 				werr = errors.Join(werr, tx.Delete(k), tx.Put(behind, make([]byte, 300)), tx.Put(append([]byte("z"), k...), nil))
 				clear(k)
@@ -230,7 +231,7 @@ func inputsCopied(t *testing.T, open Open) {
 func resultsCopied(t *testing.T, open Open) {
 	s := start(t, open, Options{})
 	put(t, s, "key=value")
-	// Callers must not do this; a store must survive it.
+	// Callers must not do this, but a store must survive it.
 	spoil := func(r store.Reader) error {
 		v, err := r.Get([]byte("key"))
 		clear(v)

@@ -1,5 +1,5 @@
-// Package story tells what a tenant did as a sequence of audit events, for tests of what these are
-// evidence for.
+// Package story describes a tenant's actions as a sequence of audit events, for tests of compliance
+// evidence.
 package story
 
 import (
@@ -20,7 +20,7 @@ const (
 
 var Start = time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
 
-// story tells what a tenant did, to whatever records it.
+// Story records a tenant's actions as entries.
 type Story struct {
 	Clock  time.Time
 	Record func(audit.Event)
@@ -31,7 +31,7 @@ type Story struct {
 func (s *Story) After(d time.Duration) *Story { s.Clock = s.Clock.Add(d); return s }
 func (s *Story) Days(n int) *Story            { return s.After(time.Duration(n) * 24 * time.Hour) }
 
-// entryOf is an entry as the log would make it, unsigned.
+// EntryOf returns an unsigned entry like one of the log.
 func EntryOf(e audit.Event, at time.Time, n uint64) *audit.Entry {
 	a := &audit.Entry{
 		Actor: audit.Actor{ID: e.Principal.ID, Type: string(e.Principal.Kind)}, Attributes: map[string]string{}, EventType: e.Type,
@@ -75,7 +75,7 @@ func (s *Story) Began() *Story {
 	return s.Tell(audit.TenantCreated, audit.Success, Service, audit.Resource{Type: audit.TenantResource, ID: string(Ours)})
 }
 
-// version records the next version of a credential.
+// Version records the next version of a credential.
 func (s *Story) Version(t audit.EventType, id string, ttl int, more ...string) *Story {
 	s.Versions[id]++
 	return s.Tell(t, audit.Success, Client, audit.Resource{Type: audit.CredentialResource, ID: id}, append([]string{
@@ -97,7 +97,7 @@ func (s *Story) Key(t audit.EventType, id string, period int) *Story {
 		audit.AttributeRotationDays, strconv.Itoa(period), audit.AttributeNextRotation, s.In(InDays(period)))
 }
 
-// issued records a new API key; 0 days are no expiry.
+// Issued records a new API key. With 0 days it does not expire.
 func (s *Story) Issued(id string, days int, user string, scopes ...authz.Scope) *Story {
 	words := make([]string, len(scopes))
 	for i, scope := range scopes {
@@ -120,7 +120,7 @@ func (s *Story) User(t audit.EventType, id string, attributes ...string) *Story 
 func (s *Story) Registered() *Story { return s.User(audit.UserRegistered, Owner.ID) }
 func (s *Story) Verified() *Story   { return s.User(audit.EmailVerified, Owner.ID) }
 
-// failedSignIns are n in as many minutes.
+// FailedSignIns records n failed sign-ins, one per minute.
 func (s *Story) FailedSignIns(n int) *Story {
 	for range n {
 		s.After(time.Minute).Tell(audit.UserSignedIn, audit.Denied, Stranger, audit.Resource{Type: audit.UserResource}, audit.AttributeReason, "credentials")
@@ -140,7 +140,7 @@ func (s *Story) Used(t audit.EventType, p authz.Principal) *Story {
 	return s.Tell(t, audit.Success, p, audit.Resource{Type: audit.DataResource})
 }
 
-// state of a deployment in which nothing is amiss.
+// GoodState returns the state of a deployment without faults.
 func (s *Story) GoodState() compliance.State {
 	return compliance.State{
 		Custody: compliance.CustodyLocal, RetentionDays: 400, Archive: compliance.ArchiveReadable, Transport: compliance.TransportTLS13Quantum, Signing: "entry", VerifyEvery: 24 * time.Hour, Anchored: true,
@@ -161,12 +161,12 @@ func (s *Story) Assessed(change ...func(*compliance.State)) *Story {
 	return s
 }
 
-// daily is the scheduled entry of all scores.
+// Daily records the scheduled entry of all scores.
 func (s *Story) Daily() *Story {
 	return s.Tell(audit.ComplianceScored, audit.Success, compliance.Assessor(Ours), audit.Resource{Type: audit.ComplianceResource}, compliance.AttributeHead, "1")
 }
 
-// good is a quarter of a tenant that looks after things.
+// Good records three months of a careful tenant.
 func (s *Story) Good() *Story {
 	s.Began().Registered().After(time.Hour).Verified()
 	s.Issued(Client.ID, 180, Owner.ID, authz.VaultRead, authz.VaultWrite, authz.KeysWrite, authz.CryptoEncrypt, authz.CryptoDecrypt)
@@ -185,7 +185,7 @@ func (s *Story) Good() *Story {
 	return s.Used(audit.InventoryRead, Owner).Assessed().Daily().Used(audit.DataEncrypted, Client)
 }
 
-// bad is a quarter of one that does not, in a deployment that is no better.
+// Bad records three months of a careless tenant in a deployment with faults.
 func (s *Story) Bad() *Story {
 	s.Began().Registered()
 	s.Issued(Client.ID, 0, Owner.ID, authz.AccountAdmin, authz.VaultRead, authz.VaultWrite, authz.CryptoSign)

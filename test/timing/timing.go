@@ -1,5 +1,5 @@
-// Package timing is for benchmarks that ask whether two sorts of request can be
-// told apart by the time they take. Nothing in the product imports it.
+// Package timing supports benchmarks that test whether two kinds of request can be told apart by
+// their time. Nothing in the product imports it.
 package timing
 
 import (
@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// MaxT is the Welch's t beyond which two distributions are taken to differ.
+// MaxT is the limit of Welch's t. Beyond it two distributions count as different.
 const MaxT = 4.5
 
-// Asked skips a benchmark that takes minutes whatever -benchtime says, unless
-// -bench names Timing.
+// Asked skips the benchmark unless -bench names Timing, because it takes minutes whatever
+// -benchtime says.
 func Asked(b *testing.B) {
 	b.Helper()
 	if pattern := flag.Lookup("test.bench"); pattern == nil || !strings.Contains(pattern.Value.String(), "Timing") {
@@ -22,7 +22,8 @@ func Asked(b *testing.B) {
 	}
 }
 
-// Fastest returns the smallest part of the times, in order.
+// Fastest returns the smallest part of the times in ascending order. part is a fraction from 0 to
+// 1.
 func Fastest(times []float64, part float64) []float64 {
 	return slices.Sorted(slices.Values(times))[:int(part*float64(len(times)))]
 }
@@ -34,7 +35,7 @@ func Welch(a, b []float64) float64 {
 	return (meanA - meanB) / math.Sqrt(varA/float64(len(a))+varB/float64(len(b)))
 }
 
-// MeanAndVariance returns those of a sample.
+// MeanAndVariance returns the mean and the variance of a sample.
 func MeanAndVariance(x []float64) (mean, variance float64) {
 	for _, v := range x {
 		mean += v

@@ -1,10 +1,10 @@
-// Package upgrade holds a data directory that an earlier commit made, and shows that the present
-// program opens, serves and verifies it. README.md says what is in it and how it was made.
+// Package upgrade contains a data directory from an earlier commit. Its tests show that the present
+// program opens, serves and verifies it. README.md describes the content and how it was made.
 package upgrade
 
 import "time"
 
-// Known is what the maker of the fixture knows of it: what was stored, and how to read it. It is
+// Known lists what the fixture contains and how to read it. It is the content of
 // testdata/known.json.
 type Known struct {
 	Commit string    `json:"commit"` // commit of the program that made the fixture
@@ -12,7 +12,7 @@ type Known struct {
 
 	Identity   string `json:"identity"`   // fingerprint of the deployment
 	Chain      string `json:"chain"`      // fingerprint of the audit log
-	Checkpoint string `json:"checkpoint"` // an early one, which the log must go on from
+	Checkpoint string `json:"checkpoint"` // early checkpoint that the log must extend
 
 	SystemKey string            `json:"system_key"`
 	APIKeys   map[string]string `json:"api_keys"` // keyed by tenant
@@ -23,11 +23,11 @@ type Known struct {
 	Signatures  []Signature   `json:"signatures"`
 	Users       []User        `json:"users"`
 	Sealing     Sealing       `json:"sealing"`
-	RevokedKey  string        `json:"revoked_key"` // an API key that signs nobody in
+	RevokedKey  string        `json:"revoked_key"` // API key that no longer authenticates
 	Backup      BackupSummary `json:"backup"`
 }
 
-// Credential is one that a tenant's API key unseals to the values.
+// Credential is a credential and the values to which a tenant's API key unseals it.
 type Credential struct {
 	Tenant    string            `json:"tenant"`
 	ID        string            `json:"id"`
@@ -37,7 +37,7 @@ type Credential struct {
 	Values    map[string]string `json:"values"`
 }
 
-// Ciphertext is data that a tenant encrypted. One of version 1 of the interface has Data alone.
+// Ciphertext is data that a tenant encrypted. A ciphertext of API version 1 has only Data.
 type Ciphertext struct {
 	Tenant    string `json:"tenant"`
 	Interface int    `json:"interface"` // 1 or 2
@@ -48,7 +48,7 @@ type Ciphertext struct {
 	Plaintext string `json:"plaintext"` // base64
 }
 
-// Signature is one over data of a tenant.
+// Signature is a signature over a tenant's data.
 type Signature struct {
 	Tenant string `json:"tenant"`
 	Data   string `json:"data"`
@@ -64,19 +64,19 @@ type User struct {
 	Role     string `json:"role"`
 }
 
-// Sealing has the sealing keys, and a SealedCredential that the first one opens.
+// Sealing contains the sealing keys and a SealedCredential that the first one opens.
 type Sealing struct {
 	Keys     []SealingKey `json:"keys"`
 	Manifest string       `json:"manifest"`
 }
 
-// SealingKey is a key and the state that the deployment keeps it in.
+// SealingKey is a sealing key and its state in the deployment.
 type SealingKey struct {
 	ID    string `json:"id"`
 	State string `json:"state"`
 }
 
-// BackupSummary says what the backup holds, which was taken before most of the rest was made.
+// BackupSummary describes the backup, which was taken before most other rows were made.
 type BackupSummary struct {
 	Credential Credential `json:"credential"`
 	APIKey     string     `json:"api_key"` // API key of the credential's tenant

@@ -1,6 +1,6 @@
-// Command make drives the program of an earlier commit over its command line, REST and a Kubernetes
-// control plane until its data directory holds every kind of row, and writes the fixture of
-// test/upgrade. README.md there says how to run it.
+// Command make runs the program of an earlier commit through its command line, its REST API and a
+// Kubernetes control plane until its data directory contains every kind of row. It then writes the
+// fixture of test/upgrade. README.md there says how to run it.
 package main
 
 import (
@@ -32,7 +32,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/upgrade"
 )
 
-const patience = 2 * time.Minute // for anything to become ready
+const patience = 2 * time.Minute // time for anything to become ready
 
 func main() {
 	var m maker
@@ -49,12 +49,12 @@ func main() {
 type maker struct {
 	binary, impatient, output string
 
-	dir   string // work
+	dir   string // working directory
 	plane *kubetest.ControlPlane
 	known upgrade.Known
 
-	keyFile string // the current KMS key
-	more    string // further lines of the configuration
+	keyFile string // current KMS key
+	more    string // additional lines of the configuration
 	system  *client.Client
 }
 
@@ -84,7 +84,7 @@ func (m *maker) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// A server of the earlier program.
+// server is a server of the earlier program.
 type server struct {
 	process *kubetest.Process
 	log     string
@@ -183,8 +183,8 @@ func (m *maker) seal(ctx context.Context, c *client.Client, tenant, name string,
 	return upgrade.Credential{Tenant: tenant, ID: sealed.CredentialId, Name: name, Version: sealed.Version, ExpiresAt: sealed.ExpiresAt, Values: values}, nil
 }
 
-// develop begins the deployment as a development server with an operator: accounts whose mails are
-// files, and credentials of objects.
+// develop begins the deployment as a development server with an operator. Its accounts' e-mails are
+// files, and it has credentials that belong to objects.
 func (m *maker) develop(ctx context.Context) error {
 	if _, err := m.kubectl(ctx, nil, "create", "namespace", "shop"); err != nil {
 		return err
@@ -247,7 +247,7 @@ func lineAfter(text []byte, prefix string) string {
 	return ""
 }
 
-// mailedToken waits for the mail with a token.
+// mailedToken waits for the e-mail with a token.
 func (m *maker) mailedToken(ctx context.Context, kind string) (token string, err error) {
 	pattern := regexp.MustCompile(`lk_` + kind + `_[a-z2-7]{40,}`)
 	err = until(ctx, "a mail", func() (bool, error) {
@@ -314,7 +314,7 @@ func (m *maker) makeAccounts(ctx context.Context, s *server) error {
 	return err
 }
 
-// applyObjects makes one SealedCredential of each source of values.
+// applyObjects creates one SealedCredential for each source of values.
 func (m *maker) applyObjects(ctx context.Context, s *server, tenant string) error {
 	secret := []byte("apiVersion: v1\nkind: Secret\nmetadata: {name: sealed, namespace: default}\nstringData: {password: throw-away sealed}\n")
 	if err := os.WriteFile(m.path("secret.yaml"), secret, 0o600); err != nil {
@@ -408,7 +408,7 @@ spec:
 	return nil
 }
 
-// backUp takes the KMS key out of the data directory and makes a backup while the log is short.
+// backUp moves the KMS key out of the data directory and takes a backup while the log is short.
 func (m *maker) backUp(ctx context.Context) error {
 	m.keyFile = m.path("keys", "kms-1.key")
 	if err := os.Rename(m.path("data", "kms.key"), m.keyFile); err != nil {
@@ -423,7 +423,7 @@ func (m *maker) backUp(ctx context.Context) error {
 	return err
 }
 
-// production runs a production server.
+// production starts a production server.
 func (m *maker) production(ctx context.Context, binary, keep string) (*server, error) {
 	config := fmt.Sprintf(`
 listen: 127.0.0.1:0
@@ -475,7 +475,7 @@ func (m *maker) archive(ctx context.Context) error {
 		text, _ := os.ReadFile(s.log)
 		return fmt.Errorf("%w\n%s", err, text)
 	}
-	time.Sleep(5 * time.Second) // the rows that name the object, and the removal of the entries
+	time.Sleep(5 * time.Second) // time to write the rows that name the object, and to remove the entries
 	return s.stop()
 }
 
@@ -497,7 +497,7 @@ func (m *maker) rollBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(15 * time.Second) // the anchor is written every ten
+	time.Sleep(15 * time.Second) // the anchor is written every ten seconds
 	if err := s.stop(); err != nil {
 		return err
 	}
@@ -514,18 +514,18 @@ func (m *maker) rollBack(ctx context.Context) error {
 	return s.stop()
 }
 
-// assessDay has the tenants so far assessed, as is done each day with those that are a day old.
+// assessDay lets the daily assessment run, which covers the tenants that are a day old.
 func (m *maker) assessDay(ctx context.Context) error {
 	s, err := m.production(ctx, m.impatient, "8760h")
 	if err != nil {
 		return err
 	}
 	defer s.process.Stop(0)
-	time.Sleep(15 * time.Second) // the first pass of the verification, and then the next maintenance
+	time.Sleep(15 * time.Second) // time for the first verification and the following maintenance
 	return s.stop()
 }
 
-// produce fills the rest over REST and the command line.
+// produce creates the remaining rows over REST and the command line.
 func (m *maker) produce(ctx context.Context) error {
 	s, err := m.production(ctx, m.binary, "8760h")
 	if err != nil {
@@ -552,7 +552,7 @@ func (m *maker) produce(ctx context.Context) error {
 		return err
 	}
 
-	// A second KMS key, and a namespace that is part of the tenant.
+	// A second KMS key, and a namespace that belongs to the tenant.
 	if m.keyFile, err = m.newKeyFile(); err != nil {
 		return err
 	}
@@ -602,7 +602,7 @@ spec:
 	if err := m.fillIdentity(ctx, s, c); err != nil {
 		return err
 	}
-	time.Sleep(15 * time.Second) // the anchor, the follower and the daily work
+	time.Sleep(15 * time.Second) // time for the anchor, the follower and the daily work
 	return s.stop()
 }
 
@@ -610,7 +610,7 @@ func (m *maker) newKeyFile() (string, error) {
 	file := m.path("keys", "kms-2.key")
 	key := make([]byte, 32)
 	for i := range key {
-		key[i] = byte(i) // a throw-away key
+		key[i] = byte(i) // throw-away key
 	}
 	return file, os.WriteFile(file, []byte("latticekeep-kms-key-1:"+base64.StdEncoding.EncodeToString(key)+"\n"), 0o600)
 }
@@ -666,7 +666,7 @@ func (m *maker) fillTransit(ctx context.Context, c *client.Client, tenant string
 		return err
 	}
 	plain := base64.StdEncoding.EncodeToString([]byte("throw-away plaintext"))
-	for range 2 { // under each version of the keys
+	for range 2 { // one under each version of the keys
 		encrypted, err := c.V2.EncryptData(ctx, v2.EncryptRequest{Data: plain})
 		if err != nil {
 			return err
@@ -697,7 +697,7 @@ func (m *maker) fillTransit(ctx context.Context, c *client.Client, tenant string
 	return nil
 }
 
-// rotateSealingKeys leaves a sealing key of each state; an object still needs the first.
+// rotateSealingKeys leaves one sealing key in each state. An object still needs the first one.
 func (m *maker) rotateSealingKeys(ctx context.Context, s *server) error {
 	retired, err := m.system.V2.RotateSealingKey(ctx)
 	if err != nil {
@@ -734,7 +734,8 @@ func (m *maker) assess(ctx context.Context, c *client.Client) error {
 	return nil
 }
 
-// fillIdentity leaves what expires: sessions, invitations whose mails wait, tickets, failures.
+// fillIdentity creates rows that expire: sessions, invitations with unsent e-mails, tickets and
+// failures.
 func (m *maker) fillIdentity(ctx context.Context, s *server, c *client.Client) error {
 	if _, err := c.V2.InviteMember(ctx, v2.InviteRequest{Email: "nobody@fixture.example", Role: "member"}); err != nil {
 		return err
@@ -765,7 +766,7 @@ func (m *maker) fillIdentity(ctx context.Context, s *server, c *client.Client) e
 	return nil
 }
 
-// write packs what there is.
+// write packs the fixture.
 func (m *maker) write(context.Context) error {
 	known, err := json.MarshalIndent(m.known, "", "  ")
 	if err != nil {
