@@ -85,7 +85,7 @@ func TestEachCallCarriesOneCredentialAndOnlyWhereItIsNeeded(t *testing.T) {
 	is(call(reset), "", "", "")
 	is(call(func() { login(t, c) }), "", "", "")
 	is(call(list2), "", "Bearer access-1", "")
-	is(call(list1), "", "Bearer "+testKey, "") // version 1 knows API keys only
+	is(call(list1), "", "Bearer "+testKey, "") // version 1 accepts API keys only
 	is(call(reset), "", "", "")
 	is(call(func() { _ = c.V2.Logout(t.Context()) }), "", "Bearer access-1", "refreshToken=refresh-1")
 	is(call(list2), testKey, "", "")
@@ -145,11 +145,11 @@ func TestABaseURLMayHaveAPath(t *testing.T) {
 	}
 }
 
-// others are methods that ask for the operation of another one's name.
+// others lists methods that use the operation of another method's name.
 var others = []string{"UnsealCredentialVersion"}
 
-// TestEveryOperationOfTheContractsHasItsMethod calls each method with zero
-// values and compares what it sends with the operation of its name.
+// TestEveryOperationOfTheContractsHasItsMethod calls each method with zero values and compares the
+// request with the operation of the same name.
 func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 	for name, version := range map[string]struct {
 		document string
@@ -177,7 +177,7 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 						continue
 					}
 					m.Call(arguments(t, m.Type(), "an/id"))
-					template := strings.NewReplacer(`\{index\}`, "0", `\{sequence\}`, "0").Replace(regexp.QuoteMeta(path)) // numbers
+					template := strings.NewReplacer(`\{index\}`, "0", `\{sequence\}`, "0").Replace(regexp.QuoteMeta(path)) // number parameters
 					template = regexp.MustCompile(`\\\{[^}]*\\\}`).ReplaceAllString(template, "an%2Fid")
 					sent := n.all()
 					if len(sent) != 1 || sent[0].method != method || !regexp.MustCompile("^"+template+"$").MatchString(sent[0].escaped) {
@@ -201,8 +201,8 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 	}
 }
 
-// A version is asked for by the operation that answers the newest one, with the
-// version in the query and nowhere else.
+// A version is requested from the operation that returns the newest one, with the version only in
+// the query.
 func TestAVersionOfACredentialIsAskedForInTheQuery(t *testing.T) {
 	n := &wire{answer: always(http.StatusOK)}
 	c := n.client(t)
@@ -222,7 +222,7 @@ func TestAVersionOfACredentialIsAskedForInTheQuery(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// arguments returns zero values, and the given one for an id.
+// arguments returns zero values, and id for a string.
 func arguments(t *testing.T, method reflect.Type, id string) []reflect.Value {
 	t.Helper()
 	args := []reflect.Value{reflect.ValueOf(t.Context())}
@@ -241,8 +241,8 @@ func arguments(t *testing.T, method reflect.Type, id string) []reflect.Value {
 	return args
 }
 
-// A report may lie with somebody else: what that is sent is the URL and nothing
-// that says who asks.
+// Another host may store a report: the request to it contains the URL and nothing that identifies
+// the caller.
 func TestAReportIsFetchedWithoutACredential(t *testing.T) {
 	n := &wire{answer: func(w http.ResponseWriter, r *http.Request, _ int) {
 		if r.URL.Query().Get("X-Amz-Signature") != "a+b/c=" {

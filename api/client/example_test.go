@@ -14,8 +14,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 )
 
-// The examples talk to a development server, whose address and key are in BASE
-// and KEY, as the command latticekeep server --dev says to set them.
+// The examples use a development server. BASE and KEY hold its address and key, as the command
+// latticekeep server --dev prints them.
 
 // Store a credential and read it back.
 func Example() {
@@ -40,7 +40,7 @@ func Example() {
 	// Output: payments-api 1 example-value
 }
 
-// Errors say what kind of refusal it was, and which request to ask about.
+// Errors tell the kind of refusal and the request to ask about.
 func ExampleError() {
 	ctx := context.Background()
 	c, err := client.New(os.Getenv("BASE"), client.WithAPIKey(os.Getenv("KEY")))
@@ -55,7 +55,7 @@ func ExampleError() {
 	// Output: 403 true
 }
 
-// Encrypt data, and decrypt it from the three parts that the answer has.
+// Encrypt data, and decrypt it from the three parts of the answer.
 func ExampleV2_EncryptData() {
 	ctx := context.Background()
 	c, err := client.New(os.Getenv("BASE"), client.WithAPIKey(os.Getenv("KEY")))
@@ -74,7 +74,7 @@ func ExampleV2_EncryptData() {
 	// Output: ML-KEM-768 attack at dawn
 }
 
-// Sign data with both algorithms, and see that a changed text does not verify.
+// Sign data with both algorithms, and check that a changed text does not verify.
 func ExampleV2_SignData() {
 	ctx := context.Background()
 	c, err := client.New(os.Getenv("BASE"), client.WithAPIKey(os.Getenv("KEY")))
@@ -107,7 +107,7 @@ func ExampleV2_Login() {
 	_, err = c.V2.RegisterUser(ctx, v2.RegisterRequest{
 		Email: "owner@example.org", Password: "correct horse battery staple", TenantName: "Example",
 	})
-	if err != nil && !errors.Is(err, client.ErrConflict) { // it is registered already
+	if err != nil && !errors.Is(err, client.ErrConflict) { // the tenant exists already
 		log.Fatal(err)
 	}
 	_, err = c.V2.Login(ctx, v2.LoginRequest{Email: "owner@example.org", Password: "correct horse battery staple"})
@@ -129,7 +129,7 @@ func ExampleV2_Login() {
 	// true
 }
 
-// Version 1 keeps a ciphertext in one string, under a key with a name.
+// Version 1 returns a ciphertext as one string, encrypted with a named key.
 func ExampleV1_EncryptData() {
 	ctx := context.Background()
 	c, err := client.New(os.Getenv("BASE"), client.WithAPIKey(os.Getenv("KEY")))

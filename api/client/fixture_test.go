@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// wire is a network in memory, so that time in a synctest bubble passes only
-// while a client waits. It keeps what was sent.
+// wire is a network in memory, so that time in a synctest bubble passes only while a client waits.
+// It keeps the requests.
 type wire struct {
 	answer func(w http.ResponseWriter, r *http.Request, n int) // n counts from 1
-	broken error                                               // what answers instead, if not nil
+	broken error                                               // error instead of an answer, if not nil
 
 	mu   sync.Mutex
 	sent []sent
@@ -51,7 +51,7 @@ func (n *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// all returns what was sent.
+// all returns the requests.
 func (n *wire) all() []sent {
 	n.mu.Lock()
 	defer n.mu.Unlock()

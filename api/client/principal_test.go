@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// users answers like a server whose every login is another user's. It decides
-// when a request arrives. All answers but that to a login take a second, or that
-// to a logout a quarter of it. Of each user the last access token is good.
+// users simulates a server on which every login is another user's. It processes a request when it
+// arrives. An answer takes a second, except that the answer to a login takes no time and the answer
+// to a logout takes a quarter of a second. Only the last access token of each user is valid.
 type users struct {
 	mu      sync.Mutex
-	tokens  []int // by user, the number of the good token
+	tokens  []int // number of the valid token, by user
 	limited bool  // the next success is a 429 instead
 }
 
-// expire makes the access token of a user useless.
+// expire invalidates the access token of a user.
 func (u *users) expire(user int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -63,7 +63,7 @@ func (u *users) answer(w http.ResponseWriter, r *http.Request, _ int) {
 	}
 }
 
-// all returns the good access tokens.
+// all returns the valid access tokens.
 func (u *users) all() (tokens []string) {
 	for user, number := range u.tokens {
 		tokens = append(tokens, fmt.Sprintf("access-%d-%d", user, number))
@@ -76,7 +76,7 @@ func (u *users) give(w http.ResponseWriter, user int) {
 	success(w, map[string]any{"access_token": u.all()[user], "token_type": "Bearer", "expires_in": 1800})
 }
 
-// deletions returns whose credentials the deletions carried.
+// deletions returns the credentials that the deletions carried.
 func deletions(n *wire) (credentials []string) {
 	for _, s := range n.all() {
 		if s.method == http.MethodDelete {
@@ -86,8 +86,8 @@ func deletions(n *wire) (credentials []string) {
 	return credentials
 }
 
-// TestACallIsNeverSentAsSomebodyElse lets the first user's deletion be refused
-// while or after something else happens to the session.
+// TestACallIsNeverSentAsSomebodyElse rejects the first user's deletion while or after something
+// else happens to the session.
 func TestACallIsNeverSentAsSomebodyElse(t *testing.T) {
 	logout := func(t *testing.T, c *Client) {
 		t.Helper()
@@ -99,7 +99,7 @@ func TestACallIsNeverSentAsSomebodyElse(t *testing.T) {
 		after   time.Duration // its refusal comes after 1 s, the renewal's end after 2, the next answer after 3
 		limited bool
 		happens func(*testing.T, *Client)
-		want    []string // whose tokens the deletion carries, in order
+		want    []string // tokens that the deletion carries, in order
 		fails   bool
 	}{
 		"nothing":                {0, false, func(*testing.T, *Client) {}, []string{"access-0-0", "access-0-2"}, false},
@@ -147,7 +147,7 @@ func TestALogoutEndsOnlyTheSessionThatItBeganWith(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		synctest.Wait() // it waits for its answer
+		synctest.Wait() // the call waits for its answer
 		login(t, c)
 		calls.Wait()
 		if access, refresh := c.V2.session.tokens(); access.access != "access-1-0" || refresh != "refresh-1-0" {
@@ -162,7 +162,7 @@ func TestALogoutCarriesBothTokensOfOneSession(t *testing.T) {
 		c := n.client(t)
 		login(t, c)
 		access, refresh := c.V2.session.tokens()
-		login(t, c) // between the reading of the tokens and the sending
+		login(t, c) // between reading the tokens and sending
 		if err := c.V2.transport.run(t.Context(), logout(access, refresh)); err != nil {
 			t.Fatal(err)
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 )
 
-// The log proves itself, and what it is evidence for is a report that anybody may
-// fetch who has its URL.
+// The log proves its own integrity. Anybody with its URL may download a report on what the log is
+// evidence for.
 func TestProofsAndReports(t *testing.T) {
 	ctx, c := t.Context(), connect(t, withKey())
 	head := must(c.V2.GetCheckpoint(ctx))(t)
@@ -26,7 +26,7 @@ func TestProofsAndReports(t *testing.T) {
 	if p := must(c.V2.ProveConsistency(ctx, &v2.ProveConsistencyParams{From: 1}))(t); p.To < head.TreeSize {
 		t.Errorf("%+v", p)
 	}
-	_, err := c.V2.ProveInclusion(ctx, &v2.ProveInclusionParams{Sequence: 1}) // the deployment's
+	_, err := c.V2.ProveInclusion(ctx, &v2.ProveInclusionParams{Sequence: 1}) // an entry of the deployment
 	fails(t, err, client.ErrNotFound)
 	_, err = c.V2.ExportAuditLog(ctx, nil)
 	fails(t, err, client.ErrForbidden)

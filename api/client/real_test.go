@@ -26,8 +26,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
-// TestMain runs the examples and the tests of this file against a development
-// server in this process.
+// TestMain runs the examples and the tests of this file against a development server in this
+// process.
 func TestMain(m *testing.M) {
 	code, err := withServer(m.Run)
 	if err != nil {
@@ -83,8 +83,8 @@ func connect(t *testing.T, options ...client.Option) *client.Client {
 	return c
 }
 
-// patient sends a request again while the server is too busy for it, as it may be on a loaded machine: checking a
-// password there can outlast the server's bound. The server has done nothing then.
+// patient repeats a request while the server is too busy. On a loaded machine, checking a password
+// can take longer than the server allows; the server has then done nothing.
 type patient struct{}
 
 func (patient) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -105,7 +105,7 @@ func (patient) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func withKey() client.Option { return client.WithAPIKey(os.Getenv("KEY")) }
 
-// must returns the answer of a call that has to succeed.
+// must returns the answer of a call that must succeed.
 func must[T any](answer *T, err error) func(*testing.T) *T {
 	return func(t *testing.T) *T {
 		t.Helper()
@@ -230,10 +230,10 @@ func TestKeysOfVersion1(t *testing.T) {
 
 const password = "correct horse battery staple"
 
-// person returns the address of somebody new.
+// person returns the address of a new user.
 func person() string { return strings.ToLower(rand.Text()) + "@example.org" }
 
-// mailed waits for a mail to an address and returns the token in it.
+// mailed waits for an e-mail to an address and returns the token in it.
 func mailed(t *testing.T, to string) string {
 	t.Helper()
 	look, end := time.NewTicker(20*time.Millisecond), time.After(20*time.Second)
@@ -256,7 +256,7 @@ func mailed(t *testing.T, to string) string {
 
 var token = regexp.MustCompile(`"token":"([^"]+)"`)
 
-// tokenIn reads a mail as its recipient does, "" if that is another.
+// tokenIn returns the token in an e-mail, or "" if the e-mail is for another recipient.
 func tokenIn(t *testing.T, file, to string) string {
 	t.Helper()
 	f, err := os.Open(file)
@@ -312,7 +312,7 @@ func TestTheLifeOfAUser(t *testing.T) {
 	_, err = machine.V2.ListCredentials(ctx, nil)
 	fails(t, err, client.ErrUnauthenticated)
 
-	// Both clients of one user have a session; a password change ends the other.
+	// Two clients of one user have a session each. A password change ends the other session.
 	second := connect(t)
 	must(second.V2.Login(ctx, v2.LoginRequest{Email: address, Password: password}))(t)
 	if sessions := must(owner.V2.ListSessions(ctx))(t).Sessions; len(sessions) != 2 {
@@ -327,11 +327,11 @@ func TestTheLifeOfAUser(t *testing.T) {
 	fails(t, err, client.ErrUnauthenticated)
 }
 
-// TestManyCallsSurviveAnExpiredToken replaces the access token on its way, as
-// if it had expired for all calls at once.
+// TestManyCallsSurviveAnExpiredToken replaces the access token in transit, as if it had expired for
+// all calls at once.
 func TestManyCallsSurviveAnExpiredToken(t *testing.T) {
 	spoil := &spoiler{}
-	defer http.DefaultClient.CloseIdleConnections() // the server would wait for one that was opened and not used
+	defer http.DefaultClient.CloseIdleConnections() // the server would wait for a connection that was opened and not used
 	ctx, c := t.Context(), connect(t, client.WithHTTPClient(&http.Client{Transport: spoil}))
 	address := person()
 	must(c.V2.RegisterUser(ctx, v2.RegisterRequest{Email: address, Password: password, TenantName: "Many"}))(t)
@@ -351,8 +351,7 @@ func TestManyCallsSurviveAnExpiredToken(t *testing.T) {
 	}
 }
 
-// spoiler makes one Authorization header a wrong one until the session is
-// renewed.
+// spoiler replaces one Authorization header with a wrong one until the session is renewed.
 type spoiler struct {
 	mu  sync.Mutex
 	bad string
@@ -366,7 +365,7 @@ func (s *spoiler) token(header string) {
 
 func (s *spoiler) RoundTrip(r *http.Request) (*http.Response, error) {
 	if strings.HasSuffix(r.URL.Path, "/auth/refresh") {
-		s.token("") // of the same second, the next token may be the same
+		s.token("") // the next token of the same second may be identical
 	}
 	s.mu.Lock()
 	bad := s.bad

@@ -14,16 +14,16 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// sessions answers like a server with one user: an access token is good until
-// it is replaced, a refresh token for one use.
+// sessions simulates a server with one user. An access token is valid until it is replaced, a
+// refresh token for one use.
 type sessions struct {
 	mu       sync.Mutex
-	number   int    // of the good access token
-	refresh  string // the good refresh token
+	number   int    // number of the valid access token
+	refresh  string // valid refresh token
 	ended    bool
 	renewals int
-	slow     time.Duration // how long the answer to a renewal takes
-	fails    int           // the status that a renewal is refused with, if not 0
+	slow     time.Duration // delay of the answer to a renewal
+	fails    int           // status with which a renewal is rejected; 0: none
 }
 
 func (s *sessions) expire() {
@@ -40,7 +40,7 @@ func (s *sessions) answer(w http.ResponseWriter, r *http.Request, _ int) {
 		s.ended = false
 		s.give(w)
 	case "/api/v2/auth/refresh":
-		defer time.Sleep(s.slow) // in a bubble; it is done before that
+		defer time.Sleep(s.slow) // in a bubble; the work is done before the delay
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.renewals++
@@ -65,7 +65,7 @@ func (s *sessions) answer(w http.ResponseWriter, r *http.Request, _ int) {
 		success(w, nil)
 	default:
 		if strings.HasSuffix(r.URL.Path, "/slow") {
-			defer time.Sleep(5 * time.Second) // likewise
+			defer time.Sleep(5 * time.Second) // in a bubble; the work is done before the delay
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -124,7 +124,8 @@ func TestManyRefusedCallsRenewTheSessionOnce(t *testing.T) {
 				t.Fatalf("without its body: %+v", sent)
 			}
 		}
-		// The next token serves as long as it lasts, and the next renewal uses the next refresh token.
+		// The next token works as long as it is valid, and the next renewal uses the next refresh
+		// token.
 		if _, err := c.V2.ListCredentials(t.Context(), nil); err != nil || s.renewals != 1 {
 			t.Error(err, s.renewals)
 		}
@@ -161,7 +162,7 @@ func TestACallThatIsRefusedLateUsesTheTokenThatIsThereByThen(t *testing.T) {
 					t.Error(id, err)
 				}
 			})
-			synctest.Wait() // the slow one waits for its answer
+			synctest.Wait() // the slow call waits for its answer
 		}
 		calls.Wait()
 		if s.renewals != 1 {
@@ -178,13 +179,13 @@ func TestACallThatIsCancelledDoesNotSpoilTheRenewalForTheOthers(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		var calls sync.WaitGroup
-		calls.Go(func() { // it begins the renewal, and is gone before the end
+		calls.Go(func() { // begins the renewal and ends before it
 			if _, err := c.V2.ListCredentials(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
 				t.Error("the first:", err)
 			}
 		})
 		calls.Go(func() {
-			time.Sleep(100 * time.Millisecond) // on the bubble's clock: after the other
+			time.Sleep(100 * time.Millisecond) // on the bubble's clock: after the other call
 			if _, err := c.V2.ListCredentials(t.Context(), nil); err != nil {
 				t.Error("the second:", err)
 			}
@@ -262,7 +263,7 @@ func TestARefusalThatANewTokenDoesNotCureIsFinal(t *testing.T) {
 func TestLogoutEndsTheSessionAndForgetsIt(t *testing.T) {
 	s := &sessions{}
 	c, n := signedIn(t, s)
-	s.expire() // no reason to renew
+	s.expire() // must not cause a renewal
 	if err := c.V2.Logout(t.Context()); err != nil {
 		t.Fatal(err)
 	}

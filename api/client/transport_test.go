@@ -25,7 +25,7 @@ func TestARateLimitedCallIsSentAgainAfterTheTimeThatTheServerAsksFor(t *testing.
 			success(w, nil)
 		}}
 		start := time.Now()
-		// One that is not repeatable: nothing was done.
+		// This call is not repeatable, but the server has done nothing.
 		if _, err := n.client(t).V2.ReplaceCredential(t.Context(), "cred_x", v2.ReplaceRequest{Values: map[string]string{"k": "v"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -39,8 +39,7 @@ func TestARateLimitedCallIsSentAgainAfterTheTimeThatTheServerAsksFor(t *testing.
 	})
 }
 
-// repetitions lists calls with whether they may be sent again when it is not
-// known if they were carried out.
+// repetitions lists calls, and whether they may be repeated when their outcome is unknown.
 var repetitions = []struct {
 	name  string
 	again bool

@@ -27,7 +27,7 @@ import (
 //	    title: Access to protected information, and its encryption
 //	    related: [AC-3, SC-12]     # NIST SP 800-53 rev. 5
 //	    weight: 2                  # over 0 up to 10; 1 when absent
-//	    profile: 20x               # optional: the part of the framework that it is of
+//	    profile: 20x               # optional: part of the framework that contains the control
 //	    probes: [keys_wrapped]     # or, in its place, manual: true
 //
 // The titles are our own.

@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// useFile makes a file of credentials the default ones.
+// useFile makes a credentials file the default one.
 func useFile(t *testing.T, content map[string]any) {
 	t.Helper()
 	text, err := json.Marshal(content)
@@ -29,7 +29,7 @@ func useFile(t *testing.T, content map[string]any) {
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", path)
 }
 
-// headers returns those of a request that a client of the default credentials sends.
+// headers returns the headers of a request by a client with the default credentials.
 func headers(t *testing.T) (http.Header, *Credentials) {
 	t.Helper()
 	var got http.Header
@@ -63,7 +63,7 @@ func TestTheWorkloadIdentityOfAPodComesFromTheMetadataServer(t *testing.T) {
 	}))
 	defer server.Close()
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
-	t.Setenv("HOME", t.TempDir()) // which has no credentials of gcloud
+	t.Setenv("HOME", t.TempDir()) // contains no credentials of gcloud
 	t.Setenv("GCE_METADATA_HOST", strings.TrimPrefix(server.URL, "http://"))
 	got, c := headers(t)
 	if got.Get("Authorization") != "Bearer of-the-pod" {

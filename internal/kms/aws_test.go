@@ -43,7 +43,8 @@ func TestWhoDestroysAKeyOfSeveralRegionsIsToldOfItsReplicas(t *testing.T) {
 	}
 }
 
-// A refusal for the key's state is no destruction, and one that cannot be read is none either.
+// A refusal because of the key's state does not count as a destruction, and neither does an answer
+// that cannot be read.
 func TestADisabledKeyIsDestroyedAndAnUnclearOneIsNot(t *testing.T) {
 	s := startAWS(t)
 	k, err := Open(t.Context(), s.URL(), Options{})
@@ -63,7 +64,7 @@ func TestADisabledKeyIsDestroyedAndAnUnclearOneIsNot(t *testing.T) {
 	}
 }
 
-// Without credentials the log has a line, and stderr nothing of the SDK's own.
+// Without credentials there is a line in the log, and the SDK writes nothing to stderr.
 func TestTheSDKOfAWSIsQuiet(t *testing.T) {
 	s := startAWS(t)
 	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
-// within is a context that ends as the keyring's do.
+// within returns a context with a deadline like the keyring's.
 func within(t *testing.T, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
@@ -95,7 +95,7 @@ func TestAnOutageHealsByItself(t *testing.T) {
 					t.Error(err)
 				}
 				fail(s, false)
-				if _, err := k.Unwrap(t.Context(), "c", b); err != nil { // with its tries
+				if _, err := k.Unwrap(t.Context(), "c", b); err != nil { // includes retries
 					t.Error(err)
 				}
 			})
@@ -103,7 +103,8 @@ func TestAnOutageHealsByItself(t *testing.T) {
 	}
 }
 
-// What the service said last says more than that the time is up, and there is no use in a pause that ends after it.
+// The last error of the service is more useful than the end of the deadline, and a pause that ends
+// after the deadline is pointless.
 func TestWhatTheServiceSaidIsTheErrorAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		busy := errors.New("busy")
@@ -133,7 +134,7 @@ func TestWhatTheServiceSaidIsTheErrorAtTheEnd(t *testing.T) {
 	})
 }
 
-// A service that hangs is left at the deadline, and the call with it: none of them piles up there.
+// A call to a hanging service ends at the deadline, so calls do not pile up.
 func TestASlowServiceIsLeftAtTheDeadline(t *testing.T) {
 	each(t, func(t *testing.T, s *kmstest.Server, k *Key) {
 		b := wrap(t, k, "c")
@@ -156,7 +157,7 @@ func TestASlowServiceIsLeftAtTheDeadline(t *testing.T) {
 	})
 }
 
-// withTLS starts a service that agrees on some groups only.
+// withTLS starts a service that supports only some groups.
 func withTLS(t *testing.T, provider string, groups ...tls.CurveID) (*kmstest.Server, *x509.CertPool) {
 	t.Helper()
 	made := httptest.NewUnstartedServer(nil)
@@ -225,7 +226,7 @@ func TestADestroyedKeyOpensNothing(t *testing.T) {
 			}
 		}
 		days := time.Until(d.When).Hours() / 24
-		if again, err := k.Destroy(t.Context()); err != nil || again != d { // as after a try whose answer did not arrive, or that failed half way
+		if again, err := k.Destroy(t.Context()); err != nil || again != d { // as after an attempt whose answer was lost, or that failed half way
 			t.Error("again:", again, err)
 		}
 		switch provider {
@@ -251,7 +252,7 @@ func TestADestroyedKeyOpensNothing(t *testing.T) {
 func TestADestroyedKeyFileIsGone(t *testing.T) {
 	k, path := create(t)
 	link := filepath.Join(filepath.Dir(path), "link")
-	if err := os.Link(path, link); err != nil { // sees what becomes of the blocks
+	if err := os.Link(path, link); err != nil { // shows what happens to the blocks
 		t.Fatal(err)
 	}
 	d, err := k.Destroy(t.Context())

@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
-// What a deployment notices of its service, through the keyring that uses it.
+// These tests observe the effects of the service on a deployment through its keyring.
 
 const tenant = authz.TenantID("ten_aaaaaaaaaaaaaaaaaaaaaaaaaa")
 
@@ -134,7 +134,8 @@ func TestWithoutACacheEveryOperationAsksOnce(t *testing.T) {
 	}
 }
 
-// A service of 20 ms that refuses three calls in ten costs a replica a handful of calls in the cache time, however much it does.
+// A service that takes 20 ms and refuses three of ten calls costs a replica only a handful of calls
+// per cache lifetime, whatever its load.
 func TestASlowAndThrottledServiceIsAskedSeldom(t *testing.T) {
 	for name, start := range services {
 		t.Run(name, func(t *testing.T) {
@@ -175,7 +176,7 @@ func TestASlowAndThrottledServiceIsAskedSeldom(t *testing.T) {
 	}
 }
 
-// An outage is one call in flight, whoever waits for it, and ends by itself.
+// An outage causes one call in flight for all waiting callers, and ends without intervention.
 func TestAnOutageIsBoundedAndEndsByItself(t *testing.T) {
 	for name, start := range services {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
-// providers are the services that speak on a wire.
+// providers are the services with a network protocol.
 var providers = map[string]func(...kmstest.Option) (*kmstest.Server, error){
 	"awskms": kmstest.NewAWS, "gcpkms": kmstest.NewGCP, "hashivault": kmstest.NewVault,
 }
@@ -276,7 +276,7 @@ func TestAKeyFileIsOpenedByItsURL(t *testing.T) {
 	}
 }
 
-// A service that is not there at start may be late: it is tried until the time is up.
+// A service may start late, so Open retries until its time limit.
 func TestAServiceThatCannotBeReachedIsAnErrorInTime(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -111,7 +111,7 @@ func TestAnUnusableKeyFileIsRefusedWithARemedy(t *testing.T) {
 			}
 		})
 	}
-	for _, mode := range []os.FileMode{0o400, 0o440, 0o640, 0o660} { // a Secret, and a file of a volume, as a pod has them
+	for _, mode := range []os.FileMode{0o400, 0o440, 0o640, 0o660} { // modes of a Secret and of a file in a volume, as a pod sees them
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
 		}

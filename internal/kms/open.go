@@ -10,16 +10,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// Open finds the wrapping key that a URL names and sees that it is fit:
+// Open opens the key-encryption key that a URL names, and checks that it is suitable:
 //
 //	file:///path/of/the/key/file
 //	awskms:///KEY?region=REGION
 //	gcpkms://projects/P/locations/L/keyRings/R/cryptoKeys/K
 //	hashivault://NAME?engine=transit
 //
-// It tries for ten seconds at most. Errors: fault.Invalid for a URL, a key or a
-// permission that does not serve, with the remedy; fault.Unavailable for a
-// service that cannot be reached.
+// It tries for at most ten seconds. Errors: fault.Invalid, with the remedy, for a URL, a key or a
+// permission that cannot work; fault.Unavailable for a service that cannot be reached.
 func Open(ctx context.Context, text string, o Options) (*Key, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -51,7 +50,7 @@ func Open(ctx context.Context, text string, o Options) (*Key, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the KMS key: %w", err)
 	}
-	if _, err := parseWrapped(wrapped{k.id, make([]byte, 1)}.marshal()); err != nil { // or nothing that it wraps could be read
+	if _, err := parseWrapped(wrapped{k.id, make([]byte, 1)}.marshal()); err != nil { // otherwise nothing that the key wraps could be read
 		_ = k.Close()
 		return nil, unfit("the id of the KMS key is too long, or has other characters than those of ASCII that can be seen: %q", k.id)
 	}

@@ -19,7 +19,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// serviceAccount writes the credentials of a Google service account, with which a client signs its own tokens.
+// serviceAccount writes the credentials of a Google service account. A client signs its own tokens
+// with them.
 func serviceAccount(t *testing.T) string {
 	t.Helper()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -69,7 +70,7 @@ func TestTheTokenFileIsReadAgain(t *testing.T) {
 	if _, err := k.Unwrap(t.Context(), "c", b); err != nil {
 		t.Error(err)
 	}
-	write("") // as it is for a moment when it is written in place
+	write("") // the file is empty for a moment when it is rewritten in place
 	s.ResetCalls()
 	if _, err := k.Unwrap(within(t, firstPause), "c", b); fault.Of(err) != fault.Unavailable || s.Calls() != 0 {
 		t.Error(err)
@@ -124,7 +125,7 @@ func TestVaultIsFoundAsItsOwnClientFindsIt(t *testing.T) {
 	}
 }
 
-// A proxy, a wrong port, an error page: none of it may end the server, as the driver's panic would.
+// A proxy, a wrong port or an error page must not end the server, as the driver's panic would.
 func TestWhatIsNotTransitIsAnError(t *testing.T) {
 	s := serve(t, "hashivault")
 	var answer func(http.ResponseWriter)
@@ -159,7 +160,8 @@ func TestWhatIsNotTransitIsAnError(t *testing.T) {
 	}
 }
 
-// The driver's Decrypt names no key, and AWS would then open with any key that the credentials may use.
+// The driver's Decrypt names no key, and AWS would then decrypt with any key that the credentials
+// may use.
 func TestAWSOpensWithTheKeyThatIsMeant(t *testing.T) {
 	s := serve(t, "awskms")
 	s.AddKey("other", "")
@@ -176,8 +178,9 @@ func TestAWSOpensWithTheKeyThatIsMeant(t *testing.T) {
 	}
 }
 
-// TestARealTransit runs against a Vault or OpenBao at LATTICEKEEP_TEST_VAULT_ADDR, whose LATTICEKEEP_TEST_VAULT_TOKEN may do everything,
-// with an engine mounted at transit. Without, it runs against the one of kmstest, which so shows the same.
+// TestARealTransit runs against a Vault or OpenBao at LATTICEKEEP_TEST_VAULT_ADDR with an engine
+// mounted at transit. LATTICEKEEP_TEST_VAULT_TOKEN must have all permissions. Without these
+// variables it runs against kmstest, which shows that kmstest behaves alike.
 func TestARealTransit(t *testing.T) {
 	address, token := os.Getenv("LATTICEKEEP_TEST_VAULT_ADDR"), os.Getenv("LATTICEKEEP_TEST_VAULT_TOKEN")
 	if address == "" {

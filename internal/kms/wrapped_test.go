@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// The key of 32 bytes 1 wrapped 32 bytes 7 for ten_a/1/wrapping.
+// golden is a key of 32 bytes 7, wrapped by the key of 32 bytes 1 for the context ten_a/1/wrapping.
 const (
 	golden = "0200266c6f63616c3a66613638656334393661366437663466313162396165336634626134653035385dc556dc017156d9f899df3120113301391e0c" +
 		"35b32134461c8c97a36fd93bdb6dcf8179bea84c850c7d954f9588a1875c341e3012017883ba1f2c56bef47b85e7f2ef9b9b133a8286a0646c1113c5" +
 		"b5efc2c32247b072b75b78759c8185d6099972aba7a69d94b589b1"
 )
 
-// Whatever a release has wrapped must open for good.
+// Every key that a release has wrapped must open for good.
 func TestTheStoredFormOpens(t *testing.T) {
 	k, err := newLocal(bytes.Repeat([]byte{1}, keySize), "")
 	if err != nil {

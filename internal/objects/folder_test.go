@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/s3test"
 )
 
-// age has a file be written that long ago.
+// age sets the modification time of a file into the past.
 func age(t *testing.T, path string, by time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-by)
@@ -77,7 +77,7 @@ func TestAReaderMakesNothing(t *testing.T) {
 	}
 }
 
-// A folder that went away while it was in use, as a volume does, is not made again.
+// A folder that disappears while in use, as a volume can, is not created again.
 func TestAFolderThatWentAwayIsNotMadeAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "anchors")
 	b := open(t, "file://"+dir, signing)
@@ -136,7 +136,7 @@ func TestObjectsExpireUnlessTheyAreGivenOut(t *testing.T) {
 	}
 }
 
-// Each folder has its own room: who fills one removes nothing from another.
+// Each folder has its own limit: filling one removes nothing from another.
 func TestTheOldestObjectsMakeRoom(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, "file://"+dir, objects.SigningOptions{})

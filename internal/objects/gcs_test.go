@@ -33,11 +33,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 )
 
-// gcs speaks the JSON interface of Google Cloud Storage, as far as it is used.
+// gcs implements the parts of the JSON interface of Google Cloud Storage that are used.
 type gcs struct {
 	mu      sync.Mutex
 	objects map[string]map[string]gcsObject // by bucket and name
-	failing int                             // so many calls are answered with 503
+	failing int                             // number of calls that are answered with 503
 	calls   int
 
 	unreadable bool // objects may be listed, not read
@@ -61,7 +61,7 @@ func newGCS(t *testing.T, buckets ...string) *gcs {
 	return g
 }
 
-// remove is what an administrator does to a bucket.
+// remove deletes a bucket, as an administrator may.
 func (g *gcs) remove(bucket string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -41,8 +41,8 @@ func bucketOf(t *testing.T, s *s3test.Server, name string) string {
 	return rawURL
 }
 
-// eachBucket runs a test on a folder, on a server of Google's protocol, and on a real S3 server. gone makes the
-// bucket go away behind our back.
+// eachBucket runs a test on a folder, on a server of Google's protocol, and on a real S3 server.
+// gone removes the bucket without the client's knowledge.
 func eachBucket(t *testing.T, test func(t *testing.T, b *objects.Bucket, gone func() error)) {
 	t.Run("folder", func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "made", "when absent")
@@ -77,7 +77,7 @@ func TestAnObjectIsReadAsItWasLastWritten(t *testing.T) {
 		if _, err := b.Get(ctx, name); fault.Of(err) != fault.NotFound {
 			t.Fatalf("reading what is not there: %v", err)
 		}
-		// The last is larger than what the SDK sends in one part.
+		// The last object is larger than one part of an upload by the SDK.
 		for _, data := range [][]byte{[]byte("first"), {}, []byte("the last one"), bytes.Repeat([]byte("0123456789abcdef"), 20<<16)} {
 			if err := b.Put(ctx, name, data); err != nil {
 				t.Fatal(err)
@@ -95,7 +95,7 @@ func TestAnObjectIsReadAsItWasLastWritten(t *testing.T) {
 		if _, err := b.GetStart(ctx, "reports/none", 4); fault.Of(err) != fault.NotFound {
 			t.Fatalf("reading the start of what is not there: %v", err)
 		}
-		// That a name continues another's makes neither the other.
+		// A name that is a prefix of another one is a different object.
 		if there, err := b.Exists(ctx, strings.TrimSuffix(name, ".pdf")); err != nil || there {
 			t.Fatalf("a prefix of a name exists: %v %v", there, err)
 		}
@@ -141,7 +141,7 @@ func TestAServerThatIsGoneOrHangsIsUnavailable(t *testing.T) {
 	if _, err := b.Get(t.Context(), "a"); fault.Of(err) != fault.Unavailable {
 		t.Errorf("a server that is gone: %v", err)
 	}
-	// One that takes connections and never answers.
+	// This server accepts connections and never answers.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestAServerThatIsGoneOrHangsIsUnavailable(t *testing.T) {
 	}
 }
 
-// An answer of "not found" is believed only when a listing says so too.
+// An answer of "not found" counts only when a listing confirms it.
 func TestAnObjectThatMayNotBeReadIsNotMissing(t *testing.T) {
 	s := s3test.ForTest(t)
 	target, err := url.Parse(s.Endpoint)
@@ -164,7 +164,7 @@ func TestAnObjectThatMayNotBeReadIsNotMissing(t *testing.T) {
 	}
 	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
-		r.Out.Host = r.In.Host // it is signed
+		r.Out.Host = r.In.Host // the signature covers the host
 	}}
 	lying := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPut && strings.HasSuffix(r.URL.Path, "/checkpoint") {
@@ -252,7 +252,7 @@ func TestAWriteThatFailsLeavesTheFormerObject(t *testing.T) {
 	}
 }
 
-// A reader of a name that is being written sees one object or the other.
+// A reader of a name that is being written gets one complete object or the other.
 func TestReadersSeeWholeObjects(t *testing.T) {
 	b := open(t, "file://"+t.TempDir(), objects.SigningOptions{})
 	versions := [][]byte{bytes.Repeat([]byte("a"), 1<<16), bytes.Repeat([]byte("b"), 1<<18)}
@@ -370,7 +370,7 @@ func TestAPresignedURLReadsOneObjectForItsLifetime(t *testing.T) {
 			t.Errorf("%s: status %d", what, status)
 		}
 	}
-	// The server goes by its own clock, so that the end is waited for.
+	// The server uses its own clock, so wait for the expiry.
 	if signed, err = b.SignedURL(t.Context(), "a/report.pdf", time.Second); err != nil {
 		t.Fatal(err)
 	}

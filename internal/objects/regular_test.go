@@ -13,8 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 )
 
-// Whoever can write to the folder makes nothing of ours read, written or touched
-// that lies outside of it, and holds nobody up.
+// A writer to the folder cannot make the service read, write or touch a file outside it, and cannot
+// block a call.
 func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 	ctx, dir, outside := t.Context(), t.TempDir(), t.TempDir()
 	b := open(t, "file://"+dir, objects.SigningOptions{BaseURL: "https://a.example/d", Secret: make([]byte, 32)})
@@ -44,7 +44,7 @@ func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 		if there, err := b.Exists(ctx, name); there || err != nil {
 			t.Errorf("%s: exists %v, %v", name, there, err)
 		}
-		_, err := b.SignedURL(ctx, name, time.Hour) // which touches objects
+		_, err := b.SignedURL(ctx, name, time.Hour) // also touches objects
 		must(err)
 	}
 	for _, name := range []string{"elsewhere/secret", "beside/real", "reports/link/a", "reports/real/a"} {
@@ -60,7 +60,7 @@ func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 		_, err := b.SignedURL(ctx, name, time.Hour)
 		must(err)
 	}
-	// A write takes the place of the link and leaves alone where it led.
+	// A write replaces the link and leaves its target alone.
 	for _, name := range []string{"reports/link", "reports/dangling", "reports/pipe"} {
 		must(b.Put(ctx, name, []byte("ours")))
 		if got, err := b.Get(ctx, name); err != nil || string(got) != "ours" {
@@ -74,7 +74,7 @@ func TestNothingLeadsOutOfTheFolder(t *testing.T) {
 	if entries, err := os.ReadDir(outside); err != nil || len(entries) != 1 || string(got) != "secret" || !info.ModTime().Equal(old) {
 		t.Errorf("outside there are %v, %q of %s: %v", entries, got, info.ModTime(), err)
 	}
-	// The folder itself may be a link: whoever runs the service has set it.
+	// The folder itself may be a link, because the operator of the service has set it up.
 	link := filepath.Join(outside, "link")
 	must(os.Symlink(dir, link))
 	linked := open(t, "file://"+link, objects.SigningOptions{})

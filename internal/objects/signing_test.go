@@ -37,7 +37,7 @@ func TestASignedURLHasOneForm(t *testing.T) {
 	if err != nil || got != golden {
 		t.Fatalf("got  %s\nwant %s: %v", got, golden, err)
 	}
-	// Servers see the path and query alone.
+	// Servers see only the path and the query.
 	for _, u := range []string{golden, "/" + "?" + parse(t, golden).RawQuery} {
 		if name, err := b.Verify(parse(t, u)); err != nil || name != "reports/a.pdf" {
 			t.Errorf("got %q: %v", name, err)
@@ -63,7 +63,7 @@ func TestASignedURLEndsWithItsLifetime(t *testing.T) {
 	}
 }
 
-// The answer is the same whatever is wrong.
+// The answer is the same for every alteration.
 func TestAnAlteredURLIsForbidden(t *testing.T) {
 	b := open(t, "file://"+t.TempDir(), signing)
 	alter := func(f func(q url.Values)) string {
@@ -135,7 +135,7 @@ func TestSigningOptionsAreStrict(t *testing.T) {
 	}
 }
 
-// Whatever is accepted is, parameter for parameter, what was given out.
+// Every accepted URL equals the issued one, parameter for parameter.
 func FuzzVerify(f *testing.F) {
 	b, err := objects.Open(f.Context(), "file://"+f.TempDir(), signing)
 	if err != nil {

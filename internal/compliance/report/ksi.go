@@ -80,7 +80,7 @@ type ksiValidation struct {
 //	tenant      whose entries were read
 //	id          UUID of version 5, derived from the head
 //	head        sequence, hash (SHA3-256, hex) and timestamp (RFC 3339, UTC) of
-//	            the entry as of which is judged
+//	            the newest entry that was judged
 //	chain       id, fingerprint and key_id (hex) of the log, and the text of the
 //	            checkpoint at the head, unsigned
 //	proof       status: verified, verifying, broken or disabled; verified_to: the

@@ -21,7 +21,7 @@ const (
 
 // OSCAL renders assessment results in NIST's OSCAL 1.1.3, as JSON: an observation for each probe,
 // with the cited entries as relevant evidence (properties sequence and hash), and a finding for each
-// control that passed or failed. Controls that a person judges, and controls that do not apply, are
+// control with the result pass, fail or no_data. Controls that a person judges, and controls that do not apply, are
 // among the reviewed controls and have no finding. There is no assessment plan, and a resource of
 // the back matter says so.
 //
@@ -229,7 +229,7 @@ func (r assessment) resources() []oscal.Resource {
 }
 
 // objectiveStatus maps a result to one of OSCAL's two statuses; the remarks explain the meaning. It
-// returns false for a result that is not a judgement.
+// returns false for the other results.
 func objectiveStatus(r compliance.Result) (oscal.ObjectiveStatus, bool) {
 	switch r {
 	case compliance.Pass:

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// burn is what a caller does between two updates: signing, sealing.
+// burn simulates the work of a caller between two updates, such as signing and sealing.
 func burn(d time.Duration) {
 	var b [64]byte
 	for end := time.Now().Add(d); time.Now().Before(end); {

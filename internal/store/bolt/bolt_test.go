@@ -30,7 +30,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// What a rehearsal writes, and that it panics, is known to nobody.
+// The writes of a rehearsal, and a panic in it, have no effect.
 func TestARehearsalLeavesNothing(t *testing.T) {
 	events := 0
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{Hook: func(_ store.Tx, e []any) error { events += len(e); return nil }})
@@ -55,7 +55,7 @@ func TestARehearsalLeavesNothing(t *testing.T) {
 	}
 }
 
-// On a machine with more to do than it can, somebody new comes at every turn.
+// On an overloaded machine a new request arrives at every turn.
 func TestAGroupThatNeverEndsGrowingIsCommitted(t *testing.T) {
 	const most = 8 // turns
 	s := &Store{pending: new(group)}

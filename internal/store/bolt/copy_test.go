@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// copied applies what a copy hands on.
+// copied applies the rows that a copy emits.
 type copied map[string]string
 
 func (c copied) emit(key, value []byte) error {
@@ -31,11 +31,11 @@ func (c copied) emit(key, value []byte) error {
 	return nil
 }
 
-// history knows the contents of a store at each of its commits: its hook numbers
-// them in the row "commit" and keeps what each of them changed.
+// history knows the contents of a store at each of its commits. Its hook stores the number of the
+// commit in the row "commit" and keeps the changes of each one.
 type history struct {
 	mu      sync.Mutex
-	changes map[int][]write // by commit; of one that did not persist they are replaced by the next
+	changes map[int][]write // by commit; the next commit replaces those of one that did not persist
 }
 
 type write struct {
@@ -78,7 +78,7 @@ func (h *history) at(t *testing.T, commit string) map[string]string {
 	return state
 }
 
-// change writes at random. Its error may be that of an injected fault.
+// change writes random rows. Its error may be an injected fault.
 func (h *history) change(s *Store, random *rand.Rand) error {
 	return s.Update(context.Background(), func(tx store.Tx) error {
 		for range 1 + random.IntN(8) {
@@ -99,8 +99,8 @@ func (h *history) change(s *Store, random *rand.Rand) error {
 	})
 }
 
-// A copy that is made while others write, while commits fail before and after they
-// persist, and while the file is opened again, is the state of one commit.
+// A copy is the state of one commit, even if others write, commits fail before and after they
+// persist, and the file is reopened meanwhile.
 func TestACopyIsTheStateOfOneCommit(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestACopyIsTheStateOfOneCommit(t *testing.T) {
 			for range 2 {
 				got, n := copied{}, 0
 				must(t, s.Copy(t.Context(), func(key, value []byte) error {
-					// Between two rows of a page, and between two pages, rows change on both sides.
+					// Between two rows of a page, and between two pages, rows on both sides change.
 					switch n++; {
 					case n%211 == 0:
 						step := &f.before
@@ -171,7 +171,7 @@ func pages(t *testing.T, s *Store) {
 	}))
 }
 
-// A View sees a commit before the writer hears that it has succeeded.
+// A View sees a commit before the writer learns that it has succeeded.
 func TestACopySeesACommitThatIsNotAnsweredYet(t *testing.T) {
 	hang, hanging, goOn := atomic.Bool{}, make(chan struct{}), make(chan struct{})
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
@@ -204,7 +204,7 @@ func TestACopySeesACommitThatIsNotAnsweredYet(t *testing.T) {
 	}
 }
 
-// waiting closes release once somebody waits for the writer, or ctx has ended.
+// waiting closes release once a request waits for the writer, or ctx has ended.
 func waiting(ctx context.Context, s *Store, release chan struct{}) {
 	for s.queued() == 0 && ctx.Err() == nil {
 		runtime.Gosched()
@@ -247,8 +247,7 @@ func TestACopyWaitsWhileTheFileIsOpenedAgain(t *testing.T) {
 	}
 }
 
-// A commit that is under way when the copy takes the notes off the list is not
-// forgotten.
+// A commit in progress while the copy takes the notes off the list is not lost.
 func TestACopyTakesNotesBetweenCommits(t *testing.T) {
 	hang, hanging, goOn := atomic.Bool{}, make(chan struct{}), make(chan struct{})
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
@@ -276,7 +275,7 @@ func TestACopyTakesNotesBetweenCommits(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			t.Cleanup(cancel)
 			go waiting(ctx, s, goOn)
-		case string(key) == "a": // in the second
+		case string(key) == "a": // in the second round
 			must(t, <-done)
 		}
 		return got.emit(key, value)
@@ -306,7 +305,7 @@ func TestACopyOfAReadOnlyStoreIsWhole(t *testing.T) {
 	}
 }
 
-// What is deleted while a copy waits for whoever takes it is wiped as fast as ever.
+// Rows that are deleted during a slow copy are wiped as fast as otherwise.
 func TestASlowCopyDoesNotHoldUpTheScrub(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	s := open(t, path, Options{})
@@ -346,7 +345,7 @@ func TestACopyEndsWithItsContextAndItsTaker(t *testing.T) {
 		t.Error(err)
 	}
 	wantKind(t, s.Copy(ctx, copied{}.emit), fault.Unavailable)
-	must(t, s.Copy(t.Context(), copied{}.emit)) // none of them stands in the way of the next
+	must(t, s.Copy(t.Context(), copied{}.emit)) // the earlier copies do not block the next one
 	s.mu.Lock()
 	if s.copying != nil {
 		t.Error("the writer still notes what it changes")
@@ -356,7 +355,7 @@ func TestACopyEndsWithItsContextAndItsTaker(t *testing.T) {
 	wantKind(t, s.Copy(t.Context(), copied{}.emit), fault.Unavailable)
 }
 
-// churn changes n rows with keys of the greatest length.
+// churn changes n rows with keys of the maximum length.
 func churn(t *testing.T, s *Store, from, n, size int) {
 	t.Helper()
 	must(t, s.Update(t.Context(), func(tx store.Tx) error {
@@ -370,8 +369,7 @@ func churn(t *testing.T, s *Store, from, n, size int) {
 	}))
 }
 
-// When more changes than a copy may note, the copy is given up; what was noted is
-// let go at once.
+// A copy fails when more keys change than it may note, and its notes are released at once.
 func TestACopyThatFallsTooFarBehindIsGivenUp(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
 	put(t, s, "a", nil)
@@ -391,8 +389,8 @@ func TestACopyThatFallsTooFarBehindIsGivenUp(t *testing.T) {
 	wantKind(t, err, fault.Unavailable)
 }
 
-// More than half of what may be noted, and more than the last View may read, is
-// read in rounds; a copy that never catches up ends all the same.
+// A copy reads in rounds when the notes exceed half of their bound and the size of the last View. A
+// copy that never catches up still ends.
 func TestACopyCatchesUpInRounds(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
 	put(t, s, "a", nil)

@@ -15,8 +15,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A file size limit makes real writes fail, as a full disk does. It holds for a
-// whole process, the log of go test included, so the test runs in one of its own.
+// A file size limit makes real writes fail, as a full disk does. It applies to the whole process,
+// including the log of go test, so the test runs in a process of its own.
 func TestAFullDiskIsSurvived(t *testing.T) {
 	const child = "LATTICEKEEP_TEST_FULL_DISK"
 	if os.Getenv(child) == "" {
@@ -62,7 +62,7 @@ func TestAFullDiskIsSurvived(t *testing.T) {
 	sound(t, path)
 }
 
-// A descriptor that takes no more writes is what a disk gone read-only looks like.
+// A descriptor that accepts no more writes simulates a disk that has become read-only.
 func TestADiskThatRefusesWritesIsSurvived(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	s := open(t, path, Options{})

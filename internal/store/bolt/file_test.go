@@ -89,8 +89,8 @@ func TestOpenMakesOnePrivateFile(t *testing.T) {
 	}
 }
 
-// A crash before or after any durable step of the first start, or of any later
-// one, leaves what the next start can use.
+// A crash before or after any durable step, of the first start or a later one, leaves a state that
+// the next start can use.
 func TestStartSurvivesACrashAtEachStep(t *testing.T) {
 	for _, exists := range []bool{false, true} {
 		for _, crash := range []string{"create", "rename", "sync folder", "settle"} {
@@ -223,7 +223,7 @@ func newest(t *testing.T, b []byte) meta {
 	return m
 }
 
-// The older meta page is the one that a crash in the middle of a commit tears.
+// A crash in the middle of a commit tears the older meta page.
 func TestATornMetaPageIsSurvived(t *testing.T) {
 	whole := fill(t, filepath.Join(t.TempDir(), "db"), 5, 100)
 	m := newest(t, whole)
@@ -238,7 +238,8 @@ func TestATornMetaPageIsSurvived(t *testing.T) {
 		must(t, os.WriteFile(path, b, 0o600))
 		s, err := Open(path, Options{})
 		if !older {
-			// Its pages are wiped, so that the database does not silently go back a commit.
+			// The pages of the older meta page are wiped, so the database cannot silently go back a
+			// commit.
 			wantKind(t, err, fault.Internal)
 			continue
 		}
@@ -287,7 +288,7 @@ func TestADamagedPageIsAnErrorNeverAPanic(t *testing.T) {
 
 func TestAnotherProcessIsKeptOut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
-	s := open(t, path, Options{}) // flock is held by the open file: a second one in this process is as foreign
+	s := open(t, path, Options{}) // flock belongs to the open file, so a second open in this process is as foreign as another process
 	put(t, s, "a", []byte("1"))
 	for _, readOnly := range []bool{false, true} {
 		_, err := Open(path, Options{ReadOnly: readOnly})
@@ -431,8 +432,8 @@ func TestSettlingReportsItsFailure(t *testing.T) {
 	}
 }
 
-// A kill cannot tell whether a commit was synced, since the page cache survives
-// it: that takes a power cut. So this holds the setting itself.
+// A kill cannot show whether a commit was synced, because the page cache survives it; only a power
+// cut would. So this test checks the setting itself.
 func TestCommitsAreSynced(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "s.db"), Options{})
 	if db := s.last.db; db.NoSync || db.NoGrowSync {
@@ -440,7 +441,7 @@ func TestCommitsAreSynced(t *testing.T) {
 	}
 }
 
-// A damaged file is refused, never a panic and never a page beyond its end.
+// A damaged file is refused, without a panic and without reading beyond its end.
 func FuzzNewestMeta(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		path := filepath.Join(t.TempDir(), "s.db")

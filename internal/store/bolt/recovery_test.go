@@ -43,7 +43,7 @@ func TestConcurrentUpdatesShareCommits(t *testing.T) {
 	}
 }
 
-// faults fails the steps that are named, before or after they are done.
+// faults fails the named steps, before or after they are done.
 type faults struct{ before, after sync.Map }
 
 func (f *faults) step(step string, do func() error) error {
@@ -88,7 +88,7 @@ func TestAStoreThatCannotBeOpenedAgainComesBack(t *testing.T) {
 	}
 }
 
-// eventually waits for what the store does by itself.
+// eventually waits for something that the store does by itself.
 func eventually(t *testing.T, what string, happens func() bool) {
 	t.Helper()
 	poll := time.NewTicker(time.Millisecond)
@@ -107,7 +107,7 @@ func look(s *Store) error {
 	return s.View(context.Background(), func(r store.Reader) error { _, err := r.Get([]byte("key7")); return err })
 }
 
-// Every request looks up its key first, so that in an outage nobody gets to an Update.
+// Every request looks up its key first, so in an outage no request reaches its Update.
 func TestAStoreThatIsOnlyReadComesBackAfterAFailedCommit(t *testing.T) {
 	var f faults
 	var attempts atomic.Int64
@@ -143,8 +143,8 @@ func TestCloseOfABrokenStoreEnds(t *testing.T) {
 	open(t, path, Options{})
 }
 
-// A reader of the snapshot before a commit of unknown outcome keeps its pages:
-// the file is opened again only when it has ended.
+// A reader of the snapshot before a commit of unknown outcome keeps its pages: the file is reopened
+// only after the reader has ended.
 func TestAViewOutlivesAFailedCommit(t *testing.T) {
 	var f faults
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: f.step})
@@ -156,7 +156,7 @@ func TestAViewOutlivesAFailedCommit(t *testing.T) {
 		go func() {
 			updated <- s.Update(context.Background(), func(tx store.Tx) error { return tx.Put([]byte("a"), []byte("new")) })
 		}()
-		// Until the writer has found the failure and turns Views away.
+		// Wait until the writer has found the failure and refuses Views.
 		for s.View(context.Background(), func(store.Reader) error { return nil }) == nil {
 			runtime.Gosched()
 		}
@@ -210,8 +210,8 @@ func TestAClosureThatExitsIsUndone(t *testing.T) {
 	}
 }
 
-// Whoever overwrites or cuts the file under a running store gets errors, not a
-// crash; when the file is put right, the store works again.
+// Overwriting or truncating the file under a running store causes errors, not a crash. When the
+// file is restored, the store works again.
 func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
 	spoil := map[string]func(path string, m meta) error{
 		"meta pages": func(path string, m meta) error { return overwrite(path, make([]byte, 2*m.pageSize)) },
@@ -246,7 +246,7 @@ func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
 	}
 }
 
-// overwrite replaces the beginning of the file, in place.
+// overwrite replaces the beginning of the file in place.
 func overwrite(path string, b []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -256,8 +256,8 @@ func overwrite(path string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// A View that finds the meta pages spoiled leaves bbolt's locks locked. Neither the
-// Views around it nor the store may hang on them.
+// A View that finds damaged meta pages leaves bbolt's locks locked. Neither concurrent Views nor
+// the store may hang on them.
 func TestAStoreThatIsOnlyReadComesBackWhenItsFileIsPutRight(t *testing.T) {
 	for _, askReady := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "db")
@@ -268,7 +268,7 @@ func TestAStoreThatIsOnlyReadComesBackWhenItsFileIsPutRight(t *testing.T) {
 		must(t, s.Scrubbed(t.Context()))
 		whole, err := os.ReadFile(path)
 		must(t, err)
-		must(t, s.View(t.Context(), func(store.Reader) error { // one that is open all the while
+		must(t, s.View(t.Context(), func(store.Reader) error { // this View stays open all the while
 			must(t, overwrite(path, make([]byte, 2*newest(t, whole).pageSize)))
 			var views sync.WaitGroup
 			for range 16 {
@@ -300,14 +300,14 @@ func TestAStoreThatIsOnlyReadComesBackWhenItsFileIsPutRight(t *testing.T) {
 	}
 }
 
-// Also a scrub may be the first to find out, and it holds bbolt's lock of writers.
+// A scrub may also be the first to find the damage, and it holds bbolt's writer lock.
 func TestAScrubOfASpoiledFileDoesNotStopTheWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	s := open(t, path, Options{pace: quick()})
 	put(t, s, "gone", marked("gone", 100<<10))
 	must(t, s.Scrubbed(t.Context()))
 	var whole []byte
-	must(t, s.View(t.Context(), func(store.Reader) error { // holds the scrub back
+	must(t, s.View(t.Context(), func(store.Reader) error { // holds back the scrub
 		remove(t, s, "gone")
 		var err error
 		whole, err = os.ReadFile(path)
@@ -324,9 +324,9 @@ func TestAScrubOfASpoiledFileDoesNotStopTheWriter(t *testing.T) {
 	put(t, s, "a", nil)
 }
 
-// TestRandomOperationsAgreeWithAMap drives the store and a map by the same random
-// operations: closures that succeed and fail, commits that fail with and without
-// persisting, scrubs and reopenings.
+// TestRandomOperationsAgreeWithAMap drives the store and a map with the same random operations:
+// closures that succeed and fail, commits that fail with and without persisting, scrubs and
+// reopenings.
 func TestRandomOperationsAgreeWithAMap(t *testing.T) {
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) {

@@ -17,15 +17,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// quick lets tests scrub without waiting a second between two.
+// quick lets tests scrub without a second's pause between two scrubs.
 func quick() pace { return pace{pause: 1, patience: time.Millisecond, hold: 5 * time.Millisecond} }
 
-// marked is a value of size bytes in which every stretch of 64 bytes names it.
+// marked returns a value of size bytes in which every block of 64 bytes contains name.
 func marked(name string, size int) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "%-64s", "<"+name+">"), size/64+1)[:size]
 }
 
-// found tells whether any file beside path, path included, has bytes of the marked value.
+// found reports whether path, or any file beside it, contains bytes of the marked value.
 func found(t *testing.T, path, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
@@ -51,7 +51,7 @@ func remove(t *testing.T, s *Store, keys ...string) {
 	}))
 }
 
-// sound checks the closed database with bbolt's own means.
+// sound checks the closed database with bbolt's own tools.
 func sound(t *testing.T, path string) {
 	t.Helper()
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, PreLoadFreelist: true})
@@ -78,7 +78,7 @@ func TestDeletedIsGone(t *testing.T) {
 	for round := range 3 {
 		var names []string
 		for _, size := range sizes {
-			name := fmt.Sprintf("live%02d/%d-%d", 7*round, round, size) // among the living
+			name := fmt.Sprintf("live%02d/%d-%d", 7*round, round, size) // between live rows
 			put(t, s, name, marked(name, size))
 			put(t, s, "live00", nil) // more commits, which copy pages
 			names = append(names, name)
@@ -113,7 +113,7 @@ func TestDeletedIsGone(t *testing.T) {
 	check(open(t, path, Options{ReadOnly: true}))
 }
 
-// A delete is wiped by the default pace too, at once when the writer is idle.
+// With the default pace a delete is wiped too, and at once when the writer is idle.
 func TestDeletedIsGoneWithinFiveSeconds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	s := open(t, path, Options{})
@@ -165,13 +165,13 @@ func TestAnOpenViewKeepsWhatItReads(t *testing.T) {
 	put(t, s, "held", want)
 	must(t, s.View(t.Context(), func(r store.Reader) error {
 		remove(t, s, "held")
-		// Long enough for the scrub to lose patience, hold back groups and give up, several times.
+		// Long enough for the scrub to lose patience, hold back groups and give up several times.
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if err := s.Scrubbed(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("scrubbed under an open View: %v", err)
 		}
-		put(t, s, "other", make([]byte, 100<<10)) // writes go on
+		put(t, s, "other", make([]byte, 100<<10)) // writes continue
 		got, err := r.Get([]byte("held"))
 		if !bytes.Equal(got, want) {
 			t.Error("the View reads something else")
@@ -184,7 +184,7 @@ func TestAnOpenViewKeepsWhatItReads(t *testing.T) {
 	}
 }
 
-// Views that are always open, each for a moment, must not starve the scrub.
+// Views that overlap, each open for a moment, must not starve the scrub.
 func TestOverlappingViewsDoNotStarveTheScrub(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	s := open(t, path, Options{pace: pace{pause: 1, patience: time.Millisecond, hold: viewLimit}})
@@ -250,7 +250,7 @@ func TestAFailedScrubIsRepeatedInFull(t *testing.T) {
 		case "scrub":
 			firstDone <- wiped.Swap(0)
 			if failing.Swap(false) {
-				return errInjected // the zeroes are in the page cache and perhaps not on disk
+				return errInjected // the zeroes are in the page cache, but perhaps not on disk
 			}
 		}
 		return do()
@@ -269,7 +269,7 @@ func TestAFailedScrubIsRepeatedInFull(t *testing.T) {
 	}
 }
 
-// What a failed commit may leave behind the pages in use is wiped as well.
+// Bytes that a failed commit left after the last page in use are wiped too.
 func TestTheTailIsWiped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	whole := fill(t, path, 3, 100)
@@ -288,7 +288,7 @@ func TestTheTailIsWiped(t *testing.T) {
 	}
 }
 
-// What a failed commit leaves is wiped without another Delete.
+// Bytes that a failed commit left are wiped without another Delete.
 func TestWhatAFailedCommitLeavesIsWiped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	var fail, failed atomic.Bool
@@ -301,7 +301,7 @@ func TestWhatAFailedCommitLeavesIsWiped(t *testing.T) {
 			return do()
 		}
 		failed.Store(true)
-		// As if the pages of this commit were written, and its meta page was not.
+		// Simulate a crash after the pages of this commit were written, but not its meta page.
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 		if err != nil {
 			return err
@@ -326,7 +326,7 @@ func TestWhatAFailedCommitLeavesIsWiped(t *testing.T) {
 	}
 }
 
-// A Delete that persisted is wiped, though its caller was told that it may have not.
+// A Delete that persisted is wiped, even if its caller was told that the outcome is unknown.
 func TestADeleteOfUnknownOutcomeIsWiped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	var f faults
@@ -354,7 +354,7 @@ func TestADeleteOfUnknownOutcomeIsWiped(t *testing.T) {
 	}
 }
 
-// Copies of the file from the middle of a scrub are what a crash there leaves.
+// Copies of the file from the middle of a scrub show what a crash there leaves.
 func TestACrashInTheMiddleOfAScrubIsHarmless(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	crashes := t.TempDir()

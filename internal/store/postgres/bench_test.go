@@ -14,10 +14,10 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// callers is how many requests are under way at a time.
+// callers is the number of concurrent requests.
 const callers = 64
 
-// together has the callers share b.N calls of do.
+// together spreads b.N calls of do over the callers.
 func together(b *testing.B, do func(i int) error) {
 	b.Helper()
 	b.ResetTimer()
@@ -39,7 +39,7 @@ func together(b *testing.B, do func(i int) error) {
 
 func key(kind string, i int) []byte { return fmt.Appendf(nil, "%s/%06d", kind, i) }
 
-// known is how many records there are before the measurement.
+// known is the number of records before the measurement.
 const known = 10_000
 
 func fill(b *testing.B, s store.Store, value []byte) {
@@ -61,8 +61,8 @@ func fill(b *testing.B, s store.Store, value []byte) {
 	}
 }
 
-// BenchmarkStore compares this store with the embedded one: updates that read
-// three rows and write four of 5 KB, and views that read three.
+// BenchmarkStore compares this store with the embedded one. An update reads three rows and writes
+// four of 5 KB; a view reads three.
 func BenchmarkStore(b *testing.B) {
 	value := make([]byte, 5<<10)
 	rand.Read(value)

@@ -9,8 +9,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// TestACopyWhoseTakerIsSlowEnds has a taker that waits until PostgreSQL keeps
-// nothing for the copy any more.
+// TestACopyWhoseTakerIsSlowEnds has a receiver that waits until PostgreSQL no longer keeps rows for
+// the copy.
 func TestACopyWhoseTakerIsSlowEnds(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	s := openAt(t, url, Options{copyLimit: 100 * time.Millisecond})

@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// TestAFullDiskIsSurvived has the table on a small file system of its own.
+// TestAFullDiskIsSurvived puts the table on a small file system of its own.
 func TestAFullDiskIsSurvived(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root mounts a small file system")

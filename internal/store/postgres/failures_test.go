@@ -31,8 +31,8 @@ func openAt(t testing.TB, url string, o Options) *Store {
 	return s
 }
 
-// breakable returns the server of all tests for one that breaks it, alone in its
-// process, and mends it afterwards.
+// breakable returns the shared server for a test that breaks it and repairs it afterwards. The test
+// runs alone in its process.
 func breakable(t *testing.T) *pgtest.Server {
 	t.Helper()
 	s := pgtest.Shared(t)
@@ -48,8 +48,8 @@ func breakable(t *testing.T) *pgtest.Server {
 	return s
 }
 
-// chain is a hook that gives every event the next number, as the log does: a lost
-// or doubled commit makes a gap or a fork.
+// chain is a hook that gives every event the next number, as the log does. A lost or doubled commit
+// leaves a gap or a fork.
 func chain(tx store.Tx, events []any) error {
 	for _, e := range events {
 		n, err := bump(tx, "head")
@@ -75,13 +75,13 @@ func bump(tx store.Tx, key string) (uint64, error) {
 	return n, tx.Put([]byte(key), binary.BigEndian.AppendUint64(nil, n))
 }
 
-// load has writers update their own counter and a common one until it is stopped,
-// and knows what was acknowledged.
+// load runs writers that each update their own counter and a common one until it is stopped. It
+// records what was acknowledged.
 type load struct {
 	stores []*Store
 	stop   chan struct{}
 	done   sync.WaitGroup
-	acked  []atomic.Uint64 // of each writer
+	acked  []atomic.Uint64 // acknowledged updates of each writer
 	tried  []atomic.Uint64
 	failed atomic.Uint64
 }
@@ -145,8 +145,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// check ends the load and compares: what was acknowledged is there once, what was
-// not is there at most once, and the chain has no gap.
+// check ends the load and compares: an acknowledged update is there once, any other at most once,
+// and the chain has no gap.
 func (l *load) check(t *testing.T) {
 	t.Helper()
 	close(l.stop)
@@ -197,8 +197,7 @@ func TestTwoStoresShareOneSerialOrder(t *testing.T) {
 	l.check(t)
 }
 
-// TestAViewSeesWhatAnyStoreAcknowledged reads from one store what another has
-// just written.
+// TestAViewSeesWhatAnyStoreAcknowledged reads from one store what another has just written.
 func TestAViewSeesWhatAnyStoreAcknowledged(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	a, b := openAt(t, url, Options{}), openAt(t, url, Options{})
@@ -274,7 +273,8 @@ func TestAFrozenDatabaseIsABoundedWait(t *testing.T) {
 	view := func() error {
 		return db.View(context.Background(), func(r store.Reader) error { _, err := r.Get([]byte("head")); return err })
 	}
-	// Whoever cannot wait does not. The View's own limit, two seconds, has another error.
+	// A caller with a short deadline gets an answer at once. The View's own limit, two seconds, has
+	// another error.
 	soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	for what, err := range map[string]error{
@@ -314,13 +314,13 @@ func TestWhileItIsDownRequestsAreTurnedAwaySoon(t *testing.T) {
 	put := func() error {
 		return db.Update(context.Background(), func(tx store.Tx) error { return tx.Put([]byte("k"), nil) })
 	}
-	// This finds out.
+	// This View discovers the outage.
 	_ = db.View(t.Context(), func(r store.Reader) error { _, err := r.Get([]byte("k")); return err })
 	began := time.Now()
 	if err := put(); fault.Of(err) != fault.Unavailable {
 		t.Errorf("an Update without a database: %v", err)
 	}
-	if d := time.Since(began); d > 5*time.Second { // half a second, on a machine that is busy
+	if d := time.Since(began); d > 5*time.Second { // half a second; more on a busy machine
 		t.Errorf("it took %v", d)
 	}
 	if err := s.Restart(); err != nil {
@@ -345,7 +345,7 @@ func TestLosingSessionsLosesNothing(t *testing.T) {
 	}
 }
 
-// TestAStoppedWriterIsPassed has a store stop while it holds the lock on the head.
+// TestAStoppedWriterIsPassed stops a store while it holds the lock on the head.
 func TestAStoppedWriterIsPassed(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	var stop atomic.Bool
@@ -386,7 +386,7 @@ func TestAStoppedWriterIsPassed(t *testing.T) {
 	}
 }
 
-// withHost returns the URL with another address.
+// withHost returns the URL with another host.
 func withHost(t *testing.T, text, host string) string {
 	t.Helper()
 	u, err := url.Parse(text)

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// awaitLock returns when so many sessions of the database wait for a lock.
+// awaitLock returns when want sessions of the database wait for a lock.
 func awaitLock(t *testing.T, s *Store, want int64) {
 	t.Helper()
 	c, err := s.connect(t.Context(), reading)
@@ -26,7 +26,8 @@ func awaitLock(t *testing.T, s *Store, want int64) {
 	})
 }
 
-// Who comes while the lock on the head is waited for joins the group that waits, and reads what whoever held it has left.
+// An Update that arrives while a group waits for the lock on the head joins that group, and reads
+// what the previous holder wrote.
 func TestWhoComesWhileTheLockIsWaitedForSharesTheCommit(t *testing.T) {
 	s := openAt(t, pgtest.Shared(t).URL(), Options{Hook: chain})
 	update := func(key string) error {
@@ -102,7 +103,8 @@ func TestWhoComesWhileTheLockIsWaitedForSharesTheCommit(t *testing.T) {
 	}
 }
 
-// A lock that is not had fails nobody who has joined meanwhile: they are of the group that is tried again.
+// A failed attempt to take the lock fails no Update that has joined meanwhile: the group that is
+// retried includes it.
 func TestWhoHasJoinedIsTriedAgainWithTheGroup(t *testing.T) {
 	s := openAt(t, pgtest.Shared(t).URL(), Options{Hook: chain})
 	holder, err := s.connect(t.Context(), tending)

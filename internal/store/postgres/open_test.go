@@ -30,7 +30,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// answers runs statements and returns the first column of the last answer.
+// answers runs statements and returns the first column of the last result.
 func answers(t *testing.T, url, statements string) string {
 	t.Helper()
 	c, err := pgconn.Connect(t.Context(), url)
@@ -245,7 +245,7 @@ func TestServersThatWillNotDoAreRefused(t *testing.T) {
 	refused(s.URL(), "standby")
 }
 
-// certificate is one for 127.0.0.1 that vouches for itself.
+// certificate returns a self-signed certificate for 127.0.0.1.
 func certificate(t *testing.T) (certificate, key []byte) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -288,7 +288,7 @@ func TestTLS(t *testing.T) {
 	if _, err := Open(t.Context(), with(t, s.URL(), "sslmode", "verify-full"), Options{}); err == nil {
 		t.Error("a certificate that nobody vouches for was accepted")
 	}
-	// OpenSSL has X25519MLKEM768 since 3.5; Debian's PostgreSQL 15 has an older one.
+	// OpenSSL supports X25519MLKEM768 since 3.5; Debian's PostgreSQL 15 uses an older version.
 	pq, err := Open(t.Context(), full, Options{PQRequired: true})
 	if err != nil {
 		if !strings.Contains(err.Error(), "X25519MLKEM768") {

@@ -13,7 +13,7 @@ import (
 func TestConformance(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	var mu sync.Mutex
-	urls := map[string]string{} // of each folder that the suite asks for; a schema is faster made than a database
+	urls := map[string]string{} // URL of each folder that the suite uses; a schema is created faster than a database
 	storetest.Run(t, func(t *testing.T, o storetest.Options) store.Store {
 		opts := Options{Hook: o.Hook, Now: o.Now}
 		if o.Commit != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// proxy stands between a store and PostgreSQL. It can cut the connection at a
-// COMMIT: before the server has it, or when the server has answered.
+// proxy connects a store with PostgreSQL. It can cut the connection at a COMMIT, either before the
+// server gets it or after the server has answered.
 type proxy struct {
 	address string
 	mode    atomic.Int32
@@ -48,7 +48,7 @@ func newProxy(t *testing.T, server string) *proxy {
 	return p
 }
 
-// cut has the next COMMIT cut.
+// cut makes the proxy cut the next COMMIT.
 func (p *proxy) cut(delivered bool) {
 	if delivered {
 		p.mode.Store(swallowAnswer)
@@ -87,7 +87,7 @@ func (p *proxy) serve(client net.Conn, host string) {
 		if err != nil {
 			return
 		}
-		// The first time the statement is named is when it is prepared.
+		// The statement is first named when it is prepared.
 		if bytes.Contains(b[:n], mark) {
 			if prepared {
 				switch p.mode.Swap(pass) {

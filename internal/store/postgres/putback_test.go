@@ -7,7 +7,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// A database that was put back and has been written to since may have come to the same fence: what is in memory is of another one.
+// A restored database that has been written to since may reach the same fence. The rows in memory
+// belong to another commit.
 func TestTheCacheIsOfOneCommitAndNotOfItsNumber(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	s, err := Open(t.Context(), url, Options{})
@@ -16,7 +17,7 @@ func TestTheCacheIsOfOneCommitAndNotOfItsNumber(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = s.Close() })
 	key := []byte("key")
-	for range 2 * trusting { // so that the cache is relied on
+	for range 2 * trusting { // so that the store relies on the cache
 		if err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, []byte("now")) }); err != nil {
 			t.Fatal(err)
 		}

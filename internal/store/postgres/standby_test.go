@@ -14,8 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// reload changes a setting of a running server, and returns when new sessions have
-// it.
+// reload changes a setting of a running server, and returns when it applies to new sessions.
 func reload(t *testing.T, server *pgtest.Server, setting, value string) {
 	t.Helper()
 	if err := server.Exec(t.Context(), fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", setting, value), "SELECT pg_reload_conf()"); err != nil {
@@ -24,20 +23,20 @@ func reload(t *testing.T, server *pgtest.Server, setting, value string) {
 	eventually(t, setting+" has not changed", func() bool { return answers(t, server.URL(), "SHOW "+setting) == value })
 }
 
-// waiting is how many commits wait for standbys.
+// waiting returns the number of commits that wait for standbys.
 func waiting(t *testing.T, server *pgtest.Server) string {
 	t.Helper()
 	return answers(t, server.SuperURL(), "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
 }
 
-// endWaits has an administrator end the wait of all who wait for standbys.
+// endWaits ends every wait for standbys, as an administrator can.
 func endWaits(t *testing.T, server *pgtest.Server, function string) {
 	t.Helper()
 	eventually(t, "nobody waits for standbys", func() bool { return waiting(t, server) != "0" })
 	answers(t, server.SuperURL(), "SELECT "+function+"(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
 }
 
-// lostStandby has the server wait for a standby that is not there.
+// lostStandby makes the server wait for a standby that does not exist.
 func lostStandby(t *testing.T, server *pgtest.Server) {
 	t.Helper()
 	reload(t, server, "synchronous_standby_names", "ghost")
@@ -47,7 +46,7 @@ func lostStandby(t *testing.T, server *pgtest.Server) {
 	}
 	defer c.Close(context.Background())
 	done := make(chan struct{})
-	go func() { // until the process that decides on it has seen the setting
+	go func() { // until the process that applies the setting has seen it
 		for {
 			if _, err := c.Exec(context.Background(), "SELECT pg_logical_emit_message(true, 'probe', '')").ReadAll(); err != nil {
 				close(done)
@@ -67,7 +66,7 @@ func count(s *Store) error {
 	})
 }
 
-// counted returns n, which has to be the length of the chain, too.
+// counted returns n, which must also be the length of the chain.
 func counted(t *testing.T, s *Store) (n uint64) {
 	t.Helper()
 	err := s.View(t.Context(), func(r store.Reader) error {
@@ -97,7 +96,7 @@ func TestACommitWaitsForItsStandbys(t *testing.T) {
 		if err := count(s); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { // before the store is closed, which waits
+		t.Cleanup(func() { // before the store is closed, which would wait
 			_ = server.Exec(context.Background(), "ALTER SYSTEM SET synchronous_standby_names = ''", "SELECT pg_reload_conf()")
 		})
 		lostStandby(t, server)

@@ -9,8 +9,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// TestWhoIsNotAnsweredEndsWithItsContext has nobody answer what is read, but begin
-// to: what came until then is still being written by another goroutine.
+// TestWhoIsNotAnsweredEndsWithItsContext begins to answer each read but never finishes. A read must
+// not return the partial answer, which another goroutine may still be writing.
 func TestWhoIsNotAnsweredEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
