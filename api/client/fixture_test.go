@@ -84,7 +84,7 @@ func success(w http.ResponseWriter, fields map[string]any) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// always answers every request with one status.
+// always answers every request with the same status.
 func always(status int) func(http.ResponseWriter, *http.Request, int) {
 	return func(w http.ResponseWriter, _ *http.Request, _ int) {
 		if status == http.StatusOK {

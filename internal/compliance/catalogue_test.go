@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// required are the controls that each catalogue must list.
+// required lists the controls that each catalogue must contain.
 var required = map[compliance.Framework]string{
 	compliance.SOC2:     "CC4.1 CC6.1 CC6.2 CC6.3 CC6.6 CC6.7 CC7.1 CC7.2 CC7.3 CC7.4 CC8.1 C1.1 C1.2 A1.2",
 	compliance.ISO27001: "5.15 5.16 5.17 5.18 5.28 5.33 8.2 8.3 8.5 8.10 8.13 8.15 8.16 8.17 8.24 8.32",

@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// pure returns a story whose entries are folded at once, and the evidence.
+// pure returns a story whose entries are added to the evidence at once, and the evidence.
 func pure(t testing.TB) (*story.Story, *compliance.Evidence) {
 	t.Helper()
 	e := compliance.NewEvidence()
@@ -31,8 +31,8 @@ func pure(t testing.TB) (*story.Story, *compliance.Evidence) {
 	return s, e
 }
 
-// TestAssessmentsAreGolden holds every score to what it was: a change here is a
-// change of what is reported of the same entries.
+// TestAssessmentsAreGolden compares every score with its golden value. A change here changes what
+// is reported about the same entries.
 func TestAssessmentsAreGolden(t *testing.T) {
 	for name, tell := range map[string]func(*story.Story) *story.Story{"good": (*story.Story).Good, "bad": (*story.Story).Bad} {
 		s, e := pure(t)
@@ -60,8 +60,8 @@ func TestAssessmentsAreGolden(t *testing.T) {
 	}
 }
 
-// FuzzStoredEvidence: stored evidence is under a MAC, and yet nothing that comes
-// of it may stop the service.
+// FuzzStoredEvidence checks that no stored evidence can stop the service, although stored evidence
+// is under a MAC.
 func FuzzStoredEvidence(f *testing.F) {
 	s, e := pure(f)
 	s.Good()
@@ -83,9 +83,8 @@ func FuzzStoredEvidence(f *testing.F) {
 	})
 }
 
-// BenchmarkMillionEntries says what a score over a million entries of a tenant
-// takes: once to fold them, and then for each score, also with what is read back
-// from the store.
+// BenchmarkMillionEntries measures a score over a million entries of a tenant: folding them once,
+// and then each score, also with evidence that is read back from the store.
 func BenchmarkMillionEntries(b *testing.B) {
 	const million = 1_000_000
 	fold := func(n int) *compliance.Evidence {

@@ -22,8 +22,8 @@ func stateCase(name string, want compliance.Result, change func(*compliance.Stat
 	return probeCase{name, want, func(s *story.Story) { s.Assessed(change) }}
 }
 
-// stateCases are those of a probe of the state: what flips it, and the cases that
-// all of them have.
+// stateCases returns the cases of a probe of the state: its own, and those common to all such
+// probes.
 func stateCases(own ...probeCase) []probeCase {
 	return append(own,
 		probeCase{"good", compliance.Pass, func(s *story.Story) { s.Assessed() }},

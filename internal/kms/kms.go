@@ -185,10 +185,10 @@ func needs(permission string, err error) error {
 	return fault.Wrap(fault.Invalid, "the KMS key cannot be read: see that it exists, and give the server's credentials the permission "+permission, err)
 }
 
-// Options of [Open]. Zero fields take the defaults.
+// Options configure [Open]. Zero fields take the defaults.
 type Options struct {
 	TokenFile  string         // holds the token for Vault and OpenBao, read for every call; default VAULT_SERVER_TOKEN or VAULT_TOKEN
-	PQRequired bool           // refuse a key exchange with the service other than X25519MLKEM768
-	RootCAs    *x509.CertPool // authorities of the service's certificate; default those of the provider's environment and the system
-	Logger     *slog.Logger   // told of calls that are tried again; default none
+	PQRequired bool           // reject every key exchange with the service other than X25519MLKEM768
+	RootCAs    *x509.CertPool // authorities for the service's certificate; default those of the provider's environment and the system
+	Logger     *slog.Logger   // logs calls that are retried; default none
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/story"
 )
 
-// restart opens the store and the log as a new process does.
+// restart opens the store and the log again, as a new process does.
 func (w *world) restart() {
 	w.t.Helper()
 	check(w.t, w.store.Close())
@@ -36,7 +36,7 @@ func (w *world) restart() {
 	w.service = w.newService()
 }
 
-// milestones are the keys of a tenant's stored evidence, without the newest.
+// milestones returns the keys of a tenant's stored milestones.
 func (w *world) milestones(tenant authz.TenantID) (keys [][]byte) {
 	w.t.Helper()
 	check(w.t, w.store.View(w.t.Context(), func(r store.Reader) error {
@@ -48,8 +48,7 @@ func (w *world) milestones(tenant authz.TenantID) (keys [][]byte) {
 	return keys
 }
 
-// What is judged behind a cut is what it would be if nothing had been cut, in this
-// process and in the next one.
+// Scores after a cut are the same as without a cut, in this process and in the next one.
 func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	w := newWorld(t)
 	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
@@ -74,7 +73,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	lastBackup("at the beginning")
 	w.Story.Good()
 	check(t, w.service.AssessAll(t.Context()))
-	whole := w.entries(story.Ours) // all there ever were
+	whole := w.entries(story.Ours) // all entries ever written
 	remember := func() {
 		for _, e := range w.entries(story.Ours) {
 			if e.Sequence > whole[len(whole)-1].Sequence {
@@ -149,7 +148,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	judged("after the third", 0)
 	w.restart()
 	lastBackup("after the third")
-	if keys := w.milestones(story.Ours); len(keys) != 2 { // of this cut, and of the one before, since that is what held until then
+	if keys := w.milestones(story.Ours); len(keys) != 2 { // one of this cut and one of the previous cut, which was valid until then
 		t.Errorf("evidence is stored as of %d heads", len(keys))
 	}
 	if _, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, middle.Sequence); fault.Of(err) != fault.NotFound {
@@ -157,7 +156,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	}
 }
 
-// Of a tenant that loses nothing in a cut there is nothing to be kept.
+// A cut stores no evidence for a tenant that loses no entries.
 func TestACutStoresTheEvidenceOfWhomItConcerns(t *testing.T) {
 	w := newWorld(t)
 	w.Began().ReadLog()
@@ -165,7 +164,7 @@ func TestACutStoresTheEvidenceOfWhomItConcerns(t *testing.T) {
 	other := story.Owner
 	other.Tenant = story.Theirs
 	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).ReadLog()
-	_, err := w.service.Score(t.Context(), other, compliance.SOC2, 0) // so that there is something that could be stored
+	_, err := w.service.Score(t.Context(), other, compliance.SOC2, 0) // so that there is something to store
 	check(t, err)
 	check(t, w.service.Persist(t.Context(), to))
 	if n, m := len(w.milestones(story.Ours)), len(w.milestones(story.Theirs)); n != 1 || m != 0 {
@@ -184,7 +183,7 @@ func TestACutStoresTheEvidenceOfWhomItConcerns(t *testing.T) {
 	}
 }
 
-// A cut that cannot be prepared does not happen.
+// A cut does not happen when its preparation fails.
 func TestNothingIsCutThatIsNotKept(t *testing.T) {
 	w := newWorld(t)
 	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})

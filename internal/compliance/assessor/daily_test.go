@@ -71,8 +71,8 @@ func uintOf(t *testing.T, s string) uint64 {
 	return n
 }
 
-// A score of the day is asked for by others too: refused, it is none, and neither
-// keeps the deployment from its own.
+// Requests for a score do not replace the daily scores: neither a refused nor a successful one
+// keeps the deployment from recording its own.
 func TestRequestsDoNotStandForTheDay(t *testing.T) {
 	w := newWorld(t)
 	w.Began().Days(2)
@@ -84,7 +84,7 @@ func TestRequestsDoNotStandForTheDay(t *testing.T) {
 	w.score(compliance.SOC2, 0)
 	before := len(w.entries(story.Ours))
 	check(t, w.service.AssessAll(t.Context()))
-	if got := len(w.entries(story.Ours)) - before; got != 1 { // the state is of the day
+	if got := len(w.entries(story.Ours)) - before; got != 1 { // the state of the day is recorded already
 		t.Errorf("%d entries", got)
 	}
 	days, err := w.service.History(t.Context(), story.Owner, compliance.GDPR)
@@ -94,7 +94,7 @@ func TestRequestsDoNotStandForTheDay(t *testing.T) {
 	}
 }
 
-// recorded says how often a tenant's scores were recorded by the deployment.
+// recorded returns how often the deployment has recorded a tenant's scores.
 func (w *world) recorded(tenant authz.TenantID) (n int) {
 	w.t.Helper()
 	for _, e := range w.entries(tenant) {
@@ -105,7 +105,7 @@ func (w *world) recorded(tenant authz.TenantID) (n int) {
 	return n
 }
 
-// Who is in use is assessed later, and keeps nobody from it.
+// A tenant whose evidence is in use is assessed later, and does not delay the others.
 func TestAssessAllPassesOverWhoIsBusy(t *testing.T) {
 	for _, busy := range []authz.TenantID{story.Ours, story.Theirs, authz.SystemTenant} {
 		w := newWorld(t)
@@ -116,7 +116,7 @@ func TestAssessAllPassesOverWhoIsBusy(t *testing.T) {
 		_, leave, err := w.service.evidence.acquire(t.Context(), busy)
 		check(t, err)
 		w.service.patience = 300 * time.Millisecond
-		for range 100 { // a slow machine needs more than one
+		for range 100 { // a slow machine needs more than one call
 			check(t, w.service.AssessAll(t.Context()))
 			if w.recorded(story.Ours)+w.recorded(story.Theirs)+w.recorded(authz.SystemTenant) >= 2 {
 				break
@@ -136,8 +136,8 @@ func TestAssessAllPassesOverWhoIsBusy(t *testing.T) {
 	}
 }
 
-// A call ends when its time is up, which is no error, and the next one goes on with
-// those that it did not come to.
+// A call ends without an error when its time is up. The next call continues with the remaining
+// tenants.
 func TestAssessAllHasABudget(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
@@ -150,13 +150,13 @@ func TestAssessAllHasABudget(t *testing.T) {
 	check(t, err)
 	defer leave()
 	w.service.assessTime, w.service.patience = 200*time.Millisecond, time.Hour
-	check(t, w.service.AssessAll(t.Context())) // all of it waits for the first one
+	check(t, w.service.AssessAll(t.Context())) // the whole call waits for the first tenant
 	for _, tenant := range tenants {
 		if n := w.recorded(tenant); n != 0 {
 			t.Errorf("%s has %d scores: there was time", tenant, n)
 		}
 	}
-	for range 100 { // one is enough, but on a slow machine
+	for range 100 { // one call is enough, except on a slow machine
 		check(t, w.service.AssessAll(t.Context()))
 		if w.recorded(tenants[1])+w.recorded(tenants[2]) == 2 {
 			return

@@ -37,7 +37,7 @@ func TestEvidenceIsKeptAndNotBelieved(t *testing.T) {
 		row = bytes.Clone(row)
 		return err
 	}))
-	// A state that stands before the newest one is not stored over it.
+	// Older evidence is not stored over the newest.
 	old := w.newService()
 	f, leave, err = old.evidence.acquire(t.Context(), story.Ours)
 	check(t, err)
@@ -70,7 +70,7 @@ func TestEvidenceIsKeptAndNotBelieved(t *testing.T) {
 			t.Errorf("%s: other evidence: %v", name, err)
 		}
 	}
-	// One that is sealed, but of another log, does not go on.
+	// Evidence with a valid MAC but from another log is not continued.
 	e = compliance.NewEvidence()
 	check(t, e.Add(story.EntryOf(audit.Event{Type: audit.AuditRead, Principal: story.Owner}, story.Start, 1)))
 	b, err := e.Encode()
@@ -104,7 +104,7 @@ func TestFoldGoesOnWhereItsTimeWasUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	views := 0
 	w.viewing = func() {
-		if views++; views == 3 { // the base, a page, and then the time is up
+		if views++; views == 3 { // the base and a page; then the time is up
 			cancel()
 		}
 	}
@@ -122,7 +122,7 @@ func TestFoldGoesOnWhereItsTimeWasUp(t *testing.T) {
 	}
 	got, err := f.evidence.Encode()
 	check(t, err)
-	for _, head := range []uint64{400, 402, 900, 1302} { // behind milestones, between and at them
+	for _, head := range []uint64{400, 402, 900, 1302} { // after milestones, between them and at them
 		e, leave, err := s.asOf(t.Context(), story.Ours, head)
 		check(t, err)
 		if e.Last.Sequence != head {
@@ -133,8 +133,7 @@ func TestFoldGoesOnWhereItsTimeWasUp(t *testing.T) {
 			t.Errorf("no milestone before %d: %v", head, err)
 		}
 	}
-	// What was gathered up to the very end, and not proven, is not believed, as of
-	// whichever entry.
+	// Unproven evidence up to the very end is not trusted for any head.
 	for _, to := range []uint64{0, 400} {
 		f.unproven = true
 		if err := s.catchUp(t.Context(), f, to); !errors.Is(err, errUnfinished) {

@@ -16,7 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/story"
 )
 
-// many has the tenant encrypt so often.
+// many makes the tenant encrypt n times.
 func (w *world) many(n int) {
 	w.t.Helper()
 	check(w.t, w.store.Update(w.t.Context(), func(tx store.Tx) error {
@@ -43,7 +43,7 @@ func (w *world) hurried(n int, f func(context.Context) error) error {
 	return f(ctx)
 }
 
-// An old head is reached however little each call gets done.
+// Calls reach an old head together, however little each of them gets done.
 func TestOldHeadsAreReachedInSteps(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
@@ -54,7 +54,7 @@ func TestOldHeadsAreReachedInSteps(t *testing.T) {
 	s := w.newService().evidence
 	for call := 1; ; call++ {
 		var got compliance.Assessment
-		err := w.hurried(3, func(ctx context.Context) error { // the base, a page, and then the time is up
+		err := w.hurried(3, func(ctx context.Context) error { // the base and a page; then the time is up
 			e, leave, err := s.asOf(ctx, story.Ours, head)
 			if err == nil {
 				got = w.service.catalogues[compliance.SOC2].Assess(e)
@@ -71,7 +71,7 @@ func TestOldHeadsAreReachedInSteps(t *testing.T) {
 		}
 		break
 	}
-	// Gathered, it is there for the next one, who is alone with it.
+	// Gathered evidence serves the next caller, which has it exclusively.
 	err = w.hurried(1, func(ctx context.Context) error {
 		e, leave, err := s.asOf(ctx, story.Ours, head)
 		if err != nil || e.Last.Sequence != head {
@@ -88,7 +88,7 @@ func TestOldHeadsAreReachedInSteps(t *testing.T) {
 	check(t, err)
 }
 
-// What no signature was behind when the time was up is not judged.
+// Entries that no verified signature covered when the time was up are not judged.
 func TestUnprovenPastIsNotJudged(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
@@ -101,7 +101,7 @@ func TestUnprovenPastIsNotJudged(t *testing.T) {
 	check(t, err)
 	p := s.older.get(story.Ours, head)
 	p.unproven = true
-	e.Count = 7 // what somebody made of it
+	e.Count = 7 // simulates a corruption
 	leave()
 	e, leave, err = s.asOf(t.Context(), story.Ours, head)
 	check(t, err)
@@ -109,8 +109,9 @@ func TestUnprovenPastIsNotJudged(t *testing.T) {
 	if got, err := e.Encode(); err != nil || !bytes.Equal(got, want) || p.unproven {
 		t.Errorf("%v %s", err, got)
 	}
-	// Nor is what was read up to the head, when the time was up before its signature was looked at.
-	const page = 500 // of the log, whose next look comes behind it
+	// The same holds for entries up to the head when the time was up before the signature was
+	// checked.
+	const page = 500 // entries that one View of the log reads
 	end := w.entries(story.Ours)[page-1].Sequence
 	cut := func(ctx context.Context) error {
 		_, leave, err := s.asOf(ctx, story.Ours, end)
@@ -128,7 +129,7 @@ func TestUnprovenPastIsNotJudged(t *testing.T) {
 	if half.evidence == read || half.unproven {
 		t.Error("what nothing proved is judged")
 	}
-	// Nor is what stands before a head that is no entry of the tenant.
+	// The same holds for entries before a head that is not an entry of the tenant.
 	q := s.older.get(story.Ours, 1<<40)
 	q.evidence, q.unproven = compliance.NewEvidence(), true
 	for _, entry := range w.entries(story.Ours) {
@@ -137,7 +138,7 @@ func TestUnprovenPastIsNotJudged(t *testing.T) {
 	if _, _, err := s.asOf(t.Context(), story.Ours, 1<<40); fault.Of(err) != fault.NotFound || q.evidence != nil {
 		t.Error(err)
 	}
-	// What does not go on from where it stands is gathered anew.
+	// Evidence that the log does not continue is gathered again.
 	q = s.older.get(story.Ours, 400)
 	q.evidence = compliance.NewEvidence()
 	check(t, q.evidence.Add(story.EntryOf(audit.Event{Type: audit.AuditRead, Principal: story.Owner}, story.Start, 1)))
@@ -157,7 +158,7 @@ func TestOlderHeadsAreBounded(t *testing.T) {
 	if p.get(story.Ours, 1) != first {
 		t.Error("it was forgotten at once")
 	}
-	for head := range uint64(50) { // one who asks for many disturbs nobody else
+	for head := range uint64(50) { // one tenant's many heads do not evict those of others
 		p.get(story.Theirs, head)
 	}
 	if p.get(story.Ours, 1) != first || p.get(story.Ours, 2) != second || len(p.all) != 2*maxTenantOlder {
@@ -169,7 +170,7 @@ func TestOlderHeadsAreBounded(t *testing.T) {
 	if len(p.all) != maxOlder {
 		t.Errorf("%d of them", len(p.all))
 	}
-	// A head that is none does not stay.
+	// A head that does not exist is not kept in the cache.
 	w := newWorld(t)
 	w.Began()
 	if _, _, err := w.service.evidence.asOf(t.Context(), story.Ours, 1); fault.Of(err) != fault.NotFound || len(w.service.evidence.older.all) != 0 {
@@ -177,7 +178,7 @@ func TestOlderHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// watched is a store that knows in which closure it is.
+// watched is a store that knows which closure is running.
 type watched struct {
 	store.Store
 	in string
@@ -199,8 +200,8 @@ func (v *watched) Update(ctx context.Context, fn func(store.Tx) error) error {
 	})
 }
 
-// Evidence may be megabytes, a View has two seconds, and for an Update everybody
-// waits: in neither is it authenticated or decoded.
+// Evidence may be megabytes, a View has two seconds, and an Update blocks all writers. So neither
+// authenticates nor decodes evidence.
 func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
@@ -230,7 +231,7 @@ func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 	service, s := fresh()
 	check(t, service.Persist(t.Context(), 1<<53))
 	w.many(1)
-	check(t, service.Persist(t.Context(), 1<<53)) // over what is stored
+	check(t, service.Persist(t.Context(), 1<<53)) // over the stored evidence
 	_, s = fresh()
 	f, leave, err := s.acquire(t.Context(), story.Ours)
 	check(t, err)
@@ -250,7 +251,7 @@ func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 	if n := len(stored()); f.stored == 0 || n > len(encoded)/2 {
 		t.Errorf("%d bytes are stored of %d, at %d", n, len(encoded), f.stored)
 	}
-	// Milestones that cannot be used are passed over, one by one.
+	// Unusable milestones are skipped, one by one.
 	keys := w.milestones(story.Ours)
 	newest := keys[len(keys)-1]
 	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(newest, []byte("damaged")) }))
@@ -259,7 +260,7 @@ func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 	if e == nil || !bytes.Equal(milestoneKey(story.Ours, e.Last.Sequence), keys[len(keys)-2]) {
 		t.Errorf("%d milestones, and found %v", len(keys), e != nil)
 	}
-	// A state that cannot be used is replaced, though it stands at the same entry.
+	// An unusable state is replaced, even if it is for the same entry.
 	good := stored()
 	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(stateKey(story.Ours), []byte("damaged")) }))
 	check(t, s.saveNewest(t.Context(), f))

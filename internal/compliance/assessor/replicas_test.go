@@ -14,14 +14,14 @@ import (
 	"github.com/latticekeep/latticekeep/test/story"
 )
 
-// Whoever finds that the day's entries are missing while another replica writes them
-// writes none.
+// A replica that finds the day's entries missing while another replica writes them does not write
+// them again.
 func TestReplicasAssessATenantOnce(t *testing.T) {
 	w := newWorld(t)
 	w.Began().Days(2)
 	fixed := w.GoodState()
 	var overtaken atomic.Bool
-	w.state = func() compliance.State { // is asked once the fold is caught up
+	w.state = func() compliance.State { // called when the fold is caught up
 		if overtaken.CompareAndSwap(false, true) {
 			check(t, w.newService().AssessAll(t.Context()))
 		}
@@ -44,7 +44,7 @@ func TestReplicasAssessATenantOnce(t *testing.T) {
 	if n := len(w.entries(story.Ours)) - before; n != 2 || w.recorded(story.Ours) != 2 {
 		t.Errorf("%d entries, and scores %d times", n, w.recorded(story.Ours))
 	}
-	for i, s := range replicas { // and all of them know it
+	for i, s := range replicas { // and all replicas know it
 		days, err := s.History(t.Context(), story.Owner, compliance.SOC2)
 		if check(t, err); len(days) != 2 {
 			t.Errorf("replica %d: %v", i, days)
@@ -52,8 +52,8 @@ func TestReplicasAssessATenantOnce(t *testing.T) {
 	}
 }
 
-// Scores on demand at the same time record a changed state once, and a row that
-// somebody wrote to say that it was recorded keeps nobody from it.
+// Concurrent scores on demand record a changed state once. A forged row that claims a recorded
+// state does not prevent this.
 func TestAChangedStateIsRecordedOnce(t *testing.T) {
 	w := newWorld(t)
 	w.Began().Days(2)
@@ -95,7 +95,7 @@ func TestAChangedStateIsRecordedOnce(t *testing.T) {
 		}))
 		return row
 	}
-	ahead := row(statedKey(story.Ours)) // ours, and of a state that the log does not end with
+	ahead := row(statedKey(story.Ours)) // a valid row for a state that is not the last one in the log
 	changed.Transport = compliance.TransportPlaintext
 	w.score(compliance.SOC2, 0)
 	check(t, w.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(statedKey(story.Ours), ahead) }))
@@ -105,15 +105,14 @@ func TestAChangedStateIsRecordedOnce(t *testing.T) {
 	}
 }
 
-// What a replica has in memory goes on behind entries that another one has archived
-// meanwhile.
+// A replica's evidence in memory continues after another replica has archived entries.
 func TestEvidenceInMemoryGoesOnBehindTheCutOfAnotherReplica(t *testing.T) {
 	w := newWorld(t)
 	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
 	check(t, err)
 	t.Cleanup(func() { _ = bucket.Close() })
 	w.Began().ReadLog()
-	behind := w.newService() // gathers now, and then not until all of that is archived
+	behind := w.newService() // gathers now, and then not until all of this is archived
 	_, err = behind.Score(t.Context(), story.Owner, compliance.SOC2, 0)
 	check(t, err)
 	w.Days(40).ReadLog().Days(40).ReadLog()

@@ -126,7 +126,7 @@ func TestNothingIsHalfWrittenToABucketThatIsGone(t *testing.T) {
 	}
 }
 
-// lying returns the names in the bucket and what lies under them.
+// lying returns the names in the bucket with their contents.
 func (w *world) lying() map[string][]byte {
 	w.t.Helper()
 	all := make(map[string][]byte)
@@ -142,8 +142,8 @@ func (w *world) lying() map[string][]byte {
 	return all
 }
 
-// What lies in the bucket is given out as far as it is what we put there, and made
-// anew otherwise, by this process and by the next one.
+// A stored object is served only if this deployment put it there. Otherwise it is rendered again,
+// by this process and by the next one.
 func TestStoredReportsAreNotBelieved(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
@@ -176,7 +176,7 @@ func TestStoredReportsAreNotBelieved(t *testing.T) {
 	write := func(name string, b []byte) { check(t, os.WriteFile(path(name), b, 0o600)) }
 	for what, c := range map[string]struct {
 		change func()
-		given  bool // the download cannot tell: it is one of ours
+		given  bool // the download cannot detect it: it is a report of this deployment
 	}{
 		"another report":      {func() { write(name, forged) }, false},
 		"another's signature": {func() { write(name, forged); write(name+".sig", theirs) }, false},
@@ -224,14 +224,14 @@ func TestStoredReportsAreNotBelieved(t *testing.T) {
 	}
 }
 
-// verified has the whole log verified, which a report needs.
+// verified verifies the whole log, which a report needs.
 func (w *world) verified() {
 	w.t.Helper()
 	_, err := w.verifier.Verify(w.t.Context())
 	check(w.t, err)
 }
 
-// idle is a bucket that tells when it is used while evidence is.
+// idle is a bucket that fails when it is used while evidence is in use.
 type idle struct {
 	compliance.Reports
 	busy func() bool
@@ -259,8 +259,8 @@ func (b *idle) SignedURL(ctx context.Context, name string, lifetime time.Duratio
 	return u, errors.Join(b.look("SignedURL"), err)
 }
 
-// A slow bucket holds up who asked for a report and nobody else, and a log that
-// takes no entries is told before anything is waited for.
+// A slow bucket delays only the caller that asked for the report. A log that takes no entries is
+// reported before any wait.
 func TestWhoWaitsForWhat(t *testing.T) {
 	w := newWorld(t)
 	w.Began().ReadLog().ReadLog()

@@ -32,8 +32,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/story"
 )
 
-// world is a log on a real store, with a clock that the story moves, and the
-// service beside it.
+// world is a log on a real store, with a clock that the story moves, and the service.
 type world struct {
 	*story.Story
 	t        *testing.T
@@ -41,16 +40,16 @@ type world struct {
 	verifier *audit.LiveVerifier
 	store    store.Store
 	signer   *dualsig.PrivateKey
-	path     string // of the store
-	folder   string // of reports
+	path     string // path of the store
+	folder   string // folder of reports
 	reports  *objects.Bucket
 	service  *Service
 	state    func() compliance.State
 	rendered int
-	viewing  func() // before each View of the log
+	viewing  func() // called before each View of the log
 }
 
-// viewed is a store that tells of each View.
+// viewed is a store that reports each View.
 type viewed struct {
 	store.Store
 	w *world
@@ -125,7 +124,7 @@ func (w *world) newService() *Service {
 	return s
 }
 
-// render stands for the renderers: what it writes is the whole document.
+// render replaces the renderers: it writes the whole document.
 func (w *world) render(d compliance.Document) ([]byte, error) {
 	w.rendered++
 	return json.MarshalIndent(d, "", " ")
@@ -138,7 +137,7 @@ func (w *world) score(f compliance.Framework, head uint64) compliance.Assessment
 	return a
 }
 
-// entries are those of a tenant, as an export has them.
+// entries returns the entries of a tenant as an export contains them.
 func (w *world) entries(tenant authz.TenantID) []*audit.Entry {
 	w.t.Helper()
 	var out bytes.Buffer
@@ -161,7 +160,7 @@ func result(a compliance.Assessment, id string) compliance.Result {
 	return ""
 }
 
-// flips are controls of each framework that a tenant's behaviour decides.
+// flips lists the controls of each framework that depend on a tenant's behaviour.
 var flips = map[compliance.Framework]string{
 	compliance.SOC2:      "CC6.1 CC6.2 CC6.3 CC6.6 CC7.2 CC7.3 CC7.4 CC8.1 C1.2 A1.2",
 	compliance.ISO27001:  "5.15 5.16 5.17 5.33 8.2 8.5 8.10 8.13 8.15 8.16 8.24 8.32",
@@ -244,7 +243,7 @@ func TestHeadIsAnEntryOfTheTenant(t *testing.T) {
 	other := story.Owner
 	other.Tenant = story.Theirs
 	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).ReadLog()
-	// 1 is the system's, 4 another tenant's.
+	// Entry 1 is the system's, entry 4 another tenant's.
 	for _, head := range []uint64{1, 4, 99, 1 << 53} {
 		if _, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, head); fault.Of(err) != fault.NotFound {
 			t.Errorf("head %d: %v", head, err)
@@ -383,13 +382,13 @@ func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
 			if files, _ := filepath.Glob(filepath.Join(w.folder, "reports/*/*")); len(files) != 0 {
 				t.Error(files)
 			}
-			// The damage is told, and other tenants are told that there is no score.
+			// The damage is reported, and the entries of other tenants say that there is no score.
 			w.Days(1)
 			for range 3 {
 				if err := w.service.AssessAll(t.Context()); fault.Of(err) != fault.Internal {
 					t.Error(err)
 				}
-				w.service = w.newService() // and once only, whatever is started anew
+				w.service = w.newService() // only once, even after a restart
 			}
 			var days []map[string]string
 			_ = audit.NewReader(w.log, audit.NewGuard(w.log)).Visit(t.Context(), authz.SystemTenant, func(e *audit.Entry) { days = append(days, e.Attributes) }, audit.ComplianceScored)
@@ -421,7 +420,7 @@ func TestDisabledVerificationMovesTheScore(t *testing.T) {
 	if len(days) != 1 || days[0].Score != *a.Score {
 		t.Error(days)
 	}
-	// The report says so, and is another one than that of the same head before.
+	// The report says so, and differs from the earlier one for the same head.
 	late, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF)
 	check(t, err)
 	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.pdf"))
@@ -437,7 +436,7 @@ func TestDisabledVerificationMovesTheScore(t *testing.T) {
 	if early.Head != late.Head || len(files) != 2 || !maps.Equal(statuses, map[string]bool{compliance.Verified: true, compliance.Disabled: false}) {
 		t.Errorf("%v %v", files, statuses)
 	}
-	// The tenant's own entries are looked at all the same.
+	// The tenant's own entries are still checked.
 	w.tamper(2)
 	w.service = w.newService()
 	if a := w.score(compliance.SOC2, 0); a.Score != nil || a.Proof.Status != compliance.Broken {
@@ -462,7 +461,7 @@ func TestHistoryIsTheLastScoreOfEachDay(t *testing.T) {
 	early := w.score(compliance.SOC2, 0)
 	w.Registered().Issued("k", 0, "", authz.VaultRead, authz.AccountAdmin)
 	late := w.score(compliance.SOC2, 0)
-	w.score(compliance.SOC2, early.Head.Sequence) // pinned: no score of the day
+	w.score(compliance.SOC2, early.Head.Sequence) // pinned, so not a score of the day
 	w.score(compliance.GDPR, 0)
 	w.Days(2)
 	third := w.score(compliance.SOC2, 0)

@@ -40,7 +40,7 @@ func cbom(t *testing.T, in Inventory) []byte {
 	return b
 }
 
-// cycloneDX is the schema of CycloneDX 1.6, which the module cyclonedx-go carries.
+// cycloneDX returns the schema of CycloneDX 1.6, which the module cyclonedx-go contains.
 func cycloneDX(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/CycloneDX/cyclonedx-go").Output()
@@ -142,7 +142,7 @@ func TestCBOMHoldsAlgorithmsAndKeys(t *testing.T) {
 		k.ExpirationDate != "2026-12-01T08:30:00Z" || k.SecuredBy.Mechanism != "AWS KMS" || k.SecuredBy.AlgorithmRef != "algorithm/aes-256-gcm" || k.Value != "" {
 		t.Errorf("the key is %+v", k)
 	}
-	// Every reference is to something that is there.
+	// Every reference has a target.
 	for _, d := range *bom.Dependencies {
 		refs := []string{}
 		if d.Dependencies != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// headTime is when the entry was written that the documents of these tests are of.
+// headTime is the time of the head entry of these tests' documents.
 var headTime = time.Date(2026, 11, 21, 10, 0, 0, 123456000, time.UTC)
 
-// hashOf stands for the hash of an entry.
+// hashOf returns a substitute for the hash of an entry.
 func hashOf(sequence uint64) string {
 	h := sha3.Sum256(fmt.Appendf(nil, "entry %d", sequence))
 	return hex.EncodeToString(h[:])
@@ -38,7 +38,7 @@ func control(id, title string, r compliance.Result, related string, probes ...co
 	return compliance.ControlResult{ID: id, Title: title, Result: r, Weight: 1, Related: strings.Fields(related), Probes: probes}
 }
 
-// The probes that several controls of the documents share.
+// Probes that several controls of the documents share.
 var (
 	decisions = probe("access_decisions", "Access is decided and recorded", compliance.Pass, 1842, 90,
 		"1842 decisions were recorded, 37 of them refusals", 3120, 3377, 3604, 3981, 4187)
@@ -59,7 +59,7 @@ var (
 		"14 credentials were deleted, and none was read afterwards", 1203, 2210, 3340)
 )
 
-// soc2 is an ordinary document: the sample of the documentation.
+// soc2 is an ordinary document, like the sample in the documentation.
 func soc2() compliance.Document {
 	score := 85.7
 	controls := []compliance.ControlResult{
@@ -84,7 +84,7 @@ func soc2() compliance.Document {
 	return document(compliance.SOC2, "SOC 2", "Trust Services Criteria 2017, with the points of focus revised in 2022", &score, controls)
 }
 
-// document puts the controls into one as of [headTime].
+// document returns a document with the controls as of [headTime].
 func document(f compliance.Framework, name, version string, score *float64, controls []compliance.ControlResult) compliance.Document {
 	const head = 4211
 	evidenced := 0
@@ -169,14 +169,14 @@ func fedramp() compliance.Document {
 	return d
 }
 
-// disabled is of a log that nothing verifies.
+// disabled is a document about a log that nothing verifies.
 func disabled() compliance.Document {
 	d := fedramp()
 	d.Assessment.Proof = compliance.Proof{Status: compliance.Disabled}
 	return d
 }
 
-// broken is of a log whose chain does not hold.
+// broken is a document about a log whose chain does not verify.
 func broken() compliance.Document {
 	d := soc2()
 	d.Assessment.Score = nil
@@ -185,7 +185,7 @@ func broken() compliance.Document {
 	return d
 }
 
-// empty is of a tenant that has done nothing yet.
+// empty is a document about a tenant that has done nothing yet.
 func empty() compliance.Document {
 	score := 100.0
 	d := document(compliance.GDPR, "GDPR", "Regulation (EU) 2016/679", &score, []compliance.ControlResult{
@@ -203,8 +203,8 @@ func empty() compliance.Document {
 	return d
 }
 
-// huge has more and longer of everything than any catalogue, and text that fonts
-// and writers of PDF stumble over.
+// huge has more and longer elements of every kind than any catalogue, and text that is difficult
+// for fonts and PDF writers.
 func huge() compliance.Document {
 	score := 33.3
 	var controls []compliance.ControlResult

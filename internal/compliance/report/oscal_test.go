@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// golden compares with a committed file, or writes it.
+// golden compares got with a committed file, or writes the file.
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
 	if *update {
@@ -50,8 +50,7 @@ func assessmentResults(t *testing.T, d compliance.Document) ([]byte, oscal.Asses
 	return b, *m.AssessmentResults
 }
 
-// validOSCAL checks a document against NIST's schema, which the module go-oscal
-// carries.
+// validOSCAL checks a document against NIST's schema, which the module go-oscal contains.
 func validOSCAL(t *testing.T, document []byte) {
 	t.Helper()
 	v, err := validation.NewValidator(document)
@@ -74,14 +73,14 @@ func TestOSCALIsValid(t *testing.T) {
 			validOSCAL(t, b)
 		})
 	}
-	t.Run("bare", func(t *testing.T) { // nothing in it that can be left out
+	t.Run("bare", func(t *testing.T) { // without any optional part
 		d := compliance.Document{Assessment: compliance.Assessment{
 			Framework: compliance.SOC2, Head: soc2().Assessment.Head, Proof: compliance.Proof{Status: compliance.Disabled},
 		}}
 		b, _ := assessmentResults(t, d)
 		validOSCAL(t, b)
 	})
-	t.Run("refused", func(t *testing.T) { // the schema is really looked at
+	t.Run("refused", func(t *testing.T) { // proves that the schema is applied
 		b, _ := assessmentResults(t, soc2())
 		v, err := validation.NewValidator(bytes.Replace(b, []byte(`"state": "satisfied"`), []byte(`"state": "fine"`), 1))
 		if err != nil {
@@ -124,8 +123,8 @@ func TestOSCALHoldsAllThatWasJudged(t *testing.T) {
 			t.Errorf("%s: the plan is not the resource that says that there is none", name)
 		}
 
-		// Every control is reviewed once, and those with a result have a finding
-		// that leads to the observations and the entries.
+		// Every control is reviewed once. Those with a result have a finding that leads to the
+		// observations and the entries.
 		var reviewed []string
 		for _, s := range result.ReviewedControls.ControlSelections {
 			for _, c := range *s.IncludeControls {

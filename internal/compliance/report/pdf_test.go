@@ -41,7 +41,7 @@ func render(t testing.TB, d compliance.Document) []byte {
 	return b
 }
 
-// pdftotext reads a PDF with poppler, which `make test` installs where it can.
+// pdftotext converts a PDF to text with poppler, which `make test` installs where it can.
 func pdftotext(t *testing.T, pdf []byte, flags ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("pdftotext"); err != nil {
@@ -61,15 +61,15 @@ func pdftotext(t *testing.T, pdf []byte, flags ...string) string {
 	return string(out)
 }
 
-// bare is text without any space, since lines break where they must.
+// bare returns s without any space, because line breaks can be anywhere.
 func bare(s string) string { return strings.Join(strings.Fields(s), "") }
 
 func TestPDFSaysAllThatWasJudged(t *testing.T) {
 	for name, d := range documents() {
 		t.Run(name, func(t *testing.T) {
 			text := pdftotext(t, render(t, d), "-layout")
-			// A title or id that goes over a page has a header in between: those of
-			// huge are looked at by TestNothingLeavesThePage.
+			// A title or id across two pages has a header in between. TestNothingLeavesThePage
+			// checks those of huge.
 			var want []string
 			a := d.Assessment
 			want = append(want, "Evidence for", string(d.Tenant), a.Head.Hash, "sequence "+strconv.FormatUint(a.Head.Sequence, 10), d.ChainID, d.Fingerprint, d.KeyID,
@@ -116,7 +116,7 @@ func TestPDFSaysAllThatWasJudged(t *testing.T) {
 	}
 }
 
-// Without a score for want of data the chain is not what is wrong.
+// A score that is missing for lack of data is not blamed on the chain.
 func TestPDFWithoutAScoreSaysWhy(t *testing.T) {
 	d := empty()
 	d.Assessment.Score, d.Assessment.Reason = nil, "there is no data to judge by yet"
@@ -126,12 +126,12 @@ func TestPDFWithoutAScoreSaysWhy(t *testing.T) {
 	}
 }
 
-// Each page names the report, its head and its number, and the contents name
-// the pages that the chapters and controls are on.
+// Each page shows the report, its head and its number. The contents list the pages of the chapters
+// and controls.
 func TestPDFNamesItsPages(t *testing.T) {
 	for name, d := range documents() {
 		if name == "huge" {
-			continue // its titles go over pages
+			continue // its titles go across pages
 		}
 		text := pdftotext(t, render(t, d), "-layout")
 		pages := strings.Split(strings.TrimSuffix(text, "\f"), "\f")
@@ -171,8 +171,8 @@ func TestPDFNamesItsPages(t *testing.T) {
 	}
 }
 
-// The same document is the same bytes, wherever, whenever and however often it
-// is rendered, and however far the log has grown since.
+// The same document gives the same bytes, wherever, whenever and however often it is rendered, and
+// however far the log has grown since.
 func TestRenderingIsTheSameBytes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: renders every report twice")
@@ -196,7 +196,7 @@ func TestRenderingIsTheSameBytes(t *testing.T) {
 					again.Assessment.Proof.VerifiedTo += uint64(i)
 				}
 				again.Assessment.Proof.At = headTime.Add(time.Duration(i) * time.Hour)
-				between := soc2() // with other glyphs than any other
+				between := soc2() // with other glyphs than the other reports
 				between.ChainID = string(rune('À' + i))
 				if _, err := PDF(between); err != nil {
 					t.Fatal(err)
@@ -214,7 +214,7 @@ func TestRenderingIsTheSameBytes(t *testing.T) {
 	}
 }
 
-// Reports are rendered beside each other, and do not touch each other.
+// Concurrent rendering does not change a report.
 func TestRenderingTogether(t *testing.T) {
 	want := [][]byte{render(t, soc2()), render(t, fedramp()), render(t, empty())}
 	for range 4 {
@@ -229,11 +229,11 @@ func TestRenderingTogether(t *testing.T) {
 	}
 }
 
-// Whatever is written stands between the margins, and lines do not overlap.
+// All text is between the margins, and lines do not overlap.
 func TestNothingLeavesThePage(t *testing.T) {
 	for name, d := range documents() {
 		out := pdftotext(t, render(t, d), "-bbox")
-		// poppler writes a title that holds what XML does not have as it is.
+		// poppler does not escape characters in a title that XML does not allow.
 		out = regexp.MustCompile(`(?s)<head>.*?</head>`).ReplaceAllString(out, "")
 		var doc struct {
 			Pages []struct {
@@ -252,14 +252,14 @@ func TestNothingLeavesThePage(t *testing.T) {
 		if len(doc.Pages) < 8 {
 			t.Fatalf("%s: %d pages were read back", name, len(doc.Pages))
 		}
-		const tolerance = 0.6 // millimetres: the box of a glyph, not its ink
+		const tolerance = 0.6 // millimetres: the box of a glyph is larger than its ink
 		for n, page := range doc.Pages {
 			for _, w := range page.Words {
 				x1, x2, y2 := w.XMin*point, w.XMax*point, w.YMax*point
 				if x1 < left-tolerance || x2 > left+width+tolerance || w.YMin*point < 5 || y2 > pageHeight-5 {
 					t.Errorf("%s, page %d: %q stands at %.1f to %.1f mm, down to %.1f mm", name, n+1, w.Text, x1, x2, y2)
 				}
-				// Nothing but the footer, and the cover's last lines, stands below the text.
+				// Only the footer, and the cover's last lines, may be below the text.
 				if footer := pageHeight - 15.0; n > 0 && y2 > bottom+1.5 && w.YMin*point < footer {
 					t.Errorf("%s, page %d: %q runs into the footer", name, n+1, w.Text)
 				}
@@ -284,10 +284,10 @@ func TestReportNeedsAHead(t *testing.T) {
 	}
 }
 
-// A report says what is evidence for what, and calls nobody anything.
+// A report says what is evidence for what, and judges no organisation.
 func TestWords(t *testing.T) {
 	forbidden := regexp.MustCompile(`(?i)\b(non-?)?complian(t|ce)\b|\bcompl(y|ies)\b|\bsatisf|\bcertif(y|ied)|\bconform|\bguarantee`)
-	// What is named so: commands, types of events, and the format's own words.
+	// These names may contain the words: commands, types of events, and the format's own words.
 	named := regexp.MustCompile(`latticekeep compliance score|COMPLIANCE_[A-Z_]+|"state": "(not-)?satisfied"`)
 	for name, d := range documents() {
 		oscal, err := OSCAL(d)
@@ -314,7 +314,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// What is printed is in the fonts, all four of them.
+// All four fonts contain every printable character.
 func TestFontsHaveWhatIsPrintable(t *testing.T) {
 	for name, ttf := range map[string][]byte{"regular": goregular.TTF, "bold": gobold.TTF, "italic": goitalic.TTF, "mono": gomono.TTF} {
 		f, err := sfnt.Parse(ttf)

@@ -18,8 +18,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// diary makes the entries of a tenant that never was, as the log would, but
-// unsigned: the sample report is of them.
+// diary makes the entries of a fictional tenant as the log would, but unsigned. The sample report
+// is about them.
 type diary struct {
 	clock   time.Time
 	random  *rand.Rand
@@ -32,7 +32,7 @@ const (
 	sampleKeyID  = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c0b0f00a08a"
 )
 
-// samplePublicKey has the length of one of ML-DSA-65.
+// samplePublicKey returns a key with the length of an ML-DSA-65 public key.
 func samplePublicKey() []byte {
 	key := make([]byte, 0, 1952)
 	for i := range uint64(61) {
@@ -54,7 +54,7 @@ func (d *diary) add(t audit.EventType, o audit.Outcome, kind authz.Kind, actor, 
 	n, sequence := uint64(len(d.entries)+1), uint64(9)
 	if n == 1 {
 		a["chain_id"], a["public_key"] = sampleChain, base64.StdEncoding.EncodeToString(samplePublicKey())
-	} else { // entries of other tenants lie between
+	} else { // entries of other tenants come in between
 		sequence = d.entries[n-2].Sequence + 1 + d.random.Uint64N(9)
 	}
 	d.after(time.Duration(1+d.random.IntN(90)) * time.Second)
@@ -74,14 +74,14 @@ func (d *diary) client(t audit.EventType, o audit.Outcome, id string, attributes
 	return d.add(t, o, authz.APIKey, "key_deploy", audit.CredentialResource, id, attributes...)
 }
 
-// version is one of a credential.
+// version adds an entry for a new version of a credential.
 func (d *diary) version(t audit.EventType, id string, version, ttl int) *diary {
 	return d.client(t, audit.Success, id, audit.AttributeVersion, strconv.Itoa(version), audit.AttributeDigest, strings.Repeat("ab", 32),
 		audit.AttributeTTLDays, strconv.Itoa(ttl), audit.AttributeExpiresAt, d.clock.AddDate(0, 0, ttl).UTC().Format(time.RFC3339Nano))
 }
 
-// quarter is one of a tenant that looks after most things: a credential expired,
-// and a series of failed sign-ins had no answer.
+// quarter is a quarter of a tenant that manages most things well. One credential expired, and
+// nobody reacted to a series of failed sign-ins.
 func quarter() *diary {
 	d := &diary{clock: time.Date(2026, 8, 17, 8, 0, 0, 0, time.UTC), random: rand.New(rand.NewPCG(1, 2))}
 	d.add(audit.TenantCreated, audit.Success, authz.System, "latticekeep", audit.TenantResource, sampleTenant)
@@ -108,7 +108,7 @@ func quarter() *diary {
 			d.client(audit.CredentialUnsealed, audit.Denied, "", audit.AttributeReason, "missing")
 		case day == 84:
 			d.version(audit.CredentialReencrypted, "cred_2", 2, 90).version(audit.CredentialRotated, "cred_3", 2, 90)
-		case day == 86: // and nobody does anything about it
+		case day == 86: // nobody reacts
 			for range 6 {
 				d.add(audit.UserSignedIn, audit.Denied, authz.Stranger, "", audit.UserResource, "", audit.AttributeReason, "credentials")
 			}
@@ -133,7 +133,7 @@ func quarter() *diary {
 	return d
 }
 
-// sample is the document that the service would make of the diary.
+// sample returns the document that the service would make from the diary.
 func sample(t testing.TB, f compliance.Framework, d *diary) compliance.Document {
 	t.Helper()
 	catalogues, err := compliance.LoadCatalogues("")
@@ -204,14 +204,13 @@ func all(entries []*audit.Entry) iter.Seq2[*audit.Entry, error] {
 	}
 }
 
-// The sample that the documentation shows is what the program writes: of the
-// catalogue as it is, judged by the probes as they are.
+// The sample in the documentation is what the program writes with the current catalogue and the
+// current probes.
 func TestSampleIsCurrent(t *testing.T) {
 	golden(t, "../../../docs/sample-report.pdf", render(t, sample(t, compliance.SOC2, quarter())))
 }
 
-// Every catalogue can be rendered in every format, and its control ids stay
-// apart in OSCAL.
+// Every catalogue can be rendered in every format, and its control ids stay distinct in OSCAL.
 func TestEveryFrameworkIsRendered(t *testing.T) {
 	d := quarter()
 	for _, f := range compliance.Frameworks() {
