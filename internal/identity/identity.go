@@ -50,7 +50,7 @@ type Service struct {
 	*users
 	*signIns
 	*members
-	*serviceAccounts
+	serviceAccounts
 	outbox *mail.Outbox
 }
 
@@ -72,7 +72,7 @@ func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() 
 		apiKeys:         &apiKeys{records: r, tenants: tenants, grants: grants},
 		signIns:         &signIns{r, users, sessions, tickets, throttle, outbox, hashes},
 		members:         &members{r, tenants, users, grants, tickets, outbox},
-		serviceAccounts: &serviceAccounts{records: r, tenants: tenants, sessions: sessions},
+		serviceAccounts: serviceAccounts{records: r, tenants: tenants, sessions: sessions},
 		outbox:          outbox,
 	}
 }
