@@ -12,10 +12,10 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// metrics counts requests in a registry of the server's own.
+// metrics counts requests in the server's own registry.
 type metrics struct {
 	registry *prometheus.Registry
-	shown    prometheus.Gatherers // the registry and those of others
+	shown    prometheus.Gatherers // the registry and those of other components
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
@@ -46,7 +46,7 @@ func newMetrics(version string, more []prometheus.Collector, others []prometheus
 	return m
 }
 
-// watch shows what a gate is doing.
+// watch adds metrics of a gate's load.
 func (m *metrics) watch(g *gate.Gate) {
 	m.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -1,5 +1,5 @@
-// Package asset answers files that are embedded in the program, compressed for
-// clients that take that, and with a tag by which they can be asked for again.
+// Package asset serves files embedded in the program. It compresses them for clients that accept
+// that, and sets an ETag for revalidation.
 package asset
 
 import (
@@ -16,26 +16,26 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// Asset is a file. It is safe for concurrent use.
+// Asset is a file to serve. It is safe for concurrent use.
 type Asset struct {
 	content     []byte
 	contentType string
 	tag         string
-	compressed  func() []byte // once it is asked for
+	compressed  func() []byte // compresses at the first call
 }
 
-// New returns an asset, which takes over content.
+// New returns an asset, which owns content from then on.
 func New(content []byte, contentType string) *Asset {
 	digest := sha256.Sum256(content)
 	return &Asset{content, contentType, hex.EncodeToString(digest[:16]), sync.OnceValue(func() []byte { return compress(content) })}
 }
 
-// Content returns the asset as it is, and Compressed as gzip has it (RFC 1952). Neither
-// may be changed.
+// Content returns the file, and Compressed returns it compressed with gzip (RFC 1952). Callers must
+// not change either.
 func (a *Asset) Content() []byte    { return a.content }
 func (a *Asset) Compressed() []byte { return a.compressed() }
 
-// Write answers with the asset. Whoever calls it says how long it may be kept.
+// Write answers with the asset. The caller sets how long clients may cache it.
 func (a *Asset) Write(c *gin.Context) {
 	body, tag := a.content, a.tag
 	h := c.Writer.Header()
@@ -52,13 +52,13 @@ func (a *Asset) Write(c *gin.Context) {
 
 func compress(b []byte) []byte {
 	var out bytes.Buffer
-	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression) // the level is one
-	_, _ = w.Write(b)                                       // into memory: it cannot fail
+	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression) // the level is valid
+	_, _ = w.Write(b)                                       // a write to memory cannot fail
 	_ = w.Close()
 	return out.Bytes()
 }
 
-// acceptsGzip reads an Accept-Encoding header (RFC 9110 §12.5.3).
+// acceptsGzip reports whether an Accept-Encoding header accepts gzip (RFC 9110 §12.5.3).
 func acceptsGzip(header string) bool {
 	for part := range strings.SplitSeq(header, ",") {
 		coding, weight, _ := strings.Cut(part, ";")

@@ -14,8 +14,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// InvalidParameter turns a service's complaint into a 400, for an operation
-// without a body: it has no other input that could be invalid.
+// InvalidParameter turns a fault.Invalid of a service into a 400. It is for operations without a
+// body, which have no other input that could be invalid.
 func InvalidParameter(err error) error {
 	if fault.Of(err) == fault.Invalid {
 		return BadRequest(fault.Message(err))
@@ -23,7 +23,7 @@ func InvalidParameter(err error) error {
 	return err
 }
 
-// status is the one table from kinds to statuses.
+// status returns the HTTP status of a kind. This is the only such table.
 func (v *Version) status(k fault.Kind) int {
 	switch k {
 	case fault.Invalid:
@@ -45,9 +45,9 @@ func (v *Version) status(k fault.Kind) int {
 	}
 }
 
-// describe returns the status of err and what a caller is told of it. The
-// message of a defect, of an outage and of a request without a principal is
-// that of the kind, so that no two failures can be told apart.
+// describe returns the status of err and the details for the caller. A defect, an outage and an
+// unauthenticated request get the generic message of their kind, so that their causes cannot be
+// told apart.
 func (v *Version) describe(err error) (int, string) {
 	var r *refusal
 	var done *recorded
@@ -68,13 +68,12 @@ func (v *Version) describe(err error) (int, string) {
 	return v.status(kind), kind.Error()
 }
 
-// fail answers with the envelope of err and leaves err itself to the log.
+// fail answers with the envelope of err. Only the log gets err itself.
 func (v *Version) fail(c *gin.Context, err error) {
 	_ = c.Error(err)
 	code, details := v.describe(err)
 	if c.Request.Context().Err() != nil && code == http.StatusInternalServerError {
-		// The caller is gone or the time is up, and what failed because of it
-		// is no defect of ours.
+		// The caller is gone or the time is up. A failure caused by that is not a defect.
 		code, details = http.StatusServiceUnavailable, fault.Unavailable.Error()
 	}
 	if isTooMany(code) {
@@ -86,31 +85,31 @@ func (v *Version) fail(c *gin.Context, err error) {
 	}))
 }
 
-// Refuse answers a request that no operation will see.
+// Refuse answers a request that reaches no operation.
 func (v *Version) Refuse(c *gin.Context, err error) { v.fail(c, err) }
 
-// generic is the message of a status that goes with details.
+// generic returns the generic message of a status, which goes with the details.
 func generic(code int) string {
 	if code == http.StatusRequestEntityTooLarge {
-		return "Payload Too Large" // RFC 9110 says Content, users of proxies Payload
+		return "Payload Too Large" // RFC 9110 says Content; proxies commonly say Payload
 	}
 	return http.StatusText(code)
 }
 
-// Document is an answer of its own format, whose bytes are sent as they are.
+// Document is an answer in a format of its own, whose bytes are sent as they are.
 type Document struct {
 	ContentType string
-	Bytes       []byte // is overwritten afterwards
+	Bytes       []byte // overwritten after it is sent
 }
 
-// answers are buffers that answers are encoded in; those kept are no larger than
-// most answers are.
+// answers holds buffers for encoding. A buffer larger than maxKeptAnswer, which exceeds most
+// answers, is not reused.
 var answers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 const maxKeptAnswer = 32 << 10
 
-// Write answers with body as JSON, unless it is a [Document]. Nothing is sent before
-// all of it is encoded.
+// Write answers with body as JSON, or with the bytes of a [Document]. It sends nothing before all
+// of the answer is encoded.
 func (v *Version) Write(c *gin.Context, code int, body any) {
 	if d, ok := body.(Document); ok {
 		defer clear(d.Bytes)
@@ -120,21 +119,21 @@ func (v *Version) Write(c *gin.Context, code int, body any) {
 	}
 	b := answers.Get().(*bytes.Buffer)
 	defer func() {
-		clear(b.Bytes()) // it may hold plaintext
+		clear(b.Bytes()) // may hold plaintext
 		if b.Cap() <= maxKeptAnswer {
 			b.Reset()
 			answers.Put(b)
 		}
 	}()
 	if err := encode(b, body); err != nil {
-		// Only a defect gets here, and an error envelope always encodes.
+		// Only a defect leads here, and an error envelope always encodes.
 		v.fail(c, fault.Wrap(fault.Internal, "internal error", err))
 		return
 	}
 	send(c, code, b.Bytes())
 }
 
-// encode writes body as JSON, with a line's end for people at a terminal.
+// encode writes body as JSON, with a newline for users of a terminal.
 func encode(b *bytes.Buffer, body any) error {
 	if err := json.MarshalWrite(b, body, json.Deterministic(true)); err != nil {
 		return err
@@ -142,11 +141,11 @@ func encode(b *bytes.Buffer, body any) error {
 	return b.WriteByte('\n')
 }
 
-// send answers with what is encoded.
+// send answers with encoded JSON.
 func send(c *gin.Context, code int, encoded []byte) {
 	c.Header("Content-Length", strconv.Itoa(len(encoded)))
 	c.Data(code, "application/json; charset=utf-8", encoded)
 }
 
-// now is the time of an answer.
+// now returns the time of an answer.
 func (v *Version) now() string { return v.gate.config.Now().UTC().Format(time.RFC3339) }

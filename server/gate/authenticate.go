@@ -19,8 +19,8 @@ import (
 // AccessCookie holds the access token.
 const AccessCookie = "accessToken"
 
-// authenticate finds the caller. Two credentials are as good as none: which one
-// a proxy before us looked at is unknown.
+// authenticate finds the caller. It refuses two credentials, because it cannot know which one a
+// proxy before the server checked.
 func (call *Call) authenticate(c *gin.Context) error {
 	call.Caller = identity.Caller{Principal: stranger(c)}
 	if call.operation.Auth == Public {
@@ -68,9 +68,8 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 	return service.AuthenticateToken(r.Context(), cookies[0].Value)
 }
 
-// Still looks the caller up again, as if it asked now, and returns nil when it may still
-// do what it was let in for. Nothing is counted, and nothing recorded of it. Errors:
-// fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
+// Still looks the caller up again and returns nil if a new request of it would still be permitted.
+// It counts and records nothing. Errors: fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
 func (call *Call) Still(c *gin.Context) error {
 	ctx, cancel := context.WithTimeout(call.connection, patience)
 	defer cancel()
@@ -99,20 +98,21 @@ func bearer(values []string) (string, bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// Review asks the cluster whether a ServiceAccount may do what it asks for: in its
-// own namespace, or in the one that is given, and with the SealedCredential of that
-// name, if any. A yes gives it the scope of the action. It is the scope check of
-// ServiceAccounts; all other callers have passed theirs. A yes also has the call
-// counted for the tenant: who may nothing there spends nothing of it. Errors:
-// fault.Forbidden, which is recorded once a minute, that of a tenant over its
-// rate, and fault.Unavailable.
+// Review checks the scope of a ServiceAccount; all other callers have already passed their check.
+// It asks the cluster whether the ServiceAccount may perform the action: in its own namespace or in
+// the given one, and on the SealedCredential called name, if any.
+//
+// If the cluster permits it, the caller gets the scope of the action, and the call is counted for
+// the tenant. So a caller without rights uses up nothing of the tenant's limit. Errors:
+// fault.Forbidden, which is recorded once a minute; the 429 of a tenant over its rate;
+// fault.Unavailable.
 func (call *Call) Review(ctx context.Context, namespace, name string) error {
 	if call.Caller.ServiceAccount == nil {
 		return nil
 	}
 	caller, err := call.gate.config.Identity.Permit(ctx, call.Caller, call.operation.Action, namespace, name)
 	if err != nil {
-		// To hang up ends a review in the same way, and is no way around the count.
+		// Hanging up also ends a review with fault.Unavailable, but must not avoid the count.
 		call.unreviewed = errors.Is(err, fault.Unavailable) && !errors.Is(ctx.Err(), context.Canceled)
 		return fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
 	}
@@ -125,7 +125,7 @@ func (call *Call) Review(ctx context.Context, namespace, name string) error {
 			return err
 		}
 		return guard.Authorize(ctx, caller.Principal, call.operation.Action)
-	case caller.Kind == authz.Stranger: // of a namespace without a tenant
+	case caller.Kind == authz.Stranger: // the namespace has no tenant
 		call.gate.recordRefusal(ctx, caller.Principal, audit.AccessRefused)
 		return denied
 	}

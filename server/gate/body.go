@@ -30,10 +30,10 @@ func checkContentType(h http.Header) error {
 	return nil
 }
 
-// maxDepth bounds the nesting of a body, far above what any endpoint takes.
+// maxDepth is the maximum nesting of a body, far more than any endpoint needs.
 const maxDepth = 32
 
-// checkJSON reports whether body is one well-formed JSON value (RFC 8259) and
+// checkJSON returns an error unless body is one well-formed JSON value (RFC 8259) that is
 // interoperable (RFC 7493): UTF-8, no lone surrogates, no duplicate names.
 func checkJSON(body []byte) error {
 	malformed := &refusal{http.StatusBadRequest, "the request body is not well-formed JSON"}
@@ -55,11 +55,10 @@ func checkJSON(body []byte) error {
 	return nil
 }
 
-// DefaultLimit is the length of a page when the caller names none.
+// DefaultLimit is the default number of items on a page.
 const DefaultLimit = 20
 
-// Value returns what an optional field or parameter holds, and zero when it is
-// absent.
+// Value returns the value of an optional field or parameter, or the zero value if it is absent.
 func Value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -69,11 +68,11 @@ func Value[T any](p *T) (v T) {
 
 var strictBase64 = base64.StdEncoding.Strict()
 
-// DecodeBase64 takes the one canonical spelling (RFC 4648 §3.5): no line breaks,
-// no spare bits. It returns nothing beside an error.
+// DecodeBase64 decodes canonical base64 only (RFC 4648 §3.5): without line breaks or nonzero spare
+// bits. It returns no bytes with an error.
 func DecodeBase64(s string) ([]byte, error) {
 	b, err := strictBase64.DecodeString(s)
-	if err != nil || base64.StdEncoding.EncodedLen(len(b)) != len(s) { // it skips line breaks and nothing else
+	if err != nil || base64.StdEncoding.EncodedLen(len(b)) != len(s) { // the decoder ignores only line breaks
 		return nil, errors.New("decoding base64: not canonical")
 	}
 	return b, nil

@@ -15,14 +15,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
-// RequestIDHeader carries the id of a request on its response. The server sets
-// it before anything else runs; it is the one place where the id is kept.
+// RequestIDHeader is the response header with the request ID. The server sets it before anything
+// else runs. The ID is kept nowhere else.
 const RequestIDHeader = "X-Request-ID"
 
 func requestID(c *gin.Context) string { return c.Writer.Header().Get(RequestIDHeader) }
 
-// refusal is an error of the transport: a status that no [fault.Kind] stands
-// for. Its message is safe for the caller.
+// refusal is a transport error with a status that no [fault.Kind] has. Its message is safe to show
+// to the caller.
 type refusal struct {
 	status  int
 	message string
@@ -30,7 +30,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.message }
 
-// unrecorded reports whether nobody has left an entry of the request.
+// unrecorded reports whether the refused request has no audit entry yet.
 func (r *refusal) unrecorded() bool {
 	switch r.status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
@@ -39,17 +39,17 @@ func (r *refusal) unrecorded() bool {
 	return false
 }
 
-// BadRequest returns a 400 that nothing has been recorded of.
+// BadRequest returns a 400 for a request that has no audit entry yet.
 func BadRequest(message string) error { return &refusal{http.StatusBadRequest, message} }
 
-// Refusal returns the error of a request that a service has refused and
-// recorded, or that reached no operation.
+// Refusal returns the error of a request that reached no operation, or that a service refused and
+// recorded.
 func Refusal(status int, message string) error { return &recorded{refusal{status, message}} }
 
-// recorded is a refusal that has its entry.
+// recorded is a refusal that already has its audit entry.
 type recorded struct{ refusal }
 
-// Problem is what the caller is told of an error.
+// Problem is what the caller learns about an error.
 type Problem struct {
 	Code      int    // the HTTP status
 	Message   string // generic
@@ -58,134 +58,132 @@ type Problem struct {
 	Timestamp string // RFC 3339 in UTC
 }
 
-// Scheme is how the callers of a version say who they are.
+// Scheme is how the callers of a version authenticate.
 type Scheme uint8
 
 // The schemes.
 const (
-	BearerKey Scheme = iota // v1: an API key in Authorization
-	KeyOrUser               // v2: an API key in X-API-Key, an access or ServiceAccount token in Authorization, or an access token in a cookie
+	BearerKey Scheme = iota // v1: API key in Authorization
+	KeyOrUser               // v2: API key in X-API-Key, access or ServiceAccount token in Authorization, or access token in a cookie
 )
 
-// Auth says whom an operation lets in.
+// Auth is which callers an operation admits.
 type Auth uint8
 
-// The ways in.
+// The kinds of admission.
 const (
 	Required Auth = iota // a known principal
-	Optional             // a known principal, or someone whom the operation itself recognises
-	Public               // everybody; nobody is looked up
+	Optional             // a known principal, or a caller that the operation itself recognises
+	Public               // everyone, without a lookup
 )
 
-// Operation is what the gate has to know of an operation beside its contract.
+// Operation is what the gate must know about an operation besides its contract.
 type Operation struct {
-	Action    authz.Action // empty when everybody may
+	Action    authz.Action // empty if everyone may call it
 	Auth      Auth
-	Registers bool // it makes a tenant for a stranger, which has a rate of its own
+	Registers bool // creates a tenant for a stranger, at a rate of its own
 
-	// For the review of a ServiceAccount's access: the path parameter that is the
-	// name of a SealedCredential, if any; and whether the operation itself asks for
-	// the review, since only its body says where. Until then it has no scope.
+	// Object is the path parameter that names a SealedCredential, if any, for the review of a
+	// ServiceAccount's access. Reviews means that the operation itself starts the review, because
+	// only its body names the namespace. The ServiceAccount has no scope before the review.
 	Object  string
 	Reviews bool
 
-	// Signed says that the query is the credential: whatever is wrong with it is the
-	// same refusal.
+	// Signed means that the query is the credential. Anything wrong with it gets the same refusal.
 	Signed bool
-	// Patience is how long the answer may take; default less than a second.
+	// Patience is the time limit of the answer; default less than a second.
 	Patience time.Duration
-	// Recovers says that the operation is what a log that refuses to go on is brought
-	// back by. No other is let in then.
+	// Recovers marks the operations that bring back a halted log. A halted log admits no others.
 	Recovers bool
 }
 
-// Definition of a [Version].
+// Definition describes a [Version].
 type Definition struct {
 	Name       string               // "v1"
 	Contract   string               // its OpenAPI 3.0 document
-	Scheme     Scheme               // how callers say who they are
-	Operations map[string]Operation // by operationId: all of the document's that are not tagged operations
+	Scheme     Scheme               // how callers authenticate
+	Operations map[string]Operation // by operationId: all in the document that lack the tag operations
 	Envelope   func(Problem) any    // the body of an error
-	Schema     int                  // the status of a body that is not of its schema
+	Schema     int                  // status for a body that does not match its schema
 }
 
-// Version is a version of the interface as the gate lets requests into it.
+// Version is one version of the interface, with the checks of its operations.
 type Version struct {
 	gate       *Gate
 	name       string
 	scheme     Scheme
 	envelope   func(Problem) any
 	schema     int
-	operations map[string]*operation // by method and gin's route
+	operations map[string]*operation // keyed by method and gin route
 	shed       string                // see encodeShed
 }
 
 type operation struct {
 	Operation
 	parameters []*openapi3.Parameter
-	body       *openapi3.Schema // nil when the operation takes none
-	shape      *shape           // of the body, when it has one
-	required   bool             // the body
+	body       *openapi3.Schema // nil if the operation takes no body
+	shape      *shape           // fast check for the body; nil if the schema is too complex
+	required   bool             // the body is required
 }
 
-// Config of a [Gate]. Identity, Audit and Now are required.
+// Config configures a [Gate]. Identity, Guard and Now are required.
 type Config struct {
 	Identity *identity.Service
 	Guard    *audit.Guard
 	Now      func() time.Time
 	Rates    Rates
-	Origin   string // scheme and host of the public URL, whose pages may send cookies; may be empty
-	InFlight int    // requests that are carried out at a time; default by the number of cores
+	Origin   string // scheme and host of the public URL, whose pages may send cookies; optional
+	InFlight int    // requests carried out at the same time; default depends on the number of cores
 
-	// Lender lends the requests that replicas share; nil: there is one replica, which
+	// Lender shares request limits between replicas. If it is nil, there is one replica, which
 	// counts in memory.
 	Lender quota.Lender
 }
 
-// Gate is safe for concurrent use.
+// Gate checks and answers the requests of all versions. It is safe for concurrent use.
 type Gate struct {
 	config    Config
 	tenants   *quota.Limiter
 	addresses *quota.Limiter
-	accounts  *quota.Limiter // what is refused to each ServiceAccount; apart, so that no flood of addresses takes its place
+	accounts  *quota.Limiter // refusals by ServiceAccount; separate, so that a flood of addresses cannot evict them
 	origins   *http.CrossOriginProtection
 	entrance  *entrance
-	parsing   *semaphore.Weighted // bounds the large bodies that are parsed at a time: some cores stay for all else
+	parsing   *semaphore.Weighted // bounds concurrent parsing of large bodies, to keep cores free
 
-	streams    context.Context // of answers that take long
+	streams    context.Context // context of streamed answers
 	endStreams context.CancelFunc
 }
 
-// Call is a request that is on its way through the gate.
+// Call is a request on its way through the gate.
 type Call struct {
-	// Caller is who asks; of kind authz.Stranger in an operation that needs
-	// nobody.
+	// Caller is the authenticated caller. Its kind is authz.Stranger in an operation that needs no
+	// caller.
 	Caller identity.Caller
 
 	gate       *Gate
 	version    *Version
 	operation  *operation
-	byHeader   bool // the caller is known by a header, which no page of another origin can make a browser send
-	exceeded   bool // the request is over its rate
-	inside     bool // the call has a place among those that are carried out
-	permitted  bool // to a ServiceAccount, by its cluster
-	unreviewed bool // the cluster did not say whether it is
+	byHeader   bool // authenticated by a header, which a browser cannot send for another origin's page
+	exceeded   bool // over its rate
+	inside     bool // holds a place in the entrance
+	permitted  bool // the cluster permits the ServiceAccount's call
+	unreviewed bool // the cluster gave no answer
 	answer     http.Header
-	body       []byte // well-formed, of the operation's schema, and overwritten after the call
+	body       []byte // matches the schema once checked; overwritten after the call
 
-	connection context.Context // of the request, which ends when the caller is gone
+	connection context.Context // context of the request; ends when the caller disconnects
 }
 
 const callKey = "latticekeep/call"
 
-// Rates are requests a minute.
+// Rates are limits in requests per minute.
 type Rates struct {
-	V1      int // of a tenant; default 1000
-	V2      int // of a tenant; default 5000
-	Address int // of strangers from one address; default 1000
+	V1      int // per tenant; default 1000
+	V2      int // per tenant; default 5000
+	Address int // per address, for strangers; default 1000
 
-	Registrations int // of those, registrations; default 30
+	Registrations int // per address, for registrations; default 30
 }
 
-// patience leaves room, within a second, to answer that there is no answer.
+// patience is the default limit of an answer. It leaves time to report a timeout within a second.
 const patience = 900 * time.Millisecond

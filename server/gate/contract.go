@@ -20,11 +20,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// operational marks the operations of the process, which are outside the gate.
+// operational is the tag of the process's own operations, which do not pass through the gate.
 const operational = "operations"
 
-// Version returns a version's checks. Error: a document that is not valid, or
-// whose operations are not those of the definition.
+// Version returns the checks of a version. It returns an error if the document is invalid, or its
+// operations differ from those in the definition.
 func (g *Gate) Version(d Definition) (*Version, error) {
 	doc, err := openapi3.NewLoader().LoadFromData([]byte(d.Contract))
 	if err != nil {
@@ -63,7 +63,7 @@ func (g *Gate) Version(d Definition) (*Version, error) {
 	return v, nil
 }
 
-// Route returns gin's route of a path template.
+// Route returns the gin route of a path template.
 func Route(path string) string {
 	parts := strings.Split(path, "/")
 	for i, part := range parts {
@@ -74,9 +74,9 @@ func Route(path string) string {
 	return strings.Join(parts, "/")
 }
 
-// checkParameters holds query and header against the contract. Each is given at
-// most once and is not empty; unknown ones are ignored, as unknown fields of a
-// body are. What is wrong with an id in the path is for the service to say.
+// checkParameters checks query and header parameters against the contract. Each may be given at
+// most once and must not be empty. Unknown parameters are ignored, as are unknown fields of a body.
+// The service itself checks IDs in the path.
 func (op *operation) checkParameters(r *http.Request, query url.Values) error {
 	input := &openapi3filter.RequestValidationInput{
 		Request: r, QueryParams: query, Options: &openapi3filter.Options{SkipSettingDefaults: true},
@@ -99,7 +99,7 @@ func (op *operation) checkParameters(r *http.Request, query url.Values) error {
 	return nil
 }
 
-// want says in words what a schema takes.
+// want describes in words what a schema accepts.
 func want(s *openapi3.Schema) string {
 	number := func(f *float64) string { return strconv.FormatFloat(*f, 'f', -1, 64) }
 	switch {
@@ -135,7 +135,7 @@ func want(s *openapi3.Schema) string {
 	return "as the contract says"
 }
 
-// checkBody holds a well-formed body against the operation's schema.
+// checkBody checks a well-formed body against the operation's schema.
 func (op *operation) checkBody(body []byte) error {
 	switch {
 	case op.body == nil:
@@ -153,16 +153,16 @@ func (op *operation) checkBody(body []byte) error {
 	if err == nil {
 		return nil
 	}
-	// With FailFast an error has no details: what is wrong is found by asking
-	// again, field by field, so that only names of the contract are ever shown.
+	// With FailFast, an error has no details. complaint finds the wrong field by checking field by
+	// field, so that the answer shows only names from the contract.
 	return fault.New(fault.Invalid, "the request body does not match the schema: "+op.complaint(value))
 }
 
-// clamp reads a number that is too large for a float64 as the largest one: a
-// field with bounds refuses it, and an unknown field may hold anything.
+// clamp reads a number too large for a float64 as the largest float64. A field with bounds refuses
+// it, and an unknown field may hold anything.
 func clamp(d *jsontext.Decoder, v *any) error {
 	if d.PeekKind() != '0' {
-		return errors.ErrUnsupported // leaves the value to the ordinary rules
+		return errors.ErrUnsupported // use the default unmarshaling
 	}
 	number, err := d.ReadValue()
 	if err != nil {
@@ -176,7 +176,7 @@ func clamp(d *jsontext.Decoder, v *any) error {
 	return nil
 }
 
-// complaint names the field that is wrong and what the contract takes there.
+// complaint names the wrong field and what the contract accepts there.
 func (op *operation) complaint(value any) string {
 	object, ok := value.(map[string]any)
 	if !ok {
@@ -205,12 +205,12 @@ func (op *operation) complaint(value any) string {
 	return "check its fields"
 }
 
-// Decode fills v from the body, which passed the checks. Unknown fields are
-// ignored and names match case-sensitively.
+// Decode decodes the checked body into v. It ignores unknown fields, and matches names
+// case-sensitively.
 func (call *Call) Decode(v any) error {
 	if err := json.Unmarshal(call.body, v); err != nil {
-		// A number such as 1.0, which is an integer to the contract, or an
-		// address that is none.
+		// This is a number such as 1.0, which the contract accepts as an integer, or an invalid
+		// address.
 		var semantic *json.SemanticError
 		if errors.As(err, &semantic) {
 			for field := range semantic.JSONPointer.Tokens() {

@@ -10,43 +10,44 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// ErrOverloaded is the refusal of a request that came when too many others were
-// waiting already. Nothing was done for it and nothing is recorded of it.
+// ErrOverloaded refuses a request because too many others are waiting. The request is neither
+// carried out nor recorded.
 var ErrOverloaded = fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errTooManyWait{})
 
 type errTooManyWait struct{}
 
 func (errTooManyWait) Error() string { return "too many requests are waiting" }
 
-// Bounds of the entrance. What is carried out at a time is enough for the store to
-// commit many requests together, and takes half of a request's time on a core that
-// does 250 a second; what waits takes less than that.
+// These are the limits of the entrance. Enough requests are carried out at the same time for the
+// store to commit many together. A core handles about 250 requests per second, so carrying them out
+// takes half of a request's time limit. Waiting takes less than that.
 const (
-	leastCarried   = 128 // of requests that are carried out at a time
+	leastCarried   = 128 // minimum of requests carried out at the same time
 	carriedPerCore = 32
 	longestWait    = 250 * time.Millisecond
-	maxWaitingBody = 64 << 20 // bytes of all that wait
+	maxWaitingBody = 64 << 20 // bytes of all waiting bodies
 )
 
-// An entrance lets so many requests in at a time that each has its answer in time,
-// however many come: a server that begins with all of them finishes none. The others
-// wait in line, and those that come when the line is full are refused at once.
+// An entrance limits the requests carried out at the same time, so that each gets its answer in
+// time: a server that starts all of them finishes none. Other requests wait in line. Requests that
+// arrive when the line is full are refused at once.
 type entrance struct {
-	carried, waiting int // at most
+	carried, waiting int // maximum numbers of requests
 
 	mu    sync.Mutex
 	in    int
-	line  list.List // of *waiter, the first to come in front
-	bytes int       // of the bodies in line
+	line  list.List // waiters, oldest in front
+	bytes int       // size of the waiting bodies
 	shed  uint64
 }
 
 type waiter struct {
-	turn  chan struct{} // closed when it is let in
+	turn  chan struct{} // closed when the waiter is admitted
 	bytes int
 }
 
-// newEntrance lets n in at a time; 0 means as many as are good for this machine.
+// newEntrance returns an entrance that carries out n requests at the same time; 0 means a default
+// for this machine.
 func newEntrance(n int) *entrance {
 	if n == 0 {
 		n = max(leastCarried, carriedPerCore*runtime.GOMAXPROCS(0))
@@ -54,7 +55,7 @@ func newEntrance(n int) *entrance {
 	return &entrance{carried: n, waiting: 2 * n}
 }
 
-// full reports whether a request that comes now is refused, and counts it if so.
+// full reports whether a new request must be refused, and counts it if so.
 func (e *entrance) full() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -65,8 +66,8 @@ func (e *entrance) full() bool {
 	return true
 }
 
-// enter waits until the request, with a body of so many bytes, may be carried out;
-// leave is called when it was. Error: ErrOverloaded.
+// enter waits until a request, whose body has the given size, may be carried out. The caller must
+// call leave afterwards. Error: ErrOverloaded.
 func (e *entrance) enter(ctx context.Context, bytes int) error {
 	e.mu.Lock()
 	if e.in < e.carried {
@@ -95,7 +96,7 @@ func (e *entrance) enter(ctx context.Context, bytes int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	select {
-	case <-w.turn: // just now
+	case <-w.turn: // admitted at the last moment
 		return nil
 	default:
 	}
@@ -105,7 +106,7 @@ func (e *entrance) enter(ctx context.Context, bytes int) error {
 	return ErrOverloaded
 }
 
-// leave lets the next one in.
+// leave admits the next waiting request, or frees the place.
 func (e *entrance) leave() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,22 +1,22 @@
-// Package gate is the way that every request of the REST interface takes before
-// an endpoint sees it, and that every answer takes back, in both versions.
+// Package gate admits every request of the REST interface before an endpoint sees it, and writes
+// every answer, in both versions.
 //
-// The checks run in one fixed order, so that a request that breaks several
-// rules is always answered for the same one, and a caller without the scope
-// learns nothing about what it sent: size of the body, authentication, rate (a
-// stranger whose address is over it is told so, whatever it presents), scope (of a
-// ServiceAccount: what its cluster allows, and then the rate of its tenant),
-// content type, well-formed JSON, parameters, schema. What an operation takes comes from the OpenAPI document of
-// its version; what it requires of the caller from authz.
+// The checks run in one fixed order. So a request that breaks several rules always gets the same
+// answer, and a caller without the scope learns nothing about what it sent. The order is: size of
+// the body, authentication, rate, scope, content type, well-formed JSON, parameters, schema. A
+// stranger whose address is over its rate gets that answer whatever credential it presents. For a
+// ServiceAccount, the scope check asks its cluster, and then counts the rate of its tenant. The
+// OpenAPI document of a version defines the input of an operation; package authz defines what it
+// requires of the caller.
 //
-// A call of a known principal leaves exactly one audit entry: that of the
-// service which carried it out or refused it, and that of the gate when it never
-// came so far. Strangers are counted by address and recorded once a minute. So is,
-// by its UID, a ServiceAccount in what its cluster does not permit.
+// A call of a known principal leaves exactly one audit entry. The service that carried it out or
+// refused it writes the entry, or the gate does if the call never reached the service. The gate
+// counts strangers by address and records them once a minute. It does the same, by UID, with
+// ServiceAccounts in what their cluster does not permit.
 //
-// Request bodies are overwritten after the call and answers after they were
-// written. The strings that JSON decoding makes of them are not: Go offers no
-// way to. What is kept any longer is [secret.Bytes] in the services.
+// The gate overwrites request bodies after the call and answers after they are written. It cannot
+// overwrite the strings that JSON decoding makes of them: Go offers no way to. What services keep
+// longer is [secret.Bytes].
 package gate
 
 import (
@@ -38,7 +38,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// New returns a gate. Error: an origin that is none.
+// New returns a gate. It returns an error for an invalid origin.
 func New(c Config) (*Gate, error) {
 	c.Rates = c.Rates.withDefaults()
 	tenants, addresses, accounts := c.limiters()
@@ -56,22 +56,22 @@ func New(c Config) (*Gate, error) {
 	return g, nil
 }
 
-// Checks returns the middleware of a version's endpoints.
+// Checks returns the middleware for a version's endpoints.
 func (v *Version) Checks() gin.HandlerFunc {
 	return func(c *gin.Context) {
 		op := v.operations[c.Request.Method+" "+c.FullPath()]
 		call := &Call{gate: v.gate, version: v, operation: op, answer: c.Writer.Header(), connection: c.Request.Context()}
 		c.Set(callKey, call)
-		if op.waits() && v.gate.entrance.full() { // before anything is done for it
+		if op.waits() && v.gate.entrance.full() { // before any other work
 			v.refuseShed(c)
 			c.Abort()
 			return
 		}
 		defer call.countRefused()
-		err := call.admit(c) // a body has its own time to arrive
+		err := call.admit(c) // reading the body has a time limit of its own
 		defer secret.Bytes(call.body).Zero()
 		if err == nil {
-			// From here on most answers take at most a second, whatever hangs.
+			// From here on most answers take at most a second, even if something hangs.
 			ctx, cancel := context.WithTimeout(c.Request.Context(), cmp.Or(op.Patience, patience))
 			defer cancel()
 			c.Request = c.Request.WithContext(ctx)
@@ -92,10 +92,10 @@ func (v *Version) Checks() gin.HandlerFunc {
 	}
 }
 
-// admit finds out who asks, counts the request and takes in its body.
+// admit authenticates the caller, counts the request and reads its body.
 func (call *Call) admit(c *gin.Context) error {
-	// The principal is looked up first, so that no memory is held for the body
-	// of a stranger; a body that is too large is answered before all the same.
+	// The principal is looked up first, so that no memory is held for the body of a stranger. A
+	// body that is too large is still answered first.
 	unknown := call.authenticate(c)
 	usage, uncounted := call.count(c)
 	call.exceeded = usage.Exceeded
@@ -110,8 +110,8 @@ func (call *Call) admit(c *gin.Context) error {
 	return unknown
 }
 
-// standing is the refusal of a server whose database has lost part of the log: what
-// it would answer may be of yesterday.
+// standing refuses the call if the audit log is halted because the database lost entries: an answer
+// could be out of date.
 func (call *Call) standing() error {
 	if call.operation.Recovers {
 		return nil
@@ -122,7 +122,7 @@ func (call *Call) standing() error {
 	return nil
 }
 
-// check holds an admitted request against its operation.
+// check checks an admitted request against its operation.
 func (call *Call) check(c *gin.Context) error {
 	if !call.byHeader {
 		if err := call.gate.origins.Check(c.Request); err != nil {
@@ -138,14 +138,14 @@ func (call *Call) check(c *gin.Context) error {
 			return err
 		}
 	}
-	// What JSON becomes in memory is many times its size, and takes its time.
+	// Parsed JSON takes many times its size in memory, and time to parse.
 	if len(call.body) > smallBody {
 		if call.gate.parsing.Acquire(c.Request.Context(), 1) != nil {
 			return fault.Unavailable
 		}
 		defer call.gate.parsing.Release(1)
 	}
-	plain := op.shape.holds(call.body) // then nothing is wrong with it
+	plain := op.shape.holds(call.body) // if true, the body is valid
 	if len(call.body) > 0 && !plain {
 		if err := checkJSON(call.body); err != nil {
 			return err
@@ -166,7 +166,7 @@ func (call *Call) check(c *gin.Context) error {
 	return op.checkBody(call.body)
 }
 
-// authorize is the check of the caller's scope.
+// authorize checks the caller's scope.
 func (call *Call) authorize(c *gin.Context) error {
 	op := call.operation
 	switch {
@@ -178,12 +178,12 @@ func (call *Call) authorize(c *gin.Context) error {
 		return nil
 	}
 	if op.Recovers && call.gate.config.Guard.HaltedBy() != nil && call.Caller.Denies(op.Action) != "" {
-		return fault.New(fault.Forbidden, "access denied") // no entry can be written until who may has carried it out
+		return fault.New(fault.Forbidden, "access denied") // a halted log takes no entry until a permitted caller succeeds
 	}
 	return call.gate.config.Guard.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
 }
 
-// refuse records that the caller, if it is known, may not.
+// refuse records the denial of a known caller and returns refused.
 func (call *Call) refuse(c *gin.Context, reason string, refused error) error {
 	if call.Caller.Kind == authz.Stranger || call.operation.Action == "" {
 		return refused
@@ -191,12 +191,12 @@ func (call *Call) refuse(c *gin.Context, reason string, refused error) error {
 	return cmp.Or(call.gate.config.Guard.RecordAttempt(c.Request.Context(), call.Caller.Principal, call.operation.Action, audit.Denied, reason), refused)
 }
 
-// Answer carries out an operation whose checks have passed and answers with
-// the status and what do returns, or with the envelope of its error.
+// Answer carries out an operation whose checks have passed. It answers with status and what do
+// returns, or with the envelope of the error.
 func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, error)) {
 	call := c.MustGet(callKey).(*Call)
 	answer, err := do(c.Request.Context(), call)
-	call.leave() // whoever reads its answer slowly holds no place
+	call.leave() // a slow reader of the answer holds no place
 	if err != nil {
 		call.fail(c, err)
 		return
@@ -204,10 +204,10 @@ func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, er
 	call.version.Write(c, status, answer)
 }
 
-// Principal is who asks.
+// Principal returns the caller.
 func (call *Call) Principal() authz.Principal { return call.Caller.Principal }
 
-// HasBody reports whether the request came with a body, where it need not.
+// HasBody reports whether a request with an optional body has one.
 func (call *Call) HasBody() bool { return len(call.body) > 0 }
 
 // Fail answers a request whose parameters the generated code could not read.
@@ -216,11 +216,10 @@ func (v *Version) Fail(c *gin.Context, _ error, _ int) {
 	call.fail(c, call.operation.badQuery(BadRequest("a parameter of the path or the query is malformed")))
 }
 
-// ErrSigned is what a signed URL that does not hold is answered with, whatever the
-// cause.
+// ErrSigned is the answer to every invalid signed URL, whatever the cause.
 var ErrSigned = fault.New(fault.Forbidden, "access denied")
 
-// badQuery is the refusal of a query that err says is wrong.
+// badQuery returns the refusal of a query with the error err.
 func (op *operation) badQuery(err error) error {
 	if op.Signed {
 		return ErrSigned
@@ -228,12 +227,12 @@ func (op *operation) badQuery(err error) error {
 	return err
 }
 
-// fail answers with the envelope of err. A known principal whose request was
-// invalid has left no entry yet.
+// fail answers with the envelope of err. It records an invalid request of a known principal, which
+// has no entry yet.
 func (call *Call) fail(c *gin.Context, err error) {
 	var r *refusal
 	invalid := fault.Of(err) == fault.Invalid || errors.As(err, &r) && r.unrecorded()
-	if call.exceeded { // one entry a minute is enough of a caller over its rate, whatever else is wrong
+	if call.exceeded { // a caller over its rate gets one entry a minute
 		invalid = false
 	}
 	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
@@ -245,30 +244,30 @@ func (call *Call) fail(c *gin.Context, err error) {
 		}
 		failed := attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request")
 		if call.operation.Recovers && call.gate.config.Guard.HaltedBy() != nil {
-			failed = nil // no entry can be written until this operation succeeds: its caller is told what is wrong
+			failed = nil // a halted log takes no entry; the caller gets the original error
 		}
 		err = cmp.Or(failed, err)
 	}
 	call.version.fail(c, err)
 }
 
-// Bounds of a request's body. Nobody is known to an operation that everybody
-// may call, and none of those takes more than an address and a password.
+// The limits of a request body, in bytes. A public operation has no known caller, and takes at most
+// an address and a password.
 const (
 	maxBody       = 1 << 20
 	maxPublicBody = 16 << 10
-	smallBody     = 16 << 10 // is parsed without waiting
+	smallBody     = 16 << 10 // a smaller body is parsed without waiting
 )
 
-// readBody reads the whole body, since how large a chunked body is shows only
-// then, and returns it if it is to be kept.
+// readBody reads the whole body, because the size of a chunked body shows only then. It returns the
+// body if keep is set.
 func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	most, refused := int64(maxBody), &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
 	if call.operation.Auth != Required {
 		most, refused = maxPublicBody, &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 16 KiB"}
 	}
 	if c.Request.ContentLength > most {
-		return nil, refused // net/http will not keep a connection whose body was left unread
+		return nil, refused // net/http closes a connection with an unread body
 	}
 	limited := http.MaxBytesReader(c.Writer, c.Request.Body, most)
 	switch {

@@ -11,14 +11,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// Stand-ins in an answer that is encoded before.
+// These placeholders stand in an answer that is encoded in advance.
 const (
 	anyID   = "<id>"
 	anyTime = "<time>"
 )
 
-// encodeShed encodes the answer to a request that is refused because too many wait:
-// there are as many of those as anybody sends, and all are alike but for two fields.
+// encodeShed encodes in advance the answer to a request refused because too many wait. There may be
+// very many such requests, and their answers differ in two fields only.
 func (v *Version) encodeShed() error {
 	code, details := v.describe(ErrOverloaded)
 	var b bytes.Buffer
@@ -35,14 +35,14 @@ func (v *Version) refuseShed(c *gin.Context) {
 	send(c, http.StatusServiceUnavailable, []byte(text))
 }
 
-// Load is what a gate is doing.
+// Load is the current load of a gate.
 type Load struct {
-	InFlight int // requests that are carried out
+	InFlight int // requests being carried out
 	Waiting  int
-	Shed     uint64 // refused so far
+	Shed     uint64 // requests refused so far
 }
 
-// Load is for metrics.
+// Load returns the current load, for metrics.
 func (g *Gate) Load() Load {
 	e := g.entrance
 	e.mu.Lock()
@@ -50,16 +50,16 @@ func (g *Gate) Load() Load {
 	return Load{InFlight: e.in, Waiting: e.line.Len(), Shed: e.shed}
 }
 
-// waits reports whether an operation is one of those that wait in line. Those by
-// which a server is brought back and looked after go past, and those that take long,
-// of which few are carried out at a time anyway.
+// waits reports whether requests of an operation wait in line. Operations that recover and
+// administer the server do not wait. Neither do long operations, because few of them run at the
+// same time.
 func (op *operation) waits() bool {
 	scope, _ := authz.Required(op.Action)
 	return op.Patience == 0 && scope != authz.SystemAdmin
 }
 
-// enter is [entrance.enter] of a request that was admitted: nobody holds a place
-// while its body is on the way.
+// enter is [entrance.enter] for an admitted request. No request holds a place while its body
+// arrives.
 func (call *Call) enter(ctx context.Context) error {
 	if !call.operation.waits() {
 		return nil
@@ -69,8 +69,8 @@ func (call *Call) enter(ctx context.Context) error {
 	return err
 }
 
-// leave makes room for the next one, when the call is over or, before that, when
-// what is left of it is an answer that takes long.
+// leave frees the call's place when the call is over, or earlier if only a long answer is left to
+// send.
 func (call *Call) leave() {
 	if call.inside {
 		call.inside = false

@@ -30,7 +30,8 @@ func (r Rates) withDefaults() Rates {
 	return r
 }
 
-// limit is what the caller's tenant may use of the version.
+// limit returns the caller's limit for this version, in requests per minute: that of its tenant, or
+// the default.
 func (call *Call) limit() int {
 	own, rate := call.Caller.Limits.V2, call.gate.config.Rates.V2
 	if call.version.scheme == BearerKey {
@@ -42,12 +43,12 @@ func (call *Call) limit() int {
 	return rate
 }
 
-// lendingPatience is how long a request waits to be counted: within a second it is
-// answered that there is no answer.
+// lendingPatience is how long a request waits to be counted. It leaves time to report a failure
+// within a second.
 const lendingPatience = 500 * time.Millisecond
 
-// limiters are what requests are counted by, of all replicas if there is a lender.
-// Buckets of strangers are lent a row of the database each, so that there are fewer.
+// limiters returns the limiters of requests. With a Lender they count the requests of all replicas.
+// Each bucket of a stranger then takes a row in the database, so their number is bounded.
 func (c Config) limiters() (tenants, addresses, accounts *quota.Limiter) {
 	if c.Lender == nil {
 		return quota.New(c.Now), quota.New(c.Now), quota.New(c.Now)
@@ -55,13 +56,12 @@ func (c Config) limiters() (tenants, addresses, accounts *quota.Limiter) {
 	return quota.NewShared(c.Lender, "tenant", 0), quota.NewShared(c.Lender, "address", maxLentAddresses), quota.NewShared(c.Lender, "account", 0)
 }
 
-// maxLentAddresses is how many strangers' addresses a replica counts by themselves in
-// a minute, where that takes a row of the database each. Of those that come later it
-// counts the networks, and then all of them together.
+// maxLentAddresses is how many addresses of strangers a replica counts separately in a minute, if
+// each takes a row in the database. It counts further addresses by network, and then all together.
 const maxLentAddresses = 8192
 
-// networks are the buckets that an address is counted in when there is no room for
-// one of its own.
+// networks returns the wider bucket that counts an address when there is no room for its own: a /16
+// of IPv4 or a /48 of IPv6.
 func networks(address string) []string {
 	ip, err := netip.ParseAddr(address)
 	if err != nil {
@@ -71,33 +71,32 @@ func networks(address string) []string {
 	if ip = ip.Unmap(); ip.Is4() {
 		bits = 16
 	}
-	network, _ := ip.Prefix(bits) // both lengths are fine
+	network, _ := ip.Prefix(bits) // both lengths are valid
 	return []string{network.Masked().String()}
 }
 
-// borrow counts a request.
+// borrow counts a request in a bucket. It waits at most lendingPatience.
 func borrow(ctx context.Context, l *quota.Limiter, bucket string, limit int, wider ...string) (quota.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, lendingPatience)
 	defer cancel()
 	return l.Borrow(ctx, bucket, limit, wider...)
 }
 
-// takeOfAddress counts a request of a stranger.
+// takeOfAddress counts a request of a stranger by its address.
 func (g *Gate) takeOfAddress(ctx context.Context, address string) (quota.Usage, error) {
 	return borrow(ctx, g.addresses, audit.Source(address), g.config.Rates.Address, networks(address)...)
 }
 
-// count takes one request from the bucket of the caller's tenant, or from that
-// of a stranger's address. A known caller never pays for its neighbours. Of a
-// ServiceAccount it only looks whether too much was refused to it: what its
-// cluster permits is counted once that is known, and what not when it is over.
-// Error: fault.Unavailable, when it cannot be counted.
+// count counts a request in the bucket of the caller's tenant, or in that of a stranger's address.
+// So strangers at its address never use up a known caller's limit. For a ServiceAccount, count only
+// checks whether too many of its requests were refused: countPermitted and countRefused count its
+// requests later. Error: fault.Unavailable if the request cannot be counted.
 func (call *Call) count(c *gin.Context) (u quota.Usage, err error) {
 	ctx, g, address := c.Request.Context(), call.gate, c.ClientIP()
 	switch call.Caller.Kind {
 	case authz.Stranger:
 		u, err = g.takeOfAddress(ctx, address)
-		if call.operation.Registers && err == nil && !u.Exceeded { // what a registration leaves, nothing removes
+		if call.operation.Registers && err == nil && !u.Exceeded { // nothing removes what a registration creates
 			u, err = borrow(ctx, g.addresses, "register/"+audit.Source(address), g.config.Rates.Registrations)
 		}
 	case authz.ServiceAccount:
@@ -115,7 +114,7 @@ func (call *Call) takeOfTenant(ctx context.Context) (quota.Usage, error) {
 	return borrow(ctx, call.gate.tenants, call.version.name+"/"+string(call.Caller.Tenant), call.limit())
 }
 
-// countPermitted counts a call that the cluster permits for the tenant.
+// countPermitted counts for the tenant a call that the cluster permits.
 func (call *Call) countPermitted(ctx context.Context) error {
 	u, err := call.takeOfTenant(ctx)
 	show(call.answer, u)
@@ -123,30 +122,28 @@ func (call *Call) countPermitted(ctx context.Context) error {
 	return cmp.Or(err, call.overRate(ctx, u))
 }
 
-// countRefused counts a ServiceAccount's call that was not permitted, for
-// whatever reason but that the cluster could not be asked. To hang up is no way
-// around it.
+// countRefused counts a ServiceAccount's call that was not permitted, unless the cluster gave no
+// answer. A caller cannot avoid the count by hanging up.
 func (call *Call) countRefused() {
 	if call.Caller.Kind == authz.ServiceAccount && !call.permitted && !call.unreviewed {
-		_, _ = borrow(context.Background(), call.gate.accounts, call.Caller.ID, call.gate.config.Rates.Address) // it was refused already
+		_, _ = borrow(context.Background(), call.gate.accounts, call.Caller.ID, call.gate.config.Rates.Address) // the call is refused in any case
 	}
 }
 
-// ShowRate puts the bucket of the caller's address on a response that nothing
-// is counted for, or not yet.
+// ShowRate adds the usage of the caller's address to a response without counting the request.
 func (g *Gate) ShowRate(c *gin.Context) { show(c.Writer.Header(), g.peekOfAddress(c.ClientIP())) }
 
 func (g *Gate) peekOfAddress(address string) quota.Usage {
 	return g.addresses.Peek(audit.Source(address), g.config.Rates.Address, networks(address)...)
 }
 
-// addressUsedUp reports whether nothing more is done for strangers of an address in
-// this minute. Who is known does not depend on it.
+// addressUsedUp reports whether the address has used up its limit for strangers in this minute.
+// Known callers do not depend on it.
 func (g *Gate) addressUsedUp(address string) bool { return g.peekOfAddress(address).Remaining == 0 }
 
-// CountStranger takes a request that reached no operation from the bucket of
-// its address and returns the refusal if that is used up. Nothing is given out there,
-// so that one which cannot be counted is answered like any other.
+// CountStranger counts a request that reached no operation in the bucket of its address. It returns
+// the refusal if the bucket is used up. If it cannot count the request it returns nil, because such
+// a request reveals nothing.
 func (g *Gate) CountStranger(c *gin.Context) error {
 	u, err := g.takeOfAddress(c.Request.Context(), c.ClientIP())
 	show(c.Writer.Header(), u)
@@ -163,8 +160,8 @@ func show(h http.Header, u quota.Usage) {
 	h.Set("X-RateLimit-Reset", strconv.FormatInt(u.Reset.Unix(), 10))
 }
 
-// limited returns the refusal of a request over its limit, which leaves one
-// entry per caller and minute.
+// limited returns the refusal of a request over its limit. It records one entry per caller and
+// minute.
 func (call *Call) limited(c *gin.Context, u quota.Usage) error {
 	if u.Exceeded && call.Caller.Kind == authz.Stranger {
 		call.gate.recordStranger(c, audit.RateLimited)
@@ -173,7 +170,7 @@ func (call *Call) limited(c *gin.Context, u quota.Usage) error {
 	return call.overRate(c.Request.Context(), u)
 }
 
-// overRate is limited of a known caller.
+// overRate is limited for a known caller.
 func (call *Call) overRate(ctx context.Context, u quota.Usage) error {
 	if !u.Exceeded {
 		return nil
@@ -184,15 +181,15 @@ func (call *Call) overRate(ctx context.Context, u quota.Usage) error {
 	return &tooMany{u.Wait}
 }
 
-// tooMany is the 429, with the time until the bucket is new.
+// tooMany is the error of a 429, with the time until the bucket is reset.
 type tooMany struct{ wait time.Duration }
 
 func (*tooMany) Error() string { return "rate limit exceeded: wait as long as Retry-After says" }
 
-// jitter spreads what callers do when their minute is over.
+// jitter spreads the retries of callers after their minute is over.
 const jitter = 5 // seconds
 
-// retryAfter puts the header on a 429. In v2 it is jittered.
+// retryAfter sets the header Retry-After of a 429. In v2 it adds jitter.
 func (v *Version) retryAfter(c *gin.Context, err error) {
 	var t *tooMany
 	seconds := 1
@@ -207,20 +204,19 @@ func (v *Version) retryAfter(c *gin.Context, err error) {
 
 func isTooMany(code int) bool { return code == http.StatusTooManyRequests }
 
-// stranger is who asks before it is known who it is.
+// stranger returns the principal of a caller that is not authenticated yet.
 func stranger(c *gin.Context) authz.Principal {
 	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger, RequestID: requestID(c), SourceIP: c.ClientIP()}
 }
 
-// recordStranger leaves an entry of a request without a principal, unless its
-// source has one in this minute. The answer is the same whether that works or
-// not.
+// recordStranger records a request without a principal, at most once a minute per source. The
+// answer is the same whether recording succeeds or not.
 func (g *Gate) recordStranger(c *gin.Context, event audit.EventType) {
 	g.recordRefusal(c.Request.Context(), stranger(c), event)
 }
 
 func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit.EventType) {
-	// Not under the request's own context: that ends when the stranger hangs up.
+	// Do not use the request's own context: it ends when the stranger hangs up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	_ = g.config.Guard.RecordRefusal(ctx, audit.Source(p.SourceIP), audit.Event{

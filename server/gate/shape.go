@@ -15,30 +15,30 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// shape is a schema that a body is held against while it is read, once and without
-// keeping anything of it. It knows the little that most operations need: objects,
-// strings, whole numbers and lists. It says yes only to what [checkJSON] and
-// [operation.checkBody] accept, and whatever it does not say yes to, of a schema
-// that it knows or of any other, is for them to judge.
+// shape is a simple schema that checks a body in one pass, without keeping any part of it. It
+// supports what most operations need: objects, strings, whole numbers and lists. It accepts only
+// what [checkJSON] and [operation.checkBody] accept. They decide about every body that a shape does
+// not accept.
 type shape struct {
 	object   bool
 	required []string
 	fields   map[string]*shape
-	others   *shape // that all other fields have; nil: they may be scalars, and are not judged here beyond that
-	most     int    // fields
+	others   *shape // shape of all other fields; nil: any scalar
+	most     int    // maximum number of fields
 
 	list         *shape
-	fewest, long int // items, or bytes of a string
+	fewest, long int // minimum (items, characters or fields), maximum (items or bytes)
 	words        []string
 	pattern      *regexp.Regexp
 
-	whole       bool // a number
+	whole       bool // the shape is a whole number
 	least, last float64
 }
 
 const unbounded = 1 << 30
 
-// shapeOf returns nil for a schema that says more than a shape knows.
+// shapeOf returns the shape of a schema, or nil if the schema has rules that a shape does not
+// support.
 func shapeOf(ref *openapi3.SchemaRef) *shape {
 	if ref == nil || ref.Value == nil || ref.Value.Type == nil {
 		return nil
@@ -112,10 +112,10 @@ func shapeOf(ref *openapi3.SchemaRef) *shape {
 	return of
 }
 
-// decoders are what bodies are read with. None keeps a body.
+// decoders are reused to read bodies. None of them keeps a body.
 var decoders = sync.Pool{New: func() any { return jsontext.NewDecoder(bytes.NewReader(nil)) }}
 
-// holds reports whether body is one well-formed JSON value of the shape.
+// holds reports whether body is one well-formed JSON value that matches the shape.
 func (s *shape) holds(body []byte) bool {
 	if s == nil {
 		return false
@@ -166,7 +166,7 @@ func (s *shape) readObject(d *jsontext.Decoder, depth int) bool {
 			field = s.others
 		}
 		if slices.Contains(s.required, name) {
-			needed++ // a name that comes twice is no JSON here
+			needed++ // the decoder rejects duplicate names
 		}
 		n++
 		if field == nil {
@@ -200,8 +200,8 @@ func (s *shape) readList(d *jsontext.Decoder, depth int) bool {
 	return err == nil && n >= s.fewest && n <= s.long
 }
 
-// holdsNumber judges a number that is written in digits alone, and few enough for
-// a float64 to have them all.
+// holdsNumber accepts only numbers that consist of at most 15 digits, which a float64 represents
+// exactly.
 func (s *shape) holdsNumber(raw jsontext.Value) bool {
 	if len(raw) > 15 {
 		return false
@@ -210,15 +210,15 @@ func (s *shape) holdsNumber(raw jsontext.Value) bool {
 	return err == nil && float64(n) >= s.least && float64(n) <= s.last
 }
 
-// holdsText judges a string as it is written in JSON. One with escapes is longer
-// there than it is, so that only the bounds of its length are sure.
+// holdsText checks a string in its JSON form. A string with escapes is shorter than its JSON form,
+// so holdsText accepts one only if no minimum above 1, list of words or pattern applies.
 func (s *shape) holdsText(raw jsontext.Value) bool {
 	if len(raw) < 2 || raw.Kind() != '"' {
 		return false
 	}
 	text := raw[1 : len(raw)-1]
 	if len(text) > s.long {
-		return false // maybe not, in characters
+		return false // bytes; the full check counts characters
 	}
 	if bytes.IndexByte(text, '\\') >= 0 {
 		return s.fewest <= 1 && s.words == nil && s.pattern == nil

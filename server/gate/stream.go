@@ -10,20 +10,20 @@ import (
 	"github.com/gin-gonic/gin"
 )
 
-// stalled is how long a caller may take no byte of a long answer.
+// stalled is the time after which a long answer is broken off if the caller accepts no byte.
 const stalled = time.Minute
 
-// Stream answers with bytes of a content type as they come, however long that takes. begin is
-// what [Answer] calls: it has a second, and its error is answered with an
-// envelope. What it returns writes the answer; its context ends with the gate's
-// streams. When it fails after the first byte the connection is broken, so that
-// nobody takes what there is for whole.
+// Stream answers with bytes of a content type as they become available, however long that takes. As
+// in [Answer], begin has a second, and its error is answered with an envelope. begin returns write,
+// which writes the answer; the context of write ends with the gate's streams. If write fails after
+// the first byte, Stream breaks the connection, so that the caller cannot mistake a part for the
+// whole.
 func Stream(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
-	answerWith(c, &stream{c: c, contentType: contentType}, context.WithoutCancel(c.Request.Context()), begin) // a caller that is gone shows when it is written to
+	answerWith(c, &stream{c: c, contentType: contentType}, context.WithoutCancel(c.Request.Context()), begin) // a write fails if the caller is gone
 }
 
-// Follow is [Stream] of an answer that mostly waits: the caller has each write at once,
-// and the context also ends when the caller is gone.
+// Follow is [Stream] for an answer that mostly waits. It sends each write at once, and the context
+// also ends when the caller disconnects.
 func Follow(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
 	answerWith(c, &stream{c: c, contentType: contentType, flush: true}, c.MustGet(callKey).(*Call).connection, begin)
 }
@@ -41,7 +41,7 @@ func answerWith(c *gin.Context, out *stream, lasting context.Context, begin func
 	defer context.AfterFunc(call.gate.streams, cancel)()
 
 	out.deadline = http.NewResponseController(c.Writer)
-	_ = out.deadline.SetReadDeadline(time.Time{}) // the request is here: net/http need not give up waiting for it
+	_ = out.deadline.SetReadDeadline(time.Time{}) // the request has arrived completely
 	err = write(ctx, out)
 	switch {
 	case err == nil:
@@ -49,11 +49,11 @@ func answerWith(c *gin.Context, out *stream, lasting context.Context, begin func
 		call.fail(c, err)
 	default:
 		_ = c.Error(err).SetType(gin.ErrorTypeRender)
-		_ = out.deadline.SetWriteDeadline(time.Unix(1, 0)) // net/http then cannot write the end of the answer
+		_ = out.deadline.SetWriteDeadline(time.Unix(1, 0)) // prevents net/http from writing the end of the answer
 	}
 }
 
-// stream gives every write its own time, in place of one for the whole answer.
+// stream sets a time limit for every write instead of one for the whole answer.
 type stream struct {
 	c           *gin.Context
 	contentType string
@@ -77,6 +77,6 @@ func (s *stream) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// EndStreams breaks off answers that are being streamed, and all that begin
-// afterwards: the server is about to end.
+// EndStreams breaks off all streamed answers, including later ones. The server calls it before it
+// stops.
 func (g *Gate) EndStreams() { g.endStreams() }
