@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// Replicas whose clocks are minutes apart write one history and one log.
+// Replicas whose clocks differ by minutes write one history and one log.
 func TestClocksMayBeMinutesApart(t *testing.T) {
 	beside(t)
 	url := pgtest.Shared(t).URL()
@@ -31,8 +31,8 @@ func TestClocksMayBeMinutesApart(t *testing.T) {
 	t.Logf("%d entries hold", report.Entries)
 }
 
-// The history of several replicas on one PostgreSQL in good order, and of one on
-// which a tenth of the commits fails.
+// Tests the history of several replicas on one healthy PostgreSQL, and on one where a tenth of the
+// commits fails.
 func TestVaultsOnPostgreSQLAreLinearisable(t *testing.T) {
 	beside(t)
 	url := pgtest.Shared(t).URL()

@@ -15,54 +15,54 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// action is what a client asks of the credentials of one name.
+// action is a client's operation on the credentials of one name.
 type action int
 
 const (
-	seal         action = iota // a new one
-	replace                    // its values
-	rotate                     // the same values, in a new version
-	remove                     // it
-	unseal                     // it, by its id
-	unsealNewest               // the one that was created last, by the name
-	list                       // those that there are
+	seal         action = iota // create a credential
+	replace                    // replace its values
+	rotate                     // store the same values in a new version
+	remove                     // delete it
+	unseal                     // unseal it by its id
+	unsealNewest               // unseal the newest credential of the name
+	list                       // list the existing credentials
 )
 
 func (a action) String() string {
 	return []string{"seal", "replace", "rotate", "remove", "unseal", "unseal newest", "list"}[a]
 }
 
-// writes tells whether an action changes anything.
+// writes reports whether an action changes anything.
 func (a action) writes() bool { return a <= remove }
 
-// call is a request. Values are never used twice, so that a value tells who wrote it.
+// call is a request. No value is used twice, so a value identifies its writer.
 type call struct {
 	action
 	name  string
-	id    string // of the credential; of one that is sealed, as it is found out
-	value string // that is written
+	id    string // id of the credential; for a seal, as it is found out
+	value string // value to write
 
-	created int64 // of one that is sealed, as it is found out
+	created int64 // creation time; for a seal, as it is found out
 }
 
-// sight is what an answer says of a credential. The zero value of a field says nothing.
+// sight is the part of an answer that describes a credential. A zero field says nothing.
 type sight struct {
 	id, value string
 	version   uint64
-	created   int64 // in microseconds
+	created   int64 // microseconds
 }
 
-// answer is what a client was told. An unknown one leaves open whether a write
-// has happened, or will.
+// answer is the result that a client received. With unknown set it is open whether the write
+// happened or will happen.
 type answer struct {
 	unknown bool
-	unasked bool // nobody was there to be asked
-	denied  bool // there is no such credential
+	unasked bool // no server could be reached
+	denied  bool // no such credential
 	seen    []sight
-	all     []named // by a list, of all names
+	all     []named // the credentials of all names, from a list
 }
 
-// history is what clients asked and were told, and when.
+// history records the calls and answers of clients, with their times.
 type history struct {
 	began time.Time
 	mu    sync.Mutex
@@ -71,10 +71,10 @@ type history struct {
 
 func newHistory() *history { return &history{began: time.Now()} }
 
-// now is the time of the history.
+// now returns the time since the history began, in nanoseconds.
 func (h *history) now() int64 { return time.Since(h.began).Nanoseconds() }
 
-// record makes a call and remembers it.
+// record makes a call and records it.
 func (h *history) record(client int, c call, ask func(call) answer) answer {
 	called := h.now()
 	a := ask(c)
@@ -82,13 +82,13 @@ func (h *history) record(client int, c call, ask func(call) answer) answer {
 	return a
 }
 
-// add remembers a call.
+// add records a call.
 func (h *history) add(client int, c call, a answer, called, returned int64) {
 	if a.unasked || a.unknown && !c.writes() {
 		return
 	}
 	if a.unknown {
-		returned = math.MaxInt64 // it may take effect at any time, or at the end, which is never
+		returned = math.MaxInt64 // it may take effect at any time, or never
 	}
 	a.all = nil
 	h.mu.Lock()
@@ -96,7 +96,7 @@ func (h *history) add(client int, c call, a answer, called, returned int64) {
 	h.all = append(h.all, porcupine.Operation{ClientId: client, Input: c, Output: a, Call: called, Return: returned})
 }
 
-// count returns how many calls there were and how many had no outcome.
+// count returns the number of calls and the number without an outcome.
 func (h *history) count() (all, unknown int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -108,11 +108,10 @@ func (h *history) count() (all, unknown int) {
 	return len(h.all), unknown
 }
 
-// resolved is the history with the id and the time of every credential at its
-// seal, also of a seal that was not answered but whose credential was seen. It
-// leaves out the writes without an outcome of which nobody saw anything: those
-// did not happen, or after everything else, which is the same to everybody. Each
-// one fewer halves what the judge has to look at.
+// resolved returns the history with the id and the creation time in every seal. This includes a
+// seal without an answer whose credential was seen later. It omits the writes without an outcome
+// that nobody saw: they did not happen, or happened after everything else, which looks the same to
+// every client. Each omitted write halves the work of the checker.
 func (h *history) resolved() []porcupine.Operation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -148,7 +147,7 @@ func (h *history) resolved() []porcupine.Operation {
 			c.created = created[c.id]
 			o.Input = c
 		case !unknown:
-		case c.action == remove && removed[c.id]: // by somebody else, who was told so
+		case c.action == remove && removed[c.id]: // another client got the answer that it removed it
 			continue
 		case c.action != remove && newest[c.id] <= 1+answered[c.id]: // all its versions were answered
 			continue
@@ -158,8 +157,8 @@ func (h *history) resolved() []porcupine.Operation {
 	return all
 }
 
-// model is the vault as its clients may see it: for each name the credentials
-// that there are, with their versions and values, in the order of their ids.
+// model is the vault as clients may see it. For each name it has the existing credentials with
+// their versions and values, ordered by id.
 var model = porcupine.Model{
 	Partition: func(all []porcupine.Operation) [][]porcupine.Operation {
 		names := make(map[string][]porcupine.Operation)
@@ -191,7 +190,7 @@ var model = porcupine.Model{
 	DescribeState: func(state any) string { return fmt.Sprint(state) },
 }
 
-// step tells whether the answer is right in this state, and what the state is then.
+// step reports whether the answer is right in this state, and returns the next state.
 func step(live []sight, c call, a answer) (bool, []sight) {
 	at := slices.IndexFunc(live, func(s sight) bool { return s.id == c.id })
 	then := func(now sight) (bool, []sight) {
@@ -204,7 +203,7 @@ func step(live []sight, c call, a answer) (bool, []sight) {
 	}
 	switch c.action {
 	case seal:
-		if at >= 0 || a.denied { // sealed twice, or refused
+		if at >= 0 || a.denied { // a second seal, or a refusal
 			return false, live
 		}
 		now := append(slices.Clone(live), sight{c.id, c.value, 1, c.created})
@@ -241,8 +240,8 @@ func step(live []sight, c call, a answer) (bool, []sight) {
 	}
 }
 
-// linearisable tells whether there is an order of the calls in which each answer
-// is right, and which agrees with the order in which they were made.
+// linearisable reports whether the calls can be ordered so that each answer is right and the order
+// agrees with the calls' times.
 func (h *history) linearisable() (bool, porcupine.LinearizationInfo, error) {
 	result, info := porcupine.CheckOperationsVerbose(model, h.resolved(), time.Minute)
 	if result == porcupine.Unknown {
@@ -251,8 +250,8 @@ func (h *history) linearisable() (bool, porcupine.LinearizationInfo, error) {
 	return result == porcupine.Ok, info, nil
 }
 
-// check fails the test when the history is not linearisable, and leaves a picture
-// of it. It returns a line for the transcript.
+// check fails the test if the history is not linearisable, and writes a picture of it. It returns a
+// line for the transcript.
 func (h *history) check(t *testing.T) string {
 	t.Helper()
 	ok, info, err := h.linearisable()

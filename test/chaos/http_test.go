@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// errContract is an answer that no client can expect, whatever has failed.
+// errContract is an answer that violates the contract, whatever has failed.
 var errContract = errors.New("an answer that the contract does not have")
 
-// over asks a server over HTTP: the one that server returns, which changes when one
-// has been killed. strange takes what must never be answered.
+// over returns a function that sends calls over HTTP to the server that server returns, which
+// changes after a kill. strange receives answers that must never occur.
 func (d *deployment) over(server func() *process, strange func(error)) func(call) answer {
 	return func(c call) answer {
 		method, path, body := c.request()
 		got, err := server().ask(d.key, method, path, body, c.once())
-		if errors.Is(err, syscall.ECONNREFUSED) && c.action != seal { // which the transport may have repeated
+		if errors.Is(err, syscall.ECONNREFUSED) && c.action != seal { // the transport may have repeated a seal
 			return answer{unasked: true}
 		}
 		for tries := 0; c.action == seal && tries < 20 && (err != nil || got.status == http.StatusServiceUnavailable); tries++ {
@@ -42,7 +42,7 @@ func (d *deployment) over(server func() *process, strange func(error)) func(call
 	}
 }
 
-// once is the idempotency key of a seal.
+// once returns the idempotency key of a seal.
 func (c call) once() string {
 	if c.action == seal {
 		return c.value

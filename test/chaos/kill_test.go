@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// A history that outlives the process: it is killed again and again while clients
-// use a few credentials together.
+// A history outlives the process, which is killed repeatedly while clients share a few credentials.
 func TestHistoriesAreLinearisableAcrossKills(t *testing.T) {
 	beside(t)
 	kills := 6
@@ -21,7 +20,7 @@ func TestHistoriesAreLinearisableAcrossKills(t *testing.T) {
 	var server atomic.Pointer[process]
 	server.Store(d.start())
 	d.admit(server.Load())
-	for range kills / 6 { // a history of bounded length is judged in bounded time
+	for range kills / 6 { // bounds the length of a history and so the time of its check
 		c := d.clients(8, server.Load)
 		c.start(1 << 20)
 		for range 6 {
@@ -51,7 +50,7 @@ func (d *deployment) clients(n int, servers ...func() *process) *clients {
 	return c
 }
 
-// waitFor waits until something is so; a minute is a failure.
+// waitFor waits until so returns true. It fails after a minute.
 func waitFor(t testing.TB, so func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !so(); {

@@ -15,7 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kmstest"
 )
 
-// outage is a fault in the middle of the load of one server, which goes away again.
+// outage is a temporary fault while one server is under load.
 type outage struct {
 	t       *testing.T
 	d       *deployment
@@ -37,7 +37,7 @@ func newOutage(t *testing.T, d *deployment) *outage {
 	return o
 }
 
-// goesOn waits for answers.
+// goesOn waits for more answers and returns the time until then.
 func (o *outage) goesOn() time.Duration {
 	o.t.Helper()
 	began, before := time.Now(), o.clients.acknowledged.Load()
@@ -45,10 +45,10 @@ func (o *outage) goesOn() time.Duration {
 	return time.Since(began)
 }
 
-// refusal is what came of asking for plaintext for a while.
+// refusal is the result of asking for plaintext during an outage.
 type refusal struct {
-	first, slowest time.Duration // until the first 503, and the slowest answer
-	served, denied int           // 200 and 503
+	first, slowest time.Duration // time until the first 503; time of the slowest answer
+	served, denied int           // answers with 200 and 503
 }
 
 func (r refusal) String() string {
@@ -56,8 +56,8 @@ func (r refusal) String() string {
 		r.first.Round(time.Millisecond), r.slowest.Round(time.Millisecond), r.served, r.denied)
 }
 
-// refuses asks for plaintext for as long as given, and longer until it is refused.
-// Between two refusals there may be plaintext: some commits fit on a full disk.
+// refuses asks for plaintext for the given time, or longer until it is refused. There may be
+// plaintext between two refusals, because some commits fit on a full disk.
 func (o *outage) refuses(id string, during time.Duration) (r refusal) {
 	o.t.Helper()
 	began := time.Now()
@@ -112,7 +112,7 @@ func (o *outage) settle() {
 	o.say("%s; audit verify: %d entries hold, those of all plaintexts among them", judged, entries)
 }
 
-// The disk is full in the middle of the load: a file system of its own, really full.
+// The disk becomes full under load. It is a separate file system that is really full.
 func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 	beside(t)
 	d := newEmbedded(t)
@@ -138,15 +138,15 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 		took := o.goesOn()
 		o.say("full: %s; going on %s after there was space", r, took.Round(time.Millisecond))
 		waitFor(t, func() bool { return o.ready() == http.StatusOK })
-		if r.first > 5*time.Second || r.slowest > 5*time.Second { // a second is the promise; a busy machine takes longer
+		if r.first > 5*time.Second || r.slowest > 5*time.Second { // the promise is one second; a busy machine takes longer
 			t.Errorf("a full disk: %s", r)
 		}
 	}
 	o.settle()
 }
 
-// Every change of the database file fails for a while, in the middle of the load,
-// as it does when a file system is turned to read-only, or a disk breaks.
+// Every change of the database file fails for a while under load, as on a read-only file system or
+// a broken disk.
 func TestADiskThatFailsInTheMiddleOfLoad(t *testing.T) {
 	beside(t)
 	needsStrace(t)
@@ -167,7 +167,7 @@ func TestADiskThatFailsInTheMiddleOfLoad(t *testing.T) {
 				t.Errorf("/readyz is %d", ready)
 			}
 			must(t, trace.Process.Signal(os.Interrupt))
-			_ = trace.Wait() // interrupted
+			_ = trace.Wait() // an interrupt ended it
 			took := o.goesOn()
 			o.say("%s, %d times: %s (strace's start is part of it); going on %s after it was over", errno, d.injected(), r, took.Round(time.Millisecond))
 			if r.slowest > 5*time.Second {
@@ -179,8 +179,8 @@ func TestADiskThatFailsInTheMiddleOfLoad(t *testing.T) {
 	}
 }
 
-// The KMS is away in the middle of the load: what is in the cache is served until
-// its time is over, then nothing, and everything again when the KMS is back.
+// The KMS is unreachable under load. The server serves cached keys until they expire, then nothing,
+// and everything again once the KMS is back.
 func TestAKMSOutageInTheMiddleOfLoad(t *testing.T) {
 	cached := 2 * time.Second
 	service, err := kmstest.NewVault()
@@ -203,7 +203,7 @@ func TestAKMSOutageInTheMiddleOfLoad(t *testing.T) {
 		before := service.Calls()
 		away(true)
 		gone := time.Now()
-		served := o.goesOn() // from the cache
+		served := o.goesOn() // answers from the cache
 		r := o.refuses(id, 2*time.Second)
 		outage := time.Since(gone)
 		away(false)

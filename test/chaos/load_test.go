@@ -10,26 +10,25 @@ import (
 	"time"
 )
 
-// clients use the credentials of a few names until they are told to stop. A name
-// that has been used often enough makes place for another one, since it takes the
-// longer to judge its history the longer that is.
+// clients use the credentials of a few names until they are stopped. A name that was used often
+// enough is replaced, because a longer history takes longer to check.
 type clients struct {
 	history *history
-	asks    []func(call) answer // one for each client; they may talk to different replicas
+	asks    []func(call) answer // one for each client, possibly for different replicas
 
 	mu    sync.Mutex
 	names []string
-	used  map[string]int      // calls by name, of which those without an outcome count more
-	known map[string][]string // ids by name, the newest last, of which some are removed
-	again int                 // counts values, which are never used twice
+	used  map[string]int      // calls by name; calls without an outcome count more
+	known map[string][]string // ids by name, newest last; some are removed
+	again int                 // counter for values, which are never used twice
 	stop  atomic.Bool
 	done  sync.WaitGroup
 
-	acknowledged atomic.Int64   // calls that had an outcome
-	each         []atomic.Int64 // likewise, of each client
+	acknowledged atomic.Int64   // calls with an outcome
+	each         []atomic.Int64 // the same for each client
 }
 
-// start lets the clients begin. No client makes more than most calls.
+// start starts the clients. No client makes more than most calls.
 func (c *clients) start(most int) {
 	c.known, c.used, c.each = make(map[string][]string), make(map[string]int), make([]atomic.Int64, len(c.asks))
 	for range 4 {
@@ -49,11 +48,11 @@ var names atomic.Int64
 // newName returns a name that nobody has used.
 func newName() string { return fmt.Sprintf("name-%d", names.Add(1)) }
 
-// The weight of a call without an outcome, and when a name has been used enough.
+// openWeight is the weight of a call without an outcome. A name with the weight enough is replaced.
 const openWeight, enough = 8, 80
 
-// end stops the clients and reads everything once more, which settles what came
-// of the calls that were not answered.
+// end stops the clients and reads everything once more. That settles the result of unanswered
+// calls.
 func (c *clients) end(ask func(call) answer) {
 	c.stop.Store(true)
 	c.done.Wait()
@@ -81,7 +80,7 @@ func (c *clients) one(client int, ask func(call) answer) {
 	a := c.history.record(client, next, ask)
 	c.count(next, a)
 	if a.unknown || a.unasked {
-		time.Sleep(50 * time.Millisecond) // as any client would, and each outcome that is open makes the judge's work longer
+		time.Sleep(50 * time.Millisecond) // real clients wait too, and each open outcome makes the check longer
 		return
 	}
 	c.acknowledged.Add(1)
@@ -93,7 +92,7 @@ func (c *clients) one(client int, ask func(call) answer) {
 	}
 }
 
-// count notes that a name was used, and replaces it when that is enough.
+// count records the use of a name, and replaces the name when it was used enough.
 func (c *clients) count(made call, a answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,8 +104,7 @@ func (c *clients) count(made call, a answer) {
 	}
 }
 
-// next chooses a call. Each name has about two credentials at a time, which
-// several clients use together.
+// next chooses a call. Each name has about two credentials at a time, which several clients share.
 func (c *clients) next() call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,7 +132,7 @@ func (c *clients) next() call {
 	}
 }
 
-// ofName keeps what a list says of one name.
+// ofName returns the credentials of one name from a list.
 func ofName(name string, all []named) (seen []sight) {
 	for _, s := range all {
 		if s.name == name {

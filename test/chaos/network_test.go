@@ -14,17 +14,17 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// link is a network between a replica and the database, which may lose everything
-// for a while, without a word to either side.
+// link is a network between a replica and the database. It can silently stop carrying data for a
+// while.
 type link struct {
 	listener net.Listener
 	server   string
 
 	mu   sync.Mutex
-	open chan struct{} // closed while the link carries
+	open chan struct{} // closed while the link carries data
 }
 
-// newLink returns a link to the server of a URL, and the URL that goes over it.
+// newLink returns a link to the server of a URL, and the URL that uses the link.
 func newLink(t *testing.T, database string) (*link, string) {
 	t.Helper()
 	u, err := url.Parse(database)
@@ -35,7 +35,7 @@ func newLink(t *testing.T, database string) (*link, string) {
 	must(t, err)
 	t.Cleanup(func() {
 		_ = l.listener.Close()
-		l.mend() // for those who wait
+		l.mend() // releases waiting connections
 	})
 	go func() {
 		for {
@@ -62,7 +62,7 @@ func (l *link) carry(near net.Conn) {
 	l.pass(near, far)
 }
 
-// pass carries one direction until one of the ends has closed.
+// pass copies one direction until either end closes.
 func (l *link) pass(to, from net.Conn) {
 	defer to.Close()
 	b := make([]byte, 64<<10)
@@ -86,7 +86,7 @@ func (l *link) opened() <-chan struct{} {
 	return l.open
 }
 
-// cut has the link carry nothing; what was sent arrives when it is mended.
+// cut stops all data. mend delivers it later.
 func (l *link) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,9 +103,8 @@ func (l *link) mend() {
 	}
 }
 
-// One replica loses the network to the database, and then all of them do. Those
-// without it answer soon, with a 503; the others go on; and all serve again when
-// it is back.
+// First one replica loses the network to the database, then all do. Replicas without the database
+// soon answer 503, the others continue, and all serve again when the network is back.
 func TestTheNetworkDrops(t *testing.T) {
 	beside(t)
 	gone := 4 * time.Second
@@ -144,8 +143,8 @@ func TestTheNetworkDrops(t *testing.T) {
 	f.settle()
 }
 
-// refuses waits until a replica answers 503 within a second, which it has to do
-// soon, whatever is asked.
+// refuses waits until a replica answers every request with 503 within a second. This must happen
+// within soon.
 func (f *fleet) refuses(i int, soon time.Duration) {
 	f.t.Helper()
 	p, key := f.servers[i].Load(), f.replicas[i].key
@@ -168,8 +167,8 @@ func (f *fleet) refuses(i int, soon time.Duration) {
 		i, time.Since(began).Round(time.Millisecond), slowest.Round(time.Millisecond))
 }
 
-// Two deployments want the same empty database: one gets it, and the other says
-// that it belongs to somebody else, then and later.
+// Two deployments want the same empty database. One gets it. The other reports, then and later,
+// that the database belongs to another deployment.
 func TestADatabaseBelongsToOneDeployment(t *testing.T) {
 	beside(t)
 	database := pgtest.Shared(t)
@@ -202,8 +201,8 @@ func TestADatabaseBelongsToOneDeployment(t *testing.T) {
 	must(t, err)
 }
 
-// Replicas that start together on an empty database make one deployment. One that
-// was too late to deliver its system key says what to do.
+// Replicas that start together on an empty database create one deployment. A replica that was too
+// late to deliver its system key says what to do.
 func TestReplicasMayStartTogether(t *testing.T) {
 	beside(t)
 	all := newReplicas(t, pgtest.Shared(t).URL(), 3, directly)
@@ -221,7 +220,7 @@ func TestReplicasMayStartTogether(t *testing.T) {
 		if !strings.Contains(errs[i].Error(), "another replica made the first system key at the same time") {
 			t.Error("that is another reason")
 		}
-		_ = os.Remove(d.path("system.key")) // as it is told to
+		_ = os.Remove(d.path("system.key")) // follows the server's advice
 		processes[i] = d.start()
 	}
 	admitted := slices.IndexFunc(all, func(d *deployment) bool { _, err := os.Stat(d.path("system.key")); return err == nil })

@@ -22,12 +22,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
-// TestMain makes the test binary the program itself when it is called by its name.
+// TestMain runs the program itself when the test binary is called by the program's name.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "latticekeep" {
 		os.Exit(latticekeep())
 	}
-	if err := os.Unsetenv("KUBERNETES_SERVICE_HOST"); err != nil { // not the operator of the cluster the test may run in
+	if err := os.Unsetenv("KUBERNETES_SERVICE_HOST"); err != nil { // the test may run in a cluster and must not be its operator
 		panic(err)
 	}
 	os.Exit(m.Run())
@@ -43,11 +43,11 @@ func latticekeep() int {
 	return 0
 }
 
-// long tells whether the long forms of the tests are to run.
+// long reports whether the long forms of the tests run.
 func long() bool { return os.Getenv("CHAOS_LONG") != "" }
 
-// beside lets a test run beside others, which mostly wait; not in the long form,
-// whose times are published.
+// beside makes a test parallel, because these tests mostly wait. The long form is not parallel
+// because its times are published.
 func beside(t *testing.T) {
 	if !long() {
 		t.Parallel()
@@ -60,16 +60,16 @@ type deployment struct {
 	dir     string
 	program string
 
-	where  []string // the data, to audit verify
-	key    string   // of its tenant
+	where  []string // arguments of audit verify that name the data
+	key    string   // API key of the deployment's tenant
 	system string   // the first system key
 
 	mu    sync.Mutex
 	shown map[string]bool // requests that were answered with plaintext
 }
 
-// newDeployment writes a configuration for a free port of loopback, which lacks
-// where the data is.
+// newDeployment writes a configuration for a free loopback port. The location of the data is still
+// missing.
 func newDeployment(t testing.TB) *deployment {
 	t.Helper()
 	if testing.Short() {
@@ -92,7 +92,7 @@ rate: {v1: 1000000, v2: 1000000, address: 1000000}
 	return d
 }
 
-// newEmbedded is a deployment on the embedded store, with its data in a folder.
+// newEmbedded returns a deployment on the embedded store with its data in a folder.
 func newEmbedded(t testing.TB) *deployment {
 	t.Helper()
 	d := newDeployment(t)
@@ -103,7 +103,7 @@ func newEmbedded(t testing.TB) *deployment {
 
 func (d *deployment) path(name string) string { return filepath.Join(d.dir, name) }
 
-// add adds to the configuration.
+// add appends to the configuration.
 func (d *deployment) add(format string, args ...any) {
 	d.t.Helper()
 	f, err := os.OpenFile(d.path("config.yaml"), os.O_APPEND|os.O_WRONLY, 0o600)
@@ -118,10 +118,10 @@ type process struct {
 	cmd   *exec.Cmd
 	url   string
 	log   buffer
-	ended chan struct{} // closed when it has
+	ended chan struct{} // closed when the process has ended
 }
 
-// buffer is a log that is read while it is written.
+// buffer is a log that may be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -142,14 +142,14 @@ func (b *buffer) String() string {
 	return string(all[max(0, len(all)-most):])
 }
 
-// launch starts a server, below another command if one is given, and returns it
-// when it is ready or has ended, which the error says.
+// launch starts a server, below another command if one is given. It returns the server once it is
+// ready. If the server has ended before that, it returns an error as well.
 func (d *deployment) launch(below ...string) (*process, error) {
 	d.t.Helper()
 	argv := append(below, d.program, "server", "--config", d.path("config.yaml"))
 	p := &process{d: d, cmd: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
 	p.cmd.Stderr = &p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that kill reaches what runs below strace
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // kill must reach the server below strace
 	stdout, err := p.cmd.StdoutPipe()
 	must(d.t, err)
 	must(d.t, p.cmd.Start())
@@ -159,7 +159,7 @@ func (d *deployment) launch(below ...string) (*process, error) {
 	go func() {
 		defer close(p.ended)
 		_, _ = io.Copy(io.Discard, lines)
-		_ = p.cmd.Wait() // killed, or its log says why
+		_ = p.cmd.Wait() // the process was killed, or its log says why it ended
 	}()
 	if err != nil {
 		<-p.ended
@@ -175,7 +175,7 @@ func (d *deployment) launch(below ...string) (*process, error) {
 	return p, nil
 }
 
-// start launches a server that has to become ready.
+// start launches a server and fails the test if it does not become ready.
 func (d *deployment) start(below ...string) *process {
 	d.t.Helper()
 	p, err := d.launch(below...)
@@ -183,18 +183,18 @@ func (d *deployment) start(below ...string) *process {
 	return p
 }
 
-// signal sends a signal to the server and to what it runs below.
+// signal sends a signal to the server and to the command that it runs below.
 func (p *process) signal(s syscall.Signal) {
-	_ = syscall.Kill(-p.cmd.Process.Pid, s) // it may be dead already
+	_ = syscall.Kill(-p.cmd.Process.Pid, s) // it may already be dead
 }
 
-// kill ends the server as a power cut would, as far as the process goes.
+// kill kills the server's processes, like a power cut but without the loss of the page cache.
 func (p *process) kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.ended
 }
 
-// dead tells whether the server has ended.
+// dead reports whether the server has ended.
 func (p *process) dead() bool {
 	select {
 	case <-p.ended:
@@ -204,13 +204,13 @@ func (p *process) dead() bool {
 	}
 }
 
-// admit makes the deployment's tenant and its key.
+// admit creates the deployment's tenant and its API key.
 func (d *deployment) admit(p *process) {
 	d.t.Helper()
 	must(d.t, d.tryAdmit(p))
 }
 
-// tryAdmit is admit of a server that may fail.
+// tryAdmit is admit for a server that may fail.
 func (d *deployment) tryAdmit(p *process) error {
 	key, err := os.ReadFile(d.path("system.key"))
 	if err != nil {
@@ -236,14 +236,14 @@ var client = &http.Client{
 	Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
 }
 
-// reply is what a server answered.
+// reply is a server's answer.
 type reply struct {
 	status  int
 	made    map[string]any
-	request string // its id
+	request string // request id
 }
 
-// ask sends a request; the error is one of the connection.
+// ask sends a request. It returns an error only for trouble with the connection.
 func (p *process) ask(key, method, path, body, once string) (reply, error) {
 	r, err := http.NewRequest(method, p.url+path, strings.NewReader(body))
 	if err != nil {
@@ -272,7 +272,7 @@ func (p *process) ask(key, method, path, body, once string) (reply, error) {
 	return got, nil
 }
 
-// must asks for what has to succeed.
+// must sends a request that has to succeed.
 func (p *process) must(key, method, path, body string) map[string]any {
 	p.d.t.Helper()
 	made, err := p.try(key, method, path, body)
@@ -282,7 +282,7 @@ func (p *process) must(key, method, path, body string) map[string]any {
 	return made
 }
 
-// try asks for what may fail.
+// try sends a request that may fail.
 func (p *process) try(key, method, path, body string) (map[string]any, error) {
 	got, err := p.ask(key, method, path, body, "")
 	if err == nil && got.status/100 != 2 {
@@ -294,8 +294,8 @@ func (p *process) try(key, method, path, body string) (map[string]any, error) {
 	return got.made, nil
 }
 
-// verify runs audit verify on the data, which of the embedded store nobody may be
-// using, and returns how many entries there are.
+// verify runs audit verify on the data and returns the number of entries. No server may use an
+// embedded store meanwhile.
 func (d *deployment) verify() (entries int, err error) {
 	out, err := exec.Command(d.program, append([]string{"audit", "verify"}, d.where...)...).CombinedOutput()
 	if err != nil {
@@ -308,15 +308,15 @@ func (d *deployment) verify() (entries int, err error) {
 	return entries, nil
 }
 
-// show notes a request that was answered with plaintext.
+// show records a request that was answered with plaintext.
 func (d *deployment) show(request string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.shown[request] = true
 }
 
-// accounted fails the test when the audit log lacks an entry of a request that was
-// answered with plaintext.
+// accounted fails the test if the audit log lacks an entry for a request that was answered with
+// plaintext.
 func (d *deployment) accounted(p *process) {
 	d.t.Helper()
 	d.mu.Lock()
@@ -324,7 +324,7 @@ func (d *deployment) accounted(p *process) {
 	all := len(d.shown)
 	for path := "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100"; path != ""; {
 		page, err := p.try(d.key, "GET", path, "")
-		for tries := 0; err != nil && tries < 20; tries++ { // a busy machine
+		for tries := 0; err != nil && tries < 20; tries++ { // the machine may be busy
 			time.Sleep(50 * time.Millisecond)
 			page, err = p.try(d.key, "GET", path, "")
 		}

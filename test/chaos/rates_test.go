@@ -8,17 +8,16 @@ import (
 	"time"
 )
 
-// limited is a tenant of few requests a minute, which asks every replica for more
-// all the time.
+// limited is a tenant with a low rate limit that constantly asks every replica for more.
 type limited struct {
-	limit           int // requests a minute
+	limit           int // requests per minute
 	began           time.Time
 	served, refused atomic.Int64
 	stop            atomic.Bool
 	asking          sync.WaitGroup
 }
 
-// newLimited makes the tenant and lets it begin.
+// newLimited creates the tenant and starts its requests.
 func (f *fleet) newLimited(limit int) *limited {
 	f.t.Helper()
 	p, system := f.servers[0].Load(), f.replicas[0].system
@@ -44,8 +43,8 @@ func (f *fleet) newLimited(limit int) *limited {
 	return l
 }
 
-// check ends the tenant, and fails the test when it was served more than its limit
-// in the minutes that this took.
+// check stops the tenant. It fails the test if the tenant was served more than its limit during the
+// elapsed minutes.
 func (l *limited) check(t *testing.T) string {
 	t.Helper()
 	l.stop.Store(true)

@@ -15,8 +15,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// newReplicas are deployments that share a PostgreSQL, which each reaches over a
-// URL of its own, a key and a folder of reports.
+// newReplicas returns deployments that share a PostgreSQL, a key and a folder of reports. Each
+// reaches PostgreSQL over its own URL.
 func newReplicas(t *testing.T, url string, n int, over func(string) string) []*deployment {
 	t.Helper()
 	var all []*deployment
@@ -35,20 +35,21 @@ func newReplicas(t *testing.T, url string, n int, over func(string) string) []*d
 	return all
 }
 
-// fleet is what runs on one database.
+// fleet is a set of replicas on one database.
 type fleet struct {
 	t        *testing.T
 	replicas []*deployment
 	servers  []atomic.Pointer[process]
 	clients  *clients
 	began    time.Time
-	out      io.Writer // takes the transcript
+	out      io.Writer // receives the transcript
 }
 
-// directly is no network between.
+// directly returns the URL unchanged, for replicas without a link in between.
 func directly(url string) string { return url }
 
-// newFleet starts n replicas, the first one alone, since it makes the deployment.
+// newFleet starts n replicas. It starts the first one alone because that one creates the
+// deployment.
 func newFleet(t *testing.T, url string, n int, over func(string) string) *fleet {
 	t.Helper()
 	f := &fleet{t: t, replicas: newReplicas(t, url, n, over), servers: make([]atomic.Pointer[process], n), began: time.Now(), out: transcript(t)}
@@ -63,7 +64,7 @@ func newFleet(t *testing.T, url string, n int, over func(string) string) *fleet 
 
 func (f *fleet) start(i int) { f.servers[i].Store(f.replicas[i].start()) }
 
-// load has three clients use each replica, all of them the same credentials.
+// load starts three clients for each replica, which all share the same credentials.
 func (f *fleet) load() {
 	f.clients = &clients{history: newHistory()}
 	for i := range 3 * len(f.replicas) {
@@ -72,7 +73,7 @@ func (f *fleet) load() {
 	f.clients.start(1 << 20)
 }
 
-// ask asks a replica.
+// ask returns a function that sends calls to a replica.
 func (f *fleet) ask(i int) func(call) answer {
 	return f.replicas[i].over(f.servers[i].Load, func(err error) { f.t.Errorf("replica %d: %v", i, err) })
 }
@@ -82,7 +83,7 @@ func (f *fleet) say(format string, args ...any) {
 	fmt.Fprintf(f.out, "%6.1fs  %s\n", time.Since(f.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// served returns how many calls each replica has answered.
+// served returns the number of calls that each replica has answered.
 func (f *fleet) served() []int64 {
 	served := make([]int64, len(f.replicas))
 	for i := range f.clients.each {
@@ -91,7 +92,8 @@ func (f *fleet) served() []int64 {
 	return served
 }
 
-// goesOn waits until each of the replicas has answered more, and says how long that took.
+// goesOn waits until each of the replicas has answered more calls, and writes how long that took to
+// the transcript.
 func (f *fleet) goesOn(after string, replicas ...int) {
 	f.t.Helper()
 	before, began := f.served(), time.Now()
@@ -116,7 +118,7 @@ func (f *fleet) judge() {
 	f.say("%s", f.clients.history.check(f.t))
 }
 
-// settle ends the fleet, and checks the whole log.
+// settle stops the fleet and checks the whole log.
 func (f *fleet) settle() {
 	f.t.Helper()
 	shown := 0
@@ -132,7 +134,7 @@ func (f *fleet) settle() {
 	f.say("audit verify: %d entries hold, and every one of %d plaintexts has its own", entries, shown)
 }
 
-// transcript is where the lines of a run go: the log of the test, and the file of
+// transcript returns the destination for the lines of a run: the test's log and the file of
 // CHAOS_TRANSCRIPT.
 func transcript(t *testing.T) io.Writer {
 	t.Helper()
@@ -150,8 +152,8 @@ func transcript(t *testing.T) io.Writer {
 	return io.MultiWriter(f, t.Output())
 }
 
-// Three replicas serve the same credentials while one is killed, one is frozen and
-// PostgreSQL is restarted and killed.
+// Three replicas serve the same credentials while one is killed, one is frozen and PostgreSQL is
+// restarted and killed.
 func TestReplicasUnderFire(t *testing.T) {
 	beside(t)
 	frozen, pause := 4*time.Second, time.Second
@@ -203,7 +205,7 @@ func TestReplicasUnderAnyFire(t *testing.T) {
 		return over
 	})
 	rate := f.newLimited(200)
-	for range 10 { // a history of bounded length is judged in bounded time
+	for range 10 { // bounds the length of a history and so the time of its check
 		f.load()
 		for range 3 {
 			i, during := rand.IntN(3), time.Duration(rand.IntN(8000))*time.Millisecond

@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// What one replica has taken back no other one honours a second later, and one
-// that was frozen meanwhile, or cut off, not when it goes on.
+// A second after one replica revokes something, no other replica accepts it. A replica that was
+// frozen or cut off meanwhile does not accept it when it continues.
 func TestARevocationReachesEveryReplica(t *testing.T) {
 	beside(t)
 	database := pgtest.Shared(t)
@@ -56,7 +56,7 @@ func TestARevocationReachesEveryReplica(t *testing.T) {
 			t.Errorf("a second after a key was revoked another replica answers %d", got)
 		}
 		away(false)
-		// The first answers: a replica that was away may lack its database for a moment.
+		// Wait for a real answer: a replica that was away may lack its database for a moment.
 		for got := 0; got != http.StatusUnauthorized; {
 			if got = status(2, key); got != http.StatusUnauthorized && got != http.StatusServiceUnavailable {
 				t.Fatalf("a replica that was %s honours a key that was revoked a second before: %d", what, got)

@@ -13,25 +13,24 @@ import (
 	"time"
 )
 
-// Strace makes system calls fail, or kills the process as it makes one. It counts
-// the calls of each thread apart, so that one point of a sweep is the n-th call of
-// whichever threads come that far. What it cannot show is a power cut: what has
-// been written stays in the page cache of the machine (the tests of the store cover
-// that).
+// strace makes system calls fail, or kills the process during one. It counts the calls of each
+// thread separately, so one point of a sweep is the n-th call of every thread that gets that far.
+// It cannot simulate a power cut: written data stays in the page cache of the machine. The tests of
+// the store cover power cuts.
 
-// class is a sort of system call, and how it fails.
+// class is a kind of system call and the ways in which it fails.
 type class struct {
 	name   string
 	faults []string
 	ours   bool // only on files of the deployment
 }
 
-// syscalls are those by which the program changes or reads its files. Where others
-// are many, only the calls on the deployment's files are made to fail.
+// syscalls are the calls with which the program changes or reads its files. Where other calls of
+// the kind are frequent, only those on the deployment's files fail.
 var syscalls = []class{
 	{"mkdirat", []string{"EIO", "ENOSPC", "EROFS", kill}, false},
 	{"openat", []string{"EIO", "EROFS", "EMFILE", kill}, false},
-	{"write", []string{"EIO", "ENOSPC"}, true}, // the runtime of Go gives up when it cannot wake itself by one
+	{"write", []string{"EIO", "ENOSPC"}, true}, // Go's runtime gives up when it cannot wake itself with a write
 	{"write", []string{kill}, false},
 	{"pwrite64", []string{"EIO", "ENOSPC", "EROFS", kill}, false},
 	{"fsync", []string{"EIO", "ENOSPC", kill}, false},
@@ -51,22 +50,22 @@ var syscalls = []class{
 
 const (
 	kill       = "KILL"
-	mostPoints = 60 // of one sort of call and fault: what comes later is more of the same
+	mostPoints = 60 // for one kind of call and fault; later points show nothing new
 )
 
-// scenario is what the program does while one of its system calls fails.
+// scenario is the work of the program while one of its system calls fails.
 type scenario struct {
 	name string
-	from *deployment // whose files there are before; nil: none
+	from *deployment // deployment whose files are copied first; nil: none
 	then []call
 }
 
-// traced is the command below which a server meets a fault at the n-th call.
+// traced returns the command below which a server meets a fault at the n-th call.
 func (d *deployment) traced(c class, fault string, n int) []string {
 	argv := []string{"strace", "-f", "-q", "-o", d.path("trace"), "-e", "trace=" + c.name, "-e"}
 	if fault == kill {
 		argv = append(argv, fmt.Sprintf("inject=%s:signal=KILL:when=%d", c.name, n))
-	} else { // the filter makes it faster, and loses signals (strace 6.1)
+	} else { // the filter is faster, but strace 6.1 loses signals with it
 		argv = append(argv, fmt.Sprintf("inject=%s:error=%s:when=%d", c.name, fault, n), "--seccomp-bpf")
 	}
 	if c.ours {
@@ -77,10 +76,10 @@ func (d *deployment) traced(c class, fault string, n int) []string {
 	return argv
 }
 
-// injected counts the faults that have happened.
+// injected returns the number of faults that have happened.
 func (d *deployment) injected() int {
-	trace, _ := os.ReadFile(d.path("trace"))                  // none: nothing has
-	if strings.Contains(string(trace), "killed by SIGKILL") { // of one process, in each of its threads
+	trace, _ := os.ReadFile(d.path("trace"))                  // no file: no fault
+	if strings.Contains(string(trace), "killed by SIGKILL") { // strace prints this once per thread of the one process
 		return 1
 	}
 	return strings.Count(string(trace), "(INJECTED)")
@@ -94,17 +93,17 @@ func needsStrace(t *testing.T) {
 	}
 }
 
-// point is what came of one fault.
+// point is the result of one fault.
 type point struct {
 	hits    int
-	refused string        // why the server did not start
-	failed  int           // calls that had no outcome
-	slow    time.Duration // the slowest answer
-	restart time.Duration // until the next server was ready
-	hand    string        // what somebody had to do before
+	refused string        // reason why the server did not start
+	failed  int           // calls without an outcome
+	slow    time.Duration // slowest answer
+	restart time.Duration // time until the next server was ready
+	hand    string        // manual step that was needed first
 }
 
-// deployment makes a deployment of the files of another one, or a new one.
+// deployment returns a deployment with a copy of another one's files, or a new one.
 func (s scenario) deployment(t *testing.T) *deployment {
 	t.Helper()
 	d := newEmbedded(t)
@@ -120,7 +119,7 @@ func (s scenario) deployment(t *testing.T) *deployment {
 	return d
 }
 
-// run meets one fault, starts again without it, and checks everything.
+// run causes one fault, starts the server again without it, and checks everything.
 func (s scenario) run(t *testing.T, of class, fault string, n int) (o point) {
 	t.Helper()
 	name := fmt.Sprintf("%s: %s %s %d", s.name, of.name, fault, n)
@@ -142,7 +141,7 @@ func (s scenario) run(t *testing.T, of class, fault string, n int) (o point) {
 			if !a.unknown && !a.unasked {
 				return a
 			}
-			if !healthy { // else it is a busy machine
+			if !healthy { // otherwise the machine is busy
 				o.failed++
 			}
 			if fault == kill && p.dead() {
@@ -207,7 +206,7 @@ func (s scenario) run(t *testing.T, of class, fault string, n int) (o point) {
 	return o
 }
 
-// admitOnce is admit of a server that may fail meanwhile.
+// admitOnce is admit for a server that may fail meanwhile.
 func (d *deployment) admitOnce(p *process) {
 	for try := 0; !p.dead(); try++ {
 		err := d.tryAdmit(p)
@@ -221,7 +220,7 @@ func (d *deployment) admitOnce(p *process) {
 	}
 }
 
-// leftovers are files that nobody will look at.
+// leftovers returns files that no part of the program will use again.
 func (d *deployment) leftovers() (left []string) {
 	_ = filepath.WalkDir(d.path("data"), func(path string, e os.DirEntry, err error) error {
 		if err == nil && !e.IsDir() && e.Name() != "latticekeep.db" {
@@ -251,7 +250,7 @@ func (s *sum) add(o point) {
 	s.slow, s.restart = max(s.slow, o.slow), max(s.restart, o.restart)
 }
 
-// byHand tells how many of the refused starts went on only after somebody did something.
+// byHand describes how many of the refused starts needed a manual step.
 func (s *sum) byHand() string {
 	if s.hands == 0 {
 		return ""
@@ -259,7 +258,7 @@ func (s *sum) byHand() string {
 	return fmt.Sprintf(" (%d then needed a hand)", s.hands)
 }
 
-// scenarios are the first start, and a later one with what follows.
+// scenarios returns the first start, and a later start with the work after it.
 func scenarios(t *testing.T) []scenario {
 	t.Helper()
 	d := newEmbedded(t)
@@ -275,7 +274,7 @@ func scenarios(t *testing.T) []scenario {
 	return []scenario{{"The first start", nil, life[:2]}, {"A start and changes", d, life}}
 }
 
-// A few points of the sweep, chosen anew each time.
+// Tests a few points of the sweep, chosen at random.
 func TestAFailingSystemCallLosesNothing(t *testing.T) {
 	beside(t)
 	needsStrace(t)
@@ -289,8 +288,8 @@ func TestAFailingSystemCallLosesNothing(t *testing.T) {
 	}
 }
 
-// The whole sweep, of which the table in docs/chaos.md comes: each call of each
-// sort fails once in every way, until a run makes no such call any more.
+// Tests the whole sweep, which produces the table in docs/chaos.md. Each call of each kind fails
+// once in every way, until a run no longer makes such a call.
 func TestEverySystemCallMayFail(t *testing.T) {
 	needsStrace(t)
 	if !long() {

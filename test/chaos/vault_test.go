@@ -28,12 +28,12 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// site is what vaults of this process share: where the data is, and the KMS key.
+// site is the data and the KMS key that vaults of this process share.
 type site struct {
 	t         *testing.T
 	local     *kms.Key
 	open      func(store.Hook, func() time.Time) (store.Database, error)
-	principal authz.Principal // of its tenant, once there is one
+	principal authz.Principal // principal of its tenant, once there is one
 }
 
 func newSite(t *testing.T, open func(store.Hook, func() time.Time) (store.Database, error)) *site {
@@ -45,7 +45,7 @@ func newSite(t *testing.T, open func(store.Hook, func() time.Time) (store.Databa
 	return &site{t: t, local: local, open: open}
 }
 
-// embedded is a site on the embedded store.
+// embedded returns a site on the embedded store.
 func embedded(t *testing.T) *site {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "store.db")
@@ -54,8 +54,7 @@ func embedded(t *testing.T) *site {
 	})
 }
 
-// vault opens a vault in the store that change makes of the real one, by a clock of
-// its own.
+// vault opens a vault with its own clock, on the store that change returns for the real one.
 func (s *site) vault(now func() time.Time, change func(store.Database) store.Store) (*vault.Vault, store.Database) {
 	t := s.t
 	t.Helper()
@@ -75,7 +74,7 @@ func (s *site) vault(now func() time.Time, change func(store.Database) store.Sto
 	return vault.New(change(db), audit.NewGuard(log), keys, now), db
 }
 
-// asker asks a vault of this process.
+// asker returns a function that sends calls to a vault of this process.
 func asker(v *vault.Vault, p authz.Principal) func(call) answer {
 	saw := func(c vault.Credential, value string) sight {
 		return sight{id: c.ID, value: value, version: c.Version, created: c.CreatedAt.UnixMicro()}
@@ -130,7 +129,7 @@ func asker(v *vault.Vault, p authz.Principal) func(call) answer {
 	}
 }
 
-// run has nine clients make 60 calls each, of the vaults in turn.
+// run has nine clients make 60 calls each to the vaults in turn.
 func run(p authz.Principal, vaults ...*vault.Vault) *history {
 	c := &clients{history: newHistory()}
 	for i := range 9 {
@@ -144,8 +143,8 @@ func run(p authz.Principal, vaults ...*vault.Vault) *history {
 
 func unchanged(db store.Database) store.Store { return db }
 
-// unreliable is a store whose commits fail at times: before they have happened, or
-// after, so that its caller does not know.
+// unreliable is a store whose commits sometimes fail, before or after they have happened, so that
+// the caller does not know which.
 type unreliable struct{ store.Database }
 
 var errLost = fault.New(fault.Unavailable, "the answer of the store was lost")
@@ -183,8 +182,8 @@ func TestTheVaultIsLinearisable(t *testing.T) {
 	}
 }
 
-// stale is a store that serves Views from a snapshot of up to a tenth of a second
-// ago, as a replica does that lags behind.
+// stale is a store that serves Views from a snapshot up to a tenth of a second old, like a replica
+// that lags behind.
 type stale struct {
 	store.Database
 	views chan func(store.Reader)
@@ -218,7 +217,7 @@ func (s *stale) View(_ context.Context, fn func(store.Reader) error) error {
 	return <-done
 }
 
-// forgetful is a store that acknowledges some Updates which it has not made.
+// forgetful is a store that acknowledges some Updates without making them.
 type forgetful struct{ store.Database }
 
 var errForgotten = errors.New("forgotten")
@@ -239,7 +238,7 @@ func (s forgetful) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return err
 }
 
-// The judge of histories is of use only when it finds what is broken.
+// Proves that the checker of histories detects broken stores.
 func TestABrokenStoreIsFoundOut(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: checks long histories")
@@ -250,7 +249,7 @@ func TestABrokenStoreIsFoundOut(t *testing.T) {
 		"forgotten updates": func(db store.Database) store.Store { return forgetful{db} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for range 5 { // a fault that strikes at random may spare one history
+			for range 5 { // one history may escape a random fault
 				s := embedded(t)
 				v, _ := s.vault(time.Now, change)
 				ok, _, err := run(s.principal, v).linearisable()
