@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/logtest"
 )
 
-// inProcess is a development service that does not run yet, and its log.
+// inProcess returns a development service that does not run yet, and its log.
 func inProcess(t *testing.T, change func(*evidence)) (*service, *buffer) {
 	t.Helper()
 	dir, log := t.TempDir(), &buffer{}
@@ -111,7 +111,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 		t.Error("no archive is one")
 	}
 	expect(compliance.ArchiveUnreadable, true, 0)
-	look() // nothing was archived, and what will be can be
+	look() // nothing is archived yet, but the bucket is readable
 	expect(compliance.ArchiveReadable, false, 0)
 	for range 2 {
 		l.Fill()
@@ -123,10 +123,10 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 	if err != nil || len(segments) < 2 {
 		t.Fatal(segments, err, log.String())
 	}
-	expect(compliance.ArchiveUnreadable, true, lines) // the answer is of six days ago
+	expect(compliance.ArchiveUnreadable, true, lines) // the last answer is six days old
 	look()
 	expect(compliance.ArchiveReadable, false, lines)
-	// A rule of the bucket's took the oldest one.
+	// A deletion rule of the bucket removed the oldest segment.
 	aside := filepath.Join(t.TempDir(), "aside")
 	if err := os.Rename(segments[0], aside); err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 	}
 	look()
 	expect(compliance.ArchiveReadable, false, lines+2)
-	// A bucket that does not answer keeps its last answer for a day more.
+	// The last answer of a bucket that stops answering stays valid for one more day.
 	if err := os.Rename(dir, dir+".gone"); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 	expect(compliance.ArchiveReadable, false, lines+4)
 }
 
-// A server whose database lost entries says what to do, once, and tries nothing else.
+// A server whose database lost entries says once what to do, and tries nothing else.
 func TestARefusedLogIsToldOnce(t *testing.T) {
 	s, log := inProcess(t, nil)
 	s.log.Halt(&audit.RollbackError{LostFrom: 8, LostTo: 9, Epoch: 1, Place: "bucket"})

@@ -23,9 +23,9 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-const serviceHost = "KUBERNETES_SERVICE_HOST" // is set in every pod
+const serviceHost = "KUBERNETES_SERVICE_HOST" // set in every pod
 
-// buffer is a log that is read while it is written.
+// buffer is a log that may be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -43,7 +43,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// oldFile writes a file of two days ago.
+// oldFile writes a file and dates it two days back.
 func oldFile(t *testing.T, path string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -58,8 +58,8 @@ func oldFile(t *testing.T, path string) {
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
-// writeCertificate writes a self-signed certificate for 127.0.0.1 with the
-// serial number to tls.crt and tls.key in dir.
+// writeCertificate writes a self-signed certificate for 127.0.0.1 with the serial number to tls.crt
+// and tls.key in dir.
 func writeCertificate(t *testing.T, dir string, serial int64) (s config.TLS, roots *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -121,7 +121,7 @@ type testCluster struct {
 	plane *kubetest.ControlPlane
 }
 
-// try runs kubectl and returns all that it says.
+// try runs kubectl and returns its whole output.
 func (c *testCluster) try(stdin string, args ...string) (string, error) {
 	c.t.Helper()
 	cmd := c.plane.Kubectl(c.t.Context(), args...)
@@ -139,7 +139,7 @@ func (c *testCluster) kubectl(stdin string, args ...string) string {
 	return out
 }
 
-// dialFrom connects to a listener of this machine from one of its many addresses.
+// dialFrom connects to a listener on this machine from the given loopback address.
 func dialFrom(t *testing.T, source, to string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestMain keeps every test from being the operator of the cluster that it may run in.
+// TestMain ensures that no test becomes the operator of the cluster in which it may run.
 func TestMain(m *testing.M) {
 	if err := os.Unsetenv(serviceHost); err != nil {
 		panic(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 )
 
-// A number that cannot be found out now is absent, and takes no other metric with it.
+// A metric whose value is unknown is absent, and the other metrics stay.
 func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	d, err := openDeployment(t.Context(), deploymentOptions{

@@ -22,7 +22,7 @@ func TestTheOperatorIsRunAgainEverMoreSlowly(t *testing.T) {
 			defer func() { last = time.Now() }()
 			switch len(waits) {
 			case 9:
-				time.Sleep(time.Hour) // it runs well, and then no more
+				time.Sleep(time.Hour) // works for a while, then fails
 			case 11:
 				cancel()
 				return errEnd
@@ -40,7 +40,7 @@ func TestTheOperatorIsRunAgainEverMoreSlowly(t *testing.T) {
 }
 
 func TestTheOperatorEndsWhileItWaits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // in which time passes only while it waits
+	synctest.Test(t, func(t *testing.T) { // here time passes only while the operator waits
 		ctx, cancel := context.WithCancel(t.Context())
 		err := runOperator(ctx, slog.New(slog.DiscardHandler), func() error {
 			time.AfterFunc(time.Millisecond, cancel)
@@ -63,7 +63,7 @@ func TestAPodWithoutATokenIsNoOperator(t *testing.T) {
 	}
 }
 
-// It runs itself in the environment of a pod.
+// The test runs itself again in the environment of a pod.
 func TestNoTestIsTheOperatorOfTheClusterItRunsIn(t *testing.T) {
 	const inner = "LATTICEKEEP_TEST_IN_A_POD"
 	if os.Getenv(inner) != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Somebody puts the row of a sealing key back from before it was retired.
+// A sealing key's row from before its retirement is put back.
 func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 	dir := t.TempDir()
 	var log bytes.Buffer

@@ -21,7 +21,7 @@ func TestTheOwnNamespaceIsThatOfThePod(t *testing.T) {
 		{"", "", file, "of-the-pod"},
 		{"configured", "", file, "configured"},
 		{"configured", "/kubeconfig", file, "configured"},
-		{"", "/kubeconfig", file, controllers.DefaultNamespace}, // of another cluster than the pod's
+		{"", "/kubeconfig", file, controllers.DefaultNamespace}, // for another cluster than the pod's
 		{"", "", file + ".none", controllers.DefaultNamespace},
 	} {
 		var s config.Config

@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/config"
 )
 
-// shake makes one handshake with a server of the configuration.
+// shake makes one handshake between the two configurations.
 func shake(t *testing.T, server, client *tls.Config) (tls.ConnectionState, error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -26,7 +26,7 @@ func shake(t *testing.T, server, client *tls.Config) (tls.ConnectionState, error
 		defer close(done)
 		conn, err := l.Accept()
 		if err != nil {
-			return // the client says what is wrong
+			return // the client reports the error
 		}
 		defer conn.Close()
 		_ = tls.Server(conn, server).HandshakeContext(t.Context())
@@ -46,7 +46,7 @@ func TestTheKeyExchangeIsPostQuantumAndCounted(t *testing.T) {
 		pqRequired bool
 		client     []tls.CurveID
 		max        uint16
-		want       string // the group; empty for a refusal
+		want       string // group; empty for a refusal
 	}{
 		"preferred, a client of today":       {false, nil, 0, "X25519MLKEM768"},
 		"preferred, a classical client":      {false, classical, 0, "X25519"},
@@ -99,7 +99,7 @@ func TestANewCertificateIsTakenWithoutARestart(t *testing.T) {
 	if n := serial(roots); n != 1 {
 		t.Fatal(n)
 	}
-	writeFile(t, s.KeyFile, []byte("half of a new key")) // renewal is not one step
+	writeFile(t, s.KeyFile, []byte("half of a new key")) // renewal takes more than one step
 	for range 3 {
 		if n := serial(roots); n != 1 {
 			t.Fatal("the former certificate is gone:", n)

@@ -12,10 +12,11 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// The certificate of tls.secretName is that of the Secret as it is, and the last good one when there is none in it.
+// The listener uses the current certificate of the Secret named by tls.secretName, and the last
+// valid one if the Secret has none.
 func TestTheCertificateOfASecretIsReadAgain(t *testing.T) {
 	c := &testCluster{t, kubetest.ForTest(t)}
-	// With exactly the right it takes.
+	// The server has exactly the rights that it needs.
 	c.kubectl(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -67,7 +68,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: server}]
 	if err := own.read(t.Context()); err != nil || serial() != 1 {
 		t.Fatal(err, serial())
 	}
-	if p := own.pause(nil); p != secretRetry { // the test's certificate lives an hour
+	if p := own.pause(nil); p != secretRetry { // the test's certificate is valid for an hour
 		t.Error("it is near its end and is read again after", p)
 	}
 	now = now.Add(-2 * time.Hour)

@@ -28,12 +28,12 @@ func TestAPartOfTheTracesIsSent(t *testing.T) {
 		span.End()
 	}
 	spans.end(t.Context())
-	if n := len(r.Of("one")); n < all/4 || n > all*3/4 { // outside with a probability below 1e-50
+	if n := len(r.Of("one")); n < all/4 || n > all*3/4 { // fails by chance with a probability below 1e-50
 		t.Errorf("%d of %d were sent", n, all)
 	}
 }
 
-// moody is an exporter that answers with the errors that it is sent.
+// moody is an exporter that returns the errors that the test sends to it.
 type moody chan error
 
 func (m moody) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error { return <-m }
@@ -47,7 +47,7 @@ func TestTroubleWithTheReceiverIsSaidWhenItBeginsAndEnds(t *testing.T) {
 	bad := errors.New(strings.Repeat("long ", 1000))
 	for i, c := range []struct {
 		answer error
-		lines  int // so far
+		lines  int // lines so far
 	}{{nil, 0}, {bad, 1}, {bad, 1}, {nil, 2}, {nil, 2}, {bad, 3}} {
 		m <- c.answer
 		if err := e.ExportSpans(t.Context(), nil); err != nil {
@@ -71,7 +71,7 @@ func TestAReceiverThatHangsHoldsNothingUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 10_000 { // more than it keeps
+	for range 10_000 { // more than the queue holds
 		_, span := spans.tracer.Start(t.Context(), "one")
 		span.End()
 	}

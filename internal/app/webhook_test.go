@@ -41,7 +41,7 @@ func TestOneAddressDoesNotHoldAllConnections(t *testing.T) {
 		t.Error(m, err)
 	}
 	first.Close()
-	first.Close() // which counts once
+	first.Close() // closing twice counts once
 	fourth := dialFrom(t, "127.0.0.1", address)
 	if c := accept(); c.RemoteAddr().String() != fourth.LocalAddr().String() {
 		t.Errorf("%s is let in", c.RemoteAddr())

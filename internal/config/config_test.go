@@ -13,7 +13,7 @@ import (
 	"filippo.io/age"
 )
 
-// minimal is a configuration with nothing that could be left out.
+// minimal is a configuration with required settings only.
 const minimal = `
 publicURL: https://vault.example.org
 dataDir: /var/lib/latticekeep
@@ -94,7 +94,7 @@ kubernetes:
     scopes: [Strict, Namespace]
 `
 
-// instead are the keys that another one of whole takes the place of.
+// instead lists the keys that whole leaves out because another key replaces them.
 var instead = []string{"dataDir", "systemKeySecret", "tls.secretName"}
 
 func settings(t *testing.T, text string, environ []string, flags map[string]string) (Config, error) {
@@ -107,7 +107,7 @@ func settings(t *testing.T, text string, environ []string, flags map[string]stri
 	return Load(path, environ, flags)
 }
 
-// anyRecipient is one of backups, whose identity nobody has.
+// anyRecipient returns a backup recipient whose identity nobody has.
 func anyRecipient(t *testing.T) string {
 	t.Helper()
 	identity, err := age.GenerateHybridIdentity()
@@ -117,7 +117,7 @@ func anyRecipient(t *testing.T) string {
 	return identity.Recipient().String()
 }
 
-// shown is a setting as %v prints it.
+// shown returns a setting as %v prints it.
 func shown(s Config, name string) string {
 	for _, k := range s.keys() {
 		if k.name == name {
@@ -211,7 +211,7 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 	if err != nil || s.DataDir != "/flag" {
 		t.Error(s.DataDir, err)
 	}
-	var bare []string // everything may come from the environment
+	var bare []string // the environment may have all settings
 	for _, pair := range []string{"PUBLIC_URL=https://vault.example.org", "DATA_DIR=/d", "KMS_URL=file:///k", "SYSTEM_KEY_FILE=/s", "REGISTRATION_CLOSED=true"} {
 		bare = append(bare, "LATTICEKEEP_"+pair)
 	}
@@ -257,7 +257,7 @@ func TestWhatIsUnknownIsNamed(t *testing.T) {
 	}
 }
 
-// A Service named latticekeep gives every pod beside it variables with our prefix.
+// Because of a Service named latticekeep every pod beside it has variables with our prefix.
 func TestVariablesOfKubernetesAndOfOtherCommandsAreNoConfiguration(t *testing.T) {
 	_, err := settings(t, minimal, []string{
 		"LATTICEKEEP_SERVICE_HOST=10.0.0.1", "LATTICEKEEP_SERVICE_PORT=443", "LATTICEKEEP_SERVICE_PORT_HTTPS=443", "LATTICEKEEP_PORT=tcp://10.0.0.1:443",

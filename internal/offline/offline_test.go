@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
-// A backup takes the key file that opens what is stored, not what lies there since.
+// A backup takes the key file that opens the stored data, not a file that replaced it.
 func TestAKeyFileThatWasExchangedIsNotBackedUp(t *testing.T) {
 	dir := t.TempDir()
 	current, former := filepath.Join(dir, "current.key"), filepath.Join(dir, "former.key")
@@ -80,7 +80,7 @@ func TestAKeyFileThatWasExchangedIsNotBackedUp(t *testing.T) {
 	}
 }
 
-// A store is named by a URL that tells no secret when it is repeated.
+// The printed name of a store contains no password.
 func TestStoresAreNamedWithoutTheirPasswords(t *testing.T) {
 	for text, want := range map[string]string{
 		"bolt:/var/lib/latticekeep":                          "bolt:/var/lib/latticekeep",
