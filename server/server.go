@@ -1,14 +1,12 @@
-// Package server is the HTTP side of the service: the engine, the middleware
-// that every request passes, the operational endpoints and the listener's
-// life. The interface itself is in the packages below, one per version.
+// Package server is the HTTP side of the service: the engine, the middleware for every request, the
+// operational endpoints and the life of the listener. The interface itself is in the packages
+// below, one per version.
 //
-// What every request gets, whatever it asks: an id of the server's own making
-// ([gate.RequestIDHeader]), the state of a rate limit, one access log line
-// (probes and scrapes only when they fail, and of those that are refused because too
-// many wait the first one of a second), two metrics, a span if there is a
-// tracer and, when something panics, a 500. Logs, metrics and spans speak of
-// route templates, never of paths, queries, headers or bodies, since any of them
-// can hold a secret by mistake.
+// Every request gets an ID made by the server ([gate.RequestIDHeader]), the state of a rate limit,
+// one access log line, two metrics, a span if there is a tracer and, after a panic, a 500. Probes
+// and scrapes are logged at debug level unless they fail. Of the requests refused because too many
+// wait, only the first of each second is logged. Logs, metrics and spans contain route templates,
+// never paths, queries, headers or bodies, because any of those can hold a secret by mistake.
 package server
 
 import (
@@ -45,39 +43,39 @@ import (
 	v2 "github.com/latticekeep/latticekeep/server/v2"
 )
 
-// Config of a [Server]. The services but Reports and Cluster, and the store, are required.
+// Config configures a [Server]. Store and all services except Reports and Cluster are required.
 type Config struct {
 	v2.Services
 	Store      Store
 	KMSKeys    func(context.Context) ([][]byte, error) // key files that backups carry; nil if there are none
-	Recipients []backup.Recipient                      // who may be named as recipient of a backup; empty means anybody
+	Recipients []backup.Recipient                      // allowed recipients of a backup; empty allows any
 
 	PublicURL      string       // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
 	Rates          gate.Rates   // zero fields take the defaults
 	Lender         quota.Lender // shares rates between replicas; nil counts in memory
-	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is believed; none by default
+	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is trusted; none by default
 
 	Metrics
-	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface. The caller
-	// serves them with [Server.ServeOperations].
+	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface. The
+	// caller serves them with [Server.ServeOperations].
 	OperationsApart bool
-	// Ready returns a further reason for /readyz to fail; may be nil.
+	// Ready returns another reason for /readyz to fail, or nil. The function is optional.
 	Ready func() error
-	// Tracer makes a span of every request of the interface; nil makes none.
+	// Tracer makes a span for every request of the interface; nil makes none.
 	Tracer trace.Tracer
 
 	Logger  *slog.Logger     // default slog.Default()
 	Now     func() time.Time // default time.Now
-	Version string           // of the program, for the metric latticekeep_build_info
+	Version string           // version of the program, for the metric latticekeep_build_info
 }
 
-// Metrics are shown beside the server's own.
+// Metrics are served together with the server's own.
 type Metrics struct {
-	Collectors []prometheus.Collector // of this process, such as those of the listener
-	Gatherers  []prometheus.Gatherer  // registries of others, whose metrics have other names
+	Collectors []prometheus.Collector // collectors of this process, such as those of the listener
+	Gatherers  []prometheus.Gatherer  // registries of other components, without common metric names
 }
 
-// Store is what the server asks of the store itself.
+// Store is the part of the store that the server needs.
 type Store interface {
 	store.Store
 	backup.Source
@@ -91,18 +89,18 @@ type Server struct {
 	gate    *gate.Gate
 	v1, v2  *gate.Version
 	ending  atomic.Bool
-	shed    atomic.Int64 // Unix second in which the log last said that requests are refused
+	shed    atomic.Int64 // Unix second of the last log line about shed requests
 }
 
-// Limits of a connection. A request has ReadTimeout to arrive whole, so that a
-// slow sender holds no connection for long.
+// These are the limits of a connection. A request must arrive completely within readTimeout, so
+// that a slow sender cannot hold a connection for long.
 const (
 	readHeaderTimeout = 10 * time.Second
 	readTimeout       = 30 * time.Second
 	writeTimeout      = 60 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 16 << 10
-	drainTimeout      = 30 * time.Second // for requests in flight at the end
+	drainTimeout      = 30 * time.Second // for requests in flight at shutdown
 )
 
 // New returns a server that is not listening yet.
@@ -135,11 +133,11 @@ func New(config Config) (*Server, error) {
 	if err := s.engine.SetTrustedProxies(config.TrustedProxies); err != nil {
 		return nil, fmt.Errorf("trusting proxies: %w", err)
 	}
-	s.engine.RemoteIPHeaders = []string{"X-Forwarded-For"} // and no header that a proxy may pass on as it came
+	s.engine.RemoteIPHeaders = []string{"X-Forwarded-For"} // no header that a proxy may pass on unchanged
 	s.engine.HandleMethodNotAllowed = true
 	s.engine.RedirectTrailingSlash = false // a redirect has no envelope
 	s.engine.UseEscapedPath = true         // an escaped slash in an id is part of the id
-	s.engine.UnescapePathValues = false    // it would take a plus sign for a space; unescape does not
+	s.engine.UnescapePathValues = false    // it would turn a plus sign into a space; unescape does not
 	if config.Tracer != nil {
 		s.engine.Use(s.trace)
 	}
@@ -169,19 +167,17 @@ func New(config Config) (*Server, error) {
 	return s, nil
 }
 
-// unescape decodes the parameters of the path, which the generated routes take
-// as they are.
+// unescape decodes the parameters of the path. The generated routes do not decode them.
 func unescape(c *gin.Context) {
 	for i, p := range c.Params {
-		if value, err := url.PathUnescape(p.Value); err == nil { // net/http refuses what cannot be
+		if value, err := url.PathUnescape(p.Value); err == nil { // net/http has already refused invalid escapes
 			c.Params[i].Value = value
 		}
 	}
 }
 
-// origin returns scheme and host of the public URL, and whether cookies are for
-// encrypted connections only: unless the service is reached by plain HTTP on
-// loopback.
+// origin returns scheme and host of the public URL, and whether cookies require encrypted
+// connections. They do unless the service is reached by plain HTTP on loopback.
 func origin(publicURL string) (origin string, secure bool, err error) {
 	if publicURL == "" {
 		return "", true, nil
@@ -197,9 +193,9 @@ func origin(publicURL string) (origin string, secure bool, err error) {
 	return u.Scheme + "://" + u.Host, u.Scheme == "https" || !local, nil
 }
 
-// Serve answers connections of l until ctx ends, then stops accepting, breaks
-// off backups, waits for the requests in flight (at most 30 s) and returns nil.
-// It closes l. /readyz fails from then on.
+// Serve answers connections of l until ctx ends. Then it stops accepting, breaks off streamed
+// answers such as backups, waits at most 30 s for the requests in flight, and returns nil. It
+// closes l. /readyz fails once ctx has ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := s.listener(s.engine)
 	h.RegisterOnShutdown(s.gate.EndStreams)
@@ -207,9 +203,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return serve(ctx, h, l)
 }
 
-// ServeOperations answers /healthz, /readyz and /metrics at l, which it closes,
-// until ctx ends. That should be after Serve has returned, so that probes are
-// answered while requests finish.
+// ServeOperations serves /healthz, /readyz and /metrics on l until ctx ends, and closes l. End ctx
+// after Serve has returned, so that probes are answered while requests finish.
 func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine := gin.New()
 	engine.Use(s.observe, s.recover)
@@ -246,16 +241,16 @@ func serve(ctx context.Context, h *http.Server, l net.Listener) error {
 	return nil
 }
 
-// observe names the request, sets the headers of every response, and when all
-// is done logs and counts it.
+// observe gives the request its ID, sets the common response headers, and logs and counts the
+// request when it is finished.
 func (s *Server) observe(c *gin.Context) {
 	start := s.config.Now()
 	id := authz.NewID("req")
 	h := c.Writer.Header()
 	h.Set(gate.RequestIDHeader, id)
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Cache-Control", "no-store") // public answers replace it
-	s.gate.ShowRate(c)                 // likewise
+	h.Set("Cache-Control", "no-store") // replaced by public answers
+	s.gate.ShowRate(c)                 // replaced once the request is counted
 	defer func() {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
@@ -274,7 +269,7 @@ func (s *Server) observe(c *gin.Context) {
 		if operational(route) {
 			level = slog.LevelDebug
 		}
-		broken := c.Errors.ByType(gin.ErrorTypeRender) // an answer that was cut after its status
+		broken := c.Errors.ByType(gin.ErrorTypeRender) // the answer was broken off after its status
 		if status >= http.StatusInternalServerError || len(broken) > 0 {
 			level = slog.LevelError
 			if err := c.Errors.Last(); err != nil {
@@ -286,17 +281,17 @@ func (s *Server) observe(c *gin.Context) {
 	c.Next()
 }
 
-// firstShed reports whether a request that was refused because too many waited is
-// the first one of its second. The log tells of no other: there are as many as
-// anybody sends, and to write them down would take what the server is short of.
+// firstShed reports whether this is the first request in its second that was refused because too
+// many wait. The log leaves out the others: their number is unbounded, and logging them would cost
+// what the server lacks.
 func (s *Server) firstShed(at time.Time) bool {
 	last, now := s.shed.Load(), at.Unix()
 	return last != now && s.shed.CompareAndSwap(last, now)
 }
 
-// trace makes a span of the request, and a trace of the span: what a stranger says
-// of its own trace is no more believed than what it says its request's id is. The
-// request's id leads from the span to the log and the audit log.
+// trace makes a span for the request, as the root of a new trace. It ignores a trace ID from the
+// client, which is as untrusted as a request ID from the client. The request ID links the span to
+// the log and the audit log.
 func (s *Server) trace(c *gin.Context) {
 	method, route := knownMethod(c.Request.Method), routeOf(c)
 	if operational(route) {
@@ -306,7 +301,7 @@ func (s *Server) trace(c *gin.Context) {
 	ctx, span := s.config.Tracer.Start(c.Request.Context(), method+" "+route,
 		trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindServer),
 		trace.WithAttributes(attribute.String("http.request.method", method), attribute.String("http.route", route)))
-	defer func() { // End as the deferred function itself would record what is panicked with
+	defer func() { // a directly deferred End would record the panic value
 		status := c.Writer.Status()
 		span.SetAttributes(attribute.Int("http.response.status_code", status),
 			attribute.String("latticekeep.request_id", c.Writer.Header().Get(gate.RequestIDHeader)))
@@ -319,8 +314,8 @@ func (s *Server) trace(c *gin.Context) {
 	c.Next()
 }
 
-// recover turns a panic into a 500. The value that was panicked with is not
-// logged, since it may quote a secret; its type and the stack say enough.
+// recover turns a panic into a 500. It logs the type and the stack, but not the panic value, which
+// may quote a secret.
 func (s *Server) recover(c *gin.Context) {
 	defer func() {
 		v := recover()
@@ -333,8 +328,7 @@ func (s *Server) recover(c *gin.Context) {
 			slog.String("type", fmt.Sprintf("%T", v)),
 			slog.String("stack", string(debug.Stack())))
 		if c.Writer.Written() {
-			// The response is broken: break the connection too, so that the
-			// caller does not take it for whole.
+			// The response is incomplete. Break the connection too, so that the caller notices.
 			panic(http.ErrAbortHandler)
 		}
 		s.version(c).Refuse(c, fault.Internal)
@@ -342,14 +336,14 @@ func (s *Server) recover(c *gin.Context) {
 	c.Next()
 }
 
-// refuse answers what reaches no endpoint.
+// refuse answers requests that reach no endpoint.
 func (s *Server) refuse(status int, message string) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		s.version(c).Refuse(c, cmp.Or(s.gate.CountStranger(c), gate.Refusal(status, message)))
 	}
 }
 
-// version returns the version whose envelopes a path gets.
+// version returns the version whose error envelope a path gets.
 func (s *Server) version(c *gin.Context) *gate.Version {
 	if strings.HasPrefix(c.Request.URL.Path, "/v1/") {
 		return s.v1
@@ -357,8 +351,8 @@ func (s *Server) version(c *gin.Context) *gate.Version {
 	return s.v2
 }
 
-// routeOf returns the template that the request matched: a path may hold
-// anything, and templates are few.
+// routeOf returns the route template that the request matched. A path may hold anything, and there
+// are few templates.
 func routeOf(c *gin.Context) string {
 	if route := c.FullPath(); route != "" {
 		return route
@@ -366,8 +360,7 @@ func routeOf(c *gin.Context) string {
 	return "none"
 }
 
-// knownMethod returns one of a few words for the method, which is the caller's
-// to choose.
+// knownMethod returns the method, or "other" if it is unknown: the caller can choose any word.
 func knownMethod(method string) string {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
@@ -376,15 +369,15 @@ func knownMethod(method string) string {
 	return "other"
 }
 
-// operations adds the endpoints of the process itself.
+// operations adds the operational endpoints of the process.
 func (s *Server) operations(r gin.IRoutes) {
 	r.GET("/healthz", s.health)
 	r.GET("/readyz", s.ready)
 	r.GET("/metrics", gin.WrapH(s.metrics.handler()))
 }
 
-// operational reports whether a route is one of them: they are called every few
-// seconds by the platform and not by anybody.
+// operational reports whether a route is operational. The platform, not a user, calls these every
+// few seconds.
 func operational(route string) bool {
 	return route == "/healthz" || route == "/readyz" || route == "/metrics"
 }
@@ -394,8 +387,8 @@ type health struct {
 	Status  string `json:"status"`
 }
 
-// health says that the process answers, and nothing about what it needs: a
-// restart would not bring back a full disk.
+// health reports only that the process answers. It checks no dependency: a restart would not repair
+// a full disk.
 func (s *Server) health(c *gin.Context) {
 	s.v2.Write(c, http.StatusOK, health{true, "ok"})
 }
@@ -403,9 +396,9 @@ func (s *Server) health(c *gin.Context) {
 // readyTimeout bounds the time that a probe waits.
 const readyTimeout = time.Second
 
-// ready says whether a request could be served: the store commits, the log goes
-// on, the deployment's keys can be used, and the server is not about to end. The operator
-// is no part of it: workloads read while their cluster's API server is down.
+// ready says whether a request could be served: the store commits, the log goes on, the
+// deployment's keys can be used, and the server is not about to end. The operator is no part of it:
+// workloads read while their cluster's API server is down.
 func (s *Server) ready(c *gin.Context) {
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readyTimeout)
 	defer cancel()

@@ -1,20 +1,23 @@
-// Package admission is the validating webhook for SealedCredential: it refuses at `kubectl apply` what the operator would
-// otherwise refuse later in a condition, and says what to do.
+// Package admission is the validating webhook for SealedCredential. It refuses at `kubectl apply`
+// what the operator would otherwise refuse later in a condition, and says what to do.
 //
-// The model: a review is judged in two steps. What can be told from the manifest alone is told here, by package sealing;
-// whether its values open and whether the deployment's policy allows it, the vault is asked (see asker). The webhook
-// keeps nothing: no key, no cache, no memory of an object.
+// A review has two steps. Package sealing checks what the manifest alone shows. Then the webhook
+// asks the vault whether the values open and the deployment's policy allows the object (see asker).
+// The webhook keeps no key, no cache and no memory of an object.
 //
-// What holds: only a create, or an update that changes the spec, of an object that is not being deleted is judged, so that
-// neither the operator's own writes nor a deletion ever wait for the vault; an update is not refused for what was wrong
-// before it, so that a bad object can always be suspended. When the vault cannot be asked, the object is admitted with a
-// warning, since the reconciler checks everything again: this is a convenience for authors and no boundary. No
-// value, sealed or not, is put into an answer, a log or a metric.
+// Invariants: the webhook judges only a create, or an update that changes the spec, of an object
+// that is not being deleted. So neither the operator's own writes nor a deletion wait for the
+// vault. It does not refuse an update for mistakes that the object already had, so a bad object can
+// always be suspended. If the vault cannot be asked, it admits the object with a warning. It can do
+// so because the reconciler checks everything again: the webhook is a convenience for authors, not
+// a security boundary. It puts no value, sealed or not, into an answer, a log or a metric.
 //
-// Whoever reaches the port may send anything. So the work is bounded before anything is read: the size of a review, the time
-// it takes, and how many are in hand. What is no review, or contradicts itself, is refused. How often one address has the
-// vault asked is bounded too: each question is a signed entry of the audit log, and without a bound whoever used up what the
-// vault answers in a minute would have everybody's objects admitted unchecked. Beyond it, objects are denied until later.
+// Anyone who reaches the port may send anything. So the webhook limits the work before it reads
+// anything: the size of a review, its time, and the number of reviews in progress. It refuses a
+// request that is not a review or contradicts itself. It also limits how often one address has the
+// vault asked, because each question is a signed entry of the audit log. Without that limit, one
+// address could use up the vault's rate, and everyone's objects would be admitted unchecked. Above
+// the limit, objects are denied until later.
 package admission
 
 import (
@@ -45,33 +48,36 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// Path is where reviews are posted.
+// Path is the URL path of reviews.
 const Path = "/validate"
 
-// MaxReviewBytes bounds a review, which holds the object as it was and as it shall be.
+// MaxReviewBytes is the maximum size of a review, which holds the old and the new object.
 const MaxReviewBytes = 1 << 20
 
 const (
-	// maxReviews are in hand at the same time; with MaxReviewBytes it bounds the memory that strangers can take. One address
-	// has maxOwnReviews of them at most, so that it cannot keep all others out.
+	// maxReviews is how many reviews are in progress at the same time. With MaxReviewBytes it
+	// bounds the memory that strangers can use. One address has at most maxOwnReviews, so that it
+	// cannot block all others.
 	maxReviews    = 32
 	maxOwnReviews = 16
-	// patience is how long a review waits to be taken in hand, and how long its body may take to arrive.
+	// patience is how long a review waits for a slot, and how long its body may take to arrive.
 	patience = 3 * time.Second
-	// idleTimeout is how long a connection is kept for the next review: not for long, since others wait for it.
+	// idleTimeout is how long an idle connection stays open. It is short because other clients may
+	// wait for a connection.
 	idleTimeout = 5 * time.Second
-	// maxQuestions is how often one address may have the vault asked in a minute. It is for an API server at work, and two
-	// webhooks do not use up for one address what the vault answers by default (rate.v2).
+	// maxQuestions is how often one address may have the vault asked in a minute. It is enough for
+	// a busy API server. Two webhooks together do not use up the vault's default rate (rate.v2) for
+	// one address.
 	maxQuestions = 2400
-	// DefaultTimeout is how long the vault has for its answer.
+	// DefaultTimeout is the default limit for the vault's answer.
 	DefaultTimeout = 3 * time.Second
 )
 
-// Options of [New]. URL is required.
+// Options configures [New]. URL is required.
 type Options struct {
 	URL       string           // address of the vault
-	CAFile    string           // PEM of who signs the vault's certificate, read again when it changes; default the system's
-	TokenFile string           // a ServiceAccount token with audience latticekeep, read again when it changes; default none
+	CAFile    string           // PEM of the vault's certificate authority, read again when it changes; default the system's
+	TokenFile string           // ServiceAccount token with audience latticekeep, read for each request; default none
 	Timeout   time.Duration    // limit for the vault's answer; default DefaultTimeout
 	Patience  time.Duration    // limit for slow clients; default 3 seconds
 	Logger    *slog.Logger     // default slog.Default()
@@ -84,24 +90,24 @@ type Webhook struct {
 	patience  time.Duration
 	logger    *slog.Logger
 	now       func() time.Time
-	inHand    *fair.Semaphore[string] // the reviews in hand, by address
+	inHand    *fair.Semaphore[string] // reviews in progress, by address
 	questions *quota.Limiter          // keyed by address
 
 	reviews     *prometheus.CounterVec
 	unavailable *prometheus.CounterVec
 }
 
-// Verdicts, as the metric names them.
+// The verdicts, as named in the metric.
 const (
-	passed    = "passed"    // it is none of those that are judged
-	accepted  = "accepted"  // it is well-formed, and the vault accepts it
-	denied    = "denied"    // it has a mistake
-	unchecked = "unchecked" // it is well-formed, and the vault could not be asked
-	postponed = "postponed" // it is well-formed, and its address has had the vault asked too often
-	refused   = "refused"   // it is no review of a SealedCredential
+	passed    = "passed"    // not a change that the webhook judges
+	accepted  = "accepted"  // well-formed, and the vault accepts it
+	denied    = "denied"    // has a mistake
+	unchecked = "unchecked" // well-formed, but the vault could not be asked
+	postponed = "postponed" // well-formed, but its address asks too often
+	refused   = "refused"   // not a review of a SealedCredential
 )
 
-// New returns a webhook. It reads no file and calls nobody yet.
+// New returns a webhook. It reads no file and sends no request yet.
 func New(o Options) (*Webhook, error) {
 	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
@@ -139,13 +145,13 @@ func New(o Options) (*Webhook, error) {
 	return w, nil
 }
 
-// Collectors are the webhook's metrics.
+// Collectors returns the webhook's metrics.
 func (w *Webhook) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{w.reviews, w.unavailable}
 }
 
-// ServeHTTP implements http.Handler. What is no review is refused with a status other than 200, which the API server takes
-// for a failure of the webhook.
+// ServeHTTP implements http.Handler. It refuses a request that is not a review with a status other
+// than 200, which the API server treats as a failure of the webhook.
 func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	arrived := time.Now()
 	ctx, cancel := context.WithDeadline(r.Context(), arrived.Add(w.budget(r)))
@@ -174,22 +180,23 @@ func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rw.Header().Set("Content-Type", "application/json")
-	_, _ = rw.Write(answer) // a client that has gone needs no answer
+	_, _ = rw.Write(answer) // a client that is gone needs no answer
 }
 
-// Server returns a server of the webhook, at [Path], that holds no connection for long without getting a review. It speaks
-// HTTP/1.1 only when its listener's TLS offers nothing else, as it should: one connection then has one review in hand.
+// Server returns a server for the webhook at [Path] that keeps no connection open for long without
+// a review. Its listener's TLS should offer HTTP/1.1 only, so that each connection has one review
+// in progress.
 func (w *Webhook) Server() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle(Path, w)
 	return &http.Server{
-		Handler: mux, ErrorLog: slog.NewLogLogger(w.logger.Handler(), slog.LevelDebug), // what strangers do wrong
-		ReadHeaderTimeout: w.patience, ReadTimeout: 3 * w.patience, // waiting for a slot included
+		Handler: mux, ErrorLog: slog.NewLogLogger(w.logger.Handler(), slog.LevelDebug), // mistakes of strangers
+		ReadHeaderTimeout: w.patience, ReadTimeout: 3 * w.patience, // includes the wait for a slot
 		WriteTimeout: 4*w.patience + w.vault.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10,
 	}
 }
 
-// waits is how long the API server waits, as it says in the query, and 0 when it does not.
+// waits returns the API server's timeout from the query, or 0 if there is none.
 func waits(r *http.Request) time.Duration {
 	d, err := time.ParseDuration(r.URL.Query().Get("timeout"))
 	if err != nil {
@@ -198,8 +205,9 @@ func waits(r *http.Request) time.Duration {
 	return max(0, d)
 }
 
-// budget is how long a review may take from its arrival, with the wait for a slot, the body and the vault: less than the API
-// server waits, so that a slow vault is a warning and not a failed webhook. Of it the vault has its own timeout at most.
+// budget returns how long a review may take from its arrival, including the wait for a slot, the
+// body and the vault. It is less than the API server's timeout, so that a slow vault leads to a
+// warning and not to a failed webhook. The vault also has its own timeout.
 func (w *Webhook) budget(r *http.Request) time.Duration {
 	if waits := waits(r); waits > 0 {
 		return waits / 4 * 3
@@ -207,7 +215,8 @@ func (w *Webhook) budget(r *http.Request) time.Duration {
 	return 2*w.patience + w.vault.timeout
 }
 
-// queueing is how long a review waits for a slot: at most a third of its budget, so that the rest is for the vault.
+// queueing returns how long a review waits for a slot: at most a third of its budget, so that
+// enough is left for the vault.
 func (w *Webhook) queueing(r *http.Request) time.Duration {
 	if waits := waits(r); waits > 0 {
 		return min(w.patience, waits/4)
@@ -215,7 +224,8 @@ func (w *Webhook) queueing(r *http.Request) time.Duration {
 	return w.patience
 }
 
-// read returns the review of a request and holds one slot for it, or the status and the reason to refuse it with.
+// read returns the review of a request and holds one slot for it. Otherwise it returns the status
+// and reason of the refusal.
 func (w *Webhook) read(ctx context.Context, rw http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionReview, int, error) {
 	if r.Method != http.MethodPost {
 		return nil, http.StatusMethodNotAllowed, errors.New("post an AdmissionReview")
@@ -238,7 +248,7 @@ func (w *Webhook) read(ctx context.Context, rw http.ResponseWriter, r *http.Requ
 			w.inHand.Release(sourceOf(r))
 		}
 	}()
-	// Not for ever with one who holds a slot. Tests may use a writer that has no deadline.
+	// Bound the time of a client that holds a slot. Tests may use a writer without deadlines.
 	_ = http.NewResponseController(rw).SetReadDeadline(time.Now().Add(w.patience))
 	body, err := io.ReadAll(http.MaxBytesReader(rw, r.Body, MaxReviewBytes))
 	if large := new(http.MaxBytesError); errors.As(err, &large) {
@@ -255,10 +265,10 @@ func (w *Webhook) read(ctx context.Context, rw http.ResponseWriter, r *http.Requ
 	return review, 0, nil
 }
 
-// maxUID is longer than any UID of Kubernetes; what is echoed is bounded.
+// maxUID bounds the echoed UID. It is longer than any UID of Kubernetes.
 const maxUID = 128
 
-// parse reads a review that has a request.
+// parse parses a review, which must have a request.
 func parse(body []byte) (*admissionv1.AdmissionReview, error) {
 	review := new(admissionv1.AdmissionReview)
 	if err := json.Unmarshal(body, review); err != nil {
@@ -278,7 +288,7 @@ var (
 	ourResource = metav1.GroupVersionResource{Group: v1alpha1.GroupVersion.Group, Version: v1alpha1.GroupVersion.Version, Resource: "sealedcredentials"}
 )
 
-// sourceOf is the address that a request comes from. What a header says of it is not asked.
+// sourceOf returns the address of the connection. It ignores what headers say about the address.
 func sourceOf(r *http.Request) string {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
 		return host
@@ -286,7 +296,7 @@ func sourceOf(r *http.Request) string {
 	return r.RemoteAddr
 }
 
-// judge answers a request from source, and names the verdict.
+// judge returns the answer to a request from source, and the verdict.
 func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.AdmissionRequest) (response admission.Response, verdict string) {
 	if r.Resource != ourResource || r.Kind != ourKind {
 		return admission.Errored(http.StatusBadRequest,
@@ -308,7 +318,7 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 	}
 	question := questionOf(after)
 	if before != nil && reflect.DeepEqual(questionOf(before), question) {
-		return admission.Allowed(""), accepted // the vault would be asked what it was asked before
+		return admission.Allowed(""), accepted // the question to the vault has not changed
 	}
 	if u := w.questions.Take(source, maxQuestions); u.Exceeded {
 		w.logger.Warn("an address has the vault asked too often, a SealedCredential is denied until later", "source", source)
@@ -319,7 +329,7 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 	case trouble != nil:
 		w.unavailable.WithLabelValues(trouble.cause).Inc()
 		level := slog.LevelWarn
-		if trouble.cause == causeForbidden || trouble.cause == causeFailed { // it does not pass by itself
+		if trouble.cause == causeForbidden || trouble.cause == causeFailed { // needs an administrator
 			level = slog.LevelError
 		}
 		w.logger.Log(ctx, level, "the vault could not be asked, a SealedCredential is admitted unchecked",
@@ -333,7 +343,8 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 	return admission.Allowed(""), accepted
 }
 
-// later denies an object until wait is over. The API server hands it on as it is, and clients then try again by themselves.
+// later denies an object until wait is over. The API server passes the answer on unchanged, and
+// clients then retry by themselves.
 func later(wait time.Duration) admission.Response {
 	seconds := max(1, int32((wait+time.Second-1)/time.Second))
 	return admission.Response{AdmissionResponse: admissionv1.AdmissionResponse{Result: &metav1.Status{
@@ -343,7 +354,7 @@ func later(wait time.Duration) admission.Response {
 	}}}
 }
 
-// objects returns the object of the request as it was, nil when it is new, and as it shall be.
+// objects returns the old object of the request, nil if it is new, and the new object.
 func objects(r *admissionv1.AdmissionRequest) (before, after *v1alpha1.SealedCredential, err error) {
 	if after, err = object(r.Object.Raw, r); err != nil {
 		return nil, nil, fmt.Errorf("the request's object %w", err)
@@ -359,7 +370,7 @@ func objects(r *admissionv1.AdmissionRequest) (before, after *v1alpha1.SealedCre
 // maxName is the length of the longest name that Kubernetes allows (RFC 1123).
 const maxName = 253
 
-// object reads an object, which must be the one that the rest of the request is about.
+// object parses an object and checks that it is the one that the request names.
 func object(raw []byte, r *admissionv1.AdmissionRequest) (*v1alpha1.SealedCredential, error) {
 	if len(bytes.TrimSpace(raw)) == 0 || bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
 		return nil, errors.New("is missing")
@@ -369,20 +380,20 @@ func object(raw []byte, r *admissionv1.AdmissionRequest) (*v1alpha1.SealedCreden
 		return nil, errors.New("is no SealedCredential") // the cause may quote it
 	}
 	switch {
-	case len(o.Name) > maxName || len(o.Namespace) > maxName: // before it gets into a log
+	case len(o.Name) > maxName || len(o.Namespace) > maxName: // before the name is logged
 		return nil, errors.New("has a name that is longer than any")
 	case o.APIVersion != v1alpha1.GroupVersion.String() || o.Kind != v1alpha1.KindSealedCredential:
 		return nil, errors.New("is of another kind than the request says")
 	case r.Namespace == "" || o.Namespace != r.Namespace:
 		return nil, errors.New("is in another namespace than the request says")
-	// The name of an object that is created with generateName is in the object alone.
+	// With generateName, only the object has the name.
 	case o.Name != r.Name && (r.Name != "" || r.Operation != admissionv1.Create):
 		return nil, errors.New("has another name than the request says")
 	}
 	return o, nil
 }
 
-// mistakes are the problems of an object that it did not have before.
+// mistakes returns the problems that the old object did not have.
 func mistakes(before, after *v1alpha1.SealedCredential) []sealing.Problem {
 	found := sealing.Validate(after, sealing.Expect{})
 	if before == nil {
@@ -392,7 +403,7 @@ func mistakes(before, after *v1alpha1.SealedCredential) []sealing.Problem {
 	return slices.DeleteFunc(found, func(p sealing.Problem) bool { return slices.Contains(known, p) })
 }
 
-// shownMistakes is how many mistakes one answer tells of.
+// shownMistakes is how many mistakes one answer lists.
 const shownMistakes = 5
 
 func text(found []sealing.Problem) string {

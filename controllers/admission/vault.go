@@ -23,22 +23,22 @@ import (
 type asker struct {
 	url, caFile, tokenFile string
 	timeout                time.Duration
-	connections            int // idle connections that are kept, one for each review in hand
+	connections            int // idle connections to keep, one for each review in progress
 
 	mu     sync.Mutex
-	ca     []byte // CA that client trusts
+	ca     []byte // CA certificates that client trusts
 	client *client.Client
 }
 
-// Causes of trouble.
+// The causes of trouble.
 const (
 	causeUnreachable = "unreachable" // no answer in time, or none at all
 	causeBusy        = "busy"        // 429 and 503
-	causeFailed      = "failed"      // any other answer that is none
+	causeFailed      = "failed"      // any other failure to answer
 	causeForbidden   = "forbidden"   // 401 and 403
 )
 
-// trouble is that the vault gave no answer.
+// trouble is a failure of the vault to answer.
 type trouble struct {
 	cause   string
 	warning string // for the object's author
@@ -47,11 +47,11 @@ type trouble struct {
 
 func newAsker(url, caFile, tokenFile string, timeout time.Duration, connections int) (*asker, error) {
 	a := &asker{url: url, caFile: caFile, tokenFile: tokenFile, timeout: timeout, connections: connections}
-	_, err := a.connect(nil) // so that a URL that cannot be used is found out at the start
+	_, err := a.connect(nil) // finds an invalid URL at the start
 	return a, err
 }
 
-// questionOf is all of an object that the vault judges.
+// questionOf returns everything in an object that the vault judges.
 func questionOf(o *v1alpha1.SealedCredential) v2.CheckRequest {
 	q := v2.CheckRequest{Namespace: o.Namespace, Name: o.Name, CredentialType: o.Spec.CredentialType}
 	if days := int(o.Spec.TTLDays); days != 0 {
@@ -104,7 +104,7 @@ func (a *asker) ask(ctx context.Context, q v2.CheckRequest) (*v2.CheckAnswer, *t
 	return nil, &trouble{causeUnreachable, "the vault could not be reached", err}
 }
 
-// current returns a client that trusts the certificate authorities of the file as it is now.
+// current returns a client that trusts the certificate authorities now in the file.
 func (a *asker) current() (*client.Client, error) {
 	if a.caFile == "" {
 		return a.connect(nil)
@@ -131,7 +131,7 @@ func (a *asker) connect(ca []byte) (*client.Client, error) {
 	}
 	c, err := client.New(a.url, client.WithRetries(1), client.WithHTTPClient(&http.Client{Transport: &bearer{
 		tokenFile: a.tokenFile,
-		// A proxy of the environment is not for the way to the vault.
+		// Ignore proxies from the environment.
 		next: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: a.connections, IdleConnTimeout: time.Minute},
 	}}))
 	if err != nil {
@@ -141,7 +141,8 @@ func (a *asker) connect(ca []byte) (*client.Client, error) {
 	return c, nil
 }
 
-// bearer puts the token of a file on requests, as it is at that moment: kubelet replaces it before it expires.
+// bearer adds the token in a file to requests. It reads the file for each request, because kubelet
+// replaces the token before it expires.
 type bearer struct {
 	tokenFile string
 	next      http.RoundTripper
@@ -164,7 +165,7 @@ func (b *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.next.RoundTrip(r)
 }
 
-// remedies are for an answer without a message.
+// remedies are the messages for answers that have none.
 var remedies = map[v2.CheckAnswerCode]string{
 	v2.CheckAnswerCodeMalformed:   "the manifest is malformed; seal the values again (latticekeep seal)",
 	v2.CheckAnswerCodeUnknownKey:  "this deployment has no such sealing key; seal the values again with its current key (latticekeep seal)",

@@ -1,11 +1,10 @@
-// Package dashboard serves the web dashboard: one page, at the address of each of its
-// views, and the scripts and styles that it loads.
+// Package dashboard serves the web dashboard: one page, at the address of each of its views, and
+// the scripts and styles that it loads.
 //
-// The page has no way to the data but /api/v2, with the cookies of a session, and its
-// content security policy holds it to this server: no script or style that is inline, no
-// other host, no text that becomes markup. It needs no build chain: the files in the
-// directory static are served as they are written. Those below static/vendor are of
-// others, with their licences.
+// The page reaches data only through /api/v2, with the cookies of a session. Its content security
+// policy restricts it to this server: no inline script or style, no other host, no text that
+// becomes markup. It needs no build chain: the files in the directory static are served as written.
+// The files below static/vendor are from third parties, with their licences.
 package dashboard
 
 import (
@@ -26,8 +25,7 @@ import (
 //go:embed static
 var files embed.FS
 
-// pages are the addresses of the dashboard. What the page shows at each is in
-// static/app.js.
+// pages are the addresses of the dashboard. static/app.js decides what the page shows at each.
 var pages = []string{
 	"/",
 	"/vault", "/vault/new", "/vault/:credential_id",
@@ -40,17 +38,17 @@ var pages = []string{
 	"/sign-in", "/register", "/verify", "/forgot", "/reset", "/join",
 }
 
-// policy holds the page to scripts and styles of this server. It can give no text to the
-// browser as markup or as a script, by Trusted Types, of which no policy may be made.
+// policy restricts the page to scripts and styles of this server. With Trusted Types, and no policy
+// allowed for them, the page cannot pass text to the browser as markup or script.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
 	"base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// permissions takes every power of a browser from the page but the one to copy.
+// permissions denies the page every browser feature except writing to the clipboard.
 const permissions = "accelerometer=(), autoplay=(), camera=(), clipboard-read=(), clipboard-write=(self), display-capture=(), encrypted-media=(), " +
 	"fullscreen=(), geolocation=(), gyroscope=(), hid=(), idle-detection=(), magnetometer=(), microphone=(), midi=(), payment=(), " +
 	"picture-in-picture=(), publickey-credentials-get=(), screen-wake-lock=(), serial=(), usb=(), xr-spatial-tracking=()"
 
-// contentTypes are those of the files by their extension; one without is a licence.
+// contentTypes are the content types by file extension. A file without one is a licence.
 var contentTypes = map[string]string{
 	".js":   "text/javascript; charset=utf-8",
 	".css":  "text/css; charset=utf-8",
@@ -61,15 +59,15 @@ var contentTypes = map[string]string{
 	"":      "text/plain; charset=utf-8",
 }
 
-// site is everything that is served.
+// site holds everything that is served.
 type site struct {
 	page    *asset.Asset
-	version string                  // the first half of it is the name of the directory of the assets: they never change there
-	assets  map[string]*asset.Asset // by name below static
+	version string                  // its first half names the assets' directory, so their content never changes
+	assets  map[string]*asset.Asset // keyed by name below static
 }
 
-// Register adds the page at each of its addresses and the assets below /assets/. A
-// request for an asset that is not there is missing's to answer.
+// Register adds the page at each of its addresses and the assets below /assets/. missing answers
+// requests for an unknown asset.
 func Register(r gin.IRouter, missing gin.HandlerFunc) {
 	s := load(files)
 	for _, p := range pages {
@@ -92,7 +90,7 @@ func Register(r gin.IRouter, missing gin.HandlerFunc) {
 func load(tree fs.FS) *site {
 	s := &site{assets: map[string]*asset.Asset{}}
 	all := sha256.New()
-	err := fs.WalkDir(tree, "static", func(p string, d fs.DirEntry, err error) error { // in the order of the names
+	err := fs.WalkDir(tree, "static", func(p string, d fs.DirEntry, err error) error { // walks in the order of names
 		if err != nil || d.IsDir() {
 			return err
 		}
@@ -108,13 +106,13 @@ func load(tree fs.FS) *site {
 		if !ok {
 			panic("dashboard: " + name + " has no content type")
 		}
-		_, _ = all.Write(binary.BigEndian.AppendUint64([]byte(name+"\x00"), uint64(len(content)))) // a hash takes everything
+		_, _ = all.Write(binary.BigEndian.AppendUint64([]byte(name+"\x00"), uint64(len(content)))) // a write to a hash cannot fail
 		_, _ = all.Write(content)
 		s.assets[name] = asset.New(content, contentType)
 		return nil
 	})
 	if err != nil {
-		panic("dashboard: " + err.Error()) // only a build without the files
+		panic("dashboard: " + err.Error()) // happens only in a build without the files
 	}
 	s.version = hex.EncodeToString(all.Sum(nil)[:8])
 	index, err := fs.ReadFile(tree, "static/index.html")
@@ -125,8 +123,8 @@ func load(tree fs.FS) *site {
 	return s
 }
 
-// servePage answers the page, which says what the browser may do while it is open. It is
-// the same for everybody: whether somebody is signed in shows only in what it fetches.
+// servePage answers with the page and its security headers. The page is the same for everyone: only
+// what it fetches shows whether a user is signed in.
 func (s *site) servePage(c *gin.Context) {
 	h := c.Writer.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -134,18 +132,18 @@ func (s *site) servePage(c *gin.Context) {
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
-	h.Set("Cache-Control", "no-store") // it names the assets of this build
+	h.Set("Cache-Control", "no-store") // the page names the assets of this build
 	write(c, s.page)
 }
 
-// serveAsset answers a file that never changes where it is: another build has it
-// elsewhere.
+// serveAsset answers with a file that never changes at its address: another build uses another
+// address.
 func (s *site) serveAsset(c *gin.Context, a *asset.Asset) {
 	c.Header("Cache-Control", "public, max-age=31536000, immutable")
 	write(c, a)
 }
 
-// write answers with an asset, which no page of another origin may embed.
+// write answers with an asset that no page of another origin may embed.
 func write(c *gin.Context, a *asset.Asset) {
 	c.Header("Cross-Origin-Resource-Policy", "same-origin")
 	a.Write(c)

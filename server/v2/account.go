@@ -19,7 +19,7 @@ func invitation(i identity.Invitation) api.Invitation {
 	}
 }
 
-// ListMembers answers the tenant's users and who is invited.
+// ListMembers returns the tenant's members and open invitations.
 func (a *accountAPI) ListMembers(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		members, invited, err := a.identity.Members(ctx, call.Principal())
@@ -70,7 +70,7 @@ func (a *accountAPI) ChangeMember(c *gin.Context, id string) {
 	})
 }
 
-// RemoveMember removes a user and ends its sessions.
+// RemoveMember removes a member and ends its sessions.
 func (a *accountAPI) RemoveMember(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.RemoveMember(ctx, call.Principal(), id); err != nil {
@@ -80,7 +80,7 @@ func (a *accountAPI) RemoveMember(c *gin.Context, id string) {
 	})
 }
 
-// RevokeInvitation makes an invitation worthless.
+// RevokeInvitation revokes an invitation.
 func (a *accountAPI) RevokeInvitation(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.RevokeInvitation(ctx, call.Principal(), id); err != nil {
@@ -109,7 +109,7 @@ func createdAPIKey(k identity.APIKey, key string) api.CreatedAPIKey {
 	return answer
 }
 
-// CreateAPIKey answers the key itself, this once.
+// CreateAPIKey returns the key itself, only this once.
 func (a *accountAPI) CreateAPIKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateAPIKeyRequest
@@ -124,7 +124,7 @@ func (a *accountAPI) CreateAPIKey(c *gin.Context) {
 	})
 }
 
-// ListAPIKeys answers all keys of the tenant, never a key itself.
+// ListAPIKeys returns metadata of all API keys of the tenant, never a key itself.
 func (a *accountAPI) ListAPIKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		keys, err := a.identity.APIKeys(ctx, call.Principal())
@@ -153,7 +153,7 @@ func (a *accountAPI) ListAPIKeys(c *gin.Context) {
 	})
 }
 
-// RevokeAPIKey makes a key worthless at once.
+// RevokeAPIKey revokes a key with immediate effect.
 func (a *accountAPI) RevokeAPIKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.RevokeAPIKey(ctx, call.Principal(), id); err != nil {

@@ -13,25 +13,25 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// auditAPI answers the endpoints of the audit log.
+// auditAPI implements the endpoints of the audit log.
 type auditAPI struct {
 	audit     *audit.Log
 	reader    *audit.Reader
 	guard     *audit.Guard
 	now       func() time.Time
 	exporting sync.Mutex // held while an export is written
-	tails     tails      // that are open
+	tails     tails      // open tails
 }
 
-// auditEntries is the generated type with entries as the log gives them, whose
-// bytes are what was hashed and signed.
+// auditEntries is the generated type with the entries exactly as the log returns them. Their bytes
+// were hashed and signed.
 type auditEntries struct {
 	Success    bool          `json:"success"`
 	Entries    []audit.Entry `json:"entries"`
 	NextCursor string        `json:"next_cursor,omitzero"`
 }
 
-// QueryAuditLog answers entries of the caller's tenant, newest first.
+// QueryAuditLog returns entries of the caller's tenant, newest first.
 func (a *auditAPI) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{
@@ -60,13 +60,13 @@ func (a *auditAPI) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams)
 	})
 }
 
-// auditEntry is the generated type with the entry as the log gives it.
+// auditEntry is the generated type with the entry exactly as the log returns it.
 type auditEntry struct {
 	Success bool        `json:"success"`
 	Entry   audit.Entry `json:"entry"`
 }
 
-// GetAuditEntry answers one entry of the caller's tenant.
+// GetAuditEntry returns one entry of the caller's tenant.
 func (a *auditAPI) GetAuditEntry(c *gin.Context, sequence int64) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		e, err := a.reader.ReadEntry(ctx, call.Principal(), uint64(max(sequence, 0)))

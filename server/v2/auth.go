@@ -17,14 +17,14 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// accountAPI answers the endpoints of users, members, API keys and tenants.
+// accountAPI implements the endpoints of users, members, API keys and tenants.
 type accountAPI struct {
 	identity      *identity.Service
 	now           func() time.Time
 	secureCookies bool
 }
 
-// The cookie of the refresh token goes nowhere but to these endpoints.
+// Browsers send the cookie with the refresh token only to these endpoints.
 const (
 	refreshCookie = "refreshToken"
 	refreshPath   = "/api/v2/auth"
@@ -48,7 +48,7 @@ func (a *accountAPI) tenant(t identity.Tenant) api.Tenant {
 	return answer
 }
 
-// RegisterUser makes a user and its tenant.
+// RegisterUser creates a user and its tenant.
 func (a *accountAPI) RegisterUser(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RegisterRequest
@@ -65,7 +65,7 @@ func (a *accountAPI) RegisterUser(c *gin.Context) {
 	})
 }
 
-// Login begins a session.
+// Login creates a session.
 func (a *accountAPI) Login(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.LoginRequest
@@ -100,7 +100,7 @@ func (a *accountAPI) RefreshSession(c *gin.Context) {
 	})
 }
 
-// refreshToken returns the cookie's value. Two are as good as none.
+// refreshToken returns the cookie's value. It refuses two cookies as it refuses none.
 func refreshToken(c *gin.Context) (string, bool) {
 	cookies := c.Request.CookiesNamed(refreshCookie)
 	if len(cookies) != 1 || cookies[0].Value == "" {
@@ -121,7 +121,7 @@ func (a *accountAPI) tokens(c *gin.Context, t identity.Tokens) api.TokenAnswer {
 func (a *accountAPI) setCookie(c *gin.Context, name, path, value string, age time.Duration) {
 	maxAge := seconds(age)
 	if value == "" {
-		maxAge = -1 // deletes it
+		maxAge = -1 // deletes the cookie
 	}
 	http.SetCookie(c.Writer, &http.Cookie{
 		Name: name, Value: value, Path: path, MaxAge: maxAge,
@@ -129,7 +129,7 @@ func (a *accountAPI) setCookie(c *gin.Context, name, path, value string, age tim
 	})
 }
 
-// seconds rounds up: a JWT tells its end in whole seconds.
+// seconds rounds up to whole seconds, because a JWT states its expiry in whole seconds.
 func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
 
 func (a *accountAPI) clearCookies(c *gin.Context) {
@@ -137,8 +137,8 @@ func (a *accountAPI) clearCookies(c *gin.Context) {
 	a.setCookie(c, refreshCookie, refreshPath, "", 0)
 }
 
-// Logout ends the session of the access token, or of the refresh token when
-// the other has expired.
+// Logout ends the session of the access token, or that of the refresh token if the access token has
+// expired.
 func (a *accountAPI) Logout(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		err := error(fault.Unauthenticated)
@@ -147,14 +147,14 @@ func (a *accountAPI) Logout(c *gin.Context) {
 		} else if ok {
 			err = a.identity.SignOutRefresh(ctx, call.Principal(), token)
 		}
-		if err == nil || errors.Is(err, fault.Unauthenticated) { // there is no session, or no longer
+		if err == nil || errors.Is(err, fault.Unauthenticated) { // no session, or it has already ended
 			a.clearCookies(c)
 		}
 		return done(err)
 	})
 }
 
-// done answers an operation that has nothing to say.
+// done returns the answer of an operation without a result.
 func done(err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func done(err error) (any, error) {
 	return api.EmptyAnswer{Success: true}, nil
 }
 
-// VerifyEmail takes the token of a verification mail.
+// VerifyEmail accepts the token of a verification mail.
 func (a *accountAPI) VerifyEmail(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.TokenRequest
@@ -173,8 +173,7 @@ func (a *accountAPI) VerifyEmail(c *gin.Context) {
 	})
 }
 
-// badToken is the one answer to a token of a mail that is not, or no longer,
-// one.
+// badToken returns the same error for every invalid or expired token from a mail.
 func badToken(err error) error {
 	if errors.Is(err, identity.ErrTicket) {
 		return gate.BadRequest(fault.Message(err))
@@ -189,7 +188,7 @@ func (a *accountAPI) ResendVerification(c *gin.Context) {
 	})
 }
 
-// ChangePassword ends all other sessions.
+// ChangePassword changes the password and ends all other sessions.
 func (a *accountAPI) ChangePassword(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ChangePasswordRequest
@@ -203,7 +202,7 @@ func (a *accountAPI) ChangePassword(c *gin.Context) {
 	})
 }
 
-// RequestPasswordReset answers alike whether the address is known or not.
+// RequestPasswordReset gives the same answer whether the address is known or not.
 func (a *accountAPI) RequestPasswordReset(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EmailRequest
@@ -214,7 +213,7 @@ func (a *accountAPI) RequestPasswordReset(c *gin.Context) {
 	})
 }
 
-// ResetPassword takes the token of a reset mail and ends all sessions.
+// ResetPassword accepts the token of a reset mail, sets the password and ends all sessions.
 func (a *accountAPI) ResetPassword(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ResetPasswordRequest
@@ -227,7 +226,7 @@ func (a *accountAPI) ResetPassword(c *gin.Context) {
 	})
 }
 
-// GetAccount answers who asks.
+// GetAccount returns the caller's account.
 func (a *accountAPI) GetAccount(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		t, u, err := a.identity.Account(ctx, call.Caller)
@@ -247,7 +246,7 @@ func (a *accountAPI) GetAccount(c *gin.Context) {
 	})
 }
 
-// ListSessions answers the caller's own sessions.
+// ListSessions returns the caller's own sessions.
 func (a *accountAPI) ListSessions(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		sessions, err := a.identity.Sessions(ctx, call.Caller)
@@ -275,7 +274,7 @@ func (a *accountAPI) EndSession(c *gin.Context, id string) {
 	})
 }
 
-// AcceptInvitation makes the invited user.
+// AcceptInvitation creates the invited user.
 func (a *accountAPI) AcceptInvitation(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AcceptInvitationRequest

@@ -20,22 +20,22 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// Backups say what a backup contains and who may read it.
+// Backups configures what a backup contains and who may read it.
 type Backups struct {
 	Store backup.Source // what is backed up
-	// KMSKeys returns the key files that a backup carries, as backup.Write takes them. The caller wipes
-	// them. Nil means that there are none.
+	// KMSKeys returns the key files for a backup, as backup.Write takes them. The caller wipes
+	// them. A nil function means that there are none.
 	KMSKeys    func(context.Context) ([][]byte, error)
-	Recipients []backup.Recipient // who may be named as recipient; empty means anybody
+	Recipients []backup.Recipient // allowed recipients; empty allows any
 }
 
-// backupAPI answers the endpoint that takes a backup.
+// backupAPI implements the endpoint that takes a backup.
 type backupAPI struct {
 	Backups
 	audit     *audit.Log
 	guard     *audit.Guard
 	keys      *keyring.Ring
-	program   string // version, which a backup names
+	program   string // program version, which the backup states
 	now       func() time.Time
 	backingUp sync.Mutex // held while a backup is taken
 }
@@ -44,11 +44,11 @@ var errRecipient = fault.New(fault.Forbidden, "backups go to the recipients in t
 
 var errBackingUp = fault.New(fault.Conflict, "another backup is being taken: wait until it is done")
 
-// TakeBackup answers a copy of the store while it is being made, encrypted to the
-// recipient that the caller names. That it was taken, and for whom, is recorded
-// before the first byte leaves, whether or not the last one arrives.
+// TakeBackup streams a copy of the store, encrypted to the recipient that the caller names. The
+// backup and its recipient are recorded before the first byte is sent, whether or not the last one
+// arrives.
 //
-// One is taken at a time by this process: replicas do not wait for each other.
+// This process takes one backup at a time. Replicas do not wait for each other.
 func (a *backupAPI) TakeBackup(c *gin.Context) {
 	gate.Stream(c, "application/octet-stream", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		var body api.BackupRequest

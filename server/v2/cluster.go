@@ -19,24 +19,24 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// clusterAPI answers the endpoint of the objects of a cluster.
+// clusterAPI implements the endpoint of the objects of a cluster.
 type clusterAPI struct {
 	cluster Cluster // nil without an operator
 	guard   *audit.Guard
 	keys    *keyring.Ring
 }
 
-// Cluster is what the operator knows of the cluster that it works in.
+// Cluster is the operator's view of its cluster.
 type Cluster interface {
-	// SealedCredentials returns the objects of a tenant's namespaces, by namespace and
-	// name. Error: fault.Unavailable while it does not know all of them.
+	// SealedCredentials returns the objects in a tenant's namespaces, sorted by namespace and name.
+	// Error: fault.Unavailable while the operator does not know all of them.
 	SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error)
 }
 
 var errObjectCursor = gate.BadRequest("the cursor is not one of this list: start again without it")
 
-// ListSealedCredentials answers the objects of the namespaces that are the caller's
-// tenant's. The values that they carry stay where they are.
+// ListSealedCredentials returns the objects in the namespaces of the caller's tenant, without their
+// values.
 func (a *clusterAPI) ListSealedCredentials(c *gin.Context, params api.ListSealedCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		before, ok := objectCursor(gate.Value(params.Cursor))
@@ -83,8 +83,8 @@ func (a *clusterAPI) ListSealedCredentials(c *gin.Context, params api.ListSealed
 	})
 }
 
-// inNamespace returns the objects of a namespace: those of other namespaces are not there
-// for a ServiceAccount, as what they own is not.
+// inNamespace returns the objects of one namespace. A ServiceAccount sees no objects of other
+// namespaces, just as it sees no entries of theirs.
 func inNamespace(all []v1alpha1.SealedCredential, namespace string) (own []v1alpha1.SealedCredential) {
 	for i := range all {
 		if all[i].Namespace == namespace {
@@ -94,20 +94,21 @@ func inNamespace(all []v1alpha1.SealedCredential, namespace string) (own []v1alp
 	return own
 }
 
-// objectName sorts objects as their list does: no namespace has a zero byte in its name.
+// objectName returns a name whose order is the order of the list. No namespace has a zero byte in
+// its name.
 func objectName(sc *v1alpha1.SealedCredential) string { return sc.Namespace + "\x00" + sc.Name }
 
-// objectCursor returns the name of the object that the page before ended with.
+// objectCursor returns the name of the last object on the previous page.
 func objectCursor(text string) (name string, ok bool) {
 	if text == "" {
 		return "", true
 	}
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	namespace, of, found := strings.Cut(string(b), "\x00")
-	return string(b), err == nil && found && namespace != "" && of != "" && base64.RawURLEncoding.EncodeToString(b) == text // it has one spelling
+	return string(b), err == nil && found && namespace != "" && of != "" && base64.RawURLEncoding.EncodeToString(b) == text // accept only the canonical encoding
 }
 
-// sealingKeyUse counts the objects that need each sealing key, the current one first.
+// sealingKeyUse counts the objects that need each sealing key, the current key first.
 func (a *clusterAPI) sealingKeyUse(ctx context.Context, all []v1alpha1.SealedCredential) ([]api.SealingKeyUse, error) {
 	objects := make(map[string]int)
 	for i := range all {

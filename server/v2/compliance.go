@@ -22,22 +22,22 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// complianceAPI answers the endpoints of scores and reports.
+// complianceAPI implements the endpoints of scores and reports.
 type complianceAPI struct {
 	compliance *assessor.Service
-	reports    Reports // nil if the storage hands out the reports itself
+	reports    Reports // nil if the storage serves the reports itself
 	guard      *audit.Guard
-	computing  *fair.Semaphore[authz.TenantID] // a tenant computes one score or report at a time
+	computing  *fair.Semaphore[authz.TenantID] // one score or report at a time for each tenant
 }
 
-// Reports are the URLs of the reports that the deployment gives out itself. Verify
-// returns the name that one is for: fault.Forbidden when it does not hold.
+// Reports verifies the URLs of reports that the deployment serves itself. Verify returns the name
+// of the report, or fault.Forbidden for an invalid URL.
 type Reports interface {
 	Verify(u *url.URL) (name string, err error)
 }
 
-// What a score or a report may take: most of it the first look at a long history,
-// and the way to a bucket.
+// These are the time limits of a score and a report. Most of the time goes to the first read of a
+// long history, and to the transfer to a bucket.
 const (
 	scoreTime  = 5 * time.Second
 	reportTime = 20 * time.Second
@@ -47,7 +47,7 @@ func chainHead(h compliance.Head) api.ChainHead {
 	return api.ChainHead{Sequence: int64(h.Sequence), Hash: h.Hash, Timestamp: h.Time.UTC()}
 }
 
-// GetComplianceScore answers what the log is evidence for.
+// GetComplianceScore returns the score that the log is evidence for.
 func (a *complianceAPI) GetComplianceScore(c *gin.Context, params api.GetComplianceScoreParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
@@ -97,7 +97,7 @@ func score(s compliance.Assessment) api.ComplianceScore {
 	return answer
 }
 
-// GetComplianceHistory answers how a score went.
+// GetComplianceHistory returns how a score changed over time.
 func (a *complianceAPI) GetComplianceHistory(c *gin.Context, params api.GetComplianceHistoryParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
@@ -120,7 +120,7 @@ func (a *complianceAPI) GetComplianceHistory(c *gin.Context, params api.GetCompl
 	})
 }
 
-// GetComplianceReport answers where a report is, which is made if need be.
+// GetComplianceReport returns the location of a report, and makes the report if necessary.
 func (a *complianceAPI) GetComplianceReport(c *gin.Context, params api.GetComplianceReportParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		format := compliance.PDF
@@ -132,7 +132,7 @@ func (a *complianceAPI) GetComplianceReport(c *gin.Context, params api.GetCompli
 		}
 		defer a.computing.Release(call.Principal().Tenant)
 		l, err := a.compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
-		if fault.Of(err) == fault.Conflict { // nothing is said of a log that does not hold
+		if fault.Of(err) == fault.Conflict { // no report is made from a log that fails verification
 			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
 		}
 		if err != nil {
@@ -145,7 +145,7 @@ func (a *complianceAPI) GetComplianceReport(c *gin.Context, params api.GetCompli
 	})
 }
 
-// GetInventory answers the document as it is, without an envelope.
+// GetInventory returns the document as it is, without an envelope.
 func (a *complianceAPI) GetInventory(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		bom, err := a.compliance.Inventory(ctx, call.Principal())
@@ -156,11 +156,11 @@ func (a *complianceAPI) GetInventory(c *gin.Context) {
 	})
 }
 
-// DownloadReport answers a report to whoever has its URL. The URL says all that is
-// looked at: there is no session, and what is wrong with it is not told.
+// DownloadReport returns a report to anyone with its signed URL. There is no session, only the URL
+// counts, and the answer does not tell why a URL is invalid.
 func (a *complianceAPI) DownloadReport(c *gin.Context, _ api.DownloadReportParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
-		if a.reports == nil { // they lie in a bucket that gives them out itself
+		if a.reports == nil { // a bucket serves the reports itself
 			return nil, gate.ErrSigned
 		}
 		name, err := a.reports.Verify(c.Request.URL)
@@ -180,7 +180,7 @@ func (a *complianceAPI) DownloadReport(c *gin.Context, _ api.DownloadReportParam
 	})
 }
 
-// reportType is the content type of a report by its ending.
+// reportType returns the content type of a report by its extension.
 func reportType(name string) string {
 	switch path.Ext(name) {
 	case ".pdf":

@@ -15,13 +15,13 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// cryptoAPI answers the endpoints of encryption and signatures, and of the keys that these use.
+// cryptoAPI implements the endpoints of encryption and signatures, and of the keys for them.
 type cryptoAPI struct{ transit *transit.Transit }
 
-// algorithm is the only one there is.
+// algorithm is the only supported algorithm.
 const algorithm = "ML-KEM-768"
 
-// undecryptable is the one answer to a ciphertext that does not decrypt.
+// undecryptable is the answer to every ciphertext that does not decrypt, whatever the cause.
 const undecryptable = "the ciphertext cannot be decrypted: send the envelope as encrypt answered it"
 
 var errUndecryptable = gate.Refusal(http.StatusBadRequest, undecryptable)
@@ -94,8 +94,8 @@ func (a *cryptoAPI) EncryptBatch(c *gin.Context) {
 	})
 }
 
-// decrypt opens envelopes. One that is not even base64 goes to the service all
-// the same, which refuses it like any other and says so in the log.
+// decrypt opens envelopes. It passes even invalid base64 to the service, which refuses it like any
+// other envelope and records it.
 func (a *cryptoAPI) decrypt(ctx context.Context, p authz.Principal, items []api.DecryptRequest) ([]transit.Opened, error) {
 	sealed := make([]transit.Ciphertext, len(items))
 	for i, item := range items {
@@ -109,7 +109,7 @@ func (a *cryptoAPI) decrypt(ctx context.Context, p authz.Principal, items []api.
 	return a.transit.Decrypt(ctx, p, "", sealed)
 }
 
-// DecryptData decrypts an envelope after its signatures were verified.
+// DecryptData verifies the signatures of an envelope and decrypts it.
 func (a *cryptoAPI) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DecryptRequest
@@ -171,7 +171,7 @@ func (a *cryptoAPI) sign(ctx context.Context, p authz.Principal, items []api.Sig
 	return answers, nil
 }
 
-// SignData answers both signatures.
+// SignData returns both signatures.
 func (a *cryptoAPI) SignData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.SignRequest
@@ -202,7 +202,7 @@ func (a *cryptoAPI) SignBatch(c *gin.Context) {
 	})
 }
 
-// verify checks signatures. One that is not base64 is as wrong as any other.
+// verify checks signatures. A signature that is not base64 counts as wrong, like any other.
 func (a *cryptoAPI) verify(ctx context.Context, p authz.Principal, items []api.VerifyRequest) ([]bool, error) {
 	plain := data(items, func(r api.VerifyRequest) string { return r.Data })
 	defer zeroAll(plain)
@@ -215,7 +215,7 @@ func (a *cryptoAPI) verify(ctx context.Context, p authz.Principal, items []api.V
 	return a.transit.Verify(ctx, p, signed)
 }
 
-// VerifyData answers whether both signatures hold.
+// VerifyData reports whether both signatures are valid.
 func (a *cryptoAPI) VerifyData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.VerifyRequest
@@ -249,7 +249,7 @@ func (a *cryptoAPI) VerifyBatch(c *gin.Context) {
 	})
 }
 
-// ListPublicKeys answers the tenant's ML-DSA-65 keys as JWKs (RFC 9964).
+// ListPublicKeys returns the tenant's ML-DSA-65 keys as JWKs (RFC 9964).
 func (a *cryptoAPI) ListPublicKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		keys, err := a.transit.PublicKeys(ctx, call.Principal())

@@ -18,7 +18,7 @@ func encryptionKey(k transit.Key) api.EncryptionKey {
 	}
 }
 
-// ListKeys answers a page of the tenant's named keys.
+// ListKeys returns a page of the tenant's named keys.
 func (a *cryptoAPI) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		limit := gate.Value(params.Limit)
@@ -37,7 +37,7 @@ func (a *cryptoAPI) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	})
 }
 
-// CreateKey makes a named key.
+// CreateKey creates a named key.
 func (a *cryptoAPI) CreateKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateKeyRequest
@@ -52,7 +52,7 @@ func (a *cryptoAPI) CreateKey(c *gin.Context) {
 	})
 }
 
-// GetKey answers a named key and its versions.
+// GetKey returns a named key and its versions.
 func (a *cryptoAPI) GetKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		k, versions, err := a.transit.Key(ctx, call.Principal(), id)
@@ -67,7 +67,7 @@ func (a *cryptoAPI) GetKey(c *gin.Context, id string) {
 	})
 }
 
-// RotateKey gives a named key a new version.
+// RotateKey adds a new version to a named key.
 func (a *cryptoAPI) RotateKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RotateKeyRequest

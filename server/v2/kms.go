@@ -13,14 +13,14 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// kmsAPI answers the endpoints of the keys of the KMS.
+// kmsAPI implements the endpoints of the keys in the KMS.
 type kmsAPI struct {
 	custody *custody.Service
 	now     func() time.Time
 }
 
-// A step of moving keys waits for three calls of a key-management service at
-// most, and a destruction for as long as that takes to answer.
+// A step of rewrapping waits for at most three calls to a key-management service. A destruction
+// waits for its answer.
 const (
 	rewrapTime  = 4 * time.Second
 	destroyTime = 10 * time.Second
@@ -34,10 +34,10 @@ func kmsKeys(found []keyring.KMSKey) []api.KMSKey {
 	return keys
 }
 
-// ListKMSKeys answers the KMS keys, and how much is under each.
+// ListKMSKeys returns the KMS keys, and how much each of them wraps.
 func (a *kmsAPI) ListKMSKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		now := a.now().UTC().Truncate(time.Second).Add(time.Second) // so that a run wraps anew all that was wrapped until now
+		now := a.now().UTC().Truncate(time.Second).Add(time.Second) // so that a run rewraps everything wrapped until now
 		found, err := a.custody.List(ctx, call.Principal())
 		if err != nil {
 			return nil, err
@@ -46,7 +46,7 @@ func (a *kmsAPI) ListKMSKeys(c *gin.Context) {
 	})
 }
 
-// RewrapKeys moves some of what is under another KMS key under the current one.
+// RewrapKeys rewraps some of what another KMS key wraps with the current one.
 func (a *kmsAPI) RewrapKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RewrapKeysRequest
@@ -65,7 +65,7 @@ func (a *kmsAPI) RewrapKeys(c *gin.Context) {
 	})
 }
 
-// DestroyKMSKey has a former KMS key destroyed.
+// DestroyKMSKey destroys a previous KMS key.
 func (a *kmsAPI) DestroyKMSKey(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DestroyKMSKeyRequest

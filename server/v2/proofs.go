@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// GetCheckpoint answers the newest checkpoint, signed, and what it says.
+// GetCheckpoint returns the newest signed checkpoint and its fields.
 func (a *auditAPI) GetCheckpoint(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		signed, head, err := a.reader.ReadCheckpoint(ctx, call.Principal())
@@ -33,7 +33,7 @@ func (a *auditAPI) GetCheckpoint(c *gin.Context) {
 	})
 }
 
-// ProveInclusion answers that an entry of the caller's tenant is in the tree.
+// ProveInclusion returns a proof that an entry of the caller's tenant is in the tree.
 func (a *auditAPI) ProveInclusion(c *gin.Context, params api.ProveInclusionParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		p, err := a.reader.ProveInclusion(ctx, call.Principal(), uint64(params.Sequence), gate.Value(params.TreeSize))
@@ -46,7 +46,7 @@ func (a *auditAPI) ProveInclusion(c *gin.Context, params api.ProveInclusionParam
 	})
 }
 
-// ProveConsistency answers that the larger of two trees has the smaller one in it.
+// ProveConsistency returns a proof that the larger of two trees contains the smaller one.
 func (a *auditAPI) ProveConsistency(c *gin.Context, params api.ProveConsistencyParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		from, to, p, err := a.reader.ProveConsistency(ctx, call.Principal(), params.From, gate.Value(params.To))
@@ -57,7 +57,7 @@ func (a *auditAPI) ProveConsistency(c *gin.Context, params api.ProveConsistencyP
 	})
 }
 
-// hashPath is the form of hashes in a proof.
+// hashPath returns the hashes of a proof in base64.
 func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
 	all := make([]string, len(hashes))
 	for i, h := range hashes {
@@ -66,7 +66,7 @@ func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
 	return all
 }
 
-// GetAuditPublicKey answers what entries and checkpoints verify with.
+// GetAuditPublicKey returns the public key that verifies entries and checkpoints.
 func (a *auditAPI) GetAuditPublicKey(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		k, err := a.reader.ReadKey(ctx, call.Principal())
@@ -81,15 +81,15 @@ func (a *auditAPI) GetAuditPublicKey(c *gin.Context) {
 	})
 }
 
-// Levels of the tree, as they are in the path.
+// Levels of the tree, as written in the path.
 const (
-	bundles  = "entries" // the hashes that the leaves are made of
+	bundles  = "entries" // hashes that the leaves are made from
 	maxLevel = 7
 )
 
 var errTile = gate.BadRequest("a tile is at a level from 0 to 7 or at entries, and at an index of at least 0")
 
-// GetTile answers hashes of the tree, or those that its leaves are made of.
+// GetTile returns hashes of the tree, or those that its leaves are made from.
 func (a *auditAPI) GetTile(c *gin.Context, level string, index int64, params api.GetTileParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		n := -1
@@ -112,8 +112,8 @@ func (a *auditAPI) GetTile(c *gin.Context, level string, index int64, params api
 
 var errExporting = fault.New(fault.Conflict, "another export of the log is being written: wait until it is done")
 
-// ExportAuditLog answers the log while it is being verified and written. That it
-// was exported is recorded before the first byte leaves, and so is its last entry.
+// ExportAuditLog streams the log while it verifies it. The export is recorded before the first byte
+// is sent, and the export includes that entry as its last.
 func (a *auditAPI) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 	gate.Stream(c, "application/jsonl", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		if !a.exporting.TryLock() {
@@ -141,7 +141,7 @@ func (a *auditAPI) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParam
 	})
 }
 
-// AcceptRollback lets a log go on from which entries were lost.
+// AcceptRollback accepts the loss of entries, so that a halted log can continue.
 func (a *auditAPI) AcceptRollback(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AcceptRollbackRequest

@@ -15,13 +15,13 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// sealingAPI answers the endpoints of sealing keys and manifests.
+// sealingAPI implements the endpoints of sealing keys and manifests.
 type sealingAPI struct {
 	sealing *sealingkey.Service
 	keys    *keyring.Ring
 }
 
-// errDoesNotOpen is the one answer to values that are not resealed.
+// errDoesNotOpen is the answer to every resealing of values that do not open, whatever the cause.
 var errDoesNotOpen = gate.Refusal(http.StatusBadRequest, "the values do not open here: their sealing key is unknown or retired, "+
 	"or they were sealed for another object, scope or credential type, or changed afterwards; seal them again (latticekeep seal)")
 
@@ -43,7 +43,7 @@ func sealingKeyAnswer(k sealingkey.Key, err error) (any, error) {
 	return api.SealingKeyAnswer{Success: true, SealingKey: sealingKey(k)}, nil
 }
 
-// ListSealingKeys answers all sealing keys, the current one first.
+// ListSealingKeys returns all sealing keys, the current one first.
 func (a *sealingAPI) ListSealingKeys(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		keys, err := a.sealing.List(ctx, call.Principal())
@@ -58,28 +58,28 @@ func (a *sealingAPI) ListSealingKeys(c *gin.Context) {
 	})
 }
 
-// RotateSealingKey makes a new sealing key, which is published from now on.
+// RotateSealingKey creates a new sealing key, which is published from then on.
 func (a *sealingAPI) RotateSealingKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		return sealingKeyAnswer(a.sealing.Rotate(ctx, call.Principal()))
 	})
 }
 
-// RetireSealingKey archives a sealing key that no object needs.
+// RetireSealingKey retires a sealing key that no object needs.
 func (a *sealingAPI) RetireSealingKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return sealingKeyAnswer(a.sealing.Retire(ctx, call.Principal(), id))
 	})
 }
 
-// RestoreSealingKey takes a retired sealing key back into use.
+// RestoreSealingKey restores a retired sealing key.
 func (a *sealingAPI) RestoreSealingKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return sealingKeyAnswer(a.sealing.Restore(ctx, call.Principal(), id))
 	})
 }
 
-// sealedFrom returns what a request says of spec.sealed.
+// sealedFrom returns the sealed values of a request as spec.sealed.
 func sealedFrom(s api.SealedValues) *v1alpha1.Sealed {
 	sealed := &v1alpha1.Sealed{
 		Version: int32(s.Version), Suite: v1alpha1.Suite(s.Suite), KeyID: s.KeyId, Scope: v1alpha1.Scope(gate.Value(s.Scope)),
@@ -91,7 +91,7 @@ func sealedFrom(s api.SealedValues) *v1alpha1.Sealed {
 	return sealed
 }
 
-// ResealManifest seals the values of a manifest for the current key.
+// ResealManifest seals the values of a manifest for the current sealing key.
 func (a *sealingAPI) ResealManifest(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ResealRequest
@@ -124,8 +124,8 @@ func (a *sealingAPI) ResealManifest(c *gin.Context) {
 	})
 }
 
-// CheckManifest answers whether a manifest would be accepted: yes, or one code.
-// What it says has no source other than sealed values, so that is not asked for.
+// CheckManifest reports whether a manifest would be accepted, and one code if not. It checks no
+// source of values other than sealed values.
 func (a *sealingAPI) CheckManifest(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CheckRequest
@@ -159,8 +159,8 @@ func (a *sealingAPI) CheckManifest(c *gin.Context) {
 	})
 }
 
-// GetSealingKey answers the document as it was signed: a field beside it would
-// make it another document, and the answer can be kept as a key file.
+// GetSealingKey returns the document exactly as signed, so that the answer can be stored as a key
+// file. An additional field would make it another document.
 func (a *sealingAPI) GetSealingKey(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, _ *gate.Call) (any, error) {
 		document, err := a.keys.SealingDocument(ctx)

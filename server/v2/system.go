@@ -19,7 +19,7 @@ func (a *accountAPI) tenantAnswer(t identity.Tenant, err error) (any, error) {
 	return api.TenantAnswer{Success: true, Tenant: a.tenant(t)}, nil
 }
 
-// ListTenants answers all tenants of the deployment.
+// ListTenants returns all tenants of the deployment.
 func (a *accountAPI) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		limit := gate.Value(params.Limit)
@@ -38,7 +38,7 @@ func (a *accountAPI) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 	})
 }
 
-// CreateTenant makes a tenant that is active at once.
+// CreateTenant creates a tenant that is active at once.
 func (a *accountAPI) CreateTenant(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateTenantRequest
@@ -49,7 +49,7 @@ func (a *accountAPI) CreateTenant(c *gin.Context) {
 	})
 }
 
-// ActivateTenant ends a tenant's trial for good.
+// ActivateTenant ends a tenant's trial permanently.
 func (a *accountAPI) ActivateTenant(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return a.tenantAnswer(a.identity.ActivateTenant(ctx, call.Principal(), authz.TenantID(id)))
@@ -68,7 +68,7 @@ func (a *accountAPI) SetTenantLimits(c *gin.Context, id string) {
 	})
 }
 
-// CreateTenantAPIKey makes an API key of a tenant.
+// CreateTenantAPIKey creates an API key for a tenant.
 func (a *accountAPI) CreateTenantAPIKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.CreateAPIKeyRequest

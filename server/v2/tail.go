@@ -18,27 +18,27 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// Bounds of tails. Two looks are close enough together that whoever is revoked reads no
-// entry that is written a second later.
+// These are the limits of tails. The log is read often enough that a revoked caller reads no entry
+// written a second later.
 const (
 	tailsOfTenant = 8
 	tailsOfAll    = 64
 
 	tailEvery = 400 * time.Millisecond
-	tailPace  = 20 * time.Millisecond // between pages when much has to be caught up with, which nobody else should feel
-	tailBeat  = 15 * time.Second      // proxies give up on what is silent for longer
-	tailLasts = 300                   // seconds, unless the caller wants fewer
+	tailPace  = 20 * time.Millisecond // pause between pages of older entries, to spare other callers
+	tailBeat  = 15 * time.Second      // proxies close connections that are silent for longer
+	tailLasts = 300                   // seconds, unless the caller asks for fewer
 )
 
-// tails counts the open ones.
+// tails counts the open tails.
 type tails struct {
 	mu  sync.Mutex
 	of  map[authz.TenantID]int
 	all int
 }
 
-// open takes a place, which close gives back. Errors: fault.Exhausted for a tenant that
-// has too many, fault.Unavailable when all together have.
+// open takes a place; close releases it. Errors: fault.Exhausted if the tenant has too many tails,
+// fault.Unavailable if all tenants together have too many.
 func (t *tails) open(tenant authz.TenantID) (close func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -62,8 +62,8 @@ func (t *tails) open(tenant authz.TenantID) (close func(), err error) {
 	}, nil
 }
 
-// TailAuditLog answers the entries of the caller's tenant as they come. The connection
-// is for whoever opened it: before each look at the log the caller is looked up again.
+// TailAuditLog streams the entries of the caller's tenant as they are written. Before each read of
+// the log, it looks up the caller again.
 func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		done, err := a.tails.open(call.Principal().Tenant)
@@ -84,7 +84,7 @@ func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 		if params.Wait != nil {
 			wait = *params.Wait
 		}
-		c.Header("X-Accel-Buffering", "no") // what a proxy collects is not live
+		c.Header("X-Accel-Buffering", "no") // a proxy must not buffer a live stream
 		return func(ctx context.Context, w io.Writer) error {
 			defer done()
 			look, pace, beat, end := time.NewTicker(tailEvery), time.NewTicker(tailPace), time.NewTicker(tailBeat), time.NewTimer(cmp.Or(time.Duration(wait)*time.Second, tailLasts*time.Second))
@@ -98,17 +98,17 @@ func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 	})
 }
 
-// tail is one that is open.
+// tail is an open tail.
 type tail struct {
 	next  func(context.Context) ([]audit.Entry, error)
-	still func() error // an error when the caller may no longer read
+	still func() error // returns an error if the caller may no longer read
 
 	look, pace, beat, end <-chan time.Time
-	once                  bool // it ends when there is nothing more
+	once                  bool // ends when there are no more entries
 }
 
-// write writes events until the tail ends. To end is no failure, whatever the cause: the
-// caller asks again, and is told then.
+// write writes events until the tail ends. The end is not an error, whatever its cause: the caller
+// asks again and then learns the cause.
 func (t *tail) write(ctx context.Context, w io.Writer) error {
 	if _, err := io.WriteString(w, "retry: 2000\n\n"); err != nil {
 		return err
@@ -151,8 +151,8 @@ func (t *tail) write(ctx context.Context, w io.Writer) error {
 	}
 }
 
-// writeEvents writes entries as server-sent events. Their JSON is canonical, and so has
-// no line break.
+// writeEvents writes entries as server-sent events. Their JSON is canonical, so it has no line
+// breaks.
 func writeEvents(w io.Writer, entries []audit.Entry) error {
 	var b bytes.Buffer
 	for i := range entries {

@@ -1,7 +1,6 @@
-// Package v2 is version 2 of the REST interface, as api/openapi/v2.yaml states
-// it: each endpoint decodes, calls one service and encodes. Routes and types are
-// generated from the contract; what a request must fulfil before an endpoint
-// sees it is in package gate.
+// Package v2 is version 2 of the REST interface, as defined in api/openapi/v2.yaml. Each endpoint
+// decodes the request, calls one service and encodes the answer. Routes and types are generated
+// from the contract. Package gate checks a request before an endpoint sees it.
 package v2
 
 import (
@@ -24,7 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// Services are what the endpoints call. All but Reports and Cluster are required.
+// Services are the services that the endpoints call. All except Reports and Cluster are required.
 type Services struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
@@ -33,24 +32,24 @@ type Services struct {
 	Reader     *audit.Reader
 	Guard      *audit.Guard
 	Compliance *assessor.Service
-	Reports    Reports // nil if the storage hands out the reports itself
+	Reports    Reports // nil if the storage serves the reports itself
 	Keys       *keyring.Ring
 	Sealing    *sealingkey.Service
 	Custody    *custody.Service
-	Cluster    Cluster // what the operator knows; nil without an operator
+	Cluster    Cluster // the operator's view; nil without an operator
 }
 
-// Config of the endpoints.
+// Config configures the endpoints.
 type Config struct {
 	Services
 	Backups Backups
-	Program string // version of the program, which a backup names
+	Program string // program version, which backups state
 	Now     func() time.Time
 
-	SecureCookies bool // cookies are for encrypted connections only
+	SecureCookies bool // cookies require encrypted connections
 }
 
-// endpoints answers all endpoints: each resource is a type of its own.
+// endpoints implements all endpoints, with one type for each resource.
 type endpoints struct {
 	*vaultAPI
 	*cryptoAPI
@@ -79,8 +78,7 @@ func newEndpoints(c Config) *endpoints {
 	}
 }
 
-// Operations says, for every operation of the contract, whom it lets in and
-// what it does.
+// Operations returns the action, the admission and the options of every operation in the contract.
 func Operations() map[string]gate.Operation {
 	public := gate.Operation{Auth: gate.Public}
 	return map[string]gate.Operation{
@@ -112,12 +110,12 @@ func Operations() map[string]gate.Operation {
 
 		"registerUser":         {Auth: gate.Public, Registers: true},
 		"login":                public,
-		"refreshSession":       public, // by its own cookie
+		"refreshSession":       public, // authenticated by its own cookie
 		"verifyEmail":          public,
 		"requestPasswordReset": public,
 		"resetPassword":        public,
 		"acceptInvitation":     public,
-		"logout":               {Action: authz.SignOut, Auth: gate.Optional}, // or by the refresh cookie
+		"logout":               {Action: authz.SignOut, Auth: gate.Optional}, // or authenticated by the refresh cookie
 		"resendVerification":   {Action: authz.ResendVerification},
 		"changePassword":       {Action: authz.ChangePassword},
 		"getAccount":           {Action: authz.ReadAccount},
@@ -174,8 +172,8 @@ func Operations() map[string]gate.Operation {
 	}
 }
 
-// Register adds the endpoints to r, behind g, and returns the version, whose
-// envelopes the rest of the server answers with too.
+// Register adds the endpoints to r, behind g. It returns the version, because the rest of the
+// server uses its envelopes too.
 func Register(r gin.IRouter, g *gate.Gate, config Config) (*gate.Version, error) {
 	v, err := g.Version(gate.Definition{
 		Name: "v2", Contract: openapi.V2(), Scheme: gate.KeyOrUser, Operations: Operations(),

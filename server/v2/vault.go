@@ -15,7 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// vaultAPI answers the endpoints of credentials.
+// vaultAPI implements the endpoints of credentials.
 type vaultAPI struct{ vault *vault.Vault }
 
 func metadata(c vault.Credential) api.Credential {
@@ -53,8 +53,8 @@ func zero(values map[string]secret.Bytes) {
 	}
 }
 
-// ttl returns the days of a request. To the vault zero means that none were
-// given; here the absent field does.
+// ttl returns the number of days in a request. For the vault, 0 means that none is given; in a
+// request, the absent field means that.
 func ttl(days *int) (int, error) {
 	switch {
 	case days == nil:
@@ -89,7 +89,7 @@ func (a *vaultAPI) SealCredential(c *gin.Context, params api.SealCredentialParam
 	})
 }
 
-// ListCredentials answers metadata only.
+// ListCredentials returns metadata only.
 func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		found, next, err := a.vault.List(ctx, call.Principal(), vault.ListQuery{
@@ -107,8 +107,8 @@ func filter(params api.ListCredentialsParams) vault.Filter {
 		Text: gate.Value(params.Q), Type: gate.Value(params.CredentialType), Status: vault.Status(gate.Value(params.Status)),
 	}
 	if params.ExpiresBefore != nil {
-		// To the vault the zero time means that none was given; nothing expires at
-		// either.
+		// For the vault, the zero time means that no limit is given. Nothing expires before a
+		// microsecond later either.
 		if f.ExpiresBefore = *params.ExpiresBefore; f.ExpiresBefore.IsZero() {
 			f.ExpiresBefore = f.ExpiresBefore.Add(time.Microsecond)
 		}
@@ -124,10 +124,10 @@ func credentials(found []vault.Credential) []api.Credential {
 	return list
 }
 
-// defaultSoonDays is how many days ahead a credential expires soon.
+// defaultSoonDays is the default number of days within which a credential counts as expiring soon.
 const defaultSoonDays = 7
 
-// GetVaultSummary answers numbers, and what expires next.
+// GetVaultSummary returns numbers of credentials, and those that expire next.
 func (a *vaultAPI) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		days := defaultSoonDays
@@ -150,7 +150,7 @@ func (a *vaultAPI) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryPar
 	})
 }
 
-// GetCredentialMetadata answers what the list says of one credential.
+// GetCredentialMetadata returns the metadata of one credential, as in the list.
 func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		found, err := a.vault.Metadata(ctx, call.Principal(), id)
@@ -161,8 +161,8 @@ func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 	})
 }
 
-// UnsealCredential answers a credential with its values, those of the version
-// that is asked for, if one is.
+// UnsealCredential returns a credential with the values of the requested version, or else of the
+// current one.
 func (a *vaultAPI) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if params.Version == nil {
@@ -172,7 +172,7 @@ func (a *vaultAPI) UnsealCredential(c *gin.Context, id string, params api.Unseal
 	})
 }
 
-// UnsealCredentialByName answers the newest active credential of a name.
+// UnsealCredentialByName returns the newest active credential with a name.
 func (a *vaultAPI) UnsealCredentialByName(c *gin.Context, name string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return unsealed(a.vault.UnsealByName(ctx, call.Principal(), name))
@@ -223,7 +223,7 @@ func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string) {
 	})
 }
 
-// RotateCredential encrypts a credential anew.
+// RotateCredential re-encrypts a credential.
 func (a *vaultAPI) RotateCredential(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		rotated, err := a.vault.Rotate(ctx, call.Principal(), id)
@@ -234,7 +234,7 @@ func (a *vaultAPI) RotateCredential(c *gin.Context, id string) {
 	})
 }
 
-// DeleteCredential removes a credential for good.
+// DeleteCredential deletes a credential permanently.
 func (a *vaultAPI) DeleteCredential(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.vault.Delete(ctx, call.Principal(), id); err != nil {
@@ -244,7 +244,7 @@ func (a *vaultAPI) DeleteCredential(c *gin.Context, id string) {
 	})
 }
 
-// ListCredentialVersions answers what is known of a credential's versions.
+// ListCredentialVersions returns metadata of a credential's versions.
 func (a *vaultAPI) ListCredentialVersions(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		versions, err := a.vault.Versions(ctx, call.Principal(), id)
@@ -262,7 +262,7 @@ func (a *vaultAPI) ListCredentialVersions(c *gin.Context, id string) {
 	})
 }
 
-// optional leaves a zero value out of an answer.
+// optional returns nil for a zero value, so that the answer leaves it out.
 func optional[T comparable](v T) *T {
 	var none T
 	if v == none {
