@@ -14,12 +14,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/app"
 )
 
-// The administrative commands against a running server: a tenant from nothing
-// to a member, with the first system key.
+// The administrative commands work against a running server, from the first system key to a tenant
+// with a member.
 func TestTheCommandLineAdministersAServer(t *testing.T) {
-	stderr := make(said, 10_000) // more than a test makes
+	stderr := make(said, 10_000) // more lines than a test logs
 	server := startWith(t, app.DevConfig{DataDir: t.TempDir(), Stderr: stderr})
-	t.Cleanup(server.end) // after the script, which testscript runs beside this function
+	t.Cleanup(server.end) // runs after the script, which testscript runs beside this function
 	key := regexp.MustCompile(`SYSTEM_KEY=(lk_live_\w+)\n`).FindStringSubmatch(stderr.await(t, "SYSTEM_KEY="))
 	if key == nil {
 		t.Fatal("the system key is not printed as a line to paste")

@@ -28,7 +28,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/logtest"
 )
 
-// audited is a running server, and what its first start told.
+// audited is a running server with the output of its first start.
 type audited struct {
 	*running
 	dir, chain, identity, systemKey string
@@ -50,7 +50,7 @@ func startAudited(t *testing.T) *audited {
 	return a
 }
 
-// use leaves entries of the tenant.
+// use creates n entries of the tenant.
 func (a *audited) use(n int) {
 	a.t.Helper()
 	id := a.sealed("s3cret")
@@ -61,7 +61,7 @@ func (a *audited) use(n int) {
 	}
 }
 
-// audit runs a command of the log with the tenant's key.
+// audit runs an audit command with the tenant's key.
 func (a *audited) audit(args ...string) (string, error) {
 	return run(a.t, append(append([]string{"audit"}, args...), "--url", a.BaseURL, "--api-key", a.APIKey)...)
 }
@@ -75,7 +75,7 @@ func (a *audited) mustAudit(args ...string) string {
 	return out
 }
 
-// middle is what stands between a client and a server, and alters answers.
+// middle returns a proxy between client and server that alters answers.
 func middle(t *testing.T, base string, alter func(path string, body []byte) []byte) *httptest.Server {
 	t.Helper()
 	u, err := url.Parse(base)
@@ -112,8 +112,7 @@ func copyData(t *testing.T, to, from string) {
 	}
 }
 
-// withoutEnd cuts the closing line.
-// checkpointPrefix begins the last line of an export.
+// withoutEnd cuts off the closing line. checkpointPrefix begins the last line of an export.
 const checkpointPrefix = `{"checkpoint":`
 
 func withoutEnd(text string) string {
@@ -122,7 +121,7 @@ func withoutEnd(text string) string {
 
 func TestATenantsExportGrowsAndIsVerified(t *testing.T) {
 	a := startAudited(t)
-	a.use(150) // more than a page
+	a.use(150) // more than one page
 	file, pem := filepath.Join(t.TempDir(), "log.jsonl"), filepath.Join(t.TempDir(), "audit.pem")
 	if out := a.mustAudit("export", "--output", file, "--public-key-out", pem, "--progress"); !strings.Contains(out, "entries written") {
 		t.Error("no progress:", out)
@@ -146,7 +145,7 @@ func TestATenantsExportGrowsAndIsVerified(t *testing.T) {
 	if !strings.HasPrefix(second, withoutEnd(first)) || len(second) < len(first)+100*1000 {
 		t.Error("the export did not grow behind what was there")
 	}
-	// A run that ended while it wrote: a line is torn.
+	// A run ended in the middle of a line.
 	a.use(1)
 	for _, cut := range []int{len(withoutEnd(second)) - 100, len(second) - 10, len(first) - 1, 3} {
 		logtest.WriteText(t, file, second[:cut])
@@ -156,13 +155,13 @@ func TestATenantsExportGrowsAndIsVerified(t *testing.T) {
 			t.Errorf("cut at %d: the export is not what it would have been", cut)
 		}
 	}
-	// The same to standard output.
+	// Standard output gets the same export.
 	out := a.mustAudit("export")
 	if !strings.HasPrefix(out, withoutEnd(second)) || !strings.Contains(out, checkpointPrefix) {
 		t.Error("standard output has something else")
 	}
 
-	// Nothing of another log, or of the whole one, is put behind it.
+	// Entries of another log, or of the whole log, are never appended.
 	other := startAudited(t)
 	other.use(1)
 	before := readText(t, file)
@@ -209,7 +208,7 @@ func TestATenantsExportThatWasBrokenOffGoesOn(t *testing.T) {
 		t.Fatalf("%d lines of two pages were kept", strings.Count(part, "\n"))
 	}
 	logtest.WriteText(t, file+".part", part+`{"actor":{"id":"torn`)
-	a.use(3) // which this run does not get
+	a.use(3) // entries that this run does not get
 	pages, allowed = 0, 100
 	if _, err := run(t, "audit", "export", "--url", m.URL, "--api-key", a.APIKey, "--output", file); err != nil {
 		t.Fatal(err)
@@ -221,7 +220,7 @@ func TestATenantsExportThatWasBrokenOffGoesOn(t *testing.T) {
 	if !strings.Contains(report, "the log of tenant") {
 		t.Error(report)
 	}
-	// A part of another log is told.
+	// A part of another log is detected.
 	other := startAudited(t)
 	other.use(150)
 	logtest.WriteText(t, file+"2.part", part)
@@ -266,7 +265,7 @@ func TestTheWholeLogIsExportedByASystemKeyAndByADataDirectory(t *testing.T) {
 	}
 	a.end()
 
-	// The data directory goes on from what the server exported.
+	// The export of the data directory continues the server's export.
 	mustRun(t, "audit", "export", "--data-dir", a.dir, "--output", file)
 	if out := mustRun(t, "audit", "verify", "--file", file); !strings.Contains(out, "ok: the whole log") || !strings.HasPrefix(readText(t, file), withoutEnd(second)) {
 		t.Error(out)
@@ -375,8 +374,7 @@ func TestVerifyingAServerHoldsItToItsCheckpoint(t *testing.T) {
 		})
 	}
 
-	// A server whose log is shorter than what it signed before: as one that was
-	// started from an older copy.
+	// The server's log is shorter than its earlier checkpoint, as after a start from an older copy.
 	dir := filepath.Join(t.TempDir(), "older")
 	a.end()
 	copyData(t, dir, a.dir)
@@ -438,7 +436,7 @@ audit: {anchor: {bucket: %q}}
 	log := mustRun(t, with("audit", "export", "--whole")...)
 	note := logtest.WriteText(t, s.path("note"), logtest.NoteOf(t, strings.SplitAfter(strings.TrimSuffix(log, "\n"), "\n")))
 	stop()
-	// The newest checkpoint as the server anchors it, within ten seconds.
+	// The server anchors its newest checkpoint within ten seconds.
 	bucket, err := objects.Open(t.Context(), anchors, objects.SigningOptions{})
 	if err != nil {
 		t.Fatal(err)

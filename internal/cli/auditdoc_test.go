@@ -16,8 +16,8 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 )
 
-// The example of docs/audit.md is a real log, and everything the page says of it
-// is so: computed here from its bytes, with nothing of ours.
+// The example in docs/audit.md is a real log, and all claims of the page about it hold. They are
+// computed here from its bytes without code of the product.
 func TestTheExampleOfTheDocumentationIsTrue(t *testing.T) {
 	const example = "../../docs/audit-example.jsonl"
 	page := readText(t, "../../docs/audit.md")
@@ -31,7 +31,7 @@ func TestTheExampleOfTheDocumentationIsTrue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var hashes []tlog.Hash // of the tree's storage
+	var hashes []tlog.Hash // hashes in the tree's storage
 	read := tlog.HashReaderFunc(func(indexes []int64) (out []tlog.Hash, err error) {
 		for _, i := range indexes {
 			out = append(out, hashes[i])
@@ -52,7 +52,7 @@ func TestTheExampleOfTheDocumentationIsTrue(t *testing.T) {
 			}
 			continue
 		}
-		// Without hash and signature the line is still canonical.
+		// The line stays canonical without hash and signature.
 		core := line
 		for _, name := range []string{"hash", "signature"} {
 			core = bytes.Replace(core, fmt.Appendf(nil, `"%s":%s,`, name, e[name]), nil, 1)

@@ -35,9 +35,8 @@ func mustRun(t *testing.T, args ...string) string {
 	return out
 }
 
-// A backup that is taken while eight clients seal holds, elsewhere, everything
-// that was acknowledged before: credentials, the log, and the sealing keys that
-// open what is in git.
+// A backup that is taken while eight clients seal contains everything that was acknowledged before:
+// credentials, the log, and the sealing keys that open the values in git.
 func TestABackupOfARunningServerIsRestoredElsewhere(t *testing.T) {
 	o := newOriginal(t)
 	info, err := os.Stat(o.file)
@@ -67,7 +66,7 @@ func TestABackupOfARunningServerIsRestoredElsewhere(t *testing.T) {
 		t.Errorf("beside the backup and its signature there are %v", left)
 	}
 
-	// The volume is lost, with the KMS key on it: the identity is enough.
+	// The volume is lost with the KMS key on it. The identity alone restores the backup.
 	restoredKey := filepath.Join(t.TempDir(), "kms.key")
 	dir := filepath.Join(t.TempDir(), "new", "data")
 	out := mustRun(t, "restore", "--input", o.file, "--identity-file", o.to.file, "--data-dir", dir, "--fingerprint", o.chain, "--identity", o.identity,
@@ -109,7 +108,7 @@ func TestABackupOfARunningServerIsRestoredElsewhere(t *testing.T) {
 	}
 }
 
-// decrypted returns what is inside a backup.
+// decrypted returns the content of a backup.
 func decrypted(t *testing.T, r recipient, content []byte) []byte {
 	t.Helper()
 	f, err := os.Open(r.file)
@@ -162,7 +161,7 @@ func openKeys(t *testing.T, s store.Store, keyFile string) *keyring.Ring {
 	return keys
 }
 
-// The two ways of taking a backup record and refuse as they should.
+// Backups of running and of stopped deployments record entries and refusals alike.
 func TestABackupOfAStoppedServerIsAllOfIt(t *testing.T) {
 	dir := t.TempDir()
 	server := start(t, dir)
@@ -183,7 +182,7 @@ func TestABackupOfAStoppedServerIsAllOfIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{file, strings.TrimSuffix(file, ".backup")} { // of the second there is the signature alone
+	for _, name := range []string{file, strings.TrimSuffix(file, ".backup")} { // the second name has only a signature
 		if name != file {
 			writeFile(t, name+".sig", nil)
 		}
@@ -204,7 +203,7 @@ func TestABackupOfAStoppedServerIsAllOfIt(t *testing.T) {
 	}
 }
 
-// In a cluster there is no file to name: the backup comes through a connection.
+// A backup can be restored from a pipe: in a cluster there is no file to name.
 func TestABackupIsRestoredFromStandardInput(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	file := backupOf(t, dir, to)
@@ -230,7 +229,7 @@ func TestABackupIsRestoredFromStandardInput(t *testing.T) {
 	if !maps.Equal(contentsOf(t, target), contentsOf(t, dir)) {
 		t.Error("the rows differ")
 	}
-	// As a server sends it, with the statement behind it.
+	// The format that a server sends, with the statement at the end.
 	statement, err := os.ReadFile(file + ".sig")
 	if err != nil {
 		t.Fatal(err)
@@ -254,7 +253,7 @@ func backupOf(t *testing.T, dir string, to recipient) string {
 	return file
 }
 
-// small makes a deployment with one credential and returns its directory.
+// small creates a deployment with one credential and returns its directory.
 func small(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -264,8 +263,7 @@ func small(t *testing.T) string {
 	return dir
 }
 
-// nothingRestored fails when there is anything in dir that a server would take
-// for a deployment.
+// nothingRestored fails if dir contains anything that a server would take for a deployment.
 func nothingRestored(t *testing.T, what, dir string) {
 	t.Helper()
 	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 0 {
@@ -328,8 +326,8 @@ func recipientFile(t *testing.T, r recipient) string {
 	return path
 }
 
-// A KMS key that does not open what was restored is named, and costs nothing:
-// the right one opens it.
+// A KMS key that does not open the restored data is reported, and the data stays: the right key
+// opens it.
 func TestAWrongKMSKeyDoesNotCostTheData(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	file, other := backupOf(t, dir, to), filepath.Join(t.TempDir(), "other.key")
@@ -349,8 +347,7 @@ func TestAWrongKMSKeyDoesNotCostTheData(t *testing.T) {
 	openKeys(t, s, filepath.Join(dir, offline.KMSKeyFileName))
 }
 
-// A restore that is killed in the middle leaves no database, and nothing in the
-// way of the next one.
+// A restore that is killed midway leaves no database, and does not obstruct the next restore.
 func TestAKilledRestoreLeavesNothingThatLooksRestored(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "latticekeep") // under this name the test binary is the program
 	self, err := os.Executable()
@@ -399,8 +396,7 @@ func TestAKilledRestoreLeavesNothingThatLooksRestored(t *testing.T) {
 	}
 }
 
-// Two restores into one directory, or a restore beside a server that starts, do
-// not get in each other's way.
+// Two restores into one directory exclude each other, and so do a restore and a starting server.
 func TestARestoreHasTheDirectoryForItself(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	file := backupOf(t, dir, to)

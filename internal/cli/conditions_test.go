@@ -56,14 +56,14 @@ func sources(t *testing.T, dir string) (files []*ast.File) {
 
 func literal(e ast.Expr) string {
 	if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.STRING {
-		text, _ := strconv.Unquote(l.Value) // the parser has read it
+		text, _ := strconv.Unquote(l.Value) // valid, because the parser read it
 		return text
 	}
 	return ""
 }
 
 func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
-	// A condition is in the first cell of a row, a reason in the second.
+	// The first cell of a row names a condition, the second a reason.
 	documented := map[string]map[string]bool{"Condition": {}, "Reason": {}}
 	quoted := regexp.MustCompile("`(\\w+)`")
 	for line := range strings.Lines(section(t, "Conditions")) {
@@ -101,8 +101,8 @@ func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
 	}
 }
 
-// eventReasons are the reasons that a file gives to Eventf and recordEvent: as literals, or else what is ever assigned or returned in the
-// file that looks like one, after the prefix that a reason has.
+// eventReasons returns the reasons that a file passes to Eventf and recordEvent. They are literals,
+// or strings with a reason's prefix that the file assigns or returns.
 func eventReasons(file *ast.File) map[string]bool {
 	reasons, prefixes, words := make(map[string]bool), make(map[string]bool), make(map[string]bool)
 	position := map[string]int{"Eventf": 3, "recordEvent": 2}
@@ -167,7 +167,7 @@ func TestEveryEventIsDocumented(t *testing.T) {
 			t.Errorf("%s was not found: this test looks for events in the wrong way", known)
 		}
 	}
-	delete(found, "TargetCreated") // the event of the version says these two
+	delete(found, "TargetCreated") // the event for the version covers these two
 	delete(found, "TargetUpdated")
 	for reason := range found {
 		if !rows[reason] {

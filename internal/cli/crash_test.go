@@ -19,18 +19,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/offline"
 )
 
-// process is the program, running as a process of its own.
+// process is a server in a process of its own.
 type process struct {
 	app.DevReady
 	cmd *exec.Cmd
 }
 
-// launch starts a server as a process and returns when it is ready, with the
-// time that took.
+// launch starts a server process. It returns the process once it is ready, and the time until then.
 func launch(t *testing.T, program, dir string) (*process, time.Duration) {
 	t.Helper()
 	cmd := exec.Command(program, "server", "--dev", "--data-dir", dir, "--listen", "127.0.0.1:0")
-	cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=") // not the operator of the cluster the test may run in
+	cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=") // the test may run in a cluster and must not be its operator
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -47,8 +46,7 @@ func launch(t *testing.T, program, dir string) (*process, time.Duration) {
 	return p, time.Since(began)
 }
 
-// killAtStart starts a server and kills it at a random moment before or around
-// the time it is ready.
+// killAtStart starts a server and kills it at a random moment before or around readiness.
 func killAtStart(t *testing.T, program, dir string) {
 	t.Helper()
 	cmd := exec.Command(program, "server", "--dev", "--data-dir", dir, "--listen", "127.0.0.1:0")
@@ -59,14 +57,14 @@ func killAtStart(t *testing.T, program, dir string) {
 	_ = cmd.Wait() // killed
 }
 
-// kill ends the process as a power cut would, as far as the process goes.
+// kill kills the process, like a power cut but without the loss of the page cache.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may be dead already
 	_ = p.cmd.Wait()
 }
 
-// acknowledged is what the server has confirmed, and so must never lose. A
-// credential whose change was not answered may be in either state.
+// acknowledged is what the server has confirmed and so must never lose. A credential with an
+// unanswered change may be in either state.
 type acknowledged struct {
 	mu     sync.Mutex
 	values map[string]string // credential id → value
@@ -74,7 +72,7 @@ type acknowledged struct {
 	unsure map[string]bool
 }
 
-// Promise 5: nothing acknowledged is lost by kill -9, and the chain is whole.
+// Nothing acknowledged is lost by kill -9, and the chain is intact.
 func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: kills the program many times")
@@ -105,7 +103,7 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 			t.Fatalf("kill %d: the log shrank from %d to %d entries", i, entries, report.Entries)
 		}
 		entries = report.Entries
-		if i%5 == 0 { // recovery itself may be cut off, too
+		if i%5 == 0 { // recovery itself may be interrupted, too
 			killAtStart(t, program, dir)
 		}
 		var took time.Duration
@@ -123,8 +121,7 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 	}
 }
 
-// load has eight clients seal, rotate and delete until the process is killed,
-// which happens at a random moment.
+// load has eight clients seal, rotate and delete until the process is killed at a random moment.
 func load(t *testing.T, p *process, all *acknowledged) {
 	t.Helper()
 	const clients = 8
@@ -196,7 +193,7 @@ func (a *acknowledged) change(r app.DevReady, id string, remove bool) error {
 		a.mu.Unlock()
 		return nil
 	}
-	a.unsure[id] = remove // a rotation keeps the value, answered or not
+	a.unsure[id] = remove // a rotation keeps the value, even without an answer
 	a.mu.Unlock()
 	method, path := "POST", "/api/v2/vault/rotate/"+id
 	if remove {

@@ -19,18 +19,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// estate is a production deployment that moves from store to store, and never
-// loses its KMS key.
+// estate is a production deployment that moves between stores and always keeps its KMS key.
 type estate struct {
 	t      *testing.T
 	dir    string
-	more   string // of the configuration
-	tenant string // API key
+	more   string // more lines of the configuration
+	tenant string // tenant's API key
 	ids    []string
 }
 
-// newEstate makes a deployment with credentials in a data directory, and returns
-// the URL of its store.
+// newEstate creates a deployment with credentials in a data directory, and returns the URL of its
+// store.
 func newEstate(t *testing.T, more string) (*estate, string) {
 	t.Helper()
 	e := &estate{t: t, dir: t.TempDir(), more: more}
@@ -66,8 +65,8 @@ func (e *estate) connect(url, key string) *client.V2 {
 	return c.V2
 }
 
-// begin runs a server on a store until ctx ends, and returns its URL, or why
-// there is none.
+// begin runs a server on a store until ctx ends. It returns the server's URL, or the error with
+// which the start failed.
 func (e *estate) begin(ctx context.Context, at string) (url string, done chan error, err error) {
 	e.t.Helper()
 	settings := fmt.Sprintf("store: {url: %q}\ncompliance: {reports: %q}\n", at, "file://"+e.path("reports"))
@@ -100,7 +99,7 @@ registration: {closed: true}
 	return r.BaseURL, done, nil
 }
 
-// serve is begin for a server that has to start.
+// serve is begin for a server that must start.
 func (e *estate) serve(at string) (url string, end func()) {
 	e.t.Helper()
 	ctx, stop := context.WithCancel(e.t.Context())
@@ -139,8 +138,7 @@ func (e *estate) seal(url string, n int) {
 	}
 }
 
-// whole fails unless every credential is served at a store, and more can be
-// sealed there.
+// whole fails unless a server on a store serves every credential and seals more.
 func (e *estate) whole(at string) {
 	e.t.Helper()
 	url, end := e.serve(at)
@@ -178,7 +176,7 @@ func (e *estate) rows(at string) map[string]string {
 	return all
 }
 
-// fill puts so many rows into a store that copying them takes several pages.
+// fill writes enough rows into a store that copying them takes several pages.
 func (e *estate) fill(at string, n int) {
 	e.t.Helper()
 	e.with(at, func(s store.Database) {
@@ -186,7 +184,7 @@ func (e *estate) fill(at string, n int) {
 			must(e.t, s.Update(e.t.Context(), func(tx store.Tx) error {
 				for i := from; i < min(n, from+offline.BatchRows); i++ {
 					key := fmt.Appendf(nil, "test/%08d", i/3)
-					key = append(key, make([]byte, i%3)...) // the next key is this one and a byte more, wherever a page ends
+					key = append(key, make([]byte, i%3)...) // the next key is this one with one more byte, wherever a page ends
 					if err := tx.Put(key, make([]byte, 100)); err != nil {
 						return err
 					}

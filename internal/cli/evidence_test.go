@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/logtest"
 )
 
-// Nothing waits for an archive that takes connections and never answers.
+// An archive that accepts connections but never answers delays nothing else.
 func TestAnArchiveThatHangsStopsNothingElse(t *testing.T) {
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} {
 		t.Setenv(name, "none")
@@ -28,7 +28,7 @@ func TestAnArchiveThatHangsStopsNothingElse(t *testing.T) {
 	old := filepath.Join(s.path("data"), "reports", "reports/ten_a/soc2-1-0123456789ab.pdf")
 	oldFile(t, old)
 	_, stop := s.serve()
-	patience := time.After(25 * time.Second) // a call to a bucket is given up after thirty
+	patience := time.After(25 * time.Second) // a call to a bucket ends after thirty seconds
 	for exists(old) {
 		select {
 		case <-time.After(10 * time.Millisecond):

@@ -38,9 +38,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
-const serviceHost = "KUBERNETES_SERVICE_HOST" // is set in every pod
+const serviceHost = "KUBERNETES_SERVICE_HOST" // set in every pod
 
-// said takes what a server prints to stderr, one piece for each write.
+// said receives the server's standard error, one string for each write.
 type said chan string
 
 func (s said) Write(b []byte) (int, error) {
@@ -48,7 +48,7 @@ func (s said) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// await returns the next piece that contains words.
+// await returns the next string that contains words.
 func (s said) await(t *testing.T, words string) string {
 	t.Helper()
 	patience := time.After(time.Minute)
@@ -64,7 +64,7 @@ func (s said) await(t *testing.T, words string) string {
 	}
 }
 
-// buffer is a log that is read while it is written.
+// buffer is a log that may be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -82,7 +82,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// oldFile writes a file of two days ago.
+// oldFile writes a file and dates it two days back.
 func oldFile(t *testing.T, path string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -108,8 +108,8 @@ func withoutPassword(t *testing.T, whole, file string) string {
 	return u.String()
 }
 
-// writeCertificate writes a self-signed certificate for 127.0.0.1 with the
-// serial number to tls.crt and tls.key in dir.
+// writeCertificate writes a self-signed certificate for 127.0.0.1 with the serial number to tls.crt
+// and tls.key in dir.
 func writeCertificate(t *testing.T, dir string, serial int64) (s config.TLS, roots *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -153,7 +153,7 @@ type cluster struct {
 	plane *kubetest.ControlPlane
 }
 
-// try runs kubectl and returns all that it says.
+// try runs kubectl and returns its whole output.
 func (c *cluster) try(stdin string, args ...string) (string, error) {
 	c.t.Helper()
 	cmd := c.plane.Kubectl(c.t.Context(), args...)
@@ -171,7 +171,7 @@ func (c *cluster) kubectl(stdin string, args ...string) string {
 	return out
 }
 
-// dialFrom connects to a listener of this machine from one of its many addresses.
+// dialFrom connects to a listener on this machine from the given loopback address.
 func dialFrom(t *testing.T, source, to string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}

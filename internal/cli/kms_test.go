@@ -23,8 +23,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 )
 
-// custodian is a production server with key files, as a process of its own, and
-// tenants with a credential each.
+// custodian is a production server with key files, in a process of its own, and tenants with one
+// credential each.
 type custodian struct {
 	t       *testing.T
 	dir     string
@@ -33,8 +33,8 @@ type custodian struct {
 	url     string
 	log     *buffer
 	tenants []*client.V2
-	keys    []string // of the tenants
-	ids     []string // of their credentials
+	keys    []string // API keys of the tenants
+	ids     []string // ids of their credentials
 	to      recipient
 }
 
@@ -69,7 +69,7 @@ func (c *custodian) path(name string) string { return filepath.Join(c.dir, name)
 
 func (c *custodian) keyFile(name string) string { return c.path("keys/" + name + ".key") }
 
-// configure names the key files; the first is the current one.
+// configure sets the key files. The first is the current one.
 func (c *custodian) configure(keys ...string) {
 	c.t.Helper()
 	var former []string
@@ -88,7 +88,7 @@ registration: {closed: true}
 `, c.path("data"), c.keyFile(keys[0]), strings.Join(former, ", "), c.path("system.key"), c.to.text))
 }
 
-// begin starts the server and returns once it is ready, or with what it said.
+// begin starts the server. It returns nil once the server is ready, or an error with its output.
 func (c *custodian) begin() error {
 	c.t.Helper()
 	c.log = new(buffer)
@@ -145,7 +145,7 @@ func (c *custodian) reconnect() {
 	}
 }
 
-// unsealAll fails the test unless every tenant reads what it sealed.
+// unsealAll fails the test unless every tenant reads the value that it sealed.
 func (c *custodian) unsealAll() {
 	c.t.Helper()
 	for i, own := range c.tenants {
@@ -156,8 +156,8 @@ func (c *custodian) unsealAll() {
 	}
 }
 
-// load seals and unseals without a pause until the function is called that it
-// returns, which says how often that was done. Nothing of it may fail.
+// load seals and unseals without a pause until end is called. end returns the number of calls. No
+// call may fail.
 func (c *custodian) load() (end func() int64) {
 	ctx, stop := context.WithCancel(c.t.Context())
 	var done atomic.Int64
@@ -181,7 +181,7 @@ func (c *custodian) load() (end func() int64) {
 	return func() int64 { stop(); workers.Wait(); return done.Load() }
 }
 
-// command runs latticekeep kms with what is typed.
+// command runs latticekeep kms with typed on its standard input.
 func (c *custodian) command(typed string, args ...string) (string, error) {
 	c.t.Helper()
 	var out buffer
@@ -206,7 +206,7 @@ func TestADeploymentMovesToAnotherKMSKeyWhileItServes(t *testing.T) {
 	c := newCustodian(t, tenants)
 	a := c.idOf("a")
 	c.kill()
-	must(t, os.CopyFS(c.path("snapshot"), os.DirFS(c.path("data")))) // of the volume, before the move
+	must(t, os.CopyFS(c.path("snapshot"), os.DirFS(c.path("data")))) // a snapshot of the volume before the move
 	must(t, kms.CreateLocal(c.keyFile("b")))
 	b := c.idOf("b")
 	c.configure("b", "a")
@@ -240,7 +240,7 @@ func TestADeploymentMovesToAnotherKMSKeyWhileItServes(t *testing.T) {
 	if _, err := os.Stat(c.keyFile("a")); err != nil {
 		t.Fatal("it was destroyed all the same:", err)
 	}
-	must(t, copyFile(c.keyFile("a"), c.keyFile("kept"))) // by somebody who disobeys
+	must(t, copyFile(c.keyFile("a"), c.keyFile("kept"))) // an administrator ignores the advice to keep no copy
 	if out, err := c.command(a+"\n", "rewrap", "--destroy-old"); err != nil || !strings.Contains(out, a+" destroyed") {
 		t.Fatal(out, err)
 	}
@@ -249,7 +249,7 @@ func TestADeploymentMovesToAnotherKMSKeyWhileItServes(t *testing.T) {
 	}
 	c.unsealAll()
 
-	// The configuration still names the destroyed key: backups and a restart do without it.
+	// The configuration still names the destroyed key. Backups and a restart work without it.
 	for _, when := range []string{"after the destruction", "after a restart"} {
 		file := c.path(when + ".backup")
 		mustRun(t, "backup", "--url", c.url, "--api-key-file", c.path("system.key"), "--recipient", c.to.text, "--output", file)
@@ -266,7 +266,8 @@ func TestADeploymentMovesToAnotherKMSKeyWhileItServes(t *testing.T) {
 	}
 	c.kill()
 
-	// With the new key alone; a snapshot from before is refused, with the key that it needs; what was destroyed is not used again.
+	// Only the new key is configured. A snapshot from before the move is refused, and the message
+	// names the key that it needs. The destroyed key is not used again.
 	c.configure("b")
 	c.start()
 	c.unsealAll()
@@ -309,7 +310,7 @@ func TestAMoveThatIsKilledGoesOn(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_, _ = c.connect(c.systemKey()).RewrapKeys(context.Background(), v2.RewrapKeysRequest{}) // with whatever outcome
+			_, _ = c.connect(c.systemKey()).RewrapKeys(context.Background(), v2.RewrapKeysRequest{}) // the result does not matter
 		}()
 		select {
 		case <-time.After(time.Duration(rand.Int64N(int64(25 * time.Millisecond)))):

@@ -8,8 +8,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMain lets scripts run the program as the command latticekeep. Neither
-// that nor a test is the operator of the cluster that it may run in.
+// TestMain lets scripts run the program as the command latticekeep. Neither the program nor a test
+// becomes the operator of the cluster in which the tests may run.
 func TestMain(m *testing.M) {
 	if err := os.Unsetenv(serviceHost); err != nil {
 		panic(err)

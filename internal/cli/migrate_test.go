@@ -41,7 +41,7 @@ func TestADeploymentMovesBetweenStoresAndGoesOn(t *testing.T) {
 		!strings.Contains(err.Error(), "was moved") {
 		t.Error("the past was backed up: ", err)
 	}
-	mustRun(t, "audit", "verify", "--data-dir", e.path("data")) // it is still evidence
+	mustRun(t, "audit", "verify", "--data-dir", e.path("data")) // it remains evidence
 	if _, err := run(t, "migrate", "--from", first, "--abandon"); err == nil || !strings.Contains(err.Error(), "was moved") {
 		t.Error("a migration that is done was abandoned: ", err)
 	}
@@ -62,8 +62,8 @@ func TestADeploymentMovesBetweenStoresAndGoesOn(t *testing.T) {
 	e.whole(other)
 }
 
-// A migration that is broken off, by a kill or by the loss of the database, leaves
-// nothing that is served, and goes on where it ended.
+// A migration that a kill or the loss of the database interrupts leaves no store that is served,
+// and continues where it stopped.
 func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 	e, from := newEstate(t, "")
 	server := pgtest.Start(t)
@@ -94,7 +94,7 @@ func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 		}
 	}
 	unserved()
-	copied := e.await(to, 1) // by the time that it was dead
+	copied := e.await(to, 1) // rows that were copied before the kill
 
 	ended := make(chan error, 1)
 	go func() {
@@ -125,7 +125,7 @@ func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 	e.whole(to)
 }
 
-// await returns how many rows were copied to a store, once there are n.
+// await returns the number of rows copied to a store once it is at least n.
 func (e *estate) await(at string, n uint64) uint64 {
 	e.t.Helper()
 	s, err := offline.Open(e.t.Context(), offline.Location{URL: at, ReadOnly: true})
@@ -146,8 +146,8 @@ func (e *estate) await(at string, n uint64) uint64 {
 	}
 }
 
-// A server that was not stopped does not fork the log: its store takes no more
-// commits from the moment that the migration begins.
+// A server that was not stopped does not fork the log. Its store takes no more commits once the
+// migration begins.
 func TestAServerThatWasNotStoppedForksNothing(t *testing.T) {
 	e, first := newEstate(t, "")
 	from := pgtest.Shared(t).URL()
@@ -228,7 +228,7 @@ func TestAMigrationRefusesWhatIsNotToBe(t *testing.T) {
 	}
 }
 
-// Two migrations do not mix, and one that is abandoned can be begun again.
+// Two migrations do not mix, and an abandoned migration can be started again.
 func TestAnAbandonedMigrationLeavesTheSourceAsItWas(t *testing.T) {
 	e, from := newEstate(t, "")
 	other, elsewhere := newEstate(t, "")
@@ -259,7 +259,7 @@ func TestAnAbandonedMigrationLeavesTheSourceAsItWas(t *testing.T) {
 	}
 	e.whole(from)
 	e.refused(to, "is unfinished")
-	// What it left in the target is of the past, and goes.
+	// The rows that it left in the target are stale and are removed.
 	e.with(to, func(s store.Database) {
 		must(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("zzz"), []byte("left")) }))
 	})
@@ -272,8 +272,8 @@ func TestAnAbandonedMigrationLeavesTheSourceAsItWas(t *testing.T) {
 	e.whole(to)
 }
 
-// A migration that ended between its last two steps, when neither side was served
-// any more, is finished by running it again.
+// A migration that was interrupted between its last two steps, when neither store was served any
+// more, is completed by running it again.
 func TestAHandOverThatWasCutOffIsFinished(t *testing.T) {
 	e, from := newEstate(t, "")
 	to := pgtest.Shared(t).URL()
@@ -293,7 +293,7 @@ func TestAHandOverThatWasCutOffIsFinished(t *testing.T) {
 	e.whole(to)
 }
 
-// What differs between the two sides is found before the target is served.
+// A difference between the two stores is found before the target is served.
 func TestAMigrationProvesWhatItCopied(t *testing.T) {
 	for name, spoil := range map[string]func(tx store.Tx) error{
 		"a row more":       func(tx store.Tx) error { return tx.Put([]byte("zzz"), nil) },

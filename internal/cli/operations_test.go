@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// operations returns where the operations of a server are, which only its log says.
+// operations returns the URL of a server's operations, which only its log contains.
 func (s *site) operations() string {
 	s.t.Helper()
 	for text := range strings.Lines(s.log.String()) {
@@ -31,7 +31,7 @@ func (s *site) operations() string {
 	return ""
 }
 
-// inCluster is a site that is the operator of plane, with all that goes with it.
+// inCluster is a site whose server is the operator of plane, with everything that this needs.
 func inCluster(t *testing.T, plane *kubetest.ControlPlane) *site {
 	t.Helper()
 	t.Setenv("LATTICEKEEP_SYSTEM_KEY_FILE", "")
@@ -142,7 +142,7 @@ func TestAProductionServerIsOperatedInItsCluster(t *testing.T) {
 	if again := kubectl("", "get", "secret", "-n", "vault", "first-key", "-o", "jsonpath={.data.system-key}"); again != encoded {
 		t.Error("the Secret was overwritten")
 	}
-	kubectl("", "delete", "secret", "-n", "vault", "first-key") // as operators should
+	kubectl("", "delete", "secret", "-n", "vault", "first-key") // as administrators should
 	_, stop = s.serve()
 	stop()
 	for text := range strings.Lines(s.log.String()) {
@@ -165,7 +165,8 @@ func TestASecretForTheSystemKeyNeedsACluster(t *testing.T) {
 	}
 }
 
-// An operator that cannot reach its cluster knows of no object, so no number may be shown or relied on.
+// An operator that cannot reach its cluster knows no objects, so it must not show a number or rely
+// on one.
 func TestWithoutItsClusterNobodyKnowsWhichSealingKeysAreNeeded(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	writeFile(t, kubeconfig, []byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// startOperator runs a server with its operator and returns once it printed its line.
+// startOperator runs a server with its operator and returns once it has printed its line.
 func startOperator(t *testing.T, kubeconfig string) (*running, said) {
 	t.Helper()
 	stderr := make(said, 10_000) // more than a test makes
@@ -50,7 +50,7 @@ func TestAnUnreadableKubeconfigIsRefused(t *testing.T) {
 	}
 }
 
-// The operator begins to work when what kept it from working is mended, and the server needs no restart.
+// The operator begins to work once the cause of its failure is fixed. The server needs no restart.
 func TestTheOperatorWaitsForItsCluster(t *testing.T) {
 	plane := kubetest.ForTest(t)
 	kubectl := func(args ...string) string {
@@ -92,7 +92,7 @@ func TestTheOperatorWaitsForItsCluster(t *testing.T) {
 	stderr.await(t, "kubectl delete configmap -n latticekeep-system latticekeep-sealing-key")
 	second.checkServes()
 	first.end()
-	stderr.await(t, "kubectl delete configmap") // the claim of a server that has stopped stands
+	stderr.await(t, "kubectl delete configmap") // the claim of a stopped server remains
 	claimedBy(identity)
 	kubectl("delete", "configmap", "-n", "latticekeep-system", "latticekeep-sealing-key")
 	claimedBy(successor)

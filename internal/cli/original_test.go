@@ -24,8 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
-// recipient is whom the tests' backups are encrypted to, and the file of the
-// identity that opens them.
+// recipient is the recipient of the tests' backups, and the file of the identity that opens them.
 type recipient struct{ text, file string }
 
 func newRecipient(t *testing.T) recipient {
@@ -34,7 +33,7 @@ func newRecipient(t *testing.T) recipient {
 	return recipient{strings.TrimSpace(mustRun(t, "backup", "keygen", "--output", file)), file}
 }
 
-// identities returns those of the file.
+// identities returns the identities in the file.
 func (r recipient) identities(t *testing.T) []backup.Identity {
 	t.Helper()
 	f, err := os.Open(r.file)
@@ -49,20 +48,20 @@ func (r recipient) identities(t *testing.T) []backup.Identity {
 	return all
 }
 
-// original is a deployment that has been backed up, and is stopped.
+// original is a deployment that has been backed up and is stopped.
 type original struct {
 	to              recipient
 	dir, key, file  string // data directory, KMS key, backup
 	chain, identity string
-	ids             []string // of credentials that were sealed before the backup
+	ids             []string // ids of credentials that were sealed before the backup
 	manifest        *v1alpha1.SealedCredential
 	entries         uint64
 }
 
 const sealedValue = "what git keeps and only this deployment opens"
 
-// newOriginal runs a server that eight clients seal at, and takes a backup of it
-// meanwhile, over the network.
+// newOriginal runs a server while eight clients seal, and takes a backup of it over the network
+// meanwhile.
 func newOriginal(t *testing.T) original {
 	t.Helper()
 	o := original{to: newRecipient(t), dir: filepath.Join(t.TempDir(), "data"), file: filepath.Join(t.TempDir(), "all.backup")}
@@ -160,7 +159,7 @@ func contentsOf(t *testing.T, dir string) map[string]string {
 	return rows
 }
 
-// rows is what a backup copies.
+// rows are the rows that a backup copies.
 type rows []row
 
 type row struct{ key, value []byte }
@@ -174,16 +173,15 @@ func (r rows) Copy(_ context.Context, emit func(key, value []byte) error) error 
 	return nil
 }
 
-// resigned is a backup of the rows of dir, without the first whose key has the
-// prefix and without the KMS key, that the identity of another deployment has
-// signed.
+// resigned returns a backup of the rows of dir that the identity of another deployment signed. It
+// lacks the KMS key and the first row whose key has the prefix without.
 func resigned(t *testing.T, dir, signer, without string, to recipient) []byte {
 	t.Helper()
 	b := resignedWhole(t, dir, signer, without, to)
 	return b[:len(b)-backup.StatementSize]
 }
 
-// resignedWhole is resigned with the statement behind it.
+// resignedWhole is resigned with the statement at the end.
 func resignedWhole(t *testing.T, dir, signer, without string, to recipient) []byte {
 	t.Helper()
 	file, err := os.ReadFile(backupOf(t, dir, to))

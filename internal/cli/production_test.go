@@ -29,13 +29,12 @@ import (
 type site struct {
 	t     *testing.T
 	dir   string
-	file  string // of the configuration
+	file  string // configuration file
 	roots *x509.CertPool
 	log   buffer
 }
 
-// newSite writes a configuration with TLS on a free port. more is what a test
-// adds to it.
+// newSite writes a configuration with TLS on a free port. more is appended to it.
 func newSite(t *testing.T, more string) *site {
 	t.Helper()
 	s := &site{t: t, dir: t.TempDir()}
@@ -60,8 +59,8 @@ const closed = "registration: {closed: true}\n"
 
 func (s *site) path(name string) string { return filepath.Join(s.dir, name) }
 
-// serve runs the server by its command line and returns its line, and a
-// function that ends it.
+// serve runs the server through its command line. It returns the server's line and a function that
+// stops it.
 func (s *site) serve() (app.Ready, func()) {
 	s.t.Helper()
 	ctx, stop := context.WithCancel(s.t.Context())
@@ -92,7 +91,8 @@ func (s *site) serve() (app.Ready, func()) {
 	}
 }
 
-// client trusts the site's certificate and offers the groups, by default Go's.
+// client returns a client that trusts the site's certificate and offers the groups, by default
+// Go's.
 func (s *site) client(groups ...tls.CurveID) *http.Client {
 	t := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.roots, CurvePreferences: groups}, ForceAttemptHTTP2: true, DisableKeepAlives: true}
 	return &http.Client{Transport: t}
@@ -142,7 +142,8 @@ func (s *site) systemKey() string {
 	return strings.TrimSpace(string(key))
 }
 
-// From an empty machine to a tenant with a credential, and again after a restart.
+// An empty machine becomes a server with a tenant and a credential, and works again after a
+// restart.
 func TestAProductionServerStartsEmptyAndIsOperatedByItsSystemKey(t *testing.T) {
 	s := newSite(t, closed)
 	line, stop := s.serve()
@@ -172,7 +173,7 @@ func TestAProductionServerStartsEmptyAndIsOperatedByItsSystemKey(t *testing.T) {
 	}
 	stop()
 
-	if err := os.Remove(s.path("system.key")); err != nil { // as operators should
+	if err := os.Remove(s.path("system.key")); err != nil { // as administrators should
 		t.Fatal(err)
 	}
 	line, stop = s.serve()
@@ -205,7 +206,7 @@ func TestAProductionServerStartsEmptyAndIsOperatedByItsSystemKey(t *testing.T) {
 
 var fieldPattern = regexp.MustCompile(`"(\w+)":\s*"([^"]+)"`)
 
-// field returns a string field of a body, wherever it is.
+// field returns the string field with this name at any depth of a body.
 func field(t *testing.T, body, name string) string {
 	t.Helper()
 	for _, m := range fieldPattern.FindAllStringSubmatch(body, -1) {
@@ -280,7 +281,8 @@ func TestAProductionServerRefusesAnUnsafePlace(t *testing.T) {
 	}
 }
 
-// A first start that is cut off after the key was written leaves a key that was never valid, and says what to do.
+// A first start that is interrupted after the key was written leaves a key that was never valid,
+// and says what to do.
 func TestAFirstStartThatWasCutOffIsRepeatedWithoutItsFile(t *testing.T) {
 	s := newSite(t, closed)
 	writeFile(t, s.path("system.key"), []byte("lk_live_never_stored\n"))
@@ -310,7 +312,7 @@ func TestADevelopmentServerReadsNoConfiguration(t *testing.T) {
 	start(t, "").end()
 }
 
-// mailbox is an SMTP server on loopback that takes everything.
+// mailbox is an SMTP server on loopback that accepts everything.
 type mailbox struct{ mails chan string }
 
 func (m mailbox) NewSession(*smtp.Conn) (smtp.Session, error) { return m, nil }
@@ -368,7 +370,7 @@ func TestADevelopmentServerWritesMailsToItsDataDirectory(t *testing.T) {
 		t.Fatal(status, answer)
 	}
 	patience := time.After(time.Minute)
-	for { // the mail leaves in the background
+	for { // the e-mail is sent in the background
 		files, err := filepath.Glob(filepath.Join(r.DataDir, "mail", "*.eml"))
 		if err != nil {
 			t.Fatal(err)

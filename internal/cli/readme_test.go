@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// pasted returns the commands below a heading of a page, without their first line, which is to begin with first.
+// pasted returns the commands below a heading of a page without the first line, which must begin
+// with first.
 func pasted(t *testing.T, page, heading, first string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../" + page)
@@ -26,8 +27,8 @@ func pasted(t *testing.T, page, heading, first string) string {
 	return rest
 }
 
-// The commands that README.md and docs/get-started/rest.md tell people to paste after `make run` work:
-// every line, with an error for every status other than success.
+// The commands that README.md and docs/get-started/rest.md tell readers to paste after `make run`
+// work. Every line runs, and every status other than success is an error.
 func TestTheToursOfTheDocumentationWork(t *testing.T) {
 	curl, err := exec.LookPath("curl")
 	if err != nil {
@@ -53,7 +54,7 @@ func TestTheToursOfTheDocumentationWork(t *testing.T) {
 	if err := os.Symlink(server.DataDir, filepath.Join(dir, ".latticekeep")); err != nil {
 		t.Fatal(err)
 	}
-	// A person is slower than the mail.
+	// For a person the e-mail has arrived before the next command, so the script waits for it.
 	script := `ls() { until compgen -G "${@: -1}" >/dev/null; do :; done; command ls $*; }; curl() { "` + curl + `" --fail-with-body --show-error "$@"; }` + "\n" + tour
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir = dir

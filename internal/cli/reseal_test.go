@@ -17,8 +17,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/app"
 )
 
-// The life of sealing keys on the command line of a real server: manifests are sealed, a new key is made, they move to it
-// without anything else in them being touched, and the former key is retired and restored.
+// The life of sealing keys on the command line of a real server: manifests are sealed, a new key is
+// made, the manifests move to it without any other change, and the previous key is retired and
+// restored.
 func TestManifestsMoveToTheNewestSealingKey(t *testing.T) {
 	stderr := make(said, 10_000) // more than a test makes
 	server := startWith(t, app.DevConfig{DataDir: t.TempDir(), Stderr: stderr})
@@ -173,7 +174,7 @@ stringData: {password: tr0ub4dor}
 	}})
 }
 
-// checkRequest asks a server whether it accepts the sealed values of a manifest.
+// checkRequest returns a request to check the sealed values of a manifest.
 func checkRequest(obj *v1alpha1.SealedCredential) v2.CheckRequest {
 	sealed := obj.Spec.Sealed
 	scope := v2.SealedValuesScope(sealed.Scope)

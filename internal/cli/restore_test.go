@@ -31,8 +31,7 @@ func (e *estate) backUp(url string, to recipient) string {
 	return file
 }
 
-// Whatever stores a deployment is backed up from and restored into, with the
-// identity and nothing else.
+// A deployment can be backed up from any store and restored into any other with only the identity.
 func TestABackupIsRestoredIntoAnotherKindOfStore(t *testing.T) {
 	to := newRecipient(t)
 	e, embedded := newEstate(t, fmt.Sprintf("backup: {recipients: [%s]}\n", to.text))
@@ -44,7 +43,7 @@ func TestABackupIsRestoredIntoAnotherKindOfStore(t *testing.T) {
 	database := server.URL()
 	password := filepath.Join(t.TempDir(), "password")
 	plain := withoutPassword(t, database, password)
-	must(t, os.Remove(e.keyFile())) // everything is lost but the backup and the identity
+	must(t, os.Remove(e.keyFile())) // everything is lost except the backup and the identity
 	out := mustRun(t, "restore", "--input", file, "--identity-file", to.file, "--store", plain, "--password-file", password, "--kms-key-out", e.keyFile())
 	if !strings.Contains(out, "restored: ") || !strings.Contains(out, "put it where the server's kms.url says") {
 		t.Error(out)
@@ -56,7 +55,7 @@ func TestABackupIsRestoredIntoAnotherKindOfStore(t *testing.T) {
 	}
 	e.whole(database)
 
-	// And back, from the running server and from the stopped one.
+	// The way back works from the running server and from the stopped one.
 	url, end = e.serve(database)
 	running := e.backUp(url, to)
 	end()
@@ -78,8 +77,8 @@ func TestABackupIsRestoredIntoAnotherKindOfStore(t *testing.T) {
 	e.whole(offline.BoltScheme + e.path("running"))
 }
 
-// A restore that is killed leaves a database that no server takes for a
-// deployment, nor for an empty one, and nothing in the way of the next.
+// A restore that is killed leaves a database that no server takes for a deployment or for an empty
+// one. It does not obstruct the next restore.
 func TestAKilledRestoreIntoPostgreSQLIsNotServed(t *testing.T) {
 	e, embedded := newEstate(t, "")
 	e.fill(embedded, 5000)
@@ -124,11 +123,10 @@ func TestAKilledRestoreIntoPostgreSQLIsNotServed(t *testing.T) {
 	e.whole(database)
 }
 
-// awaitMark returns when a store has a mark.
+// awaitMark returns once a store has a mark.
 func (e *estate) awaitMark(at string) { e.await(at, 0) }
 
-// What is wrong with a backup shows before the database is served, whatever of it
-// has been loaded.
+// A fault in a backup shows before the database is served, however much has been loaded.
 func TestABackupThatDoesNotHoldIsNotServedFromPostgreSQL(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	e := &estate{t: t, dir: t.TempDir()}
@@ -156,7 +154,7 @@ func TestABackupThatDoesNotHoldIsNotServedFromPostgreSQL(t *testing.T) {
 	}
 }
 
-// Two restores into one database do not mix: the later one has it.
+// Two restores into one database do not mix. The later one owns it.
 func TestARestoreThatWasOvertakenWritesNothing(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	content, err := os.ReadFile(backupOf(t, dir, to))
@@ -193,8 +191,8 @@ func TestARestoreThatWasOvertakenWritesNothing(t *testing.T) {
 	}
 }
 
-// A restored backup is the past, and an anchor elsewhere knows it: nothing is
-// served until the loss is accepted, by the range that is named.
+// A restored backup is an older state, and an external anchor detects that. Nothing is served until
+// the loss is accepted by naming its range.
 func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
 	anchors := "file://" + t.TempDir()
 	e, embedded := newEstate(t, fmt.Sprintf("audit: {anchor: {bucket: %q}}\n", anchors))
@@ -206,7 +204,7 @@ func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
 	export := filepath.Join(t.TempDir(), "log.jsonl")
 	mustRun(t, "audit", "export", "--url", url, "--api-key", e.systemKey(), "--whole", "--output", export)
 	end()
-	// The newest checkpoint as the server anchors it, within ten seconds.
+	// The server anchors its newest checkpoint within ten seconds.
 	note := logtest.NoteOf(t, strings.SplitAfter(strings.TrimSuffix(readText(t, export), "\n"), "\n"))
 	bucket, err := objects.Open(t.Context(), anchors, objects.SigningOptions{})
 	must(t, err)
@@ -253,8 +251,7 @@ func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
 	}
 }
 
-// The check that a keeper of backups can do finds what is wrong, with and without
-// the identity.
+// A keeper of backups can find faults in a backup with and without the identity.
 func TestAKeptBackupIsVerified(t *testing.T) {
 	dir, to := small(t), newRecipient(t)
 	file := backupOf(t, dir, to)
@@ -302,8 +299,8 @@ func TestAKeptBackupIsVerified(t *testing.T) {
 	}
 }
 
-// The row that says why a store is not served stays with the store, also when the
-// backup was taken while it was there.
+// The row that says why a store is not served stays with the store, even if the backup was taken
+// while the row was there.
 func TestAMarkIsNotRestored(t *testing.T) {
 	e, from := newEstate(t, "")
 	url, end := e.serve(from)
@@ -319,7 +316,7 @@ func TestAMarkIsNotRestored(t *testing.T) {
 	e.whole(target)
 }
 
-// withRow returns a backup with one row more, signed by the deployment.
+// withRow returns a backup with one more row, signed by the deployment.
 func withRow(t *testing.T, e *estate, file []byte, to recipient, key, value []byte) []byte {
 	t.Helper()
 	in, err := backup.Open(bytes.NewReader(file), to.identities(t))

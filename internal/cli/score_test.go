@@ -50,7 +50,7 @@ func TestAScoreIsTheSameFromAnExport(t *testing.T) {
 				t.Fatal(err)
 			}
 			served := answers[f]
-			derived.Proof, served.Proof = compliance.Proof{}, compliance.Proof{} // of when it was asked
+			derived.Proof, served.Proof = compliance.Proof{}, compliance.Proof{} // differ by the time of the request
 			if !reflect.DeepEqual(derived, served) {
 				t.Errorf("%v\nderived: %+v\nserved:  %+v", args, derived, served)
 			}
@@ -60,7 +60,7 @@ func TestAScoreIsTheSameFromAnExport(t *testing.T) {
 		}
 	}
 
-	// The command that a report prints works as it stands.
+	// The command that a report prints works without a change.
 	for _, format := range []string{"oscal", "pdf"} {
 		file := filepath.Join(folder, "report."+format)
 		args := []string{"report", "--framework", "soc2", "--head", strconv.FormatUint(heads[compliance.SOC2], 10), "--format", format, "--output", file}
@@ -90,7 +90,7 @@ func TestAScoreIsTheSameFromAnExport(t *testing.T) {
 		}
 	}
 
-	// From an export that does not hold there is no score.
+	// An export that does not verify yields no score.
 	text := readText(t, own)
 	lines := strings.SplitAfter(text, "\n")
 	logtest.WriteText(t, own, strings.Join(append(lines[:3:3], lines[4:]...), ""))

@@ -25,13 +25,13 @@ type running struct {
 	done chan error
 }
 
-// start runs a server on dir and returns once it printed its line.
+// start runs a server on dir and returns once it has printed its line.
 func start(t *testing.T, dir string) *running {
 	t.Helper()
 	return startWith(t, app.DevConfig{DataDir: dir, Stderr: io.Discard})
 }
 
-// startWith is start for any other configuration, on a free port.
+// startWith is start for any configuration, on a free port.
 func startWith(t *testing.T, c app.DevConfig) *running {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -130,7 +130,7 @@ func TestATemporaryDataDirectoryIsRemoved(t *testing.T) {
 	}
 }
 
-// run runs the program's command line in the test and returns what it printed.
+// run runs the program's command line in the test and returns its output.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -138,7 +138,7 @@ func run(t *testing.T, args ...string) (string, error) {
 	cmd.SetArgs(args)
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // a server that starts against expectation ends
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // stops a server that starts unexpectedly
 	defer cancel()
 	err := cmd.ExecuteContext(ctx)
 	return out.String(), err
@@ -227,7 +227,7 @@ func TestAuditVerifyFromTheCommandLine(t *testing.T) {
 	if status != http.StatusCreated {
 		t.Fatal(status)
 	}
-	for range 120 { // more than a page
+	for range 120 { // more than one page
 		r.call("GET", "/api/v2/vault/"+sealed["credential_id"].(string), "")
 	}
 	good := func(says string, args ...string) string {

@@ -33,7 +33,7 @@ func TestTracesLeadFromARequestToItsCommitAndItsLog(t *testing.T) {
 		t.Fatal(status, body)
 	}
 	s.ask(c, "GET", line.BaseURL+"/api/v2/vault/"+id, "lk_live_canary", "")
-	stop() // sends what is left
+	stop() // sends the remaining spans
 
 	unseals, commits := r.Of("GET /api/v2/vault/:credential_id"), r.Of("store commit")
 	if len(unseals) != 2 || len(r.Of("POST /api/v2/vault/seal")) != 1 || len(r.Of("KMS unwrap"))+len(r.Of("KMS wrap")) == 0 {
@@ -44,7 +44,7 @@ func TestTracesLeadFromARequestToItsCommitAndItsLog(t *testing.T) {
 			return bytes.Equal(s.GetTraceId(), parent.GetTraceId()) && bytes.Equal(s.GetParentSpanId(), parent.GetSpanId())
 		}
 	}
-	if !slices.ContainsFunc(commits, of(unseals[0])) { // of its audit entry
+	if !slices.ContainsFunc(commits, of(unseals[0])) { // the commit of its audit entry
 		t.Error("no commit belongs to the request")
 	}
 	for _, commit := range commits {

@@ -17,7 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// uninstallRoles grant exactly what the command does, with a StatefulSet to stop.
+// uninstallRoles grant exactly the rights that the command uses when it stops a StatefulSet.
 const uninstallRoles = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -131,9 +131,9 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 		check(out.String(), "latticekeep-webhook: not found", "10 seen, 0 released")
 	})
 
-	// Ended at each request, and then run to its end.
+	// The command is interrupted at each request and then run to its end.
 	t.Run("after an end anywhere", func(t *testing.T) {
-		for _, at := range []int{0, 1, 2, 3, 4, 8, 12, 15} { // of 16 requests
+		for _, at := range []int{0, 1, 2, 3, 4, 8, 12, 15} { // out of 16 requests
 			make()
 			cfg := connect()
 			ctx, cancel := context.WithCancel(t.Context())
@@ -189,7 +189,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 			return roundTripper(func(r *http.Request) (*http.Response, error) {
 				if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/o-5") {
 					r = r.Clone(r.Context())
-					r.URL.Path = strings.Replace(r.URL.Path, "/sealedcredentials/", "/configmaps/", 1) // which is forbidden
+					r.URL.Path = strings.Replace(r.URL.Path, "/sealedcredentials/", "/configmaps/", 1) // a forbidden path
 				}
 				return next.RoundTrip(r)
 			})

@@ -18,11 +18,11 @@ import (
 	"github.com/latticekeep/latticekeep/test/logtest"
 )
 
-// The second implementation of the verification, hack/verify_audit.py, and the
-// first have to agree on every log: whether it holds, and where it stops holding.
+// hack/verify_audit.py is a second implementation of the verification. Both must agree on every
+// log: whether it verifies, and where it breaks.
 
-// pythonDriver verifies many exports in one process: lines of arguments in,
-// exit status and messages out.
+// pythonDriver verifies many exports in one process. It reads lines of arguments and writes exit
+// statuses and messages.
 const pythonDriver = `
 import contextlib, io, json, sys
 sys.path.insert(0, sys.argv[1])
@@ -37,10 +37,10 @@ for line in sys.stdin:
     print(json.dumps([status, out.getvalue()]))
 `
 
-// verdict is what a verification came to.
+// verdict is the result of a verification.
 type verdict struct {
 	status   int    // 0 ok, 1 broken, 2 not verified
-	sequence uint64 // the first bad one
+	sequence uint64 // first bad sequence
 	says     string
 }
 
@@ -48,7 +48,7 @@ func (v verdict) String() string {
 	return fmt.Sprintf("status %d, sequence %d: %s", v.status, v.sequence, v.says)
 }
 
-// both collects exports and verifies them by both implementations.
+// both collects exports and verifies them with both implementations.
 type both struct {
 	t     *testing.T
 	dir   string
@@ -57,13 +57,13 @@ type both struct {
 
 type comparison struct {
 	name string
-	args []string // of both, the file not among them
+	args []string // arguments for both, without the file
 	file string
-	// unsigned is a change that only the signature shows, which Python does not
-	// check: when it finds something, it has to be the same.
+	// unsigned marks a change that only the signature reveals, which Python does not check. If
+	// Python finds a fault, it must be the same one.
 	unsigned bool
-	// closing is a change of the last line. Whether that or the entries were
-	// changed only its signature tells.
+	// closing marks a change of the last line. Only its signature tells whether that line or the
+	// entries were changed.
 	closing bool
 }
 
@@ -81,7 +81,7 @@ func (b *both) add(name string, lines []string, args ...string) *comparison {
 	return &b.cases[len(b.cases)-1]
 }
 
-// first is what the program says.
+// first returns the program's verdict.
 func (b *both) first(c comparison) (v verdict) {
 	var out bytes.Buffer
 	cmd := Command()
@@ -98,7 +98,7 @@ func (b *both) first(c comparison) (v verdict) {
 	return v
 }
 
-// second is what Python says of all of them.
+// second returns Python's verdicts on all exports.
 func (b *both) second() (all []verdict) {
 	b.t.Helper()
 	hack, err := filepath.Abs("../../hack")
@@ -109,7 +109,7 @@ func (b *both) second() (all []verdict) {
 	for _, c := range b.cases {
 		args := append([]string{c.file}, c.args...)
 		for i, a := range args {
-			if i > 0 && args[i-1] == "--tenant" && a == "system" { // there it is a switch
+			if i > 0 && args[i-1] == "--tenant" && a == "system" { // here it is a switch
 				args = append(args[:i], args[i+1:]...)
 				break
 			}
@@ -142,7 +142,7 @@ func (b *both) second() (all []verdict) {
 	return all
 }
 
-// agree compares, and returns how many hold, and how many do not.
+// agree compares the verdicts. It returns the number of valid and of broken exports.
 func (b *both) agree() (good, bad int) {
 	b.t.Helper()
 	second := b.second()
@@ -162,7 +162,7 @@ func (b *both) agree() (good, bad int) {
 		if one.status != two.status || one.sequence != two.sequence {
 			b.t.Errorf("%s %v\nfirst:  %v\nsecond: %v", c.name, c.args, one, two)
 		}
-		if one.status == 0 { // what both say of it
+		if one.status == 0 { // the summary that both print
 			for line := range strings.Lines(one.says) {
 				known := strings.HasPrefix(line, "head: ") || strings.HasPrefix(line, "rollback: ") ||
 					strings.HasPrefix(line, "tree: ") && strings.Contains(two.says, "the whole log")
@@ -175,7 +175,7 @@ func (b *both) agree() (good, bad int) {
 	return good, bad
 }
 
-// logs are of every kind.
+// logs returns logs of every kind.
 func logs(t *testing.T) map[string]*logtest.Log {
 	all := map[string]*logtest.Log{}
 	for _, signing := range []audit.Signing{audit.SignEntries, audit.SignBatches} {
@@ -315,7 +315,7 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 	}
 	for i, line := range lines {
 		if len(lines) > 12 && i > 1 && i < len(lines)-2 && random.IntN(len(lines)) > 4 {
-			continue // of a long log a sample
+			continue // only a sample of a long log
 		}
 		with("deleted", i, 1)
 		with("repeated", i, 0, line)
@@ -340,7 +340,7 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 				with(fmt.Sprintf("%q for %q", change[1], change[0]), i, 1, changed)
 			}
 		}
-		// By whoever holds the key: only the links tell.
+		// Forged with the signing key: only the links reveal it.
 		for kind, change := range forgeries {
 			if forged := forge(l, line, change); forged != "" && forged != line {
 				with(kind, i, 1, forged)
@@ -368,7 +368,7 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 	with("nothing", 0, len(lines))
 }
 
-// forgeries are changes of an entry that is then hashed and signed anew.
+// forgeries are changes of an entry that is then hashed and signed again.
 var forgeries = map[string]func(e *audit.Entry){
 	"something else in it":           func(e *audit.Entry) { e.Outcome = audit.Denied },
 	"another previous hash":          func(e *audit.Entry) { e.PreviousHash = strings.Repeat("1", 64) },
@@ -407,8 +407,7 @@ var forgeries = map[string]func(e *audit.Entry){
 	"less that is lost":          func(e *audit.Entry) { e.Attributes["lost_to"] = "39" },
 }
 
-// forge returns an entry that was changed, with its own signature; nothing when
-// the line is none.
+// forge returns a changed entry with its own signature, and "" if the line has none.
 func forge(b *logtest.Log, line string, change func(*audit.Entry)) string {
 	b.T.Helper()
 	e, err := audit.ParseEntry([]byte(strings.TrimSuffix(line, "\n")))
@@ -441,7 +440,7 @@ func forge(b *logtest.Log, line string, change func(*audit.Entry)) string {
 	return string(whole) + "\n"
 }
 
-// signatureAt returns where in a line the signature is that Python does not check.
+// signatureAt returns the range of a line that contains the signature, which Python does not check.
 func signatureAt(t *testing.T, line string) (at [2]int) {
 	t.Helper()
 	begin, end := `"signature":"`, `"`

@@ -69,7 +69,7 @@ func startWebhook(t *testing.T, flags ...string) *hook {
 	return h
 }
 
-// get asks the plain port.
+// get sends a GET to the plain port.
 func (h *hook) get(path string) (int, string) {
 	h.t.Helper()
 	r, err := http.Get(h.operations + path)
@@ -84,7 +84,7 @@ func (h *hook) get(path string) (int, string) {
 	return r.StatusCode, string(b)
 }
 
-// reviews is how many reviews there were, whatever the verdict.
+// reviews returns the number of reviews, whatever their verdict.
 func (h *hook) reviews() (n int) {
 	h.t.Helper()
 	_, text := h.get("/metrics")
@@ -100,7 +100,7 @@ func (h *hook) reviews() (n int) {
 	return n
 }
 
-// apply applies an object and returns what kubectl says of it.
+// apply applies an object and returns kubectl's output.
 func (c *cluster) apply(o *v1alpha1.SealedCredential) (string, error) {
 	c.t.Helper()
 	text, err := json.Marshal(o)
@@ -126,7 +126,7 @@ func (c *cluster) secret(name, folder string) {
 	}
 }
 
-// webhookManifests are what an installation of the webhook consists of; its Service leads to this machine.
+// webhookManifests are the objects of a webhook installation. Its Service leads to this machine.
 const webhookManifests = `
 apiVersion: v1
 kind: ServiceAccount
@@ -164,7 +164,8 @@ webhooks:
   - {name: not-deleted, expression: "!has(object.metadata.deletionTimestamp)"}
 `
 
-// A whole installation but for its pods: API server, production server with the operator, which makes all certificates, and webhook.
+// Tests an installation without pods: API server, webhook, and production server with the operator,
+// which makes all certificates.
 func TestTheWebhookRefusesAtApplyAndSaysWhatToDo(t *testing.T) {
 	c := &cluster{t, kubetest.ForTest(t)}
 	for _, namespace := range []string{"latticekeep-system", "shop", "bank"} {
@@ -259,7 +260,7 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 		v["user"], v["password"] = v["password"], v["user"]
 	}
 
-	// The API server learns of the configuration in its own time.
+	// The API server needs some time to notice the configuration.
 	probe := with(seal(first, name("probe")), func(o *v1alpha1.SealedCredential) {
 		o.Spec.Sealed.Values["user"] = v1alpha1.SealedValue{SealedAt: o.Spec.Sealed.Values["user"].SealedAt, Data: "AQID"}
 	})
@@ -324,7 +325,7 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 		t.Error("an update:", out, err)
 	}
 
-	stop() // the vault is down
+	stop() // the vault stops
 	out, err = c.apply(seal(d, name("unchecked")))
 	if err != nil || !strings.Contains(out, "Warning: latticekeep: the vault could not be reached") {
 		t.Error(out, err)
@@ -345,14 +346,14 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 	c.uninstall()
 }
 
-// uninstall lets go of the cluster of an installation whose server has ended.
+// uninstall releases the cluster of an installation whose server has stopped.
 func (c *cluster) uninstall() {
 	c.t.Helper()
 	out, err := run(c.t, "uninstall", "--kubeconfig", c.plane.Kubeconfig, "--webhook-configuration", "latticekeep-webhook")
 	if err != nil || !strings.Contains(out, "webhook configuration latticekeep-webhook: removed") || !strings.Contains(out, "1 released") {
 		c.t.Error(out, err)
 	}
-	c.kubectl("", "delete", "--timeout=30s", "-n", "shop", "sealedcredential/db") // nothing holds it back
+	c.kubectl("", "delete", "--timeout=30s", "-n", "shop", "sealedcredential/db") // no finalizer blocks the deletion
 }
 
 // awaitLog waits until the server has logged words.
@@ -412,7 +413,8 @@ func (i *issuer) client(name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// With --client-ca-file, who shows no certificate of that authority and name is not listened to.
+// With --client-ca-file, the webhook serves only clients with a certificate of that authority and a
+// permitted name.
 func TestTheWebhookTalksToTheAPIServerAlone(t *testing.T) {
 	dir := t.TempDir()
 	files, roots := writeCertificate(t, dir, 1)
@@ -465,7 +467,7 @@ func TestTheWebhookTalksToTheAPIServerAlone(t *testing.T) {
 	h.end()
 }
 
-// The API server goes on sending reviews until it has heard that a webhook ends.
+// The API server sends reviews until it has noticed that a webhook is stopping.
 func TestAWebhookThatEndsServesUntilNobodyAsks(t *testing.T) {
 	dir := t.TempDir()
 	files, roots := writeCertificate(t, dir, 1)
@@ -528,7 +530,7 @@ func TestTheWebhooksFlagsAreChecked(t *testing.T) {
 	}
 }
 
-// Whoever takes all that one address may have leaves the webhook to the API server.
+// A client that uses all connections of one address leaves the webhook available to the API server.
 func TestAPodThatTakesAllConnectionsDoesNotStopTheWebhook(t *testing.T) {
 	dir := t.TempDir()
 	files, roots := writeCertificate(t, dir, 1)
@@ -542,7 +544,7 @@ func TestAPodThatTakesAllConnectionsDoesNotStopTheWebhook(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("one address has as many connections as it likes")
 		}
-		for range 64 { // as many as one address may have
+		for range 64 { // as many as one address may open
 			dialFrom(t, "127.0.0.2", h.address)
 		}
 	}

@@ -26,7 +26,8 @@ import (
 
 const importCanary = "tr0ub4dor"
 
-// oldController is a Sealed Secrets controller: it has a key, a backup of it, and seals values as kubeseal does.
+// oldController acts as a Sealed Secrets controller: it has a key with a backup, and seals values
+// as kubeseal does.
 type oldController struct {
 	t      testing.TB
 	key    *rsa.PrivateKey
@@ -75,7 +76,7 @@ func (c *oldController) value(label, value string) string {
 	return base64.StdEncoding.EncodeToString(gcm.Seal(out, make([]byte, 12), []byte(value), nil))
 }
 
-// manifest is a SealedSecret of one value. The template is JSON.
+// manifest returns a SealedSecret with one value. The template is JSON.
 func (c *oldController) manifest(namespace, name, annotation, template, value string) string {
 	c.t.Helper()
 	label := namespace + "/" + name
@@ -117,8 +118,8 @@ func importSealed(t *testing.T, stdin string, args ...string) (stdout, stderr st
 
 var goldenDocument = filepath.Join("..", "..", "sealing", "testdata", "document.json")
 
-// opened reads a stream of SealedCredentials and opens them as the vault would, with the golden sealing key, whose seed is
-// the bytes 0 to 31.
+// opened opens a stream of SealedCredentials as the vault does, with the golden sealing key, whose
+// seed is the bytes 0 to 31.
 func opened(t *testing.T, stream string) (objects []*v1alpha1.SealedCredential, passwords []string) {
 	t.Helper()
 	seed := make([]byte, 32)
@@ -318,7 +319,7 @@ func TestImportTrustsAFetchedKeyByItsIdentityOnly(t *testing.T) {
 	if _, passwords := opened(t, stdout); !slices.Equal(passwords, []string{importCanary}) {
 		t.Error("other values")
 	}
-	// A pin beside the manifests.
+	// The identity is pinned beside the manifests.
 	c.write(filepath.Join(filepath.Dir(input), identityFile), "identity: "+parsed.Identity()+"\n")
 	if _, _, err := importSealed(t, "", "--keys", c.backup, "--url", server.URL, input); err != nil {
 		t.Error(err)
@@ -353,7 +354,8 @@ func TestImportSaysWhatItIsMissing(t *testing.T) {
 			t.Errorf("%v: %v, not %q", tc.args, err, tc.want)
 		}
 	}
-	// A file that is missing does not keep the others from being imported, and the backup may come from standard input.
+	// A missing file does not stop the import of the others. The backup may come from standard
+	// input.
 	backup, err := os.ReadFile(c.backup)
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// goldenSealed is a manifest that is sealed for the golden sealing key.
+// goldenSealed returns a manifest that is sealed for the golden sealing key.
 func goldenSealed(name string, values ...string) *v1alpha1.SealedCredential {
 	seed := make([]byte, 32)
 	for i := range seed {
@@ -44,7 +44,8 @@ func goldenSealed(name string, values ...string) *v1alpha1.SealedCredential {
 	return obj
 }
 
-// byHand writes a manifest as a person might: with comments, in another order, and quoted now and then.
+// byHand formats a manifest as a person might, with comments, in another order and with some
+// quotes.
 func byHand(obj *v1alpha1.SealedCredential) string {
 	var b strings.Builder
 	sealed := obj.Spec.Sealed
@@ -63,7 +64,7 @@ func makeManifest(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
 }
 
-// onlySealedDiffers holds two files against each other, without sealed data and times.
+// onlySealedDiffers compares two files without sealed data and times.
 func onlySealedDiffers(ts *testscript.TestScript, _ bool, args []string) {
 	strip := func(file string) string {
 		text := regexp.MustCompile(`[A-Za-z0-9+/=]{100,}`).ReplaceAllString(ts.ReadFile(file), "DATA")
@@ -94,7 +95,8 @@ func folded(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(text), 0o600))
 }
 
-// Whatever a manifest looks like, an edit gives exactly the object that was meant, or nothing is written.
+// Whatever a manifest looks like, an edit produces exactly the intended object, or nothing is
+// written.
 func TestAnEditChangesNothingButWhatWasMeant(t *testing.T) {
 	fresh := goldenSealed("db", "password", "true", "1e3", "zz").Spec.Sealed.Values
 	for k, v := range fresh {
@@ -163,7 +165,7 @@ func TestAnEditChangesNothingButWhatWasMeant(t *testing.T) {
 	}
 }
 
-// The result is read before it is written: an edit that came out otherwise changes nothing.
+// The result is parsed before it is written. A wrong result changes nothing.
 func TestAnEditThatCameOutOtherwiseIsNotWritten(t *testing.T) {
 	text := byHand(goldenSealed("db", "password"))
 	path := filepath.Join(t.TempDir(), "m.yaml")

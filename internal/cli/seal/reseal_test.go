@@ -19,7 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// A server that answers anything but what it was asked for is not believed, and the file stays.
+// An answer of the server that does not fit the request is refused, and the file stays unchanged.
 func TestAnAnswerThatIsNotForTheSameThingsIsRefused(t *testing.T) {
 	identity, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
 	if err != nil {

@@ -16,9 +16,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-// TestSealAndValidate runs the scripts of the two commands. Each finds sealing-key.json, the golden document of package
-// sealing; $IDENTITY, the fingerprint that signed it; $SERVER, which serves it; and a kubeconfig whose cluster has it in
-// a ConfigMap. The command "opens" opens a manifest as the vault would.
+// TestSealAndValidate runs the scripts of the two commands. Each script has sealing-key.json, the
+// golden document of package sealing; $IDENTITY, the fingerprint of its signer; $SERVER, which
+// serves it; and a kubeconfig for a cluster that has it in a ConfigMap. The command "opens" opens a
+// manifest as the vault does.
 func TestSealAndValidate(t *testing.T) {
 	var scripts []string
 	for _, pattern := range []string{"seal*.txt", "validate*.txt"} {
@@ -57,7 +58,7 @@ func TestSealAndValidate(t *testing.T) {
 	})
 }
 
-// keyServer answers as the REST interface and as the Kubernetes API do where the document is read.
+// keyServer serves the document as the REST API and as the Kubernetes API.
 func keyServer(t *testing.T, document []byte) http.Handler {
 	t.Helper()
 	const configMap = "/api/v1/namespaces/%s/configmaps/latticekeep-sealing-key"
@@ -84,8 +85,8 @@ func keyServer(t *testing.T, document []byte) http.Handler {
 	return mux
 }
 
-// opens MANIFEST KEY=VALUE…: the manifest opens with the golden sealing key, whose seed is the bytes 0 to 31, to exactly
-// these values. A value @FILE stands for the content of a file.
+// opens MANIFEST KEY=VALUE… succeeds if the golden sealing key, whose seed is the bytes 0 to 31,
+// opens the manifest to exactly these values. A value @FILE stands for the content of a file.
 func opens(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
 		ts.Fatalf("usage: opens MANIFEST KEY=VALUE…")

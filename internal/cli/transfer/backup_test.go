@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What ends before the server's signature is no backup, however much of it there is.
+// A stream that ends before the server's signature is no backup, however long it is.
 func TestABackupWithoutItsSignatureGetsNoName(t *testing.T) {
 	dir := t.TempDir()
 	_, err := writeBackup(t.Context(), filepath.Join(dir, "all.backup"), func(context.Context) (io.ReadCloser, error) {
