@@ -140,7 +140,7 @@ func TestStopInterruptsThenKills(t *testing.T) {
 	}
 }
 
-// The test runs itself as a parent that is killed, as a test that reaches its timeout is.
+// The test runs itself as a parent that is killed, like a test that reaches its timeout.
 func TestChildrenDieWithTheirParent(t *testing.T) {
 	if os.Getenv("KUBETEST_PARENT") == "1" {
 		p, err := StartProcess(exec.Command("sleep", "600"))
@@ -176,7 +176,7 @@ func TestChildrenDieWithTheirParent(t *testing.T) {
 	if err := parent.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = parent.Wait() // an error: it was killed
+	_ = parent.Wait() // an error is expected: it was killed
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -200,7 +200,7 @@ func readLine(t *testing.T, f *os.File) string {
 	return strings.TrimSpace(line)
 }
 
-// exists says whether a process runs; one that only waits for its parent to notice its end does not.
+// exists reports whether a process runs. A zombie does not count.
 func exists(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return false

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// What config/rbac grants is generated from markers; this is what it must never come to grant, and what the operator cannot do without.
+// The rights in config/rbac are generated from markers. These are rights that the operator must
+// never get, and rights that it needs.
 func TestOperatorHasLeastPrivilege(t *testing.T) {
 	c := ForTest(t)
 	root, err := repositoryRoot()
@@ -42,7 +43,7 @@ func TestOperatorHasLeastPrivilege(t *testing.T) {
 	} {
 		args := append([]string{"auth", "can-i", "--as=system:serviceaccount:latticekeep-system:latticekeep"}, strings.Fields(tc.what)...)
 		out, err := c.Kubectl(t.Context(), args...).Output()
-		if exit := new(exec.ExitError); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // 1 is no
+		if exit := new(exec.ExitError); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // status 1 means no
 			t.Fatalf("kubectl %s: %v", strings.Join(args, " "), err)
 		}
 		if got := strings.TrimSpace(string(out)); (got == "yes") != tc.may || (got == "no") == tc.may {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// ask returns what a statement answers to the owner of a database.
+// ask runs a statement as the owner of a database and returns its result.
 func ask(t *testing.T, s *Server, url, statement string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -83,7 +83,7 @@ func TestSharedGivesEachTestADatabaseOfItsOwn(t *testing.T) {
 	ask(t, b, b.URL(), "CREATE TABLE own (a int)")
 }
 
-// TestNothingOutlivesAKilledTest kills a process that has started a server, and frozen it.
+// TestNothingOutlivesAKilledTest kills a process that has started a server and frozen it.
 func TestNothingOutlivesAKilledTest(t *testing.T) {
 	if os.Getenv("PGTEST_VICTIM") != "" {
 		s := Start(t)

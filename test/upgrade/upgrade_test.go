@@ -25,7 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli"
 )
 
-// fixture is an unpacked copy, which a test may change.
+// fixture is an unpacked copy that a test may change.
 type fixture struct {
 	dir   string
 	known Known
@@ -65,7 +65,7 @@ func check(t *testing.T, err error, doing string) {
 	}
 }
 
-// run runs a command of the program, which has to succeed, and returns what it prints.
+// run runs a command of the program, which must succeed, and returns its output.
 func run(t *testing.T, args ...string) string {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -82,7 +82,7 @@ func run(t *testing.T, args ...string) string {
 // serve runs a production server on the data directory until the test ends or stop is called.
 func (f *fixture) serve(t *testing.T) (url string, stop func()) {
 	t.Helper()
-	// No setting here lets anything expire or rotate that the test asks for, whenever it runs.
+	// With these settings nothing that the test needs expires or rotates, whenever the test runs.
 	config := fmt.Sprintf(`
 listen: 127.0.0.1:0
 publicURL: http://127.0.0.1:8200
@@ -144,8 +144,8 @@ func connect(t *testing.T, url string, options ...client.Option) *client.Client 
 	return c
 }
 
-// TestTheLogOfAnEarlierCommitVerifies holds the data directory against what the earlier commit
-// recorded, without a server.
+// TestTheLogOfAnEarlierCommitVerifies compares the data directory with the records of the earlier
+// commit, without a server.
 func TestTheLogOfAnEarlierCommitVerifies(t *testing.T) {
 	f := unpack(t)
 	checkpoint, export := f.path("checkpoint.txt"), f.path("export.jsonl")
@@ -156,8 +156,8 @@ func TestTheLogOfAnEarlierCommitVerifies(t *testing.T) {
 	run(t, "audit", "verify", "--file", export, "--archive", "file://"+f.path("archive"), "--fingerprint", f.known.Chain)
 }
 
-// TestADataDirectoryOfAnEarlierCommitIsServed asks a server for everything that the earlier commit
-// stored and that does not expire, and changes some of it.
+// TestADataDirectoryOfAnEarlierCommitIsServed reads everything that the earlier commit stored and
+// that does not expire, and changes some of it.
 func TestADataDirectoryOfAnEarlierCommitIsServed(t *testing.T) {
 	f := unpack(t)
 	url, stop := f.serve(t)
@@ -309,7 +309,7 @@ func (f *fixture) readLogs(t *testing.T, tenants map[string]*client.Client) {
 	}
 }
 
-// TestABackupOfAnEarlierCommitIsRestored makes a deployment of it and serves what it holds.
+// TestABackupOfAnEarlierCommitIsRestored restores the backup and serves its content.
 func TestABackupOfAnEarlierCommitIsRestored(t *testing.T) {
 	f := unpack(t)
 	check(t, os.RemoveAll(f.path("data")), "removing the data directory")
@@ -326,8 +326,8 @@ func TestABackupOfAnEarlierCommitIsRestored(t *testing.T) {
 	}
 }
 
-// rows are the prefixes of all row keys that the earlier commit writes. A row that the fixture lacks
-// has the reason.
+// rows lists the prefixes of all row keys that the earlier commit writes. For a kind of row that
+// the fixture lacks, the value is the reason.
 var rows = map[string]string{
 	"apikey/hash/1/": "", "apikey/tenant/": "", "apikey/used/": "",
 	"audit/anchor/": "", "audit/archive/": "", "audit/base": "", "audit/batch/": "", "audit/checkpoint": "", "audit/entry/": "",
@@ -352,7 +352,8 @@ var rows = map[string]string{
 	"maintenance": "a store with it is not served: a restore or migration is under way",
 }
 
-// TestTheFixtureHasEveryKindOfRow keeps the fixture from lacking what the other tests are for.
+// TestTheFixtureHasEveryKindOfRow fails if the fixture lacks a kind of row that the other tests
+// need.
 func TestTheFixtureHasEveryKindOfRow(t *testing.T) {
 	db, err := bolt.Open(unpack(t).path("data/latticekeep.db"), 0o600, &bolt.Options{ReadOnly: true})
 	check(t, err, "opening the database")
