@@ -90,8 +90,8 @@ func (c *Catalogue) Coverage() Coverage {
 // decimal rounds to one decimal.
 func decimal(x float64) float64 { return math.Round(x*10) / 10 }
 
-// combine returns the result of a control: the first of Fail, Pass and NoData that one of its probes
-// has, and otherwise NotApplicable.
+// combine returns the result of a control: the first of Fail, Pass and NoData that one of its
+// probes has, and otherwise NotApplicable.
 func combine(probes []ProbeResult) Result {
 	has := make(map[Result]bool)
 	for _, p := range probes {

@@ -191,8 +191,8 @@ func (g *google) check(ctx context.Context, name string) error {
 	return nil
 }
 
-// errNotGoogle is returned for a success that Google would not send, as of a proxy. Nothing is known
-// of the key then.
+// errNotGoogle is the error for a successful answer that Google would not send, such as one from a
+// proxy. It says nothing about the key.
 var errNotGoogle = errors.New("the answer is not that of Google Cloud KMS: check the proxy and the parameter endpoint")
 
 func (g *google) encrypt(ctx context.Context, plaintext []byte) ([]byte, error) {

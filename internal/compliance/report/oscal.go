@@ -20,10 +20,10 @@ const (
 )
 
 // OSCAL renders assessment results in NIST's OSCAL 1.1.3, as JSON: an observation for each probe,
-// with the cited entries as relevant evidence (properties sequence and hash), and a finding for each
-// control with the result pass, fail or no_data. Controls that a person judges, and controls that do not apply, are
-// among the reviewed controls and have no finding. There is no assessment plan, and a resource of
-// the back matter says so.
+// with the cited entries as relevant evidence (properties sequence and hash), and a finding for
+// each control with the result pass, fail or no_data. Controls that a person judges, and controls
+// that do not apply, are among the reviewed controls and have no finding. There is no assessment
+// plan, and a resource of the back matter says so.
 //
 // Control ids of NIST SP 800-53 are spelled as in NIST's catalogue (AC-2(4) is ac-2.4). Ids of
 // frameworks without a catalogue become tokens that begin with the framework's name, and the
