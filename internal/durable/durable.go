@@ -89,13 +89,15 @@ func (existsError) Is(target error) bool { return target == fs.ErrExist }
 
 // MoveNew renames a file within a file system. It never replaces a file.
 func MoveNew(from, to string) error {
-	err := os.Link(from, to) // unlike a rename, a link does not replace a file
+	err := link(from, to) // unlike a rename, a link does not replace a file
 	switch {
 	case err == nil:
 		err = os.Remove(from)
 	case !errors.Is(err, fs.ErrExist): // some file systems have no links
-		if err = CheckAbsent(to); err == nil {
-			err = os.Rename(from, to)
+		if err = claim(to); err == nil {
+			if err = os.Rename(from, to); err != nil {
+				err = errors.Join(err, os.Remove(to))
+			}
 		}
 	}
 	if err != nil {
@@ -105,6 +107,20 @@ func MoveNew(from, to string) error {
 		return fmt.Errorf("syncing the folder of %s: %w", filepath.Base(to), err)
 	}
 	return nil
+}
+
+var link = os.Link // tests replace it
+
+// claim makes an empty file, so that only one of several processes gets the name. A crash before
+// the rename leaves the empty file.
+func claim(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return existsError{path}
+	} else if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // SyncFolder makes the names in a folder durable.

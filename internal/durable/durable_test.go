@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -24,6 +26,37 @@ func TestANewFileIsWholeAndReplacesNothing(t *testing.T) {
 	}
 	if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) != 1 {
 		t.Errorf("the folder holds %v, %v; want the file alone", names, err)
+	}
+}
+
+func TestWithoutLinksOneOfManyWritersGetsTheName(t *testing.T) {
+	t.Cleanup(func() { link = os.Link })
+	for range 50 {
+		path := filepath.Join(t.TempDir(), "file")
+		errs := make([]error, 8)
+		var wg, looked sync.WaitGroup
+		looked.Add(len(errs))
+		link = func(from, to string) error {
+			looked.Done()
+			looked.Wait() // until all have seen that there is no file
+			return &os.LinkError{Op: "link", Old: from, New: to, Err: syscall.EPERM}
+		}
+		for i := range errs {
+			wg.Go(func() { errs[i] = WriteNew(path, []byte{byte(i)}) })
+		}
+		wg.Wait()
+		b, err := os.ReadFile(path)
+		if err != nil || len(b) != 1 || errs[b[0]] != nil {
+			t.Fatalf("the file holds %v, %v; the writers got %v", b, err, errs)
+		}
+		for i, err := range errs {
+			if i != int(b[0]) && !errors.Is(err, fs.ErrExist) {
+				t.Fatalf("writer %d, whose content is not in the file, got %v", i, err)
+			}
+		}
+		if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) != 1 {
+			t.Fatalf("the folder holds %v, %v; want the file alone", names, err)
+		}
 	}
 }
 
