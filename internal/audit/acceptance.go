@@ -41,10 +41,10 @@ func validReason(s string) bool {
 	return len(s) >= 1 && len(s) <= maxReason
 }
 
-// AcceptRollback begins a new epoch above the lost entries that a [RollbackError] names, and ends
+// acceptRollback begins a new epoch above the lost entries that a [RollbackError] names, and ends
 // the halt. It does not check whether p may do this: [Guard.AcceptRollback] does. Errors:
 // fault.Invalid for the reason, fault.Conflict when nothing was lost, fault.Unavailable.
-func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
+func (l *Log) acceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
 	if err := l.chain.store.Ready(ctx); err != nil {
 		return Rollback{}, err
 	}

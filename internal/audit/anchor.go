@@ -65,7 +65,7 @@ type PlaceStatus struct {
 // what the places keep with the database at each check and before each write.
 //
 // If the log does not contain a checkpoint that verifies, the database was replaced by an older or
-// another one. The keeper then halts the log until the loss is accepted ([Log.AcceptRollback]). A
+// another one. The keeper then halts the log until the loss is accepted ([Guard.AcceptRollback]). A
 // note that does not verify, or that belongs to another chain, proves nothing about this log: the
 // keeper records it, sets it aside, overwrites it, and does not halt the log. An unreachable place
 // does not halt the log either. The keeper never writes to a place before it has read it.

@@ -162,13 +162,14 @@ func (g *Guard) RecordOncePerMinute(ctx context.Context, e Event) error {
 	return err
 }
 
-// AcceptRollback lets the log continue without the lost entries, as [Log.AcceptRollback] does, if p
-// may do that. Errors: those of Log.AcceptRollback and [Guard.Authorize].
+// AcceptRollback begins a new epoch above the lost entries that a [RollbackError] names, and ends
+// the halt, if p may do that. Errors: those of [Guard.Authorize], fault.Invalid for the reason,
+// fault.Conflict when nothing was lost, fault.Unavailable.
 func (g *Guard) AcceptRollback(ctx context.Context, p authz.Principal, reason string) (Rollback, error) {
 	if err := g.Authorize(ctx, p, authz.AcceptRollback); err != nil {
 		return Rollback{}, err
 	}
-	return g.log.AcceptRollback(ctx, p, reason)
+	return g.log.acceptRollback(ctx, p, reason)
 }
 
 // maxStrangers is the highest number of sources in each group whose refusals are recorded in a

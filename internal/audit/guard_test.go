@@ -3,6 +3,7 @@ package audit
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -114,4 +115,11 @@ func TestAnAttemptThatCouldNotBeRecordedIsTheNextTime(t *testing.T) {
 	attempt(ended, 0)
 	attempt(t.Context(), 1)
 	attempt(t.Context(), 0)
+}
+
+// Whoever holds a log could accept a rollback without a permission and without a refusal in the log.
+func TestOnlyAGuardAcceptsARollback(t *testing.T) {
+	if _, ok := reflect.TypeFor[*Log]().MethodByName("AcceptRollback"); ok {
+		t.Error("Log exports AcceptRollback, which checks no permission")
+	}
 }
