@@ -63,7 +63,7 @@ func (c call) with(parameters any) call {
 func (c call) withHeader(name, value string) call {
 	c.headers = map[string]string{name: value}
 	// net/http's Transport has the same rule and repeats such requests, too.
-	c.isRepeatable = c.isRepeatable || name == idempotencyKey
+	c.isRepeatable = c.isRepeatable || name == idempotencyKey && value != ""
 	return c
 }
 

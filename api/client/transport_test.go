@@ -196,6 +196,19 @@ func TestSealingCarriesOneIdempotencyKeyInAllAttempts(t *testing.T) {
 	})
 }
 
+func TestASealWithAnEmptyIdempotencyKeyIsNotSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n, none := &wire{answer: always(http.StatusServiceUnavailable)}, ""
+		c := n.client(t)
+		if _, err := c.V2.SealCredential(t.Context(), v2.SealRequest{}, &v2.SealCredentialParams{IdempotencyKey: &none}); !errors.Is(err, ErrUnavailable) {
+			t.Fatal(err)
+		}
+		if sent := len(n.all()); sent != 1 {
+			t.Errorf("it was sent %d times", sent)
+		}
+	})
+}
+
 func TestErrorsSayWhatTheServerAnswered(t *testing.T) {
 	kinds := []error{ErrInvalid, ErrUnauthenticated, ErrForbidden, ErrNotFound, ErrConflict, ErrRateLimited, ErrUnavailable}
 	for status, want := range map[int]error{
