@@ -19,9 +19,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// crash ends an operator at its nth durable step, and lets no later one through. The step itself has happened or not,
-// according to after; either way its answer is lost. Durable steps are the transactions of the store and the changes
-// of SealedCredentials, Secrets and workloads.
+// crash ends an operator at its nth durable step, and blocks all later steps. The step itself has
+// happened if after is set; its answer is lost either way. Durable steps are the transactions of
+// the store and the changes of SealedCredentials, Secrets and workloads.
 type crash struct {
 	at    int64
 	after bool
@@ -78,13 +78,13 @@ func (c *crash) transport(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// flaky is a store that can be down, that can hide rows, and whose transactions are steps of a crash.
+// flaky is a store that can be down and can hide rows, and whose transactions are steps of a crash.
 type flaky struct {
 	store.Store
 	crash  *crash
 	down   atomic.Bool
-	hidden atomic.Value // string: how the keys of the rows end
-	looks  *counts      // at what the vault holds for an object, by its UID; nil: not counted
+	hidden atomic.Value // string: suffix of the hidden rows' keys
+	looks  *counts      // reads of an object's vault entry, by UID; nil: not counted
 }
 
 var errDown = fault.New(fault.Unavailable, "the store is down")
@@ -111,7 +111,7 @@ func (w watched) Get(key []byte) ([]byte, error) {
 	return w.Reader.Get(key)
 }
 
-// counts are how often things have happened, and can be waited for.
+// counts counts events and lets tests wait for them.
 type counts struct {
 	mu      sync.Mutex
 	n       map[string]int
@@ -137,7 +137,7 @@ func (c *counts) of(what string) int {
 	return c.n[what]
 }
 
-// sum is how often what begins so has happened.
+// sum returns the count of all events with a prefix.
 func (c *counts) sum(prefix string) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,8 +149,8 @@ func (c *counts) sum(prefix string) (n int) {
 	return n
 }
 
-// await waits until what has happened n times. Meanwhile it lets time pass, if pass is given: what is to be waited for may
-// not have been seen when it was let pass before.
+// await waits until an event has happened n times. Meanwhile it calls pass, if not nil, to let time
+// pass again: the awaited object may not have been observed when time passed before.
 func (c *counts) await(t testing.TB, what string, n int, pass ...func()) {
 	t.Helper()
 	late, waited := time.After(patience), time.NewTicker(2*time.Second)
@@ -178,10 +178,10 @@ func (c *counts) await(t testing.TB, what string, n int, pass ...func()) {
 	}
 }
 
-// call is one of the operator's to the API server. The name is empty where the path has none.
+// call is one call of the operator to the API server. The name is empty if the path has none.
 type call struct{ verb, resource, namespace, name string }
 
-// String is such as "patch sealedcredentials/status ns/name".
+// String returns, for example, "patch sealedcredentials/status ns/name".
 func (c call) String() string { return c.verb + " " + c.resource + " " + c.namespace + "/" + c.name }
 
 func callOf(r *http.Request) call {
@@ -212,22 +212,22 @@ func callOf(r *http.Request) call {
 	return c
 }
 
-// wire is what lies between the operator and the API server: it counts the calls, keeps the last body of each, answers some
-// in the place of the API server, and can hold back what a watch says.
+// wire is between the operator and the API server. It counts the calls, keeps the last body of
+// each, answers some calls instead of the API server, and can hold back watches.
 type wire struct {
 	calls counts
 
 	mu     sync.Mutex
 	bodies map[string]string
-	answer func(call) int           // the status to answer, 0 to ask the API server, hang
-	mended <-chan struct{}          // closed when the answers that hang are given up
-	held   map[string]chan struct{} // by resource: what its watches wait for
+	answer func(call) int           // returns a status, 0 to ask the API server, or hang
+	mended <-chan struct{}          // closed to end hanging answers
+	held   map[string]chan struct{} // by resource: closed to release its watches
 }
 
-// hang is no answer at all until the call is given up or the fault is over.
+// hang means no answer until the caller gives up or the fault ends.
 const hang = 1
 
-// fail has calls answered as answer says, until mend is called.
+// fail answers calls as answer says, until mend is called.
 func (w *wire) fail(answer func(call) int) (mend func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -247,7 +247,7 @@ func (w *wire) body(call string) string {
 	return w.bodies[call]
 }
 
-// hold keeps back what watches of a resource say from now on, until release is called.
+// hold holds back the watches of a resource from now on, until release is called.
 func (w *wire) hold(resource string) (release func()) {
 	gate := make(chan struct{})
 	w.mu.Lock()

@@ -45,17 +45,17 @@ import (
 // patience is how long a test waits for something that takes milliseconds on an idle machine.
 const patience = 60 * time.Second
 
-// clock stands still unless it is moved.
+// clock is a clock that a test moves.
 type clock struct{ micros atomic.Int64 }
 
 func (c *clock) Now() time.Time          { return time.UnixMicro(c.micros.Load()).UTC() }
 func (c *clock) Advance(d time.Duration) { c.micros.Add(d.Microseconds()) }
 
-// in is a time from now as the API server shows it.
+// in returns a time from now, as the API server shows it.
 func (c *clock) in(d time.Duration) time.Time { return c.Now().Add(d).Truncate(time.Second) }
 
-// world is a cluster and a deployment: a real API server, a data directory, and the operator between them, which can be
-// stopped and started again.
+// world is a cluster and a deployment: a real API server, a data directory, and the operator
+// between them, which can be stopped and started again.
 type world struct {
 	t        testing.TB
 	plane    *kubetest.ControlPlane
@@ -67,10 +67,10 @@ type world struct {
 	canaries []string // every value sealed so far
 	wire     wire
 	metrics  *controllers.Metrics
-	policy   sealing.Policy // of the next start
+	policy   sealing.Policy // for the next start
 	restart  bool           // the next start restarts workloads
 
-	// What follows exists while the deployment is open.
+	// These fields are set while the deployment is open.
 	store    *flaky
 	log      *audit.Log
 	keys     *keyring.Ring
@@ -81,7 +81,7 @@ type world struct {
 
 func newWorld(t testing.TB, flags ...string) *world {
 	w := &world{t: t, plane: kubetest.ForTest(t, flags...), dir: t.TempDir(), metrics: controllers.NewMetrics()}
-	w.clock.micros.Store(time.Now().Truncate(time.Second).UnixMicro() + 123456) // no whole second, as usual
+	w.clock.micros.Store(time.Now().Truncate(time.Second).UnixMicro() + 123456) // not a whole second
 
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme, appsv1.AddToScheme} {
@@ -108,7 +108,7 @@ func newWorld(t testing.TB, flags ...string) *world {
 	return w
 }
 
-// open opens the deployment, which it makes at the first time.
+// open opens the deployment, and creates it the first time.
 func (w *world) open(crash *crash) {
 	w.t.Helper()
 	ctx, now := context.Background(), w.clock.Now
@@ -126,7 +126,7 @@ func (w *world) open(crash *crash) {
 	w.vault = vault.New(w.store, audit.NewGuard(w.log), w.keys, now)
 }
 
-// counting reports whether calls are counted: not while memory is measured.
+// counting reports whether calls are counted. They are not counted while memory is measured.
 func (w *world) counting() bool {
 	_, benchmark := w.t.(*testing.B)
 	return !benchmark
@@ -142,7 +142,7 @@ func (w *world) addSealingKey(key *keyring.NewSealingKey) {
 	must(w.t, w.store.Store.Update(context.Background(), key.Put))
 }
 
-// start opens the deployment and runs the operator. crash, if any, ends it.
+// start opens the deployment and runs the operator. crash, if not nil, ends the operator.
 func (w *world) start(crash *crash) {
 	w.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -223,7 +223,7 @@ func (w *world) kubectl(args ...string) string {
 	return string(out)
 }
 
-// in is the world as one test uses it, in a namespace of its own.
+// in returns the world for one test, in a namespace of its own.
 func (w *world) in(t *testing.T) (*world, string) {
 	t.Helper()
 	parent := w.t
@@ -239,7 +239,7 @@ func (w *world) namespace() string {
 	return n.Name
 }
 
-// values makes values that occur nowhere else.
+// values returns values that occur nowhere else.
 func (w *world) values(keys ...string) map[string]string {
 	values := make(map[string]string)
 	for _, key := range keys {
@@ -249,7 +249,7 @@ func (w *world) values(keys ...string) map[string]string {
 	return values
 }
 
-// manifest seals values as of now with the key that the cluster publishes.
+// manifest seals values now with the key that the cluster publishes.
 func (w *world) manifest(namespace, name string, values map[string]string) *v1alpha1.SealedCredential {
 	w.t.Helper()
 	return w.sealed(w.published().Key(), sealing.Request{Namespace: namespace, Name: name, CredentialType: "database"}, values)
@@ -266,7 +266,7 @@ func (w *world) sealed(key *envelope.SealingPublicKey, r sealing.Request, values
 	return sc
 }
 
-// published is the sealing key document in the cluster.
+// published returns the sealing key document in the cluster.
 func (w *world) published() sealing.Document {
 	w.t.Helper()
 	var document sealing.Document
@@ -286,7 +286,7 @@ func (w *world) create(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential
 	return sc
 }
 
-// change applies a change to the object as it is now.
+// change applies a change to the current object.
 func (w *world) change(sc *v1alpha1.SealedCredential, change func(*v1alpha1.SealedCredential)) *v1alpha1.SealedCredential {
 	w.t.Helper()
 	for {
@@ -302,15 +302,15 @@ func (w *world) change(sc *v1alpha1.SealedCredential, change func(*v1alpha1.Seal
 	}
 }
 
-// await waits until ok holds for the object with that key, or for any of the namespace when the key has no name, and
-// returns it.
+// await waits until ok holds for the object with that key, and returns the object. If the key has
+// no name, any object in the namespace will do.
 func await[T client.Object](w *world, key client.ObjectKey, list client.ObjectList, what string, ok func(T) bool) T {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	var last T
 	for ctx.Err() == nil {
-		// Without a version the watch begins with the object as it is.
+		// Without a version, the watch begins with the current object.
 		options := []client.ListOption{client.InNamespace(key.Namespace)}
 		if key.Name != "" {
 			options = append(options, client.MatchingFields{"metadata.name": key.Name})
@@ -344,7 +344,8 @@ func (w *world) awaitThat(sc *v1alpha1.SealedCredential, what string, ok func(*v
 	return await(w, client.ObjectKeyFromObject(sc), new(v1alpha1.SealedCredentialList), what, ok)
 }
 
-// awaitReady waits until the object as it was last written is sealed, as version, and its conditions say so alone.
+// awaitReady waits until the object as last written is sealed as version, and its conditions say
+// only that.
 func (w *world) awaitReady(sc *v1alpha1.SealedCredential, version int64) *v1alpha1.SealedCredential {
 	w.t.Helper()
 	return w.awaitThat(sc, fmt.Sprintf("%s to be ready as version %d", sc.Name, version), func(now *v1alpha1.SealedCredential) bool {
@@ -355,7 +356,7 @@ func (w *world) awaitReady(sc *v1alpha1.SealedCredential, version int64) *v1alph
 	})
 }
 
-// awaitStalled waits until the object as it was last written is refused with reason.
+// awaitStalled waits until the object as last written is refused with reason.
 func (w *world) awaitStalled(sc *v1alpha1.SealedCredential, reason string) *v1alpha1.SealedCredential {
 	w.t.Helper()
 	return w.awaitThat(sc, sc.Name+" to be stalled by "+reason, func(now *v1alpha1.SealedCredential) bool {
@@ -365,7 +366,7 @@ func (w *world) awaitStalled(sc *v1alpha1.SealedCredential, reason string) *v1al
 	})
 }
 
-// awaitGone waits until there is no such object.
+// awaitGone waits until the object no longer exists.
 func (w *world) awaitGone(sc *v1alpha1.SealedCredential) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
@@ -387,7 +388,7 @@ func (w *world) awaitGone(sc *v1alpha1.SealedCredential) {
 	w.t.Fatalf("waited in vain for %s to be gone\n%s", sc.Name, w.logs.tail())
 }
 
-// tenant is somebody who may do everything in the tenant of a namespace.
+// tenant returns a principal with all rights in the tenant of a namespace.
 func (w *world) tenant(namespace string) authz.Principal {
 	w.t.Helper()
 	tenant, err := w.identity.NamespaceTenant(w.t.Context(), w.namespaceUID("kube-system"), w.namespaceUID(namespace))
@@ -404,7 +405,7 @@ func (w *world) namespaceUID(name string) string {
 	return string(n.UID)
 }
 
-// checkUnseals holds what the vault gives out against what was sealed.
+// checkUnseals compares the values that the vault returns with those that were sealed.
 func (w *world) checkUnseals(sc *v1alpha1.SealedCredential, want map[string]string) {
 	w.t.Helper()
 	got, err := w.vault.Unseal(w.t.Context(), w.tenant(sc.Namespace), sc.Status.CredentialID)

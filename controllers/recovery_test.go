@@ -30,7 +30,7 @@ func (w *world) targeted(namespace, name string, values map[string]string) *v1al
 	return sc
 }
 
-// unseals counts the audit entries of an object's values being read, or tried to be.
+// unseals counts the audit entries of successful and failed reads of an object's values.
 func (w *world) unseals(sc *v1alpha1.SealedCredential) (n int) {
 	w.t.Helper()
 	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
@@ -43,7 +43,8 @@ func (w *world) unseals(sc *v1alpha1.SealedCredential) (n int) {
 	return n
 }
 
-// forbidSecrets has the API server refuse new Secrets by a quota, as far as its controller would have it.
+// forbidSecrets makes the API server refuse new Secrets, with a quota as its controller would write
+// it.
 func (w *world) forbidSecrets(namespace string) *corev1.ResourceQuota {
 	w.t.Helper()
 	none := corev1.ResourceList{corev1.ResourceSecrets: resource.MustParse("0")}
@@ -55,7 +56,8 @@ func (w *world) forbidSecrets(namespace string) *corev1.ResourceQuota {
 	return q
 }
 
-// awaitVerdict waits until the API server refuses a new Secret, or does not: it reads quotas and policies from caches.
+// awaitVerdict waits until the API server refuses a new Secret, or accepts it. The API server reads
+// quotas and policies from caches.
 func (w *world) awaitVerdict(namespace string, refused bool) {
 	w.t.Helper()
 	for {
@@ -73,8 +75,8 @@ func unstructuredOf(apiVersion, kind, name string, spec map[string]any) *unstruc
 	}}
 }
 
-// testMended breaks an object in each way that a condition tells, mends what the condition says, and finds it ready. The
-// operator goes on running.
+// testMended breaks an object in each way that has a condition, applies the remedy, and expects the
+// object to become ready. The operator keeps running.
 func (w *world) testMended(t *testing.T) {
 	w, ns := w.in(t)
 	w.halt()
@@ -119,7 +121,7 @@ func (w *world) testMended(t *testing.T) {
 	add(w.change(older, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = first }), v1alpha1.ReasonOlderValue,
 		spec(func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed.AllowOlder = true }))
 
-	// Those whose remedy is beside the object are found to be mended by themselves.
+	// The operator notices a remedy outside the object by itself.
 	sc = object(ns, name(v1alpha1.ReasonSourceUnavailable))
 	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}}
 	add(w.create(sc), v1alpha1.ReasonSourceUnavailable, func(sc *v1alpha1.SealedCredential) {
@@ -198,7 +200,7 @@ func (w *world) testMended(t *testing.T) {
 	}
 	must(t, w.admin.Delete(t.Context(), policy))
 
-	// A refused spec neither drops nor moves the Secret that workloads read.
+	// A refused spec neither deletes nor changes the Secret that workloads read.
 	kept := w.targeted(ns, "kept", values)
 	kept, _ = w.awaitTarget(w.create(kept), 1, values)
 	kept = w.awaitStalled(w.change(kept, func(sc *v1alpha1.SealedCredential) {
@@ -218,7 +220,7 @@ func (w *world) testMended(t *testing.T) {
 	_, _ = w.awaitTarget(w.change(kept, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed.Scope = v1alpha1.ScopeStrict }), 2, map[string]string{"a": values["token"]})
 	w.awaitNoSecret(ns, "kept")
 
-	// With a generator changed, and new values asked for at once, there are new values.
+	// A changed generator together with a request for new values produces new values.
 	sc = object(ns, "renewed")
 	sc.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
 	sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate}
@@ -232,8 +234,8 @@ func (w *world) testMended(t *testing.T) {
 		t.Error("a trigger that came with another generator left the values as they were")
 	}
 
-	// The vault is down while an object with a target is deleted: it stays until its entry is gone. A target that is to stay
-	// stays, though the operator was told so at the last moment.
+	// The vault is down while an object with a target is deleted: the object stays until its entry
+	// is gone. A target whose policy becomes Retain at the last moment stays.
 	one, _ := w.awaitTarget(w.create(w.targeted(ns, "one", values)), 1, values)
 	two, _ := w.awaitTarget(w.create(w.targeted(ns, "two", values)), 1, values)
 	w.store.down.Store(true)
@@ -268,7 +270,7 @@ func targetOf(sc *v1alpha1.SealedCredential) string {
 	return sc.Name
 }
 
-// testDamage spoils entries whose values are needed.
+// testDamage damages entries whose values are needed.
 func (w *world) testDamage(t *testing.T) {
 	w, ns := w.in(t)
 	values := w.values("token")
@@ -285,7 +287,7 @@ func (w *world) testDamage(t *testing.T) {
 		damage(w, sc)
 	}
 
-	// The object has the values: the entry is made again on the way to the Secret.
+	// The object has the values, so the entry is stored again before the Secret is written.
 	for _, name := range []string{s.Name, "delivered"} {
 		must(t, w.admin.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}))
 	}
@@ -297,13 +299,14 @@ func (w *world) testDamage(t *testing.T) {
 	sealed, _ = w.awaitTarget(sealed, 2, values)
 	w.checkUnseals(sealed, values)
 
-	// Nobody else has: that is told, once, and looked at again at the usual pace.
+	// Nothing else has the values: one condition says so, and the operator checks again at the
+	// usual interval.
 	for _, sc := range []*v1alpha1.SealedCredential{imported, generated, delivered} {
 		w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
 	}
 	before := w.entries(ns)
 	w.lookAgain(imported, generated, delivered)
-	if n := w.entries(ns) - before; n > 3*3 { // two looks, and one that may have begun
+	if n := w.entries(ns) - before; n > 3*3 { // two reconciles, and one that may have begun
 		t.Errorf("%d audit entries of two looks at three damaged entries", n)
 	}
 	for _, sc := range []*v1alpha1.SealedCredential{generated, delivered} {
@@ -316,7 +319,8 @@ func (w *world) testDamage(t *testing.T) {
 	w.checkUnseals(w.awaitReady(imported, 2), values)
 }
 
-// entries counts the audit entries of a namespace's tenant, but for those of counting them.
+// entries counts the audit entries of a namespace's tenant, except those that the count itself
+// makes.
 func (w *world) entries(namespace string) (n int) {
 	w.t.Helper()
 	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
@@ -329,7 +333,7 @@ func (w *world) entries(namespace string) (n int) {
 	return n
 }
 
-// awaitAsTimePasses looks at the object at each recheck until ok holds for it.
+// awaitAsTimePasses checks the object at each recheck interval until ok holds.
 func (w *world) awaitAsTimePasses(sc *v1alpha1.SealedCredential, ok func(*v1alpha1.SealedCredential) bool) *v1alpha1.SealedCredential {
 	w.t.Helper()
 	now := new(v1alpha1.SealedCredential)
@@ -344,8 +348,9 @@ func (w *world) awaitAsTimePasses(sc *v1alpha1.SealedCredential, ok func(*v1alph
 	return nil
 }
 
-// testAnyOrder mixes what happens to an object, to the Secret that is to be its target and to the one that another object
-// imports, in orders that a seed gives. Each ends as the ordered one does.
+// testAnyOrder applies the changes to an object, to its target Secret and to another object's
+// source Secret in random orders from a seed. Each order must end in the same state as the sorted
+// one.
 func (w *world) testAnyOrder(t *testing.T) {
 	w, _ = w.in(t)
 	type run struct {
@@ -420,7 +425,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 		}
 		random := rand.New(rand.NewPCG(seed, 0))
 		for len(tracks) > 0 {
-			i := 0 // the first run is the ordered one
+			i := 0 // the first run uses the sorted order
 			if seed > 0 {
 				i = random.IntN(len(tracks))
 			}
@@ -461,7 +466,8 @@ func (w *world) testAnyOrder(t *testing.T) {
 		r.app, r.imported = app, imported
 	}
 
-	// The namespace goes, before its objects or after some of them, and another one of its name comes.
+	// The namespace is deleted, before its objects or after some of them, and another namespace
+	// with its name is created.
 	var formers []authz.Principal
 	for i, r := range runs {
 		former := w.tenant(r.ns)
@@ -493,7 +499,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 	}
 }
 
-// endNamespace does what the namespace controller does once everything in it is deleted.
+// endNamespace does what the namespace controller does once all objects in it are deleted.
 func (w *world) endNamespace(name string) {
 	w.t.Helper()
 	n := new(corev1.Namespace)

@@ -396,9 +396,9 @@ func (s *Server) health(c *gin.Context) {
 // readyTimeout bounds the time that a probe waits.
 const readyTimeout = time.Second
 
-// ready says whether a request could be served: the store commits, the log goes on, the
-// deployment's keys can be used, and the server is not about to end. The operator is no part of it:
-// workloads read while their cluster's API server is down.
+// ready reports whether the server can serve a request: the store commits, the log is not halted,
+// the deployment's keys can be used, and the server is not stopping. It ignores the operator:
+// workloads read credentials while their cluster's API server is down.
 func (s *Server) ready(c *gin.Context) {
 	ctx, cancel := context.WithTimeout(c.Request.Context(), readyTimeout)
 	defer cancel()
@@ -427,7 +427,7 @@ func (s *Server) couldServe(ctx context.Context) error {
 	return s.config.Ready()
 }
 
-// served answers with an OpenAPI document, as it is.
+// served answers with an OpenAPI document.
 func served(document string) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		c.Header("Cache-Control", "public, max-age=60")

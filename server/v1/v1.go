@@ -1,7 +1,6 @@
-// Package v1 is version 1 of the REST interface, as api/openapi/v1.yaml states
-// it: each endpoint decodes, calls one service and encodes. Routes and types are
-// generated from the contract; what a request must fulfil before an endpoint
-// sees it is in package gate.
+// Package v1 is version 1 of the REST interface, as defined in api/openapi/v1.yaml. Each endpoint
+// decodes the request, calls one service and encodes the answer. Routes and types are generated
+// from the contract. Package gate checks a request before an endpoint sees it.
 package v1
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// API answers the endpoints of version 1. All fields are required.
+// API implements the endpoints of version 1. All fields are required.
 type API struct {
 	Transit *transit.Transit
 	Reader  *audit.Reader
@@ -30,7 +29,7 @@ type API struct {
 
 var _ ServerInterface = (*API)(nil)
 
-// Operations says, for every operation of the contract, what it does.
+// Operations returns the action of every operation in the contract.
 func Operations() map[string]gate.Operation {
 	return map[string]gate.Operation{
 		"encryptData":    {Action: authz.EncryptData},
@@ -73,13 +72,13 @@ func envelope(p gate.Problem) any {
 	return errorBody{errorDetail{p.Code, p.Message, p.Details, p.RequestID, p.Timestamp}}
 }
 
-// algorithm is the only one there is.
+// algorithm is the only supported algorithm.
 const algorithm = "ML-KEM-768"
 
 var errUndecryptable = gate.Refusal(http.StatusBadRequest, "the ciphertext cannot be decrypted with this key: send encrypted_data as encrypt answered it")
 
-// parse reads a ciphertext. What is none goes to the service all the same, which
-// refuses it like any other and says so in the log.
+// parse parses a ciphertext. For invalid input it returns an empty one, which the service refuses
+// like any other and records.
 func parse(encrypted string) transit.Ciphertext {
 	b, err := gate.DecodeBase64(encrypted)
 	if err != nil {
@@ -102,7 +101,7 @@ func encrypted(c transit.Ciphertext) (api.EncryptAnswer, error) {
 	}, nil
 }
 
-// EncryptData encrypts with a named key, by default the tenant's own.
+// EncryptData encrypts with a named key, or with the tenant's default key.
 func (a *API) EncryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EncryptRequest
@@ -119,7 +118,7 @@ func (a *API) EncryptData(c *gin.Context) {
 	})
 }
 
-// DecryptData decrypts after the signatures were verified.
+// DecryptData verifies the signatures and decrypts.
 func (a *API) DecryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DecryptRequest
@@ -139,7 +138,7 @@ func (a *API) DecryptData(c *gin.Context) {
 	})
 }
 
-// RewrapData encrypts a ciphertext anew with the newest version of its key.
+// RewrapData re-encrypts a ciphertext with the newest version of its key.
 func (a *API) RewrapData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.DecryptRequest
@@ -164,7 +163,7 @@ func key(k transit.Key) api.Key {
 	}
 }
 
-// GenerateKey makes a named key.
+// GenerateKey creates a named key.
 func (a *API) GenerateKey(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.GenerateKeyRequest
@@ -179,7 +178,7 @@ func (a *API) GenerateKey(c *gin.Context) {
 	})
 }
 
-// ListKeys answers a page of the tenant's keys.
+// ListKeys returns a page of the tenant's keys.
 func (a *API) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		page, limit := max(1, gate.Value(params.Page)), gate.Value(params.Limit)
@@ -198,7 +197,7 @@ func (a *API) ListKeys(c *gin.Context, params api.ListKeysParams) {
 	})
 }
 
-// RotateKey gives a key a new version.
+// RotateKey adds a new version to a key.
 func (a *API) RotateKey(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.RotateKeyRequest
@@ -219,21 +218,21 @@ func (a *API) RotateKey(c *gin.Context, id string) {
 	})
 }
 
-// auditLogs is the generated type with entries as the log gives them, whose
-// bytes are what was hashed and signed.
+// auditLogs is the generated type with the entries exactly as the log returns them. Their bytes
+// were hashed and signed.
 type auditLogs struct {
 	Logs       []audit.Entry `json:"logs"`
 	NextCursor string        `json:"next_cursor,omitzero"`
 }
 
-// QueryAuditLogs answers entries of the caller's tenant, newest first.
+// QueryAuditLogs returns entries of the caller's tenant, newest first.
 func (a *API) QueryAuditLogs(c *gin.Context, params api.QueryAuditLogsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := audit.Query{Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor)}
 		if params.StartDate != nil {
 			q.From = params.StartDate.Time
 		}
-		if params.EndDate != nil { // the whole day
+		if params.EndDate != nil { // include the whole day
 			q.To = params.EndDate.AddDate(0, 0, 1).Add(-time.Nanosecond)
 		}
 		if !q.From.IsZero() && !q.To.IsZero() && q.To.Before(q.From) {

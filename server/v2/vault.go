@@ -107,8 +107,8 @@ func filter(params api.ListCredentialsParams) vault.Filter {
 		Text: gate.Value(params.Q), Type: gate.Value(params.CredentialType), Status: vault.Status(gate.Value(params.Status)),
 	}
 	if params.ExpiresBefore != nil {
-		// For the vault, the zero time means that no limit is given. Nothing expires before a
-		// microsecond later either.
+		// For the vault, the zero time means that no limit is given. A microsecond later gives the
+		// same result: nothing expires before either.
 		if f.ExpiresBefore = *params.ExpiresBefore; f.ExpiresBefore.IsZero() {
 			f.ExpiresBefore = f.ExpiresBefore.Add(time.Microsecond)
 		}
