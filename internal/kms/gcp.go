@@ -210,7 +210,7 @@ func (g *google) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error)
 	if e := new(googleError); errors.As(err, &e) && e.status == "INVALID_ARGUMENT" {
 		return nil, ErrForeign
 	}
-	if err == nil && len(out.Plaintext) == 0 { // no Key wraps nothing
+	if err == nil && len(out.Plaintext) == 0 { // a Key never wraps an empty plaintext
 		err = unavailable(errNotGoogle)
 	}
 	return out.Plaintext, err
@@ -223,7 +223,7 @@ func (g *google) destroy(ctx context.Context) (Destruction, error) {
 		if err := g.call(ctx, g.name+"/cryptoKeyVersions", page, nil, &list); err != nil {
 			return Destruction{}, err
 		}
-		if len(list.Versions) == 0 && !page.Has("pageToken") { // a key that was opened has a version
+		if len(list.Versions) == 0 && !page.Has("pageToken") { // every key that was opened has a version
 			return Destruction{}, unavailable(errNotGoogle)
 		}
 		for _, v := range list.Versions {

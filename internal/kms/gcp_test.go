@@ -15,7 +15,8 @@ import (
 
 const googleTestKey = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
 
-// answerAsGoogle opens a key of a server that knows the key, wraps, and leaves the rest to others.
+// answerAsGoogle opens a key on a server that describes the key, wraps with it, and passes all other
+// requests to others.
 func answerAsGoogle(t *testing.T, others http.HandlerFunc) *Key {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -61,7 +61,7 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	for name := range query {
 		switch name {
 		case "anonymous", "access_id", "private_key_path", "universe_domain":
-		case "grpc", "zonal": // gocloud's; gone with gRPC, which false does not ask for
+		case "grpc", "zonal": // parameters of gcsblob that choose gRPC, which this package lacks
 			if on, err := strconv.ParseBool(query.Get(name)); err != nil || on {
 				return nil, fmt.Errorf("the parameter %s can only be false: Google Cloud Storage is called by REST", name)
 			}
@@ -101,7 +101,7 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	b.client = b.credentials.Client(transport)
 	if key := b.credentials.PrivateKey(); key != nil && !query.Has("private_key_path") {
 		own, err := b.credentials.Email(ctx)
-		if err == nil && (b.accessID == "" || b.accessID == own) { // else Google signs for access_id
+		if err == nil && (b.accessID == "" || b.accessID == own) { // otherwise Google signs for access_id
 			b.privateKey = key
 		}
 	}

@@ -61,7 +61,7 @@ const (
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
 	Hook     store.Hook       // nil: no hook
-	ReadOnly bool             // share the file with other readers; Update fails, and a damaged file is not repaired
+	ReadOnly bool             // share the file with other readers; Update fails, and a file that fails is not reopened
 	Logger   *slog.Logger     // nil: discard
 	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
 

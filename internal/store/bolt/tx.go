@@ -16,7 +16,7 @@ import (
 // process if it outlived the map.
 type reader struct {
 	data    *bbolt.Bucket
-	check   func() error // nil while the closure may read on
+	check   func() error // returns nil while the closure may read on
 	changes int          // number of writes, which invalidate cursors
 }
 

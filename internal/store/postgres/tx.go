@@ -25,7 +25,7 @@ const firstPage, lastPage = 16, 512
 // changes serves to undo closures that fail.
 type tx struct {
 	base   base
-	check  func() error      // nil while the closure may go on
+	check  func() error      // returns nil while the closure may go on
 	over   map[string][]byte // written values; nil means deleted
 	keys   []string          // keys of over, sorted; some may have been undone; nil until the first scan
 	log    []change
