@@ -10,7 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
-// The same steps as `make cluster`, up to where that waits for an interrupt.
+// The test runs the same steps as `make cluster`, up to the wait for an interrupt.
 func TestClusterProvesTheMainJob(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: builds the program and needs a Kubernetes control plane")
@@ -45,7 +45,7 @@ func TestClusterProvesTheMainJob(t *testing.T) {
 	}
 }
 
-// What is committed as an illustration is at least what the API server would take.
+// A committed example must at least be accepted by the API server.
 func TestSampleIsAValidObject(t *testing.T) {
 	t.Chdir(filepath.Join("..", ".."))
 	plane := kubetest.ForTest(t)

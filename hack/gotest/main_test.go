@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A module of its own whose tests pass, fail or are skipped as told.
+// sampleTest is in a module of its own. Its tests pass, fail or are skipped as told.
 const sampleTest = `package sample
 
 import "testing"

@@ -13,25 +13,25 @@ import (
 	"testing"
 )
 
-// A vault keeps what is written to it, as well as a test wants it to.
+// vault is a server that stores what is written to it, as reliably as a test wants.
 type vault struct {
 	mu                    sync.Mutex
-	values                map[string]string // by id
-	names                 map[string]string // by id
+	values                map[string]string // values by id
+	names                 map[string]string // names by id
 	keys                  map[string]string // ids by Idempotency-Key
 	calls                 int
 	loses, doubles, mixes bool
-	forgets               bool // what it has done for an Idempotency-Key
+	forgets               bool // forgets the calls of an Idempotency-Key
 }
 
-const away, back = 59, 80 // calls between which it answers 503; the first of them is a write
+const away, back = 59, 80 // the calls between these get 503; the first is a write
 
 func (v *vault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.calls++
 	const first = "cred_0"
-	switch { // it comes back, not quite as it was
+	switch { // after the outage the vault is slightly different
 	case v.calls == back && v.loses:
 		delete(v.values, first)
 	case v.calls == back && v.doubles:
@@ -57,7 +57,7 @@ func (v *vault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		v.names[v.keys[key]], v.values[v.keys[key]] = in.Name, in.Values["of"]
 		_ = json.NewEncoder(w).Encode(map[string]string{"credential_id": v.keys[key]})
-		if v.calls == away { // stored, and not acknowledged
+		if v.calls == away { // stored but not acknowledged
 			panic(http.ErrAbortHandler)
 		}
 	case id == "list":
@@ -76,7 +76,7 @@ func (v *vault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestLoadNoticesEveryLoss(t *testing.T) {
 	for name, tc := range map[string]struct {
 		vault *vault
-		want  string // in the error; none if empty
+		want  string // text in the error; empty for no error
 	}{
 		"a vault that is away and back": {vault: &vault{}},
 		"a write that is lost":          {vault: &vault{loses: true}, want: "an acknowledged write is lost"},
