@@ -124,7 +124,7 @@ func (p *evidence) expireReports(ctx context.Context) error {
 	return err
 }
 
-// run follows, anchors and archives the log until ctx ends.
+// run follows, verifies, anchors and archives the log until ctx ends.
 func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
 	g.Go(func() error { audit.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })

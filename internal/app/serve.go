@@ -307,7 +307,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
-		config.KMSKeys = s.keyFiles // the handler serves them only to configured recipients
+		config.KMSKeys = s.keyFiles // only for configured recipients, or in development
 	}
 	var reports *objects.Bucket
 	var err error

@@ -214,7 +214,7 @@ func (o uninstallOptions) release(ctx context.Context, objects metadata.Interfac
 }
 
 // letGo removes our finalizer from one object and reports whether it was there. The patch tests the
-// previous list of finalizers, so that no other controller's finalizer is lost.
+// object's UID and its previous finalizers, so that no other controller's finalizer is lost.
 func letGo(ctx context.Context, objects metadata.Interface, o *metav1.PartialObjectMetadata) (bool, error) {
 	client := objects.Resource(sealedCredentials).Namespace(o.Namespace)
 	for {
