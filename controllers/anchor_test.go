@@ -24,7 +24,7 @@ var _ audit.AnchorPlace = (*cluster.Anchor)(nil)
 
 const anchorName = "latticekeep-audit-anchor"
 
-// anchorWorld is a cluster with the operator's rights, and no operator.
+// anchorWorld is a cluster with the operator's rights, and without an operator.
 type anchorWorld struct {
 	*world
 	key   client.ObjectKey
@@ -52,7 +52,7 @@ func (w *anchorWorld) save(a *cluster.Anchor, note string, want error) {
 	}
 }
 
-// object is the ConfigMap as an administrator sees it.
+// object returns the ConfigMap as an administrator sees it.
 func (w *anchorWorld) object() *corev1.ConfigMap {
 	w.t.Helper()
 	c := new(corev1.ConfigMap)
@@ -84,11 +84,11 @@ func (w *anchorWorld) testWriters(t *testing.T) {
 	w.load(a, "")
 	w.load(b, "")
 	w.save(a, "one", nil)
-	w.save(b, "two", fault.Conflict) // it is there by now
-	w.save(b, "two", fault.Conflict) // and has still not been read
+	w.save(b, "two", fault.Conflict) // the ConfigMap exists by now
+	w.save(b, "two", fault.Conflict) // it has still not been read
 	w.load(b, "one")
 	w.save(b, "two", nil)
-	w.save(b, "three", nil) // what it wrote itself it knows
+	w.save(b, "three", nil) // an anchor knows its own write
 	w.save(a, "four", fault.Conflict)
 	w.load(a, "three")
 	must(t, w.admin.Delete(t.Context(), w.object()))
@@ -115,7 +115,7 @@ func (w *anchorWorld) testTampering(t *testing.T) {
 		t.Errorf("it holds %v, labels %v", c.Data, c.Labels)
 	}
 
-	// What would keep every later checkpoint from being written: the other map, and all the room there is.
+	// These would prevent every later checkpoint: the other map, and a full ConfigMap.
 	large := bytes.Repeat([]byte("x"), 1<<20-1000)
 	c = w.object()
 	c.Data, c.BinaryData = nil, map[string][]byte{w.chain: large}
@@ -138,7 +138,7 @@ func (w *anchorWorld) testTampering(t *testing.T) {
 	}
 }
 
-// testFaults has the API server answer otherwise, or not at all.
+// testFaults makes the API server give other answers, or none.
 func (w *anchorWorld) testFaults(t *testing.T) {
 	var answer func(*http.Request) (*http.Response, error)
 	cfg := rest.CopyConfig(w.operator)
@@ -160,7 +160,7 @@ func (w *anchorWorld) testFaults(t *testing.T) {
 	w.save(a, "one", nil)
 	for name, tc := range map[string]struct {
 		answer func(*http.Request) (*http.Response, error)
-		want   error // of a write
+		want   error // error of a write
 	}{
 		"409":    {status(http.StatusConflict), fault.Conflict},
 		"500":    {status(http.StatusInternalServerError), fault.Unavailable},
@@ -174,10 +174,10 @@ func (w *anchorWorld) testFaults(t *testing.T) {
 		if note, err := a.Load(t.Context()); err == nil || note != nil {
 			t.Errorf("%s: loaded %q, %v", name, note, err)
 		}
-		w.save(a, "two", fault.Conflict) // nothing is written over that could not be read
+		w.save(a, "two", fault.Conflict) // an anchor that was not read is not overwritten
 		answer = nil
 	}
-	// It hangs: the caller decides how long it is waited for.
+	// The API server hangs: the caller decides how long to wait.
 	reached := make(chan struct{}, 1)
 	answer = func(r *http.Request) (*http.Response, error) {
 		reached <- struct{}{}
@@ -194,7 +194,8 @@ func (w *anchorWorld) testFaults(t *testing.T) {
 	}
 	answer = nil
 	w.load(a, "one")
-	// The write arrives and its answer does not: what is there is known after it was read only.
+	// The write arrives but its answer is lost: the anchor knows the content only after another
+	// read.
 	cfg2 := rest.CopyConfig(w.operator)
 	cfg2.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -213,14 +214,14 @@ func (w *anchorWorld) testFaults(t *testing.T) {
 	w.load(b, "two")
 }
 
-// A server on an empty volume begins another chain, and leaves what is known of the lost one.
+// A server on an empty volume begins another chain, and keeps the checkpoint of the lost one.
 func (w *anchorWorld) testAnotherChain(t *testing.T) {
 	ours := w.place(w.operator, anchorName)
 	w.load(ours, "")
 	w.save(ours, "ours", nil)
 	theirs, err := cluster.NewAnchor(w.operator, w.key.Namespace, anchorName, "chain_theirs")
 	must(t, err)
-	w.load(theirs, "ours") // for the keeper to tell
+	w.load(theirs, "ours") // the keeper reports it
 	must(t, theirs.SetAside(t.Context(), []byte("ours")))
 	w.save(theirs, "theirs", nil)
 	w.load(theirs, "theirs")
@@ -232,7 +233,7 @@ func (w *anchorWorld) testAnotherChain(t *testing.T) {
 	w.load(theirs, "theirs")
 }
 
-// testRights tries what the operator's token must not do.
+// testRights tries what the operator's token must not be able to do.
 func (w *anchorWorld) testRights(t *testing.T) {
 	for _, place := range []struct{ namespace, name string }{{w.key.Namespace, "other"}, {"default", anchorName}} {
 		a, err := cluster.NewAnchor(w.operator, place.namespace, place.name, w.chain)
@@ -250,7 +251,7 @@ func (w *anchorWorld) testRights(t *testing.T) {
 	}
 }
 
-// testKeeper has the keeper of a real log find what somebody did to the ConfigMap.
+// testKeeper checks that the keeper of a real log detects changes to the ConfigMap.
 func (w *anchorWorld) testKeeper(t *testing.T) {
 	w.open(nil)
 	defer w.store.Close()

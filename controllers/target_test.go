@@ -18,7 +18,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 )
 
-// awaitTarget waits until the target Secret holds exactly these values, and the object says so.
+// awaitTarget waits until the target Secret holds exactly these values, and the object's status
+// says so.
 func (w *world) awaitTarget(sc *v1alpha1.SealedCredential, version int64, want map[string]string) (*v1alpha1.SealedCredential, *corev1.Secret) {
 	w.t.Helper()
 	sc = w.awaitThat(sc, fmt.Sprintf("the target of %s to hold version %d", sc.Name, version), func(now *v1alpha1.SealedCredential) bool {
@@ -60,7 +61,7 @@ func (w *world) testTarget(t *testing.T) {
 	w.checkEvents(sc, "Sealed")
 	first := s.UID
 
-	// New values, new keys around them, another mapping: each reaches the Secret.
+	// New values, re-encryption and another mapping all reach the Secret.
 	values = w.values("user", "password")
 	fresh := w.manifest(ns, "delivered", values)
 	sc, _ = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed }), 2, values)
@@ -76,7 +77,8 @@ func (w *world) testTarget(t *testing.T) {
 		t.Errorf("the target has labels %v, made again: %v", s.Labels, s.UID != first)
 	}
 
-	// Drift is repaired: changed data, changed labels, a Secret that is gone. Nobody touches the object.
+	// The operator repairs drift without a change of the object: changed data, changed labels, a
+	// deleted Secret.
 	want := map[string]string{"PGPASSWORD": values["password"], "url": string(s.Data["url"])}
 	for i, drift := range []func(){
 		func() {
@@ -93,7 +95,7 @@ func (w *world) testTarget(t *testing.T) {
 		sc, s = w.awaitTarget(sc, 3, want)
 	}
 
-	// Another type takes another Secret of the same name.
+	// Another type replaces the Secret under the same name.
 	second := s.UID
 	sc, s = w.awaitTarget(w.change(sc, func(sc *v1alpha1.SealedCredential) {
 		sc.Spec.Target.Type = "kubernetes.io/basic-auth"
@@ -103,7 +105,7 @@ func (w *world) testTarget(t *testing.T) {
 		t.Errorf("the target is of type %s", s.Type)
 	}
 
-	// What cannot be made is told, and the Secret stays as it was.
+	// A target that cannot be made is reported, and the Secret stays as it was.
 	for _, bad := range []struct {
 		target  v1alpha1.Target
 		message string
@@ -127,7 +129,7 @@ func (w *world) testTarget(t *testing.T) {
 		".dockerconfigjson": `{"auths":{"registry.example.com":{"username":"` + values["user"] + `","password":"` + values["password"] + `"}}}`,
 	})
 
-	// Without a target the Secret goes; with the object too.
+	// The Secret is deleted with its target, and with its object.
 	sc = w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = nil })
 	w.awaitNoSecret(ns, "delivered")
 	sc = w.awaitThat(sc, "the target to leave the status", func(sc *v1alpha1.SealedCredential) bool { return sc.Status.Target == nil })
@@ -153,9 +155,10 @@ func (w *world) testAdoption(t *testing.T) {
 		}
 	}
 	untouched()
-	w.checkUnseals(sc, values) // the vault has it all the same
+	w.checkUnseals(sc, values) // the vault has the values all the same
 
-	// Neither the annotation of another object nor a forged owner hands it over to this one.
+	// Neither another object's adopt annotation nor a forged owner reference gives the Secret to
+	// this object.
 	foreign.Annotations["latticekeep.dev/adopt"] = "another"
 	foreign.Annotations["latticekeep.dev/owner"] = "00000000-0000-0000-0000-000000000000"
 	must(t, w.admin.Update(t.Context(), foreign))
@@ -173,7 +176,8 @@ func (w *world) testAdoption(t *testing.T) {
 	}
 	w.checkEvents(sc, "Sealed", "Stalled", "TargetAdopted")
 
-	// Retained: the Secret outlives its object, and the next object of that name has no claim on it.
+	// With the policy Retain, the Secret outlives its object, and the next object of that name does
+	// not own it.
 	must(t, w.admin.Delete(t.Context(), sc))
 	w.awaitGone(sc)
 	must(t, w.admin.Get(t.Context(), client.ObjectKeyFromObject(s), s))
@@ -181,7 +185,7 @@ func (w *world) testAdoption(t *testing.T) {
 	again.Spec.Target = &v1alpha1.Target{}
 	w.awaitStalled(w.create(again), v1alpha1.ReasonTargetConflict)
 
-	// A Secret that nobody can change is told, one of another type is not replaced by adopting it.
+	// An immutable Secret is reported, and adoption does not replace a Secret of another type.
 	immutable := true
 	for name, s := range map[string]*corev1.Secret{
 		"is immutable":     {Immutable: &immutable},
@@ -198,7 +202,8 @@ func (w *world) testAdoption(t *testing.T) {
 	}
 }
 
-// An existing Secret is imported and then adopted by the same object, while whoever mounts it sees its values throughout.
+// An object imports an existing Secret and then adopts it. Workloads that mount the Secret see its
+// values throughout.
 func (w *world) testMigration(t *testing.T) {
 	w, ns := w.in(t)
 	values := w.values("token")
@@ -210,7 +215,7 @@ func (w *world) testMigration(t *testing.T) {
 	if s.UID != plain.UID {
 		t.Error("the Secret was made again")
 	}
-	// What changes in it now is drift, and no source any more.
+	// A change in the Secret is now drift: the Secret is no longer a source.
 	s.Data["token"] = []byte("drift")
 	must(t, w.admin.Update(t.Context(), s))
 	was := sc.Status.Target.ResourceVersion
@@ -225,7 +230,7 @@ func (w *world) testMigration(t *testing.T) {
 	}
 }
 
-// A repair that fails is tried again, and not taken for done.
+// A failed repair is retried and not treated as done.
 func (w *world) testFailedRepair(t *testing.T) {
 	w, ns := w.in(t)
 	values := w.values("token")
@@ -251,7 +256,7 @@ func (w *world) testFailedRepair(t *testing.T) {
 	w.start(nil)
 	defer func() { w.operator.WrapTransport = was }()
 	w.nudge(sc)
-	w.awaitReady(w.create(w.manifest(ns, "witness", values)), 1) // looked at once since the start
+	w.awaitReady(w.create(w.manifest(ns, "witness", values)), 1) // reconciled once since the start
 	must(t, w.admin.Delete(t.Context(), s))
 	w.clock.Advance(10 * time.Minute)
 	select {

@@ -1,5 +1,5 @@
-// Package restart restarts workloads when the values of the SealedCredentials that they name change.
-// A workload asks for it with the annotation restart-on.
+// Package restart restarts workloads when the values of the SealedCredentials that they name
+// change. A workload asks for it with the annotation restart-on.
 package restart
 
 import (

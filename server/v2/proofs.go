@@ -113,7 +113,7 @@ func (a *auditAPI) GetTile(c *gin.Context, level string, index int64, params api
 var errExporting = fault.New(fault.Conflict, "another export of the log is being written: wait until it is done")
 
 // ExportAuditLog streams the log while it verifies it. The export is recorded before the first byte
-// is sent, and the export includes that entry as its last.
+// is sent, so the exported log includes that entry.
 func (a *auditAPI) ExportAuditLog(c *gin.Context, params api.ExportAuditLogParams) {
 	gate.Stream(c, "application/jsonl", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
 		if !a.exporting.TryLock() {
