@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -21,6 +22,9 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
+
+// Universe is the domain of the services of Google's public cloud.
+const Universe = "googleapis.com"
 
 const (
 	scope        = "https://www.googleapis.com/auth/cloud-platform"
@@ -41,11 +45,13 @@ type file struct {
 	Email        string `json:"client_email"`
 	PrivateKey   string `json:"private_key"`
 	QuotaProject string `json:"quota_project_id"`
+	Universe     string `json:"universe_domain"`
 }
 
-// Find returns the default credentials. ctx bounds only the search. It returns an error when there
-// are no credentials.
-func Find(ctx context.Context) (*Credentials, error) {
+// Find returns the default credentials for the services of a universe, whose domain is [Universe] in
+// Google's public cloud. ctx limits only the search. It returns an error when there are
+// no credentials, and fault.Invalid for credentials of another universe.
+func Find(ctx context.Context, universe string) (*Credentials, error) {
 	// The token source keeps the context, so it must not end with ctx.
 	lasting := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Timeout: tokenTimeout})
 	found, err := oauth2google.FindDefaultCredentials(lasting, scope)
@@ -58,6 +64,10 @@ func Find(ctx context.Context) (*Credentials, error) {
 		if err := json.Unmarshal(found.JSON, &f); err != nil {
 			return nil, fmt.Errorf("reading the file of credentials: %w", err)
 		}
+	}
+	if f.Universe != "" && f.Universe != universe {
+		return nil, fault.New(fault.Invalid, fmt.Sprintf("the credentials in GOOGLE_APPLICATION_CREDENTIALS are for the universe_domain %s, "+
+			"but the service is one of %s: give credentials of %s", f.Universe, universe, universe))
 	}
 	c.quotaProject = cmp.Or(os.Getenv("GOOGLE_CLOUD_QUOTA_PROJECT"), f.QuotaProject)
 	if f.Type == "service_account" {
@@ -102,8 +112,11 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		if r.Body != nil {
 			_ = r.Body.Close()
 		}
-		return nil, fault.Wrap(fault.Unavailable,
-			"there is no token for Google now: give the pod a workload identity, or set GOOGLE_APPLICATION_CREDENTIALS", err)
+		kind := fault.Unavailable
+		if isRefusal(err) {
+			kind = fault.Forbidden
+		}
+		return nil, fault.Wrap(kind, "there is no token for Google now: give the pod a workload identity, or set GOOGLE_APPLICATION_CREDENTIALS", err)
 	}
 	r = r.Clone(r.Context())
 	token.SetAuthHeader(r)
@@ -111,6 +124,21 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set("X-Goog-User-Project", t.credentials.quotaProject)
 	}
 	return t.next.RoundTrip(r)
+}
+
+// isRefusal reports whether another request for a token would get the same answer: the answer was a
+// 4xx that does not ask to wait.
+func isRefusal(err error) bool {
+	var code int
+	var undefined metadata.NotDefinedError
+	if of := new(metadata.Error); errors.As(err, &of) {
+		code = of.Code
+	} else if of := new(oauth2.RetrieveError); errors.As(err, &of) && of.Response != nil {
+		code = of.Response.StatusCode
+	} else if errors.As(err, &undefined) {
+		code = http.StatusNotFound
+	}
+	return code/100 == 4 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests
 }
 
 // token waits for a token as long as ctx allows, because token sources take no context.

@@ -1,6 +1,7 @@
 package google
 
 import (
+	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -13,6 +14,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/oauth2"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
 // useFile makes a credentials file the default one.
@@ -35,7 +41,7 @@ func headers(t *testing.T) (http.Header, *Credentials) {
 	var got http.Header
 	service := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header }))
 	defer service.Close()
-	c, err := Find(t.Context())
+	c, err := Find(t.Context(), Universe)
 	if err != nil {
 		t.Fatalf("finding credentials: %v", err)
 	}
@@ -120,6 +126,59 @@ func TestAServiceAccountSignsItsTokensItself(t *testing.T) {
 	}
 	if email, err := c.Email(t.Context()); err != nil || email != "a@test.iam.gserviceaccount.com" || c.PrivateKey() == nil {
 		t.Errorf("the email is %q: %v", email, err)
+	}
+}
+
+func TestCredentialsOfAnotherUniverseAreRefused(t *testing.T) {
+	for own, universes := range map[string]map[string]bool{
+		"":           {Universe: true, "other.test": true},
+		Universe:     {Universe: true, "other.test": false},
+		"other.test": {Universe: false, "other.test": true},
+	} {
+		content := map[string]any{"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+		if own != "" {
+			content["universe_domain"] = own
+		}
+		useFile(t, content)
+		for universe, fits := range universes {
+			_, err := Find(t.Context(), universe)
+			if fits != (err == nil) || !fits && (fault.Of(err) != fault.Invalid || !strings.Contains(fault.Message(err), "universe_domain")) {
+				t.Errorf("credentials of %q in %s: %v", own, universe, err)
+			}
+		}
+	}
+}
+
+func TestATokenThatIsRefusedIsNotWaitedFor(t *testing.T) {
+	var answer func(http.ResponseWriter)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w) }))
+	defer server.Close()
+	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+	t.Setenv("HOME", t.TempDir()) // which has no credentials of gcloud
+	t.Setenv("GCE_METADATA_HOST", strings.TrimPrefix(server.URL, "http://"))
+	for code, kind := range map[int]fault.Kind{
+		http.StatusForbidden: fault.Forbidden, http.StatusNotFound: fault.Forbidden,
+		http.StatusTooManyRequests: fault.Unavailable, http.StatusServiceUnavailable: fault.Unavailable,
+	} {
+		answer = func(w http.ResponseWriter) { w.WriteHeader(code) }
+		c, err := Find(t.Context(), Universe)
+		if err != nil {
+			t.Fatalf("finding credentials: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+		if err != nil {
+			t.Fatalf("making a request: %v", err)
+		}
+		_, err = c.Client(http.DefaultTransport).Do(r)
+		cancel()
+		if fault.Of(err) != kind {
+			t.Errorf("%d: %v: %v", code, fault.Of(err), err)
+		}
+	}
+	refused := &oauth2.RetrieveError{Response: &http.Response{StatusCode: http.StatusBadRequest}}
+	if !isRefusal(fmt.Errorf("refreshing: %w", refused)) {
+		t.Error("a refusal of the token endpoint is none")
 	}
 }
 

@@ -68,8 +68,10 @@ func dialGoogle(ctx context.Context, endpoint string, o Options) (*google, error
 		g.client = &http.Client{Transport: transport, CheckRedirect: followNone}
 		return g, nil
 	}
-	credentials, err := googleauth.Find(ctx)
-	if err != nil {
+	credentials, err := googleauth.Find(ctx, googleauth.Universe)
+	if fault.Of(err) == fault.Invalid {
+		return nil, err
+	} else if err != nil {
 		return nil, fault.Wrap(fault.Invalid, "there are no Google credentials: give the pod a workload identity, or set GOOGLE_APPLICATION_CREDENTIALS", err)
 	}
 	g.client = credentials.Client(transport)

@@ -73,7 +73,7 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	if err != nil {
 		return nil, errors.New("the parameter anonymous must be true or false")
 	}
-	universe := cmp.Or(query.Get("universe_domain"), "googleapis.com")
+	universe := cmp.Or(query.Get("universe_domain"), google.Universe)
 	b := &gcsBucket{
 		base: "https://storage." + universe, signing: "https://iamcredentials." + universe, bucket: u.Host, accessID: query.Get("access_id"),
 	}
@@ -95,7 +95,7 @@ func openGCS(ctx context.Context, u *url.URL) (cloud, error) {
 	if anonymous {
 		return b, nil
 	}
-	if b.credentials, err = google.Find(ctx); err != nil {
+	if b.credentials, err = google.Find(ctx, universe); err != nil {
 		return nil, err
 	}
 	b.client = b.credentials.Client(transport)
