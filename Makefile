@@ -20,7 +20,7 @@ BENCHTIME ?= 3s
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
 # Comments behind code that are half a sentence, at most.
-FRAGMENTS ?= 220
+FRAGMENTS ?= 20
 
 MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/vale hack/versitygw
 

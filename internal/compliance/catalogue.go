@@ -267,3 +267,16 @@ func (c *Catalogue) Profiles() (profiles []string) {
 	}
 	return profiles
 }
+
+// Probes holds all probes, in the order of the documentation.
+var Probes = slices.Concat(credentialProbes, accessProbes, reviewProbes, recordProbes, StateProbes)
+
+// ProbeOf returns the probe with this name, or nil.
+func ProbeOf(name string) *Probe {
+	for i := range Probes {
+		if Probes[i].Name == name {
+			return &Probes[i]
+		}
+	}
+	return nil
+}

@@ -1,12 +1,13 @@
 package compliance_test
 
 import (
-	"github.com/latticekeep/latticekeep/internal/compliance"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
 // required lists the controls that each catalogue must contain.

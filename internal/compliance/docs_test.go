@@ -1,11 +1,12 @@
 package compliance_test
 
 import (
-	"github.com/latticekeep/latticekeep/internal/compliance"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
 func TestDocumentationListsProbesAndAttributes(t *testing.T) {

@@ -39,19 +39,6 @@ func decided(sample, wrong int, detail string, cite []mark) verdict {
 
 func nothing(detail string) verdict { return verdict{result: NotApplicable, detail: detail} }
 
-// Probes holds all probes, in the order of the documentation.
-var Probes = slices.Concat(credentialProbes, accessProbes, reviewProbes, recordProbes, StateProbes)
-
-// ProbeOf returns the probe with this name, or nil.
-func ProbeOf(name string) *Probe {
-	for i := range Probes {
-		if Probes[i].Name == name {
-			return &Probes[i]
-		}
-	}
-	return nil
-}
-
 // Run evaluates the probe as of the newest entry.
 func (p *Probe) Run(e *Evidence) ProbeResult {
 	now := e.Last.Time()
