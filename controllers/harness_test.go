@@ -121,7 +121,7 @@ func (w *world) open(crash *crash) {
 	}
 	key, err := kms.OpenLocal(filepath.Join(w.dir, "kms.key"))
 	must(w.t, err)
-	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
+	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, audit.NewGuard(w.log), key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
 	must(w.t, err)
 	w.vault = vault.New(w.store, audit.NewGuard(w.log), w.keys, now)
 }

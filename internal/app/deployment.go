@@ -107,7 +107,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	if p.tracing != nil {
 		s = tracedStore{s, p.tracing.tracer}
 	}
-	d.identity, d.keys, err = identity.Open(ctx, s, d.log, wrapping[0], keyring.Config{CacheTTL: p.kms.CacheTTL, Former: wrapping[1:], Now: p.now})
+	d.identity, d.keys, err = identity.Open(ctx, s, d.log, guard, wrapping[0], keyring.Config{CacheTTL: p.kms.CacheTTL, Former: wrapping[1:], Now: p.now})
 	if err != nil {
 		return nil, err
 	}

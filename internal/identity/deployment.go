@@ -17,10 +17,10 @@ import (
 )
 
 // Open opens the deployment in s: its keys, its audit log, which it gives its keys, and its
-// identities. In an empty store it makes what a deployment begins with: keys, the first entry of
-// the chain, and a sealing key. Errors: fault.Invalid for a store that is wrapped by another KMS
-// key, fault.Internal for a damaged store.
-func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c keyring.Config) (*Service, *keyring.Ring, error) {
+// identities, which record through guard. In an empty store it makes what a deployment begins with:
+// keys, the first entry of the chain, and a sealing key. Errors: fault.Invalid for a store that is
+// wrapped by another KMS key, fault.Internal for a damaged store.
+func Open(ctx context.Context, s store.Store, log *audit.Log, guard *audit.Guard, kms keyring.KMS, c keyring.Config) (*Service, *keyring.Ring, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -33,7 +33,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c
 	if err != nil {
 		return nil, nil, err
 	}
-	service := newParts(s, audit.NewGuard(log), keys, c.Now)
+	service := newParts(s, guard, keys, c.Now)
 	if err := service.ensureSystemTenant(ctx); err != nil {
 		return nil, nil, err
 	}

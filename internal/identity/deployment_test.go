@@ -31,8 +31,12 @@ func openIn(t *testing.T, dir string) *Service {
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, k, keyring.Config{})
+	guard := audit.NewGuard(log)
+	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, guard, k, keyring.Config{})
 	must(t, err)
+	if service.guard != guard { // a second one would count refusals by itself
+		t.Error("identity does not use the guard that it is given")
+	}
 	return service
 }
 

@@ -34,7 +34,7 @@ func newService(t *testing.T) *Service {
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(err)
 	t.Cleanup(func() { s.Close() })
-	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
+	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
 	must(err)
 	return service
 }

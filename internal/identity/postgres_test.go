@@ -37,7 +37,7 @@ func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 				return
 			}
 			t.Cleanup(func() { _ = s.Close() })
-			if all[i], _, err = Open(t.Context(), s, log, k, keyring.Config{CacheTTL: time.Minute, Now: now}); err != nil {
+			if all[i], _, err = Open(t.Context(), s, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute, Now: now}); err != nil {
 				t.Error("starting:", err)
 			}
 		})

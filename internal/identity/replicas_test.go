@@ -151,12 +151,12 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	// The first replica has found the database empty, and then the other one is faster.
 	overtaking := &overtaken{Rehearsed: s}
 	overtaking.by = func() {
-		_, _, err := Open(t.Context(), s, log, k, keyring.Config{CacheTTL: time.Minute})
+		_, _, err := Open(t.Context(), s, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute})
 		must(t, err)
 	}
-	first, keys, err := Open(t.Context(), overtaking, log, k, keyring.Config{CacheTTL: time.Minute})
+	first, keys, err := Open(t.Context(), overtaking, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute})
 	must(t, err)
-	second, again, err := Open(t.Context(), s, log, k, keyring.Config{CacheTTL: time.Minute})
+	second, again, err := Open(t.Context(), s, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute})
 	must(t, err)
 	if keys.ChainID() != again.ChainID() || keys.Identity().ID() != again.Identity().ID() {
 		t.Fatal("two deployments")

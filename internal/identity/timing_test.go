@@ -103,7 +103,7 @@ func newTimedService(b *testing.B, now func() time.Time) *Service {
 	db, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(b, err)
 	b.Cleanup(func() { _ = db.Close() })
-	s, _, err := Open(b.Context(), db, log, k, keyring.Config{CacheTTL: time.Hour, Now: now})
+	s, _, err := Open(b.Context(), db, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Hour, Now: now})
 	must(b, err)
 	return s
 }

@@ -85,7 +85,7 @@ func newPeople(t *testing.T) *people {
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	f.store = &countedStore{Rehearsed: storetest.Rehearsing(s), updated: make(chan struct{}, 1)}
-	f.Service, _, err = Open(t.Context(), f.store, f.log, k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
+	f.Service, _, err = Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
 	must(t, err)
 	return f
 }

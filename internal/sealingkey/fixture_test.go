@@ -111,7 +111,7 @@ func (f *fixture) open() {
 	must(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	f.store = &switchedStore{Store: db}
-	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, local, keyring.Config{CacheTTL: time.Minute, Now: f.now})
+	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), local, keyring.Config{CacheTTL: time.Minute, Now: f.now})
 	must(t, err)
 	f.service = New(f.store, audit.NewGuard(f.log), audit.NewReader(f.log, audit.NewGuard(f.log)), f.keys, Options{InUse: f.inUse, Policy: f.policy, Now: f.now})
 }

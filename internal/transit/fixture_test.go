@@ -143,7 +143,7 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	f.db = &switchedStore{Rehearsed: storetest.Rehearsing(s)}
-	_, keys, err := identity.Open(t.Context(), f.db, log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
+	_, keys, err := identity.Open(t.Context(), f.db, log, audit.NewGuard(log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.Transit = New(f.db, audit.NewGuard(log), keys, f.now)
 	f.a, f.b = f.tenant(), f.tenant()

@@ -73,7 +73,7 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 			must(b, kms.CreateLocal(key))
 			local, err := kms.OpenLocal(key)
 			must(b, err)
-			_, keys, err := identity.Open(b.Context(), s, log, local, keyring.Config{CacheTTL: time.Hour})
+			_, keys, err := identity.Open(b.Context(), s, log, audit.NewGuard(log), local, keyring.Config{CacheTTL: time.Hour})
 			must(b, err)
 			p := authz.Principal{Tenant: authz.TenantID(authz.NewID("ten")), Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
 			set, err := keys.NewSet(b.Context(), p.Tenant, 1)

@@ -162,7 +162,7 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	t.Cleanup(func() { s.Close() })
 	_, benchmark := t.(*testing.B)
 	f.store = &watchedStore{Store: s, twice: !benchmark}
-	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
+	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.vault = New(f.store, audit.NewGuard(f.log), f.keys, f.now)
 	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {

@@ -62,7 +62,7 @@ func (s *site) vault(now func() time.Time, change func(store.Database) store.Sto
 	db, err := s.open(log.Commit, now)
 	must(t, err)
 	t.Cleanup(func() { must(t, db.Close()) })
-	_, keys, err := identity.Open(t.Context(), db, log, s.local, keyring.Config{CacheTTL: time.Hour, Now: now})
+	_, keys, err := identity.Open(t.Context(), db, log, audit.NewGuard(log), s.local, keyring.Config{CacheTTL: time.Hour, Now: now})
 	must(t, err)
 	if s.principal.Tenant == "" {
 		tenant := authz.TenantID(authz.NewID("ten"))

@@ -122,7 +122,7 @@ func (s *Service) openStore() {
 		check(err)
 	}
 	s.PreviousKMSKey = keys[1].ID()
-	s.Identity, s.Keys, err = identity.Open(ctx, db, s.Audit, keys[0], keyring.Config{
+	s.Identity, s.Keys, err = identity.Open(ctx, db, s.Audit, s.Guard, keys[0], keyring.Config{
 		CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.Clock.Now,
 	})
 	check(err)
