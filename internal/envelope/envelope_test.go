@@ -7,6 +7,7 @@ import (
 	"crypto/subtle"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/cloudflare/circl/kem/mlkem/mlkem768"
@@ -223,6 +224,16 @@ func failures(t testing.TB) map[string]func() error {
 	}
 }
 
+// leastAllocations returns the fewest allocations of one call. Under the race detector pools lose items at random, so
+// some calls allocate more.
+func leastAllocations(do func()) float64 {
+	least := math.Inf(1)
+	for range 50 {
+		least = min(least, testing.AllocsPerRun(1, do))
+	}
+	return least
+}
+
 // Every step of opening allocates, so an early return shows as fewer allocations.
 // BenchmarkFailuresTiming compares the times.
 func TestAllFailuresDoTheSameWork(t *testing.T) {
@@ -231,7 +242,7 @@ func TestAllFailuresDoTheSameWork(t *testing.T) {
 		if err := fail(); err != ErrOpen {
 			t.Fatalf("%s: %v", name, err)
 		}
-		allocations[name] = testing.AllocsPerRun(20, func() { _ = fail() })
+		allocations[name] = leastAllocations(func() { _ = fail() })
 	}
 	for name, n := range allocations {
 		if n != allocations["ciphertext"] {

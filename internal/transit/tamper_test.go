@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -213,6 +214,16 @@ func TestWhatDoesNotDecryptCannotBeToldApart(t *testing.T) {
 	}
 }
 
+// leastAllocations returns the fewest allocations of one call. Under the race detector pools lose items at random, so
+// some calls allocate more.
+func leastAllocations(do func()) float64 {
+	least := math.Inf(1)
+	for range 50 {
+		least = min(least, testing.AllocsPerRun(1, do))
+	}
+	return least
+}
+
 // Every step of opening allocates, so a failure that returns early shows as fewer allocations.
 func TestEveryFailureVerifiesAndDecapsulates(t *testing.T) {
 	f := newFixture(t, time.Minute)
@@ -228,7 +239,7 @@ func TestEveryFailureVerifiesAndDecapsulates(t *testing.T) {
 	} {
 		m := f.newItem(way, keys.Keys, "")
 		must(t, f.db.Rehearsed.View(t.Context(), func(rd store.Reader) error { return m.read(rd, f.a.Tenant) }))
-		allocations[name] = testing.AllocsPerRun(20, func() {
+		allocations[name] = leastAllocations(func() {
 			if o, err := f.openItem(t.Context(), keys, &m); err != nil || o.Err != ErrDecrypt {
 				t.Fatal(name, o.Err, err)
 			}
@@ -257,7 +268,7 @@ func TestEverySignatureOfDataIsCheckedInFull(t *testing.T) {
 		"a version to come": {data, pqc, flip(tag, 1)}, "version zero": {data, pqc, flip(tag, 4)}, "another format": {data, pqc, flip(tag, 0)},
 		"no ML-DSA-65": {data, nil, tag}, "nothing": {data, nil, nil},
 	} {
-		allocations[name] = testing.AllocsPerRun(20, func() {
+		allocations[name] = leastAllocations(func() {
 			if valid, err := keys.verifyData(t.Context(), s); valid || err != nil {
 				t.Fatal(name, valid, err)
 			}
