@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -76,13 +77,17 @@ func settings(v reflect.Value, path string, f func(name string, value reflect.Va
 
 // fieldComments returns the comment above the field of each setting, without the field's name.
 func fieldComments(folder string) (map[string]string, error) {
-	packages, err := parser.ParseDir(token.NewFileSet(), folder, nil, parser.ParseComments)
+	names, err := filepath.Glob(filepath.Join(folder, "*.go"))
 	if err != nil {
 		return nil, err
 	}
 	types := make(map[string]*ast.StructType)
-	for _, p := range packages {
-		ast.Inspect(p, func(n ast.Node) bool {
+	for _, name := range names {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			return nil, err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
 			if spec, ok := n.(*ast.TypeSpec); ok {
 				if s, ok := spec.Type.(*ast.StructType); ok {
 					types[spec.Name.Name] = s

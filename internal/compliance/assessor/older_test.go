@@ -228,11 +228,11 @@ func TestStoredEvidenceIsWorkedOnOutsideOfClosures(t *testing.T) {
 		}
 		return service, s
 	}
-	service, s := fresh()
+	service, _ := fresh()
 	check(t, service.Persist(t.Context(), 1<<53))
 	w.many(1)
 	check(t, service.Persist(t.Context(), 1<<53)) // over the stored evidence
-	_, s = fresh()
+	_, s := fresh()
 	f, leave, err := s.acquire(t.Context(), story.Ours)
 	check(t, err)
 	defer leave()

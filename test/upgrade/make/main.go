@@ -193,7 +193,7 @@ func (m *maker) develop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.process.Stop(0)
+	defer func() { _ = s.process.Stop(0) }() // the result is known by then
 	c, err := connect(s, s.ready.APIKey)
 	if err != nil {
 		return err
@@ -463,7 +463,7 @@ func (m *maker) archive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.process.Stop(0)
+	defer func() { _ = s.process.Stop(0) }() // the result is known by then
 	err = until(ctx, "an archived segment", func() (found bool, err error) {
 		err = filepath.WalkDir(m.path("archive"), func(path string, e fs.DirEntry, err error) error {
 			found = found || strings.HasSuffix(path, ".jsonl.gz")
@@ -489,7 +489,7 @@ func (m *maker) rollBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { s.process.Stop(0) }()
+	defer func() { _ = s.process.Stop(0) }()
 	if _, err := m.system.V2.CreateTenant(ctx, v2.CreateTenantRequest{Name: "lost"}); err != nil {
 		return err
 	}
@@ -520,8 +520,8 @@ func (m *maker) assessDay(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.process.Stop(0)
-	time.Sleep(15 * time.Second) // time for the first verification and the following maintenance
+	defer func() { _ = s.process.Stop(0) }() // the result is known by then
+	time.Sleep(15 * time.Second)             // time for the first verification and the following maintenance
 	return s.stop()
 }
 
@@ -531,7 +531,7 @@ func (m *maker) produce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { s.process.Stop(0) }()
+	defer func() { _ = s.process.Stop(0) }()
 	made, err := m.system.V2.CreateTenant(ctx, v2.CreateTenantRequest{Name: "produced"})
 	if err != nil {
 		return err
