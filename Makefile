@@ -41,7 +41,7 @@ run: build ## run the service on the embedded store, keeping its data in DATA_DI
 	@exec $(BIN)/latticekeep server --dev --data-dir $(DATA_DIR)
 
 .PHONY: test-unit
-test-unit: ## run the tests that need nothing but Go: a minute and a half on two cores once compiled
+test-unit: ## run the tests that need nothing but Go: under three minutes on two cores once compiled
 	go test -short ./...
 
 .PHONY: deps
