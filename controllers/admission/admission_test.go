@@ -35,6 +35,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 const (
@@ -112,27 +113,10 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // newWebhook returns a webhook that asks v, and its log.
-func newWebhook(t testing.TB, v *vault, change func(*Options)) (*Webhook, *buffer) {
+func newWebhook(t testing.TB, v *vault, change func(*Options)) (*Webhook, *machine.Log) {
 	t.Helper()
-	log := new(buffer)
+	log := new(machine.Log)
 	o := Options{URL: "https://127.0.0.1:1", Logger: slog.New(slog.NewJSONHandler(log, nil)), Timeout: time.Minute}
 	if v != nil {
 		o.URL, o.TokenFile, o.CAFile = v.URL, v.token, v.ca

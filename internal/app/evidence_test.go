@@ -17,12 +17,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/logtest"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // inProcess returns a development service that does not run yet, and its log.
-func inProcess(t *testing.T, change func(*evidence)) (*service, *buffer) {
+func inProcess(t *testing.T, change func(*evidence)) (*service, *machine.Log) {
 	t.Helper()
-	dir, log := t.TempDir(), &buffer{}
+	dir, log := t.TempDir(), new(machine.Log)
 	s := &service{logger: slog.New(slog.NewJSONHandler(log, nil)), now: time.Now, mails: noMailServer{}, sender: devSender, evidence: devProving()}
 	if change != nil {
 		change(s.evidence)
@@ -46,13 +47,13 @@ func TestOldReportsAreForgottenInTheDataDirectoryAlone(t *testing.T) {
 	const report = "reports/ten_a/soc2-1-0123456789ab.pdf"
 	own, _ := inProcess(t, nil)
 	old := filepath.Join(own.dir, reportsDirectory, report)
-	oldFile(t, old)
+	machine.WriteOldFile(t, old)
 	young := strings.Replace(old, "soc2-1", "soc2-2", 1)
-	writeFile(t, young, []byte("young"))
+	machine.WriteFile(t, young, []byte("young"))
 	folder := t.TempDir()
 	configured, _ := inProcess(t, func(p *evidence) { p.Reports = (&url.URL{Scheme: "file", Path: folder}).String() })
 	kept := filepath.Join(folder, report)
-	oldFile(t, kept)
+	machine.WriteOldFile(t, kept)
 	for _, s := range []*service{own, configured} {
 		if _, served, err := s.evidence.openCompliance(t.Context(), s, s.dir, "http://127.0.0.1"); err != nil || served == nil {
 			t.Fatal(served, err)
@@ -95,7 +96,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer bucket.Close()
-	var log buffer
+	var log machine.Log
 	a := &archive{
 		log: l.Audit, store: l.Store, bucket: bucket, now: func() time.Time { return l.Now }, logger: slog.New(slog.NewJSONHandler(&log, nil)),
 		cutter: &audit.Cutter{Log: l.Audit, Reader: audit.NewReader(l.Audit, audit.NewGuard(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.Now }},

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // shake makes one handshake between the two configurations.
@@ -83,7 +84,7 @@ func TestTheKeyExchangeIsPostQuantumAndCounted(t *testing.T) {
 func TestANewCertificateIsTakenWithoutARestart(t *testing.T) {
 	dir := t.TempDir()
 	s, roots := writeCertificate(t, dir, 1)
-	var log buffer
+	var log machine.Log
 	config, err := tlsConfig(s, newHandshakeCounter(), slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +100,7 @@ func TestANewCertificateIsTakenWithoutARestart(t *testing.T) {
 	if n := serial(roots); n != 1 {
 		t.Fatal(n)
 	}
-	writeFile(t, s.KeyFile, []byte("half of a new key")) // renewal takes more than one step
+	machine.WriteFile(t, s.KeyFile, []byte("half of a new key")) // renewal takes more than one step
 	for range 3 {
 		if n := serial(roots); n != 1 {
 			t.Fatal("the former certificate is gone:", n)
@@ -123,7 +124,7 @@ func TestANewCertificateIsTakenWithoutARestart(t *testing.T) {
 func TestAMissingCertificateIsRefusedAtStart(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := writeCertificate(t, dir, 1)
-	writeFile(t, s.KeyFile, []byte("junk"))
+	machine.WriteFile(t, s.KeyFile, []byte("junk"))
 	for _, files := range []config.TLS{s, {CertFile: filepath.Join(dir, "none"), KeyFile: s.KeyFile}, {CertFile: s.CertFile, KeyFile: filepath.Join(dir, "none")}} {
 		if _, err := tlsConfig(files, newHandshakeCounter(), slog.New(slog.DiscardHandler)); err == nil {
 			t.Errorf("%+v was taken", files)

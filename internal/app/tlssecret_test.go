@@ -10,6 +10,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/test/kubetest"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // The listener uses the current certificate of the Secret named by tls.secretName, and the last
@@ -75,7 +76,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: server}]
 	if p := own.pause(nil); p != secretPause {
 		t.Error("it is read again after", p)
 	}
-	put(2, func(s config.TLS) { writeFile(t, s.KeyFile, []byte("half of a key")) })
+	put(2, func(s config.TLS) { machine.WriteFile(t, s.KeyFile, []byte("half of a key")) })
 	if err := own.read(t.Context()); err == nil || serial() != 1 {
 		t.Error("a pair that is none:", err, serial())
 	}

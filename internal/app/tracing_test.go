@@ -12,6 +12,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/test/machine"
 	"github.com/latticekeep/latticekeep/test/otlptest"
 )
 
@@ -41,7 +42,7 @@ func (m moody) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error { ret
 func (m moody) Shutdown(context.Context) error { return nil }
 
 func TestTroubleWithTheReceiverIsSaidWhenItBeginsAndEnds(t *testing.T) {
-	var log buffer
+	var log machine.Log
 	m := make(moody, 1)
 	e := patientExporter{SpanExporter: m, logger: slog.New(slog.NewTextHandler(&log, nil))}
 	bad := errors.New(strings.Repeat("long ", 1000))

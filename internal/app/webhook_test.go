@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 func TestOneAddressDoesNotHoldAllConnections(t *testing.T) {
@@ -25,11 +27,11 @@ func TestOneAddressDoesNotHoldAllConnections(t *testing.T) {
 		return c
 	}
 	address := l.Addr().String()
-	dialFrom(t, "127.0.0.1", address)
-	dialFrom(t, "127.0.0.1", address)
+	machine.DialFrom(t, "127.0.0.1", address)
+	machine.DialFrom(t, "127.0.0.1", address)
 	first := accept()
 	accept()
-	third, other := dialFrom(t, "127.0.0.1", address), dialFrom(t, "127.0.0.2", address)
+	third, other := machine.DialFrom(t, "127.0.0.1", address), machine.DialFrom(t, "127.0.0.2", address)
 	if c := accept(); c.RemoteAddr().String() != other.LocalAddr().String() {
 		t.Errorf("%s is let in", c.RemoteAddr())
 	}
@@ -42,11 +44,11 @@ func TestOneAddressDoesNotHoldAllConnections(t *testing.T) {
 	}
 	first.Close()
 	first.Close() // closing twice counts once
-	fourth := dialFrom(t, "127.0.0.1", address)
+	fourth := machine.DialFrom(t, "127.0.0.1", address)
 	if c := accept(); c.RemoteAddr().String() != fourth.LocalAddr().String() {
 		t.Errorf("%s is let in", c.RemoteAddr())
 	}
-	dialFrom(t, "127.0.0.1", address)
+	machine.DialFrom(t, "127.0.0.1", address)
 	inner.Close()
 	if _, err := l.Accept(); err == nil || l.open["127.0.0.1"] != 2 {
 		t.Error(err, l.open)

@@ -26,6 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/test/logtest"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // audited is a running server with the output of its first start.
@@ -409,7 +410,7 @@ func TestARollbackIsAcceptedFromTheCommandLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	anchors := (&url.URL{Scheme: "file", Path: s.path("anchors")}).String()
-	writeFile(t, s.file, fmt.Appendf(nil, `
+	machine.WriteFile(t, s.file, fmt.Appendf(nil, `
 listen: 127.0.0.1:0
 publicURL: http://127.0.0.1:8200
 dataDir: %s

@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 func mustRun(t *testing.T, args ...string) string {
@@ -184,7 +185,7 @@ func TestABackupOfAStoppedServerIsAllOfIt(t *testing.T) {
 	}
 	for _, name := range []string{file, strings.TrimSuffix(file, ".backup")} { // the second name has only a signature
 		if name != file {
-			writeFile(t, name+".sig", nil)
+			machine.WriteFile(t, name+".sig", nil)
 		}
 		if _, err := run(t, "backup", "--data-dir", dir, "--recipient", to.text, "--output", name); err == nil || !strings.Contains(err.Error(), "nothing is ever overwritten") {
 			t.Error(err)
@@ -306,7 +307,7 @@ func TestWhatIsNoWholeBackupOfTheDeploymentIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			input, target := filepath.Join(t.TempDir(), "in"), t.TempDir()
-			writeFile(t, input, c.content)
+			machine.WriteFile(t, input, c.content)
 			args := append([]string{"restore", "--input", input, "--identity-file", to.file, "--data-dir", target}, c.args...)
 			if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v, want %q", err, c.says)
@@ -322,7 +323,7 @@ func TestWhatIsNoWholeBackupOfTheDeploymentIsRefused(t *testing.T) {
 func recipientFile(t *testing.T, r recipient) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "recipient")
-	writeFile(t, path, []byte("# of the tests\n"+r.text+"\n"))
+	machine.WriteFile(t, path, []byte("# of the tests\n"+r.text+"\n"))
 	return path
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // estate is a production deployment that moves between stores and always keeps its KMS key.
@@ -74,7 +75,7 @@ func (e *estate) begin(ctx context.Context, at string) (url string, done chan er
 		settings = "dataDir: " + dir + "\n"
 	}
 	file := filepath.Join(e.t.TempDir(), "config.yaml")
-	writeFile(e.t, file, fmt.Appendf(nil, `
+	machine.WriteFile(e.t, file, fmt.Appendf(nil, `
 listen: 127.0.0.1:0
 publicURL: http://127.0.0.1:8200
 kms: {url: "file://%s"}

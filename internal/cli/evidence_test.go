@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/test/logtest"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // An archive that accepts connections but never answers delays nothing else.
@@ -26,7 +27,7 @@ func TestAnArchiveThatHangsStopsNothingElse(t *testing.T) {
 	s := newSite(t, closed+"audit: {retention: {keep: 24h, archive: 's3://archive?region=us-east-1&use_path_style=true&endpoint="+
 		url.QueryEscape("http://"+l.Addr().String())+"'}}\n")
 	old := filepath.Join(s.path("data"), "reports", "reports/ten_a/soc2-1-0123456789ab.pdf")
-	oldFile(t, old)
+	machine.WriteOldFile(t, old)
 	_, stop := s.serve()
 	patience := time.After(25 * time.Second) // a call to a bucket ends after thirty seconds
 	for exists(old) {
@@ -44,7 +45,7 @@ func TestAnArchiveThatHangsStopsNothingElse(t *testing.T) {
 
 func TestAFolderThatIsMadeIsTold(t *testing.T) {
 	s := newSite(t, "")
-	writeFile(t, s.file, append([]byte(readText(t, s.file)), closed+"audit: {anchor: {bucket: 'file://"+s.path("anchors")+"'}}\n"...))
+	machine.WriteFile(t, s.file, append([]byte(readText(t, s.file)), closed+"audit: {anchor: {bucket: 'file://"+s.path("anchors")+"'}}\n"...))
 	const made = "created the folder of a bucket"
 	for range 2 {
 		_, stop := s.serve()
@@ -69,8 +70,8 @@ func TestAMalformedCatalogueStopsTheStartBeforeAnythingIsMade(t *testing.T) {
 	if err := os.Mkdir(catalogues, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(catalogues, "soc2.yaml"), []byte("framework: soc2\nname: SOC 2\nwrong: key\n"))
-	writeFile(t, s.file, append([]byte(readText(t, s.file)), closed+"compliance: {catalogues: "+catalogues+"}\n"...))
+	machine.WriteFile(t, filepath.Join(catalogues, "soc2.yaml"), []byte("framework: soc2\nname: SOC 2\nwrong: key\n"))
+	machine.WriteFile(t, s.file, append([]byte(readText(t, s.file)), closed+"compliance: {catalogues: "+catalogues+"}\n"...))
 	_, err := run(t, "server", "--config", s.file)
 	if err == nil || !strings.Contains(err.Error(), "compliance.catalogues: ") || !strings.Contains(err.Error(), "soc2.yaml:3") {
 		t.Error(err)

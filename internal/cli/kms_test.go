@@ -21,6 +21,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // custodian is a production server with key files, in a process of its own, and tenants with one
@@ -31,7 +32,7 @@ type custodian struct {
 	program string
 	cmd     *exec.Cmd
 	url     string
-	log     *buffer
+	log     *machine.Log
 	tenants []*client.V2
 	keys    []string // API keys of the tenants
 	ids     []string // ids of their credentials
@@ -76,7 +77,7 @@ func (c *custodian) configure(keys ...string) {
 	for _, name := range keys[1:] {
 		former = append(former, fmt.Sprintf("%q", "file://"+c.keyFile(name)))
 	}
-	writeFile(c.t, c.path("config.yaml"), fmt.Appendf(nil, `
+	machine.WriteFile(c.t, c.path("config.yaml"), fmt.Appendf(nil, `
 listen: 127.0.0.1:0
 publicURL: http://127.0.0.1:8200
 dataDir: %s
@@ -91,7 +92,7 @@ registration: {closed: true}
 // begin starts the server. It returns nil once the server is ready, or an error with its output.
 func (c *custodian) begin() error {
 	c.t.Helper()
-	c.log = new(buffer)
+	c.log = new(machine.Log)
 	c.cmd = exec.Command(c.program, "server", "--config", c.path("config.yaml"))
 	c.cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=")
 	c.cmd.Stderr = c.log
@@ -184,7 +185,7 @@ func (c *custodian) load() (end func() int64) {
 // command runs latticekeep kms with typed on its standard input.
 func (c *custodian) command(typed string, args ...string) (string, error) {
 	c.t.Helper()
-	var out buffer
+	var out machine.Log
 	cmd := Command()
 	cmd.SetArgs(append([]string{"kms"}, append(args, "--url", c.url, "--api-key-file", c.path("system.key"))...))
 	cmd.SetIn(strings.NewReader(typed))

@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/machine"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
@@ -77,7 +78,7 @@ func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
 	must(t, err)
 	must(t, os.Symlink(self, program))
 	cmd := exec.Command(program, "migrate", "--from", from, "--to", to)
-	var said buffer
+	var said machine.Log
 	cmd.Stderr = &said
 	must(t, cmd.Start())
 	e.await(to, 1)

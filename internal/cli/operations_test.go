@@ -16,6 +16,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/test/kubetest"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // operations returns the URL of a server's operations, which only its log contains.
@@ -169,7 +170,7 @@ func TestASecretForTheSystemKeyNeedsACluster(t *testing.T) {
 // on one.
 func TestWithoutItsClusterNobodyKnowsWhichSealingKeysAreNeeded(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	writeFile(t, kubeconfig, []byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],
+	machine.WriteFile(t, kubeconfig, []byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],
 "clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}]}`))
 	s := newSite(t, closed+"kubernetes: {kubeconfig: "+kubeconfig+"}\noperations: {listen: '127.0.0.1:0'}\n")
 	line, stop := s.serve()
@@ -212,7 +213,7 @@ func TestASecretForTLSNeedsACluster(t *testing.T) {
 			lines = append(lines, line)
 		}
 	}
-	writeFile(t, s.file, fmt.Appendf(nil, "%s\ntls: {secretName: latticekeep-tls}\n", strings.Join(lines, "")))
+	machine.WriteFile(t, s.file, fmt.Appendf(nil, "%s\ntls: {secretName: latticekeep-tls}\n", strings.Join(lines, "")))
 	if _, err := run(t, "server", "--config", s.file); err == nil || !strings.Contains(err.Error(), "tls.secretName: there is no cluster") {
 		t.Error(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // recipient is the recipient of the tests' backups, and the file of the identity that opens them.
@@ -78,7 +79,7 @@ func newOriginal(t *testing.T) original {
 	}
 	o.identity, o.chain = find(`identity: (\w{64})`), find(`chain: (\w{64})`)
 	systemKey := filepath.Join(t.TempDir(), "system.key")
-	writeFile(t, systemKey, []byte(find(`SYSTEM_KEY=(lk_live_\w+)`)+"\n"))
+	machine.WriteFile(t, systemKey, []byte(find(`SYSTEM_KEY=(lk_live_\w+)`)+"\n"))
 
 	manifest := mustRun(t, "seal", "--url", server.BaseURL, "--identity", o.identity, "--name", "db", "--namespace", "default", "--type", "database",
 		"--from-literal", "password="+sealedValue)

@@ -21,8 +21,8 @@ import (
 	"github.com/emersion/go-smtp"
 
 	"github.com/latticekeep/latticekeep/internal/app"
-	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // site is the machine of a production server: its files and its certificate.
@@ -31,7 +31,7 @@ type site struct {
 	dir   string
 	file  string // configuration file
 	roots *x509.CertPool
-	log   buffer
+	log   machine.Log
 }
 
 // newSite writes a configuration with TLS on a free port. more is appended to it.
@@ -39,19 +39,19 @@ func newSite(t *testing.T, more string) *site {
 	t.Helper()
 	s := &site{t: t, dir: t.TempDir()}
 	s.file = s.path("config.yaml")
-	var files config.TLS
-	files, s.roots = writeCertificate(t, s.dir, 1)
+	certFile, keyFile, roots := machine.WriteCertificate(t, s.dir, 1)
+	s.roots = roots
 	if err := os.Mkdir(s.path("keys"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, s.file, fmt.Appendf(nil, `
+	machine.WriteFile(t, s.file, fmt.Appendf(nil, `
 listen: 127.0.0.1:0
 publicURL: https://127.0.0.1:8200
 dataDir: %s
 tls: {certFile: %s, keyFile: %s}
 kms: {url: "file://%s"}
 systemKeyFile: %s
-%s`, s.path("data"), files.CertFile, files.KeyFile, s.path("keys/kms.key"), s.path("system.key"), more))
+%s`, s.path("data"), certFile, keyFile, s.path("keys/kms.key"), s.path("system.key"), more))
 	return s
 }
 
@@ -250,12 +250,12 @@ func TestAProductionServerRefusesAnUnsafePlace(t *testing.T) {
 			if err := os.Mkdir(s.path("data"), 0o700); err != nil {
 				s.t.Fatal(err)
 			}
-			writeFile(s.t, s.path("data/real.key"), nil)
+			machine.WriteFile(s.t, s.path("data/real.key"), nil)
 			if err := os.Symlink(s.path("data/real.key"), s.path("keys/kms.key")); err != nil {
 				s.t.Fatal(err)
 			}
 		}, "", "kms.url lies in dataDir"},
-		"a system key that is there": {func(s *site) { writeFile(s.t, s.path("system.key"), []byte("precious")) }, "", "systemKeyFile exists already"},
+		"a system key that is there": {func(s *site) { machine.WriteFile(s.t, s.path("system.key"), []byte("precious")) }, "", "systemKeyFile exists already"},
 		"no folder for it":           {variable: "LATTICEKEEP_SYSTEM_KEY_FILE={dir}/none/system.key", says: "creating systemKeyFile"},
 		"no certificate":             {variable: "LATTICEKEEP_TLS_CERT_FILE={dir}/none", says: "TLS certificate"},
 		"no mail password": {variable: "LATTICEKEEP_MAIL_SMTP_PASSWORD_FILE={dir}/none,LATTICEKEEP_MAIL_SMTP_USERNAME=u," +
@@ -285,7 +285,7 @@ func TestAProductionServerRefusesAnUnsafePlace(t *testing.T) {
 // and says what to do.
 func TestAFirstStartThatWasCutOffIsRepeatedWithoutItsFile(t *testing.T) {
 	s := newSite(t, closed)
-	writeFile(t, s.path("system.key"), []byte("lk_live_never_stored\n"))
+	machine.WriteFile(t, s.path("system.key"), []byte("lk_live_never_stored\n"))
 	if _, err := run(t, "server", "--config", s.file); err == nil || !strings.Contains(err.Error(), "Move it away and start again") {
 		t.Fatal(err)
 	}

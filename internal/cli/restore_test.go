@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/test/logtest"
+	"github.com/latticekeep/latticekeep/test/machine"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
@@ -133,7 +134,7 @@ func TestABackupThatDoesNotHoldIsNotServedFromPostgreSQL(t *testing.T) {
 	must(t, os.Mkdir(e.path("keys"), 0o700))
 	key, err := os.ReadFile(filepath.Join(dir, offline.KMSKeyFileName))
 	must(t, err)
-	writeFile(t, e.keyFile(), key)
+	machine.WriteFile(t, e.keyFile(), key)
 	whole, err := os.ReadFile(backupOf(t, dir, to))
 	must(t, err)
 	server := pgtest.Shared(t)
@@ -146,7 +147,7 @@ func TestABackupThatDoesNotHoldIsNotServedFromPostgreSQL(t *testing.T) {
 		"row":     {resigned(t, dir, dir, "credential/", to), "has no row"},
 	} {
 		database, input := server.NewDatabase(t), filepath.Join(t.TempDir(), "in")
-		writeFile(t, input, c.content)
+		machine.WriteFile(t, input, c.content)
 		if _, err := run(t, "restore", "--input", input, "--identity-file", to.file, "--store", database); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -218,7 +219,7 @@ func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
 				t.Fatal(anchored, err)
 			}
 			place := filepath.Join(strings.TrimPrefix(anchors, "file://"), "anchor", anchored[0].Name(), "checkpoint")
-			writeFile(t, place, []byte(note))
+			machine.WriteFile(t, place, []byte(note))
 			out := mustRun(t, "restore", "--input", file, "--identity-file", to.file, "--store", target)
 			head := regexp.MustCompile(`head: (\d+) `).FindStringSubmatch(out)
 			e := *e
@@ -286,8 +287,8 @@ func TestAKeptBackupIsVerified(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			input := filepath.Join(t.TempDir(), "in")
-			writeFile(t, input, c.file)
-			writeFile(t, input+".sig", c.statement)
+			machine.WriteFile(t, input, c.file)
+			machine.WriteFile(t, input+".sig", c.statement)
 			_, err := run(t, append([]string{"backup", "verify", "--input", input}, c.args...)...)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v, want %q", err, c.says)
@@ -310,7 +311,7 @@ func TestAMarkIsNotRestored(t *testing.T) {
 	content, err := os.ReadFile(file)
 	must(t, err)
 	marked := filepath.Join(t.TempDir(), "marked.backup")
-	writeFile(t, marked, withRow(t, e, content, to, offline.MarkRow, []byte(`{"state":"leaving"}`)))
+	machine.WriteFile(t, marked, withRow(t, e, content, to, offline.MarkRow, []byte(`{"state":"leaving"}`)))
 	target := offline.BoltScheme + e.path("restored")
 	mustRun(t, "restore", "--input", marked, "--identity-file", to.file, "--store", target)
 	e.whole(target)

@@ -29,6 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/test/kubetest"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // hook is a running webhook.
@@ -122,7 +123,7 @@ func (c *cluster) secret(name, folder string) {
 		c.t.Fatal(err)
 	}
 	for _, file := range slices.Sorted(maps.Keys(s.Data)) {
-		writeFile(c.t, filepath.Join(folder, file), s.Data[file])
+		machine.WriteFile(c.t, filepath.Join(folder, file), s.Data[file])
 	}
 }
 
@@ -182,7 +183,7 @@ func TestTheWebhookRefusesAtApplyAndSaysWhatToDo(t *testing.T) {
 			lines = append(lines, line)
 		}
 	}
-	writeFile(t, s.file, fmt.Appendf(nil, `%s
+	machine.WriteFile(t, s.file, fmt.Appendf(nil, `%s
 publicURL: https://localhost:8200
 tls: {secretName: latticekeep-tls}
 kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays: 60, scopes: [Strict, Namespace]}}
@@ -213,7 +214,7 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 	}
 	c.kubectl(fmt.Sprintf(webhookManifests, port), "apply", "-f", "-")
 	token := c.kubectl("", "create", "token", "latticekeep-webhook", "-n", "latticekeep-system", "--audience", "latticekeep", "--duration", "1h")
-	writeFile(t, in("token"), []byte(token))
+	machine.WriteFile(t, in("token"), []byte(token))
 	c.kubectl("", "wait", "--for=jsonpath={.webhooks[0].clientConfig.caBundle}", "--timeout=60s", "validatingwebhookconfiguration/latticekeep-webhook")
 
 	s.awaitLog("using the TLS certificate of the Secret")
@@ -417,10 +418,10 @@ func (i *issuer) client(name string) tls.Certificate {
 // permitted name.
 func TestTheWebhookTalksToTheAPIServerAlone(t *testing.T) {
 	dir := t.TempDir()
-	files, roots := writeCertificate(t, dir, 1)
+	certFile, keyFile, roots := machine.WriteCertificate(t, dir, 1)
 	authority, other := newIssuer(t), newIssuer(t)
 	file := filepath.Join(dir, "clients.crt")
-	h := startWebhook(t, "--url", "https://127.0.0.1:1", "--token-file", filepath.Join(dir, "token"), "--cert-file", files.CertFile, "--key-file", files.KeyFile,
+	h := startWebhook(t, "--url", "https://127.0.0.1:1", "--token-file", filepath.Join(dir, "token"), "--cert-file", certFile, "--key-file", keyFile,
 		"--client-ca-file", file, "--client-name", "kube-apiserver", "--client-name", "front")
 	post := func(certs ...tls.Certificate) error {
 		c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certs}, DisableKeepAlives: true}}
@@ -438,7 +439,7 @@ func TestTheWebhookTalksToTheAPIServerAlone(t *testing.T) {
 	if err := post(authority.client("kube-apiserver")); err == nil {
 		t.Error("it serves before it knows whom")
 	}
-	writeFile(t, file, authority.pem)
+	machine.WriteFile(t, file, authority.pem)
 	h.log.await(t, `"ready"`)
 	for name, c := range map[string]struct {
 		certs []tls.Certificate
@@ -454,7 +455,7 @@ func TestTheWebhookTalksToTheAPIServerAlone(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	writeFile(t, file, other.pem) // the authority is replaced
+	machine.WriteFile(t, file, other.pem) // the authority is replaced
 	if err := post(authority.client("kube-apiserver")); err == nil {
 		t.Error("the former authority counts")
 	}
@@ -470,11 +471,11 @@ func TestTheWebhookTalksToTheAPIServerAlone(t *testing.T) {
 // The API server sends reviews until it has noticed that a webhook is stopping.
 func TestAWebhookThatEndsServesUntilNobodyAsks(t *testing.T) {
 	dir := t.TempDir()
-	files, roots := writeCertificate(t, dir, 1)
+	certFile, keyFile, roots := machine.WriteCertificate(t, dir, 1)
 	drained := make(chan time.Time)
 	h := &hook{t: t, log: make(said, 10_000)}
 	o := app.Webhook{
-		Listen: "127.0.0.1:0", Operations: "127.0.0.1:0", CertFile: files.CertFile, KeyFile: files.KeyFile,
+		Listen: "127.0.0.1:0", Operations: "127.0.0.1:0", CertFile: certFile, KeyFile: keyFile,
 		Vault: admission.Options{URL: "https://127.0.0.1:1"}, Drain: time.Hour, Stderr: h.log,
 	}
 	draining := make(chan struct{})
@@ -533,8 +534,8 @@ func TestTheWebhooksFlagsAreChecked(t *testing.T) {
 // A client that uses all connections of one address leaves the webhook available to the API server.
 func TestAPodThatTakesAllConnectionsDoesNotStopTheWebhook(t *testing.T) {
 	dir := t.TempDir()
-	files, roots := writeCertificate(t, dir, 1)
-	h := startWebhook(t, "--url", "https://127.0.0.1:1", "--token-file", filepath.Join(dir, "token"), "--cert-file", files.CertFile, "--key-file", files.KeyFile)
+	certFile, keyFile, roots := machine.WriteCertificate(t, dir, 1)
+	h := startWebhook(t, "--url", "https://127.0.0.1:1", "--token-file", filepath.Join(dir, "token"), "--cert-file", certFile, "--key-file", keyFile)
 	h.log.await(t, `"ready"`)
 	closed := func() bool {
 		_, text := h.get("/metrics")
@@ -545,7 +546,7 @@ func TestAPodThatTakesAllConnectionsDoesNotStopTheWebhook(t *testing.T) {
 			t.Fatal("one address has as many connections as it likes")
 		}
 		for range 64 { // as many as one address may open
-			dialFrom(t, "127.0.0.2", h.address)
+			machine.DialFrom(t, "127.0.0.2", h.address)
 		}
 	}
 	c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true}}

@@ -1,7 +1,6 @@
 package mail
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -24,6 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/machine"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -35,34 +35,16 @@ type fixture struct {
 	store  *storetest.Rehearsed
 	keys   *keyring.Ring
 	outbox *Outbox
-	log    *buffer
+	log    *machine.Log
 
 	mu    sync.Mutex
 	clock time.Time
 }
 
-// buffer is a log that can be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{
-		t: t, dir: t.TempDir(), key: filepath.Join(t.TempDir(), "kms.key"), log: &buffer{},
+		t: t, dir: t.TempDir(), key: filepath.Join(t.TempDir(), "kms.key"), log: new(machine.Log),
 		clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC),
 	}
 	must(t, kms.CreateLocal(f.key))

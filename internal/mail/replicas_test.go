@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // at returns the outbox of another replica, whose clock is ahead by the given time.
 func (f *fixture) at(ahead time.Duration) *fixture {
-	other := &fixture{t: f.t, store: f.store, keys: f.keys, log: &buffer{}}
+	other := &fixture{t: f.t, store: f.store, keys: f.keys, log: new(machine.Log)}
 	other.outbox = NewOutbox(f.store, f.keys, func() time.Time { return f.now().Add(ahead) })
 	return other
 }

@@ -67,7 +67,7 @@ func (o *outage) refuses(id string, during time.Duration) (r refusal) {
 		r.slowest = max(r.slowest, time.Since(asked))
 		switch {
 		case err != nil:
-			o.t.Fatalf("no answer: %v\n%s", err, o.p.log.String())
+			o.t.Fatalf("no answer: %v\n%s", err, o.p.log.Tail())
 		case got.status == http.StatusOK:
 			r.served++
 			o.d.show(got.request) // accounted looks for its entry

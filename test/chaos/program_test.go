@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/cli"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // TestMain runs the program itself when the test binary is called by the program's name.
@@ -117,29 +117,8 @@ type process struct {
 	d     *deployment
 	cmd   *exec.Cmd
 	url   string
-	log   buffer
+	log   machine.Log
 	ended chan struct{} // closed when the process has ended
-}
-
-// buffer is a log that may be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-// String returns the end of the log.
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	const most = 4000
-	all := b.b.Bytes()
-	return string(all[max(0, len(all)-most):])
 }
 
 // launch starts a server, below another command if one is given. It returns the server once it is
@@ -163,7 +142,7 @@ func (d *deployment) launch(below ...string) (*process, error) {
 	}()
 	if err != nil {
 		<-p.ended
-		return p, fmt.Errorf("the server ended: %s: %s", p.cmd.ProcessState, p.log.String())
+		return p, fmt.Errorf("the server ended: %s: %s", p.cmd.ProcessState, p.log.Tail())
 	}
 	var ready struct {
 		BaseURL string `json:"base_url"`
@@ -277,7 +256,7 @@ func (p *process) must(key, method, path, body string) map[string]any {
 	p.d.t.Helper()
 	made, err := p.try(key, method, path, body)
 	if err != nil {
-		p.d.t.Fatalf("%v\n%s", err, p.log.String())
+		p.d.t.Fatalf("%v\n%s", err, p.log.Tail())
 	}
 	return made
 }

@@ -103,7 +103,7 @@ func (f *fleet) goesOn(after string, replicas ...int) {
 			break
 		}
 		if time.Since(began) > time.Minute {
-			f.t.Fatalf("after %s replicas %v answer nothing for a minute: %v, then %v\n%s", after, replicas, before, now, f.servers[replicas[0]].Load().log.String())
+			f.t.Fatalf("after %s replicas %v answer nothing for a minute: %v, then %v\n%s", after, replicas, before, now, f.servers[replicas[0]].Load().log.Tail())
 		}
 	}
 	f.say("%s: replicas %v answer again after %s; answered so far: %v", after, replicas, time.Since(began).Round(time.Millisecond), f.served())

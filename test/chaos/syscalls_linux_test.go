@@ -148,7 +148,7 @@ func (s scenario) run(t *testing.T, of class, fault string, n int) (o point) {
 				return a
 			}
 			if try == 100 {
-				t.Fatalf("%s: %s does not get better: %s", name, c.action, p.log.String())
+				t.Fatalf("%s: %s does not get better: %s", name, c.action, p.log.Tail())
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -214,7 +214,7 @@ func (d *deployment) admitOnce(p *process) {
 			return
 		}
 		if try == 100 {
-			d.t.Fatalf("the first system key is of no use: %v\n%s", err, p.log.String())
+			d.t.Fatalf("the first system key is of no use: %v\n%s", err, p.log.Tail())
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
