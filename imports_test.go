@@ -75,16 +75,20 @@ var ours = map[string]string{
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
-	"internal/identity":             "internal/mail internal/envelope internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault internal/secret",
-	"internal/mail":                 "internal/keyring internal/authz internal/envelope internal/store internal/fault internal/secret",
-	"internal/keyring":              "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
-	"internal/audit":                "internal/authz internal/dualsig internal/store internal/frame internal/fault",
-	"internal/compliance":           "internal/audit internal/authz internal/fault",
-	"internal/compliance/assessor":  "internal/compliance internal/audit internal/authz internal/store internal/frame internal/fault",
-	"internal/compliance/report":    "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
-	"internal/objects":              "internal/google internal/fault",
-	"internal/otlp":                 "",
-	"internal/sealing":              "api/v1alpha1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
+	"internal/identity": "internal/identity/email internal/identity/password internal/identity/token " +
+		"internal/mail internal/envelope internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault internal/secret",
+	"internal/identity/email":      "internal/fault",
+	"internal/identity/password":   "internal/fault internal/secret",
+	"internal/identity/token":      "internal/fault internal/secret",
+	"internal/mail":                "internal/keyring internal/authz internal/envelope internal/store internal/fault internal/secret",
+	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
+	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
+	"internal/compliance":          "internal/audit internal/authz internal/fault",
+	"internal/compliance/assessor": "internal/compliance internal/audit internal/authz internal/store internal/frame internal/fault",
+	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
+	"internal/objects":             "internal/google internal/fault",
+	"internal/otlp":                "",
+	"internal/sealing":             "api/v1alpha1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
 	"internal/backup":        "internal/dualsig internal/store internal/frame internal/fault",
 	"internal/generate":      "internal/dualsig internal/fault internal/secret",
@@ -160,10 +164,10 @@ var vendors = map[string]string{
 	"k8s.io/klog/v2":                 "controllers",
 	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/schemas",
 
-	"github.com/golang-jwt/jwt/v5":    "internal/identity",
-	"golang.org/x/crypto":             "internal/identity",              // argon2id
-	"golang.org/x/net":                "internal/identity internal/app", // international domain names; a bound on connections
-	"golang.org/x/text":               "internal/identity",              // PRECIS
+	"github.com/golang-jwt/jwt/v5":    "internal/identity/token internal/identity/tokenreview",
+	"golang.org/x/crypto":             "internal/identity/password",           // argon2id
+	"golang.org/x/net":                "internal/identity/email internal/app", // international domain names; a bound on connections
+	"golang.org/x/text":               "internal/identity/email",              // PRECIS
 	"github.com/wneessen/go-mail":     "internal/mail",
 	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",
 	"github.com/oapi-codegen/runtime": "api/openapi server",

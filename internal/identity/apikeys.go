@@ -6,12 +6,12 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -202,8 +202,8 @@ func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 			if b == nil {
 				continue // revoked since
 			}
-			var former time.Time // a damaged row is overwritten
-			if _, err := s.get(tx, apiKeyUsedKey(n.ID), &former); err == nil && !at.After(former) {
+			var previous time.Time // a damaged row is overwritten
+			if _, err := s.get(tx, apiKeyUsedKey(n.ID), &previous); err == nil && !at.After(previous) {
 				continue // another replica's is newer
 			}
 			if err := s.put(tx, apiKeyUsedKey(n.ID), at); err != nil {
@@ -222,19 +222,15 @@ func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 // Authenticate returns the caller that an API key stands for. Errors: fault.Unauthenticated for a
 // malformed, unknown, revoked or expired key; fault.Unavailable.
 func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, error) {
-	body, ok := strings.CutPrefix(apiKey, apiKeyPrefix)
-	if !ok || len(body) != encoding.EncodedLen(apiKeyBytes) {
-		return Caller{}, errUnauthenticated
-	}
-	raw, err := encoding.DecodeString(body)
-	if err != nil || encoding.EncodeToString(raw) != body { // a key has one spelling
+	raw := token.Parse(apiKeyPrefix, apiKey, apiKeyBytes)
+	if raw == nil {
 		return Caller{}, errUnauthenticated
 	}
 	now := s.now()
 	hash := apiKeyKey(s.grants.apiKeyHash(raw))
 	var row apiKeyRow
 	var tenant Tenant
-	err = s.store.View(ctx, func(r store.Reader) (err error) {
+	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		var found bool
 		if row, found, err = s.cache.get(s.records, r, hash); err != nil {
 			return err

@@ -176,7 +176,7 @@ func (s *Service) awaitOperated(ctx context.Context) bool {
 }
 
 func (s *Service) newSealingKey(ctx context.Context) error {
-	former, err := s.keys.CurrentSealingKey(ctx) // empty if there is none
+	previous, err := s.keys.CurrentSealingKey(ctx) // empty if there is none
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (s *Service) newSealingKey(ctx context.Context) error {
 		return err
 	}
 	err = s.store.Update(ctx, func(tx store.Tx) error {
-		if err := key.PutAfter(tx, former); err != nil {
+		if err := key.PutAfter(tx, previous); err != nil {
 			return err
 		}
 		_, err := s.guard.Append(tx, systemEvent(audit.SealingKeyCreated, audit.SealingKeyResource, key.ID))

@@ -2,7 +2,6 @@ package identity
 
 import (
 	"cmp"
-	"crypto/rand"
 	"errors"
 	"slices"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -129,9 +129,8 @@ type newAPIKey struct {
 
 // newAPIKey makes a key for the request r, which the caller has checked.
 func (s *grants) newAPIKey(tenant authz.TenantID, by string, r APIKeyRequest) *newAPIKey {
-	raw := make([]byte, apiKeyBytes)
-	_, _ = rand.Read(raw) // never fails
-	k := &newAPIKey{key: apiKeyPrefix + encoding.EncodeToString(raw), hash: s.apiKeyHash(raw)}
+	key, raw := token.New(apiKeyPrefix, apiKeyBytes)
+	k := &newAPIKey{key: key, hash: s.apiKeyHash(raw)}
 	k.row = apiKeyRow{ID: authz.NewID(apiKeyIDPrefix), Tenant: tenant, Name: r.Name, CreatedAt: s.now().UTC(), CreatedBy: by}
 	for _, scope := range append(authz.TenantScopes(), authz.SystemAdmin) {
 		if slices.Contains(r.Scopes, scope) {

@@ -33,6 +33,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/identity/password"
+	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -57,11 +59,11 @@ type Service struct {
 func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Service {
 	r := &records{store: s, guard: guard, keys: keys, now: now}
 	outbox := mail.NewOutbox(s, keys, now)
-	hashes := new(passwords)
+	hashes := new(password.Hasher)
 	tenants := &tenants{records: r}
 	throttle := &throttle{r}
 	tickets := &tickets{r}
-	sessions := &sessions{r, tenants}
+	sessions := &sessions{r, tenants, token.NewSigner(keys.TokenKey(), keys.ChainID(), now)}
 	grants := &grants{r, tickets}
 	users := &users{
 		records: r, tenants: tenants, sessions: sessions, tickets: tickets, grants: grants,

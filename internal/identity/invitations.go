@@ -10,6 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/email"
+	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -43,11 +45,11 @@ func invitedKey(tenant authz.TenantID) []byte { return []byte("invited/" + strin
 // open invitation to the same address. Errors: fault.Invalid; fault.Forbidden; fault.Conflict for
 // an address that has an account or was invited a moment ago, and for too many invitations;
 // fault.Unavailable.
-func (s *members) Invite(ctx context.Context, p authz.Principal, email string, role authz.Role) (Invitation, error) {
+func (s *members) Invite(ctx context.Context, p authz.Principal, address string, role authz.Role) (Invitation, error) {
 	if err := s.readyForMembers(ctx, p, authz.InviteMember); err != nil {
 		return Invitation{}, err
 	}
-	email, err := canonicalEmail(email)
+	address, err := email.Canonical(address)
 	if err != nil {
 		return Invitation{}, err
 	}
@@ -56,8 +58,8 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, email string, r
 	}
 	id := authz.NewID(invitationIDPrefix)
 	t := s.tickets.newTicket(inviteTicket, account{p.Tenant, id})
-	row := invitationRow{Email: email, Role: role, CreatedAt: t.row.CreatedAt, ExpiresAt: t.row.ExpiresAt}
-	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: email, Token: t.token})
+	row := invitationRow{Email: address, Role: role, CreatedAt: t.row.CreatedAt, ExpiresAt: t.row.ExpiresAt}
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: address, Token: t.token})
 	if err != nil {
 		return Invitation{}, fmt.Errorf("preparing a mail: %w", err)
 	}
@@ -159,8 +161,8 @@ func (s *members) countInvitation(r store.Reader, tenant authz.TenantID, now tim
 // AcceptInvitation makes the bearer of an invitation's token a user of the tenant, with a verified
 // address. Errors: fault.Invalid, including ErrTicket; fault.Conflict for an address that got an
 // account meanwhile; fault.Forbidden when the tenant's trial has ended; fault.Unavailable.
-func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, token string, password secret.Bytes) (User, Tenant, error) {
-	if err := checkPassword(password); err != nil {
+func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, mailed string, chosen secret.Bytes) (User, Tenant, error) {
+	if err := password.Validate(chosen); err != nil {
 		return User{}, Tenant{}, err
 	}
 	now := s.now()
@@ -170,7 +172,7 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, to
 	find := func(r store.Reader) (err error) {
 		var found bool
 		row = invitationRow{} // the transaction calls find again
-		if invited, err = s.tickets.findTicket(r, inviteTicket, token, now); err != nil {
+		if invited, err = s.tickets.findTicket(r, inviteTicket, mailed, now); err != nil {
 			return err
 		}
 		if found, err = s.get(r, invitationKey(invited.Tenant, invited.User), &row); err != nil {
@@ -184,7 +186,7 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, to
 	if err := s.store.View(ctx, find); err != nil {
 		return User{}, Tenant{}, fmt.Errorf("looking up an invitation: %w", err)
 	}
-	u, err := s.users.newUser(ctx, invited.Tenant, row.Email, row.Role, password)
+	u, err := s.users.newUser(ctx, invited.Tenant, row.Email, row.Role, chosen)
 	if err != nil {
 		return User{}, Tenant{}, err
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/email"
+	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -18,11 +20,11 @@ import (
 // RequestPasswordReset mails the user of an address a token that sets a new password. For an
 // address without an account, and for one that was mailed a moment ago, it does the same work and
 // drops the mail. That is recorded like the refusal of a stranger. Error: fault.Unavailable.
-func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal, email string) error {
+func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal, address string) error {
 	if err := s.guard.Ready(ctx); err != nil {
 		return err
 	}
-	canonical, err := canonicalEmail(email)
+	canonical, err := email.Canonical(address)
 	if err != nil {
 		canonical = "" // matches no account
 	}
@@ -84,14 +86,14 @@ var errUnsent = errors.New("the account is gone, or was mailed a moment ago")
 // ResetPassword gives the user of a mailed token a new password and ends all its sessions. It also
 // verifies the address. Before that an unverified account could make no API key and no invitation.
 // Errors: fault.Invalid, including ErrTicket; fault.Unavailable.
-func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, token string, next secret.Bytes) error {
-	if err := checkPassword(next); err != nil {
+func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, mailed string, next secret.Bytes) error {
+	if err := password.Validate(next); err != nil {
 		return err
 	}
 	now := s.now()
 	var l login
 	err := s.store.View(ctx, func(r store.Reader) error { // before the expensive hash
-		a, err := s.tickets.findTicket(r, resetTicket, token, now)
+		a, err := s.tickets.findTicket(r, resetTicket, mailed, now)
 		if err != nil {
 			return err
 		}
@@ -102,7 +104,7 @@ func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, token
 		return fmt.Errorf("resetting a password: %w", err)
 	}
 	err = s.setPassword(ctx, userEvent(audit.PasswordReset, l.as(from)), l, next, "", func(tx store.Tx, row *userRow) (map[string]string, error) {
-		if _, err := s.tickets.findTicket(tx, resetTicket, token, now); err != nil || row.Verified {
+		if _, err := s.tickets.findTicket(tx, resetTicket, mailed, now); err != nil || row.Verified {
 			return nil, err
 		}
 		row.Verified = true
@@ -118,7 +120,7 @@ func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, token
 // first calls also, which may refuse, change the user's row and return attributes for the entry.
 func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next secret.Bytes, keep string,
 	also func(store.Tx, *userRow) (map[string]string, error)) error {
-	hash, err := s.passwords.hash(ctx, next)
+	hash, err := s.passwords.Hash(ctx, next)
 	if err != nil {
 		return err
 	}
@@ -146,9 +148,9 @@ func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next 
 		}
 		e.Attributes = map[string]string{"sessions_ended": strconv.Itoa(ended)}
 		maps.Copy(e.Attributes, attributes)
-		former := row.Password
+		previous := row.Password
 		row.Password = id
-		return errors.Join(s.throttle.forget(tx, s.users.emailHash(l.row.Email)), s.throttle.forget(tx, l.User), s.tickets.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, former)),
+		return errors.Join(s.throttle.forget(tx, s.users.emailHash(l.row.Email)), s.throttle.forget(tx, l.User), s.tickets.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, previous)),
 			s.put(tx, passwordKey(l.User, id), hash), s.put(tx, userKey(l.account), row), post.Put(tx))
 	})
 	if err != nil {
@@ -165,7 +167,7 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	if err := s.guard.Admit(ctx, p.Principal, authz.ChangePassword); err != nil {
 		return err
 	}
-	if err := checkPassword(next); err != nil {
+	if err := password.Validate(next); err != nil {
 		return err
 	}
 	// These failures are counted apart from those of sign-ins, so strangers who guess cannot block
@@ -181,7 +183,7 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	if err != nil {
 		return fmt.Errorf("reading a password: %w", err)
 	}
-	right, err := s.passwords.check(ctx, l.hash, current)
+	right, err := s.passwords.Matches(ctx, l.hash, current)
 	if err != nil {
 		return fmt.Errorf("checking a password: %w", err)
 	}

@@ -2,16 +2,14 @@ package identity
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -64,33 +62,15 @@ func (s *serviceAccounts) UseCluster(c Cluster, tenants map[string]authz.TenantI
 // A ServiceAccount has no scope until [Service.Permit] gives it one. In a namespace without a
 // tenant it is a stranger until then, so a pod without permissions stores nothing. Errors:
 // fault.Unauthenticated, fault.Unavailable.
-func (s *serviceAccounts) AuthenticateBearer(ctx context.Context, token string, ask bool) (Caller, error) {
-	if s.cluster == nil || !foreign(token) {
-		return s.sessions.AuthenticateToken(ctx, token)
+func (s *serviceAccounts) AuthenticateBearer(ctx context.Context, bearer string, ask bool) (Caller, error) {
+	if s.cluster == nil || !token.IsForeign(bearer) {
+		return s.sessions.AuthenticateToken(ctx, bearer)
 	}
-	a, err := s.cluster.Review(ctx, token, ask)
+	a, err := s.cluster.Review(ctx, bearer, ask)
 	if err != nil {
 		return Caller{}, fmt.Errorf("reviewing a ServiceAccount's token: %w", err)
 	}
 	return s.serviceAccount(ctx, a)
-}
-
-// foreign reports whether a token is a JWT whose header is not that of our access tokens. It checks
-// the length of the token before it parses anything.
-func foreign(token string) bool {
-	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 {
-		return false
-	}
-	first, _, _ := strings.Cut(token, ".")
-	b, err := base64.RawURLEncoding.DecodeString(first)
-	if err != nil {
-		return false
-	}
-	var header struct {
-		Algorithm string `json:"alg"`
-		Type      string `json:"typ"`
-	}
-	return json.Unmarshal(b, &header) == nil && (header.Algorithm != tokenMethod.Alg() || header.Type != tokenType)
 }
 
 // serviceAccount returns the account as a caller, with the tenant that its namespace has now.

@@ -59,7 +59,7 @@ func TestOnlyWhatCanBeAServiceAccountsTokenReachesTheCluster(t *testing.T) {
 	s := newService(t)
 	p := newPods()
 	own := jws(`{"alg":"HS512","kid":"1","typ":"at+jwt"}`)
-	long := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"RS256"}`)) + "." + strings.Repeat("a", maxAccessToken) + ".AA"
+	long := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"RS256"}`)) + "." + strings.Repeat("a", 8<<10) + ".AA"
 	for name, c := range map[string]struct {
 		token   string
 		reaches bool
@@ -70,10 +70,10 @@ func TestOnlyWhatCanBeAServiceAccountsTokenReachesTheCluster(t *testing.T) {
 		"ours":                    {own, false},
 		"ours, in another order":  {jws(`{"typ":"at+jwt","alg":"HS512"}`), false},
 		"too long":                {long, false},
-		"as long as can be":       {long[:maxAccessToken-3] + ".AA", true},
+		"as long as can be":       {long[:8<<10-3] + ".AA", true},
 		"two parts":               {"e30.e30", false},
 		"four parts":              {podToken + ".AA", false},
-		"many parts":              {strings.Repeat(".", maxAccessToken), false},
+		"many parts":              {strings.Repeat(".", 8<<10), false},
 		"a header that is a list": {jws(`[]`), false},
 		"a header cut":            {jws(`{"alg":"RS256"`), false},
 		"a header with padding":   {"e30=.e30.AA", false},
@@ -299,12 +299,4 @@ func TestTheClusterIsAskedAboutTheNameThatIsLookedUp(t *testing.T) {
 			t.Errorf("%q %q: %q %v", c.namespace, c.name, p.asked, got.Scopes)
 		}
 	}
-}
-
-func FuzzForeign(f *testing.F) {
-	f.Fuzz(func(t *testing.T, token string) {
-		if foreign(token) && (len(token) > maxAccessToken || strings.Count(token, ".") != 2) {
-			t.Errorf("%q", token)
-		}
-	})
 }

@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-
-	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -76,19 +74,20 @@ func sessionKey(n sessionName) []byte { return append(sessionsPrefix(n.User), n.
 
 func selectorKey(hash string) []byte { return []byte("session/selector/" + hash) }
 
-// sessions owns the rows of sessions, and signs and verifies access tokens.
+// sessions owns the rows of sessions.
 type sessions struct {
 	*records
 	tenants *tenants
+	access  *token.Signer
 }
 
 // newRefresh returns a refresh token for a selector, and the hashes of both its parts. Without a
 // selector it makes a new one.
-func (s *sessions) newRefresh(selector []byte) (token, selectorHash, secretHash string) {
-	_, raw := randomToken("", refreshBytes)
+func (s *sessions) newRefresh(selector []byte) (refresh, selectorHash, secretHash string) {
+	_, raw := token.New(refreshPrefix, refreshBytes)
 	copy(raw, selector)
 	selectorHash, secretHash = s.refreshHashes(raw)
-	return refreshPrefix + encoding.EncodeToString(raw), selectorHash, secretHash
+	return token.Format(refreshPrefix, raw), selectorHash, secretHash
 }
 
 func (s *sessions) refreshHashes(raw []byte) (selector, secret string) {
@@ -158,8 +157,8 @@ type presented struct {
 }
 
 // present reads the session of a refresh token. Error: errNoSession.
-func (s *sessions) present(r store.Reader, token string, now time.Time) (p presented, err error) {
-	if p.raw = parseToken(refreshPrefix, token, refreshBytes); p.raw == nil {
+func (s *sessions) present(r store.Reader, refresh string, now time.Time) (p presented, err error) {
+	if p.raw = token.Parse(refreshPrefix, refresh, refreshBytes); p.raw == nil {
 		return p, errNoSession
 	}
 	selector, secretHash := s.refreshHashes(p.raw)
@@ -180,7 +179,7 @@ func (p presented) account() account { return account{p.row.Tenant, p.name.User}
 // Errors: fault.Unauthenticated, fault.Unavailable.
 func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshToken string) (Tokens, error) {
 	now := s.now().UTC()
-	raw := parseToken(refreshPrefix, refreshToken, refreshBytes)
+	raw := token.Parse(refreshPrefix, refreshToken, refreshBytes)
 	if raw == nil {
 		return Tokens{}, s.refuseStranger(ctx, from, audit.SessionRefreshed, audit.SessionResource, reasonNoSession, errNoSession)
 	}
@@ -210,12 +209,12 @@ func (s *sessions) SignOutRefresh(ctx context.Context, from authz.Principal, ref
 
 // redeem makes a change for the bearer of a refresh token. A token that was used before ends its
 // session instead.
-func (s *sessions) redeem(ctx context.Context, from authz.Principal, t audit.EventType, token string, now time.Time,
+func (s *sessions) redeem(ctx context.Context, from authz.Principal, t audit.EventType, refresh string, now time.Time,
 	change func(store.Tx, presented) error) error {
 	reused := false
 	err := s.store.Update(ctx, func(tx store.Tx) error {
 		reused = false
-		p, err := s.present(tx, token, now)
+		p, err := s.present(tx, refresh, now)
 		if err != nil {
 			return err
 		}
@@ -320,48 +319,11 @@ func (s *sessions) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 	return list, nil
 }
 
-// An access token is a JWT (RFC 9068) with a fixed algorithm, type, key id, issuer and audience. It
-// names only the user and the session. Every request reads anew what the user may do, so signing
-// out, a change of role and the end of a trial take effect at once.
-const (
-	accessLifetime = 30 * time.Minute
-	clockSkew      = 5 * time.Minute // between replicas, so a token is valid at once on a replica whose clock is behind
-	tokenType      = "at+jwt"
-	tokenKeyID     = "1" // the only key so far
-	tokenAudience  = "latticekeep-api"
-	maxAccessToken = 8 << 10
-)
-
-var (
-	tokenMethod    = jwt.SigningMethodHS512
-	errAccessToken = fault.New(fault.Unauthenticated, "a valid access token is required: refresh the session or sign in again")
-)
-
-type accessClaims struct {
-	jwt.RegisteredClaims
-	Session string `json:"sid"`
-}
-
-func (s *sessions) issuer() string { return "latticekeep/" + s.keys.ChainID() }
-
 // tokens signs an access token for a session and returns it with the refresh token.
 func (s *sessions) tokens(n sessionName, row sessionRow, refresh string, now time.Time) (Tokens, error) {
-	issued := now.Truncate(time.Second) // a JWT has whole seconds only
-	expires := issued.Add(accessLifetime)
-	if end := row.ExpiresAt.Truncate(time.Second); end.Before(expires) {
-		expires = end
-	}
-	token := jwt.NewWithClaims(tokenMethod, accessClaims{
-		RegisteredClaims: jwt.RegisteredClaims{
-			Issuer: s.issuer(), Audience: jwt.ClaimStrings{tokenAudience}, Subject: n.User,
-			IssuedAt: jwt.NewNumericDate(issued), NotBefore: jwt.NewNumericDate(issued.Add(-clockSkew)), ExpiresAt: jwt.NewNumericDate(expires),
-		},
-		Session: n.ID,
-	})
-	token.Header["typ"], token.Header["kid"] = tokenType, tokenKeyID
-	access, err := token.SignedString([]byte(s.keys.TokenKey()))
+	access, expires, err := s.access.Sign(n.User, n.ID, now, row.ExpiresAt)
 	if err != nil {
-		return Tokens{}, fmt.Errorf("signing an access token: %w", err)
+		return Tokens{}, err
 	}
 	return Tokens{access, expires, refresh, row.ExpiresAt}, nil
 }
@@ -369,11 +331,11 @@ func (s *sessions) tokens(n sessionName, row sessionRow, refresh string, now tim
 // AuthenticateToken returns the user of an access token. Errors: fault.Unauthenticated for every
 // token that is not valid or whose session is over; fault.Unavailable.
 func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (Caller, error) {
-	claims, err := s.parseAccess(accessToken)
-	if err != nil {
-		return Caller{}, err
+	user, session, err := s.access.Verify(accessToken)
+	if err != nil || !authz.ValidID(userIDPrefix, user) || !authz.ValidID(sessionIDPrefix, session) {
+		return Caller{}, token.ErrAccess
 	}
-	n := sessionName{claims.Subject, claims.Session}
+	n := sessionName{user, session}
 	now := s.now()
 	var caller Caller
 	err = s.store.View(ctx, func(r store.Reader) error {
@@ -382,13 +344,13 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 		if found, err := s.get(r, sessionKey(n), &session); err != nil {
 			return err
 		} else if !found || !now.Before(session.ExpiresAt) {
-			return errAccessToken
+			return token.ErrAccess
 		}
 		a := account{session.Tenant, n.User}
 		if found, err := s.get(r, userKey(a), &user); err != nil {
 			return err
 		} else if !found {
-			return errAccessToken
+			return token.ErrAccess
 		}
 		tenant, err := s.tenants.readTenant(r, a.Tenant)
 		if err != nil {
@@ -406,24 +368,4 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 		return Caller{}, fmt.Errorf("looking up a session: %w", err)
 	}
 	return caller, nil
-}
-
-// parseAccess verifies the signature and the claims of a token. It checks the length and counts the
-// dots before it parses anything.
-func (s *sessions) parseAccess(token string) (accessClaims, error) {
-	var claims accessClaims
-	if len(token) > maxAccessToken || strings.Count(token, ".") != 2 || strings.ContainsAny(token, "\r\n") { // the base64 decoder skips line ends
-		return claims, errAccessToken
-	}
-	parsed, err := jwt.ParseWithClaims(token, &claims, func(t *jwt.Token) (any, error) {
-		if t.Header["typ"] != tokenType || t.Header["kid"] != tokenKeyID {
-			return nil, errAccessToken
-		}
-		return []byte(s.keys.TokenKey()), nil
-	}, jwt.WithValidMethods([]string{tokenMethod.Alg()}), jwt.WithIssuer(s.issuer()), jwt.WithAudience(tokenAudience),
-		jwt.WithExpirationRequired(), jwt.WithNotBeforeRequired(), jwt.WithStrictDecoding(), jwt.WithTimeFunc(s.now))
-	if err != nil || !parsed.Valid || !authz.ValidID(userIDPrefix, claims.Subject) || !authz.ValidID(sessionIDPrefix, claims.Session) {
-		return claims, errAccessToken
-	}
-	return claims, nil
 }

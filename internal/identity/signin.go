@@ -9,6 +9,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/email"
+	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -22,17 +24,17 @@ type signIns struct {
 	tickets   *tickets
 	throttle  *throttle
 	outbox    *mail.Outbox
-	passwords *passwords
+	passwords *password.Hasher
 }
 
 // SignIn begins a session of the user with that address and password. It does the same work and
 // gives the same answer for an unknown address, a wrong password and an account that must wait
 // after failures. Errors: fault.Unauthenticated, fault.Unavailable.
-func (s *signIns) SignIn(ctx context.Context, from authz.Principal, email string, password secret.Bytes) (Tokens, error) {
+func (s *signIns) SignIn(ctx context.Context, from authz.Principal, address string, given secret.Bytes) (Tokens, error) {
 	if err := s.guard.Ready(ctx); err != nil {
 		return Tokens{}, err
 	}
-	canonical, err := canonicalEmail(email)
+	canonical, err := email.Canonical(address)
 	if err != nil {
 		canonical = "" // matches no account
 	}
@@ -48,7 +50,7 @@ func (s *signIns) SignIn(ctx context.Context, from authz.Principal, email string
 	if err != nil {
 		return Tokens{}, fmt.Errorf("looking up an account: %w", err)
 	}
-	right, err := s.passwords.check(ctx, l.hash, password)
+	right, err := s.passwords.Matches(ctx, l.hash, given)
 	if err != nil {
 		return Tokens{}, fmt.Errorf("checking a password: %w", err)
 	}

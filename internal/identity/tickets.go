@@ -1,17 +1,13 @@
 package identity
 
 import (
-	"crypto/rand"
-	"encoding/base32"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-var encoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 // ticketKind is the purpose of a mailed token.
 type ticketKind string
@@ -66,26 +62,6 @@ type ticket struct {
 
 const tokenBytes = 32
 
-// randomToken returns prefix and n random bytes in base32.
-func randomToken(prefix string, n int) (token string, raw []byte) {
-	raw = make([]byte, n)
-	_, _ = rand.Read(raw) // never fails
-	return prefix + encoding.EncodeToString(raw), raw
-}
-
-// parseToken returns the n bytes of a token in its one spelling, and nil for anything else.
-func parseToken(prefix, token string, n int) []byte {
-	body, ok := strings.CutPrefix(token, prefix)
-	if !ok || len(body) != encoding.EncodedLen(n) {
-		return nil
-	}
-	raw, err := encoding.DecodeString(body)
-	if err != nil || len(raw) != n || encoding.EncodeToString(raw) != body {
-		return nil
-	}
-	return raw
-}
-
 func (k ticketKind) prefix() string { return "lk_" + string(k) + "_" }
 
 // tickets owns the rows of mailed tokens.
@@ -97,9 +73,9 @@ func (s *tickets) ticketHash(k ticketKind, raw []byte) string {
 
 // newTicket makes a ticket for a subject of a tenant.
 func (s *tickets) newTicket(k ticketKind, subject account) *ticket {
-	token, raw := randomToken(k.prefix(), tokenBytes)
+	text, raw := token.New(k.prefix(), tokenBytes)
 	now := s.now().UTC()
-	return &ticket{k, token, s.ticketHash(k, raw), ticketRow{subject, now, now.Add(lifetimes[k])}}
+	return &ticket{k, text, s.ticketHash(k, raw), ticketRow{subject, now, now.Add(lifetimes[k])}}
 }
 
 // putTicket stores t in place of its subject's previous one.
@@ -123,8 +99,8 @@ func (s *tickets) dropTickets(tx store.Tx, user string) error {
 }
 
 // findTicket returns the subject of a token. Error: ErrTicket.
-func (s *tickets) findTicket(r store.Reader, k ticketKind, token string, now time.Time) (account, error) {
-	raw := parseToken(k.prefix(), token, tokenBytes)
+func (s *tickets) findTicket(r store.Reader, k ticketKind, mailed string, now time.Time) (account, error) {
+	raw := token.Parse(k.prefix(), mailed, tokenBytes)
 	if raw == nil {
 		return account{}, ErrTicket
 	}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/email"
+	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -23,7 +25,7 @@ type users struct {
 	tickets   *tickets
 	grants    *grants
 	outbox    *mail.Outbox
-	passwords *passwords
+	passwords *password.Hasher
 	decoy     decoy
 
 	registrationClosed bool
@@ -35,10 +37,10 @@ func (s *users) CloseRegistration() { s.registrationClosed = true }
 
 // VerifyEmail records that the user of a mailed token receives mail at its address. Errors:
 // ErrTicket, fault.Unavailable.
-func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, token string) error {
+func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, mailed string) error {
 	now := s.now()
 	err := s.commit(ctx, userEvent(audit.EmailVerified, from), func(tx store.Tx, e *audit.Event) error {
-		a, err := s.tickets.findTicket(tx, verifyTicket, token, now)
+		a, err := s.tickets.findTicket(tx, verifyTicket, mailed, now)
 		if err != nil {
 			return err
 		}
@@ -148,7 +150,7 @@ func (s *users) nobody() (*decoy, error) {
 		}
 		d.account = seal(emailKey(s.emailHash(row.Email)), a)
 		d.user = seal(userKey(a), row)
-		d.hash = seal(passwordKey(a.User, row.Password), newHash().String())
+		d.hash = seal(passwordKey(a.User, row.Password), password.Unmatchable())
 	})
 	return d, d.err
 }
@@ -190,13 +192,13 @@ type newUser struct {
 	hash string
 }
 
-func (s *users) newUser(ctx context.Context, tenant authz.TenantID, email string, role authz.Role, password secret.Bytes) (*newUser, error) {
-	hash, err := s.passwords.hash(ctx, password)
+func (s *users) newUser(ctx context.Context, tenant authz.TenantID, address string, role authz.Role, chosen secret.Bytes) (*newUser, error) {
+	hash, err := s.passwords.Hash(ctx, chosen)
 	if err != nil {
 		return nil, err
 	}
 	u := &newUser{account: account{tenant, authz.NewID(userIDPrefix)}, hash: hash}
-	u.row = userRow{Email: email, Role: role, Password: authz.NewID(passwordIDPrefix), CreatedAt: s.now().UTC()}
+	u.row = userRow{Email: address, Role: role, Password: authz.NewID(passwordIDPrefix), CreatedAt: s.now().UTC()}
 	return u, nil
 }
 
@@ -261,18 +263,18 @@ func (s *users) deleteUser(tx store.Tx, a account, row userRow) error {
 // Register makes a tenant on trial and its first owner, and mails the owner a token that verifies
 // the address. Errors: fault.Invalid, fault.Forbidden while registration is closed, fault.Conflict
 // for an address that has an account, fault.Unavailable.
-func (s *users) Register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
+func (s *users) Register(ctx context.Context, from authz.Principal, address string, chosen secret.Bytes, tenantName string) (User, Tenant, error) {
 	if err := s.guard.Ready(ctx); err != nil {
 		return User{}, Tenant{}, err
 	}
 	if s.registrationClosed {
 		return User{}, Tenant{}, s.refuseStranger(ctx, from, audit.UserRegistered, audit.UserResource, reasonClosed, errRegistration)
 	}
-	email, err := canonicalEmail(email)
-	if err := errors.Join(err, checkPassword(password), checkName(tenantName)); err != nil {
+	address, err := email.Canonical(address)
+	if err := errors.Join(err, password.Validate(chosen), checkName(tenantName)); err != nil {
 		return User{}, Tenant{}, err
 	}
-	u, tenant, err := s.register(ctx, from, email, password, tenantName)
+	u, tenant, err := s.register(ctx, from, address, chosen, tenantName)
 	if errors.Is(err, errEmailTaken) {
 		err = s.refuseStranger(ctx, from, audit.UserRegistered, audit.UserResource, reasonTaken, errEmailTaken)
 	}
@@ -282,9 +284,9 @@ func (s *users) Register(ctx context.Context, from authz.Principal, email string
 	return u, tenant, nil
 }
 
-func (s *users) register(ctx context.Context, from authz.Principal, email string, password secret.Bytes, tenantName string) (User, Tenant, error) {
+func (s *users) register(ctx context.Context, from authz.Principal, address string, chosen secret.Bytes, tenantName string) (User, Tenant, error) {
 	err := s.store.View(ctx, func(r store.Reader) error { // before the expensive work for a new account
-		_, err := s.holder(r, email, s.now(), false)
+		_, err := s.holder(r, address, s.now(), false)
 		return err
 	})
 	if err != nil {
@@ -295,12 +297,12 @@ func (s *users) register(ctx context.Context, from authz.Principal, email string
 		return User{}, Tenant{}, err
 	}
 	tenant.by.RequestID, tenant.by.SourceIP = from.RequestID, from.SourceIP
-	u, err := s.newUser(ctx, tenant.id, email, authz.Owner, password)
+	u, err := s.newUser(ctx, tenant.id, address, authz.Owner, chosen)
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
 	ticket := s.tickets.newTicket(verifyTicket, u.account)
-	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.VerifyEmail, To: email, Token: ticket.token})
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.VerifyEmail, To: address, Token: ticket.token})
 	if err != nil {
 		return User{}, Tenant{}, err
 	}

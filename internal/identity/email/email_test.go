@@ -1,4 +1,4 @@
-package identity
+package email
 
 import (
 	"errors"
@@ -24,7 +24,7 @@ func TestAnAddressHasOneSpelling(t *testing.T) {
 		"name@xn--bcher-kva.example":   "name@xn--bcher-kva.example",
 		"name@localhost":               "name@localhost",
 	} {
-		if got, err := canonicalEmail(in); err != nil || got != want {
+		if got, err := Canonical(in); err != nil || got != want {
 			t.Errorf("%q: %q, %v", in, got, err)
 		}
 	}
@@ -39,30 +39,30 @@ func TestWhatIsNoAddressIsRefused(t *testing.T) {
 		"na\u200dme@example.com", "na\u202eme@example.com", strings.Repeat("a", 65) + "@example.com",
 		"name@" + strings.Repeat("a", 64) + ".com", "name@" + strings.Repeat("a.", 130) + "com", strings.Repeat("a", 1<<20),
 	} {
-		if got, err := canonicalEmail(bad); !errors.Is(err, fault.Invalid) || got != "" {
+		if got, err := Canonical(bad); !errors.Is(err, fault.Invalid) || got != "" {
 			t.Errorf("%.40q became %q, %v", bad, got, err)
 		}
 	}
 }
 
-func FuzzCanonicalEmail(f *testing.F) {
+func FuzzCanonical(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in string) {
-		got, err := canonicalEmail(in)
+		got, err := Canonical(in)
 		if err != nil {
 			if got != "" || !errors.Is(err, fault.Invalid) {
 				t.Fatalf("%q, %v", got, err)
 			}
 			return
 		}
-		if again, err := canonicalEmail(got); err != nil || again != got {
+		if again, err := Canonical(got); err != nil || again != got {
 			t.Fatalf("%q became %q and then %q, %v", in, got, again, err)
 		}
-		if len(got) > maxEmail || strings.Count(got, "@") != 1 || strings.ContainsFunc(got, func(r rune) bool {
+		if len(got) > maxAddress || strings.Count(got, "@") != 1 || strings.ContainsFunc(got, func(r rune) bool {
 			return unicode.IsControl(r) || unicode.IsSpace(r) || unicode.IsUpper(r)
 		}) {
 			t.Fatalf("%q", got)
 		}
-		if upper, err := canonicalEmail(" " + strings.ToUpper(got) + " "); err == nil && isASCII(got) && upper != got {
+		if upper, err := Canonical(" " + strings.ToUpper(got) + " "); err == nil && isASCII(got) && upper != got {
 			t.Fatalf("%q and %q are two accounts", got, upper)
 		}
 	})
