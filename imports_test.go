@@ -70,7 +70,8 @@ var ours = map[string]string{
 	"api/client":     "api/openapi/v1 api/openapi/v2",
 	"api/v1alpha1":   "",
 
-	"internal/vault":                "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/record internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault internal/secret",
+	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/authz internal/store internal/fault",

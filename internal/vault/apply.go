@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Desired is the desired state of an object's credential, with its values opened.
@@ -155,7 +156,7 @@ type ownedVersion struct {
 	uid       string
 	expect    uint64 // version before the next one
 	before    *Owned // current state in the vault, nil for none
-	old       *record
+	old       *record.Record
 	desired   Desired
 }
 
@@ -179,13 +180,13 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 	}
 	created, change := now, audit.CredentialSealed
 	if old != nil {
-		created, change = old.createdAt, audit.CredentialReencrypted
+		created, change = old.CreatedAt, audit.CredentialReencrypted
 		if row.Previous = before.row.Previous; changed {
 			change, row.Previous = audit.CredentialRotated, previousOf(old, d.Overlap, now)
 		}
 	}
 	r := newRecord(p.Tenant, row.Credential, row.Version, created, now, d.request())
-	if err := r.seal(keys, d.Values); err != nil {
+	if err := r.Seal(keys, d.Values); err != nil {
 		return nil, err
 	}
 	return v.commitOwned(ctx, ownedChange{p, uid, change, old, r, row})
@@ -238,13 +239,13 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 		return nil, err
 	}
 	defer zero(values)
-	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, v.now(),
-		SealRequest{Name: old.name, Type: old.kind, TTLDays: int(old.ttlDays)})
-	if err := r.seal(keys, values); err != nil {
+	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, v.now(),
+		SealRequest{Name: old.Name, Type: old.Type, TTLDays: int(old.TTLDays)})
+	if err := r.Seal(keys, values); err != nil {
 		return nil, err
 	}
 	row := *before.row
-	row.Version, row.Trigger = r.version, trigger
+	row.Version, row.Trigger = r.Version, trigger
 	return v.commitOwned(ctx, ownedChange{p, uid, audit.CredentialReencrypted, old, r, &row})
 }
 
@@ -267,7 +268,7 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	if err != nil {
 		return nil, err
 	}
-	found := &lookup{id: r.id, record: r, until: r.expiresAt}
+	found := &lookup{id: r.ID, record: r, until: r.ExpiresAt}
 	e := found.event(audit.CredentialUnsealed, p, v.now())
 	e.Attributes["purpose"] = "target"
 	if err := v.record(ctx, e); err != nil {
@@ -279,27 +280,27 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 
 // findOwned returns what the vault holds for an object, and its record. The record is nil when it
 // is missing, damaged or not the version that the object's row names.
-func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string) (o *Owned, r *record, err error) {
+func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string) (o *Owned, r *record.Record, err error) {
 	now := v.now()
 	err = v.store.View(ctx, func(rd store.Reader) error {
 		row, err := v.records.owners.get(rd, tenant, uid)
 		if err != nil || row == nil {
 			return err
 		}
-		r, err = findRecord(rd, tenant, row.Credential)
+		r, err = record.Find(rd, tenant, row.Credential)
 		if errors.Is(err, fault.Internal) {
 			r, err = nil, nil // a damaged credential is sealed again, like a deleted one
 		}
 		if err != nil {
 			return err
 		}
-		if r == nil || r.version != row.Version {
+		if r == nil || r.Version != row.Version {
 			r = nil
 			o = row.owned(Credential{ID: row.Credential, Version: row.Version, Owned: true})
 			o.Missing = true
 			return nil
 		}
-		o = row.owned(r.credential(now, true))
+		o = row.owned(credentialOf(r, now, true))
 		if o.Audit, err = audit.Current(rd, tenant, row.Credential); err != nil {
 			return err
 		}
@@ -313,7 +314,7 @@ func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string
 }
 
 // ownedAt is findOwned for an operation on a version that must exist.
-func (v *Vault) ownedAt(ctx context.Context, tenant authz.TenantID, uid string, version uint64) (*Owned, *record, error) {
+func (v *Vault) ownedAt(ctx context.Context, tenant authz.TenantID, uid string, version uint64) (*Owned, *record.Record, error) {
 	o, r, err := v.findOwned(ctx, tenant, uid)
 	switch {
 	case err != nil:
@@ -329,14 +330,14 @@ func (v *Vault) ownedAt(ctx context.Context, tenant authz.TenantID, uid string, 
 // openOwned opens an object's record. For a damaged record it records a failure of change, the
 // event of the operation that needs the values, and returns fault.NotFound. The credential must
 // then be sealed again.
-func (v *Vault) openOwned(ctx context.Context, p authz.Principal, keys *keyring.Keys, r *record, change audit.EventType) (map[string]secret.Bytes, error) {
+func (v *Vault) openOwned(ctx context.Context, p authz.Principal, keys *keyring.Keys, r *record.Record, change audit.EventType) (map[string]secret.Bytes, error) {
 	values, err := v.openRecord(ctx, keys, r)
 	if !errors.Is(err, fault.Internal) {
 		return values, err
 	}
 	err = v.guard.Record(ctx, audit.Event{
 		Type: change, Outcome: audit.Failure, Principal: p,
-		Resource:   audit.Resource{Type: audit.CredentialResource, ID: r.id},
+		Resource:   audit.Resource{Type: audit.CredentialResource, ID: r.ID},
 		Attributes: map[string]string{audit.AttributeReason: reasonIntegrity},
 	})
 	if err != nil {
@@ -350,8 +351,8 @@ type ownedChange struct {
 	principal authz.Principal
 	uid       string
 	change    audit.EventType
-	old       *record // record that next was made from, nil when it is missing or lost
-	next      *record
+	old       *record.Record // record that next was made from, nil when it is missing or lost
+	next      *record.Record
 	row       *ownerRow
 }
 
@@ -362,9 +363,9 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 	p, uid, r, row := c.principal, c.uid, c.next, c.row
 	var replaced []byte
 	if c.old != nil {
-		replaced = c.old.encode()
+		replaced = c.old.Encode()
 	}
-	e := r.event(c.change, p)
+	e := versionEvent(r, c.change, p)
 	keeps := c.change == audit.CredentialRotated && row.Previous != nil
 	if keeps {
 		e.Attributes[audit.AttributeOverlapUntil] = row.Previous.Until.Format(time.RFC3339Nano)
@@ -375,11 +376,11 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 		if err != nil {
 			return err
 		}
-		if current.version() != r.version-1 || (current != nil && current.Credential != r.id) {
+		if current.version() != r.Version-1 || (current != nil && current.Credential != r.ID) {
 			return errMoved
 		}
 		if c.old != nil { // a credential deleted meanwhile must not return as r or as its previous version
-			stored, err := tx.Get(recordKey(p.Tenant, c.old.id, c.old.version))
+			stored, err := tx.Get(record.Key(p.Tenant, c.old.ID, c.old.Version))
 			if err != nil {
 				return err
 			}
@@ -409,7 +410,7 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 		return nil, fmt.Errorf("storing an object's credential: %w", err)
 	}
 	now := v.now()
-	o := row.owned(r.credential(now, true))
+	o := row.owned(credentialOf(r, now, true))
 	if o.Audit = *receipt; row.Previous.readable(now) {
 		o.Previous = &PreviousVersion{row.Previous.Version, row.Previous.Until}
 	}
@@ -433,7 +434,7 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 			Resource:   audit.Resource{Type: audit.CredentialResource, ID: row.Credential},
 			Attributes: map[string]string{audit.AttributeVersion: strconv.FormatUint(row.Version, 10)},
 		}
-		current, err := findRecord(tx, p.Tenant, row.Credential)
+		current, err := record.Find(tx, p.Tenant, row.Credential)
 		if err != nil && !errors.Is(err, fault.Internal) {
 			return err
 		}
@@ -487,7 +488,7 @@ func (v *Vault) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 		}
 	})
 	if err == nil && damaged > 0 {
-		err = fmt.Errorf("%d rows of what objects own: %w", damaged, errDamaged)
+		err = fmt.Errorf("%d rows of what objects own: %w", damaged, record.ErrDamaged)
 	}
 	return use, err
 }

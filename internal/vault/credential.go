@@ -9,6 +9,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Bounds of a credential. The API contract and the CRD state the same bounds.
@@ -33,6 +34,17 @@ type Credential struct {
 	ExpiresAt time.Time
 	Expired   bool
 	Owned     bool // a SealedCredential owns it: read-only over REST
+}
+
+const idPrefix = "cred"
+
+// credentialOf returns the record's metadata. owned says that a SealedCredential owns it.
+func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
+	return Credential{
+		ID: r.ID, Name: r.Name, Type: r.Type, Version: r.Version,
+		CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
+		Expired: !now.Before(r.ExpiresAt), Owned: owned,
+	}
 }
 
 // Unsealed is a credential with its values. The caller zeroes them.

@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -165,9 +166,9 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.vault = New(f.store, audit.NewGuard(f.log), f.keys, f.now)
-	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
+	f.vault.opener = func(r *record.Record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 		f.opens.Add(1)
-		return r.open(wrapping, signing)
+		return r.Open(wrapping, signing)
 	}
 }
 

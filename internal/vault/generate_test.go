@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 func zeroed(values map[string]secret.Bytes) bool {
@@ -85,7 +86,7 @@ func TestWhatIsLostIsGeneratedFromNothing(t *testing.T) {
 			return f.vault.Delete(t.Context(), system, o.ID)
 		}},
 		"junk": {lose: func(f *fixture, o *Owned) error {
-			f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, o.ID, 1), []byte("junk")) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, o.ID, 1), []byte("junk")) })
 			return nil
 		}},
 		"a flipped byte": {failed: true, lose: func(f *fixture, o *Owned) error {
@@ -295,7 +296,7 @@ func TestAReadForATargetThatCannotBeRecordedIsNone(t *testing.T) {
 	f.generate(f.operator(), 0, 0, login)
 	opener := f.vault.opener
 	var opened map[string]secret.Bytes
-	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
+	f.vault.opener = func(r *record.Record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 		f.store.full.Store(true)
 		values, err := opener(r, wrapping, signing)
 		opened = values

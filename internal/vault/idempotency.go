@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // idempotency remembers a Seal with an idempotency key for a day, in three rows: the credential
@@ -74,7 +75,7 @@ func (i *idempotency) fingerprint(tenant authz.TenantID, req SealRequest) *finge
 	if req.IdempotencyKey == "" {
 		return nil
 	}
-	values := encodeValues(req.Values)
+	values := record.EncodeValues(req.Values)
 	defer values.Zero()
 	return &fingerprint{
 		hash: i.keyedHex("latticekeep/idempotency-key/v1", []byte(tenant), []byte(req.IdempotencyKey)),
@@ -120,11 +121,11 @@ func (i *idempotency) firstAnswer(ctx context.Context, tenant authz.TenantID, f 
 
 // remember stores the fingerprint in the transaction that stores r. It ignores a nil fingerprint.
 // The error is fault.Conflict when another request with the key came first.
-func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record, now time.Time) error {
+func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record.Record, now time.Time) error {
 	if f == nil {
 		return nil
 	}
-	key := idempotencyKey(r.tenant, f.hash)
+	key := idempotencyKey(r.Tenant, f.hash)
 	before, err := getRow[keyRow](i.macRows, tx, key)
 	if err != nil {
 		return err
@@ -133,15 +134,15 @@ func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record, now time.
 		if now.Before(before.ExpiresAt) {
 			return errMoved
 		}
-		if err := i.forget(tx, r.tenant, f.hash, before); err != nil {
+		if err := i.forget(tx, r.Tenant, f.hash, before); err != nil {
 			return err
 		}
 	}
-	expires := r.sealedAt.Add(idempotencyTime)
+	expires := r.SealedAt.Add(idempotencyTime)
 	return errors.Join(
-		putRow(i.macRows, tx, key, keyRow{r.id, expires}),
-		putRow(i.macRows, tx, requestKey(r.tenant, r.id), requestRow{f.digest, r.name, r.kind, r.sealedAt, r.expiresAt}),
-		tx.Put(dueKey(expires, r.tenant, f.hash), nil),
+		putRow(i.macRows, tx, key, keyRow{r.ID, expires}),
+		putRow(i.macRows, tx, requestKey(r.Tenant, r.ID), requestRow{f.digest, r.Name, r.Type, r.SealedAt, r.ExpiresAt}),
+		tx.Put(dueKey(expires, r.Tenant, f.hash), nil),
 	)
 }
 

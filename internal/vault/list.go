@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // List returns the credentials of p's tenant in the order of their ids, and the cursor of the next
@@ -79,7 +80,7 @@ type page struct {
 	rd      store.Reader
 	p       authz.Principal
 	now     time.Time
-	matches func(r *record) bool
+	matches func(r *record.Record) bool
 
 	budget  readBudget
 	last    string // id of the credential read last
@@ -90,11 +91,11 @@ type page struct {
 
 // read reads the credentials after an id, or from the first one if the id is empty.
 func (f *page) read(q ListQuery, after string) error {
-	rng := store.Prefix(tenantPrefix(f.p.Tenant))
+	rng := store.Prefix(record.TenantPrefix(f.p.Tenant))
 	if after != "" {
-		rng.From = store.Prefix(recordPrefix(f.p.Tenant, after)).To
+		rng.From = store.Prefix(record.Prefix(f.p.Tenant, after)).To
 	}
-	prefix := len(tenantPrefix(f.p.Tenant))
+	prefix := len(record.TenantPrefix(f.p.Tenant))
 	var bad error
 	err := f.rd.Scan(rng, func(key, value []byte) bool {
 		full := q.Limit > 0 && len(f.list) == q.Limit
@@ -113,7 +114,7 @@ func (f *page) read(q ListQuery, after string) error {
 
 // add appends a credential to the list if it matches and p may see it.
 func (f *page) add(key, value []byte) error {
-	r, err := viewRecordAt(key, value)
+	r, err := record.ViewAt(key, value)
 	if err != nil {
 		f.damaged++ // one damaged record does not hide the others
 		return nil
@@ -124,11 +125,11 @@ func (f *page) add(key, value []byte) error {
 		return nil
 	}
 	f.budget.records -= ownerCost
-	by, err := f.owners.of(f.rd, f.p.Tenant, r.id)
+	by, err := f.owners.of(f.rd, f.p.Tenant, r.ID)
 	if err != nil || by.hides(f.p) || !f.matches(r) {
 		return err
 	}
-	f.list = append(f.list, r.credential(f.now, by.owned))
+	f.list = append(f.list, credentialOf(r, f.now, by.owned))
 	return nil
 }
 
@@ -149,7 +150,7 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	if err := v.record(ctx, e); err != nil {
 		return Credential{}, err
 	}
-	return l.record.credential(v.now(), l.owned), nil
+	return credentialOf(l.record, v.now(), l.owned), nil
 }
 
 // Versions returns the history of a credential, newest version first and at most [MaxVersions]. It
@@ -240,20 +241,20 @@ type counter struct {
 func (c *counter) count(rd store.Reader, budget readBudget) error {
 	c.Complete = true
 	var bad error
-	err := rd.Scan(store.Prefix(tenantPrefix(c.p.Tenant)), func(key, value []byte) bool {
+	err := rd.Scan(store.Prefix(record.TenantPrefix(c.p.Tenant)), func(key, value []byte) bool {
 		if budget.spent() {
 			c.Complete = false
 			return false
 		}
 		budget.spend(value)
-		r, err := viewRecordAt(key, value)
+		r, err := record.ViewAt(key, value)
 		if err != nil {
 			c.damaged++
 			return true
 		}
 		if c.p.Kind == authz.ServiceAccount { // only a ServiceAccount has hidden credentials
 			budget.records -= ownerCost
-			by, err := c.owners.of(rd, c.p.Tenant, r.id)
+			by, err := c.owners.of(rd, c.p.Tenant, r.ID)
 			if bad = err; err != nil || by.hides(c.p) {
 				return err == nil
 			}
@@ -269,28 +270,28 @@ func (c *counter) count(rd store.Reader, budget readBudget) error {
 	return errors.Join(err, bad)
 }
 
-func (c *counter) add(r *record) {
+func (c *counter) add(r *record.Record) {
 	c.Total++
-	c.types[r.kind]++
-	if !c.now.Before(r.expiresAt) {
+	c.types[r.Type]++
+	if !c.now.Before(r.ExpiresAt) {
 		c.Expired++
 		return
 	}
 	c.Active++
-	if r.expiresAt.Before(c.soon) {
+	if r.ExpiresAt.Before(c.soon) {
 		c.ExpiringSoon++
 	}
 	n := len(c.NextToExpire)
 	if n == MaxNextToExpire {
-		if !r.expiresAt.Before(c.NextToExpire[n-1].ExpiresAt) {
+		if !r.ExpiresAt.Before(c.NextToExpire[n-1].ExpiresAt) {
 			return
 		}
 		c.NextToExpire = c.NextToExpire[:n-1]
 	}
-	at, _ := slices.BinarySearchFunc(c.NextToExpire, r, func(listed Credential, r *record) int {
-		return cmp.Or(listed.ExpiresAt.Compare(r.expiresAt), -1) // after those that expire at the same time
+	at, _ := slices.BinarySearchFunc(c.NextToExpire, r, func(listed Credential, r *record.Record) int {
+		return cmp.Or(listed.ExpiresAt.Compare(r.ExpiresAt), -1) // after those that expire at the same time
 	})
-	c.NextToExpire = slices.Insert(c.NextToExpire, at, r.credential(c.now, false))
+	c.NextToExpire = slices.Insert(c.NextToExpire, at, credentialOf(r, c.now, false))
 }
 
 func (c *counter) summary() Summary {

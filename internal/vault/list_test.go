@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 func (f *fixture) sealFor(p authz.Principal, name, kind string, days int) Credential {
@@ -178,10 +179,10 @@ func fill(t testing.TB, s store.Store, tenant authz.TenantID, now time.Time, n i
 		must(t, s.Update(t.Context(), func(tx store.Tx) error {
 			for i := range batch {
 				r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{Name: fmt.Sprint("filled ", n, i), Type: fmt.Sprint("type-", i%30), TTLDays: 1 + i%60})
-				r.body, r.signature, r.wrap = make([]byte, 1281), make([]byte, dualsig.SignatureSize+64), make([]byte, 129)
-				_, _ = rand.Read(r.body) // not compressible, like a real body
-				_, _ = rand.Read(r.signature)
-				if err := tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()); err != nil {
+				r.Body, r.Signature, r.Wrap = make([]byte, 1281), make([]byte, dualsig.SignatureSize+64), make([]byte, 129)
+				_, _ = rand.Read(r.Body) // not compressible, like a real body
+				_, _ = rand.Read(r.Signature)
+				if err := tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()); err != nil {
 					return err
 				}
 			}
@@ -341,7 +342,7 @@ func TestASummaryCounts(t *testing.T) {
 	if e.EventType != audit.CredentialListed || e.Outcome != audit.Success || e.Attributes["count"] != "30" || e.Attributes["summary"] != "true" || e.Resource.ID != "" {
 		t.Errorf("recorded as %+v", e)
 	}
-	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, all[0].ID, 1), []byte("junk")) })
+	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, all[0].ID, 1), []byte("junk")) })
 	if got, err = f.vault.Summary(t.Context(), f.a, 3*day); err != nil || got.Total != 29 {
 		t.Errorf("beside a damaged record: %+v %v", got, err)
 	}
@@ -370,7 +371,7 @@ func TestMetadataIsWhatTheListSays(t *testing.T) {
 		f.advance(6 * day) // in the second round some have expired
 	}
 	c := f.sealFor(f.a, "n", "t", 1)
-	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, c.ID, 1), []byte("junk")) })
+	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, c.ID, 1), []byte("junk")) })
 	if got, err := f.vault.Metadata(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) || got != (Credential{}) {
 		t.Errorf("a damaged one: %+v %v", got, err)
 	}

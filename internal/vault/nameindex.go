@@ -8,6 +8,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // nameIndex finds credentials by their names. It has three kinds of sections for a name: one for
@@ -53,10 +54,10 @@ func nameKey(tenant authz.TenantID, section string, expires, created time.Time, 
 }
 
 // encode returns the rows of a record that o owns. A nil o means a credential without an object.
-func (x nameIndex) encode(r *record, hash string, o *Object) []pair {
+func (x nameIndex) encode(r *record.Record, hash string, o *Object) []pair {
 	var rows []pair
-	for _, section := range x.sections(r.tenant, hash, o) {
-		key := nameKey(r.tenant, section, r.expiresAt, r.createdAt, r.id)
+	for _, section := range x.sections(r.Tenant, hash, o) {
+		key := nameKey(r.Tenant, section, r.ExpiresAt, r.CreatedAt, r.ID)
 		rows = append(rows, pair{key, x.keys.SealRow(key, nil)})
 	}
 	return rows
@@ -103,7 +104,7 @@ func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	case !found:
 		return "", nil
 	case bad != nil || len(content) != 0:
-		return "", errDamaged
+		return "", record.ErrDamaged
 	}
 	return string(key[len(namePrefix(q.tenant, q.orphans))+16:]), nil
 }
@@ -133,7 +134,7 @@ func newest(rd store.Reader, section []byte, now time.Time) (key, row []byte, er
 		return active && seen < maxNamesakes // all rows that follow expire earlier
 	})
 	if err == nil && damaged {
-		err = errDamaged
+		err = record.ErrDamaged
 	}
 	return key, row, err
 }

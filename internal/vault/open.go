@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Unseal returns a credential with its values. It verifies both signatures before it decrypts, and
@@ -61,7 +62,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 		zero(found.values)
 		return Unsealed{}, err
 	}
-	c := found.record.credential(now, found.owned)
+	c := credentialOf(found.record, now, found.owned)
 	c.ExpiresAt = found.until
 	return Unsealed{c, found.values}, nil
 }
@@ -69,7 +70,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 // lookup is the result of a search for a credential.
 type lookup struct {
 	id     string // id that was asked for or found; empty when it is not well-formed or nothing was found
-	record *record
+	record *record.Record
 	until  time.Time // when the record stops being readable
 	digest string    // digest that the record must have, if not empty
 	owned  bool
@@ -107,14 +108,14 @@ func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 			return err
 		}
 		current, row := l.record, by.row
-		if current == nil || current.version == version {
+		if current == nil || current.Version == version {
 			return nil
 		}
 		l.record = nil
 		switch {
 		case by.damaged:
 			l.failed = true
-		case row == nil || stored == nil || row.Version != current.version || row.Previous == nil || row.Previous.Version != version:
+		case row == nil || stored == nil || row.Version != current.Version || row.Previous == nil || row.Previous.Version != version:
 		default:
 			if l.record, err = previousAt(key, stored); err != nil {
 				l.failed = true
@@ -136,7 +137,7 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 		return nil, err
 	}
 	l := &lookup{}
-	err = v.store.View(ctx, func(rd store.Reader) error { return v.find(l, rd, p, which, decoy.id) })
+	err = v.store.View(ctx, func(rd store.Reader) error { return v.find(l, rd, p, which, decoy.ID) })
 	if err != nil {
 		return nil, fmt.Errorf("reading a credential: %w", err)
 	}
@@ -145,7 +146,7 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 		subject = decoy
 	}
 	if which.version != nil {
-		digest := subject.digest() // computed for the decoy too, for equal work
+		digest := subject.Digest() // computed for the decoy too, for equal work
 		if subject == l.record && l.digest != "" && digest != l.digest {
 			l.failed, subject = true, decoy
 		}
@@ -196,16 +197,16 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 	if l.id = id; id == "" {
 		wanted = absent
 	}
-	r, err2 := findRecord(rd, p.Tenant, wanted)
+	r, err2 := record.Find(rd, p.Tenant, wanted)
 	by, err3 := v.records.owners.of(rd, p.Tenant, wanted)
 	l.record, l.owned = r, by.owned
 	if r != nil {
-		l.until = r.expiresAt
+		l.until = r.ExpiresAt
 	}
 	if errors.Is(err2, fault.Internal) {
 		l.failed, err2 = true, nil
 	}
-	if r != nil && which.name != "" && r.name != which.name {
+	if r != nil && which.name != "" && r.Name != which.name {
 		l.failed, l.record = true, nil // the index and the record are from different states
 	}
 	if err = errors.Join(err, err2, err3); err == nil && which.version != nil {
@@ -219,8 +220,8 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 
 // openRecord opens a record with the current keys, or with the earlier versions that the record
 // names.
-func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record) (map[string]secret.Bytes, error) {
-	wrapping, signing, err := r.keyVersions()
+func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record.Record) (map[string]secret.Bytes, error) {
+	wrapping, signing, err := r.KeyVersions()
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +230,7 @@ func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record
 		if keys[version] != nil {
 			continue
 		}
-		if keys[version], err = v.keys.Version(ctx, r.tenant, version); err != nil {
+		if keys[version], err = v.keys.Version(ctx, r.Tenant, version); err != nil {
 			return nil, fmt.Errorf("opening a credential: %w", err)
 		}
 	}
@@ -237,16 +238,16 @@ func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record
 }
 
 // decoy returns a record of the tenant that is not in the store.
-func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record, error) {
+func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record.Record, error) {
 	if d, ok := v.decoys.Load(tenant); ok {
-		r := d.(*record)
-		if wrapping, _, err := r.keyVersions(); err == nil && wrapping == keys.Version {
+		r := d.(*record.Record)
+		if wrapping, _, err := r.KeyVersions(); err == nil && wrapping == keys.Version {
 			return r, nil
 		}
 	}
 	now := v.now()
 	r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{})
-	if err := r.seal(keys, map[string]secret.Bytes{"decoy": make(secret.Bytes, 64)}); err != nil {
+	if err := r.Seal(keys, map[string]secret.Bytes{"decoy": make(secret.Bytes, 64)}); err != nil {
 		return nil, fmt.Errorf("sealing a decoy: %w", err)
 	}
 	v.decoys.Store(tenant, r)
@@ -270,7 +271,7 @@ func (l *lookup) event(t audit.EventType, p authz.Principal, now time.Time) audi
 		e.Attributes[audit.AttributeReason] = reasonExpired
 	default:
 		e.Outcome = audit.Success
-		e.Attributes[audit.AttributeVersion] = strconv.FormatUint(l.record.version, 10)
+		e.Attributes[audit.AttributeVersion] = strconv.FormatUint(l.record.Version, 10)
 	}
 	return e
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 const uid = "8c2b1c1e-0000-4000-8000-000000000001"
@@ -154,17 +155,17 @@ func TestALostCredentialIsMadeAgainUnderItsID(t *testing.T) {
 			must(t, f.vault.Delete(t.Context(), system, o.ID))
 		},
 		"damaged": func(f *fixture, o *Owned) {
-			f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, o.ID, o.Version), []byte("junk")) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, o.ID, o.Version), []byte("junk")) })
 		},
 		"an old row": func(f *fixture, o *Owned) {
 			_, values := f.rows("credential/")
 			f.tamper(func(tx store.Tx) error {
-				r, err := decodeRecord(values[0])
+				r, err := record.Decode(values[0])
 				if err != nil {
 					return err
 				}
-				r.version += 7
-				return errors.Join(tx.Delete(recordKey(f.a.Tenant, o.ID, o.Version)), tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()))
+				r.Version += 7
+				return errors.Join(tx.Delete(record.Key(f.a.Tenant, o.ID, o.Version)), tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()))
 			})
 		},
 	}
@@ -280,15 +281,15 @@ func TestDecodeRecordRefusesEverythingButItsOwn(t *testing.T) {
 	f.seal(f.a, login)
 	_, values := f.rows("credential/")
 	row := values[0]
-	if r, err := decodeRecord(row); err != nil || string(r.encode()) != string(row) {
+	if r, err := record.Decode(row); err != nil || string(r.Encode()) != string(row) {
 		t.Fatal("not its own", err)
 	}
 	for n := range row {
-		if _, err := decodeRecord(row[:n]); err == nil {
+		if _, err := record.Decode(row[:n]); err == nil {
 			t.Fatalf("%d bytes of %d accepted", n, len(row))
 		}
 	}
-	if _, err := decodeRecord(append(row, 0)); err == nil {
+	if _, err := record.Decode(append(row, 0)); err == nil {
 		t.Fatal("a byte too many accepted")
 	}
 }

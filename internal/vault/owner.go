@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Object names a SealedCredential. The name and the UID together identify one object, so a new
@@ -98,7 +99,7 @@ func (o ownerRows) get(rd store.Reader, tenant authz.TenantID, uid string) (*own
 func (o ownerRows) decode(key, stored []byte) (*ownerRow, error) {
 	row, err := decodeRow[ownerRow](o.macRows, key, stored)
 	if err == nil && len(row.SpecDigest) != 32 {
-		return nil, errDamaged
+		return nil, record.ErrDamaged
 	}
 	return row, err
 }

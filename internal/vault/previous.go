@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // PreviousVersion names the version of an object's credential that the last rotation replaced,
@@ -27,10 +28,10 @@ type PreviousVersion struct {
 
 // previousOf returns the part of the object's row about old when new values replace it at now. It
 // returns nil when old ends at once.
-func previousOf(old *record, overlap time.Duration, now time.Time) *previousRow {
-	p := &previousRow{Version: old.version, Until: now.Add(overlap).Truncate(time.Microsecond), Digest: old.digest()}
-	if old.expiresAt.Before(p.Until) {
-		p.Until = old.expiresAt
+func previousOf(old *record.Record, overlap time.Duration, now time.Time) *previousRow {
+	p := &previousRow{Version: old.Version, Until: now.Add(overlap).Truncate(time.Microsecond), Digest: old.Digest()}
+	if old.ExpiresAt.Before(p.Until) {
+		p.Until = old.ExpiresAt
 	}
 	if !p.readable(now) {
 		return nil
@@ -57,12 +58,12 @@ func endKey(until time.Time, tenant authz.TenantID, uid string) []byte {
 	return append(b, string(tenant)+"/"+uid...)
 }
 
-// previousAt decodes a previous version. It returns errDamaged for a row under the key of another
-// version.
-func previousAt(key, stored []byte) (*record, error) {
-	r, err := decodeRecord(stored)
-	if err != nil || string(previousKey(r.tenant, r.id, r.version)) != string(key) {
-		return nil, errDamaged
+// previousAt decodes a previous version. Error: record.ErrDamaged, also for a row under the
+// key of another version.
+func previousAt(key, stored []byte) (*record.Record, error) {
+	r, err := record.Decode(stored)
+	if err != nil || string(previousKey(r.Tenant, r.ID, r.Version)) != string(key) {
+		return nil, record.ErrDamaged
 	}
 	return r, nil
 }
@@ -78,7 +79,7 @@ func readablePrevious(rd store.Reader, tenant authz.TenantID, row *ownerRow, now
 	if err != nil || stored == nil {
 		return nil, err
 	}
-	if r, bad := previousAt(key, stored); bad == nil && r.digest() == row.Previous.Digest {
+	if r, bad := previousAt(key, stored); bad == nil && r.Digest() == row.Previous.Digest {
 		return &PreviousVersion{row.Previous.Version, row.Previous.Until}, nil
 	}
 	return nil, nil

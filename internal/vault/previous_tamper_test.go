@@ -9,6 +9,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // An attacker who can write the database can move rows. The vault still reads no previous version
@@ -43,9 +44,9 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 		}},
 		"the current record under its number": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
 			_, records := f.rows("credential/")
-			r, err := decodeRecord(records[0])
-			r.version = 1
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.encode()) })
+			r, err := record.Decode(records[0])
+			r.Version = 1
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
 			return err
 		}},
 		"that of another credential": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -59,7 +60,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 		}},
 		"a first version of another time": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
 			_, records := f.rows("former/")
-			r, err := decodeRecord(records[0])
+			r, err := record.Decode(records[0])
 			if err != nil {
 				return err
 			}
@@ -67,8 +68,8 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = r.seal(keys, secrets(map[string]string{"p": "forged"})) // well-formed and signed
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.encode()) })
+			err = r.Seal(keys, secrets(map[string]string{"p": "forged"})) // well-formed and signed
+			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
 			return err
 		}},
 		"a flipped byte": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -147,10 +148,10 @@ func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()
 	_, records := f.rows("former/")
-	r, err := decodeRecord(records[0])
+	r, err := record.Decode(records[0])
 	must(t, err)
-	r.version = 7
-	f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 7), r.encode()) })
+	r.Version = 7
+	f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 7), r.Encode()) })
 	if f.reads(o.ID, 7) != "" || f.reads(o.ID, 1) != "old" {
 		t.Fatal("another version is readable")
 	}

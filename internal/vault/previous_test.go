@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // makes returns a produce function for Generate that returns these values, whatever the current
@@ -92,8 +93,8 @@ func TestAPreviousVersionIsReadableUntilItsEnd(t *testing.T) {
 	}
 	f.advance(time.Microsecond)
 	opener := f.vault.opener
-	f.vault.opener = func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
-		if r.id == o.ID {
+	f.vault.opener = func(r *record.Record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
+		if r.ID == o.ID {
 			t.Error("opened after its end")
 		}
 		return opener(r, wrapping, signing)
@@ -195,7 +196,7 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 			return err
 		}},
 		"a credential that is made again": {end: func(f *fixture, o *Owned) error {
-			f.tamper(func(tx store.Tx) error { return tx.Delete(recordKey(f.a.Tenant, o.ID, 2)) })
+			f.tamper(func(tx store.Tx) error { return tx.Delete(record.Key(f.a.Tenant, o.ID, 2)) })
 			f.generate(f.operator(), 2, time.Hour, map[string]string{"p": "new"})
 			return nil
 		}},
@@ -205,7 +206,7 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 			f := newFixture(t, time.Minute)
 			o := f.rotated()
 			keys, records := f.rows("former/")
-			old, err := decodeRecord(records[0])
+			old, err := record.Decode(records[0])
 			must(t, err)
 			if f.reads(o.ID, 1) != "old" {
 				t.Fatal("no previous version")
@@ -219,7 +220,7 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 			}
 			f.verify()
 			must(t, f.store.Scrubbed(t.Context()))
-			if files := f.files(); bytes.Contains(files, old.body[:64]) || bytes.Contains(files, old.wrap) {
+			if files := f.files(); bytes.Contains(files, old.Body[:64]) || bytes.Contains(files, old.Wrap) {
 				t.Error("its ciphertext is still in a file")
 			}
 			entries := f.verify().Entries
@@ -238,16 +239,16 @@ func TestAnEndedPreviousVersionIsInNoFile(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.rotated()
 	_, records := f.rows("former/")
-	old, err := decodeRecord(records[0])
+	old, err := record.Decode(records[0])
 	must(t, err)
-	if !bytes.Contains(f.files(), old.body[:64]) {
+	if !bytes.Contains(f.files(), old.Body[:64]) {
 		t.Fatal("this cannot fail")
 	}
 	f.advance(time.Hour)
 	_, err = f.vault.Sweep(t.Context())
 	must(t, err)
 	must(t, f.store.Scrubbed(t.Context()))
-	if files := f.files(); bytes.Contains(files, old.body[:64]) || bytes.Contains(files, old.wrap) {
+	if files := f.files(); bytes.Contains(files, old.Body[:64]) || bytes.Contains(files, old.Wrap) {
 		t.Fatal("its ciphertext is still in a file")
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Status says whether a credential can still be unsealed.
@@ -45,16 +46,16 @@ func (f Filter) validate() error {
 }
 
 // matcher returns a function that reports whether a credential matches the filter at now.
-func (f Filter) matcher(now time.Time) func(r *record) bool {
+func (f Filter) matcher(now time.Time) func(r *record.Record) bool {
 	text := fold(f.Text)
-	return func(r *record) bool {
+	return func(r *record.Record) bool {
 		switch {
-		case f.Type != "" && r.kind != f.Type,
-			f.Status != "" && (f.Status == Expired) == now.Before(r.expiresAt),
-			!f.ExpiresBefore.IsZero() && !r.expiresAt.Before(f.ExpiresBefore):
+		case f.Type != "" && r.Type != f.Type,
+			f.Status != "" && (f.Status == Expired) == now.Before(r.ExpiresAt),
+			!f.ExpiresBefore.IsZero() && !r.ExpiresAt.Before(f.ExpiresBefore):
 			return false
 		}
-		return text == "" || strings.Contains(fold(r.name), text)
+		return text == "" || strings.Contains(fold(r.Name), text)
 	}
 }
 

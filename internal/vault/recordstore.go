@@ -9,10 +9,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // MaxVersions bounds how many versions of a credential the history keeps.
 const MaxVersions = 100
+
+var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
 
 // recordStore changes records together with their rows in the name index and in the history.
 type recordStore struct {
@@ -54,14 +57,14 @@ func (s recordStore) decodeVersion(key, stored []byte) (uint64, *versionRow, err
 		return 0, nil, err
 	}
 	if len(key) < 8 {
-		return 0, nil, errDamaged
+		return 0, nil, record.ErrDamaged
 	}
 	return binary.BigEndian.Uint64(key[len(key)-8:]), row, nil
 }
 
 // history reads the versions of a credential, newest first. current is the credential's record, or
-// nil. It returns errDamaged when current has no line in the history.
-func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, current *record) ([]Version, error) {
+// nil. It returns record.ErrDamaged when current has no line in the history.
+func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, current *record.Record) ([]Version, error) {
 	list := []Version{}
 	rng := store.Prefix(historyPrefix(tenant, id))
 	rng.Reverse = true
@@ -73,7 +76,7 @@ func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, 
 			return false
 		}
 		list = append(list, Version{
-			Number: number, Change: row.Change, Current: current != nil && number == current.version,
+			Number: number, Change: row.Change, Current: current != nil && number == current.Version,
 			SealedAt: row.SealedAt, ExpiresAt: row.ExpiresAt,
 		})
 		return true
@@ -82,42 +85,42 @@ func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, 
 		return nil, err
 	}
 	if current != nil && (len(list) == 0 || !list[0].Current) {
-		return nil, errDamaged
+		return nil, record.ErrDamaged
 	}
 	return list, nil
 }
 
 // newRows returns all rows of a new credential. The caller makes them before the transaction,
 // because others wait for it. No other row in the store has the new id.
-func (s recordStore) newRows(r *record) ([]pair, error) {
+func (s recordStore) newRows(r *record.Record) ([]pair, error) {
 	rows, err := s.indexRows(r, audit.CredentialSealed, nil)
-	return append(rows, pair{recordKey(r.tenant, r.id, r.version), r.encode()}), err
+	return append(rows, pair{record.Key(r.Tenant, r.ID, r.Version), r.Encode()}), err
 }
 
 // put stores r as the only version of its credential, with its line in the history and its rows in
 // the name index, and deletes the earlier version. o is the object that owns the credential, nil
 // for none.
-func (s recordStore) put(tx store.Tx, r *record, change audit.EventType, o *Object) error {
-	if err := s.unindex(tx, r.tenant, r.id); err != nil {
+func (s recordStore) put(tx store.Tx, r *record.Record, change audit.EventType, o *Object) error {
+	if err := s.unindex(tx, r.Tenant, r.ID); err != nil {
 		return err
 	}
-	if err := deleteAll(tx, recordPrefix(r.tenant, r.id)); err != nil {
+	if err := deleteAll(tx, record.Prefix(r.Tenant, r.ID)); err != nil {
 		return err
 	}
 	return errors.Join(
-		tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()),
+		tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()),
 		s.index(tx, r, change, o),
 	)
 }
 
 // replace stores next in place of old, if old is still the newest version. Otherwise it returns
 // errMoved.
-func (s recordStore) replace(tx store.Tx, old, next *record, change audit.EventType) error {
-	current, err := findRecord(tx, old.tenant, old.id)
+func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit.EventType) error {
+	current, err := record.Find(tx, old.Tenant, old.ID)
 	if err != nil {
 		return err
 	}
-	if current == nil || current.version != old.version {
+	if current == nil || current.Version != old.Version {
 		return errMoved
 	}
 	return s.put(tx, next, change, nil)
@@ -128,7 +131,7 @@ func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error
 	return errors.Join(
 		s.unindex(tx, tenant, id),
 		deleteAll(tx, historyPrefix(tenant, id)),
-		deleteAll(tx, recordPrefix(tenant, id)),
+		deleteAll(tx, record.Prefix(tenant, id)),
 		deleteAll(tx, previousPrefix(tenant, id)), // the object's row may still name one, without effect
 		tx.Delete(requestKey(tenant, id)),
 	)
@@ -136,36 +139,36 @@ func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error
 
 // disown moves a credential whose object is deleted to the section of names without an object. A
 // damaged credential is only removed from the index.
-func (s recordStore) disown(tx store.Tx, tenant authz.TenantID, id string, current *record) error {
+func (s recordStore) disown(tx store.Tx, tenant authz.TenantID, id string, current *record.Record) error {
 	err := s.unindex(tx, tenant, id)
 	if err != nil || current == nil {
 		return err
 	}
 	change, bad := audit.LastChange(tx, tenant, id)
 	if bad != nil { // audit verify reports this damage
-		if change = audit.CredentialSealed; current.version > 1 {
+		if change = audit.CredentialSealed; current.Version > 1 {
 			change = audit.CredentialRotated
 		}
 	}
 	return s.index(tx, current, change, nil)
 }
 
-func (s recordStore) index(tx store.Tx, r *record, change audit.EventType, o *Object) error {
+func (s recordStore) index(tx store.Tx, r *record.Record, change audit.EventType, o *Object) error {
 	rows, err := s.indexRows(r, change, o)
 	if err != nil {
 		return err
 	}
-	if err := putRows(tx, rows); err != nil || r.version <= MaxVersions {
+	if err := putRows(tx, rows); err != nil || r.Version <= MaxVersions {
 		return err
 	}
-	return tx.Delete(versionKey(r.tenant, r.id, r.version-MaxVersions))
+	return tx.Delete(versionKey(r.Tenant, r.ID, r.Version-MaxVersions))
 }
 
 // indexRows returns the line in the history and the rows in the name index of r.
-func (s recordStore) indexRows(r *record, change audit.EventType, o *Object) ([]pair, error) {
-	hash := s.names.hash(r.tenant, r.name)
-	line, err := encodeRow(s.macRows, versionKey(r.tenant, r.id, r.version), versionRow{
-		Change: versionNames[change], CreatedAt: r.createdAt, SealedAt: r.sealedAt, ExpiresAt: r.expiresAt,
+func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Object) ([]pair, error) {
+	hash := s.names.hash(r.Tenant, r.Name)
+	line, err := encodeRow(s.macRows, versionKey(r.Tenant, r.ID, r.Version), versionRow{
+		Change: versionNames[change], CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
 		Name: hash, Object: o,
 	})
 	return append([]pair{line}, s.names.encode(r, hash, o)...), err
@@ -175,7 +178,7 @@ func (s recordStore) indexRows(r *record, change audit.EventType, o *Object) ([]
 // readable line in the history or the row of its object names. When one of them is damaged, the
 // others still say where it is.
 func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) error {
-	r, err := findRecord(tx, tenant, id)
+	r, err := record.Find(tx, tenant, id)
 	if err != nil && !errors.Is(err, fault.Internal) {
 		return err
 	}
@@ -209,7 +212,7 @@ func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) erro
 		return err
 	}
 	if r != nil {
-		err = leave(s.names.hash(tenant, r.name), r.expiresAt, r.createdAt)
+		err = leave(s.names.hash(tenant, r.Name), r.ExpiresAt, r.CreatedAt)
 	}
 	if row != nil {
 		err = errors.Join(err, leave(row.Name, row.ExpiresAt, row.CreatedAt))

@@ -10,15 +10,10 @@ import (
 	"errors"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
-)
-
-var (
-	errDamaged = fault.New(fault.Internal, "the stored record is damaged")
-	errMoved   = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // macRows reads and writes rows under a MAC with the deployment's key.
@@ -52,7 +47,7 @@ func decodeRow[T any](m macRows, key, stored []byte) (*T, error) {
 	}
 	row := new(T)
 	if err := json.Unmarshal(b, row); err != nil {
-		return nil, errDamaged
+		return nil, record.ErrDamaged
 	}
 	return row, nil
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Seal stores a new credential. When a request with the same idempotency key made a credential
@@ -41,14 +43,14 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp
 	}
 	now := v.now()
 	r := newRecord(p.Tenant, authz.NewID(idPrefix), 1, now, now, req)
-	if err := r.seal(keys, req.Values); err != nil {
+	if err := r.Seal(keys, req.Values); err != nil {
 		return Credential{}, err
 	}
 	rows, err := v.records.newRows(r)
 	if err != nil {
 		return Credential{}, fmt.Errorf("encoding a credential: %w", err)
 	}
-	e := r.event(audit.CredentialSealed, p)
+	e := versionEvent(r, audit.CredentialSealed, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		if err := v.idempotency.remember(tx, fp, r, now); err != nil {
 			return err
@@ -58,7 +60,7 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)
 	}
-	return r.credential(now, false), nil
+	return credentialOf(r, now, false), nil
 }
 
 // replay returns the first answer to a request, or nil if there was none, and records that it was
@@ -126,24 +128,24 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 		return Credential{}, v.record(ctx, e)
 	}
 	old, next := found.record, SealRequest{Values: found.values}
-	next.Name, next.Type, next.TTLDays = old.name, old.kind, int(old.ttlDays)
+	next.Name, next.Type, next.TTLDays = old.Name, old.Type, int(old.TTLDays)
 	if req != nil {
 		next.Values = req.Values
 		if req.TTLDays != 0 {
 			next.TTLDays = req.TTLDays
 		}
 	}
-	r := newRecord(p.Tenant, old.id, old.version+1, old.createdAt, now, next)
-	if err := r.seal(keys, next.Values); err != nil {
+	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, now, next)
+	if err := r.Seal(keys, next.Values); err != nil {
 		return Credential{}, err
 	}
-	changed := r.event(change, p)
+	changed := versionEvent(r, change, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		if err := v.records.replace(tx, old, r, change); err != nil {
 			return err
 		}
 		if req != nil { // a remembered request depends on the old values
-			if err := tx.Delete(requestKey(p.Tenant, r.id)); err != nil {
+			if err := tx.Delete(requestKey(p.Tenant, r.ID)); err != nil {
 				return err
 			}
 		}
@@ -152,7 +154,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 	if err != nil {
 		return Credential{}, fmt.Errorf("changing a credential: %w", err)
 	}
-	return r.credential(now, false), nil
+	return credentialOf(r, now, false), nil
 }
 
 // Delete removes a credential, expired or not, with its ciphertext. Errors: fault.Forbidden for a
@@ -171,7 +173,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 	denied := false
 	err := v.store.Update(ctx, func(tx store.Tx) error {
 		e, reason := e, ""
-		current, err := findRecord(tx, p.Tenant, e.Resource.ID)
+		current, err := record.Find(tx, p.Tenant, e.Resource.ID)
 		damaged := errors.Is(err, fault.Internal) // a damaged credential can be deleted like any other
 		if err != nil && !damaged {
 			return err
@@ -200,4 +202,14 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 		return errDenied
 	}
 	return nil
+}
+
+// newRecord returns a record without its sealed part; see [record.Record.Seal].
+func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record.Record {
+	ttl := req.ttlDays()
+	now = now.UTC().Truncate(time.Microsecond)
+	return &record.Record{
+		Tenant: tenant, ID: id, Version: version, Name: req.Name, Type: req.Type, TTLDays: uint64(ttl),
+		CreatedAt: created.UTC().Truncate(time.Microsecond), SealedAt: now, ExpiresAt: now.AddDate(0, 0, ttl),
+	}
 }

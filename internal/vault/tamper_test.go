@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // An attacker who can write the database can move rows. The vault unseals nothing from a row in a
@@ -29,24 +30,24 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 			return errors.Join(tx.Delete(key(a, ids[0], 2)), tx.Put(key(a, ids[0], 1), r.b))
 		}, says: "damaged or under a wrong key"},
 		"another tenant's bytes under its own id": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
-			other, err := decodeRecord(r.b)
+			other, err := record.Decode(r.b)
 			if err != nil {
 				return err
 			}
-			mine, err := decodeRecord(r.a1)
+			mine, err := record.Decode(r.a1)
 			if err != nil {
 				return err
 			}
-			other.tenant, other.id, other.version = mine.tenant, mine.id, mine.version
-			return tx.Put(key(a, ids[0], 2), other.encode())
+			other.Tenant, other.ID, other.Version = mine.Tenant, mine.ID, mine.Version
+			return tx.Put(key(a, ids[0], 2), other.Encode())
 		}, says: "not the version that the log recorded"},
 		"an old version under the newest number": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
-			old, err := decodeRecord(r.old)
+			old, err := record.Decode(r.old)
 			if err != nil {
 				return err
 			}
-			old.version = 2
-			return tx.Put(key(a, ids[0], 2), old.encode())
+			old.Version = 2
+			return tx.Put(key(a, ids[0], 2), old.Encode())
 		}, says: "not the version that the log recorded"},
 		"an old row put back": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
 			return errors.Join(tx.Delete(key(a, ids[0], 2)), tx.Put(key(a, ids[0], 1), r.old))
@@ -79,9 +80,9 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 			f.tamper(func(tx store.Tx) error {
 				key := func(who authz.Principal, id string, version uint64) []byte {
 					if who.ID == a.ID {
-						return recordKey(f.a.Tenant, id, version)
+						return record.Key(f.a.Tenant, id, version)
 					}
-					return recordKey(f.b.Tenant, id, version)
+					return record.Key(f.b.Tenant, id, version)
 				}
 				return c.change(tx, key, ids, r)
 			})
@@ -124,10 +125,10 @@ func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.seal(f.a, login)
 	_, values := f.rows("credential/")
-	r, err := decodeRecord(values[0])
+	r, err := record.Decode(values[0])
 	must(t, err)
-	r.id = authz.NewID("cred")
-	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(r.tenant, r.id, r.version), r.encode()) })
+	r.ID = authz.NewID("cred")
+	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()) })
 	_, err = VerifyStore(t.Context(), f.store, audit.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "never recorded") {
 		t.Fatal(err)
@@ -140,15 +141,15 @@ func TestAWrapOfAnotherVersionOpensNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	_, values := f.rows("credential/")
-	old, err := decodeRecord(values[0])
+	old, err := record.Decode(values[0])
 	must(t, err)
 	_, err = f.vault.Rotate(t.Context(), f.a, c.ID)
 	must(t, err)
 	keys, values := f.rows("credential/")
-	current, err := decodeRecord(values[0])
+	current, err := record.Decode(values[0])
 	must(t, err)
-	current.wrap = old.wrap
-	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], current.encode()) })
+	current.Wrap = old.Wrap
+	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], current.Encode()) })
 	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
 		t.Fatal(err)
 	}
@@ -160,7 +161,7 @@ func TestAWrapOfAnotherVersionOpensNothing(t *testing.T) {
 func TestADamagedRecordIsListedAroundAndCanBeDeleted(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	good, bad := f.seal(f.a, login).ID, f.seal(f.a, login).ID
-	f.tamper(func(tx store.Tx) error { return tx.Put(recordKey(f.a.Tenant, bad, 1), []byte("junk")) })
+	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, bad, 1), []byte("junk")) })
 	list, _, err := f.vault.List(t.Context(), f.a, ListQuery{})
 	if err != nil || len(list) != 1 || list[0].ID != good {
 		t.Fatal(list, err)

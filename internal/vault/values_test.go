@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // The hash as docs/formats.md defines it, with the frame written out.
@@ -80,7 +81,7 @@ func TestValuesAreComparedWhateverTheyWereSealedWith(t *testing.T) {
 	}
 	// Sealing the same values again after a loss keeps the time of their change.
 	changed := o.ValuesChangedAt
-	f.tamper(func(tx store.Tx) error { return deleteAll(tx, tenantPrefix(f.a.Tenant)) })
+	f.tamper(func(tx store.Tx) error { return deleteAll(tx, record.TenantPrefix(f.a.Tenant)) })
 	if o, what := apply(values); what != audit.CredentialSealed || !o.ValuesChangedAt.Equal(changed) {
 		t.Fatal(what, o.ValuesChangedAt, changed)
 	}

@@ -35,6 +35,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Vault is safe for concurrent use.
@@ -44,7 +45,7 @@ type Vault struct {
 	keys   *keyring.Ring
 	now    func() time.Time
 	decoys sync.Map // tenant → *record
-	opener func(r *record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error)
+	opener func(r *record.Record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error)
 
 	records     recordStore
 	previous    previousVersions
@@ -58,7 +59,7 @@ func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.
 	rows := macRows{keys}
 	owners := ownerRows{rows}
 	return &Vault{
-		store: s, guard: guard, keys: keys, now: now, opener: (*record).open,
+		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
 		records:     recordStore{macRows: rows, names: nameIndex{rows}, owners: owners},
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency{macRows: rows, store: s, now: now},
@@ -113,16 +114,16 @@ func (v *Vault) record(ctx context.Context, e audit.Event) error {
 	return nil
 }
 
-// event returns the entry of a new version.
-func (r *record) event(t audit.EventType, p authz.Principal) audit.Event {
+// versionEvent returns the entry of a new version.
+func versionEvent(r *record.Record, t audit.EventType, p authz.Principal) audit.Event {
 	return audit.Event{
 		Type: t, Outcome: audit.Success, Principal: p,
-		Resource: audit.Resource{Type: audit.CredentialResource, ID: r.id},
+		Resource: audit.Resource{Type: audit.CredentialResource, ID: r.ID},
 		Attributes: map[string]string{
-			audit.AttributeVersion:   strconv.FormatUint(r.version, 10),
-			audit.AttributeDigest:    r.digest(),
-			audit.AttributeExpiresAt: r.expiresAt.Format(time.RFC3339Nano),
-			audit.AttributeTTLDays:   strconv.FormatUint(r.ttlDays, 10),
+			audit.AttributeVersion:   strconv.FormatUint(r.Version, 10),
+			audit.AttributeDigest:    r.Digest(),
+			audit.AttributeExpiresAt: r.ExpiresAt.Format(time.RFC3339Nano),
+			audit.AttributeTTLDays:   strconv.FormatUint(r.TTLDays, 10),
 		},
 	}
 }

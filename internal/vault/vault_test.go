@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 const day = 24 * time.Hour
@@ -340,11 +341,11 @@ func TestDeletedIsGoneFromEveryFile(t *testing.T) {
 	for range 20 { // neighbours, so that pages are shared, split and copied
 		f.seal(f.a, login)
 	}
-	gone := func(what string, r *record) {
+	gone := func(what string, r *record.Record) {
 		t.Helper()
 		must(t, f.store.Scrubbed(t.Context()))
 		files := f.files()
-		for name, blob := range map[string][]byte{"wrapped seed": r.wrap, "ciphertext": r.body, "signature": r.signature} {
+		for name, blob := range map[string][]byte{"wrapped seed": r.Wrap, "ciphertext": r.Body, "signature": r.Signature} {
 			for at := 0; at+32 <= len(blob); at += max(32, len(blob)/64) {
 				if piece := blob[at : at+32]; !bytes.Equal(piece, make([]byte, 32)) && bytes.Contains(files, piece) {
 					t.Fatalf("%s: bytes %d of the %s are still in a file", what, at, name)
@@ -352,12 +353,12 @@ func TestDeletedIsGoneFromEveryFile(t *testing.T) {
 			}
 		}
 	}
-	read := func(id string) *record {
+	read := func(id string) *record.Record {
 		t.Helper()
 		_, values := f.rows("credential/" + string(f.a.Tenant) + "/" + id)
-		r, err := decodeRecord(values[0])
+		r, err := record.Decode(values[0])
 		must(t, err)
-		if !bytes.Contains(f.files(), r.wrap) {
+		if !bytes.Contains(f.files(), r.Wrap) {
 			t.Fatal("the search would not find what is there")
 		}
 		return r
@@ -429,9 +430,9 @@ func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
 	_, err = f.vault.Rotate(t.Context(), f.a, c.ID)
 	must(t, err)
 	_, values := f.rows("credential/")
-	r, err := decodeRecord(values[0])
+	r, err := record.Decode(values[0])
 	must(t, err)
-	if wrapping, signing, err := r.keyVersions(); err != nil || wrapping != 2 || signing != 2 {
+	if wrapping, signing, err := r.KeyVersions(); err != nil || wrapping != 2 || signing != 2 {
 		t.Fatal(wrapping, signing, err)
 	}
 	f.verify()

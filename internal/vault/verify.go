@@ -10,10 +10,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// credentialOf returns the credential that a row's key names.
-func credentialOf(key []byte) (id audit.CredentialKey) {
+// parseCredentialKey returns the credential that a row's key names.
+func parseCredentialKey(key []byte) (id audit.CredentialKey) {
 	parts := strings.SplitN(string(key), "/", 4)
 	if len(parts) == 4 {
 		id = audit.CredentialKey{Tenant: authz.TenantID(parts[1]), Credential: parts[2]}
@@ -43,9 +44,9 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 	}
 	seen := make(map[audit.CredentialKey]bool)
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("credential/")), func(key, value []byte) error {
-		r, err := recordAt(key, value)
+		r, err := record.At(key, value)
 		if err != nil {
-			id := credentialOf(key)
+			id := parseCredentialKey(key)
 			sequence := report.Sequence
 			if state, known := report.Credentials[id]; known {
 				sequence, seen[id] = state.Sequence, true
@@ -53,15 +54,15 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 			fault(sequence, "the row of credential %q of tenant %q is damaged or under a wrong key", id.Credential, id.Tenant)
 			return nil
 		}
-		id := audit.CredentialKey{Tenant: r.tenant, Credential: r.id}
+		id := audit.CredentialKey{Tenant: r.Tenant, Credential: r.ID}
 		state, known := report.Credentials[id]
 		switch {
 		case !known:
-			fault(report.Sequence, "credential %s of tenant %s has a row, but the log never recorded it, or its deletion is archived", r.id, r.tenant)
+			fault(report.Sequence, "credential %s of tenant %s has a row, but the log never recorded it, or its deletion is archived", r.ID, r.Tenant)
 		case state.Deleted:
-			fault(state.Sequence, "credential %s of tenant %s has a row, but the log recorded its deletion here", r.id, r.tenant)
-		case state.Version != strconv.FormatUint(r.version, 10) || state.Digest != r.digest() || seen[id]:
-			fault(state.Sequence, "credential %s of tenant %s is not the version that the log recorded here", r.id, r.tenant)
+			fault(state.Sequence, "credential %s of tenant %s has a row, but the log recorded its deletion here", r.ID, r.Tenant)
+		case state.Version != strconv.FormatUint(r.Version, 10) || state.Digest != r.Digest() || seen[id]:
+			fault(state.Sequence, "credential %s of tenant %s is not the version that the log recorded here", r.ID, r.Tenant)
 		}
 		seen[id] = true
 		return nil
@@ -70,10 +71,10 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 		return audit.Report{}, fmt.Errorf("reading credentials: %w", err)
 	}
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("former/")), func(key, value []byte) error {
-		id := credentialOf(key)
+		id := parseCredentialKey(key)
 		state := report.Credentials[id]
 		r, err := previousAt(key, value)
-		if err != nil || state.Former != (audit.Former{Version: strconv.FormatUint(r.version, 10), Digest: r.digest()}) {
+		if err != nil || state.Former != (audit.Former{Version: strconv.FormatUint(r.Version, 10), Digest: r.Digest()}) {
 			fault(cmp.Or(state.Sequence, report.Sequence),
 				"the previous version of credential %q of tenant %q is not one that the log says is kept", id.Credential, id.Tenant)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 func (f *fixture) replace(id string, ttl int, values map[string]string) Credential {
@@ -81,12 +82,12 @@ func TestReplacedValuesAreGoneFromEveryFile(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	_, rows := f.rows("credential/")
-	old, err := decodeRecord(rows[0])
+	old, err := record.Decode(rows[0])
 	must(t, err)
 	f.replace(c.ID, 0, login)
 	must(t, f.store.Scrubbed(t.Context()))
 	files := string(f.files())
-	if strings.Contains(files, string(old.body[:64])) || strings.Contains(files, string(old.wrap)) {
+	if strings.Contains(files, string(old.Body[:64])) || strings.Contains(files, string(old.Wrap)) {
 		t.Fatal("the replaced version is still in a file")
 	}
 }
