@@ -19,6 +19,13 @@ func startOperator(t *testing.T, kubeconfig string) (*running, said) {
 	return startWith(t, app.DevConfig{Kubeconfig: kubeconfig, Stderr: stderr}), stderr
 }
 
+// identityOf returns the fingerprint that a server prints when it starts.
+func identityOf(t *testing.T, stderr said) string {
+	t.Helper()
+	_, rest, _ := strings.Cut(stderr.await(t, "\nidentity: "), "\nidentity: ")
+	return strings.Fields(rest)[0]
+}
+
 func (r *running) checkServes() {
 	r.t.Helper()
 	if status, answer := r.call("POST", "/api/v2/vault/seal", sealBody); status != http.StatusCreated {
@@ -73,22 +80,17 @@ func TestTheOperatorWaitsForItsCluster(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	identityOf := func(stderr said) string {
-		t.Helper()
-		_, rest, _ := strings.Cut(stderr.await(t, "\nidentity: "), "\nidentity: ")
-		return strings.Fields(rest)[0]
-	}
 
 	kubectl("delete", "-k", "../../config/crd")
 	first, stderr := startOperator(t, plane.Kubeconfig)
-	identity := identityOf(stderr)
+	identity := identityOf(t, stderr)
 	stderr.await(t, "kubectl apply -k config/crd")
 	first.checkServes()
 	kubectl("apply", "-k", "../../config/crd")
 	claimedBy(identity)
 
 	second, stderr := startOperator(t, plane.Kubeconfig)
-	successor := identityOf(stderr)
+	successor := identityOf(t, stderr)
 	stderr.await(t, "kubectl delete configmap -n latticekeep-system latticekeep-sealing-key")
 	second.checkServes()
 	first.end()
