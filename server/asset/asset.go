@@ -30,11 +30,6 @@ func New(content []byte, contentType string) *Asset {
 	return &Asset{content, contentType, hex.EncodeToString(digest[:16]), sync.OnceValue(func() []byte { return compress(content) })}
 }
 
-// Content returns the file, and Compressed returns it compressed with gzip (RFC 1952). Callers must
-// not change either.
-func (a *Asset) Content() []byte    { return a.content }
-func (a *Asset) Compressed() []byte { return a.compressed() }
-
 // Write answers with the asset. The caller sets how long clients may cache it.
 func (a *Asset) Write(c *gin.Context) {
 	body, tag := a.content, a.tag
