@@ -182,7 +182,7 @@ func (w *world) checkAuditReference(sc *v1alpha1.SealedCredential) {
 // checkEvents waits for the object's last event and holds the reasons of all of them, in order and without repetition.
 func (w *world) checkEvents(sc *v1alpha1.SealedCredential, reasons ...string) {
 	w.t.Helper()
-	await(w, client.ObjectKey{Namespace: sc.Namespace}, new(eventsv1.EventList), "events "+fmt.Sprint(reasons), func(e *eventsv1.Event) bool {
+	await(w, client.ObjectKey{Namespace: sc.Namespace}, new(eventsv1.EventList), "events "+fmt.Sprint(reasons), func(_ *eventsv1.Event) bool {
 		list := new(eventsv1.EventList)
 		must(w.t, w.admin.List(w.t.Context(), list, client.InNamespace(sc.Namespace)))
 		slices.SortFunc(list.Items, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })

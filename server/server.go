@@ -337,6 +337,8 @@ func (s *Server) recover(c *gin.Context) {
 }
 
 // refuse answers requests that reach no endpoint.
+//
+//nolint:contextcheck // the handler has the context of its request
 func (s *Server) refuse(status int, message string) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		s.version(c).Refuse(c, cmp.Or(s.gate.CountStranger(c), gate.Refusal(status, message)))

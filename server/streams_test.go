@@ -28,10 +28,10 @@ func (p *paced) Copy(ctx context.Context, emit func(key, value []byte) error) er
 	return p.copy(ctx, emit)
 }
 
-// withCopy makes a service whose copies are what copy makes of those of its store.
-func withCopy(t *testing.T, make func(real server.Store) func(context.Context, func(key, value []byte) error) error) *service {
+// withCopy makes a service whose copies are what change makes of those of its store.
+func withCopy(t *testing.T, change func(server.Store) func(context.Context, func(key, value []byte) error) error) *service {
 	t.Helper()
-	return assemble(t, func(c *server.Config) { c.Store = &paced{c.Store, make(c.Store)} })
+	return assemble(t, func(c *server.Config) { c.Store = &paced{c.Store, change(c.Store)} })
 }
 
 // large are rows enough for the first byte to leave.
@@ -44,7 +44,7 @@ func large(emit func(key, value []byte) error) error {
 // patience cut a backup. Meanwhile nobody else takes one.
 func TestABackupIsStreamedAndRecordedBefore(t *testing.T) {
 	goOn := make(chan struct{})
-	s := withCopy(t, func(real server.Store) func(context.Context, func(key, value []byte) error) error {
+	s := withCopy(t, func(inner server.Store) func(context.Context, func(key, value []byte) error) error {
 		return func(ctx context.Context, emit func(key, value []byte) error) error {
 			if _, limited := ctx.Deadline(); limited {
 				t.Error("a backup has a deadline")
@@ -53,7 +53,7 @@ func TestABackupIsStreamedAndRecordedBefore(t *testing.T) {
 				return err
 			}
 			<-goOn
-			return real.Copy(ctx, emit)
+			return inner.Copy(ctx, emit)
 		}
 	})
 	h := httptest.NewUnstartedServer(s.Server.Engine())

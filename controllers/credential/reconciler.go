@@ -350,7 +350,7 @@ func nextReconcile(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) tim
 	if refused := cmp.Or(o.specRefused, o.targetRefused); refused != nil && refused.transient {
 		wait = refusedRecheck
 	}
-	next := now.Add(wait - rand.N(wait/5))
+	next := now.Add(wait - rand.N(wait/5)) //nolint:gosec // spreads reconciles, hides nothing
 	s := sc.Status
 	times := []*metav1.Time{s.NextRotationTime, s.ExpiresAt, o.overdueAt(sc), o.staleAt(sc)}
 	if s.Previous != nil {

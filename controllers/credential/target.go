@@ -66,7 +66,7 @@ type targetMemory struct {
 func (t *targets) isUnchanged(ctx context.Context, sc *v1alpha1.SealedCredential, seen *v1alpha1.TargetStatus) (bool, error) {
 	now, at := t.now(), t.memory(sc).nextCheck
 	if at.IsZero() { // the operator has just started: spread the checks
-		at = now.Add(rand.N(recheck))
+		at = now.Add(rand.N(recheck)) //nolint:gosec // spreads checks, hides nothing
 		t.setMemory(sc, &targetMemory{nextCheck: at})
 	}
 	if now.Before(at) {
@@ -90,7 +90,8 @@ func (t *targets) isUnchanged(ctx context.Context, sc *v1alpha1.SealedCredential
 // scheduleCheck remembers what was seen and schedules the next drift check, between a half and
 // three quarters of a recheck interval from now.
 func (t *targets) scheduleCheck(sc *v1alpha1.SealedCredential, now time.Time, seen *v1alpha1.TargetStatus) {
-	t.setMemory(sc, &targetMemory{nextCheck: now.Add(recheck/2 + rand.N(recheck/4)), seen: seen})
+	next := now.Add(recheck/2 + rand.N(recheck/4)) //nolint:gosec // spreads checks, hides nothing
+	t.setMemory(sc, &targetMemory{nextCheck: next, seen: seen})
 }
 
 // lastKnown returns the last known target, or nil for none. The operator may have stopped after it

@@ -340,7 +340,7 @@ func TestSealingKeyDocumentsAreReadAlike(t *testing.T) {
 		return value
 	}
 	identityKey := func(doc string) string { return field(doc[strings.Index(doc, `"identity"`):], "public_key") }
-	swap := func(old, new string) string { return strings.Replace(document, old, new, 1) }
+	swap := func(from, to string) string { return strings.Replace(document, from, to, 1) }
 	with := func(name string) string { return swap(field(document, name), field(other, name)) }
 	// resigned is a document with these parts and a signature that holds.
 	resigned := func(suite string, publicKey []byte, at string, algorithm string, another ...string) string {

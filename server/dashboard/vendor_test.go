@@ -128,7 +128,7 @@ func cutLast(s, separator string) (before, after string, found bool) {
 func TestScriptsMakeNoCodeOutOfText(t *testing.T) {
 	code := regexp.MustCompile(`\beval\s*\(|\bFunction\s*\(|\bdocument\.write|\bimportScripts\b|\bset(Timeout|Interval)\s*\(\s*["'` + "`" + `]`)
 	markup := regexp.MustCompile(`(?i)innerHTML|outerHTML|insertAdjacentHTML|srcdoc|createContextualFragment|DOMParser|parseFromString`)
-	err := fs.WalkDir(os.DirFS("."), "static", func(name string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(os.DirFS("."), "static", func(name string, _ fs.DirEntry, err error) error {
 		if err != nil || path.Ext(name) != ".js" {
 			return err
 		}

@@ -49,7 +49,7 @@ func checkJSON(body []byte) error {
 			break
 		}
 	}
-	if _, err := d.ReadToken(); err != io.EOF {
+	if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
 		return malformed
 	}
 	return nil

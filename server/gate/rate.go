@@ -197,7 +197,7 @@ func (v *Version) retryAfter(c *gin.Context, err error) {
 		seconds = max(1, int((t.wait+time.Second-1)/time.Second))
 	}
 	if v.scheme == KeyOrUser {
-		seconds += rand.IntN(jitter + 1)
+		seconds += rand.IntN(jitter + 1) //nolint:gosec // spreads retries, hides nothing
 	}
 	c.Header("Retry-After", strconv.Itoa(seconds))
 }

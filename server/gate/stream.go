@@ -19,16 +19,18 @@ const stalled = time.Minute
 // the first byte, Stream breaks the connection, so that the caller cannot mistake a part for the
 // whole.
 func Stream(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
-	answerWith(c, &stream{c: c, contentType: contentType}, context.WithoutCancel(c.Request.Context()), begin) // a write fails if the caller is gone
+	lasting := context.WithoutCancel(c.Request.Context()) // a write fails if the caller is gone
+	answerWith(lasting, c, &stream{c: c, contentType: contentType}, begin)
 }
 
 // Follow is [Stream] for an answer that mostly waits. It sends each write at once, and the context
 // also ends when the caller disconnects.
 func Follow(c *gin.Context, contentType string, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
-	answerWith(c, &stream{c: c, contentType: contentType, flush: true}, c.MustGet(callKey).(*Call).connection, begin)
+	answerWith(c.MustGet(callKey).(*Call).connection, c, &stream{c: c, contentType: contentType, flush: true}, begin)
 }
 
-func answerWith(c *gin.Context, out *stream, lasting context.Context, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
+//nolint:contextcheck // begin and a refusal have the context of the request, which does not last
+func answerWith(lasting context.Context, c *gin.Context, out *stream, begin func(context.Context, *Call) (write func(context.Context, io.Writer) error, err error)) {
 	call := c.MustGet(callKey).(*Call)
 	write, err := begin(c.Request.Context(), call)
 	if err != nil {

@@ -123,7 +123,7 @@ func (a *accountAPI) setCookie(c *gin.Context, name, path, value string, age tim
 	if value == "" {
 		maxAge = -1 // deletes the cookie
 	}
-	http.SetCookie(c.Writer, &http.Cookie{
+	http.SetCookie(c.Writer, &http.Cookie{ //nolint:gosec // without TLS a browser would drop secure cookies
 		Name: name, Value: value, Path: path, MaxAge: maxAge,
 		HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: a.secureCookies,
 	})

@@ -37,9 +37,9 @@ type tails struct {
 	all int
 }
 
-// open takes a place; close releases it. Errors: fault.Exhausted if the tenant has too many tails,
+// open takes a place; done releases it. Errors: fault.Exhausted if the tenant has too many tails,
 // fault.Unavailable if all tenants together have too many.
-func (t *tails) open(tenant authz.TenantID) (close func(), err error) {
+func (t *tails) open(tenant authz.TenantID) (done func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -92,7 +92,7 @@ func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 			defer pace.Stop()
 			defer beat.Stop()
 			defer end.Stop()
-			t := tail{next: log.Next, still: func() error { return call.Still(c) }, look: look.C, pace: pace.C, beat: beat.C, end: end.C, once: wait == 0}
+			t := tail{next: log.Next, still: func(ctx context.Context) error { return call.Still(ctx, c) }, look: look.C, pace: pace.C, beat: beat.C, end: end.C, once: wait == 0}
 			return t.write(ctx, w)
 		}, nil
 	})
@@ -101,7 +101,7 @@ func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 // tail is an open tail.
 type tail struct {
 	next  func(context.Context) ([]audit.Entry, error)
-	still func() error // returns an error if the caller may no longer read
+	still func(context.Context) error // returns an error if the caller may no longer read
 
 	look, pace, beat, end <-chan time.Time
 	once                  bool // ends when there are no more entries
@@ -114,7 +114,7 @@ func (t *tail) write(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	for {
-		if t.still() != nil {
+		if t.still(ctx) != nil {
 			return nil
 		}
 		entries, err := t.next(ctx)

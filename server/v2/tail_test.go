@@ -237,7 +237,8 @@ func TestATailEndsWithTheServer(t *testing.T) {
 	of := tailAt(t, "http://"+l.Addr().String(), http.Header{"X-Api-Key": {s.Key}}, "")
 	of.expect("AUDIT_READ")
 	stop()
-	for _, ok := of.next(); ok; _, ok = of.next() {
+	for more := true; more; {
+		_, more = of.next()
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
