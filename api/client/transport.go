@@ -158,7 +158,7 @@ func (t *transport) sendOnce(request *http.Request, c call, who credential) (*ht
 		r.Header.Set(who.header, who.value)
 	}
 	if c.refreshToken != "" {
-		r.AddCookie(&http.Cookie{Name: refreshCookie, Value: c.refreshToken})
+		r.AddCookie(&http.Cookie{Name: refreshCookie, Value: c.refreshToken}) //nolint:gosec // a request has no attributes of cookies
 	}
 	h := t.http
 	if c.isLasting {
@@ -219,7 +219,9 @@ func backoff(attempt int) time.Duration {
 }
 
 // spread returns a random duration up to d.
-func spread(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(d) + 1)) }
+func spread(d time.Duration) time.Duration {
+	return rand.N(d + 1) //nolint:gosec // spreads retries, hides nothing
+}
 
 // lasts reports whether ctx lasts longer than d. If it does not, the present answer is more useful
 // than the end of ctx.

@@ -227,7 +227,7 @@ func TestErrorsSayWhatTheServerAnswered(t *testing.T) {
 		}
 	}
 
-	n := &wire{answer: func(w http.ResponseWriter, r *http.Request, _ int) {
+	n := &wire{answer: func(w http.ResponseWriter, _ *http.Request, _ int) {
 		w.WriteHeader(http.StatusNotFound)
 		_, _ = w.Write([]byte(`{"error":{"code":404,"message":"Not Found","details":"there is no such key","request_id":"req_2","timestamp":"t"}}`))
 	}}
@@ -236,7 +236,7 @@ func TestErrorsSayWhatTheServerAnswered(t *testing.T) {
 		t.Error(err)
 	}
 
-	n = &wire{answer: func(w http.ResponseWriter, r *http.Request, _ int) {
+	n = &wire{answer: func(w http.ResponseWriter, _ *http.Request, _ int) {
 		w.Header().Set("X-Request-ID", "req_3")
 		w.WriteHeader(http.StatusBadGateway)
 		_, _ = w.Write([]byte("<html>a proxy</html>"))
@@ -246,7 +246,7 @@ func TestErrorsSayWhatTheServerAnswered(t *testing.T) {
 		t.Errorf("%#v", err)
 	}
 
-	n = &wire{answer: func(w http.ResponseWriter, r *http.Request, _ int) { _, _ = w.Write([]byte("<html>a portal</html>")) }}
+	n = &wire{answer: func(w http.ResponseWriter, _ *http.Request, _ int) { _, _ = w.Write([]byte("<html>a portal</html>")) }}
 	if _, err = n.client(t).V2.ListAPIKeys(t.Context()); err == nil || !strings.Contains(err.Error(), "reading the answer") {
 		t.Error("a success that is no JSON:", err)
 	}
