@@ -256,9 +256,9 @@ func resolve(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	real, err := filepath.EvalSymlinks(path)
+	resolved, err := filepath.EvalSymlinks(path)
 	if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(path) == path {
-		return real, err
+		return resolved, err
 	}
 	parent, err := resolve(filepath.Dir(path))
 	return filepath.Join(parent, filepath.Base(path)), err

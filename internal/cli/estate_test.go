@@ -83,7 +83,7 @@ systemKeyFile: %s
 registration: {closed: true}
 %s%s`, e.keyFile(), e.path("system.key"), settings, e.more))
 	stdout, line := io.Pipe()
-	done = make(chan error, 1)
+	ended := make(chan error, 1)
 	go func() {
 		cmd := Command()
 		cmd.SetArgs([]string{"server", "--config", file})
@@ -91,13 +91,13 @@ registration: {closed: true}
 		cmd.SetErr(io.Discard)
 		err := cmd.ExecuteContext(ctx)
 		line.CloseWithError(errors.Join(err, io.EOF))
-		done <- err
+		ended <- err
 	}()
 	var r app.Ready
 	if err := json.NewDecoder(stdout).Decode(&r); err != nil {
-		return "", done, err
+		return "", ended, err
 	}
-	return r.BaseURL, done, nil
+	return r.BaseURL, ended, nil
 }
 
 // serve is begin for a server that must start.

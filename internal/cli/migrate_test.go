@@ -235,7 +235,7 @@ func TestAnAbandonedMigrationLeavesTheSourceAsItWas(t *testing.T) {
 	other, elsewhere := newEstate(t, "")
 	to, third := offline.BoltScheme+e.path("target"), offline.BoltScheme+e.path("third")
 	before := e.rows(from)
-	begun := func(e *estate, from string) {
+	begun := func(from string) {
 		t.Helper()
 		source, err := offline.Open(t.Context(), offline.Location{URL: from})
 		must(t, err)
@@ -247,7 +247,7 @@ func TestAnAbandonedMigrationLeavesTheSourceAsItWas(t *testing.T) {
 		must(t, m.Copy(t.Context()))
 		must(t, errors.Join(source.Close(), target.Close()))
 	}
-	begun(e, from)
+	begun(from)
 	for _, args := range [][]string{{"--from", from, "--to", third}, {"--from", elsewhere, "--to", to}, {"--from", to, "--to", third}} {
 		if _, err := run(t, append([]string{"migrate"}, args...)...); err == nil || !strings.Contains(err.Error(), "run latticekeep migrate again") {
 			t.Errorf("%q: %v", args, err)

@@ -61,7 +61,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 	objects.WriteString("apiVersion: v1\nkind: Namespace\nmetadata: {name: latticekeep-system}\n")
 	c.kubectl(objects.String(), "apply", "-f", "-")
 	c.kubectl(uninstallRoles, "apply", "-f", "-")
-	make := func() {
+	create := func() {
 		t.Helper()
 		objects.Reset()
 		for i := range 10 {
@@ -110,7 +110,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 		}
 	}
 
-	make()
+	create()
 	var out bytes.Buffer
 	if err := o.run(t.Context(), connect(), &out); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 	// The command is interrupted at each request and then run to its end.
 	t.Run("after an end anywhere", func(t *testing.T) {
 		for _, at := range []int{0, 1, 2, 3, 4, 8, 12, 15} { // out of 16 requests
-			make()
+			create()
 			cfg := connect()
 			ctx, cancel := context.WithCancel(t.Context())
 			n := 0
@@ -161,7 +161,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 	})
 
 	t.Run("while others change finalizers", func(t *testing.T) {
-		make()
+		create()
 		cfg := connect()
 		changed := false
 		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -183,7 +183,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 	})
 
 	t.Run("one object that cannot be changed", func(t *testing.T) {
-		make()
+		create()
 		cfg := connect()
 		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return roundTripper(func(r *http.Request) (*http.Response, error) {

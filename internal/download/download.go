@@ -43,7 +43,7 @@ func (d *download) Read(b []byte) (int, error) {
 	if n > 0 {
 		d.stall.Reset(stallTimeout)
 	}
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = errors.Join(fmt.Errorf("the server's answer was cut off; the server's log may say why: %w", err), context.Cause(d.ctx))
 	}
 	return n, err

@@ -74,7 +74,7 @@ func (x *File) find() error {
 	var last []byte
 	for {
 		line, err := in.ReadSlice('\n')
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break // the rest is an incomplete line
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {

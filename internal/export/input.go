@@ -64,7 +64,10 @@ func (f Input) each(visit func(line []byte) bool) error {
 	}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
-	for lines.Scan() && visit(lines.Bytes()) {
+	for lines.Scan() {
+		if !visit(lines.Bytes()) {
+			break
+		}
 	}
 	if err := lines.Err(); err != nil {
 		return fmt.Errorf("reading the export: %w", err)

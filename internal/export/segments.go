@@ -73,7 +73,10 @@ func eachLine(object []byte, visit func(line []byte) bool) error {
 	}
 	lines := bufio.NewScanner(io.LimitReader(zip, audit.MaxSegment)) // bounds the output, because the object comes from an untrusted writer
 	lines.Buffer(make([]byte, 0, 64<<10), maxLine)
-	for lines.Scan() && visit(lines.Bytes()) {
+	for lines.Scan() {
+		if !visit(lines.Bytes()) {
+			break
+		}
 	}
 	return lines.Err()
 }

@@ -204,7 +204,7 @@ func Claim(ctx context.Context, s store.Store, m *Mark, stale func(*Mark) bool) 
 			return m.Put(tx)
 		})
 		switch {
-		case wrong == errNotEmpty:
+		case errors.Is(wrong, errNotEmpty):
 			return NotEmptyError(ctx, s)
 		case wrong != nil:
 			return wrong

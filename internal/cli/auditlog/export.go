@@ -111,7 +111,7 @@ func writePublicKey(file string, pem []byte) error {
 	if file == "" {
 		return nil
 	}
-	if err := os.WriteFile(file, pem, 0o644); err != nil {
+	if err := os.WriteFile(file, pem, 0o644); err != nil { //nolint:gosec // a public key is for everybody
 		return fmt.Errorf("writing the public key: %w", err)
 	}
 	return nil

@@ -101,7 +101,7 @@ func (o *importOptions) run(ctx context.Context, files []string, stdin io.Reader
 		return err
 	}
 	if o.output != "" {
-		if err := os.MkdirAll(o.output, 0o755); err != nil {
+		if err := os.MkdirAll(o.output, 0o755); err != nil { //nolint:gosec // sealed manifests are for git
 			return err // the error names the path
 		}
 	}
@@ -269,7 +269,7 @@ func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err e
 		name = obj.Namespace + "." + name
 	}
 	path := filepath.Join(folder, name)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // as its folder
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s exists and is not overwritten: remove it, or give another --output", path)
 	}

@@ -149,14 +149,14 @@ func (m *Migration) Close() error {
 	return m.To.Close()
 }
 
-// open opens the target. It creates a data directory only if make is set, once everything else is
+// open opens the target. It creates a data directory only if create is set, once everything else is
 // checked.
-func (m *Migration) open(ctx context.Context, make bool) (err error) {
+func (m *Migration) open(ctx context.Context, create bool) (err error) {
 	if m.To != nil {
 		return nil
 	}
 	if dir, ok := m.Target.Dir(); ok {
-		if _, err := os.Stat(filepath.Join(dir, offline.DatabaseFile)); errors.Is(err, fs.ErrNotExist) && !make {
+		if _, err := os.Stat(filepath.Join(dir, offline.DatabaseFile)); errors.Is(err, fs.ErrNotExist) && !create {
 			return nil
 		}
 		if err := os.MkdirAll(dir, 0o700); err != nil {
