@@ -70,7 +70,7 @@ func command(ctx context.Context) (err error) {
 	list(&r.signing, "signing", "of audit entries", "entry", "batch")
 	list(&r.only, "operation", "to drive", operationNames...)
 	list(&names, "part", "what to measure", known...)
-	flag.Parse()
+	flag.Parse() //nolint:revive // main only calls this and reports
 	if r.roundCount < 1 || r.load.connections < 1 || r.credentials <= poolSize {
 		return fmt.Errorf("rounds and connections are at least 1, credentials more than %d", poolSize)
 	}

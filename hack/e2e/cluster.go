@@ -83,6 +83,8 @@ func (c *cluster) strange(ctx context.Context) error {
 }
 
 // leave removes everything that the steps created in an external cluster, however far they came.
+//
+//nolint:contextcheck // it runs after an interruption too
 func (c *cluster) leave() error {
 	ctx, cancel := context.WithTimeout(context.Background(), waitTime)
 	defer cancel()
@@ -98,6 +100,8 @@ func (c *cluster) leave() error {
 }
 
 // state returns information that helps to understand a failure.
+//
+//nolint:contextcheck // the steps may have used up their time
 func (c *cluster) state() string {
 	ctx := context.Background()
 	var state strings.Builder

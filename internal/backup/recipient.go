@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/sha3"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -130,7 +131,7 @@ const maxLines = 1 << 20
 
 func linesOf(r io.Reader) (lines []string, err error) {
 	var read bytes.Buffer
-	if _, err := io.CopyN(&read, r, maxLines); err != nil && err != io.EOF {
+	if _, err := io.CopyN(&read, r, maxLines); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	s := bufio.NewScanner(&read)

@@ -285,11 +285,7 @@ func (e *Evidence) credential(a *audit.Entry, m mark) {
 		}
 	case audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted:
 		e.newVersion(a, m, c)
-	case audit.CredentialVersionEnded:
-		if c != nil {
-			c.Overlap = 0
-		}
-	case audit.CredentialReleased:
+	case audit.CredentialVersionEnded, audit.CredentialReleased:
 		if c != nil {
 			c.Overlap = 0
 		}

@@ -71,7 +71,7 @@ func FuzzStoredEvidence(f *testing.F) {
 	f.Add([]byte{1, '{', '}'})
 	f.Add([]byte(`{}`))
 	soc2 := catalogues(f)[compliance.SOC2]
-	f.Fuzz(func(t *testing.T, b []byte) {
+	f.Fuzz(func(_ *testing.T, b []byte) {
 		e, err := compliance.DecodeEvidence(b)
 		if err != nil {
 			return

@@ -61,7 +61,7 @@ func (r *Ring) Rewrap(ctx context.Context, before time.Time) (*Rewrap, error) {
 	}
 	// With a random order, sets that cannot be moved do not always come first, and two callers
 	// seldom work on the same sets.
-	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] }) //nolint:gosec // an order is no secret
 
 	result := &Rewrap{To: r.kms.ID()}
 	began, failures := time.Now(), 0

@@ -67,7 +67,7 @@ func TestADisabledKeyIsDestroyedAndAnUnclearOneIsNot(t *testing.T) {
 // Without credentials there is a line in the log, and the SDK writes nothing to stderr.
 func TestTheSDKOfAWSIsQuiet(t *testing.T) {
 	s := startAWS(t)
-	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 	}))
 	t.Cleanup(metadata.Close)

@@ -128,7 +128,7 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 		if last == nil || ctx.Err() == nil {
 			last = err
 		}
-		wait := pause/2 + rand.N(pause/2)
+		wait := pause/2 + rand.N(pause/2) //nolint:gosec // spreads retries, hides nothing
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
 			return last
 		}

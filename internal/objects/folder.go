@@ -45,7 +45,7 @@ func (f *folder) sweep() error {
 		}
 		info, err := d.Info()
 		if err == nil && time.Since(info.ModTime()) > abandoned {
-			err = os.Remove(path)
+			err = os.Remove(path) //nolint:gosec // only the operator writes to the folder
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // renamed or removed meanwhile

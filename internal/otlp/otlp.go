@@ -157,7 +157,7 @@ func (c *client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpan
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.stopped, cancel)()
+	defer context.AfterFunc(c.stopped, cancel)() //nolint:contextcheck // the end of the client ends the upload
 	for {
 		pause, err := c.post(ctx, body)
 		if err == nil || pause < 0 {

@@ -276,6 +276,8 @@ func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider [
 }
 
 // ask starts a request to the lender, unless one is in progress for this bucket.
+//
+//nolint:contextcheck // the request is for all callers and outlasts this one
 func (l *Limiter) ask(b *bucket, name string) *flight {
 	if b.flight != nil {
 		return b.flight

@@ -67,9 +67,9 @@ func TestEverySourceIsChecked(t *testing.T) {
 	pair := func(algorithm v1alpha1.KeyPairAlgorithm, key, public string) v1alpha1.Generator {
 		return v1alpha1.Generator{Key: key, KeyPair: &v1alpha1.KeyPair{Algorithm: algorithm, PublicKeyName: public}}
 	}
-	many := func(n int, make func(i int) v1alpha1.Generator) (all []v1alpha1.Generator) {
+	many := func(n int, generator func(i int) v1alpha1.Generator) (all []v1alpha1.Generator) {
 		for i := range n {
-			all = append(all, make(i))
+			all = append(all, generator(i))
 		}
 		return all
 	}

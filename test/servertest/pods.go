@@ -43,7 +43,7 @@ func (p *Pods) Review(_ context.Context, token string, ask bool) (identity.Servi
 }
 
 // Allowed returns the answer that the test has set.
-func (p *Pods) Allowed(_ context.Context, a identity.ServiceAccount, verb, namespace, name string) (bool, error) {
+func (p *Pods) Allowed(_ context.Context, _ identity.ServiceAccount, verb, namespace, name string) (bool, error) {
 	p.Mu.Lock()
 	defer p.Mu.Unlock()
 	p.asked = append(p.asked, verb+" "+namespace+"/"+name)

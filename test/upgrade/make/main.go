@@ -465,7 +465,7 @@ func (m *maker) archive(ctx context.Context) error {
 	}
 	defer func() { _ = s.process.Stop(0) }() // the result is known by then
 	err = until(ctx, "an archived segment", func() (found bool, err error) {
-		err = filepath.WalkDir(m.path("archive"), func(path string, e fs.DirEntry, err error) error {
+		err = filepath.WalkDir(m.path("archive"), func(path string, _ fs.DirEntry, err error) error {
 			found = found || strings.HasSuffix(path, ".jsonl.gz")
 			return err
 		})
@@ -576,7 +576,7 @@ func (m *maker) produce(ctx context.Context) error {
 	if err := m.fillTransit(ctx, c, tenant); err != nil {
 		return fmt.Errorf("filling transit: %w", err)
 	}
-	if err := m.rotateSealingKeys(ctx, s); err != nil {
+	if err := m.rotateSealingKeys(ctx); err != nil {
 		return err
 	}
 	if err := m.assess(ctx, c); err != nil {
@@ -698,7 +698,7 @@ func (m *maker) fillTransit(ctx context.Context, c *client.Client, tenant string
 }
 
 // rotateSealingKeys leaves one sealing key in each state. An object still needs the first one.
-func (m *maker) rotateSealingKeys(ctx context.Context, s *server) error {
+func (m *maker) rotateSealingKeys(ctx context.Context) error {
 	retired, err := m.system.V2.RotateSealingKey(ctx)
 	if err != nil {
 		return err
