@@ -42,8 +42,6 @@ var exceptions = map[string]string{
 	"internal/identity":                   "its types are split by owner; passwords, throttle, tickets and rows are not packages yet",
 	"internal/compliance/assessor.Config": "sealing and opening of state are two fields",
 	"internal/compliance/report":          "chapters and charts are methods of the sheet that calls them",
-	"internal/store/bolt":                 "the writer, the copy and the scrubber share one state under one lock",
-	"internal/store/bolt.Store":           "the writer, the copy and the scrubber share one state under one lock",
 	"internal/store/postgres":             "the writer, the pool and the cache share one state",
 	"internal/store/postgres.Store":       "the writer, the pool and the cache share one state",
 }

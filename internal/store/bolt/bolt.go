@@ -41,13 +41,11 @@ package bolt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -71,40 +69,15 @@ type Options struct {
 	pace  pace
 }
 
-// durably runs one step that must reach the disk.
-func (o *Options) durably(step string, do func() error) error {
-	if o.fault == nil {
-		return do()
-	}
-	return o.fault(step, do)
-}
-
-// Store is a [store.Store] in a bbolt file.
+// Store is a [store.Store] in a bbolt file. Each of its parts owns its state and its lock, and none
+// calls another while it holds the lock.
 type Store struct {
-	path string
-	opts Options
-
-	mu      sync.Mutex
-	open    *file  // file for Views and groups; nil until it has been reopened
-	pending *group // group that the writer takes next; nil when nobody waits
-	closed  bool
-	views   views
-	clean   chan struct{} // closed by the scrub that wipes deleted rows; nil when there is nothing to wipe
-	copying *copying      // keys that the running copy has yet to read; nil when no copy is running
-
-	// The writer goroutine owns these.
-	last    *file            // the newest file, to be closed before the next is opened
-	retry   <-chan time.Time // until it fires, the writer reopens the file only for a group
-	backoff time.Duration    // last duration of retry
-	wipe    wiper
-
-	wake      chan struct{} // wakes the writer: a request is pending, the file went out of use, or Close was called
-	left      chan struct{} // wakes the writer: an awaited View has ended
-	stopped   chan struct{} // closed when the writer has ended and the file is closed
-	closeErr  error         // error of closing the file; read after stopped
-	commits   atomic.Uint64
-	failed    atomic.Bool  // no commit has succeeded since one failed or the file went out of use
-	busySince atomic.Int64 // Unix nanoseconds since which the writer waits for the disk; 0 when it does not
+	opts     Options
+	disk     *disk
+	queue    *queue
+	views    *views
+	scrubber *scrubber
+	writer   *writer
 }
 
 var _ store.Store = (*Store)(nil)
@@ -123,25 +96,33 @@ func Open(path string, o Options) (*Store, error) {
 	if o.pace == (pace{}) {
 		o.pace = pace{pause: time.Second, patience: time.Second, hold: viewLimit}
 	}
+	d := &disk{now: o.Now, fault: o.fault}
 	if !o.ReadOnly {
-		if err := create(path, &o); err != nil {
+		if err := create(path, d); err != nil {
 			return nil, fmt.Errorf("creating database: %w", err)
 		}
 	}
-	f, err := openFile(path, &o)
+	f, err := openFile(path, o.ReadOnly, d)
 	if err != nil {
 		return nil, fmt.Errorf("opening database: %w", err)
 	}
+	wake := make(chan struct{}, 1)
 	s := &Store{
-		path: path, opts: o, open: f, last: f,
-		wake: make(chan struct{}, 1), left: make(chan struct{}, 1), stopped: make(chan struct{}),
+		opts: o, disk: d,
+		queue:    &queue{now: o.Now, wake: wake},
+		views:    &views{file: f, left: make(chan struct{}, 1), wake: wake},
+		scrubber: &scrubber{pace: o.pace, disk: d, logger: o.Logger},
+	}
+	s.writer = &writer{
+		path: path, opts: &s.opts, disk: d, queue: s.queue, views: s.views, scrubber: s.scrubber,
+		last: f, stopped: make(chan struct{}),
 	}
 	if !o.ReadOnly {
 		// An earlier process may not have wiped what it freed, and its failed commits may have left
 		// bytes in the tail of the file.
-		s.clean, s.wipe.tail = make(chan struct{}), true
-		go s.write()
-		poke(s.wake)
+		s.scrubber.suspect()
+		go s.writer.write()
+		poke(wake)
 	}
 	return s, nil
 }
@@ -151,22 +132,22 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	if err := ctx.Err(); err != nil {
 		return ended(err)
 	}
-	f, epoch, err := s.enter()
+	f, epoch, err := s.views.enter()
 	if err != nil {
 		return err
 	}
-	defer s.leave(epoch)
+	defer s.views.leave(epoch)
 
 	tx, data, err := f.begin(false)
 	if err != nil {
 		if f.wedged.Load() {
-			s.drop(f)
+			s.views.drop(f)
 		}
 		return unavailable(err)
 	}
 	defer func() {
 		if err := f.rollback(tx); err != nil {
-			s.drop(f) // this reader has nothing to lose; the next ones get a reopened file
+			s.views.drop(f) // this reader has nothing to lose; the next ones get a reopened file
 		}
 	}()
 
@@ -185,18 +166,30 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	return fn(r)
 }
 
+// Update implements [store.Store].
+func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
+	return s.submit(ctx, false, fn)
+}
+
+func (s *Store) submit(ctx context.Context, commit bool, fn func(store.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return ended(err)
+	}
+	if s.opts.ReadOnly {
+		return fault.Wrap(fault.Internal, fault.Internal.Error(), berrors.ErrDatabaseReadOnly)
+	}
+	return s.queue.submit(ctx, commit, fn)
+}
+
 // Ready implements [store.Store].
 func (s *Store) Ready(ctx context.Context) error {
-	if since := s.busySince.Load(); since != 0 && s.opts.Now().Sub(time.Unix(0, since)) > commitLimit {
+	if s.disk.hangs(commitLimit) {
 		return fault.New(fault.Unavailable, "the store does not answer: check the disk")
 	}
-	s.mu.Lock()
-	closed, usable := s.closed, s.open != nil
-	s.mu.Unlock()
-	switch {
+	switch closed, healthy := s.views.state(); {
 	case closed:
 		return errClosed()
-	case usable && !s.failed.Load():
+	case healthy:
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)
@@ -204,162 +197,26 @@ func (s *Store) Ready(ctx context.Context) error {
 	return s.submit(ctx, true, func(store.Tx) error { return nil })
 }
 
+// Scrubbed waits until the bytes of everything that completed Updates deleted, whatever their
+// answer, are wiped from the file. It returns an error when ctx ends first.
+func (s *Store) Scrubbed(ctx context.Context) error { return s.scrubber.wait(ctx) }
+
 // Commits returns the number of physical commits since Open.
-func (s *Store) Commits() uint64 { return s.commits.Load() }
+func (s *Store) Commits() uint64 { return s.writer.commits.Load() }
 
 // Close implements [store.Store]. It wipes deleted rows before it closes the file. If the disk
 // hangs, Close hangs too.
 func (s *Store) Close() error {
-	s.mu.Lock()
-	first := !s.closed
-	s.closed = true
-	s.mu.Unlock()
+	first := s.views.close()
 	switch {
 	case first && s.opts.ReadOnly:
-		s.finish()
+		s.writer.finish()
 	case first:
-		poke(s.wake)
+		s.queue.close()
 	}
-	<-s.stopped
+	<-s.writer.stopped
 	if first {
-		return s.closeErr
+		return s.writer.closeErr
 	}
 	return nil
-}
-
-// finish closes the store after the last group.
-func (s *Store) finish() {
-	defer close(s.stopped)
-	s.awaitViews(s.views.any, nil)
-	var scrubbed error
-	if !s.opts.ReadOnly && s.usable() {
-		scrubbed = s.scrub()
-	}
-	var closed error
-	if s.last != nil {
-		closed = s.last.close()
-	}
-	s.closeErr = errors.Join(scrubbed, closed)
-}
-
-// usable reports whether the file is open and not under suspicion.
-func (s *Store) usable() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.open != nil
-}
-
-// drop takes f out of use and makes the writer reopen the file.
-func (s *Store) drop(f *file) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open == f {
-		s.open = nil
-		s.failed.Store(true)
-		poke(s.wake)
-	}
-}
-
-// views counts the open Views. It counts separately those that began before the last commit and so
-// may read pages that this commit freed. A View is counted before its snapshot is taken, so it
-// counts as older than a commit that it just sees. This error is on the safe side.
-type views struct {
-	epoch   uint64 // changes with each commit
-	current int    // Views that began in this epoch
-	older   int    // Views that began earlier
-	awaited bool   // the writer wants a poke when a View ends
-}
-
-func (v *views) any() bool   { return v.current+v.older > 0 }
-func (v *views) stale() bool { return v.older > 0 }
-
-func (s *Store) enter() (*file, uint64, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, 0, errClosed()
-	}
-	if s.open == nil {
-		return nil, 0, errRecovering
-	}
-	s.views.current++
-	return s.open, s.views.epoch, nil
-}
-
-func (s *Store) leave(epoch uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if epoch == s.views.epoch {
-		s.views.current--
-	} else {
-		s.views.older--
-	}
-	if s.views.awaited {
-		poke(s.left)
-	}
-}
-
-// awaitViews waits until some returns false or giveUp fires, and reports whether some returned
-// false. Only the writer waits, so one channel is enough.
-func (s *Store) awaitViews(some func() bool, giveUp <-chan time.Time) bool {
-	for {
-		s.mu.Lock()
-		s.views.awaited = some()
-		wait := s.views.awaited
-		s.mu.Unlock()
-		if !wait {
-			return true
-		}
-		select {
-		case <-s.left:
-		case <-giveUp:
-			return false
-		}
-	}
-}
-
-const damaged = "the database file is damaged: restore a backup"
-
-// guard runs calls to bbolt, and nothing else, and turns their panics into errors. bbolt asserts
-// what it finds in pages, and the memory map faults where the file cannot be read.
-func guard(do func() error) (err error) {
-	before := debug.SetPanicOnFault(true)
-	defer func() {
-		debug.SetPanicOnFault(before)
-		if p := recover(); p != nil {
-			err = fault.Wrap(fault.Internal, damaged, fmt.Errorf("bbolt panicked: %v", p))
-		}
-	}()
-	return do()
-}
-
-// unavailable classifies an error of bbolt or the file system. It leaves errors alone that guard
-// and openFile have classified.
-func unavailable(err error) error {
-	var k fault.Kind
-	if errors.As(err, &k) {
-		return err
-	}
-	return fault.Wrap(fault.Unavailable, "the store could not be written: free space or repair the disk, then retry", err)
-}
-
-func ended(err error) error {
-	return fault.Wrap(fault.Unavailable, "the request ended before the store could answer: retry", err)
-}
-
-func errClosed() error { return fault.New(fault.Unavailable, "the store is closed") }
-
-var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
-
-// over is the check function of a Reader whose closure has returned.
-func over() error {
-	return fault.Wrap(fault.Internal, fault.Internal.Error(), errors.New("a store transaction was used outside its closure"))
-}
-
-// poke wakes the goroutine that waits on c, now or when it next waits.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

@@ -58,17 +58,17 @@ func TestARehearsalLeavesNothing(t *testing.T) {
 // On an overloaded machine a new request arrives at every turn.
 func TestAGroupThatNeverEndsGrowingIsCommitted(t *testing.T) {
 	const most = 8 // turns
-	s := &Store{pending: new(group)}
+	q := &queue{pending: new(group)}
 	now := time.Now()
-	s.opts.Now = func() time.Time {
-		if len(s.pending.requests) > 2*most {
+	q.now = func() time.Time {
+		if len(q.pending.requests) > 2*most {
 			t.Fatal("the group grows for ever")
 		}
-		s.pending.requests = append(s.pending.requests, nil)
+		q.pending.requests = append(q.pending.requests, nil)
 		now = now.Add(longestGathering / most)
 		return now
 	}
-	if g, _ := s.take(); len(g.requests) != most+1 {
+	if g, _ := q.take(); len(g.requests) != most+1 {
 		t.Error(len(g.requests), "were gathered")
 	}
 }

@@ -3,7 +3,6 @@ package bolt
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -26,24 +25,13 @@ import (
 // the row as it was from the beginning. A key that is noted without need, because its commit
 // failed, costs one extra read.
 
-// These constants bound a copy's memory. The writer's notes are bounded too, and a copy that falls
-// too far behind fails: the writer never waits for it.
+// These constants bound a copy's memory. The writer's notes are bounded too, see changedKeys.
 const (
 	pageRows  = 500      // most rows of one View
 	pageBytes = 4 << 20  // one View ends with the row that reaches this size
 	lastBytes = 16 << 20 // the same for the last View, which must read all remaining keys
-	noteBytes = 16 << 20 // bound for the noted keys, each counted as its length plus noteSize
-	noteSize  = 64
-	maxRounds = 64 // most rounds that read noted keys, after the first
+	maxRounds = 64       // most rounds that read noted keys, after the first
 )
-
-// copying is the list of keys that commits have changed since the copy began or last took the list.
-// Store.mu guards it.
-type copying struct {
-	notes map[string]struct{}
-	size  int
-	lost  bool // the notes exceeded noteBytes and were dropped
-}
 
 var errBehind = fault.New(fault.Unavailable,
 	"the copy fell behind the writes: take it to a faster place, or while less is written")
@@ -58,7 +46,7 @@ var errBehind = fault.New(fault.Unavailable,
 // more than 16 MiB of changed keys, about 100 000 keys, behind the writes, or does not catch up in
 // 64 rounds.
 func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) error {
-	c := &copying{notes: make(map[string]struct{})}
+	c := newChangedKeys()
 	if err := s.follow(ctx, c); err != nil {
 		return err
 	}
@@ -82,7 +70,7 @@ func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) er
 }
 
 // copyRows passes on every row, each as some View found it.
-func (s *Store) copyRows(ctx context.Context, c *copying, emit func(key, value []byte) error) error {
+func (s *Store) copyRows(ctx context.Context, c *changedKeys, emit func(key, value []byte) error) error {
 	for rest, more := (store.Range{}), true; more; {
 		var p page
 		err := s.read(ctx, func(r store.Reader) error {
@@ -98,7 +86,7 @@ func (s *Store) copyRows(ctx context.Context, c *copying, emit func(key, value [
 		if more = p.full(); more {
 			rest.From = append(slices.Clone(p.rows[len(p.rows)-1].key), 0)
 		}
-		if s.noted(c) > noteBytes/2 {
+		if c.bytes() > noteBytes/2 {
 			if err := s.catchUp(ctx, c, emit); err != nil {
 				return err
 			}
@@ -108,15 +96,10 @@ func (s *Store) copyRows(ctx context.Context, c *copying, emit func(key, value [
 }
 
 // catchUp takes the noted keys off the list, reads them and passes them on.
-func (s *Store) catchUp(ctx context.Context, c *copying, emit func(key, value []byte) error) error {
+func (s *Store) catchUp(ctx context.Context, c *changedKeys, emit func(key, value []byte) error) error {
 	var keys []string
 	var lost bool
-	err := s.between(ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		keys, lost = slices.Sorted(maps.Keys(c.notes)), c.lost
-		c.notes, c.size = make(map[string]struct{}), 0
-	})
+	err := s.between(ctx, func() { keys, lost = c.take() })
 	if err != nil {
 		return err
 	}
@@ -141,11 +124,9 @@ func (s *Store) catchUp(ctx context.Context, c *copying, emit func(key, value []
 }
 
 // lastPage reads all noted keys in one View, and reports whether that was possible.
-func (s *Store) lastPage(ctx context.Context, c *copying) (p page, whole bool, err error) {
+func (s *Store) lastPage(ctx context.Context, c *changedKeys) (p page, whole bool, err error) {
 	err = s.read(ctx, func(r store.Reader) error {
-		s.mu.Lock() // after the View began: everything that it sees has been noted
-		keys, lost := slices.Sorted(maps.Keys(c.notes)), c.lost
-		s.mu.Unlock()
+		keys, lost := c.list() // after the View began: everything that it sees has been noted
 		if lost {
 			return errBehind
 		}
@@ -202,15 +183,9 @@ func (p *page) emit(ctx context.Context, emit func(key, value []byte) error) err
 }
 
 // follow makes the writer note the keys that it changes from now on.
-func (s *Store) follow(ctx context.Context, c *copying) error {
+func (s *Store) follow(ctx context.Context, c *changedKeys) error {
 	taken := false
-	err := s.between(ctx, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if taken = s.copying != nil; !taken {
-			s.copying = c
-		}
-	})
+	err := s.between(ctx, func() { taken = !s.writer.copying.CompareAndSwap(nil, c) })
 	if err != nil {
 		s.unfollow(c) // between may have run do before Update returned the error
 		return err
@@ -221,39 +196,7 @@ func (s *Store) follow(ctx context.Context, c *copying) error {
 	return nil
 }
 
-func (s *Store) unfollow(c *copying) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.copying == c {
-		s.copying = nil
-	}
-}
-
-// note records the keys of log in the running copy; the writer calls it before a commit.
-func (s *Store) note(log []change) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.copying
-	if c == nil || c.lost {
-		return
-	}
-	for _, change := range log {
-		if _, known := c.notes[string(change.key)]; !known {
-			c.notes[string(change.key)] = struct{}{}
-			c.size += len(change.key) + noteSize
-		}
-	}
-	if c.size > noteBytes {
-		c.notes, c.size, c.lost = nil, 0, true
-	}
-}
-
-// noted returns the size of the list in bytes.
-func (s *Store) noted(c *copying) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return c.size
-}
+func (s *Store) unfollow(c *changedKeys) { s.writer.copying.CompareAndSwap(c, nil) }
 
 // between calls do while no commit is in progress, because an Update runs only after the previous
 // commit is settled. If the file is out of use, the writer reopens it first.

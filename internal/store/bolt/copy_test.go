@@ -206,7 +206,7 @@ func TestACopySeesACommitThatIsNotAnsweredYet(t *testing.T) {
 
 // waiting closes release once a request waits for the writer, or ctx has ended.
 func waiting(ctx context.Context, s *Store, release chan struct{}) {
-	for s.queued() == 0 && ctx.Err() == nil {
+	for s.queue.queued() == 0 && ctx.Err() == nil {
 		runtime.Gosched()
 	}
 	close(release)
@@ -346,11 +346,9 @@ func TestACopyEndsWithItsContextAndItsTaker(t *testing.T) {
 	}
 	wantKind(t, s.Copy(ctx, copied{}.emit), fault.Unavailable)
 	must(t, s.Copy(t.Context(), copied{}.emit)) // the earlier copies do not block the next one
-	s.mu.Lock()
-	if s.copying != nil {
+	if s.writer.copying.Load() != nil {
 		t.Error("the writer still notes what it changes")
 	}
-	s.mu.Unlock()
 	must(t, s.Close())
 	wantKind(t, s.Copy(t.Context(), copied{}.emit), fault.Unavailable)
 }
@@ -378,11 +376,9 @@ func TestACopyThatFallsTooFarBehindIsGivenUp(t *testing.T) {
 		if !fallen {
 			fallen = true
 			churn(t, s, 0, noteBytes/(store.MaxKeySize+noteSize)+1, 0)
-			s.mu.Lock()
-			if n := len(s.copying.notes); n != 0 {
-				t.Errorf("%d keys are still noted", n)
+			if keys, _ := s.writer.copying.Load().list(); len(keys) != 0 {
+				t.Errorf("%d keys are still noted", len(keys))
 			}
-			s.mu.Unlock()
 		}
 		return nil
 	})

@@ -71,7 +71,7 @@ func TestADiskThatRefusesWritesIsSurvived(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	must(t, err)
 	defer full.Close()
-	must(t, syscall.Dup3(int(full.Fd()), int(s.last.Fd()), 0))
+	must(t, syscall.Dup3(int(full.Fd()), int(s.writer.last.Fd()), 0))
 	err = s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("lost"), nil) })
 	if fault.Of(err) != fault.Unavailable || !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)

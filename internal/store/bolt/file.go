@@ -124,7 +124,7 @@ func (f *file) close() error {
 // and syncs the folder. It locks the folder, so that of two processes that start together the
 // second finds the first one's file, and so that it can remove what a crash left under the other
 // name.
-func create(path string, o *Options) error {
+func create(path string, d *disk) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.Wrap(fault.NotFound, "the data directory does not exist: create it or choose another", err)
@@ -146,15 +146,15 @@ func create(path string, o *Options) error {
 		return unavailable(fmt.Errorf("looking for database: %w", err))
 	}
 	if err != nil {
-		if err := o.durably("create", func() error { return initialise(temp) }); err != nil {
+		if err := d.durably("create", func() error { return initialise(temp) }); err != nil {
 			return unavailable(fmt.Errorf("initialising database: %w", err))
 		}
-		if err := o.durably("rename", func() error { return os.Rename(temp, path) }); err != nil {
+		if err := d.durably("rename", func() error { return os.Rename(temp, path) }); err != nil {
 			return unavailable(fmt.Errorf("naming database: %w", err))
 		}
 	}
 	// Sync also when the database exists, because a crash may have prevented this sync earlier.
-	if err := o.durably("sync folder", dir.Sync); err != nil {
+	if err := d.durably("sync folder", dir.Sync); err != nil {
 		return unavailable(fmt.Errorf("syncing data directory: %w", err))
 	}
 	return nil
@@ -181,7 +181,7 @@ func initialise(path string) error {
 // or whose sync failed, leaves a meta page that is in the page cache but perhaps not on disk.
 // Continuing from it would overwrite pages that the meta page on disk still uses. Writing the same
 // bytes twice cannot tear them.
-func openFile(path string, o *Options) (*file, error) {
+func openFile(path string, readOnly bool, d *disk) (*file, error) {
 	var (
 		f    = &file{}
 		flag int
@@ -189,7 +189,7 @@ func openFile(path string, o *Options) (*file, error) {
 	err := guard(func() (err error) {
 		f.db, err = bbolt.Open(path, 0o600, &bbolt.Options{
 			Timeout:         lockTimeout,
-			ReadOnly:        o.ReadOnly,
+			ReadOnly:        readOnly,
 			FreelistType:    bbolt.FreelistMapType,
 			InitialMmapSize: mapSize,
 			NoStatistics:    true,
@@ -207,7 +207,7 @@ func openFile(path string, o *Options) (*file, error) {
 		return err
 	})
 	if err == nil {
-		err = f.prepare(o)
+		err = f.prepare(readOnly, d)
 	}
 	if err == nil {
 		return f, nil
@@ -227,15 +227,15 @@ func openFile(path string, o *Options) (*file, error) {
 }
 
 // prepare checks that the file is a database of this product, and settles it.
-func (f *file) prepare(o *Options) error {
+func (f *file) prepare(readOnly bool, d *disk) error {
 	err := f.view(func(tx *bbolt.Tx) error {
 		if tx.Bucket([]byte(bucketData)) == nil || tx.Bucket([]byte(bucketCommit)) == nil {
 			return fault.New(fault.Invalid, foreign)
 		}
 		return nil
 	})
-	if err == nil && !o.ReadOnly {
-		err = o.durably("settle", f.settle)
+	if err == nil && !readOnly {
+		err = d.durably("settle", f.settle)
 	}
 	if err != nil {
 		return errors.Join(err, f.close())

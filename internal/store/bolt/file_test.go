@@ -345,10 +345,10 @@ func TestFreePagesAreThoseOfBbolt(t *testing.T) {
 		put(t, s, "key"+string(rune('a'+i%20)), make([]byte, 100*i*i))
 	}
 	must(t, s.Close())
-	db, err := bbolt.Open(s.path, 0o600, &bbolt.Options{ReadOnly: true, PreLoadFreelist: true})
+	db, err := bbolt.Open(s.writer.path, 0o600, &bbolt.Options{ReadOnly: true, PreLoadFreelist: true})
 	must(t, err)
 	defer db.Close()
-	f, err := os.Open(s.path)
+	f, err := os.Open(s.writer.path)
 	must(t, err)
 	defer f.Close()
 	m, err := newestMeta(f)
@@ -436,7 +436,7 @@ func TestSettlingReportsItsFailure(t *testing.T) {
 // cut would. So this test checks the setting itself.
 func TestCommitsAreSynced(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "s.db"), Options{})
-	if db := s.last.db; db.NoSync || db.NoGrowSync {
+	if db := s.writer.last.db; db.NoSync || db.NoGrowSync {
 		t.Fatal("bbolt was told not to sync")
 	}
 }

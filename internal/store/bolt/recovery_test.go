@@ -279,7 +279,7 @@ func TestAStoreThatIsOnlyReadComesBackWhenItsFileIsPutRight(t *testing.T) {
 				})
 			}
 			views.Wait()
-			if !s.failed.Load() {
+			if !s.views.failed.Load() {
 				t.Error("Ready would call the store healthy")
 			}
 			return nil
@@ -314,7 +314,7 @@ func TestAScrubOfASpoiledFileDoesNotStopTheWriter(t *testing.T) {
 		must(t, err)
 		return overwrite(path, make([]byte, 2*newest(t, whole).pageSize))
 	}))
-	eventually(t, "the scrub finds out", func() bool { return !s.usable() })
+	eventually(t, "the scrub finds out", func() bool { return !s.views.usable() })
 	must(t, overwrite(path, whole))
 	eventually(t, "a View", func() bool { return look(s) == nil })
 	must(t, s.Scrubbed(t.Context()))

@@ -3,8 +3,9 @@ package bolt
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -44,8 +45,16 @@ type pace struct {
 	hold     time.Duration // how long the scrub then holds back groups, so that old Views end and none become old
 }
 
-// wiper is the writer's state for scrubbing.
-type wiper struct {
+// scrubber knows whether freed pages have to be wiped, and wipes them.
+type scrubber struct {
+	pace   pace
+	disk   *disk
+	logger *slog.Logger
+
+	mu    sync.Mutex
+	clean chan struct{} // closed by the scrub that wipes deleted rows; nil when there is nothing to wipe
+
+	// The writer goroutine owns these.
 	resting  <-chan time.Time    // no scrub until it fires
 	patience <-chan time.Time    // until it fires, Views may hold back the scrub, and groups go first
 	overdue  bool                // patience has run out
@@ -53,38 +62,53 @@ type wiper struct {
 	unsynced map[uint64]struct{} // pages zeroed since the last successful sync
 }
 
-// wipeFreed scrubs if a scrub is due and nothing blocks it.
-func (s *Store) wipeFreed() {
+// request makes a scrub due.
+func (s *scrubber) request() {
 	s.mu.Lock()
-	due := s.clean != nil && s.open != nil
-	s.mu.Unlock()
-	if !due || s.wipe.resting != nil {
-		return
-	}
-	giveUp := time.After(0)
-	if s.wipe.overdue {
-		giveUp = time.After(s.opts.pace.hold)
-	}
-	if !s.awaitViews(s.views.stale, giveUp) {
-		if s.wipe.overdue {
-			s.opts.Logger.Error("freed pages could not be wiped in time: a View does not end")
-			s.wipe.overdue = false
-		}
-		if s.wipe.patience == nil {
-			s.wipe.patience = time.After(s.opts.pace.patience)
-		}
-		return
-	}
-	s.wipe.patience, s.wipe.overdue = nil, false
-	s.wipe.resting = time.After(s.opts.pace.pause)
-	if err := s.scrub(); err != nil {
-		s.opts.Logger.Error("wiping freed pages failed, will be tried again", "error", err)
+	defer s.mu.Unlock()
+	if s.clean == nil {
+		s.clean = make(chan struct{})
 	}
 }
 
-// Scrubbed waits until the bytes of everything that completed Updates deleted, whatever their
-// answer, are wiped from the file. It returns an error when ctx ends first.
-func (s *Store) Scrubbed(ctx context.Context) error {
+// suspect makes a scrub due that also wipes the tail: a commit with an unknown outcome may have
+// deleted rows or left pages there.
+func (s *scrubber) suspect() {
+	s.tail = true
+	s.request()
+}
+
+// isDue reports whether there is something to wipe and the pause since the last scrub is over.
+func (s *scrubber) isDue() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.clean != nil && s.resting == nil
+}
+
+// awaitOldViews waits for the Views that block a due scrub, and reports whether the scrub may
+// begin.
+func (s *scrubber) awaitOldViews(v *views) bool {
+	giveUp := time.After(0)
+	if s.overdue {
+		giveUp = time.After(s.pace.hold)
+	}
+	if !v.await(v.stale, giveUp) {
+		if s.overdue {
+			s.logger.Error("freed pages could not be wiped in time: a View does not end")
+			s.overdue = false
+		}
+		if s.patience == nil {
+			s.patience = time.After(s.pace.patience)
+		}
+		return false
+	}
+	s.patience, s.overdue = nil, false
+	s.resting = time.After(s.pace.pause)
+	return true
+}
+
+// wait waits until everything is wiped that completed Updates deleted.
+func (s *scrubber) wait(ctx context.Context) error {
 	s.mu.Lock()
 	clean := s.clean
 	s.mu.Unlock()
@@ -99,27 +123,18 @@ func (s *Store) Scrubbed(ctx context.Context) error {
 	}
 }
 
-// scrub wipes all free pages. The caller must make sure that no View is older than the last commit.
-func (s *Store) scrub() error {
-	tx, _, err := s.beginWrite()
-	if err != nil {
-		return fmt.Errorf("beginning to scrub: %w", err)
-	}
-	err = s.wipePages(s.last, tx.ID())
-	if err := errors.Join(err, s.rollback(tx)); err != nil {
-		return err
-	}
+// finish ends a scrub that has wiped everything.
+func (s *scrubber) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.clean != nil {
 		close(s.clean)
 		s.clean = nil
 	}
-	return nil
 }
 
-// wipePages zeroes the free pages while transaction txid is open.
-func (s *Store) wipePages(f *file, txid int) error {
+// wipe zeroes the free pages while transaction txid is open.
+func (s *scrubber) wipe(f *file, txid int) error {
 	m, err := newestMeta(f.File)
 	if err != nil {
 		return err
@@ -135,13 +150,13 @@ func (s *Store) wipePages(f *file, txid int) error {
 	if err != nil {
 		return fmt.Errorf("reading file size: %w", err)
 	}
-	if s.wipe.tail {
+	if s.tail {
 		for id := m.high; int64(id)*m.pageSize < info.Size(); id++ {
 			free = append(free, id)
 		}
 	}
-	if s.wipe.unsynced == nil {
-		s.wipe.unsynced = make(map[uint64]struct{})
+	if s.unsynced == nil {
+		s.unsynced = make(map[uint64]struct{})
 	}
 	zeroes, buffer := make([]byte, m.pageSize), make([]byte, m.pageSize)
 	for _, id := range free {
@@ -151,20 +166,20 @@ func (s *Store) wipePages(f *file, txid int) error {
 		if _, err := f.ReadAt(page, at); err != nil {
 			return fmt.Errorf("reading a freed page: %w", err)
 		}
-		if _, again := s.wipe.unsynced[id]; !again && bytes.Equal(page, zero) {
+		if _, again := s.unsynced[id]; !again && bytes.Equal(page, zero) {
 			continue
 		}
-		s.wipe.unsynced[id] = struct{}{}
-		if err := s.opts.durably("wipe", func() error { _, err := f.WriteAt(zero, at); return err }); err != nil {
+		s.unsynced[id] = struct{}{}
+		if err := s.disk.durably("wipe", func() error { _, err := f.WriteAt(zero, at); return err }); err != nil {
 			return fmt.Errorf("wiping a freed page: %w", err)
 		}
 	}
-	if len(s.wipe.unsynced) > 0 {
-		defer s.busy()()
-		if err := s.opts.durably("scrub", f.Sync); err != nil {
+	if len(s.unsynced) > 0 {
+		defer s.disk.busy()()
+		if err := s.disk.durably("scrub", f.Sync); err != nil {
 			return fmt.Errorf("syncing wiped pages: %w", err)
 		}
 	}
-	s.wipe.unsynced, s.wipe.tail = nil, false
+	s.unsynced, s.tail = nil, false
 	return nil
 }

@@ -1,0 +1,47 @@
+package bolt
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+const damaged = "the database file is damaged: restore a backup"
+
+// guard runs calls to bbolt, and nothing else, and turns their panics into errors. bbolt asserts
+// what it finds in pages, and the memory map faults where the file cannot be read.
+func guard(do func() error) (err error) {
+	before := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(before)
+		if p := recover(); p != nil {
+			err = fault.Wrap(fault.Internal, damaged, fmt.Errorf("bbolt panicked: %v", p))
+		}
+	}()
+	return do()
+}
+
+// unavailable classifies an error of bbolt or the file system. It leaves errors alone that guard
+// and openFile have classified.
+func unavailable(err error) error {
+	var k fault.Kind
+	if errors.As(err, &k) {
+		return err
+	}
+	return fault.Wrap(fault.Unavailable, "the store could not be written: free space or repair the disk, then retry", err)
+}
+
+func ended(err error) error {
+	return fault.Wrap(fault.Unavailable, "the request ended before the store could answer: retry", err)
+}
+
+func errClosed() error { return fault.New(fault.Unavailable, "the store is closed") }
+
+var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
+
+// over is the check function of a Reader whose closure has returned.
+func over() error {
+	return fault.Wrap(fault.Internal, fault.Internal.Error(), errors.New("a store transaction was used outside its closure"))
+}
