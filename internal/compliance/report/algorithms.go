@@ -1,12 +1,9 @@
 package report
 
 import (
-	"slices"
 	"strings"
 
 	cdx "github.com/CycloneDX/cyclonedx-go"
-
-	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
 // Algorithm is the name of an algorithm that this product uses.
@@ -121,35 +118,6 @@ var primitives = []primitive{
 		oid:       "1.3.132.0.34",
 		functions: []cdx.CryptoFunction{cdx.CryptoFunctionKeygen, cdx.CryptoFunctionKeyderive}, classical: 192,
 	},
-}
-
-// algorithmsOf returns the primitives of the named algorithms, of those that the keys use or are
-// wrapped with, and of all their parts. Each comes once, in the order of the table. It rejects an
-// algorithm that is not in the table.
-func algorithmsOf(named []Algorithm, keys []Key) ([]primitive, error) {
-	want := slices.Clone(named)
-	for i, k := range keys {
-		if k.ID == "" || k.Type == "" || k.State == "" || i > 0 && keys[i-1].ID == k.ID {
-			return nil, fault.New(fault.Internal, "every key of an inventory needs an id of its own, a type and a state")
-		}
-		want = append(want, k.Algorithm)
-		if k.WrappedBy != "" {
-			want = append(want, k.WrappedBy)
-		}
-	}
-	known := make(map[Algorithm]bool)
-	for i := 0; i < len(want); i++ { // want grows by the parts
-		if known[want[i]] {
-			continue
-		}
-		at := slices.IndexFunc(primitives, func(p primitive) bool { return p.algorithm == want[i] })
-		if at < 0 {
-			return nil, fault.New(fault.Internal, "the inventory names an algorithm that is not in its table")
-		}
-		known[want[i]] = true
-		want = append(want, primitives[at].parts...)
-	}
-	return slices.DeleteFunc(slices.Clone(primitives), func(p primitive) bool { return !known[p.algorithm] }), nil
 }
 
 func algorithmRef(a Algorithm) string {

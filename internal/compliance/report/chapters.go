@@ -202,3 +202,26 @@ func (s *sheet) glossary() {
 		row("800-53", "NIST Special Publication 800-53, revision 5: the catalogue of controls that others are mapped to. \u201cRelates to\u201d says that the two are about the same thing, and no more."),
 	})
 }
+
+// noData writes that the tenant has not used the vault.
+func (s *sheet) noData() {
+	s.callout(colours[compliance.NoData], "There is no data", "The log holds no use of the vault by this tenant: no credential, no key, nothing encrypted and nothing signed. "+
+		"What could be judged is the state of the deployment and the tenant's accounts.")
+}
+
+// withheld writes why there is no score.
+func (s *sheet) withheld(consequence string) {
+	a := s.d.Assessment
+	if !withheld(a) { // nothing could be judged
+		s.callout(colours[compliance.NoData], "There is no score", sentence(a.Reason))
+		return
+	}
+	s.callout(colours[compliance.Fail], "The score is withheld", sentence(a.Reason)+consequence)
+}
+
+// unwatched writes that the chain was not verified, if verification is disabled.
+func (s *sheet) unwatched() {
+	if s.d.Assessment.Proof.Status == compliance.Disabled {
+		s.callout(colours[compliance.NoData], "The chain was not verified", unwatched)
+	}
+}

@@ -164,3 +164,17 @@ func encoded(v any) ([]byte, error) {
 	}
 	return b.Bytes(), nil
 }
+
+// sentence returns s with an initial capital and a full stop.
+func sentence(s string) string {
+	if s = strings.TrimSpace(s); s == "" {
+		return ""
+	}
+	if s[0] >= 'a' && s[0] <= 'z' {
+		s = string(s[0]-'a'+'A') + s[1:]
+	}
+	if !strings.ContainsAny(s[len(s)-1:], ".!?") {
+		s += "."
+	}
+	return s
+}
