@@ -125,8 +125,8 @@ func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicUR
 	if err != nil {
 		return nil, nil, err
 	}
-	service, err := assessor.New(assessor.Config{
-		Store: s.store, Guard: s.guard, Reader: s.reader, Verifier: s.verifier, Catalogues: p.Catalogues, Reports: bucket, Sign: s.keys.SignReport, Verify: s.keys.VerifyReport, Seal: s.keys.SealRow, Open: s.keys.OpenRow,
+	service, err := assessor.New(s.store, s.guard, assessor.Config{
+		Reader: s.reader, Verifier: s.verifier, Catalogues: p.Catalogues, Reports: bucket, Sign: s.keys.SignReport, Verify: s.keys.VerifyReport, Seal: s.keys.SealRow, Open: s.keys.OpenRow,
 		Renderers: map[compliance.Format]compliance.Renderer{compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI},
 		State:     func(ctx context.Context) (compliance.State, error) { return p.state(ctx, s) },
 		Inventory: func(ctx context.Context, who authz.Principal) ([]byte, error) { return p.inventory(ctx, s, who) },

@@ -159,8 +159,8 @@ func HealthyState() *atomic.Pointer[compliance.State] {
 // NewCompliance returns the compliance service on top of a server's parts.
 func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *assessor.Service {
 	t.Helper()
-	made, err := assessor.New(assessor.Config{
-		Store: c.Store, Guard: c.Guard, Reader: c.Reader, Verifier: verifier, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,
+	made, err := assessor.New(c.Store, c.Guard, assessor.Config{
+		Reader: c.Reader, Verifier: verifier, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,
 		State: func(context.Context) (compliance.State, error) {
 			now := *state.Load()
 			now.LastBackup = c.Now().UTC().Truncate(24 * time.Hour)

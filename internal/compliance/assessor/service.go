@@ -30,8 +30,6 @@ import (
 // Config is the configuration of a [Service]. All fields except Catalogues, Now and Logger are
 // required.
 type Config struct {
-	Store      store.Store
-	Guard      *audit.Guard
 	Reader     *audit.Reader
 	Verifier   *audit.LiveVerifier
 	Catalogues string // directory whose files replace the embedded ones of the same names; "": none
@@ -78,8 +76,8 @@ type Service struct {
 }
 
 // New returns a service. It returns an error for a malformed catalogue, with its file and line.
-func New(c Config) (*Service, error) {
-	if c.Store == nil || c.Guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
+func New(s store.Store, guard *audit.Guard, c Config) (*Service, error) {
+	if s == nil || guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
 		c.Inventory == nil {
 		return nil, errors.New("the compliance service lacks a part")
 	}
@@ -93,9 +91,9 @@ func New(c Config) (*Service, error) {
 	}
 	logger := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Service{
-		guard: c.Guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory,
+		guard: guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory,
 		now: now, logger: logger,
-		evidence: newGatherer(evidenceRows{store: c.Store, seal: c.Seal, unseal: c.Open, logger: logger}, c.Reader),
+		evidence: newGatherer(evidenceRows{store: s, seal: c.Seal, unseal: c.Open, logger: logger}, c.Reader),
 		reports: &reportStore{
 			bucket: c.Reports, renderers: c.Renderers, program: c.Program, sign: c.Sign, verify: c.Verify, now: now, logger: logger,
 		},

@@ -103,8 +103,8 @@ func (w *world) mac(key, content []byte) []byte {
 
 func (w *world) newService() *Service {
 	w.t.Helper()
-	s, err := New(Config{
-		Store: w.store, Guard: audit.NewGuard(w.log), Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.Clock },
+	s, err := New(w.store, audit.NewGuard(w.log), Config{
+		Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.Clock },
 		State: func(context.Context) (compliance.State, error) { return w.state(), nil },
 		Seal:  func(key, content []byte) []byte { return append(w.mac(key, content), content...) },
 		Open: func(key, row []byte) ([]byte, error) {
