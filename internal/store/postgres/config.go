@@ -1,15 +1,12 @@
 package postgres
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/url"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,8 +15,11 @@ import (
 // These constants bound what a session may take. A replica that stops, or loses its network, while
 // it holds the lock on the head keeps the lock for idleLimit; the others wait for it for lockLimit.
 // On the client side a read fails after readWait and a step of a commit after commitWait. Both are
-// longer than the server needs to report that it gave up.
+// longer than the server needs to report that it gave up. A copy is bounded, because PostgreSQL
+// keeps the rows that are deleted meanwhile.
 const (
+	viewLimit   = 2 * time.Second // how long a View may read
+	copyLimit   = time.Hour
 	connectWait = 2 * time.Second
 	idleLimit   = time.Second
 	lockLimit   = 4 * time.Second
@@ -74,7 +74,7 @@ func (p purpose) parameters() map[string]string {
 const urlHint = "give postgres://user@host/database?sslmode=verify-full"
 
 // configure parses the URL. Its errors never repeat it, because it may contain a password.
-func configure(text string, o *Options) (*pgconn.Config, error) {
+func configure(text string, pqRequired bool) (*pgconn.Config, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
 		return nil, errors.New("the URL of the database cannot be read: " + urlHint)
@@ -103,11 +103,11 @@ func configure(text string, o *Options) (*pgconn.Config, error) {
 	}
 	cfg.DialFunc = dialer.DialContext
 	cfg.ConnectTimeout = connectWait
-	if err := secure(cfg.Host, &cfg.TLSConfig, o); err != nil {
+	if err := secure(cfg.Host, &cfg.TLSConfig, pqRequired); err != nil {
 		return nil, err
 	}
 	for _, f := range cfg.Fallbacks {
-		if err := secure(f.Host, &f.TLSConfig, o); err != nil {
+		if err := secure(f.Host, &f.TLSConfig, pqRequired); err != nil {
 			return nil, err
 		}
 	}
@@ -127,7 +127,7 @@ func names(params map[string]string, parameter string) bool {
 
 // secure rejects a host other than this machine if the connection to it would not be encrypted, or
 // would not verify the server's certificate.
-func secure(host string, config **tls.Config, o *Options) error {
+func secure(host string, config **tls.Config, pqRequired bool) error {
 	c := *config
 	if local(host) && c == nil {
 		return nil
@@ -140,7 +140,7 @@ func secure(host string, config **tls.Config, o *Options) error {
 	}
 	c = c.Clone()
 	c.MinVersion = max(c.MinVersion, tls.VersionTLS12)
-	if o.PQRequired {
+	if pqRequired {
 		c.MinVersion = tls.VersionTLS13
 		c.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
 	}
@@ -154,88 +154,4 @@ func local(host string) bool {
 	}
 	ip := net.ParseIP(host)
 	return ip != nil && ip.IsLoopback()
-}
-
-// connect opens a session. A failure to do so is a failure of kind down.
-func (s *Store) connect(ctx context.Context, p purpose) (*conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, connectWait)
-	defer cancel()
-	cfg := s.cfg.Copy()
-	maps.Copy(cfg.RuntimeParams, p.parameters())
-	if s.opts.Password != nil {
-		password, err := s.opts.Password()
-		if err != nil {
-			return nil, &failure{cause: fmt.Errorf("reading the password of the database: %w", err), kind: down}
-		}
-		cfg.Password = password
-	}
-	c := &conn{}
-	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
-		if n.SeverityUnlocalized == "WARNING" {
-			c.warning = n.Message
-		}
-	}
-	var established atomic.Bool
-	if p == writing {
-		// When a session fails, pgconn makes the server cancel its statement. A COMMIT that waits
-		// for standbys would then stop waiting, and would be visible although the standbys do not
-		// have it.
-		dial := cfg.DialFunc
-		cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-			if established.Load() {
-				return nil, errors.New("what a writer does is not cancelled")
-			}
-			return dial(ctx, network, address)
-		}
-	}
-	pg, err := pgconn.ConnectConfig(ctx, cfg)
-	if err != nil {
-		if s.opts.PQRequired && strings.Contains(err.Error(), "tls:") {
-			err = fmt.Errorf("PostgreSQL does not agree on X25519MLKEM768, the post-quantum key exchange that is required; "+
-				"it has it with OpenSSL 3.5 or newer: %w", err)
-		}
-		return nil, &failure{err, down}
-	}
-	established.Store(true)
-	c.pg = pg
-	if err := c.equip(ctx, p); err != nil {
-		c.kill()
-		return nil, &failure{err, down}
-	}
-	return c, nil
-}
-
-// equip checks the server that the session has reached, and configures the session.
-func (c *conn) equip(ctx context.Context, p purpose) error {
-	r := c.pg.ExecParams(ctx, `SELECT pg_is_in_recovery()::text, current_setting('transaction_read_only'), current_setting('synchronous_commit'),
-		current_setting('fsync'), current_setting('server_version_num'), current_setting('full_page_writes')`, nil, nil, nil, nil).Read()
-	if r.Err != nil {
-		return r.Err
-	}
-	if len(r.Rows) != 1 || len(r.Rows[0]) != 6 {
-		return errors.New("PostgreSQL does not tell its state")
-	}
-	is := func(i int, value string) bool { return string(r.Rows[0][i]) == value }
-	switch {
-	case is(0, "true"):
-		return errors.New("the server is a standby: give the URL of the primary, or target_session_attrs=read-write with all hosts")
-	case is(1, "on"):
-		return errors.New("the server takes no writes: default_transaction_read_only is on for this role or database, turn it off")
-	case is(3, "off"):
-		return errors.New("the server does not sync what it commits: set fsync = on")
-	case is(5, "off"):
-		return errors.New("the server may be left with torn pages by a crash: set full_page_writes = on")
-	case len(r.Rows[0][4]) < 6 || string(r.Rows[0][4]) < "130000":
-		return errors.New("the server is older than PostgreSQL 13: give a newer one")
-	}
-	if p != writing {
-		return nil
-	}
-	// A setting below on allows commits that a failover loses. The value is set even where it is
-	// right already, because the server may reload its configuration file.
-	level := "on"
-	if is(2, "remote_apply") {
-		level = "remote_apply"
-	}
-	return c.pg.Exec(ctx, "SET synchronous_commit = "+level).Close()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -170,6 +171,14 @@ func newPage(rg store.Range, limit int) *ask {
 	return &ask{rg: rg, limit: limit, done: make(chan struct{})}
 }
 
+// tell answers asks with err.
+func tell(asks []*ask, err error) {
+	for _, a := range asks {
+		a.err = err
+		close(a.done)
+	}
+}
+
 // read answers all asks in one round trip, after the steps in before. It reads what several asks
 // want only once. It does not close their channels.
 func (c *conn) read(within time.Duration, before []step, asks []*ask) error {
@@ -274,4 +283,32 @@ func number(b []byte) (int64, error) {
 		return int64(binary.BigEndian.Uint64(b)), nil
 	}
 	return 0, errors.New("a column is not of its type")
+}
+
+// longestGathering is about half the duration of a commit.
+const longestGathering = 2 * time.Millisecond
+
+// gather yields to other goroutines for as long as that makes a group grow, so that their requests
+// travel with it. Yielding costs nothing when no goroutine can run, and does not wait for blocked
+// ones. When very many can run, one turn lasts until all of them have run, so gather also stops
+// after longestGathering.
+func gather(size func() int) {
+	const enough = 32 // turns without a new request; a turn takes well under a microsecond when nobody else can run
+	began := time.Now()
+	for last, idle := 0, 0; idle < enough && time.Since(began) < longestGathering; {
+		runtime.Gosched()
+		if n := size(); n > last {
+			last, idle = n, 0
+		} else {
+			idle++
+		}
+	}
+}
+
+// poke wakes the goroutine that waits on c, now or when it next waits.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

@@ -9,12 +9,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// copyPage is the number of rows per read, copyWait the limit for one read, and copyLimit the limit
-// for the whole copy: PostgreSQL keeps rows that are deleted meanwhile.
+// copyPage is the number of rows per read, and copyWait the limit for one read.
 const (
-	copyPage  = 128
-	copyWait  = 30 * time.Second
-	copyLimit = time.Hour
+	copyPage = 128
+	copyWait = 30 * time.Second
 )
 
 var errSlowCopy = fault.New(fault.Unavailable,
@@ -35,7 +33,7 @@ func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) er
 	if err := ctx.Err(); err != nil {
 		return ended(err)
 	}
-	c, err := s.connect(ctx, tending)
+	c, err := s.server.connect(ctx, tending)
 	if err != nil {
 		return answer(err)
 	}

@@ -15,7 +15,7 @@ import (
 // awaitLock returns when want sessions of the database wait for a lock.
 func awaitLock(t *testing.T, s *Store, want int64) {
 	t.Helper()
-	c, err := s.connect(t.Context(), reading)
+	c, err := s.server.connect(t.Context(), reading)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestWhoComesWhileTheLockIsWaitedForSharesTheCommit(t *testing.T) {
 	if err := update("first"); err != nil {
 		t.Fatal(err)
 	}
-	holder, err := s.connect(t.Context(), tending)
+	holder, err := s.server.connect(t.Context(), tending)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,9 +77,9 @@ func TestWhoComesWhileTheLockIsWaitedForSharesTheCommit(t *testing.T) {
 		write(fmt.Sprintf("late/%d", i))
 	}
 	eventually(t, "they have not joined", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.pending != nil && len(s.pending.requests) == 1+late
+		s.writer.queue.mu.Lock()
+		defer s.writer.queue.mu.Unlock()
+		return s.writer.queue.pending != nil && len(s.writer.queue.pending.requests) == 1+late
 	})
 	do("COMMIT")
 	wg.Wait()
@@ -107,7 +107,7 @@ func TestWhoComesWhileTheLockIsWaitedForSharesTheCommit(t *testing.T) {
 // retried includes it.
 func TestWhoHasJoinedIsTriedAgainWithTheGroup(t *testing.T) {
 	s := openAt(t, pgtest.Shared(t).URL(), Options{Hook: chain})
-	holder, err := s.connect(t.Context(), tending)
+	holder, err := s.server.connect(t.Context(), tending)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,15 +132,15 @@ func TestWhoHasJoinedIsTriedAgainWithTheGroup(t *testing.T) {
 	awaitLock(t, s, 1)
 	write()
 	eventually(t, "it has not joined", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.pending != nil && len(s.pending.requests) == 2
+		s.writer.queue.mu.Lock()
+		defer s.writer.queue.mu.Unlock()
+		return s.writer.queue.pending != nil && len(s.writer.queue.pending.requests) == 2
 	})
 	err = holder.do(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "nobody noticed", func() bool { return s.failed.Load() })
+	eventually(t, "nobody noticed", func() bool { return s.server.failed.Load() })
 	if err := holder.do(t.Context(), "ROLLBACK"); err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestWhatSeveralAskForIsReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := s.connect(t.Context(), reading)
+	c, err := s.server.connect(t.Context(), reading)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func TestOverANetworkOnlyTheHostItselfWillDo(t *testing.T) {
 			if rootcert != "" {
 				text = with(t, text, "sslrootcert", rootcert)
 			}
-			if cfg, err := configure(text, &Options{}); (err == nil) != good || err != nil && !strings.Contains(err.Error(), "verify-full") {
+			if cfg, err := configure(text, false); (err == nil) != good || err != nil && !strings.Contains(err.Error(), "verify-full") {
 				t.Errorf("%s: %v", text, err)
 			} else if good && cfg.TLSConfig.ServerName != "db.example.com" {
 				t.Errorf("%s: it would do for %q", text, cfg.TLSConfig.ServerName)
@@ -297,7 +297,7 @@ func TestTLS(t *testing.T) {
 		return
 	}
 	defer pq.Close()
-	c, err := pq.connect(t.Context(), reading)
+	c, err := pq.server.connect(t.Context(), reading)
 	if err != nil {
 		t.Fatal(err)
 	}

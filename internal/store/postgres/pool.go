@@ -2,14 +2,16 @@ package postgres
 
 import (
 	"context"
+	"errors"
+	"strconv"
 	"sync"
 	"time"
 )
 
 // pool holds the sessions that read. An outage empties it.
 type pool struct {
-	s     *Store
-	slots chan struct{} // one element for each session in use
+	server *server
+	slots  chan struct{} // one element for each session in use
 
 	mu     sync.Mutex
 	idle   []*conn
@@ -35,10 +37,10 @@ func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
 		return c, nil
 	}
 	p.mu.Unlock()
-	c, err := p.s.connect(ctx, reading)
+	c, err := p.server.connect(ctx, reading)
 	if err != nil {
 		<-p.slots
-		p.s.lostContact(err)
+		p.server.lostContact(err)
 		return nil, err
 	}
 	return c, nil
@@ -73,31 +75,20 @@ func (p *pool) close() {
 	p.drain()
 }
 
-// The pauses between attempts to reach the server again grow from firstProbe to lastProbe.
-const firstProbe, lastProbe = 100 * time.Millisecond, time.Second
-
-// lostContact records that the server is unreachable and probes it in the background. Until a probe
-// succeeds, requests are refused at once.
-func (s *Store) lostContact(err error) {
-	if !s.down.CompareAndSwap(false, true) {
-		return
+// time returns the time of the server's clock.
+func (p *pool) time(ctx context.Context, fresh bool) (time.Time, error) {
+	c, err := p.get(ctx, fresh)
+	if err != nil {
+		return time.Time{}, err
 	}
-	s.failed.Store(true)
-	s.opts.Logger.Error("the database cannot be reached", "error", err)
-	s.tasks.Go(func() {
-		for pause := firstProbe; s.down.Load(); pause = min(2*pause, lastProbe) {
-			c, err := s.connect(s.life, reading)
-			if err == nil {
-				c.kill()
-				s.down.Store(false)
-				s.opts.Logger.Info("the database can be reached again")
-				return
-			}
-			select {
-			case <-time.After(pause):
-			case <-s.life.Done():
-				return
-			}
-		}
-	})
+	defer p.put(c)
+	r := c.pg.ExecParams(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint", nil, nil, nil, nil).Read()
+	if r.Err != nil {
+		return time.Time{}, r.Err
+	}
+	if len(r.Rows) != 1 || len(r.Rows[0]) != 1 {
+		return time.Time{}, errors.New("PostgreSQL does not tell its time")
+	}
+	micros, err := strconv.ParseInt(string(r.Rows[0][0]), 10, 64)
+	return time.UnixMicro(micros).UTC(), err
 }

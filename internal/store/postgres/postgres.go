@@ -59,22 +59,18 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-const (
-	viewLimit   = 2 * time.Second        // how long a View may read
-	commitLimit = 750 * time.Millisecond // a commit that takes longer is hanging
-)
+const commitLimit = 750 * time.Millisecond // a commit that takes longer is hanging
 
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
@@ -95,47 +91,21 @@ type Options struct {
 	copyLimit   time.Duration
 }
 
-// durably runs one step that must be durable.
-func (o *Options) durably(step string, do func() error) error {
-	if o.fault == nil {
-		return do()
-	}
-	return o.fault(step, do)
-}
-
-// Store is a [store.Store] in a PostgreSQL database.
+// Store is a [store.Store] in a PostgreSQL database. Each of its parts owns its state and its lock.
 type Store struct {
-	cfg  *pgconn.Config
-	opts Options
-
-	life    context.Context // ends when the last request has left after Close
-	end     context.CancelFunc
-	tasks   sync.WaitGroup
-	rounds  rounds
-	loader  loader
-	pool    pool
-	cache   cache
+	opts    Options
+	server  *server
+	pool    *pool
+	rounds  *rounds
+	loader  *loader
+	writer  *writer
 	copying atomic.Bool
-	deleted chan struct{} // wakes the vacuum
 
 	mu       sync.Mutex
-	pending  *group // group that the writer takes next; nil when nobody waits
 	closed   bool
 	inside   int           // requests that are being served
 	left     chan struct{} // closed when the last request has left after Close
-	wake     chan struct{} // wakes the writer: a request is pending
-	stopped  chan struct{} // closed when the writer has ended
 	finished chan struct{} // closed when everything has ended
-
-	// The writer goroutine owns these.
-	session *conn // nil until it is needed
-	alone   int   // commits since the last one of another process
-	habits  habits
-
-	commits   atomic.Uint64
-	failed    atomic.Bool  // no commit has succeeded since one failed or the server was lost
-	down      atomic.Bool  // the server is unreachable, and a goroutine is probing it
-	busySince atomic.Int64 // Unix nanoseconds since which the writer waits for the server; 0 when it does not
 }
 
 var _ store.Database = (*Store)(nil)
@@ -158,31 +128,41 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	o.commitWait = cmp.Or(o.commitWait, commitWait)
 	o.patience = cmp.Or(o.patience, patience)
 	o.copyLimit = cmp.Or(o.copyLimit, copyLimit)
-	cfg, err := configure(url, &o)
+	cfg, err := configure(url, o.PQRequired)
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{
-		cfg: cfg, opts: o,
-		deleted: make(chan struct{}, 1), left: make(chan struct{}), wake: make(chan struct{}, 1),
-		stopped: make(chan struct{}), finished: make(chan struct{}),
+	life, end := context.WithCancel(context.Background())
+	srv := &server{
+		cfg: cfg, password: o.Password, pqRequired: o.PQRequired, logger: o.Logger, vacuumAfter: o.vacuumAfter,
+		life: life, end: end, deleted: make(chan struct{}, 1),
 	}
-	s.life, s.end = context.WithCancel(context.Background())
-	s.pool.s, s.loader.s = s, s
-	s.pool.slots = make(chan struct{}, max(1, o.Connections-1)) // one connection is the writer's
-	if err := s.migrate(ctx); err != nil {
-		s.end()
+	if err := srv.migrate(ctx, o.ReadOnly); err != nil {
+		end()
 		if k, ours := kindOf(err); ours && k != broken {
 			return nil, fault.Wrap(fault.Unavailable, "the database cannot be opened: look at PostgreSQL and the URL, then retry", err)
 		}
 		return nil, fmt.Errorf("opening database: %w", err)
 	}
+	readers := &pool{server: srv, slots: make(chan struct{}, max(1, o.Connections-1))} // one connection is the writer's
+	known := &cache{}
+	s := &Store{
+		opts: o, server: srv, pool: readers,
+		rounds: &rounds{server: srv, pool: readers},
+		loader: &loader{server: srv, pool: readers, cache: known},
+		writer: &writer{
+			server: srv, queue: &queue{wake: make(chan struct{}, 1)},
+			head: &head{server: srv, cache: known, now: o.Now, commitWait: o.commitWait},
+			hook: o.Hook, fault: o.fault, patience: o.patience, stopped: make(chan struct{}),
+		},
+		left: make(chan struct{}), finished: make(chan struct{}),
+	}
 	if o.ReadOnly {
-		close(s.stopped)
+		close(s.writer.stopped)
 	} else {
-		go s.write()
-		s.tasks.Go(s.tend)
-		poke(s.deleted) // an earlier process may have deleted rows
+		go s.writer.write()
+		srv.tasks.Go(srv.tend)
+		poke(srv.deleted) // an earlier process may have deleted rows
 	}
 	return s, nil
 }
@@ -206,16 +186,56 @@ func (s *Store) leave() {
 	}
 }
 
+// View implements [store.Store].
+func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
+	if err := ctx.Err(); err != nil {
+		return ended(err)
+	}
+	if !s.enter() {
+		return errClosed()
+	}
+	defer s.leave()
+	m := &member{in: s.rounds, ctx: ctx, limit: time.NewTimer(viewLimit)}
+	defer m.end()
+	deadline := s.opts.Now().Add(viewLimit)
+	t := &tx{base: m, check: func() error {
+		if err := ctx.Err(); err != nil {
+			return ended(err)
+		}
+		if s.opts.Now().After(deadline) {
+			return errSlow
+		}
+		return nil
+	}}
+	defer func() { t.check = over }()
+	return fn(viewer{t})
+}
+
+// Update implements [store.Store].
+func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.opts.ReadOnly {
+		return fault.Wrap(fault.Internal, fault.Internal.Error(), errors.New("the database was opened for reading only"))
+	}
+	if err := ctx.Err(); err != nil {
+		return ended(err)
+	}
+	if !s.enter() {
+		return errClosed()
+	}
+	defer s.leave()
+	return s.writer.submit(ctx, &request{turn: make(chan struct{}, 1), wants: s.loader.rehearse(ctx, fn)}, false, fn)
+}
+
 // Ready implements [store.Store].
 func (s *Store) Ready(ctx context.Context) error {
-	if s.hangs(commitLimit) {
+	if s.writer.head.hangs(commitLimit) {
 		return fault.New(fault.Unavailable, "the database does not answer: look at PostgreSQL")
 	}
 	if !s.enter() {
 		return errClosed()
 	}
 	defer s.leave()
-	if !s.failed.Load() {
+	if !s.server.failed.Load() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)
@@ -223,11 +243,33 @@ func (s *Store) Ready(ctx context.Context) error {
 	if s.opts.ReadOnly {
 		return s.View(ctx, func(r store.Reader) error { _, err := r.Get([]byte{0}); return err })
 	}
-	return s.submit(ctx, &request{turn: make(chan struct{}, 1)}, true, func(store.Tx) error { return nil })
+	return s.writer.submit(ctx, &request{turn: make(chan struct{}, 1)}, true, func(store.Tx) error { return nil })
+}
+
+// Time returns the time of the server's clock, which all users of the database share. Error:
+// fault.Unavailable.
+func (s *Store) Time(ctx context.Context) (time.Time, error) {
+	if !s.enter() {
+		return time.Time{}, errClosed()
+	}
+	defer s.leave()
+	if s.server.down.Load() {
+		return time.Time{}, errRecovering
+	}
+	ctx, cancel := context.WithTimeout(ctx, commitLimit)
+	defer cancel()
+	now, err := s.pool.time(ctx, false)
+	if err != nil && ctx.Err() == nil { // an idle session may have died
+		now, err = s.pool.time(ctx, true)
+	}
+	if err != nil {
+		return time.Time{}, fault.Wrap(fault.Unavailable, "the database does not tell its time: retry", fmt.Errorf("reading the server's clock: %w", err))
+	}
+	return now, nil
 }
 
 // Commits returns the number of physical commits since Open.
-func (s *Store) Commits() uint64 { return s.commits.Load() }
+func (s *Store) Commits() uint64 { return s.writer.commits.Load() }
 
 // Close implements [store.Store].
 func (s *Store) Close() error {
@@ -240,20 +282,12 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	if first {
 		<-s.left
-		s.end()
-		<-s.stopped
+		s.server.end()
+		<-s.writer.stopped
 		s.pool.close()
-		s.tasks.Wait()
+		s.server.tasks.Wait()
 		close(s.finished)
 	}
 	<-s.finished
 	return nil
-}
-
-// poke wakes the goroutine that waits on c, now or when it next waits.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

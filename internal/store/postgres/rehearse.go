@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"sync"
 
@@ -42,16 +43,56 @@ func (w *wants) page(rg store.Range, limit int) {
 	w.pages = append(w.pages, &ask{rg: own, limit: limit})
 }
 
+// join adds the keys and pages of other.
+func (w *wants) join(other *wants) {
+	for key := range other.keys {
+		w.key([]byte(key))
+	}
+	for _, p := range other.pages {
+		if !w.has(p) {
+			w.pages = append(w.pages, p)
+		}
+	}
+}
+
+// has reports whether a page like p is among the wanted ones.
+func (w *wants) has(p *ask) bool {
+	for _, q := range w.pages {
+		if p.limit == q.limit && same(p.rg, q.rg) {
+			return true
+		}
+	}
+	return false
+}
+
+func same(a, b store.Range) bool {
+	return a.Reverse == b.Reverse && (a.To == nil) == (b.To == nil) && bytes.Equal(a.From, b.From) && bytes.Equal(a.To, b.To)
+}
+
+// gets returns an ask for each key that known lacks.
+func (w *wants) gets(known *cache) []*ask {
+	var asks []*ask
+	for key := range w.keys {
+		if known != nil {
+			if _, ok := known.get([]byte(key)); ok {
+				continue
+			}
+		}
+		asks = append(asks, &ask{key: []byte(key)})
+	}
+	return asks
+}
+
 // rehearsal is the base of a closure that is being rehearsed.
 type rehearsal struct {
-	s     *Store
-	ctx   context.Context
-	wants wants
+	loader *loader
+	ctx    context.Context
+	wants  wants
 }
 
 // rehearse returns what fn reads, or what it read before it failed.
-func (s *Store) rehearse(ctx context.Context, fn func(store.Tx) error) *wants {
-	r := &rehearsal{s: s, ctx: ctx}
+func (l *loader) rehearse(ctx context.Context, fn func(store.Tx) error) *wants {
+	r := &rehearsal{loader: l, ctx: ctx}
 	t := &tx{base: r, over: make(map[string][]byte), check: func() error {
 		if err := ctx.Err(); err != nil {
 			return ended(err)
@@ -74,22 +115,22 @@ const mostKeys, mostPages = 1000, 16
 
 func (r *rehearsal) get(key []byte) ([]byte, error) {
 	r.wants.key(key)
-	if value, ok := r.s.cache.get(key); ok {
+	if value, ok := r.loader.cache.get(key); ok {
 		return value, nil
 	}
-	at := r.s.cache.stamp()
+	at := r.loader.cache.stamp()
 	a := newGet(key)
-	if err := r.s.loader.do(r.ctx, a); err != nil {
+	if err := r.loader.do(r.ctx, a); err != nil {
 		return nil, err
 	}
-	r.s.cache.add(at, key, a.value)
+	r.loader.cache.add(at, key, a.value)
 	return a.value, nil
 }
 
 func (r *rehearsal) page(rg store.Range, limit int) ([]row, error) {
 	r.wants.page(rg, limit)
 	a := newPage(rg, limit)
-	if err := r.s.loader.do(r.ctx, a); err != nil {
+	if err := r.loader.do(r.ctx, a); err != nil {
 		return nil, err // the loader may still be writing into a
 	}
 	return a.rows, nil
@@ -97,14 +138,17 @@ func (r *rehearsal) page(rg store.Range, limit int) ([]row, error) {
 
 // loader reads for rehearsals. Asks that arrive while it reads travel together.
 type loader struct {
-	s    *Store
+	server *server
+	pool   *pool
+	cache  *cache
+
 	mu   sync.Mutex
 	asks []*ask
 	busy bool
 }
 
 func (l *loader) do(ctx context.Context, a *ask) error {
-	if l.s.down.Load() {
+	if l.server.down.Load() {
 		return errRecovering
 	}
 	l.mu.Lock()
@@ -146,17 +190,17 @@ func (l *loader) run() {
 }
 
 func (l *loader) read(asks []*ask) (err error) {
-	ctx, cancel := context.WithTimeout(l.s.life, viewLimit)
+	ctx, cancel := context.WithTimeout(l.server.life, viewLimit)
 	defer cancel()
 	for try := range 2 {
 		var c *conn
-		if c, err = l.s.pool.get(ctx, try > 0); err != nil {
+		if c, err = l.pool.get(ctx, try > 0); err != nil {
 			return err
 		}
 		err = c.read(readWait, nil, asks)
-		l.s.pool.put(c)
+		l.pool.put(c)
 		if k, _ := kindOf(err); err == nil || k != lost || c.late {
-			l.s.suspect(c, err)
+			l.server.suspect(c, err)
 			return err
 		}
 	}

@@ -26,9 +26,9 @@ func errSchema(version int64) error {
 
 // migrate brings the tables to this program's schema. Several processes may migrate at once, also
 // on an empty database.
-func (s *Store) migrate(ctx context.Context) error {
+func (s *server) migrate(ctx context.Context, readOnly bool) error {
 	for try := 0; ; try++ {
-		err := s.migrateOnce(ctx)
+		err := s.migrateOnce(ctx, readOnly)
 		if err == nil || !raced(err) || try == 50 {
 			return err
 		}
@@ -54,7 +54,7 @@ func raced(err error) bool {
 	return false
 }
 
-func (s *Store) migrateOnce(ctx context.Context) error {
+func (s *server) migrateOnce(ctx context.Context, readOnly bool) error {
 	c, err := s.connect(ctx, tending)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func (s *Store) migrateOnce(ctx context.Context) error {
 	if err != nil || version == schemaVersion {
 		return err
 	}
-	if s.opts.ReadOnly || version > schemaVersion {
+	if readOnly || version > schemaVersion {
 		return errSchema(version)
 	}
 	for _, text := range []string{

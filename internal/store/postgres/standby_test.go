@@ -114,7 +114,7 @@ func TestACommitWaitsForItsStandbys(t *testing.T) {
 		if err := count(s); fault.Of(err) != fault.Unavailable {
 			t.Errorf("a commit that no standby has: %v", err)
 		}
-		s.evictOlder(0)
+		s.server.evictOlder(0)
 		if got := waiting(t, server); got != "1" {
 			t.Errorf("%s commits wait for standbys, and 1 was sent", got)
 		}
@@ -159,7 +159,7 @@ func TestACommitWaitsForItsStandbys(t *testing.T) {
 func TestAStoppedSessionIsEvicted(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	s := openAt(t, url, Options{})
-	c, err := s.connect(t.Context(), tending)
+	c, err := s.server.connect(t.Context(), tending)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,11 +169,11 @@ func TestAStoppedSessionIsEvicted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.evictOlder(time.Hour)
+	s.server.evictOlder(time.Hour)
 	if err := c.do(t.Context(), "SELECT 1"); err != nil {
 		t.Fatalf("ended before its time: %v", err)
 	}
-	s.evictOlder(0)
+	s.server.evictOlder(0)
 	if err := c.do(t.Context(), "COMMIT"); err == nil {
 		t.Error("it goes on")
 	}
@@ -183,7 +183,7 @@ func TestSynchronousCommitIsOn(t *testing.T) {
 	url := pgtest.Shared(t).URL()
 	for given, want := range map[string]string{"off": "on", "local": "on", "remote_write": "on", "on": "on", "remote_apply": "remote_apply"} {
 		s := openAt(t, with(t, url, "synchronous_commit", given), Options{})
-		c, err := s.connect(t.Context(), writing)
+		c, err := s.server.connect(t.Context(), writing)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"time"
 
@@ -20,6 +19,9 @@ import (
 
 // rounds assigns Views to rounds.
 type rounds struct {
+	server *server
+	pool   *pool
+
 	mu      sync.Mutex
 	forming *round
 	opening bool // a round is beginning; it then starts the next one
@@ -27,7 +29,7 @@ type rounds struct {
 
 // round is one snapshot. Its goroutine owns the session.
 type round struct {
-	s       *Store
+	in      *rounds
 	asks    []*ask // unsent asks; rounds.mu guards it, members and err
 	members int
 	err     error         // answers all further asks; nil while the round works
@@ -36,35 +38,10 @@ type round struct {
 
 // member is a View, the base of its reader.
 type member struct {
-	s     *Store
+	in    *rounds
 	ctx   context.Context
 	round *round
 	limit *time.Timer
-}
-
-// View implements [store.Store].
-func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
-	if err := ctx.Err(); err != nil {
-		return ended(err)
-	}
-	if !s.enter() {
-		return errClosed()
-	}
-	defer s.leave()
-	m := &member{s: s, ctx: ctx, limit: time.NewTimer(viewLimit)}
-	defer m.end()
-	deadline := s.opts.Now().Add(viewLimit)
-	t := &tx{base: m, check: func() error {
-		if err := ctx.Err(); err != nil {
-			return ended(err)
-		}
-		if s.opts.Now().After(deadline) {
-			return errSlow
-		}
-		return nil
-	}}
-	defer func() { t.check = over }()
-	return fn(viewer{t})
 }
 
 // viewer hides the methods that write.
@@ -104,15 +81,15 @@ func (m *member) do(a *ask) error {
 
 // send queues a in the View's round. It first joins a round if the View has none.
 func (m *member) send(a *ask) error {
-	in := &m.s.rounds
+	in := m.in
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if m.round == nil {
-		if m.s.down.Load() {
+		if in.server.down.Load() {
 			return errRecovering
 		}
 		if in.forming == nil {
-			in.forming = &round{s: m.s, wake: make(chan struct{}, 1)}
+			in.forming = &round{in: in, wake: make(chan struct{}, 1)}
 			if !in.opening {
 				in.opening = true
 				go in.forming.run()
@@ -134,8 +111,8 @@ func (m *member) end() {
 	if m.round == nil {
 		return
 	}
-	m.s.rounds.mu.Lock()
-	defer m.s.rounds.mu.Unlock()
+	m.in.mu.Lock()
+	defer m.in.mu.Unlock()
 	if m.round.members--; m.round.members == 0 {
 		poke(m.round.wake)
 	}
@@ -159,7 +136,7 @@ func (r *round) run() {
 			continue
 		}
 		if err := c.read(readWait, nil, asks); err != nil {
-			r.s.suspect(c, err)
+			r.in.server.suspect(c, err)
 			r.fail(err)
 			tell(asks, err)
 			break
@@ -169,17 +146,17 @@ func (r *round) run() {
 	if !c.pg.IsClosed() {
 		_ = c.run(readWait, []step{{statement: rollback}}) // put checks what has become of the session
 	}
-	r.s.pool.put(c)
+	r.in.pool.put(c)
 }
 
 // open begins the snapshot together with the first asks. No member has seen any of its data before,
 // so open can replace a dead session once.
 func (r *round) open() (c *conn, err error) {
-	ctx, cancel := context.WithTimeout(r.s.life, viewLimit)
+	ctx, cancel := context.WithTimeout(r.in.server.life, viewLimit)
 	defer cancel()
 	var asks []*ask
 	for try := range 2 {
-		if c, err = r.s.pool.get(ctx, try > 0); err != nil {
+		if c, err = r.in.pool.get(ctx, try > 0); err != nil {
 			break
 		}
 		if asks == nil {
@@ -189,9 +166,9 @@ func (r *round) open() (c *conn, err error) {
 			tell(asks, nil)
 			return c, nil
 		}
-		r.s.pool.put(c)
+		r.in.pool.put(c)
 		if k, _ := kindOf(err); k != lost || c.late {
-			r.s.suspect(c, err)
+			r.in.server.suspect(c, err)
 			break
 		}
 	}
@@ -205,7 +182,7 @@ func (r *round) open() (c *conn, err error) {
 // close lets no further View join, after those that can run have joined, and returns the first
 // asks.
 func (r *round) close() []*ask {
-	in := &r.s.rounds
+	in := r.in
 	gather(func() int {
 		in.mu.Lock()
 		defer in.mu.Unlock()
@@ -221,7 +198,7 @@ func (r *round) close() []*ask {
 
 // next starts the round that formed meanwhile.
 func (r *round) next() {
-	in := &r.s.rounds
+	in := r.in
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.opening = in.forming != nil; in.opening {
@@ -231,7 +208,7 @@ func (r *round) next() {
 
 // take returns the queued asks. left reports that no member is left.
 func (r *round) take() (asks []*ask, left bool) {
-	in := &r.s.rounds
+	in := r.in
 	in.mu.Lock()
 	waiting := len(r.asks)
 	in.mu.Unlock()
@@ -250,45 +227,11 @@ func (r *round) take() (asks []*ask, left bool) {
 
 // fail answers all further asks with err.
 func (r *round) fail(err error) {
-	in := &r.s.rounds
+	in := r.in
 	in.mu.Lock()
 	r.err = err
 	asks := r.asks
 	r.asks = nil
 	in.mu.Unlock()
 	tell(asks, err)
-}
-
-func tell(asks []*ask, err error) {
-	for _, a := range asks {
-		a.err = err
-		close(a.done)
-	}
-}
-
-// longestGathering is about half the duration of a commit.
-const longestGathering = 2 * time.Millisecond
-
-// gather yields to other goroutines for as long as that makes a group grow, so that their requests
-// travel with it. Yielding costs nothing when no goroutine can run, and does not wait for blocked
-// ones. When very many can run, one turn lasts until all of them have run, so gather also stops
-// after longestGathering.
-func gather(size func() int) {
-	const enough = 32 // turns without a new request; a turn takes well under a microsecond when nobody else can run
-	began := time.Now()
-	for last, idle := 0, 0; idle < enough && time.Since(began) < longestGathering; {
-		runtime.Gosched()
-		if n := size(); n > last {
-			last, idle = n, 0
-		} else {
-			idle++
-		}
-	}
-}
-
-// suspect starts the recovery when err means more than the loss of one session.
-func (s *Store) suspect(c *conn, err error) {
-	if k, ok := kindOf(err); ok && (k == down || c.late) {
-		s.lostContact(err)
-	}
 }

@@ -14,17 +14,17 @@ import (
 func TestWhoIsNotAnsweredEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	s := &Store{}
-	s.loader.s, s.loader.busy = s, true
-	r := &round{s: s, wake: make(chan struct{}, 1)}
-	m := &member{s: s, ctx: ctx, round: r, limit: time.NewTimer(time.Hour)}
-	rehearsed := &rehearsal{s: s, ctx: ctx}
+	rounds := &rounds{}
+	loader := &loader{server: &server{}, cache: &cache{}, busy: true}
+	r := &round{in: rounds, wake: make(chan struct{}, 1)}
+	m := &member{in: rounds, ctx: ctx, round: r, limit: time.NewTimer(time.Hour)}
+	rehearsed := &rehearsal{loader: loader, ctx: ctx}
 	begin := func() (begun int) {
-		s.rounds.mu.Lock()
-		defer s.rounds.mu.Unlock()
-		s.loader.mu.Lock()
-		defer s.loader.mu.Unlock()
-		for _, a := range append(r.asks, s.loader.asks...) {
+		rounds.mu.Lock()
+		defer rounds.mu.Unlock()
+		loader.mu.Lock()
+		defer loader.mu.Unlock()
+		for _, a := range append(r.asks, loader.asks...) {
 			a.value, a.rows = []byte("half"), []row{{key: []byte("half")}}
 			begun++
 		}

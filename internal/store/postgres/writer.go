@@ -2,11 +2,10 @@ package postgres
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,66 +19,31 @@ import (
 const (
 	patience   = 5 * time.Second
 	impatience = 500 * time.Millisecond
-	pause      = 50 * time.Millisecond // between two attempts
-	hopeless   = 2 * time.Second       // after the writer has waited for so long, others do not wait for it; longer than idleLimit
+	hopeless   = 2 * time.Second // after the writer has waited for so long, others do not wait for it; longer than idleLimit
 )
-
-// group is the set of requests that share one physical commit. Requests can join until the group
-// has the lock on the head for the first time, however long that takes. So the longer the wait, the
-// more requests share the commit.
-type group struct {
-	requests []*request    // Store.mu guards requests and commit until the group is shut
-	commit   bool          // commit even when nothing changed, because Ready has sent a probe
-	tx       *tx           // transaction of the current attempt; set before the first turn
-	back     chan struct{} // a request returns the turn
-	phase    sync.Mutex    // held while closures and the hook run
-	done     chan struct{} // closed when err is final
-	err      error         // fails all members
-}
-
-// request is one Update. Its closure runs in its caller's goroutine while the writer waits, so a
-// panic keeps its stack and ends only the caller. It runs again in each attempt of the group.
-type request struct {
-	state atomic.Int32
-	turn  chan struct{} // the writer gives the turn
-	wants *wants
-	err   error
-}
-
-// The states of a request. The writer moves it from queued or ran to running. Its caller moves it
-// from running to ran, and from queued or ran to gone, which is final.
-const (
-	queued int32 = iota
-	running
-	ran
-	gone
-)
-
-// errExited is the result of a closure that did not return.
-var errExited = errors.New("the closure panicked or exited")
 
 var errUnconfirmed = "the store did not confirm the write in time: look whether it happened before trying again"
 
-// Update implements [store.Store].
-func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
-	if s.opts.ReadOnly {
-		return fault.Wrap(fault.Internal, fault.Internal.Error(), errors.New("the database was opened for reading only"))
-	}
-	if err := ctx.Err(); err != nil {
-		return ended(err)
-	}
-	if !s.enter() {
-		return errClosed()
-	}
-	defer s.leave()
-	return s.submit(ctx, &request{turn: make(chan struct{}, 1), wants: s.rehearse(ctx, fn)}, false, fn)
+// writer commits groups, one after the other.
+type writer struct {
+	server   *server
+	queue    *queue
+	head     *head
+	hook     store.Hook
+	fault    func(step string, do func() error) error // Options.fault
+	patience time.Duration
+
+	commits atomic.Uint64
+	stopped chan struct{} // closed when the writer has ended
 }
 
-func (s *Store) submit(ctx context.Context, r *request, commit bool, fn func(store.Tx) error) error {
+// submit adds r to the waiting group and waits until the group is settled. With commit the group
+// commits even when nothing changed.
+func (w *writer) submit(ctx context.Context, r *request, commit bool, fn func(store.Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return ended(err)
 	}
-	g := s.enqueue(r, commit)
+	g := w.queue.enqueue(r, commit)
 	late := time.NewTimer(impatience)
 	defer late.Stop()
 	for {
@@ -92,14 +56,14 @@ func (s *Store) submit(ctx context.Context, r *request, commit bool, fn func(sto
 			}
 			return r.err
 		case <-late.C:
-			if (s.down.Load() || s.hangs(hopeless)) && r.state.CompareAndSwap(queued, gone) {
-				s.withdraw(g, r)
+			if (w.server.down.Load() || w.head.hangs(hopeless)) && r.state.CompareAndSwap(queued, gone) {
+				w.queue.withdraw(g, r)
 				return errRecovering
 			}
 			late.Reset(impatience)
 		case <-ctx.Done():
 			if r.state.CompareAndSwap(queued, gone) {
-				s.withdraw(g, r)
+				w.queue.withdraw(g, r)
 				return ended(ctx.Err())
 			}
 			if !r.state.CompareAndSwap(ran, gone) {
@@ -123,91 +87,34 @@ func (s *Store) submit(ctx context.Context, r *request, commit bool, fn func(sto
 	}
 }
 
-// run runs the closure for the current attempt.
-func (r *request) run(g *group, fn func(store.Tx) error) {
-	r.err = errExited
-	next := gone
-	defer func() {
-		r.state.Store(next)
-		g.back <- struct{}{}
-	}()
-	r.err = fn(g.tx)
-	next = ran
-}
-
-func (s *Store) enqueue(r *request, commit bool) *group {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pending == nil {
-		s.pending = &group{back: make(chan struct{}), done: make(chan struct{})}
-		poke(s.wake)
-	}
-	s.pending.requests = append(s.pending.requests, r)
-	s.pending.commit = s.pending.commit || commit
-	return s.pending
-}
-
-// withdraw removes r from g, so cancelled requests do not pile up while the database hangs.
-func (s *Store) withdraw(g *group, r *request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pending == g {
-		g.requests = slices.DeleteFunc(g.requests, func(q *request) bool { return q == r })
-	}
-}
-
 // write is the writer goroutine. It runs until the last request has left after Close.
-func (s *Store) write() {
-	defer close(s.stopped)
+func (w *writer) write() {
+	defer close(w.stopped)
 	for {
 		select {
-		case <-s.wake:
-		case <-s.life.Done():
-			if s.session != nil {
-				s.session.kill()
+		case <-w.queue.wake:
+		case <-w.server.life.Done():
+			if w.head.session != nil {
+				w.head.session.kill()
 			}
 			return
 		}
-		if g := s.takeGroup(); g != nil {
-			s.serve(g)
+		if g := w.queue.take(); g != nil {
+			w.serve(g)
 		}
-	}
-}
-
-// takeGroup returns the waiting group, which is not shut yet.
-func (s *Store) takeGroup() *group {
-	gather(func() int {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.pending == nil {
-			return 0
-		}
-		return len(s.pending.requests)
-	})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.pending
-}
-
-// shut stops further requests from joining g.
-func (s *Store) shut(g *group) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pending == g {
-		s.pending = nil
 	}
 }
 
 // serve attempts g until it is settled.
-func (s *Store) serve(g *group) {
+func (w *writer) serve(g *group) {
 	defer close(g.done)
-	bound := s.opts.patience
-	if s.down.Load() {
+	bound := w.patience
+	if w.server.down.Load() {
 		bound = impatience
 	}
 	var until time.Time
 	for {
-		retry, err := s.attempt(g, until)
+		retry, err := w.attempt(g, until)
 		if err == nil {
 			return
 		}
@@ -215,16 +122,16 @@ func (s *Store) serve(g *group) {
 			g.err = err
 			return
 		}
-		s.failed.Store(true)
+		w.server.failed.Store(true)
 		if !retry {
 			g.err = answer(err)
 			return
 		}
 		if k, _ := kindOf(err); k == down {
-			s.lostContact(err)
+			w.server.lostContact(err)
 		}
 		if until.IsZero() {
-			s.opts.Logger.Warn("a commit failed; retrying", "error", err)
+			w.server.logger.Warn("a commit failed; retrying", "error", err)
 			until = time.Now().Add(bound)
 		}
 		if time.Now().Add(pause).After(until) || !g.awaited() {
@@ -233,70 +140,45 @@ func (s *Store) serve(g *group) {
 		}
 		select {
 		case <-time.After(pause):
-		case <-s.life.Done():
+		case <-w.server.life.Done():
 		}
 	}
 }
 
-// awaited reports whether any caller still waits for the group.
-func (g *group) awaited() bool {
-	return slices.ContainsFunc(g.requests, func(r *request) bool { return r.state.Load() != gone })
-}
-
-// forget ends the session of the writer. Nothing of its last transaction was committed, or commit
-// settles the outcome next.
-func (s *Store) forget() {
-	if s.session != nil {
-		s.session.kill()
-		s.session = nil
-	}
-	s.cache.doubt()
-}
-
 // attempt runs a group once. retry means that nothing of the group was or will be committed, and
 // that another attempt may succeed.
-func (s *Store) attempt(g *group, until time.Time) (retry bool, err error) {
-	l, err := s.lock(g)
-	s.shut(g)
+func (w *writer) attempt(g *group, until time.Time) (retry bool, err error) {
+	l, err := w.head.lock(w.queue, g)
+	w.queue.shut(g)
 	if err != nil {
-		return s.abandon(err), err
+		return w.abandon(err), err
 	}
 	t := &tx{base: l, over: make(map[string][]byte), check: func() error { return nil }}
-	err = s.runClosures(g, t, l)
+	err = w.runClosures(g, t, l)
 	switch {
 	case t.broken != nil:
-		return s.abandon(t.broken), t.broken
+		return w.abandon(t.broken), t.broken
 	case err != nil || !g.commit && !t.changed():
-		s.release()
+		w.head.release()
 		return false, err
 	}
-	return s.commit(l, t, until)
+	return w.commit(l, t, until)
 }
 
 // abandon ends the transaction after a failure before the commit, and reports whether the group may
 // be retried.
-func (s *Store) abandon(err error) (retry bool) {
+func (w *writer) abandon(err error) (retry bool) {
 	k, ours := kindOf(err)
 	if k == again || k == full {
-		s.release()
+		w.head.release()
 	} else {
-		s.forget()
+		w.head.forget()
 	}
 	return ours && k != broken && k != full
 }
 
-// release ends a transaction that wrote nothing, and with it the lock. If that fails, what was read
-// under the lock is still right.
-func (s *Store) release() {
-	defer s.busy()()
-	if err := s.session.run(s.opts.commitWait, []step{{statement: rollback}}); err != nil {
-		s.opts.Logger.Warn("releasing the head failed", "error", err)
-		s.forget()
-	}
-}
-
 // runClosures gives each member its turn and then runs the hook.
-func (s *Store) runClosures(g *group, t *tx, l *locked) error {
+func (w *writer) runClosures(g *group, t *tx, l *locked) error {
 	g.phase.Lock()
 	defer g.phase.Unlock()
 	g.tx = t
@@ -312,37 +194,87 @@ func (s *Store) runClosures(g *group, t *tx, l *locked) error {
 			t.undo(m)
 		}
 	}
-	if t.broken == nil && t.changed() && s.opts.Hook != nil {
+	if t.broken == nil && t.changed() && w.hook != nil {
 		l.hook = &wants{}
-		if err := s.runHook(t); err != nil {
+		if err := w.runHook(t); err != nil {
 			return err
 		}
-		s.habits.note(l.hook)
+		w.head.habits.note(l.hook)
 	}
 	return nil
 }
 
-func (s *Store) runHook(t *tx) (err error) {
+func (w *writer) runHook(t *tx) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fault.Wrap(fault.Internal, fault.Internal.Error(), fmt.Errorf("the commit hook panicked: %v\n%s", p, debug.Stack()))
 		}
 	}()
 	m := t.events[:len(t.events):len(t.events)] // ignore events that the hook enqueues
-	if err := s.opts.Hook(t, m); err != nil {
+	if err := w.hook(t, m); err != nil {
 		return fmt.Errorf("running the commit hook: %w", err)
 	}
 	return nil
 }
 
-// hangs reports whether the writer has waited for the database longer than limit.
-func (s *Store) hangs(limit time.Duration) bool {
-	since := s.busySince.Load()
-	return since != 0 && s.opts.Now().Sub(time.Unix(0, since)) > limit
+// commit makes the writes of t durable, or finds out that they are not. retry has the meaning that
+// it has for attempt.
+func (w *writer) commit(l *locked, t *tx, until time.Time) (retry bool, err error) {
+	defer w.head.busy()()
+	id := make([]byte, 16)
+	rand.Read(id) // never fails
+	fence := l.fence + 1
+	err = w.durably("commit", func() error { return l.send(t, fence, id) })
+	if err == nil {
+		w.head.cache.apply(commitName{fence, string(id)}, t.over)
+		w.committed(t)
+		return false, nil
+	}
+	w.server.logger.Warn("committing failed", "error", err)
+	w.server.failed.Store(true)
+	k, ours := kindOf(err)
+	if ours && k != lost && l.c.pg.TxStatus() == 'E' {
+		return w.abandon(err), err // the server refused a statement and did not reach COMMIT
+	}
+	w.head.forget()
+	if until.IsZero() {
+		until = time.Now().Add(w.patience)
+	}
+	persisted, serr := w.head.settle(fence, id, until)
+	switch {
+	case serr != nil:
+		return false, fault.Wrap(fault.Unavailable, errUnconfirmed, errors.Join(err, serr))
+	case persisted:
+		w.server.logger.Info("the commit that failed has persisted")
+		w.committed(t)
+		return false, nil
+	}
+	if !ours {
+		return false, answer(err)
+	}
+	return k != broken && k != full, err // the commit has not persisted and never will
 }
 
-// busy marks the time during which the writer waits for the database.
-func (s *Store) busy() (end func()) {
-	s.busySince.Store(s.opts.Now().UnixNano())
-	return func() { s.busySince.Store(0) }
+// durably runs one step that must be durable.
+func (w *writer) durably(step string, do func() error) error {
+	if w.fault == nil {
+		return do()
+	}
+	return w.fault(step, do)
+}
+
+// committed updates the counters after a commit, before any caller gets its answer.
+func (w *writer) committed(t *tx) {
+	w.commits.Add(1)
+	w.server.failed.Store(false)
+	w.server.down.Store(false)
+	for _, do := range t.after {
+		do()
+	}
+	for _, value := range t.over {
+		if value == nil {
+			poke(w.server.deleted)
+			return
+		}
+	}
 }
