@@ -15,12 +15,24 @@ func WriteNew(path string, content []byte) (err error) {
 	if err := CheckAbsent(path); err != nil {
 		return err
 	}
-	temp, err := writeTemp(path, path+".new-*", 0o600, content)
+	temp, err := WriteTemp(path, filepath.Base(path)+".new-*", 0o600, content)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
 	}
 	if err := MoveNew(temp, path); err != nil {
 		_ = os.Remove(temp)
+		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+// Write writes a file with mode 0600. It replaces a file or link of that name.
+func Write(path string, content []byte) error {
+	temp, err := WriteTemp(path, filepath.Base(path)+".new-*", 0o600, content)
+	if err == nil {
+		err = moveOver(temp, path)
+	}
+	if err != nil {
 		return fmt.Errorf("writing %s: %w", filepath.Base(path), err)
 	}
 	return nil
@@ -42,20 +54,26 @@ func Replace(path string, content []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	temp, err := writeTemp(target, "."+filepath.Base(target)+".*", info.Mode().Perm(), content)
+	temp, err := WriteTemp(target, "."+filepath.Base(target)+".*", info.Mode().Perm(), content)
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(temp, target); err != nil {
+	return moveOver(temp, target)
+}
+
+// moveOver renames a temporary file to path, or removes it when that fails.
+func moveOver(temp, path string) error {
+	if err := os.Rename(temp, path); err != nil {
 		_ = os.Remove(temp)
 		return err
 	}
-	return SyncFolder(filepath.Dir(target))
+	return SyncFolder(filepath.Dir(path))
 }
 
-// writeTemp writes and syncs a temporary file beside path.
-func writeTemp(path, pattern string, mode fs.FileMode, content []byte) (name string, err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(pattern))
+// WriteTemp writes and syncs a temporary file in the folder of path, whose name has a random part
+// in place of the * in pattern. When it fails, it leaves no file.
+func WriteTemp(path, pattern string, mode fs.FileMode, content []byte) (name string, err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), pattern)
 	if err != nil {
 		return "", err
 	}

@@ -60,6 +60,21 @@ func TestWithoutLinksOneOfManyWritersGetsTheName(t *testing.T) {
 	}
 }
 
+func TestAWrittenFileReplacesAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for _, content := range []string{"first", "second"} {
+		if err := Write(path, []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(path); err != nil || string(b) != content {
+			t.Errorf("the file holds %q, %v; want %q", b, err, content)
+		}
+	}
+	if names, err := os.ReadDir(filepath.Dir(path)); err != nil || len(names) != 1 {
+		t.Errorf("the folder holds %v, %v; want the file alone", names, err)
+	}
+}
+
 func TestAReplacedFileKeepsItsModeAndItsLink(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")

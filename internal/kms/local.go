@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
@@ -32,39 +33,16 @@ type local struct {
 	id, path string
 }
 
-// CreateLocal writes a new key to path, which must not exist, with mode 0600. After a crash the
-// file is either complete or absent.
+// CreateLocal writes a new key to path, which must not exist, with mode 0600. It never replaces a
+// key.
 func CreateLocal(path string) error {
 	var key [keySize]byte
 	_, _ = rand.Read(key[:]) // never fails
 	defer clear(key[:])
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, filepath.Base(path)+".new-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("creating the key file: %w", err)
-	}
-	defer os.Remove(f.Name())
-	_, err = f.WriteString(formatFile(key[:]))
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Link(f.Name(), path) // unlike a rename, a link never replaces a key
-	}
-	if err != nil {
-		return fmt.Errorf("creating the key file: %w", err)
-	}
-	if err := syncDir(dir); err != nil {
+	if err := durable.WriteNew(path, []byte(formatFile(key[:]))); err != nil {
 		return fmt.Errorf("creating the key file: %w", err)
 	}
 	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // OpenLocal reads the key at path. It rejects a file that others than its owner and group can
@@ -185,7 +163,7 @@ func (l *local) destroy(context.Context) (Destruction, error) {
 	if err := os.Remove(l.path); err != nil { // fails when this file alone is a mount
 		left = "the file itself, overwritten, which cannot be removed; " + left
 	}
-	if err := syncDir(filepath.Dir(l.path)); err != nil {
+	if err := durable.SyncFolder(filepath.Dir(l.path)); err != nil {
 		return Destruction{}, fault.Wrap(fault.Unavailable, "the KMS key file was overwritten, and its folder cannot be synced: look at its disk, and retry", err)
 	}
 	return Destruction{Left: left}, nil

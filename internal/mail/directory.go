@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	gomail "github.com/wneessen/go-mail"
+
+	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
 // Directory writes each mail into a file of its own, id.eml with mode 0600, for a person to read.
@@ -30,19 +32,7 @@ func (d Directory) Send(_ context.Context, e Envelope) error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("making the mail directory: %w", err)
 	}
-	f, err := os.CreateTemp(string(d), ".new-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("creating a mail file: %w", err)
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(b.Bytes())
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(string(d), e.ID+".eml")) // readers see only complete mails
-	}
-	if err != nil {
-		return fmt.Errorf("writing a mail file: %w", err)
-	}
-	return nil
+	return durable.Write(filepath.Join(string(d), e.ID+".eml"), b.Bytes())
 }
 
 // compose makes the Internet message (RFC 5322) of a mail.

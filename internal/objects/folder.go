@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -130,18 +131,15 @@ func (f *folder) put(ctx context.Context, name string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	// The temporary file is in the folder of the object, because a rename needs one file system.
-	// Its mode is 0600.
-	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*"+temporary)
+	temp, err := durable.WriteTemp(path, filepath.Base(path)+".*"+temporary, 0o600, data)
 	if err != nil {
 		return err
 	}
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Sync(), file.Close(), ctx.Err()); err == nil {
-		err = os.Rename(file.Name(), path)
+	if err = ctx.Err(); err == nil {
+		err = os.Rename(temp, path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(file.Name()))
+		return errors.Join(err, os.Remove(temp))
 	}
 	return f.sync(name)
 }
@@ -166,19 +164,11 @@ func (f *folder) sync(name string) error {
 	dir := filepath.Dir(filepath.Join(f.path, filepath.FromSlash(name)))
 	for ; dir != f.path; dir = filepath.Dir(dir) {
 		// A missing folder holds no name.
-		if err := syncFolder(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := durable.SyncFolder(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	return syncFolder(f.path)
-}
-
-func syncFolder(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.SyncFolder(f.path)
 }
 
 var errLinked = errors.New("what should be a folder of the bucket is a link or a file")

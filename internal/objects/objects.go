@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -277,7 +278,7 @@ func makeFolder(u *url.URL, o SigningOptions) (*Bucket, error) {
 	if err := os.MkdirAll(f.path, 0o700); err != nil {
 		return nil, unavailable(err)
 	}
-	if err := errors.Join(syncFolder(filepath.Dir(f.path)), f.sweep()); err != nil {
+	if err := errors.Join(durable.SyncFolder(filepath.Dir(f.path)), f.sweep()); err != nil {
 		return nil, unavailable(err)
 	}
 	return &Bucket{folder: f, signer: signer}, nil
