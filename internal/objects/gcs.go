@@ -11,11 +11,14 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"hash"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"mime/multipart"
@@ -233,7 +236,47 @@ func (b *gcsBucket) read(ctx context.Context, name string) (io.ReadCloser, int64
 	if err != nil {
 		return nil, 0, err
 	}
-	return resp.Body, resp.ContentLength, nil
+	body := resp.Body
+	if want, ok := crc32cOf(resp.Header); ok {
+		body = &checkedBody{ReadCloser: body, sum: crc32.New(castagnoli), want: want}
+	}
+	return body, resp.ContentLength, nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// crc32cOf returns the checksum of the object that an answer carries. An object that Google
+// decompresses on the way has the checksum of its compressed form, which says nothing here.
+func crc32cOf(h http.Header) (sum uint32, ok bool) {
+	if encoding := h.Get("X-Goog-Stored-Content-Encoding"); encoding != "" && encoding != "identity" {
+		return 0, false
+	}
+	for hash := range strings.SplitSeq(strings.Join(h.Values("X-Goog-Hash"), ","), ",") {
+		if text, is := strings.CutPrefix(strings.TrimSpace(hash), "crc32c="); is {
+			raw, err := base64.StdEncoding.DecodeString(text)
+			if err == nil && len(raw) == 4 {
+				return binary.BigEndian.Uint32(raw), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// checkedBody is the content of an object. At its end it returns an error in place of io.EOF when
+// the checksum differs.
+type checkedBody struct {
+	io.ReadCloser
+	sum  hash.Hash32
+	want uint32
+}
+
+func (b *checkedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	_, _ = b.sum.Write(p[:n]) // never fails
+	if errors.Is(err, io.EOF) && b.sum.Sum32() != b.want {
+		err = errors.New("its CRC32C differs from the one that Google Cloud Storage sent with it")
+	}
+	return n, err
 }
 
 func (b *gcsBucket) size(ctx context.Context, name string) (int64, error) {

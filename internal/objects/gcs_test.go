@@ -9,10 +9,12 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"maps"
 	"mime"
@@ -40,6 +42,7 @@ type gcs struct {
 	failing int                             // number of calls that are answered with 503
 	calls   int
 
+	damaged    bool // objects lose a bit on the way
 	unreadable bool // objects may be listed, not read
 	emptyPages int  // so many pages of a list come before the one that has anything
 }
@@ -115,7 +118,14 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		delete(bucket, name)
 		w.WriteHeader(http.StatusNoContent)
 	case r.URL.Query().Get("alt") == "media":
-		_, _ = w.Write(o.data)
+		sum := crc32.Checksum(o.data, crc32.MakeTable(crc32.Castagnoli))
+		w.Header().Add("X-Goog-Hash", "crc32c="+base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum)))
+		w.Header().Add("X-Goog-Hash", "md5="+fmt.Sprint(o.about["md5Hash"]))
+		data := slices.Clone(o.data)
+		if g.damaged {
+			data[0] ^= 1
+		}
+		_, _ = w.Write(data)
 	default:
 		_ = json.NewEncoder(w).Encode(o.about)
 	}
@@ -168,6 +178,22 @@ func TestACallOfGoogleIsRepeatedWhenItIsBusy(t *testing.T) {
 	about := g.objects["reports"]["a/b.pdf"].about
 	if about["contentType"] != "application/pdf" || about["contentDisposition"] != `attachment; filename="b.pdf"` {
 		t.Errorf("the object is described as %v", about)
+	}
+}
+
+func TestAnObjectOfGoogleThatIsDamagedOnTheWayIsRefused(t *testing.T) {
+	g := newGCS(t, "reports")
+	b := open(t, "gs://reports", objects.SigningOptions{})
+	if err := b.Put(t.Context(), "a", []byte("a")); err != nil {
+		t.Fatal(err)
+	}
+	g.damaged = true
+	if got, err := b.Get(t.Context(), "a"); fault.Of(err) != fault.Unavailable || !strings.Contains(err.Error(), "CRC32C") {
+		t.Errorf("a damaged object is %q: %v", got, err)
+	}
+	g.damaged = false
+	if got, err := b.Get(t.Context(), "a"); err != nil || string(got) != "a" {
+		t.Errorf("the object is %q: %v", got, err)
 	}
 }
 

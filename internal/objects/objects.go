@@ -22,6 +22,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/durable"
@@ -80,6 +81,9 @@ func open(ctx context.Context, rawURL string, openFolder func(*url.URL) (*Bucket
 	defer cancel()
 	query := u.Query()
 	prefix := query.Get("prefix")
+	if strings.Contains("/"+prefix, "/../") { // URLs with such a path lead elsewhere
+		return nil, fault.New(fault.Invalid, "the parameter prefix of the bucket's URL must not contain ../: name the folder below the bucket, such as prefix=a/b/")
+	}
 	query.Del("prefix")
 	u.RawQuery = query.Encode()
 	c, err := openCloud(ctx, u)

@@ -230,6 +230,18 @@ func TestOpenSaysWhatIsWrongWithAURL(t *testing.T) {
 	}
 }
 
+func TestAPrefixDoesNotLeaveTheBucket(t *testing.T) {
+	for query, allowed := range map[string]bool{"..": true, "a..b/": true, "a/": true, "../": false, "../a/": false, "a/../../b/": false, "%2e%2e/a/": false} {
+		for _, scheme := range []string{"s3", "gs"} {
+			parameters := map[string]string{"s3": "?region=us-east-1&anonymous=true&prefix=", "gs": "?anonymous=true&prefix="}[scheme]
+			_, err := objects.Open(t.Context(), scheme+"://reports"+parameters+query, objects.SigningOptions{})
+			if allowed && err != nil || !allowed && (fault.Of(err) != fault.Invalid || !strings.Contains(fault.Message(err), "prefix")) {
+				t.Errorf("%s, prefix %s: %v", scheme, query, err)
+			}
+		}
+	}
+}
+
 func TestAWriteThatFailsLeavesTheFormerObject(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, "file://"+dir, objects.SigningOptions{})
