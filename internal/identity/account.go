@@ -9,6 +9,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 )
 
 // Caller is a principal with the session and the rate limits that apply to its request.
@@ -76,6 +77,9 @@ var (
 	errTrialEnded   = fault.New(fault.Forbidden, "the trial has ended and the tenant is read-only: ask the operator of this service to activate it")
 	errNoSession    = fault.New(fault.Unauthenticated, "the session is over: sign in again")
 )
+
+// ErrTicket is the one answer to a mailed token that is not valid. See [ticket.ErrInvalid].
+var ErrTicket = ticket.ErrInvalid
 
 // Reasons in audit entries.
 const (

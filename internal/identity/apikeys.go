@@ -11,16 +11,17 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // apiKeys makes, lists and revokes API keys, and authenticates their callers.
 type apiKeys struct {
-	*records
+	*deps
 	tenants *tenants
 	grants  *grants
-	cache   rowCache[apiKeyRow]
+	cache   records.Cache[apiKeyRow]
 	used    lastUses
 }
 
@@ -70,7 +71,7 @@ func grantable(tenant authz.TenantID, scopes []authz.Scope) bool {
 func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	k := s.grants.newAPIKey(tenant, p.ID, r)
 	expires := k.row.ExpiresAt
-	err := s.commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
 		if _, err := s.tenants.findTenant(tx, tenant); err != nil {
 			return err
 		}
@@ -80,7 +81,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 				return err
 			}
 			if !by.Holds(k.row.Scopes) {
-				return refuse(reasonScopes, errScopesBeyond)
+				return records.Refuse(reasonScopes, errScopesBeyond)
 			}
 			k.row.User, k.row.ExpiresAt = by.user, by.bound(expires)
 		}
@@ -90,7 +91,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 			return err
 		}
 		if n >= maxAPIKeys {
-			return refuse(reasonTooManyAPIKeys, errAPIKeys)
+			return records.Refuse(reasonTooManyAPIKeys, errAPIKeys)
 		}
 		e.Resource.ID, e.Attributes = k.row.ID, k.row.attributes()
 		e.Principal.Tenant = tenant
@@ -142,10 +143,10 @@ func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string
 	if authz.ValidID(apiKeyIDPrefix, id) {
 		e.Resource.ID = id
 	}
-	err := s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		found, err := s.grants.deleteAPIKey(tx, apiKeyName{p.Tenant, e.Resource.ID})
 		if err == nil && !found {
-			err = refuse(reasonNoAPIKey, errAPIKey)
+			err = records.Refuse(reasonNoAPIKey, errAPIKey)
 		}
 		return err
 	})
@@ -203,10 +204,10 @@ func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
 				continue // revoked since
 			}
 			var previous time.Time // a damaged row is overwritten
-			if _, err := s.get(tx, apiKeyUsedKey(n.ID), &previous); err == nil && !at.After(previous) {
+			if _, err := s.rows.Get(tx, apiKeyUsedKey(n.ID), &previous); err == nil && !at.After(previous) {
 				continue // another replica's is newer
 			}
-			if err := s.put(tx, apiKeyUsedKey(n.ID), at); err != nil {
+			if err := s.rows.Put(tx, apiKeyUsedKey(n.ID), at); err != nil {
 				return err
 			}
 		}
@@ -232,7 +233,7 @@ func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, erro
 	var tenant Tenant
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		var found bool
-		if row, found, err = s.cache.get(s.records, r, hash); err != nil {
+		if row, found, err = s.cache.Get(s.rows, r, hash); err != nil {
 			return err
 		} else if !found || row.expired(now) {
 			return errUnauthenticated

@@ -92,7 +92,7 @@ func (s *Service) ensureSystemTenant(ctx context.Context) error {
 		if b, err := tx.Get(tenantKey(authz.SystemTenant)); err != nil || b != nil {
 			return err
 		}
-		return s.put(tx, tenantKey(authz.SystemTenant), system)
+		return s.rows.Put(tx, tenantKey(authz.SystemTenant), system)
 	})
 	if err != nil {
 		return fmt.Errorf("storing the system's tenant: %w", err)
@@ -122,7 +122,7 @@ func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) e
 	e := apiKeyEvent(audit.APIKeyCreated, p, k.row.ID)
 	e.Attributes = k.row.attributes()
 	now := s.now()
-	err := s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		if operated, err := s.operated(tx, now); err != nil || operated {
 			return cmp.Or(err, errOperated)
 		}
@@ -221,7 +221,7 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 	var row devRow
 	var known bool
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		known, err = s.get(r, devKey, &row)
+		known, err = s.rows.Get(r, devKey, &row)
 		return err
 	})
 	if err != nil {
@@ -252,7 +252,7 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 		e := apiKeyEvent(audit.APIKeyCreated, p, key.row.ID)
 		e.Attributes = key.row.attributes()
 		_, err := s.guard.Append(tx, e)
-		return errors.Join(err, s.putAPIKey(tx, key), s.put(tx, devKey, devRow{tenant, key.row.ID}))
+		return errors.Join(err, s.putAPIKey(tx, key), s.rows.Put(tx, devKey, devRow{tenant, key.row.ID}))
 	})
 	if err != nil {
 		return "", "", fmt.Errorf("making the development key: %w", err)

@@ -11,6 +11,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -107,11 +109,11 @@ func apiKeyUsedKey(id string) []byte { return []byte("apikey/used/" + id) }
 
 // grants owns the rows of API keys and invitations.
 type grants struct {
-	*records
-	tickets *tickets
+	*deps
+	tickets *ticket.Store
 }
 
-func (s *grants) apiKeyHash(raw []byte) string { return s.keyedHash("latticekeep/api-key/v1", raw) }
+func (s *grants) apiKeyHash(raw []byte) string { return s.rows.Hash("latticekeep/api-key/v1", raw) }
 
 func (r apiKeyRow) expired(now time.Time) bool { return r.apiKey(time.Time{}).expired(now) }
 
@@ -146,16 +148,16 @@ func (s *grants) newAPIKey(tenant authz.TenantID, by string, r APIKeyRequest) *n
 func (k *newAPIKey) name() apiKeyName { return apiKeyName{k.row.Tenant, k.row.ID} }
 
 func (s *grants) putAPIKey(tx store.Tx, k *newAPIKey) error {
-	return errors.Join(s.put(tx, apiKeyNameKey(k.name()), k.hash), s.put(tx, apiKeyKey(k.hash), k.row))
+	return errors.Join(s.rows.Put(tx, apiKeyNameKey(k.name()), k.hash), s.rows.Put(tx, apiKeyKey(k.hash), k.row))
 }
 
 // findAPIKey reads a key and reports whether it exists.
 func (s *grants) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found bool, err error) {
 	var hash string
-	if found, err := s.get(r, apiKeyNameKey(n), &hash); err != nil || !found {
+	if found, err := s.rows.Get(r, apiKeyNameKey(n), &hash); err != nil || !found {
 		return row, false, err
 	}
-	if found, err = s.get(r, apiKeyKey(hash), &row); err == nil && !found {
+	if found, err = s.rows.Get(r, apiKeyKey(hash), &row); err == nil && !found {
 		err = errDamaged
 	}
 	return row, found, err
@@ -164,7 +166,7 @@ func (s *grants) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found 
 // deleteAPIKey deletes a key and reports whether it existed.
 func (s *grants) deleteAPIKey(tx store.Tx, n apiKeyName) (bool, error) {
 	var hash string
-	if found, err := s.get(tx, apiKeyNameKey(n), &hash); err != nil || !found {
+	if found, err := s.rows.Get(tx, apiKeyNameKey(n), &hash); err != nil || !found {
 		return false, err
 	}
 	return true, errors.Join(tx.Delete(apiKeyKey(hash)), tx.Delete(apiKeyNameKey(n)), tx.Delete(apiKeyUsedKey(n.ID)))
@@ -177,14 +179,14 @@ func (s *grants) apiKeysOf(r store.Reader, tenant authz.TenantID) (all []APIKey,
 		var hash string
 		var row apiKeyRow
 		var used time.Time
-		if bad = s.decode(key, value, &hash); bad != nil {
+		if bad = s.rows.Decode(key, value, &hash); bad != nil {
 			return false
 		}
-		if found, err := s.get(r, apiKeyKey(hash), &row); err != nil || !found {
+		if found, err := s.rows.Get(r, apiKeyKey(hash), &row); err != nil || !found {
 			bad = cmp.Or(err, errDamaged)
 			return false
 		}
-		if _, bad = s.get(r, apiKeyUsedKey(row.ID), &used); bad != nil {
+		if _, bad = s.rows.Get(r, apiKeyUsedKey(row.ID), &used); bad != nil {
 			return false
 		}
 		all = append(all, row.apiKey(used))
@@ -235,13 +237,13 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 	switch p.Kind {
 	case authz.User:
 		var row userRow
-		switch found, err := s.get(r, userKey(accountOf(p)), &row); {
+		switch found, err := s.rows.Get(r, userKey(accountOf(p)), &row); {
 		case err != nil:
 			return grantor{}, err
 		case !found:
-			return grantor{}, refuse(reasonNoSession, errNoSession)
+			return grantor{}, records.Refuse(reasonNoSession, errNoSession)
 		case !row.Verified: // only a verified address shows who answers
-			return grantor{}, refuse(reasonUnverified, errUnverified)
+			return grantor{}, records.Refuse(reasonUnverified, errUnverified)
 		}
 		by.user, by.Scopes = p.ID, row.Role.Scopes()
 	case authz.APIKey:
@@ -249,13 +251,13 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 		case err != nil:
 			return grantor{}, err
 		case !found:
-			return grantor{}, refuse(reasonNoAPIKey, errUnauthenticated)
+			return grantor{}, records.Refuse(reasonNoAPIKey, errUnauthenticated)
 		default:
 			by.user, by.Scopes, by.expires = row.User, row.Scopes, row.ExpiresAt
 		}
 	}
 	if why := by.Denies(a); why != "" {
-		return grantor{}, refuse(string(why), errDenied)
+		return grantor{}, records.Refuse(string(why), errDenied)
 	}
 	return by, nil
 }
@@ -359,7 +361,7 @@ func (s *grants) invitationsOf(r store.Reader, tenant authz.TenantID) (all []Inv
 	var bad error
 	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
 		var row invitationRow
-		if bad = s.decode(key, value, &row); bad != nil {
+		if bad = s.rows.Decode(key, value, &row); bad != nil {
 			return false
 		}
 		all = append(all, row.invitation(string(key[len(prefix):])))
@@ -372,5 +374,5 @@ func (s *grants) invitationsOf(r store.Reader, tenant authz.TenantID) (all []Inv
 }
 
 func (s *grants) deleteInvitation(tx store.Tx, tenant authz.TenantID, id string) error {
-	return errors.Join(s.tickets.dropTicket(tx, inviteTicket, id), tx.Delete(invitationKey(tenant, id)))
+	return errors.Join(s.tickets.Drop(tx, ticket.Invite, id), tx.Delete(invitationKey(tenant, id)))
 }

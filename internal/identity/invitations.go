@@ -12,6 +12,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/email"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -57,9 +59,9 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, address string,
 		return Invitation{}, errRole
 	}
 	id := authz.NewID(invitationIDPrefix)
-	t := s.tickets.newTicket(inviteTicket, account{p.Tenant, id})
-	row := invitationRow{Email: address, Role: role, CreatedAt: t.row.CreatedAt, ExpiresAt: t.row.ExpiresAt}
-	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: address, Token: t.token})
+	t := s.tickets.New(ticket.Invite, ticket.Subject{Tenant: p.Tenant, User: id})
+	row := invitationRow{Email: address, Role: role, CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt}
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: address, Token: t.Token})
 	if err != nil {
 		return Invitation{}, fmt.Errorf("preparing a mail: %w", err)
 	}
@@ -67,7 +69,7 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, address string,
 		Type: audit.MemberInvited, Outcome: audit.Success, Principal: p,
 		Resource: audit.Resource{Type: audit.InvitationResource}, Attributes: map[string]string{"role": string(role)},
 	}
-	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		by, err := s.grants.grantor(tx, p, authz.InviteMember)
 		if err != nil {
 			return err
@@ -84,8 +86,8 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, address string,
 		for _, old := range stale {
 			err = errors.Join(err, s.grants.deleteInvitation(tx, p.Tenant, old.ID))
 		}
-		return errors.Join(err, s.put(tx, invitationKey(p.Tenant, id), row), s.put(tx, invitedKey(p.Tenant), invited),
-			s.tickets.putTicket(tx, t), post.Put(tx))
+		return errors.Join(err, s.rows.Put(tx, invitationKey(p.Tenant, id), row), s.rows.Put(tx, invitedKey(p.Tenant), invited),
+			s.tickets.Put(tx, t), post.Put(tx))
 	})
 	if err != nil {
 		return Invitation{}, fmt.Errorf("inviting a member: %w", err)
@@ -104,7 +106,7 @@ func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stal
 		return nil, err
 	}
 	if _, err := s.users.holder(r, row.Email, row.CreatedAt, true); errors.Is(err, errEmailTaken) {
-		return nil, refuse(reasonTaken, errEmailTaken)
+		return nil, records.Refuse(reasonTaken, errEmailTaken)
 	} else if err != nil {
 		return nil, err
 	}
@@ -113,15 +115,15 @@ func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stal
 		return nil, err
 	}
 	for _, i := range all {
-		if i.Email == row.Email && row.CreatedAt.Before(i.CreatedAt.Add(mailInterval)) {
-			return nil, refuse(reasonRecentlyMailed, errInvitedRecently)
+		if i.Email == row.Email && row.CreatedAt.Before(i.CreatedAt.Add(ticket.MailInterval)) {
+			return nil, records.Refuse(reasonRecentlyMailed, errInvitedRecently)
 		}
 		if i.Email == row.Email || !row.CreatedAt.Before(i.ExpiresAt) {
 			stale = append(stale, i)
 		}
 	}
 	if len(all)-len(stale) >= maxInvitations {
-		return nil, refuse(reasonTooManyInvite, errInvitations)
+		return nil, records.Refuse(reasonTooManyInvite, errInvitations)
 	}
 	return stale, nil
 }
@@ -138,21 +140,21 @@ func (s *members) someoneAnswers(r store.Reader, by grantor) error {
 		return err
 	}
 	if len(members) > 0 && !slices.ContainsFunc(members, func(m member) bool { return m.row.Verified }) {
-		return refuse(reasonUnverified, errUnverified)
+		return records.Refuse(reasonUnverified, errUnverified)
 	}
 	return nil
 }
 
 // countInvitation returns the tenant's count increased by one. Error: a refusal.
 func (s *members) countInvitation(r store.Reader, tenant authz.TenantID, now time.Time) (row invitedRow, err error) {
-	if _, err := s.get(r, invitedKey(tenant), &row); err != nil {
+	if _, err := s.rows.Get(r, invitedKey(tenant), &row); err != nil {
 		return row, err
 	}
 	if !now.Before(row.Since.Add(invitationPeriod)) {
 		row = invitedRow{Since: now}
 	}
 	if row.Count >= maxInvitationMails {
-		return row, refuse(reasonTooManyMails, errInvitationMails)
+		return row, records.Refuse(reasonTooManyMails, errInvitationMails)
 	}
 	row.Count++
 	return row, nil
@@ -166,16 +168,16 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 		return User{}, Tenant{}, err
 	}
 	now := s.now()
-	var invited account
+	var invited ticket.Subject
 	var row invitationRow
 	var tenant Tenant
 	find := func(r store.Reader) (err error) {
 		var found bool
 		row = invitationRow{} // the transaction calls find again
-		if invited, err = s.tickets.findTicket(r, inviteTicket, mailed, now); err != nil {
+		if invited, err = s.tickets.Find(r, ticket.Invite, mailed, now); err != nil {
 			return err
 		}
-		if found, err = s.get(r, invitationKey(invited.Tenant, invited.User), &row); err != nil {
+		if found, err = s.rows.Get(r, invitationKey(invited.Tenant, invited.User), &row); err != nil {
 			return err
 		} else if !found {
 			return ErrTicket
@@ -191,7 +193,7 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 		return User{}, Tenant{}, err
 	}
 	u.row.Verified = true
-	err = s.commit(ctx, userEvent(audit.MemberJoined, u.as(from)), func(tx store.Tx, e *audit.Event) error {
+	err = s.rows.Commit(ctx, userEvent(audit.MemberJoined, u.as(from)), func(tx store.Tx, e *audit.Event) error {
 		if err := find(tx); err != nil {
 			return err
 		}
@@ -216,7 +218,7 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 func (s *members) refuseJoin(e *audit.Event, from authz.Principal, reason string, err error) error {
 	from.Tenant = e.Principal.Tenant
 	e.Principal, e.Resource.ID = from, ""
-	return refuse(reason, err)
+	return records.Refuse(reason, err)
 }
 
 // RevokeInvitation makes an invitation's token worthless. Errors: fault.Forbidden, fault.NotFound,
@@ -231,11 +233,11 @@ func (s *members) RevokeInvitation(ctx context.Context, p authz.Principal, id st
 	if authz.ValidID(invitationIDPrefix, id) {
 		e.Resource.ID = id
 	}
-	err := s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		if b, err := tx.Get(invitationKey(p.Tenant, e.Resource.ID)); err != nil {
 			return err
 		} else if b == nil {
-			return refuse(reasonNoInvitation, errInvitation)
+			return records.Refuse(reasonNoInvitation, errInvitation)
 		}
 		return s.grants.deleteInvitation(tx, p.Tenant, e.Resource.ID)
 	})

@@ -11,6 +11,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -26,11 +28,11 @@ var (
 
 // members administers the users of a tenant and the invitations to it.
 type members struct {
-	*records
+	*deps
 	tenants *tenants
 	users   *users
 	grants  *grants
-	tickets *tickets
+	tickets *ticket.Store
 	outbox  *mail.Outbox
 }
 
@@ -39,7 +41,7 @@ func (s *members) membersOf(r store.Reader, tenant authz.TenantID) (all []member
 	var bad error
 	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
 		m := member{account: account{tenant, string(key[len(prefix):])}}
-		if bad = s.decode(key, value, &m.row); bad != nil {
+		if bad = s.rows.Decode(key, value, &m.row); bad != nil {
 			return false
 		}
 		all = append(all, m)
@@ -104,7 +106,7 @@ func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Role) error {
 	for _, role := range roles {
 		if !p.Holds(role.Scopes()) {
-			return refuse(reasonRole, errRoleBeyond)
+			return records.Refuse(reasonRole, errRoleBeyond)
 		}
 		if role != authz.Owner {
 			continue
@@ -116,7 +118,7 @@ func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Rol
 		owned := slices.ContainsFunc(members, member.owns)
 		self := slices.ContainsFunc(members, func(m member) bool { return m.owns() && p.Kind == authz.User && m.User == p.ID })
 		if owned && !self {
-			return refuse(reasonRole, errRoleBeyond)
+			return records.Refuse(reasonRole, errRoleBeyond)
 		}
 	}
 	return nil
@@ -132,7 +134,7 @@ func (s *members) keepsOwner(r store.Reader, leaving member) error {
 		return err
 	}
 	if !slices.ContainsFunc(members, func(m member) bool { return m.owns() && m.User != leaving.User }) {
-		return refuse(reasonLastOwner, errLastOwner)
+		return records.Refuse(reasonLastOwner, errLastOwner)
 	}
 	return nil
 }
@@ -140,9 +142,9 @@ func (s *members) keepsOwner(r store.Reader, leaving member) error {
 // findMember reads the member that an event names. Error: a refusal.
 func (s *members) findMember(r store.Reader, e *audit.Event) (m member, err error) {
 	m.account = account{e.Principal.Tenant, e.Resource.ID}
-	found, err := s.get(r, userKey(m.account), &m.row)
+	found, err := s.rows.Get(r, userKey(m.account), &m.row)
 	if err == nil && !found {
-		err = refuse(reasonNoMember, errMember)
+		err = records.Refuse(reasonNoMember, errMember)
 	}
 	return m, err
 }
@@ -158,7 +160,7 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 		return User{}, errRole
 	}
 	var changed User
-	err := s.commit(ctx, memberEvent(audit.MemberChanged, p, id), func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, memberEvent(audit.MemberChanged, p, id), func(tx store.Tx, e *audit.Event) error {
 		m, err := s.findMember(tx, e)
 		if err != nil {
 			return err
@@ -182,7 +184,7 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 		e.Attributes["role"], e.Attributes["former_role"] = string(role), string(m.row.Role)
 		m.row.Role = role
 		changed = m.row.user(m.account)
-		return s.put(tx, userKey(m.account), m.row)
+		return s.rows.Put(tx, userKey(m.account), m.row)
 	})
 	if err != nil {
 		return User{}, fmt.Errorf("changing a member: %w", err)
@@ -197,7 +199,7 @@ func (s *members) RemoveMember(ctx context.Context, p authz.Principal, id string
 	if err := s.readyForMembers(ctx, p, authz.RemoveMember); err != nil {
 		return err
 	}
-	err := s.commit(ctx, memberEvent(audit.MemberRemoved, p, id), func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, memberEvent(audit.MemberRemoved, p, id), func(tx store.Tx, e *audit.Event) error {
 		m, err := s.findMember(tx, e)
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -249,7 +250,7 @@ func TestAnInvitationIsReplacedRevokedAndExpires(t *testing.T) {
 		return err
 	}
 	_, first := invite("bob@example.com")
-	f.advance(mailInterval)
+	f.advance(ticket.MailInterval)
 	second, token := invite("bob@example.com")
 	if err := accept(first); !errors.Is(err, ErrTicket) {
 		t.Error("a replaced invitation counts:", err)
@@ -265,7 +266,7 @@ func TestAnInvitationIsReplacedRevokedAndExpires(t *testing.T) {
 		t.Error(err)
 	}
 	_, token = invite("carol@example.com")
-	f.advance(lifetimes[inviteTicket])
+	f.advance(7 * 24 * time.Hour)
 	if _, open, _ := f.Members(t.Context(), owner.Principal); len(open) != 0 {
 		t.Error("an expired invitation is open:", open)
 	}

@@ -12,6 +12,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/email"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -34,14 +36,14 @@ func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal
 	err = s.store.View(ctx, func(r store.Reader) (err error) {
 		var err2 error
 		l, err = s.users.findLogin(r, canonical)
-		recent, err2 = s.tickets.recent(r, resetTicket, l.User, now)
+		recent, err2 = s.tickets.IsRecent(r, ticket.Reset, l.User, now)
 		return errors.Join(err, err2)
 	})
 	if err != nil {
 		return fmt.Errorf("looking up an account: %w", err)
 	}
-	t := s.tickets.newTicket(resetTicket, l.account)
-	message := mail.Message{Kind: mail.ResetPassword, Token: t.token}
+	t := s.tickets.New(ticket.Reset, ticket.Subject(l.account))
+	message := mail.Message{Kind: mail.ResetPassword, Token: t.Token}
 	if l.User != "" && !recent {
 		message.To = l.row.Email
 	}
@@ -61,17 +63,17 @@ func (s *signIns) RequestPasswordReset(ctx context.Context, from authz.Principal
 		Resource: audit.Resource{Type: audit.UserResource, ID: l.User},
 	}
 	e.Principal.Tenant = l.Tenant // from is a stranger, but the entry belongs in the tenant's history
-	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		var row userRow
-		found, err1 := s.get(tx, userKey(l.account), &row)
-		recent, err2 := s.tickets.recent(tx, resetTicket, l.User, now)
+		found, err1 := s.rows.Get(tx, userKey(l.account), &row)
+		recent, err2 := s.tickets.IsRecent(tx, ticket.Reset, l.User, now)
 		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
 		if !found || recent { // removed or mailed meanwhile
-			return refuse(reasonUnknown, errUnsent)
+			return records.Refuse(reasonUnknown, errUnsent)
 		}
-		return errors.Join(s.tickets.putTicket(tx, t), post.Put(tx))
+		return errors.Join(s.tickets.Put(tx, t), post.Put(tx))
 	})
 	if err != nil && !errors.Is(err, errUnsent) {
 		return fmt.Errorf("requesting a password reset: %w", err)
@@ -93,22 +95,22 @@ func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, maile
 	now := s.now()
 	var l login
 	err := s.store.View(ctx, func(r store.Reader) error { // before the expensive hash
-		a, err := s.tickets.findTicket(r, resetTicket, mailed, now)
+		a, err := s.tickets.Find(r, ticket.Reset, mailed, now)
 		if err != nil {
 			return err
 		}
-		l, err = s.users.readLogin(r, a)
+		l, err = s.users.readLogin(r, account(a))
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("resetting a password: %w", err)
 	}
 	err = s.setPassword(ctx, userEvent(audit.PasswordReset, l.as(from)), l, next, "", func(tx store.Tx, row *userRow) (map[string]string, error) {
-		if _, err := s.tickets.findTicket(tx, resetTicket, mailed, now); err != nil || row.Verified {
+		if _, err := s.tickets.Find(tx, ticket.Reset, mailed, now); err != nil || row.Verified {
 			return nil, err
 		}
 		row.Verified = true
-		return map[string]string{"email_verified": "true"}, s.tickets.dropTicket(tx, verifyTicket, l.User)
+		return map[string]string{"email_verified": "true"}, s.tickets.Drop(tx, ticket.Verify, l.User)
 	})
 	if err != nil {
 		return fmt.Errorf("resetting a password: %w", err)
@@ -129,9 +131,9 @@ func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next 
 		return err
 	}
 	id := authz.NewID(passwordIDPrefix)
-	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		var row userRow
-		found, err := s.get(tx, userKey(l.account), &row)
+		found, err := s.rows.Get(tx, userKey(l.account), &row)
 		if err != nil {
 			return err
 		}
@@ -140,7 +142,7 @@ func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next 
 			return err
 		}
 		if !found || row.Password != l.row.Password {
-			return refuse(reasonPassword, errWrongPassword)
+			return records.Refuse(reasonPassword, errWrongPassword)
 		}
 		ended, err := s.sessions.endSessions(tx, l.User, keep)
 		if err != nil {
@@ -150,8 +152,8 @@ func (s *signIns) setPassword(ctx context.Context, e audit.Event, l login, next 
 		maps.Copy(e.Attributes, attributes)
 		previous := row.Password
 		row.Password = id
-		return errors.Join(s.throttle.forget(tx, s.users.emailHash(l.row.Email)), s.throttle.forget(tx, l.User), s.tickets.dropTicket(tx, resetTicket, l.User), tx.Delete(passwordKey(l.User, previous)),
-			s.put(tx, passwordKey(l.User, id), hash), s.put(tx, userKey(l.account), row), post.Put(tx))
+		return errors.Join(s.throttle.Forget(tx, s.users.emailHash(l.row.Email)), s.throttle.Forget(tx, l.User), s.tickets.Drop(tx, ticket.Reset, l.User), tx.Delete(passwordKey(l.User, previous)),
+			s.rows.Put(tx, passwordKey(l.User, id), hash), s.rows.Put(tx, userKey(l.account), row), post.Put(tx))
 	})
 	if err != nil {
 		return err
@@ -177,7 +179,7 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		var err2 error
 		l, err = s.users.readLogin(r, accountOf(p.Principal))
-		waits, err2 = s.throttle.waits(r, p.ID, s.now())
+		waits, err2 = s.throttle.Waits(r, p.ID, s.now())
 		return errors.Join(err, err2)
 	})
 	if err != nil {
@@ -189,7 +191,7 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	}
 	now := s.now()
 	if !right && !waits {
-		if _, err := s.throttle.fail(ctx, l.User, now); err != nil {
+		if _, err := s.throttle.Fail(ctx, l.User, now); err != nil {
 			return fmt.Errorf("counting a wrong password: %w", err)
 		}
 	}
@@ -198,9 +200,9 @@ func (s *signIns) ChangePassword(ctx context.Context, p Caller, current, next se
 	}
 	err = s.setPassword(ctx, userEvent(audit.PasswordChanged, p.Principal), l, next, p.Session,
 		func(tx store.Tx, _ *userRow) (map[string]string, error) {
-			waits, err := s.throttle.waits(tx, l.User, now)
+			waits, err := s.throttle.Waits(tx, l.User, now)
 			if err == nil && waits { // guesses failed meanwhile, and the account must wait
-				err = refuse(reasonPassword, errWrongPassword)
+				err = records.Refuse(reasonPassword, errWrongPassword)
 			}
 			return nil, err
 		})

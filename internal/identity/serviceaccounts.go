@@ -41,7 +41,7 @@ type Cluster interface {
 
 // serviceAccounts turns the tokens of pods into callers.
 type serviceAccounts struct {
-	*records
+	*deps
 	tenants  *tenants
 	sessions *sessions
 

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -76,7 +77,7 @@ func selectorKey(hash string) []byte { return []byte("session/selector/" + hash)
 
 // sessions owns the rows of sessions.
 type sessions struct {
-	*records
+	*deps
 	tenants *tenants
 	access  *token.Signer
 }
@@ -91,7 +92,7 @@ func (s *sessions) newRefresh(selector []byte) (refresh, selectorHash, secretHas
 }
 
 func (s *sessions) refreshHashes(raw []byte) (selector, secret string) {
-	return s.keyedHash(selectorLabel, raw[:selectorBytes]), s.keyedHash(refreshLabel, raw[selectorBytes:])
+	return s.rows.Hash(selectorLabel, raw[:selectorBytes]), s.rows.Hash(refreshLabel, raw[selectorBytes:])
 }
 
 // makeRoom ends a user's expired sessions, and the oldest ones if there would be more than
@@ -120,7 +121,7 @@ func (s *sessions) sessionsOf(r store.Reader, user string) (all []namedSession, 
 	var bad error
 	err = r.Scan(store.Prefix(prefix), func(key, value []byte) bool {
 		one := namedSession{name: sessionName{user, string(key[len(prefix):])}}
-		if bad = s.decode(key, value, &one.row); bad != nil {
+		if bad = s.rows.Decode(key, value, &one.row); bad != nil {
 			return false
 		}
 		all = append(all, one)
@@ -162,10 +163,10 @@ func (s *sessions) present(r store.Reader, refresh string, now time.Time) (p pre
 		return p, errNoSession
 	}
 	selector, secretHash := s.refreshHashes(p.raw)
-	if _, err := s.get(r, selectorKey(selector), &p.name); err != nil {
+	if _, err := s.rows.Get(r, selectorKey(selector), &p.name); err != nil {
 		return p, err
 	}
-	found, err := s.get(r, sessionKey(p.name), &p.row)
+	found, err := s.rows.Get(r, sessionKey(p.name), &p.row)
 	if err == nil && (!found || !now.Before(p.row.ExpiresAt)) {
 		err = errNoSession
 	}
@@ -188,7 +189,7 @@ func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshTok
 	err := s.redeem(ctx, from, audit.SessionRefreshed, refreshToken, now, func(tx store.Tx, was presented) error {
 		p = was
 		p.row.LastUsedAt, p.row.Secret = now, secretHash
-		return s.put(tx, sessionKey(p.name), p.row)
+		return s.rows.Put(tx, sessionKey(p.name), p.row)
 	})
 	if err != nil {
 		return Tokens{}, fmt.Errorf("refreshing a session: %w", err)
@@ -268,13 +269,13 @@ func (s *sessions) end(ctx context.Context, t audit.EventType, p authz.Principal
 	if authz.ValidID(sessionIDPrefix, id) {
 		e.Resource.ID = id
 	}
-	err := s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		n := sessionName{p.ID, e.Resource.ID}
 		var row sessionRow
-		if found, err := s.get(tx, sessionKey(n), &row); err != nil {
+		if found, err := s.rows.Get(tx, sessionKey(n), &row); err != nil {
 			return err
 		} else if !found || !now.Before(row.ExpiresAt) {
-			return refuse(reasonNoSession, errSessionGone)
+			return records.Refuse(reasonNoSession, errSessionGone)
 		}
 		return s.endSession(tx, n, row)
 	})
@@ -341,13 +342,13 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 	err = s.store.View(ctx, func(r store.Reader) error {
 		var session sessionRow
 		var user userRow
-		if found, err := s.get(r, sessionKey(n), &session); err != nil {
+		if found, err := s.rows.Get(r, sessionKey(n), &session); err != nil {
 			return err
 		} else if !found || !now.Before(session.ExpiresAt) {
 			return token.ErrAccess
 		}
 		a := account{session.Tenant, n.User}
-		if found, err := s.get(r, userKey(a), &user); err != nil {
+		if found, err := s.rows.Get(r, userKey(a), &user); err != nil {
 			return err
 		} else if !found {
 			return token.ErrAccess

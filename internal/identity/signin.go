@@ -11,6 +11,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/email"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/throttle"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -18,11 +21,11 @@ import (
 
 // signIns checks and replaces passwords.
 type signIns struct {
-	*records
+	*deps
 	users     *users
 	sessions  *sessions
-	tickets   *tickets
-	throttle  *throttle
+	tickets   *ticket.Store
+	throttle  *throttle.Throttle
 	outbox    *mail.Outbox
 	passwords *password.Hasher
 }
@@ -44,7 +47,7 @@ func (s *signIns) SignIn(ctx context.Context, from authz.Principal, address stri
 	err = s.store.View(ctx, func(r store.Reader) (err error) {
 		var err2 error
 		l, err = s.users.findLogin(r, canonical)
-		waits, err2 = s.throttle.waits(r, asked, s.now())
+		waits, err2 = s.throttle.Waits(r, asked, s.now())
 		return errors.Join(err, err2)
 	})
 	if err != nil {
@@ -55,7 +58,7 @@ func (s *signIns) SignIn(ctx context.Context, from authz.Principal, address stri
 		return Tokens{}, fmt.Errorf("checking a password: %w", err)
 	}
 	if !right && !waits {
-		if waits, err = s.throttle.fail(ctx, asked, s.now()); err != nil {
+		if waits, err = s.throttle.Fail(ctx, asked, s.now()); err != nil {
 			return Tokens{}, fmt.Errorf("counting a wrong password: %w", err)
 		}
 	}
@@ -102,17 +105,17 @@ func (s *signIns) beginSession(ctx context.Context, from authz.Principal, l logi
 		Type: audit.UserSignedIn, Outcome: audit.Success, Principal: l.as(from),
 		Resource: audit.Resource{Type: audit.SessionResource, ID: n.ID},
 	}
-	err := s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		var user userRow
-		if found, err := s.get(tx, userKey(l.account), &user); err != nil {
+		if found, err := s.rows.Get(tx, userKey(l.account), &user); err != nil {
 			return err
 		} else if !found || user.Password != l.row.Password { // changed meanwhile
-			return refuse(reasonCredentials, errSignIn)
+			return records.Refuse(reasonCredentials, errSignIn)
 		}
-		if waits, err := s.throttle.waits(tx, asked, now); err != nil || waits {
+		if waits, err := s.throttle.Waits(tx, asked, now); err != nil || waits {
 			return cmp.Or(err, errWaits)
 		}
-		return errors.Join(s.throttle.forget(tx, asked), s.sessions.makeRoom(tx, l.User, now), s.put(tx, sessionKey(n), row), s.put(tx, selectorKey(selector), n))
+		return errors.Join(s.throttle.Forget(tx, asked), s.sessions.makeRoom(tx, l.User, now), s.rows.Put(tx, sessionKey(n), row), s.rows.Put(tx, selectorKey(selector), n))
 	})
 	if err != nil {
 		return Tokens{}, err

@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -91,13 +92,13 @@ func (r tenantRow) tenant(id authz.TenantID) Tenant {
 
 // tenants owns the rows of tenants and of the namespaces that are part of them.
 type tenants struct {
-	*records
-	cache rowCache[tenantRow]
+	*deps
+	cache records.Cache[tenantRow]
 }
 
 // readTenant reads a tenant that another row names. Error: errDamaged if it does not exist.
 func (s *tenants) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) {
-	row, found, err := s.cache.get(s.records, r, tenantKey(id))
+	row, found, err := s.cache.Get(s.rows, r, tenantKey(id))
 	if err == nil && !found {
 		err = errDamaged
 	}
@@ -106,9 +107,9 @@ func (s *tenants) readTenant(r store.Reader, id authz.TenantID) (Tenant, error) 
 
 // findTenant reads a tenant that a caller names. Error: a refusal.
 func (s *tenants) findTenant(r store.Reader, id authz.TenantID) (row tenantRow, err error) {
-	found, err := s.get(r, tenantKey(id), &row)
+	found, err := s.rows.Get(r, tenantKey(id), &row)
 	if err == nil && !found {
-		err = refuse(reasonNoTenant, errTenant)
+		err = records.Refuse(reasonNoTenant, errTenant)
 	}
 	return row, err
 }
@@ -138,7 +139,7 @@ func (t *newTenant) tenant() Tenant { return t.row.tenant(t.id) }
 // putTenant stores a tenant with the first entry of its history.
 func (s *tenants) putTenant(tx store.Tx, t *newTenant) error {
 	_, err := s.guard.Append(tx, tenantEvent(audit.TenantCreated, t.by, t.id))
-	return errors.Join(err, t.set.Put(tx), s.put(tx, tenantKey(t.id), t.row))
+	return errors.Join(err, t.set.Put(tx), s.rows.Put(tx, tenantKey(t.id), t.row))
 }
 
 func tenantEvent(t audit.EventType, p authz.Principal, id authz.TenantID) audit.Event {
@@ -170,7 +171,7 @@ func (s *tenants) Tenants(ctx context.Context, p authz.Principal, limit int, cur
 				return false
 			}
 			var row tenantRow
-			if bad = s.decode(key, value, &row); bad != nil {
+			if bad = s.rows.Decode(key, value, &row); bad != nil {
 				return false
 			}
 			list = append(list, row.tenant(authz.TenantID(key[len(tenantKey("")):])))
@@ -240,7 +241,7 @@ func (s *tenants) changeTenant(ctx context.Context, e audit.Event, change func(*
 	if !isTenant(id) {
 		id, e.Resource.ID = "", ""
 	}
-	err = s.commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		row, err := s.findTenant(tx, id)
 		if err != nil {
 			return err
@@ -248,7 +249,7 @@ func (s *tenants) changeTenant(ctx context.Context, e audit.Event, change func(*
 		e.Principal.Tenant = id
 		change(&row)
 		changed = row.tenant(id)
-		return s.put(tx, tenantKey(id), row)
+		return s.rows.Put(tx, tenantKey(id), row)
 	})
 	if err != nil {
 		return Tenant{}, fmt.Errorf("changing a tenant: %w", err)

@@ -8,46 +8,50 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // tickets returns a token of each kind, and for each kind a function that presents a token.
-func (f *people) tickets() (tokens map[ticketKind]string, use map[ticketKind]func(token string) error) {
+func (f *people) tickets() (tokens map[ticket.Kind]string, use map[ticket.Kind]func(token string) error) {
 	f.t.Helper()
 	owner := f.verified("ada@example.com")
-	tokens = make(map[ticketKind]string)
+	tokens = make(map[ticket.Kind]string)
 	must(f.t, f.RequestPasswordReset(f.t.Context(), stranger, "ada@example.com"))
-	tokens[resetTicket] = f.token("ada@example.com")
+	tokens[ticket.Reset] = f.token("ada@example.com")
 	_, err := f.Invite(f.t.Context(), owner.Principal, "bob@example.com", authz.Member)
 	must(f.t, err)
-	tokens[inviteTicket] = f.token("bob@example.com")
+	tokens[ticket.Invite] = f.token("bob@example.com")
 	f.register("eve@example.com")
-	tokens[verifyTicket] = f.token("eve@example.com")
-	return tokens, map[ticketKind]func(string) error{
-		verifyTicket: func(token string) error { return f.VerifyEmail(f.t.Context(), stranger, token) },
-		resetTicket: func(token string) error {
+	tokens[ticket.Verify] = f.token("eve@example.com")
+	return tokens, map[ticket.Kind]func(string) error{
+		ticket.Verify: func(token string) error { return f.VerifyEmail(f.t.Context(), stranger, token) },
+		ticket.Reset: func(token string) error {
 			return f.ResetPassword(f.t.Context(), stranger, token, secret.Bytes(otherPassword))
 		},
-		inviteTicket: func(token string) error {
+		ticket.Invite: func(token string) error {
 			_, _, err := f.AcceptInvitation(f.t.Context(), stranger, token, secret.Bytes(goodPassword))
 			return err
 		},
 	}
 }
 
+// prefix returns how tokens of a kind begin.
+func prefix(k ticket.Kind) string { return "lk_" + string(k) + "_" }
+
 func TestAMailedTokenCountsOnceAndForOneThing(t *testing.T) {
 	f := newPeople(t)
 	tokens, use := f.tickets()
 	n := len(f.history(authz.SystemTenant))
 	for kind, token := range tokens {
-		body := token[len(kind.prefix()):]
+		body := token[len(prefix(kind)):]
 		bad := []string{
-			"", kind.prefix(), body, token + "a", token[:len(token)-1], " " + token, token + "\n", strings.ToUpper(token), kind.prefix() + strings.Repeat("a", 52),
+			"", prefix(kind), body, token + "a", token[:len(token)-1], " " + token, token + "\n", strings.ToUpper(token), prefix(kind) + strings.Repeat("a", 52),
 		}
 		for other, foreign := range tokens {
 			if other != kind {
-				bad = append(bad, foreign, kind.prefix()+foreign[len(other.prefix()):])
+				bad = append(bad, foreign, prefix(kind)+foreign[len(prefix(other)):])
 			}
 		}
 		for _, b := range bad {
@@ -72,20 +76,20 @@ func TestAMailedTokenExpires(t *testing.T) {
 	f := newPeople(t)
 	tokens, use := f.tickets()
 	f.advance(time.Hour)
-	if err := use[resetTicket](tokens[resetTicket]); !errors.Is(err, ErrTicket) {
+	if err := use[ticket.Reset](tokens[ticket.Reset]); !errors.Is(err, ErrTicket) {
 		t.Error(err)
 	}
 	f.advance(47 * time.Hour)
-	if err := use[verifyTicket](tokens[verifyTicket]); !errors.Is(err, ErrTicket) {
+	if err := use[ticket.Verify](tokens[ticket.Verify]); !errors.Is(err, ErrTicket) {
 		t.Error(err)
 	}
 	f.advance(5*24*time.Hour - time.Second)
 	must(t, f.store.View(t.Context(), func(r store.Reader) error { // valid until then
-		_, err := f.findTicket(r, inviteTicket, tokens[inviteTicket], f.time())
+		_, err := f.grants.tickets.Find(r, ticket.Invite, tokens[ticket.Invite], f.time())
 		return err
 	}))
 	f.advance(time.Second)
-	if err := use[inviteTicket](tokens[inviteTicket]); !errors.Is(err, ErrTicket) {
+	if err := use[ticket.Invite](tokens[ticket.Invite]); !errors.Is(err, ErrTicket) {
 		t.Error(err)
 	}
 }
@@ -100,14 +104,14 @@ func TestANewerTokenReplacesTheOlder(t *testing.T) {
 	if mails := f.mails(); len(mails) != 0 {
 		t.Errorf("%d mails within a minute", len(mails))
 	}
-	f.advance(mailInterval)
+	f.advance(ticket.MailInterval)
 	must(t, f.ResendVerification(t.Context(), me))
 	second := f.token("ada@example.com")
 	if err := f.VerifyEmail(t.Context(), stranger, first); !errors.Is(err, ErrTicket) {
 		t.Error("the older token still counts:", err)
 	}
 	must(t, f.VerifyEmail(t.Context(), stranger, second))
-	f.advance(mailInterval)
+	f.advance(ticket.MailInterval)
 	must(t, f.ResendVerification(t.Context(), me)) // verified by now
 	if mails := f.mails(); len(mails) != 0 {
 		t.Errorf("%d mails to a verified address", len(mails))

@@ -12,6 +12,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/email"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -19,10 +21,10 @@ import (
 
 // users owns the rows of users, of their addresses and of their passwords.
 type users struct {
-	*records
+	*deps
 	tenants   *tenants
 	sessions  *sessions
-	tickets   *tickets
+	tickets   *ticket.Store
 	grants    *grants
 	outbox    *mail.Outbox
 	passwords *password.Hasher
@@ -39,18 +41,19 @@ func (s *users) CloseRegistration() { s.registrationClosed = true }
 // ErrTicket, fault.Unavailable.
 func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, mailed string) error {
 	now := s.now()
-	err := s.commit(ctx, userEvent(audit.EmailVerified, from), func(tx store.Tx, e *audit.Event) error {
-		a, err := s.tickets.findTicket(tx, verifyTicket, mailed, now)
+	err := s.rows.Commit(ctx, userEvent(audit.EmailVerified, from), func(tx store.Tx, e *audit.Event) error {
+		subject, err := s.tickets.Find(tx, ticket.Verify, mailed, now)
 		if err != nil {
 			return err
 		}
+		a := account(subject)
 		row, err := s.mustUser(tx, a)
 		if err != nil {
 			return err
 		}
 		*e = userEvent(audit.EmailVerified, a.as(from))
 		row.Verified = true
-		return errors.Join(s.put(tx, userKey(a), row), s.tickets.dropTicket(tx, verifyTicket, a.User))
+		return errors.Join(s.rows.Put(tx, userKey(a), row), s.tickets.Drop(tx, ticket.Verify, a.User))
 	})
 	if err != nil {
 		return fmt.Errorf("verifying an e-mail address: %w", err)
@@ -61,7 +64,7 @@ func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, mailed st
 // mustUser reads a user that a ticket names. Error: ErrTicket if the user was removed, because its
 // tickets went with it.
 func (s *users) mustUser(r store.Reader, a account) (row userRow, err error) {
-	found, err := s.get(r, userKey(a), &row)
+	found, err := s.rows.Get(r, userKey(a), &row)
 	if err == nil && !found {
 		err = ErrTicket
 	}
@@ -77,33 +80,33 @@ func (s *users) ResendVerification(ctx context.Context, p Caller) error {
 	a := accountOf(p.Principal)
 	var user userRow
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		_, err = s.get(r, userKey(a), &user)
+		_, err = s.rows.Get(r, userKey(a), &user)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("reading a user: %w", err)
 	}
-	t := s.tickets.newTicket(verifyTicket, a)
-	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.VerifyEmail, To: user.Email, Token: t.token})
+	t := s.tickets.New(ticket.Verify, ticket.Subject(a))
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.VerifyEmail, To: user.Email, Token: t.Token})
 	if err != nil {
 		return fmt.Errorf("preparing a mail: %w", err)
 	}
-	err = s.commit(ctx, userEvent(audit.VerificationRequested, p.Principal), func(tx store.Tx, e *audit.Event) error {
+	err = s.rows.Commit(ctx, userEvent(audit.VerificationRequested, p.Principal), func(tx store.Tx, e *audit.Event) error {
 		var row userRow
-		found, err1 := s.get(tx, userKey(a), &row)
-		recent, err2 := s.tickets.recent(tx, verifyTicket, a.User, t.row.CreatedAt)
+		found, err1 := s.rows.Get(tx, userKey(a), &row)
+		recent, err2 := s.tickets.IsRecent(tx, ticket.Verify, a.User, t.CreatedAt)
 		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
 		if !found {
-			return refuse(reasonNoSession, errNoSession)
+			return records.Refuse(reasonNoSession, errNoSession)
 		}
 		send := !row.Verified && !recent
 		e.Attributes = map[string]string{"sent": strconv.FormatBool(send)}
 		if !send {
 			return nil
 		}
-		return errors.Join(s.tickets.putTicket(tx, t), post.Put(tx))
+		return errors.Join(s.tickets.Put(tx, t), post.Put(tx))
 	})
 	if err != nil {
 		return fmt.Errorf("requesting a verification: %w", err)
@@ -120,7 +123,7 @@ const trialPeriod = 14 * 24 * time.Hour
 const verifyPeriod = 48 * time.Hour
 
 func (s *users) emailHash(canonical string) string {
-	return s.keyedHash("latticekeep/email/v1", []byte(canonical))
+	return s.rows.Hash("latticekeep/email/v1", []byte(canonical))
 }
 
 // login is the user and the password hash that decide a sign-in.
@@ -134,7 +137,7 @@ type login struct {
 // sign-ins take the same work for unknown and known addresses. The zero value is ready.
 type decoy struct {
 	once                sync.Once
-	account, user, hash sealedRow
+	account, user, hash records.Sealed
 	err                 error
 }
 
@@ -143,10 +146,10 @@ func (s *users) nobody() (*decoy, error) {
 	d.once.Do(func() {
 		a := account{authz.TenantID(authz.NewID(tenantIDPrefix)), authz.NewID(userIDPrefix)}
 		row := userRow{Email: "name@example.com", Role: authz.Member, Password: authz.NewID(passwordIDPrefix), CreatedAt: s.now().UTC()}
-		seal := func(key []byte, v any) sealedRow {
-			value, err := s.encode(key, v)
+		seal := func(key []byte, v any) records.Sealed {
+			sealed, err := s.rows.Seal(key, v)
 			d.err = errors.Join(d.err, err)
-			return sealedRow{key, value}
+			return sealed
 		}
 		d.account = seal(emailKey(s.emailHash(row.Email)), a)
 		d.user = seal(userKey(a), row)
@@ -163,9 +166,9 @@ func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
 		return login{}, err
 	}
 	var l login
-	known, err1 := s.getOr(r, emailKey(s.emailHash(canonical)), d.account, &l.account)
-	user, err2 := s.getOr(r, userKey(l.account), d.user, &l.row)
-	hash, err3 := s.getOr(r, passwordKey(l.User, l.row.Password), d.hash, &l.hash)
+	known, err1 := s.rows.GetOr(r, emailKey(s.emailHash(canonical)), d.account, &l.account)
+	user, err2 := s.rows.GetOr(r, userKey(l.account), d.user, &l.row)
+	hash, err3 := s.rows.GetOr(r, passwordKey(l.User, l.row.Password), d.hash, &l.hash)
 	switch err := errors.Join(err1, err2, err3); {
 	case err != nil:
 		return login{}, err
@@ -180,8 +183,8 @@ func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
 // readLogin reads a user and its password's hash. Both are empty if the user does not exist.
 func (s *users) readLogin(r store.Reader, a account) (l login, err error) {
 	l.account = a
-	_, err1 := s.get(r, userKey(a), &l.row)
-	_, err2 := s.get(r, passwordKey(a.User, l.row.Password), &l.hash)
+	_, err1 := s.rows.Get(r, userKey(a), &l.row)
+	_, err2 := s.rows.Get(r, passwordKey(a.User, l.row.Password), &l.hash)
 	return l, errors.Join(err1, err2)
 }
 
@@ -211,8 +214,8 @@ func (s *users) putNewUser(tx store.Tx, u *newUser) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.put(tx, emailKey(s.emailHash(u.row.Email)), u.account), s.put(tx, userKey(u.account), u.row),
-		s.put(tx, passwordKey(u.User, u.row.Password), u.hash))
+	return errors.Join(s.rows.Put(tx, emailKey(s.emailHash(u.row.Email)), u.account), s.rows.Put(tx, userKey(u.account), u.row),
+		s.rows.Put(tx, passwordKey(u.User, u.row.Password), u.hash))
 }
 
 // holder reads the user who has a canonical address but must give it up: a user on trial whose time
@@ -220,11 +223,11 @@ func (s *users) putNewUser(tx store.Tx, u *newUser) error {
 // nobody has the address. Error: errEmailTaken for every other user.
 func (s *users) holder(r store.Reader, canonical string, now time.Time, proven bool) (*member, error) {
 	var m member
-	found, err := s.get(r, emailKey(s.emailHash(canonical)), &m.account)
+	found, err := s.rows.Get(r, emailKey(s.emailHash(canonical)), &m.account)
 	if err != nil || !found {
 		return nil, err
 	}
-	switch found, err := s.get(r, userKey(m.account), &m.row); {
+	switch found, err := s.rows.Get(r, userKey(m.account), &m.row); {
 	case err != nil:
 		return nil, err
 	case !found:
@@ -256,7 +259,7 @@ func (s *users) displace(tx store.Tx, m member) error {
 // deleteUser removes a user with its sessions, tickets, address and password.
 func (s *users) deleteUser(tx store.Tx, a account, row userRow) error {
 	_, err := s.sessions.endSessions(tx, a.User, "")
-	return errors.Join(err, s.tickets.dropTickets(tx, a.User), tx.Delete(emailKey(s.emailHash(row.Email))),
+	return errors.Join(err, s.tickets.DropUser(tx, a.User), tx.Delete(emailKey(s.emailHash(row.Email))),
 		tx.Delete(passwordKey(a.User, row.Password)), tx.Delete(userKey(a)))
 }
 
@@ -301,17 +304,17 @@ func (s *users) register(ctx context.Context, from authz.Principal, address stri
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
-	ticket := s.tickets.newTicket(verifyTicket, u.account)
-	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.VerifyEmail, To: address, Token: ticket.token})
+	t := s.tickets.New(ticket.Verify, ticket.Subject(u.account))
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.VerifyEmail, To: address, Token: t.Token})
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
 	e := userEvent(audit.UserRegistered, u.as(from))
-	err = s.commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		if err := s.putNewUser(tx, u); err != nil {
 			return err
 		}
-		return errors.Join(s.tenants.putTenant(tx, tenant), s.tickets.putTicket(tx, ticket), post.Put(tx))
+		return errors.Join(s.tenants.putTenant(tx, tenant), s.tickets.Put(tx, t), post.Put(tx))
 	})
 	if err != nil {
 		return User{}, Tenant{}, err
@@ -335,7 +338,7 @@ func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
 			return err
 		}
 		var row userRow
-		if found, err := s.get(r, userKey(accountOf(p.Principal)), &row); err != nil {
+		if found, err := s.rows.Get(r, userKey(accountOf(p.Principal)), &row); err != nil {
 			return err
 		} else if !found {
 			return errNoSession // removed since the request was authenticated

@@ -1,4 +1,9 @@
-package identity
+// Package throttle slows down guesses at the password of one account, whatever their source and
+// whichever replica they reach, because the store counts the failures. A keyed hash assigns accounts
+// to a fixed number of slots, so made-up addresses cannot fill the store. The same work is done for
+// them as for real ones. A success writes nothing extra, and neither does an attempt while an
+// account waits.
+package throttle
 
 import (
 	"bytes"
@@ -10,14 +15,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// The throttle slows down guesses at the password of one account, whatever their source and
-// whichever replica they reach, because the store counts the failures. A keyed hash assigns
-// accounts to a fixed number of slots, so made-up addresses cannot fill the store. The same work is
-// done for them as for real ones. A success writes nothing extra, and neither does an attempt while
-// an account waits.
 const (
 	freeFailures = 5
 	firstWait    = time.Second
@@ -48,73 +49,79 @@ func (f failures) over(now time.Time) bool {
 
 var slotsPrefix = []byte("slowdown/")
 
-// throttle owns the rows that count wrong passwords.
-type throttle struct{ *records }
+// Throttle owns the rows that count wrong passwords.
+type Throttle struct {
+	store store.Store
+	rows  *records.Store
+}
+
+// New returns the throttle whose rows are in s.
+func New(s store.Store, rows *records.Store) *Throttle { return &Throttle{s, rows} }
 
 // slot returns the key of the row that holds the failures of who, and the name of who in that row.
-func (s *throttle) slot(who string) (key []byte, of string) {
-	hash := s.keyedHash("latticekeep/slowdown/v1", []byte(who))
+func (t *Throttle) slot(who string) (key []byte, of string) {
+	hash := t.rows.Hash("latticekeep/slowdown/v1", []byte(who))
 	b, _ := hex.DecodeString(hash) // the hash is hexadecimal
 	key = binary.BigEndian.AppendUint16(bytes.Clone(slotsPrefix), binary.BigEndian.Uint16(b)%slots)
 	return key, hash[len(hash)/2:]
 }
 
 // readSlot reads the failures in a slot. A damaged slot counts as empty, so it blocks nobody.
-func (s *throttle) readSlot(r store.Reader, key []byte) (all []failures, err error) {
+func (t *Throttle) readSlot(r store.Reader, key []byte) (all []failures, err error) {
 	b, err := r.Get(key)
 	if err != nil || b == nil {
 		return nil, err
 	}
-	if bad := s.decode(key, b, &all); bad != nil {
+	if bad := t.rows.Decode(key, b, &all); bad != nil {
 		return nil, nil
 	}
 	return all, nil
 }
 
-func (s *throttle) putSlot(tx store.Tx, key []byte, all []failures) error {
+func (t *Throttle) putSlot(tx store.Tx, key []byte, all []failures) error {
 	if len(all) == 0 {
 		return tx.Delete(key)
 	}
-	return s.put(tx, key, all)
+	return t.rows.Put(tx, key, all)
 }
 
 func indexOf(all []failures, of string) int {
 	return slices.IndexFunc(all, func(f failures) bool { return f.Of == of })
 }
 
-// waits reports whether an account must wait.
-func (s *throttle) waits(r store.Reader, who string, now time.Time) (bool, error) {
-	key, of := s.slot(who)
-	all, err := s.readSlot(r, key)
+// Waits reports whether an account must wait.
+func (t *Throttle) Waits(r store.Reader, who string, now time.Time) (bool, error) {
+	key, of := t.slot(who)
+	all, err := t.readSlot(r, key)
 	at := indexOf(all, of)
 	return at >= 0 && all[at].waits(now), err
 }
 
-// forget removes the failures of an account whose owner has given the right password or a token.
-func (s *throttle) forget(tx store.Tx, who string) error {
-	key, of := s.slot(who)
-	all, err := s.readSlot(tx, key)
+// Forget removes the failures of an account whose owner has given the right password or a token.
+func (t *Throttle) Forget(tx store.Tx, who string) error {
+	key, of := t.slot(who)
+	all, err := t.readSlot(tx, key)
 	at := indexOf(all, of)
 	if err != nil || at < 0 {
 		return err
 	}
-	return s.putSlot(tx, key, slices.Delete(all, at, at+1))
+	return t.putSlot(tx, key, slices.Delete(all, at, at+1))
 }
 
-// fail counts a failure and reports whether the account must wait, also if this failure begins the
+// Fail counts a failure and reports whether the account must wait, also if this failure begins the
 // wait. It decides and counts in one transaction, so guesses made in parallel gain nothing. While
 // an account waits, no failure counts.
-func (s *throttle) fail(ctx context.Context, who string, now time.Time) (waits bool, err error) {
-	err = s.store.Update(ctx, func(tx store.Tx) (err error) {
-		waits, err = s.countFailure(tx, who, now)
+func (t *Throttle) Fail(ctx context.Context, who string, now time.Time) (waits bool, err error) {
+	err = t.store.Update(ctx, func(tx store.Tx) (err error) {
+		waits, err = t.countFailure(tx, who, now)
 		return err
 	})
 	return waits, err
 }
 
-func (s *throttle) countFailure(tx store.Tx, who string, now time.Time) (waits bool, err error) {
-	key, of := s.slot(who)
-	all, err := s.readSlot(tx, key)
+func (t *Throttle) countFailure(tx store.Tx, who string, now time.Time) (waits bool, err error) {
+	key, of := t.slot(who)
+	all, err := t.readSlot(tx, key)
 	if err != nil {
 		return false, err
 	}
@@ -135,7 +142,7 @@ func (s *throttle) countFailure(tx store.Tx, who string, now time.Time) (waits b
 	if f.Count >= freeFailures {
 		f.Until = f.Until.Add(min(firstWait<<min(f.Count-freeFailures, 20), longestWait))
 	}
-	return f.Until.After(now), errors.Join(s.putSlot(tx, key, all), s.tidySlot(tx, key, now))
+	return f.Until.After(now), errors.Join(t.putSlot(tx, key, all), t.tidySlot(tx, key, now))
 }
 
 // evicted makes room by removing the account with the fewest failures. So made-up addresses push
@@ -149,7 +156,7 @@ func evicted(all []failures) []failures {
 
 // tidySlot removes the slot after the written one if all failures in it are over. In this way new
 // failures clean up old ones.
-func (s *throttle) tidySlot(tx store.Tx, written []byte, now time.Time) error {
+func (t *Throttle) tidySlot(tx store.Tx, written []byte, now time.Time) error {
 	rng := store.Prefix(slotsPrefix)
 	rng.From = append(bytes.Clone(written), 0)
 	var next []byte
@@ -160,7 +167,7 @@ func (s *throttle) tidySlot(tx store.Tx, written []byte, now time.Time) error {
 	if err != nil || next == nil {
 		return err
 	}
-	all, err := s.readSlot(tx, next)
+	all, err := t.readSlot(tx, next)
 	if err != nil || slices.ContainsFunc(all, func(f failures) bool { return !f.over(now) }) {
 		return err
 	}
