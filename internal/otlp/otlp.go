@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
@@ -163,6 +164,7 @@ func (c *client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpan
 		if err == nil || pause < 0 {
 			return err
 		}
+		pause = spread(pause)
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= pause {
 			return err
 		}
@@ -172,6 +174,12 @@ func (c *client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpan
 			return err
 		}
 	}
+}
+
+// spread lengthens a pause by up to half, so that processes which fail together do not return
+// together.
+func spread(pause time.Duration) time.Duration {
+	return pause + rand.N(pause/2+1) //nolint:gosec // hides nothing
 }
 
 // post makes one request. On failure, pause is the time before a retry; a negative pause means no

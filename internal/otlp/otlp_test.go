@@ -114,6 +114,23 @@ func TestARequestIsRepeatedWhenTheReceiverAsksForIt(t *testing.T) {
 	}
 }
 
+func TestAPauseIsNeverShorterAndDiffersBetweenProcesses(t *testing.T) {
+	pauses := map[time.Duration]bool{}
+	for range 100 {
+		pause := spread(retryPause)
+		if pause < retryPause || pause > retryPause*3/2 {
+			t.Fatalf("the pause is %v, want from %v to half more", pause, retryPause)
+		}
+		pauses[pause] = true
+	}
+	if len(pauses) == 1 {
+		t.Error("all pauses are the same")
+	}
+	if pause := spread(0); pause != 0 {
+		t.Errorf("no pause became %v", pause)
+	}
+}
+
 func TestSpansThatAReceiverRefusesAreAnError(t *testing.T) {
 	partial := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 3)
 	partial = protowire.AppendString(protowire.AppendTag(partial, 2, protowire.BytesType), "too old")
