@@ -8,6 +8,10 @@
 // two syncs for the whole group. There are no timers: the next group gathers while a group is being
 // synced, and starts as soon as the sync returns.
 //
+// The parts own their state: queue the waiting requests, views the file in use and the Views that
+// read it, scrubber what has to be wiped, changedKeys what a copy has to read again, and writer the
+// file itself.
+//
 // # Invariants
 //
 //   - Only the writer goroutine writes to the file. It commits, settles the newest meta page at

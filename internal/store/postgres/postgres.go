@@ -8,6 +8,10 @@
 // the hook over what it has read, and sends all writes with COMMIT in one round trip. Views share
 // snapshots; see view.go.
 //
+// The parts own their state: server what is known about PostgreSQL, pool the sessions that read,
+// cache the rows in memory, queue the waiting requests, head the writer's session and the fence.
+// The writer brings them together.
+//
 // # Why READ COMMITTED is serialisable here
 //
 // Every transaction that writes takes the lock before it reads anything, and keeps it until it has
