@@ -89,7 +89,7 @@ func TestWhatIsLostIsGeneratedFromNothing(t *testing.T) {
 			f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, o.ID, 1), []byte("junk")) })
 			return nil
 		}},
-		"a flipped byte": {failed: true, lose: func(f *fixture, o *Owned) error {
+		"a flipped byte": {failed: true, lose: func(f *fixture, _ *Owned) error {
 			keys, records := f.rows("credential/")
 			records[0][len(records[0])/3] ^= 1
 			f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], records[0]) })

@@ -20,7 +20,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 		reason string
 		known  bool // the verification, which has no secret key, finds nothing wrong
 	}{
-		"an ended one put back": {reason: reasonMissing, change: func(f *fixture, o *Owned) error {
+		"an ended one put back": {reason: reasonMissing, change: func(f *fixture, _ *Owned) error {
 			keys, records := f.rows("former/")
 			f.advance(time.Hour)
 			if _, err := f.vault.Sweep(t.Context()); err != nil {
@@ -30,7 +30,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], records[0]) })
 			return nil
 		}},
-		"one of before put back with the object's row": {reason: reasonMissing, change: func(f *fixture, o *Owned) error {
+		"one of before put back with the object's row": {reason: reasonMissing, change: func(f *fixture, _ *Owned) error {
 			keys, records := f.rows("former/")
 			owned, rows := f.rows("owned/")
 			f.generate(f.operator(), 2, 0, map[string]string{"p": "newer"})
@@ -72,13 +72,13 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
 			return err
 		}},
-		"a flipped byte": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
+		"a flipped byte": {reason: reasonIntegrity, change: func(f *fixture, _ *Owned) error {
 			keys, records := f.rows("former/")
 			records[0][len(records[0])/3] ^= 1
 			f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], records[0]) })
 			return nil
 		}},
-		"a flipped byte of its wrap": {reason: reasonIntegrity, known: true, change: func(f *fixture, o *Owned) error {
+		"a flipped byte of its wrap": {reason: reasonIntegrity, known: true, change: func(f *fixture, _ *Owned) error {
 			keys, records := f.rows("former/")
 			records[0][len(records[0])-1] ^= 1
 			f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], records[0]) })
@@ -92,7 +92,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			f.tamper(func(tx store.Tx) error { return tx.Delete(previousKey(f.a.Tenant, o.ID, 1)) })
 			return nil
 		}},
-		"a later end": {reason: reasonIntegrity, known: true, change: func(f *fixture, o *Owned) error {
+		"a later end": {reason: reasonIntegrity, known: true, change: func(f *fixture, _ *Owned) error {
 			f.tamper(func(tx store.Tx) error {
 				key := ownedKey(f.a.Tenant, uid)
 				row, err := tx.Get(key)
@@ -164,13 +164,13 @@ func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 // A previous version that has ended must not come back. The verification reports it.
 func TestAPreviousVersionThatTheLogEndedIsReported(t *testing.T) {
 	for name, end := range map[string]func(f *fixture, o *Owned) error{
-		"released": func(f *fixture, o *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, false) },
-		"deleted":  func(f *fixture, o *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, true) },
-		"replaced": func(f *fixture, o *Owned) error {
+		"released": func(f *fixture, _ *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, false) },
+		"deleted":  func(f *fixture, _ *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, true) },
+		"replaced": func(f *fixture, _ *Owned) error {
 			_, err := f.vault.Apply(t.Context(), f.operator(), uid, 2, f.desired(login, "b"))
 			return err
 		},
-		"over": func(f *fixture, o *Owned) error {
+		"over": func(f *fixture, _ *Owned) error {
 			f.advance(time.Hour)
 			_, err := f.vault.Sweep(t.Context())
 			return err

@@ -185,13 +185,13 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 			system.Kind = authz.System
 			return f.vault.Delete(f.t.Context(), system, o.ID)
 		}},
-		"a release that deletes": {end: func(f *fixture, o *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, true) }},
-		"a release that keeps":   {end: func(f *fixture, o *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, false) }},
-		"another previous version": {kept: 1, end: func(f *fixture, o *Owned) error {
+		"a release that deletes": {end: func(f *fixture, _ *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, true) }},
+		"a release that keeps":   {end: func(f *fixture, _ *Owned) error { return f.vault.Release(f.t.Context(), f.operator(), uid, false) }},
+		"another previous version": {kept: 1, end: func(f *fixture, _ *Owned) error {
 			f.generate(f.operator(), 2, 2*time.Hour, map[string]string{"p": "newer"})
 			return nil
 		}},
-		"new values without an overlap": {end: func(f *fixture, o *Owned) error {
+		"new values without an overlap": {end: func(f *fixture, _ *Owned) error {
 			_, err := f.vault.Apply(f.t.Context(), f.operator(), uid, 2, f.desired(map[string]string{"p": "newer"}, "b"))
 			return err
 		}},

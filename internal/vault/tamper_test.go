@@ -60,7 +60,7 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 		"cut short": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
 			return tx.Put(key(a, ids[0], 2), r.a1[:len(r.a1)-1])
 		}, says: "damaged"},
-		"dropped": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, r rows) error {
+		"dropped": {change: func(tx store.Tx, key func(authz.Principal, string, uint64) []byte, ids [3]string, _ rows) error {
 			return tx.Delete(key(a, ids[0], 2))
 		}, says: "has no row"},
 	}

@@ -177,7 +177,7 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 // lateStore reports that it is ready, and then fails to write.
 type lateStore struct{ *watchedStore }
 
-func (s *lateStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+func (s *lateStore) Update(_ context.Context, fn func(store.Tx) error) error {
 	return fault.New(fault.Unavailable, "no space left")
 }
 
@@ -469,7 +469,7 @@ func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 // hangingStore reports that it is ready, but its commits end only when their caller's context does.
 type hangingStore struct{ *watchedStore }
 
-func (s *hangingStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+func (s *hangingStore) Update(ctx context.Context, _ func(store.Tx) error) error {
 	<-ctx.Done()
 	return fault.Wrap(fault.Unavailable, "the disk hangs", ctx.Err())
 }

@@ -45,7 +45,7 @@ func (s *sheet) summary() {
 func (s *sheet) gauge(x, y, w float64) {
 	a := s.d.Assessment
 	cx, cy, radius := x+w/2, y+28, 19.0
-	s.arc(cx, cy, radius, 0, 180, rule, 5)
+	s.arc(cx, cy, radius, 0, 180, rule)
 	if a.Score == nil {
 		word, c := "none", colours[compliance.NoData]
 		if withheld(a) {
@@ -54,7 +54,7 @@ func (s *sheet) gauge(x, y, w float64) {
 		s.centred(cx, cy-12, title1.at(15).in(c), word)
 	} else {
 		share := min(100, max(0, *a.Score)) / 100
-		s.arc(cx, cy, radius, 180-180*share, 180, teal, 5)
+		s.arc(cx, cy, radius, 180-180*share, 180, teal)
 		s.centred(cx, cy-13, title1.at(22), number(*a.Score))
 		s.centred(cx, cy-2, faint, "of 100")
 	}
@@ -67,9 +67,9 @@ func (s *sheet) gauge(x, y, w float64) {
 func (s *sheet) coverage(x, y, w float64) {
 	c := s.d.Assessment.Coverage
 	cx, cy, radius := x+w/2, y+17, 13.5
-	s.arc(cx, cy, radius, 0, 360, rule, 5)
+	s.arc(cx, cy, radius, 0, 360, rule)
 	if share := min(100, max(0, c.Percent)) / 100; share > 0 {
-		s.arc(cx, cy, radius, 90-360*share, 90, navy, 5)
+		s.arc(cx, cy, radius, 90-360*share, 90, navy)
 	}
 	s.centred(cx, cy-3.4, title1.at(13), number(c.Percent)+" %")
 	s.note(x, y+35, w, fmt.Sprintf("%d of the %d controls listed have evidence here; the others are manual", c.Evidenced, c.Controls))

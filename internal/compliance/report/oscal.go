@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -271,9 +272,9 @@ func ControlID(f compliance.Framework, c compliance.ControlResult) string {
 // allow.
 func props(pairs ...string) *[]oscal.Property {
 	var out []oscal.Property
-	for i := 0; i < len(pairs); i += 2 {
-		if v := line(pairs[i+1]); v != "" {
-			out = append(out, oscal.Property{Name: pairs[i], Ns: oscalNamespace, Value: v})
+	for pair := range slices.Chunk(pairs, 2) {
+		if v := line(pair[1]); v != "" {
+			out = append(out, oscal.Property{Name: pair[0], Ns: oscalNamespace, Value: v})
 		}
 	}
 	if out == nil {

@@ -322,14 +322,13 @@ func (s *sheet) code(st style, text string) {
 	s.y += 4
 }
 
-// badge draws a result at the upper left corner of a line and returns its width.
-func (s *sheet) badge(x, y float64, r compliance.Result) float64 {
+// badge draws a result at the upper left corner of a line.
+func (s *sheet) badge(x, y float64, r compliance.Result) {
 	st := caption.in(white)
 	w := s.measure(st, labels[r]) + 4.4
 	s.fill(colours[r])
 	s.f.RoundedRect(x, y+0.1, w, 4.1, 1.1, "1234", "F")
 	s.put(x+2.2, y+0.1+(4.1-st.line())/2, st, labels[r])
-	return w
 }
 
 func (s *sheet) fill(c rgb) { s.f.SetFillColor(c.r, c.g, c.b) }
@@ -346,13 +345,13 @@ func (s *sheet) line(x1, y1, x2, y2 float64, c rgb, thick float64) {
 	s.f.Line(x1, y1, x2, y2)
 }
 
-// arc draws a part of a circle, in degrees counterclockwise from three o'clock.
-func (s *sheet) arc(x, y, radius, from, to float64, c rgb, thick float64) {
+// arc draws a part of a circle 5 mm thick, in degrees counterclockwise from three o'clock.
+func (s *sheet) arc(x, y, radius, from, to float64, c rgb) {
 	if math.Abs(to-from) < 0.01 {
 		return
 	}
 	s.f.SetDrawColor(c.r, c.g, c.b)
-	s.f.SetLineWidth(thick)
+	s.f.SetLineWidth(5)
 	s.f.Arc(x, y, radius, radius, 0, from, to, "D")
 }
 

@@ -66,7 +66,7 @@ func fill(b *testing.B, s store.Store, value []byte) {
 func BenchmarkStore(b *testing.B) {
 	value := make([]byte, 5<<10)
 	rand.Read(value)
-	hook := func(tx store.Tx, events []any) error {
+	hook := func(tx store.Tx, _ []any) error {
 		_, err := bump(tx, "head")
 		return err
 	}

@@ -67,6 +67,8 @@ type conn struct {
 
 // kill closes the connection at once. The server rolls back the session's open transaction when it
 // notices.
+//
+//nolint:contextcheck // whoever gives up a connection may have no time left
 func (c *conn) kill() {
 	_ = c.pg.Conn().Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -97,6 +99,8 @@ var binaryFormat = []int16{1}
 
 // run sends all steps in one round trip and returns the error of the first one that failed. No step
 // runs after that one.
+//
+//nolint:contextcheck // the connection has the deadline
 func (c *conn) run(within time.Duration, steps []step) error {
 	if err := c.prepare(within, steps); err != nil {
 		return failed(err)
@@ -134,6 +138,8 @@ func (c *conn) run(within time.Duration, steps []step) error {
 }
 
 // prepare prepares the statements of steps that the session has not prepared yet.
+//
+//nolint:contextcheck // the connection has the deadline
 func (c *conn) prepare(within time.Duration, steps []step) error {
 	for i := range steps {
 		if s := steps[i].statement; c.prepared[s] == nil {

@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, o storetest.Options) store.Store {
 		opts := Options{Hook: o.Hook, Now: o.Now}
 		if o.Commit != nil {
-			opts.fault = func(step string, do func() error) error { return o.Commit(do) }
+			opts.fault = func(_ string, do func() error) error { return o.Commit(do) }
 		}
 		mu.Lock()
 		defer mu.Unlock()
