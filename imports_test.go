@@ -76,11 +76,12 @@ var ours = map[string]string{
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
-	"internal/identity": "internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/ticket internal/identity/token " +
+	"internal/identity": "internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/tenant internal/identity/ticket internal/identity/token " +
 		"internal/mail internal/envelope internal/keyring internal/audit internal/authz internal/store internal/fault internal/secret",
 	"internal/identity/email":      "internal/fault",
 	"internal/identity/password":   "internal/fault internal/secret",
-	"internal/identity/records":    "internal/keyring internal/audit internal/store internal/frame",
+	"internal/identity/records":    "internal/keyring internal/audit internal/store internal/frame internal/fault",
+	"internal/identity/tenant":     "internal/identity/records internal/keyring internal/audit internal/authz internal/store internal/fault",
 	"internal/identity/throttle":   "internal/identity/records internal/store",
 	"internal/identity/ticket":     "internal/identity/records internal/identity/token internal/authz internal/store internal/fault",
 	"internal/identity/token":      "internal/fault internal/secret",

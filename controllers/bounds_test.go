@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
-	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 // writes are the calls in a namespace that change something, or would if they were taken.
@@ -184,7 +184,7 @@ func (w *world) testMetrics(t *testing.T) {
 	w.clock.Advance(time.Second)
 	sc = w.renew(sc, "token")
 	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} }), 3)
-	must(t, w.vault.Delete(t.Context(), identity.System(w.tenant(ns).Tenant), sc.Status.CredentialID))
+	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
 	w.awaitReady(sc, 4)
 	for change, by := range map[string]float64{"sealed": 2, "rotated": 1, "reencrypted": 1, "recreated": 1} {

@@ -292,7 +292,7 @@ func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster str
 			return fmt.Errorf("reading a namespace that has a tenant configured: %w", err)
 		}
 		err = o.Identity.MapNamespace(ctx, cluster, name, string(namespace.UID), tenant)
-		if errors.Is(err, identity.ErrRemade) {
+		if errors.Is(err, identity.ErrRecreated) {
 			o.Logger.ErrorContext(ctx, "a configured namespace is not part of its tenant", "namespace", name, "tenant", tenant, "error", err)
 		} else if err != nil {
 			return err

@@ -23,7 +23,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -273,7 +272,7 @@ func (w *world) testRecreation(t *testing.T) {
 	}
 	remove := func() {
 		t.Helper()
-		must(t, w.vault.Delete(t.Context(), identity.System(w.tenant(ns).Tenant), first.CredentialID))
+		must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), first.CredentialID))
 	}
 	remove()
 	w.nudge(sc)
@@ -340,7 +339,7 @@ func (w *world) testSuspended(t *testing.T) {
 	sc = w.awaitThat(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.TTLDays = 5 }), "suspension", suspended(metav1.ConditionFalse))
 	w.checkHistory(sc, audit.CredentialSealed)
 
-	must(t, w.vault.Delete(t.Context(), identity.System(w.tenant(ns).Tenant), sc.Status.CredentialID))
+	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
 	sc = w.awaitThat(sc, "the loss to be shown", func(sc *v1alpha1.SealedCredential) bool { return sc.Status.ExpiresAt == nil })
 	if ready := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionReady); ready.Status != metav1.ConditionFalse || !strings.Contains(ready.Message, "nothing is served") {

@@ -18,7 +18,6 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -137,7 +136,7 @@ func (w *world) testMended(t *testing.T) {
 	sc = object(ns, name(v1alpha1.ReasonSourceLost))
 	sc.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
 	sc = w.awaitReady(w.create(sc), 1)
-	must(t, w.vault.Delete(t.Context(), identity.System(w.tenant(ns).Tenant), sc.Status.CredentialID))
+	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
 	add(sc, v1alpha1.ReasonSourceLost, spec(func(sc *v1alpha1.SealedCredential) {
 		sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate, Trigger: "now"}

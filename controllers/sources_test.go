@@ -15,8 +15,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/identity"
 )
 
 // object is an empty object of a namespace.
@@ -102,7 +102,7 @@ func (w *world) testImport(t *testing.T) {
 	w.checkHistory(sc, audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted, audit.CredentialRotated)
 
 	// With the entry gone and no Secret, nobody has the values.
-	must(t, w.vault.Delete(t.Context(), identity.System(w.tenant(ns).Tenant), sc.Status.CredentialID))
+	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
 	sc = w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
 	w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": "imported"}, values)
@@ -196,7 +196,7 @@ func (w *world) testGenerate(t *testing.T) {
 	w.checkHistory(sc, audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted, audit.CredentialRotated, audit.CredentialRotated)
 
 	// An entry that is gone is not silently made of new values.
-	must(t, w.vault.Delete(t.Context(), identity.System(w.tenant(ns).Tenant), sc.Status.CredentialID))
+	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
 	sc = w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
 	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation.Trigger = "new values" }), 6)

@@ -308,3 +308,8 @@ func Required(a Action) (scope Scope, user bool) { return rules[a].scope, rules[
 
 // Actions returns every action.
 func Actions() []Action { return slices.Sorted(maps.Keys(rules)) }
+
+// SystemPrincipal returns the deployment as the principal of what it does by itself in a tenant.
+func SystemPrincipal(tenant TenantID) Principal {
+	return Principal{Tenant: tenant, Kind: System, ID: "latticekeep", Scopes: TenantScopes()}
+}

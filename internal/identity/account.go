@@ -1,14 +1,12 @@
 package identity
 
 import (
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 )
 
@@ -24,21 +22,15 @@ type Caller struct {
 
 var errUnauthenticated = fault.New(fault.Unauthenticated, "a valid API key is required")
 
-// System returns the deployment as the principal of what it does by itself in a tenant.
-func System(tenant authz.TenantID) authz.Principal {
-	return authz.Principal{Tenant: tenant, Kind: authz.System, ID: "latticekeep", Scopes: authz.TenantScopes()}
-}
+// Tenant is one customer of the deployment, or the deployment itself.
+type Tenant = tenant.Tenant
 
-const maxName = 255 // bytes; for tenants and API keys
+// Limits are the requests per minute that a tenant may make.
+type Limits = tenant.Limits
 
-var errName = fault.New(fault.Invalid, "a name has 1 to 255 bytes of text without control characters")
-
-func checkName(name string) error {
-	if name == "" || len(name) > maxName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
-		return errName
-	}
-	return nil
-}
+// ErrRecreated is the answer to a namespace that is not the one of its name that was meant. See
+// [tenant.ErrRecreated].
+var ErrRecreated = tenant.ErrRecreated
 
 // member is a user in the list of its tenant.
 type member struct {
@@ -76,6 +68,7 @@ var (
 	errRegistration = fault.New(fault.Forbidden, "registration is closed: ask the operator of this service for an account")
 	errTrialEnded   = fault.New(fault.Forbidden, "the trial has ended and the tenant is read-only: ask the operator of this service to activate it")
 	errNoSession    = fault.New(fault.Unauthenticated, "the session is over: sign in again")
+	errUnverified   = fault.New(fault.Forbidden, "this takes a verified e-mail address: verify yours first")
 )
 
 // ErrTicket is the one answer to a mailed token that is not valid. See [ticket.ErrInvalid].
@@ -132,8 +125,8 @@ func (r userRow) user(a account) User {
 
 const passwordIDPrefix = "pwd"
 
-// as returns the user as the principal of a request that began without one.
-func (a account) as(from authz.Principal) authz.Principal {
+// principal returns the user as the principal of a request that began without one.
+func (a account) principal(from authz.Principal) authz.Principal {
 	return authz.Principal{Tenant: a.Tenant, Kind: authz.User, ID: a.User, RequestID: from.RequestID, SourceIP: from.SourceIP}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -19,7 +20,7 @@ import (
 // apiKeys makes, lists and revokes API keys, and authenticates their callers.
 type apiKeys struct {
 	*deps
-	tenants *tenants
+	tenants *tenant.Store
 	grants  *grants
 	cache   records.Cache[apiKeyRow]
 	used    lastUses
@@ -55,8 +56,8 @@ func (s *apiKeys) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id 
 		return APIKey{}, "", err
 	}
 	switch {
-	case !isTenant(id):
-		return APIKey{}, "", s.deny(ctx, p, authz.CreateTenantAPIKey, reasonNoTenant, errTenant)
+	case !tenant.Valid(id):
+		return APIKey{}, "", s.deny(ctx, p, authz.CreateTenantAPIKey, tenant.ReasonNotFound, tenant.ErrNotFound)
 	case !grantable(id, r.Scopes):
 		return APIKey{}, "", s.deny(ctx, p, authz.CreateTenantAPIKey, reasonScopes, errScopesBeyond)
 	}
@@ -72,7 +73,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 	k := s.grants.newAPIKey(tenant, p.ID, r)
 	expires := k.row.ExpiresAt
 	err := s.rows.Commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
-		if _, err := s.tenants.findTenant(tx, tenant); err != nil {
+		if err := s.tenants.Check(tx, tenant); err != nil {
 			return err
 		}
 		if tenant == p.Tenant { // for another tenant, no user answers for the key
@@ -106,7 +107,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 // APIKeys returns the API keys of p's tenant, oldest first, including expired ones. Errors:
 // fault.Forbidden, fault.Unavailable.
 func (s *apiKeys) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p, authz.ListAPIKeys); err != nil {
 		return nil, err
@@ -238,7 +239,7 @@ func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, erro
 		} else if !found || row.expired(now) {
 			return errUnauthenticated
 		}
-		tenant, err = s.tenants.readTenant(r, row.Tenant)
+		tenant, err = s.tenants.Read(r, row.Tenant)
 		return err
 	})
 	if err != nil {
@@ -246,7 +247,7 @@ func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, erro
 	}
 	s.used.note(apiKeyName{row.Tenant, row.ID}, now)
 	return Caller{
-		Principal: authz.Principal{Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes, ReadOnly: tenant.readOnly(now)},
+		Principal: authz.Principal{Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes, ReadOnly: tenant.ReadOnly(now)},
 		Limits:    tenant.Limits,
 	}, nil
 }

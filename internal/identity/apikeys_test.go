@@ -20,7 +20,7 @@ func (f *people) newTenantOf(name string) (authz.TenantID, authz.Principal) {
 	f.t.Helper()
 	tenant, err := f.CreateTenant(f.t.Context(), operator(), name)
 	must(f.t, err)
-	return tenant.ID, System(tenant.ID)
+	return tenant.ID, authz.SystemPrincipal(tenant.ID)
 }
 
 func operator() authz.Principal {

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -34,7 +35,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, guard *audit.Guard
 		return nil, nil, err
 	}
 	service := newParts(s, guard, keys, c.Now)
-	if err := service.ensureSystemTenant(ctx); err != nil {
+	if err := service.tenants.EnsureSystem(ctx); err != nil {
 		return nil, nil, err
 	}
 	if _, err := keys.SealingDocument(ctx); errors.Is(err, fault.NotFound) {
@@ -73,33 +74,6 @@ func openKeys(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KM
 	return keys, nil
 }
 
-// ensureSystemTenant stores the system's own tenant if it is missing, as in a new deployment.
-func (s *Service) ensureSystemTenant(ctx context.Context) error {
-	missing := false
-	err := s.store.View(ctx, func(r store.Reader) error {
-		b, err := r.Get(tenantKey(authz.SystemTenant))
-		missing = b == nil
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("reading the system's tenant: %w", err)
-	}
-	if !missing {
-		return nil
-	}
-	system := tenantRow{Name: "system", CreatedAt: s.now().UTC()}
-	err = s.store.Update(ctx, func(tx store.Tx) error {
-		if b, err := tx.Get(tenantKey(authz.SystemTenant)); err != nil || b != nil {
-			return err
-		}
-		return s.rows.Put(tx, tenantKey(authz.SystemTenant), system)
-	})
-	if err != nil {
-		return fmt.Errorf("storing the system's tenant: %w", err)
-	}
-	return nil
-}
-
 // FirstSystemKey makes an API key with system:admin if no unexpired key has that scope, so the
 // deployment can be operated. deliver hands the key to the operator before it is stored, so a key
 // that is lost on the way never worked. Errors: fault.Conflict when another replica stored its key
@@ -108,7 +82,7 @@ func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) e
 	if operated, err := s.isOperated(ctx); err != nil || operated {
 		return err
 	}
-	p := System(authz.SystemTenant)
+	p := authz.SystemPrincipal(authz.SystemTenant)
 	k := s.newAPIKey(p.Tenant, p.ID, APIKeyRequest{
 		Name: "first system key", Scopes: []authz.Scope{authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead},
 	})
@@ -202,7 +176,7 @@ func (s *Service) newSealingKey(ctx context.Context) error {
 
 func systemEvent(t audit.EventType, resource, id string) audit.Event {
 	return audit.Event{
-		Type: t, Outcome: audit.Success, Principal: System(authz.SystemTenant),
+		Type: t, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
 		Resource: audit.Resource{Type: resource, ID: id},
 	}
 }
@@ -227,22 +201,22 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 	if err != nil {
 		return "", "", fmt.Errorf("reading the development tenant: %w", err)
 	}
-	var fresh *newTenant
-	tenant := row.Tenant
+	var fresh *tenant.NewTenant
+	id := row.Tenant
 	if !known {
-		if fresh, err = s.newTenant(ctx, "dev", time.Time{}); err != nil {
+		if fresh, err = s.tenants.New(ctx, "dev", time.Time{}); err != nil {
 			return "", "", err
 		}
-		tenant = fresh.id
+		id = fresh.ID
 	}
-	p := System(tenant)
-	key := s.newAPIKey(tenant, p.ID, APIKeyRequest{Name: "dev", Scopes: authz.TenantScopes()})
+	p := authz.SystemPrincipal(id)
+	key := s.newAPIKey(id, p.ID, APIKeyRequest{Name: "dev", Scopes: authz.TenantScopes()})
 	err = s.store.Update(ctx, func(tx store.Tx) error {
 		if fresh != nil {
-			if err := s.putTenant(tx, fresh); err != nil {
+			if err := s.tenants.Put(tx, fresh); err != nil {
 				return err
 			}
-		} else if revoked, err := s.deleteAPIKey(tx, apiKeyName{tenant, row.KeyID}); err != nil {
+		} else if revoked, err := s.deleteAPIKey(tx, apiKeyName{id, row.KeyID}); err != nil {
 			return err
 		} else if revoked {
 			if _, err := s.guard.Append(tx, apiKeyEvent(audit.APIKeyRevoked, p, row.KeyID)); err != nil {
@@ -252,10 +226,10 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 		e := apiKeyEvent(audit.APIKeyCreated, p, key.row.ID)
 		e.Attributes = key.row.attributes()
 		_, err := s.guard.Append(tx, e)
-		return errors.Join(err, s.putAPIKey(tx, key), s.rows.Put(tx, devKey, devRow{tenant, key.row.ID}))
+		return errors.Join(err, s.putAPIKey(tx, key), s.rows.Put(tx, devKey, devRow{id, key.row.ID}))
 	})
 	if err != nil {
 		return "", "", fmt.Errorf("making the development key: %w", err)
 	}
-	return tenant, key.key, nil
+	return id, key.key, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -70,7 +71,7 @@ func (r APIKeyRequest) check() error {
 	case r.ExpiresInDays < 0 || r.ExpiresInDays > maxAPIKeyDays:
 		return errAPIKeyDays
 	}
-	return checkName(r.Name)
+	return tenant.ValidateName(r.Name)
 }
 
 // Each row starts with the keyring's MAC. An API key is stored under its hash, the hash under
@@ -158,7 +159,7 @@ func (s *grants) findAPIKey(r store.Reader, n apiKeyName) (row apiKeyRow, found 
 		return row, false, err
 	}
 	if found, err = s.rows.Get(r, apiKeyKey(hash), &row); err == nil && !found {
-		err = errDamaged
+		err = records.ErrDamaged
 	}
 	return row, found, err
 }
@@ -183,7 +184,7 @@ func (s *grants) apiKeysOf(r store.Reader, tenant authz.TenantID) (all []APIKey,
 			return false
 		}
 		if found, err := s.rows.Get(r, apiKeyKey(hash), &row); err != nil || !found {
-			bad = cmp.Or(err, errDamaged)
+			bad = cmp.Or(err, records.ErrDamaged)
 			return false
 		}
 		if _, bad = s.rows.Get(r, apiKeyUsedKey(row.ID), &used); bad != nil {
@@ -290,8 +291,8 @@ func (g grant) exceeds(role authz.Role) bool {
 	return !holder.Holds([]authz.Scope{authz.AccountAdmin}) || g.role == authz.Owner && role != authz.Owner
 }
 
-// of returns a filter for the grants that a user answers for.
-func of(user string) func(grant) bool { return func(g grant) bool { return g.user == user } }
+// answeredBy returns a filter for the grants that a user answers for.
+func answeredBy(user string) func(grant) bool { return func(g grant) bool { return g.user == user } }
 
 // revokeGrants deletes the API keys and invitations of a tenant for which the function which
 // returns true. It returns how many there were as attributes of an entry.

@@ -30,13 +30,12 @@
 package identity
 
 import (
-	"context"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/throttle"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
@@ -48,7 +47,7 @@ import (
 // Service is safe for concurrent use. [Open] makes it. Each part owns the rows that it writes.
 type Service struct {
 	*deps
-	*tenants
+	*tenant.Service
 	*sessions
 	*grants
 	*apiKeys
@@ -56,16 +55,8 @@ type Service struct {
 	*signIns
 	*members
 	serviceAccounts
-	outbox *mail.Outbox
-}
-
-// deps is what every part works with.
-type deps struct {
-	store store.Store
-	guard *audit.Guard
-	keys  *keyring.Ring
-	rows  *records.Store
-	now   func() time.Time
+	tenants *tenant.Store
+	outbox  *mail.Outbox
 }
 
 func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Service {
@@ -74,7 +65,8 @@ func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() 
 	outbox := mail.NewOutbox(s, keys, now)
 	hashes := new(password.Hasher)
 	tickets := ticket.NewStore(rows, now)
-	tenants := &tenants{deps: d}
+	tenants := tenant.NewStore(s, guard, keys, rows, now)
+	administration := tenant.NewService(tenants)
 	sessions := &sessions{d, tenants, token.NewSigner(keys.TokenKey(), keys.ChainID(), now)}
 	grants := &grants{d, tickets}
 	users := &users{
@@ -82,11 +74,11 @@ func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() 
 		outbox: outbox, passwords: hashes,
 	}
 	return &Service{
-		deps: d, tenants: tenants, sessions: sessions, grants: grants, users: users,
+		deps: d, Service: administration, tenants: tenants, sessions: sessions, grants: grants, users: users,
 		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants},
 		signIns:         &signIns{d, users, sessions, tickets, throttle.New(s, rows), outbox, hashes},
 		members:         &members{d, tenants, users, grants, tickets, outbox},
-		serviceAccounts: serviceAccounts{deps: d, tenants: tenants, sessions: sessions},
+		serviceAccounts: serviceAccounts{deps: d, tenants: tenants, namespaces: administration, sessions: sessions},
 		outbox:          outbox,
 	}
 }
@@ -94,34 +86,3 @@ func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() 
 // Outbox returns the outbox that holds the mails of the service. The program that runs the service
 // also runs the outbox, which sends them.
 func (s *Service) Outbox() *mail.Outbox { return s.outbox }
-
-// readTimeout bounds a read, so a read that cannot be recorded is refused within a second even when
-// the store hangs.
-const readTimeout = 900 * time.Millisecond
-
-// deny records that p may not do a, and returns err.
-func (d *deps) deny(ctx context.Context, p authz.Principal, a authz.Action, reason string, err error) error {
-	if failed := d.guard.RecordAttempt(ctx, p, a, audit.Denied, reason); failed != nil {
-		return failed
-	}
-	return err
-}
-
-// refuseStranger records that an unknown caller was refused, once per source and minute, and
-// returns err. The entry belongs to the system's tenant unless from names another.
-func (d *deps) refuseStranger(ctx context.Context, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
-	return d.refuseAbout(ctx, "", from, t, resource, reason, err)
-}
-
-// refuseAbout is refuseStranger, but records once per source, minute and about, which identifies
-// what was asked for.
-func (d *deps) refuseAbout(ctx context.Context, about string, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
-	failed := d.guard.RecordRefusal(ctx, audit.Source(from.SourceIP)+" "+about, audit.Event{
-		Type: t, Outcome: audit.Denied, Principal: from, Resource: audit.Resource{Type: resource},
-		Attributes: map[string]string{audit.AttributeReason: reason},
-	})
-	if failed != nil {
-		return failed
-	}
-	return err
-}

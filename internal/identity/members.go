@@ -7,29 +7,37 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/email"
+	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 var (
-	errRole         = fault.New(fault.Invalid, "the role is one of owner, admin, member and auditor")
-	errMember       = fault.New(fault.NotFound, "there is no such member: list the members for those there are")
-	errRoleBeyond   = fault.New(fault.Forbidden, "nobody grants more than they hold, and only owners make, change and remove owners")
-	errLastOwner    = fault.New(fault.Conflict, "this is the last owner of the tenant: make another one first")
-	errUnverified   = fault.New(fault.Forbidden, "this takes a verified e-mail address: verify yours first")
-	errSystemTenant = fault.New(fault.Forbidden, "the system itself has no members: use a tenant's API key")
+	errRole            = fault.New(fault.Invalid, "the role is one of owner, admin, member and auditor")
+	errMember          = fault.New(fault.NotFound, "there is no such member: list the members for those there are")
+	errRoleBeyond      = fault.New(fault.Forbidden, "nobody grants more than they hold, and only owners make, change and remove owners")
+	errLastOwner       = fault.New(fault.Conflict, "this is the last owner of the tenant: make another one first")
+	errSystemTenant    = fault.New(fault.Forbidden, "the system itself has no members: use a tenant's API key")
+	errInvitation      = fault.New(fault.NotFound, "there is no such invitation: list the members for those there are")
+	errInvitations     = fault.New(fault.Conflict, "100 invitations are open: revoke those that nobody will accept")
+	errInvitationMails = fault.New(fault.Conflict, "100 invitations were sent within an hour: try again later")
+	errInvitedRecently = fault.New(fault.Conflict, "an invitation was sent a moment ago: wait a minute before sending another")
 )
 
 // members administers the users of a tenant and the invitations to it.
 type members struct {
 	*deps
-	tenants *tenants
+	tenants *tenant.Store
 	users   *users
 	grants  *grants
 	tickets *ticket.Store
@@ -53,9 +61,9 @@ func (s *members) membersOf(r store.Reader, tenant authz.TenantID) (all []member
 	return all, errors.Join(err, bad)
 }
 
-// readyForMembers is [audit.Guard.Admit] for an action on members. It refuses the system's own
+// admitForMembers is [audit.Guard.Admit] for an action on members. It refuses the system's own
 // tenant, which has no members.
-func (s *members) readyForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
+func (s *members) admitForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
 	if err := s.guard.Admit(ctx, p, a); err != nil {
 		return err
 	}
@@ -68,9 +76,9 @@ func (s *members) readyForMembers(ctx context.Context, p authz.Principal, a auth
 // Members returns the users of p's tenant and the open invitations, both oldest first. Errors:
 // fault.Forbidden, fault.Unavailable.
 func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Invitation, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
 	defer cancel()
-	if err := s.readyForMembers(ctx, p, authz.ListMembers); err != nil {
+	if err := s.admitForMembers(ctx, p, authz.ListMembers); err != nil {
 		return nil, nil, err
 	}
 	var members []member
@@ -100,10 +108,10 @@ func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 	return users, open, nil
 }
 
-// mayGrant refuses a role that p can neither give nor take away: one with scopes that p does not
+// requireGrantable refuses a role that p can neither give nor take away: one with scopes that p does not
 // hold, or the owner's role unless p is an owner. In a tenant without an owner, as an operator
 // makes it, anyone who holds the owner's scopes may make the first one.
-func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Role) error {
+func (s *members) requireGrantable(r store.Reader, p authz.Principal, roles ...authz.Role) error {
 	for _, role := range roles {
 		if !p.Holds(role.Scopes()) {
 			return records.Refuse(reasonRole, errRoleBeyond)
@@ -124,8 +132,8 @@ func (s *members) mayGrant(r store.Reader, p authz.Principal, roles ...authz.Rol
 	return nil
 }
 
-// keepsOwner refuses to remove or demote the last owner.
-func (s *members) keepsOwner(r store.Reader, leaving member) error {
+// requireAnotherOwner refuses to remove or demote the last owner.
+func (s *members) requireAnotherOwner(r store.Reader, leaving member) error {
 	if !leaving.owns() {
 		return nil
 	}
@@ -153,7 +161,7 @@ func (s *members) findMember(r store.Reader, e *audit.Event) (m member, err erro
 // the member's API keys and invitations that exceed the new role. Errors: fault.Invalid,
 // fault.Forbidden, fault.NotFound, fault.Conflict for the last owner, fault.Unavailable.
 func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string, role authz.Role) (User, error) {
-	if err := s.readyForMembers(ctx, p, authz.ChangeMember); err != nil {
+	if err := s.admitForMembers(ctx, p, authz.ChangeMember); err != nil {
 		return User{}, err
 	}
 	if !slices.Contains(authz.Roles(), role) {
@@ -169,11 +177,11 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 		if m.owns() {
 			touched = append(touched, authz.Owner)
 		}
-		if err := s.mayGrant(tx, p, touched...); err != nil {
+		if err := s.requireGrantable(tx, p, touched...); err != nil {
 			return err
 		}
 		if role != authz.Owner {
-			if err := s.keepsOwner(tx, m); err != nil {
+			if err := s.requireAnotherOwner(tx, m); err != nil {
 				return err
 			}
 		}
@@ -196,7 +204,7 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 // and invitations that it answers for. Errors: fault.Forbidden, fault.NotFound, fault.Conflict for
 // the last owner, fault.Unavailable.
 func (s *members) RemoveMember(ctx context.Context, p authz.Principal, id string) error {
-	if err := s.readyForMembers(ctx, p, authz.RemoveMember); err != nil {
+	if err := s.admitForMembers(ctx, p, authz.RemoveMember); err != nil {
 		return err
 	}
 	err := s.rows.Commit(ctx, memberEvent(audit.MemberRemoved, p, id), func(tx store.Tx, e *audit.Event) error {
@@ -205,18 +213,239 @@ func (s *members) RemoveMember(ctx context.Context, p authz.Principal, id string
 			return err
 		}
 		if m.owns() {
-			if err := s.mayGrant(tx, p, m.row.Role); err != nil {
+			if err := s.requireGrantable(tx, p, m.row.Role); err != nil {
 				return err
 			}
 		}
-		if err := s.keepsOwner(tx, m); err != nil {
+		if err := s.requireAnotherOwner(tx, m); err != nil {
 			return err
 		}
-		e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, of(m.User))
+		e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, answeredBy(m.User))
 		return errors.Join(err, s.users.deleteUser(tx, m.account, m.row))
 	})
 	if err != nil {
 		return fmt.Errorf("removing a member: %w", err)
+	}
+	return nil
+}
+
+// Reasons in audit entries.
+const (
+	reasonNoInvitation   = "no_such_invitation"
+	reasonTooManyInvite  = "too_many_invitations"
+	reasonTooManyMails   = "too_many_mails"
+	reasonRecentlyMailed = "mailed_a_moment_ago"
+)
+
+// invitedRow counts a tenant's invitations apart from their rows, so revoking them does not make
+// room for more mails.
+type invitedRow struct {
+	Since time.Time `json:"since"`
+	Count int       `json:"count"`
+}
+
+func invitedKey(tenant authz.TenantID) []byte { return []byte("invited/" + string(tenant)) }
+
+// Invite mails the owner of an address a token that makes it a member of p's tenant. It replaces an
+// open invitation to the same address. Errors: fault.Invalid; fault.Forbidden; fault.Conflict for
+// an address that has an account or was invited a moment ago, and for too many invitations;
+// fault.Unavailable.
+func (s *members) Invite(ctx context.Context, p authz.Principal, address string, role authz.Role) (Invitation, error) {
+	if err := s.admitForMembers(ctx, p, authz.InviteMember); err != nil {
+		return Invitation{}, err
+	}
+	address, err := email.Canonical(address)
+	if err != nil {
+		return Invitation{}, err
+	}
+	if !slices.Contains(authz.Roles(), role) {
+		return Invitation{}, errRole
+	}
+	id := authz.NewID(invitationIDPrefix)
+	t := s.tickets.New(ticket.Invite, ticket.Subject{Tenant: p.Tenant, User: id})
+	row := invitationRow{Email: address, Role: role, CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt}
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: address, Token: t.Token})
+	if err != nil {
+		return Invitation{}, fmt.Errorf("preparing a mail: %w", err)
+	}
+	e := audit.Event{
+		Type: audit.MemberInvited, Outcome: audit.Success, Principal: p,
+		Resource: audit.Resource{Type: audit.InvitationResource}, Attributes: map[string]string{"role": string(role)},
+	}
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+		by, err := s.grants.grantor(tx, p, authz.InviteMember)
+		if err != nil {
+			return err
+		}
+		stale, err := s.mayInvite(tx, by, row)
+		if err != nil {
+			return err
+		}
+		invited, err := s.countInvitation(tx, p.Tenant, row.CreatedAt)
+		if err != nil {
+			return err
+		}
+		e.Resource.ID, row.User = id, by.user
+		for _, old := range stale {
+			err = errors.Join(err, s.grants.deleteInvitation(tx, p.Tenant, old.ID))
+		}
+		return errors.Join(err, s.rows.Put(tx, invitationKey(p.Tenant, id), row), s.rows.Put(tx, invitedKey(p.Tenant), invited),
+			s.tickets.Put(tx, t), post.Put(tx))
+	})
+	if err != nil {
+		return Invitation{}, fmt.Errorf("inviting a member: %w", err)
+	}
+	s.outbox.Notify()
+	return row.invitation(id), nil
+}
+
+// mayInvite decides whether the grantor may make an invitation. It returns the invitations that the
+// new one replaces: the expired ones and a previous one to the same address.
+func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stale []Invitation, err error) {
+	if err := s.requireVerifiedUser(r, by); err != nil {
+		return nil, err
+	}
+	if err := s.requireGrantable(r, by.Principal, row.Role); err != nil {
+		return nil, err
+	}
+	if _, err := s.users.lapsedHolder(r, row.Email, row.CreatedAt, true); errors.Is(err, errEmailTaken) {
+		return nil, records.Refuse(reasonTaken, errEmailTaken)
+	} else if err != nil {
+		return nil, err
+	}
+	all, err := s.grants.invitationsOf(r, by.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range all {
+		if i.Email == row.Email && row.CreatedAt.Before(i.CreatedAt.Add(ticket.MailInterval)) {
+			return nil, records.Refuse(reasonRecentlyMailed, errInvitedRecently)
+		}
+		if i.Email == row.Email || !row.CreatedAt.Before(i.ExpiresAt) {
+			stale = append(stale, i)
+		}
+	}
+	if len(all)-len(stale) >= maxInvitations {
+		return nil, records.Refuse(reasonTooManyInvite, errInvitations)
+	}
+	return stale, nil
+}
+
+// requireVerifiedUser refuses an API key of a tenant in which no user has verified an address. A
+// stranger registered that tenant, no matter who made the key. A tenant without users belongs to
+// the operator and is allowed.
+func (s *members) requireVerifiedUser(r store.Reader, by grantor) error {
+	if by.Kind != authz.APIKey {
+		return nil
+	}
+	members, err := s.membersOf(r, by.Tenant)
+	if err != nil {
+		return err
+	}
+	if len(members) > 0 && !slices.ContainsFunc(members, func(m member) bool { return m.row.Verified }) {
+		return records.Refuse(reasonUnverified, errUnverified)
+	}
+	return nil
+}
+
+// countInvitation returns the tenant's count increased by one. Error: a refusal.
+func (s *members) countInvitation(r store.Reader, tenant authz.TenantID, now time.Time) (row invitedRow, err error) {
+	if _, err := s.rows.Get(r, invitedKey(tenant), &row); err != nil {
+		return row, err
+	}
+	if !now.Before(row.Since.Add(invitationPeriod)) {
+		row = invitedRow{Since: now}
+	}
+	if row.Count >= maxInvitationMails {
+		return row, records.Refuse(reasonTooManyMails, errInvitationMails)
+	}
+	row.Count++
+	return row, nil
+}
+
+// AcceptInvitation makes the bearer of an invitation's token a user of the tenant, with a verified
+// address. Errors: fault.Invalid, including ErrTicket; fault.Conflict for an address that got an
+// account meanwhile; fault.Forbidden when the tenant's trial has ended; fault.Unavailable.
+func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, mailed string, chosen secret.Bytes) (User, Tenant, error) {
+	if err := password.Validate(chosen); err != nil {
+		return User{}, Tenant{}, err
+	}
+	now := s.now()
+	var invited ticket.Subject
+	var row invitationRow
+	var tenant Tenant
+	find := func(r store.Reader) (err error) {
+		var found bool
+		row = invitationRow{} // the transaction calls find again
+		if invited, err = s.tickets.Find(r, ticket.Invite, mailed, now); err != nil {
+			return err
+		}
+		if found, err = s.rows.Get(r, invitationKey(invited.Tenant, invited.User), &row); err != nil {
+			return err
+		} else if !found {
+			return ErrTicket
+		}
+		tenant, err = s.tenants.Read(r, invited.Tenant)
+		return err
+	}
+	if err := s.store.View(ctx, find); err != nil {
+		return User{}, Tenant{}, fmt.Errorf("looking up an invitation: %w", err)
+	}
+	u, err := s.users.newUser(ctx, invited.Tenant, row.Email, row.Role, chosen)
+	if err != nil {
+		return User{}, Tenant{}, err
+	}
+	u.row.Verified = true
+	err = s.rows.Commit(ctx, userEvent(audit.MemberJoined, u.principal(from)), func(tx store.Tx, e *audit.Event) error {
+		if err := find(tx); err != nil {
+			return err
+		}
+		if tenant.ReadOnly(now) {
+			return s.refuseJoin(e, from, reasonTrialEnded, errTrialEnded)
+		}
+		if err := s.users.putNewUser(tx, u); errors.Is(err, errEmailTaken) {
+			return s.refuseJoin(e, from, reasonTaken, errEmailTaken)
+		} else if err != nil {
+			return err
+		}
+		e.Attributes = map[string]string{"invitation": invited.User, "role": string(row.Role)}
+		return s.grants.deleteInvitation(tx, invited.Tenant, invited.User)
+	})
+	if err != nil {
+		return User{}, Tenant{}, fmt.Errorf("accepting an invitation: %w", err)
+	}
+	return u.row.user(u.account), tenant, nil
+}
+
+// refuseJoin returns a refusal whose entry names no user, since none was made.
+func (s *members) refuseJoin(e *audit.Event, from authz.Principal, reason string, err error) error {
+	from.Tenant = e.Principal.Tenant
+	e.Principal, e.Resource.ID = from, ""
+	return records.Refuse(reason, err)
+}
+
+// RevokeInvitation makes an invitation's token worthless. Errors: fault.Forbidden, fault.NotFound,
+// fault.Unavailable.
+func (s *members) RevokeInvitation(ctx context.Context, p authz.Principal, id string) error {
+	if err := s.admitForMembers(ctx, p, authz.RevokeInvitation); err != nil {
+		return err
+	}
+	e := audit.Event{
+		Type: audit.InvitationRevoked, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.InvitationResource},
+	}
+	if authz.ValidID(invitationIDPrefix, id) {
+		e.Resource.ID = id
+	}
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+		if b, err := tx.Get(invitationKey(p.Tenant, e.Resource.ID)); err != nil {
+			return err
+		} else if b == nil {
+			return records.Refuse(reasonNoInvitation, errInvitation)
+		}
+		return s.grants.deleteInvitation(tx, p.Tenant, e.Resource.ID)
+	})
+	if err != nil {
+		return fmt.Errorf("revoking an invitation: %w", err)
 	}
 	return nil
 }

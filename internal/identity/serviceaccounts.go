@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -42,8 +43,9 @@ type Cluster interface {
 // serviceAccounts turns the tokens of pods into callers.
 type serviceAccounts struct {
 	*deps
-	tenants  *tenants
-	sessions *sessions
+	tenants    *tenant.Store
+	namespaces *tenant.Service
+	sessions   *sessions
 
 	cluster        Cluster // nil: ServiceAccounts are not accepted
 	clusterTenants map[string]authz.TenantID
@@ -77,13 +79,13 @@ func (s *serviceAccounts) AuthenticateBearer(ctx context.Context, bearer string,
 func (s *serviceAccounts) serviceAccount(ctx context.Context, a ServiceAccount) (Caller, error) {
 	caller := Caller{Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}, ServiceAccount: &a}
 	err := s.store.View(ctx, func(r store.Reader) error {
-		id, err := s.tenants.namespaceTenant(r, a.Cluster, a.NamespaceUID)
+		id, err := s.tenants.OfNamespace(r, a.Cluster, a.NamespaceUID)
 		if err != nil || id == "" {
 			return err
 		}
-		tenant, err := s.tenants.readTenant(r, id)
+		tenant, err := s.tenants.Read(r, id)
 		caller.Principal = authz.Principal{
-			Tenant: id, Kind: authz.ServiceAccount, ID: a.UID, Pod: a.Pod, ReadOnly: tenant.readOnly(s.now()),
+			Tenant: id, Kind: authz.ServiceAccount, ID: a.UID, Pod: a.Pod, ReadOnly: tenant.ReadOnly(s.now()),
 			Namespace: authz.Namespace{Cluster: a.Cluster, Name: a.Namespace},
 		}
 		caller.Limits = tenant.Limits
@@ -148,10 +150,10 @@ func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, 
 // of that name, or else to a tenant of its own.
 func (s *serviceAccounts) giveTenant(ctx context.Context, a ServiceAccount) error {
 	if tenant, ok := s.clusterTenants[a.Namespace]; ok {
-		if err := s.tenants.MapNamespace(ctx, a.Cluster, a.Namespace, a.NamespaceUID, tenant); !errors.Is(err, ErrRemade) {
+		if err := s.namespaces.MapNamespace(ctx, a.Cluster, a.Namespace, a.NamespaceUID, tenant); !errors.Is(err, ErrRecreated) {
 			return err
 		}
 	}
-	_, err := s.tenants.NamespaceTenant(ctx, a.Cluster, a.NamespaceUID)
+	_, err := s.namespaces.NamespaceTenant(ctx, a.Cluster, a.NamespaceUID)
 	return err
 }

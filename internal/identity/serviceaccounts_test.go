@@ -10,6 +10,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -175,7 +176,7 @@ func TestANamespaceHasATenantOnceItsPodMayDoSomething(t *testing.T) {
 			t.Fatal(caller)
 		}
 		caller, err = s.Permit(ctx, caller, authz.ListCredentials, "", "")
-		if err != nil || caller.Tenant == got.Tenant || !authz.ValidID(tenantIDPrefix, string(caller.Tenant)) {
+		if err != nil || caller.Tenant == got.Tenant || !tenant.Valid(caller.Tenant) {
 			t.Fatal(caller, err)
 		}
 	}
@@ -219,7 +220,7 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	if again.Tenant == tenant || again.Kind != authz.ServiceAccount {
 		t.Fatal(again)
 	}
-	if err := s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-2", tenant); !errors.Is(err, ErrRemade) {
+	if err := s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-2", tenant); !errors.Is(err, ErrRecreated) {
 		t.Fatal(err)
 	}
 	if got := call(); got.Tenant != again.Tenant {
@@ -230,7 +231,7 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	must(t, err)
 	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", other)) // the configuration may map the first namespace to another tenant
 	// Nobody can change the UID in the row of the first namespace.
-	key := namespaceNameKey("cluster-1", "shop")
+	key := []byte("namespace-name/cluster-1/shop")
 	must(t, s.store.Update(t.Context(), func(tx store.Tx) error {
 		row, err := tx.Get(key)
 		return errors.Join(err, tx.Put(key, append(slices.Clone(row[:len(row)-1]), '2')))

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -78,7 +79,7 @@ func selectorKey(hash string) []byte { return []byte("session/selector/" + hash)
 // sessions owns the rows of sessions.
 type sessions struct {
 	*deps
-	tenants *tenants
+	tenants *tenant.Store
 	access  *token.Signer
 }
 
@@ -95,9 +96,9 @@ func (s *sessions) refreshHashes(raw []byte) (selector, secret string) {
 	return s.rows.Hash(selectorLabel, raw[:selectorBytes]), s.rows.Hash(refreshLabel, raw[selectorBytes:])
 }
 
-// makeRoom ends a user's expired sessions, and the oldest ones if there would be more than
+// endSurplus ends a user's expired sessions, and the oldest ones if there would be more than
 // maxSessions.
-func (s *sessions) makeRoom(tx store.Tx, user string, now time.Time) error {
+func (s *sessions) endSurplus(tx store.Tx, user string, now time.Time) error {
 	live, err := s.sessionsOf(tx, user)
 	if err != nil {
 		return err
@@ -157,8 +158,8 @@ type presented struct {
 	old  bool // the token was used before
 }
 
-// present reads the session of a refresh token. Error: errNoSession.
-func (s *sessions) present(r store.Reader, refresh string, now time.Time) (p presented, err error) {
+// findSession reads the session of a refresh token. Error: errNoSession.
+func (s *sessions) findSession(r store.Reader, refresh string, now time.Time) (p presented, err error) {
 	if p.raw = token.Parse(refreshPrefix, refresh, refreshBytes); p.raw == nil {
 		return p, errNoSession
 	}
@@ -215,12 +216,12 @@ func (s *sessions) redeem(ctx context.Context, from authz.Principal, t audit.Eve
 	reused := false
 	err := s.store.Update(ctx, func(tx store.Tx) error {
 		reused = false
-		p, err := s.present(tx, refresh, now)
+		p, err := s.findSession(tx, refresh, now)
 		if err != nil {
 			return err
 		}
 		e := audit.Event{
-			Type: t, Outcome: audit.Success, Principal: p.account().as(from),
+			Type: t, Outcome: audit.Success, Principal: p.account().principal(from),
 			Resource: audit.Resource{Type: audit.SessionResource, ID: p.name.ID},
 		}
 		if reused = p.old; reused {
@@ -289,7 +290,7 @@ var errSessionGone = fault.New(fault.NotFound, "there is no such session: list t
 
 // Sessions returns the caller's sessions, oldest first. Errors: fault.Forbidden, fault.Unavailable.
 func (s *sessions) Sessions(ctx context.Context, p Caller) ([]Session, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p.Principal, authz.ListSessions); err != nil {
 		return nil, err
@@ -353,13 +354,13 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 		} else if !found {
 			return token.ErrAccess
 		}
-		tenant, err := s.tenants.readTenant(r, a.Tenant)
+		tenant, err := s.tenants.Read(r, a.Tenant)
 		if err != nil {
 			return err
 		}
 		caller = Caller{
 			Principal: authz.Principal{
-				Tenant: a.Tenant, Kind: authz.User, ID: a.User, Scopes: user.Role.Scopes(), ReadOnly: tenant.readOnly(now),
+				Tenant: a.Tenant, Kind: authz.User, ID: a.User, Scopes: user.Role.Scopes(), ReadOnly: tenant.ReadOnly(now),
 			},
 			Session: n.ID, Limits: tenant.Limits,
 		}

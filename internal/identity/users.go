@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/email"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -22,7 +23,7 @@ import (
 // users owns the rows of users, of their addresses and of their passwords.
 type users struct {
 	*deps
-	tenants   *tenants
+	tenants   *tenant.Store
 	sessions  *sessions
 	tickets   *ticket.Store
 	grants    *grants
@@ -51,7 +52,7 @@ func (s *users) VerifyEmail(ctx context.Context, from authz.Principal, mailed st
 		if err != nil {
 			return err
 		}
-		*e = userEvent(audit.EmailVerified, a.as(from))
+		*e = userEvent(audit.EmailVerified, a.principal(from))
 		row.Verified = true
 		return errors.Join(s.rows.Put(tx, userKey(a), row), s.tickets.Drop(tx, ticket.Verify, a.User))
 	})
@@ -141,10 +142,11 @@ type decoy struct {
 	err                 error
 }
 
-func (s *users) nobody() (*decoy, error) {
+// decoyUser returns the user that stands for an unknown address.
+func (s *users) decoyUser() (*decoy, error) {
 	d := &s.decoy
 	d.once.Do(func() {
-		a := account{authz.TenantID(authz.NewID(tenantIDPrefix)), authz.NewID(userIDPrefix)}
+		a := account{tenant.NewID(), authz.NewID(userIDPrefix)}
 		row := userRow{Email: "name@example.com", Role: authz.Member, Password: authz.NewID(passwordIDPrefix), CreatedAt: s.now().UTC()}
 		seal := func(key []byte, v any) records.Sealed {
 			sealed, err := s.rows.Seal(key, v)
@@ -161,7 +163,7 @@ func (s *users) nobody() (*decoy, error) {
 // findLogin reads the user of an address. It does the same reads and decoding whether the user
 // exists or not.
 func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
-	d, err := s.nobody()
+	d, err := s.decoyUser()
 	if err != nil {
 		return login{}, err
 	}
@@ -175,7 +177,7 @@ func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
 	case !known:
 		return login{}, nil
 	case !user || !hash:
-		return login{}, errDamaged
+		return login{}, records.ErrDamaged
 	}
 	return l, nil
 }
@@ -207,9 +209,9 @@ func (s *users) newUser(ctx context.Context, tenant authz.TenantID, address stri
 
 // putNewUser stores u. If it returns errEmailTaken, it has written nothing.
 func (s *users) putNewUser(tx store.Tx, u *newUser) error {
-	lapsed, err := s.holder(tx, u.row.Email, u.row.CreatedAt, u.row.Verified)
+	lapsed, err := s.lapsedHolder(tx, u.row.Email, u.row.CreatedAt, u.row.Verified)
 	if err == nil && lapsed != nil {
-		err = s.displace(tx, *lapsed)
+		err = s.removeLapsed(tx, *lapsed)
 	}
 	if err != nil {
 		return err
@@ -218,10 +220,10 @@ func (s *users) putNewUser(tx store.Tx, u *newUser) error {
 		s.rows.Put(tx, passwordKey(u.User, u.row.Password), u.hash))
 }
 
-// holder reads the user who has a canonical address but must give it up: a user on trial whose time
+// lapsedHolder reads the user who has a canonical address but must give it up: a user on trial whose time
 // to verify it is over, if proven says that another person has proven ownership. It returns nil if
 // nobody has the address. Error: errEmailTaken for every other user.
-func (s *users) holder(r store.Reader, canonical string, now time.Time, proven bool) (*member, error) {
+func (s *users) lapsedHolder(r store.Reader, canonical string, now time.Time, proven bool) (*member, error) {
 	var m member
 	found, err := s.rows.Get(r, emailKey(s.emailHash(canonical)), &m.account)
 	if err != nil || !found {
@@ -231,11 +233,11 @@ func (s *users) holder(r store.Reader, canonical string, now time.Time, proven b
 	case err != nil:
 		return nil, err
 	case !found:
-		return nil, errDamaged
+		return nil, records.ErrDamaged
 	case !proven || m.row.Verified || now.Before(m.row.CreatedAt.Add(verifyPeriod)):
 		return nil, errEmailTaken
 	}
-	if t, err := s.tenants.readTenant(r, m.Tenant); err != nil {
+	if t, err := s.tenants.Read(r, m.Tenant); err != nil {
 		return nil, err
 	} else if t.TrialEnds.IsZero() { // the operator knows this tenant
 		return nil, errEmailTaken
@@ -243,12 +245,12 @@ func (s *users) holder(r store.Reader, canonical string, now time.Time, proven b
 	return &m, nil
 }
 
-// displace removes a user who lost its address to another, and records that in its tenant's
+// removeLapsed removes a user who lost its address to another, and records that in its tenant's
 // history.
-func (s *users) displace(tx store.Tx, m member) error {
-	e := memberEvent(audit.MemberRemoved, System(m.Tenant), m.User)
+func (s *users) removeLapsed(tx store.Tx, m member) error {
+	e := memberEvent(audit.MemberRemoved, authz.SystemPrincipal(m.Tenant), m.User)
 	var err error
-	if e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, of(m.User)); err != nil {
+	if e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, answeredBy(m.User)); err != nil {
 		return err
 	}
 	e.Attributes["cause"] = reasonUnverified
@@ -274,7 +276,7 @@ func (s *users) Register(ctx context.Context, from authz.Principal, address stri
 		return User{}, Tenant{}, s.refuseStranger(ctx, from, audit.UserRegistered, audit.UserResource, reasonClosed, errRegistration)
 	}
 	address, err := email.Canonical(address)
-	if err := errors.Join(err, password.Validate(chosen), checkName(tenantName)); err != nil {
+	if err := errors.Join(err, password.Validate(chosen), tenant.ValidateName(tenantName)); err != nil {
 		return User{}, Tenant{}, err
 	}
 	u, tenant, err := s.register(ctx, from, address, chosen, tenantName)
@@ -289,18 +291,18 @@ func (s *users) Register(ctx context.Context, from authz.Principal, address stri
 
 func (s *users) register(ctx context.Context, from authz.Principal, address string, chosen secret.Bytes, tenantName string) (User, Tenant, error) {
 	err := s.store.View(ctx, func(r store.Reader) error { // before the expensive work for a new account
-		_, err := s.holder(r, address, s.now(), false)
+		_, err := s.lapsedHolder(r, address, s.now(), false)
 		return err
 	})
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
-	tenant, err := s.tenants.newTenant(ctx, tenantName, s.now().Add(trialPeriod).UTC())
+	tenant, err := s.tenants.New(ctx, tenantName, s.now().Add(trialPeriod).UTC())
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
-	tenant.by.RequestID, tenant.by.SourceIP = from.RequestID, from.SourceIP
-	u, err := s.newUser(ctx, tenant.id, address, authz.Owner, chosen)
+	tenant.By.RequestID, tenant.By.SourceIP = from.RequestID, from.SourceIP
+	u, err := s.newUser(ctx, tenant.ID, address, authz.Owner, chosen)
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
@@ -309,24 +311,24 @@ func (s *users) register(ctx context.Context, from authz.Principal, address stri
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
-	e := userEvent(audit.UserRegistered, u.as(from))
+	e := userEvent(audit.UserRegistered, u.principal(from))
 	err = s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		if err := s.putNewUser(tx, u); err != nil {
 			return err
 		}
-		return errors.Join(s.tenants.putTenant(tx, tenant), s.tickets.Put(tx, t), post.Put(tx))
+		return errors.Join(s.tenants.Put(tx, tenant), s.tickets.Put(tx, t), post.Put(tx))
 	})
 	if err != nil {
 		return User{}, Tenant{}, err
 	}
 	s.outbox.Notify()
-	return u.row.user(u.account), tenant.tenant(), nil
+	return u.row.user(u.account), tenant.Tenant, nil
 }
 
 // Account returns the principal's tenant and, if it is a user, the user. Errors: fault.Forbidden,
 // fault.Unavailable.
 func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
 	defer cancel()
 	if err := s.guard.Admit(ctx, p.Principal, authz.ReadAccount); err != nil {
 		return Tenant{}, nil, err
@@ -334,7 +336,7 @@ func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
 	var tenant Tenant
 	var user *User
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		if tenant, err = s.tenants.readTenant(r, p.Tenant); err != nil || p.Kind != authz.User {
+		if tenant, err = s.tenants.Read(r, p.Tenant); err != nil || p.Kind != authz.User {
 			return err
 		}
 		var row userRow

@@ -49,7 +49,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		}))
 		return value
 	}
-	mapped := string(namespaceKey("cluster", "mapped"))
+	mapped := "namespace/cluster/mapped"
 	made := string(apiKeyNameKey(apiKeyName{dev, authz.NewID(apiKeyIDPrefix)}))
 	whole := read(mapped)
 	for name, c := range map[string]struct {
@@ -58,7 +58,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		says  string
 	}{
 		"a made-up key":       {made, []byte("anything"), "never recorded"},
-		"a made-up namespace": {string(namespaceKey("cluster", "made-up")), whole, "never recorded"},
+		"a made-up namespace": {"namespace/cluster/made-up", whole, "never recorded"},
 		"another tenant's":    {mapped, append(bytes.Clone(whole[:32]), other...), "not part of the tenant"},
 		"no tenant":           {mapped, []byte{}, "not part of the tenant"},
 	} {

@@ -10,8 +10,10 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -88,3 +90,10 @@ func (s *Store) Hash(label string, b []byte) string {
 	h.Write(frame.Join(label, b))
 	return hex.EncodeToString(h.Sum(nil)[:sha512.Size256])
 }
+
+// ReadTimeout bounds a read, so a read that cannot be recorded is refused within a second even when
+// the store hangs.
+const ReadTimeout = 900 * time.Millisecond
+
+// ErrDamaged is the error of a row that another row names and that does not exist.
+var ErrDamaged = fault.New(fault.Internal, "the stored identities are damaged: restore a backup")
