@@ -87,7 +87,7 @@ func TestWhoProvesTheMailboxIsAlone(t *testing.T) {
 		t.Error("the stranger's session goes on, or the operator's key is gone")
 	}
 	if err := f.VerifyEmail(t.Context(), stranger, verify); !errors.Is(err, ErrTicket) {
-		t.Error("the former mail still counts:", err)
+		t.Error("the previous mail still counts:", err)
 	}
 	me := f.caller(f.signIn("ada@example.com", otherPassword))
 	if _, user, err := f.Account(t.Context(), me); err != nil || !user.EmailVerified {
@@ -180,28 +180,28 @@ func take(f *people, owner Caller) (User, error) {
 func TestAnAddressIsKeptForTwoDaysUnlessItIsVerified(t *testing.T) {
 	f := newPeople(t)
 	owner := f.verified("owner@example.com")
-	former := f.register("ada@example.com")
+	previous := f.register("ada@example.com")
 	f.mails()
 	tokens := f.signIn("ada@example.com", goodPassword)
-	_, secretKey, err := f.CreateTenantAPIKey(t.Context(), operator(), former.Tenant, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}})
+	_, secretKey, err := f.CreateTenantAPIKey(t.Context(), operator(), previous.Tenant, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}})
 	must(t, err)
 	f.advance(verifyPeriod - time.Nanosecond)
 	if _, err := take(f, owner); !errors.Is(err, fault.Conflict) {
 		t.Fatal(err)
 	}
-	n := len(f.history(former.Tenant))
+	n := len(f.history(previous.Tenant))
 	f.advance(time.Nanosecond)
 	u, err := take(f, owner)
 	must(t, err)
-	if u.ID == former.ID || u.Tenant == former.Tenant || u.Email != "ada@example.com" {
+	if u.ID == previous.ID || u.Tenant == previous.Tenant || u.Email != "ada@example.com" {
 		t.Errorf("%+v", u)
 	}
-	f.recorded(former.Tenant, n, "MEMBER_REMOVED success")
-	if e := f.newest(former.Tenant, audit.MemberRemoved); e.Resource.ID != former.ID || e.Actor.Type != "system" || e.Attributes["cause"] != reasonUnverified {
+	f.recorded(previous.Tenant, n, "MEMBER_REMOVED success")
+	if e := f.newest(previous.Tenant, audit.MemberRemoved); e.Resource.ID != previous.ID || e.Actor.Type != "system" || e.Attributes["cause"] != reasonUnverified {
 		t.Errorf("%+v", e)
 	}
 	if f.alive(tokens) {
-		t.Error("the former user's session goes on")
+		t.Error("the previous user's session goes on")
 	}
 	if !f.works(secretKey) {
 		t.Error("the operator's key is gone")
@@ -210,10 +210,10 @@ func TestAnAddressIsKeptForTwoDaysUnlessItIsVerified(t *testing.T) {
 		t.Errorf("%+v", l.account)
 	}
 	if _, err := f.SignIn(t.Context(), stranger, "ada@example.com", secret.Bytes(goodPassword)); !errors.Is(err, fault.Unauthenticated) {
-		t.Error("the former password counts:", err)
+		t.Error("the previous password counts:", err)
 	}
 	f.signIn("ada@example.com", otherPassword)
-	if users := f.rows("user/row/" + string(former.Tenant)); len(users) != 0 {
+	if users := f.rows("user/row/" + string(previous.Tenant)); len(users) != 0 {
 		t.Error(users)
 	}
 	if _, err := audit.VerifyStore(t.Context(), f.store, audit.Options{}); err != nil {

@@ -54,7 +54,7 @@ func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {
 		t.Fatal(tenant2, err)
 	}
 	if _, err := s.Authenticate(t.Context(), key); !errors.Is(err, fault.Unauthenticated) {
-		t.Fatal("the former key still works:", err)
+		t.Fatal("the previous key still works:", err)
 	}
 	if _, err := s.Authenticate(t.Context(), key2); err != nil {
 		t.Fatal(err)

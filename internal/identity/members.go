@@ -108,9 +108,9 @@ func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 	return users, open, nil
 }
 
-// requireGrantable refuses a role that p can neither give nor take away: one with scopes that p does not
-// hold, or the owner's role unless p is an owner. In a tenant without an owner, as an operator
-// makes it, anyone who holds the owner's scopes may make the first one.
+// requireGrantable refuses a role that p can neither give nor take away: one with scopes that p
+// does not hold, or the owner's role unless p is an owner. In a tenant without an owner, as an
+// operator makes it, anyone who holds the owner's scopes may make the first one.
 func (s *members) requireGrantable(r store.Reader, p authz.Principal, roles ...authz.Role) error {
 	for _, role := range roles {
 		if !p.Holds(role.Scopes()) {

@@ -42,7 +42,7 @@ func TestWhatOneReplicaDoesCountsAtTheOtherAtOnce(t *testing.T) {
 	_, err := f.ChangeMember(t.Context(), owner.Principal, bob.ID, authz.Auditor)
 	must(t, err)
 	if c, err := at(); err != nil || c.May(authz.SealCredential) {
-		t.Error("the former role still counts:", err)
+		t.Error("the previous role still counts:", err)
 	}
 	refreshed, err := other.Refresh(t.Context(), stranger, tokens.Refresh)
 	must(t, err)

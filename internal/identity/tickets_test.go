@@ -128,7 +128,7 @@ func TestAPasswordIsResetByMail(t *testing.T) {
 	for range 2 * freeFailures { // makes the account wait
 		_, _ = f.SignIn(t.Context(), stranger, "ada@example.com", secret.Bytes("wrong"))
 	}
-	former := f.rows("user/password/")
+	previous := f.rows("user/password/")
 	n := len(f.history(u.Tenant))
 	must(t, f.RequestPasswordReset(t.Context(), stranger, " ADA@example.com"))
 	token := f.token("ada@example.com")
@@ -143,17 +143,17 @@ func TestAPasswordIsResetByMail(t *testing.T) {
 		t.Error("a session outlived the reset")
 	}
 	if _, err := f.SignIn(t.Context(), stranger, "ada@example.com", secret.Bytes(goodPassword)); !errors.Is(err, fault.Unauthenticated) {
-		t.Error("the former password counts:", err)
+		t.Error("the previous password counts:", err)
 	}
 	f.signIn("ada@example.com", otherPassword)
 	f.recorded(u.Tenant, n, "PASSWORD_RESET_REQUESTED success", "PASSWORD_RESET success", "USER_SIGNED_IN success")
 	now := f.rows("user/password/")
-	if len(now) != 1 || len(former) != 1 {
-		t.Fatal(len(former), len(now))
+	if len(now) != 1 || len(previous) != 1 {
+		t.Fatal(len(previous), len(now))
 	}
-	for key := range former {
+	for key := range previous {
 		if _, same := now[key]; same {
-			t.Error("the new password lies where the former one did, which is then not wiped")
+			t.Error("the new password lies where the previous one did, which is then not wiped")
 		}
 	}
 }

@@ -220,9 +220,9 @@ func (s *users) putNewUser(tx store.Tx, u *newUser) error {
 		s.rows.Put(tx, passwordKey(u.User, u.row.Password), u.hash))
 }
 
-// lapsedHolder reads the user who has a canonical address but must give it up: a user on trial whose time
-// to verify it is over, if proven says that another person has proven ownership. It returns nil if
-// nobody has the address. Error: errEmailTaken for every other user.
+// lapsedHolder reads the user who has a canonical address but must give it up: a user on trial
+// whose time to verify it is over, if proven says that another person has proven ownership. It
+// returns nil if nobody has the address. Error: errEmailTaken for every other user.
 func (s *users) lapsedHolder(r store.Reader, canonical string, now time.Time, proven bool) (*member, error) {
 	var m member
 	found, err := s.rows.Get(r, emailKey(s.emailHash(canonical)), &m.account)

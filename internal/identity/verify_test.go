@@ -16,9 +16,9 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	s := newService(t)
 	dev, _, err := s.Dev(t.Context())
 	must(t, err)
-	former := make(map[string][]byte) // rows of the key that the next start revokes
+	previous := make(map[string][]byte) // rows of the key that the next start revokes
 	must(t, audit.ScanAll(t.Context(), s.store, store.Prefix([]byte("apikey/")), func(key, value []byte) error {
-		former[string(key)] = value
+		previous[string(key)] = value
 		return nil
 	}))
 	_, _, err = s.Dev(t.Context())
@@ -70,7 +70,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		change(c.key, was)
 		must(t, verify())
 	}
-	for key, value := range former {
+	for key, value := range previous {
 		change(key, value)
 	}
 	if broken, ok := audit.IsBroken(verify()); !ok || !strings.Contains(broken.Reason, "its revocation here") || broken.Sequence == 0 {

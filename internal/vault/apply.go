@@ -271,7 +271,7 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	found := &lookup{id: r.ID, record: r, until: r.ExpiresAt}
 	e := found.event(audit.CredentialUnsealed, p, v.now())
 	e.Attributes["purpose"] = "target"
-	if err := v.record(ctx, e); err != nil {
+	if err := v.recordAccess(ctx, e); err != nil {
 		zero(values)
 		return nil, err
 	}

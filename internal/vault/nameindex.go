@@ -66,7 +66,7 @@ func (x nameIndex) encode(r *record.Record, hash string, o *Object) []pair {
 // query is a search for one name.
 type query struct {
 	tenant           authz.TenantID
-	objects, orphans string // sections to read: the credential of an object wins
+	objects, unowned string // sections to read: the credential of an object wins
 	now              time.Time
 	absent           []byte // key of a row that does not exist
 }
@@ -75,7 +75,7 @@ type query struct {
 // only.
 func (x nameIndex) query(p authz.Principal, name string, now time.Time) query {
 	hash := x.hash(p.Tenant, name)
-	q := query{tenant: p.Tenant, objects: x.objects(p.Tenant, hash), orphans: hash, now: now}
+	q := query{tenant: p.Tenant, objects: x.objects(p.Tenant, hash), unowned: hash, now: now}
 	if p.Kind == authz.ServiceAccount {
 		q.objects = x.namespace(p.Tenant, hash, p.Namespace)
 	}
@@ -88,7 +88,7 @@ func (x nameIndex) query(p authz.Principal, name string, now time.Time) query {
 // does not tell whether the name exists.
 func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	key, row, err := newest(rd, namePrefix(q.tenant, q.objects), q.now)
-	other, otherRow, err2 := newest(rd, namePrefix(q.tenant, q.orphans), q.now)
+	other, otherRow, err2 := newest(rd, namePrefix(q.tenant, q.unowned), q.now)
 	if err := errors.Join(err, err2); err != nil {
 		return "", err
 	}
@@ -106,7 +106,7 @@ func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	case bad != nil || len(content) != 0:
 		return "", record.ErrDamaged
 	}
-	return string(key[len(namePrefix(q.tenant, q.orphans))+16:]), nil
+	return string(key[len(namePrefix(q.tenant, q.unowned))+16:]), nil
 }
 
 // maxNamesakes bounds how many active credentials with one name a search compares.

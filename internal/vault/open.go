@@ -58,7 +58,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 	}
 	now := v.now()
 	e := found.event(audit.CredentialUnsealed, p, now)
-	if err := v.record(ctx, e); err != nil {
+	if err := v.recordAccess(ctx, e); err != nil {
 		zero(found.values)
 		return Unsealed{}, err
 	}

@@ -125,7 +125,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
 	}
 	if e.Outcome != audit.Success {
-		return Credential{}, v.record(ctx, e)
+		return Credential{}, v.recordAccess(ctx, e)
 	}
 	old, next := found.record, SealRequest{Values: found.values}
 	next.Name, next.Type, next.TTLDays = old.Name, old.Type, int(old.TTLDays)

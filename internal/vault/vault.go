@@ -102,9 +102,9 @@ func (v *Vault) currentKeys(ctx context.Context, tenant authz.TenantID) (*keyrin
 	return keys, nil
 }
 
-// record appends the entry of a read or of a refused change. It returns errDenied unless the
+// recordAccess appends the entry of a read or of a refused change. It returns errDenied unless the
 // entry's outcome is success.
-func (v *Vault) record(ctx context.Context, e audit.Event) error {
+func (v *Vault) recordAccess(ctx context.Context, e audit.Event) error {
 	if err := v.guard.Record(ctx, e); err != nil {
 		return err
 	}

@@ -23,10 +23,10 @@ var errAddress = fault.New(fault.Invalid, "the e-mail address is not valid: give
 // the lengths of the DNS.
 var domains = idna.New(idna.MapForLookup(), idna.BidiRule(), idna.StrictDomainName(true), idna.VerifyDNSLength(true))
 
-// Canonical returns the one spelling of an e-mail address. Lookup, uniqueness, slow-down and
-// mail all use it, so another spelling is never another account. The PRECIS profile
-// UsernameCaseMapped (RFC 8265 §3.3) maps the local part, and IDNA maps the domain to its ASCII
-// form. Quoted local parts, comments and address literals are refused. Error: fault.Invalid.
+// Canonical returns the one spelling of an e-mail address. Lookup, uniqueness, slow-down and mail
+// all use it, so another spelling is never another account. The PRECIS profile UsernameCaseMapped
+// (RFC 8265 §3.3) maps the local part, and IDNA maps the domain to its ASCII form. Quoted local
+// parts, comments and address literals are refused. Error: fault.Invalid.
 func Canonical(s string) (string, error) {
 	if len(s) > 2*maxAddress || !utf8.ValidString(s) {
 		return "", errAddress

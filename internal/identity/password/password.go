@@ -85,9 +85,9 @@ func (h phc) of(p secret.Bytes) []byte {
 	return argon2.IDKey(p, h.salt, h.passes, h.memory, h.lanes, hashSize)
 }
 
-// Hasher hashes and checks passwords, few at a time. Each takes 19 MiB and a core, and a flood
-// of sign-ins must not starve everything else. While others wait, a slot rests after each hash, so
-// the other work keeps most of the slots' cores. The zero value is ready.
+// Hasher hashes and checks passwords, few at a time. Each takes 19 MiB and a core, and a flood of
+// sign-ins must not starve everything else. While others wait, a slot rests after each hash, so the
+// other work keeps most of the slots' cores. The zero value is ready.
 type Hasher struct {
 	once    sync.Once
 	slots   *semaphore.Weighted

@@ -17,8 +17,8 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refuse returns err as a refusal, for a change that [Store.Commit] makes: its entry says denied and
-// the reason, and the caller gets err.
+// Refuse returns err as a refusal, for a change that [Store.Commit] makes: its entry says denied
+// and the reason, and the caller gets err.
 func Refuse(reason string, err error) error { return &refusal{reason, err} }
 
 // Commit makes a change together with its one entry. A change that returns a refusal must have

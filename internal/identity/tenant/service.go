@@ -173,8 +173,8 @@ func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID 
 	return tenant, nil
 }
 
-// ErrRecreated means that an earlier namespace of this name was mapped to a tenant. This one was made
-// again after it, is not the namespace that was meant, and gets its own tenant.
+// ErrRecreated means that an earlier namespace of this name was mapped to a tenant. This one was
+// made again after it, is not the namespace that was meant, and gets its own tenant.
 var ErrRecreated = fault.New(fault.Conflict, "the namespace was deleted and made again, and has a tenant of its own: "+
 	"a name becomes part of a tenant once; take a namespace of another name, and take this one out of kubernetes.namespaces")
 

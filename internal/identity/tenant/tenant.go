@@ -179,7 +179,7 @@ func (s *Store) find(r store.Reader, id authz.TenantID) (found row, err error) {
 // NewTenant is a tenant that is not stored yet.
 type NewTenant struct {
 	Tenant
-	By  authz.Principal // who makes it, for the first entry of its history
+	By  authz.Principal // its creator, in the first entry of its history
 	set *keyring.NewSet
 }
 

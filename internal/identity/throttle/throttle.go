@@ -1,8 +1,8 @@
 // Package throttle slows down guesses at the password of one account, whatever their source and
-// whichever replica they reach, because the store counts the failures. A keyed hash assigns accounts
-// to a fixed number of slots, so made-up addresses cannot fill the store. The same work is done for
-// them as for real ones. A success writes nothing extra, and neither does an attempt while an
-// account waits.
+// whichever replica they reach, because the store counts the failures. A keyed hash assigns
+// accounts to a fixed number of slots, so made-up addresses cannot fill the store. The same work is
+// done for them as for real ones. A success writes nothing extra, and neither does an attempt while
+// an account waits.
 package throttle
 
 import (

@@ -64,7 +64,7 @@ func subjectKey(k Kind, subject string) []byte {
 
 // Ticket is one that is not stored yet.
 type Ticket struct {
-	Token                string // what is mailed
+	Token                string // as mailed
 	CreatedAt, ExpiresAt time.Time
 
 	kind    Kind

@@ -226,7 +226,7 @@ func testBoundTokens(t *testing.T, w *world) {
 	made := w.account("bound", "app")
 	w.forget()
 	if a, err := w.review(ofAccount); !errors.Is(err, fault.Unauthenticated) {
-		t.Errorf("the token of the former account: %+v %v", a, err)
+		t.Errorf("the token of the previous account: %+v %v", a, err)
 	}
 	eventually(t, "the new account is known", func() bool {
 		a, err := w.review(w.token("bound", nil, audience))
@@ -256,7 +256,7 @@ func testNamespaceMadeAgain(t *testing.T, w *world) {
 	}
 	w.forget()
 	if a, err := w.review(token); !errors.Is(err, fault.Unauthenticated) {
-		t.Errorf("the former namespace's token: %+v %v", a, err)
+		t.Errorf("the previous namespace's token: %+v %v", a, err)
 	}
 	// This holds even if an API server remembers for longer than ten seconds.
 	w.wire.fail(func(r *http.Request) (*http.Response, error) {
@@ -267,7 +267,7 @@ func testNamespaceMadeAgain(t *testing.T, w *world) {
 			"user":{"username":"system:serviceaccount:again:app","uid":%q}}}`, a.UID))(r)
 	})
 	if a, err := w.review(token); !errors.Is(err, fault.Unauthenticated) {
-		t.Errorf("the former namespace's token, which the API server remembers: %+v %v", a, err)
+		t.Errorf("the previous namespace's token, which the API server remembers: %+v %v", a, err)
 	}
 	w.wire.fail(nil)
 	if a, err := w.review(w.token("again", nil, audience)); err != nil || a.NamespaceUID != string(second.UID) {
