@@ -46,15 +46,14 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 				b.keeper.visit(t.Context(), b.keeper.places[0], lookOnly)
 				b.keeper.checkDatabase(t.Context())
 				g.log.chain.store = g.store
-				if accepted {
-					if _, err := g.log.rollbacks.checkForRollback(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-					if err := g.log.HaltedBy(); err != nil {
-						t.Errorf("accepted before look %d: %v", at, err)
-					}
-				} else {
+				if !accepted {
 					break
+				}
+				if _, err := g.log.rollbacks.checkForRollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := g.log.HaltedBy(); err != nil {
+					t.Errorf("accepted before look %d: %v", at, err)
 				}
 			}
 		})

@@ -665,7 +665,7 @@ func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 	}
 	for why, note := range map[string]func(f *fixture, c Checkpoint) []byte{
 		anchorMalformed: func(*fixture, Checkpoint) []byte { return []byte("not a note") },
-		anchorUnverified: func(f *fixture, c Checkpoint) []byte {
+		anchorUnverified: func(_ *fixture, c Checkpoint) []byte {
 			c.Sequence, c.Size = 1000, 1000
 			signed, _ := SignCheckpoint(c, stranger)
 			return signed

@@ -120,7 +120,7 @@ func (d *Detector) publishLoss() bool {
 		number = max(number, w.lost.Epoch)
 	}
 	if worst == nil {
-		if d.published != nil && d.HaltedBy() == error(d.published) {
+		if d.published != nil && errors.Is(d.HaltedBy(), d.published) {
 			d.Halt(nil)
 		}
 		return false

@@ -32,7 +32,7 @@ func IsBroken(err error) (*Broken, bool) {
 func damaged(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
 
 func unlessDamaged(err error) error {
-	if err == errDamagedLog {
+	if errors.Is(err, errDamagedLog) {
 		return nil
 	}
 	return err

@@ -253,7 +253,7 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	// Someone may have put an older copy of the database in place since the step read its entries.
 	// Nothing is signed about entries that are no longer there.
 	hash, err := hashOf(tx, s.at.sequence)
-	if errors.Is(err, errNoEntry) || err == errDamagedLog || err == nil && hash != s.at.hash {
+	if errors.Is(err, errNoEntry) || errors.Is(err, errDamagedLog) || err == nil && hash != s.at.hash {
 		return errOutrun
 	}
 	if err != nil {

@@ -548,7 +548,7 @@ func TestTheEmptyLogIsFollowedOnceItBegins(t *testing.T) {
 }
 
 func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
-	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, end func()) {
+	keptFollowing(t, func(f *fixture, s *faulty, logged *bytes.Buffer, _ func()) {
 		time.Sleep(time.Second) // synctest clock
 		synctest.Wait()
 		var failing atomic.Bool

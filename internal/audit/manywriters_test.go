@@ -312,12 +312,12 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 		"of an entry that is not there": func(tx store.Tx, _ *replica) error {
 			return tx.Put(headKey, link{sequence: 99, micros: 1}.encode())
 		},
-		"of another hash": func(tx store.Tx, r *replica) error {
+		"of another hash": func(tx store.Tx, _ *replica) error {
 			head, err := readHead(tx)
 			head.hash[0] ^= 1
 			return errors.Join(err, tx.Put(headKey, head.encode()))
 		},
-		"of an entry that is not signed": func(tx store.Tx, r *replica) error {
+		"of an entry that is not signed": func(tx store.Tx, _ *replica) error {
 			e, err := readEntry(tx, 4)
 			if err != nil {
 				return err

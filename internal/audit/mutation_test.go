@@ -363,7 +363,7 @@ func (v *victim) forged(t *testing.T) {
 			return v.rewrite(tx, k, k, func(e *Entry) { e.Outcome = Denied })
 		}},
 		"deleted, with all that follows moved down and linked anew": {k, func(tx store.Tx) error {
-			return v.rewrite(tx, k, v.head-1, func(e *Entry) {})
+			return v.rewrite(tx, k, v.head-1, func(_ *Entry) {})
 		}},
 		"two entries exchanged, each with the sequence of its place": {k, func(tx store.Tx) error {
 			a, b := entry(tx, k), entry(tx, k+1)

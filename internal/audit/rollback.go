@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -58,7 +59,7 @@ func (k *AnchorKeeper) knowsOfLoss(a *anchorState) bool {
 func (k *AnchorKeeper) logLoss(ctx context.Context) {
 	k.log.rollbacks.mu.Lock()
 	lost := k.log.rollbacks.published
-	said := lost == nil || lost == k.logged || k.log.rollbacks.HaltedBy() != error(lost)
+	said := lost == nil || lost == k.logged || !errors.Is(k.log.rollbacks.HaltedBy(), lost)
 	if !said {
 		k.logged = lost
 	}

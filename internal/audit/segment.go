@@ -123,7 +123,7 @@ func unzipAtMost(data []byte, most int64, read func(lines io.Reader) error) erro
 	if err := read(io.LimitReader(zip, most)); err != nil {
 		return err
 	}
-	if n, err := zip.Read(make([]byte, 1)); n > 0 || err != io.EOF || in.Len() > 0 {
+	if n, err := zip.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) || in.Len() > 0 {
 		return errors.New("reading a segment: it goes on after its end")
 	}
 	return nil

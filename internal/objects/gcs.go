@@ -236,11 +236,10 @@ func (b *gcsBucket) read(ctx context.Context, name string) (io.ReadCloser, int64
 	if err != nil {
 		return nil, 0, err
 	}
-	body := resp.Body
 	if want, ok := crc32cOf(resp.Header); ok {
-		body = &checkedBody{ReadCloser: body, sum: crc32.New(castagnoli), want: want}
+		resp.Body = &checkedBody{ReadCloser: resp.Body, sum: crc32.New(castagnoli), want: want}
 	}
-	return body, resp.ContentLength, nil
+	return resp.Body, resp.ContentLength, nil
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -177,7 +177,7 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 // lateStore reports that it is ready, and then fails to write.
 type lateStore struct{ *watchedStore }
 
-func (s *lateStore) Update(_ context.Context, fn func(store.Tx) error) error {
+func (s *lateStore) Update(context.Context, func(store.Tx) error) error {
 	return fault.New(fault.Unavailable, "no space left")
 }
 

@@ -57,6 +57,8 @@ func New(c Config) (*Gate, error) {
 }
 
 // Checks returns the middleware for a version's endpoints.
+//
+//nolint:contextcheck // the handler has the context of its request
 func (v *Version) Checks() gin.HandlerFunc {
 	return func(c *gin.Context) {
 		op := v.operations[c.Request.Method+" "+c.FullPath()]

@@ -77,6 +77,8 @@ func (c *conn) kill() {
 }
 
 // exec runs a statement that is not one of the prepared ones.
+//
+//nolint:contextcheck // the connection has the deadline
 func (c *conn) exec(within time.Duration, text string) error {
 	if err := c.pg.Conn().SetDeadline(time.Now().Add(within)); err != nil {
 		return failed(err)

@@ -166,6 +166,7 @@ func (l *loader) do(ctx context.Context, a *ask) error {
 	}
 }
 
+//nolint:contextcheck // a round is for all callers and outlasts each
 func (l *loader) run() {
 	for {
 		gather(func() int {
