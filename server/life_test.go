@@ -273,7 +273,7 @@ func TestOversizedHeadersAreRefused(t *testing.T) {
 // While the store's writer is held up, each call that has to write is answered
 // and nobody waits for it.
 func TestAHangingStoreIsA503(t *testing.T) {
-	s := newService(t)
+	s := newService(t, func(c *server.Config) { c.Limits.Patience = 0 })
 	id := s.Seal("value")
 	held, release := make(chan struct{}), make(chan struct{})
 	hold := sync.OnceFunc(func() { close(held) })

@@ -51,7 +51,7 @@ type Config struct {
 	Recipients []backup.Recipient                      // allowed recipients of a backup; empty allows any
 
 	PublicURL      string       // where users reach the service; cookies are Secure unless it is plain HTTP on loopback
-	Rates          gate.Rates   // zero fields take the defaults
+	Limits         gate.Limits  // zero fields take the defaults
 	Lender         quota.Lender // shares rates between replicas; nil counts in memory
 	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is trusted; none by default
 
@@ -121,7 +121,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s.gate, err = gate.New(gate.Config{
-		Identity: config.Identity, Guard: config.Guard, Now: config.Now, Rates: config.Rates, Lender: config.Lender, Origin: origin,
+		Identity: config.Identity, Guard: config.Guard, Now: config.Now, Limits: config.Limits, Lender: config.Lender, Origin: origin,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)

@@ -381,7 +381,7 @@ func TestAServiceAccountsTokenCountsInOnePlaceOnly(t *testing.T) {
 
 func TestPodsShareTheRateOfTheirTenantAndJunkThatOfItsAddress(t *testing.T) {
 	const few = 3
-	s := newService(t, func(c *server.Config) { c.Rates.V2, c.Rates.Address = few, few })
+	s := newService(t, func(c *server.Config) { c.Limits.V2, c.Limits.Address = few, few })
 	p := s.UsePods(s.Tenant)
 	p.Allow(servertest.AllowAll)
 	get := func(token string) int {

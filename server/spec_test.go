@@ -249,7 +249,7 @@ func TestRateLimits(t *testing.T) {
 }
 
 func TestAStrangersAddressHasABucket(t *testing.T) {
-	small := newService(t, func(c *server.Config) { c.Rates.Address = 3 })
+	small := newService(t, func(c *server.Config) { c.Limits.Address = 3 })
 	for i, want := range []int{401, 401, 404, 429, 429} {
 		path := "/api/v2/vault/list"
 		if want == 404 {

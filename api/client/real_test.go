@@ -23,7 +23,7 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 
 	"github.com/latticekeep/latticekeep/api/client"
-	"github.com/latticekeep/latticekeep/internal/cli"
+	"github.com/latticekeep/latticekeep/internal/app"
 )
 
 // TestMain runs the examples and the tests of this file against a development server in this
@@ -45,13 +45,12 @@ func withServer(run func() int) (code int, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	ctx, stop := context.WithCancel(context.Background())
 	stdout, line := io.Pipe()
-	cmd := cli.Command()
-	cmd.SetArgs([]string{"server", "--dev", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, "data")})
-	cmd.SetOut(line)
-	cmd.SetErr(io.Discard)
 	done := make(chan error, 1)
 	go func() {
-		err := cmd.ExecuteContext(ctx)
+		err := app.Dev(ctx, app.DevConfig{
+			DataDir: filepath.Join(dir, "data"), Listen: "127.0.0.1:0", Stdout: line, Stderr: io.Discard,
+			Patience: time.Minute, // a busy machine is slow at checking passwords
+		})
 		line.CloseWithError(errors.Join(err, io.EOF))
 		done <- err
 	}()
@@ -75,32 +74,11 @@ func withServer(run func() int) (code int, err error) {
 
 func connect(t *testing.T, options ...client.Option) *client.Client {
 	t.Helper()
-	options = append([]client.Option{client.WithHTTPClient(&http.Client{Transport: patient{}})}, options...)
 	c, err := client.New(os.Getenv("BASE"), options...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
-}
-
-// patient repeats a request while the server is too busy. On a loaded machine, checking a password
-// can take longer than the server allows; the server has then done nothing.
-type patient struct{}
-
-func (patient) RoundTrip(r *http.Request) (*http.Response, error) {
-	for attempt := 0; ; attempt++ {
-		response, err := http.DefaultTransport.RoundTrip(r)
-		if err != nil || response.StatusCode != http.StatusServiceUnavailable || attempt == 60 || r.Body != nil && r.GetBody == nil {
-			return response, err
-		}
-		response.Body.Close()
-		if r.GetBody != nil {
-			r = r.Clone(r.Context())
-			if r.Body, err = r.GetBody(); err != nil {
-				return nil, err
-			}
-		}
-	}
 }
 
 func withKey() client.Option { return client.WithAPIKey(os.Getenv("KEY")) }

@@ -38,6 +38,7 @@ type DevConfig struct {
 	Listen     string // default DefaultListen; port 0 picks a free port
 	Kubeconfig string // starts the operator, as a pod's ServiceAccount token does
 	Now        func() time.Time
+	Patience   time.Duration // time limit of most answers; default 900 ms
 
 	Stdout io.Writer // receives one JSON line once the server is ready
 	Stderr io.Writer // receives all other output
@@ -99,9 +100,9 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 		return fmt.Errorf("listening: %w", err)
 	}
 	line := DevReady{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
-	line.DashboardURL = line.BaseURL         // the dashboard is at the root
-	rates := gate.Rates{Registrations: 1000} // scripts that experiment register often
-	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Rates: rates}, func() {
+	line.DashboardURL = line.BaseURL                                 // the dashboard is at the root
+	limits := gate.Limits{Registrations: 1000, Patience: c.Patience} // scripts that experiment register often
+	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Limits: limits}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
 			logger.Warn("writing the ready line failed", "err", err)
 		}

@@ -213,7 +213,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 	line := Ready{BaseURL: "http://" + l.Addr().String(), DataDir: c.DataDir, Identity: p.keys.Identity().ID(), Chain: p.log.Fingerprint()}
 	options := server.Config{
 		PublicURL: strings.TrimSuffix(c.PublicURL, "/"), TrustedProxies: c.TrustedProxies, Metrics: server.Metrics{Collectors: []prometheus.Collector{p.handshakes}},
-		Rates: gate.Rates{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
+		Limits: gate.Limits{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
 	}
 	if p.encryption != nil {
 		line.BaseURL = "https://" + l.Addr().String()

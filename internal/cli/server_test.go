@@ -38,7 +38,7 @@ func startWith(t *testing.T, c app.DevConfig) *running {
 	stdout, line := io.Pipe()
 	r := &running{t: t, stop: stop, done: make(chan error, 1)}
 	go func() {
-		c.Listen, c.Stdout = "127.0.0.1:0", line
+		c.Listen, c.Stdout, c.Patience = "127.0.0.1:0", line, time.Minute
 		err := app.Dev(ctx, c)
 		line.CloseWithError(errors.Join(err, io.EOF))
 		r.done <- err

@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
 // program is the whole program, a development server, for one test: its mails are files below dir.
@@ -47,7 +48,7 @@ func startAt(t testing.TB, ahead time.Duration) *program {
 	ready, line := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := app.Dev(ctx, app.DevConfig{DataDir: p.dir, Listen: "127.0.0.1:0", Stdout: line, Stderr: &p.said,
+		err := app.Dev(ctx, app.DevConfig{DataDir: p.dir, Listen: "127.0.0.1:0", Stdout: line, Stderr: &p.said, Patience: servertest.Patience,
 			Now: func() time.Time { return time.Now().Add(time.Duration(p.late.Load())) }})
 		line.CloseWithError(errors.Join(err, io.EOF))
 		done <- err

@@ -71,7 +71,7 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 // Still looks the caller up again and returns nil if a new request of it would still be permitted.
 // It counts and records nothing. Errors: fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
 func (call *Call) Still(ctx context.Context, c *gin.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, call.gate.config.Limits.Patience)
 	defer cancel()
 	if call.gate.config.Guard.HaltedBy() != nil {
 		return fault.Unavailable

@@ -91,7 +91,7 @@ type Operation struct {
 
 	// Signed means that the query is the credential. Anything wrong with it gets the same refusal.
 	Signed bool
-	// Patience is the time limit of the answer; default less than a second.
+	// Patience is the time limit of the answer; default that of the gate.
 	Patience time.Duration
 	// Recovers marks the operations that bring back a halted log. A halted log admits no others.
 	Recovers bool
@@ -131,7 +131,7 @@ type Config struct {
 	Identity *identity.Service
 	Guard    *audit.Guard
 	Now      func() time.Time
-	Rates    Rates
+	Limits   Limits
 	Origin   string // scheme and host of the public URL, whose pages may send cookies; optional
 	InFlight int    // requests carried out at the same time; default depends on the number of cores
 
@@ -176,14 +176,15 @@ type Call struct {
 
 const callKey = "latticekeep/call"
 
-// Rates are limits in requests per minute.
-type Rates struct {
+// Limits are rates in requests per minute, and a time.
+type Limits struct {
 	V1      int // per tenant; default 1000
 	V2      int // per tenant; default 5000
 	Address int // per address, for strangers; default 1000
 
 	Registrations int // per address, for registrations; default 30
-}
 
-// patience is the default limit of an answer. It leaves time to report a timeout within a second.
-const patience = 900 * time.Millisecond
+	// Patience is the time limit of an answer. The default, 900 ms, leaves time to report a timeout
+	// within a second.
+	Patience time.Duration
+}

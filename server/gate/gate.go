@@ -40,7 +40,7 @@ import (
 
 // New returns a gate. It returns an error for an invalid origin.
 func New(c Config) (*Gate, error) {
-	c.Rates = c.Rates.withDefaults()
+	c.Limits = c.Limits.withDefaults()
 	tenants, addresses, accounts := c.limiters()
 	g := &Gate{
 		config: c, tenants: tenants, addresses: addresses, accounts: accounts,
@@ -74,7 +74,7 @@ func (v *Version) Checks() gin.HandlerFunc {
 		defer secret.Bytes(call.body).Zero()
 		if err == nil {
 			// From here on most answers take at most a second, even if something hangs.
-			ctx, cancel := context.WithTimeout(c.Request.Context(), cmp.Or(op.Patience, patience))
+			ctx, cancel := context.WithTimeout(c.Request.Context(), max(op.Patience, v.gate.config.Limits.Patience))
 			defer cancel()
 			c.Request = c.Request.WithContext(ctx)
 			if err = call.standing(); err == nil {
@@ -238,7 +238,7 @@ func (call *Call) fail(c *gin.Context, err error) {
 		invalid = false
 	}
 	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), patience)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), call.gate.config.Limits.Patience)
 		defer cancel()
 		attempt := call.gate.config.Guard.RecordAttempt
 		if call.Caller.Kind == authz.ServiceAccount && !call.permitted {

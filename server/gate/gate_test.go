@@ -106,7 +106,7 @@ func counted(call *Call) quota.Usage {
 // Strangers of so many addresses that they share one bucket take nothing of a ServiceAccount's.
 func TestAFloodOfAddressesRefusesNoServiceAccount(t *testing.T) {
 	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
-	g, err := New(Config{Now: func() time.Time { return now }, Rates: Rates{Address: 1}})
+	g, err := New(Config{Now: func() time.Time { return now }, Limits: Limits{Address: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestAnOutageOfTheClusterIsNotCountedAgainstAServiceAccount(t *testing.T) {
 	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 	service := new(identity.Service)
 	service.UseCluster(away{}, nil)
-	g, err := New(Config{Identity: service, Now: func() time.Time { return now }, Rates: Rates{Address: 1}})
+	g, err := New(Config{Identity: service, Now: func() time.Time { return now }, Limits: Limits{Address: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

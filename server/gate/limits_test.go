@@ -110,7 +110,7 @@ func TestSealingAndBackupsCountForWhoAsks(t *testing.T) {
 }
 
 func TestRegistrationsHaveARateOfTheirOwn(t *testing.T) {
-	s := newService(t, func(c *server.Config) { c.Rates.Registrations = 2 })
+	s := newService(t, func(c *server.Config) { c.Limits.Registrations = 2 })
 	for i, want := range []int{http.StatusCreated, http.StatusCreated, http.StatusTooManyRequests} {
 		r := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/register", Body: servertest.Marshal(t, map[string]string{
 			"email": fmt.Sprintf("u%d@example.org", i), "password": servertest.Password, "tenant_name": "T",

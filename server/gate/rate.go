@@ -17,25 +17,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
-func (r Rates) withDefaults() Rates {
-	orElse := func(n *int, otherwise int) {
-		if *n == 0 {
-			*n = otherwise
-		}
+func (l Limits) withDefaults() Limits {
+	return Limits{
+		V1: cmp.Or(l.V1, 1000), V2: cmp.Or(l.V2, 5000), Address: cmp.Or(l.Address, 1000),
+		Registrations: cmp.Or(l.Registrations, 30), Patience: cmp.Or(l.Patience, 900*time.Millisecond),
 	}
-	orElse(&r.V1, 1000)
-	orElse(&r.V2, 5000)
-	orElse(&r.Address, 1000)
-	orElse(&r.Registrations, 30)
-	return r
 }
 
 // limit returns the caller's limit for this version, in requests per minute: that of its tenant, or
 // the default.
 func (call *Call) limit() int {
-	own, rate := call.Caller.Limits.V2, call.gate.config.Rates.V2
+	own, rate := call.Caller.Limits.V2, call.gate.config.Limits.V2
 	if call.version.scheme == BearerKey {
-		own, rate = call.Caller.Limits.V1, call.gate.config.Rates.V1
+		own, rate = call.Caller.Limits.V1, call.gate.config.Limits.V1
 	}
 	if own > 0 {
 		return own
@@ -84,7 +78,7 @@ func borrow(ctx context.Context, l *quota.Limiter, bucket string, limit int, wid
 
 // takeOfAddress counts a request of a stranger by its address.
 func (g *Gate) takeOfAddress(ctx context.Context, address string) (quota.Usage, error) {
-	return borrow(ctx, g.addresses, audit.Source(address), g.config.Rates.Address, networks(address)...)
+	return borrow(ctx, g.addresses, audit.Source(address), g.config.Limits.Address, networks(address)...)
 }
 
 // count counts a request in the bucket of the caller's tenant, or in that of a stranger's address.
@@ -97,12 +91,12 @@ func (call *Call) count(c *gin.Context) (u quota.Usage, err error) {
 	case authz.Stranger:
 		u, err = g.takeOfAddress(ctx, address)
 		if call.operation.Registers && err == nil && !u.Exceeded { // nothing removes what a registration creates
-			u, err = borrow(ctx, g.addresses, "register/"+audit.Source(address), g.config.Rates.Registrations)
+			u, err = borrow(ctx, g.addresses, "register/"+audit.Source(address), g.config.Limits.Registrations)
 		}
 	case authz.ServiceAccount:
 		ctx, cancel := context.WithTimeout(ctx, lendingPatience)
 		defer cancel()
-		u, err = g.accounts.Check(ctx, call.Caller.ID, g.config.Rates.Address)
+		u, err = g.accounts.Check(ctx, call.Caller.ID, g.config.Limits.Address)
 	default:
 		u, err = call.takeOfTenant(ctx)
 	}
@@ -126,7 +120,7 @@ func (call *Call) countPermitted(ctx context.Context) error {
 // answer. A caller cannot avoid the count by hanging up.
 func (call *Call) countRefused() {
 	if call.Caller.Kind == authz.ServiceAccount && !call.permitted && !call.unreviewed {
-		_, _ = borrow(context.Background(), call.gate.accounts, call.Caller.ID, call.gate.config.Rates.Address) // the call is refused in any case
+		_, _ = borrow(context.Background(), call.gate.accounts, call.Caller.ID, call.gate.config.Limits.Address) // the call is refused in any case
 	}
 }
 
@@ -134,7 +128,7 @@ func (call *Call) countRefused() {
 func (g *Gate) ShowRate(c *gin.Context) { show(c.Writer.Header(), g.peekOfAddress(c.ClientIP())) }
 
 func (g *Gate) peekOfAddress(address string) quota.Usage {
-	return g.addresses.Peek(audit.Source(address), g.config.Rates.Address, networks(address)...)
+	return g.addresses.Peek(audit.Source(address), g.config.Limits.Address, networks(address)...)
 }
 
 // addressUsedUp reports whether the address has used up its limit for strangers in this minute.
@@ -175,7 +169,7 @@ func (call *Call) overRate(ctx context.Context, u quota.Usage) error {
 	if !u.Exceeded {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), call.gate.config.Limits.Patience)
 	defer cancel()
 	_ = call.gate.config.Guard.RecordRateLimit(ctx, call.Caller.Principal)
 	return &tooMany{u.Wait}
@@ -217,7 +211,7 @@ func (g *Gate) recordStranger(c *gin.Context, event audit.EventType) {
 
 func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit.EventType) {
 	// Do not use the request's own context: it ends when the stranger hangs up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.config.Limits.Patience)
 	defer cancel()
 	_ = g.config.Guard.RecordRefusal(ctx, audit.Source(p.SourceIP), audit.Event{
 		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},

@@ -53,7 +53,7 @@ type later struct{ quota.Lender }
 
 func TestRateLimitsHoldAcrossReplicas(t *testing.T) {
 	const limit = 11
-	all := replicas(t, func(c *server.Config) { c.Rates.Address = limit })
+	all := replicas(t, func(c *server.Config) { c.Limits.Address = limit })
 	s := all[0]
 	s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/system/tenants/" + string(s.Tenant) + "/limits", Key: s.SystemKey(), Body: `{"v2":11}`}).Want(t, http.StatusOK)
 	for minute := range 2 {

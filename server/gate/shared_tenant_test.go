@@ -17,7 +17,7 @@ import (
 // What is refused to a ServiceAccount is its own affair: it takes nothing of its tenant's rate, and fills no log.
 func TestAServiceAccountThatMayNothingSpendsNothingOfItsTenant(t *testing.T) {
 	const few, rate = 5, 8
-	s := newService(t, func(c *server.Config) { c.Rates.V2, c.Rates.Address = rate, few })
+	s := newService(t, func(c *server.Config) { c.Limits.V2, c.Limits.Address = rate, few })
 	p := s.UsePods(s.Tenant)
 	otherToken := servertest.PodToken("other")
 	p.Accounts[otherToken] = identity.ServiceAccount{Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "other", UID: "account-other"}

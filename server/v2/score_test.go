@@ -261,7 +261,7 @@ func TestASignedURLEndsAfterAnHourAndCannotBeAltered(t *testing.T) {
 
 // A download is a stranger's request, whose address has a rate.
 func TestDownloadsCountForTheAddress(t *testing.T) {
-	s := newService(t, func(c *server.Config) { c.Rates.Address = 2 })
+	s := newService(t, func(c *server.Config) { c.Limits.Address = 2 })
 	s.VerifyLog()
 	made := s.report(s.Key, "framework=soc2")
 	for i, want := range []int{200, 200, 429} {

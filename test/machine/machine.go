@@ -1,5 +1,6 @@
 // Package machine makes what tests find on their machine: files, a certificate, a connection from
-// another address, a log that is read while it is written. Nothing in the product imports it.
+// another address, a log that is read while it is written, and the patience that a busy machine
+// needs. Nothing in the product imports it.
 package machine
 
 import (
@@ -12,6 +13,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -107,4 +109,27 @@ func DialFrom(t testing.TB, source, to string) net.Conn {
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
+}
+
+// Patient is a transport that repeats a request while the server is too busy. On a loaded machine,
+// checking a password can take longer than the server allows; the server has then done nothing.
+type Patient struct{ http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (p Patient) RoundTrip(r *http.Request) (*http.Response, error) {
+	for attempt := 0; ; attempt++ {
+		response, err := p.RoundTripper.RoundTrip(r)
+		if err != nil || response.StatusCode != http.StatusServiceUnavailable || attempt == 60 || r.Body != nil && r.GetBody == nil {
+			return response, err
+		}
+		if err := response.Body.Close(); err != nil {
+			return nil, err
+		}
+		if r.GetBody != nil {
+			r = r.Clone(r.Context())
+			if r.Body, err = r.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
 }

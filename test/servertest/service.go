@@ -82,7 +82,7 @@ func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Servi
 		return kms.Destruction{When: now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
 	s.PublicURL = "http://127.0.0.1"
-	s.Rates = gate.Rates{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty}
+	s.Limits = gate.Limits{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty, Patience: Patience}
 	s.Logger = slog.New(slog.NewJSONHandler(s.Logged, nil))
 	s.Now, s.Version = now, "test"
 	s.Compliance = NewCompliance(t, &s.Config, s.Verifier, s.State, s.Reports.(compliance.Reports))
@@ -185,6 +185,10 @@ func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier,
 
 // Plenty is a rate limit that no test reaches by accident.
 const Plenty = 1_000_000
+
+// Patience is a time limit of answers that no busy machine reaches. It is below the limit after
+// which the server closes a connection.
+const Patience = 45 * time.Second
 
 // GrantKey returns a new API key of the tenant with the given scopes.
 func (s *Service) GrantKey(scopes ...authz.Scope) string {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/cli"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
 // fixture is an unpacked copy that a test may change.
@@ -139,6 +141,7 @@ audit:
 
 func connect(t *testing.T, url string, options ...client.Option) *client.Client {
 	t.Helper()
+	options = append(options, client.WithHTTPClient(&http.Client{Transport: machine.Patient{RoundTripper: http.DefaultTransport}}))
 	c, err := client.New(url, options...)
 	check(t, err, "making a client")
 	return c
