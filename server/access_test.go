@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -224,8 +225,13 @@ func (s *service) probe(o operation, p principal) servertest.Reply {
 // table.
 func (s *service) holdAccess(principals []principal) {
 	s.T.Helper()
-	for name, o := range operations(s.T) {
-		for _, p := range principals {
+	all := operations(s.T)
+	for place, name := range slices.Sorted(maps.Keys(all)) {
+		o := all[name]
+		for i, p := range principals {
+			if !chosen(place, i) {
+				continue
+			}
 			want := p.wants(o)
 			if want == 0 {
 				want = http.StatusUnsupportedMediaType

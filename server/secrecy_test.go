@@ -126,7 +126,7 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 	w := newWorld(t, "c4n4ry7q2w9x8z")
 	issued := &issued{w: w}
 	all := operations(t)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
+	for place, name := range slices.Sorted(maps.Keys(all)) {
 		o := all[name]
 		r := w.authorized(o, examples[name](w, o))
 		got := w.Call(r)
@@ -135,7 +135,10 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 		}
 		issued.hold(o, r, got)
 		valid := w.authorized(o, examples[name](w, o))
-		for _, r := range w.spoiled(o, valid) {
+		for i, r := range w.spoiled(o, valid) {
+			if !chosen(place, i) {
+				continue
+			}
 			issued.hold(o, r, w.Call(r))
 		}
 	}
@@ -146,7 +149,11 @@ func TestNothingThatIsSentEndsUpInTheWrongPlace(t *testing.T) {
 		}
 	}
 	issued.mails()
-	if issued.count() < 100 {
+	least := 100
+	if testing.Short() {
+		least = 50
+	}
+	if issued.count() < least {
 		t.Errorf("only %d secrets were issued: the test has lost sight of them", issued.count())
 	}
 	metrics := w.Call(servertest.Request{Method: "GET", Path: "/metrics"})

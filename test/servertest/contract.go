@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/getkin/kin-openapi/openapi3"
@@ -33,22 +35,30 @@ type Document struct {
 	Router routers.Router
 }
 
-// NewContract loads the contracts of both versions.
+// NewContract returns a transport for the contracts of both versions.
 func NewContract(t testing.TB) *Contract {
 	t.Helper()
-	load := func(text string) Document {
-		t.Helper()
-		doc, err := openapi3.NewLoader().LoadFromData([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		router, err := legacy.NewRouter(doc) // validates the document, examples included
-		if err != nil {
-			t.Fatal(err)
-		}
-		return Document{doc, router}
+	v1, err1 := loadV1()
+	v2, err2 := loadV2()
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
 	}
-	return &Contract{t, load(openapi.V1()), load(openapi.V2()), &http.Transport{}}
+	return &Contract{t, v1, v2, &http.Transport{}}
+}
+
+// All tests share the documents, which nothing changes: loading them takes longer than most tests.
+var (
+	loadV1 = sync.OnceValues(func() (Document, error) { return load(openapi.V1()) })
+	loadV2 = sync.OnceValues(func() (Document, error) { return load(openapi.V2()) })
+)
+
+func load(text string) (Document, error) {
+	doc, err := openapi3.NewLoader().LoadFromData([]byte(text))
+	if err != nil {
+		return Document{}, err
+	}
+	router, err := legacy.NewRouter(doc) // validates the document, examples included
+	return Document{doc, router}, err
 }
 
 // DocumentOf returns the document that a path belongs to.
