@@ -214,7 +214,7 @@ func person() string { return strings.ToLower(rand.Text()) + "@example.org" }
 // mailed waits for an e-mail to an address and returns the token in it.
 func mailed(t *testing.T, to string) string {
 	t.Helper()
-	look, end := time.NewTicker(20*time.Millisecond), time.After(20*time.Second)
+	look, end := time.NewTicker(20*time.Millisecond), time.After(time.Minute)
 	defer look.Stop()
 	for {
 		files, err := filepath.Glob(filepath.Join(os.Getenv("DATA"), "mail", "*.eml"))

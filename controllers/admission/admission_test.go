@@ -655,7 +655,7 @@ func TestReviewsInHandAreBounded(t *testing.T) {
 // nothingInHand checks that as many reviews may be in hand as if there had been none.
 func nothingInHand(t *testing.T, w *Webhook) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for i := range maxReviews {
 		if err := w.inHand.Acquire(ctx, strconv.Itoa(i)); err != nil {

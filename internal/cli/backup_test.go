@@ -164,6 +164,7 @@ func openKeys(t *testing.T, s store.Store, keyFile string) *keyring.Ring {
 
 // Backups of running and of stopped deployments record entries and refusals alike.
 func TestABackupOfAStoppedServerIsAllOfIt(t *testing.T) {
+	t.Parallel() // it mostly waits
 	dir := t.TempDir()
 	server := start(t, dir)
 	server.sealed("value")

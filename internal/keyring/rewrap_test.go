@@ -325,7 +325,7 @@ func TestWhatWasUnderTheFormerKeyIsInNoFile(t *testing.T) {
 		t.Fatal("the test cannot find what it looks for")
 	}
 	m.rewrap(t, m.ring, time.Time{})
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := s.Scrubbed(ctx); err != nil {
 		t.Fatal(err)

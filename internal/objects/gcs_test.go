@@ -258,7 +258,7 @@ func TestTheAccountOfTheCredentialsSignsByItselfWhenItIsNamed(t *testing.T) {
 	for query, byItself := range map[string]bool{
 		"": true, "&access_id=a%40test.iam.gserviceaccount.com": true, "&access_id=b%40test.iam.gserviceaccount.com": false,
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), map[bool]time.Duration{true: time.Minute, false: time.Second}[byItself])
 		// No service answers in this universe, so that only the credentials can sign.
 		b := open(t, "gs://reports?universe_domain=test.invalid"+query, objects.SigningOptions{})
 		signed, err := b.SignedURL(ctx, "a/b.pdf", time.Hour)

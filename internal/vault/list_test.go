@@ -63,6 +63,7 @@ func contains(name, text string) bool {
 const arabic, bidi = "\u0645\u0641\u062a\u0627\u062d \u0627\u0644\u062f\u0641\u0639", "pay\u202egnihton"
 
 func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
+	t.Parallel() // it mostly waits
 	limits := []int{0, 1, 3, 100}
 	if testing.Short() {
 		limits = []int{3}

@@ -236,6 +236,7 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 }
 
 func TestAnEndedPreviousVersionIsInNoFile(t *testing.T) {
+	t.Parallel() // it mostly waits
 	f := newFixture(t, time.Minute)
 	f.rotated()
 	_, records := f.rows("former/")

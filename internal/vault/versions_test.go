@@ -79,6 +79,7 @@ func TestABadReplacementIsRefusedWhateverTheID(t *testing.T) {
 }
 
 func TestReplacedValuesAreGoneFromEveryFile(t *testing.T) {
+	t.Parallel() // it mostly waits
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	_, rows := f.rows("credential/")

@@ -316,7 +316,7 @@ func TestASlowCopyDoesNotHoldUpTheScrub(t *testing.T) {
 		if !waited {
 			waited = true
 			remove(t, s, "gone")
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			must(t, s.Scrubbed(ctx))
 			if found(t, path, "gone") {
