@@ -42,7 +42,7 @@ run: build ## run the service on the embedded store, keeping its data in DATA_DI
 
 .PHONY: test-unit
 test-unit: ## run the tests that need nothing but Go: under three minutes on two cores once compiled
-	go test -short ./...
+	go test -short -parallel 8 -ldflags='-s -w' ./... # many tests mostly wait, and a test program needs no symbols
 
 .PHONY: deps
 deps: control-plane helm versitygw poppler postgres strace chromium ## compile and install what `make test` needs beside Go (as root: Debian packages)
