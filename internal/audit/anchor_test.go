@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,7 +20,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
 // shelf is an [AnchorPlace] in memory that compares before it writes, as a ConfigMap does.
@@ -105,7 +103,7 @@ type anchored struct {
 	said   *bytes.Buffer
 }
 
-func (f *fixture) anchoredAt(places ...AnchorPlace) *anchored {
+func anchoredAt(f *fixture, places ...AnchorPlace) *anchored {
 	a := &anchored{fixture: f, said: new(bytes.Buffer)}
 	a.keeper = NewAnchorKeeper(f.log.Log, f.log.guard, places, AnchorOptions{Logger: slog.New(slog.NewTextHandler(a.said, nil)), Now: f.now, Timeout: time.Minute})
 	return a
@@ -120,42 +118,6 @@ func (a *anchored) keep() {
 	for _, p := range a.keeper.places {
 		a.keeper.visit(a.t.Context(), p, writeNewer)
 	}
-}
-
-// copied returns a copy of the database file as it is now, like a snapshot of its disk.
-func (f *fixture) copied() string {
-	f.t.Helper()
-	return copyOf(f.t, f.path)
-}
-
-func copyOf(t testing.TB, path string) string {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path = filepath.Join(t.TempDir(), "audit.db")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// opened opens the log of a copy.
-func (f *fixture) opened(path string) *fixture {
-	f.t.Helper()
-	g := &fixture{t: f.t, path: path, clock: f.now()}
-	g.log = newParts(g.now)
-	s, err := bolt.Open(path, bolt.Options{Hook: g.log.Commit})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.t.Cleanup(func() { s.Close() })
-	g.store = rehearsing(f.t, s)
-	if err := g.log.Use(f.t.Context(), g.store, f.log.signer, "chain_test"); err != nil {
-		f.t.Fatal(err)
-	}
-	return g
 }
 
 var rollbackAdmin = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "key_system", Scopes: []authz.Scope{authz.SystemAdmin}}
@@ -214,7 +176,7 @@ func (a *anchored) checkStates(want ...PlaceState) {
 
 func TestANewPlaceIsWrittenAndThenKeptCurrent(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.keep()
 	a.said.Reset()
 	a.fill(5)
@@ -236,18 +198,6 @@ func TestANewPlaceIsWrittenAndThenKeptCurrent(t *testing.T) {
 	}
 }
 
-// begun returns the places that the log records as begun, with the sequences of their first
-// checkpoints.
-func (f *fixture) begun() (places []string) {
-	f.t.Helper()
-	for _, e := range f.entries() {
-		if e.EventType == AnchorStarted && e.TenantID == string(authz.SystemTenant) && e.Outcome == Success && e.Resource == (Resource{"chain_test", ChainResource}) {
-			places = append(places, e.Attributes[attributePlace]+" "+e.Attributes[attributeSequence])
-		}
-	}
-	return places
-}
-
 func (a *anchored) checkBegun(warnings int, want ...string) {
 	a.t.Helper()
 	if got := a.begun(); !slices.Equal(got, want) {
@@ -262,7 +212,7 @@ func (a *anchored) checkBegun(warnings int, want ...string) {
 // records a second beginning of the place, and the anchor covers that entry.
 func TestARemovedAnchorLeavesATrace(t *testing.T) {
 	f, place, other := newFixture(t), &shelf{name: "place"}, &shelf{name: "other"}
-	a := f.anchoredAt(place, other)
+	a := anchoredAt(f, place, other)
 	if err := a.keeper.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +229,7 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 	place.put(nil)
 	other.put(nil)
 	f.advance(time.Hour)
-	b := f.opened(backup).anchoredAt(place, other)
+	b := anchoredAt(f.opened(backup), place, other)
 	if err := b.keeper.Check(t.Context()); err != nil {
 		t.Fatal(err) // no witness of the loss is left
 	}
@@ -293,7 +243,7 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 	}
 
 	// The next start finds no fault.
-	c := f.opened(b.copied()).anchoredAt(place, other)
+	c := anchoredAt(f.opened(b.copied()), place, other)
 	c.keep()
 	c.checkBegun(0, b.begun()...)
 
@@ -311,7 +261,7 @@ func TestARemovedAnchorLeavesATrace(t *testing.T) {
 // A place that cannot be written does not fill the log.
 func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
 	f, place := newFixture(t), &unsaved{shelf: shelf{name: "place"}, fails: true}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	for range 5 {
 		a.keep()
 		a.checkStates(PlaceUnreachable)
@@ -390,7 +340,7 @@ func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
 
 func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.fill(8)
 	a.keep() // begins the place, with an entry
 	backup := a.copied()
@@ -398,7 +348,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	a.keep()
 	kept := place.kept()
 
-	b := f.opened(backup).anchoredAt(place)
+	b := anchoredAt(f.opened(backup), place)
 	b.refused(11, 17)
 	b.keep()
 	b.checkStates(PlaceRollback)
@@ -420,7 +370,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 		t.Errorf("%+v", accepted)
 	}
 	// The process ends before the anchor is written again.
-	f.opened(b.copied()).anchoredAt(place).goesOn()
+	anchoredAt(f.opened(b.copied()), place).goesOn()
 	b.goesOn()
 	b.keep()
 	b.checkStates(PlaceOK)
@@ -429,7 +379,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	}
 
 	// Now the first database lacks entries.
-	a = f.opened(f.copied()).anchoredAt(place)
+	a = anchoredAt(f.opened(f.copied()), place)
 	a.refused(18, 21)
 	if r := a.accept(); r.Epoch != 3 {
 		t.Errorf("%+v", r)
@@ -450,7 +400,7 @@ func newestOf(t *testing.T, l *parts) []byte {
 // While the place cannot be reached, the older database grows past the anchor.
 func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.fill(8)
 	a.keep() // begins the place, with an entry
 	backup := a.copied()
@@ -459,7 +409,7 @@ func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	kept := place.kept()
 
 	place.err = fault.New(fault.Unavailable, "not now")
-	b := f.opened(backup).anchoredAt(place)
+	b := anchoredAt(f.opened(backup), place)
 	b.goesOn()
 	b.fill(20)
 	b.keep()
@@ -474,7 +424,7 @@ func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	if r := b.accept(); r.Epoch != 2 || r.LostFrom != r.LostTo+1 {
 		t.Errorf("%+v", r)
 	}
-	f.opened(b.copied()).anchoredAt(place).goesOn()
+	anchoredAt(f.opened(b.copied()), place).goesOn()
 	b.goesOn()
 	b.keep()
 	b.checkStates(PlaceOK)
@@ -482,7 +432,7 @@ func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	// The first database is in an earlier epoch than the anchor, so it is halted although it has
 	// more entries.
 	a.fill(100)
-	f.opened(a.copied()).anchoredAt(place).refused(0, b.keeper.Status()[0].Sequence)
+	anchoredAt(f.opened(a.copied()), place).refused(0, b.keeper.Status()[0].Sequence)
 }
 
 // The holder of the key may rewrite the log from some entry on. The anchor knows the original
@@ -492,10 +442,10 @@ func TestARewrittenLogIsAFork(t *testing.T) {
 	f.fill(9)
 	backup := f.copied()
 	f.fill(5)
-	f.anchoredAt(place).keep()
+	anchoredAt(f, place).keep()
 	g := f.opened(backup)
 	g.fill(50)
-	g.anchoredAt(place).refused(0, 15)
+	anchoredAt(g, place).refused(0, 15)
 
 	// An attacker gains nothing by making that entry unreadable or by claiming that it is archived.
 	for _, change := range []func(store.Tx) error{
@@ -506,14 +456,14 @@ func TestARewrittenLogIsAFork(t *testing.T) {
 		if err := h.store.Update(t.Context(), change); err != nil {
 			t.Fatal(err)
 		}
-		h.anchoredAt(place).refused(0, 15)
+		anchoredAt(h, place).refused(0, 15)
 	}
 }
 
 // The row of an epoch is not signed. The entry that begins the epoch is.
 func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.fill(8)
 	a.keep() // begins the place, with an entry
 	backup := a.copied()
@@ -544,15 +494,15 @@ func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
 		if name == "with a signed head of" {
 			to = 20 // the database's own checkpoint shows the loss
 		}
-		g.anchoredAt(place).refused(11, to)
+		anchoredAt(g, place).refused(11, to)
 	}
-	f.opened(later).anchoredAt(place).goesOn()
+	anchoredAt(f.opened(later), place).goesOn()
 }
 
 // Entries in the archive are not lost: the tree contains them.
 func TestArchivedEntriesAreNoLoss(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.fill(400)
 	a.keep() // with an entry
 	a.fill(299)
@@ -588,20 +538,20 @@ func TestArchivedEntriesAreNoLoss(t *testing.T) {
 		}
 	}
 	cut(f, 450)
-	if err := f.opened(f.copied()).anchoredAt(place).keeper.Check(t.Context()); err != nil {
+	if err := anchoredAt(f.opened(f.copied()), place).keeper.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	// The entry that accepts a rollback may be archived, too.
 	backup := f.copied()
 	a.fill(50)
 	a.keep()
-	b := f.opened(backup).anchoredAt(place)
+	b := anchoredAt(f.opened(backup), place)
 	b.refused(702, 751)
 	b.accept()
 	b.fill(20)
 	b.follow()
 	cut(b.fixture, 752)
-	if err := f.opened(b.copied()).anchoredAt(place).keeper.Check(t.Context()); err != nil {
+	if err := anchoredAt(f.opened(b.copied()), place).keeper.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 	// The leaf in the tree decides, and not the absence of the entry.
@@ -627,20 +577,11 @@ func TestArchivedEntriesAreNoLoss(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b := g.anchoredAt(&shelf{name: "place", note: signedNote(t, f, c)})
+		b := anchoredAt(g, &shelf{name: "place", note: signedNote(t, f, c)})
 		if err := b.keeper.Check(t.Context()); (err == nil) != (name == "as it was") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-}
-
-func signedNote(t *testing.T, f *fixture, c Checkpoint) []byte {
-	t.Helper()
-	signed, err := SignCheckpoint(c, f.log.signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return signed
 }
 
 // The entry is the same, but the tree over the entries before it differs.
@@ -651,7 +592,7 @@ func TestAnotherTreeIsAFork(t *testing.T) {
 	c.Root[0] ^= 1
 	f.fill(9)
 	f.follow()
-	f.anchoredAt(&shelf{name: "place", note: signedNote(t, f, c)}).refused(0, 10)
+	anchoredAt(f, &shelf{name: "place", note: signedNote(t, f, c)}).refused(0, 10)
 }
 
 // A note that does not belong to this log proves nothing about it. If such a note stopped the
@@ -681,7 +622,7 @@ func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 			f, place := newFixture(t), &shelf{name: "place"}
 			bad := note(f, f.follow())
 			place.put(bad)
-			a := f.anchoredAt(place)
+			a := anchoredAt(f, place)
 			if err := a.keeper.Check(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -722,7 +663,7 @@ func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 // The refusal is recorded durably before the evidence is overwritten.
 func TestWhatIsRefusedStaysUntilItIsRecorded(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place", note: []byte("forged")}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.follow()
 	f.log.Halt(errors.New("for a test"))
 	a.keep()
@@ -742,7 +683,7 @@ func TestAPlaceThatCannotBeReachedStopsNothingAndIsNotWrittenUnread(t *testing.T
 	down := &shelf{name: "down", err: fault.New(fault.Unavailable, "not now")}
 	slow := &shelf{name: "slow", hangs: true}
 	up := &shelf{name: "up"}
-	a := f.anchoredAt(down, slow, up)
+	a := anchoredAt(f, down, slow, up)
 	a.keeper.Timeout = 20 * time.Millisecond
 	for range 3 {
 		if err := a.keeper.Check(t.Context()); err != nil {
@@ -778,7 +719,7 @@ func TestWhatAnotherHasWrittenMeanwhileIsReadFirst(t *testing.T) {
 	further.follow()
 	newer := newestOf(t, further.log)
 	place := &racingPlace{shelf: &shelf{name: "place"}, note: newer}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.keep()
 	a.checkStates(PlaceRollback)
 	if !bytes.Equal(place.kept(), newer) {
@@ -804,7 +745,7 @@ func (r *racingPlace) Load(ctx context.Context) ([]byte, error) {
 // The process may end before, during or after a write: the database always has what the anchor has.
 func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	var disks []string
 	snapshot := func() { disks = append(disks, f.copied()) }
 	place.onLoad, place.onSave = snapshot, snapshot
@@ -814,7 +755,7 @@ func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
 		disk := disks[len(disks)-1]
 		disks = nil
 		after := &shelf{name: "place", note: place.kept()}
-		if err := f.opened(disk).anchoredAt(after).keeper.Check(t.Context()); err != nil {
+		if err := anchoredAt(f.opened(disk), after).keeper.Check(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -827,18 +768,18 @@ func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
 func TestThePlaceThatKnowsMostDecides(t *testing.T) {
 	f := newFixture(t)
 	early, late, away := &shelf{name: "early"}, &shelf{name: "late"}, &shelf{name: "away"}
-	a := f.anchoredAt(early)
+	a := anchoredAt(f, early)
 	a.fill(4)
 	backup := a.copied()
 	a.fill(5)
 	a.keep() // with an entry
 	a.fill(4)
-	f.anchoredAt(late).keep()
+	anchoredAt(f, late).keep()
 	a.fill(4)
-	f.anchoredAt(away).keep()
+	anchoredAt(f, away).keep()
 	away.err = fault.New(fault.Unavailable, "not now")
 
-	b := f.opened(backup).anchoredAt(early, late, away)
+	b := anchoredAt(f.opened(backup), early, late, away)
 	b.refused(6, 15)
 	b.checkStates(PlaceRollback, PlaceRollback, PlaceUnreachable)
 	b.accept()
@@ -864,12 +805,12 @@ func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
 	f.fill(4)
 	backup := f.copied()
 	f.fill(5)
-	f.anchoredAt(early).keep() // with an entry
+	anchoredAt(f, early).keep() // with an entry
 	f.fill(4)
-	f.anchoredAt(late).keep()
+	anchoredAt(f, late).keep()
 	g := f.opened(backup)
 	g.fill(40)
-	b := g.anchoredAt(early, late)
+	b := anchoredAt(g, early, late)
 	b.refused(0, 15)
 	b.accept()
 	b.goesOn()
@@ -880,12 +821,12 @@ func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
 // An acceptance may be committed while a check reports the loss that it accepts.
 func TestAnAcceptanceIsNotTakenBackByALateLook(t *testing.T) {
 	f, place := newFixture(t), &shelf{name: "place"}
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.fill(4)
 	backup := a.copied()
 	a.fill(5)
 	a.keep()
-	b := f.opened(backup).anchoredAt(place)
+	b := anchoredAt(f.opened(backup), place)
 	b.refused(6, 10)
 	told := b.log.HaltedBy()
 	b.accept()
@@ -906,7 +847,7 @@ func TestABucketKeepsTheNewestAndWhatWasRefused(t *testing.T) {
 	}
 	t.Cleanup(func() { bucket.Close() })
 	place := NewBucketPlace(f.log.ChainID(), bucket)
-	a := f.anchoredAt(place)
+	a := anchoredAt(f, place)
 	a.keep()
 	a.checkStates(PlaceOK)
 	signed := newestOf(t, f.log)

@@ -2,16 +2,12 @@ package audit
 
 import (
 	"bytes"
-	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,159 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/store/postgres"
-	"github.com/latticekeep/latticekeep/test/pgtest"
-	"github.com/latticekeep/latticekeep/test/storetest"
 )
-
-const (
-	tenantA = authz.TenantID("ten_aaaaaaaaaaaaaaaaaaaaaaaaaa")
-	tenantB = authz.TenantID("ten_eeeeeeeeeeeeeeeeeeeeeeeeee")
-)
-
-// fixture is a log on a real store, with a clock that the test moves.
-type fixture struct {
-	t     testing.TB
-	path  string // database file of an embedded store
-	url   string // address of any other database
-	log   *parts
-	store store.Store
-	mu    sync.Mutex
-	clock time.Time
-}
-
-func (f *fixture) now() time.Time {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.clock
-}
-
-func (f *fixture) advance(d time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.clock = f.clock.Add(d)
-}
-
-// rehearsing runs every closure of Update twice, except where time is measured.
-func rehearsing(t testing.TB, s store.Database) store.Store {
-	if _, benchmark := t.(*testing.B); benchmark {
-		return s
-	}
-	return storetest.Rehearsing(s)
-}
-
-func newFixture(t testing.TB) *fixture {
-	t.Helper()
-	return (&fixture{t: t, path: filepath.Join(t.TempDir(), "audit.db")}).begin()
-}
-
-// newPostgresFixture is newFixture with PostgreSQL.
-func newPostgresFixture(t testing.TB) *fixture {
-	t.Helper()
-	return (&fixture{t: t, url: pgtest.Shared(t).URL()}).begin()
-}
-
-// onBothStores runs a test on each kind of store.
-func onBothStores(t *testing.T, test func(t *testing.T, newFixture func(testing.TB) *fixture)) {
-	t.Run("bolt", func(t *testing.T) { test(t, newFixture) })
-	t.Run("postgres", func(t *testing.T) { test(t, newPostgresFixture) })
-}
-
-// opens opens the store of the fixture.
-func (f *fixture) opens(hook store.Hook) store.Database {
-	f.t.Helper()
-	var s store.Database
-	var err error
-	if f.url != "" {
-		s, err = postgres.Open(context.Background(), f.url, postgres.Options{Hook: hook})
-	} else {
-		s, err = bolt.Open(f.path, bolt.Options{Hook: hook})
-	}
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.t.Cleanup(func() { s.Close() })
-	return s
-}
-
-func (f *fixture) begin() *fixture {
-	t := f.t
-	t.Helper()
-	f.clock = time.Date(2026, 11, 21, 12, 0, 0, 123456789, time.UTC)
-	f.log = newParts(f.now)
-	f.store = rehearsing(t, f.opens(f.log.Commit))
-	seed := make([]byte, dualsig.SeedSize)
-	_, _ = rand.Read(seed)
-	signer, err := dualsig.NewPrivateKey(seed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.log.Use(context.Background(), f.store, signer, "chain_test"); err != nil {
-		t.Fatal(err)
-	}
-	f.record(Event{Type: ChainStarted, Outcome: Success, Principal: principal(authz.SystemTenant), Resource: Resource{Type: ChainResource, ID: "chain_test"}})
-	return f
-}
-
-func principal(tenant authz.TenantID) authz.Principal {
-	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: "key_of_" + string(tenant), Scopes: authz.TenantScopes(), RequestID: "req", SourceIP: "127.0.0.1"}
-}
-
-func (f *fixture) record(e Event) {
-	f.t.Helper()
-	if err := f.log.Record(context.Background(), e); err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-func (f *fixture) sealed(tenant authz.TenantID, id, version, digest string) {
-	f.t.Helper()
-	f.record(Event{
-		Type: CredentialSealed, Outcome: Success, Principal: principal(tenant), Resource: Resource{ID: id, Type: CredentialResource},
-		Attributes: map[string]string{AttributeVersion: version, AttributeDigest: digest},
-	})
-}
-
-func (f *fixture) verify() (Report, error) {
-	return VerifyStore(context.Background(), f.store, Options{})
-}
-
-func (f *fixture) export() []byte {
-	f.t.Helper()
-	var out bytes.Buffer
-	if err := f.log.Export(context.Background(), &out, 0); err != nil {
-		f.t.Fatal(err)
-	}
-	return out.Bytes()
-}
-
-// fill writes a log of two tenants with concurrent writers.
-func (f *fixture) fill(n int) {
-	f.t.Helper()
-	var wg sync.WaitGroup
-	errs := make(chan error, n)
-	for i := range n {
-		wg.Go(func() {
-			tenant := tenantA
-			if i%3 == 0 {
-				tenant = tenantB
-			}
-			errs <- f.log.Record(context.Background(), Event{
-				Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenant),
-				Resource:   Resource{ID: fmt.Sprintf("cred_%d", i), Type: CredentialResource},
-				Attributes: map[string]string{"note": "<&>\"\\\u2028é"},
-			})
-		})
-	}
-	wg.Wait()
-	close(errs)
-	for err := range errs {
-		if err != nil {
-			f.t.Fatal(err)
-		}
-	}
-}
 
 // The first entry of a tenant, which has more attributes, and the entry of an event without
 // attributes name the pod as well.

@@ -76,8 +76,6 @@ func appendAll(b *testing.B, f *fixture, n int) appended {
 	return appended{uint64(n), f.commits() - before, time.Since(began)}
 }
 
-func (f *fixture) commits() uint64 { return f.store.(interface{ Commits() uint64 }).Commits() }
-
 // rawRate returns how many ML-DSA-65 signatures the given number of cores makes in a second.
 func rawRate(b *testing.B, f *fixture, cores int) float64 {
 	const n = 2000 // signatures of each core

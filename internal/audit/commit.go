@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -360,20 +359,4 @@ func (s *signatures) put(tx store.Tx, first uint64) error {
 		return fmt.Errorf("signing audit entries: %w", s.err)
 	}
 	return tx.Put(batchKey(first), s.signature)
-}
-
-// onAllCores calls do for each number from 0 to n-1 once, and returns when all calls are done.
-func onAllCores(n int, do func(i int)) {
-	var next atomic.Int64
-	work := func() {
-		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-			do(i)
-		}
-	}
-	var wg sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) - 1 {
-		wg.Go(work)
-	}
-	work()
-	wg.Wait()
 }

@@ -54,7 +54,7 @@ func (w *storeWalk) holdTile(r store.Reader, t tile) error {
 	if err != nil {
 		return err
 	}
-	if leaf, bad := t.differs(b); bad {
+	if leaf, bad := differs(t, b); bad {
 		w.suspect(sequenceAt(w.epochs, leaf), "the stored tree does not agree with the entry")
 	}
 	return nil
@@ -62,7 +62,7 @@ func (w *storeWalk) holdTile(r store.Reader, t tile) error {
 
 // differs compares a row with the tile. If they differ, it returns the index of the first leaf
 // below the first hash that differs.
-func (t tile) differs(row []byte) (leaf int64, differs bool) {
+func differs(t tile, row []byte) (leaf int64, differs bool) {
 	if bytes.Equal(row, t.data) {
 		return 0, false
 	}

@@ -12,43 +12,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-func admin() authz.Principal {
-	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}, RequestID: "req"}
-}
-
-// behind halts the log as if it lacked entries of a checkpoint.
-func (f *fixture) behind(lost RollbackError) { f.log.Halt(&lost) }
-
-func (f *fixture) epochs() []epoch {
-	f.t.Helper()
-	var epochs []epoch
-	err := f.store.View(f.t.Context(), func(r store.Reader) (err error) {
-		epochs, err = f.log.chain.epochs(r)
-		return err
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return epochs
-}
-
-func TestEpochsMapSequencesToTheTree(t *testing.T) {
-	epochs := []epoch{{1, 1, 0}, {2, 11, 5}, {4, 13, 7}, {5, 100, 9}}
-	want := map[uint64]int64{1: 0, 5: 4, 11: 5, 12: 6, 13: 7, 14: 8, 100: 9, 107: 16}
-	for sequence := range uint64(120) {
-		index, ok := indexOf(epochs, sequence)
-		if at, known := want[sequence]; known && (!ok || index != at) {
-			t.Errorf("indexOf(%d) = %d, %t", sequence, index, ok)
-		}
-		if (sequence == 0 || (sequence > 5 && sequence < 11) || (sequence > 14 && sequence < 100)) == ok {
-			t.Errorf("indexOf(%d) = %d, %t", sequence, index, ok)
-		}
-		if ok && sequenceAt(epochs, index) != sequence {
-			t.Errorf("sequenceAt(%d) = %d", index, sequenceAt(epochs, index))
-		}
-	}
-}
-
 func TestARefusingLogTakesNothing(t *testing.T) {
 	f := newFixture(t)
 	before := f.group(1)

@@ -3,15 +3,11 @@ package audit
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,128 +21,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
-
-// write appends n entries of two tenants in few commits.
-func (f *fixture) write(n int) {
-	f.t.Helper()
-	f.log.SetSigning(SignBatches)
-	defer f.log.SetSigning(SignEntries)
-	for done := 0; done < n; {
-		group := min(n-done, 1000)
-		err := f.store.Update(context.Background(), func(tx store.Tx) error {
-			for i := range group {
-				e := Event{Type: CredentialUnsealed, Outcome: Success, Principal: principal(tenantA), Resource: Resource{Type: CredentialResource}}
-				if (done+i)%3 == 0 {
-					e.Type, e.Principal = CredentialListed, principal(tenantB)
-				}
-				if _, err := f.log.Append(tx, e); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		done += group
-	}
-}
-
-// rowsOf returns the rows of some ranges by key.
-func (f *fixture) rowsOf(ranges ...store.Range) map[string][]byte {
-	f.t.Helper()
-	rows := make(map[string][]byte)
-	for _, rng := range ranges {
-		err := ScanAll(context.Background(), f.store, rng, func(key, value []byte) error {
-			rows[string(key)] = value
-			return nil
-		})
-		if err != nil {
-			f.t.Fatal(err)
-		}
-	}
-	return rows
-}
-
-// forget deletes everything derived, as in a log from before the tree existed.
-func (f *fixture) forget() {
-	f.t.Helper()
-	rows := f.rowsOf(tileRange, summaryRange, store.Prefix(checkpointKey))
-	err := f.store.Update(context.Background(), func(tx store.Tx) error {
-		for key := range rows {
-			if err := tx.Delete([]byte(key)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.log.chain.followed.Store(nil)
-}
-
-// entries returns the whole log.
-func (f *fixture) entries() (entries []*Entry) {
-	f.t.Helper()
-	for key := range f.rowsOf(entryRange) {
-		err := f.store.View(context.Background(), func(r store.Reader) error {
-			e, err := readEntry(r, binary.BigEndian.Uint64([]byte(key)[len(key)-8:]))
-			entries = append(entries, e)
-			return err
-		})
-		if err != nil {
-			f.t.Fatal(err)
-		}
-	}
-	slices.SortFunc(entries, func(a, b *Entry) int { return int(a.Sequence) - int(b.Sequence) })
-	return entries
-}
-
-// followsTo fails the test unless the derived rows are exactly those of the first size entries.
-func (f *fixture) followsTo(size int64) {
-	f.t.Helper()
-	reference := &referenceTree{}
-	blocks := make(map[string][]indexRow)
-	wantSummaries := make(map[string][]byte)
-	var last *Entry
-	for _, e := range f.entries()[:size] {
-		last = e
-		reference.add(f.t, e.link().hash)
-		rows := append(blocks[e.TenantID], indexRow{e.link(), e.EventType, e.Actor.ID})
-		if len(rows) == blockSize {
-			wantSummaries[string(summaryKey(e.TenantID, e.TenantSequence/blockSize-1))] = summaryOf(rows)
-			rows = nil
-		}
-		blocks[e.TenantID] = rows
-	}
-	if !maps.EqualFunc(f.rowsOf(tileRange), reference.rows(f.t), bytes.Equal) {
-		f.t.Errorf("the tiles are not those of the first %d entries", size)
-	}
-	if !maps.EqualFunc(f.rowsOf(summaryRange), wantSummaries, bytes.Equal) {
-		f.t.Errorf("the summaries are not those of the first %d entries", size)
-	}
-	signed, c, err := f.log.chain.NewestCheckpoint(context.Background())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	again, err := ParseCheckpoint(signed, f.log.signer.Public())
-	if err != nil || again != c {
-		f.t.Errorf("the note says %+v, %v", again, err)
-	}
-	if c.Size != size || c.Root != reference.root(f.t, size) || c.Sequence != last.Sequence || hex.EncodeToString(c.Hash[:]) != last.Hash || !c.Time.Equal(last.Time()) {
-		f.t.Errorf("%+v is not the checkpoint of %d", c, size)
-	}
-}
-
-func (f *fixture) follow() Checkpoint {
-	f.t.Helper()
-	c, err := f.log.Follow(context.Background())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return c
-}
 
 func TestWhatIsDerivedFollowsTheChain(t *testing.T) {
 	f := newFixture(t)
@@ -189,16 +63,6 @@ func (s *faulty) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return s.Store.Update(ctx, fn)
 	}
 	return s.fail(n, fn)
-}
-
-// another returns the log as another process that opens the same store.
-func (f *fixture) another(s store.Store) *parts {
-	f.t.Helper()
-	l := newParts(f.now)
-	if err := l.Use(context.Background(), s, f.log.signer, f.log.chain.chainID); err != nil {
-		f.t.Fatal(err)
-	}
-	return l
 }
 
 // The follower processes an old log without a tree in steps of bounded size. A process that ends
@@ -410,17 +274,6 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 	f.followsTo(int64(len(f.entries())))
 }
 
-// lose makes the log lack entries that a checkpoint elsewhere covers, and accepts the loss.
-func (f *fixture) lose(to uint64) {
-	f.t.Helper()
-	f.log.Halt(&RollbackError{LostTo: to, Epoch: 1, Place: "a test"})
-	p := principal(authz.SystemTenant)
-	p.Scopes = []authz.Scope{authz.SystemAdmin}
-	if _, err := f.log.AcceptRollback(context.Background(), p, "a test"); err != nil {
-		f.t.Fatal(err)
-	}
-}
-
 // The tree continues across a rollback, and a follower accepts this as one log.
 func TestTheTreeGoesOnInANewEpoch(t *testing.T) {
 	f := newFixture(t)
@@ -579,35 +432,4 @@ func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 			t.Error(logged)
 		}
 	})
-}
-
-// testdata/checkpoint is signed with a key whose seed is 32 zero bytes. It must always verify.
-func TestTheGoldenCheckpointVerifies(t *testing.T) {
-	signed, err := os.ReadFile(filepath.Join("testdata", "checkpoint"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := dualsig.NewPrivateKey(make([]byte, dualsig.SeedSize))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := ParseCheckpoint(signed, key.Public())
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &treeBuilder{}
-	for b.size < 300 {
-		b.add(numbered(b.size))
-	}
-	want := Checkpoint{
-		ChainID: "chain_golden", Epoch: 2, Size: 300, Root: b.root(), Sequence: 310, Hash: numbered(299),
-		Time: time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC),
-	}
-	if c != want {
-		t.Errorf("%+v, want %+v", c, want)
-	}
-	const text = "latticekeep.dev/log/chain_golden/2\n300\nSKDFlIOV/vOW8PH5pgUUDSOCTarNmyyZ0gVUxx4vCdg=\nsequence 310\n"
-	if !bytes.HasPrefix(signed, []byte(text)) {
-		t.Errorf("%s", signed)
-	}
 }

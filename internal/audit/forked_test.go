@@ -9,28 +9,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// putBack restores the rows of a copy, like a failover to a server that lacks the newest commits.
-func (f *fixture) putBack(m *memory) {
-	f.t.Helper()
-	now := copyStore(f.t, f.store)
-	err := f.store.Update(f.t.Context(), func(tx store.Tx) error {
-		for _, r := range now.rows {
-			if err := tx.Delete(r.key); err != nil {
-				return err
-			}
-		}
-		for _, r := range m.rows {
-			if err := tx.Put(r.key, r.value); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
-
 // Nothing reads the log between the last acknowledged commit and the next one.
 func TestALostLastCommitIsFoundByTheNext(t *testing.T) {
 	onBothStores(t, func(t *testing.T, newFixture func(testing.TB) *fixture) {
@@ -89,11 +67,6 @@ func TestALostLastCommitOfAReplicaIsFoundByIt(t *testing.T) {
 	b.put(before) // no client got an acknowledgement of the commit
 	b.outcome = done
 	b.append(AuditRead, tenantB)
-}
-
-// rewrite changes rows like an attacker who can write to the database but lacks the key.
-func (b *table) rewrite(change func(tx store.Tx) error) {
-	b.put(b.read().with(change))
 }
 
 // The index of a tenant is not signed. Whatever an attacker writes there, replicas sign only
@@ -250,48 +223,6 @@ func TestARewrittenHistoryFailsItsTenantAlone(t *testing.T) {
 			t.Error(ofA, ofAll)
 		}
 		other.append(AuditRead, tenantB)
-	}
-}
-
-// A tenant's newest entry may be in the archive and of an earlier epoch.
-func TestATenantGoesOnFromAnEntryThatIsArchived(t *testing.T) {
-	for name, rewrite := range map[string]func(tx store.Tx, last uint64) error{
-		"as it is":        nil,
-		"the row is gone": func(tx store.Tx, last uint64) error { return tx.Delete(tenantKey(string(tenantB), last)) },
-		"of another entry": func(tx store.Tx, last uint64) error {
-			return tx.Put(tenantKey(string(tenantB), last+1), get(tx, tenantKey(string(tenantB), last)))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
-			f.old()
-			a, _ := f.folder()
-			if n, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}).Run(t.Context()); err != nil || n == 0 {
-				t.Fatal(n, err)
-			}
-			var last uint64
-			_ = f.store.View(t.Context(), func(r store.Reader) (err error) {
-				newest, err := lastOf(r, string(tenantB))
-				last = newest.sequence
-				if _, missing := hashOf(r, 1); !errors.Is(missing, errNoEntry) {
-					t.Error("nothing is archived")
-				}
-				return err
-			})
-			if rewrite != nil {
-				if err := f.store.Update(t.Context(), func(tx store.Tx) error { return rewrite(tx, last) }); err != nil {
-					t.Fatal(err)
-				}
-			}
-			other := f.another(f.store)
-			err := f.store.Update(t.Context(), func(tx store.Tx) error {
-				_, err := other.Append(tx, Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantB)})
-				return errors.Join(err, errNotDone)
-			})
-			if damaged := errors.Is(err, errDamagedLog); damaged != (rewrite != nil) || last == 0 {
-				t.Error(last, err)
-			}
-		})
 	}
 }
 

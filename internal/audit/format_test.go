@@ -55,39 +55,6 @@ func TestTheCanonicalFormIsRFC8785(t *testing.T) {
 	}
 }
 
-func FuzzParseEntry(f *testing.F) {
-	f.Fuzz(func(t *testing.T, line []byte) {
-		e, err := ParseEntry(line)
-		if err != nil {
-			return
-		}
-		again, err := e.JSON()
-		if err != nil || !bytes.Equal(again, line) {
-			t.Fatal("parse and encode differ", err)
-		}
-	})
-}
-
-func FuzzDecodeRow(f *testing.F) {
-	f.Fuzz(func(t *testing.T, row, batch []byte) {
-		e, err := decodeRow(row, batch)
-		if err == nil {
-			if line, err := e.JSON(); err != nil {
-				t.Fatal(err)
-			} else if _, err := ParseEntry(line); err != nil {
-				t.Fatal("a stored entry does not parse as an exported one")
-			}
-			if b, ok := decodeBase64(e.Signature); !ok {
-				t.Fatal("the signature of a stored entry is not base64")
-			} else if _, _, ok := decodeSignature(b); !ok {
-				t.Fatal("the signature of a stored entry does not parse as an exported one")
-			}
-		}
-		_, _ = decodeIndexRow(row)
-		_, _ = decodeLink(row)
-	})
-}
-
 func FuzzVerifyExport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, export []byte) {
 		if report, err := VerifyExport(bytes.NewReader(export), Options{}); err == nil && report.Entries == 0 {

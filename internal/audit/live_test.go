@@ -83,8 +83,7 @@ func TestAPassThatFindsDamageIsNotOverruled(t *testing.T) {
 	rows.Store(copyStore(t, f.store))
 	synctest.Test(t, func(t *testing.T) {
 		log := newParts(time.Now)
-		log.chain.store, log.signer, log.chain.chainID, log.keyID = &rows, f.log.signer, f.log.chain.chainID, f.log.keyID
-		log.chain.key = log.signer.Public()
+		_ = log.Use(t.Context(), &rows, f.log.signer, f.log.chain.chainID)
 		if p, err := log.Verify(t.Context()); err != nil || p.Status != ProofVerified {
 			t.Fatal(p, err)
 		}
@@ -127,8 +126,7 @@ func TestAllIsVerifiedNowAndThen(t *testing.T) {
 	rows.Store(copyStore(t, f.store))
 	synctest.Test(t, func(t *testing.T) {
 		log := newParts(time.Now)
-		log.chain.store, log.signer, log.chain.chainID, log.keyID = &rows, f.log.signer, f.log.chain.chainID, f.log.keyID
-		log.chain.key = log.signer.Public()
+		_ = log.Use(t.Context(), &rows, f.log.signer, f.log.chain.chainID)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {

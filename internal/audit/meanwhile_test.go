@@ -8,38 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// put changes the store without the log's knowledge.
-func (f *fixture) put(change func(store.Tx) error) {
-	f.t.Helper()
-	if err := f.store.Update(f.t.Context(), change); err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-// between calls a function before one of the Views of a store.
-type between struct {
-	store.Store
-	views atomic.Int64
-	at    int64
-	do    func() error
-}
-
-func (s *between) View(ctx context.Context, closure func(store.Reader) error) error {
-	if s.views.Add(1) == s.at {
-		if err := s.do(); err != nil {
-			return err
-		}
-	}
-	return s.Store.View(ctx, closure)
-}
 
 // A sound log is never reported as broken, whatever is archived while it is read.
 func TestWhatIsArchivedWhileItIsReadIsNoFault(t *testing.T) {
@@ -262,7 +236,7 @@ func TestALongAnchorIsNotReadWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bucket.Close() })
-	a := f.anchoredAt(NewBucketPlace(f.log.ChainID(), bucket))
+	a := anchoredAt(f, NewBucketPlace(f.log.ChainID(), bucket))
 	a.keep()
 	signed := newestOf(t, f.log)
 	// A note may also carry the signatures of others.

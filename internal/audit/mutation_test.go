@@ -7,8 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/maphash"
-	"math/rand/v2"
-	"strconv"
+	mrand "math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -73,8 +72,8 @@ func newVictimOn(t testing.TB, newFixture func(testing.TB) *fixture) *victim {
 		t.Fatalf("%+v", report)
 	}
 	for _, rng := range []store.Range{summaryRange, tileRange, batchRange, epochRange, currentRange, only(checkpointKey)} {
-		rows, _, err := readPage(memoryTx{v.memory}, rng)
-		if err != nil || len(rows) == 0 {
+		found := false
+		if err := (memoryTx{v.memory}).Scan(rng, func(_, _ []byte) bool { found = true; return false }); err != nil || !found {
 			t.Fatalf("a victim without %s", rng.From)
 		}
 	}
@@ -162,27 +161,6 @@ func (v *victim) fill(n int) {
 	wg.Wait()
 }
 
-// rememberSignatures returns a check that verifies the same signature over the same hash only once.
-// Thousands of logs that differ in one bit share all other signatures.
-func rememberSignatures() func(stored, func() bool) bool {
-	type signed struct {
-		hash            [32]byte
-		n, index        uint32
-		path, signature uint64
-	}
-	seed := maphash.MakeSeed()
-	var known sync.Map
-	return func(s stored, verify func() bool) bool {
-		key := signed{s.hash, s.proof.n, s.proof.index, maphash.Bytes(seed, s.proof.path), maphash.Bytes(seed, s.signature)}
-		if sound, ok := known.Load(key); ok {
-			return sound.(bool)
-		}
-		sound := verify()
-		known.Store(key, sound)
-		return sound
-	}
-}
-
 // sequenceIn returns the range of sequences at which a change of the row may be reported, or 0 and
 // 0 if any sequence is accepted.
 func (v *victim) sequenceIn(r row) (from, to uint64) {
@@ -226,7 +204,7 @@ func (v *victim) flips(t *testing.T, samples int) {
 		places[i+1] = places[i] + len(r.key) + len(r.value)
 	}
 	rows := len(v.rows)
-	random := rand.New(rand.NewPCG(5, 2026))
+	random := mrand.New(mrand.NewPCG(5, 2026))
 	type flip struct{ row, at, bit int }
 	flips := make([]flip, samples)
 	for i := range flips {
@@ -494,37 +472,6 @@ func (v *victim) cut(tx store.Tx, last uint64) error {
 	return err
 }
 
-// copyOf returns a log of the same chain on a copy of its rows.
-func (f *fixture) copyOf(m *memory) *fixture {
-	f.t.Helper()
-	g := &fixture{t: f.t, path: f.path + strconv.Itoa(len(m.rows)), clock: f.now()}
-	g.log = newParts(g.now)
-	g.open(m)
-	if err := g.log.Use(context.Background(), g.store, f.log.signer, f.log.chain.chainID); err != nil {
-		f.t.Fatal(err)
-	}
-	return g
-}
-
-// open creates a store of the rows, with the log as its hook.
-func (f *fixture) open(m *memory) {
-	f.t.Helper()
-	fill := mustOpen(f.t, f.path, nil)
-	err := fill.Update(context.Background(), func(tx store.Tx) error {
-		for _, r := range m.rows {
-			if err := tx.Put(r.key, r.value); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err := cmp.Or(err, fill.Close()); err != nil {
-		f.t.Fatal(err)
-	}
-	f.store = mustOpen(f.t, f.path, f.log.Commit)
-	f.t.Cleanup(func() { f.store.Close() })
-}
-
 // Base64 has unused bits. A checkpoint in the store still has only one valid spelling.
 func TestASpareBitOfACheckpointIsReported(t *testing.T) {
 	f := newFixture(t)
@@ -544,5 +491,26 @@ func TestASpareBitOfACheckpointIsReported(t *testing.T) {
 	}
 	if _, ok := IsBroken(second(VerifyExport(strings.NewReader(respell(string(f.export()))), Options{}))); !ok {
 		t.Error("not reported in an export")
+	}
+}
+
+// rememberSignatures returns a check that verifies the same signature over the same hash only once.
+// Thousands of logs that differ in one bit share all other signatures.
+func rememberSignatures() func(stored, func() bool) bool {
+	type signed struct {
+		hash            [32]byte
+		n, index        uint32
+		path, signature uint64
+	}
+	seed := maphash.MakeSeed()
+	var known sync.Map
+	return func(s stored, verify func() bool) bool {
+		key := signed{s.hash, s.proof.n, s.proof.index, maphash.Bytes(seed, s.proof.path), maphash.Bytes(seed, s.signature)}
+		if sound, ok := known.Load(key); ok {
+			return sound.(bool)
+		}
+		sound := verify()
+		known.Store(key, sound)
+		return sound
 	}
 }

@@ -9,39 +9,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// cutTail removes the entries after a sequence and all rows that name them, but keeps the
-// checkpoint.
-func (f *fixture) cutTail(to uint64) {
-	f.t.Helper()
-	err := f.store.Update(f.t.Context(), func(tx store.Tx) error {
-		head, err := readHead(tx)
-		if err != nil {
-			return err
-		}
-		for n := head.sequence; n > to; n-- {
-			e, err := readEntry(tx, n)
-			if errors.Is(err, errNoEntry) {
-				continue // an accepted rollback skipped the sequence
-			}
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(tx.Delete(entryKey(n)), tx.Delete(tenantKey(e.TenantID, e.TenantSequence))); err != nil {
-				return err
-			}
-		}
-		e, err := readEntry(tx, to)
-		if err != nil {
-			return err
-		}
-		return tx.Put(headKey, e.link().encode())
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.restart()
-}
-
 // A log whose tail was cut finds out from its own checkpoint, without an anchor. It continues when
 // the loss is accepted.
 func TestALogThatIsBehindItsOwnCheckpointIsRefused(t *testing.T) {
@@ -59,7 +26,7 @@ func TestALogThatIsBehindItsOwnCheckpointIsRefused(t *testing.T) {
 			f.fill(sizes[0])
 			before := f.follow()
 			f.cutTail(uint64(sizes[1]))
-			a := f.anchoredAt()
+			a := anchoredAt(f)
 			a.refused(uint64(sizes[1])+1, uint64(sizes[2]))
 			if _, err := f.log.Follow(t.Context()); err == nil {
 				t.Error("the follower goes on")
@@ -86,7 +53,7 @@ func TestALogThatIsBehindItsOwnCheckpointIsRefused(t *testing.T) {
 			}
 			f.followsTo(int64(sizes[1]) + 6)
 			f.restart()
-			f.anchoredAt().goesOn()
+			anchoredAt(f).goesOn()
 			if _, err := f.log.ProveInclusion(t.Context(), principal(tenantA), before.Sequence+2, 0); err != nil && !errors.Is(err, fault.NotFound) {
 				t.Error(err)
 			}
@@ -113,7 +80,7 @@ func TestTheFollowerRefusesALogBehindItsOwnCheckpoint(t *testing.T) {
 	if err := f.log.Record(t.Context(), Event{Type: AuditRead, Outcome: Success, Principal: principal(tenantA)}); !errors.Is(err, fault.Unavailable) {
 		t.Error("an entry was written:", err)
 	}
-	f.anchoredAt().accept()
+	anchoredAt(f).accept()
 	f.follow()
 	f.followsTo(16)
 }
@@ -126,7 +93,7 @@ func TestALogThatLeavesItsOwnCheckpointIsRefused(t *testing.T) {
 	f.cutTail(270)
 	f.fill(100) // as by a release that did not check
 	f.restart()
-	a := f.anchoredAt()
+	a := anchoredAt(f)
 	a.refused(0, 301)
 	if p, err := f.log.Verify(t.Context()); err != nil || p.Status != ProofBroken {
 		t.Errorf("the live proof: %+v, %v", p, err)
@@ -137,7 +104,7 @@ func TestALogThatLeavesItsOwnCheckpointIsRefused(t *testing.T) {
 	f.follow()
 	f.followsTo(371)
 	f.restart()
-	f.anchoredAt().goesOn()
+	anchoredAt(f).goesOn()
 }
 
 // If both an anchor and the database know of a loss, the larger loss counts, and one acceptance
@@ -146,7 +113,7 @@ func TestTheDatabaseAndAPlaceKnowOfALoss(t *testing.T) {
 	for name, ahead := range map[string]bool{"the place knows less": false, "the place knows more": true} {
 		t.Run(name, func(t *testing.T) {
 			f, place := newFixture(t), &shelf{name: "place"}
-			a := f.anchoredAt(place)
+			a := anchoredAt(f, place)
 			a.fill(19)
 			a.keep() // checkpoint at 20, head at 21
 			kept := f.copied()
@@ -161,7 +128,7 @@ func TestTheDatabaseAndAPlaceKnowOfALoss(t *testing.T) {
 			g := f.opened(kept)
 			g.follow()
 			g.cutTail(15)
-			b := g.anchoredAt(place)
+			b := anchoredAt(g, place)
 			to := uint64(24)
 			if ahead {
 				to = 31
@@ -198,14 +165,14 @@ func TestForgedEpochsAreNoEpochs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, place := newFixture(t), &shelf{name: "place"}
-			a := f.anchoredAt(place)
+			a := anchoredAt(f, place)
 			a.fill(9)
 			a.keep()
 			g := f.opened(f.copied())
 			if err := g.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(row.key, row.value) }); err != nil {
 				t.Fatal(err)
 			}
-			b := g.anchoredAt(place)
+			b := anchoredAt(g, place)
 			if err := b.keeper.Check(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -281,7 +248,7 @@ func TestDamagedRowsAreNoLoss(t *testing.T) {
 		if _, err := f.log.Follow(t.Context()); !errors.Is(err, errDamagedLog) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := errors.Join(f.anchoredAt().keeper.Check(t.Context()), f.log.Ready(t.Context())); err != nil {
+		if err := errors.Join(anchoredAt(f).keeper.Check(t.Context()), f.log.Ready(t.Context())); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if name == "an epoch's" {

@@ -153,7 +153,7 @@ func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index 
 			return errNoTile
 		}
 		if level == -1 {
-			data, err = s.bundle(index*tileWidth, width)
+			data, err = bundle(s, index*tileWidth, width)
 			return err
 		}
 		t := tlog.Tile{H: tileHeight, L: level, N: index, W: width}
@@ -167,7 +167,7 @@ func (rd *Reader) Tile(ctx context.Context, p authz.Principal, level int, index 
 }
 
 // bundle returns the hashes of n entries, beginning at an index of the tree.
-func (s treeView) bundle(first int64, n int) ([]byte, error) {
+func bundle(s treeView, first int64, n int) ([]byte, error) {
 	leaves, err := tlog.ReadTileData(tlog.Tile{H: tileHeight, N: first / tileWidth, W: n}, s.hashes)
 	if err != nil {
 		return nil, treeError(err)

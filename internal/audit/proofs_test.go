@@ -2,14 +2,12 @@ package audit
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -149,38 +147,6 @@ func TestATenantLearnsNothingOfWhatIsNotItsOwn(t *testing.T) {
 	}
 }
 
-// countingStore counts the reads of Views by the kind of row.
-type countingStore struct {
-	store.Store
-	gets, scans map[string]int
-}
-
-func (s *countingStore) String() string { return fmt.Sprint(s.gets, s.scans) }
-
-func (s *countingStore) View(ctx context.Context, fn func(store.Reader) error) error {
-	s.gets, s.scans = make(map[string]int), make(map[string]int)
-	return s.Store.View(ctx, func(r store.Reader) error { return fn(rowKinds{r, s}) })
-}
-
-type rowKinds struct {
-	store.Reader
-	*countingStore
-}
-
-func kindOfRow(key []byte) string { return strings.Join(strings.SplitN(string(key), "/", 3)[:2], "/") }
-
-func (r rowKinds) Get(key []byte) ([]byte, error) {
-	r.gets[kindOfRow(key)]++
-	return r.Reader.Get(key)
-}
-
-func (r rowKinds) Scan(rng store.Range, visit func(key, value []byte) bool) error {
-	return r.Reader.Scan(rng, func(key, value []byte) bool {
-		r.scans[kindOfRow(key)]++
-		return visit(key, value)
-	})
-}
-
 // A mirror that reads tiles and bundles gets the whole tree and every entry in it.
 func TestTilesAreThoseOfTheNewestCheckpoint(t *testing.T) {
 	f, c := proven(t, 700)
@@ -307,15 +273,6 @@ func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
 			t.Error(row, err)
 		}
 	}
-}
-
-func (f *fixture) summaryRow(block uint64) (row []byte, err error) {
-	err = f.store.View(context.Background(), func(r store.Reader) error {
-		b, err := r.Get(summaryKey(string(tenantA), block))
-		row = bytes.Clone(b)
-		return err
-	})
-	return row, err
 }
 
 // A changed tree or index yields an error and never a proof.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -39,33 +38,6 @@ func threeDays(t *testing.T) (f *fixture, began time.Time, all []Event) {
 		f.advance(time.Hour)
 	}
 	return f, began, all
-}
-
-// pages reads all pages of a query and returns the hours of the entries found.
-func (f *fixture) pages(q Query) (hours []string) {
-	f.t.Helper()
-	asking := principal(tenantA)
-	asking.ID = "key_asking"
-	for n := 0; ; n++ {
-		entries, next, err := f.log.Query(f.t.Context(), asking, q)
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		for _, e := range entries {
-			if e.TenantID != string(tenantA) {
-				f.t.Fatal("another tenant's entry")
-			}
-			if e.EventType != AuditRead {
-				hours = append(hours, e.Resource.ID)
-			}
-		}
-		if len(entries) > q.Limit || n > 1000 {
-			f.t.Fatal("a page too large, or no end")
-		}
-		if q.Cursor = next; next == "" {
-			return hours
-		}
-	}
 }
 
 // For every combination of filters and every page size, a query finds what a loop over all entries
@@ -188,45 +160,8 @@ func (r *countingReader) Get(key []byte) ([]byte, error) {
 	return r.Reader.Get(key)
 }
 
-// crowd writes n entries of tenantA. Their numbers determine their types and actors. It returns
-// them, oldest first. The clock advances by an hour after every hundred entries.
-func (f *fixture) crowd(n int, of func(i int) (EventType, string)) (rows []Query) {
-	f.t.Helper()
-	f.log.SetSigning(SignBatches)
-	defer f.log.SetSigning(SignEntries)
-	for done := 0; done < n; f.advance(time.Hour) {
-		group := min(n-done, 100)
-		err := f.store.Update(context.Background(), func(tx store.Tx) error {
-			for i := done; i < done+group; i++ {
-				p := principal(tenantA)
-				e := Event{Outcome: Success, Principal: p, Resource: Resource{Type: CredentialResource, ID: fmt.Sprint(i)}}
-				e.Type, e.Principal.ID = of(i)
-				if _, err := f.log.Append(tx, e); err != nil {
-					return err
-				}
-				if i%5 == 0 { // so sequences of the tenant differ from those of the log
-					e.Principal.Tenant = tenantB
-					if _, err := f.log.Append(tx, e); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		for i := done; i < done+group; i++ {
-			eventType, actor := of(i)
-			rows = append(rows, Query{EventType: string(eventType), UserID: actor, From: f.now()})
-		}
-		done += group
-	}
-	return rows
-}
-
-// search runs all pages of a query and returns the IDs that it finds.
-func (f *fixture) search(q Query) (ids []string, pages int) {
+// searchPages runs all pages of a query and returns the IDs that it finds.
+func searchPages(f *fixture, q Query) (ids []string, pages int) {
 	f.t.Helper()
 	for {
 		err := f.store.View(context.Background(), func(r store.Reader) error {
@@ -292,7 +227,7 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 						}
 					}
 					for _, q.Limit = range []int{1000, 37} {
-						if got, _ := f.search(q); !slices.Equal(got, want) {
+						if got, _ := searchPages(f, q); !slices.Equal(got, want) {
 							t.Fatalf("%s, %+v: %d found, want %d", name, q, len(got), len(want))
 						}
 					}
@@ -342,11 +277,11 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 					want = append(want, fmt.Sprint(i%1500))
 				}
 			}
-			if got, _ := f.search(Query{EventType: string(eventType), Limit: 100}); !slices.Equal(got, want) {
+			if got, _ := searchPages(f, Query{EventType: string(eventType), Limit: 100}); !slices.Equal(got, want) {
 				t.Errorf("after a cut, %s: %d found, want %d", eventType, len(got), len(want))
 			}
 		}
-		if got, _ := f.search(Query{Limit: 100}); len(got) != 1900 {
+		if got, _ := searchPages(f, Query{Limit: 100}); len(got) != 1900 {
 			t.Errorf("after a cut: %d", len(got))
 		}
 	}
@@ -422,11 +357,11 @@ func TestAPageEndsWhenEnoughWasLookedAt(t *testing.T) {
 		return UserSignedIn, "usr_a"
 	})
 	q := Query{EventType: string(KeyRotated), Limit: 20}
-	if ids, pages := f.search(q); pages != 2 || !slices.Equal(ids, []string{"40"}) {
+	if ids, pages := searchPages(f, q); pages != 2 || !slices.Equal(ids, []string{"40"}) {
 		t.Errorf("%d pages without summaries: %v", pages, ids)
 	}
 	f.follow()
-	if ids, pages := f.search(q); pages != 1 || !slices.Equal(ids, []string{"40"}) {
+	if ids, pages := searchPages(f, q); pages != 1 || !slices.Equal(ids, []string{"40"}) {
 		t.Errorf("%d pages with summaries: %v", pages, ids)
 	}
 }
@@ -445,7 +380,7 @@ func TestASummaryThatNamesTooMuchShowsNothingMore(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, limit := range []int{10, 1000} {
-		if ids, _ := f.search(Query{EventType: string(KeyListed), Limit: limit}); len(ids) != 150 {
+		if ids, _ := searchPages(f, Query{EventType: string(KeyListed), Limit: limit}); len(ids) != 150 {
 			t.Errorf("%d found in pages of %d", len(ids), limit)
 		}
 	}
@@ -627,59 +562,4 @@ func BenchmarkQuery(b *testing.B) {
 			b.ReportMetric(p99(whole).Seconds()*1000, "ms-p99")
 		})
 	}
-}
-
-// longLog returns a followed log of n entries of one tenant. Few of them have the rare types that
-// the benchmarks search for. One signature covers two thousand entries.
-func longLog(b *testing.B, n int, tenant authz.TenantID) *fixture {
-	b.Helper()
-	f := newFixture(b)
-	f.log.SetSigning(SignBatches)
-	began := time.Now()
-	kinds := []EventType{CredentialUnsealed, CredentialListed, DataEncrypted, DataDecrypted, UserSignedIn, AuditRead}
-	for done := 0; done < n; f.advance(time.Second) {
-		err := f.store.Update(b.Context(), func(tx store.Tx) error {
-			for i := done; i < done+2000; i++ {
-				p := principal(tenant)
-				p.ID = fmt.Sprint("usr_", i%50)
-				e := Event{Type: kinds[i%len(kinds)], Outcome: Success, Principal: p, Resource: Resource{Type: CredentialResource, ID: "cred_x"}}
-				switch {
-				case i == 17:
-					e.Type, e.Principal.ID = KeyRotated, "usr_once"
-				case i%20_000 == 0:
-					e.Type, e.Principal.ID = CredentialDeleted, "usr_rare"
-				case i%256 == 0:
-					e.Type = CredentialRotated // one in each block
-				}
-				if _, err := f.log.Append(tx, e); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			b.Fatal(err)
-		}
-		done += 2000
-	}
-	b.Logf("%d entries written in %v", n, time.Since(began))
-	began = time.Now()
-	c := f.follow()
-	b.Logf("followed in %v: %.0f entries a second", time.Since(began), float64(c.Size)/time.Since(began).Seconds())
-	if info, err := os.Stat(f.path); err == nil {
-		b.Logf("the database has %d MiB, of which %d MiB are summaries", info.Size()>>20, f.sizeOf(summaryRange)>>20)
-	}
-	return f
-}
-
-func p99(all []time.Duration) time.Duration {
-	slices.Sort(all)
-	return all[len(all)*99/100]
-}
-
-func (f *fixture) sizeOf(rng store.Range) (bytes int) {
-	for key, value := range f.rowsOf(rng) {
-		bytes += len(key) + len(value)
-	}
-	return bytes
 }

@@ -87,13 +87,6 @@ const (
 	batchRowHeader = 1 + 8 + 4 + 4 // without the path
 )
 
-func encodeRow(core, signature []byte) []byte {
-	row := make([]byte, 0, 1+len(signature)+len(core))
-	row = append(row, plainRow)
-	row = append(row, signature...)
-	return append(row, core...)
-}
-
 // beginBatchRow appends the part of a row that precedes the core.
 func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
 	dst = append(dst, batchRow)
@@ -181,16 +174,6 @@ func (s stored) whole() *Entry {
 	}
 	s.entry.Signature = base64.StdEncoding.EncodeToString(b)
 	return s.entry
-}
-
-// decodeRow decodes a stored entry with its signature. The batch is the row of its group, if
-// [rowBatch] names one.
-func decodeRow(row, batch []byte) (*Entry, error) {
-	s, err := decodeStored(row, batch)
-	if err != nil {
-		return nil, err
-	}
-	return s.whole(), nil
 }
 
 // The rows that name a tenant's newest entry are not signed. With write access to the database, but

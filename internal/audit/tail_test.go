@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -47,12 +46,12 @@ func TestASearchInsideEntriesIsBounded(t *testing.T) {
 	f.crowd(n, func(int) (EventType, string) { return CredentialUnsealed, "usr_a" })
 	f.follow()
 	for resource, want := range map[string][]string{"none": nil, "17": {"17"}, strconv.Itoa(n - 1): {strconv.Itoa(n - 1)}} {
-		got, pages := f.search(Query{ResourceID: resource, Limit: 10})
+		got, pages := searchPages(f, Query{ResourceID: resource, Limit: 10})
 		if !slices.Equal(got, want) || pages < 3 || pages > 5 {
 			t.Errorf("%q: %v on %d pages", resource, got, pages)
 		}
 	}
-	if got, pages := f.search(Query{Outcome: Success, Limit: 100}); len(got) != n || pages != n/100+1 {
+	if got, pages := searchPages(f, Query{Outcome: Success, Limit: 100}); len(got) != n || pages != n/100+1 {
 		t.Errorf("%d entries on %d pages", len(got), pages)
 	}
 	err := f.store.View(t.Context(), func(r store.Reader) error {
@@ -105,33 +104,6 @@ func TestAnEntryIsReadByItsTenantAlone(t *testing.T) {
 	reader.Scopes = nil
 	if _, err := f.log.ReadEntry(t.Context(), reader, 2); fault.Of(err) != fault.Forbidden {
 		t.Error(err)
-	}
-}
-
-// sequencesOf returns the sequences of a tenant's entries in the database.
-func (f *fixture) sequencesOf(tenant authz.TenantID) (all []uint64) {
-	for _, e := range f.entries() {
-		if e.TenantID == string(tenant) {
-			all = append(all, e.Sequence)
-		}
-	}
-	return all
-}
-
-// drain reads a tail until there is nothing more.
-func drain(t *testing.T, tail *Tail) (all []uint64) {
-	t.Helper()
-	for {
-		entries, err := tail.Next(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(entries) == 0 {
-			return all
-		}
-		for _, e := range entries {
-			all = append(all, e.Sequence)
-		}
 	}
 }
 
@@ -195,33 +167,6 @@ func TestATailIsRecordedOnce(t *testing.T) {
 	p := principal(tenantA)
 	p.Scopes = []authz.Scope{authz.KeysRead}
 	if _, err := f.log.Tail(t.Context(), p, nil); fault.Of(err) != fault.Forbidden {
-		t.Error(err)
-	}
-}
-
-// A tail skips entries that were archived before it read them. It stops reading a log that has lost
-// entries.
-func TestATailGoesOnWhereTheDatabaseDoes(t *testing.T) {
-	f := newFixture(t)
-	a, _ := f.folder()
-	zero := uint64(0)
-	tail, err := f.log.Tail(t.Context(), principal(tenantA), &zero)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.old()
-	if _, err := (&Cutter{Log: f.log.Log, Reader: f.log.Reader, Archive: a, Keep: keep}).Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	left := f.sequencesOf(tenantA)
-	if got := drain(t, tail); len(left) == 0 || left[0] < 50 || !slices.Equal(got, left) {
-		t.Errorf("%v, want %v", got, left)
-	}
-	if again, err := f.log.Tail(t.Context(), principal(tenantA), &zero); err != nil || !slices.Equal(drain(t, again)[:len(left)], left) {
-		t.Error(err)
-	}
-	f.log.Halt(&RollbackError{LostTo: 1 << 40, Epoch: 1, Place: "a test"})
-	if _, err := tail.Next(t.Context()); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
 	}
 }

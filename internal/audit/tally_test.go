@@ -1,21 +1,11 @@
 package audit
 
 import (
-	"context"
 	"errors"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-func (f *fixture) progress() (uint64, map[Kind]uint64) {
-	f.t.Helper()
-	sequence, written, err := f.log.Progress(context.Background())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return sequence, written
-}
 
 func TestProgressCountsWhatIsCommittedByKind(t *testing.T) {
 	f := newFixture(t)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/hex"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -15,27 +14,6 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// alter changes the database without the log's knowledge: it opens the same database without the
-// hook.
-func (f *fixture) alter(change func(tx store.Tx) error) {
-	f.t.Helper()
-	if err := f.store.Close(); err != nil {
-		f.t.Fatal(err)
-	}
-	f.store = f.opens(nil)
-	if err := f.store.Update(context.Background(), change); err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-func get(tx store.Tx, key []byte) []byte {
-	b, err := tx.Get(key)
-	if err != nil || b == nil {
-		panic(fmt.Sprint("no row: ", key, err))
-	}
-	return bytes.Clone(b)
-}
 
 // Each kind of tampering with the stored log is reported with the first bad sequence.
 func TestTamperingWithTheStoreIsReported(t *testing.T) {
@@ -112,20 +90,6 @@ func TestTamperingWithTheStoreIsReported(t *testing.T) {
 			})
 		}
 	})
-}
-
-// positionIn returns the key of the index row that names the sequence.
-func positionIn(tx store.Tx, sequence uint64) (found []byte) {
-	err := tx.Scan(tenantRange, func(key, value []byte) bool {
-		if sequenceOf(value) == sequence {
-			found = bytes.Clone(key)
-		}
-		return found == nil
-	})
-	if err != nil || found == nil {
-		panic("no index row")
-	}
-	return found
 }
 
 func TestTamperingWithAnExportIsReported(t *testing.T) {

@@ -1,46 +1,11 @@
 package audit
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"testing"
-	"time"
 
 	"github.com/latticekeep/latticekeep/internal/store"
 )
-
-// If another process follows and archives the entries that a step is reading, the step does not
-// report damage.
-func TestAStepThatIsArchivedUnderneathFindsNoDamage(t *testing.T) {
-	outrun := 0
-	for at := int64(1); ; at++ {
-		f := newFixture(t)
-		a, _ := f.folder()
-		f.old()
-		other := f.another(f.store)
-		s := &between{Store: f.store, at: at, do: func() error {
-			_, err := (&Cutter{Log: other.Log, Reader: other.Reader, Archive: a, Keep: keep, most: 20}).Run(t.Context())
-			return err
-		}}
-		f.log.chain.store = s
-		if _, err := f.log.step(t.Context()); errors.Is(err, errOutrun) {
-			outrun++
-		} else if err != nil {
-			t.Errorf("archived before look %d: %v", at, err)
-		}
-		f.log.chain.store = f.store
-		if _, err := f.log.Follow(t.Context()); err != nil {
-			t.Errorf("archived before look %d: %v", at, err)
-		}
-		if s.views.Load() < at {
-			break
-		}
-	}
-	if outrun == 0 {
-		t.Error("no step was outrun")
-	}
-}
 
 // Two processes archive at once. Each removes only what it has read back itself, even if the other
 // has archived more by then.
@@ -85,59 +50,6 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	f.clean()
 }
 
-// All processes share one row of verified progress: the best of any process. There is none after a
-// process has found the log broken.
-func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
-	f := newFixture(t)
-	a, b := f.log, f.another(f.store)
-	verify := func(l *parts) {
-		t.Helper()
-		if p, err := l.Verify(t.Context()); err != nil || p.Status != ProofVerified {
-			t.Fatal(p, err)
-		}
-	}
-	keeps := func(l *parts) {
-		t.Helper()
-		if err := l.keepProgress(t.Context(), 1); err != nil {
-			t.Fatal(err)
-		}
-	}
-	row := func() []byte { return f.rowsOf(only(verifiedKey))[string(verifiedKey)] }
-	verify(a)
-	f.fill(3)
-	verify(b)
-	keeps(b)
-	better := row()
-	keeps(a)
-	if !bytes.Equal(row(), better) {
-		t.Error("what is verified further is written over")
-	}
-	f.fill(3)
-	verify(a)
-	f.advance(time.Second)
-	a.LiveVerifier.since = f.now()
-	keeps(a)
-	if bytes.Equal(row(), better) {
-		t.Error("what rests on a later pass is not kept")
-	}
-	b.noteBroken(&Broken{Sequence: 3, Reason: "a test"})
-	keeps(b)
-	if row() != nil {
-		t.Error("what was verified of a broken log is kept")
-	}
-	f.fill(3)
-	verify(a)
-	keeps(a)
-	if row() != nil {
-		t.Error("it is kept on the word of a process that has not looked at all of it since")
-	}
-	a.LiveVerifier.since = f.now().Add(time.Second)
-	keeps(a)
-	if row() == nil {
-		t.Error("nothing is kept after a later pass")
-	}
-}
-
 // inside lets another process act while one reads an anchor.
 type inside struct {
 	AnchorPlace
@@ -159,7 +71,7 @@ func TestAPlaceIsBegunOnce(t *testing.T) {
 	f.follow()
 	other := f.another(f.store)
 	second := NewAnchorKeeper(other.Log, other.guard, []AnchorPlace{&seat{shelf: place}}, AnchorOptions{Logger: quiet(), Now: f.now})
-	a := f.anchoredAt(&inside{AnchorPlace: &seat{shelf: place}, do: func() { second.visit(t.Context(), second.places[0], writeFirst) }})
+	a := anchoredAt(f, &inside{AnchorPlace: &seat{shelf: place}, do: func() { second.visit(t.Context(), second.places[0], writeFirst) }})
 	a.keeper.visit(t.Context(), a.keeper.places[0], writeFirst)
 	a.checkBegun(0, "place 1")
 	a.checkStates(PlaceOK)

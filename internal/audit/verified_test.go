@@ -20,7 +20,7 @@ import (
 )
 
 // verifiedRow verifies the log and returns the row of the progress.
-func (f *fixture) verifiedRow() []byte {
+func verifiedRow(f *fixture) []byte {
 	f.t.Helper()
 	if p, err := f.log.Verify(f.t.Context()); err != nil || p.Status != ProofVerified {
 		f.t.Fatal(p, err)
@@ -31,24 +31,10 @@ func (f *fixture) verifiedRow() []byte {
 	return f.row(verifiedKey)
 }
 
-func (f *fixture) row(key []byte) (row []byte) {
-	f.t.Helper()
-	err := f.store.View(f.t.Context(), func(r store.Reader) error {
-		b, err := r.Get(key)
-		row = bytes.Clone(b)
-		return err
-	})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return row
-}
-
 // on returns the log as another process finds it in a store.
-func (f *fixture) on(s store.Store, now func() time.Time) *parts {
+func on(f *fixture, s store.Store, now func() time.Time) *parts {
 	log := newParts(now)
-	log.chain.store, log.signer, log.chain.chainID, log.keyID = s, f.log.signer, f.log.chain.chainID, f.log.keyID
-	log.chain.key = log.signer.Public()
+	_ = log.Use(f.t.Context(), s, f.log.signer, f.log.chain.chainID) // some tests show it a damaged log
 	return log
 }
 
@@ -61,12 +47,12 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 	f.fill(300)
 	f.rollBack(304, 310)
 	f.fill(liveStep)
-	row := f.verifiedRow()
+	row := verifiedRow(f)
 	f.fill(20)
 	f.record(Event{Type: AuditRead, Outcome: Success, Principal: principal("ten_new")})
 
 	rows := &countingStore{Store: copyStore(t, f.store)}
-	log := f.on(rows, f.now)
+	log := on(f, rows, f.now)
 	if resumed, err := log.resume(t.Context(), time.Hour); !resumed || err != nil {
 		t.Fatal(resumed, err)
 	}
@@ -111,7 +97,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	f.fill(9)
 	older := copyStore(t, f.store)
 	f.fill(20)
-	row := f.verifiedRow()
+	row := verifiedRow(f)
 	f.fill(5)
 	whole := copyStore(t, f.store)
 	other := newFixture(t)
@@ -134,7 +120,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 	}{
 		"none":                       {rows: whole},
 		"cut":                        {rows: whole, row: row[:2000]},
-		"another log's":              {rows: whole, row: other.verifiedRow()},
+		"another log's":              {rows: whole, row: verifiedRow(other)},
 		"of another chain":           {rows: whole, row: sign(func(w *verified) { w.chainID = "chain_other" })},
 		"too old":                    {rows: whole, row: sign(func(w *verified) { w.since = since.Add(-time.Hour - 1000) })},
 		"of a time to come":          {rows: whole, row: sign(func(w *verified) { w.since = since.Add(time.Second) })},
@@ -161,7 +147,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 			}
 			return tx.Put(verifiedKey, c.row)
 		})
-		log := f.on(rows, f.now)
+		log := on(f, rows, f.now)
 		if resumed, _ := log.resume(t.Context(), time.Hour); resumed {
 			t.Errorf("%s: it is gone on from", name)
 		}
@@ -197,7 +183,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 		var said bytes.Buffer
 		logger := slog.New(slog.NewTextHandler(&said, nil))
 		run := func(rows store.Store, d time.Duration) Proof {
-			log := f.on(rows, time.Now)
+			log := on(f, rows, time.Now)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() {
@@ -219,7 +205,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 			t.Error("the start did not verify all of it: ", p)
 		}
 		changed := rows.with(func(tx store.Tx) error { return tx.Delete(entryKey(7)) })
-		log := f.on(changed, time.Now)
+		log := on(f, changed, time.Now)
 		if resumed, err := log.resume(t.Context(), 48*time.Hour); !resumed || err != nil {
 			t.Fatal(resumed, err)
 		}
@@ -234,7 +220,7 @@ func TestAStartVerifiesAllOfItBeside(t *testing.T) {
 		}
 		// Progress that is too old is ignored, so all entries are verified.
 		time.Sleep(49 * time.Hour) // synctest clock
-		if resumed, err := f.on(rows, time.Now).resume(t.Context(), 48*time.Hour); resumed || err != nil {
+		if resumed, err := on(f, rows, time.Now).resume(t.Context(), 48*time.Hour); resumed || err != nil {
 			t.Error(resumed, err)
 		}
 	})

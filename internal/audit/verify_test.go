@@ -6,41 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
-
-// rollBack lets the log continue above lost entries.
-func (f *fixture) rollBack(head, lostTo uint64) Rollback {
-	f.t.Helper()
-	f.log.Halt(&RollbackError{LostFrom: head + 1, LostTo: lostTo, Epoch: 1, Place: "a test"})
-	p := principal(authz.SystemTenant)
-	p.Scopes = []authz.Scope{authz.SystemAdmin}
-	got, err := f.log.AcceptRollback(f.t.Context(), p, "a test")
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return got
-}
-
-func (f *fixture) followed() []byte {
-	f.t.Helper()
-	if _, err := f.log.Follow(f.t.Context()); err != nil {
-		f.t.Fatal(err)
-	}
-	note, _, err := f.log.chain.NewestCheckpoint(f.t.Context())
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return note
-}
-
-// lines returns the lines of an export, each with its newline, the closing line last.
-func (f *fixture) lines() []string {
-	f.t.Helper()
-	lines := strings.SplitAfter(string(f.export()), "\n")
-	return lines[:len(lines)-1]
-}
 
 // The log contains an older checkpoint of any epoch, unless the entries that it covers were lost.
 func TestAnOlderCheckpointOfAFormerEpoch(t *testing.T) {

@@ -2,8 +2,10 @@ package audit
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -105,4 +107,34 @@ func mustOpen(t testing.TB, path string, hook store.Hook) store.Store {
 		t.Fatal(err)
 	}
 	return rehearsing(t, s)
+}
+
+// countingStore counts the reads of Views by the kind of row.
+type countingStore struct {
+	store.Store
+	gets, scans map[string]int
+}
+
+func (s *countingStore) String() string { return fmt.Sprint(s.gets, s.scans) }
+
+func (s *countingStore) View(ctx context.Context, fn func(store.Reader) error) error {
+	s.gets, s.scans = make(map[string]int), make(map[string]int)
+	return s.Store.View(ctx, func(r store.Reader) error { return fn(rowKinds{r, s}) })
+}
+
+// between calls a function before one of the Views of a store.
+type between struct {
+	store.Store
+	views atomic.Int64
+	at    int64
+	do    func() error
+}
+
+func (s *between) View(ctx context.Context, closure func(store.Reader) error) error {
+	if s.views.Add(1) == s.at {
+		if err := s.do(); err != nil {
+			return err
+		}
+	}
+	return s.Store.View(ctx, closure)
 }

@@ -1,0 +1,39 @@
+package audit
+
+import (
+	"bytes"
+	"testing"
+)
+
+func FuzzParseEntry(f *testing.F) {
+	f.Fuzz(func(t *testing.T, line []byte) {
+		e, err := ParseEntry(line)
+		if err != nil {
+			return
+		}
+		again, err := e.JSON()
+		if err != nil || !bytes.Equal(again, line) {
+			t.Fatal("parse and encode differ", err)
+		}
+	})
+}
+
+func FuzzDecodeRow(f *testing.F) {
+	f.Fuzz(func(t *testing.T, row, batch []byte) {
+		if at, err := decodeStored(row, batch); err == nil {
+			e := at.whole()
+			if line, err := e.JSON(); err != nil {
+				t.Fatal(err)
+			} else if _, err := ParseEntry(line); err != nil {
+				t.Fatal("a stored entry does not parse as an exported one")
+			}
+			if b, ok := decodeBase64(e.Signature); !ok {
+				t.Fatal("the signature of a stored entry is not base64")
+			} else if _, _, ok := decodeSignature(b); !ok {
+				t.Fatal("the signature of a stored entry does not parse as an exported one")
+			}
+		}
+		_, _ = decodeIndexRow(row)
+		_, _ = decodeLink(row)
+	})
+}
