@@ -198,12 +198,12 @@ bench-million: build ## the same with a million credentials beside a thousand (a
 
 .PHONY: bench-primitives
 bench-primitives: ## run the benchmarks of single packages that docs/benchmarks.md publishes
-	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit ./internal/vault ./internal/compliance/...
+	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit/... ./internal/vault ./internal/compliance/...
 
 .PHONY: bench-log
 bench-log: ## measure queries and starts at a million entries, and the verification of LATTICEKEEP_BENCH_ENTRIES (minutes, 3 GB in the temporary folder)
-	LATTICEKEEP_BENCH_ENTRIES=1000000 go test -run '^$$' -bench 'Query|Start' -benchtime 100x -timeout 30m ./internal/audit
-	GOGC=400 LATTICEKEEP_BENCH_ENTRIES=$${LATTICEKEEP_BENCH_ENTRIES:-150000} go test -run '^$$' -bench 'Verify' -benchtime 2x -timeout 60m ./internal/audit
+	LATTICEKEEP_BENCH_ENTRIES=1000000 go test -run '^$$' -bench 'Query|Start' -benchtime 100x -timeout 30m ./internal/audit/reader ./internal/audit/verify
+	GOGC=400 LATTICEKEEP_BENCH_ENTRIES=$${LATTICEKEEP_BENCH_ENTRIES:-150000} go test -run '^$$' -bench 'Verify' -benchtime 2x -timeout 60m ./internal/audit/verify
 
 .PHONY: bench-operator
 bench-operator: control-plane ## make 2,000 SealedCredentials ready on a real API server and restart with them settled, as ratios (minutes)

@@ -26,21 +26,21 @@ var ours = map[string]string{
 	"internal/cli": "api/v1alpha1 controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
 		"internal/cli/score internal/cli/seal internal/cli/transfer",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
-	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/export internal/offline internal/progress internal/audit internal/keyring internal/objects internal/store",
-	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/keyring internal/dualsig",
+	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/store",
+	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
-	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit " +
+	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/fault",
-	"internal/cli/command": "api/client internal/offline internal/audit internal/dualsig",
+	"internal/cli/command": "api/client internal/offline internal/audit internal/audit/verify internal/dualsig",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
-		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/authz " +
+		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault",
-	"internal/config":    "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/authz",
-	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/store internal/store/bolt internal/store/postgres internal/fault",
-	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/authz internal/dualsig",
+	"internal/config":    "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
+	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/postgres internal/fault",
+	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/audit/verify internal/authz internal/dualsig",
 	"internal/download":  "",
 	"internal/progress":  "",
 	"internal/durable":   "",
@@ -48,12 +48,12 @@ var ours = map[string]string{
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/fault",
-	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/authz internal/fault internal/secret",
+	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
-		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/authz internal/fair internal/fault internal/secret",
+		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/asset":     "",
 	"server/dashboard": "server/asset",
-	"server/gate":      "internal/identity internal/audit internal/authz internal/quota internal/fault internal/secret",
+	"server/gate":      "internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
 	"server/docs":      "server/asset",
 	"controllers": "api/v1alpha1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
 		"internal/authz internal/fault internal/identity internal/keyring internal/sealing internal/vault",
@@ -70,26 +70,32 @@ var ours = map[string]string{
 	"api/client":     "api/openapi/v1 api/openapi/v2",
 	"api/v1alpha1":   "",
 
-	"internal/vault":                "internal/vault/record internal/keyring internal/audit internal/authz internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
-	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
+	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
-	"internal/custody":              "internal/keyring internal/kms internal/audit internal/authz internal/store internal/fault",
-	"internal/transit":              "internal/keyring internal/audit internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
+	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
+	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/identity": "internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/tenant internal/identity/ticket internal/identity/token " +
-		"internal/mail internal/envelope internal/keyring internal/audit internal/authz internal/store internal/fault internal/secret",
+		"internal/mail internal/envelope internal/keyring internal/audit internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/store internal/fault internal/secret",
 	"internal/identity/email":      "internal/fault",
 	"internal/identity/password":   "internal/fault internal/secret",
-	"internal/identity/records":    "internal/keyring internal/audit internal/store internal/frame internal/fault",
-	"internal/identity/tenant":     "internal/identity/records internal/keyring internal/audit internal/authz internal/store internal/fault",
+	"internal/identity/records":    "internal/keyring internal/audit internal/audit/guard internal/store internal/frame internal/fault",
+	"internal/identity/tenant":     "internal/identity/records internal/keyring internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/identity/throttle":   "internal/identity/records internal/store",
 	"internal/identity/ticket":     "internal/identity/records internal/identity/token internal/authz internal/store internal/fault",
 	"internal/identity/token":      "internal/fault internal/secret",
 	"internal/mail":                "internal/keyring internal/authz internal/envelope internal/store internal/durable internal/fault internal/secret",
 	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
 	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
-	"internal/compliance":          "internal/audit internal/authz internal/fault",
-	"internal/compliance/assessor": "internal/compliance internal/audit internal/authz internal/store internal/frame internal/fault",
+	"internal/audit/chain":         "internal/audit internal/authz internal/dualsig internal/store internal/fault",
+	"internal/audit/writer":        "internal/audit internal/audit/chain internal/authz internal/dualsig internal/store internal/fault",
+	"internal/audit/guard":         "internal/audit internal/audit/writer internal/authz internal/store internal/fault",
+	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/writer internal/authz internal/dualsig internal/store internal/frame internal/fault",
+	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
+	"internal/audit/keeper":        "internal/audit internal/audit/chain internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
+	"internal/compliance":          "internal/audit internal/audit/verify internal/authz internal/fault",
+	"internal/compliance/assessor": "internal/compliance internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/authz internal/store internal/frame internal/fault",
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
 	"internal/objects":             "internal/google internal/durable internal/fault",
 	"internal/otlp":                "",
@@ -125,7 +131,9 @@ var ours = map[string]string{
 	"test/kmstest":  "",
 	"test/timing":   "",
 	"test/chaos":    "",
-	"test/servertest": "api/openapi api/openapi/v2 internal/audit internal/authz internal/backup " +
+	"test/audittest": "internal/audit internal/audit/chain internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
+		"internal/fault internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
+	"test/servertest": "api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/transit internal/vault server " +
@@ -137,7 +145,7 @@ var ours = map[string]string{
 	"hack/gotest":       "",
 	"hack/messages":     "",
 	"hack/reference":    "internal/cli internal/config",
-	"test/logtest":      "internal/offline internal/audit internal/authz internal/store internal/store/bolt internal/dualsig",
+	"test/logtest":      "internal/offline internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/bolt internal/dualsig",
 	"test/otlptest":     "",
 	"hack/e2e":          "test/kubetest",
 	"hack/e2e/workload": "",
@@ -188,7 +196,7 @@ var vendors = map[string]string{
 	"github.com/anishathalye/porcupine":   "tests",
 	"github.com/chromedp/cdproto":         "tests",
 	"github.com/chromedp/chromedp":        "tests",
-	"golang.org/x/mod":                    "internal/audit internal/export server/v2 test/servertest", // RFC 6962 trees and signed notes
+	"golang.org/x/mod":                    "internal/audit internal/export server/v2 test/audittest test/servertest", // RFC 6962 trees and signed notes
 	"codeberg.org/go-pdf/fpdf":            "internal/compliance/report",
 	"golang.org/x/image":                  "internal/compliance/report", // the Go fonts
 	"github.com/CycloneDX/cyclonedx-go":   "internal/compliance/report",
@@ -216,7 +224,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"test/kubetest", "test/kmstest", "test/logtest", "test/machine", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/storetest", "test/story", "test/timing"}
+var harness = []string{"test/audittest", "test/kubetest", "test/kmstest", "test/logtest", "test/machine", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/storetest", "test/story", "test/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

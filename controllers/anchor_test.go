@@ -16,11 +16,13 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/controllers/cluster"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-var _ audit.AnchorPlace = (*cluster.Anchor)(nil)
+var _ keeper.AnchorPlace = (*cluster.Anchor)(nil)
 
 const anchorName = "latticekeep-audit-anchor"
 
@@ -259,10 +261,10 @@ func (w *anchorWorld) testKeeper(t *testing.T) {
 	defer func() { w.chain = "chain_ours" }()
 	var said logs
 	ctx, cancel := context.WithCancel(t.Context())
-	keeper := audit.NewAnchorKeeper(w.log, audit.NewGuard(w.log), []audit.AnchorPlace{w.place(w.operator, anchorName)}, audit.AnchorOptions{
+	keeper := keeper.NewAnchorKeeper(w.log, guard.New(w.log), []keeper.AnchorPlace{w.place(w.operator, anchorName)}, keeper.AnchorOptions{
 		Every: 10 * time.Millisecond, Timeout: patience, Logger: slog.New(slog.NewTextHandler(&said, nil)), Now: w.clock.Now,
 	})
-	if _, err := audit.NewFollower(w.log).Follow(ctx); err != nil {
+	if _, err := writer.NewFollower(w.log).Follow(ctx); err != nil {
 		t.Fatal(err)
 	}
 	must(t, keeper.Check(ctx))

@@ -21,6 +21,9 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -164,7 +167,7 @@ func (w *world) testLife(t *testing.T) {
 // checkAuditReference holds status.audit against the log.
 func (w *world) checkAuditReference(sc *v1alpha1.SealedCredential) {
 	w.t.Helper()
-	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
+	entries, _, err := reader.New(w.log, guard.New(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), reader.Query{Limit: 1000})
 	must(w.t, err)
 	for _, e := range entries { // newest first
 		if e.Resource.ID == sc.Status.CredentialID && e.Attributes[audit.AttributeDigest] != "" {
@@ -468,7 +471,7 @@ func (w *world) testChain(t *testing.T) {
 	w, _ = w.in(t)
 	w.open(nil)
 	defer w.store.Close()
-	report, err := vault.VerifyStore(t.Context(), w.store, audit.Options{Fingerprint: w.log.Fingerprint()})
+	report, err := vault.VerifyStore(t.Context(), w.store, verify.Options{Fingerprint: w.log.Fingerprint()})
 	if err != nil {
 		t.Errorf("verifying: %v", err)
 	}

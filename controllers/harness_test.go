@@ -30,6 +30,9 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -72,7 +75,7 @@ type world struct {
 
 	// These fields are set while the deployment is open.
 	store    *flaky
-	log      *audit.Log
+	log      *writer.Log
 	keys     *keyring.Ring
 	identity *identity.Service
 	vault    *vault.Vault
@@ -112,7 +115,7 @@ func newWorld(t testing.TB, flags ...string) *world {
 func (w *world) open(crash *crash) {
 	w.t.Helper()
 	ctx, now := context.Background(), w.clock.Now
-	w.log = audit.New(now)
+	w.log = writer.New(now)
 	db, err := bolt.Open(filepath.Join(w.dir, "store.db"), bolt.Options{Hook: w.log.Commit})
 	must(w.t, err)
 	w.store = &flaky{Store: db, crash: crash}
@@ -121,9 +124,9 @@ func (w *world) open(crash *crash) {
 	}
 	key, err := kms.OpenLocal(filepath.Join(w.dir, "kms.key"))
 	must(w.t, err)
-	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, audit.NewGuard(w.log), key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
+	w.identity, w.keys, err = identity.Open(ctx, w.store, w.log, guard.New(w.log), key, keyring.Config{CacheTTL: keyring.DefaultCacheTTL, Now: now})
 	must(w.t, err)
-	w.vault = vault.New(w.store, audit.NewGuard(w.log), w.keys, now)
+	w.vault = vault.New(w.store, guard.New(w.log), w.keys, now)
 }
 
 // counting reports whether calls are counted. They are not counted while memory is measured.
@@ -430,7 +433,7 @@ func (w *world) checkUnseals(sc *v1alpha1.SealedCredential, want map[string]stri
 // history returns the successful audit events of a credential, oldest first, without reads.
 func (w *world) history(namespace, credential string) []string {
 	w.t.Helper()
-	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
+	entries, _, err := reader.New(w.log, guard.New(w.log)).Query(w.t.Context(), w.tenant(namespace), reader.Query{Limit: 1000})
 	must(w.t, err)
 	var types []string
 	for _, e := range entries {

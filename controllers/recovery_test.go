@@ -17,6 +17,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -32,7 +34,7 @@ func (w *world) targeted(namespace, name string, values map[string]string) *v1al
 // unseals counts the audit entries of successful and failed reads of an object's values.
 func (w *world) unseals(sc *v1alpha1.SealedCredential) (n int) {
 	w.t.Helper()
-	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), audit.Query{Limit: 1000})
+	entries, _, err := reader.New(w.log, guard.New(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), reader.Query{Limit: 1000})
 	must(w.t, err)
 	for _, e := range entries {
 		if e.EventType == audit.CredentialUnsealed && e.Actor.ID == string(sc.UID) {
@@ -322,7 +324,7 @@ func (w *world) testDamage(t *testing.T) {
 // makes.
 func (w *world) entries(namespace string) (n int) {
 	w.t.Helper()
-	entries, _, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Query(w.t.Context(), w.tenant(namespace), audit.Query{Limit: 1000})
+	entries, _, err := reader.New(w.log, guard.New(w.log)).Query(w.t.Context(), w.tenant(namespace), reader.Query{Limit: 1000})
 	must(w.t, err)
 	for _, e := range entries {
 		if e.EventType != audit.AuditRead {

@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/server"
@@ -515,7 +515,7 @@ func (o *tour) proofsThrough(t *testing.T, c *client.Client) {
 	}
 	exported := answered(operator.V2.ExportAuditLog(ctx, nil))(t)
 	defer exported.Close()
-	if report, err := audit.VerifyExport(exported, audit.Options{Fingerprint: o.Audit.Fingerprint()}); err != nil || report.Entries == 0 {
+	if report, err := verify.Export(exported, verify.Options{Fingerprint: o.Audit.Fingerprint()}); err != nil || report.Entries == 0 {
 		t.Errorf("export: %+v, %v", report, err)
 	}
 	accept := v2.AcceptRollbackRequest{Reason: "the disk failed"}

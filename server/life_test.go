@@ -17,6 +17,7 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -366,7 +367,7 @@ func TestAServerThatLostEntriesAnswersNothingElse(t *testing.T) {
 	if c.Epoch != 2 || c.Sequence <= uint64(c.Size) {
 		t.Errorf("%+v", c)
 	}
-	if _, err := audit.VerifyStore(t.Context(), w.Store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), w.Store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
@@ -235,7 +236,7 @@ func TestOneExportIsWrittenAtATime(t *testing.T) {
 	}
 	close(first.goOn)
 	<-done
-	if _, err := audit.VerifyExport(first.Body, audit.Options{}); err != nil || first.Code != http.StatusOK {
+	if _, err := verify.Export(first.Body, verify.Options{}); err != nil || first.Code != http.StatusOK {
 		t.Error(first.Code, err)
 	}
 	third := httptest.NewRecorder()

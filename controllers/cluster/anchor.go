@@ -43,7 +43,7 @@ const (
 const maxRefused = 64 << 10
 
 // Anchor keeps the newest checkpoint of the audit log in a ConfigMap, as a place of
-// audit.AnchorKeeper. It works whether or not the operator runs. It only overwrites the
+// keeper.AnchorKeeper. It works whether or not the operator runs. It only overwrites the
 // resourceVersion that it has read. So if two writers compete, one wins and the other reads again.
 // It is safe for concurrent use.
 type Anchor struct {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -17,10 +19,10 @@ import (
 // archive moves old audit entries to a bucket and tracks whether they can be read there. No request
 // waits for the bucket.
 type archive struct {
-	log    *audit.Log
+	log    *writer.Log
 	store  store.Store
 	bucket *objects.Bucket
-	cutter *audit.Cutter
+	cutter *keeper.Cutter
 	now    func() time.Time
 	logger *slog.Logger
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/clock"
@@ -169,9 +170,9 @@ func (p *evidence) state(ctx context.Context, s *service) (compliance.State, err
 
 // anchored reports whether at least one anchor had a checkpoint of the log when it was last
 // checked, and that check is recent.
-func anchored(places []audit.PlaceStatus, now time.Time) bool {
-	return slices.ContainsFunc(places, func(a audit.PlaceStatus) bool {
-		return a.State == audit.PlaceOK && a.Sequence > 0 && now.Sub(a.Checked) < anchorLasts
+func anchored(places []keeper.PlaceStatus, now time.Time) bool {
+	return slices.ContainsFunc(places, func(a keeper.PlaceStatus) bool {
+		return a.State == keeper.PlaceOK && a.Sequence > 0 && now.Sub(a.Checked) < anchorLasts
 	})
 }
 

@@ -11,7 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/clock"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/custody"
@@ -34,10 +37,10 @@ type deployment struct {
 	dir      string // empty when the store is elsewhere
 	store    store.Database
 	kms      []*kms.Key // the current key first, then the previous ones
-	log      *audit.Log
-	guard    *audit.Guard
-	reader   *audit.Reader
-	verifier *audit.LiveVerifier
+	log      *writer.Log
+	guard    *guard.Guard
+	reader   *reader.Reader
+	verifier *verify.LiveVerifier
 	keys     *keyring.Ring
 	keyFiles func(context.Context) ([][]byte, error) // KMS key files for backups; nil when no key is a file
 	identity *identity.Service
@@ -68,9 +71,9 @@ type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the store. It creates a deployment in it when the store is empty.
 func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, err error) {
-	log := audit.New(p.now)
-	guard := audit.NewGuard(log)
-	d := &deployment{dir: p.dir, log: log, guard: guard, reader: audit.NewReader(log, guard), verifier: audit.NewLiveVerifier(log)}
+	log := writer.New(p.now)
+	guard := guard.New(log)
+	d := &deployment{dir: p.dir, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
 	if d.store, err = openDatabase(ctx, p, offline.HookUnlessMarked(d.log.Commit)); err != nil {
 		return nil, err
 	}

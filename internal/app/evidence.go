@@ -10,7 +10,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latticekeep/latticekeep/controllers/cluster"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -26,7 +28,7 @@ type evidence struct {
 	custody   string       // one of the compliance.Custody constants
 	transport string       // one of the compliance.Transport constants
 
-	keeper  *audit.AnchorKeeper
+	keeper  *keeper.AnchorKeeper
 	archive *archive          // nil: entries stay in the database for ever
 	reports *objects.Bucket   // bucket in the data directory; nil when reports are kept elsewhere
 	buckets []*objects.Bucket // buckets to close
@@ -70,9 +72,9 @@ func (p *evidence) configured(ctx context.Context, logger *slog.Logger, key, add
 // openAnchors asks the anchors for their checkpoints before anything is written. A checkpoint may
 // halt the log. That is logged and shown by /readyz, but it does not stop the start, because an
 // administrator accepts the loss over the API.
-func (p *evidence) openAnchors(ctx context.Context, log *audit.Log, guard *audit.Guard, logger *slog.Logger, now func() time.Time) error {
-	log.SetSigning(audit.Signing(p.Signing))
-	var places []audit.AnchorPlace
+func (p *evidence) openAnchors(ctx context.Context, log *writer.Log, guard *guard.Guard, logger *slog.Logger, now func() time.Time) error {
+	log.SetSigning(writer.Signing(p.Signing))
+	var places []keeper.AnchorPlace
 	if p.cluster != nil && p.Anchor.ConfigMap != "" {
 		place, err := cluster.NewAnchor(p.cluster, p.namespace, p.Anchor.ConfigMap, log.ChainID())
 		if err != nil {
@@ -85,9 +87,9 @@ func (p *evidence) openAnchors(ctx context.Context, log *audit.Log, guard *audit
 		if err != nil {
 			return err
 		}
-		places = append(places, audit.NewBucketPlace(log.ChainID(), b))
+		places = append(places, keeper.NewBucketPlace(log.ChainID(), b))
 	}
-	p.keeper = audit.NewAnchorKeeper(log, guard, places, audit.AnchorOptions{Logger: logger, Now: now})
+	p.keeper = keeper.NewAnchorKeeper(log, guard, places, keeper.AnchorOptions{Logger: logger, Now: now})
 	_ = p.keeper.Check(ctx) // Check logs what it finds and halts the log
 	return nil
 }
@@ -101,7 +103,7 @@ func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
-	cutter := &audit.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
+	cutter := &keeper.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
 	p.archive = &archive{log: s.log, store: s.store, bucket: b, cutter: cutter, now: s.now, logger: s.logger}
 	p.archive.probe(ctx, archivePatience) // lets the first state know the answer
 	return nil
@@ -126,7 +128,7 @@ func (p *evidence) expireReports(ctx context.Context) error {
 
 // run follows, verifies, anchors and archives the log until ctx ends.
 func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
-	g.Go(func() error { audit.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
+	g.Go(func() error { writer.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })
 	g.Go(func() error { p.keeper.Keep(ctx); return nil })
 	if p.archive != nil {

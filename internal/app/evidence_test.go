@@ -13,6 +13,10 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/server"
@@ -69,18 +73,18 @@ func TestOldReportsAreForgottenInTheDataDirectoryAlone(t *testing.T) {
 
 func TestWhatIsKeptIsAnchored(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	ok := audit.PlaceStatus{State: audit.PlaceOK, Sequence: 7, Checked: now.Add(-time.Hour)}
+	ok := keeper.PlaceStatus{State: keeper.PlaceOK, Sequence: 7, Checked: now.Add(-time.Hour)}
 	empty, lost, silent := ok, ok, ok
-	empty.Sequence, lost.State, silent.Checked = 0, audit.PlaceRollback, now.Add(-24*time.Hour)
+	empty.Sequence, lost.State, silent.Checked = 0, keeper.PlaceRollback, now.Add(-24*time.Hour)
 	unreachable := ok
-	unreachable.State = audit.PlaceUnreachable
+	unreachable.State = keeper.PlaceUnreachable
 	for name, c := range map[string]struct {
-		places []audit.PlaceStatus
+		places []keeper.PlaceStatus
 		want   bool
 	}{
-		"no place": {}, "nothing there": {[]audit.PlaceStatus{empty}, false}, "more than the log has": {[]audit.PlaceStatus{lost}, false},
-		"not looked at for a day": {[]audit.PlaceStatus{silent}, false}, "unreachable": {[]audit.PlaceStatus{unreachable}, false},
-		"one": {[]audit.PlaceStatus{ok}, true}, "one of two": {[]audit.PlaceStatus{unreachable, ok}, true},
+		"no place": {}, "nothing there": {[]keeper.PlaceStatus{empty}, false}, "more than the log has": {[]keeper.PlaceStatus{lost}, false},
+		"not looked at for a day": {[]keeper.PlaceStatus{silent}, false}, "unreachable": {[]keeper.PlaceStatus{unreachable}, false},
+		"one": {[]keeper.PlaceStatus{ok}, true}, "one of two": {[]keeper.PlaceStatus{unreachable, ok}, true},
 	} {
 		if got := anchored(c.places, now); got != c.want {
 			t.Errorf("%s: %t", name, got)
@@ -89,7 +93,7 @@ func TestWhatIsKeptIsAnchored(t *testing.T) {
 }
 
 func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
-	l := logtest.New(t, audit.SignEntries)
+	l := logtest.New(t, writer.SignEntries)
 	dir := filepath.Join(t.TempDir(), "archive")
 	bucket, err := objects.Open(t.Context(), "file://"+dir, objects.SigningOptions{})
 	if err != nil {
@@ -99,7 +103,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 	var log machine.Log
 	a := &archive{
 		log: l.Audit, store: l.Store, bucket: bucket, now: func() time.Time { return l.Now }, logger: slog.New(slog.NewJSONHandler(&log, nil)),
-		cutter: &audit.Cutter{Log: l.Audit, Reader: audit.NewReader(l.Audit, audit.NewGuard(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.Now }},
+		cutter: &keeper.Cutter{Log: l.Audit, Reader: reader.New(l.Audit, guard.New(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.Now }},
 	}
 	expect := func(state string, due bool, logged int) {
 		t.Helper()
@@ -179,7 +183,7 @@ func TestARefusedLogIsToldOnce(t *testing.T) {
 	}
 	s.maintainOnce(t.Context())
 	s.flush(t.Context())
-	(&archive{log: s.log, cutter: &audit.Cutter{Log: s.log}, logger: s.logger}).cutOnce(t.Context())
+	(&archive{log: s.log, cutter: &keeper.Cutter{Log: s.log}, logger: s.logger}).cutOnce(t.Context())
 	told := 0
 	for line := range strings.Lines(log.String()) {
 		switch {

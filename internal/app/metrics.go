@@ -6,7 +6,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 )
 
@@ -39,7 +41,7 @@ func (c sealingKeyCollector) Collect(metrics chan<- prometheus.Metric) {
 
 // auditCollector reports the size of the audit log. It reads the log at every scrape and reports no
 // metric when that fails.
-type auditCollector struct{ log *audit.Log }
+type auditCollector struct{ log *writer.Log }
 
 var (
 	auditSequence = prometheus.NewDesc("latticekeep_audit_sequence", "Sequence of the newest audit entry.", nil, nil)
@@ -68,9 +70,9 @@ func (c auditCollector) Collect(metrics chan<- prometheus.Metric) {
 
 // proofCollector reports how the log is verified and anchored. It reads memory only.
 type proofCollector struct {
-	log      *audit.Log
-	verifier *audit.LiveVerifier
-	keeper   *audit.AnchorKeeper
+	log      *writer.Log
+	verifier *verify.LiveVerifier
+	keeper   *keeper.AnchorKeeper
 }
 
 var (
@@ -94,7 +96,7 @@ func (c proofCollector) Collect(metrics chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	gauge(checkpointLag, float64(audit.NewFollower(c.log).Lag()))
+	gauge(checkpointLag, float64(writer.NewFollower(c.log).Lag()))
 	proof := c.verifier.Proof()
 	gauge(verifiedTo, float64(proof.VerifiedTo))
 	broken := 0.0
@@ -103,7 +105,7 @@ func (c proofCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 	gauge(brokenLog, broken)
 	for _, a := range c.keeper.Status() {
-		for _, state := range []audit.PlaceState{audit.PlaceOK, audit.PlaceUnreachable, audit.PlaceRefused, audit.PlaceRollback} {
+		for _, state := range []keeper.PlaceState{keeper.PlaceOK, keeper.PlaceUnreachable, keeper.PlaceRefused, keeper.PlaceRollback} {
 			is := 0.0
 			if a.State == state {
 				is = 1

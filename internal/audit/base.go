@@ -24,26 +24,29 @@ import (
 //
 //	1 ‖ ML-DSA-65 signature (3309 bytes) ‖ JSON
 //
-// The JSON has the fields of baseJSON in the order of their names and sorted lists, and no other
+// The JSON has the fields of BaseJSON in the order of their names and sorted lists, and no other
 // spelling is accepted. The base lists only credentials that were not deleted and API keys that
 // were not revoked by then. A Base does not change after it is made.
-type Base struct{ history }
+type Base struct{ History }
 
 const (
 	baseVersion = 1
 	baseContext = "latticekeep/audit-base/v1"
+
+	// VerifiedContext separates signatures of the progress of a verification (audit/verify).
+	VerifiedContext = "latticekeep/audit-verified/v1"
 )
 
 // Sequence returns the sequence of the last entry that the base covers.
-func (b *Base) Sequence() uint64 { return b.head.sequence }
+func (b *Base) Sequence() uint64 { return b.Head.Sequence }
 
 // Hash returns the hash of the last entry that the base covers, in lower-case hex.
-func (b *Base) Hash() string { return b.hash }
+func (b *Base) Hash() string { return b.History.Hash }
 
 // Size returns the number of entries that the base covers.
-func (b *Base) Size() int64 { return b.tree.size }
+func (b *Base) Size() int64 { return b.Tree.Size }
 
-type baseJSON struct {
+type BaseJSON struct {
 	APIKeys     []baseAPIKey     `json:"api_keys"`
 	ChainID     string           `json:"chain_id"`
 	Credentials []baseCredential `json:"credentials"`
@@ -106,64 +109,64 @@ type baseNamespace struct {
 	Tenant    string `json:"tenant"`
 }
 
-func (s history) clone() history {
-	s.epochs, s.lost, s.kept = slices.Clone(s.epochs), slices.Clone(s.lost), slices.Clone(s.kept)
-	s.credentials, s.apiKeys, s.namespaces = maps.Clone(s.credentials), maps.Clone(s.apiKeys), maps.Clone(s.namespaces)
-	tenants := make(map[string]*tenantState, len(s.tenants))
-	for name, t := range s.tenants {
+func (s History) Clone() History {
+	s.Epochs, s.Lost, s.Kept = slices.Clone(s.Epochs), slices.Clone(s.Lost), slices.Clone(s.Kept)
+	s.Credentials, s.ApiKeys, s.Namespaces = maps.Clone(s.Credentials), maps.Clone(s.ApiKeys), maps.Clone(s.Namespaces)
+	tenants := make(map[string]*TenantState, len(s.Tenants))
+	for name, t := range s.Tenants {
 		copied := *t
 		tenants[name] = &copied
 	}
-	s.tenants = tenants
-	edge := make([][]tlog.Hash, len(s.tree.edge))
-	for i, hashes := range s.tree.edge {
-		edge[i] = append(make([]tlog.Hash, 0, tileWidth), hashes...)
+	s.Tenants = tenants
+	edge := make([][]tlog.Hash, len(s.Tree.Edge))
+	for i, hashes := range s.Tree.Edge {
+		edge[i] = append(make([]tlog.Hash, 0, TileWidth), hashes...)
 	}
-	s.tree = treeBuilder{size: s.tree.size, edge: edge}
+	s.Tree = TreeBuilder{Size: s.Tree.Size, Edge: edge}
 	return s
 }
 
-func (b *Base) json() ([]byte, error) {
-	s := b.history
-	j := baseJSON{
-		ChainID: s.chainID, Hash: s.hash, Micros: s.head.micros, Sequence: s.head.sequence,
-		PublicKey: base64.StdEncoding.EncodeToString(s.public.Bytes()),
-		Tree:      base64.StdEncoding.EncodeToString(s.tree.encode()),
+func (b *Base) Json() ([]byte, error) {
+	s := b.History
+	j := BaseJSON{
+		ChainID: s.ChainID, Hash: s.Hash, Micros: s.Head.Micros, Sequence: s.Head.Sequence,
+		PublicKey: base64.StdEncoding.EncodeToString(s.Public.Bytes()),
+		Tree:      base64.StdEncoding.EncodeToString(s.Tree.encode()),
 	}
-	for i, e := range s.epochs[1:] {
-		j.Epochs = append(j.Epochs, baseEpoch{First: e.first, Hash: s.lost[i].Hash, LostFrom: s.lost[i].LostFrom, Number: e.number, Size: e.size})
+	for i, e := range s.Epochs[1:] {
+		j.Epochs = append(j.Epochs, baseEpoch{First: e.First, Hash: s.Lost[i].Hash, LostFrom: s.Lost[i].LostFrom, Number: e.Number, Size: e.Size})
 	}
-	for _, e := range s.kept {
-		core, err := e.canonical(nil, false)
+	for _, e := range s.Kept {
+		core, err := e.Canonical(nil, false)
 		if err != nil {
 			return nil, err
 		}
 		j.Kept = append(j.Kept, string(core))
 	}
-	for name, t := range s.tenants {
-		j.Tenants = append(j.Tenants, baseTenant{Last: t.last.json(), Sequence: t.sequence, Tenant: name})
+	for name, t := range s.Tenants {
+		j.Tenants = append(j.Tenants, baseTenant{Last: t.Last.json(), Sequence: t.Sequence, Tenant: name})
 	}
-	for key, c := range s.credentials {
+	for key, c := range s.Credentials {
 		of := baseCredential{
 			Credential: key.Credential, Digest: c.Digest, Sequence: c.Sequence, Tenant: string(key.Tenant), Version: c.Version,
-			Current: c.current.json(),
+			Current: c.Current.json(),
 		}
 		if c.Former != (Former{}) {
 			of.Former = &baseFormer{c.Former.Digest, c.Former.Version}
 		}
 		j.Credentials = append(j.Credentials, of)
 	}
-	for key, k := range s.apiKeys {
+	for key, k := range s.ApiKeys {
 		j.APIKeys = append(j.APIKeys, baseAPIKey{key.ID, k.Sequence, string(key.Tenant)})
 	}
-	for key, n := range s.namespaces {
+	for key, n := range s.Namespaces {
 		j.Namespaces = append(j.Namespaces, baseNamespace{key.Cluster, key.Namespace, n.Sequence, string(n.Tenant)})
 	}
 	j.sort()
 	return json.Marshal(j)
 }
 
-func (j *baseJSON) sort() {
+func (j *BaseJSON) sort() {
 	slices.SortFunc(j.Tenants, func(a, b baseTenant) int { return cmp.Compare(a.Tenant, b.Tenant) })
 	slices.SortFunc(j.Credentials, func(a, b baseCredential) int {
 		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Credential, b.Credential))
@@ -176,13 +179,13 @@ func (j *baseJSON) sort() {
 	})
 }
 
-// sign returns the signed encoding of the base. Error: when the base belongs to another chain or
+// Sign returns the signed encoding of the base. Error: when the base belongs to another chain or
 // key.
-func (b *Base) sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) {
-	if b.chainID != chainID || b.keyID != signer.Public().ID() {
+func (b *Base) Sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) {
+	if b.ChainID != chainID || b.KeyID != signer.Public().ID() {
 		return nil, errors.New("signing a base: it is of another log")
 	}
-	text, err := b.json()
+	text, err := b.Json()
 	if err != nil {
 		return nil, fmt.Errorf("encoding a base: %w", err)
 	}
@@ -203,29 +206,29 @@ func ParseBase(in []byte, key *dualsig.PublicKey) (*Base, error) {
 		return nil, ErrBase
 	}
 	signature, text := in[1:1+dualsig.SignatureSize], in[1+dualsig.SignatureSize:]
-	var j baseJSON
+	var j BaseJSON
 	if err := json.Unmarshal(text, &j, json.RejectUnknownMembers(true)); err != nil {
 		return nil, ErrBase
 	}
-	b, err := j.base()
+	b, err := j.Base()
 	if err != nil {
 		return nil, ErrBase
 	}
 	if key == nil {
-		key = b.public
+		key = b.Public
 	}
-	again, err := b.json()
-	if err != nil || !bytes.Equal(again, text) || key.ID() != b.keyID || !key.Verify(baseContext, frame.Join(baseContext, text), signature) {
+	again, err := b.Json()
+	if err != nil || !bytes.Equal(again, text) || key.ID() != b.KeyID || !key.Verify(baseContext, frame.Join(baseContext, text), signature) {
 		return nil, ErrBase
 	}
 	return b, nil
 }
 
-func (j baseJSON) base() (*Base, error) {
-	raw, ok1 := decodeBase64(j.PublicKey)
-	tree, ok2 := decodeBase64(j.Tree)
+func (j BaseJSON) Base() (*Base, error) {
+	raw, ok1 := DecodeBase64(j.PublicKey)
+	tree, ok2 := DecodeBase64(j.Tree)
 	hash, ok3 := parseHash(j.Hash)
-	if !ok1 || !ok2 || !ok3 || j.Sequence == 0 || j.Sequence > maxInteger || j.ChainID == "" {
+	if !ok1 || !ok2 || !ok3 || j.Sequence == 0 || j.Sequence > MaxInteger || j.ChainID == "" {
 		return nil, ErrBase
 	}
 	key, err1 := dualsig.ParsePublicKey(raw)
@@ -233,24 +236,24 @@ func (j baseJSON) base() (*Base, error) {
 	if errors.Join(err1, err2) != nil {
 		return nil, ErrBase
 	}
-	s := history{
-		chainID: j.ChainID, public: key, keyID: key.ID(), whole: true, hash: j.Hash,
-		head: link{j.Sequence, j.Micros, hash}, tree: *built,
-		epochs:      []epoch{{number: 1, first: 1}},
-		tenants:     make(map[string]*tenantState, len(j.Tenants)),
-		credentials: make(map[CredentialKey]State, len(j.Credentials)),
-		apiKeys:     make(map[APIKeyName]APIKeyState, len(j.APIKeys)),
-		namespaces:  make(map[NamespaceName]NamespaceState, len(j.Namespaces)),
+	s := History{
+		ChainID: j.ChainID, Public: key, KeyID: key.ID(), Whole: true, Hash: j.Hash,
+		Head: Link{j.Sequence, j.Micros, hash}, Tree: *built,
+		Epochs:      []Epoch{{Number: 1, First: 1}},
+		Tenants:     make(map[string]*TenantState, len(j.Tenants)),
+		Credentials: make(map[CredentialKey]State, len(j.Credentials)),
+		ApiKeys:     make(map[APIKeyName]APIKeyState, len(j.APIKeys)),
+		Namespaces:  make(map[NamespaceName]NamespaceState, len(j.Namespaces)),
 	}
 	for _, e := range j.Epochs {
-		last := s.epochs[len(s.epochs)-1]
-		if e.Number <= last.number || e.Size <= last.size || e.First < e.LostFrom || e.LostFrom != last.first+uint64(e.Size-last.size) {
+		last := s.Epochs[len(s.Epochs)-1]
+		if e.Number <= last.Number || e.Size <= last.Size || e.First < e.LostFrom || e.LostFrom != last.First+uint64(e.Size-last.Size) {
 			return nil, ErrBase
 		}
-		s.epochs = append(s.epochs, epoch{e.Number, e.First, e.Size})
-		s.lost = append(s.lost, Rollback{Epoch: e.Number, LostFrom: e.LostFrom, LostTo: e.First - 1, Receipt: Receipt{e.First, e.Hash}})
+		s.Epochs = append(s.Epochs, Epoch{e.Number, e.First, e.Size})
+		s.Lost = append(s.Lost, Rollback{Epoch: e.Number, LostFrom: e.LostFrom, LostTo: e.First - 1, Receipt: Receipt{e.First, e.Hash}})
 	}
-	if index, ok := indexOf(s.epochs, j.Sequence); !ok || index+1 != s.tree.size {
+	if index, ok := IndexOf(s.Epochs, j.Sequence); !ok || index+1 != s.Tree.Size {
 		return nil, ErrBase
 	}
 	for _, core := range j.Kept {
@@ -258,40 +261,40 @@ func (j baseJSON) base() (*Base, error) {
 		if err != nil {
 			return nil, ErrBase
 		}
-		s.kept = append(s.kept, e)
+		s.Kept = append(s.Kept, e)
 	}
 	for _, t := range j.Tenants {
 		last, ok := t.Last.link()
 		if !ok {
 			return nil, ErrBase
 		}
-		s.tenants[t.Tenant] = &tenantState{t.Sequence, t.Last.Hash, last}
+		s.Tenants[t.Tenant] = &TenantState{t.Sequence, t.Last.Hash, last}
 	}
 	for _, c := range j.Credentials {
 		current, ok := c.Current.link()
 		if !ok {
 			return nil, ErrBase
 		}
-		of := State{Sequence: c.Sequence, Version: c.Version, Digest: c.Digest, current: current}
+		of := State{Sequence: c.Sequence, Version: c.Version, Digest: c.Digest, Current: current}
 		if c.Former != nil {
 			of.Former = Former{c.Former.Version, c.Former.Digest}
 		}
-		s.credentials[CredentialKey{authz.TenantID(c.Tenant), c.Credential}] = of
+		s.Credentials[CredentialKey{authz.TenantID(c.Tenant), c.Credential}] = of
 	}
 	for _, k := range j.APIKeys {
-		s.apiKeys[APIKeyName{authz.TenantID(k.Tenant), k.ID}] = APIKeyState{Sequence: k.Sequence}
+		s.ApiKeys[APIKeyName{authz.TenantID(k.Tenant), k.ID}] = APIKeyState{Sequence: k.Sequence}
 	}
 	for _, n := range j.Namespaces {
-		s.namespaces[NamespaceName{n.Cluster, n.Namespace}] = NamespaceState{n.Sequence, authz.TenantID(n.Tenant)}
+		s.Namespaces[NamespaceName{n.Cluster, n.Namespace}] = NamespaceState{n.Sequence, authz.TenantID(n.Tenant)}
 	}
 	return &Base{s}, nil
 }
 
-func (k link) json() baseLink { return baseLink{hex.EncodeToString(k.hash[:]), k.micros, k.sequence} }
+func (k Link) json() baseLink { return baseLink{hex.EncodeToString(k.Hash[:]), k.Micros, k.Sequence} }
 
-func (k baseLink) link() (link, bool) {
+func (k baseLink) link() (Link, bool) {
 	hash, ok := parseHash(k.Hash)
-	return link{k.Sequence, k.Micros, hash}, ok
+	return Link{k.Sequence, k.Micros, hash}, ok
 }
 
 // parseHash parses 64 digits of lower-case hex.
@@ -300,12 +303,12 @@ func parseHash(s string) (hash [32]byte, ok bool) {
 	return hash, err == nil && n == len(hash) && hex.EncodeToString(hash[:]) == s
 }
 
-// equal reports whether both bases have the same content. Either may be nil.
-func (b *Base) equal(other *Base) bool {
+// Equal reports whether both bases have the same content. Either may be nil.
+func (b *Base) Equal(other *Base) bool {
 	if b == nil || other == nil || b == other {
 		return b == other
 	}
-	ours, err1 := b.json()
-	theirs, err2 := other.json()
+	ours, err1 := b.Json()
+	theirs, err2 := other.Json()
 	return errors.Join(err1, err2) == nil && bytes.Equal(ours, theirs)
 }

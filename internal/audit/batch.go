@@ -13,25 +13,25 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
-// batchContext is the label and the ML-DSA context of the signature of a group. It separates this
+// BatchContext is the label and the ML-DSA context of the signature of a group. It separates this
 // signature from all other signatures in this program.
-const batchContext = "latticekeep/audit-batch/v1"
+const BatchContext = "latticekeep/audit-batch/v1"
 
 // batchProof proves that an entry is one of a group that has one signature. It is the entry's place
 // in the RFC 6962 tree over the hashes of the group.
 type batchProof struct {
-	n, index uint32
-	path     []byte // hashes from the leaf's sibling upwards, 32 bytes each
+	N, Index uint32
+	Path     []byte // hashes from the leaf's sibling upwards, 32 bytes each
 }
 
-// batchMessage returns the message that is signed for a group of n entries.
-func batchMessage(n uint32, root [32]byte) []byte {
-	return frame.Join(batchContext, binary.BigEndian.AppendUint32(nil, n), root[:])
+// BatchMessage returns the message that is signed for a group of n entries.
+func BatchMessage(n uint32, root [32]byte) []byte {
+	return frame.Join(BatchContext, binary.BigEndian.AppendUint32(nil, n), root[:])
 }
 
-// pathLength returns how many hashes lead from a leaf to the root of a tree of n leaves (RFC 6962
+// PathLength returns how many hashes lead from a leaf to the root of a tree of n leaves (RFC 6962
 // §2.1.1). The path has one hash for each level on which it has a sibling.
-func pathLength(n, index uint32) int {
+func PathLength(n, index uint32) int {
 	// Below the level where the paths of this leaf and of the last leaf meet, every node has a
 	// sibling. Above that level, only right children have one.
 	inner := bits.Len32(index ^ (n - 1))
@@ -40,10 +40,10 @@ func pathLength(n, index uint32) int {
 
 // root computes the root of the tree from a leaf and the path.
 func (p batchProof) root(leaf [32]byte) [32]byte {
-	hash := leafHash(leaf)
-	inner := bits.Len32(p.index ^ (p.n - 1))
-	for i, path := 0, p.path; len(path) > 0; i, path = i+1, path[32:] {
-		if i < inner && p.index>>i&1 == 0 {
+	hash := LeafHash(leaf)
+	inner := bits.Len32(p.Index ^ (p.N - 1))
+	for i, path := 0, p.Path; len(path) > 0; i, path = i+1, path[32:] {
+		if i < inner && p.Index>>i&1 == 0 {
 			hash = nodeHash(hash[:], path[:32])
 		} else {
 			hash = nodeHash(path[:32], hash[:])
@@ -52,7 +52,7 @@ func (p batchProof) root(leaf [32]byte) [32]byte {
 	return hash
 }
 
-func leafHash(data [32]byte) [32]byte {
+func LeafHash(data [32]byte) [32]byte {
 	var b [33]byte
 	copy(b[1:], data[:])
 	return sha256.Sum256(b[:])
@@ -66,16 +66,16 @@ func nodeHash(left, right []byte) [32]byte {
 	return sha256.Sum256(b[:])
 }
 
-// batchTree is the tree over the hashes of a group, level by level. A node without a sibling moves
+// BatchTree is the tree over the hashes of a group, level by level. A node without a sibling moves
 // up to the next level unchanged.
-type batchTree [][][32]byte
+type BatchTree [][][32]byte
 
-func newBatchTree(hashes [][32]byte) batchTree {
+func NewBatchTree(hashes [][32]byte) BatchTree {
 	level := make([][32]byte, len(hashes))
 	for i, h := range hashes {
-		level[i] = leafHash(h)
+		level[i] = LeafHash(h)
 	}
-	t := batchTree{level}
+	t := BatchTree{level}
 	for len(level) > 1 {
 		next := make([][32]byte, 0, (len(level)+1)/2)
 		for i := 0; i+1 < len(level); i += 2 {
@@ -89,10 +89,10 @@ func newBatchTree(hashes [][32]byte) batchTree {
 	return t
 }
 
-func (t batchTree) root() [32]byte { return t[len(t)-1][0] }
+func (t BatchTree) Root() [32]byte { return t[len(t)-1][0] }
 
 // appendPath appends the hashes that lead from a leaf to the root.
-func (t batchTree) appendPath(dst []byte, index int) []byte {
+func (t BatchTree) appendPath(dst []byte, index int) []byte {
 	for _, level := range t {
 		if sibling := index ^ 1; sibling < len(level) {
 			dst = append(dst, level[sibling][:]...)
@@ -108,60 +108,60 @@ func (t batchTree) appendPath(dst []byte, index int) []byte {
 const signatureVersion = 2
 
 func (p batchProof) encode(signature []byte) []byte {
-	b := make([]byte, 0, 9+len(p.path)+len(signature))
+	b := make([]byte, 0, 9+len(p.Path)+len(signature))
 	b = append(b, signatureVersion)
-	b = binary.BigEndian.AppendUint32(b, p.n)
-	b = binary.BigEndian.AppendUint32(b, p.index)
-	b = append(b, p.path...)
+	b = binary.BigEndian.AppendUint32(b, p.N)
+	b = binary.BigEndian.AppendUint32(b, p.Index)
+	b = append(b, p.Path...)
 	return append(b, signature...)
 }
 
-// decodeSignature decodes the signature of an entry in either form. For a single entry it returns a
+// DecodeSignature decodes the signature of an entry in either form. For a single entry it returns a
 // proof with n zero.
-func decodeSignature(b []byte) (p batchProof, signature []byte, ok bool) {
+func DecodeSignature(b []byte) (p batchProof, signature []byte, ok bool) {
 	if len(b) == dualsig.SignatureSize {
 		return batchProof{}, b, true
 	}
 	if len(b) < 9+dualsig.SignatureSize || b[0] != signatureVersion {
 		return batchProof{}, nil, false
 	}
-	p = batchProof{n: binary.BigEndian.Uint32(b[1:]), index: binary.BigEndian.Uint32(b[5:])}
-	p.path, signature = b[9:len(b)-dualsig.SignatureSize], b[len(b)-dualsig.SignatureSize:]
-	if p.n < 2 || p.index >= p.n || len(p.path) != 32*pathLength(p.n, p.index) {
+	p = batchProof{N: binary.BigEndian.Uint32(b[1:]), Index: binary.BigEndian.Uint32(b[5:])}
+	p.Path, signature = b[9:len(b)-dualsig.SignatureSize], b[len(b)-dualsig.SignatureSize:]
+	if p.N < 2 || p.Index >= p.N || len(p.Path) != 32*PathLength(p.N, p.Index) {
 		return batchProof{}, nil, false
 	}
 	return p, signature, true
 }
 
-// verify reports whether key has signed the hash of the entry, or the root of a group that contains
+// Verify reports whether key has signed the hash of the entry, or the root of a group that contains
 // the hash. It accepts only canonical base64. The memo may be nil.
-func (e *Entry) verify(key *dualsig.PublicKey, m *memo) bool {
+func (e *Entry) Verify(key *dualsig.PublicKey, m *Memo) bool {
 	var hash [32]byte
 	if n, err := hex.Decode(hash[:], []byte(e.Hash)); err != nil || n != len(hash) {
 		return false
 	}
-	b, ok := decodeBase64(e.Signature)
+	b, ok := DecodeBase64(e.Signature)
 	if !ok {
 		return false
 	}
-	p, signature, ok := decodeSignature(b)
+	p, signature, ok := DecodeSignature(b)
 	if !ok {
 		return false
 	}
 	return p.verify(key, hash, signature, m)
 }
 
-func (p batchProof) verify(key *dualsig.PublicKey, hash [32]byte, signature []byte, m *memo) bool {
-	if p.n == 0 {
-		return key.Verify(signingContext, hash[:], signature)
+func (p batchProof) verify(key *dualsig.PublicKey, hash [32]byte, signature []byte, m *Memo) bool {
+	if p.N == 0 {
+		return key.Verify(SigningContext, hash[:], signature)
 	}
-	return m.verify(key, p.n, p.root(hash), signature)
+	return m.verify(key, p.N, p.root(hash), signature)
 }
 
-// memo caches the results of verifying the signatures of recent groups, because entries of one
+// Memo caches the results of verifying the signatures of recent groups, because entries of one
 // group follow one another. The zero value is ready for use, and a nil memo caches nothing. A memo
 // is safe for concurrent use. It must be used with one key only.
-type memo struct {
+type Memo struct {
 	mu     sync.Mutex
 	groups map[[32]byte]func() bool
 }
@@ -169,9 +169,9 @@ type memo struct {
 // maxMemo is the largest number of cached groups. A full cache is emptied.
 const maxMemo = 1024
 
-func (m *memo) verify(key *dualsig.PublicKey, n uint32, root [32]byte, signature []byte) bool {
-	message := batchMessage(n, root)
-	verify := func() bool { return key.Verify(batchContext, message, signature) }
+func (m *Memo) verify(key *dualsig.PublicKey, n uint32, root [32]byte, signature []byte) bool {
+	message := BatchMessage(n, root)
+	verify := func() bool { return key.Verify(BatchContext, message, signature) }
 	if m == nil {
 		return verify()
 	}
@@ -189,9 +189,9 @@ func (m *memo) verify(key *dualsig.PublicKey, n uint32, root [32]byte, signature
 	return once()
 }
 
-// decodeBase64 decodes standard base64 and accepts only the canonical spelling. Go's decoder alone
+// DecodeBase64 decodes standard base64 and accepts only the canonical spelling. Go's decoder alone
 // would skip line breaks.
-func decodeBase64(s string) ([]byte, bool) {
+func DecodeBase64(s string) ([]byte, bool) {
 	b, err := base64.StdEncoding.DecodeString(s)
 	return b, err == nil && base64.StdEncoding.EncodeToString(b) == s
 }

@@ -70,7 +70,7 @@ func origin(chainID string, epoch uint64) string {
 // Text returns the signed text of the checkpoint.
 func (c Checkpoint) Text() string {
 	return fmt.Sprintf("%s\n%d\n%s\nsequence %d\nhash %x\ntime %s\n",
-		c.Origin(), c.Size, c.Root, c.Sequence, c.Hash, c.Time.UTC().Format(timeFormat))
+		c.Origin(), c.Size, c.Root, c.Sequence, c.Hash, c.Time.UTC().Format(TimeFormat))
 }
 
 // parseText parses the text of a checkpoint. It accepts only the canonical spelling.
@@ -93,10 +93,10 @@ func parseText(text string) (c Checkpoint, err error) {
 	c.Epoch, err = strconv.ParseUint(epoch, 10, 64)
 	c.Size, err1 = strconv.ParseInt(lines[1], 10, 64)
 	c.Sequence, err2 = strconv.ParseUint(strings.TrimPrefix(lines[3], "sequence "), 10, 64)
-	at, err3 := time.Parse(timeFormat, strings.TrimPrefix(lines[5], "time "))
+	at, err3 := time.Parse(TimeFormat, strings.TrimPrefix(lines[5], "time "))
 	c.Time = at
 	if errors.Join(err, err1, err2, err3) != nil || c.Epoch == 0 || c.Size < 1 || c.Sequence < uint64(c.Size) ||
-		c.Sequence > maxInteger || c.Text() != text {
+		c.Sequence > MaxInteger || c.Text() != text {
 		return Checkpoint{}, ErrCheckpointMalformed
 	}
 	return c, nil
@@ -115,7 +115,7 @@ func SignCheckpoint(c Checkpoint, key *dualsig.PrivateKey) ([]byte, error) {
 // cosignatures of witnesses, may stand beside it. Errors: [ErrCheckpointMalformed],
 // [ErrCheckpointUnverified].
 func ParseCheckpoint(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
-	c, err := peekCheckpoint(signed)
+	c, err := PeekCheckpoint(signed)
 	if err != nil {
 		return Checkpoint{}, err
 	}
@@ -142,8 +142,8 @@ func ParseKept(kept []byte, key *dualsig.PublicKey) (c Checkpoint, signed bool, 
 	return c, false, err
 }
 
-// peekCheckpoint parses a note without verifying it.
-func peekCheckpoint(signed []byte) (Checkpoint, error) {
+// PeekCheckpoint parses a note without verifying it.
+func PeekCheckpoint(signed []byte) (Checkpoint, error) {
 	text, _, ok := strings.Cut(string(signed), "\n\n")
 	if !ok {
 		return Checkpoint{}, ErrCheckpointMalformed
@@ -200,25 +200,25 @@ func Fingerprint(chainID string, publicKey []byte) string {
 }
 
 func (c Checkpoint) Head() Head {
-	return Head{link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
+	return Head{Link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
 }
 
-// same reports whether two checkpoints are equal except for their times.
-func (c Checkpoint) same(d Checkpoint) bool {
+// Same reports whether two checkpoints are equal except for their times.
+func (c Checkpoint) Same(d Checkpoint) bool {
 	c.Time = d.Time
 	return c == d
 }
 
-// parseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts only
+// ParseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts only
 // canonical base64, and no signature but the log's.
-func parseOnly(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
+func ParseOnly(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
 	c, err := ParseCheckpoint(signed, key)
 	if err != nil {
 		return Checkpoint{}, err
 	}
 	_, signature, _ := strings.Cut(string(signed), "\n\n")
 	fields := strings.Split(strings.TrimSuffix(signature, "\n"), " ")
-	if _, ok := decodeBase64(fields[len(fields)-1]); !ok || strings.Count(signature, "\n") != 1 {
+	if _, ok := DecodeBase64(fields[len(fields)-1]); !ok || strings.Count(signature, "\n") != 1 {
 		return Checkpoint{}, ErrCheckpointMalformed
 	}
 	return c, nil

@@ -15,11 +15,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// signingContext separates signatures of entries from all other ML-DSA signatures of the project.
-const signingContext = "latticekeep/audit/v1"
+// SigningContext separates signatures of entries from all other ML-DSA signatures of the project.
+const SigningContext = "latticekeep/audit/v1"
 
-// timeFormat is RFC 3339 in UTC with microseconds, always with six digits.
-const timeFormat = "2006-01-02T15:04:05.000000Z"
+// TimeFormat is RFC 3339 in UTC with microseconds, always with six digits.
+const TimeFormat = "2006-01-02T15:04:05.000000Z"
 
 // Entry is one link of the chain. Its JSON is canonical by RFC 8785: the fields are declared in the
 // byte order of their names.
@@ -45,22 +45,22 @@ type Entry struct {
 
 // Time returns the entry's timestamp, or the zero time if it is malformed.
 func (e *Entry) Time() time.Time {
-	t, _ := time.Parse(timeFormat, e.Timestamp)
+	t, _ := time.Parse(TimeFormat, e.Timestamp)
 	return t
 }
 
-// link returns the entry's position. The hash is zero if the entry's hash is malformed.
-func (e *Entry) link() link {
-	k := link{sequence: e.Sequence, micros: e.Time().UnixMicro()}
-	if b, err := hex.DecodeString(e.Hash); err == nil && len(b) == len(k.hash) {
-		k.hash = [32]byte(b)
+// Link returns the entry's position. The hash is zero if the entry's hash is malformed.
+func (e *Entry) Link() Link {
+	k := Link{Sequence: e.Sequence, Micros: e.Time().UnixMicro()}
+	if b, err := hex.DecodeString(e.Hash); err == nil && len(b) == len(k.Hash) {
+		k.Hash = [32]byte(b)
 	}
 	return k
 }
 
-// canonical appends the RFC 8785 form of the entry. Without whole, it omits hash and signature,
+// Canonical appends the RFC 8785 form of the entry. Without whole, it omits hash and signature,
 // which the hash does not cover. Every string must be valid UTF-8.
-func (e *Entry) canonical(dst []byte, whole bool) ([]byte, error) {
+func (e *Entry) Canonical(dst []byte, whole bool) ([]byte, error) {
 	w := writer{dst: dst}
 	w.field(`{"actor":{"id":`, e.Actor.ID)
 	w.field(`,"type":`, e.Actor.Type)
@@ -129,11 +129,11 @@ func (w *writer) number(before string, n uint64) {
 }
 
 // JSON returns the canonical JSON of the whole entry.
-func (e *Entry) JSON() ([]byte, error) { return e.canonical(nil, true) }
+func (e *Entry) JSON() ([]byte, error) { return e.Canonical(nil, true) }
 
-// digest returns the SHA3-256 of the bytes that the hash covers.
-func (e *Entry) digest() ([32]byte, error) {
-	core, err := e.canonical(nil, false)
+// Digest returns the SHA3-256 of the bytes that the hash covers.
+func (e *Entry) Digest() ([32]byte, error) {
+	core, err := e.Canonical(nil, false)
 	return sha3.Sum256(core), err
 }
 
@@ -148,34 +148,34 @@ func plain(s string) int {
 	return len(s)
 }
 
-var errNotCanonical = errors.New("the bytes are not the canonical form of an entry")
+var ErrNotCanonical = errors.New("the bytes are not the canonical form of an entry")
 
-// add sets an attribute on a copy of the attributes, because the caller owns the event's map.
-func (e *Entry) add(attribute, value string) {
+// Add sets an attribute on a copy of the attributes, because the caller owns the event's map.
+func (e *Entry) Add(attribute, value string) {
 	if e.Attributes = maps.Clone(e.Attributes); e.Attributes == nil {
 		e.Attributes = make(map[string]string)
 	}
 	e.Attributes[attribute] = value
 }
 
-// begins reports whether the entry begins an epoch.
-func (e *Entry) begins() bool {
+// Begins reports whether the entry begins an epoch.
+func (e *Entry) Begins() bool {
 	return e.EventType == RollbackAccepted && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
 }
 
-// archives reports whether the entry records an archived segment.
-func (e *Entry) archives() bool {
+// Archives reports whether the entry records an archived segment.
+func (e *Entry) Archives() bool {
 	return e.EventType == LogArchived && e.Outcome == Success && e.TenantID == string(authz.SystemTenant)
 }
 
-// number returns a numeric attribute, or 0 if the attribute is no number.
-func (e *Entry) number(attribute string) uint64 {
+// Number returns a numeric attribute, or 0 if the attribute is no number.
+func (e *Entry) Number(attribute string) uint64 {
 	n, _ := strconv.ParseUint(e.Attributes[attribute], 10, 64) // 0 is not a valid value of any of these
 	return n
 }
 
-// decimal parses a number that has its only spelling.
-func decimal(s string) (uint64, bool) {
+// Decimal parses a number that has its only spelling.
+func Decimal(s string) (uint64, bool) {
 	n, err := strconv.ParseUint(s, 10, 64)
-	return n, err == nil && n <= maxInteger && strconv.FormatUint(n, 10) == s
+	return n, err == nil && n <= MaxInteger && strconv.FormatUint(n, 10) == s
 }

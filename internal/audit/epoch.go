@@ -9,41 +9,41 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// epoch is a run of consecutive sequences. The log begins in epoch 1. Each accepted rollback begins
+// Epoch is a run of consecutive sequences. The log begins in epoch 1. Each accepted rollback begins
 // another epoch, above all sequences that the lost entries could have had. The tree continues
 // across epochs.
-type epoch struct {
-	number, first uint64
-	size          int64 // size of the tree before the epoch
+type Epoch struct {
+	Number, First uint64
+	Size          int64 // size of the tree before the epoch
 }
 
-func epochKey(number uint64) []byte {
+func EpochKey(number uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/epoch/"), number)
 }
 
-var epochRange = store.Prefix([]byte("audit/epoch/"))
+var EpochRange = store.Prefix([]byte("audit/epoch/"))
 
-func (e epoch) encode() []byte {
-	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, e.first), uint64(e.size))
+func (e Epoch) Encode() []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, e.First), uint64(e.Size))
 }
 
 // epochRow is the unverified row of an epoch: anyone with write access to the database can change
 // it.
 type epochRow struct {
-	key []byte
-	epoch
+	Key []byte
+	Epoch
 }
 
-// epochRows returns the rows of epochs in the order of their numbers. Epoch 1 has no row. For a
+// EpochRows returns the rows of epochs in the order of their numbers. Epoch 1 has no row. For a
 // malformed row, the epoch is zero.
-func epochRows(r store.Reader) (rows []epochRow, err error) {
-	err = r.Scan(epochRange, func(key, value []byte) bool {
-		row := epochRow{key: bytes.Clone(key)}
-		if len(key) == len(epochRange.From)+8 && len(value) == 16 {
-			row.epoch = epoch{
-				number: binary.BigEndian.Uint64(key[len(epochRange.From):]),
-				first:  binary.BigEndian.Uint64(value),
-				size:   int64(binary.BigEndian.Uint64(value[8:])),
+func EpochRows(r store.Reader) (rows []epochRow, err error) {
+	err = r.Scan(EpochRange, func(key, value []byte) bool {
+		row := epochRow{Key: bytes.Clone(key)}
+		if len(key) == len(EpochRange.From)+8 && len(value) == 16 {
+			row.Epoch = Epoch{
+				Number: binary.BigEndian.Uint64(key[len(EpochRange.From):]),
+				First:  binary.BigEndian.Uint64(value),
+				Size:   int64(binary.BigEndian.Uint64(value[8:])),
 			}
 		}
 		rows = append(rows, row)
@@ -55,76 +55,76 @@ func epochRows(r store.Reader) (rows []epochRow, err error) {
 	return rows, nil
 }
 
-// follows reports whether an epoch may come after last: last has at least one entry, and e may skip
+// Follows reports whether an epoch may come after last: last has at least one entry, and e may skip
 // sequences, but no indexes of the tree.
-func (e epoch) follows(last epoch) bool {
-	return e.number > last.number && e.size > last.size && e.first <= maxInteger &&
-		e.first >= last.first && e.first-last.first >= uint64(e.size-last.size)
+func (e Epoch) Follows(last Epoch) bool {
+	return e.Number > last.Number && e.Size > last.Size && e.First <= MaxInteger &&
+		e.First >= last.First && e.First-last.First >= uint64(e.Size-last.Size)
 }
 
-// indexOf returns the index of an entry in the tree, and false if no entry has the sequence. It
+// IndexOf returns the index of an entry in the tree, and false if no entry has the sequence. It
 // does not know where the last epoch ends.
-func indexOf(epochs []epoch, sequence uint64) (int64, bool) {
+func IndexOf(epochs []Epoch, sequence uint64) (int64, bool) {
 	for i := len(epochs) - 1; i >= 0; i-- {
-		if e := epochs[i]; sequence >= e.first {
-			index := e.size + int64(sequence-e.first)
-			return index, i == len(epochs)-1 || index < epochs[i+1].size
+		if e := epochs[i]; sequence >= e.First {
+			index := e.Size + int64(sequence-e.First)
+			return index, i == len(epochs)-1 || index < epochs[i+1].Size
 		}
 	}
 	return 0, false
 }
 
-// sequenceAt returns the sequence of the entry at an index of the tree.
-func sequenceAt(epochs []epoch, index int64) uint64 {
+// SequenceAt returns the sequence of the entry at an index of the tree.
+func SequenceAt(epochs []Epoch, index int64) uint64 {
 	for i := len(epochs) - 1; i > 0; i-- {
-		if e := epochs[i]; index >= e.size {
-			return e.first + uint64(index-e.size)
+		if e := epochs[i]; index >= e.Size {
+			return e.First + uint64(index-e.Size)
 		}
 	}
 	return uint64(index) + 1
 }
 
-// epochOf returns the epoch that contains a sequence.
-func epochOf(epochs []epoch, sequence uint64) epoch {
+// EpochOf returns the epoch that contains a sequence.
+func EpochOf(epochs []Epoch, sequence uint64) Epoch {
 	of := epochs[0]
 	for _, e := range epochs {
-		if sequence >= e.first {
+		if sequence >= e.First {
 			of = e
 		}
 	}
 	return of
 }
 
-// after returns the loss between the previous epoch and this one, without the checkpoint that
+// After returns the loss between the previous epoch and this one, without the checkpoint that
 // revealed it.
-func (e epoch) after(former epoch) acceptedLoss {
-	return acceptedLoss{former: former.number, epoch: e.number, from: former.first + uint64(e.size-former.size), to: e.first - 1}
+func (e Epoch) After(former Epoch) AcceptedLoss {
+	return AcceptedLoss{former: former.Number, epoch: e.Number, from: former.First + uint64(e.Size-former.Size), to: e.First - 1}
 }
 
-// acceptedLoss describes the entries that an accepted rollback lost.
-type acceptedLoss struct {
+// AcceptedLoss describes the entries that an accepted rollback lost.
+type AcceptedLoss struct {
 	former, epoch uint64 // the epoch that lost them, and the epoch that began then
 	from, to      uint64 // sequences
 
 	// The checkpoint that revealed the loss. It covers an entry in the range above, unless the
 	// database had other entries there. Both fields are zero if the acceptance is in the archive.
-	anchored uint64
-	hash     string
+	Anchored uint64
+	Hash     string
 }
 
-func (a acceptedLoss) covers(c Checkpoint) bool {
+func (a AcceptedLoss) Covers(c Checkpoint) bool {
 	inRange := a.former <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
-	named := a.anchored == c.Sequence && a.hash == hex.EncodeToString(c.Hash[:])
+	named := a.Anchored == c.Sequence && a.Hash == hex.EncodeToString(c.Hash[:])
 	// The database had other entries up to the named one. So the entries that an older checkpoint
 	// covers in this stretch were lost with it.
-	older := a.anchored < a.from && c.Sequence < a.anchored
+	older := a.Anchored < a.from && c.Sequence < a.Anchored
 	return c.Epoch < a.epoch && (inRange || named || older)
 }
 
-// isOf reports whether an entry is the acceptance of this loss.
-func (a acceptedLoss) isOf(e *Entry) bool {
-	return e.begins() && e.number(attributeEpoch) == a.epoch &&
-		e.number(attributeLostFrom) == a.from && e.number(attributeLostTo) == a.to
+// IsOf reports whether an entry is the acceptance of this loss.
+func (a AcceptedLoss) IsOf(e *Entry) bool {
+	return e.Begins() && e.Number(AttributeEpoch) == a.epoch &&
+		e.Number(AttributeLostFrom) == a.from && e.Number(AttributeLostTo) == a.to
 }
 
 // RollbackError reports that the database lacks entries that a checkpoint kept elsewhere covers.
@@ -138,7 +138,7 @@ type RollbackError struct {
 
 func (e *RollbackError) Error() string {
 	const remedy = "restore the newest copy of the database, or go on without them by latticekeep audit accept-rollback"
-	if e.Place == memoryPlace {
+	if e.Place == MemoryPlace {
 		if e.LostFrom == 0 {
 			return fmt.Sprintf("the audit log has other entries up to %d than those that this replica has seen in it, which are lost: "+remedy, e.LostTo)
 		}
@@ -150,16 +150,16 @@ func (e *RollbackError) Error() string {
 	return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which the checkpoint kept in %s knows: "+remedy, e.LostFrom, e.LostTo, e.Place)
 }
 
-// memoryPlace is the Place of a [RollbackError] when the process itself has seen the entries.
-const memoryPlace = "the memory of a replica"
+// MemoryPlace is the Place of a [RollbackError] when the process itself has seen the entries.
+const MemoryPlace = "the memory of a replica"
 
 // The newest checkpoint in the database is signed evidence, too: a log that does not continue from
 // it has lost entries, whoever removed them. So this checkpoint is compared with the entries as if
 // it were an anchor, and its loss is accepted like any other. Accepting the loss then takes
 // everything derived back to the remaining entries.
 
-// databasePlace is the Place of a [RollbackError] that the checkpoint in the database revealed.
-const databasePlace = "the database"
+// DatabasePlace is the Place of a [RollbackError] that the checkpoint in the database revealed.
+const DatabasePlace = "the database"
 
 // Rollback describes the beginning of a new epoch.
 type Rollback struct {

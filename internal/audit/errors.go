@@ -7,8 +7,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// errDamagedLog reports that the rows read are not the rows that were written.
-var errDamagedLog = fault.New(fault.Internal, "the audit log is damaged: run latticekeep audit verify")
+// ErrDamagedLog reports that the rows read are not the rows that were written.
+var ErrDamagedLog = fault.New(fault.Internal, "the audit log is damaged: run latticekeep audit verify")
 
 // Broken names the place where a chain is broken.
 type Broken struct {
@@ -28,23 +28,23 @@ func IsBroken(err error) (*Broken, bool) {
 	return b, ok
 }
 
-// damaged reports whether err means that the rows read are not the rows that were written.
-func damaged(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
+// Damaged reports whether err means that the rows read are not the rows that were written.
+func Damaged(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
 
-func unlessDamaged(err error) error {
-	if errors.Is(err, errDamagedLog) {
+func UnlessDamaged(err error) error {
+	if errors.Is(err, ErrDamagedLog) {
 		return nil
 	}
 	return err
 }
 
-// unlessDamage returns err, or nil if err reports damage.
-func unlessDamage(err error) error {
-	if damaged(err) {
+// UnlessDamage returns err, or nil if err reports damage.
+func UnlessDamage(err error) error {
+	if Damaged(err) {
 		return nil
 	}
 	return err
 }
 
-// errNoEntry is a [fault.NotFound].
-var errNoEntry = fault.New(fault.NotFound, "the log holds no entry with this sequence")
+// ErrNoEntry is a [fault.NotFound].
+var ErrNoEntry = fault.New(fault.NotFound, "the log holds no entry with this sequence")

@@ -156,8 +156,8 @@ func EventTypes() []EventType {
 	}
 }
 
-// changesVersion reports whether a successful event of this type gives a credential a new version.
-func (t EventType) changesVersion() bool {
+// ChangesVersion reports whether a successful event of this type gives a credential a new version.
+func (t EventType) ChangesVersion() bool {
 	return slices.Contains([]EventType{CredentialSealed, CredentialRotated, CredentialReencrypted}, t)
 }
 
@@ -226,44 +226,44 @@ type Event struct {
 // Attributes of the first entry of every tenant's chain, including the deployment's own. Trust in a
 // chain starts with them.
 const (
-	attributeChainID   = "chain_id"
-	attributePublicKey = "public_key" // public key of the log, base64
+	AttributeChainID   = "chain_id"
+	AttributePublicKey = "public_key" // public key of the log, base64
 )
 
-// attributePod is the UID of a pod. Every entry of a principal that is a pod has it.
-const attributePod = "pod_uid"
+// AttributePod is the UID of a pod. Every entry of a principal that is a pod has it.
+const AttributePod = "pod_uid"
 
 // Attributes of the entry that accepts a rollback.
 const (
-	attributeEpoch        = "epoch"         // the new epoch
-	attributeLostFrom     = "lost_from"     // one above the previous entry's sequence
-	attributeLostTo       = "lost_to"       // one below this entry's sequence
-	attributeAnchored     = "anchored"      // sequence of the anchored checkpoint
-	attributeAnchoredHash = "anchored_hash" // hash of the entry at that sequence, lower-case hex
+	AttributeEpoch        = "epoch"         // the new epoch
+	AttributeLostFrom     = "lost_from"     // one above the previous entry's sequence
+	AttributeLostTo       = "lost_to"       // one below this entry's sequence
+	AttributeAnchored     = "anchored"      // sequence of the anchored checkpoint
+	AttributeAnchoredHash = "anchored_hash" // hash of the entry at that sequence, lower-case hex
 )
 
 // Attributes of the entry that records an archived segment.
 const (
-	attributeFrom    = "from" // first and last sequence
-	attributeTo      = "to"
-	attributeEntries = "entries"
-	attributeObject  = "object"
-	attributeSHA256  = "sha256" // [Segment.Digest], lower-case hex
+	AttributeFrom    = "from" // first and last sequence
+	AttributeTo      = "to"
+	AttributeEntries = "entries"
+	AttributeObject  = "object"
+	AttributeSHA256  = "sha256" // [Segment.Digest], lower-case hex
 )
 
 // Attributes of entries about an anchor.
 const (
-	attributePlace    = "place"    // name of an [AnchorPlace]
-	attributeSequence = "sequence" // sequence of the anchor's first checkpoint; in the entry of a read, sequence of the entry read
+	AttributePlace    = "place"    // name of a [keeper.AnchorPlace]
+	AttributeSequence = "sequence" // sequence of the anchor's first checkpoint; in the entry of a read, sequence of the entry read
 )
 
-// attributeTail is "true" in the entry that records the opening of a [Tail]. The entry of a single
-// read has [attributeSequence] instead.
-const attributeTail = "tail"
+// AttributeTail is "true" in the entry that records the opening of a [reader.Tail]. The entry of a
+// single read has [attributeSequence] instead.
+const AttributeTail = "tail"
 
-// makesCurrent reports whether the event creates the newest version of a credential.
-func (e Event) makesCurrent() bool {
-	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.changesVersion()
+// MakesCurrent reports whether the event creates the newest version of a credential.
+func (e Event) MakesCurrent() bool {
+	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.ChangesVersion()
 }
 
 // Attributes that internal/compliance reads. Times are RFC 3339 in UTC.

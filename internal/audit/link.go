@@ -6,45 +6,45 @@ import (
 	"strings"
 )
 
-// link is a position in the chain or in a tenant's part of it. Encoded: sequence u64, Unix
+// Link is a position in the chain or in a tenant's part of it. Encoded: sequence u64, Unix
 // microseconds u64, 32 bytes hash.
-type link struct {
-	sequence uint64
-	micros   int64
-	hash     [32]byte
+type Link struct {
+	Sequence uint64
+	Micros   int64
+	Hash     [32]byte
 }
 
-func (k link) encode() []byte {
-	b := binary.BigEndian.AppendUint64(make([]byte, 0, 48), k.sequence)
-	b = binary.BigEndian.AppendUint64(b, uint64(k.micros))
-	return append(b, k.hash[:]...)
+func (k Link) Encode() []byte {
+	b := binary.BigEndian.AppendUint64(make([]byte, 0, 48), k.Sequence)
+	b = binary.BigEndian.AppendUint64(b, uint64(k.Micros))
+	return append(b, k.Hash[:]...)
 }
 
-func decodeLink(b []byte) (k link, err error) {
+func DecodeLink(b []byte) (k Link, err error) {
 	if b == nil {
-		return link{}, nil // there is no entry yet
+		return Link{}, nil // there is no entry yet
 	}
 	if len(b) != 48 {
-		return link{}, errDamagedLog
+		return Link{}, ErrDamagedLog
 	}
-	k.sequence = binary.BigEndian.Uint64(b)
-	k.micros = int64(binary.BigEndian.Uint64(b[8:]))
-	copy(k.hash[:], b[16:])
+	k.Sequence = binary.BigEndian.Uint64(b)
+	k.Micros = int64(binary.BigEndian.Uint64(b[8:]))
+	copy(k.Hash[:], b[16:])
 	return k, nil
 }
 
-func (k link) previous() string {
-	if k.sequence == 0 {
-		return zeroHash
+func (k Link) Previous() string {
+	if k.Sequence == 0 {
+		return ZeroHash
 	}
-	return hex.EncodeToString(k.hash[:])
+	return hex.EncodeToString(k.Hash[:])
 }
 
-// zeroHash is the previous hash of a first entry.
-var zeroHash = strings.Repeat("0", 64)
+// ZeroHash is the previous hash of a first entry.
+var ZeroHash = strings.Repeat("0", 64)
 
-// maxInteger is the largest integer that every JSON reader keeps exact.
-const maxInteger = 1<<53 - 1
+// MaxInteger is the largest integer that every JSON reader keeps exact.
+const MaxInteger = 1<<53 - 1
 
 // Several processes may write one log. Each has the key, and the store runs their hooks one after
 // the other. So a commit finds one of three heads: the one that this process proposed last, the one
@@ -57,13 +57,13 @@ const maxInteger = 1<<53 - 1
 
 // Head is an entry that the store had, with the number of its epoch.
 type Head struct {
-	link
-	epoch uint64
+	Link
+	Epoch uint64
 }
 
-// newer reports whether k comes later in the log than o.
-func (k Head) newer(o Head) bool {
-	return k.epoch > o.epoch || k.epoch == o.epoch && k.sequence > o.sequence
+// Newer reports whether k comes later in the log than o.
+func (k Head) Newer(o Head) bool {
+	return k.Epoch > o.Epoch || k.Epoch == o.Epoch && k.Sequence > o.Sequence
 }
 
 // Receipt names the place that the log gave to an event. It is filled in when the Update that the

@@ -8,7 +8,7 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// ParseEntry parses one entry in its canonical JSON form, as [Reader.Export] writes it.
+// ParseEntry parses one entry in its canonical JSON form, as [reader.Reader.Export] writes it.
 func ParseEntry(line []byte) (*Entry, error) { return parse(line, true) }
 
 // parse parses an entry in canonical form, whole or without hash and signature. Anything else is an
@@ -20,9 +20,9 @@ func parse(b []byte, whole bool) (*Entry, error) {
 	return parseAny(b, whole)
 }
 
-// parseWhole is [ParseEntry], and also returns the digest of the bytes that the hash covers,
+// ParseWhole is [ParseEntry], and also returns the digest of the bytes that the hash covers,
 // without encoding them again.
-func parseWhole(line []byte) (*Entry, [32]byte, error) {
+func ParseWhole(line []byte) (*Entry, [32]byte, error) {
 	if p := (parser{text: string(line)}); p.entry(true) {
 		h := sha3.New256()
 		_, _ = h.Write(line[:p.hash.from]) // never fails
@@ -36,7 +36,7 @@ func parseWhole(line []byte) (*Entry, [32]byte, error) {
 	if err != nil {
 		return nil, [32]byte{}, err
 	}
-	sum, err := e.digest()
+	sum, err := e.Digest()
 	return e, sum, err
 }
 
@@ -47,11 +47,11 @@ func parseAny(b []byte, whole bool) (*Entry, error) {
 	if err := json.Unmarshal(b, &e, json.RejectUnknownMembers(true)); err != nil {
 		// The cause would quote the input. The content of an entry must not appear in error
 		// messages, because only authorized principals may read it.
-		return nil, errNotCanonical
+		return nil, ErrNotCanonical
 	}
-	again, err := e.canonical(make([]byte, 0, len(b)), whole)
-	if err != nil || !bytes.Equal(again, b) || e.Sequence > maxInteger || e.TenantSequence > maxInteger {
-		return nil, errNotCanonical
+	again, err := e.Canonical(make([]byte, 0, len(b)), whole)
+	if err != nil || !bytes.Equal(again, b) || e.Sequence > MaxInteger || e.TenantSequence > MaxInteger {
+		return nil, ErrNotCanonical
 	}
 	return &e, nil
 }
@@ -152,7 +152,7 @@ func (p *parser) number(literal string) (n uint64) {
 	begin := p.at
 	for ; !p.bad && p.at < len(p.text) && p.text[p.at]-'0' <= 9; p.at++ {
 		n = 10*n + uint64(p.text[p.at]-'0')
-		p.bad = n > maxInteger
+		p.bad = n > MaxInteger
 	}
 	digits := p.text[begin:p.at]
 	if digits == "" || (digits[0] == '0' && len(digits) > 1) {

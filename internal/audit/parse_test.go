@@ -28,15 +28,15 @@ func sample() *Entry {
 		Signature:          strings.Repeat("A", 4412),
 		SourceIP:           "127.0.0.1",
 		TenantID:           string("tenant_a"),
-		TenantPreviousHash: zeroHash,
-		TenantSequence:     maxInteger,
+		TenantPreviousHash: ZeroHash,
+		TenantSequence:     MaxInteger,
 		Timestamp:          "2026-11-21T12:00:00.123456Z",
 	}
 }
 
 func line(t testing.TB, e *Entry, whole bool) []byte {
 	t.Helper()
-	b, err := e.canonical(nil, whole)
+	b, err := e.Canonical(nil, whole)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestOneSpellingOfAnEntryIsRead(t *testing.T) {
 			if _, err := parse([]byte(bad), true); err == nil {
 				t.Error("read")
 			}
-			if _, _, err := parseWhole([]byte(bad)); err == nil {
+			if _, _, err := ParseWhole([]byte(bad)); err == nil {
 				t.Error("read")
 			}
 		})
@@ -153,11 +153,11 @@ func FuzzParse(f *testing.F) {
 		if err != nil || !whole {
 			return
 		}
-		got, sum, err := parseWhole(b)
+		got, sum, err := ParseWhole(b)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatal(got, err)
 		}
-		if digest, err := want.digest(); err != nil || digest != sum {
+		if digest, err := want.Digest(); err != nil || digest != sum {
 			t.Fatal("the digest is another one", err)
 		}
 	})
@@ -172,10 +172,10 @@ func BenchmarkParse(b *testing.B) {
 	e := sample()
 	core, whole := line(b, e, false), line(b, e, true)
 	b.Run("row", func(b *testing.B) {
-		row := slices.Concat([]byte{plainRow}, make([]byte, 3309), core)
+		row := slices.Concat([]byte{PlainRow}, make([]byte, 3309), core)
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := decodeStored(row, nil); err != nil {
+			if _, err := DecodeStored(row, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -183,7 +183,7 @@ func BenchmarkParse(b *testing.B) {
 	b.Run("line", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := parseWhole(whole); err != nil {
+			if _, _, err := ParseWhole(whole); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -199,7 +199,7 @@ func BenchmarkParse(b *testing.B) {
 	b.Run("encode", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := e.canonical(make([]byte, 0, 1024), false); err != nil {
+			if _, err := e.Canonical(make([]byte, 0, 1024), false); err != nil {
 				b.Fatal(err)
 			}
 		}

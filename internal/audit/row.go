@@ -15,63 +15,63 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// entryKey returns the key of an entry's row. Sequences are big-endian, so the keys sort by
+// EntryKey returns the key of an entry's row. Sequences are big-endian, so the keys sort by
 // sequence.
-func entryKey(sequence uint64) []byte {
+func EntryKey(sequence uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/entry/"), sequence)
 }
 
-// batchKey returns the key of a group's signature. The first sequence names the group.
-func batchKey(first uint64) []byte {
+// BatchKey returns the key of a group's signature. The first sequence names the group.
+func BatchKey(first uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/batch/"), first)
 }
 
-func tenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
+func TenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
 
-func tenantKey(tenant string, sequence uint64) []byte {
-	return binary.BigEndian.AppendUint64(tenantPrefix(tenant), sequence)
+func TenantKey(tenant string, sequence uint64) []byte {
+	return binary.BigEndian.AppendUint64(TenantPrefix(tenant), sequence)
 }
 
-func currentKey(tenant, credential string) []byte {
+func CurrentKey(tenant, credential string) []byte {
 	return []byte("audit/anchor/" + tenant + "/" + credential)
 }
 
 var (
-	headKey      = []byte("audit/head")
-	entryRange   = store.Prefix([]byte("audit/entry/"))
-	tenantRange  = store.Prefix([]byte("audit/tenant/"))
-	batchRange   = store.Prefix([]byte("audit/batch/"))
-	currentRange = store.Prefix([]byte("audit/anchor/"))
+	HeadKey      = []byte("audit/head")
+	EntryRange   = store.Prefix([]byte("audit/entry/"))
+	TenantRange  = store.Prefix([]byte("audit/tenant/"))
+	BatchRange   = store.Prefix([]byte("audit/batch/"))
+	CurrentRange = store.Prefix([]byte("audit/anchor/"))
 )
 
-var checkpointKey = []byte("audit/checkpoint")
+var CheckpointKey = []byte("audit/checkpoint")
 
-var baseKey = []byte("audit/base")
+var BaseKey = []byte("audit/base")
 
-var verifiedKey = []byte("audit/verified")
+var VerifiedKey = []byte("audit/verified")
 
-// indexRow is the value under tenantKey. It holds the fields that [Reader.Query] filters by, so a
-// query reads only the entries that it returns.
-type indexRow struct {
-	link
-	eventType EventType
-	actor     string
+// IndexRow is the value under tenantKey. It holds the fields that [reader.Reader.Query] filters by,
+// so a query reads only the entries that it returns.
+type IndexRow struct {
+	Link
+	EventType EventType
+	Actor     string
 }
 
-func (r indexRow) encode() []byte {
-	return append(r.link.encode(), string(r.eventType)+"\x00"+r.actor...)
+func (r IndexRow) Encode() []byte {
+	return append(r.Link.Encode(), string(r.EventType)+"\x00"+r.Actor...)
 }
 
-func decodeIndexRow(b []byte) (indexRow, error) {
+func DecodeIndexRow(b []byte) (IndexRow, error) {
 	if len(b) < 48 {
-		return indexRow{}, errDamagedLog
+		return IndexRow{}, ErrDamagedLog
 	}
-	k, err := decodeLink(b[:48])
+	k, err := DecodeLink(b[:48])
 	eventType, actor, ok := strings.Cut(string(b[48:]), "\x00")
 	if err != nil || !ok {
-		return indexRow{}, errDamagedLog
+		return IndexRow{}, ErrDamagedLog
 	}
-	return indexRow{k, EventType(eventType), actor}, nil
+	return IndexRow{k, EventType(eventType), actor}, nil
 }
 
 // A stored entry is a version byte, the data of its signature, and the canonical bytes that the
@@ -80,15 +80,15 @@ func decodeIndexRow(b []byte) (indexRow, error) {
 // first sequence of the group, u32 number of its entries, u32 index of the entry in the group, and
 // the path of the index. The signature of the group has its own row under [batchKey].
 const (
-	plainRow = 1
+	PlainRow = 1
 	batchRow = 2
 
-	plainRowHeader = 1 + dualsig.SignatureSize
-	batchRowHeader = 1 + 8 + 4 + 4 // without the path
+	PlainRowHeader = 1 + dualsig.SignatureSize
+	BatchRowHeader = 1 + 8 + 4 + 4 // without the path
 )
 
-// beginBatchRow appends the part of a row that precedes the core.
-func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
+// BeginBatchRow appends the part of a row that precedes the core.
+func BeginBatchRow(dst []byte, first uint64, index uint32, t BatchTree) []byte {
 	dst = append(dst, batchRow)
 	dst = binary.BigEndian.AppendUint64(dst, first)
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(t[0])))
@@ -96,84 +96,84 @@ func beginBatchRow(dst []byte, first uint64, index uint32, t batchTree) []byte {
 	return t.appendPath(dst, int(index))
 }
 
-// rowBatch returns the first sequence of the group that the entry was signed in. It returns false
+// RowBatch returns the first sequence of the group that the entry was signed in. It returns false
 // for an entry with its own signature.
-func rowBatch(row []byte) (first uint64, ok bool) {
-	if len(row) < batchRowHeader || row[0] != batchRow {
+func RowBatch(row []byte) (first uint64, ok bool) {
+	if len(row) < BatchRowHeader || row[0] != batchRow {
 		return 0, false
 	}
 	return binary.BigEndian.Uint64(row[1:]), true
 }
 
-// stored is an entry as it is in the store. It shares the memory of the rows that it was decoded
+// Stored is an entry as it is in the store. It shares the memory of the rows that it was decoded
 // from.
-type stored struct {
-	entry     *Entry // without Signature
-	hash      [32]byte
-	proof     batchProof
-	signature []byte
+type Stored struct {
+	Entry     *Entry // without Signature
+	Hash      [32]byte
+	Proof     batchProof
+	Signature []byte
 }
 
-// splitRow returns the bytes that the hash of a stored entry covers, and the proof of its place in
+// SplitRow returns the bytes that the hash of a stored entry covers, and the proof of its place in
 // its group. For a row of version 1, the proof is zero.
-func splitRow(row []byte) (core []byte, p batchProof, err error) {
-	if _, grouped := rowBatch(row); !grouped {
-		if len(row) < plainRowHeader || row[0] != plainRow {
-			return nil, p, errNotCanonical
+func SplitRow(row []byte) (core []byte, p batchProof, err error) {
+	if _, grouped := RowBatch(row); !grouped {
+		if len(row) < PlainRowHeader || row[0] != PlainRow {
+			return nil, p, ErrNotCanonical
 		}
-		return row[plainRowHeader:], p, nil
+		return row[PlainRowHeader:], p, nil
 	}
-	p = batchProof{n: binary.BigEndian.Uint32(row[9:]), index: binary.BigEndian.Uint32(row[13:])}
-	if p.n < 2 || p.index >= p.n {
-		return nil, p, errNotCanonical
+	p = batchProof{N: binary.BigEndian.Uint32(row[9:]), Index: binary.BigEndian.Uint32(row[13:])}
+	if p.N < 2 || p.Index >= p.N {
+		return nil, p, ErrNotCanonical
 	}
-	end := batchRowHeader + 32*pathLength(p.n, p.index)
+	end := BatchRowHeader + 32*PathLength(p.N, p.Index)
 	if len(row) < end {
-		return nil, p, errNotCanonical
+		return nil, p, ErrNotCanonical
 	}
-	p.path = row[batchRowHeader:end]
+	p.Path = row[BatchRowHeader:end]
 	return row[end:], p, nil
 }
 
-// decodeStored decodes a stored entry. The batch is the row of its group, if [rowBatch] names one.
-func decodeStored(row, batch []byte) (s stored, err error) {
+// DecodeStored decodes a stored entry. The batch is the row of its group, if [RowBatch] names one.
+func DecodeStored(row, batch []byte) (s Stored, err error) {
 	var core []byte
-	if core, s.proof, err = splitRow(row); err != nil {
-		return stored{}, err
+	if core, s.Proof, err = SplitRow(row); err != nil {
+		return Stored{}, err
 	}
-	first, grouped := rowBatch(row)
+	first, grouped := RowBatch(row)
 	switch {
 	case !grouped:
-		s.signature = row[1:plainRowHeader]
+		s.Signature = row[1:PlainRowHeader]
 	case len(batch) != dualsig.SignatureSize:
-		return stored{}, errNotCanonical
+		return Stored{}, ErrNotCanonical
 	default:
-		s.signature = batch
+		s.Signature = batch
 	}
-	if s.entry, err = parse(core, false); err != nil {
-		return stored{}, err
+	if s.Entry, err = parse(core, false); err != nil {
+		return Stored{}, err
 	}
-	if grouped && (first == 0 || s.entry.Sequence != first+uint64(s.proof.index)) {
-		return stored{}, errNotCanonical
+	if grouped && (first == 0 || s.Entry.Sequence != first+uint64(s.Proof.Index)) {
+		return Stored{}, ErrNotCanonical
 	}
-	s.hash = sha3.Sum256(core)
-	s.entry.Hash = hex.EncodeToString(s.hash[:])
+	s.Hash = sha3.Sum256(core)
+	s.Entry.Hash = hex.EncodeToString(s.Hash[:])
 	return s, nil
 }
 
-// verify reports whether key made the signature. The memo may be nil.
-func (s stored) verify(key *dualsig.PublicKey, m *memo) bool {
-	return s.proof.verify(key, s.hash, s.signature, m)
+// Verify reports whether key made the signature. The memo may be nil.
+func (s Stored) Verify(key *dualsig.PublicKey, m *Memo) bool {
+	return s.Proof.verify(key, s.Hash, s.Signature, m)
 }
 
-// whole returns the entry with its signature.
-func (s stored) whole() *Entry {
-	b := s.signature
-	if s.proof.n > 0 {
-		b = s.proof.encode(b)
+// Whole returns the entry with its signature.
+func (s Stored) Whole() *Entry {
+	b := s.Signature
+	if s.Proof.N > 0 {
+		b = s.Proof.encode(b)
 	}
-	s.entry.Signature = base64.StdEncoding.EncodeToString(b)
-	return s.entry
+	s.Entry.Signature = base64.StdEncoding.EncodeToString(b)
+	return s.Entry
 }
 
 // The rows that name a tenant's newest entry are not signed. With write access to the database, but
@@ -183,144 +183,144 @@ func (s stored) whole() *Entry {
 // were removed from the end of a tenant that the process has not met before. A verification finds
 // that, including the verification of the running log.
 
-// tenantHead is the newest entry of a tenant.
-type tenantHead struct {
-	sequence uint64 // tenant sequence
-	last     link
+// TenantHead is the newest entry of a tenant.
+type TenantHead struct {
+	Sequence uint64 // tenant sequence
+	Last     Link
 }
 
-// of reports whether the entry is the one at this position.
-func (p tenantHead) of(e *Entry, tenant string) bool {
-	return e.TenantID == tenant && e.TenantSequence == p.sequence && e.link() == p.last
+// Of reports whether the entry is the one at this position.
+func (p TenantHead) Of(e *Entry, tenant string) bool {
+	return e.TenantID == tenant && e.TenantSequence == p.Sequence && e.Link() == p.Last
 }
 
-// lastOf reads a tenant's newest entry from the tenant's index.
-func lastOf(r store.Reader, tenant string) (p tenantHead, err error) {
-	rng := store.Prefix(tenantPrefix(tenant))
+// LastOf reads a tenant's newest entry from the tenant's index.
+func LastOf(r store.Reader, tenant string) (p TenantHead, err error) {
+	rng := store.Prefix(TenantPrefix(tenant))
 	rng.Reverse = true
 	var bad error
 	err = r.Scan(rng, func(key, value []byte) bool {
-		row, err := decodeIndexRow(value)
+		row, err := DecodeIndexRow(value)
 		if err != nil || len(key) < 8 {
-			bad = errDamagedLog
+			bad = ErrDamagedLog
 			return false
 		}
-		p = tenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.link}
+		p = TenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.Link}
 		return false
 	})
 	return p, errors.Join(err, bad)
 }
 
-func sequenceOf(indexValue []byte) uint64 {
+func SequenceOf(indexValue []byte) uint64 {
 	if len(indexValue) < 8 {
 		return 0
 	}
 	return binary.BigEndian.Uint64(indexValue)
 }
 
-func only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
+func Only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
 
-// noSignature stands in for a signature that is not checked.
-var noSignature = make([]byte, dualsig.SignatureSize)
+// NoSignature stands in for a signature that is not checked.
+var NoSignature = make([]byte, dualsig.SignatureSize)
 
-func readHead(r store.Reader) (link, error) {
-	b, err := r.Get(headKey)
+func ReadHead(r store.Reader) (Link, error) {
+	b, err := r.Get(HeadKey)
 	if err != nil {
-		return link{}, fmt.Errorf("reading the head of the chain: %w", err)
+		return Link{}, fmt.Errorf("reading the head of the chain: %w", err)
 	}
-	return decodeLink(b)
+	return DecodeLink(b)
 }
 
-// entryRows returns copies of the row of an entry and of the row of its group. The row is nil if
+// EntryRows returns copies of the row of an entry and of the row of its group. The row is nil if
 // the entry does not exist; the batch is nil if the entry has no group.
-func entryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
-	row, err = r.Get(entryKey(sequence))
+func EntryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
+	row, err = r.Get(EntryKey(sequence))
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading an audit entry: %w", err)
 	}
 	row = bytes.Clone(row)
-	if first, ok := rowBatch(row); ok {
-		if batch, err = r.Get(batchKey(first)); err != nil {
+	if first, ok := RowBatch(row); ok {
+		if batch, err = r.Get(BatchKey(first)); err != nil {
 			return nil, nil, fmt.Errorf("reading the signature of audit entries: %w", err)
 		}
 	}
 	return row, bytes.Clone(batch), nil
 }
 
-// storedEntry is [readEntry] without encoding the signature as text.
-func storedEntry(r store.Reader, sequence uint64) (stored, error) {
-	row, batch, err := entryRows(r, sequence)
+// StoredEntry is [readEntry] without encoding the signature as text.
+func StoredEntry(r store.Reader, sequence uint64) (Stored, error) {
+	row, batch, err := EntryRows(r, sequence)
 	switch {
 	case err != nil:
-		return stored{}, err
+		return Stored{}, err
 	case row == nil:
-		return stored{}, errNoEntry
+		return Stored{}, ErrNoEntry
 	}
-	e, err := decodeStored(row, batch)
-	if err != nil || e.entry.Sequence != sequence {
-		return stored{}, errDamagedLog
+	e, err := DecodeStored(row, batch)
+	if err != nil || e.Entry.Sequence != sequence {
+		return Stored{}, ErrDamagedLog
 	}
 	return e, nil
 }
 
-// readEntry returns the whole entry, unverified. Errors: errNoEntry, or fault.Internal if the row
+// ReadEntry returns the whole entry, unverified. Errors: ErrNoEntry, or fault.Internal if the row
 // does not hold that entry.
-func readEntry(r store.Reader, sequence uint64) (*Entry, error) {
-	e, err := storedEntry(r, sequence)
+func ReadEntry(r store.Reader, sequence uint64) (*Entry, error) {
+	e, err := StoredEntry(r, sequence)
 	if err != nil {
 		return nil, err
 	}
-	return e.whole(), nil
+	return e.Whole(), nil
 }
 
-// readStored reads an entry that must exist. Error: errDamagedLog if it is missing.
-func readStored(r store.Reader, sequence uint64) (stored, error) {
-	e, err := storedEntry(r, sequence)
-	if errors.Is(err, errNoEntry) {
-		err = errDamagedLog
+// ReadStored reads an entry that must exist. Error: ErrDamagedLog if it is missing.
+func ReadStored(r store.Reader, sequence uint64) (Stored, error) {
+	e, err := StoredEntry(r, sequence)
+	if errors.Is(err, ErrNoEntry) {
+		err = ErrDamagedLog
 	}
 	return e, err
 }
 
-// hashOf returns the hash of a stored entry without checking the signature. Errors: errNoEntry,
-// errDamagedLog for a row that holds no entry.
-func hashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
-	row, err := r.Get(entryKey(sequence))
+// HashOf returns the hash of a stored entry without checking the signature. Errors: ErrNoEntry,
+// ErrDamagedLog for a row that holds no entry.
+func HashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
+	row, err := r.Get(EntryKey(sequence))
 	if err != nil {
 		return hash, fmt.Errorf("reading an audit entry: %w", err)
 	}
 	if row == nil {
-		return hash, errNoEntry
+		return hash, ErrNoEntry
 	}
-	core, _, err := splitRow(row)
+	core, _, err := SplitRow(row)
 	if err != nil {
-		return hash, errDamagedLog
+		return hash, ErrDamagedLog
 	}
 	return sha3.Sum256(core), nil
 }
 
-// newestEntry returns the highest sequence that has an entry, 0 for none.
-func newestEntry(r store.Reader) (newest uint64, err error) {
-	rows := entryRange
+// NewestEntry returns the highest sequence that has an entry, 0 for none.
+func NewestEntry(r store.Reader) (newest uint64, err error) {
+	rows := EntryRange
 	rows.Reverse = true
 	err = r.Scan(rows, func(key, _ []byte) bool {
-		newest = sequenceOf(bytes.TrimPrefix(key, rows.From))
+		newest = SequenceOf(bytes.TrimPrefix(key, rows.From))
 		return false
 	})
 	return newest, err
 }
 
-type row struct{ key, value []byte }
+type Row struct{ Key, Value []byte }
 
 // readPage returns copies of the first rows of the range, and reports whether there may be more.
-func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error) {
+func readPage(r store.Reader, rng store.Range) (rows []Row, more bool, err error) {
 	size := 0
 	err = r.Scan(rng, func(key, value []byte) bool {
 		both := make([]byte, 0, len(key)+len(value)+1) // ScanAll appends a byte to the key
 		both = append(append(both, value...), key...)
-		rows = append(rows, row{both[len(value):], both[:len(value):len(value)]})
+		rows = append(rows, Row{both[len(value):], both[:len(value):len(value)]})
 		size += len(value)
-		more = len(rows) == pageRows || size >= pageBytes
+		more = len(rows) == PageRows || size >= pageBytes
 		return !more
 	})
 	return rows, more, err
@@ -329,7 +329,7 @@ func readPage(r store.Reader, rng store.Range) (rows []row, more bool, err error
 // A page bounds the rows that one snapshot reads. So reading a long log makes no long transaction,
 // and few large rows are in memory at once.
 const (
-	pageRows  = 500
+	PageRows  = 500
 	pageBytes = 4 << 20
 )
 
@@ -337,7 +337,7 @@ const (
 // only appended, this equals a read in one snapshot.
 func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key, value []byte) error) error {
 	for {
-		var rows []row
+		var rows []Row
 		more, err := false, error(nil)
 		err = s.View(ctx, func(r store.Reader) error {
 			rows, more, err = readPage(r, rng)
@@ -347,24 +347,24 @@ func ScanAll(ctx context.Context, s store.Store, rng store.Range, visit func(key
 			return err
 		}
 		for _, row := range rows { // the snapshot has ended, so visit may be slow
-			if err := visit(row.key, row.value); err != nil {
+			if err := visit(row.Key, row.Value); err != nil {
 				return err
 			}
 		}
 		if !more {
 			return nil
 		}
-		rng.From = append(rows[len(rows)-1].key, 0)
+		rng.From = append(rows[len(rows)-1].Key, 0)
 	}
 }
 
-// entryRow is the row of an entry, with the row of its group if it has one.
-type entryRow struct{ key, row, batch []byte }
+// EntryRow is the row of an entry, with the row of its group if it has one.
+type EntryRow struct{ Key, Row, Batch []byte }
 
-// scanEntries visits the rows of the entries in the range, in order.
-func scanEntries(ctx context.Context, s store.Store, rng store.Range, visit func(entryRow) error) error {
+// ScanEntries visits the rows of the entries in the range, in order.
+func ScanEntries(ctx context.Context, s store.Store, rng store.Range, visit func(EntryRow) error) error {
 	for {
-		var page []entryRow
+		var page []EntryRow
 		more := false
 		err := s.View(ctx, func(r store.Reader) (err error) {
 			page, more, err = readEntries(r, rng)
@@ -381,11 +381,11 @@ func scanEntries(ctx context.Context, s store.Store, rng store.Range, visit func
 		if !more {
 			return nil
 		}
-		rng.From = append(bytes.Clone(page[len(page)-1].key), 0)
+		rng.From = append(bytes.Clone(page[len(page)-1].Key), 0)
 	}
 }
 
-func readEntries(r store.Reader, rng store.Range) (page []entryRow, more bool, err error) {
+func readEntries(r store.Reader, rng store.Range) (page []EntryRow, more bool, err error) {
 	rows, more, err := readPage(r, rng)
 	if err != nil {
 		return nil, false, err
@@ -393,15 +393,15 @@ func readEntries(r store.Reader, rng store.Range) (page []entryRow, more bool, e
 	var first uint64
 	var batch []byte
 	for _, row := range rows {
-		e := entryRow{key: row.key, row: row.value}
-		if of, ok := rowBatch(row.value); ok {
+		e := EntryRow{Key: row.Key, Row: row.Value}
+		if of, ok := RowBatch(row.Value); ok {
 			if batch == nil || of != first {
-				if batch, err = r.Get(batchKey(of)); err != nil {
+				if batch, err = r.Get(BatchKey(of)); err != nil {
 					return nil, false, err
 				}
 				first, batch = of, bytes.Clone(batch)
 			}
-			e.batch = batch
+			e.Batch = batch
 		}
 		page = append(page, e)
 	}

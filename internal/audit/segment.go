@@ -33,20 +33,20 @@ type Segment struct {
 	Name   string // object name
 }
 
-func segmentName(chainID string, s Segment) string {
+func SegmentName(chainID string, s Segment) string {
 	return fmt.Sprintf("audit/%s/%020d-%020d-%x.jsonl.gz", chainID, s.From, s.To, s.Hash[:8])
 }
 
-func archiveKey(from uint64) []byte {
+func ArchiveKey(from uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/archive/"), from)
 }
 
-var archiveRange = store.Prefix([]byte("audit/archive/"))
+var ArchiveRange = store.Prefix([]byte("audit/archive/"))
 
 // segmentHeader is the length of the fields before the name in a row: u64 To, Hash, Digest.
 const segmentHeader = 8 + 32 + 32
 
-func (s Segment) encode() []byte {
+func (s Segment) Encode() []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, segmentHeader+len(s.Name)), s.To)
 	b = append(b, s.Hash[:]...)
 	b = append(b, s.Digest[:]...)
@@ -54,15 +54,15 @@ func (s Segment) encode() []byte {
 }
 
 func decodeSegment(key, value []byte) (Segment, error) {
-	if len(key) != len(archiveRange.From)+8 || len(value) <= segmentHeader {
-		return Segment{}, errDamagedLog
+	if len(key) != len(ArchiveRange.From)+8 || len(value) <= segmentHeader {
+		return Segment{}, ErrDamagedLog
 	}
 	s := Segment{
-		From: sequenceOf(key[len(archiveRange.From):]), To: sequenceOf(value),
+		From: SequenceOf(key[len(ArchiveRange.From):]), To: SequenceOf(value),
 		Hash: [32]byte(value[8:]), Digest: [32]byte(value[40:]), Name: string(value[segmentHeader:]),
 	}
-	if s.From == 0 || s.To < s.From || s.To > maxInteger {
-		return Segment{}, errDamagedLog
+	if s.From == 0 || s.To < s.From || s.To > MaxInteger {
+		return Segment{}, ErrDamagedLog
 	}
 	return s, nil
 }
@@ -72,10 +72,10 @@ func decodeSegment(key, value []byte) (Segment, error) {
 func Segments(r store.Reader) ([]Segment, error) {
 	var segments []Segment
 	var bad error
-	err := r.Scan(archiveRange, func(key, value []byte) bool {
+	err := r.Scan(ArchiveRange, func(key, value []byte) bool {
 		var s Segment
 		if s, bad = decodeSegment(key, value); bad == nil && len(segments) > 0 && s.From <= segments[len(segments)-1].To {
-			bad = errDamagedLog
+			bad = ErrDamagedLog
 		}
 		segments = append(segments, s)
 		return bad == nil
@@ -86,9 +86,9 @@ func Segments(r store.Reader) ([]Segment, error) {
 	return segments, nil
 }
 
-// newestSegment returns the newest segment, or the zero Segment if there is none.
-func newestSegment(r store.Reader) (s Segment, err error) {
-	newest := archiveRange
+// NewestSegment returns the newest segment, or the zero Segment if there is none.
+func NewestSegment(r store.Reader) (s Segment, err error) {
+	newest := ArchiveRange
 	newest.Reverse = true
 	var bad error
 	err = r.Scan(newest, func(key, value []byte) bool {
@@ -98,18 +98,18 @@ func newestSegment(r store.Reader) (s Segment, err error) {
 	return s, errors.Join(err, bad)
 }
 
-// segmentBytes ends a segment of long entries early, in bytes, because a segment is built and
+// SegmentBytes ends a segment of long entries early, in bytes, because a segment is built and
 // compressed in memory.
-const segmentBytes = 64 << 20
+const SegmentBytes = 64 << 20
 
 // MaxSegment bounds the lines of a segment, in bytes. It is many times segmentBytes, because a
 // segment always contains the whole last group. The bound is needed because anyone with write
 // access to the archive can store an object that decompresses to any size.
-const MaxSegment = 16 * segmentBytes
+const MaxSegment = 16 * SegmentBytes
 
-// unzip decompresses the object of a segment. The object must be one gzip stream with nothing after
+// Unzip decompresses the object of a segment. The object must be one gzip stream with nothing after
 // it, and read must read all of it.
-func unzip(data []byte, read func(lines io.Reader) error) error {
+func Unzip(data []byte, read func(lines io.Reader) error) error {
 	return unzipAtMost(data, MaxSegment, read)
 }
 
@@ -139,7 +139,7 @@ type lineDigest struct {
 
 var errLongLine = errors.New("reading a segment: a line is too long for an entry")
 
-func newLineDigest() *lineDigest { return &lineDigest{hash: sha256.New()} }
+func NewLineDigest() *lineDigest { return &lineDigest{hash: sha256.New()} }
 
 func (d *lineDigest) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
@@ -152,7 +152,7 @@ func (d *lineDigest) Write(b []byte) (int, error) {
 		if !d.full {
 			end = len(rest)
 		}
-		if len(d.line)+end > maxLine {
+		if len(d.line)+end > MaxLine {
 			return 0, errLongLine
 		}
 		d.line, rest = append(d.line, rest[:end]...), rest[end:]
@@ -160,7 +160,7 @@ func (d *lineDigest) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (d *lineDigest) sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
+func (d *lineDigest) Sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
 
 // Archive stores objects by name. Put returns when the object is durable. Get returns
 // fault.NotFound if the object does not exist.
@@ -169,11 +169,11 @@ type Archive interface {
 	Get(ctx context.Context, name string) ([]byte, error)
 }
 
-// maxLine bounds one line of an export, in bytes. An entry has a few KiB.
-const maxLine = 1 << 20
+// MaxLine bounds one line of an export, in bytes. An entry has a few KiB.
+const MaxLine = 1 << 20
 
-// isOf reports whether an entry records the archiving of this segment.
-func (s Segment) isOf(e *Entry) bool {
-	return e.number(attributeFrom) == s.From && e.number(attributeTo) == s.To &&
-		e.Attributes[attributeObject] == s.Name && e.Attributes[attributeSHA256] == hex.EncodeToString(s.Digest[:])
+// IsOf reports whether an entry records the archiving of this segment.
+func (s Segment) IsOf(e *Entry) bool {
+	return e.Number(AttributeFrom) == s.From && e.Number(AttributeTo) == s.To &&
+		e.Attributes[AttributeObject] == s.Name && e.Attributes[AttributeSHA256] == hex.EncodeToString(s.Digest[:])
 }

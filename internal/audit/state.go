@@ -14,7 +14,7 @@ type State struct {
 	Version  string // decimal
 	Digest   string // digest of the record, lower-case hex
 	Former   Former // zero if no previous version can be readable
-	current  link   // entry that created the newest version
+	Current  Link   // entry that created the newest version
 }
 
 // Former is the previous version that a rotation of a credential left readable.
@@ -50,53 +50,53 @@ type NamespaceState struct {
 	Tenant   authz.TenantID
 }
 
-// history is the state after the entries seen so far. It holds everything that the verification of
+// History is the state after the entries seen so far. It holds everything that the verification of
 // the next entries needs.
-type history struct {
-	chainID string
-	public  *dualsig.PublicKey
-	keyID   string
+type History struct {
+	ChainID string
+	Public  *dualsig.PublicKey
+	KeyID   string
 
-	head    link
-	hash    string // hash of the head
-	whole   bool   // no earlier entry is unknown: tree and replayed state are those of the whole log
-	epochs  []epoch
-	lost    []Rollback
-	tree    treeBuilder
-	tenants map[string]*tenantState
+	Head    Link
+	Hash    string // hash of the head
+	Whole   bool   // no earlier entry is unknown: tree and replayed state are those of the whole log
+	Epochs  []Epoch
+	Lost    []Rollback
+	Tree    TreeBuilder
+	Tenants map[string]*TenantState
 
-	credentials map[CredentialKey]State
-	apiKeys     map[APIKeyName]APIKeyState
-	namespaces  map[NamespaceName]NamespaceState
-	kept        []*Entry // entries of sealing keys and archived segments, without hash and signature
+	Credentials map[CredentialKey]State
+	ApiKeys     map[APIKeyName]APIKeyState
+	Namespaces  map[NamespaceName]NamespaceState
+	Kept        []*Entry // entries of sealing keys and archived segments, without hash and signature
 }
 
-// tenantState is the end of a tenant's part of the chain.
-type tenantState struct {
-	sequence uint64 // tenant sequence
-	hash     string
-	last     link
+// TenantState is the end of a tenant's part of the chain.
+type TenantState struct {
+	Sequence uint64 // tenant sequence
+	Hash     string
+	Last     Link
 }
 
-// replay applies an entry to the state. It copies the strings that it keeps, so the rest of the
+// Replay applies an entry to the state. It copies the strings that it keeps, so the rest of the
 // entry's text is not retained.
-func (s *history) replay(e *Entry) {
+func (s *History) Replay(e *Entry) {
 	if e.Outcome != Success {
 		return
 	}
 	tenant := func() authz.TenantID { return authz.TenantID(strings.Clone(e.TenantID)) }
 	switch e.EventType {
 	case APIKeyCreated:
-		s.apiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
+		s.ApiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
 	case APIKeyRevoked:
-		s.apiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
+		s.ApiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
 	case SealingKeyCreated, SealingKeyRetired, SealingKeyRestored, LogArchived:
 		kept := *e
 		kept.Hash, kept.Signature = "", ""
-		s.kept = append(s.kept, &kept)
+		s.Kept = append(s.Kept, &kept)
 	case NamespaceMapped:
 		name := NamespaceName{strings.Clone(e.Attributes["cluster_uid"]), strings.Clone(e.Attributes["namespace_uid"])}
-		s.namespaces[name] = NamespaceState{e.Sequence, tenant()}
+		s.Namespaces[name] = NamespaceState{e.Sequence, tenant()}
 	case CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialDeleted, CredentialReleased, CredentialVersionEnded:
 		if e.Resource.Type == CredentialResource {
 			s.replayCredential(CredentialKey{tenant(), strings.Clone(e.Resource.ID)}, e)
@@ -104,12 +104,12 @@ func (s *history) replay(e *Entry) {
 	}
 }
 
-func (s *history) replayCredential(key CredentialKey, e *Entry) {
-	before, known := s.credentials[key]
+func (s *History) replayCredential(key CredentialKey, e *Entry) {
+	before, known := s.Credentials[key]
 	switch {
-	case e.EventType.changesVersion():
+	case e.EventType.ChangesVersion():
 		next := State{
-			Sequence: e.Sequence, Version: strings.Clone(e.Attributes[AttributeVersion]), Digest: strings.Clone(e.Attributes[AttributeDigest]), current: s.head,
+			Sequence: e.Sequence, Version: strings.Clone(e.Attributes[AttributeVersion]), Digest: strings.Clone(e.Attributes[AttributeDigest]), Current: s.Head,
 		}
 		switch {
 		case e.EventType == CredentialReencrypted:
@@ -117,11 +117,11 @@ func (s *history) replayCredential(key CredentialKey, e *Entry) {
 		case e.Attributes[AttributeOverlapUntil] != "":
 			next.Former = Former{before.Version, before.Digest}
 		}
-		s.credentials[key] = next
+		s.Credentials[key] = next
 	case e.EventType == CredentialDeleted:
-		s.credentials[key] = State{Sequence: e.Sequence, Deleted: true, current: before.current}
+		s.Credentials[key] = State{Sequence: e.Sequence, Deleted: true, Current: before.Current}
 	case known: // released, or its previous version ended
 		before.Former = Former{}
-		s.credentials[key] = before
+		s.Credentials[key] = before
 	}
 }

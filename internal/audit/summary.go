@@ -23,40 +23,40 @@ import (
 // Encoded: version 1, then for each distinct key, ascending: the key as u32, the number of entries
 // less one as one byte, and their places in the block as one byte each, ascending.
 const (
-	blockSize      = 256
+	BlockSize      = 256
 	summaryVersion = 1
 )
 
-func blockOf(tenantSequence uint64) uint64 { return (tenantSequence - 1) / blockSize }
+func BlockOf(tenantSequence uint64) uint64 { return (tenantSequence - 1) / BlockSize }
 
-// endOf returns the last tenant sequence of a block.
-func endOf(block uint64) uint64 { return (block + 1) * blockSize }
+// EndOf returns the last tenant sequence of a block.
+func EndOf(block uint64) uint64 { return (block + 1) * BlockSize }
 
-func summaryKey(tenant string, block uint64) []byte {
+func SummaryKey(tenant string, block uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/summary/"+tenant+"/"), block)
 }
 
-var summaryRange = store.Prefix([]byte("audit/summary/"))
+var SummaryRange = store.Prefix([]byte("audit/summary/"))
 
-// typeKey returns the summary key of an event type. If the keys of two values collide, a query only
+// TypeKey returns the summary key of an event type. If the keys of two values collide, a query only
 // reads some rows that do not match.
-func typeKey(t EventType) uint32 { return summaryKeyOf("type", string(t)) }
+func TypeKey(t EventType) uint32 { return summaryKeyOf("type", string(t)) }
 
-func actorKey(actor string) uint32 { return summaryKeyOf("actor", actor) }
+func ActorKey(actor string) uint32 { return summaryKeyOf("actor", actor) }
 
 func summaryKeyOf(kind, value string) uint32 {
 	sum := sha256.Sum256(frame.Join("latticekeep/audit-summary/v1", []byte(kind), []byte(value)))
 	return binary.BigEndian.Uint32(sum[:])
 }
 
-// summaryOf returns the summary of a block from its index rows, in their order. If there are fewer
+// SummaryOf returns the summary of a block from its index rows, in their order. If there are fewer
 // than 256, the first rows of the block are missing because they were archived before the block was
 // full.
-func summaryOf(rows []indexRow) []byte {
+func SummaryOf(rows []IndexRow) []byte {
 	places := make(map[uint32][]byte)
 	for i, row := range rows {
-		place := byte(blockSize - len(rows) + i)
-		for _, key := range []uint32{typeKey(row.eventType), actorKey(row.actor)} {
+		place := byte(BlockSize - len(rows) + i)
+		for _, key := range []uint32{TypeKey(row.EventType), ActorKey(row.Actor)} {
 			if of := places[key]; len(of) == 0 || of[len(of)-1] != place {
 				places[key] = append(of, place)
 			}
@@ -71,16 +71,16 @@ func summaryOf(rows []indexRow) []byte {
 	return out
 }
 
-// summaryAgrees reports whether a stored summary agrees with the last rows of its block, given in
+// SummaryAgrees reports whether a stored summary agrees with the last rows of its block, given in
 // their order. About entries whose rows were removed since the summary was made, the summary may
 // say anything.
-func summaryAgrees(stored []byte, rows []indexRow) bool {
-	if len(rows) == blockSize {
-		return bytes.Equal(stored, summaryOf(rows))
+func SummaryAgrees(stored []byte, rows []IndexRow) bool {
+	if len(rows) == BlockSize {
+		return bytes.Equal(stored, SummaryOf(rows))
 	}
-	left := allPlaces.from(blockSize - len(rows))
+	left := allPlaces.From(BlockSize - len(rows))
 	want := make(map[uint32]placeSet)
-	ok := eachKey(summaryOf(rows), func(key uint32, at placeSet) { want[key] = at })
+	ok := eachKey(SummaryOf(rows), func(key uint32, at placeSet) { want[key] = at })
 	return eachKey(stored, func(key uint32, at placeSet) {
 		if at.and(left) != want[key] {
 			ok = false
@@ -90,7 +90,7 @@ func summaryAgrees(stored []byte, rows []indexRow) bool {
 }
 
 // placeSet is a set of places in a block.
-type placeSet [blockSize / 64]uint64
+type placeSet [BlockSize / 64]uint64
 
 var allPlaces = placeSet{^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0)}
 
@@ -110,24 +110,24 @@ func (s placeSet) or(t placeSet) placeSet {
 	return s
 }
 
-// from returns the places at or after a place.
-func (s placeSet) from(place int) placeSet {
+// From returns the places at or after a place.
+func (s placeSet) From(place int) placeSet {
 	for i := range s {
 		s[i] = s[i] >> max(0, place-64*i) << max(0, place-64*i)
 	}
 	return s
 }
 
-// to returns the places at or before a place.
-func (s placeSet) to(place int) placeSet {
+// To returns the places at or before a place.
+func (s placeSet) To(place int) placeSet {
 	for i := range s {
 		s[i] = s[i] << max(0, 64*i+63-place) >> max(0, 64*i+63-place)
 	}
 	return s
 }
 
-// places returns all places, ascending.
-func (s placeSet) places() (all []int) {
+// Places returns all places, ascending.
+func (s placeSet) Places() (all []int) {
 	for i, of := range s {
 		for ; of != 0; of &= of - 1 {
 			all = append(all, 64*i+bits.TrailingZeros64(of))
@@ -136,8 +136,8 @@ func (s placeSet) places() (all []int) {
 	return all
 }
 
-// last removes and returns the largest place. It returns false for the empty set.
-func (s *placeSet) last() (int, bool) {
+// Last removes and returns the largest place. It returns false for the empty set.
+func (s *placeSet) Last() (int, bool) {
 	for i := len(s) - 1; i >= 0; i-- {
 		if n := bits.Len64(s[i]); n > 0 {
 			s[i] &^= 1 << (n - 1)
@@ -174,9 +174,9 @@ func eachKey(summary []byte, visit func(key uint32, at placeSet)) bool {
 	return true
 }
 
-// placesOf returns the places in a block that have all of the keys, by its summary. It returns
+// PlacesOf returns the places in a block that have all of the keys, by its summary. It returns
 // false if the summary is malformed.
-func placesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
+func PlacesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	at = allPlaces
 	for _, key := range keys {
 		of, ok := lookUp(summary, key)
@@ -188,9 +188,9 @@ func placesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	return at, len(summary) > 0 && summary[0] == summaryVersion
 }
 
-// placesOfAny returns the places in a block that have any of the keys, by its summary. It returns
+// PlacesOfAny returns the places in a block that have any of the keys, by its summary. It returns
 // false if the summary is malformed.
-func placesOfAny(summary []byte, keys []uint32) (at placeSet, ok bool) {
+func PlacesOfAny(summary []byte, keys []uint32) (at placeSet, ok bool) {
 	for _, key := range keys {
 		of, ok := lookUp(summary, key)
 		if !ok {

@@ -1,4 +1,4 @@
-package audit
+package audit_test
 
 import (
 	"bytes"
@@ -6,16 +6,19 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/test/audittest"
 )
 
 func TestPlacesAreCutOnBothSides(t *testing.T) {
-	for from := range blockSize {
+	for from := range audit.BlockSize {
 		for _, to := range []int{0, 1, from - 1, from, from + 1, 63, 64, 127, 128, 254, 255} {
-			if to < 0 || to >= blockSize {
+			if to < 0 || to >= audit.BlockSize {
 				continue
 			}
-			at, n := allPlaces.from(from).to(to), 0
-			for place, more := at.last(); more; place, more = at.last() {
+			at, n := audit.AllPlaces.From(from).To(to), 0
+			for place, more := at.Last(); more; place, more = at.Last() {
 				if n++; place < from || place > to {
 					t.Fatalf("%d is not from %d to %d", place, from, to)
 				}
@@ -29,26 +32,26 @@ func TestPlacesAreCutOnBothSides(t *testing.T) {
 
 // If the first rows of a block were cut, its summary still agrees with the remaining rows.
 func TestASummaryIsHeldAgainstTheRowsThatAreLeft(t *testing.T) {
-	rows := block(rand.New(rand.NewPCG(3, 4)), 5, 7)
-	whole := summaryOf(rows)
+	rows := audittest.Block(rand.New(rand.NewPCG(3, 4)), 5, 7)
+	whole := audit.SummaryOf(rows)
 	for _, gone := range []int{0, 1, 100, 255} {
 		left := slices.Clone(rows[gone:])
-		if !summaryAgrees(whole, left) || !summaryAgrees(summaryOf(left), left) {
+		if !audit.SummaryAgrees(whole, left) || !audit.SummaryAgrees(audit.SummaryOf(left), left) {
 			t.Errorf("without %d rows it does not agree", gone)
 		}
-		left[len(left)-1].actor = "usr_other"
-		if summaryAgrees(whole, left) {
+		left[len(left)-1].Actor = "usr_other"
+		if audit.SummaryAgrees(whole, left) {
 			t.Errorf("without %d rows it agrees with another row", gone)
 		}
 	}
 	for i := range whole {
 		forged := slices.Clone(whole)
 		forged[i]++
-		if summaryAgrees(forged, rows) {
+		if audit.SummaryAgrees(forged, rows) {
 			t.Fatalf("byte %d can be changed", i)
 		}
 	}
-	if summaryAgrees(whole[:len(whole)-1], rows) || summaryAgrees(nil, rows) || summaryAgrees([]byte{summaryVersion}, rows[1:]) {
+	if audit.SummaryAgrees(whole[:len(whole)-1], rows) || audit.SummaryAgrees(nil, rows) || audit.SummaryAgrees([]byte{audit.SummaryVersion}, rows[1:]) {
 		t.Error("one that was cut agrees")
 	}
 }
@@ -56,7 +59,7 @@ func TestASummaryIsHeldAgainstTheRowsThatAreLeft(t *testing.T) {
 // The block has one row, so the summary has two keys, and each ends with the row's place, 255.
 func TestASummaryHasItsGoldenForm(t *testing.T) {
 	const want = "0121d87f4700ff4cd7d7e900ff"
-	got := summaryOf([]indexRow{{eventType: CredentialSealed, actor: "usr_a"}})
+	got := audit.SummaryOf([]audit.IndexRow{{EventType: audit.CredentialSealed, Actor: "usr_a"}})
 	if hex.EncodeToString(got) != want {
 		t.Errorf("%x, want %s", got, want)
 	}
@@ -66,12 +69,12 @@ func FuzzSummary(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		var out []byte
 		rows := 0
-		ok := eachKey(in, func(_ uint32, at placeSet) {
-			for _, more := at.last(); more; _, more = at.last() {
+		ok := audit.EachKey(in, func(_ uint32, at audit.PlaceSet) {
+			for _, more := at.Last(); more; _, more = at.Last() {
 				rows++
 			}
 		})
-		places, readable := placesOf(in, []uint32{typeKey(CredentialSealed)})
+		places, readable := audit.PlacesOf(in, []uint32{audit.TypeKey(audit.CredentialSealed)})
 		if ok && !readable && len(in) > 0 {
 			t.Fatal("a whole summary cannot be searched")
 		}
@@ -79,13 +82,13 @@ func FuzzSummary(f *testing.F) {
 			return
 		}
 		// Encoding again yields the same bytes, because there is one spelling.
-		out = append(out, summaryVersion)
-		eachKey(in, func(key uint32, at placeSet) {
+		out = append(out, audit.SummaryVersion)
+		audit.EachKey(in, func(key uint32, at audit.PlaceSet) {
 			var of []byte
-			if key == typeKey(CredentialSealed) && at != places {
+			if key == audit.TypeKey(audit.CredentialSealed) && at != places {
 				t.Fatal("the search found something else")
 			}
-			for place, more := at.last(); more; place, more = at.last() {
+			for place, more := at.Last(); more; place, more = at.Last() {
 				of = append(of, byte(place))
 			}
 			slices.Reverse(of)

@@ -18,82 +18,82 @@ import (
 // and it is overwritten as it grows. A tile never loses hashes, so one row serves all earlier
 // trees, too.
 const (
-	tileHeight = 8
-	tileWidth  = 1 << tileHeight
+	TileHeight = 8
+	TileWidth  = 1 << TileHeight
 
-	// maxLevel is the highest tile level of a tree of 2⁶³ leaves.
-	maxLevel = 62 / tileHeight
+	// MaxLevel is the highest tile level of a tree of 2⁶³ leaves.
+	MaxLevel = 62 / TileHeight
 )
 
-func tileKey(level int, index int64) []byte {
+func TileKey(level int, index int64) []byte {
 	return binary.BigEndian.AppendUint64(append([]byte("audit/tile/"), byte(level)), uint64(index))
 }
 
-var tileRange = store.Prefix([]byte("audit/tile/"))
+var TileRange = store.Prefix([]byte("audit/tile/"))
 
-// tile is one row of the tree.
-type tile struct {
-	level int
-	index int64
-	data  []byte // 32 bytes for each hash
+// Tile is one row of the tree.
+type Tile struct {
+	Level int
+	Index int64
+	Data  []byte // 32 bytes for each hash
 }
 
-// treeBuilder grows a tree entry by entry. It holds only the partial tiles, which are the whole
+// TreeBuilder grows a tree entry by entry. It holds only the partial tiles, which are the whole
 // right edge of the tree, and the full tiles that no caller has taken yet. The zero value is the
 // empty tree.
-type treeBuilder struct {
-	size   int64
-	edge   [][]tlog.Hash // hashes by level, fewer than 256 each
-	filled []tile
+type TreeBuilder struct {
+	Size   int64
+	Edge   [][]tlog.Hash // hashes by level, fewer than 256 each
+	Filled []Tile
 }
 
-// add appends the hash of the next entry.
-func (b *treeBuilder) add(entry [32]byte) {
-	b.size++
-	b.put(0, tlog.Hash(leafHash(entry)))
+// Add appends the hash of the next entry.
+func (b *TreeBuilder) Add(entry [32]byte) {
+	b.Size++
+	b.put(0, tlog.Hash(LeafHash(entry)))
 }
 
-func (b *treeBuilder) put(level int, h tlog.Hash) {
-	if level == len(b.edge) {
-		b.edge = append(b.edge, nil)
+func (b *TreeBuilder) put(level int, h tlog.Hash) {
+	if level == len(b.Edge) {
+		b.Edge = append(b.Edge, nil)
 	}
-	b.edge[level] = append(b.edge[level], h)
-	if len(b.edge[level]) < tileWidth {
+	b.Edge[level] = append(b.Edge[level], h)
+	if len(b.Edge[level]) < TileWidth {
 		return
 	}
-	b.filled = append(b.filled, tile{level, (b.size >> (tileHeight * (level + 1))) - 1, tileData(b.edge[level])})
-	above := perfectHash(b.edge[level])
-	b.edge[level] = b.edge[level][:0]
+	b.Filled = append(b.Filled, Tile{level, (b.Size >> (TileHeight * (level + 1))) - 1, tileData(b.Edge[level])})
+	above := PerfectHash(b.Edge[level])
+	b.Edge[level] = b.Edge[level][:0]
 	b.put(level+1, above)
 }
 
-// full returns the tiles that were filled since the last call.
-func (b *treeBuilder) full() []tile {
-	filled := b.filled
-	b.filled = nil
+// Full returns the tiles that were filled since the last call.
+func (b *TreeBuilder) Full() []Tile {
+	filled := b.Filled
+	b.Filled = nil
 	return filled
 }
 
-// partial returns the last tile of each level, if that tile is partial.
-func (b *treeBuilder) partial() (tiles []tile) {
-	for level, hashes := range b.edge {
+// Partial returns the last tile of each level, if that tile is partial.
+func (b *TreeBuilder) Partial() (tiles []Tile) {
+	for level, hashes := range b.Edge {
 		if len(hashes) > 0 {
-			tiles = append(tiles, tile{level, b.size >> (tileHeight * (level + 1)), tileData(hashes)})
+			tiles = append(tiles, Tile{level, b.Size >> (TileHeight * (level + 1)), tileData(hashes)})
 		}
 	}
 	return tiles
 }
 
-// root returns the root hash of the tree.
-func (b *treeBuilder) root() tlog.Hash {
+// Root returns the root hash of the tree.
+func (b *TreeBuilder) Root() tlog.Hash {
 	var subtrees []tlog.Hash // perfect subtrees, largest first
-	for _, hashes := range slices.Backward(b.edge) {
+	for _, hashes := range slices.Backward(b.Edge) {
 		for len(hashes) > 0 {
 			width := 1
 			for 2*width <= len(hashes) {
 				width *= 2
 			}
-			subtrees = append(subtrees, perfectHash(hashes[:width]))
+			subtrees = append(subtrees, PerfectHash(hashes[:width]))
 			hashes = hashes[width:]
 		}
 	}
@@ -109,34 +109,34 @@ func (b *treeBuilder) root() tlog.Hash {
 
 // encode returns the builder as bytes: size u64, then the hashes of the partial tiles, from level 0
 // up.
-func (b *treeBuilder) encode() []byte {
-	out := binary.BigEndian.AppendUint64(nil, uint64(b.size))
-	for _, hashes := range b.edge {
+func (b *TreeBuilder) encode() []byte {
+	out := binary.BigEndian.AppendUint64(nil, uint64(b.Size))
+	for _, hashes := range b.Edge {
 		out = append(out, tileData(hashes)...)
 	}
 	return out
 }
 
 // decodeTree decodes the bytes of encode. The size determines the number of hashes on each level.
-func decodeTree(in []byte) (*treeBuilder, error) {
+func decodeTree(in []byte) (*TreeBuilder, error) {
 	if len(in) < 8 {
-		return nil, errDamagedLog
+		return nil, ErrDamagedLog
 	}
 	size, rest := binary.BigEndian.Uint64(in), in[8:]
 	if size>>63 != 0 {
-		return nil, errDamagedLog
+		return nil, ErrDamagedLog
 	}
-	b := &treeBuilder{size: int64(size)}
-	for level := 0; b.size>>(tileHeight*level) > 0; level++ {
-		n := tlog.HashSize * edgeWidth(b.size, level)
+	b := &TreeBuilder{Size: int64(size)}
+	for level := 0; b.Size>>(TileHeight*level) > 0; level++ {
+		n := tlog.HashSize * edgeWidth(b.Size, level)
 		if len(rest) < n {
-			return nil, errDamagedLog
+			return nil, ErrDamagedLog
 		}
-		b.edge = append(b.edge, tileHashes(rest[:n]))
+		b.Edge = append(b.Edge, TileHashes(rest[:n]))
 		rest = rest[n:]
 	}
 	if len(rest) > 0 {
-		return nil, errDamagedLog
+		return nil, ErrDamagedLog
 	}
 	return b, nil
 }
@@ -144,7 +144,7 @@ func decodeTree(in []byte) (*treeBuilder, error) {
 // edgeWidth returns the number of hashes in the partial tile of a level, in a tree of a size. It
 // returns 0 if the level has no partial tile.
 func edgeWidth(size int64, level int) int {
-	return int(size>>(tileHeight*level)) & (tileWidth - 1)
+	return int(size>>(TileHeight*level)) & (TileWidth - 1)
 }
 
 func tileData(hashes []tlog.Hash) []byte {
@@ -155,36 +155,36 @@ func tileData(hashes []tlog.Hash) []byte {
 	return data
 }
 
-// tileHashes returns the hashes of a tile, with capacity for a full tile.
-func tileHashes(data []byte) []tlog.Hash {
-	hashes := make([]tlog.Hash, 0, tileWidth)
+// TileHashes returns the hashes of a tile, with capacity for a full tile.
+func TileHashes(data []byte) []tlog.Hash {
+	hashes := make([]tlog.Hash, 0, TileWidth)
 	for h := range slices.Chunk(data, tlog.HashSize) {
 		hashes = append(hashes, tlog.Hash(h))
 	}
 	return hashes
 }
 
-// perfectHash returns the hash of a perfect subtree from its hashes on one level. Their number must
+// PerfectHash returns the hash of a perfect subtree from its hashes on one level. Their number must
 // be a power of two.
-func perfectHash(hashes []tlog.Hash) tlog.Hash {
+func PerfectHash(hashes []tlog.Hash) tlog.Hash {
 	if len(hashes) == 1 {
 		return hashes[0]
 	}
 	half := len(hashes) / 2
-	return tlog.NodeHash(perfectHash(hashes[:half]), perfectHash(hashes[half:]))
+	return tlog.NodeHash(PerfectHash(hashes[:half]), PerfectHash(hashes[half:]))
 }
 
-// tiles reads the tree from a snapshot. It implements [tlog.TileReader], so [tlog.TileHashReader]
+// Tiles reads the tree from a snapshot. It implements [tlog.TileReader], so [tlog.TileHashReader]
 // can check what it reads against a root.
-type tiles struct{ r store.Reader }
+type Tiles struct{ Reader store.Reader }
 
 // Height implements [tlog.TileReader].
-func (t tiles) Height() int { return tileHeight }
+func (t Tiles) Height() int { return TileHeight }
 
 // ReadTiles implements [tlog.TileReader].
-func (t tiles) ReadTiles(wanted []tlog.Tile) (data [][]byte, err error) {
+func (t Tiles) ReadTiles(wanted []tlog.Tile) (data [][]byte, err error) {
 	for _, w := range wanted {
-		b, err := t.read(w.L, w.N, w.W)
+		b, err := t.Read(w.L, w.N, w.W)
 		if err != nil {
 			return nil, err
 		}
@@ -194,63 +194,55 @@ func (t tiles) ReadTiles(wanted []tlog.Tile) (data [][]byte, err error) {
 }
 
 // SaveTiles implements [tlog.TileReader].
-func (t tiles) SaveTiles([]tlog.Tile, [][]byte) {}
+func (t Tiles) SaveTiles([]tlog.Tile, [][]byte) {}
 
-// read returns the first hashes of a tile, as many as width. Error: errDamagedLog if the tile has
+// Read returns the first hashes of a tile, as many as width. Error: ErrDamagedLog if the tile has
 // fewer.
-func (t tiles) read(level int, index int64, width int) ([]byte, error) {
-	b, err := t.r.Get(tileKey(level, index))
+func (t Tiles) Read(level int, index int64, width int) ([]byte, error) {
+	b, err := t.Reader.Get(TileKey(level, index))
 	if err != nil {
 		return nil, fmt.Errorf("reading the tree of the log: %w", err)
 	}
-	if len(b) < width*tlog.HashSize || len(b) > tileWidth*tlog.HashSize || len(b)%tlog.HashSize != 0 {
-		return nil, errDamagedLog
+	if len(b) < width*tlog.HashSize || len(b) > TileWidth*tlog.HashSize || len(b)%tlog.HashSize != 0 {
+		return nil, ErrDamagedLog
 	}
 	return slices.Clone(b[:width*tlog.HashSize]), nil
 }
 
-// builder returns the tree of a size so that it can grow. Error: errDamagedLog if the tiles do not
+// Builder returns the tree of a size so that it can grow. Error: ErrDamagedLog if the tiles do not
 // have the root. For the empty tree, it ignores the root.
-func (t tiles) builder(size int64, root tlog.Hash) (*treeBuilder, error) {
-	b := &treeBuilder{size: size}
+func (t Tiles) Builder(size int64, root tlog.Hash) (*TreeBuilder, error) {
+	b := &TreeBuilder{Size: size}
 	if size == 0 {
 		return b, nil
 	}
-	for level := 0; size>>(tileHeight*level) > 0; level++ {
+	for level := 0; size>>(TileHeight*level) > 0; level++ {
 		var data []byte
 		if width := edgeWidth(size, level); width > 0 {
 			var err error
-			if data, err = t.read(level, size>>(tileHeight*(level+1)), width); err != nil {
+			if data, err = t.Read(level, size>>(TileHeight*(level+1)), width); err != nil {
 				return nil, err
 			}
 		}
-		b.edge = append(b.edge, tileHashes(data))
+		b.Edge = append(b.Edge, TileHashes(data))
 	}
-	if b.root() != root {
-		return nil, errDamagedLog
+	if b.Root() != root {
+		return nil, ErrDamagedLog
 	}
 	return b, nil
 }
 
-// hashes returns a reader of the hashes of a tree. It proves that each hash that it reads is in the
+// Hashes returns a reader of the hashes of a tree. It proves that each hash that it reads is in the
 // tree.
-func (t tiles) hashes(size int64, root tlog.Hash) tlog.HashReader {
+func (t Tiles) Hashes(size int64, root tlog.Hash) tlog.HashReader {
 	return tlog.TileHashReader(tlog.Tree{N: size, Hash: root}, t)
 }
 
-// treeError returns the error of a reader of hashes. If the tiles do not match the root, the reader
+// TreeError returns the error of a reader of hashes. If the tiles do not match the root, the reader
 // returns an error of its own, which is damage.
-func treeError(err error) error {
+func TreeError(err error) error {
 	if err != nil && fault.Of(err) == fault.Internal {
-		return errDamagedLog
+		return ErrDamagedLog
 	}
 	return err
-}
-
-// tilesIn returns the number of tiles of a tree of a size.
-func tilesIn(size int64) (n int64) {
-	for hashes := size; hashes > 0; hashes >>= tileHeight {
-		n += (hashes + tileWidth - 1) / tileWidth
-	}
-	return n
 }

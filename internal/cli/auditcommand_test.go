@@ -23,6 +23,10 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/test/logtest"
@@ -477,7 +481,7 @@ audit: {anchor: {bucket: %q}}
 }
 
 func TestALogWithAnArchiveIsVerifiedWhole(t *testing.T) {
-	l := logtest.New(t, audit.SignBatches)
+	l := logtest.New(t, writer.SignBatches)
 	folder := (&url.URL{Scheme: "file", Path: filepath.Join(t.TempDir(), "archive")}).String()
 	bucket, err := objects.Open(t.Context(), folder, objects.SigningOptions{})
 	if err != nil {
@@ -490,7 +494,7 @@ func TestALogWithAnArchiveIsVerifiedWhole(t *testing.T) {
 		l.Fill()
 		notes = append(notes, logtest.WriteText(t, filepath.Join(t.TempDir(), "note"), logtest.NoteOf(t, l.Export(0))))
 		l.Now = l.Now.Add(72 * time.Hour)
-		cutter := audit.Cutter{Log: l.Audit, Reader: audit.NewReader(l.Audit, audit.NewGuard(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.Now }}
+		cutter := keeper.Cutter{Log: l.Audit, Reader: reader.New(l.Audit, guard.New(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: func() time.Time { return l.Now }}
 		n, err := cutter.Run(t.Context())
 		if err != nil || n == 0 {
 			t.Fatal("nothing was cut:", n, err)

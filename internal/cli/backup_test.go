@@ -15,7 +15,7 @@ import (
 
 	"filippo.io/age"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -86,7 +86,7 @@ func TestABackupOfARunningServerIsRestoredElsewhere(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 1 {
 		t.Errorf("the data directory has %v", left)
 	}
-	report, err := offline.VerifyDataDir(t.Context(), dir, audit.Options{Fingerprint: o.chain})
+	report, err := offline.VerifyDataDir(t.Context(), dir, verify.Options{Fingerprint: o.chain})
 	if err != nil || !report.Pinned || report.Entries == 0 || report.Entries > o.entries {
 		t.Fatal(report.Entries, o.entries, err)
 	}
@@ -104,7 +104,7 @@ func TestABackupOfARunningServerIsRestoredElsewhere(t *testing.T) {
 	}
 	server.sealed("and it goes on")
 	server.end()
-	if _, err := offline.VerifyDataDir(t.Context(), dir, audit.Options{Fingerprint: o.chain}); err != nil {
+	if _, err := offline.VerifyDataDir(t.Context(), dir, verify.Options{Fingerprint: o.chain}); err != nil {
 		t.Error(err)
 	}
 }

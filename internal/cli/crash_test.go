@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/app"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/offline"
 )
 
@@ -95,7 +95,7 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 	p, _ := launch(t, program, dir)
 	for i := range kills {
 		load(t, p, all)
-		report, err := offline.VerifyDataDir(t.Context(), dir, audit.Options{})
+		report, err := offline.VerifyDataDir(t.Context(), dir, verify.Options{})
 		if err != nil {
 			t.Fatalf("kill %d: %v", i, err)
 		}

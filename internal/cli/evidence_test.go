@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/test/logtest"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
@@ -84,7 +84,7 @@ func TestAMalformedCatalogueStopsTheStartBeforeAnythingIsMade(t *testing.T) {
 }
 
 func TestAnArchiveThatIsReadIsNotMade(t *testing.T) {
-	l := logtest.New(t, audit.SignEntries)
+	l := logtest.New(t, writer.SignEntries)
 	if err := l.Store.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -190,7 +190,7 @@ func TestAMigrationRefusesWhatIsNotToBe(t *testing.T) {
 	refused("in use", "--from", from, "--to", database)
 	end()
 	before := e.rows(from)
-	report, err := offline.VerifyDataDir(t.Context(), filepath.Join(other.dir, "data"), audit.Options{})
+	report, err := offline.VerifyDataDir(t.Context(), filepath.Join(other.dir, "data"), verify.Options{})
 	must(t, err)
 	refused("a deployment already, of the chain "+report.Fingerprint, "--from", from, "--to", elsewhere)
 	refused("same store", "--from", from, "--to", from)

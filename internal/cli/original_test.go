@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -124,7 +125,7 @@ func newOriginal(t *testing.T) original {
 	stop.Store(true)
 	clients.Wait()
 	server.end()
-	report, err := offline.VerifyDataDir(t.Context(), o.dir, audit.Options{})
+	report, err := offline.VerifyDataDir(t.Context(), o.dir, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/test/logtest"
 )
 
@@ -178,7 +179,7 @@ func (b *both) agree() (good, bad int) {
 // logs returns logs of every kind.
 func logs(t *testing.T) map[string]*logtest.Log {
 	all := map[string]*logtest.Log{}
-	for _, signing := range []audit.Signing{audit.SignEntries, audit.SignBatches} {
+	for _, signing := range []writer.Signing{writer.SignEntries, writer.SignBatches} {
 		b := logtest.New(t, signing)
 		all["new, "+string(signing)] = b
 		b = logtest.New(t, signing)
@@ -192,11 +193,11 @@ func logs(t *testing.T) map[string]*logtest.Log {
 		b.Group(3)
 		all["rolled back, "+string(signing)] = b
 	}
-	b := logtest.New(t, audit.SignEntries)
+	b := logtest.New(t, writer.SignEntries)
 	b.Fill()
-	b.Audit.SetSigning(audit.SignBatches)
+	b.Audit.SetSigning(writer.SignBatches)
 	b.Fill()
-	b.Audit.SetSigning(audit.SignEntries)
+	b.Audit.SetSigning(writer.SignEntries)
 	b.Fill()
 	all["both modes"] = b
 	return all
@@ -264,7 +265,7 @@ func TestTwoImplementationsAgreeOnTheFirstBadSequence(t *testing.T) {
 		b.add(name+", another from", l.Export(8), "--from", "7", "--public-key", pem)
 		b.add(name+", without its beginning", l.Export(9))
 		b.add(name+", another fingerprint", lines, "--fingerprint", strings.Repeat("0", 64))
-		other := logtest.New(t, audit.SignEntries)
+		other := logtest.New(t, writer.SignEntries)
 		other.Fill()
 		pem = logtest.WriteText(t, filepath.Join(t.TempDir(), "audit.pem"), string(other.Key.Public().MarshalPEM()))
 		b.add(name+", another key", lines, "--public-key", pem)
@@ -278,7 +279,7 @@ func TestTwoImplementationsAgreeOnTheFirstBadSequence(t *testing.T) {
 
 func TestTwoImplementationsAgreeOnAnOlderCheckpoint(t *testing.T) {
 	b := newBoth(t)
-	for _, signing := range []audit.Signing{audit.SignEntries, audit.SignBatches} {
+	for _, signing := range []writer.Signing{writer.SignEntries, writer.SignBatches} {
 		l := logtest.New(t, signing)
 		l.Fill()
 		early := l.Export(0)

@@ -16,7 +16,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
@@ -73,10 +73,10 @@ const (
 
 // Statuses of a [Proof].
 const (
-	Verified  = audit.ProofVerified  // the chain holds up to the head
-	Verifying = audit.ProofVerifying // the chain holds as far as it was checked, which is not yet the head
-	Broken    = audit.ProofBroken    // the chain does not hold
-	Disabled  = audit.ProofDisabled  // verification is off; only the tenant's own entries were checked against each other
+	Verified  = verify.ProofVerified  // the chain holds up to the head
+	Verifying = verify.ProofVerifying // the chain holds as far as it was checked, which is not yet the head
+	Broken    = verify.ProofBroken    // the chain does not hold
+	Disabled  = verify.ProofDisabled  // verification is off; only the tenant's own entries were checked against each other
 )
 
 // Head is the newest entry that an assessment takes into account.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/mail"
 )
@@ -164,7 +164,7 @@ func (a Audit) check() error {
 			wrong = append(wrong, errors.New(text))
 		}
 	}
-	need(a.Signing == string(audit.SignEntries) || a.Signing == string(audit.SignBatches), "audit.signing: give entry or batch")
+	need(a.Signing == string(writer.SignEntries) || a.Signing == string(writer.SignBatches), "audit.signing: give entry or batch")
 	need(a.Verification == 0 || a.Verification >= time.Minute, "audit.verification: give 0s, which is never, or at least 1m, with its unit")
 	need(a.Anchor.ConfigMap == "" || len(validation.IsDNS1123Subdomain(a.Anchor.ConfigMap)) == 0,
 		"audit.anchor.configMap: give the name of a ConfigMap, such as latticekeep-audit-anchor, or nothing")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/controllers"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
@@ -191,7 +191,7 @@ func Default() Config {
 	s.Store.Connections = 16
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL
 	s.Sealing.KeyLifetime = DefaultSealingLifetime
-	s.Audit.Signing = string(audit.SignEntries)
+	s.Audit.Signing = string(writer.SignEntries)
 	s.Audit.Verification = DefaultVerification
 	s.Audit.Anchor.ConfigMap = DefaultAnchorConfigMap
 	s.Mail.SMTP.Security = mail.STARTTLS

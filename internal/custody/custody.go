@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -55,13 +56,13 @@ type Options struct {
 // Service is safe for concurrent use.
 type Service struct {
 	store   store.Store
-	guard   *audit.Guard
+	guard   *guard.Guard
 	keys    *keyring.Ring
 	options Options
 }
 
 // New returns the custody of the keys in s.
-func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, o Options) *Service {
+func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, o Options) *Service {
 	return &Service{s, guard, keys, o}
 }
 

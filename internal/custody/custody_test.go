@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -28,7 +30,7 @@ type fixture struct {
 	t         *testing.T
 	dir       string
 	store     *switchedStore
-	log       *audit.Log
+	log       *writer.Log
 	keys      *keyring.Ring
 	service   *Service
 	old, new  *switchedKMS
@@ -140,14 +142,14 @@ func (f *fixture) makeSet(r *keyring.Ring, i int) {
 func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	f.t.Helper()
 	now := func() time.Time { return begin }
-	f.log = audit.New(now)
+	f.log = writer.New(now)
 	db, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{Hook: f.log.Commit})
 	must(f.t, err)
 	f.t.Cleanup(func() { _ = db.Close() })
 	f.store = &switchedStore{Rehearsed: storetest.Rehearsing(db)}
-	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, audit.NewGuard(f.log), current, keyring.Config{Former: former, Now: now})
+	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, guard.New(f.log), current, keyring.Config{Former: former, Now: now})
 	must(f.t, err)
-	f.service = New(f.store, audit.NewGuard(f.log), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
+	f.service = New(f.store, guard.New(f.log), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
 		f.destroyed = append(f.destroyed, id)
 		return f.destroy(id)
 	}})
@@ -180,7 +182,7 @@ func (f *fixture) moveAll() (sets int) {
 // entries returns the log's entries about KMS keys, oldest first.
 func (f *fixture) entries() (all []string) {
 	f.t.Helper()
-	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "t", Scopes: []authz.Scope{authz.AuditRead}}, audit.Query{Limit: 100})
+	entries, _, err := reader.New(f.log, guard.New(f.log)).Query(f.t.Context(), authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "t", Scopes: []authz.Scope{authz.AuditRead}}, reader.Query{Limit: 100})
 	must(f.t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(string(e.EventType), "KMS_") {

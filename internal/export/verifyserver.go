@@ -14,32 +14,33 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 )
 
 // VerifyServer verifies what a running server shows. This is the whole log, or the tenant's part
 // and its proofs against the newest checkpoint. proven has one line for each proof.
-func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a audit.Options) (report audit.Report, proven []string, err error) {
+func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a verify.Options) (report verify.Report, proven []string, err error) {
 	pinned := a.Fingerprint
 	if a.From > 1 && a.PublicKey == nil { // a partial log names no key
 		key, err := FetchLogKey(ctx, c)
 		if err != nil {
-			return audit.Report{}, nil, err
+			return verify.Report{}, nil, err
 		}
 		if a.PublicKey = key.Public; a.Fingerprint != "" {
 			if a.Fingerprint != key.Fingerprint() {
-				return audit.Report{}, nil, errAnotherLog(a.From)
+				return verify.Report{}, nil, errAnotherLog(a.From)
 			}
 			a.Fingerprint = "" // the given key is already the pinned one
 		}
 	}
 	dir, err := os.MkdirTemp("", "latticekeep-verify-")
 	if err != nil {
-		return audit.Report{}, nil, fmt.Errorf("making a temporary folder: %w", err)
+		return verify.Report{}, nil, fmt.Errorf("making a temporary folder: %w", err)
 	}
 	defer os.RemoveAll(dir)
 	f, err := os.OpenFile(filepath.Join(dir, "log.jsonl"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return audit.Report{}, nil, fmt.Errorf("keeping what the server sends: %w", err)
+		return verify.Report{}, nil, fmt.Errorf("keeping what the server sends: %w", err)
 	}
 	defer f.Close()
 	if whole {
@@ -53,26 +54,26 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 			return err
 		})
 		if err != nil {
-			return audit.Report{}, nil, err
+			return verify.Report{}, nil, err
 		}
 		report, err := v.verifyOpen(ctx, Input{f}, a)
 		return report, nil, err
 	}
 	if err := fetchTenant(ctx, c, f, filepath.Join(dir, "part"), a.From); err != nil {
-		return audit.Report{}, nil, err
+		return verify.Report{}, nil, err
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return audit.Report{}, nil, fmt.Errorf("reading what the server sent: %w", err)
+		return verify.Report{}, nil, fmt.Errorf("reading what the server sent: %w", err)
 	}
 	// A tenant's export cannot show the entries of other tenants in the older checkpoint, so prove
 	// checks that checkpoint through the tree alone.
 	since := a.Since
 	a.Tenant, a.Since = true, nil
-	if report, err = audit.VerifyExport(f, a); err != nil {
+	if report, err = verify.Export(f, a); err != nil {
 		if first, err2 := (Input{f}).First(); err2 == nil && first != nil && first.TenantSequence > 1 && a.From <= 1 {
 			err = fmt.Errorf("%w; if what came before is archived, --from %d verifies the part that is left", err, first.Sequence)
 		}
-		return audit.Report{}, nil, err
+		return verify.Report{}, nil, err
 	}
 	proven, err = prove(ctx, c, &report, pinned, since)
 	return report, proven, err
@@ -80,7 +81,7 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 
 // prove compares the newest verified entry with the server's newest checkpoint, and that checkpoint
 // with an older one if since is set.
-func prove(ctx context.Context, c *client.V2, report *audit.Report, fingerprint string, since []byte) (proven []string, err error) {
+func prove(ctx context.Context, c *client.V2, report *verify.Report, fingerprint string, since []byte) (proven []string, err error) {
 	bad := func(format string, args ...any) error {
 		return &audit.Broken{Sequence: report.Sequence, Reason: fmt.Sprintf(format, args...)}
 	}
@@ -128,7 +129,7 @@ func prove(ctx context.Context, c *client.V2, report *audit.Report, fingerprint 
 
 // proveSince asks the server to prove that the tree of the newest checkpoint extends the tree of an
 // older one.
-func proveSince(ctx context.Context, c *client.V2, newest audit.Checkpoint, since []byte, report *audit.Report) (older audit.Checkpoint, err error) {
+func proveSince(ctx context.Context, c *client.V2, newest audit.Checkpoint, since []byte, report *verify.Report) (older audit.Checkpoint, err error) {
 	older, _, err = audit.ParseKept(since, report.PublicKey)
 	if err != nil {
 		return older, fmt.Errorf("the older checkpoint: %w: give the signed note of this log as it was kept", err)

@@ -37,7 +37,7 @@ const maxLine = 1 << 20
 
 var closingPrefix = []byte(`{"checkpoint":`)
 
-// closingLine is the last line of an export, as [audit.Log.Export] writes it.
+// closingLine is the last line of an export, as [reader.Reader.Export] writes it.
 type closingLine struct {
 	Checkpoint string `json:"checkpoint"`
 }

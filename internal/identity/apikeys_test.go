@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -269,7 +270,7 @@ func TestTheLastUseOfAKeyIsKnown(t *testing.T) {
 	if left := f.rows("apikey/"); len(left) != 0 {
 		t.Errorf("a revoked key came back: %v", left)
 	}
-	if _, err := audit.VerifyStore(t.Context(), f.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), f.store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -21,7 +23,7 @@ import (
 // identities, which record through guard. In an empty store it makes what a deployment begins with:
 // keys, the first entry of the chain, and a sealing key. Errors: fault.Invalid for a store that is
 // wrapped by another KMS key, fault.Internal for a damaged store.
-func Open(ctx context.Context, s store.Store, log *audit.Log, guard *audit.Guard, kms keyring.KMS, c keyring.Config) (*Service, *keyring.Ring, error) {
+func Open(ctx context.Context, s store.Store, log *writer.Log, guard *guard.Guard, kms keyring.KMS, c keyring.Config) (*Service, *keyring.Ring, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -49,7 +51,7 @@ func Open(ctx context.Context, s store.Store, log *audit.Log, guard *audit.Guard
 
 // openKeys opens the keys, gives them to the log, and stores what a new deployment begins with.
 // Error: fault.Conflict when another replica has started a deployment meanwhile.
-func openKeys(ctx context.Context, s store.Store, log *audit.Log, kms keyring.KMS, c keyring.Config) (*keyring.Ring, error) {
+func openKeys(ctx context.Context, s store.Store, log *writer.Log, kms keyring.KMS, c keyring.Config) (*keyring.Ring, error) {
 	var first *keyring.First
 	keys, err := keyring.Open(ctx, s, kms, c)
 	if errors.Is(err, fault.NotFound) {

@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -27,11 +29,11 @@ func openIn(t *testing.T, dir string) *Service {
 		k, err = kms.OpenLocal(file)
 	}
 	must(t, err)
-	log := audit.New(time.Now)
+	log := writer.New(time.Now)
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	guard := audit.NewGuard(log)
+	guard := guard.New(log)
 	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, guard, k, keyring.Config{})
 	must(t, err)
 	if service.guard != guard { // a second one would count refusals by itself
@@ -97,7 +99,7 @@ func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {
 	if len(delivered) != 2 || delivered[0] == delivered[1] {
 		t.Errorf("%d keys", len(delivered))
 	}
-	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

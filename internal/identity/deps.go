@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -14,7 +15,7 @@ import (
 // deps is what every part works with.
 type deps struct {
 	store store.Store
-	guard *audit.Guard
+	guard *guard.Guard
 	keys  *keyring.Ring
 	rows  *records.Store
 	now   func() time.Time
@@ -37,7 +38,7 @@ func (d *deps) refuseStranger(ctx context.Context, from authz.Principal, t audit
 // refuseAbout is refuseStranger, but records once per source, minute and about, which identifies
 // what was asked for.
 func (d *deps) refuseAbout(ctx context.Context, about string, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
-	failed := d.guard.RecordRefusal(ctx, audit.Source(from.SourceIP)+" "+about, audit.Event{
+	failed := d.guard.RecordRefusal(ctx, guard.Source(from.SourceIP)+" "+about, audit.Event{
 		Type: t, Outcome: audit.Denied, Principal: from, Resource: audit.Resource{Type: resource},
 		Attributes: map[string]string{audit.AttributeReason: reason},
 	})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
@@ -216,7 +217,7 @@ func TestAnAddressIsKeptForTwoDaysUnlessItIsVerified(t *testing.T) {
 	if users := f.rows("user/row/" + string(previous.Tenant)); len(users) != 0 {
 		t.Error(users)
 	}
-	if _, err := audit.VerifyStore(t.Context(), f.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), f.store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -32,7 +32,7 @@ package identity
 import (
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
@@ -59,7 +59,7 @@ type Service struct {
 	outbox  *mail.Outbox
 }
 
-func newParts(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Service {
+func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Service {
 	rows := records.New(s, guard, keys)
 	d := &deps{store: s, guard: guard, keys: keys, rows: rows, now: now}
 	outbox := mail.NewOutbox(s, keys, now)

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -30,11 +32,11 @@ func newService(t *testing.T) *Service {
 	must(kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(err)
-	log := audit.New(time.Now)
+	log := writer.New(time.Now)
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(err)
 	t.Cleanup(func() { s.Close() })
-	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
+	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
 	must(err)
 	return service
 }
@@ -59,7 +61,7 @@ func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {
 	if _, err := s.Authenticate(t.Context(), key2); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -141,7 +143,7 @@ func TestANamespaceIsATenantOfItsOwn(t *testing.T) {
 	if tenant, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-3"); err != nil || tenant != dev {
 		t.Fatal(tenant, err)
 	}
-	if _, err := audit.VerifyStore(t.Context(), s.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -61,7 +61,7 @@ func (s *members) membersOf(r store.Reader, tenant authz.TenantID) (all []member
 	return all, errors.Join(err, bad)
 }
 
-// admitForMembers is [audit.Guard.Admit] for an action on members. It refuses the system's own
+// admitForMembers is [guard.Guard.Admit] for an action on members. It refuses the system's own
 // tenant, which has no members.
 func (s *members) admitForMembers(ctx context.Context, p authz.Principal, a authz.Action) error {
 	if err := s.guard.Admit(ctx, p, a); err != nil {

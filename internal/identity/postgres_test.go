@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -30,14 +32,14 @@ func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 	for i, ahead := range []time.Duration{0, 3 * time.Minute, -time.Minute} {
 		now := func() time.Time { return time.Now().Add(ahead) }
 		wg.Go(func() {
-			log := audit.New(now)
+			log := writer.New(now)
 			s, err := postgres.Open(t.Context(), url, postgres.Options{Hook: log.Commit})
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			t.Cleanup(func() { _ = s.Close() })
-			if all[i], _, err = Open(t.Context(), s, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute, Now: now}); err != nil {
+			if all[i], _, err = Open(t.Context(), s, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: now}); err != nil {
 				t.Error("starting:", err)
 			}
 		})
@@ -77,7 +79,7 @@ func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 			t.Errorf("replica %d lets in who waits: %v", i, err)
 		}
 	}
-	if _, err := audit.VerifyStore(t.Context(), one.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), one.store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -142,7 +144,7 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	log := audit.New(time.Now)
+	log := writer.New(time.Now)
 	db, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { _ = db.Close() })
@@ -151,12 +153,12 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	// The first replica has found the database empty, and then the other one is faster.
 	overtaking := &overtaken{Rehearsed: s}
 	overtaking.by = func() {
-		_, _, err := Open(t.Context(), s, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute})
+		_, _, err := Open(t.Context(), s, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute})
 		must(t, err)
 	}
-	first, keys, err := Open(t.Context(), overtaking, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute})
+	first, keys, err := Open(t.Context(), overtaking, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute})
 	must(t, err)
-	second, again, err := Open(t.Context(), s, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Minute})
+	second, again, err := Open(t.Context(), s, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute})
 	must(t, err)
 	if keys.ChainID() != again.ChainID() || keys.Identity().ID() != again.Identity().ID() {
 		t.Fatal("two deployments")
@@ -187,7 +189,7 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	if c, err := second.Authenticate(t.Context(), delivered[0]); err != nil || c.Tenant != authz.SystemTenant {
 		t.Error("the delivered key does not work:", err)
 	}
-	if _, err := audit.VerifyStore(t.Context(), s, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -99,11 +100,11 @@ func newTimedService(b *testing.B, now func() time.Time) *Service {
 	must(b, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(b, err)
-	log := audit.New(now)
+	log := writer.New(now)
 	db, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(b, err)
 	b.Cleanup(func() { _ = db.Close() })
-	s, _, err := Open(b.Context(), db, log, audit.NewGuard(log), k, keyring.Config{CacheTTL: time.Hour, Now: now})
+	s, _, err := Open(b.Context(), db, log, guard.New(log), k, keyring.Config{CacheTTL: time.Hour, Now: now})
 	must(b, err)
 	return s
 }

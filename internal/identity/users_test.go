@@ -14,6 +14,10 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -65,7 +69,7 @@ func (r countedReader) Scan(rng store.Range, visit func(k, v []byte) bool) error
 type people struct {
 	*Service
 	t     *testing.T
-	log   *audit.Log
+	log   *writer.Log
 	store *countedStore
 
 	mu    sync.Mutex
@@ -80,12 +84,12 @@ func newPeople(t *testing.T) *people {
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	f.log = audit.New(f.time)
+	f.log = writer.New(f.time)
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	f.store = &countedStore{Rehearsed: storetest.Rehearsing(s), updated: make(chan struct{}, 1)}
-	f.Service, _, err = Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
+	f.Service, _, err = Open(t.Context(), f.store, f.log, guard.New(f.log), k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
 	must(t, err)
 	return f
 }
@@ -232,8 +236,8 @@ func (f *people) history(tenant authz.TenantID) []string {
 
 func (f *people) entries(tenant authz.TenantID) []audit.Entry {
 	f.t.Helper()
-	reader := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: []authz.Scope{authz.AuditRead}}
-	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), reader, audit.Query{Limit: 1000})
+	auditor := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: []authz.Scope{authz.AuditRead}}
+	entries, _, err := reader.New(f.log, guard.New(f.log)).Query(f.t.Context(), auditor, reader.Query{Limit: 1000})
 	must(f.t, err)
 	slices.Reverse(entries)
 	return entries
@@ -284,7 +288,7 @@ func TestRegistrationMakesTenantUserAndMailTogether(t *testing.T) {
 			t.Errorf("%s was done by %+v", e.EventType, e.Actor)
 		}
 	}
-	if _, err := audit.VerifyStore(t.Context(), f.store, audit.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), f.store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }

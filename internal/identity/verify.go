@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -15,7 +16,7 @@ import (
 // have been mapped to it. It needs no secret key, so it checks where the rows are and not what they
 // contain. An API key that went with the user who answered for it has no entry of its own. Nothing
 // may write to the store meanwhile. An [audit.Broken] error names the first bad sequence.
-func VerifyStore(ctx context.Context, s store.Store, report audit.Report) error {
+func VerifyStore(ctx context.Context, s store.Store, report verify.Report) error {
 	if report.APIKeys == nil {
 		return nil // the report on a range does not say which rows must exist
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -27,7 +28,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	must(t, err)
 	must(t, s.MapNamespace(t.Context(), "cluster", "name", "mapped", dev))
 	verify := func() error {
-		report, err := audit.VerifyStore(t.Context(), s.store, audit.Options{})
+		report, err := verify.Store(t.Context(), s.store, verify.Options{})
 		must(t, err)
 		return VerifyStore(t.Context(), s.store, report)
 	}

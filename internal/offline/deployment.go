@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -19,10 +19,10 @@ import (
 
 // Verify verifies the log and the credential rows of a store that no server uses. For a range it
 // verifies only the log.
-func (s *Deployment) Verify(ctx context.Context, a audit.Options) (report audit.Report, err error) {
+func (s *Deployment) Verify(ctx context.Context, a verify.Options) (report verify.Report, err error) {
 	err = s.WithStore(ctx, func(db store.Database) (err error) {
 		if a.From > 1 || a.To > 0 { // a partial log does not show which rows exist
-			report, err = audit.VerifyStore(ctx, db, a)
+			report, err = verify.Store(ctx, db, a)
 			return err
 		}
 		report, err = VerifyStore(ctx, db, a)
@@ -32,17 +32,17 @@ func (s *Deployment) Verify(ctx context.Context, a audit.Options) (report audit.
 }
 
 // VerifyDataDir is [Deployment.Verify] for a data directory.
-func VerifyDataDir(ctx context.Context, dir string, a audit.Options) (audit.Report, error) {
+func VerifyDataDir(ctx context.Context, dir string, a verify.Options) (verify.Report, error) {
 	s := Deployment{DataDir: dir}
 	return s.Verify(ctx, a)
 }
 
 // VerifyStore verifies the whole log of a database and the rows that the log covers: credentials,
 // API keys and namespaces.
-func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
+func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
 	report, err := vault.VerifyStore(ctx, s, o)
 	if err != nil {
-		return audit.Report{}, err
+		return verify.Report{}, err
 	}
 	return report, identity.VerifyStore(ctx, s, report)
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -228,7 +228,7 @@ func NotEmptyError(ctx context.Context, s store.Store) error {
 
 // chainOf returns the fingerprint of the chain in a store, and "" without a chain.
 func chainOf(ctx context.Context, s store.Store) string {
-	report, err := audit.VerifyStore(ctx, s, audit.Options{To: 1})
+	report, err := verify.Store(ctx, s, verify.Options{To: 1})
 	if err != nil {
 		return ""
 	}

@@ -15,6 +15,9 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -37,7 +40,7 @@ type fixture struct {
 	dir     string
 	store   *switchedStore
 	keys    *keyring.Ring
-	log     *audit.Log
+	log     *writer.Log
 	service *Service
 	policy  sealing.Policy
 
@@ -106,14 +109,14 @@ func (f *fixture) open() {
 	t.Helper()
 	local, err := kms.OpenLocal(filepath.Join(f.dir, "kms.key"))
 	must(t, err)
-	f.log = audit.New(f.now)
+	f.log = writer.New(f.now)
 	db, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	f.store = &switchedStore{Store: db}
-	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), local, keyring.Config{CacheTTL: time.Minute, Now: f.now})
+	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, guard.New(f.log), local, keyring.Config{CacheTTL: time.Minute, Now: f.now})
 	must(t, err)
-	f.service = New(f.store, audit.NewGuard(f.log), audit.NewReader(f.log, audit.NewGuard(f.log)), f.keys, Options{InUse: f.inUse, Policy: f.policy, Now: f.now})
+	f.service = New(f.store, guard.New(f.log), reader.New(f.log, guard.New(f.log)), f.keys, Options{InUse: f.inUse, Policy: f.policy, Now: f.now})
 }
 
 func (f *fixture) inUse(context.Context) (map[string]int, error) {
@@ -135,10 +138,10 @@ func (f *fixture) loses(err error) {
 }
 
 var (
-	admin  = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}}
-	writer = authz.Principal{Tenant: "ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", Kind: authz.APIKey, ID: "writer", Scopes: []authz.Scope{authz.VaultWrite}}
-	pod    = authz.Principal{Tenant: writer.Tenant, Kind: authz.ServiceAccount, ID: "latticekeep-system/webhook", Pod: "one", Scopes: []authz.Scope{authz.VaultWrite}}
-	reader = authz.Principal{Tenant: writer.Tenant, Kind: authz.APIKey, ID: "reader", Scopes: []authz.Scope{authz.VaultRead, authz.AccountAdmin}}
+	admin     = authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}}
+	writerKey = authz.Principal{Tenant: "ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", Kind: authz.APIKey, ID: "writer", Scopes: []authz.Scope{authz.VaultWrite}}
+	pod       = authz.Principal{Tenant: writerKey.Tenant, Kind: authz.ServiceAccount, ID: "latticekeep-system/webhook", Pod: "one", Scopes: []authz.Scope{authz.VaultWrite}}
+	readerKey = authz.Principal{Tenant: writerKey.Tenant, Kind: authz.APIKey, ID: "reader", Scopes: []authz.Scope{authz.VaultRead, authz.AccountAdmin}}
 )
 
 // current returns the id of the published key.

@@ -25,7 +25,7 @@ func TestAManifestMovesToTheNewestKey(t *testing.T) {
 		_, err := f.service.Rotate(t.Context(), admin)
 		must(t, err)
 		_, next := f.entries(1)
-		again, err := f.service.Reseal(t.Context(), writer, obj)
+		again, err := f.service.Reseal(t.Context(), writerKey, obj)
 		must(t, err)
 		all, _ := f.entries(next)
 		if len(all) != 1 || all[0].EventType != audit.ManifestResealed || all[0].Outcome != audit.Success ||
@@ -105,14 +105,14 @@ func manipulations(t *testing.T, f *fixture) map[string]struct {
 // the value, or how far the check got.
 func TestResealingAndCheckingAreNoOracle(t *testing.T) {
 	f := newFixture(t)
-	_, err := f.service.Check(t.Context(), writer, f.manifest()) // the first entry of a tenant's history has more attributes
+	_, err := f.service.Check(t.Context(), writerKey, f.manifest()) // the first entry of a tenant's history has more attributes
 	must(t, err)
 	answers := make(map[string]bool)
 	for name, tc := range manipulations(t, f) {
 		obj := f.manifest()
 		tc.change(obj)
 		_, next := f.entries(1)
-		again, err := f.service.Reseal(t.Context(), writer, obj)
+		again, err := f.service.Reseal(t.Context(), writerKey, obj)
 		entries, next := f.entries(next)
 		switch tc.code {
 		case Accepted:
@@ -129,7 +129,7 @@ func TestResealingAndCheckingAreNoOracle(t *testing.T) {
 				t.Errorf("%s: entries %+v", name, entries)
 			}
 		}
-		v, err := f.service.Check(t.Context(), writer, obj)
+		v, err := f.service.Check(t.Context(), writerKey, obj)
 		if err != nil || v.Code != tc.code || (v.Message == "") != (tc.code == Accepted) || strings.Contains(v.Message, canary) {
 			t.Errorf("%s: checked %+v %v", name, v, err)
 		}
@@ -166,7 +166,7 @@ func TestThePolicyIsCheckedOfEverySource(t *testing.T) {
 			CredentialType: "database", Generate: []v1alpha1.Generator{{Key: "k"}}}}, NotAllowed},
 		"another source, allowed": {&v1alpha1.SealedCredential{Spec: v1alpha1.SealedCredentialSpec{CredentialType: "database", TTLDays: 1}}, Accepted},
 	} {
-		if v, err := f.service.Check(t.Context(), writer, tc.obj); err != nil || v.Code != tc.code {
+		if v, err := f.service.Check(t.Context(), writerKey, tc.obj); err != nil || v.Code != tc.code {
 			t.Errorf("%s: %+v %v", name, v, err)
 		}
 	}
@@ -176,10 +176,10 @@ func TestTroubleIsNoVerdict(t *testing.T) {
 	f := newFixture(t)
 	obj := f.manifest()
 	must(t, f.store.Close())
-	if _, err := f.service.Check(t.Context(), writer, obj); fault.Of(err) != fault.Unavailable {
+	if _, err := f.service.Check(t.Context(), writerKey, obj); fault.Of(err) != fault.Unavailable {
 		t.Errorf("checked: %v", err)
 	}
-	if _, err := f.service.Reseal(t.Context(), writer, obj); fault.Of(err) != fault.Unavailable || errors.Is(err, ErrDoesNotOpen) {
+	if _, err := f.service.Reseal(t.Context(), writerKey, obj); fault.Of(err) != fault.Unavailable || errors.Is(err, ErrDoesNotOpen) {
 		t.Errorf("resealed: %v", err)
 	}
 }
@@ -197,10 +197,10 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 	must(t, f.service.values.Acquire(t.Context(), all))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := f.service.Reseal(ctx, writer, obj); fault.Of(err) != fault.Unavailable {
+	if _, err := f.service.Reseal(ctx, writerKey, obj); fault.Of(err) != fault.Unavailable {
 		t.Errorf("resealed: %v", err)
 	}
-	if _, err := f.service.Check(ctx, writer, obj); fault.Of(err) != fault.Unavailable {
+	if _, err := f.service.Check(ctx, writerKey, obj); fault.Of(err) != fault.Unavailable {
 		t.Errorf("checked: %v", err)
 	}
 	// A pod whose checks the cluster allows does not wait for tenants, and they do not wait for
@@ -217,11 +217,11 @@ func TestWorkOnValuesIsBounded(t *testing.T) {
 	if _, err := f.service.Check(ended, pod, obj); fault.Of(err) != fault.Unavailable {
 		t.Errorf("a pod's check whose turn does not come: %v", err)
 	}
-	if _, err := f.service.Check(patient, writer, obj); err != nil {
+	if _, err := f.service.Check(patient, writerKey, obj); err != nil {
 		t.Errorf("a check behind pods: %v", err)
 	}
 	f.service.reviews.Release(all)
-	_, err := f.service.Reseal(t.Context(), writer, obj)
+	_, err := f.service.Reseal(t.Context(), writerKey, obj)
 	must(t, err)
 	if !f.service.values.TryAcquire(all) || !f.service.reviews.TryAcquire(all) {
 		t.Error("a place is not given back")
@@ -260,7 +260,7 @@ func TestTheChecksOfAPodAreRecordedOnceAMinute(t *testing.T) {
 	recorded(1)
 	check(pod, good, Accepted)
 	recorded(0)
-	check(writer, good, Accepted) // not a pod
+	check(writerKey, good, Accepted) // not a pod
 	recorded(3)
 	f.advance(time.Minute)
 	check(pod, good, Accepted)

@@ -33,6 +33,8 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -74,8 +76,8 @@ type Options struct {
 // Service is safe for concurrent use.
 type Service struct {
 	store   store.Store
-	guard   *audit.Guard
-	reader  *audit.Reader
+	guard   *guard.Guard
+	reader  *reader.Reader
 	keys    *keyring.Ring
 	options Options
 	values  *semaphore.Weighted // bounds concurrent work on values
@@ -83,7 +85,7 @@ type Service struct {
 }
 
 // New returns a Service for the sealing keys in s.
-func New(s store.Store, guard *audit.Guard, reader *audit.Reader, keys *keyring.Ring, o Options) *Service {
+func New(s store.Store, guard *guard.Guard, reader *reader.Reader, keys *keyring.Ring, o Options) *Service {
 	// Opening up to 64 values keeps a core busy for long, so only a few callers do it at the same
 	// time. A webhook that waits too long lets everything pass, so pods have their own semaphore
 	// and do not queue behind tenants.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -116,7 +118,7 @@ func TestWhoMayNotLearnsNothingAndIsRecorded(t *testing.T) {
 		audit.ManifestChecked: func(p authz.Principal) error { _, err := f.service.Check(t.Context(), p, f.manifest()); return err },
 	} {
 		f.leaves(what, audit.Denied, "", "missing_scope", func() {
-			if err := call(reader); fault.Of(err) != fault.Forbidden || fault.Message(err) != "access denied" {
+			if err := call(readerKey); fault.Of(err) != fault.Forbidden || fault.Message(err) != "access denied" {
 				t.Errorf("%s: %v", what, err)
 			}
 		})
@@ -341,7 +343,7 @@ func TestReplicasRotateADueKeyOnce(t *testing.T) {
 	var made atomic.Int64
 	var wg sync.WaitGroup
 	for range 4 {
-		replica := New(f.store, audit.NewGuard(f.log), audit.NewReader(f.log, audit.NewGuard(f.log)), f.keys, Options{InUse: f.inUse, Now: f.now})
+		replica := New(f.store, guard.New(f.log), reader.New(f.log, guard.New(f.log)), f.keys, Options{InUse: f.inUse, Now: f.now})
 		wg.Go(func() {
 			rotated, err := replica.RotateDue(t.Context(), 30*24*time.Hour)
 			must(t, err)

@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -138,14 +141,14 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
 	f.kms = &switchedKMS{Key: local}
-	log := audit.New(f.now)
+	log := writer.New(f.now)
 	s, err := bolt.Open(filepath.Join(f.dir, "t.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	f.db = &switchedStore{Rehearsed: storetest.Rehearsing(s)}
-	_, keys, err := identity.Open(t.Context(), f.db, log, audit.NewGuard(log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
+	_, keys, err := identity.Open(t.Context(), f.db, log, guard.New(log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
-	f.Transit = New(f.db, audit.NewGuard(log), keys, f.now)
+	f.Transit = New(f.db, guard.New(log), keys, f.now)
 	f.a, f.b = f.tenant(), f.tenant()
 	return f
 }
@@ -226,7 +229,7 @@ func (f *fixture) leaves(p authz.Principal, do func()) []audit.Entry {
 
 func (f *fixture) verify() {
 	f.t.Helper()
-	_, err := audit.VerifyStore(f.t.Context(), f.db, audit.Options{})
+	_, err := verify.Store(f.t.Context(), f.db, verify.Options{})
 	must(f.t, err)
 }
 

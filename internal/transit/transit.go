@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -59,14 +60,14 @@ const (
 // Transit is safe for concurrent use.
 type Transit struct {
 	store store.Store
-	guard *audit.Guard
+	guard *guard.Guard
 	keys  *keyring.Ring
 	now   func() time.Time
 	decoy decoy
 }
 
 // New returns a Transit that keeps its keys in s.
-func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Transit {
+func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Transit {
 	return &Transit{store: s, guard: guard, keys: keys, now: now, decoy: newDecoy()}
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -301,7 +302,7 @@ func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string
 			return nil
 		}
 		o = row.owned(credentialOf(r, now, true))
-		if o.Audit, err = audit.Current(rd, tenant, row.Credential); err != nil {
+		if o.Audit, err = chain.Current(rd, tenant, row.Credential); err != nil {
 			return err
 		}
 		o.Previous, err = readablePrevious(rd, tenant, row, now)

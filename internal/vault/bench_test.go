@@ -10,7 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -65,7 +66,7 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 	}
 	for name, open := range stores {
 		b.Run(name, func(b *testing.B) {
-			log := audit.New(time.Now)
+			log := writer.New(time.Now)
 			s, err := open(b, log.Commit)
 			must(b, err)
 			b.Cleanup(func() { _ = s.Close() })
@@ -73,14 +74,14 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 			must(b, kms.CreateLocal(key))
 			local, err := kms.OpenLocal(key)
 			must(b, err)
-			_, keys, err := identity.Open(b.Context(), s, log, audit.NewGuard(log), local, keyring.Config{CacheTTL: time.Hour})
+			_, keys, err := identity.Open(b.Context(), s, log, guard.New(log), local, keyring.Config{CacheTTL: time.Hour})
 			must(b, err)
 			p := authz.Principal{Tenant: authz.TenantID(authz.NewID("ten")), Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
 			set, err := keys.NewSet(b.Context(), p.Tenant, 1)
 			must(b, err)
 			must(b, s.Update(b.Context(), set.Put))
 			fill(b, s, p.Tenant, time.Now(), 10_000)
-			v := New(s, audit.NewGuard(log), keys, time.Now)
+			v := New(s, guard.New(log), keys, time.Now)
 			list := func(q ListQuery) func() error {
 				return func() error { _, _, err := v.List(b.Context(), p, q); return err }
 			}

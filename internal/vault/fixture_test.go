@@ -11,6 +11,10 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -29,7 +33,7 @@ type fixture struct {
 	t     testing.TB
 	dir   string
 	store *watchedStore
-	log   *audit.Log
+	log   *writer.Log
 	keys  *keyring.Ring
 	kms   *switchedKMS
 	vault *Vault
@@ -157,15 +161,15 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 func (f *fixture) open(cacheTTL time.Duration) {
 	t := f.t
 	t.Helper()
-	f.log = audit.New(f.now)
+	f.log = writer.New(f.now)
 	s, err := bolt.Open(filepath.Join(f.dir, "vault.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	_, benchmark := t.(*testing.B)
 	f.store = &watchedStore{Store: s, twice: !benchmark}
-	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, audit.NewGuard(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
+	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, guard.New(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
-	f.vault = New(f.store, audit.NewGuard(f.log), f.keys, f.now)
+	f.vault = New(f.store, guard.New(f.log), f.keys, f.now)
 	f.vault.opener = func(r *record.Record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error) {
 		f.opens.Add(1)
 		return r.Open(wrapping, signing)
@@ -193,9 +197,9 @@ func (f *fixture) sealNamed(p authz.Principal, name string, values map[string]st
 	return c
 }
 
-func (f *fixture) verify() audit.Report {
+func (f *fixture) verify() verify.Report {
 	f.t.Helper()
-	report, err := VerifyStore(f.t.Context(), f.store, audit.Options{})
+	report, err := VerifyStore(f.t.Context(), f.store, verify.Options{})
 	must(f.t, err)
 	return report
 }
@@ -203,7 +207,7 @@ func (f *fixture) verify() audit.Report {
 // last returns the newest entry of p's tenant, read from the store itself.
 func (f *fixture) last(p authz.Principal) audit.Entry {
 	f.t.Helper()
-	entries, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(f.t.Context(), p, audit.Query{Limit: 1})
+	entries, _, err := reader.New(f.log, guard.New(f.log)).Query(f.t.Context(), p, reader.Query{Limit: 1})
 	must(f.t, err)
 	return entries[0]
 }

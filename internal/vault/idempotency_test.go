@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -193,7 +194,7 @@ func TestSweepForgetsRequestsWhoseKeyIsDamagedOrLost(t *testing.T) {
 			return errors.Join(tx.Put(key, []byte("junk")), tx.Put(request, []byte("junk")))
 		},
 		"swept by the release before": func(f *fixture, tx store.Tx, key, _, due []byte) error {
-			f.vault = New(f.store, audit.NewGuard(f.log), f.keys, f.now)
+			f.vault = New(f.store, guard.New(f.log), f.keys, f.now)
 			return errors.Join(tx.Delete(key), tx.Delete(due))
 		},
 	} {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -105,7 +106,7 @@ func deletePrevious(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRo
 // previousVersions ends the previous versions whose time is over.
 type previousVersions struct {
 	store  store.Store
-	guard  *audit.Guard
+	guard  *guard.Guard
 	owners ownerRows
 	now    func() time.Time
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -144,7 +145,7 @@ func (s recordStore) disown(tx store.Tx, tenant authz.TenantID, id string, curre
 	if err != nil || current == nil {
 		return err
 	}
-	change, bad := audit.LastChange(tx, tenant, id)
+	change, bad := chain.LastChange(tx, tenant, id)
 	if bad != nil { // audit verify reports this damage
 		if change = audit.CredentialSealed; current.Version > 1 {
 			change = audit.CredentialRotated

@@ -10,6 +10,7 @@ import (
 	"errors"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -116,8 +117,8 @@ func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, re
 	}
 }
 
-// appendEvent is [audit.Guard.Append] for callers that do not need the receipt.
-func appendEvent(guard *audit.Guard, tx store.Tx, e audit.Event) error {
+// appendEvent is [guard.Guard.Append] for callers that do not need the receipt.
+func appendEvent(guard *guard.Guard, tx store.Tx, e audit.Event) error {
 	_, err := guard.Append(tx, e)
 	return err
 }

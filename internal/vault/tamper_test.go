@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -86,7 +87,7 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 				}
 				return c.change(tx, key, ids, r)
 			})
-			_, err = VerifyStore(t.Context(), f.store, audit.Options{})
+			_, err = VerifyStore(t.Context(), f.store, verify.Options{})
 			broken, ok := audit.IsBroken(err)
 			if !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
 				t.Errorf("reported as %v, want %q", err, c.says)
@@ -115,7 +116,7 @@ func TestADeletedCredentialThatIsBackIsReported(t *testing.T) {
 	keys, values := f.rows("credential/")
 	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
 	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], values[0]) })
-	_, err := VerifyStore(t.Context(), f.store, audit.Options{})
+	_, err := VerifyStore(t.Context(), f.store, verify.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "recorded its deletion") {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
 	must(t, err)
 	r.ID = authz.NewID("cred")
 	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()) })
-	_, err = VerifyStore(t.Context(), f.store, audit.Options{})
+	_, err = VerifyStore(t.Context(), f.store, verify.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "never recorded") {
 		t.Fatal(err)
 	}

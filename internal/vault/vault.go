@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -41,7 +42,7 @@ import (
 // Vault is safe for concurrent use.
 type Vault struct {
 	store  store.Store
-	guard  *audit.Guard
+	guard  *guard.Guard
 	keys   *keyring.Ring
 	now    func() time.Time
 	decoys sync.Map // tenant → *record
@@ -55,7 +56,7 @@ type Vault struct {
 }
 
 // New returns a vault that keeps its rows in s.
-func New(s store.Store, guard *audit.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
+func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
 	rows := macRows{keys}
 	owners := ownerRows{rows}
 	return &Vault{

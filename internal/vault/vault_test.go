@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -152,7 +154,7 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	readOnly := &lateStore{watchedStore: f.store}
-	v := New(readOnly, audit.NewGuard(f.log), f.keys, f.now)
+	v := New(readOnly, guard.New(f.log), f.keys, f.now)
 	must(t, f.log.Use(t.Context(), readOnly, f.keys.Audit(), f.keys.ChainID()))
 	if got, err := v.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 		t.Fatal(got.Values, err)
@@ -445,13 +447,13 @@ func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	hanging := &hangingStore{watchedStore: f.store}
-	v := New(hanging, audit.NewGuard(f.log), f.keys, f.now)
+	v := New(hanging, guard.New(f.log), f.keys, f.now)
 	must(t, f.log.Use(t.Context(), hanging, f.keys.Audit(), f.keys.ChainID()))
 	for what, read := range map[string]func() error{
 		"unseal": func() error { _, err := v.Unseal(context.Background(), f.a, c.ID); return err },
 		"list":   func() error { _, _, err := v.List(context.Background(), f.a, ListQuery{}); return err },
 		"audit": func() error {
-			_, _, err := audit.NewReader(f.log, audit.NewGuard(f.log)).Query(context.Background(), f.a, audit.Query{Limit: 1})
+			_, _, err := reader.New(f.log, guard.New(f.log)).Query(context.Background(), f.a, reader.Query{Limit: 1})
 			return err
 		},
 	} {

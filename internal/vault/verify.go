@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -28,10 +29,10 @@ func parseCredentialKey(key []byte) (id audit.CredentialKey) {
 // that has not ended; it may also be missing. VerifyStore needs no secret key. With a range of the
 // log it verifies only the entries of the range. Nothing may write to the store meanwhile. An
 // [audit.Broken] error names the first bad sequence number.
-func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Report, error) {
-	report, err := audit.VerifyStore(ctx, s, o)
+func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
+	report, err := verify.Store(ctx, s, o)
 	if err != nil {
-		return audit.Report{}, err
+		return verify.Report{}, err
 	}
 	if report.Credentials == nil {
 		return report, nil // a range does not say which credentials must exist
@@ -68,7 +69,7 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 		return nil
 	})
 	if err != nil {
-		return audit.Report{}, fmt.Errorf("reading credentials: %w", err)
+		return verify.Report{}, fmt.Errorf("reading credentials: %w", err)
 	}
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("former/")), func(key, value []byte) error {
 		id := parseCredentialKey(key)
@@ -81,7 +82,7 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 		return nil
 	})
 	if err != nil {
-		return audit.Report{}, fmt.Errorf("reading previous versions: %w", err)
+		return verify.Report{}, fmt.Errorf("reading previous versions: %w", err)
 	}
 	for id, state := range report.Credentials {
 		if !state.Deleted && !seen[id] {
@@ -89,7 +90,7 @@ func VerifyStore(ctx context.Context, s store.Store, o audit.Options) (audit.Rep
 		}
 	}
 	if first != nil {
-		return audit.Report{}, first
+		return verify.Report{}, first
 	}
 	return report, nil
 }

@@ -30,6 +30,9 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -549,7 +552,7 @@ func TestWhatCannotBeSealedIsNamed(t *testing.T) {
 // history is a real log on disk, which is asked as the interface asks it.
 type history struct {
 	t      testing.TB
-	log    *audit.Log
+	log    *writer.Log
 	store  store.Database
 	signer *dualsig.PrivateKey
 }
@@ -564,7 +567,7 @@ func newHistory(t testing.TB) *history {
 	t.Helper()
 	clock := madeAt
 	var mu sync.Mutex
-	h := &history{t: t, signer: newIdentity(t), log: audit.New(func() time.Time {
+	h := &history{t: t, signer: newIdentity(t), log: writer.New(func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
 		clock = clock.Add(1234567 * time.Microsecond)
@@ -599,8 +602,8 @@ func (h *history) record(tenant authz.TenantID, what audit.EventType, attributes
 // group writes n entries in one commit, which share a signature.
 func (h *history) group(n int) {
 	h.t.Helper()
-	h.log.SetSigning(audit.SignBatches)
-	defer h.log.SetSigning(audit.SignEntries)
+	h.log.SetSigning(writer.SignBatches)
+	defer h.log.SetSigning(writer.SignEntries)
 	err := h.store.Update(context.Background(), func(tx store.Tx) error {
 		for i := range n {
 			tenant := ownTenant
@@ -624,7 +627,7 @@ func (h *history) entries(tenant authz.TenantID) []audit.Entry {
 	h.t.Helper()
 	var all []audit.Entry
 	for cursor := ""; ; {
-		page, next, err := audit.NewReader(h.log, audit.NewGuard(h.log)).Query(context.Background(), principal(tenant), audit.Query{Limit: 1000, Cursor: cursor})
+		page, next, err := reader.New(h.log, guard.New(h.log)).Query(context.Background(), principal(tenant), reader.Query{Limit: 1000, Cursor: cursor})
 		if err != nil {
 			h.t.Fatal(err)
 		}
@@ -654,10 +657,10 @@ func checkpointAnswer(signed []byte, c audit.Checkpoint) v2.CheckpointAnswer {
 
 func (h *history) checkpoint() v2.CheckpointAnswer {
 	h.t.Helper()
-	if _, err := audit.NewFollower(h.log).Follow(context.Background()); err != nil {
+	if _, err := writer.NewFollower(h.log).Follow(context.Background()); err != nil {
 		h.t.Fatal(err)
 	}
-	signed, c, err := audit.NewReader(h.log, audit.NewGuard(h.log)).ReadCheckpoint(context.Background(), principal(ownTenant))
+	signed, c, err := reader.New(h.log, guard.New(h.log)).ReadCheckpoint(context.Background(), principal(ownTenant))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -674,7 +677,7 @@ func hashPath[P tlog.RecordProof | tlog.TreeProof](hashes P) []string {
 
 func (h *history) inclusion(sequence uint64, size int64) v2.InclusionProof {
 	h.t.Helper()
-	p, err := audit.NewReader(h.log, audit.NewGuard(h.log)).ProveInclusion(context.Background(), principal(ownTenant), sequence, size)
+	p, err := reader.New(h.log, guard.New(h.log)).ProveInclusion(context.Background(), principal(ownTenant), sequence, size)
 	if err != nil {
 		h.t.Fatalf("entry %d: %v", sequence, err)
 	}
@@ -683,7 +686,7 @@ func (h *history) inclusion(sequence uint64, size int64) v2.InclusionProof {
 
 func (h *history) consistency(from, to int64) v2.ConsistencyProof {
 	h.t.Helper()
-	from, to, p, err := audit.NewReader(h.log, audit.NewGuard(h.log)).ProveConsistency(context.Background(), principal(ownTenant), from, to)
+	from, to, p, err := reader.New(h.log, guard.New(h.log)).ProveConsistency(context.Background(), principal(ownTenant), from, to)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -771,7 +774,7 @@ func TestTheBrowserVerifiesEntriesAndTheirLinks(t *testing.T) {
 	}
 	// Links of the whole log, in which tenants alternate, from the export.
 	var export bytes.Buffer
-	if err := audit.NewReader(h.log, audit.NewGuard(h.log)).Export(context.Background(), &export, 0); err != nil {
+	if err := reader.New(h.log, guard.New(h.log)).Export(context.Background(), &export, 0); err != nil {
 		t.Fatal(err)
 	}
 	links = nil
@@ -1285,7 +1288,7 @@ func TestTheBrowserFollowsALogThroughARollback(t *testing.T) {
 	h := filled(t)
 	older := h.checkpoint()
 	h.log.Halt(&audit.RollbackError{LostFrom: uint64(older.Sequence) + 1, LostTo: uint64(older.Sequence) + 40, Epoch: 1, Place: "a test"})
-	if _, err := audit.NewGuard(h.log).AcceptRollback(context.Background(), principal(ownTenant), "a test"); err != nil {
+	if _, err := guard.New(h.log).AcceptRollback(context.Background(), principal(ownTenant), "a test"); err != nil {
 		t.Skipf("a rollback cannot be accepted here: %v", err)
 	}
 	h.record(ownTenant, audit.CredentialSealed, nil)

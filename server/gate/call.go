@@ -9,7 +9,7 @@ import (
 	"github.com/gin-gonic/gin"
 	"golang.org/x/sync/semaphore"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -129,7 +129,7 @@ type operation struct {
 // Config configures a [Gate]. Identity, Guard and Now are required.
 type Config struct {
 	Identity *identity.Service
-	Guard    *audit.Guard
+	Guard    *guard.Guard
 	Now      func() time.Time
 	Limits   Limits
 	Origin   string // scheme and host of the public URL, whose pages may send cookies; optional

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
@@ -36,7 +37,7 @@ func TestACallerOverItsRateFillsNoLog(t *testing.T) {
 	s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/system/tenants/" + string(s.Tenant) + "/limits", Key: s.SystemKey(), Body: `{"v2":2}`}).Want(t, http.StatusOK)
 	entries := func() uint64 {
 		t.Helper()
-		report, err := audit.VerifyStore(t.Context(), s.Store, audit.Options{})
+		report, err := verify.Store(t.Context(), s.Store, verify.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

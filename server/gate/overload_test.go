@@ -19,7 +19,8 @@ import (
 
 	"github.com/gin-gonic/gin"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -162,7 +163,7 @@ paths:
 // A service of one operation, of which few are carried out at a time, and each as long as release says.
 func newHolder(t *testing.T) (url string, g *Gate, release chan struct{}) {
 	t.Helper()
-	g, err := New(Config{Now: time.Now, Guard: audit.NewGuard(audit.New(time.Now)), InFlight: 1})
+	g, err := New(Config{Now: time.Now, Guard: guard.New(writer.New(time.Now)), InFlight: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	api "github.com/latticekeep/latticekeep/api/openapi/v1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/transit"
@@ -24,7 +25,7 @@ import (
 // API implements the endpoints of version 1. All fields are required.
 type API struct {
 	Transit *transit.Transit
-	Reader  *audit.Reader
+	Reader  *reader.Reader
 }
 
 var _ ServerInterface = (*API)(nil)
@@ -228,7 +229,7 @@ type auditLogs struct {
 // QueryAuditLogs returns entries of the caller's tenant, newest first.
 func (a *API) QueryAuditLogs(c *gin.Context, params api.QueryAuditLogsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		q := audit.Query{Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor)}
+		q := reader.Query{Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor)}
 		if params.StartDate != nil {
 			q.From = params.StartDate.Time
 		}

@@ -10,14 +10,17 @@ import (
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
 // auditAPI implements the endpoints of the audit log.
 type auditAPI struct {
-	audit     *audit.Log
-	reader    *audit.Reader
-	guard     *audit.Guard
+	audit     *writer.Log
+	reader    *reader.Reader
+	guard     *guard.Guard
 	now       func() time.Time
 	exporting sync.Mutex // held while an export is written
 	tails     tails      // open tails
@@ -34,7 +37,7 @@ type auditEntries struct {
 // QueryAuditLog returns entries of the caller's tenant, newest first.
 func (a *auditAPI) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		q := audit.Query{
+		q := reader.Query{
 			EventType: string(gate.Value(params.EventType)), UserID: gate.Value(params.UserId),
 			ResourceID: gate.Value(params.ResourceId), Outcome: audit.Outcome(gate.Value(params.Outcome)),
 			From: gate.Value(params.From), To: gate.Value(params.To),

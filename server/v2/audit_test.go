@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/test/servertest"
@@ -143,7 +143,7 @@ func TestWrongQueriesAreRefused(t *testing.T) {
 
 func TestARefusedStrangerIsRecordedOnceAMinute(t *testing.T) {
 	s := newService(t)
-	before, err := audit.VerifyStore(t.Context(), s.Store, audit.Options{})
+	before, err := verify.Store(t.Context(), s.Store, verify.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestARefusedStrangerIsRecordedOnceAMinute(t *testing.T) {
 			t.Fatal(got.Status)
 		}
 	}
-	after, err := audit.VerifyStore(t.Context(), s.Store, audit.Options{})
+	after, err := verify.Store(t.Context(), s.Store, verify.Options{})
 	if err != nil || after.Entries != before.Entries+1 {
 		t.Fatalf("%d entries for 20 requests of one source, %v", after.Entries-before.Entries, err)
 	}

@@ -13,6 +13,8 @@ import (
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -32,8 +34,8 @@ type Backups struct {
 // backupAPI implements the endpoint that takes a backup.
 type backupAPI struct {
 	Backups
-	audit     *audit.Log
-	guard     *audit.Guard
+	audit     *writer.Log
+	guard     *guard.Guard
 	keys      *keyring.Ring
 	program   string // program version, which the backup states
 	now       func() time.Time

@@ -14,6 +14,7 @@ import (
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -22,7 +23,7 @@ import (
 // clusterAPI implements the endpoint of the objects of a cluster.
 type clusterAPI struct {
 	cluster Cluster // nil without an operator
-	guard   *audit.Guard
+	guard   *guard.Guard
 	keys    *keyring.Ring
 }
 

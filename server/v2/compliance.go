@@ -14,6 +14,7 @@ import (
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
@@ -26,7 +27,7 @@ import (
 type complianceAPI struct {
 	compliance *assessor.Service
 	reports    Reports // nil if the storage serves the reports itself
-	guard      *audit.Guard
+	guard      *guard.Guard
 	computing  *fair.Semaphore[authz.TenantID] // one score or report at a time for each tenant
 }
 

@@ -17,6 +17,7 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/test/servertest"
@@ -229,7 +230,7 @@ func TestTheExportOfTheLogVerifies(t *testing.T) {
 	if r.Status != http.StatusOK || r.Header.Get("Content-Type") != "application/jsonl" {
 		t.Fatalf("%d %v %.200s", r.Status, r.Header, r.Body)
 	}
-	report, err := audit.VerifyExport(bytes.NewReader(r.Body), audit.Options{Fingerprint: s.Audit.Fingerprint()})
+	report, err := verify.Export(bytes.NewReader(r.Body), verify.Options{Fingerprint: s.Audit.Fingerprint()})
 	if err != nil || report.Entries < at {
 		t.Errorf("%+v, %v", report, err)
 	}

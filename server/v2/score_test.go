@@ -17,6 +17,7 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -348,7 +349,7 @@ func TestReportsLieInABucket(t *testing.T) {
 	t.Cleanup(func() { _ = bucket.Close() })
 	s := newService(t, func(c *server.Config) {
 		c.Reports = nil
-		c.Compliance = servertest.NewCompliance(t, c, audit.NewLiveVerifier(c.Audit), servertest.HealthyState(), bucket)
+		c.Compliance = servertest.NewCompliance(t, c, verify.NewLiveVerifier(c.Audit), servertest.HealthyState(), bucket)
 	})
 	s.Seal("v")
 	s.VerifyLog()

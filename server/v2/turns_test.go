@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
@@ -35,7 +35,7 @@ func TestOneTenantsReportKeepsNoOtherWaiting(t *testing.T) {
 	slow := &slowReports{entered: make(chan struct{}), opened: make(chan struct{})}
 	s := newService(t, func(c *server.Config) {
 		slow.Reports = c.Reports.(compliance.Reports)
-		c.Compliance = servertest.NewCompliance(t, c, audit.NewLiveVerifier(c.Audit), servertest.HealthyState(), slow)
+		c.Compliance = servertest.NewCompliance(t, c, verify.NewLiveVerifier(c.Audit), servertest.HealthyState(), slow)
 	})
 	slow.tenant = string(s.Tenant)
 	other := s.GrantKeyIn(s.Stranger().Tenant, "compliance:read")

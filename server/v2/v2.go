@@ -10,7 +10,9 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/api/openapi"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/custody"
@@ -28,9 +30,9 @@ type Services struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
 	Identity   *identity.Service
-	Audit      *audit.Log
-	Reader     *audit.Reader
-	Guard      *audit.Guard
+	Audit      *writer.Log
+	Reader     *reader.Reader
+	Guard      *guard.Guard
 	Compliance *assessor.Service
 	Reports    Reports // nil if the storage serves the reports itself
 	Keys       *keyring.Ring

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -26,7 +26,7 @@ func TestClocksMayBeMinutesApart(t *testing.T) {
 		vaults = append(vaults, v)
 	}
 	t.Log(run(s.principal, vaults...).check(t))
-	report, err := audit.VerifyStore(t.Context(), db, audit.Options{})
+	report, err := verify.Store(t.Context(), db, verify.Options{})
 	must(t, err)
 	t.Logf("%d entries hold", report.Entries)
 }

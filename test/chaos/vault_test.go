@@ -9,7 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -58,11 +59,11 @@ func embedded(t *testing.T) *site {
 func (s *site) vault(now func() time.Time, change func(store.Database) store.Store) (*vault.Vault, store.Database) {
 	t := s.t
 	t.Helper()
-	log := audit.New(now)
+	log := writer.New(now)
 	db, err := s.open(log.Commit, now)
 	must(t, err)
 	t.Cleanup(func() { must(t, db.Close()) })
-	_, keys, err := identity.Open(t.Context(), db, log, audit.NewGuard(log), s.local, keyring.Config{CacheTTL: time.Hour, Now: now})
+	_, keys, err := identity.Open(t.Context(), db, log, guard.New(log), s.local, keyring.Config{CacheTTL: time.Hour, Now: now})
 	must(t, err)
 	if s.principal.Tenant == "" {
 		tenant := authz.TenantID(authz.NewID("ten"))
@@ -71,7 +72,7 @@ func (s *site) vault(now func() time.Time, change func(store.Database) store.Sto
 		must(t, db.Update(t.Context(), set.Put))
 		s.principal = authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
 	}
-	return vault.New(change(db), audit.NewGuard(log), keys, now), db
+	return vault.New(change(db), guard.New(log), keys, now), db
 }
 
 // asker returns a function that sends calls to a vault of this process.

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/offline"
@@ -22,7 +25,7 @@ import (
 // Log is an audit log on a real store, without a server.
 type Log struct {
 	T     *testing.T
-	Audit *audit.Log
+	Audit *writer.Log
 	Store *bolt.Store
 	Key   *dualsig.PrivateKey
 	Dir   string
@@ -32,7 +35,7 @@ type Log struct {
 const ChainID = "chain_built"
 
 // New creates a log in a data directory. It begins like the log of a deployment.
-func New(t *testing.T, signing audit.Signing) *Log {
+func New(t *testing.T, signing writer.Signing) *Log {
 	t.Helper()
 	seed := make([]byte, dualsig.SeedSize)
 	_, _ = rand.Read(seed)
@@ -44,10 +47,10 @@ func New(t *testing.T, signing audit.Signing) *Log {
 }
 
 // NewWithKey is New with a signing key that another log may share.
-func NewWithKey(t *testing.T, signing audit.Signing, key *dualsig.PrivateKey) *Log {
+func NewWithKey(t *testing.T, signing writer.Signing, key *dualsig.PrivateKey) *Log {
 	t.Helper()
 	b := &Log{T: t, Key: key, Dir: t.TempDir(), Now: time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)}
-	b.Audit = audit.New(func() time.Time { return b.Now })
+	b.Audit = writer.New(func() time.Time { return b.Now })
 	var err error
 	if b.Store, err = bolt.Open(filepath.Join(b.Dir, offline.DatabaseFile), bolt.Options{Hook: b.Audit.Commit}); err != nil {
 		t.Fatal(err)
@@ -117,7 +120,7 @@ func (b *Log) Fill() {
 func (b *Log) LoseTo(sequence uint64) {
 	b.T.Helper()
 	b.Audit.Halt(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Place: "test"})
-	if _, err := audit.NewGuard(b.Audit).AcceptRollback(b.T.Context(), b.event(authz.SystemTenant, "", nil).Principal, "the disk failed"); err != nil {
+	if _, err := guard.New(b.Audit).AcceptRollback(b.T.Context(), b.event(authz.SystemTenant, "", nil).Principal, "the disk failed"); err != nil {
 		b.T.Fatal(err)
 	}
 }
@@ -126,7 +129,7 @@ func (b *Log) LoseTo(sequence uint64) {
 func (b *Log) Export(from uint64) []string {
 	b.T.Helper()
 	var out bytes.Buffer
-	if err := audit.NewReader(b.Audit, audit.NewGuard(b.Audit)).Export(b.T.Context(), &out, from); err != nil {
+	if err := reader.New(b.Audit, guard.New(b.Audit)).Export(b.T.Context(), &out, from); err != nil {
 		b.T.Fatal(err)
 	}
 	return strings.SplitAfter(strings.TrimSuffix(out.String(), "\n"), "\n")

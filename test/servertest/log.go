@@ -14,6 +14,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -120,7 +121,7 @@ func LeafHash(t testing.TB, hash string) tlog.Hash {
 // FollowLog extends the tree and the newest checkpoint to the head of the log.
 func (s *Service) FollowLog() audit.Checkpoint {
 	s.T.Helper()
-	c, err := audit.NewFollower(s.Audit).Follow(context.Background())
+	c, err := writer.NewFollower(s.Audit).Follow(context.Background())
 	if err != nil {
 		s.T.Fatal(err)
 	}

@@ -16,7 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
@@ -41,7 +44,7 @@ import (
 type Service struct {
 	server.Config  // configuration of the server, with all services
 	Server         *server.Server
-	Verifier       *audit.LiveVerifier
+	Verifier       *verify.LiveVerifier
 	T              testing.TB
 	Clock          *Clock
 	Logged         *Buffer
@@ -106,9 +109,9 @@ func (s *Service) openStore() {
 		}
 	}
 	dir := s.T.TempDir()
-	s.Audit = audit.New(s.Clock.Now)
-	s.Guard = audit.NewGuard(s.Audit)
-	s.Reader, s.Verifier = audit.NewReader(s.Audit, s.Guard), audit.NewLiveVerifier(s.Audit)
+	s.Audit = writer.New(s.Clock.Now)
+	s.Guard = guard.New(s.Audit)
+	s.Reader, s.Verifier = reader.New(s.Audit, s.Guard), verify.NewLiveVerifier(s.Audit)
 	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: s.Audit.Commit})
 	check(err)
 	db := storetest.Rehearsing(embedded)
@@ -150,14 +153,14 @@ func (s *Service) openReports() {
 func HealthyState() *atomic.Pointer[compliance.State] {
 	state := new(atomic.Pointer[compliance.State])
 	state.Store(&compliance.State{
-		Custody: compliance.CustodyLocal, RetentionDays: 400, Archive: compliance.ArchiveReadable, Transport: compliance.TransportTLS13Quantum, Signing: string(audit.SignEntries), VerifyEvery: 24 * time.Hour,
+		Custody: compliance.CustodyLocal, RetentionDays: 400, Archive: compliance.ArchiveReadable, Transport: compliance.TransportTLS13Quantum, Signing: string(writer.SignEntries), VerifyEvery: 24 * time.Hour,
 		Anchored: true, SealingKeyLifetime: 30 * 24 * time.Hour, ClockSynchronised: true, Suites: []string{"ML-DSA-65", "ML-KEM-768"},
 	})
 	return state
 }
 
 // NewCompliance returns the compliance service on top of a server's parts.
-func NewCompliance(t testing.TB, c *server.Config, verifier *audit.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *assessor.Service {
+func NewCompliance(t testing.TB, c *server.Config, verifier *verify.LiveVerifier, state *atomic.Pointer[compliance.State], reports compliance.Reports) *assessor.Service {
 	t.Helper()
 	made, err := assessor.New(c.Store, c.Guard, assessor.Config{
 		Reader: c.Reader, Verifier: verifier, Reports: reports, Seal: c.Keys.SealRow, Open: c.Keys.OpenRow, Sign: c.Keys.SignReport, Verify: c.Keys.VerifyReport, Program: "latticekeep test", Now: c.Now, Logger: c.Logger,

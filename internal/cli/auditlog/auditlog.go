@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/export"
 	"github.com/latticekeep/latticekeep/internal/offline"
@@ -94,7 +95,7 @@ log says nothing about who wrote it.`,
 }
 
 func fingerprintOfDir(ctx context.Context, dir string) (string, error) {
-	report, err := offline.VerifyDataDir(ctx, dir, audit.Options{To: 1})
+	report, err := offline.VerifyDataDir(ctx, dir, verify.Options{To: 1})
 	return report.Fingerprint, err
 }
 

@@ -11,7 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/export"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -90,7 +92,7 @@ func exportStopped(ctx context.Context, o *exportOptions, p *progress.Progress, 
 			if err := writePublicKey(o.publicKey, keys.Audit().Public().MarshalPEM()); err != nil {
 				return err
 			}
-			log := audit.New(time.Now)
+			log := writer.New(time.Now)
 			if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
 				return err
 			}
@@ -101,7 +103,7 @@ func exportStopped(ctx context.Context, o *exportOptions, p *progress.Progress, 
 				if x.Last != nil {
 					p.Skip(x.Last.Sequence)
 				}
-				return export.Stream(x, func(w io.Writer) error { return audit.NewReader(log, audit.NewGuard(log)).Export(ctx, w, 0) })
+				return export.Stream(x, func(w io.Writer) error { return reader.New(log, guard.New(log)).Export(ctx, w, 0) })
 			})
 		})
 	})

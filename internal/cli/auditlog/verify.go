@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/api/client"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/export"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -85,7 +85,7 @@ as in audit.retention.archive.`,
 			}
 			// A verification makes much garbage and keeps little, so it trades memory for time.
 			defer debug.SetGCPercent(debug.SetGCPercent(400))
-			var report audit.Report
+			var report verify.Report
 			var proven []string
 			switch {
 			case o.Named():
@@ -131,7 +131,7 @@ as in audit.retention.archive.`,
 	return cmd
 }
 
-func printReport(w io.Writer, r audit.Report, proven ...string) error {
+func printReport(w io.Writer, r verify.Report, proven ...string) error {
 	live := 0
 	for _, state := range r.Credentials {
 		if !state.Deleted {
@@ -180,11 +180,11 @@ func printReport(w io.Writer, r audit.Report, proven ...string) error {
 }
 
 // verifyDir verifies the store of a stopped server, and its archive if one is named.
-func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.Report, error) {
+func (o *verifyOptions) verifyDir(ctx context.Context, a verify.Options) (verify.Report, error) {
 	if a.From > 1 && a.PublicKey == nil { // take the key from the store
-		first, err := o.Verify(ctx, audit.Options{To: 1, Fingerprint: a.Fingerprint})
+		first, err := o.Verify(ctx, verify.Options{To: 1, Fingerprint: a.Fingerprint})
 		if err != nil {
-			return audit.Report{}, err
+			return verify.Report{}, err
 		}
 		a.PublicKey, a.Fingerprint = first.PublicKey, ""
 	}
@@ -194,12 +194,12 @@ func (o *verifyOptions) verifyDir(ctx context.Context, a audit.Options) (audit.R
 	}
 	bucket, err := objects.OpenExisting(ctx, o.archive)
 	if err != nil {
-		return audit.Report{}, fmt.Errorf("--archive: %w", err)
+		return verify.Report{}, fmt.Errorf("--archive: %w", err)
 	}
 	defer bucket.Close()
-	var whole audit.Report
+	var whole verify.Report
 	err = o.WithStore(ctx, func(s store.Database) (err error) {
-		whole, err = audit.VerifyWithArchive(ctx, s, bucket, a)
+		whole, err = verify.StoreWithArchive(ctx, s, bucket, a)
 		return err
 	})
 	return whole, err

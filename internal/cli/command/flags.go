@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/offline"
 )
@@ -20,7 +20,7 @@ func (p *Pin) Register(cmd *cobra.Command) {
 }
 
 // Options returns the options of a verification with this pin.
-func (p *Pin) Options(cmd *cobra.Command) (o audit.Options, err error) {
+func (p *Pin) Options(cmd *cobra.Command) (o verify.Options, err error) {
 	if err := CheckNotEmpty(cmd, "fingerprint", "public-key"); err != nil {
 		return o, err
 	}

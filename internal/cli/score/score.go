@@ -15,7 +15,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -66,7 +66,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 			var err error
 			switch {
 			case o.file != "":
-				var v audit.Options
+				var v verify.Options
 				if v, err = o.Options(cmd); err == nil {
 					a, err = o.derive(v)
 				}
@@ -98,7 +98,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 }
 
 // derive verifies the export and scores it.
-func (o *scoreOptions) derive(a audit.Options) (compliance.Assessment, error) {
+func (o *scoreOptions) derive(a verify.Options) (compliance.Assessment, error) {
 	catalogues, err := compliance.LoadCatalogues(o.catalogues)
 	if err != nil {
 		return compliance.Assessment{}, err
@@ -123,7 +123,7 @@ func (o *scoreOptions) derive(a audit.Options) (compliance.Assessment, error) {
 	if a.Tenant = one; !one && o.tenant == "" {
 		return compliance.Assessment{}, errors.New("the export is of the whole log: say with --tenant whose entries to judge")
 	}
-	report, err := audit.VerifyExport(f, a)
+	report, err := verify.Export(f, a)
 	if err != nil {
 		return compliance.Assessment{}, err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
@@ -199,7 +199,7 @@ func (m *Migration) Begin(ctx context.Context) error {
 			return err
 		}
 	}
-	report, err := offline.VerifyStore(ctx, m.From, audit.Options{})
+	report, err := offline.VerifyStore(ctx, m.From, verify.Options{})
 	if err != nil {
 		return fmt.Errorf("verifying the source, which is unchanged: %w", err)
 	}
@@ -344,7 +344,7 @@ func abandon(ctx context.Context, a offline.Location) (err error) {
 // migrated is the proven content of both stores.
 type migrated struct {
 	from, to contents
-	report   audit.Report
+	report   verify.Report
 }
 
 func (r migrated) text(o migrateOptions) string {
@@ -371,7 +371,7 @@ func (m *Migration) Prove(ctx context.Context) (err error) {
 		return fmt.Errorf("the source has %d rows and the target %d, and they are not the same ones: something else has written to one of them; "+
 			"empty the target, and run the migration again", m.result.from.rows, m.result.to.rows)
 	}
-	report, err := offline.VerifyStore(ctx, m.To, audit.Options{Fingerprint: m.result.report.Fingerprint})
+	report, err := offline.VerifyStore(ctx, m.To, verify.Options{Fingerprint: m.result.report.Fingerprint})
 	if err != nil {
 		return fmt.Errorf("verifying the target: %w", err)
 	}

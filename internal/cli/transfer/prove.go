@@ -7,7 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -40,7 +40,7 @@ func readRows(ctx context.Context, s store.Store, in store.Range) (page []stored
 	return page, more, err
 }
 
-func headOf(r audit.Report) string { return fmt.Sprintf("%d %s", r.Sequence, r.Hash) }
+func headOf(r verify.Report) string { return fmt.Sprintf("%d %s", r.Sequence, r.Hash) }
 
 // summarize hashes all rows. For each row it hashes u32(length) ‖ key ‖ u32(length) ‖ value.
 func summarize(ctx context.Context, s store.Store, w *contents) error {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/durable"
@@ -90,7 +90,7 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 type Restored struct {
 	From   *backup.Reader
 	rows   uint64
-	report audit.Report
+	report verify.Report
 	tried  bool  // a KMS key opens the deployment
 	key    error // reason why the KMS key does not open the deployment
 }
@@ -336,7 +336,7 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 // verify compares the store with its audit log, and tries the KMS key of the backup and the named
 // one.
 func (r *Restored) verify(ctx context.Context, s store.Store, o restoreOptions) (err error) {
-	if r.report, err = offline.VerifyStore(ctx, s, audit.Options{Fingerprint: r.From.Header.Chain}); err != nil {
+	if r.report, err = offline.VerifyStore(ctx, s, verify.Options{Fingerprint: r.From.Header.Chain}); err != nil {
 		return err
 	}
 	signed := func(keys *keyring.Ring) error {

@@ -12,6 +12,11 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -26,13 +31,13 @@ import (
 func (w *world) restart() {
 	w.t.Helper()
 	check(w.t, w.store.Close())
-	l := audit.New(func() time.Time { return w.Clock })
+	l := writer.New(func() time.Time { return w.Clock })
 	s, err := bolt.Open(w.path, bolt.Options{Hook: l.Commit})
 	check(w.t, err)
 	w.t.Cleanup(func() { _ = s.Close() })
 	w.log, w.store = l, storetest.Rehearsing(s)
 	check(w.t, l.Use(w.t.Context(), viewed{w.store, w}, w.signer, "chain_test"))
-	w.verifier = audit.NewLiveVerifier(l)
+	w.verifier = verify.NewLiveVerifier(l)
 	w.service = w.newService()
 }
 
@@ -54,8 +59,8 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
 	check(t, err)
 	t.Cleanup(func() { _ = bucket.Close() })
-	cutter := func() *audit.Cutter {
-		return &audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
+	cutter := func() *keeper.Cutter {
+		return &keeper.Cutter{Log: w.log, Reader: reader.New(w.log, guard.New(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
 	}
 	system := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"}
 	w.After(time.Minute).Tell(audit.BackupTaken, audit.Success, system, audit.Resource{Type: audit.BackupResource})
@@ -109,7 +114,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	}
 
 	cut()
-	archived, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Archived(t.Context())
+	archived, err := reader.New(w.log, guard.New(w.log)).Archived(t.Context())
 	check(t, err)
 	left := slices.IndexFunc(whole, func(e *audit.Entry) bool { return e.Sequence > archived })
 	lastBackup("behind the cut")
@@ -200,7 +205,7 @@ func TestNothingIsCutThatIsNotKept(t *testing.T) {
 			return errors.Join(w.service.Persist(ctx, to), errors.New("no"))
 		},
 	} {
-		c := audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: before}
+		c := keeper.Cutter{Log: w.log, Reader: reader.New(w.log, guard.New(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: before}
 		if n, err := c.Run(t.Context()); err == nil || n != 0 {
 			t.Errorf("%d entries were cut: %v", n, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -137,7 +138,7 @@ func (s *Service) updateState(ctx context.Context, g *gathering, since time.Time
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, "the deployment's state is not known at the moment: retry", err)
 	}
-	if s.verifier.Proof().Status == audit.ProofDisabled {
+	if s.verifier.Proof().Status == verify.ProofDisabled {
 		state.VerifyEvery = 0 // whatever the configuration says
 	}
 	recorded := func() bool {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -144,7 +146,7 @@ func TestAssessAllHasABudget(t *testing.T) {
 	other := story.Owner
 	other.Tenant = story.Theirs
 	w.Tell(audit.AuditRead, audit.Success, other, audit.Resource{Type: audit.LogResource}).Days(2)
-	tenants, err := audit.NewReader(w.log, audit.NewGuard(w.log)).Tenants(t.Context())
+	tenants, err := reader.New(w.log, guard.New(w.log)).Tenants(t.Context())
 	check(t, err)
 	_, leave, err := w.service.evidence.acquire(t.Context(), tenants[0])
 	check(t, err)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -117,13 +118,13 @@ func (c *cache) forget(g *gathering) {
 // gatherer folds the entries of tenants into evidence.
 type gatherer struct {
 	evidenceRows
-	reader        *audit.Reader
+	reader        *reader.Reader
 	newest, older cache
 
 	saveEvery, milestone uint64
 }
 
-func newGatherer(rows evidenceRows, reader *audit.Reader) *gatherer {
+func newGatherer(rows evidenceRows, reader *reader.Reader) *gatherer {
 	return &gatherer{
 		evidenceRows: rows, reader: reader, saveEvery: defaultSaveEvery, milestone: defaultMilestone,
 		newest: cache{max: maxNewest, perTenant: 1}, older: cache{max: maxOlder, perTenant: maxTenantOlder},
@@ -216,7 +217,7 @@ func (s *gatherer) startOver(ctx context.Context, g *gathering, to, reached uint
 // replay adds the tenant's entries after the newest one of e, up to `to`. If keep is not nil,
 // replay passes the evidence at each milestone to it.
 func (s *gatherer) replay(ctx context.Context, tenant authz.TenantID, e *compliance.Evidence, to uint64, keep func(*compliance.Evidence) error) error {
-	after := audit.ReplayPoint{TenantSequence: e.TenantSequence, Sequence: e.Last.Sequence, Hash: e.Last.Hash}
+	after := reader.ReplayPoint{TenantSequence: e.TenantSequence, Sequence: e.Last.Sequence, Hash: e.Last.Hash}
 	_, err := s.reader.Replay(ctx, tenant, after, to, func(entry *audit.Entry) error {
 		if err := e.Add(entry); err != nil {
 			return err

@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -116,7 +119,7 @@ func TestEvidenceInMemoryGoesOnBehindTheCutOfAnotherReplica(t *testing.T) {
 	_, err = behind.Score(t.Context(), story.Owner, compliance.SOC2, 0)
 	check(t, err)
 	w.Days(40).ReadLog().Days(40).ReadLog()
-	cutter := audit.Cutter{Log: w.log, Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
+	cutter := keeper.Cutter{Log: w.log, Reader: reader.New(w.log, guard.New(w.log)), Archive: bucket, Keep: 20 * 24 * time.Hour, Before: w.service.Persist}
 	n, err := cutter.Run(t.Context())
 	check(t, err)
 	if n == 0 {

@@ -21,6 +21,9 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -30,8 +33,8 @@ import (
 // Config is the configuration of a [Service]. All fields except Catalogues, Now and Logger are
 // required.
 type Config struct {
-	Reader     *audit.Reader
-	Verifier   *audit.LiveVerifier
+	Reader     *reader.Reader
+	Verifier   *verify.LiveVerifier
 	Catalogues string // directory whose files replace the embedded ones of the same names; "": none
 
 	// State returns the present state of the deployment. Error: fault.Unavailable.
@@ -57,9 +60,9 @@ type Config struct {
 
 // Service scores tenants and makes reports. Its methods may be called concurrently.
 type Service struct {
-	guard      *audit.Guard
-	reader     *audit.Reader
-	verifier   *audit.LiveVerifier
+	guard      *guard.Guard
+	reader     *reader.Reader
+	verifier   *verify.LiveVerifier
 	catalogues map[compliance.Framework]*compliance.Catalogue
 	state      func(context.Context) (compliance.State, error)
 	inventory  func(context.Context, authz.Principal) ([]byte, error)
@@ -76,7 +79,7 @@ type Service struct {
 }
 
 // New returns a service. It returns an error for a malformed catalogue, with its file and line.
-func New(s store.Store, guard *audit.Guard, c Config) (*Service, error) {
+func New(s store.Store, guard *guard.Guard, c Config) (*Service, error) {
 	if s == nil || guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
 		c.Inventory == nil {
 		return nil, errors.New("the compliance service lacks a part")

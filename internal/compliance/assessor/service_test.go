@@ -21,6 +21,10 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -36,8 +40,8 @@ import (
 type world struct {
 	*story.Story
 	t        *testing.T
-	log      *audit.Log
-	verifier *audit.LiveVerifier
+	log      *writer.Log
+	verifier *verify.LiveVerifier
 	store    store.Store
 	signer   *dualsig.PrivateKey
 	path     string // path of the store
@@ -65,8 +69,8 @@ func (v viewed) View(ctx context.Context, fn func(store.Reader) error) error {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, Story: &story.Story{Clock: story.Start, Versions: make(map[string]int)}, folder: filepath.Join(t.TempDir(), "reports")}
-	w.log = audit.New(func() time.Time { return w.Clock })
-	w.verifier = audit.NewLiveVerifier(w.log)
+	w.log = writer.New(func() time.Time { return w.Clock })
+	w.verifier = verify.NewLiveVerifier(w.log)
 	w.path = filepath.Join(t.TempDir(), "audit.db")
 	s, err := bolt.Open(w.path, bolt.Options{Hook: w.log.Commit})
 	check(t, err)
@@ -103,8 +107,8 @@ func (w *world) mac(key, content []byte) []byte {
 
 func (w *world) newService() *Service {
 	w.t.Helper()
-	s, err := New(w.store, audit.NewGuard(w.log), Config{
-		Reader: audit.NewReader(w.log, audit.NewGuard(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.Clock },
+	s, err := New(w.store, guard.New(w.log), Config{
+		Reader: reader.New(w.log, guard.New(w.log)), Verifier: w.verifier, Program: "latticekeep test", Now: func() time.Time { return w.Clock },
 		State: func(context.Context) (compliance.State, error) { return w.state(), nil },
 		Seal:  func(key, content []byte) []byte { return append(w.mac(key, content), content...) },
 		Open: func(key, row []byte) ([]byte, error) {
@@ -141,7 +145,7 @@ func (w *world) score(f compliance.Framework, head uint64) compliance.Assessment
 func (w *world) entries(tenant authz.TenantID) []*audit.Entry {
 	w.t.Helper()
 	var out bytes.Buffer
-	check(w.t, audit.NewReader(w.log, audit.NewGuard(w.log)).Export(w.t.Context(), &out, 0))
+	check(w.t, reader.New(w.log, guard.New(w.log)).Export(w.t.Context(), &out, 0))
 	var all []*audit.Entry
 	for line := range bytes.Lines(out.Bytes()) {
 		if e, err := audit.ParseEntry(bytes.TrimSuffix(line, []byte("\n"))); err == nil && e.TenantID == string(tenant) {
@@ -391,7 +395,7 @@ func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
 				w.service = w.newService() // only once, even after a restart
 			}
 			var days []map[string]string
-			_ = audit.NewReader(w.log, audit.NewGuard(w.log)).Visit(t.Context(), authz.SystemTenant, func(e *audit.Entry) { days = append(days, e.Attributes) }, audit.ComplianceScored)
+			_ = reader.New(w.log, guard.New(w.log)).Visit(t.Context(), authz.SystemTenant, func(e *audit.Entry) { days = append(days, e.Attributes) }, audit.ComplianceScored)
 			if len(days) != 1 || len(days[0]) != 1+len(compliance.Frameworks()) || days[0]["soc2"] != "withheld" || days[0]["apra"] != "withheld" {
 				t.Error(days)
 			}

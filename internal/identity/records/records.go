@@ -12,7 +12,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -22,12 +22,12 @@ import (
 // Store is safe for concurrent use.
 type Store struct {
 	store store.Store
-	guard *audit.Guard
+	guard *guard.Guard
 	keys  *keyring.Ring
 }
 
 // New returns the records that s keeps. Their changes are recorded through guard.
-func New(s store.Store, guard *audit.Guard, keys *keyring.Ring) *Store {
+func New(s store.Store, guard *guard.Guard, keys *keyring.Ring) *Store {
 	return &Store{s, guard, keys}
 }
 

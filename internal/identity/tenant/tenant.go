@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
@@ -113,7 +114,7 @@ func NewID() authz.TenantID { return authz.TenantID(authz.NewID(idPrefix)) }
 // Store owns the rows of tenants and of the namespaces that are part of them.
 type Store struct {
 	store store.Store
-	guard *audit.Guard
+	guard *guard.Guard
 	keys  *keyring.Ring
 	rows  *records.Store
 	now   func() time.Time
@@ -121,7 +122,7 @@ type Store struct {
 }
 
 // NewStore returns the tenants in s.
-func NewStore(s store.Store, guard *audit.Guard, keys *keyring.Ring, rows *records.Store, now func() time.Time) *Store {
+func NewStore(s store.Store, guard *guard.Guard, keys *keyring.Ring, rows *records.Store, now func() time.Time) *Store {
 	return &Store{store: s, guard: guard, keys: keys, rows: rows, now: now}
 }
 

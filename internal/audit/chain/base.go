@@ -1,0 +1,141 @@
+package chain
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// readRow is a row and the base parsed from it.
+type readRow struct {
+	row  []byte
+	base *audit.Base
+}
+
+// get returns the base of a row if the cache has it, and nil otherwise.
+func (c *baseCache) get(row []byte) *audit.Base {
+	if last := c.last.Load(); last != nil && bytes.Equal(last.row, row) {
+		return last.base
+	}
+	return nil
+}
+
+// OwnBase parses and verifies the base row of this log, and caches the result. Error:
+// audit.ErrDamagedLog.
+func (ch *Chain) OwnBase(row []byte) (*audit.Base, error) {
+	if b := ch.bases.get(row); b != nil {
+		return b, nil
+	}
+	ch.bases.reading.Lock()
+	defer ch.bases.reading.Unlock()
+	if b := ch.bases.get(row); b != nil {
+		return b, nil
+	}
+	b, err := audit.ParseBase(row, ch.Key)
+	if err != nil || b.ChainID != ch.ChainID {
+		return nil, audit.ErrDamagedLog
+	}
+	ch.bases.last.Store(&readRow{row, b})
+	return b, nil
+}
+
+// ReadBase does the same as the function ReadBase, for this log and with its key. It compares the
+// row with the cached one and parses it only when it differs.
+func (ch *Chain) ReadBase(ctx context.Context) (b *audit.Base, err error) {
+	var row []byte
+	err = ch.Store.View(ctx, func(r store.Reader) error {
+		at, err := r.Get(audit.BaseKey)
+		if err != nil || at == nil {
+			return err
+		}
+		if b = ch.bases.get(at); b == nil {
+			row = bytes.Clone(at)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the base of the log: %w", err)
+	}
+	if row == nil {
+		return b, nil
+	}
+	if b, err = ch.OwnBase(row); err != nil {
+		return nil, brokenBase()
+	}
+	return b, nil
+}
+
+func brokenBase() *audit.Broken {
+	return &audit.Broken{Sequence: 1, Reason: audit.ErrBase.Error() + ": what was archived cannot be gone on from"}
+}
+
+// MovedPast reports whether an entry is archived by now. If so, it may be missing from the
+// database.
+func (ch *Chain) MovedPast(ctx context.Context, sequence uint64) (bool, error) {
+	base, err := ch.ReadBase(ctx)
+	return err == nil && base != nil && base.Sequence() >= sequence, err
+}
+
+// ReadBase returns the base in the store, and nil if nothing was archived. A damaged base breaks
+// the chain at its beginning, because the state before the remaining entries is unknown. The base
+// is verified with the key that it names itself.
+func ReadBase(ctx context.Context, s store.Store) (b *audit.Base, err error) {
+	var row []byte
+	err = s.View(ctx, func(r store.Reader) error {
+		b, err := r.Get(audit.BaseKey)
+		row = bytes.Clone(b)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the base of the log: %w", err)
+	}
+	if row == nil {
+		return nil, nil
+	}
+	if b, err = audit.ParseBase(row, nil); err != nil {
+		return nil, brokenBase()
+	}
+	return b, nil
+}
+
+// When the commit that adds an [audit.Segment] is done, the entries of the segment no longer belong
+// to the database. Rows that are left of them are garbage: readers ignore them. They are removed in
+// small transactions, and any process continues where an earlier one stopped.
+
+// CutTo returns the sequence up to which entries are in the archive, and 0 when none are. Readers
+// ignore rows of these entries. The sequence comes only from the signed base: if an unsigned row
+// could state it, a writer to the database could hide entries. Error: audit.ErrDamagedLog for a
+// base that does not belong to this log.
+func (ch *Chain) CutTo(r store.Reader) (uint64, error) {
+	base, err := ch.BaseIn(r)
+	if err != nil || base == nil {
+		return 0, err
+	}
+	return base.Sequence(), nil
+}
+
+// BaseIn returns the base of this log, and nil when nothing is archived. Error:
+// audit.ErrDamagedLog.
+func (ch *Chain) BaseIn(r store.Reader) (*audit.Base, error) {
+	row, err := r.Get(audit.BaseKey)
+	if err != nil || row == nil {
+		return nil, err
+	}
+	if base := ch.bases.get(row); base != nil {
+		return base, nil
+	}
+	return ch.OwnBase(bytes.Clone(row))
+}
+
+// ArchivedTo returns the base of the archived entries, and nil when nothing is archived. Error:
+// audit.ErrDamagedLog for a damaged base.
+func (ch *Chain) ArchivedTo(ctx context.Context) (*audit.Base, error) {
+	base, err := ch.ReadBase(ctx)
+	if _, broken := audit.IsBroken(err); broken {
+		return nil, audit.ErrDamagedLog
+	}
+	return base, err
+}

@@ -1,0 +1,135 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/test/audittest"
+)
+
+func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
+	r := guard.NewMinuteLimit(guard.MaxStrangers)
+	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
+	count := func(group, source string) (n int) {
+		for range 100 {
+			if r.First(group, guard.Source(source), now) {
+				n++
+			}
+		}
+		return n
+	}
+	if count("a", "192.0.2.1") != 1 || count("a", "192.0.2.2") != 1 || count("a", "192.0.2.1") != 0 {
+		t.Error("not once per source")
+	}
+	if count("a", "2001:db8::1") != 1 || count("a", "2001:db8::2") != 0 || count("a", "2001:db8:0:1::1") != 1 {
+		t.Error("not once per IPv6 network")
+	}
+	if count("b", "192.0.2.1") != 1 {
+		t.Error("a refusal of one type hides one of another")
+	}
+	now = now.Add(time.Minute)
+	if count("a", "192.0.2.1") != 1 {
+		t.Error("not once per minute")
+	}
+	recorded := 1
+	for i := range 10 * guard.MaxStrangers {
+		if r.First("a", fmt.Sprint("source ", i), now) {
+			recorded++
+		}
+	}
+	if recorded != guard.MaxStrangers {
+		t.Errorf("%d recorded in a minute, however many the sources", recorded)
+	}
+	if count("b", "192.0.2.9") != 1 {
+		t.Error("many sources of one type hide another")
+	}
+}
+
+func TestPrincipalsOverTheirLimitAreAllRecorded(t *testing.T) {
+	r := guard.NewMinuteLimit(0)
+	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
+	for i := range 10 * guard.MaxStrangers {
+		if !r.First("a", fmt.Sprint("principal ", i), now) {
+			t.Fatal("principal", i, "has no entry")
+		}
+	}
+	if r.First("a", "principal 1", now) {
+		t.Error("not once per minute")
+	}
+}
+
+func TestWhatIsRepeatedIsRecordedOnceAMinuteAndNeverNot(t *testing.T) {
+	f := audittest.NewFixture(t)
+	event := audit.Event{
+		Type: audit.ManifestChecked, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{Type: audit.ManifestResource},
+		Attributes: map[string]string{"verdict": "accepted"},
+	}
+	record := func(ctx context.Context, e audit.Event, want uint64) {
+		t.Helper()
+		before, _ := f.Progress()
+		if err := f.Log.Guard.RecordOncePerMinute(ctx, e); (err == nil) != (ctx.Err() == nil) {
+			t.Error(err)
+		}
+		if after, _ := f.Progress(); after-before != want {
+			t.Errorf("%d entries of %+v, want %d", after-before, e, want)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	record(ended, event, 0)
+	record(t.Context(), event, 1) // the event before it could not be recorded
+	record(t.Context(), event, 0)
+	for _, change := range []func(*audit.Event){
+		func(e *audit.Event) { e.Principal.Tenant = audittest.TenantB },
+		func(e *audit.Event) { e.Principal.ID = "other" },
+		func(e *audit.Event) { e.Principal.Pod = "other" },
+		func(e *audit.Event) { e.Outcome = audit.Denied },
+		func(e *audit.Event) { e.Attributes = map[string]string{"verdict": "malformed"} },
+	} {
+		other := event
+		change(&other)
+		record(t.Context(), other, 1)
+		record(t.Context(), other, 0)
+	}
+	f.Advance(time.Minute)
+	record(t.Context(), event, 1)
+}
+
+func TestAnAttemptThatCouldNotBeRecordedIsTheNextTime(t *testing.T) {
+	f := audittest.NewFixture(t)
+	attempt := func(ctx context.Context, want uint64) {
+		t.Helper()
+		before, _ := f.Progress()
+		if err := f.Log.Guard.RecordAttemptOncePerMinute(ctx, audittest.Principal(audittest.TenantA), authz.ListCredentials, audit.Denied, string(authz.MissingScope)); (err == nil) != (ctx.Err() == nil) {
+			t.Error(err)
+		}
+		if after, _ := f.Progress(); after-before != want {
+			t.Errorf("%d entries, want %d", after-before, want)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	attempt(ended, 0)
+	attempt(t.Context(), 1)
+	attempt(t.Context(), 0)
+}
+
+// The log checks the permission itself, so a caller that goes around the guard gains nothing.
+func TestTheLogAcceptsNoRollbackWithoutPermission(t *testing.T) {
+	f := audittest.NewFixture(t)
+	lost := &audit.RollbackError{LostTo: 10, Epoch: 1, Place: "a test"}
+	f.Log.Halt(lost)
+	if _, err := f.Log.Log.AcceptRollback(t.Context(), audittest.Principal(audittest.TenantA), "because"); !errors.Is(err, fault.Forbidden) {
+		t.Errorf("got %v", err)
+	}
+	if !errors.Is(f.Log.HaltedBy(), lost) {
+		t.Error("the halt ended")
+	}
+}

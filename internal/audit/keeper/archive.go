@@ -1,0 +1,448 @@
+package keeper
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Retention: old entries move to object storage, one segment after the other.
+//
+// The order of the steps makes sure that no entry is lost. First, the object is written. Its name
+// contains the hash of its last entry, so that the object of another history is never replaced.
+// Second, the object is read back and verified, starting from the base at the end of the previous
+// segment. Third, one transaction moves the base to the end of the segment, adds the
+// [audit.Segment], and appends an entry about it to the log. Only then are the entries removed. A
+// crash before the transaction leaves an object that no row names, and the next run writes a new
+// one. A crash after the transaction leaves entries that the next run removes.
+
+const (
+	// segmentEntries is the number of entries in a segment, if that many are old enough.
+	segmentEntries = 4096
+
+	// lateness is how much longer than Cutter.Keep an entry may stay until enough entries fill a
+	// segment. It lets a quiet log make one segment a day. Without it, the entry about each segment
+	// would in turn become a segment.
+	lateness = 24 * time.Hour
+)
+
+// Cutter moves entries that are older than Keep to the archive. If several cutters run on one
+// database at the same time, only one of them cuts a given segment. Each cutter removes only
+// entries that it has read back from the archive itself.
+type Cutter struct {
+	Log     *writer.Log
+	Reader  *reader.Reader
+	Archive audit.Archive
+	// Keep is the minimum time that an entry stays in the database. At most a day later the entry
+	// moves to the archive. Zero keeps all entries in the database for ever.
+	Keep time.Duration
+	// Before is called before the entries up to a sequence are cut, so that the caller can copy
+	// what it still needs. An error prevents the cut. Before may be called again with the same
+	// sequence. Nil does nothing.
+	Before func(ctx context.Context, to uint64) error
+	Now    func() time.Time // nil: the log's clock
+	Logger *slog.Logger     // nil: no logging
+
+	most int // maximum number of entries in a segment; 0: segmentEntries
+}
+
+var (
+	// errAltered stops a cut because of the archive. The entries in the database are intact.
+	errAltered = fault.New(fault.Internal, "the archive of the audit log does not hold what was written to it, and nothing was removed from the database: find out who else writes to its bucket")
+
+	errMoved = fault.New(fault.Conflict, "another process has archived entries meanwhile: let it")
+)
+
+// Run archives and cuts all entries that are due, and returns how many it has cut. It first
+// finishes what an earlier run began. Errors: those of the archive and of Before; an [audit.Broken]
+// when the entries do not verify; fault.Internal when the archive does not contain what was
+// written; fault.Conflict when another process archives; fault.Unavailable. After an error, a
+// segment is either not cut or completely in the archive, and the next run continues.
+func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
+	if err := c.Log.Rollbacks.CheckNotHalted(); err != nil {
+		return 0, err
+	}
+	if err := c.resume(ctx); err != nil {
+		return 0, err
+	}
+	for c.Keep > 0 {
+		n, err := c.next(ctx)
+		cut += n
+		if err != nil || n == 0 {
+			return cut, err
+		}
+	}
+	return cut, nil
+}
+
+// resume removes entries that an earlier run archived. It first makes sure that they are still in
+// the archive.
+func (c *Cutter) resume(ctx context.Context) error {
+	newest, found, err := c.leftOver(ctx)
+	if err != nil || !found {
+		return err
+	}
+	data, err := c.Archive.Get(ctx, newest.Name)
+	if err != nil {
+		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, err)
+	}
+	digest := audit.NewLineDigest()
+	err = audit.Unzip(data, func(lines io.Reader) error {
+		_, err := io.Copy(digest, lines)
+		return err
+	})
+	if err != nil || digest.Sum() != newest.Digest {
+		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, errAltered)
+	}
+	return c.removeArchived(ctx, newest.To)
+}
+
+// next archives and cuts one segment, if one is due, and returns its number of entries.
+func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
+	from, err := c.beginCut(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("looking for entries to archive: %w", err)
+	}
+	s, n, err := c.choose(ctx, from)
+	if err != nil || n == 0 {
+		return 0, err
+	}
+	base, err := c.store(ctx, &s, from.base)
+	if err != nil {
+		return 0, err
+	}
+	if c.Before != nil {
+		if err := c.Before(ctx, s.To); err != nil {
+			return 0, fmt.Errorf("preparing to cut entries %d to %d: %w", s.From, s.To, err)
+		}
+	}
+	if err := c.cut(ctx, s, n, from.row, base); err != nil {
+		return 0, fmt.Errorf("cutting entries %d to %d: %w", s.From, s.To, err)
+	}
+	if c.Logger != nil {
+		c.Logger.InfoContext(ctx, "entries of the audit log were archived", "from", s.From, "to", s.To, "object", s.Name)
+	}
+	// Parsing a large base takes a while. It is done here, because in a transaction everyone would
+	// wait for it.
+	if _, err := c.Log.Chain.ReadBase(ctx); err != nil {
+		return n, err
+	}
+	return n, c.removeArchived(ctx, s.To)
+}
+
+// cutFrom is where a segment begins and how far it may go.
+type cutFrom struct {
+	row   []byte      // row of the base; nil when nothing was cut yet
+	base  *audit.Base // parsed form of row
+	limit uint64      // last sequence that may be cut: covered by a checkpoint, and not the head
+}
+
+// next returns the sequence after the base.
+func (f cutFrom) next() uint64 {
+	if f.base == nil {
+		return 1
+	}
+	return f.base.Sequence() + 1
+}
+
+func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
+	if _, err := c.Reader.Follower.Follow(ctx); err != nil {
+		return cutFrom{}, err
+	}
+	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
+		row, err := r.Get(audit.BaseKey)
+		if err != nil {
+			return err
+		}
+		from.row = bytes.Clone(row)
+		head, err := audit.ReadHead(r)
+		if err != nil {
+			return err
+		}
+		_, followed, err := c.Log.Chain.CheckpointIn(r)
+		from.limit = min(followed.Sequence, max(head.Sequence, 1)-1)
+		return err
+	})
+	if err == nil && from.row != nil {
+		from.base, err = c.Log.Chain.OwnBase(from.row)
+	}
+	return from, err
+}
+
+// choose selects the entries of the next segment, and returns their number. It returns 0 when no
+// segment is due.
+func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n uint64, err error) {
+	now := c.Log.Now
+	if c.Now != nil {
+		now = c.Now
+	}
+	old := now().Add(-c.Keep)
+	most := uint64(cmp.Or(c.most, segmentEntries))
+	if due, err := c.due(ctx, from, old, most); err != nil || !due {
+		return audit.Segment{}, 0, err
+	}
+	var count, size, group uint64 // group: last sequence of the current group
+	rng := store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}
+	err = audit.ScanEntries(ctx, c.Log.Chain.Store, rng, func(row audit.EntryRow) error {
+		at, err := audit.DecodeStored(row.Row, row.Batch)
+		if err != nil {
+			return audit.ErrDamagedLog
+		}
+		e := at.Entry
+		if e.Sequence > group { // a group stays together: s.To is never inside one
+			if group = e.Sequence; at.Proof.N > 0 {
+				group += uint64(at.Proof.N - 1 - at.Proof.Index)
+			}
+			if n >= most || size >= audit.SegmentBytes || e.Time().After(old) {
+				return writer.ErrFull
+			}
+		}
+		if count++; count == 1 {
+			s.From = e.Sequence
+		}
+		size += uint64(len(row.Row) + 2*len(at.Signature)) // at least the size of the exported line
+		if e.Sequence == group {
+			s.To, s.Hash, n = group, at.Hash, count
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, writer.ErrFull) {
+		return audit.Segment{}, 0, err
+	}
+	s.Name = audit.SegmentName(c.Log.ChainID(), s)
+	return s, n, nil
+}
+
+// due reports whether there are entries to archive: the first one is late, or enough of them are
+// old. It reads two entries at most.
+func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint64) (due bool, err error) {
+	var first, last *audit.Entry
+	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
+		var bad error
+		err := r.Scan(store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}, func(_, row []byte) bool {
+			var at audit.Stored
+			at, bad = audit.DecodeStored(bytes.Clone(row), audit.NoSignature)
+			first = at.Entry
+			return false
+		})
+		if err != nil || bad != nil || first == nil || first.Sequence+most-1 > from.limit {
+			return errors.Join(err, bad)
+		}
+		// An epoch that began in between skips sequences, so this can be another entry or none. If
+		// there is none, the segment is due when its first entry is late.
+		last, err = audit.ReadEntry(r, first.Sequence+most-1)
+		if errors.Is(err, audit.ErrNoEntry) {
+			return nil
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, audit.ErrNotCanonical):
+		return false, audit.ErrDamagedLog
+	case err != nil || first == nil:
+		return false, err
+	}
+	late := first.Time().Before(old.Add(-lateness))
+	return late || last != nil && !last.Time().After(old), nil
+}
+
+// store writes a segment to the archive, reads it back and verifies it, starting from base. It
+// returns the base at the end of the segment.
+func (c *Cutter) store(ctx context.Context, s *audit.Segment, base *audit.Base) (*audit.Base, error) {
+	o := verify.Options{PublicKey: c.Log.Chain.Key, Base: base, Gentle: true}
+	data, err := c.segment(ctx, s, o)
+	if err != nil {
+		return nil, fmt.Errorf("putting entries %d to %d together: %w", s.From, s.To, err)
+	}
+	if err := c.Archive.Put(ctx, s.Name, data); err != nil {
+		return nil, fmt.Errorf("archiving entries %d to %d: %w", s.From, s.To, err)
+	}
+	if data, err = c.Archive.Get(ctx, s.Name); err != nil {
+		return nil, fmt.Errorf("reading %s back: %w", s.Name, err)
+	}
+	_, base, err = verify.Segment(data, *s, o)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s back: %w", s.Name, fault.Wrap(fault.Internal, fault.Message(errAltered), err))
+	}
+	return base, nil
+}
+
+// cut moves the base to the end of a segment that is in the archive and has n entries. former is
+// the row of the base before the segment. Error: errMoved when the stored base is another one.
+func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, former []byte, base *audit.Base) error {
+	signed, err := c.Log.SignBase(base)
+	if err != nil {
+		return err
+	}
+	event := audit.Event{
+		Type: audit.LogArchived, Outcome: audit.Success,
+		Principal: authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "latticekeep"},
+		Resource:  audit.Resource{Type: audit.LogResource},
+		Attributes: map[string]string{
+			audit.AttributeFrom: fmt.Sprint(s.From), audit.AttributeTo: fmt.Sprint(s.To), audit.AttributeEntries: fmt.Sprint(n),
+			audit.AttributeObject: s.Name, audit.AttributeSHA256: fmt.Sprintf("%x", s.Digest),
+		},
+	}
+	return c.Log.Chain.Store.Update(ctx, func(tx store.Tx) error {
+		row, err := tx.Get(audit.BaseKey)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(row, former) {
+			return errMoved
+		}
+		if err := tx.Put(audit.BaseKey, signed); err != nil {
+			return err
+		}
+		if err := tx.Put(audit.ArchiveKey(s.From), s.Encode()); err != nil {
+			return err
+		}
+		_, err = c.Log.Append(tx, event)
+		return err
+	})
+}
+
+// segment returns the object of a segment, and sets its Hash and Digest. It verifies the entries
+// with the options. Error: an [audit.Broken], and no object.
+func (c *Cutter) segment(ctx context.Context, s *audit.Segment, o verify.Options) ([]byte, error) {
+	var out bytes.Buffer
+	zip, digest := gzip.NewWriter(&out), audit.NewLineDigest() // no timestamp: deterministic output
+	v := verify.NewVerifier(o)
+	if err := c.Reader.ExportRange(ctx, io.MultiWriter(zip, digest), v, s.From, s.To); err != nil {
+		return nil, err
+	}
+	if err := zip.Close(); err != nil {
+		return nil, fmt.Errorf("compressing a segment: %w", err)
+	}
+	s.Hash, s.Digest = v.Head.Hash, digest.Sum()
+	return out.Bytes(), nil
+}
+
+// cleanRows is the maximum number of entries that one transaction removes.
+const cleanRows = 256
+
+// removeEntry removes an entry and the rows that only it needs. All older entries must be gone.
+func removeEntry(tx store.Tx, key, row []byte) error {
+	if err := tx.Delete(key); err != nil {
+		return err
+	}
+	if first, ok := audit.RowBatch(row); ok && binary.BigEndian.Uint32(row[13:])+1 == binary.BigEndian.Uint32(row[9:]) {
+		if err := tx.Delete(audit.BatchKey(first)); err != nil { // last entry of its group
+			return err
+		}
+	}
+	at, err := audit.DecodeStored(row, audit.NoSignature)
+	if err != nil {
+		return nil // damaged since it was archived: the other rows stay, and nobody reads them
+	}
+	if err := removeCurrent(tx, at.Entry); err != nil {
+		return err
+	}
+	tenant, n := at.Entry.TenantID, at.Entry.TenantSequence
+	if n > 1 { // the previous index row stayed while it was the newest
+		if err := tx.Delete(audit.TenantKey(tenant, n-1)); err != nil {
+			return err
+		}
+	}
+	if n%audit.BlockSize == 0 {
+		if err := tx.Delete(audit.SummaryKey(tenant, audit.BlockOf(n))); err != nil {
+			return err
+		}
+	}
+	newer, err := tx.Get(audit.TenantKey(tenant, n+1))
+	if err != nil || newer == nil {
+		return err
+	}
+	return tx.Delete(audit.TenantKey(tenant, n))
+}
+
+// removeCurrent removes the row that names the current version of a credential, together with the
+// entry that records its deletion. From then on the base does not list the credential.
+func removeCurrent(tx store.Tx, e *audit.Entry) error {
+	if e.EventType != audit.CredentialDeleted || e.Outcome != audit.Success || e.Resource.Type != audit.CredentialResource {
+		return nil
+	}
+	key := audit.CurrentKey(e.TenantID, e.Resource.ID)
+	row, err := tx.Get(key)
+	if err != nil || row == nil || audit.SequenceOf(row) > e.Sequence { // the credential exists again
+		return err
+	}
+	return tx.Delete(key)
+}
+
+// leftOver reports whether archived entries are still in the database, and returns the newest
+// segment. Error: audit.ErrDamagedLog when that segment does not end where the signed base ends: an
+// unsigned row alone is no reason to remove entries.
+func (c *Cutter) leftOver(ctx context.Context) (newest audit.Segment, found bool, err error) {
+	var row []byte
+	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
+		if newest, err = audit.NewestSegment(r); err != nil || newest.To == 0 {
+			return err
+		}
+		err := r.Scan(store.Range{From: audit.EntryRange.From, To: audit.EntryKey(newest.To + 1)}, func(_, _ []byte) bool {
+			found = true
+			return false
+		})
+		if err == nil && found {
+			row, err = r.Get(audit.BaseKey)
+			row = bytes.Clone(row)
+		}
+		return err
+	})
+	if err != nil || !found {
+		return audit.Segment{}, false, err
+	}
+	base, err := c.Log.Chain.OwnBase(row)
+	if err != nil {
+		return audit.Segment{}, false, err
+	}
+	if base.Sequence() != newest.To || base.Head.Hash != newest.Hash {
+		return audit.Segment{}, false, audit.ErrDamagedLog
+	}
+	return newest, true, nil
+}
+
+// removeArchived removes the archived entries up to made, and the rows that only they need: index
+// rows and summaries of their tenants, and signatures of their groups. The newest index row of each
+// tenant stays, because the tenant's next entry continues from it. The caller must have verified
+// the segment that ends at made. Entries that another process archives in the meantime are left to
+// that process.
+func (c *Cutter) removeArchived(ctx context.Context, made uint64) error {
+	for more := true; more; {
+		err := c.Log.Chain.Store.Update(ctx, func(tx store.Tx) error {
+			to, err := c.Log.Chain.CutTo(tx)
+			if err != nil {
+				return err
+			}
+			to = min(to, made)
+			n := 0
+			var bad error
+			err = tx.Scan(store.Range{From: audit.EntryRange.From, To: audit.EntryKey(to + 1)}, func(key, row []byte) bool {
+				bad = removeEntry(tx, bytes.Clone(key), bytes.Clone(row))
+				n++
+				return bad == nil && n < cleanRows
+			})
+			more = n == cleanRows
+			return errors.Join(err, bad)
+		})
+		if err != nil {
+			return fmt.Errorf("removing entries that are in the archive: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+package keeper
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// BucketPlace keeps the newest checkpoint in a bucket, as the object anchor/<chain id>/checkpoint.
+// A bucket cannot compare before it writes. If two processes write at the same time, the later
+// write wins. This does no harm while both use the same database.
+type BucketPlace struct {
+	bucket audit.Archive
+	folder string
+}
+
+// maxNote is the maximum length in bytes of a note in a place. A signed checkpoint has a few KiB.
+// The limit keeps other writers to the place from making the keeper read large objects.
+const maxNote = 64 << 10
+
+// NewBucketPlace returns the place in a bucket for the log of a chain.
+func NewBucketPlace(chainID string, b audit.Archive) *BucketPlace {
+	return &BucketPlace{b, "anchor/" + chainID + "/"}
+}
+
+// Name implements [AnchorPlace].
+func (p *BucketPlace) Name() string { return "bucket" }
+
+// Load implements [AnchorPlace]. If the object is longer than maxNote and the bucket can read
+// partially, Load returns only its first maxNote+1 bytes, which are too long as well.
+func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
+	if b, ok := p.bucket.(interface {
+		GetStart(ctx context.Context, name string, n int) ([]byte, error)
+	}); ok {
+		note, err = b.GetStart(ctx, p.folder+"checkpoint", maxNote+1)
+	} else {
+		note, err = p.bucket.Get(ctx, p.folder+"checkpoint")
+	}
+	if errors.Is(err, fault.NotFound) {
+		return nil, nil
+	}
+	if err == nil && note == nil {
+		note = []byte{} // an empty object is a malformed note, not an empty place
+	}
+	return note, err
+}
+
+// Save implements [AnchorPlace].
+func (p *BucketPlace) Save(ctx context.Context, note []byte) error {
+	return p.bucket.Put(ctx, p.folder+"checkpoint", note)
+}
+
+// SetAside implements [AnchorPlace]. The object is named refused-<SHA-256>, so that equal notes are
+// kept once.
+func (p *BucketPlace) SetAside(ctx context.Context, note []byte) error {
+	sum := sha256.Sum256(note)
+	return p.bucket.Put(ctx, p.folder+"refused-"+hex.EncodeToString(sum[:]), note)
+}

@@ -1,0 +1,203 @@
+package verify_test
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/test/audittest"
+)
+
+// The log contains an older checkpoint of any epoch, unless the entries that it covers were lost.
+func TestAnOlderCheckpointOfAFormerEpoch(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(20)
+	kept := f.Followed() // checkpoint at 21
+	copied := audittest.CopyStore(t, f.Store)
+	f.Fill(5)
+	lost := f.Followed() // checkpoint at 26
+	g := f.CopyOf(copied)
+	accepted := g.RollBack(21, 26)
+	if accepted.Sequence != 27 {
+		t.Fatal(accepted)
+	}
+	g.Fill(5)
+	newest := g.Followed()
+	export := g.Export()
+	for _, note := range [][]byte{kept, newest} {
+		report, err := verify.Store(t.Context(), g.Store, verify.Options{Since: note})
+		if err != nil || report.Since == nil || len(report.Rollbacks) != 1 || report.Rollbacks[0].LostFrom != 22 || report.Rollbacks[0].LostTo != 26 || report.Size != 27 {
+			t.Fatal(report, err)
+		}
+		if _, err := verify.Export(bytes.NewReader(export), verify.Options{Since: note}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, err := range map[string]error{
+		"store":  second(verify.Store(t.Context(), g.Store, verify.Options{Since: lost})),
+		"export": second(verify.Export(bytes.NewReader(export), verify.Options{Since: lost})),
+	} {
+		if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != 22 || !strings.Contains(broken.Reason, "entries 22 to 26 are not in this log, they were lost by the rollback that entry 27 accepted") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func second(_ verify.Report, err error) error { return err }
+
+// Anything but an older checkpoint of this log is a mistake of the caller, and no fault of the log.
+func TestSinceTakesCheckpointsOfThisLogOnly(t *testing.T) {
+	f, other := audittest.NewFixture(t), audittest.NewFixture(t)
+	f.Fill(3)
+	for name, note := range map[string][]byte{"another log's": other.Followed(), "altered": bytes.Replace(f.Followed(), []byte("sequence 4"), []byte("sequence 5"), 1), "junk": []byte("junk")} {
+		_, err := verify.Store(t.Context(), f.Store, verify.Options{Since: note})
+		if fault.Of(err) != fault.Invalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := verify.Export(strings.NewReader(f.Lines()[2]), verify.Options{From: 3, PublicKey: f.Log.Signer.Public(), Since: f.Followed()}); fault.Of(err) != fault.Invalid {
+		t.Error("a part proved an older checkpoint: ", err)
+	}
+}
+
+func TestARangeIsVerifiedByItself(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(30)
+	key := f.Log.Signer.Public()
+	lines := f.Lines()
+	kinds := map[string]func(verify.Options) (verify.Report, error){
+		"store": func(o verify.Options) (verify.Report, error) { return verify.Store(t.Context(), f.Store, o) },
+		"export": func(o verify.Options) (verify.Report, error) {
+			return verify.Export(strings.NewReader(strings.Join(lines, "")), o)
+		},
+	}
+	for name, run := range kinds {
+		report, err := run(verify.Options{From: 10, To: 20, PublicKey: key})
+		if err != nil || report.From != 10 || report.Sequence != 20 || report.Entries != 11 || report.Credentials != nil || !report.Pinned {
+			t.Errorf("%s: %+v %v", name, report, err)
+		}
+		if report, err := run(verify.Options{To: 20}); err != nil || report.From != 1 || report.Sequence != 20 {
+			t.Errorf("%s: %+v %v", name, report, err)
+		}
+		if _, err := run(verify.Options{From: 10}); fault.Of(err) != fault.Invalid {
+			t.Errorf("%s without a key: %v", name, err)
+		}
+		if _, err := run(verify.Options{From: 10, PublicKey: audittest.NewFixture(t).Log.Signer.Public()}); err == nil {
+			t.Errorf("%s with another key", name)
+		}
+		if _, err := run(verify.Options{From: 40, PublicKey: key}); err == nil {
+			t.Errorf("%s: a range beyond the end holds", name)
+		}
+	}
+	lines[14] = strings.Replace(lines[14], "success", "denied", 1)
+	_, err := kinds["export"](verify.Options{From: 10, To: 20, PublicKey: key})
+	if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != 15 {
+		t.Error(err)
+	}
+	if _, err := kinds["export"](verify.Options{From: 16, PublicKey: key}); err != nil {
+		t.Error("what is before the range matters: ", err)
+	}
+}
+
+// An interrupted export is resumed where it ended; the two parts together are one export.
+func TestAnExportIsResumed(t *testing.T) {
+	for _, signing := range []writer.Signing{writer.SignEntries, writer.SignBatches} {
+		f := audittest.NewFixture(t)
+		f.Log.SetSigning(signing)
+		f.Fill(30)
+		lines := f.Lines()
+		var rest bytes.Buffer
+		if err := f.Log.Export(t.Context(), &rest, 21); err != nil {
+			t.Fatal(err)
+		}
+		key := f.Log.Signer.Public()
+		report, err := verify.Export(bytes.NewReader(rest.Bytes()), verify.Options{From: 21, PublicKey: key})
+		if err != nil || report.From != 21 || report.Sequence != 31 || report.Size != 31 || report.Fingerprint != f.Log.Fingerprint() {
+			t.Fatal(report, err)
+		}
+		whole := strings.Join(lines[:20], "") + rest.String()
+		if report, err := verify.Export(strings.NewReader(whole), verify.Options{Fingerprint: f.Log.Fingerprint()}); err != nil || report.Entries != 31 {
+			t.Fatal(report, err)
+		}
+		if _, err := verify.Export(bytes.NewReader(rest.Bytes()), verify.Options{From: 20, PublicKey: key}); err == nil {
+			t.Error("a part is taken for a longer one")
+		}
+		if _, err := verify.Export(bytes.NewReader(rest.Bytes()), verify.Options{PublicKey: key}); err == nil {
+			t.Error("a part is taken for the whole")
+		}
+		if err := f.Log.Export(t.Context(), io.Discard, 99); fault.Of(err) != fault.Invalid {
+			t.Error("an export of nothing: ", err)
+		}
+	}
+}
+
+// The lines of one tenant verify by that tenant's links, with and without the closing line of the
+// whole export.
+func TestATenantsExportVerifies(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Log.SetSigning(writer.SignBatches)
+	f.Fill(30)
+	lines := f.Lines()
+	var own []string
+	for _, line := range lines {
+		if strings.Contains(line, `"tenant_id":"`+string(audittest.TenantB)) {
+			own = append(own, line)
+		}
+	}
+	for _, end := range []string{"", lines[len(lines)-1]} {
+		report, err := verify.Export(strings.NewReader(strings.Join(own, "")+end), verify.Options{Tenant: true})
+		if err != nil || report.Entries != 10 || report.Tenant != string(audittest.TenantB) {
+			t.Error(report, err)
+		}
+	}
+	missing := append(append([]string{}, own[:4]...), own[5:]...)
+	if _, ok := audit.IsBroken(second(verify.Export(strings.NewReader(strings.Join(missing, "")), verify.Options{Tenant: true}))); !ok {
+		t.Error("an entry is missing, and that is not reported")
+	}
+	if _, ok := audit.IsBroken(second(verify.Export(strings.NewReader(strings.Join(lines, "")), verify.Options{Tenant: true}))); !ok {
+		t.Error("two tenants are taken for one")
+	}
+}
+
+// The earliest of several faults is reported, in whichever stage of the pipeline each one shows.
+func TestTheEarliestFaultIsReported(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(3 * verify.StretchSize)
+	lines := f.Lines()
+	signature := func(line string) string { // another signature of the same length
+		at := strings.Index(line, `"signature":"`) + 100
+		return line[:at] + strings.Repeat("A", 20) + line[at+20:]
+	}
+	for _, bad := range []int{3, verify.StretchSize + 3, 2*verify.StretchSize + 3} {
+		changed := append([]string{}, lines...)
+		changed[bad] = signature(changed[bad])
+		for later := bad + 1; later < len(lines)-1; later += verify.StretchSize / 2 {
+			changed[later] = "junk\n"
+		}
+		_, err := verify.Export(strings.NewReader(strings.Join(changed, "")), verify.Options{})
+		if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != uint64(bad+1) || !strings.Contains(broken.Reason, "signature") {
+			t.Errorf("line %d: %v", bad+1, err)
+		}
+	}
+}
+
+// Derived rows that are written after the entries may lag. They may not be ahead.
+func TestDerivedRowsMayLag(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(10)
+	for range 3 {
+		if _, err := f.Verify(); err != nil {
+			t.Fatal(err)
+		}
+		f.Followed()
+		if _, err := f.Verify(); err != nil {
+			t.Fatal(err)
+		}
+		f.Fill(300)
+	}
+}
