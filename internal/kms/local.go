@@ -33,13 +33,23 @@ type local struct {
 	id, path string
 }
 
-// CreateLocal writes a new key to path, which must not exist, with mode 0600. It never replaces a
-// key.
+// CreateLocal writes a new key to path, which must not exist, with mode 0600. After a crash the
+// file is either complete or absent.
 func CreateLocal(path string) error {
 	var key [keySize]byte
 	_, _ = rand.Read(key[:]) // never fails
 	defer clear(key[:])
-	if err := durable.WriteNew(path, []byte(formatFile(key[:]))); err != nil {
+	temp, err := durable.WriteTemp(path, filepath.Base(path)+".new-*", 0o600, []byte(formatFile(key[:])))
+	if err == nil {
+		defer os.Remove(temp)
+		// Unlike a rename, a link never replaces a key. durable.MoveNew also works without links, but
+		// a crash in between would leave an empty file, with which the service does not start.
+		err = os.Link(temp, path)
+	}
+	if err == nil {
+		err = durable.SyncFolder(filepath.Dir(path))
+	}
+	if err != nil {
 		return fmt.Errorf("creating the key file: %w", err)
 	}
 	return nil
