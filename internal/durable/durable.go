@@ -78,7 +78,10 @@ func WriteTemp(path, pattern string, mode fs.FileMode, content []byte) (name str
 		return "", err
 	}
 	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+	if mode != 0o600 { // which it has; some file systems refuse to set a mode
+		err = errors.Join(err, f.Chmod(mode))
+	}
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		_ = os.Remove(f.Name())
 		return "", err
 	}
