@@ -6,7 +6,9 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -272,6 +274,30 @@ func checkOther(t *testing.T, pkg, path string) {
 		return
 	}
 	t.Errorf("%s imports %s, whose module is not in the table of vendors: enter it with who may", pkg, path)
+}
+
+// insideOfLog is what the packages of the log export for each other. Others could sign with it, undo a halt, or accept a rollback without a
+// record of a refusal.
+var insideOfLog = regexp.MustCompile(`\.(Chain|Rollbacks)\.[A-Z]|\.Sign(Checkpoint|Base|Verified)\(|\.OnAcceptance\b|\b([lL]og|[aA]udit)\.AcceptRollback\(`)
+
+func TestImportsDoNotReachIntoTheLog(t *testing.T) {
+	inside := 0
+	for _, path := range productFiles(t) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch found := insideOfLog.Find(text); {
+		case found == nil:
+		case strings.HasPrefix(path, "internal/audit/"):
+			inside++
+		default:
+			t.Errorf("%s uses %s: call a method of the log, its guard, its reader or its keepers", path, found)
+		}
+	}
+	if inside == 0 {
+		t.Error("nobody reaches into the log: delete this test")
+	}
 }
 
 // importsOfTree is what each package imports, its tests not counted.

@@ -25,6 +25,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
+// The tests of the server raise this limit, which leaves time to report a timeout within a second.
+func TestMostAnswersTakeLessThanASecond(t *testing.T) {
+	if p := (Limits{}).withDefaults().Patience; p <= 0 || p >= time.Second {
+		t.Errorf("an answer may take %v", p)
+	}
+}
+
 func TestAFullLineRefusesAtOnceAndTheFirstToComeIsTheFirstToEnter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEntrance(1)
