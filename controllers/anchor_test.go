@@ -22,7 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-var _ keeper.AnchorPlace = (*cluster.Anchor)(nil)
+var _ keeper.Anchor = (*cluster.Anchor)(nil)
 
 const anchorName = "latticekeep-audit-anchor"
 
@@ -261,7 +261,7 @@ func (w *anchorWorld) testKeeper(t *testing.T) {
 	defer func() { w.chain = "chain_ours" }()
 	var said logs
 	ctx, cancel := context.WithCancel(t.Context())
-	keeper := keeper.NewAnchorKeeper(w.log, guard.New(w.log), []keeper.AnchorPlace{w.place(w.operator, anchorName)}, keeper.AnchorOptions{
+	keeper := keeper.NewAnchorKeeper(w.log, guard.New(w.log), []keeper.Anchor{w.place(w.operator, anchorName)}, keeper.AnchorOptions{
 		Every: 10 * time.Millisecond, Timeout: patience, Logger: slog.New(slog.NewTextHandler(&said, nil)), Now: w.clock.Now,
 	})
 	if _, err := writer.NewFollower(w.log).Follow(ctx); err != nil {

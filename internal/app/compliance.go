@@ -170,9 +170,9 @@ func (p *evidence) state(ctx context.Context, s *service) (compliance.State, err
 
 // anchored reports whether at least one anchor had a checkpoint of the log when it was last
 // checked, and that check is recent.
-func anchored(places []keeper.PlaceStatus, now time.Time) bool {
-	return slices.ContainsFunc(places, func(a keeper.PlaceStatus) bool {
-		return a.State == keeper.PlaceOK && a.Sequence > 0 && now.Sub(a.Checked) < anchorLasts
+func anchored(places []keeper.AnchorStatus, now time.Time) bool {
+	return slices.ContainsFunc(places, func(a keeper.AnchorStatus) bool {
+		return a.State == keeper.AnchorOK && a.Sequence > 0 && now.Sub(a.Checked) < anchorLasts
 	})
 }
 

@@ -110,7 +110,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	if p.tracing != nil {
 		s = tracedStore{s, p.tracing.tracer}
 	}
-	d.identity, d.keys, err = identity.Open(ctx, s, d.log, guard, wrapping[0], keyring.Config{CacheTTL: p.kms.CacheTTL, Former: wrapping[1:], Now: p.now})
+	d.identity, d.keys, err = identity.Open(ctx, s, d.log, guard, wrapping[0], keyring.Config{CacheTTL: p.kms.CacheTTL, Previous: wrapping[1:], Now: p.now})
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (d *deployment) readKeyFiles(ctx context.Context, files []offline.KeyFile) 
 	}
 	use := make(map[string]keyring.KMSKey)
 	for _, k := range found.Keys {
-		if k.Sets += found.Damaged; k.State == keyring.KMSKeyFormer { // damaged keys may need any KMS key
+		if k.Sets += found.Damaged; k.State == keyring.KMSKeyPrevious { // damaged keys may need any KMS key
 			use[k.ID] = k
 		}
 	}

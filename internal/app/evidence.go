@@ -74,7 +74,7 @@ func (p *evidence) configured(ctx context.Context, logger *slog.Logger, key, add
 // administrator accepts the loss over the API.
 func (p *evidence) openAnchors(ctx context.Context, log *writer.Log, guard *guard.Guard, logger *slog.Logger, now func() time.Time) error {
 	log.SetSigning(writer.Signing(p.Signing))
-	var places []keeper.AnchorPlace
+	var places []keeper.Anchor
 	if p.cluster != nil && p.Anchor.ConfigMap != "" {
 		place, err := cluster.NewAnchor(p.cluster, p.namespace, p.Anchor.ConfigMap, log.ChainID())
 		if err != nil {
@@ -87,7 +87,7 @@ func (p *evidence) openAnchors(ctx context.Context, log *writer.Log, guard *guar
 		if err != nil {
 			return err
 		}
-		places = append(places, keeper.NewBucketPlace(log.ChainID(), b))
+		places = append(places, keeper.NewBucketAnchor(log.ChainID(), b))
 	}
 	p.keeper = keeper.NewAnchorKeeper(log, guard, places, keeper.AnchorOptions{Logger: logger, Now: now})
 	_ = p.keeper.Check(ctx) // Check logs what it finds and halts the log

@@ -73,18 +73,18 @@ func TestOldReportsAreForgottenInTheDataDirectoryAlone(t *testing.T) {
 
 func TestWhatIsKeptIsAnchored(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	ok := keeper.PlaceStatus{State: keeper.PlaceOK, Sequence: 7, Checked: now.Add(-time.Hour)}
+	ok := keeper.AnchorStatus{State: keeper.AnchorOK, Sequence: 7, Checked: now.Add(-time.Hour)}
 	empty, lost, silent := ok, ok, ok
-	empty.Sequence, lost.State, silent.Checked = 0, keeper.PlaceRollback, now.Add(-24*time.Hour)
+	empty.Sequence, lost.State, silent.Checked = 0, keeper.AnchorRollback, now.Add(-24*time.Hour)
 	unreachable := ok
-	unreachable.State = keeper.PlaceUnreachable
+	unreachable.State = keeper.AnchorUnreachable
 	for name, c := range map[string]struct {
-		places []keeper.PlaceStatus
+		places []keeper.AnchorStatus
 		want   bool
 	}{
-		"no place": {}, "nothing there": {[]keeper.PlaceStatus{empty}, false}, "more than the log has": {[]keeper.PlaceStatus{lost}, false},
-		"not looked at for a day": {[]keeper.PlaceStatus{silent}, false}, "unreachable": {[]keeper.PlaceStatus{unreachable}, false},
-		"one": {[]keeper.PlaceStatus{ok}, true}, "one of two": {[]keeper.PlaceStatus{unreachable, ok}, true},
+		"no place": {}, "nothing there": {[]keeper.AnchorStatus{empty}, false}, "more than the log has": {[]keeper.AnchorStatus{lost}, false},
+		"not looked at for a day": {[]keeper.AnchorStatus{silent}, false}, "unreachable": {[]keeper.AnchorStatus{unreachable}, false},
+		"one": {[]keeper.AnchorStatus{ok}, true}, "one of two": {[]keeper.AnchorStatus{unreachable, ok}, true},
 	} {
 		if got := anchored(c.places, now); got != c.want {
 			t.Errorf("%s: %t", name, got)
@@ -171,7 +171,7 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 // A server whose database lost entries says once what to do, and tries nothing else.
 func TestARefusedLogIsToldOnce(t *testing.T) {
 	s, log := inProcess(t, nil)
-	s.log.Halt(&audit.RollbackError{LostFrom: 8, LostTo: 9, Epoch: 1, Place: "bucket"})
+	s.log.Halt(&audit.RollbackError{LostFrom: 8, LostTo: 9, Epoch: 1, Source: "bucket"})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -105,14 +105,14 @@ func (c proofCollector) Collect(metrics chan<- prometheus.Metric) {
 	}
 	gauge(brokenLog, broken)
 	for _, a := range c.keeper.Status() {
-		for _, state := range []keeper.PlaceState{keeper.PlaceOK, keeper.PlaceUnreachable, keeper.PlaceRefused, keeper.PlaceRollback} {
+		for _, state := range []keeper.AnchorState{keeper.AnchorOK, keeper.AnchorUnreachable, keeper.AnchorRefused, keeper.AnchorRollback} {
 			is := 0.0
 			if a.State == state {
 				is = 1
 			}
-			gauge(anchorState, is, a.Place, string(state))
+			gauge(anchorState, is, a.Name, string(state))
 		}
-		gauge(anchorSequence, float64(a.Sequence), a.Place)
-		metrics <- prometheus.MustNewConstMetric(anchorRefusals, prometheus.CounterValue, float64(a.Refused), a.Place)
+		gauge(anchorSequence, float64(a.Sequence), a.Name)
+		metrics <- prometheus.MustNewConstMetric(anchorRefusals, prometheus.CounterValue, float64(a.Refused), a.Name)
 	}
 }

@@ -70,27 +70,27 @@ type baseEpoch struct {
 }
 
 type baseTenant struct {
-	Last     baseLink `json:"last"`
-	Sequence uint64   `json:"sequence"` // tenant sequence
-	Tenant   string   `json:"tenant"`
+	Last     basePosition `json:"last"`
+	Sequence uint64       `json:"sequence"` // tenant sequence
+	Tenant   string       `json:"tenant"`
 }
 
 type baseCredential struct {
-	Credential string      `json:"credential"`
-	Current    baseLink    `json:"current"`
-	Digest     string      `json:"digest"`
-	Former     *baseFormer `json:"former,omitzero"`
-	Sequence   uint64      `json:"sequence"`
-	Tenant     string      `json:"tenant"`
-	Version    string      `json:"version"`
+	Credential string        `json:"credential"`
+	Current    basePosition  `json:"current"`
+	Digest     string        `json:"digest"`
+	Previous   *basePrevious `json:"former,omitzero"`
+	Sequence   uint64        `json:"sequence"`
+	Tenant     string        `json:"tenant"`
+	Version    string        `json:"version"`
 }
 
-type baseFormer struct {
+type basePrevious struct {
 	Digest  string `json:"digest"`
 	Version string `json:"version"`
 }
 
-type baseLink struct {
+type basePosition struct {
 	Hash     string `json:"hash"`
 	Micros   int64  `json:"micros"`
 	Sequence uint64 `json:"sequence"`
@@ -111,7 +111,7 @@ type baseNamespace struct {
 
 func (s History) Clone() History {
 	s.Epochs, s.Lost, s.Kept = slices.Clone(s.Epochs), slices.Clone(s.Lost), slices.Clone(s.Kept)
-	s.Credentials, s.ApiKeys, s.Namespaces = maps.Clone(s.Credentials), maps.Clone(s.ApiKeys), maps.Clone(s.Namespaces)
+	s.Credentials, s.APIKeys, s.Namespaces = maps.Clone(s.Credentials), maps.Clone(s.APIKeys), maps.Clone(s.Namespaces)
 	tenants := make(map[string]*TenantState, len(s.Tenants))
 	for name, t := range s.Tenants {
 		copied := *t
@@ -126,7 +126,7 @@ func (s History) Clone() History {
 	return s
 }
 
-func (b *Base) Json() ([]byte, error) {
+func (b *Base) JSON() ([]byte, error) {
 	s := b.History
 	j := BaseJSON{
 		ChainID: s.ChainID, Hash: s.Hash, Micros: s.Head.Micros, Sequence: s.Head.Sequence,
@@ -151,12 +151,12 @@ func (b *Base) Json() ([]byte, error) {
 			Credential: key.Credential, Digest: c.Digest, Sequence: c.Sequence, Tenant: string(key.Tenant), Version: c.Version,
 			Current: c.Current.json(),
 		}
-		if c.Former != (Former{}) {
-			of.Former = &baseFormer{c.Former.Digest, c.Former.Version}
+		if c.Previous != (PreviousVersion{}) {
+			of.Previous = &basePrevious{c.Previous.Digest, c.Previous.Version}
 		}
 		j.Credentials = append(j.Credentials, of)
 	}
-	for key, k := range s.ApiKeys {
+	for key, k := range s.APIKeys {
 		j.APIKeys = append(j.APIKeys, baseAPIKey{key.ID, k.Sequence, string(key.Tenant)})
 	}
 	for key, n := range s.Namespaces {
@@ -185,7 +185,7 @@ func (b *Base) Sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) 
 	if b.ChainID != chainID || b.KeyID != signer.Public().ID() {
 		return nil, errors.New("signing a base: it is of another log")
 	}
-	text, err := b.Json()
+	text, err := b.JSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding a base: %w", err)
 	}
@@ -217,7 +217,7 @@ func ParseBase(in []byte, key *dualsig.PublicKey) (*Base, error) {
 	if key == nil {
 		key = b.Public
 	}
-	again, err := b.Json()
+	again, err := b.JSON()
 	if err != nil || !bytes.Equal(again, text) || key.ID() != b.KeyID || !key.Verify(baseContext, frame.Join(baseContext, text), signature) {
 		return nil, ErrBase
 	}
@@ -237,12 +237,12 @@ func (j BaseJSON) Base() (*Base, error) {
 		return nil, ErrBase
 	}
 	s := History{
-		ChainID: j.ChainID, Public: key, KeyID: key.ID(), Whole: true, Hash: j.Hash,
-		Head: Link{j.Sequence, j.Micros, hash}, Tree: *built,
+		ChainID: j.ChainID, Public: key, KeyID: key.ID(), IsComplete: true, Hash: j.Hash,
+		Head: Position{j.Sequence, j.Micros, hash}, Tree: *built,
 		Epochs:      []Epoch{{Number: 1, First: 1}},
 		Tenants:     make(map[string]*TenantState, len(j.Tenants)),
-		Credentials: make(map[CredentialKey]State, len(j.Credentials)),
-		ApiKeys:     make(map[APIKeyName]APIKeyState, len(j.APIKeys)),
+		Credentials: make(map[CredentialKey]CredentialState, len(j.Credentials)),
+		APIKeys:     make(map[APIKeyName]APIKeyState, len(j.APIKeys)),
 		Namespaces:  make(map[NamespaceName]NamespaceState, len(j.Namespaces)),
 	}
 	for _, e := range j.Epochs {
@@ -264,25 +264,25 @@ func (j BaseJSON) Base() (*Base, error) {
 		s.Kept = append(s.Kept, e)
 	}
 	for _, t := range j.Tenants {
-		last, ok := t.Last.link()
+		last, ok := t.Last.position()
 		if !ok {
 			return nil, ErrBase
 		}
 		s.Tenants[t.Tenant] = &TenantState{t.Sequence, t.Last.Hash, last}
 	}
 	for _, c := range j.Credentials {
-		current, ok := c.Current.link()
+		current, ok := c.Current.position()
 		if !ok {
 			return nil, ErrBase
 		}
-		of := State{Sequence: c.Sequence, Version: c.Version, Digest: c.Digest, Current: current}
-		if c.Former != nil {
-			of.Former = Former{c.Former.Version, c.Former.Digest}
+		of := CredentialState{Sequence: c.Sequence, Version: c.Version, Digest: c.Digest, Current: current}
+		if c.Previous != nil {
+			of.Previous = PreviousVersion{c.Previous.Version, c.Previous.Digest}
 		}
 		s.Credentials[CredentialKey{authz.TenantID(c.Tenant), c.Credential}] = of
 	}
 	for _, k := range j.APIKeys {
-		s.ApiKeys[APIKeyName{authz.TenantID(k.Tenant), k.ID}] = APIKeyState{Sequence: k.Sequence}
+		s.APIKeys[APIKeyName{authz.TenantID(k.Tenant), k.ID}] = APIKeyState{Sequence: k.Sequence}
 	}
 	for _, n := range j.Namespaces {
 		s.Namespaces[NamespaceName{n.Cluster, n.Namespace}] = NamespaceState{n.Sequence, authz.TenantID(n.Tenant)}
@@ -290,11 +290,13 @@ func (j BaseJSON) Base() (*Base, error) {
 	return &Base{s}, nil
 }
 
-func (k Link) json() baseLink { return baseLink{hex.EncodeToString(k.Hash[:]), k.Micros, k.Sequence} }
+func (k Position) json() basePosition {
+	return basePosition{hex.EncodeToString(k.Hash[:]), k.Micros, k.Sequence}
+}
 
-func (k baseLink) link() (Link, bool) {
+func (k basePosition) position() (Position, bool) {
 	hash, ok := parseHash(k.Hash)
-	return Link{k.Sequence, k.Micros, hash}, ok
+	return Position{k.Sequence, k.Micros, hash}, ok
 }
 
 // parseHash parses 64 digits of lower-case hex.
@@ -308,7 +310,7 @@ func (b *Base) Equal(other *Base) bool {
 	if b == nil || other == nil || b == other {
 		return b == other
 	}
-	ours, err1 := b.Json()
-	theirs, err2 := other.Json()
+	ours, err1 := b.JSON()
+	theirs, err2 := other.JSON()
 	return errors.Join(err1, err2) == nil && bytes.Equal(ours, theirs)
 }

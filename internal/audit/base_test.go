@@ -21,14 +21,14 @@ func TestTheGoldenBase(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := b.Json()
+	text, err := b.JSON()
 	if err != nil || !bytes.Equal(text, row[len(row)-len(text):]) {
 		t.Fatal("it is written in another way than it was read: ", err)
 	}
 	if b.Sequence() != 13 || b.Size() != 11 || Fingerprint(b.ChainID, b.Public.Bytes()) != goldenBase {
 		t.Fatalf("%d %d", b.Sequence(), b.Size())
 	}
-	if len(b.Credentials) != 1 || len(b.ApiKeys) != 1 || len(b.Namespaces) != 1 || len(b.Kept) != 1 || len(b.Lost) != 1 || len(b.Tenants) != 3 {
+	if len(b.Credentials) != 1 || len(b.APIKeys) != 1 || len(b.Namespaces) != 1 || len(b.Kept) != 1 || len(b.Lost) != 1 || len(b.Tenants) != 3 {
 		t.Fatalf("%+v", b.History)
 	}
 }
@@ -39,7 +39,7 @@ func FuzzParseBase(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if text, err := b.Json(); err != nil || !bytes.HasSuffix(in, text) {
+		if text, err := b.JSON(); err != nil || !bytes.HasSuffix(in, text) {
 			t.Fatal("parse and encode differ", err)
 		}
 	})

@@ -107,15 +107,15 @@ func TestTheGoldenGroupVerifies(t *testing.T) {
 		t.Fatal("not the golden group")
 	}
 	for i := range g.Lines {
-		e, sum, err := ParseWhole([]byte(g.Lines[i]))
+		e, sum, err := ParseWithDigest([]byte(g.Lines[i]))
 		if err != nil || e.Hash != hex.EncodeToString(sum[:]) || !e.Verify(key, nil) {
 			t.Errorf("line %d: %v", i, err)
 		}
-		s, err := DecodeStored(unhex(g.Rows[i]), unhex(g.Batch))
+		s, err := DecodeStoredEntry(unhex(g.Rows[i]), unhex(g.Batch))
 		if err != nil || !s.Verify(key, nil) {
 			t.Fatalf("row %d: %v", i, err)
 		}
-		if !bytes.Equal(line(t, s.Whole(), true), []byte(g.Lines[i])) {
+		if !bytes.Equal(line(t, s.SignedEntry(), true), []byte(g.Lines[i])) {
 			t.Errorf("row %d is another entry than the line", i)
 		}
 	}

@@ -200,18 +200,18 @@ func Fingerprint(chainID string, publicKey []byte) string {
 }
 
 func (c Checkpoint) Head() Head {
-	return Head{Link{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
+	return Head{Position{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
 }
 
-// Same reports whether two checkpoints are equal except for their times.
-func (c Checkpoint) Same(d Checkpoint) bool {
+// EqualIgnoringTime reports whether two checkpoints are equal except for their times.
+func (c Checkpoint) EqualIgnoringTime(d Checkpoint) bool {
 	c.Time = d.Time
 	return c == d
 }
 
-// ParseOnly is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts only
+// ParseOwnCheckpoint is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts only
 // canonical base64, and no signature but the log's.
-func ParseOnly(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
+func ParseOwnCheckpoint(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
 	c, err := ParseCheckpoint(signed, key)
 	if err != nil {
 		return Checkpoint{}, err

@@ -49,9 +49,9 @@ func (e *Entry) Time() time.Time {
 	return t
 }
 
-// Link returns the entry's position. The hash is zero if the entry's hash is malformed.
-func (e *Entry) Link() Link {
-	k := Link{Sequence: e.Sequence, Micros: e.Time().UnixMicro()}
+// Position returns the entry's position. The hash is zero if the entry's hash is malformed.
+func (e *Entry) Position() Position {
+	k := Position{Sequence: e.Sequence, Micros: e.Time().UnixMicro()}
 	if b, err := hex.DecodeString(e.Hash); err == nil && len(b) == len(k.Hash) {
 		k.Hash = [32]byte(b)
 	}

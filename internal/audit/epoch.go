@@ -34,9 +34,9 @@ type epochRow struct {
 	Epoch
 }
 
-// EpochRows returns the rows of epochs in the order of their numbers. Epoch 1 has no row. For a
+// ReadEpochRows returns the rows of epochs in the order of their numbers. Epoch 1 has no row. For a
 // malformed row, the epoch is zero.
-func EpochRows(r store.Reader) (rows []epochRow, err error) {
+func ReadEpochRows(r store.Reader) (rows []epochRow, err error) {
 	err = r.Scan(EpochRange, func(key, value []byte) bool {
 		row := epochRow{Key: bytes.Clone(key)}
 		if len(key) == len(EpochRange.From)+8 && len(value) == 16 {
@@ -95,16 +95,16 @@ func EpochOf(epochs []Epoch, sequence uint64) Epoch {
 	return of
 }
 
-// After returns the loss between the previous epoch and this one, without the checkpoint that
+// LossAfter returns the loss between the previous epoch and this one, without the checkpoint that
 // revealed it.
-func (e Epoch) After(former Epoch) AcceptedLoss {
-	return AcceptedLoss{former: former.Number, epoch: e.Number, from: former.First + uint64(e.Size-former.Size), to: e.First - 1}
+func (e Epoch) LossAfter(previous Epoch) AcceptedLoss {
+	return AcceptedLoss{previous: previous.Number, epoch: e.Number, from: previous.First + uint64(e.Size-previous.Size), to: e.First - 1}
 }
 
 // AcceptedLoss describes the entries that an accepted rollback lost.
 type AcceptedLoss struct {
-	former, epoch uint64 // the epoch that lost them, and the epoch that began then
-	from, to      uint64 // sequences
+	previous, epoch uint64 // the epoch that lost them, and the epoch that began then
+	from, to        uint64 // sequences
 
 	// The checkpoint that revealed the loss. It covers an entry in the range above, unless the
 	// database had other entries there. Both fields are zero if the acceptance is in the archive.
@@ -113,7 +113,7 @@ type AcceptedLoss struct {
 }
 
 func (a AcceptedLoss) Covers(c Checkpoint) bool {
-	inRange := a.former <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
+	inRange := a.previous <= c.Epoch && a.from <= c.Sequence && c.Sequence <= a.to
 	named := a.Anchored == c.Sequence && a.Hash == hex.EncodeToString(c.Hash[:])
 	// The database had other entries up to the named one. So the entries that an older checkpoint
 	// covers in this stretch were lost with it.
@@ -133,33 +133,33 @@ type RollbackError struct {
 	LostTo   uint64   // sequence of the checkpoint
 	Hash     [32]byte // hash of the entry at LostTo
 	Epoch    uint64   // epoch of the checkpoint
-	Place    string   // where the checkpoint is kept
+	Source   string   // where the checkpoint is kept
 }
 
 func (e *RollbackError) Error() string {
 	const remedy = "restore the newest copy of the database, or go on without them by latticekeep audit accept-rollback"
-	if e.Place == MemoryPlace {
+	if e.Source == MemorySource {
 		if e.LostFrom == 0 {
 			return fmt.Sprintf("the audit log has other entries up to %d than those that this replica has seen in it, which are lost: "+remedy, e.LostTo)
 		}
 		return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which this replica has seen in it: "+remedy, e.LostFrom, e.LostTo)
 	}
 	if e.LostFrom == 0 {
-		return fmt.Sprintf("the audit log has other entries up to %d than those that the checkpoint kept in %s knows, which are lost: "+remedy, e.LostTo, e.Place)
+		return fmt.Sprintf("the audit log has other entries up to %d than those that the checkpoint kept in %s knows, which are lost: "+remedy, e.LostTo, e.Source)
 	}
-	return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which the checkpoint kept in %s knows: "+remedy, e.LostFrom, e.LostTo, e.Place)
+	return fmt.Sprintf("the database lacks entries %d to %d of the audit log, which the checkpoint kept in %s knows: "+remedy, e.LostFrom, e.LostTo, e.Source)
 }
 
-// MemoryPlace is the Place of a [RollbackError] when the process itself has seen the entries.
-const MemoryPlace = "the memory of a replica"
+// MemorySource is the Place of a [RollbackError] when the process itself has seen the entries.
+const MemorySource = "the memory of a replica"
 
 // The newest checkpoint in the database is signed evidence, too: a log that does not continue from
 // it has lost entries, whoever removed them. So this checkpoint is compared with the entries as if
 // it were an anchor, and its loss is accepted like any other. Accepting the loss then takes
 // everything derived back to the remaining entries.
 
-// DatabasePlace is the Place of a [RollbackError] that the checkpoint in the database revealed.
-const DatabasePlace = "the database"
+// DatabaseSource is the Place of a [RollbackError] that the checkpoint in the database revealed.
+const DatabaseSource = "the database"
 
 // Rollback describes the beginning of a new epoch.
 type Rollback struct {

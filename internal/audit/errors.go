@@ -28,19 +28,22 @@ func IsBroken(err error) (*Broken, bool) {
 	return b, ok
 }
 
-// Damaged reports whether err means that the rows read are not the rows that were written.
-func Damaged(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
+// IsDamage reports whether err means that the rows read are not the rows that were written.
+func IsDamage(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
 
-func UnlessDamaged(err error) error {
+// IgnoreDamagedRows returns err, or nil if err is [ErrDamagedLog]. Unlike [IgnoreDamage], it keeps
+// other internal errors.
+func IgnoreDamagedRows(err error) error {
 	if errors.Is(err, ErrDamagedLog) {
 		return nil
 	}
 	return err
 }
 
-// UnlessDamage returns err, or nil if err reports damage.
-func UnlessDamage(err error) error {
-	if Damaged(err) {
+// IgnoreDamage returns err, or nil if [IsDamage]. Callers use it where another check reports the
+// damage.
+func IgnoreDamage(err error) error {
+	if IsDamage(err) {
 		return nil
 	}
 	return err

@@ -20,8 +20,8 @@ func FuzzParseEntry(f *testing.F) {
 
 func FuzzDecodeRow(f *testing.F) {
 	f.Fuzz(func(t *testing.T, row, batch []byte) {
-		if at, err := DecodeStored(row, batch); err == nil {
-			e := at.Whole()
+		if at, err := DecodeStoredEntry(row, batch); err == nil {
+			e := at.SignedEntry()
 			if line, err := e.JSON(); err != nil {
 				t.Fatal(err)
 			} else if _, err := ParseEntry(line); err != nil {
@@ -34,6 +34,6 @@ func FuzzDecodeRow(f *testing.F) {
 			}
 		}
 		_, _ = DecodeIndexRow(row)
-		_, _ = DecodeLink(row)
+		_, _ = DecodePosition(row)
 	})
 }

@@ -59,7 +59,7 @@ func TestTheModeOfSigningChangesOnARunningLog(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		parsed, sum, err := audit.ParseWhole(text)
+		parsed, sum, err := audit.ParseWithDigest(text)
 		if err != nil || !parsed.Verify(key, shared) || hex.EncodeToString(sum[:]) != e.Hash {
 			t.Errorf("the exported entry %d does not verify: %v", sequence, err)
 		}

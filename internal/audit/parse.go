@@ -20,9 +20,9 @@ func parse(b []byte, whole bool) (*Entry, error) {
 	return parseAny(b, whole)
 }
 
-// ParseWhole is [ParseEntry], and also returns the digest of the bytes that the hash covers,
+// ParseWithDigest is [ParseEntry], and also returns the digest of the bytes that the hash covers,
 // without encoding them again.
-func ParseWhole(line []byte) (*Entry, [32]byte, error) {
+func ParseWithDigest(line []byte) (*Entry, [32]byte, error) {
 	if p := (parser{text: string(line)}); p.entry(true) {
 		h := sha3.New256()
 		_, _ = h.Write(line[:p.hash.from]) // never fails

@@ -123,7 +123,7 @@ func TestOneSpellingOfAnEntryIsRead(t *testing.T) {
 			if _, err := parse([]byte(bad), true); err == nil {
 				t.Error("read")
 			}
-			if _, _, err := ParseWhole([]byte(bad)); err == nil {
+			if _, _, err := ParseWithDigest([]byte(bad)); err == nil {
 				t.Error("read")
 			}
 		})
@@ -153,7 +153,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil || !whole {
 			return
 		}
-		got, sum, err := ParseWhole(b)
+		got, sum, err := ParseWithDigest(b)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatal(got, err)
 		}
@@ -175,7 +175,7 @@ func BenchmarkParse(b *testing.B) {
 		row := slices.Concat([]byte{PlainRow}, make([]byte, 3309), core)
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := DecodeStored(row, nil); err != nil {
+			if _, err := DecodeStoredEntry(row, nil); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -183,7 +183,7 @@ func BenchmarkParse(b *testing.B) {
 	b.Run("line", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := ParseWhole(whole); err != nil {
+			if _, _, err := ParseWithDigest(whole); err != nil {
 				b.Fatal(err)
 			}
 		}

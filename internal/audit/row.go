@@ -53,20 +53,20 @@ var VerifiedKey = []byte("audit/verified")
 // IndexRow is the value under tenantKey. It holds the fields that [reader.Reader.Query] filters by,
 // so a query reads only the entries that it returns.
 type IndexRow struct {
-	Link
+	Position
 	EventType EventType
 	Actor     string
 }
 
 func (r IndexRow) Encode() []byte {
-	return append(r.Link.Encode(), string(r.EventType)+"\x00"+r.Actor...)
+	return append(r.Position.Encode(), string(r.EventType)+"\x00"+r.Actor...)
 }
 
 func DecodeIndexRow(b []byte) (IndexRow, error) {
 	if len(b) < 48 {
 		return IndexRow{}, ErrDamagedLog
 	}
-	k, err := DecodeLink(b[:48])
+	k, err := DecodePosition(b[:48])
 	eventType, actor, ok := strings.Cut(string(b[48:]), "\x00")
 	if err != nil || !ok {
 		return IndexRow{}, ErrDamagedLog
@@ -105,9 +105,9 @@ func RowBatch(row []byte) (first uint64, ok bool) {
 	return binary.BigEndian.Uint64(row[1:]), true
 }
 
-// Stored is an entry as it is in the store. It shares the memory of the rows that it was decoded
+// StoredEntry is an entry as it is in the store. It shares the memory of the rows that it was decoded
 // from.
-type Stored struct {
+type StoredEntry struct {
 	Entry     *Entry // without Signature
 	Hash      [32]byte
 	Proof     batchProof
@@ -135,26 +135,26 @@ func SplitRow(row []byte) (core []byte, p batchProof, err error) {
 	return row[end:], p, nil
 }
 
-// DecodeStored decodes a stored entry. The batch is the row of its group, if [RowBatch] names one.
-func DecodeStored(row, batch []byte) (s Stored, err error) {
+// DecodeStoredEntry decodes a stored entry. The batch is the row of its group, if [RowBatch] names one.
+func DecodeStoredEntry(row, batch []byte) (s StoredEntry, err error) {
 	var core []byte
 	if core, s.Proof, err = SplitRow(row); err != nil {
-		return Stored{}, err
+		return StoredEntry{}, err
 	}
 	first, grouped := RowBatch(row)
 	switch {
 	case !grouped:
 		s.Signature = row[1:PlainRowHeader]
 	case len(batch) != dualsig.SignatureSize:
-		return Stored{}, ErrNotCanonical
+		return StoredEntry{}, ErrNotCanonical
 	default:
 		s.Signature = batch
 	}
 	if s.Entry, err = parse(core, false); err != nil {
-		return Stored{}, err
+		return StoredEntry{}, err
 	}
 	if grouped && (first == 0 || s.Entry.Sequence != first+uint64(s.Proof.Index)) {
-		return Stored{}, ErrNotCanonical
+		return StoredEntry{}, ErrNotCanonical
 	}
 	s.Hash = sha3.Sum256(core)
 	s.Entry.Hash = hex.EncodeToString(s.Hash[:])
@@ -162,12 +162,12 @@ func DecodeStored(row, batch []byte) (s Stored, err error) {
 }
 
 // Verify reports whether key made the signature. The memo may be nil.
-func (s Stored) Verify(key *dualsig.PublicKey, m *Memo) bool {
+func (s StoredEntry) Verify(key *dualsig.PublicKey, m *Memo) bool {
 	return s.Proof.verify(key, s.Hash, s.Signature, m)
 }
 
-// Whole returns the entry with its signature.
-func (s Stored) Whole() *Entry {
+// SignedEntry returns the entry with its signature.
+func (s StoredEntry) SignedEntry() *Entry {
 	b := s.Signature
 	if s.Proof.N > 0 {
 		b = s.Proof.encode(b)
@@ -186,16 +186,16 @@ func (s Stored) Whole() *Entry {
 // TenantHead is the newest entry of a tenant.
 type TenantHead struct {
 	Sequence uint64 // tenant sequence
-	Last     Link
+	Last     Position
 }
 
-// Of reports whether the entry is the one at this position.
-func (p TenantHead) Of(e *Entry, tenant string) bool {
-	return e.TenantID == tenant && e.TenantSequence == p.Sequence && e.Link() == p.Last
+// IsOf reports whether the entry is the one at this position.
+func (p TenantHead) IsOf(e *Entry, tenant string) bool {
+	return e.TenantID == tenant && e.TenantSequence == p.Sequence && e.Position() == p.Last
 }
 
-// LastOf reads a tenant's newest entry from the tenant's index.
-func LastOf(r store.Reader, tenant string) (p TenantHead, err error) {
+// ReadTenantHead reads a tenant's newest entry from the tenant's index.
+func ReadTenantHead(r store.Reader, tenant string) (p TenantHead, err error) {
 	rng := store.Prefix(TenantPrefix(tenant))
 	rng.Reverse = true
 	var bad error
@@ -205,7 +205,7 @@ func LastOf(r store.Reader, tenant string) (p TenantHead, err error) {
 			bad = ErrDamagedLog
 			return false
 		}
-		p = TenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.Link}
+		p = TenantHead{binary.BigEndian.Uint64(key[len(key)-8:]), row.Position}
 		return false
 	})
 	return p, errors.Join(err, bad)
@@ -218,22 +218,22 @@ func SequenceOf(indexValue []byte) uint64 {
 	return binary.BigEndian.Uint64(indexValue)
 }
 
-func Only(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
+func KeyRange(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
 
 // NoSignature stands in for a signature that is not checked.
 var NoSignature = make([]byte, dualsig.SignatureSize)
 
-func ReadHead(r store.Reader) (Link, error) {
+func ReadHead(r store.Reader) (Position, error) {
 	b, err := r.Get(HeadKey)
 	if err != nil {
-		return Link{}, fmt.Errorf("reading the head of the chain: %w", err)
+		return Position{}, fmt.Errorf("reading the head of the chain: %w", err)
 	}
-	return DecodeLink(b)
+	return DecodePosition(b)
 }
 
-// EntryRows returns copies of the row of an entry and of the row of its group. The row is nil if
+// ReadEntryRows returns copies of the row of an entry and of the row of its group. The row is nil if
 // the entry does not exist; the batch is nil if the entry has no group.
-func EntryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
+func ReadEntryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
 	row, err = r.Get(EntryKey(sequence))
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading an audit entry: %w", err)
@@ -247,18 +247,18 @@ func EntryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
 	return row, bytes.Clone(batch), nil
 }
 
-// StoredEntry is [readEntry] without encoding the signature as text.
-func StoredEntry(r store.Reader, sequence uint64) (Stored, error) {
-	row, batch, err := EntryRows(r, sequence)
+// ReadStoredEntry is [readEntry] without encoding the signature as text.
+func ReadStoredEntry(r store.Reader, sequence uint64) (StoredEntry, error) {
+	row, batch, err := ReadEntryRows(r, sequence)
 	switch {
 	case err != nil:
-		return Stored{}, err
+		return StoredEntry{}, err
 	case row == nil:
-		return Stored{}, ErrNoEntry
+		return StoredEntry{}, ErrNoEntry
 	}
-	e, err := DecodeStored(row, batch)
+	e, err := DecodeStoredEntry(row, batch)
 	if err != nil || e.Entry.Sequence != sequence {
-		return Stored{}, ErrDamagedLog
+		return StoredEntry{}, ErrDamagedLog
 	}
 	return e, nil
 }
@@ -266,25 +266,25 @@ func StoredEntry(r store.Reader, sequence uint64) (Stored, error) {
 // ReadEntry returns the whole entry, unverified. Errors: ErrNoEntry, or fault.Internal if the row
 // does not hold that entry.
 func ReadEntry(r store.Reader, sequence uint64) (*Entry, error) {
-	e, err := StoredEntry(r, sequence)
+	e, err := ReadStoredEntry(r, sequence)
 	if err != nil {
 		return nil, err
 	}
-	return e.Whole(), nil
+	return e.SignedEntry(), nil
 }
 
-// ReadStored reads an entry that must exist. Error: ErrDamagedLog if it is missing.
-func ReadStored(r store.Reader, sequence uint64) (Stored, error) {
-	e, err := StoredEntry(r, sequence)
+// ReadRequiredEntry reads an entry that must exist. Error: ErrDamagedLog if it is missing.
+func ReadRequiredEntry(r store.Reader, sequence uint64) (StoredEntry, error) {
+	e, err := ReadStoredEntry(r, sequence)
 	if errors.Is(err, ErrNoEntry) {
 		err = ErrDamagedLog
 	}
 	return e, err
 }
 
-// HashOf returns the hash of a stored entry without checking the signature. Errors: ErrNoEntry,
+// ReadHash returns the hash of a stored entry without checking the signature. Errors: ErrNoEntry,
 // ErrDamagedLog for a row that holds no entry.
-func HashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
+func ReadHash(r store.Reader, sequence uint64) (hash [32]byte, err error) {
 	row, err := r.Get(EntryKey(sequence))
 	if err != nil {
 		return hash, fmt.Errorf("reading an audit entry: %w", err)
@@ -299,8 +299,8 @@ func HashOf(r store.Reader, sequence uint64) (hash [32]byte, err error) {
 	return sha3.Sum256(core), nil
 }
 
-// NewestEntry returns the highest sequence that has an entry, 0 for none.
-func NewestEntry(r store.Reader) (newest uint64, err error) {
+// ReadNewestSequence returns the highest sequence that has an entry, 0 for none.
+func ReadNewestSequence(r store.Reader) (newest uint64, err error) {
 	rows := EntryRange
 	rows.Reverse = true
 	err = r.Scan(rows, func(key, _ []byte) bool {

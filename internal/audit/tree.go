@@ -67,8 +67,8 @@ func (b *TreeBuilder) put(level int, h tlog.Hash) {
 	b.put(level+1, above)
 }
 
-// Full returns the tiles that were filled since the last call.
-func (b *TreeBuilder) Full() []Tile {
+// TakeFilled returns the tiles that were filled since the last call.
+func (b *TreeBuilder) TakeFilled() []Tile {
 	filled := b.Filled
 	b.Filled = nil
 	return filled

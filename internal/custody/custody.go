@@ -167,11 +167,11 @@ func (s *Service) Destroy(ctx context.Context, p authz.Principal, id string) (d 
 	if err := s.guard.Admit(ctx, p, authz.DestroyKMSKey); err != nil {
 		return d, err
 	}
-	former, err := s.keys.FormerKMSKey(id)
+	isPrevious, err := s.keys.IsPreviousKMSKey(id)
 	switch {
 	case err != nil:
 		return d, s.guard.Refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, id), audit.Denied, reasonCurrent, err)
-	case !former: // entries contain the ids of known keys only
+	case !isPrevious: // entries contain the ids of known keys only
 		return d, s.guard.Refuse(ctx, keyEvent(audit.KMSKeyDestroyed, p, ""), audit.Denied, reasonMissing, errUnknown)
 	}
 	e := keyEvent(audit.KMSKeyDestroyed, p, id)

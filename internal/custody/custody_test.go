@@ -147,7 +147,7 @@ func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	must(f.t, err)
 	f.t.Cleanup(func() { _ = db.Close() })
 	f.store = &switchedStore{Rehearsed: storetest.Rehearsing(db)}
-	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, guard.New(f.log), current, keyring.Config{Former: former, Now: now})
+	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, guard.New(f.log), current, keyring.Config{Previous: former, Now: now})
 	must(f.t, err)
 	f.service = New(f.store, guard.New(f.log), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
 		f.destroyed = append(f.destroyed, id)

@@ -69,7 +69,7 @@ func (v *Verifier) behindArchive(ctx context.Context, f Input, first *audit.Entr
 	if err != nil {
 		return verify.Report{}, err
 	}
-	archived, base, err := verify.VerifyArchive(ctx, bucket, segments, a)
+	archived, base, err := verify.Archive(ctx, bucket, segments, a)
 	if err != nil {
 		return verify.Report{}, err
 	}

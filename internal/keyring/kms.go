@@ -26,9 +26,9 @@ type KMS interface {
 
 // Config of a [Ring]. Zero fields mean the defaults.
 type Config struct {
-	// Former are the previous KMS keys. They open the sets that [Ring.Rewrap] has not moved to the
+	// Previous are the previous KMS keys. They open the sets that [Ring.Rewrap] has not moved to the
 	// current key yet. None of them wraps.
-	Former []KMS
+	Previous []KMS
 	// CacheTTL is how long an unwrapped set may be used without asking the KMS again. Zero means
 	// one call per operation.
 	CacheTTL time.Duration
@@ -79,9 +79,9 @@ func (r *kmsKeys) configured(id string) KMS {
 	if r.kms.ID() == id {
 		return r.kms
 	}
-	for _, former := range r.config.Former {
-		if former.ID() == id {
-			return former
+	for _, previous := range r.config.Previous {
+		if previous.ID() == id {
+			return previous
 		}
 	}
 	return nil
@@ -108,9 +108,9 @@ type KMSKeyState string
 // The states: the current key wraps, a previous key ("former") only opens, and an unknown key is
 // not in the configuration.
 const (
-	KMSKeyCurrent KMSKeyState = "current"
-	KMSKeyFormer  KMSKeyState = "former"
-	KMSKeyUnknown KMSKeyState = "unknown"
+	KMSKeyCurrent  KMSKeyState = "current"
+	KMSKeyPrevious KMSKeyState = "former"
+	KMSKeyUnknown  KMSKeyState = "unknown"
 )
 
 // KMSKey describes a KMS key.
@@ -134,9 +134,9 @@ type KMSKeys struct {
 // With a zero time no set of the current key counts. Error: fault.Unavailable.
 func (r *kmsKeys) KMSKeys(ctx context.Context, before time.Time) (KMSKeys, error) {
 	states := map[string]*KMSKey{r.kms.ID(): {ID: r.kms.ID(), State: KMSKeyCurrent}}
-	for _, former := range r.config.Former {
-		if id := former.ID(); states[id] == nil {
-			states[id] = &KMSKey{ID: id, State: KMSKeyFormer}
+	for _, previous := range r.config.Previous {
+		if id := previous.ID(); states[id] == nil {
+			states[id] = &KMSKey{ID: id, State: KMSKeyPrevious}
 		}
 	}
 	var keys KMSKeys
@@ -240,9 +240,9 @@ func checkInUse(rd store.Reader, id string) error {
 	return err
 }
 
-// FormerKMSKey reports whether the configuration names a key as a previous one. Error:
+// IsPreviousKMSKey reports whether the configuration names a key as a previous one. Error:
 // fault.Conflict for the current one.
-func (r *kmsKeys) FormerKMSKey(id string) (bool, error) {
+func (r *kmsKeys) IsPreviousKMSKey(id string) (bool, error) {
 	if id == r.kms.ID() {
 		return false, fault.New(fault.Conflict, "the current KMS key is not destroyed: name another one in kms.url, this one in kms.former, and run latticekeep kms rewrap first")
 	}
@@ -253,7 +253,7 @@ func (r *kmsKeys) FormerKMSKey(id string) (bool, error) {
 // process puts a set under it. Error: fault.Conflict if it is the current key, if a set is under it
 // or may be, or if no set was ever moved from it.
 func (r *kmsKeys) GiveUp(tx store.Tx, id string) error {
-	if _, err := r.FormerKMSKey(id); err != nil {
+	if _, err := r.IsPreviousKMSKey(id); err != nil {
 		return err
 	}
 	used, unclear := false, false
@@ -290,8 +290,8 @@ func (r *kmsKeys) TakeBack(tx store.Tx, id string) error { return tx.Delete(give
 // fault.Conflict if it is such a name; fault.NotFound if it is not configured; fault.Unavailable,
 // or the KMS's own, if the test fails.
 func (r *kmsKeys) CheckDistinct(ctx context.Context, id string) error {
-	former := r.configured(id)
-	if former == nil {
+	previous := r.configured(id)
+	if previous == nil {
 		return fault.New(fault.NotFound, "the configuration names no such KMS key")
 	}
 	found, err := r.KMSKeys(ctx, time.Time{})
@@ -300,7 +300,7 @@ func (r *kmsKeys) CheckDistinct(ctx context.Context, id string) error {
 	}
 	for _, k := range found.Keys {
 		if other := r.configured(k.ID); k.ID != id && other != nil && (k.State == KMSKeyCurrent || k.Sets > 0) {
-			if err := distinct(ctx, other, former); err != nil {
+			if err := distinct(ctx, other, previous); err != nil {
 				return err
 			}
 		}
@@ -309,13 +309,13 @@ func (r *kmsKeys) CheckDistinct(ctx context.Context, id string) error {
 }
 
 // distinct returns nil if neither of two keys opens what the other one wraps.
-func distinct(ctx context.Context, needed, former KMS) error {
+func distinct(ctx context.Context, needed, previous KMS) error {
 	ctx, cancel := context.WithTimeout(ctx, distinctTime)
 	defer cancel()
-	if err := opensNot(ctx, former, needed); err != nil {
+	if err := opensNot(ctx, previous, needed); err != nil {
 		return err
 	}
-	err := opensNot(ctx, needed, former)
+	err := opensNot(ctx, needed, previous)
 	if errors.Is(err, fault.Forbidden) { // a previous key may not be allowed to wrap; then the first test is enough
 		return nil
 	}

@@ -55,7 +55,7 @@ func (f *fixture) makeSet(t *testing.T, r *Ring, owner authz.TenantID) {
 
 func (f *fixture) open(t *testing.T, current KMS, former ...KMS) *Ring {
 	t.Helper()
-	r, err := Open(t.Context(), f.store, current, Config{Former: former, Now: f.now})
+	r, err := Open(t.Context(), f.store, current, Config{Previous: former, Now: f.now})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func (f *fixture) deploymentRow(t *testing.T) (d deployment) {
 func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 	m := newMoving(t, 0)
 	if got := m.counts(t, m.ring, time.Time{}); got.Remaining != 4 || len(got.Keys) != 2 ||
-		got.Keys[0] != (KMSKey{ID: m.current.ID(), State: KMSKeyCurrent}) || got.Keys[1] != (KMSKey{ID: m.former.ID(), State: KMSKeyFormer, Sets: 4}) {
+		got.Keys[0] != (KMSKey{ID: m.current.ID(), State: KMSKeyCurrent}) || got.Keys[1] != (KMSKey{ID: m.former.ID(), State: KMSKeyPrevious, Sets: 4}) {
 		t.Fatalf("%+v", got)
 	}
 	m.makeSet(t, m.ring, "ten_cccccccccccccccccccccccccc") // made meanwhile, so under the new key

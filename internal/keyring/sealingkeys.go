@@ -134,14 +134,14 @@ func (k *NewSealingKey) Put(tx store.Tx) error {
 	return tx.Put(currentSealingRow, k.current)
 }
 
-// PutAfter is [NewSealingKey.Put] if former is still the current key. Otherwise the error is
+// PutAfter is [NewSealingKey.Put] if previous is still the current key. Otherwise the error is
 // fault.Conflict.
-func (k *NewSealingKey) PutAfter(tx store.Tx, former string) error {
+func (k *NewSealingKey) PutAfter(tx store.Tx, previous string) error {
 	current, err := k.keys.currentSealingKey(tx)
 	if err != nil {
 		return err
 	}
-	if current != former {
+	if current != previous {
 		return errSealingMoved
 	}
 	return k.Put(tx)

@@ -134,7 +134,7 @@ func TestAKeyIsGivenUpOnlyWhenNothingIsUnderItAndThenForGood(t *testing.T) {
 	if !maps.EqualFunc(rows, m.wrappedRows(t), bytes.Equal) {
 		t.Error("rows changed")
 	}
-	if _, err := Open(t.Context(), m.store, m.former, Config{Former: []KMS{m.current}}); !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), "given up") {
+	if _, err := Open(t.Context(), m.store, m.former, Config{Previous: []KMS{m.current}}); !errors.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), "given up") {
 		t.Error("named in kms.url again:", err)
 	}
 }

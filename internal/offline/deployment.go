@@ -126,7 +126,7 @@ func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyr
 		defer func() { _ = k.Close() }() // nothing is left to do on an error
 		all = append(all, k)
 	}
-	keys, err := keyring.Open(ctx, db, all[0], keyring.Config{Former: append(all[1:], former...)})
+	keys, err := keyring.Open(ctx, db, all[0], keyring.Config{Previous: append(all[1:], former...)})
 	if err != nil {
 		return err
 	}

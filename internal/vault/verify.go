@@ -75,7 +75,7 @@ func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.R
 		id := parseCredentialKey(key)
 		state := report.Credentials[id]
 		r, err := previousAt(key, value)
-		if err != nil || state.Former != (audit.Former{Version: strconv.FormatUint(r.Version, 10), Digest: r.Digest()}) {
+		if err != nil || state.Previous != (audit.PreviousVersion{Version: strconv.FormatUint(r.Version, 10), Digest: r.Digest()}) {
 			fault(cmp.Or(state.Sequence, report.Sequence),
 				"the previous version of credential %q of tenant %q is not one that the log says is kept", id.Credential, id.Tenant)
 		}

@@ -1287,7 +1287,7 @@ func TestTheBrowserFollowsALogThroughARollback(t *testing.T) {
 	b := newBench(t)
 	h := filled(t)
 	older := h.checkpoint()
-	h.log.Halt(&audit.RollbackError{LostFrom: uint64(older.Sequence) + 1, LostTo: uint64(older.Sequence) + 40, Epoch: 1, Place: "a test"})
+	h.log.Halt(&audit.RollbackError{LostFrom: uint64(older.Sequence) + 1, LostTo: uint64(older.Sequence) + 40, Epoch: 1, Source: "a test"})
 	if _, err := guard.New(h.log).AcceptRollback(context.Background(), principal(ownTenant), "a test"); err != nil {
 		t.Skipf("a rollback cannot be accepted here: %v", err)
 	}

@@ -116,11 +116,11 @@ func EncodeRow(core, signature []byte) []byte {
 // DecodeRow decodes a stored entry with its signature. The batch is the row of its group, if there
 // is one.
 func DecodeRow(row, batch []byte) (*audit.Entry, error) {
-	s, err := audit.DecodeStored(row, batch)
+	s, err := audit.DecodeStoredEntry(row, batch)
 	if err != nil {
 		return nil, err
 	}
-	return s.Whole(), nil
+	return s.SignedEntry(), nil
 }
 
 const (
@@ -458,7 +458,7 @@ func PositionIn(tx store.Tx, sequence uint64) (found []byte) {
 // RollBack lets the log continue above lost entries.
 func (f *Fixture) RollBack(head, lostTo uint64) audit.Rollback {
 	f.T.Helper()
-	f.Log.Halt(&audit.RollbackError{LostFrom: head + 1, LostTo: lostTo, Epoch: 1, Place: "a test"})
+	f.Log.Halt(&audit.RollbackError{LostFrom: head + 1, LostTo: lostTo, Epoch: 1, Source: "a test"})
 	p := Principal(authz.SystemTenant)
 	p.Scopes = []authz.Scope{authz.SystemAdmin}
 	got, err := f.Log.AcceptRollback(f.T.Context(), p, "a test")

@@ -85,8 +85,8 @@ func (f *Fixture) FollowsTo(size int64) {
 	var last *audit.Entry
 	for _, e := range f.Entries()[:size] {
 		last = e
-		reference.Add(f.T, e.Link().Hash)
-		rows := append(blocks[e.TenantID], audit.IndexRow{Link: e.Link(), EventType: e.EventType, Actor: e.Actor.ID})
+		reference.Add(f.T, e.Position().Hash)
+		rows := append(blocks[e.TenantID], audit.IndexRow{Position: e.Position(), EventType: e.EventType, Actor: e.Actor.ID})
 		if len(rows) == audit.BlockSize {
 			wantSummaries[string(audit.SummaryKey(e.TenantID, e.TenantSequence/audit.BlockSize-1))] = audit.SummaryOf(rows)
 			rows = nil
@@ -134,7 +134,7 @@ func (f *Fixture) Another(s store.Store) *Parts {
 // Lose makes the log lack entries that a checkpoint elsewhere covers, and accepts the loss.
 func (f *Fixture) Lose(to uint64) {
 	f.T.Helper()
-	f.Log.Halt(&audit.RollbackError{LostTo: to, Epoch: 1, Place: "a test"})
+	f.Log.Halt(&audit.RollbackError{LostTo: to, Epoch: 1, Source: "a test"})
 	p := Principal(authz.SystemTenant)
 	p.Scopes = []authz.Scope{authz.SystemAdmin}
 	if _, err := f.Log.AcceptRollback(context.Background(), p, "a test"); err != nil {
@@ -167,7 +167,7 @@ func (f *Fixture) CutTail(to uint64) {
 		if err != nil {
 			return err
 		}
-		return tx.Put(audit.HeadKey, e.Link().Encode())
+		return tx.Put(audit.HeadKey, e.Position().Encode())
 	})
 	if err != nil {
 		f.T.Fatal(err)

@@ -119,7 +119,7 @@ func (b *Log) Fill() {
 // epoch.
 func (b *Log) LoseTo(sequence uint64) {
 	b.T.Helper()
-	b.Audit.Halt(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Place: "test"})
+	b.Audit.Halt(&audit.RollbackError{LostFrom: 1, LostTo: sequence, Epoch: 1, Source: "test"})
 	if _, err := guard.New(b.Audit).AcceptRollback(b.T.Context(), b.event(authz.SystemTenant, "", nil).Principal, "the disk failed"); err != nil {
 		b.T.Fatal(err)
 	}

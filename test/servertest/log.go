@@ -132,5 +132,5 @@ func (s *Service) FollowLog() audit.Checkpoint {
 func (s *Service) LoseEntries() {
 	s.T.Helper()
 	next := s.NextSequence()
-	s.Audit.Halt(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Place: "a test"})
+	s.Audit.Halt(&audit.RollbackError{LostFrom: next, LostTo: next + 9, Epoch: 1, Source: "a test"})
 }

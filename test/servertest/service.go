@@ -126,7 +126,7 @@ func (s *Service) openStore() {
 	}
 	s.PreviousKMSKey = keys[1].ID()
 	s.Identity, s.Keys, err = identity.Open(ctx, db, s.Audit, s.Guard, keys[0], keyring.Config{
-		CacheTTL: keyring.DefaultCacheTTL, Former: []keyring.KMS{keys[1]}, Now: s.Clock.Now,
+		CacheTTL: keyring.DefaultCacheTTL, Previous: []keyring.KMS{keys[1]}, Now: s.Clock.Now,
 	})
 	check(err)
 	// Without this row nobody may destroy the key.

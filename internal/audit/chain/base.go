@@ -23,9 +23,9 @@ func (c *baseCache) get(row []byte) *audit.Base {
 	return nil
 }
 
-// OwnBase parses and verifies the base row of this log, and caches the result. Error:
+// ParseOwnBase parses and verifies the base row of this log, and caches the result. Error:
 // audit.ErrDamagedLog.
-func (ch *Chain) OwnBase(row []byte) (*audit.Base, error) {
+func (ch *Chain) ParseOwnBase(row []byte) (*audit.Base, error) {
 	if b := ch.bases.get(row); b != nil {
 		return b, nil
 	}
@@ -62,7 +62,7 @@ func (ch *Chain) ReadBase(ctx context.Context) (b *audit.Base, err error) {
 	if row == nil {
 		return b, nil
 	}
-	if b, err = ch.OwnBase(row); err != nil {
+	if b, err = ch.ParseOwnBase(row); err != nil {
 		return nil, brokenBase()
 	}
 	return b, nil
@@ -72,9 +72,9 @@ func brokenBase() *audit.Broken {
 	return &audit.Broken{Sequence: 1, Reason: audit.ErrBase.Error() + ": what was archived cannot be gone on from"}
 }
 
-// MovedPast reports whether an entry is archived by now. If so, it may be missing from the
+// IsArchived reports whether an entry is archived by now. If so, it may be missing from the
 // database.
-func (ch *Chain) MovedPast(ctx context.Context, sequence uint64) (bool, error) {
+func (ch *Chain) IsArchived(ctx context.Context, sequence uint64) (bool, error) {
 	base, err := ch.ReadBase(ctx)
 	return err == nil && base != nil && base.Sequence() >= sequence, err
 }
@@ -110,16 +110,16 @@ func ReadBase(ctx context.Context, s store.Store) (b *audit.Base, err error) {
 // could state it, a writer to the database could hide entries. Error: audit.ErrDamagedLog for a
 // base that does not belong to this log.
 func (ch *Chain) CutTo(r store.Reader) (uint64, error) {
-	base, err := ch.BaseIn(r)
+	base, err := ch.BaseOf(r)
 	if err != nil || base == nil {
 		return 0, err
 	}
 	return base.Sequence(), nil
 }
 
-// BaseIn returns the base of this log, and nil when nothing is archived. Error:
+// BaseOf returns the base of this log, and nil when nothing is archived. Error:
 // audit.ErrDamagedLog.
-func (ch *Chain) BaseIn(r store.Reader) (*audit.Base, error) {
+func (ch *Chain) BaseOf(r store.Reader) (*audit.Base, error) {
 	row, err := r.Get(audit.BaseKey)
 	if err != nil || row == nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (ch *Chain) BaseIn(r store.Reader) (*audit.Base, error) {
 	if base := ch.bases.get(row); base != nil {
 		return base, nil
 	}
-	return ch.OwnBase(bytes.Clone(row))
+	return ch.ParseOwnBase(bytes.Clone(row))
 }
 
 // ArchivedTo returns the base of the archived entries, and nil when nothing is archived. Error:

@@ -18,7 +18,7 @@ import (
 // there is none yet.
 func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c audit.Checkpoint, err error) {
 	err = ch.Store.View(ctx, func(r store.Reader) error {
-		signed, c, err = ch.CheckpointIn(r)
+		signed, c, err = ch.ReadCheckpoint(r)
 		return err
 	})
 	if err == nil && signed == nil {
@@ -30,10 +30,10 @@ func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c audit.C
 	return signed, c, nil
 }
 
-// CheckpointIn returns the newest checkpoint. Before the first checkpoint it returns a nil note and
+// ReadCheckpoint returns the newest checkpoint. Before the first checkpoint it returns a nil note and
 // no error. Error: audit.ErrDamagedLog when the checkpoint does not verify or belongs to another
 // chain.
-func (ch *Chain) CheckpointIn(r store.Reader) (signed []byte, c audit.Checkpoint, err error) {
+func (ch *Chain) ReadCheckpoint(r store.Reader) (signed []byte, c audit.Checkpoint, err error) {
 	row, err := r.Get(audit.CheckpointKey)
 	if err != nil || row == nil {
 		return nil, audit.Checkpoint{}, err
@@ -47,17 +47,22 @@ func (ch *Chain) CheckpointIn(r store.Reader) (signed []byte, c audit.Checkpoint
 	if err != nil || c.ChainID != ch.ChainID {
 		return nil, audit.Checkpoint{}, audit.ErrDamagedLog
 	}
-	if known == nil || c.Head().Newer(known.Head()) {
-		ch.Followed.CompareAndSwap(known, &Followed{Signed: signed, Checkpoint: c})
-	}
+	ch.NoteCheckpoint(signed, c)
 	return signed, c, nil
 }
 
-// LostOf returns what the database lacks of the log that a checkpoint describes. The checkpoint is
+// NoteCheckpoint keeps a verified checkpoint as the newest one, unless a newer one is known.
+func (ch *Chain) NoteCheckpoint(signed []byte, c audit.Checkpoint) {
+	if known := ch.Followed.Load(); known == nil || c.Head().Newer(known.Head()) {
+		ch.Followed.CompareAndSwap(known, &Followed{Signed: signed, Checkpoint: c})
+	}
+}
+
+// FindLossOf returns what the database lacks of the log that a checkpoint describes. The checkpoint is
 // verified, or zero for none. It returns nil when the log contains the checkpoint or the loss was
 // accepted. Errors: fault.Unavailable, and fault.Internal when only data derived from the chain is
 // damaged.
-func (ch *Chain) LostOf(r store.Reader, s LogState, c audit.Checkpoint) (*audit.RollbackError, error) {
+func (ch *Chain) FindLossOf(r store.Reader, s LogState, c audit.Checkpoint) (*audit.RollbackError, error) {
 	if c == (audit.Checkpoint{}) || slices.ContainsFunc(s.losses, func(a audit.AcceptedLoss) bool { return a.Covers(c) }) {
 		return nil, nil
 	}
@@ -67,7 +72,7 @@ func (ch *Chain) LostOf(r store.Reader, s LogState, c audit.Checkpoint) (*audit.
 	same := c.Sequence <= s.Head.Sequence
 	if same {
 		var err error
-		if same, err = ch.goesThrough(r, s.epochs, c); err != nil {
+		if same, err = ch.hasCheckpoint(r, s.epochs, c); err != nil {
 			return nil, err
 		}
 	}
@@ -77,25 +82,25 @@ func (ch *Chain) LostOf(r store.Reader, s LogState, c audit.Checkpoint) (*audit.
 	return &audit.RollbackError{LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}, nil
 }
 
-// LostOfOwn returns what the log lacks of its own newest checkpoint. Other damage is not treated as
+// FindOwnLoss returns what the log lacks of its own newest checkpoint. Other damage is not treated as
 // a loss. Error: audit.ErrDamagedLog when the checkpoint cannot be read.
-func (ch *Chain) LostOfOwn(r store.Reader, s LogState) (*audit.RollbackError, error) {
-	_, c, err := ch.CheckpointIn(r)
+func (ch *Chain) FindOwnLoss(r store.Reader, s LogState) (*audit.RollbackError, error) {
+	_, c, err := ch.ReadCheckpoint(r)
 	if err != nil || c.Size == 0 {
 		return nil, err
 	}
-	if has, err := HasEntryOf(r, s.Head, c); has || err != nil {
+	if has, err := HasCheckpointEntry(r, s.Head, c); has || err != nil {
 		return nil, err
 	}
-	lost, err := ch.LostOf(r, s, c)
-	return lost, audit.UnlessDamage(err)
+	lost, err := ch.FindLossOf(r, s, c)
+	return lost, audit.IgnoreDamage(err)
 }
 
-// goesThrough reports whether the log has the entry of a checkpoint and had the tree of the
+// hasCheckpoint reports whether the log has the entry of a checkpoint and had the tree of the
 // checkpoint at that entry. The checkpoint must not be above the head. An entry that cannot be read
 // counts as a different one, because an attacker who forks a log may damage the entry that shows
 // it.
-func (ch *Chain) goesThrough(r store.Reader, epochs []audit.Epoch, c audit.Checkpoint) (bool, error) {
+func (ch *Chain) hasCheckpoint(r store.Reader, epochs []audit.Epoch, c audit.Checkpoint) (bool, error) {
 	index, ok := audit.IndexOf(epochs, c.Sequence)
 	if !ok || index+1 != c.Size || audit.EpochOf(epochs, c.Sequence).Number != c.Epoch {
 		return false, nil
@@ -104,35 +109,35 @@ func (ch *Chain) goesThrough(r store.Reader, epochs []audit.Epoch, c audit.Check
 	switch {
 	case errors.Is(err, audit.ErrNoEntry):
 		// The entry may be in the archive. Then the tree has its leaf.
-		same, err := ch.treeHolds(r, index, c)
-		if audit.Damaged(err) {
+		same, err := ch.treeHasCheckpoint(r, index, c)
+		if audit.IsDamage(err) {
 			return false, nil
 		}
 		return same, err
-	case audit.Damaged(err):
+	case audit.IsDamage(err):
 		return false, nil
 	case err != nil:
 		return false, err
-	case e.Link().Hash != c.Hash:
+	case e.Position().Hash != c.Hash:
 		return false, nil
 	}
-	if _, newest, err := ch.CheckpointIn(r); err != nil || newest.Size < c.Size {
+	if _, newest, err := ch.ReadCheckpoint(r); err != nil || newest.Size < c.Size {
 		return true, err // the tree is not derived that far yet
 	}
-	return ch.treeHolds(r, index, c)
+	return ch.treeHasCheckpoint(r, index, c)
 }
 
-// treeHolds reports whether the tree has the root and the last leaf of a checkpoint. Error:
+// treeHasCheckpoint reports whether the tree has the root and the last leaf of a checkpoint. Error:
 // audit.ErrDamagedLog when the tree is smaller than the checkpoint's.
-func (ch *Chain) treeHolds(r store.Reader, index int64, c audit.Checkpoint) (bool, error) {
-	_, newest, err := ch.CheckpointIn(r)
+func (ch *Chain) treeHasCheckpoint(r store.Reader, index int64, c audit.Checkpoint) (bool, error) {
+	_, newest, err := ch.ReadCheckpoint(r)
 	if err != nil {
 		return false, err
 	}
 	if newest.Size < c.Size {
 		return false, audit.ErrDamagedLog
 	}
-	t := TreeView{R: r, Newest: newest, Hashes: audit.Tiles{Reader: r}.Hashes(newest.Size, newest.Root)}
+	t := TreeView{Reader: r, Newest: newest, Hashes: audit.Tiles{Reader: r}.Hashes(newest.Size, newest.Root)}
 	root, err := t.RootAt(c.Size)
 	if err != nil || root != c.Root {
 		return false, err
@@ -144,28 +149,28 @@ func (ch *Chain) treeHolds(r store.Reader, index int64, c audit.Checkpoint) (boo
 	return leaf[0] == tlog.Hash(audit.LeafHash(c.Hash)), nil
 }
 
-// HasEntryOf reports whether the log has the entry of a checkpoint. If so, it has all earlier
+// HasCheckpointEntry reports whether the log has the entry of a checkpoint. If so, it has all earlier
 // entries of the checkpoint too, because each entry names the one before it. Then only derived data
 // can be wrong.
-func HasEntryOf(r store.Reader, head audit.Link, c audit.Checkpoint) (bool, error) {
+func HasCheckpointEntry(r store.Reader, head audit.Position, c audit.Checkpoint) (bool, error) {
 	if c.Sequence > head.Sequence {
 		return false, nil
 	}
 	e, err := audit.ReadEntry(r, c.Sequence)
-	if errors.Is(err, audit.ErrNoEntry) || audit.Damaged(err) {
+	if errors.Is(err, audit.ErrNoEntry) || audit.IsDamage(err) {
 		return false, nil
 	}
-	return err == nil && e.Link().Hash == c.Hash, err
+	return err == nil && e.Position().Hash == c.Hash, err
 }
 
-// Has reports whether the log has an entry, either in the database or, as the tree shows, in the
+// HasEntry reports whether the log has an entry, either in the database or, as the tree shows, in the
 // archive.
-func (ch *Chain) Has(r store.Reader, at audit.Link) (bool, error) {
-	hash, err := audit.HashOf(r, at.Sequence)
+func (ch *Chain) HasEntry(r store.Reader, at audit.Position) (bool, error) {
+	hash, err := audit.ReadHash(r, at.Sequence)
 	if !errors.Is(err, audit.ErrNoEntry) {
-		return err == nil && hash == at.Hash, audit.UnlessDamaged(err)
+		return err == nil && hash == at.Hash, audit.IgnoreDamagedRows(err)
 	}
-	base, err := ch.BaseIn(r)
+	base, err := ch.BaseOf(r)
 	if err != nil || base == nil || base.Sequence() < at.Sequence {
 		return false, err
 	}
@@ -173,7 +178,7 @@ func (ch *Chain) Has(r store.Reader, at audit.Link) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	_, newest, err := ch.CheckpointIn(r)
+	_, newest, err := ch.ReadCheckpoint(r)
 	if err != nil || newest.Size <= index {
 		return false, err
 	}
@@ -184,22 +189,22 @@ func (ch *Chain) Has(r store.Reader, at audit.Link) (bool, error) {
 	return leaf[0] == tlog.Hash(audit.LeafHash(at.Hash)), nil
 }
 
-// Lacks returns what a log that ends with head lacks of a log that ended with since. It returns nil
+// FindLossSince returns what a log that ends with head lacks of a log that ended with since. It returns nil
 // when the log contains since, or when a later epoch began after it: with the epoch, somebody
 // accepted the loss.
-func (ch *Chain) Lacks(r store.Reader, head, since audit.Head) (*audit.RollbackError, error) {
-	if since.Sequence == 0 || since.Link == head.Link {
+func (ch *Chain) FindLossSince(r store.Reader, head, since audit.Head) (*audit.RollbackError, error) {
+	if since.Sequence == 0 || since.Position == head.Position {
 		return nil, nil
 	}
 	if since.Sequence <= head.Sequence {
-		if has, err := ch.Has(r, since.Link); has || err != nil {
+		if has, err := ch.HasEntry(r, since.Position); has || err != nil {
 			return nil, err
 		}
 	}
 	if head.Epoch > since.Epoch {
 		return nil, nil
 	}
-	lost := &audit.RollbackError{LostTo: since.Sequence, Hash: since.Hash, Epoch: since.Epoch, Place: audit.MemoryPlace}
+	lost := &audit.RollbackError{LostTo: since.Sequence, Hash: since.Hash, Epoch: since.Epoch, Source: audit.MemorySource}
 	if head.Sequence < since.Sequence {
 		lost.LostFrom = head.Sequence + 1
 	}
@@ -208,7 +213,7 @@ func (ch *Chain) Lacks(r store.Reader, head, since audit.Head) (*audit.RollbackE
 
 // TreeView is a snapshot of the log up to its newest checkpoint.
 type TreeView struct {
-	R      store.Reader
+	Reader store.Reader
 	Signed []byte
 	Newest audit.Checkpoint
 	Epochs []audit.Epoch
@@ -219,7 +224,7 @@ type TreeView struct {
 // ViewTree calls do with a view of the log. Error: fault.Unavailable before the first checkpoint.
 func (ch *Chain) ViewTree(ctx context.Context, do func(TreeView) error) error {
 	return ch.Store.View(ctx, func(r store.Reader) error {
-		signed, c, err := ch.CheckpointIn(r)
+		signed, c, err := ch.ReadCheckpoint(r)
 		if err != nil {
 			return err
 		}
@@ -249,7 +254,7 @@ func (s TreeView) entry(sequence uint64) (*audit.Entry, error) {
 	if sequence <= s.cut {
 		return nil, audit.ErrNoEntry
 	}
-	return audit.ReadEntry(s.R, sequence)
+	return audit.ReadEntry(s.Reader, sequence)
 }
 
 // HashOf returns the hash of the row that the database has for an entry. The row may be forged:
@@ -258,7 +263,7 @@ func (s TreeView) HashOf(sequence uint64) (hash [32]byte, err error) {
 	if sequence <= s.cut {
 		return hash, audit.ErrNoEntry
 	}
-	row, err := s.R.Get(audit.EntryKey(sequence))
+	row, err := s.Reader.Get(audit.EntryKey(sequence))
 	switch {
 	case err != nil:
 		return hash, fmt.Errorf("reading an audit entry: %w", err)
@@ -281,9 +286,9 @@ func (s TreeView) RootAt(size int64) (tlog.Hash, error) {
 	return root, audit.TreeError(err)
 }
 
-// holds checks that the leaf at an index of the tree belongs to the entry with the given hash.
+// checkLeaf checks that the leaf at an index of the tree belongs to the entry with the given hash.
 // Error: audit.ErrDamagedLog when it does not.
-func (s TreeView) holds(index int64, entry [32]byte) error {
+func (s TreeView) checkLeaf(index int64, entry [32]byte) error {
 	leaf, err := s.Hashes.ReadHashes([]int64{tlog.StoredHashIndex(0, index)})
 	if err != nil {
 		return audit.TreeError(err)
@@ -303,8 +308,8 @@ func (s TreeView) CheckpointAt(sequence uint64) (audit.Checkpoint, error) {
 	if err != nil {
 		return audit.Checkpoint{}, err
 	}
-	at := e.Link()
-	if err := s.holds(index, at.Hash); err != nil {
+	at := e.Position()
+	if err := s.checkLeaf(index, at.Hash); err != nil {
 		return audit.Checkpoint{}, err
 	}
 	root, err := s.RootAt(index + 1)

@@ -11,10 +11,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// EpochNow returns the number of the epoch of the head. It reads and verifies the entries that
+// CurrentEpoch returns the number of the epoch of the head. It reads and verifies the entries that
 // begin epochs only when the rows have changed.
-func (ch *Chain) EpochNow(r store.Reader, head audit.Link) (uint64, error) {
-	rows, err := audit.EpochRows(r)
+func (ch *Chain) CurrentEpoch(r store.Reader, head audit.Position) (uint64, error) {
+	rows, err := audit.ReadEpochRows(r)
 	if err != nil || len(rows) == 0 {
 		return 1, err
 	}
@@ -25,7 +25,7 @@ func (ch *Chain) EpochNow(r store.Reader, head audit.Link) (uint64, error) {
 	if c := ch.epochsRead.Load(); c != nil && bytes.Equal(c.rows, text) && c.newest.First <= head.Sequence {
 		return c.newest.Number, nil
 	}
-	epochs, _, err := ch.Accepted(r, head)
+	epochs, _, err := ch.AcceptedEpochs(r, head)
 	if err != nil {
 		return 0, err
 	}
@@ -43,39 +43,39 @@ func (ch *Chain) Epochs(r store.Reader) ([]audit.Epoch, error) {
 	if err != nil {
 		return nil, err
 	}
-	epochs, _, err := ch.Accepted(r, head)
+	epochs, _, err := ch.AcceptedEpochs(r, head)
 	return epochs, err
 }
 
-// Accepted returns the epochs that the entries at their beginning confirm, and the losses that
+// AcceptedEpochs returns the epochs that the entries at their beginning confirm, and the losses that
 // these entries accept. Rows are not signed, but entries are. If a row alone counted, anyone who
 // replaces the database with an older copy could accept the loss himself, and anyone who adds a row
 // could have later entries signed as another epoch's. So accepted ignores a row that no entry
 // confirms, without an error. If the row of a real epoch is missing, the entries of that epoch do
 // not fit.
-func (ch *Chain) Accepted(r store.Reader, head audit.Link) (epochs []audit.Epoch, losses []audit.AcceptedLoss, err error) {
-	rows, err := audit.EpochRows(r)
+func (ch *Chain) AcceptedEpochs(r store.Reader, head audit.Position) (epochs []audit.Epoch, losses []audit.AcceptedLoss, err error) {
+	rows, err := audit.ReadEpochRows(r)
 	if err != nil {
 		return nil, nil, err
 	}
 	epochs = []audit.Epoch{{Number: 1, First: 1}}
 	for _, row := range rows {
-		former := epochs[len(epochs)-1]
-		if !row.Follows(former) || row.First > head.Sequence {
+		previous := epochs[len(epochs)-1]
+		if !row.Follows(previous) || row.First > head.Sequence {
 			continue
 		}
-		loss := row.After(former)
+		loss := row.LossAfter(previous)
 		e, err := audit.ReadEntry(r, row.First)
 		switch {
 		case errors.Is(err, audit.ErrNoEntry):
-			base, err := ch.BaseIn(r)
-			if err != nil && !audit.Damaged(err) {
+			base, err := ch.BaseOf(r)
+			if err != nil && !audit.IsDamage(err) {
 				return nil, nil, err
 			}
 			if err != nil || base == nil || !slices.Contains(base.Epochs, row.Epoch) {
 				continue // it is not in the archive either
 			}
-		case audit.Damaged(err):
+		case audit.IsDamage(err):
 			continue
 		case err != nil:
 			return nil, nil, err
@@ -89,30 +89,30 @@ func (ch *Chain) Accepted(r store.Reader, head audit.Link) (epochs []audit.Epoch
 	return epochs, losses, nil
 }
 
-// ForeignHead verifies a head that another process has written, and returns it with the rows of the
+// VerifyForeignHead verifies a head that another process has written, and returns it with the rows of the
 // newest entries. The head's entry must be the first of these rows. The rows are read in one scan,
 // so a remote store can send them together with the head.
-func (ch *Chain) ForeignHead(r store.Reader, head audit.Link) (audit.Head, *RecentRows, error) {
+func (ch *Chain) VerifyForeignHead(r store.Reader, head audit.Position) (audit.Head, *RecentRows, error) {
 	newest := audit.EntryRange
 	newest.Reverse = true
 	var rows RecentRows
 	err := r.Scan(newest, func(key, value []byte) bool {
 		rows.entries = append(rows.entries, audit.Row{Key: bytes.Clone(key), Value: bytes.Clone(value)})
-		return len(rows.entries) < MostRecent
+		return len(rows.entries) < MaxRecentRows
 	})
 	if err != nil {
 		return audit.Head{}, nil, fmt.Errorf("reading the newest audit entry: %w", err)
 	}
 	rows.Reader = r
-	e, err := audit.StoredEntry(&rows, head.Sequence)
-	if err != nil || !bytes.Equal(rows.entries[0].Key, audit.EntryKey(head.Sequence)) || e.Entry.Link() != head || !e.Verify(ch.Key, &rows.Memo) {
+	e, err := audit.ReadStoredEntry(&rows, head.Sequence)
+	if err != nil || !bytes.Equal(rows.entries[0].Key, audit.EntryKey(head.Sequence)) || e.Entry.Position() != head || !e.Verify(ch.Key, &rows.Memo) {
 		if err == nil || errors.Is(err, audit.ErrNoEntry) {
 			err = audit.ErrDamagedLog
 		}
 		return audit.Head{}, nil, err
 	}
-	number, err := ch.EpochNow(r, head)
-	return audit.Head{Link: head, Epoch: number}, &rows, err
+	number, err := ch.CurrentEpoch(r, head)
+	return audit.Head{Position: head, Epoch: number}, &rows, err
 }
 
 // RecentRows answers reads from the newest entries before it asks the store. Continuing from
@@ -123,8 +123,8 @@ type RecentRows struct {
 	Memo    audit.Memo  // remembers groups, which often have several of these entries
 }
 
-// MostRecent is small enough for one page of a scan in every store.
-const MostRecent = 16
+// MaxRecentRows is small enough for one page of a scan in every store.
+const MaxRecentRows = 16
 
 // Get implements [store.Reader].
 func (r *RecentRows) Get(key []byte) ([]byte, error) {
@@ -136,14 +136,14 @@ func (r *RecentRows) Get(key []byte) ([]byte, error) {
 	return r.Reader.Get(key)
 }
 
-// CheckSigned checks that a signature covers what a tenant's row says. The entry that the row names
+// VerifyTenantHead checks that a signature covers what a tenant's row says. The entry that the row names
 // covers it. If that entry is archived, or the row names none, the base must agree with the row.
 // The memo may be nil. Error: audit.ErrDamagedLog.
-func (ch *Chain) CheckSigned(r store.Reader, tenant string, p audit.TenantHead, m *audit.Memo) error {
+func (ch *Chain) VerifyTenantHead(r store.Reader, tenant string, p audit.TenantHead, m *audit.Memo) error {
 	if p.Sequence > 0 {
-		e, err := audit.StoredEntry(r, p.Last.Sequence)
+		e, err := audit.ReadStoredEntry(r, p.Last.Sequence)
 		switch {
-		case err == nil && p.Of(e.Entry, tenant) && e.Verify(ch.Key, m):
+		case err == nil && p.IsOf(e.Entry, tenant) && e.Verify(ch.Key, m):
 			return nil
 		case err == nil:
 			return audit.ErrDamagedLog
@@ -151,7 +151,7 @@ func (ch *Chain) CheckSigned(r store.Reader, tenant string, p audit.TenantHead, 
 			return err
 		}
 	}
-	base, err := ch.BaseIn(r)
+	base, err := ch.BaseOf(r)
 	if err != nil {
 		return err
 	}
@@ -165,16 +165,16 @@ func (ch *Chain) CheckSigned(r store.Reader, tenant string, p audit.TenantHead, 
 	return nil
 }
 
-func (ch *Chain) LogState(r store.Reader) (s LogState, err error) {
+func (ch *Chain) ReadState(r store.Reader) (s LogState, err error) {
 	if s.Head, err = audit.ReadHead(r); err == nil {
-		s.epochs, s.losses, err = ch.Accepted(r, s.Head)
+		s.epochs, s.losses, err = ch.AcceptedEpochs(r, s.Head)
 	}
 	return s, err
 }
 
 // LogState is the state of the log in a snapshot.
 type LogState struct {
-	Head   audit.Link
+	Head   audit.Position
 	epochs []audit.Epoch
 	losses []audit.AcceptedLoss
 	Seen   audit.Head // newest entry that this process had seen before
@@ -182,7 +182,7 @@ type LogState struct {
 
 func (s LogState) Epoch() audit.Epoch { return s.epochs[len(s.epochs)-1] }
 
-func (ch *Chain) StoredHead(ctx context.Context) (head audit.Link, err error) {
+func (ch *Chain) StoredHead(ctx context.Context) (head audit.Position, err error) {
 	err = ch.Store.View(ctx, func(r store.Reader) error {
 		head, err = audit.ReadHead(r)
 		return err
@@ -198,24 +198,24 @@ func (ch *Chain) StoredHead(ctx context.Context) (head audit.Link, err error) {
 func (ch *Chain) VerifiedHead(ctx context.Context) (head audit.Head, err error) {
 	var last *audit.Entry
 	err = ch.Store.View(ctx, func(r store.Reader) error {
-		if head.Link, err = audit.ReadHead(r); err != nil {
+		if head.Position, err = audit.ReadHead(r); err != nil {
 			return err
 		}
-		newest, err := audit.NewestEntry(r)
+		newest, err := audit.ReadNewestSequence(r)
 		if err == nil && newest > 0 {
 			last, err = audit.ReadEntry(r, newest)
 		}
 		if err == nil {
-			head.Epoch, err = ch.EpochNow(r, head.Link)
+			head.Epoch, err = ch.CurrentEpoch(r, head.Position)
 		}
 		return err
 	})
 	switch {
 	case err != nil:
 		return audit.Head{}, err
-	case last == nil && head.Link == audit.Link{}:
+	case last == nil && head.Position == audit.Position{}:
 		return head, nil
-	case last == nil || last.Link() != head.Link || !last.Verify(ch.Key, nil):
+	case last == nil || last.Position() != head.Position || !last.Verify(ch.Key, nil):
 		return audit.Head{}, audit.ErrDamagedLog
 	}
 	return head, nil

@@ -28,7 +28,7 @@ func (ch *Chain) Extent(r store.Reader, tenant string) (low, high uint64, err er
 	if err != nil {
 		return 0, 0, err
 	}
-	newest, err := audit.LastOf(r, tenant)
+	newest, err := audit.ReadTenantHead(r, tenant)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -66,8 +66,8 @@ func ReadIndexRow(r store.Reader, tenant string, tenantSequence uint64) (audit.I
 
 // ReadRows returns the entries that rows of a tenant's index name, in the order of the rows. Error:
 // audit.ErrDamagedLog when an entry is not the one that its row names.
-func ReadRows(r store.Reader, tenant string, rows []audit.IndexRow) ([]audit.Stored, error) {
-	found := make([]audit.Stored, 0, len(rows))
+func ReadRows(r store.Reader, tenant string, rows []audit.IndexRow) ([]audit.StoredEntry, error) {
+	found := make([]audit.StoredEntry, 0, len(rows))
 	for len(rows) > 0 {
 		run := runOf(rows)
 		read, err := readRun(r, rows[:run])
@@ -75,7 +75,7 @@ func ReadRows(r store.Reader, tenant string, rows []audit.IndexRow) ([]audit.Sto
 			return nil, err
 		}
 		for i, e := range read {
-			if e.Entry.Link() != rows[i].Link || e.Entry.TenantID != tenant {
+			if e.Entry.Position() != rows[i].Position || e.Entry.TenantID != tenant {
 				return nil, audit.ErrDamagedLog
 			}
 		}
@@ -96,13 +96,13 @@ func runOf(rows []audit.IndexRow) int {
 }
 
 // readRun reads the entries of a run of rows, newest first.
-func readRun(r store.Reader, rows []audit.IndexRow) ([]audit.Stored, error) {
+func readRun(r store.Reader, rows []audit.IndexRow) ([]audit.StoredEntry, error) {
 	if len(rows) == 1 {
-		e, err := audit.StoredEntry(r, rows[0].Sequence)
+		e, err := audit.ReadStoredEntry(r, rows[0].Sequence)
 		if fault.Of(err) == fault.NotFound {
 			err = audit.ErrDamagedLog
 		}
-		return []audit.Stored{e}, err
+		return []audit.StoredEntry{e}, err
 	}
 	kept := make([][]byte, 0, len(rows))
 	rng := store.Range{From: audit.EntryKey(rows[len(rows)-1].Sequence), To: audit.EntryKey(rows[0].Sequence + 1), Reverse: true}
@@ -118,7 +118,7 @@ func readRun(r store.Reader, rows []audit.IndexRow) ([]audit.Stored, error) {
 	if len(kept) < len(rows) {
 		return nil, audit.ErrDamagedLog // an entry is missing
 	}
-	found := make([]audit.Stored, len(rows))
+	found := make([]audit.StoredEntry, len(rows))
 	var of uint64 // first entry of the group in batch
 	var batch []byte
 	for i, row := range kept {
@@ -128,7 +128,7 @@ func readRun(r store.Reader, rows []audit.IndexRow) ([]audit.Stored, error) {
 			}
 			of, batch = first, bytes.Clone(batch)
 		}
-		if found[i], err = audit.DecodeStored(row, batch); err != nil || found[i].Entry.Sequence != rows[i].Sequence {
+		if found[i], err = audit.DecodeStoredEntry(row, batch); err != nil || found[i].Entry.Sequence != rows[i].Sequence {
 			return nil, audit.ErrDamagedLog
 		}
 	}
@@ -166,7 +166,7 @@ func Current(r store.Reader, tenant authz.TenantID, credential string) (audit.Re
 	if err != nil {
 		return audit.Receipt{}, err
 	}
-	k, err := audit.DecodeLink(b)
+	k, err := audit.DecodePosition(b)
 	if err != nil || k.Sequence == 0 {
 		return audit.Receipt{}, errors.Join(audit.ErrDamagedLog, err)
 	}

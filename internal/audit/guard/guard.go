@@ -47,7 +47,7 @@ func (g *Guard) HaltedBy() error { return g.log.HaltedBy() }
 
 // CheckNotHalted returns the error for callers while the log is halted, and nil while it takes
 // entries.
-func (g *Guard) CheckNotHalted() error { return g.log.Rollbacks.CheckNotHalted() }
+func (g *Guard) CheckNotHalted() error { return g.log.Detector.CheckNotHalted() }
 
 // Admit checks that an entry could be written and that p may do a. Services call it before they
 // look anything up. Errors: those of [Guard.Ready] and [Guard.Authorize].

@@ -124,7 +124,7 @@ func TestAnAttemptThatCouldNotBeRecordedIsTheNextTime(t *testing.T) {
 // The log checks the permission itself, so a caller that goes around the guard gains nothing.
 func TestTheLogAcceptsNoRollbackWithoutPermission(t *testing.T) {
 	f := audittest.NewFixture(t)
-	lost := &audit.RollbackError{LostTo: 10, Epoch: 1, Place: "a test"}
+	lost := &audit.RollbackError{LostTo: 10, Epoch: 1, Source: "a test"}
 	f.Log.Halt(lost)
 	if _, err := f.Log.Log.AcceptRollback(t.Context(), audittest.Principal(audittest.TenantA), "because"); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("got %v", err)

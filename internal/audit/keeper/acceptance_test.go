@@ -26,14 +26,14 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 				g := f.Opened(f.Copied())
 				g.CutTail(15)
 				if ahead {
-					row := g.RowsOf(audit.Only(audit.CheckpointKey))[string(audit.CheckpointKey)]
+					row := g.RowsOf(audit.KeyRange(audit.CheckpointKey))[string(audit.CheckpointKey)]
 					c, err := audit.ParseCheckpoint(row, f.Log.Signer.Public())
 					if err != nil || c.Sequence < 24 {
 						t.Fatal(c, err)
 					}
 				}
 				other := g.Another(g.Store)
-				NewAnchorKeeper(other.Log, other.Guard, []AnchorPlace{place}, AnchorOptions{Logger: quiet(), Now: g.Now})
+				NewAnchorKeeper(other.Log, other.Guard, []Anchor{place}, AnchorOptions{Logger: quiet(), Now: g.Now})
 				b := anchoredAt(g, place)
 				accepted := false
 				s := &audittest.Between{Store: g.Store, At: at, Do: func() error {
@@ -42,13 +42,13 @@ func TestAnAcceptanceMayCrossAnyLook(t *testing.T) {
 					return err
 				}}
 				g.Log.Chain.Store = s
-				b.keeper.visit(t.Context(), b.keeper.places[0], lookOnly)
+				b.keeper.visit(t.Context(), b.keeper.anchors[0], lookOnly)
 				b.keeper.checkDatabase(t.Context())
 				g.Log.Chain.Store = g.Store
 				if !accepted {
 					break
 				}
-				if _, err := g.Log.Rollbacks.CheckForRollback(t.Context()); err != nil {
+				if _, err := g.Log.Detector.CheckForRollback(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				if err := g.Log.HaltedBy(); err != nil {
@@ -80,11 +80,11 @@ func TestAReplicaThatLooksLaterKnowsWhatWasAccepted(t *testing.T) {
 	for range 20 {
 		stranger.Append(audit.AuditRead, audittest.TenantA)
 	}
-	NewAnchorKeeper(a.Log.Log, a.Log.Guard, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
+	NewAnchorKeeper(a.Log.Log, a.Log.Guard, []Anchor{early, late}, AnchorOptions{Logger: quiet()})
 	if r, err := a.Log.AcceptRollback(t.Context(), audittest.Admin(), "a test"); err != nil || r.LostTo != r.LostFrom-1 {
 		t.Fatal(r, err)
 	}
-	k := NewAnchorKeeper(b.Log.Log, b.Log.Guard, []AnchorPlace{early, late}, AnchorOptions{Logger: quiet()})
+	k := NewAnchorKeeper(b.Log.Log, b.Log.Guard, []Anchor{early, late}, AnchorOptions{Logger: quiet()})
 	if err := k.Check(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -22,10 +22,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// AnchorPlace keeps the newest checkpoint outside of the database. Its methods are safe for
+// Anchor keeps the newest checkpoint outside of the database. Its methods are safe for
 // concurrent use and return when their context ends. Errors: fault.Conflict when another process
 // wrote in the meantime, fault.Unavailable.
-type AnchorPlace interface {
+type Anchor interface {
 	// Name returns the fixed word that metrics and entries use for the place, such as configmap.
 	Name() string
 	// Load returns the note in the place. It returns nil and no error when the place is empty.
@@ -46,21 +46,21 @@ type AnchorOptions struct {
 	Now     func() time.Time // default time.Now
 }
 
-// PlaceState is the result of the last check of a place.
-type PlaceState string
+// AnchorState is the result of the last check of a place.
+type AnchorState string
 
 // The states.
 const (
-	PlaceOK          PlaceState = "ok"          // empty, or a checkpoint that the log contains
-	PlaceUnreachable PlaceState = "unreachable" // not read, compared or written; content unknown
-	PlaceRefused     PlaceState = "refused"     // a note that does not belong to this log
-	PlaceRollback    PlaceState = "rollback"    // a checkpoint of entries that the database lacks
+	AnchorOK          AnchorState = "ok"          // empty, or a checkpoint that the log contains
+	AnchorUnreachable AnchorState = "unreachable" // not read, compared or written; content unknown
+	AnchorRefused     AnchorState = "refused"     // a note that does not belong to this log
+	AnchorRollback    AnchorState = "rollback"    // a checkpoint of entries that the database lacks
 )
 
-// PlaceStatus is the status of a place after the last check.
-type PlaceStatus struct {
-	Place    string
-	State    PlaceState
+// AnchorStatus is the status of a place after the last check.
+type AnchorStatus struct {
+	Name     string
+	State    AnchorState
 	Sequence uint64    // sequence of the verified checkpoint in the place; 0 for none
 	Time     time.Time // time of that checkpoint
 	Checked  time.Time // last time that the place could be read; zero for never
@@ -80,40 +80,43 @@ type PlaceStatus struct {
 // Only committed checkpoints are written to a place. So a crash at any moment leaves places behind
 // the database, never ahead.
 type AnchorKeeper struct {
-	log    *writer.Log
-	guard  *guard.Guard
-	places []*anchorState
+	log     *writer.Log
+	guard   *guard.Guard
+	anchors []*keptAnchor
 	AnchorOptions
 
-	logged *audit.RollbackError // the loss that was logged last; guarded by the detector's lock
+	logging sync.Mutex           // guards logged
+	logged  *audit.RollbackError // the loss that was logged last
 
 	mu sync.Mutex // guards the status of all places
 }
 
-// anchorState is a place and what the keeper knows about it. Only one visit runs at a time.
-type anchorState struct {
-	AnchorPlace
-	status PlaceStatus
+// keptAnchor is an anchor and what the keeper knows about it. Only one visit runs at a time.
+type keptAnchor struct {
+	Anchor
+	status AnchorStatus
 
 	// A checkpoint that the log does not contain stays known until the log contains it or the loss
-	// is accepted, even if the place changes in the meantime. The detector's lock guards both
+	// is accepted, even if the anchor changes in the meantime. The detector's lock guards both
 	// fields.
 	writer.LossSource
 	lostOf audit.Checkpoint
 
-	// The fields below belong to the running visit.
-	looked   bool              // an earlier visit has read the place
-	last     audit.Checkpoint  // checkpoint found or written at the last visit; zero for none
-	met      bool              // a visit found or wrote something in the place
-	told     [sha256.Size]byte // SHA-256 of the note that was refused last
-	recorded bool              // the log has an entry about that note
-	started  bool              // the log has an entry about the beginning; no note seen since
-	failure  string            // message of the error that was logged last
+	// The fields below belong to the running visit. What the earlier visits found:
+	hasLast bool             // last is set, because a visit has read the anchor
+	last    audit.Checkpoint // found or written at the last visit; zero if the anchor was empty
+	hadNote bool             // a visit found or wrote a note, so an empty anchor was emptied
+
+	// What they recorded and logged, so that it is done once:
+	startRecorded   bool              // the log has the entry about the start of this empty anchor
+	refusedNote     [sha256.Size]byte // SHA-256 of the note that was refused last
+	refusalRecorded bool              // the log has the entry about that note
+	loggedFailure   string            // message of the error that was logged last
 }
 
 // NewAnchorKeeper returns the keeper of a log. The keeper knows nothing about the places before its
 // first check. A log has one keeper at a time.
-func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []AnchorPlace, o AnchorOptions) *AnchorKeeper {
+func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []Anchor, o AnchorOptions) *AnchorKeeper {
 	if o.Every == 0 {
 		o.Every = 10 * time.Second
 	}
@@ -128,15 +131,14 @@ func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []AnchorPlace, o Anch
 	}
 	k := &AnchorKeeper{log: l, guard: g, AnchorOptions: o}
 	for _, p := range places {
-		a := &anchorState{AnchorPlace: p, LossSource: writer.LossSource{Place: "the " + p.Name()}, status: PlaceStatus{Place: p.Name(), State: PlaceUnreachable}}
-		k.places = append(k.places, a)
+		a := &keptAnchor{Anchor: p, LossSource: writer.LossSource{Name: "the " + p.Name()}, status: AnchorStatus{Name: p.Name(), State: AnchorUnreachable}}
+		k.anchors = append(k.anchors, a)
 	}
-	l.Rollbacks.Mu.Lock()
-	defer l.Rollbacks.Mu.Unlock()
-	l.Rollbacks.Places, l.Rollbacks.AskPlaces = nil, func(ctx context.Context) { _ = k.Check(ctx) }
-	for _, a := range k.places {
-		l.Rollbacks.Places = append(l.Rollbacks.Places, &a.LossSource)
+	var sources []*writer.LossSource
+	for _, a := range k.anchors {
+		sources = append(sources, &a.LossSource)
 	}
+	l.Detector.SetAnchors(sources, func(ctx context.Context) { _ = k.Check(ctx) })
 	return k
 }
 
@@ -145,12 +147,12 @@ func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []AnchorPlace, o Anch
 // a place is only logged.
 func (k *AnchorKeeper) Check(ctx context.Context) error {
 	var looks sync.WaitGroup
-	for _, a := range k.places {
+	for _, a := range k.anchors {
 		looks.Go(func() { k.visit(ctx, a, lookOnly) })
 	}
 	looks.Wait()
 	k.checkDatabase(ctx)
-	return k.log.Rollbacks.HaltedBy()
+	return k.log.Detector.HaltedBy()
 }
 
 // Keep keeps every place current until ctx ends. It writes to an empty place at once. It first
@@ -158,7 +160,7 @@ func (k *AnchorKeeper) Check(ctx context.Context) error {
 // write more often.
 func (k *AnchorKeeper) Keep(ctx context.Context) {
 	var keepers sync.WaitGroup
-	for _, a := range k.places {
+	for _, a := range k.anchors {
 		keepers.Go(func() {
 			for k.visit(ctx, a, writeFirst); ; k.visit(ctx, a, writeNewer) {
 				timer := time.NewTimer(k.Every)
@@ -175,11 +177,11 @@ func (k *AnchorKeeper) Keep(ctx context.Context) {
 }
 
 // Status returns the status of the places, in the order in which they were given.
-func (k *AnchorKeeper) Status() []PlaceStatus {
+func (k *AnchorKeeper) Status() []AnchorStatus {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	all := make([]PlaceStatus, 0, len(k.places))
-	for _, a := range k.places {
+	all := make([]AnchorStatus, 0, len(k.anchors))
+	for _, a := range k.anchors {
 		all = append(all, a.status)
 	}
 	return all
@@ -195,7 +197,7 @@ const (
 )
 
 // visit checks a place once, writes to it when that is due, and records and logs the result.
-func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind) {
+func (k *AnchorKeeper) visit(ctx context.Context, a *keptAnchor, kind visitKind) {
 	ctx, cancel := context.WithTimeout(ctx, k.Timeout)
 	defer cancel()
 	state, err := k.lookOnce(ctx, a, kind)
@@ -206,10 +208,10 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind
 		return // the process is stopping
 	}
 	if state == "" {
-		state = PlaceUnreachable
+		state = AnchorUnreachable
 	}
-	if k.knowsOfLoss(a) {
-		state = PlaceRollback // an unreachable place does not end a rollback
+	if k.log.Detector.HasLoss(&a.LossSource) {
+		state = AnchorRollback // an unreachable place does not end a rollback
 	}
 	k.mu.Lock()
 	a.status.State = state
@@ -218,33 +220,33 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *anchorState, kind visitKind
 	}
 	k.mu.Unlock()
 	switch {
-	case err == nil && a.failure != "":
-		k.Logger.InfoContext(ctx, "the anchor of the audit log is reached again", "place", a.Name())
-		a.failure = ""
-	case err != nil && a.failure != fault.Message(err): // logged once for each message
-		a.failure = fault.Message(err)
-		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept; retrying", "place", a.Name(), "err", err)
+	case err == nil && a.loggedFailure != "":
+		k.Logger.InfoContext(ctx, "the anchor of the audit log is reached again", "place", a.Anchor.Name())
+		a.loggedFailure = ""
+	case err != nil && a.loggedFailure != fault.Message(err): // logged once for each message
+		a.loggedFailure = fault.Message(err)
+		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept; retrying", "place", a.Anchor.Name(), "err", err)
 	}
 }
 
 // lookOnce does the work of one visit, without updating the state and logging trouble.
-func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitKind) (PlaceState, error) {
+func (k *AnchorKeeper) lookOnce(ctx context.Context, a *keptAnchor, kind visitKind) (AnchorState, error) {
 	note, err := a.Load(ctx)
 	if err != nil {
 		return "", fmt.Errorf("reading the anchor: %w", err)
 	}
-	state, theirs, why := PlaceOK, audit.Checkpoint{}, ""
+	state, theirs, why := AnchorOK, audit.Checkpoint{}, ""
 	if note != nil {
-		a.started, a.met = false, true
+		a.startRecorded, a.hadNote = false, true
 		theirs, why = k.readAnchor(note)
 	}
 	if why != "" {
-		state = PlaceRefused
+		state = AnchorRefused
 		if err := k.recordForeign(ctx, a, note, why); err != nil {
 			return state, err
 		}
 	} else {
-		a.told = [sha256.Size]byte{} // the same note may come again
+		a.refusedNote = [sha256.Size]byte{} // the same note may come again
 	}
 	lost, err := k.compare(ctx, a, theirs)
 	if err != nil {
@@ -256,11 +258,11 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitK
 	// One of several replicas writes to a place, and the others only check: a replica writes only
 	// if the place has not moved on since its own last visit, one interval ago. An older checkpoint
 	// than at the last visit does not count as a move, because no replica writes one.
-	another := a.looked && theirs.Head().Newer(a.last.Head())
-	if a.last, a.looked = theirs, true; lost {
-		return PlaceRollback, nil
+	another := a.hasLast && theirs.Head().Newer(a.last.Head())
+	if a.last, a.hasLast = theirs, true; lost {
+		return AnchorRollback, nil
 	}
-	if kind == lookOnly || kind == writeFirst && note != nil || k.log.Rollbacks.HaltedBy() != nil || another {
+	if kind == lookOnly || kind == writeFirst && note != nil || k.log.Detector.HaltedBy() != nil || another {
 		return state, nil
 	}
 	signed, newest, err := k.log.Chain.NewestCheckpoint(ctx)
@@ -283,7 +285,7 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *anchorState, kind visitK
 	if err := a.Save(ctx, signed); err != nil {
 		return "", fmt.Errorf("writing the anchor: %w", err)
 	}
-	a.started, a.met, a.last = false, true, newest
+	a.startRecorded, a.hadNote, a.last = false, true, newest
 	k.mu.Lock()
 	a.status.Sequence, a.status.Time = newest.Sequence, newest.Time
 	k.mu.Unlock()
@@ -316,17 +318,17 @@ func (k *AnchorKeeper) readAnchor(note []byte) (c audit.Checkpoint, why string) 
 // recordStart records, before the first write, that an empty place is begun. So an anchor that was
 // removed leaves a second beginning of its place in the log. There is one entry even if the write
 // fails and is retried, and one entry for replicas that start at the same time.
-func (k *AnchorKeeper) recordStart(ctx context.Context, a *anchorState, c audit.Checkpoint) error {
-	if a.started {
+func (k *AnchorKeeper) recordStart(ctx context.Context, a *keptAnchor, c audit.Checkpoint) error {
+	if a.startRecorded {
 		return nil
 	}
 	e := keeperEvent(k.log.ChainID(), audit.AnchorStarted, audit.Success, map[string]string{
-		audit.AttributePlace: a.Name(), audit.AttributeSequence: strconv.FormatUint(c.Sequence, 10),
+		audit.AttributePlace: a.Anchor.Name(), audit.AttributeSequence: strconv.FormatUint(c.Sequence, 10),
 	})
 	told, now := false, k.log.Now()
 	err := k.log.Chain.Store.Update(ctx, func(tx store.Tx) (err error) {
-		if told = false; !a.met {
-			told, err = begunLately(tx, a.Name(), now)
+		if told = false; !a.hadNote {
+			told, err = wasStartedLately(tx, a.Anchor.Name(), now)
 		}
 		if err == nil && !told {
 			_, err = k.log.Append(tx, e)
@@ -336,11 +338,11 @@ func (k *AnchorKeeper) recordStart(ctx context.Context, a *anchorState, c audit.
 	if err != nil {
 		return fmt.Errorf("recording that the anchor is begun: %w", err)
 	}
-	if a.started = true; told {
+	if a.startRecorded = true; told {
 		return nil
 	}
 	k.Logger.WarnContext(ctx, "the anchor of the audit log keeps nothing and is begun: if it was kept before, find out who removed it",
-		"place", a.Name(), "sequence", c.Sequence)
+		"place", a.Anchor.Name(), "sequence", c.Sequence)
 	return nil
 }
 
@@ -348,10 +350,10 @@ func (k *AnchorKeeper) recordStart(ctx context.Context, a *anchorState, c audit.
 // differ by minutes.
 const lately = 15 * time.Minute
 
-// begunLately reports whether the log recorded the beginning of a place within the last 15 minutes.
+// wasStartedLately reports whether the log recorded the beginning of a place within the last 15 minutes.
 // It reads at most 64 entries of the system tenant, which is enough for the entries of replicas
 // that are starting.
-func begunLately(r store.Reader, place string, now time.Time) (begun bool, err error) {
+func wasStartedLately(r store.Reader, place string, now time.Time) (begun bool, err error) {
 	head, err := audit.ReadHead(r)
 	if err != nil {
 		return false, err
@@ -399,84 +401,71 @@ func keeperEvent(chainID string, t audit.EventType, o audit.Outcome, attributes 
 // recordForeign logs and records, once for each note, that a place keeps a note that does not
 // belong to this log. It fails when the entry could not be written, so that the note stays in place
 // until it is recorded.
-func (k *AnchorKeeper) recordForeign(ctx context.Context, a *anchorState, note []byte, why string) error {
-	if sum := sha256.Sum256(note); a.told != sum {
-		a.told, a.recorded = sum, false
+func (k *AnchorKeeper) recordForeign(ctx context.Context, a *keptAnchor, note []byte, why string) error {
+	if sum := sha256.Sum256(note); a.refusedNote != sum {
+		a.refusedNote, a.refusalRecorded = sum, false
 		k.mu.Lock()
 		a.status.Refused++
 		k.mu.Unlock()
 		k.Logger.ErrorContext(ctx, "the anchor of the audit log keeps what is none of this log: it is set aside, find out who wrote it",
-			"place", a.Name(), "reason", why, "sha256", hex.EncodeToString(sum[:]))
+			"place", a.Anchor.Name(), "reason", why, "sha256", hex.EncodeToString(sum[:]))
 	}
-	if a.recorded {
+	if a.refusalRecorded {
 		return nil
 	}
-	err := k.guard.RecordOncePerMinute(ctx, keeperEvent(k.log.ChainID(), audit.AnchorRefused, audit.Failure, map[string]string{audit.AttributePlace: a.Name(), audit.AttributeReason: why}))
+	err := k.guard.RecordOncePerMinute(ctx, keeperEvent(k.log.ChainID(), audit.AnchorRefused, audit.Failure, map[string]string{audit.AttributePlace: a.Anchor.Name(), audit.AttributeReason: why}))
 	if err != nil {
 		return fmt.Errorf("recording that the anchor is refused: %w", err)
 	}
-	a.recorded = true
+	a.refusalRecorded = true
 	return nil
 }
 
 // compare compares the checkpoint of an anchor with the database. The checkpoint must be verified,
 // or zero if the anchor has none. If the database does not continue from the checkpoint, compare
 // halts the log. It reports whether the anchor knows of a loss.
-func (k *AnchorKeeper) compare(ctx context.Context, a *anchorState, theirs audit.Checkpoint) (lost bool, err error) {
-	err = k.log.Rollbacks.Decide(ctx, func(r store.Reader, s chain.LogState) (func(), error) {
-		found, err := k.log.Chain.LostOf(r, s, theirs)
+func (k *AnchorKeeper) compare(ctx context.Context, a *keptAnchor, theirs audit.Checkpoint) (lost bool, err error) {
+	err = k.log.Detector.Decide(ctx, func(r store.Reader, s chain.LogState) (func(), error) {
+		found, err := k.log.Chain.FindLossOf(r, s, theirs)
 		if err != nil {
 			return nil, err
 		}
 		known := a.lostOf // the loss stays known, whatever the anchor keeps by then
-		still, err := k.log.Chain.LostOf(r, s, known)
+		still, err := k.log.Chain.FindLossOf(r, s, known)
 		return func() {
-			if still == nil && a.Lost != nil && err == nil {
-				a.Lost = nil // the entries were restored, or the loss was accepted
+			if still == nil && err == nil {
+				a.ClearLoss()
 			}
-			if found != nil && a.Accepted != nil && found.LostTo == a.Accepted.LostTo && found.Hash == a.Accepted.Hash {
-				found = nil
-			}
-			if found != nil && (a.Lost == nil || found.LostTo > a.Lost.LostTo) {
-				a.Note(found, s)
+			if a.NoteWorseLoss(found, s) {
 				a.lostOf = theirs
 			}
-		}, audit.UnlessDamage(err)
+		}, audit.IgnoreDamage(err)
 	})
 	k.logLoss(ctx)
 	if err != nil {
 		return false, fmt.Errorf("comparing the anchor with the database: %w", err)
 	}
-	return k.knowsOfLoss(a), nil
+	return k.log.Detector.HasLoss(&a.LossSource), nil
 }
 
 // checkDatabase is compare for the checkpoint in the database and for the entries that this process
 // has seen. It writes nothing.
 func (k *AnchorKeeper) checkDatabase(ctx context.Context) {
-	if _, err := k.log.Rollbacks.CheckForRollback(ctx); err != nil {
+	if _, err := k.log.Detector.CheckForRollback(ctx); err != nil {
 		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
 	}
 	k.logLoss(ctx)
 }
 
-// knowsOfLoss reports whether the anchor knows of a loss.
-func (k *AnchorKeeper) knowsOfLoss(a *anchorState) bool {
-	k.log.Rollbacks.Mu.Lock()
-	defer k.log.Rollbacks.Mu.Unlock()
-	return a.Lost != nil
-}
-
 // logLoss logs once for each loss that the log is halted.
 func (k *AnchorKeeper) logLoss(ctx context.Context) {
-	k.log.Rollbacks.Mu.Lock()
-	lost := k.log.Rollbacks.Published
-	said := lost == nil || lost == k.logged || !errors.Is(k.log.Rollbacks.HaltedBy(), lost)
-	if !said {
-		k.logged = lost
+	k.logging.Lock()
+	defer k.logging.Unlock()
+	lost := k.log.Detector.HaltingLoss()
+	if lost == nil || lost == k.logged {
+		return
 	}
-	k.log.Rollbacks.Mu.Unlock()
-	if !said {
-		k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", lost,
-			"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Place)
-	}
+	k.logged = lost
+	k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", lost,
+		"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Source)
 }

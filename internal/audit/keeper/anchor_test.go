@@ -25,7 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/audittest"
 )
 
-// shelf is an [AnchorPlace] in memory that compares before it writes, as a ConfigMap does.
+// shelf is an [Anchor] in memory that compares before it writes, as a ConfigMap does.
 type shelf struct {
 	name string
 
@@ -106,7 +106,7 @@ type anchored struct {
 	said   *bytes.Buffer
 }
 
-func anchoredAt(f *audittest.Fixture, places ...AnchorPlace) *anchored {
+func anchoredAt(f *audittest.Fixture, places ...Anchor) *anchored {
 	a := &anchored{Fixture: f, said: new(bytes.Buffer)}
 	a.keeper = NewAnchorKeeper(f.Log.Log, f.Log.Guard, places, AnchorOptions{Logger: slog.New(slog.NewTextHandler(a.said, nil)), Now: f.Now, Timeout: time.Minute})
 	return a
@@ -118,7 +118,7 @@ func (a *anchored) keep() {
 	if a.Log.HaltedBy() == nil {
 		a.Follow()
 	}
-	for _, p := range a.keeper.places {
+	for _, p := range a.keeper.anchors {
 		a.keeper.visit(a.T.Context(), p, writeNewer)
 	}
 }
@@ -163,14 +163,14 @@ func (a *anchored) goesOn() {
 	}
 }
 
-func (a *anchored) states() (all []PlaceState) {
+func (a *anchored) states() (all []AnchorState) {
 	for _, s := range a.keeper.Status() {
 		all = append(all, s.State)
 	}
 	return all
 }
 
-func (a *anchored) checkStates(want ...PlaceState) {
+func (a *anchored) checkStates(want ...AnchorState) {
 	a.T.Helper()
 	if got := a.states(); !slices.Equal(got, want) {
 		a.T.Errorf("the places are %v, want %v\n%s", got, want, a.said)
@@ -192,8 +192,8 @@ func TestANewPlaceIsWrittenAndThenKeptCurrent(t *testing.T) {
 	if len(place.saved) != 2 {
 		t.Errorf("%d writes for two checkpoints", len(place.saved))
 	}
-	a.checkStates(PlaceOK)
-	if s := a.keeper.Status()[0]; s.Sequence != newest.Sequence || !s.Time.Equal(newest.Time) || !s.Checked.Equal(f.Now()) || s.Refused != 0 || s.Place != "place" {
+	a.checkStates(AnchorOK)
+	if s := a.keeper.Status()[0]; s.Sequence != newest.Sequence || !s.Time.Equal(newest.Time) || !s.Checked.Equal(f.Now()) || s.Refused != 0 || s.Name != "place" {
 		t.Errorf("%+v", s)
 	}
 	if a.said.Len() > 0 {
@@ -267,20 +267,20 @@ func TestABeginningThatCannotBeSavedIsToldOnce(t *testing.T) {
 	a := anchoredAt(f, place)
 	for range 5 {
 		a.keep()
-		a.checkStates(PlaceUnreachable)
+		a.checkStates(AnchorUnreachable)
 	}
 	a.checkBegun(2, "place 1") // one for the beginning, one for the failure
 	place.fails = false
 	a.keep()
 	a.keep()
-	a.checkStates(PlaceOK)
+	a.checkStates(AnchorOK)
 	a.checkBegun(2, "place 1")
 
 	// A place is not begun when the log cannot record it.
 	place.put(nil)
 	kept := f.Store
 	f.Log.Chain.Store = closing{kept}
-	a.keeper.visit(t.Context(), a.keeper.places[0], writeNewer)
+	a.keeper.visit(t.Context(), a.keeper.anchors[0], writeNewer)
 	f.Log.Chain.Store = kept
 	if place.kept() != nil {
 		t.Error("it is begun, and the log does not say so")
@@ -316,7 +316,7 @@ func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
 		f.Follow()
 		for range 3 {
 			ctx, cancel := context.WithCancel(t.Context())
-			keeper := NewAnchorKeeper(f.Log.Log, f.Log.Guard, []AnchorPlace{place}, AnchorOptions{Now: time.Now})
+			keeper := NewAnchorKeeper(f.Log.Log, f.Log.Guard, []Anchor{place}, AnchorOptions{Now: time.Now})
 			if err := keeper.Check(ctx); err != nil {
 				t.Fatal(err)
 			}
@@ -354,7 +354,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	b := anchoredAt(f.Opened(backup), place)
 	b.refused(11, 17)
 	b.keep()
-	b.checkStates(PlaceRollback)
+	b.checkStates(AnchorRollback)
 	if !bytes.Equal(place.kept(), kept) {
 		t.Error("the anchor that shows the loss is written over")
 	}
@@ -376,7 +376,7 @@ func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
 	anchoredAt(f.Opened(b.Copied()), place).goesOn()
 	b.goesOn()
 	b.keep()
-	b.checkStates(PlaceOK)
+	b.checkStates(AnchorOK)
 	if c, err := audit.ParseCheckpoint(place.kept(), f.Log.Signer.Public()); err != nil || c.Epoch != 2 || c.Sequence < 18 {
 		t.Errorf("%+v is kept, %v", c, err)
 	}
@@ -416,10 +416,10 @@ func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	b.goesOn()
 	b.Fill(20)
 	b.keep()
-	b.checkStates(PlaceUnreachable)
+	b.checkStates(AnchorUnreachable)
 	place.err = nil
 	b.keep()
-	b.checkStates(PlaceRollback)
+	b.checkStates(AnchorRollback)
 	b.refused(0, 17)
 	if !bytes.Equal(place.kept(), kept) {
 		t.Error("the anchor that shows the fork is written over")
@@ -430,7 +430,7 @@ func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
 	anchoredAt(f.Opened(b.Copied()), place).goesOn()
 	b.goesOn()
 	b.keep()
-	b.checkStates(PlaceOK)
+	b.checkStates(AnchorOK)
 
 	// The first database is in an earlier epoch than the anchor, so it is halted although it has
 	// more entries.
@@ -629,12 +629,12 @@ func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 			if err := a.keeper.Check(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			a.checkStates(PlaceRefused)
+			a.checkStates(AnchorRefused)
 			if !bytes.Equal(place.kept(), bad) {
 				t.Error("a look changes the place")
 			}
 			a.keep()
-			a.checkStates(PlaceRefused)
+			a.checkStates(AnchorRefused)
 			if len(place.aside) != 1 || !bytes.Equal(place.aside[0], bad) {
 				t.Errorf("%d notes are set aside", len(place.aside))
 			}
@@ -642,7 +642,7 @@ func TestWhatIsNoneOfThisLogStopsNothing(t *testing.T) {
 				t.Error("ours is not written:", err)
 			}
 			a.keep()
-			a.checkStates(PlaceOK)
+			a.checkStates(AnchorOK)
 			if n := strings.Count(a.said.String(), "level=ERROR"); n != 1 || a.keeper.Status()[0].Refused != 1 {
 				t.Errorf("%d alarms, %+v", n, a.keeper.Status())
 			}
@@ -670,7 +670,7 @@ func TestWhatIsRefusedStaysUntilItIsRecorded(t *testing.T) {
 	a.Follow()
 	f.Log.Halt(errors.New("for a test"))
 	a.keep()
-	a.checkStates(PlaceRefused)
+	a.checkStates(AnchorRefused)
 	if !bytes.Equal(place.kept(), []byte("forged")) {
 		t.Error("it is gone")
 	}
@@ -692,7 +692,7 @@ func TestAPlaceThatCannotBeReachedStopsNothingAndIsNotWrittenUnread(t *testing.T
 		if err := a.keeper.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		a.checkStates(PlaceUnreachable, PlaceUnreachable, PlaceOK)
+		a.checkStates(AnchorUnreachable, AnchorUnreachable, AnchorOK)
 	}
 	a.keeper.Timeout = time.Minute
 	if n := strings.Count(a.said.String(), "level=WARN"); n != 2 {
@@ -709,7 +709,7 @@ func TestAPlaceThatCannotBeReachedStopsNothingAndIsNotWrittenUnread(t *testing.T
 	}
 	down.err = nil
 	a.keep()
-	a.checkStates(PlaceOK, PlaceOK, PlaceOK)
+	a.checkStates(AnchorOK, AnchorOK, AnchorOK)
 	if n := strings.Count(a.said.String(), "is reached again"); n != 2 {
 		t.Errorf("%d are told to be back:\n%s", n, a.said)
 	}
@@ -724,7 +724,7 @@ func TestWhatAnotherHasWrittenMeanwhileIsReadFirst(t *testing.T) {
 	place := &racingPlace{shelf: &shelf{name: "place"}, note: newer}
 	a := anchoredAt(f, place)
 	a.keep()
-	a.checkStates(PlaceRollback)
+	a.checkStates(AnchorRollback)
 	if !bytes.Equal(place.kept(), newer) {
 		t.Error("what another has written was written over unread")
 	}
@@ -784,21 +784,21 @@ func TestThePlaceThatKnowsMostDecides(t *testing.T) {
 
 	b := anchoredAt(f.Opened(backup), early, late, away)
 	b.refused(6, 15)
-	b.checkStates(PlaceRollback, PlaceRollback, PlaceUnreachable)
+	b.checkStates(AnchorRollback, AnchorRollback, AnchorUnreachable)
 	b.accept()
 	b.goesOn()
 	b.keep()
-	b.checkStates(PlaceOK, PlaceOK, PlaceUnreachable)
+	b.checkStates(AnchorOK, AnchorOK, AnchorUnreachable)
 	away.err = nil
 	b.keep()
-	b.checkStates(PlaceOK, PlaceOK, PlaceRollback)
+	b.checkStates(AnchorOK, AnchorOK, AnchorRollback)
 	b.refused(0, 20)
 	if r := b.accept(); r.Epoch != 3 {
 		t.Errorf("%+v", r)
 	}
 	b.goesOn()
 	b.keep()
-	b.checkStates(PlaceOK, PlaceOK, PlaceOK)
+	b.checkStates(AnchorOK, AnchorOK, AnchorOK)
 }
 
 // The acceptance names one of the checkpoints. It covers the other one, because both were known.
@@ -818,7 +818,7 @@ func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
 	b.accept()
 	b.goesOn()
 	b.keep()
-	b.checkStates(PlaceOK, PlaceOK)
+	b.checkStates(AnchorOK, AnchorOK)
 }
 
 // An acceptance may be committed while a check reports the loss that it accepts.
@@ -849,10 +849,10 @@ func TestABucketKeepsTheNewestAndWhatWasRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bucket.Close() })
-	place := NewBucketPlace(f.Log.ChainID(), bucket)
+	place := NewBucketAnchor(f.Log.ChainID(), bucket)
 	a := anchoredAt(f, place)
 	a.keep()
-	a.checkStates(PlaceOK)
+	a.checkStates(AnchorOK)
 	signed := newestOf(t, f.Log)
 	if got, err := bucket.Get(t.Context(), "anchor/chain_test/checkpoint"); err != nil || !bytes.Equal(got, signed) {
 		t.Errorf("the bucket keeps %q, %v", got, err)
@@ -868,7 +868,7 @@ func TestABucketKeepsTheNewestAndWhatWasRefused(t *testing.T) {
 	if err != nil || len(names) != 1 {
 		t.Errorf("set aside: %v, %v", names, err)
 	}
-	a.checkStates(PlaceOK)
+	a.checkStates(AnchorOK)
 	if err := bucket.Put(t.Context(), "anchor/chain_test/checkpoint", nil); err != nil {
 		t.Fatal(err)
 	}

@@ -65,6 +65,8 @@ var (
 	// errAltered stops a cut because of the archive. The entries in the database are intact.
 	errAltered = fault.New(fault.Internal, "the archive of the audit log does not hold what was written to it, and nothing was removed from the database: find out who else writes to its bucket")
 
+	errFull = errors.New("the segment is full") // ends the scan for its entries
+
 	errMoved = fault.New(fault.Conflict, "another process has archived entries meanwhile: let it")
 )
 
@@ -74,7 +76,7 @@ var (
 // written; fault.Conflict when another process archives; fault.Unavailable. After an error, a
 // segment is either not cut or completely in the archive, and the next run continues.
 func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
-	if err := c.Log.Rollbacks.CheckNotHalted(); err != nil {
+	if err := c.Log.Detector.CheckNotHalted(); err != nil {
 		return 0, err
 	}
 	if err := c.resume(ctx); err != nil {
@@ -174,12 +176,12 @@ func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
 		if err != nil {
 			return err
 		}
-		_, followed, err := c.Log.Chain.CheckpointIn(r)
+		_, followed, err := c.Log.Chain.ReadCheckpoint(r)
 		from.limit = min(followed.Sequence, max(head.Sequence, 1)-1)
 		return err
 	})
 	if err == nil && from.row != nil {
-		from.base, err = c.Log.Chain.OwnBase(from.row)
+		from.base, err = c.Log.Chain.ParseOwnBase(from.row)
 	}
 	return from, err
 }
@@ -199,7 +201,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 	var count, size, group uint64 // group: last sequence of the current group
 	rng := store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}
 	err = audit.ScanEntries(ctx, c.Log.Chain.Store, rng, func(row audit.EntryRow) error {
-		at, err := audit.DecodeStored(row.Row, row.Batch)
+		at, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err != nil {
 			return audit.ErrDamagedLog
 		}
@@ -209,7 +211,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 				group += uint64(at.Proof.N - 1 - at.Proof.Index)
 			}
 			if n >= most || size >= audit.SegmentBytes || e.Time().After(old) {
-				return writer.ErrFull
+				return errFull
 			}
 		}
 		if count++; count == 1 {
@@ -221,7 +223,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, writer.ErrFull) {
+	if err != nil && !errors.Is(err, errFull) {
 		return audit.Segment{}, 0, err
 	}
 	s.Name = audit.SegmentName(c.Log.ChainID(), s)
@@ -235,8 +237,8 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
 		var bad error
 		err := r.Scan(store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}, func(_, row []byte) bool {
-			var at audit.Stored
-			at, bad = audit.DecodeStored(bytes.Clone(row), audit.NoSignature)
+			var at audit.StoredEntry
+			at, bad = audit.DecodeStoredEntry(bytes.Clone(row), audit.NoSignature)
 			first = at.Entry
 			return false
 		})
@@ -282,9 +284,9 @@ func (c *Cutter) store(ctx context.Context, s *audit.Segment, base *audit.Base) 
 	return base, nil
 }
 
-// cut moves the base to the end of a segment that is in the archive and has n entries. former is
+// cut moves the base to the end of a segment that is in the archive and has n entries. previous is
 // the row of the base before the segment. Error: errMoved when the stored base is another one.
-func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, former []byte, base *audit.Base) error {
+func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, previous []byte, base *audit.Base) error {
 	signed, err := c.Log.SignBase(base)
 	if err != nil {
 		return err
@@ -303,7 +305,7 @@ func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, former []by
 		if err != nil {
 			return err
 		}
-		if !bytes.Equal(row, former) {
+		if !bytes.Equal(row, previous) {
 			return errMoved
 		}
 		if err := tx.Put(audit.BaseKey, signed); err != nil {
@@ -346,7 +348,7 @@ func removeEntry(tx store.Tx, key, row []byte) error {
 			return err
 		}
 	}
-	at, err := audit.DecodeStored(row, audit.NoSignature)
+	at, err := audit.DecodeStoredEntry(row, audit.NoSignature)
 	if err != nil {
 		return nil // damaged since it was archived: the other rows stay, and nobody reads them
 	}
@@ -407,7 +409,7 @@ func (c *Cutter) leftOver(ctx context.Context) (newest audit.Segment, found bool
 	if err != nil || !found {
 		return audit.Segment{}, false, err
 	}
-	base, err := c.Log.Chain.OwnBase(row)
+	base, err := c.Log.Chain.ParseOwnBase(row)
 	if err != nil {
 		return audit.Segment{}, false, err
 	}

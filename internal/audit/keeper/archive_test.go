@@ -163,7 +163,7 @@ func TestACutEndsAtCheckpointsAndGroups(t *testing.T) {
 	written := f.Old()
 	ends := make(map[uint64]bool) // last sequences of groups
 	err := audit.ScanEntries(t.Context(), f.Store, audit.EntryRange, func(row audit.EntryRow) error {
-		at, err := audit.DecodeStored(row.Row, row.Batch)
+		at, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err == nil && (at.Proof.N == 0 || at.Proof.Index+1 == at.Proof.N) {
 			ends[at.Entry.Sequence] = true
 		}
@@ -672,7 +672,7 @@ func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	base.ApiKeys[audit.APIKeyName{Tenant: audittest.TenantA, ID: "key_that_never_was"}] = audit.APIKeyState{Sequence: 3}
+	base.APIKeys[audit.APIKeyName{Tenant: audittest.TenantA, ID: "key_that_never_was"}] = audit.APIKeyState{Sequence: 3}
 	signed, err := base.Sign(f.Log.Signer, f.Log.ChainID())
 	if err != nil {
 		t.Fatal(err)
@@ -703,7 +703,7 @@ func TestEpochsAndOlderCheckpointsAreArchived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Log.Halt(&audit.RollbackError{LostFrom: 22, LostTo: 40, Epoch: 1, Place: "test"})
+	f.Log.Halt(&audit.RollbackError{LostFrom: 22, LostTo: 40, Epoch: 1, Source: "test"})
 	admin := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}}
 	if _, err := f.Log.AcceptRollback(t.Context(), admin, "restored a backup"); err != nil {
 		t.Fatal(err)

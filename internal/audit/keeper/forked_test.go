@@ -29,9 +29,9 @@ func TestATenantGoesOnFromAnEntryThatIsArchived(t *testing.T) {
 			}
 			var last uint64
 			_ = f.Store.View(t.Context(), func(r store.Reader) (err error) {
-				newest, err := audit.LastOf(r, string(audittest.TenantB))
+				newest, err := audit.ReadTenantHead(r, string(audittest.TenantB))
 				last = newest.Sequence
-				if _, missing := audit.HashOf(r, 1); !errors.Is(missing, audit.ErrNoEntry) {
+				if _, missing := audit.ReadHash(r, 1); !errors.Is(missing, audit.ErrNoEntry) {
 					t.Error("nothing is archived")
 				}
 				return err

@@ -271,7 +271,7 @@ func TestAnAcceptanceAsksWhatPlacesKnow(t *testing.T) {
 	a.Append(audit.AuditRead, audittest.TenantA)
 	place.put(note()) // checkpoint at 22
 	a.Put(older)
-	NewAnchorKeeper(b.Log.Log, b.Log.Guard, []AnchorPlace{place}, AnchorOptions{Logger: quiet()})
+	NewAnchorKeeper(b.Log.Log, b.Log.Guard, []Anchor{place}, AnchorOptions{Logger: quiet()})
 	r, err := b.Log.AcceptRollback(t.Context(), audittest.Admin(), "a test") // no replica has looked before
 	if err != nil || r.LostFrom != 2 || r.LostTo != 22 {
 		t.Errorf("%+v, %v", r, err)

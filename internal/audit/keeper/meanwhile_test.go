@@ -151,8 +151,8 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	f.Clean()
 	whole(f, a, written)
 	base, err := f.Log.Chain.ReadBase(t.Context())
-	if err != nil || len(base.Credentials) != 3 || len(base.ApiKeys) != 1 {
-		t.Fatalf("%v: the base knows %v and %v", err, base.Credentials, base.ApiKeys)
+	if err != nil || len(base.Credentials) != 3 || len(base.APIKeys) != 1 {
+		t.Fatalf("%v: the base knows %v and %v", err, base.Credentials, base.APIKeys)
 	}
 	report, err := f.Verify()
 	if err != nil {
@@ -245,7 +245,7 @@ func TestALongAnchorIsNotReadWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { bucket.Close() })
-	a := anchoredAt(f, NewBucketPlace(f.Log.ChainID(), bucket))
+	a := anchoredAt(f, NewBucketAnchor(f.Log.ChainID(), bucket))
 	a.keep()
 	signed := newestOf(t, f.Log)
 	// A note may also carry the signatures of others.
@@ -261,7 +261,7 @@ func TestALongAnchorIsNotReadWhole(t *testing.T) {
 		a.Follow()
 		a.keep()
 		a.keep()
-		a.checkStates(PlaceOK)
+		a.checkStates(AnchorOK)
 	}
 	if n := a.keeper.Status()[0].Refused; n != 2 {
 		t.Errorf("%d were refused", n)

@@ -224,7 +224,7 @@ func TestAnEpochWithoutItsRowIsDamage(t *testing.T) {
 func TestAForgedEpochAcceptsNothing(t *testing.T) {
 	f := audittest.NewFixture(t)
 	f.Fill(9)
-	f.Log.Halt(&audit.RollbackError{LostFrom: 11, LostTo: 20, Epoch: 1, Place: "a test"})
+	f.Log.Halt(&audit.RollbackError{LostFrom: 11, LostTo: 20, Epoch: 1, Source: "a test"})
 	if err := f.Store.Update(t.Context(), func(tx store.Tx) error {
 		return tx.Put(audit.EpochKey(9), audit.Epoch{Number: 9, First: 21, Size: 10}.Encode())
 	}); err != nil {
@@ -257,7 +257,7 @@ func TestDamagedRowsAreNoLoss(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if name == "an epoch's" {
-			f.Log.Halt(&audit.RollbackError{LostFrom: 26, LostTo: 40, Epoch: 2, Place: "a test"})
+			f.Log.Halt(&audit.RollbackError{LostFrom: 26, LostTo: 40, Epoch: 2, Source: "a test"})
 			if _, err := f.Log.AcceptRollback(t.Context(), audittest.Admin(), "because"); !errors.Is(err, audit.ErrDamagedLog) {
 				t.Error("an epoch begins whose size is not known:", err)
 			}

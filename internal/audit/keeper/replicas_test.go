@@ -44,7 +44,7 @@ type running struct {
 
 func run(ctx context.Context, r *audittest.Replica, shelves ...*shelf) *running {
 	ctx, cancel := context.WithCancel(ctx)
-	var places []AnchorPlace
+	var places []Anchor
 	for _, s := range shelves {
 		places = append(places, &seat{shelf: s})
 	}

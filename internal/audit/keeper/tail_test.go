@@ -30,7 +30,7 @@ func TestATailGoesOnWhereTheDatabaseDoes(t *testing.T) {
 	if again, err := f.Log.Tail(t.Context(), audittest.Principal(audittest.TenantA), &zero); err != nil || !slices.Equal(audittest.Drain(t, again)[:len(left)], left) {
 		t.Error(err)
 	}
-	f.Log.Halt(&audit.RollbackError{LostTo: 1 << 40, Epoch: 1, Place: "a test"})
+	f.Log.Halt(&audit.RollbackError{LostTo: 1 << 40, Epoch: 1, Source: "a test"})
 	if _, err := tail.Next(t.Context()); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
 	}

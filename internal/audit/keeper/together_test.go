@@ -54,12 +54,12 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 
 // inside lets another process act while one reads an anchor.
 type inside struct {
-	AnchorPlace
+	Anchor
 	do func()
 }
 
 func (p *inside) Load(ctx context.Context) ([]byte, error) {
-	note, err := p.AnchorPlace.Load(ctx)
+	note, err := p.Anchor.Load(ctx)
 	if do := p.do; do != nil {
 		p.do = nil
 		do()
@@ -72,11 +72,11 @@ func TestAPlaceIsBegunOnce(t *testing.T) {
 	f, place := audittest.NewFixture(t), &shelf{name: "place"}
 	f.Follow()
 	other := f.Another(f.Store)
-	second := NewAnchorKeeper(other.Log, other.Guard, []AnchorPlace{&seat{shelf: place}}, AnchorOptions{Logger: quiet(), Now: f.Now})
-	a := anchoredAt(f, &inside{AnchorPlace: &seat{shelf: place}, do: func() { second.visit(t.Context(), second.places[0], writeFirst) }})
-	a.keeper.visit(t.Context(), a.keeper.places[0], writeFirst)
+	second := NewAnchorKeeper(other.Log, other.Guard, []Anchor{&seat{shelf: place}}, AnchorOptions{Logger: quiet(), Now: f.Now})
+	a := anchoredAt(f, &inside{Anchor: &seat{shelf: place}, do: func() { second.visit(t.Context(), second.anchors[0], writeFirst) }})
+	a.keeper.visit(t.Context(), a.keeper.anchors[0], writeFirst)
 	a.checkBegun(0, "place 1")
-	a.checkStates(PlaceOK)
+	a.checkStates(AnchorOK)
 	if n := len(place.saved); n != 1 {
 		t.Errorf("%d writes", n)
 	}

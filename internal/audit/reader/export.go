@@ -46,7 +46,7 @@ func (rd *Reader) export(ctx context.Context, w io.Writer, from uint64) error {
 	if err := rd.ExportRange(ctx, w, v, first, max(head.Sequence, 1)); err != nil {
 		return err
 	}
-	if v.Head != head.Link {
+	if v.Head != head.Position {
 		return &audit.Broken{Sequence: v.Head.Sequence, Reason: "the head of the chain is not the last entry"}
 	}
 	return nil
@@ -84,7 +84,7 @@ func (rd *Reader) ExportRange(ctx context.Context, w io.Writer, v *verify.Verifi
 	} else if !errors.Is(err, audit.ErrNoEntry) {
 		return err
 	}
-	if moved, failed := rd.chain.MovedPast(ctx, missing); failed != nil {
+	if moved, failed := rd.chain.IsArchived(ctx, missing); failed != nil {
 		return failed
 	} else if moved {
 		return errMeanwhile
@@ -97,7 +97,7 @@ func (rd *Reader) writeRange(ctx context.Context, w io.Writer, v *verify.Verifie
 	v.Encode = true
 	v.Emit = func(items []verify.Item) error {
 		for i := range items {
-			if _, err := out.Write(append(items[i].Json, '\n')); err != nil {
+			if _, err := out.Write(append(items[i].JSON, '\n')); err != nil {
 				return err
 			}
 		}
@@ -117,7 +117,7 @@ func (rd *Reader) writeRange(ctx context.Context, w io.Writer, v *verify.Verifie
 		return &audit.Broken{Sequence: v.Next(), Reason: fmt.Sprintf("the log was cut: its head is at %d", to)}
 	}
 	c := v.Checkpoint()
-	if !v.Whole {
+	if !v.IsComplete {
 		if c, err = rd.CheckpointAt(ctx, to); err != nil {
 			return err
 		}

@@ -89,7 +89,7 @@ func (rd *Reader) ProveInclusion(ctx context.Context, p authz.Principal, sequenc
 		if size < 1 || size > s.Newest.Size {
 			return errTreeSize
 		}
-		row, found, err := chain.FindSequence(rd.chain, s.R, string(p.Tenant), sequence)
+		row, found, err := chain.FindSequence(rd.chain, s.Reader, string(p.Tenant), sequence)
 		if err != nil {
 			return err
 		}

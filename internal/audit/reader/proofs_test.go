@@ -159,7 +159,7 @@ func TestTilesAreThoseOfTheNewestCheckpoint(t *testing.T) {
 	entries := f.Entries()
 	reference := &audittest.ReferenceTree{}
 	for _, e := range entries[:c.Size] {
-		reference.Add(t, e.Link().Hash)
+		reference.Add(t, e.Position().Hash)
 	}
 	for _, tile := range tlog.NewTiles(audit.TileHeight, 0, c.Size) {
 		want, err := tlog.ReadTileData(tile, reference)
@@ -299,7 +299,7 @@ func TestADamagedTreeProvesNothing(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			row := audit.IndexRow{Link: e.Link(), EventType: e.EventType, Actor: e.Actor.ID}
+			row := audit.IndexRow{Position: e.Position(), EventType: e.EventType, Actor: e.Actor.ID}
 			row.Hash[0] ^= 1
 			return tx.Put(audit.TenantKey(e.TenantID, e.TenantSequence), row.Encode())
 		},

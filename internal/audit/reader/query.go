@@ -122,7 +122,7 @@ func (q Query) page(ch *chain.Chain, r store.Reader, tenant string, before uint6
 				break
 			}
 			if q.holds(e.Entry) {
-				entries = append(entries, *e.Whole())
+				entries = append(entries, *e.SignedEntry())
 			}
 		}
 		switch {

@@ -28,7 +28,7 @@ func (rd *Reader) ReadEntry(ctx context.Context, p authz.Principal, sequence uin
 	if err := rd.guard.Admit(ctx, p, authz.ReadAudit); err != nil {
 		return audit.Entry{}, err
 	}
-	var e []audit.Stored
+	var e []audit.StoredEntry
 	err := rd.chain.Store.View(ctx, func(r store.Reader) error {
 		row, found, err := chain.FindSequence(rd.chain, r, string(p.Tenant), sequence)
 		if err == nil && found {
@@ -52,7 +52,7 @@ func (rd *Reader) ReadEntry(ctx context.Context, p authz.Principal, sequence uin
 	if err != nil {
 		return audit.Entry{}, err
 	}
-	return *e[0].Whole(), nil
+	return *e[0].SignedEntry(), nil
 }
 
 // Tail reads the entries of a tenant as they are written. Only one goroutine may use it.
@@ -160,7 +160,7 @@ func (t *Tail) page(r store.Reader) ([]audit.Entry, error) {
 		if e.Entry.TenantSequence != t.next+uint64(i) {
 			return nil, audit.ErrDamagedLog
 		}
-		entries[i] = *e.Whole()
+		entries[i] = *e.SignedEntry()
 	}
 	return entries, nil
 }

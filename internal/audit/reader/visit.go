@@ -198,7 +198,7 @@ func (s *typeSweep) readEntryAt(r store.Reader, n uint64, row audit.IndexRow) er
 		return nil // the summary keys of two types collide
 	}
 	e, err := audit.ReadEntry(r, row.Sequence)
-	if fault.Of(err) == fault.NotFound || err == nil && (e.Link() != row.Link || e.TenantID != s.tenant || e.TenantSequence != n) {
+	if fault.Of(err) == fault.NotFound || err == nil && (e.Position() != row.Position || e.TenantID != s.tenant || e.TenantSequence != n) {
 		err = audit.ErrDamagedLog
 	}
 	if err == nil {
@@ -232,9 +232,9 @@ func (rd *Reader) Replay(ctx context.Context, tenant authz.TenantID, after Repla
 	if to == 0 {
 		to = audit.MaxInteger
 	}
-	var last *audit.Stored
+	var last *audit.StoredEntry
 	for more := true; more; {
-		var page []audit.Stored
+		var page []audit.StoredEntry
 		err := rd.chain.Store.View(ctx, func(r store.Reader) (err error) {
 			page, more, err = replayPage(r, string(tenant), at, to)
 			return err
@@ -302,7 +302,7 @@ func (rd *Reader) replayFrom(ctx context.Context, tenant authz.TenantID, after R
 }
 
 // replayPage reads some of a tenant's entries after a point.
-func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page []audit.Stored, more bool, err error) {
+func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page []audit.StoredEntry, more bool, err error) {
 	var sequences []uint64
 	from := audit.TenantKey(tenant, at.TenantSequence+1)
 	bad := false
@@ -325,8 +325,8 @@ func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page 
 		if err != nil {
 			return nil, false, err
 		}
-		var s audit.Stored
-		if s, err = audit.ReadStored(r, sequence); err == nil {
+		var s audit.StoredEntry
+		if s, err = audit.ReadRequiredEntry(r, sequence); err == nil {
 			page = append(page, s)
 		}
 	}

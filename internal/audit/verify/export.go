@@ -22,10 +22,10 @@ type ClosingLine struct {
 
 var closingPrefix = []byte(`{"checkpoint":`)
 
-// formerPrefix begins the closing line of exports from releases before checkpoints existed.
-var formerPrefix = []byte(`{"end":`)
+// endPrefix begins the closing line of exports from releases before checkpoints existed.
+var endPrefix = []byte(`{"end":`)
 
-var errFormerExport = fault.New(fault.Invalid, "the export was made by an earlier release, which closed it in another way: export the log again with this one")
+var errEarlierExport = fault.New(fault.Invalid, "the export was made by an earlier release, which closed it in another way: export the log again with this one")
 
 // Export checks an export of [reader.Reader.Export]: a whole log, with From or Base the part after
 // an entry, or with Tenant the entries of one tenant, whose closing line may be missing. With To,
@@ -56,8 +56,8 @@ func verifyExport(r io.Reader, o Options) (v *Verifier, report Report, err error
 			end = line
 			continue
 		}
-		if bytes.HasPrefix(line, formerPrefix) {
-			return nil, Report{}, cmp.Or(v.Wait(), error(errFormerExport))
+		if bytes.HasPrefix(line, endPrefix) {
+			return nil, Report{}, cmp.Or(v.Wait(), error(errEarlierExport))
 		}
 		if o.From > 1 || o.To > 0 {
 			e, err := audit.ParseEntry(line)
@@ -134,7 +134,7 @@ func (v *Verifier) close(report Report, line []byte) (Report, error) {
 	if again, err2 := json.Marshal(end); err != nil || err2 != nil || !bytes.Equal(again, line) {
 		return Report{}, &audit.Broken{Sequence: v.Next(), Reason: "the closing line is malformed"}
 	}
-	c, err := audit.ParseOnly([]byte(end.Checkpoint), v.Public)
+	c, err := audit.ParseOwnCheckpoint([]byte(end.Checkpoint), v.Public)
 	if errors.Is(err, audit.ErrCheckpointMalformed) {
 		return Report{}, &audit.Broken{Sequence: v.Next(), Reason: "the closing line is malformed"}
 	}
@@ -153,10 +153,10 @@ func (v *Verifier) close(report Report, line []byte) (Report, error) {
 	if c.Sequence != v.Head.Sequence || c.Hash != v.Head.Hash {
 		return Report{}, &audit.Broken{Sequence: v.Next(), Reason: fmt.Sprintf("the export was cut: it says that it ends at %d", c.Sequence)}
 	}
-	if v.Whole && !c.Same(v.Checkpoint()) {
+	if v.IsComplete && !c.EqualIgnoringTime(v.Checkpoint()) {
 		return Report{}, &audit.Broken{Sequence: v.Head.Sequence, Reason: "the closing checkpoint has another tree than the entries"}
 	}
-	if !v.Whole { // only the signature of the checkpoint vouches for the entries before the part
+	if !v.IsComplete { // only the signature of the checkpoint vouches for the entries before the part
 		report.Size, report.Root, report.Epoch = c.Size, c.Root, c.Epoch
 		if err := v.nameBy(c, &report); err != nil {
 			return Report{}, err

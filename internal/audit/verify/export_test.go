@@ -21,7 +21,7 @@ func (o Options) WithLinksOnly(on bool) Options { o.linksOnly = on; return o }
 func (o Options) WithEntriesOnly() Options      { o.entriesOnly = true; return o }
 
 // WithCheck lets a test cache the results of signatures.
-func (o Options) WithCheck(check func(audit.Stored, func() bool) bool) Options {
+func (o Options) WithCheck(check func(audit.StoredEntry, func() bool) bool) Options {
 	o.check = check
 	return o
 }

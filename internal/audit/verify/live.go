@@ -165,7 +165,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 		o.Base = base
 		v = NewVerifier(o)
 	}
-	var head audit.Link
+	var head audit.Position
 	var last uint64 // last sequence of this step
 	var known audit.Checkpoint
 	gone, moved := false, false
@@ -177,7 +177,7 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 			return err
 		}
 		// The follower reports a damaged checkpoint.
-		if _, known, err = lv.log.Chain.CheckpointIn(r); err != nil && !audit.Damaged(err) {
+		if _, known, err = lv.log.Chain.ReadCheckpoint(r); err != nil && !audit.IsDamage(err) {
 			return err
 		}
 		last, err = stepTo(r, v.Next(), head.Sequence)
@@ -228,17 +228,17 @@ func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bo
 
 // lacksVerified reports whether the log no longer has the last verified entry, and whether a loss
 // of entries was accepted since.
-func (lv *LiveVerifier) lacksVerified(r store.Reader, head audit.Link, v *Verifier) (gone, accepted bool, err error) {
+func (lv *LiveVerifier) lacksVerified(r store.Reader, head audit.Position, v *Verifier) (gone, accepted bool, err error) {
 	if v.Head.Sequence == 0 || v.Head == head {
 		return false, false, nil
 	}
 	if v.Head.Sequence < head.Sequence {
-		has, err := lv.log.Chain.Has(r, v.Head)
+		has, err := lv.log.Chain.HasEntry(r, v.Head)
 		if has || err != nil {
-			return false, false, audit.UnlessDamaged(err)
+			return false, false, audit.IgnoreDamagedRows(err)
 		}
 	}
-	number, err := lv.log.Chain.EpochNow(r, head)
+	number, err := lv.log.Chain.CurrentEpoch(r, head)
 	return true, number > v.Epochs[len(v.Epochs)-1].Number, err
 }
 
@@ -417,8 +417,8 @@ type verified struct {
 // sign returns the signed bytes of the verification's progress.
 func (w verified) sign(sign func(message []byte) ([]byte, error)) ([]byte, error) {
 	s := w.History
-	s.Credentials, s.ApiKeys, s.Namespaces, s.Kept = nil, nil, nil, nil
-	text, err := (&audit.Base{History: s}).Json()
+	s.Credentials, s.APIKeys, s.Namespaces, s.Kept = nil, nil, nil, nil
+	text, err := (&audit.Base{History: s}).JSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding what is verified: %w", err)
 	}
@@ -486,7 +486,7 @@ func (lv *LiveVerifier) resume(ctx context.Context, most time.Duration) (bool, e
 			return err
 		}
 		e, err := audit.ReadEntry(r, w.Sequence())
-		if audit.Damaged(err) || fault.Of(err) == fault.NotFound || err == nil && e.Link() != w.Head {
+		if audit.IsDamage(err) || fault.Of(err) == fault.NotFound || err == nil && e.Position() != w.Head {
 			return nil // the log is another one than the verified one, or its oldest entries were archived since
 		}
 		kept = w
@@ -520,7 +520,7 @@ func (lv *LiveVerifier) keepProgress(ctx context.Context, least uint64) error {
 		return lv.forgetVerified(ctx)
 	}
 	v := lv.v
-	if v == nil || v.Head.Sequence == 0 || lv.log.Rollbacks.HaltedBy() != nil {
+	if v == nil || v.Head.Sequence == 0 || lv.log.Detector.HaltedBy() != nil {
 		return nil
 	}
 	now := keptAs{v.Head.Sequence, lv.since}

@@ -24,7 +24,7 @@ func TestTheRunningLogIsVerifiedStepByStep(t *testing.T) {
 		f.Fill(n)
 		p, err := f.Log.Verify(t.Context())
 		head, err2 := f.Log.Chain.StoredHead(t.Context())
-		if err != nil || err2 != nil || p.Status != verify.ProofVerified || p.VerifiedTo != head.Sequence || p.Hash != head.Previous() || !p.At.Equal(f.Now()) {
+		if err != nil || err2 != nil || p.Status != verify.ProofVerified || p.VerifiedTo != head.Sequence || p.Hash != head.PreviousHash() || !p.At.Equal(f.Now()) {
 			t.Fatal(p, err, err2)
 		}
 	}

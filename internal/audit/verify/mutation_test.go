@@ -47,7 +47,7 @@ func newVictimOn(t testing.TB, newFixture func(testing.TB) *audittest.Fixture) *
 		t.Fatal(err)
 	}
 	v.lostFrom = before.Sequence + 1
-	f.Log.Halt(&audit.RollbackError{LostFrom: v.lostFrom, LostTo: v.lostFrom + 5, Epoch: 1, Place: "a test"})
+	f.Log.Halt(&audit.RollbackError{LostFrom: v.lostFrom, LostTo: v.lostFrom + 5, Epoch: 1, Source: "a test"})
 	p := audittest.Principal(authz.SystemTenant)
 	p.Scopes = []authz.Scope{authz.SystemAdmin}
 	accepted, err := f.Log.AcceptRollback(t.Context(), p, "a test")
@@ -75,7 +75,7 @@ func newVictimOn(t testing.TB, newFixture func(testing.TB) *audittest.Fixture) *
 	if len(report.Rollbacks) != 1 || report.Epoch != 2 || report.Size != int64(report.Entries) || report.Entries >= report.Sequence {
 		t.Fatalf("%+v", report)
 	}
-	for _, rng := range []store.Range{audit.SummaryRange, audit.TileRange, audit.BatchRange, audit.EpochRange, audit.CurrentRange, audit.Only(audit.CheckpointKey)} {
+	for _, rng := range []store.Range{audit.SummaryRange, audit.TileRange, audit.BatchRange, audit.EpochRange, audit.CurrentRange, audit.KeyRange(audit.CheckpointKey)} {
 		found := false
 		if err := v.Memory.Tx().Scan(rng, func(_, _ []byte) bool { found = true; return false }); err != nil || !found {
 			t.Fatalf("a victim without %s", rng.From)
@@ -456,10 +456,10 @@ func (v *victim) put(tx store.Tx, e *audit.Entry) error {
 	e.Hash = hex.EncodeToString(sum[:])
 	signature, _ := audit.DecodeBase64(e.Signature)
 	_, raw, _ := audit.DecodeSignature(signature)
-	index := audit.IndexRow{Link: e.Link(), EventType: e.EventType, Actor: e.Actor.ID}
+	index := audit.IndexRow{Position: e.Position(), EventType: e.EventType, Actor: e.Actor.ID}
 	err = cmp.Or(tx.Put(audit.EntryKey(e.Sequence), audittest.EncodeRow(core, raw)), tx.Put(audit.TenantKey(e.TenantID, e.TenantSequence), index.Encode()))
 	if err == nil && e.Sequence >= v.head {
-		err = tx.Put(audit.HeadKey, e.Link().Encode())
+		err = tx.Put(audit.HeadKey, e.Position().Encode())
 	}
 	return err
 }
@@ -470,7 +470,7 @@ func (v *victim) cut(tx store.Tx, last uint64) error {
 	if err != nil {
 		return err
 	}
-	err = tx.Put(audit.HeadKey, e.Link().Encode())
+	err = tx.Put(audit.HeadKey, e.Position().Encode())
 	for _, r := range v.Rows {
 		from, _ := v.sequenceIn(r)
 		if from > last && !bytes.Equal(r.Key, audit.HeadKey) {
@@ -504,7 +504,7 @@ func TestASpareBitOfACheckpointIsReported(t *testing.T) {
 
 // rememberSignatures returns a check that verifies the same signature over the same hash only once.
 // Thousands of logs that differ in one bit share all other signatures.
-func rememberSignatures() func(audit.Stored, func() bool) bool {
+func rememberSignatures() func(audit.StoredEntry, func() bool) bool {
 	type signed struct {
 		hash            [32]byte
 		n, index        uint32
@@ -512,7 +512,7 @@ func rememberSignatures() func(audit.Stored, func() bool) bool {
 	}
 	seed := maphash.MakeSeed()
 	var known sync.Map
-	return func(s audit.Stored, verify func() bool) bool {
+	return func(s audit.StoredEntry, verify func() bool) bool {
 		key := signed{s.Hash, s.Proof.N, s.Proof.Index, maphash.Bytes(seed, s.Proof.Path), maphash.Bytes(seed, s.Signature)}
 		if sound, ok := known.Load(key); ok {
 			return sound.(bool)

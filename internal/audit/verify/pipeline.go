@@ -20,7 +20,7 @@ type Item struct {
 	line            []byte
 	given           *audit.Entry
 
-	audit.Stored
+	audit.StoredEntry
 	bad       error // why this is no entry
 	misplaced bool  // its row stands in the place of another entry
 	unsigned  bool  // its signature is malformed
@@ -28,8 +28,8 @@ type Item struct {
 	sound     bool  // the signature verifies
 	timed     bool  // the timestamp is well-formed
 	micros    int64
-	beside    string // why a row derived from the entry is wrong; empty if none is
-	Json      []byte // JSON for an export
+	rowFault  string // why a row derived from the entry is wrong; empty if none is
+	JSON      []byte // JSON for an export
 }
 
 var errWrongHash = errors.New("the hash is not that of the entry")
@@ -37,7 +37,7 @@ var errWrongHash = errors.New("the hash is not that of the entry")
 // parse sets everything that the entry alone determines.
 func (it *Item) parse() {
 	if it.row != nil || it.key != nil {
-		it.Stored, it.bad = audit.DecodeStored(it.row, it.batch)
+		it.StoredEntry, it.bad = audit.DecodeStoredEntry(it.row, it.batch)
 	} else {
 		it.bad = it.parseWhole()
 	}
@@ -53,7 +53,7 @@ func (it *Item) parse() {
 
 func (it *Item) parseWhole() (err error) {
 	if it.Entry = it.given; it.line != nil {
-		it.Entry, it.Hash, err = audit.ParseWhole(it.line)
+		it.Entry, it.Hash, err = audit.ParseWithDigest(it.line)
 	} else {
 		it.Hash, err = it.Entry.Digest()
 	}
@@ -86,17 +86,17 @@ type stretch struct {
 }
 
 func newStretch() *stretch {
-	return &stretch{items: *rooms.Get().(*[]Item), linked: make(chan struct{}), done: make(chan struct{})}
+	return &stretch{items: *itemPool.Get().(*[]Item), linked: make(chan struct{}), done: make(chan struct{})}
 }
 
-// rooms pools the memory of finished stretches.
-var rooms = sync.Pool{New: func() any { return new(make([]Item, 0, stretchSize)) }}
+// itemPool pools the memory of finished stretches.
+var itemPool = sync.Pool{New: func() any { return new(make([]Item, 0, stretchSize)) }}
 
 func (b *stretch) release() {
 	room := b.items[:cap(b.items)]
 	clear(room)
 	room = room[:0]
-	rooms.Put(&room)
+	itemPool.Put(&room)
 	b.items = nil
 }
 
@@ -114,9 +114,9 @@ type pipeline struct {
 
 	// beside is called for each entry read from the store, in the same snapshot. It finds derived
 	// rows that disagree with the entry.
-	beside func(r store.Reader, it *Item) error
+	compareRows func(r store.Reader, it *Item) error
 	// derive is called with the sound entries of each stretch, concurrently with other stretches.
-	derive func(items []Item) error
+	checkDerived func(items []Item) error
 	// Emit is called with the same entries, for one stretch at a time, in order.
 	Emit func(items []Item) error
 	// Encode fills the JSON of the entries for emit.
@@ -166,13 +166,13 @@ func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) 
 			held = held[:unsound]
 		}
 		for i := range held {
-			if held[i].beside != "" {
-				v.suspect(held[i].Entry.Sequence, held[i].beside)
+			if held[i].rowFault != "" {
+				v.suspect(held[i].Entry.Sequence, held[i].rowFault)
 			}
 		}
 		var err error
-		if v.derive != nil && len(held) > 0 {
-			err = v.derive(held)
+		if v.checkDerived != nil && len(held) > 0 {
+			err = v.checkDerived(held)
 		}
 		if before != nil {
 			<-before.done
@@ -211,8 +211,8 @@ func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error
 				return err
 			}
 			v.examineItem(it)
-			if it.bad == nil && v.beside != nil {
-				err = v.beside(r, it)
+			if it.bad == nil && v.compareRows != nil {
+				err = v.compareRows(r, it)
 			}
 			it.leaveRow()
 		}
@@ -228,7 +228,7 @@ func (v *Verifier) examineItem(it *Item) {
 		it.judged, it.sound = true, v.signatureHolds(it, key)
 	}
 	if v.Encode {
-		it.Json, it.bad = it.Whole().JSON()
+		it.JSON, it.bad = it.SignedEntry().JSON()
 	}
 }
 

@@ -61,7 +61,7 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 	}
 	p, err := log.Verify(t.Context())
 	head, err2 := f.Log.Chain.StoredHead(t.Context())
-	if err != nil || err2 != nil || p.Status != verify.ProofVerified || p.VerifiedTo != head.Sequence || p.Hash != head.Previous() {
+	if err != nil || err2 != nil || p.Status != verify.ProofVerified || p.VerifiedTo != head.Sequence || p.Hash != head.PreviousHash() {
 		t.Fatal(p, err, err2)
 	}
 	whole := verify.NewVerifier(verify.Options{PublicKey: f.Log.Signer.Public()}.WithEntriesOnly())
@@ -138,7 +138,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 			if signErr != nil {
 				t.Fatal(signErr)
 			}
-			text, signErr := (&audit.Base{History: b.Clone()}).Json()
+			text, signErr := (&audit.Base{History: b.Clone()}).JSON()
 			if signErr != nil {
 				t.Fatal(signErr)
 			}
@@ -270,7 +270,7 @@ func FuzzDecodeVerified(f *testing.F) {
 		if err != nil || b.Sequence() != w.Sequence() || !b.Equal(w.Base) {
 			t.Fatal(b, err)
 		}
-		if _, err := b.Json(); err != nil {
+		if _, err := b.JSON(); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -36,12 +36,12 @@ func Segment(data []byte, s audit.Segment, o Options) (report Report, base *audi
 	return report, base, nil
 }
 
-// VerifyArchive checks the segments of a log, which must be all from the first one on, as one log.
+// Archive checks the segments of a log, which must be all from the first one on, as one log.
 // It returns the base at their end. The report is that of a whole chain, compared with the
 // fingerprint or public key in o. It ignores o.Base and the range of o, and uses o.Since only if
 // that checkpoint lies in a segment. Errors: an [audit.Broken], also for an object that is missing
 // or no segment; errors of the archive.
-func VerifyArchive(ctx context.Context, a audit.Archive, segments []audit.Segment, o Options) (total Report, base *audit.Base, err error) {
+func Archive(ctx context.Context, a audit.Archive, segments []audit.Segment, o Options) (total Report, base *audit.Base, err error) {
 	since := o.Since
 	o.Base, o.Tenant, o.From, o.To = nil, false, 0, 0
 	for i, s := range segments {
@@ -87,7 +87,7 @@ func StoreWithArchive(ctx context.Context, s store.Store, a audit.Archive, o Opt
 	if err != nil {
 		return Report{}, err
 	}
-	archived, base, err := VerifyArchive(ctx, a, segments, o)
+	archived, base, err := Archive(ctx, a, segments, o)
 	if err != nil {
 		return Report{}, err
 	}

@@ -42,8 +42,8 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 		o.PublicKey, o.Fingerprint = begins.PublicKey, ""
 	}
 	w := &storeWalk{ctx: ctx, store: s, base: base, Verifier: NewVerifier(o)}
-	w.beside, w.derive = w.indexed, w.summarized
-	if w.Whole {
+	w.compareRows, w.checkDerived = w.compareIndexRow, w.compareSummaries
+	if w.IsComplete {
 		if err := w.prepare(); err != nil {
 			return Report{}, err
 		}
@@ -51,7 +51,7 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 	if err := w.walk(o.To); err != nil {
 		return Report{}, err
 	}
-	if o.To > 0 || !w.Whole {
+	if o.To > 0 || !w.IsComplete {
 		w.due = nil
 		if err := w.reach(o.To); err != nil {
 			return Report{}, err
@@ -66,7 +66,7 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 	}
 	// The checks below run even if a checkpoint covers more entries than exist, because a derived
 	// row may be wrong at an earlier sequence.
-	for _, check := range []func() error{w.atHead, w.noOtherRows, w.tilesBelow, w.current, w.batches, w.tilesOnly, w.summariesOnly, w.epochRows, w.archived} {
+	for _, check := range []func() error{w.checkHead, w.findStrayRows, w.checkTilesBelowBase, w.compareCurrentRows, w.findStrayBatches, w.findStrayTiles, w.findStraySummaries, w.compareEpochRows, w.checkSegments} {
 		if err := check(); err != nil {
 			return Report{}, err
 		}
@@ -104,12 +104,12 @@ func (w *storeWalk) prepare() error {
 	if w.signed != nil {
 		w.followed, w.followErr = audit.PeekCheckpoint(w.signed)
 	}
-	w.links = w.tiled
+	w.links = w.compareFilledTiles
 	w.begun = func() error {
 		if w.signed == nil || w.followErr != nil {
 			return nil
 		}
-		c, err := audit.ParseOnly(w.signed, w.Public)
+		c, err := audit.ParseOwnCheckpoint(w.signed, w.Public)
 		if w.followErr = err; err == nil && c.ChainID != w.ChainID {
 			w.followErr = audit.ErrCheckpointUnverified
 		}
@@ -126,14 +126,14 @@ func (w *storeWalk) prepare() error {
 		return err
 	}
 	switch {
-	case !w.following() || w.followed.Size > w.Tree.Size:
+	case !w.hasCheckpoint() || w.followed.Size > w.Tree.Size:
 		return nil
 	case w.followed.Size < w.Tree.Size:
 		return &audit.Broken{Sequence: w.Head.Sequence, Reason: "the newest checkpoint is behind the base of what was archived"}
-	case !w.followed.Same(w.Checkpoint()):
+	case !w.followed.EqualIgnoringTime(w.Checkpoint()):
 		return dueCheckpoint{w.followed, "the newest checkpoint"}.forked()
 	}
-	return w.holdTiles(w.Tree.Partial()) // entries that have the tiles checked may not follow
+	return w.compareTiles(w.Tree.Partial()) // entries that have the tiles checked may not follow
 }
 
 // sinceInBase compares an older checkpoint with the tree of the archived entries. The store still
@@ -200,7 +200,7 @@ func (w *storeWalk) reach(to uint64) error {
 	case next == nil:
 		return w.endsBefore(to)
 	}
-	return w.read(audit.Only(next))
+	return w.read(audit.KeyRange(next))
 }
 
 func (w *storeWalk) read(rng store.Range) error {
@@ -216,31 +216,31 @@ func (w *storeWalk) read(rng store.Range) error {
 	return nil
 }
 
-// indexed compares an entry with its row in the tenant's index.
-func (w *storeWalk) indexed(r store.Reader, it *Item) error {
+// compareIndexRow compares an entry with its row in the tenant's index.
+func (w *storeWalk) compareIndexRow(r store.Reader, it *Item) error {
 	e := it.Entry
 	b, err := r.Get(audit.TenantKey(e.TenantID, e.TenantSequence))
 	if err != nil {
 		return fmt.Errorf("reading the index of a tenant: %w", err)
 	}
-	want := audit.IndexRow{Link: audit.Link{Sequence: e.Sequence, Micros: it.micros, Hash: it.Hash}, EventType: e.EventType, Actor: e.Actor.ID}
+	want := audit.IndexRow{Position: audit.Position{Sequence: e.Sequence, Micros: it.micros, Hash: it.Hash}, EventType: e.EventType, Actor: e.Actor.ID}
 	switch {
 	case b == nil:
-		it.beside = "the entry is missing from its tenant's index"
+		it.rowFault = "the entry is missing from its tenant's index"
 	case !bytes.Equal(b, want.Encode()):
-		it.beside = "a tenant's index does not agree with the entry"
+		it.rowFault = "a tenant's index does not agree with the entry"
 	}
 	return nil
 }
 
-// atHead compares the stored head with the last entry.
-func (w *storeWalk) atHead() error {
-	var head audit.Link
+// checkHead compares the stored head with the last entry.
+func (w *storeWalk) checkHead() error {
+	var head audit.Position
 	bad := false
 	err := w.view(func(r store.Reader) error {
 		b, err := r.Get(audit.HeadKey)
 		if err == nil {
-			head, err = audit.DecodeLink(b)
+			head, err = audit.DecodePosition(b)
 			bad, err = err != nil, nil
 		}
 		return err
@@ -268,15 +268,15 @@ func (w *storeWalk) clamp(sequence uint64) uint64 {
 	return min(sequence, w.Head.Sequence+1)
 }
 
-// noOtherRows reports rows that do not belong: in the tenants' indexes, and anywhere else under
+// findStrayRows reports rows that do not belong: in the tenants' indexes, and anywhere else under
 // audit/. The index rows of entries in the log were already compared with those entries.
-func (w *storeWalk) noOtherRows() error {
+func (w *storeWalk) findStrayRows() error {
 	err := audit.ScanAll(w.ctx, w.store, audit.TenantRange, func(key, value []byte) error {
 		name := key[len(audit.TenantRange.From):]
 		if n := len(name) - 9; n > 0 && name[n] == '/' {
 			sequence := binary.BigEndian.Uint64(name[n+1:])
 			if t := w.Tenants[string(name[:n])]; t != nil && sequence >= 1 && sequence <= t.Sequence {
-				return w.kept(string(name[:n]), sequence, value)
+				return w.compareKeptIndexRow(string(name[:n]), sequence, value)
 			}
 		}
 		w.suspect(w.clamp(audit.SequenceOf(value)), "a tenant's index names an entry that is not in the log")
@@ -305,13 +305,13 @@ func (w *storeWalk) noOtherRows() error {
 
 var errStray = errors.New("a row that is not of the log")
 
-// kept compares the one remaining index row of a tenant whose entries are all archived with the
+// compareKeptIndexRow compares the one remaining index row of a tenant whose entries are all archived with the
 // base. An older row is left over from a cut and is no fault.
-func (w *storeWalk) kept(tenant string, sequence uint64, value []byte) error {
+func (w *storeWalk) compareKeptIndexRow(tenant string, sequence uint64, value []byte) error {
 	if w.base == nil || w.base.Tenants[tenant] == nil || w.base.Tenants[tenant].Sequence != sequence {
 		return nil
 	}
-	if row, err := audit.DecodeIndexRow(value); err != nil || row.Link != w.base.Tenants[tenant].Last {
+	if row, err := audit.DecodeIndexRow(value); err != nil || row.Position != w.base.Tenants[tenant].Last {
 		w.suspect(w.base.Tenants[tenant].Last.Sequence, "a tenant's index does not agree with the archived entry")
 	}
 	return nil
@@ -321,21 +321,21 @@ func (w *storeWalk) kept(tenant string, sequence uint64, value []byte) error {
 var rowRanges = []store.Range{
 	audit.CurrentRange,
 	audit.ArchiveRange,
-	audit.Only(audit.BaseKey),
+	audit.KeyRange(audit.BaseKey),
 	audit.BatchRange,
-	audit.Only(audit.CheckpointKey),
+	audit.KeyRange(audit.CheckpointKey),
 	audit.EntryRange,
 	audit.EpochRange,
-	audit.Only(audit.HeadKey),
+	audit.KeyRange(audit.HeadKey),
 	audit.SummaryRange,
 	audit.TenantRange,
 	audit.TileRange,
-	audit.Only(audit.VerifiedKey), // this row says nothing that VerifyStore does not check itself
+	audit.KeyRange(audit.VerifiedKey), // this row says nothing that VerifyStore does not check itself
 }
 
-// leftOver reports whether archived entries still have to be removed, together with the rows that
+// hasUnremovedEntries reports whether archived entries still have to be removed, together with the rows that
 // only they need.
-func (w *storeWalk) leftOver() (found bool, err error) {
+func (w *storeWalk) hasUnremovedEntries() (found bool, err error) {
 	if w.base == nil {
 		return false, nil
 	}
@@ -351,9 +351,9 @@ func (w *storeWalk) leftOver() (found bool, err error) {
 	return found, nil
 }
 
-// archived compares the list of archived segments with the base, and with the entries that recorded
+// checkSegments compares the list of archived segments with the base, and with the entries that recorded
 // their archiving. The base keeps those of these entries that are archived themselves.
-func (w *storeWalk) archived() error {
+func (w *storeWalk) checkSegments() error {
 	var segments []audit.Segment
 	err := w.view(func(r store.Reader) (err error) {
 		segments, err = audit.Segments(r)
@@ -387,7 +387,7 @@ func (w *storeWalk) archived() error {
 			w.suspect(w.clamp(s.From), "what the log says to be in the archive does not go on where the previous segment ends")
 			return nil
 		}
-		if err := w.endsWith(last, s); err != nil {
+		if err := w.compareSegmentEnd(last, s); err != nil {
 			return err
 		}
 		size = last + 1
@@ -398,9 +398,9 @@ func (w *storeWalk) archived() error {
 	return nil
 }
 
-// endsWith compares the hash of a segment's last entry with the tree. No entry names that hash.
-func (w *storeWalk) endsWith(index int64, s audit.Segment) error {
-	if !w.following() || index >= w.followed.Size {
+// compareSegmentEnd compares the hash of a segment's last entry with the tree. No entry names that hash.
+func (w *storeWalk) compareSegmentEnd(index int64, s audit.Segment) error {
+	if !w.hasCheckpoint() || index >= w.followed.Size {
 		return nil
 	}
 	err := w.view(func(r store.Reader) error {
@@ -409,7 +409,7 @@ func (w *storeWalk) endsWith(index int64, s audit.Segment) error {
 		if err == nil && tlog.Hash(b[at*tlog.HashSize:]) != tlog.Hash(audit.LeafHash(s.Hash)) {
 			w.suspect(w.clamp(s.To), "what the log says to be in the archive ends with another entry than the tree has there")
 		}
-		return audit.UnlessDamaged(err) // another check reports a damaged tile
+		return audit.IgnoreDamagedRows(err) // another check reports a damaged tile
 	})
 	if err != nil {
 		return fmt.Errorf("reading the tree of the log: %w", err)
@@ -417,13 +417,13 @@ func (w *storeWalk) endsWith(index int64, s audit.Segment) error {
 	return nil
 }
 
-// following reports whether the store has a checkpoint that verifies.
-func (w *storeWalk) following() bool { return w.signed != nil && w.followErr == nil }
+// hasCheckpoint reports whether the store has a checkpoint that verifies.
+func (w *storeWalk) hasCheckpoint() bool { return w.signed != nil && w.followErr == nil }
 
-// tiled compares the tiles that an entry has completed with the stored tiles.
-func (w *storeWalk) tiled(*Item) {
-	full := w.Tree.Full()
-	if !w.following() || w.Tree.Size > w.followed.Size {
+// compareFilledTiles compares the tiles that an entry has completed with the stored tiles.
+func (w *storeWalk) compareFilledTiles(*Item) {
+	full := w.Tree.TakeFilled()
+	if !w.hasCheckpoint() || w.Tree.Size > w.followed.Size {
 		return
 	}
 	if w.Tree.Size == w.followed.Size {
@@ -432,15 +432,15 @@ func (w *storeWalk) tiled(*Item) {
 	if len(full) == 0 {
 		return
 	}
-	if err := w.holdTiles(full); err != nil {
+	if err := w.compareTiles(full); err != nil {
 		w.fail(err)
 	}
 }
 
-func (w *storeWalk) holdTiles(tiles []audit.Tile) error {
+func (w *storeWalk) compareTiles(tiles []audit.Tile) error {
 	err := w.view(func(r store.Reader) error {
 		for _, t := range tiles {
-			if err := w.holdTile(r, t); err != nil {
+			if err := w.compareTile(r, t); err != nil {
 				return err
 			}
 		}
@@ -452,7 +452,7 @@ func (w *storeWalk) holdTiles(tiles []audit.Tile) error {
 	return nil
 }
 
-func (w *storeWalk) holdTile(r store.Reader, t audit.Tile) error {
+func (w *storeWalk) compareTile(r store.Reader, t audit.Tile) error {
 	b, err := r.Get(audit.TileKey(t.Level, t.Index))
 	if err != nil {
 		return err
@@ -476,10 +476,10 @@ func differs(t audit.Tile, row []byte) (leaf int64, differs bool) {
 	return (t.Index<<audit.TileHeight + int64(at/tlog.HashSize)) << (audit.TileHeight * t.Level), true
 }
 
-// tilesBelow checks the tiles of archived entries against the edge of the tree in the base: the
+// checkTilesBelowBase checks the tiles of archived entries against the edge of the tree in the base: the
 // level above has the hash of each full tile.
-func (w *storeWalk) tilesBelow() error {
-	if w.base == nil || !w.following() {
+func (w *storeWalk) checkTilesBelowBase() error {
+	if w.base == nil || !w.hasCheckpoint() {
 		return nil
 	}
 	size, edge := w.base.Tree.Size, w.base.Tree.Edge
@@ -492,7 +492,7 @@ func (w *storeWalk) tilesBelow() error {
 				} else {
 					b, err := audit.Tiles{Reader: r}.Read(level+1, index>>audit.TileHeight, audit.TileWidth)
 					if err != nil {
-						return audit.UnlessDamaged(err) // the tile above was reported
+						return audit.IgnoreDamagedRows(err) // the tile above was reported
 					}
 					above = tlog.Hash(b[tlog.HashSize*(index&(audit.TileWidth-1)):])
 				}
@@ -510,11 +510,11 @@ func (w *storeWalk) tilesBelow() error {
 	return nil
 }
 
-// tilesOnly looks for tiles that are not part of the checkpoint's tree. The tiles that are part of
+// findStrayTiles looks for tiles that are not part of the checkpoint's tree. The tiles that are part of
 // it were compared when they became full.
-func (w *storeWalk) tilesOnly() error {
+func (w *storeWalk) findStrayTiles() error {
 	size := int64(0)
-	if w.following() {
+	if w.hasCheckpoint() {
 		size = w.followed.Size
 	}
 	err := audit.ScanAll(w.ctx, w.store, audit.TileRange, func(key, _ []byte) error {
@@ -535,12 +535,12 @@ func (w *storeWalk) tilesOnly() error {
 	return nil
 }
 
-// summarized compares the summaries of blocks that the entries have completed with the index rows
+// compareSummaries compares the summaries of blocks that the entries have completed with the index rows
 // of the blocks.
-func (w *storeWalk) summarized(items []Item) error {
+func (w *storeWalk) compareSummaries(items []Item) error {
 	for i := range items {
-		if e := items[i].Entry; e.TenantSequence%audit.BlockSize == 0 && w.following() && e.Sequence <= w.followed.Sequence {
-			if err := w.view(func(r store.Reader) error { return w.holdSummary(r, e) }); err != nil {
+		if e := items[i].Entry; e.TenantSequence%audit.BlockSize == 0 && w.hasCheckpoint() && e.Sequence <= w.followed.Sequence {
+			if err := w.view(func(r store.Reader) error { return w.compareSummary(r, e) }); err != nil {
 				return fmt.Errorf("reading the summaries: %w", err)
 			}
 		}
@@ -548,7 +548,7 @@ func (w *storeWalk) summarized(items []Item) error {
 	return nil
 }
 
-func (w *storeWalk) holdSummary(r store.Reader, e *audit.Entry) error {
+func (w *storeWalk) compareSummary(r store.Reader, e *audit.Entry) error {
 	block := audit.BlockOf(e.TenantSequence)
 	from := audit.EndOf(block) + 1 - audit.BlockSize
 	if w.base != nil && w.base.Tenants[e.TenantID] != nil {
@@ -576,13 +576,13 @@ func (w *storeWalk) holdSummary(r store.Reader, e *audit.Entry) error {
 	return err
 }
 
-// summariesOnly looks for summaries of blocks that were not full at the checkpoint. Other summaries
+// findStraySummaries looks for summaries of blocks that were not full at the checkpoint. Other summaries
 // were compared when their blocks became full.
-func (w *storeWalk) summariesOnly() error {
+func (w *storeWalk) findStraySummaries() error {
 	err := audit.ScanAll(w.ctx, w.store, audit.SummaryRange, func(key, _ []byte) error {
 		name := key[len(audit.SummaryRange.From):]
 		n := len(name) - 9
-		if n < 1 || name[n] != '/' || !w.following() {
+		if n < 1 || name[n] != '/' || !w.hasCheckpoint() {
 			w.suspect(w.Head.Sequence, "there is a summary of no tenant's entries")
 			return nil
 		}
@@ -608,15 +608,15 @@ func (w *storeWalk) summariesOnly() error {
 	return nil
 }
 
-// current compares the rows that name current versions with the replay.
-func (w *storeWalk) current() error {
-	known := make(map[string]audit.Link, len(w.Credentials))
+// compareCurrentRows compares the rows that name current versions with the replay.
+func (w *storeWalk) compareCurrentRows() error {
+	known := make(map[string]audit.Position, len(w.Credentials))
 	for key, state := range w.Credentials {
 		if state.Current.Sequence > 0 {
 			known[string(audit.CurrentKey(string(key.Tenant), key.Credential))] = state.Current
 		}
 	}
-	leftOver, err := w.leftOver()
+	leftOver, err := w.hasUnremovedEntries()
 	if err != nil {
 		return err
 	}
@@ -628,7 +628,7 @@ func (w *storeWalk) current() error {
 			// deletion.
 		case !ok:
 			sequence := w.Head.Sequence
-			if at, err := audit.DecodeLink(value); err == nil {
+			if at, err := audit.DecodePosition(value); err == nil {
 				sequence = w.clamp(at.Sequence)
 			}
 			w.suspect(sequence, "the log names a current version of a credential that it never recorded")
@@ -647,9 +647,9 @@ func (w *storeWalk) current() error {
 	return nil
 }
 
-// batches looks for signatures of groups that do not exist. The signatures of existing groups were
+// findStrayBatches looks for signatures of groups that do not exist. The signatures of existing groups were
 // checked with their entries.
-func (w *storeWalk) batches() error {
+func (w *storeWalk) findStrayBatches() error {
 	err := audit.ScanAll(w.ctx, w.store, audit.BatchRange, func(key, _ []byte) error {
 		at := key[len(audit.BatchRange.From):]
 		if len(at) != 8 {
@@ -674,8 +674,8 @@ func (w *storeWalk) batches() error {
 	return nil
 }
 
-// epochRows compares the rows of the epochs with the entries that began them.
-func (w *storeWalk) epochRows() error {
+// compareEpochRows compares the rows of the epochs with the entries that began them.
+func (w *storeWalk) compareEpochRows() error {
 	known := make(map[string]audit.Epoch)
 	for _, e := range w.Epochs[1:] {
 		known[string(audit.EpochKey(e.Number))] = e

@@ -269,7 +269,7 @@ func TestNothingIsSignedOnTopOfADamagedLog(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return tx.Put(audit.HeadKey, e.Link().Encode())
+			return tx.Put(audit.HeadKey, e.Position().Encode())
 		},
 		"a wiped log": func(tx store.Tx) error {
 			var keys [][]byte

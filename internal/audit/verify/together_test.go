@@ -27,7 +27,7 @@ func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	row := func() []byte { return f.RowsOf(audit.Only(audit.VerifiedKey))[string(audit.VerifiedKey)] }
+	row := func() []byte { return f.RowsOf(audit.KeyRange(audit.VerifiedKey))[string(audit.VerifiedKey)] }
 	verify(a)
 	f.Fill(3)
 	verify(b)

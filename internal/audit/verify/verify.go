@@ -43,10 +43,10 @@ type Options struct {
 	// [Store] ignores it and reads the base from the store.
 	Base *audit.Base
 
-	linksOnly   bool                                          // skips signatures, so a benchmark can measure their cost
-	entriesOnly bool                                          // replays nothing and verifies only the chain
-	Gentle      bool                                          // uses one core, for a log that is in use
-	check       func(s audit.Stored, verify func() bool) bool // lets a test cache the results of signatures
+	linksOnly   bool                                               // skips signatures, so a benchmark can measure their cost
+	entriesOnly bool                                               // replays nothing and verifies only the chain
+	Gentle      bool                                               // uses one core, for a log that is in use
+	check       func(s audit.StoredEntry, verify func() bool) bool // lets a test cache the results of signatures
 }
 
 // Report is the result of a verification that found no fault.
@@ -72,7 +72,7 @@ type Report struct {
 
 	// These maps hold everything that a whole chain ever created. After a base, they lack what was
 	// deleted or revoked before the base.
-	Credentials map[audit.CredentialKey]audit.State
+	Credentials map[audit.CredentialKey]audit.CredentialState
 	APIKeys     map[audit.APIKeyName]audit.APIKeyState
 	Namespaces  map[audit.NamespaceName]audit.NamespaceState
 }
@@ -101,11 +101,11 @@ type Verifier struct {
 func NewVerifier(o Options) *Verifier {
 	v := &Verifier{options: o, History: audit.History{
 		Tenants:     make(map[string]*audit.TenantState),
-		Credentials: make(map[audit.CredentialKey]audit.State),
-		ApiKeys:     make(map[audit.APIKeyName]audit.APIKeyState),
+		Credentials: make(map[audit.CredentialKey]audit.CredentialState),
+		APIKeys:     make(map[audit.APIKeyName]audit.APIKeyState),
 		Namespaces:  make(map[audit.NamespaceName]audit.NamespaceState),
 		Epochs:      []audit.Epoch{{Number: 1, First: 1}},
-		Whole:       !o.Tenant && o.From <= 1,
+		IsComplete:  !o.Tenant && o.From <= 1,
 		Hash:        audit.ZeroHash,
 	}}
 	v.init(o.Gentle)
@@ -251,9 +251,9 @@ func (v *Verifier) Finish() (Report, error) {
 	if v.ChainID != "" {
 		r.Fingerprint = audit.Fingerprint(v.ChainID, v.Public.Bytes())
 	}
-	if v.Whole {
+	if v.IsComplete {
 		r.Size, r.Root, r.Epoch = v.Tree.Size, v.Tree.Root(), v.Epochs[len(v.Epochs)-1].Number
-		r.Credentials, r.APIKeys, r.Namespaces = v.Credentials, v.ApiKeys, v.Namespaces
+		r.Credentials, r.APIKeys, r.Namespaces = v.Credentials, v.APIKeys, v.Namespaces
 	}
 	return r, nil
 }
@@ -291,7 +291,7 @@ func (v *Verifier) signatureHolds(it *Item, key *dualsig.PublicKey) bool {
 	case it.unsigned:
 		return false
 	case v.options.check != nil:
-		return v.options.check(it.Stored, func() bool { return it.Verify(key, &v.memo) })
+		return v.options.check(it.StoredEntry, func() bool { return it.Verify(key, &v.memo) })
 	}
 	return it.Verify(key, &v.memo)
 }
@@ -334,11 +334,11 @@ func (v *Verifier) link(it *Item) error {
 			return err
 		}
 	}
-	v.Head, v.Hash = audit.Link{Sequence: e.Sequence, Micros: it.micros, Hash: it.Hash}, e.Hash
+	v.Head, v.Hash = audit.Position{Sequence: e.Sequence, Micros: it.micros, Hash: it.Hash}, e.Hash
 	if v.entries++; v.from == 0 {
 		v.from = e.Sequence
 	}
-	if v.Whole {
+	if v.IsComplete {
 		if v.Tree.Add(it.Hash); v.links == nil {
 			v.Tree.Filled = nil
 		}
@@ -365,7 +365,7 @@ func (v *Verifier) at(it *Item, next uint64) uint64 {
 }
 
 // knowsPrevious reports whether the verifier has seen the previous entry, or none exists.
-func (v *Verifier) knowsPrevious() bool { return v.Whole || v.Head.Sequence > 0 }
+func (v *Verifier) knowsPrevious() bool { return v.IsComplete || v.Head.Sequence > 0 }
 
 func (v *Verifier) linkTenant(it *Item) error {
 	e := it.Entry
@@ -375,7 +375,7 @@ func (v *Verifier) linkTenant(it *Item) error {
 			return &audit.Broken{Sequence: e.Sequence, Reason: "the entry belongs to another tenant"}
 		}
 		last = &audit.TenantState{Hash: audit.ZeroHash}
-		if !v.Whole && !v.options.Tenant || v.options.Tenant && v.options.From > 1 {
+		if !v.IsComplete && !v.options.Tenant || v.options.Tenant && v.options.From > 1 {
 			// The entries of this tenant before the range are unknown.
 			last.Sequence, last.Hash = e.TenantSequence-1, e.TenantPreviousHash
 		}
@@ -387,7 +387,7 @@ func (v *Verifier) linkTenant(it *Item) error {
 	if e.TenantPreviousHash != last.Hash {
 		return &audit.Broken{Sequence: e.Sequence, Reason: "the previous hash is not that of the tenant's entry before"}
 	}
-	last.Sequence, last.Hash, last.Last = e.TenantSequence, e.Hash, audit.Link{Sequence: e.Sequence, Micros: it.micros, Hash: it.Hash}
+	last.Sequence, last.Hash, last.Last = e.TenantSequence, e.Hash, audit.Position{Sequence: e.Sequence, Micros: it.micros, Hash: it.Hash}
 	return nil
 }
 
@@ -407,7 +407,7 @@ func (v *Verifier) jump(e *audit.Entry, next uint64) (bool, error) {
 		return true, nil
 	case from != next:
 		return false, &audit.Broken{Sequence: next, Reason: fmt.Sprintf("expected here, found %d: it accepts that entries were lost, but not this one", e.Sequence)}
-	case v.Whole && number <= v.Epochs[len(v.Epochs)-1].Number, v.Whole && e.TenantID != string(authz.SystemTenant):
+	case v.IsComplete && number <= v.Epochs[len(v.Epochs)-1].Number, v.IsComplete && e.TenantID != string(authz.SystemTenant):
 		return false, &audit.Broken{Sequence: next, Reason: "the entry accepts a rollback into an epoch that was before"}
 	}
 	return true, nil
@@ -515,14 +515,14 @@ func (v *Verifier) Base() (*audit.Base, error) {
 	if err := v.Wait(); err != nil {
 		return nil, err
 	}
-	if !v.Whole || v.Head.Sequence == 0 {
+	if !v.IsComplete || v.Head.Sequence == 0 {
 		return nil, errors.New("making a base: the beginning of the log was not verified")
 	}
 	s := v.History.Clone()
 	// A row of something unknown counts as the same fault as a row of something deleted. So the
 	// base omits deleted and revoked items, and does not grow with everything that ever existed.
-	maps.DeleteFunc(s.Credentials, func(_ audit.CredentialKey, c audit.State) bool { return c.Deleted })
-	maps.DeleteFunc(s.ApiKeys, func(_ audit.APIKeyName, k audit.APIKeyState) bool { return k.Revoked })
+	maps.DeleteFunc(s.Credentials, func(_ audit.CredentialKey, c audit.CredentialState) bool { return c.Deleted })
+	maps.DeleteFunc(s.APIKeys, func(_ audit.APIKeyName, k audit.APIKeyState) bool { return k.Revoked })
 	return &audit.Base{History: s}, nil
 }
 
@@ -547,7 +547,7 @@ func (v *Verifier) passDue() error {
 	for len(v.due) > 0 && v.Tree.Size >= v.due[0].Size {
 		w := v.due[0]
 		v.due = v.due[1:]
-		if !w.Same(v.Checkpoint()) {
+		if !w.EqualIgnoringTime(v.Checkpoint()) {
 			return w.forked()
 		}
 	}
@@ -576,7 +576,7 @@ func (v *Verifier) beginSince() error {
 	if v.options.Since == nil {
 		return nil
 	}
-	if !v.Whole {
+	if !v.IsComplete {
 		return errSincePart
 	}
 	c, _, err := audit.ParseKept(v.options.Since, v.Public)

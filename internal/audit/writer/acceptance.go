@@ -48,16 +48,11 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	}
 	// Another replica may have found a loss that this one has not looked for yet. Looking now lets
 	// one acceptance cover every known loss.
-	l.Rollbacks.Mu.Lock()
-	look := l.Rollbacks.AskPlaces
-	l.Rollbacks.Mu.Unlock()
-	if look != nil {
-		look(ctx)
-	}
-	if _, err := l.Rollbacks.CheckForRollback(ctx); err != nil {
+	l.Detector.askAnchors(ctx)
+	if _, err := l.Detector.CheckForRollback(ctx); err != nil {
 		return audit.Rollback{}, err
 	}
-	was := l.Rollbacks.halted.Load()
+	was := l.Detector.halted.Load()
 	var lost *audit.RollbackError
 	if was == nil || !errors.As(was.reason, &lost) {
 		return audit.Rollback{}, errNothingLost
@@ -86,14 +81,14 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if err != nil {
 		return audit.Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
 	}
-	l.Rollbacks.halted.CompareAndSwap(was, nil)
-	_, _ = l.Rollbacks.CheckForRollback(ctx) // on an error, the follower checks again
+	l.Detector.halted.CompareAndSwap(was, nil)
+	_, _ = l.Detector.CheckForRollback(ctx) // on an error, the follower checks again
 	l.noteAcceptance(ctx)
 	if done {
 		return audit.Rollback{}, errNothingLost
 	}
-	a.made.Receipt = *receipt
-	return a.made, nil
+	a.rollback.Receipt = *receipt
+	return a.rollback, nil
 }
 
 // noteAcceptance tells the verification of the running log that a loss was accepted.
@@ -105,8 +100,8 @@ func (l *Log) noteAcceptance(ctx context.Context) {
 
 // beginEpoch chooses the epoch that follows the head, and returns the sequence of its first entry.
 // It removes epoch rows that no entry accepts, and data derived from lost entries.
-func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head audit.Link) (first uint64, err error) {
-	epochs, _, err := l.Chain.Accepted(tx, head)
+func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head audit.Position) (first uint64, err error) {
+	epochs, _, err := l.Chain.AcceptedEpochs(tx, head)
 	if err != nil {
 		return 0, err
 	}
@@ -115,7 +110,7 @@ func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head audit.Link) (first uin
 	if !ok || first > audit.MaxInteger {
 		return 0, audit.ErrDamagedLog
 	}
-	rows, err := audit.EpochRows(tx)
+	rows, err := audit.ReadEpochRows(tx)
 	if err != nil {
 		return 0, err
 	}
@@ -127,33 +122,33 @@ func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head audit.Link) (first uin
 			return 0, err
 		}
 	}
-	if err := l.takeBack(tx, epochs, head); err != nil {
+	if err := l.truncateDerived(tx, epochs, head); err != nil {
 		return 0, err
 	}
 	number := max(a.lost.Epoch, epochs[len(epochs)-1].Number) + 1
 	a.epoch = audit.Epoch{Number: number, First: first, Size: index + 1}
-	a.made = audit.Rollback{Epoch: number, LostFrom: head.Sequence + 1, LostTo: first - 1}
+	a.rollback = audit.Rollback{Epoch: number, LostFrom: head.Sequence + 1, LostTo: first - 1}
 	return first, tx.Put(audit.EpochKey(number), a.epoch.Encode())
 }
 
 // describe adds to the first entry of the epoch which loss it accepts.
 func (a *acceptance) describe(e *audit.Entry) {
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
-	e.Add(audit.AttributeEpoch, number(a.made.Epoch))
-	e.Add(audit.AttributeLostFrom, number(a.made.LostFrom))
-	e.Add(audit.AttributeLostTo, number(a.made.LostTo))
+	e.Add(audit.AttributeEpoch, number(a.rollback.Epoch))
+	e.Add(audit.AttributeLostFrom, number(a.rollback.LostFrom))
+	e.Add(audit.AttributeLostTo, number(a.rollback.LostTo))
 	e.Add(audit.AttributeAnchored, number(a.lost.LostTo))
 	e.Add(audit.AttributeAnchoredHash, hex.EncodeToString(a.lost.Hash[:]))
 }
 
-// takeBack reduces derived data to the last entry that the newest checkpoint and the log have in
+// truncateDerived reduces derived data to the last entry that the newest checkpoint and the log have in
 // common. It does so only if the log lacks the checkpoint's entry.
-func (l *Log) takeBack(tx store.Tx, epochs []audit.Epoch, head audit.Link) error {
-	signed, c, err := l.Chain.CheckpointIn(tx)
+func (l *Log) truncateDerived(tx store.Tx, epochs []audit.Epoch, head audit.Position) error {
+	signed, c, err := l.Chain.ReadCheckpoint(tx)
 	if err != nil || signed == nil {
 		return err
 	}
-	has, err := chain.HasEntryOf(tx, head, c)
+	has, err := chain.HasCheckpointEntry(tx, head, c)
 	if err != nil {
 		return err
 	}
@@ -163,7 +158,7 @@ func (l *Log) takeBack(tx store.Tx, epochs []audit.Epoch, head audit.Link) error
 		}
 		return nil
 	}
-	common, err := l.common(tx, epochs, head, c)
+	common, err := l.lastCommon(tx, epochs, head, c)
 	if err != nil {
 		return err
 	}
@@ -172,19 +167,19 @@ func (l *Log) takeBack(tx store.Tx, epochs []audit.Epoch, head audit.Link) error
 	} else if signed, err = audit.SignCheckpoint(common, l.signer); err == nil {
 		err = tx.Put(audit.CheckpointKey, signed)
 	}
-	return errors.Join(err, takeBackTree(tx, common), takeBackSummaries(tx, common.Sequence))
+	return errors.Join(err, truncateTree(tx, common), truncateSummaries(tx, common.Sequence))
 }
 
-// common returns the checkpoint of the last entry that is the same in the log and in the tree of c.
+// lastCommon returns the checkpoint of the last entry that is the same in the log and in the tree of c.
 // It returns the zero checkpoint when there is none. Error: audit.ErrDamagedLog when the stored
 // tree is not the checkpoint's.
-func (l *Log) common(r store.Reader, epochs []audit.Epoch, head audit.Link, c audit.Checkpoint) (audit.Checkpoint, error) {
+func (l *Log) lastCommon(r store.Reader, epochs []audit.Epoch, head audit.Position, c audit.Checkpoint) (audit.Checkpoint, error) {
 	index, ok := audit.IndexOf(epochs, head.Sequence)
 	if !ok {
 		return audit.Checkpoint{}, audit.ErrDamagedLog
 	}
-	at, least := audit.Link{}, int64(0) // archived entries cannot be compared, and are not lost
-	base, err := l.Chain.BaseIn(r)
+	at, least := audit.Position{}, int64(0) // archived entries cannot be compared, and are not lost
+	base, err := l.Chain.BaseOf(r)
 	if err != nil {
 		return audit.Checkpoint{}, err
 	}
@@ -205,10 +200,10 @@ func (l *Log) common(r store.Reader, epochs []audit.Epoch, head audit.Link, c au
 			return true
 		}
 		e, err := audit.ReadEntry(r, audit.SequenceAt(epochs, least+int64(i)))
-		if err != nil && !errors.Is(err, audit.ErrNoEntry) && !audit.Damaged(err) {
+		if err != nil && !errors.Is(err, audit.ErrNoEntry) && !audit.IsDamage(err) {
 			failed = err
 		}
-		return err != nil || leaf[0] != tlog.Hash(audit.LeafHash(e.Link().Hash))
+		return err != nil || leaf[0] != tlog.Hash(audit.LeafHash(e.Position().Hash))
 	})
 	size := least + int64(n)
 	if failed != nil || size == 0 {
@@ -219,7 +214,7 @@ func (l *Log) common(r store.Reader, epochs []audit.Epoch, head audit.Link, c au
 		if err != nil {
 			return audit.Checkpoint{}, err
 		}
-		at = e.Link()
+		at = e.Position()
 	}
 	root, err := tlog.TreeHash(size, hashes)
 	if err != nil {
@@ -231,8 +226,8 @@ func (l *Log) common(r store.Reader, epochs []audit.Epoch, head audit.Link, c au
 	}, nil
 }
 
-// takeBackTree removes all tiles and hashes that do not belong to a checkpoint's tree.
-func takeBackTree(tx store.Tx, c audit.Checkpoint) error {
+// truncateTree removes all tiles and hashes that do not belong to a checkpoint's tree.
+func truncateTree(tx store.Tx, c audit.Checkpoint) error {
 	for level := range audit.MaxLevel + 1 {
 		n := (c.Size>>(audit.TileHeight*level) + audit.TileWidth - 1) / audit.TileWidth
 		if err := deleteAll(tx, store.Range{From: audit.TileKey(level, n), To: audit.TileKey(level+1, 0)}, nil); err != nil {
@@ -251,8 +246,8 @@ func takeBackTree(tx store.Tx, c audit.Checkpoint) error {
 	return nil
 }
 
-// takeBackSummaries removes the summaries of blocks that were not full at an entry.
-func takeBackSummaries(tx store.Tx, to uint64) error {
+// truncateSummaries removes the summaries of blocks that were not full at an entry.
+func truncateSummaries(tx store.Tx, to uint64) error {
 	err := deleteAll(tx, audit.SummaryRange, func(key []byte) (bool, error) {
 		name := key[len(audit.SummaryRange.From):]
 		n := len(name) - 9

@@ -39,7 +39,7 @@ func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
 		g := f.Opened(f.Copied())
 		err := g.Store.Update(t.Context(), func(tx store.Tx) error {
 			c := at
-			if err := writer.TakeBackTree(tx, c); err != nil {
+			if err := writer.TruncateTree(tx, c); err != nil {
 				return err
 			}
 			index := c.Size >> audit.TileHeight
@@ -47,7 +47,7 @@ func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
 			if change != nil {
 				change(&c, tile)
 			}
-			return errors.Join(tx.Put(audit.TileKey(0, index), tile), tx.Put(audit.CheckpointKey, audittest.SignedNote(t, f, c)), writer.TakeBackSummaries(tx, c.Sequence))
+			return errors.Join(tx.Put(audit.TileKey(0, index), tile), tx.Put(audit.CheckpointKey, audittest.SignedNote(t, f, c)), writer.TruncateSummaries(tx, c.Sequence))
 		})
 		if err != nil {
 			t.Fatal(err)

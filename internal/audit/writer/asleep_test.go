@@ -24,7 +24,7 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 	now = now.Add(audittest.Keep + 48*time.Hour)
 	awake.Append(audit.AuditRead, audittest.TenantA)
 	a, _ := (&audittest.Fixture{T: t}).Folder()
-	seen := asleep.Log.Proposed().Link
+	seen := asleep.Log.Proposed().Position
 	if n, err := (&keeper.Cutter{Log: awake.Log.Log, Reader: awake.Log.Reader, Archive: a, Keep: audittest.Keep}).Run(t.Context()); err != nil || n < 300 {
 		t.Fatal(n, err)
 	}
@@ -35,12 +35,12 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 		t.Error(written, err)
 	}
 	// The tree shows whether it is the archived entry.
-	if has, err := awake.Log.Chain.Has(cut.Tx(), seen); !has || err != nil {
+	if has, err := awake.Log.Chain.HasEntry(cut.Tx(), seen); !has || err != nil {
 		t.Error(has, err)
 	}
 	other := seen
 	other.Hash[0] ^= 1
-	if has, err := awake.Log.Chain.Has(cut.Tx(), other); has || err != nil {
+	if has, err := awake.Log.Chain.HasEntry(cut.Tx(), other); has || err != nil {
 		t.Error("another entry is said to be archived:", err)
 	}
 	liar := cut.With(func(tx store.Tx) error {
@@ -48,12 +48,12 @@ func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
 		copy(row[32:], tlogLeaf(other))
 		return tx.Put(audit.TileKey(0, 0), row)
 	})
-	if has, err := awake.Log.Chain.Has(liar.Tx(), other); has {
+	if has, err := awake.Log.Chain.HasEntry(liar.Tx(), other); has {
 		t.Error("a tree that does not hold is believed:", err)
 	}
 }
 
-func tlogLeaf(at audit.Link) []byte {
+func tlogLeaf(at audit.Position) []byte {
 	leaf := audit.LeafHash(at.Hash)
 	return leaf[:]
 }

@@ -32,32 +32,32 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		return err
 	}
 	accepting := group[0].acceptance
-	head, err := l.heads.take(tx, accepting)
+	head, err := l.heads.settleHead(tx, accepting)
 	if err != nil {
 		return err
 	}
 	first, number := head.Sequence+1, head.Epoch
 	if accepting != nil {
-		if first, err = accepting.beginEpoch(l, tx, head.Link); err != nil {
+		if first, err = accepting.beginEpoch(l, tx, head.Position); err != nil {
 			return err
 		}
 		number = accepting.epoch.Number
 	}
-	tenants, err := l.positions(tx, group, head.Link, number)
+	tenants, err := l.tenantHeads(tx, group, head.Position, number)
 	l.heads.recent = nil
 	if err != nil {
 		return err
 	}
-	c := l.link(group, head.Link, first, tenants)
+	c := l.startLinking(group, head.Position, first, tenants)
 	defer c.abandon()
-	for i := range c.placed {
-		at, p, tenant := c.places[i], group[i], string(group[i].Principal.Tenant)
-		row := audit.IndexRow{Link: at.Link, EventType: p.Type, Actor: p.Principal.ID}
+	for i := range c.filled {
+		at, p, tenant := c.positions[i], group[i], string(group[i].Principal.Tenant)
+		row := audit.IndexRow{Position: at.Position, EventType: p.Type, Actor: p.Principal.ID}
 		if err := tx.Put(audit.TenantKey(tenant, at.tenantSequence), row.Encode()); err != nil {
 			return err
 		}
 		if p.MakesCurrent() {
-			if err := tx.Put(audit.CurrentKey(tenant, p.Resource.ID), at.Link.Encode()); err != nil {
+			if err := tx.Put(audit.CurrentKey(tenant, p.Resource.ID), at.Position.Encode()); err != nil {
 				return err
 			}
 		}
@@ -72,19 +72,19 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if rows := c.signatures.rows; cap(rows) <= spareRows {
 		l.spare = rows // the store has copied the rows
 	}
-	proposed := audit.Head{Link: c.head, Epoch: number}
+	proposed := audit.Head{Position: c.head, Epoch: number}
 	l.heads.proposed, l.heads.proposedTenants = proposed, tenants
 	l.heads.written.propose(c.head, group)
 	tx.OnCommit(func() { // from here on the log contains the commit
-		l.Rollbacks.noteHead(proposed)
+		l.Detector.noteHead(proposed)
 		l.heads.remember(tenants, number)
 	})
 	return tx.Put(audit.HeadKey, c.head.Encode())
 }
 
-// positions returns the newest entry of each tenant in the group. The group begins the epoch or
+// tenantHeads returns the newest entry of each tenant in the group. The group begins the epoch or
 // continues in it.
-func (l *Log) positions(tx store.Tx, group []pending, head audit.Link, epoch uint64) (map[string]audit.TenantHead, error) {
+func (l *Log) tenantHeads(tx store.Tx, group []pending, head audit.Position, epoch uint64) (map[string]audit.TenantHead, error) {
 	tenants := make(map[string]audit.TenantHead)
 	for i, p := range group {
 		if (head.Sequence == 0 && i == 0) != (p.Type == audit.ChainStarted) {
@@ -94,7 +94,7 @@ func (l *Log) positions(tx store.Tx, group []pending, head audit.Link, epoch uin
 		if _, ok := tenants[tenant]; ok {
 			continue
 		}
-		at, err := l.heads.position(tx, tenant, epoch)
+		at, err := l.heads.tenantHead(tx, tenant, epoch)
 		if err != nil {
 			l.heads.readable.Delete(tenant) // the tenant's next event then fails alone
 			return nil, fmt.Errorf("reading a tenant's last entry: %w", err)
@@ -119,29 +119,29 @@ func (l *Log) group(events []any) ([]pending, error) {
 		group[i] = p
 	}
 	if group[0].acceptance == nil {
-		return group, l.Rollbacks.CheckNotHalted()
+		return group, l.Detector.CheckNotHalted()
 	}
 	return group, nil
 }
 
-// linking builds the entries of one commit, each with the hash of the entry before it. It runs
+// linker builds the entries of one commit, each with the hash of the entry before it. It runs
 // beside the goroutine that uses the transaction.
-type linking struct {
+type linker struct {
 	log        *Log
 	group      []pending
-	head       audit.Link // the newest entry
+	head       audit.Position // the newest entry
 	tenants    map[string]audit.TenantHead
 	timestamp  string
 	salts      []byte
 	signatures *signatures
-	places     []newPlace
-	placed     chan int // indexes of filled places; closed at the end
+	positions  []newPosition
+	filled     chan int // indexes of filled places; closed at the end
 	err        error    // valid after placed is closed
 }
 
-// newPlace is the position of a new entry in the chain and among the entries of its tenant.
-type newPlace struct {
-	audit.Link
+// newPosition is the position of a new entry in the chain and among the entries of its tenant.
+type newPosition struct {
+	audit.Position
 	tenantSequence uint64
 }
 
@@ -150,26 +150,26 @@ type newPlace struct {
 // hash.
 const saltSize = 16
 
-// link starts linking the group to the head. Until linking ends, only linking may use the tenants
+// startLinking starts linking the group to the head. Until linking ends, only linking may use the tenants
 // map, which it updates.
-func (l *Log) link(group []pending, head audit.Link, first uint64, tenants map[string]audit.TenantHead) *linking {
+func (l *Log) startLinking(group []pending, head audit.Position, first uint64, tenants map[string]audit.TenantHead) *linker {
 	now := max(l.Now().UnixMicro(), head.Micros)
-	c := &linking{
+	c := &linker{
 		log: l, group: group, head: head, tenants: tenants,
 		timestamp:  time.UnixMicro(now).UTC().Format(audit.TimeFormat),
 		salts:      make([]byte, saltSize*len(group)),
 		signatures: l.sign(len(group)),
-		places:     make([]newPlace, len(group)),
-		placed:     make(chan int, len(group)),
+		positions:  make([]newPosition, len(group)),
+		filled:     make(chan int, len(group)),
 	}
 	_, _ = rand.Read(c.salts) // never fails
 	go func() {
-		defer close(c.placed)
+		defer close(c.filled)
 		for i := range group {
-			if c.err = c.add(i, audit.Link{Sequence: first + uint64(i), Micros: now}); c.err != nil {
+			if c.err = c.add(i, audit.Position{Sequence: first + uint64(i), Micros: now}); c.err != nil {
 				return
 			}
-			c.placed <- i
+			c.filled <- i
 		}
 		c.signatures.end()
 	}()
@@ -177,15 +177,15 @@ func (l *Log) link(group []pending, head audit.Link, first uint64, tenants map[s
 }
 
 // add builds the entry of event i.
-func (c *linking) add(i int, next audit.Link) error {
+func (c *linker) add(i int, next audit.Position) error {
 	p := c.group[i]
 	tenant := string(p.Principal.Tenant)
 	at := c.tenants[tenant]
 	entry := c.log.entry(p.Event)
 	entry.Sequence, entry.Timestamp = next.Sequence, c.timestamp
 	entry.Salt = base64.StdEncoding.EncodeToString(c.salts[saltSize*i:][:saltSize])
-	entry.PreviousHash = c.head.Previous()
-	entry.TenantPreviousHash = at.Last.Previous()
+	entry.PreviousHash = c.head.PreviousHash()
+	entry.TenantPreviousHash = at.Last.PreviousHash()
 	entry.TenantSequence = at.Sequence + 1
 	if entry.TenantSequence == 1 {
 		entry.Add(audit.AttributeChainID, c.log.ChainID())
@@ -200,14 +200,14 @@ func (c *linking) add(i int, next audit.Link) error {
 	}
 	next.Hash = sha3.Sum256(core)
 	c.signatures.add(i, next.Hash)
-	c.places[i] = newPlace{next, entry.TenantSequence}
+	c.positions[i] = newPosition{next, entry.TenantSequence}
 	c.head, c.tenants[tenant] = next, audit.TenantHead{Sequence: entry.TenantSequence, Last: next}
 	return nil
 }
 
 // abandon waits until all goroutines of the commit have ended.
-func (c *linking) abandon() {
-	for range c.placed {
+func (c *linker) abandon() {
+	for range c.filled {
 	}
 	c.signatures.stop()
 	c.signatures.wg.Wait()

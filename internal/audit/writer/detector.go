@@ -13,13 +13,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// A witness knows entries that the log must have. There are three kinds: the newest checkpoint in
-// the database, a place outside of the database that keeps a checkpoint, and this process, which
-// has seen entries. One lock covers comparing witnesses with the log and publishing the result. An
-// acceptance, made by any process, is visible in the same snapshot as the loss that it accepts.
-
 // Detector finds out whether the log has lost entries, and halts the log until the loss is
-// accepted.
+// accepted. Its sources know entries that the log must have: the newest checkpoint in the database,
+// the memory of this process, and the anchors. One lock covers comparing a source with the log and
+// publishing the result. An acceptance, made by any process, is visible in the same snapshot as the
+// loss that it accepts.
 type Detector struct {
 	chain *chain.Chain
 
@@ -27,12 +25,46 @@ type Detector struct {
 	suspected atomic.Bool                // a commit did not find that entry
 	halted    atomic.Pointer[haltReason] // nil while the log takes entries
 
-	// Mu guards the known losses and the last published one.
-	Mu                   sync.Mutex
+	mu                   sync.Mutex // guards the fields below
 	inDatabase, inMemory LossSource
-	Places               []*LossSource
-	Published            *audit.RollbackError
-	AskPlaces            func(ctx context.Context) // checks all places; nil: there are none
+	anchors              []*LossSource
+	published            *audit.RollbackError      // the loss that the log was halted for last
+	checkAnchors         func(ctx context.Context) // nil: there are no anchors
+}
+
+// SetAnchors replaces the sources that anchors are, and the function that compares all of them with
+// the log.
+func (d *Detector) SetAnchors(anchors []*LossSource, check func(ctx context.Context)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.anchors, d.checkAnchors = anchors, check
+}
+
+// askAnchors compares the anchors with the log.
+func (d *Detector) askAnchors(ctx context.Context) {
+	d.mu.Lock()
+	check := d.checkAnchors
+	d.mu.Unlock()
+	if check != nil {
+		check(ctx) // it locks d.mu itself
+	}
+}
+
+// HasLoss reports whether a source knows of a loss that was not accepted.
+func (d *Detector) HasLoss(source *LossSource) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return source.lost != nil
+}
+
+// HaltingLoss returns the loss that the log is halted for, and nil if it is not halted for a loss.
+func (d *Detector) HaltingLoss() *audit.RollbackError {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.published == nil || !errors.Is(d.HaltedBy(), d.published) {
+		return nil
+	}
+	return d.published
 }
 
 // noteHead stores k as the newest known entry of the store, unless a newer one is known.
@@ -46,30 +78,31 @@ func (d *Detector) noteHead(k audit.Head) {
 }
 
 func newDetector(ch *chain.Chain) *Detector {
-	return &Detector{chain: ch, inDatabase: LossSource{Place: audit.DatabasePlace}, inMemory: LossSource{Place: audit.MemoryPlace}}
+	return &Detector{chain: ch, inDatabase: LossSource{Name: audit.DatabaseSource}, inMemory: LossSource{Name: audit.MemorySource}}
 }
 
-// LossSource is a witness and the loss that it knows.
+// LossSource is a source of the Detector, and the loss that it knows. The Detector's lock guards its
+// fields.
 type LossSource struct {
-	Place    string               // name of the witness in messages
-	Lost     *audit.RollbackError // nil: nothing is lost, or the loss was accepted
+	Name     string               // name of the source in messages
+	lost     *audit.RollbackError // nil: nothing is lost, or the loss was accepted
 	epoch    uint64               // epoch of the log when the loss was found
-	Accepted *audit.RollbackError // the previous loss, which a place may still show
+	accepted *audit.RollbackError // the previous loss, which an anchor may still show
 }
 
-// Decide reads the log's state in a snapshot, asks find what a witness knows, and stores the
-// finding with the function take that find returns. It then halts the log for the worst loss that
-// any witness knows, or ends the halt. Error: that of find. The function find may run more than
-// once.
+// Decide reads the log's state in a snapshot, in which find compares a source with the log. The
+// function take that find returns stores the finding in the source. Decide then halts the log for
+// the worst loss that any source knows, or ends the halt. Error: that of find. The function find may
+// run more than once.
 func (d *Detector) Decide(ctx context.Context, find func(r store.Reader, s chain.LogState) (take func(), err error)) error {
-	d.Mu.Lock()
-	defer d.Mu.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for {
 		var now audit.Epoch
 		var take func()
 		seen := *d.seen.Load()
 		err := d.chain.Store.View(ctx, func(r store.Reader) error {
-			s, err := d.chain.LogState(r)
+			s, err := d.chain.ReadState(r)
 			if err == nil {
 				now, s.Seen = s.Epoch(), seen
 				take, err = find(r, s)
@@ -79,9 +112,9 @@ func (d *Detector) Decide(ctx context.Context, find func(r store.Reader, s chain
 		if err != nil {
 			return err
 		}
-		for _, w := range d.sources() {
-			if w.Lost != nil && now.Number > w.epoch && now.First > w.Lost.LostTo {
-				w.Lost, w.Accepted = nil, w.Lost
+		for _, source := range d.sources() {
+			if source.lost != nil && now.Number > source.epoch && now.First > source.lost.LostTo {
+				source.lost, source.accepted = nil, source.lost
 			}
 		}
 		take()
@@ -91,7 +124,7 @@ func (d *Detector) Decide(ctx context.Context, find func(r store.Reader, s chain
 		// An acceptance may have been committed since the database was read.
 		var again audit.Epoch
 		err = d.chain.Store.View(ctx, func(r store.Reader) error {
-			s, err := d.chain.LogState(r)
+			s, err := d.chain.ReadState(r)
 			if err == nil {
 				again = s.Epoch()
 			}
@@ -104,7 +137,7 @@ func (d *Detector) Decide(ctx context.Context, find func(r store.Reader, s chain
 }
 
 func (d *Detector) sources() []*LossSource {
-	return append([]*LossSource{&d.inDatabase, &d.inMemory}, d.Places...)
+	return append([]*LossSource{&d.inDatabase, &d.inMemory}, d.anchors...)
 }
 
 // publishLoss halts the log for the worst known loss. It ends its own halt when no unaccepted loss
@@ -112,28 +145,28 @@ func (d *Detector) sources() []*LossSource {
 func (d *Detector) publishLoss() bool {
 	var worst *audit.RollbackError
 	var number uint64
-	for _, w := range d.sources() {
-		if w.Lost == nil {
+	for _, source := range d.sources() {
+		if source.lost == nil {
 			continue
 		}
-		if worst == nil || w.Lost.LostTo > worst.LostTo {
-			worst = w.Lost
+		if worst == nil || source.lost.LostTo > worst.LostTo {
+			worst = source.lost
 		}
-		number = max(number, w.Lost.Epoch)
+		number = max(number, source.lost.Epoch)
 	}
 	if worst == nil {
-		if d.Published != nil && errors.Is(d.HaltedBy(), d.Published) {
+		if d.published != nil && errors.Is(d.HaltedBy(), d.published) {
 			d.Halt(nil)
 		}
 		return false
 	}
 	lost := *worst
 	lost.Epoch = number
-	if d.Published != nil && *d.Published == lost && d.HaltedBy() != nil {
+	if d.published != nil && *d.published == lost && d.HaltedBy() != nil {
 		return false // already halted for this loss
 	}
-	d.Published = &lost
-	d.Halt(d.Published)
+	d.published = &lost
+	d.Halt(d.published)
 	return true
 }
 
@@ -143,18 +176,18 @@ func (d *Detector) publishLoss() bool {
 func (d *Detector) CheckForRollback(ctx context.Context) (lost bool, err error) {
 	suspected := d.suspected.Swap(false)
 	err = d.Decide(ctx, func(r store.Reader, s chain.LogState) (func(), error) {
-		own, err1 := d.chain.LostOfOwn(r, s)
-		seen, err2 := d.lostOfSeen(r, s)
+		own, err1 := d.chain.FindOwnLoss(r, s)
+		seen, err2 := d.findLossOfSeen(r, s)
 		return func() {
 			if err1 == nil {
-				d.inDatabase.Note(own, s)
+				d.inDatabase.noteLoss(own, s)
 			}
 			if err2 == nil {
-				d.inMemory.Note(seen, s)
+				d.inMemory.noteLoss(seen, s)
 			}
-		}, errors.Join(audit.UnlessDamage(err1), audit.UnlessDamage(err2))
+		}, errors.Join(audit.IgnoreDamage(err1), audit.IgnoreDamage(err2))
 	})
-	if err = audit.UnlessDamage(err); err != nil {
+	if err = audit.IgnoreDamage(err); err != nil {
 		if suspected {
 			d.suspected.Store(true)
 		}
@@ -166,34 +199,52 @@ func (d *Detector) CheckForRollback(ctx context.Context) (lost bool, err error) 
 // lostEntries reports whether a known loss concerns entries that were in this database, or entries
 // in whose place the database now has others. In that case no checkpoint is signed.
 func (d *Detector) lostEntries() bool {
-	d.Mu.Lock()
-	defer d.Mu.Unlock()
-	for _, w := range d.sources() {
-		if w.Lost != nil && (w == &d.inDatabase || w == &d.inMemory || w.Lost.LostFrom == 0) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, source := range d.sources() {
+		if source.lost != nil && (source == &d.inDatabase || source == &d.inMemory || source.lost.LostFrom == 0) {
 			return true
 		}
 	}
 	return false
 }
 
-// Note stores a finding. The epoch of the log tells the acceptance of this loss from an earlier
-// acceptance.
-func (w *LossSource) Note(lost *audit.RollbackError, s chain.LogState) {
-	if w.Lost = lost; lost != nil {
-		lost.Place, lost.Epoch = w.Place, max(lost.Epoch, s.Epoch().Number)
-		w.epoch = s.Epoch().Number
+// noteLoss stores a finding, nil for none. The epoch of the log tells the acceptance of this loss
+// from an earlier acceptance.
+func (source *LossSource) noteLoss(lost *audit.RollbackError, s chain.LogState) {
+	if source.lost = lost; lost != nil {
+		lost.Source, lost.Epoch = source.Name, max(lost.Epoch, s.Epoch().Number)
+		source.epoch = s.Epoch().Number
 	}
 }
 
-// lostOfSeen returns which of the entries that this process has seen the log lacks.
-func (d *Detector) lostOfSeen(r store.Reader, s chain.LogState) (*audit.RollbackError, error) {
-	lost, err := d.chain.Lacks(r, audit.Head{Link: s.Head, Epoch: s.Epoch().Number}, s.Seen)
+// NoteWorseLoss stores a finding unless the source knows a loss of as many entries, or the finding
+// was accepted before. It reports whether it stored the finding. Only [Detector.Decide] may call
+// it.
+func (source *LossSource) NoteWorseLoss(found *audit.RollbackError, s chain.LogState) bool {
+	switch before := source.accepted; {
+	case found == nil,
+		source.lost != nil && found.LostTo <= source.lost.LostTo,
+		before != nil && found.LostTo == before.LostTo && found.Hash == before.Hash:
+		return false
+	}
+	source.noteLoss(found, s)
+	return true
+}
+
+// ClearLoss forgets the loss, because its entries were restored or it was accepted. Only
+// [Detector.Decide] may call it.
+func (source *LossSource) ClearLoss() { source.lost = nil }
+
+// findLossOfSeen returns which of the entries that this process has seen the log lacks.
+func (d *Detector) findLossOfSeen(r store.Reader, s chain.LogState) (*audit.RollbackError, error) {
+	lost, err := d.chain.FindLossSince(r, audit.Head{Position: s.Head, Epoch: s.Epoch().Number}, s.Seen)
 	if lost == nil || err != nil {
 		return nil, err
 	}
-	// If there are entries after the head, or the head's entry is not signed, the database is
-	// damaged, and not an older copy.
-	_, _, err = d.chain.ForeignHead(r, s.Head)
+	// A database with entries after its head, or with a head that is not signed, is damaged. It is
+	// not an older copy, so the error comes with the loss and nothing is stored.
+	_, _, err = d.chain.VerifyForeignHead(r, s.Head)
 	return lost, err
 }
 
@@ -227,18 +278,18 @@ func (d *Detector) CheckNotHalted() error {
 	return nil
 }
 
-// acceptance belongs to the event that begins an epoch. The commit hook sets epoch and made,
+// acceptance belongs to the event that begins an epoch. The commit hook sets epoch and rollback,
 // because only the hook knows the head.
 type acceptance struct {
-	lost  audit.RollbackError
-	epoch audit.Epoch
-	made  audit.Rollback
+	lost     audit.RollbackError
+	epoch    audit.Epoch
+	rollback audit.Rollback
 }
 
-// goesOn fails when the log lacks an entry that it is known to have had, unless a accepts that
+// checkNothingLost fails when the log lacks an entry that it is known to have had, unless a accepts that
 // loss. Error: fault.Unavailable, with an [audit.RollbackError] if a is nil.
-func (d *Detector) goesOn(r store.Reader, head, since audit.Head, a *acceptance) error {
-	lost, err := d.chain.Lacks(r, head, since)
+func (d *Detector) checkNothingLost(r store.Reader, head, since audit.Head, a *acceptance) error {
+	lost, err := d.chain.FindLossSince(r, head, since)
 	switch {
 	case err != nil:
 		return err

@@ -55,7 +55,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 			f := audittest.NewFixture(t)
 			f.Log.SetSigning(mode)
 			f.Group(4) // head at 5
-			lost := audit.RollbackError{LostFrom: 6, LostTo: 20, Hash: [32]byte{0xab}, Epoch: 1, Place: "the ConfigMap"}
+			lost := audit.RollbackError{LostFrom: 6, LostTo: 20, Hash: [32]byte{0xab}, Epoch: 1, Source: "the ConfigMap"}
 			f.Log.Halt(&lost)
 			if msg := f.Log.HaltedBy().Error(); !strings.Contains(msg, "6 to 20") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
 				t.Error(msg)
@@ -93,7 +93,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 			if err := again.Use(t.Context(), f.Store, f.Log.Signer, "chain_test"); err != nil {
 				t.Fatal(err)
 			}
-			f.Log.Halt(&audit.RollbackError{LostFrom: 25, LostTo: 30, Epoch: 2, Place: "the bucket"})
+			f.Log.Halt(&audit.RollbackError{LostFrom: 25, LostTo: 30, Epoch: 2, Source: "the bucket"})
 			if got, err = f.Log.AcceptRollback(t.Context(), audittest.Admin(), "again"); err != nil || got.Epoch != 3 || got.Sequence != 31 {
 				t.Error(got, err)
 			}
@@ -112,7 +112,7 @@ func TestAnAcceptedRollbackGoesOnAboveWhatWasLost(t *testing.T) {
 func TestAForkGoesOnAboveItsOwnHead(t *testing.T) {
 	f := audittest.NewFixture(t)
 	f.Group(9) // head at 10
-	f.Log.Halt(&audit.RollbackError{LostTo: 7, Epoch: 3, Place: "the ConfigMap"})
+	f.Log.Halt(&audit.RollbackError{LostTo: 7, Epoch: 3, Source: "the ConfigMap"})
 	if msg := f.Log.HaltedBy().Error(); !strings.Contains(msg, "up to 7") || !strings.Contains(msg, "latticekeep audit accept-rollback") {
 		t.Error(msg)
 	}
@@ -141,7 +141,7 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lost := audit.RollbackError{LostFrom: head + 1, LostTo: 10, Epoch: 1, Place: "the ConfigMap"}
+	lost := audit.RollbackError{LostFrom: head + 1, LostTo: 10, Epoch: 1, Source: "the ConfigMap"}
 	f.Log.Halt(&lost)
 	for _, reason := range []string{"", "a\nb", "é", "\x7f", strings.Repeat("a", 201)} {
 		if _, err := f.Log.AcceptRollback(t.Context(), audittest.Admin(), reason); fault.Of(err) != fault.Invalid {
@@ -185,13 +185,13 @@ func TestWhoMayAcceptARollbackAndWhen(t *testing.T) {
 // The head row has the same form in every epoch.
 func TestTheHeadRowKeepsItsForm(t *testing.T) {
 	f := audittest.NewFixture(t)
-	f.Log.Halt(&audit.RollbackError{LostFrom: 2, LostTo: 10, Epoch: 1, Place: "the ConfigMap"})
+	f.Log.Halt(&audit.RollbackError{LostFrom: 2, LostTo: 10, Epoch: 1, Source: "the ConfigMap"})
 	if _, err := f.Log.AcceptRollback(t.Context(), audittest.Admin(), "because"); err != nil {
 		t.Fatal(err)
 	}
 	err := f.Store.View(t.Context(), func(r store.Reader) error {
 		b, err := r.Get(audit.HeadKey)
-		if e := f.Read(11); err == nil && !bytes.Equal(b, e.Link().Encode()) {
+		if e := f.Read(11); err == nil && !bytes.Equal(b, e.Position().Encode()) {
 			t.Errorf("%x", b)
 		}
 		return err

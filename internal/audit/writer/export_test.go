@@ -34,14 +34,14 @@ func (l *Log) Proposed() audit.Head { return l.heads.proposed }
 
 func (l *Log) SharedLately() bool { return l.heads.sharedLately.Load() }
 
-func (l *Log) Seen() audit.Head { return *l.Rollbacks.seen.Load() }
+func (l *Log) Seen() audit.Head { return *l.Detector.seen.Load() }
 
 // ForgetLosses drops the losses that the process found by itself.
-func (l *Log) ForgetLosses() { l.Rollbacks.inDatabase.Lost, l.Rollbacks.inMemory.Lost = nil, nil }
+func (l *Log) ForgetLosses() { l.Detector.inDatabase.lost, l.Detector.inMemory.lost = nil, nil }
 
-func TakeBackTree(tx store.Tx, c audit.Checkpoint) error { return takeBackTree(tx, c) }
+func TruncateTree(tx store.Tx, c audit.Checkpoint) error { return truncateTree(tx, c) }
 
-func TakeBackSummaries(tx store.Tx, to uint64) error { return takeBackSummaries(tx, to) }
+func TruncateSummaries(tx store.Tx, to uint64) error { return truncateSummaries(tx, to) }
 
 func (f *Follower) Step(ctx context.Context) (audit.Checkpoint, error) { return f.step(ctx) }
 

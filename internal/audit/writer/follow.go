@@ -37,7 +37,7 @@ func (f *Follower) Lag() uint64 {
 	if p := f.log.heads.written.latest.Load(); p != nil {
 		newest = p.head.Sequence
 	}
-	if seen := f.log.Rollbacks.seen.Load(); seen != nil {
+	if seen := f.log.Detector.seen.Load(); seen != nil {
 		newest = max(newest, seen.Sequence)
 	}
 	if f := f.log.Chain.Followed.Load(); f != nil {
@@ -52,9 +52,9 @@ func (f *Follower) Lag() uint64 {
 // damaged log.
 func (f *Follower) Follow(ctx context.Context) (audit.Checkpoint, error) {
 	head, err := f.log.Chain.StoredHead(ctx)
-	if err == nil && f.log.Rollbacks.lostEntries() {
-		if lost, failed := f.log.Rollbacks.CheckForRollback(ctx); lost || failed != nil {
-			err = cmp.Or(failed, f.log.Rollbacks.CheckNotHalted(), error(audit.ErrDamagedLog))
+	if err == nil && f.log.Detector.lostEntries() {
+		if lost, failed := f.log.Detector.CheckForRollback(ctx); lost || failed != nil {
+			err = cmp.Or(failed, f.log.Detector.CheckNotHalted(), error(audit.ErrDamagedLog))
 		}
 	}
 	for err == nil {
@@ -66,8 +66,8 @@ func (f *Follower) Follow(ctx context.Context) (audit.Checkpoint, error) {
 			if _, c, failed := f.log.Chain.NewestCheckpoint(ctx); failed == nil && c.Sequence >= head.Sequence {
 				return c, nil // the other process has done the work
 			}
-		case audit.Damaged(err):
-			if _, failed := f.log.Rollbacks.CheckForRollback(ctx); failed != nil {
+		case audit.IsDamage(err):
+			if _, failed := f.log.Detector.CheckForRollback(ctx); failed != nil {
 				err = failed
 			}
 		case err == nil && c.Sequence >= head.Sequence:
@@ -88,7 +88,7 @@ func (f *Follower) step(ctx context.Context) (audit.Checkpoint, error) {
 		return audit.Checkpoint{}, err
 	}
 	if s.head.Sequence == s.from.Sequence {
-		f.log.Rollbacks.noteHead(s.from.Head())
+		f.log.Detector.noteHead(s.from.Head())
 		return s.from, nil
 	}
 	var c audit.Checkpoint
@@ -106,17 +106,15 @@ func (f *Follower) step(ctx context.Context) (audit.Checkpoint, error) {
 	if err != nil {
 		return audit.Checkpoint{}, err
 	}
-	if known := f.log.Chain.Followed.Load(); known == nil || c.Head().Newer(known.Head()) {
-		f.log.Chain.Followed.CompareAndSwap(known, &chain.Followed{Signed: signed, Checkpoint: c})
-	}
-	f.log.Rollbacks.noteHead(c.Head())
+	f.log.Chain.NoteCheckpoint(signed, c)
+	f.log.Detector.noteHead(c.Head())
 	return c, nil
 }
 
 // unlessOutrun returns err. If err is damage and another process has followed since the step began,
 // it returns errOutrun, because that process may have archived what the step was reading.
 func (f *Follower) unlessOutrun(ctx context.Context, s step, err error) error {
-	if !audit.Damaged(err) {
+	if !audit.IsDamage(err) {
 		return err
 	}
 	var now []byte
@@ -135,37 +133,37 @@ func (f *Follower) unlessOutrun(ctx context.Context, s step, err error) error {
 type step struct {
 	signed []byte // the checkpoint that the step begins with
 	from   audit.Checkpoint
-	head   audit.Link // head of the chain when the step began
+	head   audit.Position // head of the chain when the step began
 	epochs []audit.Epoch
 	tree   *audit.TreeBuilder
 
-	at        audit.Link   // the entry that was read last
-	newest    audit.Stored // the same entry
+	at        audit.Position    // the entry that was read last
+	newest    audit.StoredEntry // the same entry
 	summaries []summary
 }
 
 type summary struct{ key, value []byte }
 
 func (f *Follower) begin(ctx context.Context) (s step, err error) {
-	since := *f.log.Rollbacks.seen.Load()
+	since := *f.log.Detector.seen.Load()
 	var lost *audit.RollbackError
 	err = f.log.Chain.Store.View(ctx, func(r store.Reader) error {
-		if s.signed, s.from, err = f.log.Chain.CheckpointIn(r); err != nil {
+		if s.signed, s.from, err = f.log.Chain.ReadCheckpoint(r); err != nil {
 			return err
 		}
 		if s.head, err = audit.ReadHead(r); err != nil {
 			return err
 		}
-		if s.epochs, _, err = f.log.Chain.Accepted(r, s.head); err != nil {
+		if s.epochs, _, err = f.log.Chain.AcceptedEpochs(r, s.head); err != nil {
 			return err
 		}
-		if lost, err = f.log.Chain.Lacks(r, audit.Head{Link: s.head, Epoch: s.epochs[len(s.epochs)-1].Number}, since); err != nil {
+		if lost, err = f.log.Chain.FindLossSince(r, audit.Head{Position: s.head, Epoch: s.epochs[len(s.epochs)-1].Number}, since); err != nil {
 			return err
 		}
 		s.tree, err = audit.Tiles{Reader: r}.Builder(s.from.Size, s.from.Root)
 		return err
 	})
-	s.at = audit.Link{Sequence: s.from.Sequence, Hash: s.from.Hash}
+	s.at = audit.Position{Sequence: s.from.Sequence, Hash: s.from.Hash}
 	switch {
 	case err != nil:
 		return step{}, err
@@ -183,7 +181,7 @@ func (s *step) read(ctx context.Context, db store.Store) error {
 	n := 0
 	rng := store.Range{From: audit.EntryKey(s.from.Sequence + 1), To: audit.EntryKey(s.head.Sequence + 1)}
 	err := audit.ScanEntries(ctx, db, rng, func(row audit.EntryRow) error {
-		e, err := audit.DecodeStored(row.Row, row.Batch)
+		e, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err != nil {
 			return audit.ErrDamagedLog
 		}
@@ -198,12 +196,12 @@ func (s *step) read(ctx context.Context, db store.Store) error {
 			s.summaries = append(s.summaries, made)
 		}
 		if n++; n == stepEntries || len(s.summaries) == stepSummaries {
-			return ErrFull
+			return errFull
 		}
 		return nil
 	})
 	switch {
-	case errors.Is(err, ErrFull):
+	case errors.Is(err, errFull):
 		return nil
 	case err != nil:
 		return err
@@ -213,15 +211,15 @@ func (s *step) read(ctx context.Context, db store.Store) error {
 	return nil
 }
 
-var ErrFull = errors.New("the step is full")
+var errFull = errors.New("the step is full")
 
-func (s *step) add(key []byte, e audit.Stored) error {
+func (s *step) add(key []byte, e audit.StoredEntry) error {
 	index, ok := audit.IndexOf(s.epochs, e.Entry.Sequence)
-	if !ok || !s.beginsWith(e.Entry) || index != s.tree.Size || e.Entry.PreviousHash != s.at.Previous() || !bytes.Equal(key, audit.EntryKey(e.Entry.Sequence)) {
+	if !ok || !s.beginsWith(e.Entry) || index != s.tree.Size || e.Entry.PreviousHash != s.at.PreviousHash() || !bytes.Equal(key, audit.EntryKey(e.Entry.Sequence)) {
 		return audit.ErrDamagedLog
 	}
 	s.tree.Add(e.Hash)
-	s.at, s.newest = e.Entry.Link(), e
+	s.at, s.newest = e.Entry.Position(), e
 	return nil
 }
 
@@ -229,7 +227,7 @@ func (s *step) add(key []byte, e audit.Stored) error {
 func (s *step) beginsWith(e *audit.Entry) bool {
 	for i, began := range s.epochs[1:] {
 		if began.First == e.Sequence {
-			return began.After(s.epochs[i]).IsOf(e)
+			return began.LossAfter(s.epochs[i]).IsOf(e)
 		}
 	}
 	return !e.Begins()
@@ -257,7 +255,7 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	}
 	// Someone may have put an older copy of the database in place since the step read its entries.
 	// Nothing is signed about entries that are no longer there.
-	hash, err := audit.HashOf(tx, s.at.Sequence)
+	hash, err := audit.ReadHash(tx, s.at.Sequence)
 	if errors.Is(err, audit.ErrNoEntry) || errors.Is(err, audit.ErrDamagedLog) || err == nil && hash != s.at.Hash {
 		return errOutrun
 	}
@@ -340,7 +338,7 @@ type storeState struct {
 // readState reads whether there are entries to follow, by any process, and whether the store still
 // has everything that this process has seen.
 func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
-	since, written := *f.log.Rollbacks.seen.Load(), f.log.heads.written.latest.Load()
+	since, written := *f.log.Detector.seen.Load(), f.log.heads.written.latest.Load()
 	var now audit.Head
 	err = f.log.Chain.Store.View(ctx, func(r store.Reader) error {
 		head, err := audit.ReadHead(r)
@@ -348,31 +346,31 @@ func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
 			return err
 		}
 		g.head = head.Sequence
-		if g.epoch, err = f.log.Chain.EpochNow(r, head); err != nil {
+		if g.epoch, err = f.log.Chain.CurrentEpoch(r, head); err != nil {
 			return err
 		}
-		lost, err := f.log.Chain.Lacks(r, audit.Head{Link: head, Epoch: g.epoch}, since)
+		lost, err := f.log.Chain.FindLossSince(r, audit.Head{Position: head, Epoch: g.epoch}, since)
 		if g.lost = lost != nil; g.lost || err != nil {
 			return err
 		}
-		_, g.followed, err = f.log.Chain.CheckpointIn(r)
+		_, g.followed, err = f.log.Chain.ReadCheckpoint(r)
 		if err != nil {
-			return audit.UnlessDamage(err) // Follow reports the damage
+			return audit.IgnoreDamage(err) // Follow reports the damage
 		}
 		// Entries under a signed checkpoint, or written by this process, need no verification.
 		if now = g.followed.Head(); now.Newer(since) {
-			hash, err := audit.HashOf(r, now.Sequence)
+			hash, err := audit.ReadHash(r, now.Sequence)
 			if err != nil || hash != now.Hash {
 				now = audit.Head{}
 			}
 		}
 		if written != nil && written.head == head {
-			now = audit.Head{Link: head, Epoch: g.epoch}
+			now = audit.Head{Position: head, Epoch: g.epoch}
 		}
 		return nil
 	})
 	if err == nil && now.Sequence > 0 {
-		f.log.Rollbacks.noteHead(now)
+		f.log.Detector.noteHead(now)
 	}
 	return g, err
 }
@@ -397,31 +395,31 @@ func (f *Follower) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 			return
 		case <-tick.C:
 		}
-		loop.look(ctx)
+		loop.checkStore(ctx)
 	}
 }
 
 // followLoop is the state of KeepFollowing between two reads.
 type followLoop struct {
 	*Follower
-	logger  *slog.Logger
-	before  storeState
-	refused bool      // the log was halted because it lacks entries
-	failed  string    // message of the failure that was logged
-	pause   time.Time // do not read a damaged log again before this time
+	logger     *slog.Logger
+	before     storeState
+	halted     bool      // the log was halted because it lacks entries
+	failed     string    // message of the failure that was logged
+	retryAfter time.Time // do not read a damaged log again before this time
 }
 
-// lacking reports whether the log is halted because entries are lost.
-func (f *followLoop) lacking() bool {
+// isHaltedForLoss reports whether the log is halted because entries are lost.
+func (f *followLoop) isHaltedForLoss() bool {
 	var lost *audit.RollbackError
-	return errors.As(f.log.Rollbacks.HaltedBy(), &lost)
+	return errors.As(f.log.Detector.HaltedBy(), &lost)
 }
 
-func (f *followLoop) look(ctx context.Context) {
+func (f *followLoop) checkStore(ctx context.Context) {
 	g, err := f.readState(ctx)
 	switch {
-	case audit.Damaged(err):
-		if time.Now().After(f.pause) {
+	case audit.IsDamage(err):
+		if time.Now().After(f.retryAfter) {
 			f.follow(ctx)
 		}
 		return
@@ -430,16 +428,16 @@ func (f *followLoop) look(ctx context.Context) {
 	}
 	before := f.before
 	f.before = g
-	refused := f.refused || f.lacking()
+	refused := f.halted || f.isHaltedForLoss()
 	if g.lost || refused {
-		_, _ = f.log.Rollbacks.CheckForRollback(ctx)
+		_, _ = f.log.Detector.CheckForRollback(ctx)
 	}
-	f.refused = f.lacking()
-	if g.epoch != before.epoch && before.epoch > 0 || refused && !f.refused {
+	f.halted = f.isHaltedForLoss()
+	if g.epoch != before.epoch && before.epoch > 0 || refused && !f.halted {
 		f.log.noteAcceptance(ctx) // the loss was accepted, or the lost entries were restored
-		f.pause = time.Time{}
+		f.retryAfter = time.Time{}
 	}
-	if time.Now().Before(f.pause) && g.followed == before.followed {
+	if time.Now().Before(f.retryAfter) && g.followed == before.followed {
 		return
 	}
 	if f.failed != "" || g.followed.Sequence < before.head {
@@ -449,7 +447,7 @@ func (f *followLoop) look(ctx context.Context) {
 
 func (f *followLoop) follow(ctx context.Context) {
 	_, err := f.Follow(ctx)
-	f.pause = time.Time{}
+	f.retryAfter = time.Time{}
 	switch {
 	case err == nil, errors.Is(err, chain.ErrNoCheckpoint): // an empty log has nothing to follow
 		if f.failed != "" {
@@ -461,7 +459,7 @@ func (f *followLoop) follow(ctx context.Context) {
 		f.failed = fault.Message(err)
 		f.logger.Error("the newest entries of the audit log have no checkpoint", "error", err)
 	}
-	if audit.Damaged(err) {
-		f.pause = time.Now().Add(damagedPause)
+	if audit.IsDamage(err) {
+		f.retryAfter = time.Now().Add(damagedPause)
 	}
 }

@@ -226,7 +226,7 @@ func TestADamagedLogIsNotFollowed(t *testing.T) {
 				e, _ = audittest.DecodeRow(row, nil)
 				return row
 			}
-			return errors.Join(put(audit.EntryKey(306), change)(tx), tx.Put(audit.HeadKey, e.Link().Encode()))
+			return errors.Join(put(audit.EntryKey(306), change)(tx), tx.Put(audit.HeadKey, e.Position().Encode()))
 		},
 		"an entry missing":              put(audit.EntryKey(304), gone),
 		"the last entry missing":        put(audit.EntryKey(306), gone),

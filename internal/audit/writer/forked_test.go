@@ -35,7 +35,7 @@ func TestALostLastCommitIsFoundByTheNext(t *testing.T) {
 		}
 		lostToOne()
 		putBack(f, newest)
-		if _, err := f.Log.Rollbacks.CheckForRollback(t.Context()); err != nil || f.Log.Ready(t.Context()) != nil {
+		if _, err := f.Log.Detector.CheckForRollback(t.Context()); err != nil || f.Log.Ready(t.Context()) != nil {
 			t.Error("the entry is there again, and it is refused:", err, f.Log.HaltedBy())
 		}
 		putBack(f, before)

@@ -15,8 +15,8 @@ import (
 // heads is what the commit hook knows of the head of the log and of the newest entries of tenants.
 // Only the hook uses the fields from committed to recent, and the store runs one hook at a time.
 type heads struct {
-	chain     *chain.Chain
-	rollbacks *Detector
+	chain    *chain.Chain
+	detector *Detector
 
 	// The heads that the store may show at the next commit, unless another process has written:
 	// committed if the last commit failed, proposed if it succeeded. The maps hold the tenants'
@@ -44,31 +44,31 @@ func (h *heads) beginAt(head audit.Head) {
 // writer.
 const aloneAfter = 16
 
-// take returns the head that the commit continues from. It also decides whether this process's last
+// settleHead returns the head that the commit continues from. It also decides whether this process's last
 // commit succeeded; the hook may have run more than once for that commit. If the current commit
 // accepts a loss of entries, a names the loss.
-func (h *heads) take(tx store.Tx, a *acceptance) (audit.Head, error) {
+func (h *heads) settleHead(tx store.Tx, a *acceptance) (audit.Head, error) {
 	h.recent = nil
-	since := *h.rollbacks.seen.Load() // read before the head: everything seen so far must be there
+	since := *h.detector.seen.Load() // read before the head: everything seen so far must be there
 	head, err := audit.ReadHead(tx)
 	if err != nil {
 		return audit.Head{}, err
 	}
 	now, persisted, foreign := h.proposed, true, false
 	switch head {
-	case h.proposed.Link:
-	case h.committed.Link:
+	case h.proposed.Position:
+	case h.committed.Position:
 		now, persisted = h.committed, false
-		if _, err := audit.HashOf(tx, head.Sequence+1); !errors.Is(err, audit.ErrNoEntry) {
+		if _, err := audit.ReadHash(tx, head.Sequence+1); !errors.Is(err, audit.ErrNoEntry) {
 			return audit.Head{}, cmp.Or(err, error(audit.ErrDamagedLog)) // a failed commit leaves no entry behind
 		}
 	default:
 		foreign = true
-		if now, h.recent, err = h.chain.ForeignHead(tx, head); err != nil {
+		if now, h.recent, err = h.chain.VerifyForeignHead(tx, head); err != nil {
 			return audit.Head{}, err
 		}
 		if persisted = h.proposed != h.committed; persisted {
-			if persisted, err = h.chain.Has(tx, h.proposed.Link); err != nil {
+			if persisted, err = h.chain.HasEntry(tx, h.proposed.Position); err != nil {
 				return audit.Head{}, err
 			}
 		}
@@ -77,7 +77,7 @@ func (h *heads) take(tx store.Tx, a *acceptance) (audit.Head, error) {
 		}
 	}
 	if foreign || since.Newer(now) {
-		if err := h.rollbacks.goesOn(tx, now, since, a); err != nil {
+		if err := h.detector.checkNothingLost(tx, now, since, a); err != nil {
 			return audit.Head{}, err
 		}
 	}
@@ -97,7 +97,7 @@ func (h *heads) take(tx store.Tx, a *acceptance) (audit.Head, error) {
 	}
 	h.written.settle(persisted)
 	h.committed, h.proposed, h.proposedTenants = now, now, nil
-	h.rollbacks.noteHead(now)
+	h.detector.noteHead(now)
 	return now, nil
 }
 
@@ -128,14 +128,14 @@ func (h *heads) knownHeadOf(tenant string) knownTenantHead {
 	return of
 }
 
-// position returns a tenant's newest committed entry, for the hook of a commit in an epoch. It
+// tenantHead returns a tenant's newest committed entry, for the hook of a commit in an epoch. It
 // reads that entry when the hook first meets the tenant, and again after another process has
 // written. Error: audit.ErrDamagedLog.
-func (h *heads) position(r store.Reader, tenant string, epoch uint64) (audit.TenantHead, error) {
+func (h *heads) tenantHead(r store.Reader, tenant string, epoch uint64) (audit.TenantHead, error) {
 	if p, ok := h.committedTenants[tenant]; ok {
 		return p, nil
 	}
-	p, err := audit.LastOf(r, tenant)
+	p, err := audit.ReadTenantHead(r, tenant)
 	k := h.knownHeadOf(tenant)
 	switch {
 	case err != nil:
@@ -145,9 +145,9 @@ func (h *heads) position(r store.Reader, tenant string, epoch uint64) (audit.Ten
 	case k.TenantHead == p && p.Sequence > 0:
 		return p, nil
 	case h.recent != nil:
-		return p, h.chain.CheckSigned(h.recent, tenant, p, &h.recent.Memo)
+		return p, h.chain.VerifyTenantHead(h.recent, tenant, p, &h.recent.Memo)
 	}
-	return p, h.chain.CheckSigned(r, tenant, p, nil)
+	return p, h.chain.VerifyTenantHead(r, tenant, p, nil)
 }
 
 // checkTenantHead reads what the hook will read for the tenant, before the hook runs. Damage then
@@ -160,7 +160,7 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 		return nil
 	}
 	k := h.knownHeadOf(tenant) // loaded before the row is read, so the row cannot be older
-	p, err := audit.LastOf(tx, tenant)
+	p, err := audit.ReadTenantHead(tx, tenant)
 	switch {
 	case err != nil:
 		return err
@@ -170,7 +170,7 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 	case sound:
 		err = prefetchEntry(tx, p) // the hook checks the signature
 	default:
-		err = h.chain.CheckSigned(tx, tenant, p, nil)
+		err = h.chain.VerifyTenantHead(tx, tenant, p, nil)
 	}
 	if err != nil {
 		return err
@@ -185,8 +185,8 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 // prefetchEntry reads the rows that prove a position, unless the hook reads them anyway.
 func prefetchEntry(r store.Reader, p audit.TenantHead) error {
 	head, err := audit.ReadHead(r)
-	if err == nil && p.Last.Sequence+chain.MostRecent <= head.Sequence {
-		_, _, err = audit.EntryRows(r, p.Last.Sequence)
+	if err == nil && p.Last.Sequence+chain.MaxRecentRows <= head.Sequence {
+		_, _, err = audit.ReadEntryRows(r, p.Last.Sequence)
 	}
 	return err
 }
@@ -199,16 +199,16 @@ func (h *heads) contradicted(r store.Reader, tenant string, k knownTenantHead, p
 	if err != nil {
 		return err
 	}
-	number, err := h.chain.EpochNow(r, head)
+	number, err := h.chain.CurrentEpoch(r, head)
 	if err != nil {
 		return err
 	}
 	if number == k.epoch {
-		lost, err := h.chain.Lacks(r, audit.Head{Link: head, Epoch: number}, *h.rollbacks.seen.Load())
+		lost, err := h.chain.FindLossSince(r, audit.Head{Position: head, Epoch: number}, *h.detector.seen.Load())
 		if lost == nil && err == nil {
 			err = audit.ErrDamagedLog
 		}
 		return err
 	}
-	return h.chain.CheckSigned(r, tenant, p, nil)
+	return h.chain.VerifyTenantHead(r, tenant, p, nil)
 }

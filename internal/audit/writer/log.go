@@ -23,7 +23,7 @@ import (
 func New(now func() time.Time) *Log {
 	ch := new(chain.Chain)
 	d := newDetector(ch)
-	return &Log{Now: now, Chain: ch, Rollbacks: d, heads: heads{chain: ch, rollbacks: d}}
+	return &Log{Now: now, Chain: ch, Detector: d, heads: heads{chain: ch, detector: d}}
 }
 
 var errNotEquipped = errors.New("the log has no key yet")
@@ -37,9 +37,9 @@ type Log struct {
 	Now     func() time.Time
 	batches atomic.Bool // see [SignBatches]
 
-	heads     heads
-	Rollbacks *Detector
-	spare     []byte // buffer for the rows of a commit, reused by the next commit
+	heads    heads
+	Detector *Detector
+	spare    []byte // buffer for the rows of a commit, reused by the next commit
 
 	OnAcceptance func(ctx context.Context) // called after a rollback is accepted; nil: not set
 }
@@ -56,19 +56,19 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 		return fmt.Errorf("reading the head of the chain: %w", err)
 	}
 	l.heads.beginAt(head)
-	l.Rollbacks.seen.Store(&head)
+	l.Detector.seen.Store(&head)
 	return nil
 }
 
 // Ready returns nil when an entry could be written now. Callers ask before they look anything up
 // for a request, so that no work is done that cannot be recorded.
 func (l *Log) Ready(ctx context.Context) error {
-	if l.Rollbacks.suspected.Load() {
-		if _, err := l.Rollbacks.CheckForRollback(ctx); err != nil {
+	if l.Detector.suspected.Load() {
+		if _, err := l.Detector.CheckForRollback(ctx); err != nil {
 			return err
 		}
 	}
-	if err := l.Rollbacks.CheckNotHalted(); err != nil {
+	if err := l.Detector.CheckNotHalted(); err != nil {
 		return err
 	}
 	return l.Chain.Store.Ready(ctx)
@@ -77,10 +77,10 @@ func (l *Log) Ready(ctx context.Context) error {
 // Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable. The halt ends
 // when Halt is called with nil or, if the reason is an [audit.RollbackError], when the loss is
 // accepted.
-func (l *Log) Halt(reason error) { l.Rollbacks.Halt(reason) }
+func (l *Log) Halt(reason error) { l.Detector.Halt(reason) }
 
 // HaltedBy returns why the log takes no entries. It returns nil while the log takes entries.
-func (l *Log) HaltedBy() error { return l.Rollbacks.HaltedBy() }
+func (l *Log) HaltedBy() error { return l.Detector.HaltedBy() }
 
 // ChainID returns the id of the chain, as its first entry names it.
 func (l *Log) ChainID() string { return l.Chain.ChainID }
@@ -106,7 +106,7 @@ func (l *Log) SignVerified(message []byte) ([]byte, error) {
 // no entries, and fault.Internal when the tenant's part of the log is damaged. The tenant's head is
 // checked here, so damage fails this caller and not everyone whose events share the commit.
 func (l *Log) Append(tx store.Tx, e audit.Event) (*audit.Receipt, error) {
-	if err := l.Rollbacks.CheckNotHalted(); err != nil {
+	if err := l.Detector.CheckNotHalted(); err != nil {
 		return nil, err
 	}
 	return l.append(tx, e, nil)
@@ -164,12 +164,12 @@ func (l *Log) Progress(ctx context.Context) (sequence uint64, written map[Kind]u
 		}
 		committed := p.head == head
 		if !committed && p.head.Sequence < head.Sequence { // another process has written since, or in its place
-			committed, err = l.Chain.Has(r, p.head)
+			committed, err = l.Chain.HasEntry(r, p.head)
 		}
 		if written = p.before; committed {
 			written = p.after
 		}
-		return audit.UnlessDamaged(err)
+		return audit.IgnoreDamagedRows(err)
 	})
 	if err != nil {
 		return 0, nil, fmt.Errorf("reading the head of the chain: %w", err)

@@ -36,7 +36,7 @@ func TestAnAcceptanceIsNotOfMoreThanItKnows(t *testing.T) {
 func TestAForeignHeadIsVerified(t *testing.T) {
 	for name, forge := range map[string]func(tx store.Tx, r *audittest.Replica) error{
 		"of an entry that is not there": func(tx store.Tx, _ *audittest.Replica) error {
-			return tx.Put(audit.HeadKey, audit.Link{Sequence: 99, Micros: 1}.Encode())
+			return tx.Put(audit.HeadKey, audit.Position{Sequence: 99, Micros: 1}.Encode())
 		},
 		"of another hash": func(tx store.Tx, r *audittest.Replica) error {
 			head, err := audit.ReadHead(tx)
@@ -55,14 +55,14 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 			}
 			sum, err := e.Digest()
 			return errors.Join(err, tx.Put(audit.EntryKey(5), audittest.EncodeRow(core, make([]byte, 3309))),
-				tx.Put(audit.HeadKey, audit.Link{Sequence: 5, Micros: e.Link().Micros, Hash: sum}.Encode()))
+				tx.Put(audit.HeadKey, audit.Position{Sequence: 5, Micros: e.Position().Micros, Hash: sum}.Encode()))
 		},
 		"of an earlier entry": func(tx store.Tx, _ *audittest.Replica) error {
 			e, err := audit.ReadEntry(tx, 2)
 			if err != nil {
 				return err
 			}
-			return tx.Put(audit.HeadKey, e.Link().Encode())
+			return tx.Put(audit.HeadKey, e.Position().Encode())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 				if err := r.Tries(audit.AuditRead, audittest.TenantA); err == nil {
 					t.Error("it is gone on from")
 				}
-				_, _ = r.Log.Rollbacks.CheckForRollback(t.Context())
+				_, _ = r.Log.Detector.CheckForRollback(t.Context())
 				if err := r.Log.HaltedBy(); err != nil {
 					t.Error("what is damaged is taken for an older copy:", err)
 				}

@@ -239,7 +239,7 @@ func TestAnOlderDatabaseUnderRunningProcesses(t *testing.T) {
 		within(t, 5*time.Second, "all have seen it", func() bool {
 			head, err := all[0].log.Chain.StoredHead(t.Context())
 			for _, p := range all {
-				if err != nil || p.log.Seen().Link != head || p.log.Lag() > 0 {
+				if err != nil || p.log.Seen().Position != head || p.log.Lag() > 0 {
 					return false
 				}
 			}

@@ -19,7 +19,7 @@ type tally struct{ latest atomic.Pointer[proposal] }
 
 type proposal struct {
 	before, after map[Kind]uint64 // immutable
-	head          audit.Link      // head after the commit
+	head          audit.Position  // head after the commit
 }
 
 // settle records whether the last proposal was committed.
@@ -36,7 +36,7 @@ func (t *tally) settle(committed bool) {
 }
 
 // propose counts the entries of a commit. The given head is the head after the commit.
-func (t *tally) propose(head audit.Link, group []pending) {
+func (t *tally) propose(head audit.Position, group []pending) {
 	var before map[Kind]uint64
 	if p := t.latest.Load(); p != nil {
 		before = p.before // the same as after, because the proposal is settled

@@ -352,7 +352,7 @@ func (r *Restored) verify(ctx context.Context, s store.Store, o restoreOptions) 
 	}
 	const whole = "the data is whole: find the key that it was made with"
 	if current != nil {
-		keys, err := keyring.Open(ctx, s, current, keyring.Config{Former: former})
+		keys, err := keyring.Open(ctx, s, current, keyring.Config{Previous: former})
 		if err != nil {
 			r.key = fmt.Errorf("the KMS key in the backup does not open it; %s: %w", whole, err)
 		} else if err := signed(keys); err != nil {

@@ -6,26 +6,26 @@ import (
 	"strings"
 )
 
-// Link is a position in the chain or in a tenant's part of it. Encoded: sequence u64, Unix
-// microseconds u64, 32 bytes hash.
-type Link struct {
+// Position names an entry by its place in the chain, its time and its hash. Encoded: sequence u64,
+// Unix microseconds u64, 32 bytes hash.
+type Position struct {
 	Sequence uint64
 	Micros   int64
 	Hash     [32]byte
 }
 
-func (k Link) Encode() []byte {
+func (k Position) Encode() []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, 48), k.Sequence)
 	b = binary.BigEndian.AppendUint64(b, uint64(k.Micros))
 	return append(b, k.Hash[:]...)
 }
 
-func DecodeLink(b []byte) (k Link, err error) {
+func DecodePosition(b []byte) (k Position, err error) {
 	if b == nil {
-		return Link{}, nil // there is no entry yet
+		return Position{}, nil // there is no entry yet
 	}
 	if len(b) != 48 {
-		return Link{}, ErrDamagedLog
+		return Position{}, ErrDamagedLog
 	}
 	k.Sequence = binary.BigEndian.Uint64(b)
 	k.Micros = int64(binary.BigEndian.Uint64(b[8:]))
@@ -33,7 +33,8 @@ func DecodeLink(b []byte) (k Link, err error) {
 	return k, nil
 }
 
-func (k Link) Previous() string {
+// PreviousHash returns the previous_hash of the entry that follows.
+func (k Position) PreviousHash() string {
 	if k.Sequence == 0 {
 		return ZeroHash
 	}
@@ -57,7 +58,7 @@ const MaxInteger = 1<<53 - 1
 
 // Head is an entry that the store had, with the number of its epoch.
 type Head struct {
-	Link
+	Position
 	Epoch uint64
 }
 

@@ -7,18 +7,18 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 )
 
-// State is the newest state of a credential in the log.
-type State struct {
+// CredentialState is the newest state of a credential in the log.
+type CredentialState struct {
 	Sequence uint64 // entry that set this state
 	Deleted  bool
-	Version  string // decimal
-	Digest   string // digest of the record, lower-case hex
-	Former   Former // zero if no previous version can be readable
-	Current  Link   // entry that created the newest version
+	Version  string          // decimal
+	Digest   string          // digest of the record, lower-case hex
+	Previous PreviousVersion // zero if no previous version can be readable
+	Current  Position        // entry that created the newest version
 }
 
-// Former is the previous version that a rotation of a credential left readable.
-type Former struct {
+// PreviousVersion is the previous version that a rotation of a credential left readable.
+type PreviousVersion struct {
 	Version string // decimal
 	Digest  string // digest of its record
 }
@@ -57,16 +57,16 @@ type History struct {
 	Public  *dualsig.PublicKey
 	KeyID   string
 
-	Head    Link
-	Hash    string // hash of the head
-	Whole   bool   // no earlier entry is unknown: tree and replayed state are those of the whole log
-	Epochs  []Epoch
-	Lost    []Rollback
-	Tree    TreeBuilder
-	Tenants map[string]*TenantState
+	Head       Position
+	Hash       string // hash of the head
+	IsComplete bool   // no earlier entry is unknown: tree and replayed state are those of the whole log
+	Epochs     []Epoch
+	Lost       []Rollback
+	Tree       TreeBuilder
+	Tenants    map[string]*TenantState
 
-	Credentials map[CredentialKey]State
-	ApiKeys     map[APIKeyName]APIKeyState
+	Credentials map[CredentialKey]CredentialState
+	APIKeys     map[APIKeyName]APIKeyState
 	Namespaces  map[NamespaceName]NamespaceState
 	Kept        []*Entry // entries of sealing keys and archived segments, without hash and signature
 }
@@ -75,7 +75,7 @@ type History struct {
 type TenantState struct {
 	Sequence uint64 // tenant sequence
 	Hash     string
-	Last     Link
+	Last     Position
 }
 
 // Replay applies an entry to the state. It copies the strings that it keeps, so the rest of the
@@ -87,9 +87,9 @@ func (s *History) Replay(e *Entry) {
 	tenant := func() authz.TenantID { return authz.TenantID(strings.Clone(e.TenantID)) }
 	switch e.EventType {
 	case APIKeyCreated:
-		s.ApiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
+		s.APIKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
 	case APIKeyRevoked:
-		s.ApiKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
+		s.APIKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
 	case SealingKeyCreated, SealingKeyRetired, SealingKeyRestored, LogArchived:
 		kept := *e
 		kept.Hash, kept.Signature = "", ""
@@ -108,20 +108,20 @@ func (s *History) replayCredential(key CredentialKey, e *Entry) {
 	before, known := s.Credentials[key]
 	switch {
 	case e.EventType.ChangesVersion():
-		next := State{
+		next := CredentialState{
 			Sequence: e.Sequence, Version: strings.Clone(e.Attributes[AttributeVersion]), Digest: strings.Clone(e.Attributes[AttributeDigest]), Current: s.Head,
 		}
 		switch {
 		case e.EventType == CredentialReencrypted:
-			next.Former = before.Former
+			next.Previous = before.Previous
 		case e.Attributes[AttributeOverlapUntil] != "":
-			next.Former = Former{before.Version, before.Digest}
+			next.Previous = PreviousVersion{before.Version, before.Digest}
 		}
 		s.Credentials[key] = next
 	case e.EventType == CredentialDeleted:
-		s.Credentials[key] = State{Sequence: e.Sequence, Deleted: true, Current: before.Current}
+		s.Credentials[key] = CredentialState{Sequence: e.Sequence, Deleted: true, Current: before.Current}
 	case known: // released, or its previous version ended
-		before.Former = Former{}
+		before.Previous = PreviousVersion{}
 		s.Credentials[key] = before
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// BucketPlace keeps the newest checkpoint in a bucket, as the object anchor/<chain id>/checkpoint.
+// BucketAnchor keeps the newest checkpoint in a bucket, as the object anchor/<chain id>/checkpoint.
 // A bucket cannot compare before it writes. If two processes write at the same time, the later
 // write wins. This does no harm while both use the same database.
-type BucketPlace struct {
+type BucketAnchor struct {
 	bucket audit.Archive
 	folder string
 }
@@ -22,17 +22,17 @@ type BucketPlace struct {
 // The limit keeps other writers to the place from making the keeper read large objects.
 const maxNote = 64 << 10
 
-// NewBucketPlace returns the place in a bucket for the log of a chain.
-func NewBucketPlace(chainID string, b audit.Archive) *BucketPlace {
-	return &BucketPlace{b, "anchor/" + chainID + "/"}
+// NewBucketAnchor returns the place in a bucket for the log of a chain.
+func NewBucketAnchor(chainID string, b audit.Archive) *BucketAnchor {
+	return &BucketAnchor{b, "anchor/" + chainID + "/"}
 }
 
-// Name implements [AnchorPlace].
-func (p *BucketPlace) Name() string { return "bucket" }
+// Name implements [Anchor].
+func (p *BucketAnchor) Name() string { return "bucket" }
 
-// Load implements [AnchorPlace]. If the object is longer than maxNote and the bucket can read
+// Load implements [Anchor]. If the object is longer than maxNote and the bucket can read
 // partially, Load returns only its first maxNote+1 bytes, which are too long as well.
-func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
+func (p *BucketAnchor) Load(ctx context.Context) (note []byte, err error) {
 	if b, ok := p.bucket.(interface {
 		GetStart(ctx context.Context, name string, n int) ([]byte, error)
 	}); ok {
@@ -49,14 +49,14 @@ func (p *BucketPlace) Load(ctx context.Context) (note []byte, err error) {
 	return note, err
 }
 
-// Save implements [AnchorPlace].
-func (p *BucketPlace) Save(ctx context.Context, note []byte) error {
+// Save implements [Anchor].
+func (p *BucketAnchor) Save(ctx context.Context, note []byte) error {
 	return p.bucket.Put(ctx, p.folder+"checkpoint", note)
 }
 
-// SetAside implements [AnchorPlace]. The object is named refused-<SHA-256>, so that equal notes are
+// SetAside implements [Anchor]. The object is named refused-<SHA-256>, so that equal notes are
 // kept once.
-func (p *BucketPlace) SetAside(ctx context.Context, note []byte) error {
+func (p *BucketAnchor) SetAside(ctx context.Context, note []byte) error {
 	sum := sha256.Sum256(note)
 	return p.bucket.Put(ctx, p.folder+"refused-"+hex.EncodeToString(sum[:]), note)
 }
