@@ -17,7 +17,7 @@ import (
 // signature from all other signatures in this program.
 const BatchContext = "latticekeep/audit-batch/v1"
 
-// batchProof proves that an entry is one of a group that has one signature. It is the entry's place
+// batchProof proves that an entry is one of a group that has one signature. It is the entry's index
 // in the RFC 6962 tree over the hashes of the group.
 type batchProof struct {
 	N, Index uint32

@@ -209,8 +209,8 @@ func (c Checkpoint) EqualIgnoringTime(d Checkpoint) bool {
 	return c == d
 }
 
-// ParseOwnCheckpoint is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts only
-// canonical base64, and no signature but the log's.
+// ParseOwnCheckpoint is [ParseCheckpoint] for a checkpoint that the log keeps itself. It accepts
+// only canonical base64, and no signature but the log's.
 func ParseOwnCheckpoint(signed []byte, key *dualsig.PublicKey) (Checkpoint, error) {
 	c, err := ParseCheckpoint(signed, key)
 	if err != nil {

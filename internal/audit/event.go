@@ -253,7 +253,7 @@ const (
 
 // Attributes of entries about an anchor.
 const (
-	AttributePlace    = "place"    // name of a [keeper.AnchorPlace]
+	AttributePlace    = "place"    // name of a [keeper.Anchor]
 	AttributeSequence = "sequence" // sequence of the anchor's first checkpoint; in the entry of a read, sequence of the entry read
 )
 

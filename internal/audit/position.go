@@ -67,7 +67,7 @@ func (k Head) Newer(o Head) bool {
 	return k.Epoch > o.Epoch || k.Epoch == o.Epoch && k.Sequence > o.Sequence
 }
 
-// Receipt names the place that the log gave to an event. It is filled in when the Update that the
+// Receipt names the entry that the log made of an event. It is filled in when the Update that the
 // event joined returns nil, and means nothing before. A closure that runs again gets another
 // receipt, and only the last one counts. So a closure that keeps receipts must drop them whenever
 // it starts.

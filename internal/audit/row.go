@@ -28,10 +28,13 @@ func BatchKey(first uint64) []byte {
 
 func TenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
 
+// TenantKey returns the key of an index row: the entry of a tenant with a tenant sequence.
 func TenantKey(tenant string, sequence uint64) []byte {
 	return binary.BigEndian.AppendUint64(TenantPrefix(tenant), sequence)
 }
 
+// CurrentKey returns the key of the row that names the entry of a credential's newest version. Its
+// prefix is older than anchors and has nothing to do with them.
 func CurrentKey(tenant, credential string) []byte {
 	return []byte("audit/anchor/" + tenant + "/" + credential)
 }
@@ -50,8 +53,8 @@ var BaseKey = []byte("audit/base")
 
 var VerifiedKey = []byte("audit/verified")
 
-// IndexRow is the value under tenantKey. It holds the fields that [reader.Reader.Query] filters by,
-// so a query reads only the entries that it returns.
+// IndexRow is the value under [TenantKey]. It holds the fields that [reader.Reader.Query] filters
+// by, so a query reads only the entries that it returns.
 type IndexRow struct {
 	Position
 	EventType EventType
@@ -78,7 +81,7 @@ func DecodeIndexRow(b []byte) (IndexRow, error) {
 // hash covers. Every read computes the hash again, so no stored hash is trusted. In version 1, the
 // data is the raw signature. In version 2, the entry was signed in a group, and the data is: u64
 // first sequence of the group, u32 number of its entries, u32 index of the entry in the group, and
-// the path of the index. The signature of the group has its own row under [batchKey].
+// the path of the index. The signature of the group has its own row under [BatchKey].
 const (
 	PlainRow = 1
 	batchRow = 2
@@ -105,8 +108,8 @@ func RowBatch(row []byte) (first uint64, ok bool) {
 	return binary.BigEndian.Uint64(row[1:]), true
 }
 
-// StoredEntry is an entry as it is in the store. It shares the memory of the rows that it was decoded
-// from.
+// StoredEntry is an entry as it is in the store. It shares the memory of the rows that it was
+// decoded from.
 type StoredEntry struct {
 	Entry     *Entry // without Signature
 	Hash      [32]byte
@@ -114,7 +117,7 @@ type StoredEntry struct {
 	Signature []byte
 }
 
-// SplitRow returns the bytes that the hash of a stored entry covers, and the proof of its place in
+// SplitRow returns the bytes that the hash of a stored entry covers, and the proof of its index in
 // its group. For a row of version 1, the proof is zero.
 func SplitRow(row []byte) (core []byte, p batchProof, err error) {
 	if _, grouped := RowBatch(row); !grouped {
@@ -135,7 +138,8 @@ func SplitRow(row []byte) (core []byte, p batchProof, err error) {
 	return row[end:], p, nil
 }
 
-// DecodeStoredEntry decodes a stored entry. The batch is the row of its group, if [RowBatch] names one.
+// DecodeStoredEntry decodes a stored entry. The batch is the row of its group, if [RowBatch] names
+// one.
 func DecodeStoredEntry(row, batch []byte) (s StoredEntry, err error) {
 	var core []byte
 	if core, s.Proof, err = SplitRow(row); err != nil {
@@ -189,7 +193,7 @@ type TenantHead struct {
 	Last     Position
 }
 
-// IsOf reports whether the entry is the one at this position.
+// IsOf reports whether the entry is the newest one that p names.
 func (p TenantHead) IsOf(e *Entry, tenant string) bool {
 	return e.TenantID == tenant && e.TenantSequence == p.Sequence && e.Position() == p.Last
 }
@@ -211,6 +215,7 @@ func ReadTenantHead(r store.Reader, tenant string) (p TenantHead, err error) {
 	return p, errors.Join(err, bad)
 }
 
+// SequenceOf returns the sequence that an index row or a current row begins with, or 0.
 func SequenceOf(indexValue []byte) uint64 {
 	if len(indexValue) < 8 {
 		return 0
@@ -218,11 +223,13 @@ func SequenceOf(indexValue []byte) uint64 {
 	return binary.BigEndian.Uint64(indexValue)
 }
 
+// KeyRange returns the range that holds one key.
 func KeyRange(key []byte) store.Range { return store.Range{From: key, To: append(bytes.Clone(key), 0)} }
 
 // NoSignature stands in for a signature that is not checked.
 var NoSignature = make([]byte, dualsig.SignatureSize)
 
+// ReadHead returns the newest entry, as the store names it.
 func ReadHead(r store.Reader) (Position, error) {
 	b, err := r.Get(HeadKey)
 	if err != nil {
@@ -231,8 +238,8 @@ func ReadHead(r store.Reader) (Position, error) {
 	return DecodePosition(b)
 }
 
-// ReadEntryRows returns copies of the row of an entry and of the row of its group. The row is nil if
-// the entry does not exist; the batch is nil if the entry has no group.
+// ReadEntryRows returns copies of the row of an entry and of the row of its group. The row is nil
+// if the entry does not exist; the batch is nil if the entry has no group.
 func ReadEntryRows(r store.Reader, sequence uint64) (row, batch []byte, err error) {
 	row, err = r.Get(EntryKey(sequence))
 	if err != nil {
@@ -247,7 +254,7 @@ func ReadEntryRows(r store.Reader, sequence uint64) (row, batch []byte, err erro
 	return row, bytes.Clone(batch), nil
 }
 
-// ReadStoredEntry is [readEntry] without encoding the signature as text.
+// ReadStoredEntry is [ReadEntry] without encoding the signature as text.
 func ReadStoredEntry(r store.Reader, sequence uint64) (StoredEntry, error) {
 	row, batch, err := ReadEntryRows(r, sequence)
 	switch {
@@ -310,6 +317,7 @@ func ReadNewestSequence(r store.Reader) (newest uint64, err error) {
 	return newest, err
 }
 
+// Row is a key of the store and its value.
 type Row struct{ Key, Value []byte }
 
 // readPage returns copies of the first rows of the range, and reports whether there may be more.

@@ -535,3 +535,6 @@ func (f *Fixture) RowsOf(ranges ...store.Range) map[string][]byte {
 	}
 	return rows
 }
+
+// Row returns a row, or nil.
+func (f *Fixture) Row(key []byte) []byte { return f.RowsOf(audit.KeyRange(key))[string(key)] }

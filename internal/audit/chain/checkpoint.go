@@ -30,9 +30,9 @@ func (ch *Chain) NewestCheckpoint(ctx context.Context) (signed []byte, c audit.C
 	return signed, c, nil
 }
 
-// ReadCheckpoint returns the newest checkpoint. Before the first checkpoint it returns a nil note and
-// no error. Error: audit.ErrDamagedLog when the checkpoint does not verify or belongs to another
-// chain.
+// ReadCheckpoint returns the newest checkpoint. Before the first checkpoint it returns a nil note
+// and no error. Error: audit.ErrDamagedLog when the checkpoint does not verify or belongs to
+// another chain.
 func (ch *Chain) ReadCheckpoint(r store.Reader) (signed []byte, c audit.Checkpoint, err error) {
 	row, err := r.Get(audit.CheckpointKey)
 	if err != nil || row == nil {
@@ -58,10 +58,10 @@ func (ch *Chain) NoteCheckpoint(signed []byte, c audit.Checkpoint) {
 	}
 }
 
-// FindLossOf returns what the database lacks of the log that a checkpoint describes. The checkpoint is
-// verified, or zero for none. It returns nil when the log contains the checkpoint or the loss was
-// accepted. Errors: fault.Unavailable, and fault.Internal when only data derived from the chain is
-// damaged.
+// FindLossOf returns what the database lacks of the log that a checkpoint describes. The checkpoint
+// is verified, or zero for none. It returns nil when the log contains the checkpoint or the loss
+// was accepted. Errors: fault.Unavailable, and fault.Internal when only data derived from the chain
+// is damaged.
 func (ch *Chain) FindLossOf(r store.Reader, s LogState, c audit.Checkpoint) (*audit.RollbackError, error) {
 	if c == (audit.Checkpoint{}) || slices.ContainsFunc(s.losses, func(a audit.AcceptedLoss) bool { return a.Covers(c) }) {
 		return nil, nil
@@ -82,8 +82,8 @@ func (ch *Chain) FindLossOf(r store.Reader, s LogState, c audit.Checkpoint) (*au
 	return &audit.RollbackError{LostTo: c.Sequence, Hash: c.Hash, Epoch: c.Epoch}, nil
 }
 
-// FindOwnLoss returns what the log lacks of its own newest checkpoint. Other damage is not treated as
-// a loss. Error: audit.ErrDamagedLog when the checkpoint cannot be read.
+// FindOwnLoss returns what the log lacks of its own newest checkpoint. Other damage is not treated
+// as a loss. Error: audit.ErrDamagedLog when the checkpoint cannot be read.
 func (ch *Chain) FindOwnLoss(r store.Reader, s LogState) (*audit.RollbackError, error) {
 	_, c, err := ch.ReadCheckpoint(r)
 	if err != nil || c.Size == 0 {
@@ -149,9 +149,9 @@ func (ch *Chain) treeHasCheckpoint(r store.Reader, index int64, c audit.Checkpoi
 	return leaf[0] == tlog.Hash(audit.LeafHash(c.Hash)), nil
 }
 
-// HasCheckpointEntry reports whether the log has the entry of a checkpoint. If so, it has all earlier
-// entries of the checkpoint too, because each entry names the one before it. Then only derived data
-// can be wrong.
+// HasCheckpointEntry reports whether the log has the entry of a checkpoint. If so, it has all
+// earlier entries of the checkpoint too, because each entry names the one before it. Then only
+// derived data can be wrong.
 func HasCheckpointEntry(r store.Reader, head audit.Position, c audit.Checkpoint) (bool, error) {
 	if c.Sequence > head.Sequence {
 		return false, nil
@@ -163,8 +163,8 @@ func HasCheckpointEntry(r store.Reader, head audit.Position, c audit.Checkpoint)
 	return err == nil && e.Position().Hash == c.Hash, err
 }
 
-// HasEntry reports whether the log has an entry, either in the database or, as the tree shows, in the
-// archive.
+// HasEntry reports whether the log has an entry, either in the database or, as the tree shows, in
+// the archive.
 func (ch *Chain) HasEntry(r store.Reader, at audit.Position) (bool, error) {
 	hash, err := audit.ReadHash(r, at.Sequence)
 	if !errors.Is(err, audit.ErrNoEntry) {
@@ -189,9 +189,9 @@ func (ch *Chain) HasEntry(r store.Reader, at audit.Position) (bool, error) {
 	return leaf[0] == tlog.Hash(audit.LeafHash(at.Hash)), nil
 }
 
-// FindLossSince returns what a log that ends with head lacks of a log that ended with since. It returns nil
-// when the log contains since, or when a later epoch began after it: with the epoch, somebody
-// accepted the loss.
+// FindLossSince returns what a log that ends with head lacks of a log that ended with since. It
+// returns nil when the log contains since, or when a later epoch began after it: with the epoch,
+// somebody accepted the loss.
 func (ch *Chain) FindLossSince(r store.Reader, head, since audit.Head) (*audit.RollbackError, error) {
 	if since.Sequence == 0 || since.Position == head.Position {
 		return nil, nil
@@ -299,6 +299,7 @@ func (s TreeView) checkLeaf(index int64, entry [32]byte) error {
 	return nil
 }
 
+// CheckpointAt returns the checkpoint that the log had when an entry was its newest one.
 func (s TreeView) CheckpointAt(sequence uint64) (audit.Checkpoint, error) {
 	index, ok := s.IndexOf(sequence)
 	if !ok {

@@ -47,12 +47,12 @@ func (ch *Chain) Epochs(r store.Reader) ([]audit.Epoch, error) {
 	return epochs, err
 }
 
-// AcceptedEpochs returns the epochs that the entries at their beginning confirm, and the losses that
-// these entries accept. Rows are not signed, but entries are. If a row alone counted, anyone who
-// replaces the database with an older copy could accept the loss himself, and anyone who adds a row
-// could have later entries signed as another epoch's. So accepted ignores a row that no entry
-// confirms, without an error. If the row of a real epoch is missing, the entries of that epoch do
-// not fit.
+// AcceptedEpochs returns the epochs that the entries at their beginning confirm, and the losses
+// that these entries accept. Rows are not signed, but entries are. If a row alone counted, anyone
+// who replaces the database with an older copy could accept the loss himself, and anyone who adds a
+// row could have later entries signed as another epoch's. So AcceptedEpochs ignores a row that no
+// entry confirms, without an error. If the row of a real epoch is missing, the entries of that
+// epoch do not fit.
 func (ch *Chain) AcceptedEpochs(r store.Reader, head audit.Position) (epochs []audit.Epoch, losses []audit.AcceptedLoss, err error) {
 	rows, err := audit.ReadEpochRows(r)
 	if err != nil {
@@ -89,9 +89,9 @@ func (ch *Chain) AcceptedEpochs(r store.Reader, head audit.Position) (epochs []a
 	return epochs, losses, nil
 }
 
-// VerifyForeignHead verifies a head that another process has written, and returns it with the rows of the
-// newest entries. The head's entry must be the first of these rows. The rows are read in one scan,
-// so a remote store can send them together with the head.
+// VerifyForeignHead verifies a head that another process has written, and returns it with the rows
+// of the newest entries. The head's entry must be the first of these rows. The rows are read in one
+// scan, so a remote store can send them together with the head.
 func (ch *Chain) VerifyForeignHead(r store.Reader, head audit.Position) (audit.Head, *RecentRows, error) {
 	newest := audit.EntryRange
 	newest.Reverse = true
@@ -136,9 +136,9 @@ func (r *RecentRows) Get(key []byte) ([]byte, error) {
 	return r.Reader.Get(key)
 }
 
-// VerifyTenantHead checks that a signature covers what a tenant's row says. The entry that the row names
-// covers it. If that entry is archived, or the row names none, the base must agree with the row.
-// The memo may be nil. Error: audit.ErrDamagedLog.
+// VerifyTenantHead checks that a signature covers what a tenant's row says. The entry that the row
+// names covers it. If that entry is archived, or the row names none, the base must agree with the
+// row. The memo may be nil. Error: audit.ErrDamagedLog.
 func (ch *Chain) VerifyTenantHead(r store.Reader, tenant string, p audit.TenantHead, m *audit.Memo) error {
 	if p.Sequence > 0 {
 		e, err := audit.ReadStoredEntry(r, p.Last.Sequence)
@@ -165,6 +165,7 @@ func (ch *Chain) VerifyTenantHead(r store.Reader, tenant string, p audit.TenantH
 	return nil
 }
 
+// ReadState returns the state of the log in a snapshot. The caller sets Seen.
 func (ch *Chain) ReadState(r store.Reader) (s LogState, err error) {
 	if s.Head, err = audit.ReadHead(r); err == nil {
 		s.epochs, s.losses, err = ch.AcceptedEpochs(r, s.Head)
@@ -182,6 +183,8 @@ type LogState struct {
 
 func (s LogState) Epoch() audit.Epoch { return s.epochs[len(s.epochs)-1] }
 
+// StoredHead returns the head that the store names. Error: [ErrNoCheckpoint] for a log without
+// entries.
 func (ch *Chain) StoredHead(ctx context.Context) (head audit.Position, err error) {
 	err = ch.Store.View(ctx, func(r store.Reader) error {
 		head, err = audit.ReadHead(r)

@@ -16,7 +16,7 @@ import (
 
 // Extent returns the first and the last tenant sequence of a tenant's entries in the database. If
 // there are none, the first is larger than the last. The first is above 1 after older entries have
-// moved to the archive. Rows of these entries may still be in the database, and extent ignores
+// moved to the archive. Rows of these entries may still be in the database, and Extent ignores
 // them.
 func (ch *Chain) Extent(r store.Reader, tenant string) (low, high uint64, err error) {
 	low = 1

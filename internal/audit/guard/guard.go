@@ -132,7 +132,8 @@ func (g *Guard) RecordAttemptOncePerMinute(ctx context.Context, p authz.Principa
 // tenant, response times would show which tenant has an account. The caller appends the requested
 // name to source where one address must not be able to hide attempts on several names. Refusals
 // with [audit.ReasonSlowedDown] are counted separately, because other refusals precede them in the
-// same minute.
+// same minute. A refusal that could not be written counts, too: while the store fails, a stranger
+// causes no more writes than otherwise.
 func (g *Guard) RecordRefusal(ctx context.Context, source string, e audit.Event) error {
 	group := string(e.Type)
 	if e.Attributes[audit.AttributeReason] == audit.ReasonSlowedDown {
@@ -144,7 +145,8 @@ func (g *Guard) RecordRefusal(ctx context.Context, source string, e audit.Event)
 	return g.Record(ctx, e)
 }
 
-// RecordRateLimit records, at most once a minute, that a principal exceeded its rate.
+// RecordRateLimit records, at most once a minute, that a principal exceeded its rate. An entry that
+// could not be written counts, too, because a principal over its rate must cause little work.
 func (g *Guard) RecordRateLimit(ctx context.Context, p authz.Principal) error {
 	if !g.known.first(string(p.Tenant), p.ID, g.log.Now()) {
 		return nil

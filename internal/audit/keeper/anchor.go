@@ -1,5 +1,5 @@
-// Package keeper keeps the log beyond its database: an [AnchorKeeper] writes checkpoints to other
-// places and compares the log with them, and a [Cutter] moves old entries to an archive.
+// Package keeper keeps the log beyond its database: an [AnchorKeeper] writes checkpoints to
+// anchors and compares the log with them, and a [Cutter] moves old entries to an archive.
 package keeper
 
 import (
@@ -22,15 +22,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Anchor keeps the newest checkpoint outside of the database. Its methods are safe for
-// concurrent use and return when their context ends. Errors: fault.Conflict when another process
-// wrote in the meantime, fault.Unavailable.
+// Anchor is a place outside of the database that keeps the newest checkpoint. Its methods are safe
+// for concurrent use and return when their context ends. Errors: fault.Conflict when another
+// process wrote in the meantime, fault.Unavailable.
 type Anchor interface {
-	// Name returns the fixed word that metrics and entries use for the place, such as configmap.
+	// Name returns the fixed word that metrics and entries use for the anchor, such as configmap.
 	Name() string
-	// Load returns the note in the place. It returns nil and no error when the place is empty.
+	// Load returns the note in the anchor. It returns nil and no error when the anchor is empty.
 	Load(ctx context.Context) ([]byte, error)
-	// Save replaces the note that Load returned last. If the place can detect that another process
+	// Save replaces the note that Load returned last. If the anchor can detect that another process
 	// has replaced that note, Save fails.
 	Save(ctx context.Context, note []byte) error
 	// SetAside keeps a copy for investigation of a note that Load returned and that does not belong
@@ -46,7 +46,7 @@ type AnchorOptions struct {
 	Now     func() time.Time // default time.Now
 }
 
-// AnchorState is the result of the last check of a place.
+// AnchorState is the result of the last check of an anchor.
 type AnchorState string
 
 // The states.
@@ -57,28 +57,28 @@ const (
 	AnchorRollback    AnchorState = "rollback"    // a checkpoint of entries that the database lacks
 )
 
-// AnchorStatus is the status of a place after the last check.
+// AnchorStatus is the status of an anchor after the last check.
 type AnchorStatus struct {
 	Name     string
 	State    AnchorState
-	Sequence uint64    // sequence of the verified checkpoint in the place; 0 for none
+	Sequence uint64    // sequence of the verified checkpoint in the anchor; 0 for none
 	Time     time.Time // time of that checkpoint
-	Checked  time.Time // last time that the place could be read; zero for never
+	Checked  time.Time // last time that the anchor could be read; zero for never
 	Refused  uint64    // number of refused notes since the process started
 }
 
-// AnchorKeeper keeps the newest checkpoint of a log in places outside of the database. It compares
-// what the places keep with the database at each check and before each write.
+// AnchorKeeper keeps the newest checkpoint of a log in anchors outside of the database. It compares
+// what the anchors keep with the database at each check and before each write.
 //
 // If the log does not contain a checkpoint that verifies, the database was replaced by an older or
 // another one. The keeper then halts the log until the loss is accepted
 // ([guard.Guard.AcceptRollback]). A note that does not verify, or that belongs to another chain,
 // proves nothing about this log: the keeper records it, sets it aside, overwrites it, and does not
-// halt the log. An unreachable place does not halt the log either. The keeper never writes to a
-// place before it has read it.
+// halt the log. An unreachable anchor does not halt the log either. The keeper never writes to an
+// anchor before it has read it.
 //
-// Only committed checkpoints are written to a place. So a crash at any moment leaves places behind
-// the database, never ahead.
+// Only committed checkpoints are written to an anchor. So a crash at any moment leaves anchors
+// behind the database, never ahead.
 type AnchorKeeper struct {
 	log     *writer.Log
 	guard   *guard.Guard
@@ -88,7 +88,7 @@ type AnchorKeeper struct {
 	logging sync.Mutex           // guards logged
 	logged  *audit.RollbackError // the loss that was logged last
 
-	mu sync.Mutex // guards the status of all places
+	mu sync.Mutex // guards the status of all anchors
 }
 
 // keptAnchor is an anchor and what the keeper knows about it. Only one visit runs at a time.
@@ -114,9 +114,9 @@ type keptAnchor struct {
 	loggedFailure   string            // message of the error that was logged last
 }
 
-// NewAnchorKeeper returns the keeper of a log. The keeper knows nothing about the places before its
-// first check. A log has one keeper at a time.
-func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []Anchor, o AnchorOptions) *AnchorKeeper {
+// NewAnchorKeeper returns the keeper of a log. The keeper knows nothing about the anchors before
+// its first check. A log has one keeper at a time.
+func NewAnchorKeeper(l *writer.Log, g *guard.Guard, anchors []Anchor, o AnchorOptions) *AnchorKeeper {
 	if o.Every == 0 {
 		o.Every = 10 * time.Second
 	}
@@ -130,7 +130,7 @@ func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []Anchor, o AnchorOpt
 		o.Now = time.Now
 	}
 	k := &AnchorKeeper{log: l, guard: g, AnchorOptions: o}
-	for _, p := range places {
+	for _, p := range anchors {
 		a := &keptAnchor{Anchor: p, LossSource: writer.LossSource{Name: "the " + p.Name()}, status: AnchorStatus{Name: p.Name(), State: AnchorUnreachable}}
 		k.anchors = append(k.anchors, a)
 	}
@@ -142,9 +142,9 @@ func NewAnchorKeeper(l *writer.Log, g *guard.Guard, places []Anchor, o AnchorOpt
 	return k
 }
 
-// Check reads all places at the same time and writes to none. It takes at most the timeout of one
+// Check reads all anchors at the same time and writes to none. It takes at most the timeout of one
 // check. The server calls it before it serves anything. Error: why the log is halted. Trouble with
-// a place is only logged.
+// an anchor is only logged.
 func (k *AnchorKeeper) Check(ctx context.Context) error {
 	var looks sync.WaitGroup
 	for _, a := range k.anchors {
@@ -155,9 +155,9 @@ func (k *AnchorKeeper) Check(ctx context.Context) error {
 	return k.log.Detector.HaltedBy()
 }
 
-// Keep keeps every place current until ctx ends. It writes to an empty place at once. It first
-// writes to any other place after AnchorOptions.Every, so that a process in a restart loop does not
-// write more often.
+// Keep keeps every anchor current until ctx ends. It writes to an empty anchor at once. It first
+// writes to any other anchor after AnchorOptions.Every, so that a process in a restart loop does
+// not write more often.
 func (k *AnchorKeeper) Keep(ctx context.Context) {
 	var keepers sync.WaitGroup
 	for _, a := range k.anchors {
@@ -176,7 +176,7 @@ func (k *AnchorKeeper) Keep(ctx context.Context) {
 	keepers.Wait()
 }
 
-// Status returns the status of the places, in the order in which they were given.
+// Status returns the status of the anchors, in the order in which they were given.
 func (k *AnchorKeeper) Status() []AnchorStatus {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -192,11 +192,11 @@ type visitKind int
 
 const (
 	lookOnly   visitKind = iota
-	writeFirst           // writes only to an empty place
+	writeFirst           // writes only to an empty anchor
 	writeNewer           // also replaces an older note, or one that does not belong to this log
 )
 
-// visit checks a place once, writes to it when that is due, and records and logs the result.
+// visit checks an anchor once, writes to it when that is due, and records and logs the result.
 func (k *AnchorKeeper) visit(ctx context.Context, a *keptAnchor, kind visitKind) {
 	ctx, cancel := context.WithTimeout(ctx, k.Timeout)
 	defer cancel()
@@ -211,7 +211,7 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *keptAnchor, kind visitKind)
 		state = AnchorUnreachable
 	}
 	if k.log.Detector.HasLoss(&a.LossSource) {
-		state = AnchorRollback // an unreachable place does not end a rollback
+		state = AnchorRollback // an unreachable anchor does not end a rollback
 	}
 	k.mu.Lock()
 	a.status.State = state
@@ -255,9 +255,9 @@ func (k *AnchorKeeper) lookOnce(ctx context.Context, a *keptAnchor, kind visitKi
 	k.mu.Lock()
 	a.status.Sequence, a.status.Time = theirs.Sequence, theirs.Time
 	k.mu.Unlock()
-	// One of several replicas writes to a place, and the others only check: a replica writes only
-	// if the place has not moved on since its own last visit, one interval ago. An older checkpoint
-	// than at the last visit does not count as a move, because no replica writes one.
+	// One of several replicas writes to an anchor, and the others only check: a replica writes only
+	// if the anchor has not moved on since its own last visit, one interval ago. An older
+	// checkpoint than at the last visit does not count as a move, because no replica writes one.
 	another := a.hasLast && theirs.Head().Newer(a.last.Head())
 	if a.last, a.hasLast = theirs, true; lost {
 		return AnchorRollback, nil
@@ -315,8 +315,8 @@ func (k *AnchorKeeper) readAnchor(note []byte) (c audit.Checkpoint, why string) 
 	return c, ""
 }
 
-// recordStart records, before the first write, that an empty place is begun. So an anchor that was
-// removed leaves a second beginning of its place in the log. There is one entry even if the write
+// recordStart records, before the first write, that an empty anchor is begun. So an anchor that was
+// removed leaves a second beginning of its anchor in the log. There is one entry even if the write
 // fails and is retried, and one entry for replicas that start at the same time.
 func (k *AnchorKeeper) recordStart(ctx context.Context, a *keptAnchor, c audit.Checkpoint) error {
 	if a.startRecorded {
@@ -350,9 +350,9 @@ func (k *AnchorKeeper) recordStart(ctx context.Context, a *keptAnchor, c audit.C
 // differ by minutes.
 const lately = 15 * time.Minute
 
-// wasStartedLately reports whether the log recorded the beginning of a place within the last 15 minutes.
-// It reads at most 64 entries of the system tenant, which is enough for the entries of replicas
-// that are starting.
+// wasStartedLately reports whether the log recorded the beginning of an anchor within the last 15
+// minutes. It reads at most 64 entries of the system tenant, which is enough for the entries of
+// replicas that are starting.
 func wasStartedLately(r store.Reader, place string, now time.Time) (begun bool, err error) {
 	head, err := audit.ReadHead(r)
 	if err != nil {
@@ -398,7 +398,7 @@ func keeperEvent(chainID string, t audit.EventType, o audit.Outcome, attributes 
 	}
 }
 
-// recordForeign logs and records, once for each note, that a place keeps a note that does not
+// recordForeign logs and records, once for each note, that an anchor keeps a note that does not
 // belong to this log. It fails when the entry could not be written, so that the note stays in place
 // until it is recorded.
 func (k *AnchorKeeper) recordForeign(ctx context.Context, a *keptAnchor, note []byte, why string) error {

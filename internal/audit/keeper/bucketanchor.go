@@ -18,11 +18,11 @@ type BucketAnchor struct {
 	folder string
 }
 
-// maxNote is the maximum length in bytes of a note in a place. A signed checkpoint has a few KiB.
-// The limit keeps other writers to the place from making the keeper read large objects.
+// maxNote is the maximum length in bytes of a note in an anchor. A signed checkpoint has a few KiB.
+// The limit keeps other writers to the anchor from making the keeper read large objects.
 const maxNote = 64 << 10
 
-// NewBucketAnchor returns the place in a bucket for the log of a chain.
+// NewBucketAnchor returns the anchor in a bucket for the log of a chain.
 func NewBucketAnchor(chainID string, b audit.Archive) *BucketAnchor {
 	return &BucketAnchor{b, "anchor/" + chainID + "/"}
 }
@@ -44,7 +44,7 @@ func (p *BucketAnchor) Load(ctx context.Context) (note []byte, err error) {
 		return nil, nil
 	}
 	if err == nil && note == nil {
-		note = []byte{} // an empty object is a malformed note, not an empty place
+		note = []byte{} // an empty object is a malformed note, not an empty anchor
 	}
 	return note, err
 }

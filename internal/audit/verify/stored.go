@@ -305,8 +305,8 @@ func (w *storeWalk) findStrayRows() error {
 
 var errStray = errors.New("a row that is not of the log")
 
-// compareKeptIndexRow compares the one remaining index row of a tenant whose entries are all archived with the
-// base. An older row is left over from a cut and is no fault.
+// compareKeptIndexRow compares the one remaining index row of a tenant whose entries are all
+// archived with the base. An older row is left over from a cut and is no fault.
 func (w *storeWalk) compareKeptIndexRow(tenant string, sequence uint64, value []byte) error {
 	if w.base == nil || w.base.Tenants[tenant] == nil || w.base.Tenants[tenant].Sequence != sequence {
 		return nil
@@ -333,8 +333,8 @@ var rowRanges = []store.Range{
 	audit.KeyRange(audit.VerifiedKey), // this row says nothing that VerifyStore does not check itself
 }
 
-// hasUnremovedEntries reports whether archived entries still have to be removed, together with the rows that
-// only they need.
+// hasUnremovedEntries reports whether archived entries still have to be removed, together with the
+// rows that only they need.
 func (w *storeWalk) hasUnremovedEntries() (found bool, err error) {
 	if w.base == nil {
 		return false, nil
@@ -351,8 +351,8 @@ func (w *storeWalk) hasUnremovedEntries() (found bool, err error) {
 	return found, nil
 }
 
-// checkSegments compares the list of archived segments with the base, and with the entries that recorded
-// their archiving. The base keeps those of these entries that are archived themselves.
+// checkSegments compares the list of archived segments with the base, and with the entries that
+// recorded their archiving. The base keeps those of these entries that are archived themselves.
 func (w *storeWalk) checkSegments() error {
 	var segments []audit.Segment
 	err := w.view(func(r store.Reader) (err error) {
@@ -398,7 +398,8 @@ func (w *storeWalk) checkSegments() error {
 	return nil
 }
 
-// compareSegmentEnd compares the hash of a segment's last entry with the tree. No entry names that hash.
+// compareSegmentEnd compares the hash of a segment's last entry with the tree. No entry names that
+// hash.
 func (w *storeWalk) compareSegmentEnd(index int64, s audit.Segment) error {
 	if !w.hasCheckpoint() || index >= w.followed.Size {
 		return nil
@@ -476,8 +477,8 @@ func differs(t audit.Tile, row []byte) (leaf int64, differs bool) {
 	return (t.Index<<audit.TileHeight + int64(at/tlog.HashSize)) << (audit.TileHeight * t.Level), true
 }
 
-// checkTilesBelowBase checks the tiles of archived entries against the edge of the tree in the base: the
-// level above has the hash of each full tile.
+// checkTilesBelowBase checks the tiles of archived entries against the edge of the tree in the
+// base: the level above has the hash of each full tile.
 func (w *storeWalk) checkTilesBelowBase() error {
 	if w.base == nil || !w.hasCheckpoint() {
 		return nil
@@ -510,8 +511,8 @@ func (w *storeWalk) checkTilesBelowBase() error {
 	return nil
 }
 
-// findStrayTiles looks for tiles that are not part of the checkpoint's tree. The tiles that are part of
-// it were compared when they became full.
+// findStrayTiles looks for tiles that are not part of the checkpoint's tree. The tiles that are
+// part of it were compared when they became full.
 func (w *storeWalk) findStrayTiles() error {
 	size := int64(0)
 	if w.hasCheckpoint() {
@@ -535,8 +536,8 @@ func (w *storeWalk) findStrayTiles() error {
 	return nil
 }
 
-// compareSummaries compares the summaries of blocks that the entries have completed with the index rows
-// of the blocks.
+// compareSummaries compares the summaries of blocks that the entries have completed with the index
+// rows of the blocks.
 func (w *storeWalk) compareSummaries(items []Item) error {
 	for i := range items {
 		if e := items[i].Entry; e.TenantSequence%audit.BlockSize == 0 && w.hasCheckpoint() && e.Sequence <= w.followed.Sequence {
@@ -576,8 +577,8 @@ func (w *storeWalk) compareSummary(r store.Reader, e *audit.Entry) error {
 	return err
 }
 
-// findStraySummaries looks for summaries of blocks that were not full at the checkpoint. Other summaries
-// were compared when their blocks became full.
+// findStraySummaries looks for summaries of blocks that were not full at the checkpoint. Other
+// summaries were compared when their blocks became full.
 func (w *storeWalk) findStraySummaries() error {
 	err := audit.ScanAll(w.ctx, w.store, audit.SummaryRange, func(key, _ []byte) error {
 		name := key[len(audit.SummaryRange.From):]
@@ -647,8 +648,8 @@ func (w *storeWalk) compareCurrentRows() error {
 	return nil
 }
 
-// findStrayBatches looks for signatures of groups that do not exist. The signatures of existing groups were
-// checked with their entries.
+// findStrayBatches looks for signatures of groups that do not exist. The signatures of existing
+// groups were checked with their entries.
 func (w *storeWalk) findStrayBatches() error {
 	err := audit.ScanAll(w.ctx, w.store, audit.BatchRange, func(key, _ []byte) error {
 		at := key[len(audit.BatchRange.From):]

@@ -141,8 +141,8 @@ func (a *acceptance) describe(e *audit.Entry) {
 	e.Add(audit.AttributeAnchoredHash, hex.EncodeToString(a.lost.Hash[:]))
 }
 
-// truncateDerived reduces derived data to the last entry that the newest checkpoint and the log have in
-// common. It does so only if the log lacks the checkpoint's entry.
+// truncateDerived reduces derived data to the last entry that the newest checkpoint and the log
+// have in common. It does so only if the log lacks the checkpoint's entry.
 func (l *Log) truncateDerived(tx store.Tx, epochs []audit.Epoch, head audit.Position) error {
 	signed, c, err := l.Chain.ReadCheckpoint(tx)
 	if err != nil || signed == nil {
@@ -170,9 +170,9 @@ func (l *Log) truncateDerived(tx store.Tx, epochs []audit.Epoch, head audit.Posi
 	return errors.Join(err, truncateTree(tx, common), truncateSummaries(tx, common.Sequence))
 }
 
-// lastCommon returns the checkpoint of the last entry that is the same in the log and in the tree of c.
-// It returns the zero checkpoint when there is none. Error: audit.ErrDamagedLog when the stored
-// tree is not the checkpoint's.
+// lastCommon returns the checkpoint of the last entry that is the same in the log and in the tree
+// of c. It returns the zero checkpoint when there is none. Error: audit.ErrDamagedLog when the
+// stored tree is not the checkpoint's.
 func (l *Log) lastCommon(r store.Reader, epochs []audit.Epoch, head audit.Position, c audit.Checkpoint) (audit.Checkpoint, error) {
 	index, ok := audit.IndexOf(epochs, head.Sequence)
 	if !ok {

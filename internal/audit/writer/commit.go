@@ -44,7 +44,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		number = accepting.epoch.Number
 	}
 	tenants, err := l.tenantHeads(tx, group, head.Position, number)
-	l.heads.recent = nil
+	l.heads.recent = nil // it reads through tx, which ends with the hook
 	if err != nil {
 		return err
 	}
@@ -135,8 +135,8 @@ type linker struct {
 	salts      []byte
 	signatures *signatures
 	positions  []newPosition
-	filled     chan int // indexes of filled places; closed at the end
-	err        error    // valid after placed is closed
+	filled     chan int // indexes of filled positions; closed at the end
+	err        error    // valid after filled is closed
 }
 
 // newPosition is the position of a new entry in the chain and among the entries of its tenant.
@@ -150,8 +150,8 @@ type newPosition struct {
 // hash.
 const saltSize = 16
 
-// startLinking starts linking the group to the head. Until linking ends, only linking may use the tenants
-// map, which it updates.
+// startLinking starts linking the group to the head. Until the linker ends, only it may use the
+// tenants map, which it updates.
 func (l *Log) startLinking(group []pending, head audit.Position, first uint64, tenants map[string]audit.TenantHead) *linker {
 	now := max(l.Now().UnixMicro(), head.Micros)
 	c := &linker{
@@ -233,7 +233,7 @@ func (l *Log) entry(e audit.Event) *audit.Entry {
 }
 
 // signatures are the signatures and rows of one commit. The header of a row has the signature of
-// its entry or, in a batch, the entry's place in the batch. Signing is most of the work and linking
+// its entry or, in a batch, the entry's index in the batch. Signing is most of the work and linking
 // is serial, so signing runs in parallel to the rest of the commit. With one signature for each
 // entry it uses all cores and starts while the chain is still being linked. With one signature for
 // the group it starts when linking ends.

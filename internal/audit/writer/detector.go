@@ -81,8 +81,8 @@ func newDetector(ch *chain.Chain) *Detector {
 	return &Detector{chain: ch, inDatabase: LossSource{Name: audit.DatabaseSource}, inMemory: LossSource{Name: audit.MemorySource}}
 }
 
-// LossSource is a source of the Detector, and the loss that it knows. The Detector's lock guards its
-// fields.
+// LossSource is a source of the Detector, and the loss that it knows. The Detector's lock guards
+// its fields.
 type LossSource struct {
 	Name     string               // name of the source in messages
 	lost     *audit.RollbackError // nil: nothing is lost, or the loss was accepted
@@ -92,8 +92,8 @@ type LossSource struct {
 
 // Decide reads the log's state in a snapshot, in which find compares a source with the log. The
 // function take that find returns stores the finding in the source. Decide then halts the log for
-// the worst loss that any source knows, or ends the halt. Error: that of find. The function find may
-// run more than once.
+// the worst loss that any source knows, or ends the halt. Error: that of find. The function find
+// may run more than once.
 func (d *Detector) Decide(ctx context.Context, find func(r store.Reader, s chain.LogState) (take func(), err error)) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -286,8 +286,8 @@ type acceptance struct {
 	rollback audit.Rollback
 }
 
-// checkNothingLost fails when the log lacks an entry that it is known to have had, unless a accepts that
-// loss. Error: fault.Unavailable, with an [audit.RollbackError] if a is nil.
+// checkNothingLost fails when the log lacks an entry that it is known to have had, unless a accepts
+// that loss. Error: fault.Unavailable, with an [audit.RollbackError] if a is nil.
 func (d *Detector) checkNothingLost(r store.Reader, head, since audit.Head, a *acceptance) error {
 	lost, err := d.chain.FindLossSince(r, head, since)
 	switch {

@@ -13,19 +13,19 @@ import (
 )
 
 // heads is what the commit hook knows of the head of the log and of the newest entries of tenants.
-// Only the hook uses the fields from committed to recent, and the store runs one hook at a time.
 type heads struct {
 	chain    *chain.Chain
 	detector *Detector
 
-	// The heads that the store may show at the next commit, unless another process has written:
-	// committed if the last commit failed, proposed if it succeeded. The maps hold the tenants'
-	// newest entries of each.
+	// Only the hook uses these fields, and the store runs one hook at a time. The store shows one
+	// of two heads at the next commit, unless another process has written: committed if the last
+	// commit failed, proposed if it succeeded. The maps hold the tenants' newest entries of each.
 	committed, proposed               audit.Head
 	committedTenants, proposedTenants map[string]audit.TenantHead
 	ownCommits                        int               // number of latest commits that were all made by this process
 	recent                            *chain.RecentRows // rows of the current commit; nil if no other process has written
 
+	// Callers of [Log.Append] use these fields, too.
 	sharedLately atomic.Bool // another process has written lately
 	knownTenants sync.Map    // newest known entry, by tenant
 	readable     sync.Map    // tenants whose newest entry could be read once
@@ -44,9 +44,10 @@ func (h *heads) beginAt(head audit.Head) {
 // writer.
 const aloneAfter = 16
 
-// settleHead returns the head that the commit continues from. It also decides whether this process's last
-// commit succeeded; the hook may have run more than once for that commit. If the current commit
-// accepts a loss of entries, a names the loss.
+// settleHead returns the head that the commit continues from. It also settles whether this
+// process's last commit persisted; the hook may have run more than once for that commit. If the
+// current commit accepts a loss of entries, a names the loss. The comment above [audit.Head] has
+// the rule.
 func (h *heads) settleHead(tx store.Tx, a *acceptance) (audit.Head, error) {
 	h.recent = nil
 	since := *h.detector.seen.Load() // read before the head: everything seen so far must be there
@@ -57,12 +58,16 @@ func (h *heads) settleHead(tx store.Tx, a *acceptance) (audit.Head, error) {
 	now, persisted, foreign := h.proposed, true, false
 	switch head {
 	case h.proposed.Position:
+		// The last commit persisted, and nobody has written since.
 	case h.committed.Position:
+		// The last commit failed. It leaves no entry behind.
 		now, persisted = h.committed, false
 		if _, err := audit.ReadHash(tx, head.Sequence+1); !errors.Is(err, audit.ErrNoEntry) {
-			return audit.Head{}, cmp.Or(err, error(audit.ErrDamagedLog)) // a failed commit leaves no entry behind
+			return audit.Head{}, cmp.Or(err, error(audit.ErrDamagedLog))
 		}
 	default:
+		// Another process has written. The last commit persisted if there was one, and if its entry
+		// is still in the log. That entry then need not be looked for again.
 		foreign = true
 		if now, h.recent, err = h.chain.VerifyForeignHead(tx, head); err != nil {
 			return audit.Head{}, err
@@ -86,7 +91,8 @@ func (h *heads) settleHead(tx store.Tx, a *acceptance) (audit.Head, error) {
 	}
 	switch {
 	case foreign:
-		clear(h.committedTenants) // the other process may have added entries of any tenant
+		// The other process may have added entries of any tenant.
+		clear(h.committedTenants)
 		h.ownCommits = 0
 		h.sharedLately.Store(true)
 	case persisted:
@@ -124,8 +130,8 @@ func (h *heads) remember(tenants map[string]audit.TenantHead, epoch uint64) {
 // has not met.
 func (h *heads) knownHeadOf(tenant string) knownTenantHead {
 	k, _ := h.knownTenants.Load(tenant)
-	of, _ := k.(knownTenantHead)
-	return of
+	known, _ := k.(knownTenantHead)
+	return known
 }
 
 // tenantHead returns a tenant's newest committed entry, for the hook of a commit in an epoch. It
@@ -177,12 +183,12 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 	}
 	h.readable.Store(tenant, nil)
 	if w := h.written.latest.Load(); shared && w != nil {
-		_, err = tx.Get(audit.EntryKey(w.head.Sequence))
+		_, err = tx.Get(audit.EntryKey(w.head.Sequence)) // prefetched for settleHead, which looks for this entry
 	}
 	return err
 }
 
-// prefetchEntry reads the rows that prove a position, unless the hook reads them anyway.
+// prefetchEntry reads the rows that prove a tenant's head, unless the hook reads them anyway.
 func prefetchEntry(r store.Reader, p audit.TenantHead) error {
 	head, err := audit.ReadHead(r)
 	if err == nil && p.Last.Sequence+chain.MaxRecentRows <= head.Sequence {
