@@ -205,3 +205,16 @@ func BenchmarkParse(b *testing.B) {
 		}
 	})
 }
+
+func FuzzParseEntry(f *testing.F) {
+	f.Fuzz(func(t *testing.T, line []byte) {
+		e, err := ParseEntry(line)
+		if err != nil {
+			return
+		}
+		again, err := e.JSON()
+		if err != nil || !bytes.Equal(again, line) {
+			t.Fatal("parse and encode differ", err)
+		}
+	})
+}

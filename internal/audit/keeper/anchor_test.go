@@ -15,8 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"os"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -341,55 +342,6 @@ func TestThePaceIsAWriteInTenSecondsAlsoAcrossStarts(t *testing.T) {
 	})
 }
 
-func TestAnOlderDatabaseWritesNothingUntilTheLossIsAccepted(t *testing.T) {
-	f, place := audittest.NewFixture(t), &shelf{name: "place"}
-	a := anchoredAt(f, place)
-	a.Fill(8)
-	a.keep() // begins the place, with an entry
-	backup := a.Copied()
-	a.Fill(7)
-	a.keep()
-	kept := place.kept()
-
-	b := anchoredAt(f.Opened(backup), place)
-	b.refused(11, 17)
-	b.keep()
-	b.checkStates(AnchorRollback)
-	if !bytes.Equal(place.kept(), kept) {
-		t.Error("the anchor that shows the loss is written over")
-	}
-	if said := b.said.String(); strings.Count(said, "level=ERROR") != 1 || !strings.Contains(said, "lost_from=11") || !strings.Contains(said, "lost_to=17") || !strings.Contains(said, "the place") {
-		t.Errorf("it is said:\n%s", said)
-	}
-	// Neither an older checkpoint of this log in the place nor an empty place ends the halt.
-	for _, note := range [][]byte{nil, newestOf(t, b.Log)} {
-		place.put(note)
-		b.refused(11, 17)
-	}
-	place.put(kept)
-
-	accepted := b.accept()
-	if accepted.Epoch != 2 || accepted.LostFrom != 11 || accepted.LostTo != 17 || accepted.Sequence != 18 {
-		t.Errorf("%+v", accepted)
-	}
-	// The process ends before the anchor is written again.
-	anchoredAt(f.Opened(b.Copied()), place).goesOn()
-	b.goesOn()
-	b.keep()
-	b.checkStates(AnchorOK)
-	if c, err := audit.ParseCheckpoint(place.kept(), f.Log.Signer.Public()); err != nil || c.Epoch != 2 || c.Sequence < 18 {
-		t.Errorf("%+v is kept, %v", c, err)
-	}
-
-	// Now the first database lacks entries.
-	a = anchoredAt(f.Opened(f.Copied()), place)
-	a.refused(18, 21)
-	if r := a.accept(); r.Epoch != 3 {
-		t.Errorf("%+v", r)
-	}
-	a.goesOn()
-}
-
 // newestOf returns the newest checkpoint of a log.
 func newestOf(t *testing.T, l *audittest.Parts) []byte {
 	t.Helper()
@@ -398,204 +350,6 @@ func newestOf(t *testing.T, l *audittest.Parts) []byte {
 		t.Fatal(err)
 	}
 	return signed
-}
-
-// While the place cannot be reached, the older database grows past the anchor.
-func TestAForkIsFoundWhenTheAnchorIsReachedAgain(t *testing.T) {
-	f, place := audittest.NewFixture(t), &shelf{name: "place"}
-	a := anchoredAt(f, place)
-	a.Fill(8)
-	a.keep() // begins the place, with an entry
-	backup := a.Copied()
-	a.Fill(7)
-	a.keep()
-	kept := place.kept()
-
-	place.err = fault.New(fault.Unavailable, "not now")
-	b := anchoredAt(f.Opened(backup), place)
-	b.goesOn()
-	b.Fill(20)
-	b.keep()
-	b.checkStates(AnchorUnreachable)
-	place.err = nil
-	b.keep()
-	b.checkStates(AnchorRollback)
-	b.refused(0, 17)
-	if !bytes.Equal(place.kept(), kept) {
-		t.Error("the anchor that shows the fork is written over")
-	}
-	if r := b.accept(); r.Epoch != 2 || r.LostFrom != r.LostTo+1 {
-		t.Errorf("%+v", r)
-	}
-	anchoredAt(f.Opened(b.Copied()), place).goesOn()
-	b.goesOn()
-	b.keep()
-	b.checkStates(AnchorOK)
-
-	// The first database is in an earlier epoch than the anchor, so it is halted although it has
-	// more entries.
-	a.Fill(100)
-	anchoredAt(f.Opened(a.Copied()), place).refused(0, b.keeper.Status()[0].Sequence)
-}
-
-// The holder of the key may rewrite the log from some entry on. The anchor knows the original
-// entry.
-func TestARewrittenLogIsAFork(t *testing.T) {
-	f, place := audittest.NewFixture(t), &shelf{name: "place"}
-	f.Fill(9)
-	backup := f.Copied()
-	f.Fill(5)
-	anchoredAt(f, place).keep()
-	g := f.Opened(backup)
-	g.Fill(50)
-	anchoredAt(g, place).refused(0, 15)
-
-	// An attacker gains nothing by making that entry unreadable or by claiming that it is archived.
-	for _, change := range []func(store.Tx) error{
-		func(tx store.Tx) error { return tx.Put(audit.EntryKey(15), []byte{1}) },
-		func(tx store.Tx) error { return tx.Delete(audit.EntryKey(15)) },
-	} {
-		h := f.Opened(g.Copied())
-		if err := h.Store.Update(t.Context(), change); err != nil {
-			t.Fatal(err)
-		}
-		anchoredAt(h, place).refused(0, 15)
-	}
-}
-
-// The row of an epoch is not signed. The entry that begins the epoch is.
-func TestAnEpochThatNobodyAcceptedIsNone(t *testing.T) {
-	f, place := audittest.NewFixture(t), &shelf{name: "place"}
-	a := anchoredAt(f, place)
-	a.Fill(8)
-	a.keep() // begins the place, with an entry
-	backup := a.Copied()
-	a.Fill(7)
-	a.keep()
-	later := f.Copied()
-	for name, row := range map[string][]byte{
-		"above the head":        audit.Epoch{Number: 2, First: 18, Size: 10}.Encode(),
-		"at another entry":      audit.Epoch{Number: 2, First: 9, Size: 8}.Encode(),
-		"of no epoch":           {1},
-		"with a signed head of": audit.Epoch{Number: 2, First: 18, Size: 10}.Encode(),
-	} {
-		g := f.Opened(audittest.CopyOf(t, backup))
-		err := g.Store.Update(t.Context(), func(tx store.Tx) error {
-			if name == "with a signed head of" { // an attacker may add it to an older database
-				err := tx.Put(audit.CheckpointKey, audittest.SignedNote(t, f, audit.Checkpoint{ChainID: "chain_test", Epoch: 2, Size: 12, Sequence: 20, Time: f.Now()}))
-				if err != nil {
-					return err
-				}
-			}
-			return tx.Put(audit.EpochKey(2), row)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Log(name)
-		to := uint64(17)
-		if name == "with a signed head of" {
-			to = 20 // the database's own checkpoint shows the loss
-		}
-		anchoredAt(g, place).refused(11, to)
-	}
-	anchoredAt(f.Opened(later), place).goesOn()
-}
-
-// Entries in the archive are not lost: the tree contains them.
-func TestArchivedEntriesAreNoLoss(t *testing.T) {
-	f, place := audittest.NewFixture(t), &shelf{name: "place"}
-	a := anchoredAt(f, place)
-	a.Fill(400)
-	a.keep() // with an entry
-	a.Fill(299)
-	a.Follow()
-	entry, err := f.Log.CheckpointAt(t.Context(), 401)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var base *audit.Base
-	cut := func(f *audittest.Fixture, to uint64) {
-		t.Helper()
-		v := verify.NewVerifier(verify.Options{PublicKey: f.Log.Signer.Public(), Base: base})
-		err := v.AddRange(t.Context(), f.Store, store.Range{From: audit.EntryKey(v.Next()), To: audit.EntryKey(to + 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if base, err = v.Base(); err != nil {
-			t.Fatal(err)
-		}
-		row, err := base.Sign(f.Log.Signer, f.Log.ChainID())
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = f.Store.Update(t.Context(), func(tx store.Tx) error {
-			errs := []error{tx.Put(audit.BaseKey, row)}
-			for s := uint64(1); s <= to; s++ {
-				errs = append(errs, tx.Delete(audit.EntryKey(s)))
-			}
-			return errors.Join(errs...)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	cut(f, 450)
-	if err := anchoredAt(f.Opened(f.Copied()), place).keeper.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
-	// The entry that accepts a rollback may be archived, too.
-	backup := f.Copied()
-	a.Fill(50)
-	a.keep()
-	b := anchoredAt(f.Opened(backup), place)
-	b.refused(702, 751)
-	b.accept()
-	b.Fill(20)
-	b.Follow()
-	cut(b.Fixture, 752)
-	if err := anchoredAt(f.Opened(b.Copied()), place).keeper.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
-	// The leaf in the tree decides, and not the absence of the entry.
-	for name, change := range map[string]func(*audit.Checkpoint){
-		"as it was":     func(*audit.Checkpoint) {},
-		"another entry": func(c *audit.Checkpoint) { c.Hash[0] ^= 1 },
-		"another tree":  func(c *audit.Checkpoint) { c.Root[0] ^= 1 },
-		"other tiles":   func(*audit.Checkpoint) {},
-	} {
-		c, g := entry, f.Opened(f.Copied())
-		change(&c)
-		if name == "other tiles" {
-			err := g.Store.Update(t.Context(), func(tx store.Tx) error {
-				row, err := tx.Get(audit.TileKey(0, 1))
-				if err != nil {
-					return err
-				}
-				row = bytes.Clone(row)
-				row[0] ^= 1
-				return tx.Put(audit.TileKey(0, 1), row)
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		b := anchoredAt(g, &shelf{name: "place", note: audittest.SignedNote(t, f, c)})
-		if err := b.keeper.Check(t.Context()); (err == nil) != (name == "as it was") {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// The entry is the same, but the tree over the entries before it differs.
-func TestAnotherTreeIsAFork(t *testing.T) {
-	f := audittest.NewFixture(t)
-	f.Fill(9)
-	c := f.Follow()
-	c.Root[0] ^= 1
-	f.Fill(9)
-	f.Follow()
-	anchoredAt(f, &shelf{name: "place", note: audittest.SignedNote(t, f, c)}).refused(0, 10)
 }
 
 // A note that does not belong to this log proves nothing about it. If such a note stopped the
@@ -767,80 +521,6 @@ func TestAnAnchorIsNeverAheadOfTheDatabase(t *testing.T) {
 	}
 }
 
-// The place with the newest checkpoint decides, also when it becomes reachable later than others.
-func TestThePlaceThatKnowsMostDecides(t *testing.T) {
-	f := audittest.NewFixture(t)
-	early, late, away := &shelf{name: "early"}, &shelf{name: "late"}, &shelf{name: "away"}
-	a := anchoredAt(f, early)
-	a.Fill(4)
-	backup := a.Copied()
-	a.Fill(5)
-	a.keep() // with an entry
-	a.Fill(4)
-	anchoredAt(f, late).keep()
-	a.Fill(4)
-	anchoredAt(f, away).keep()
-	away.err = fault.New(fault.Unavailable, "not now")
-
-	b := anchoredAt(f.Opened(backup), early, late, away)
-	b.refused(6, 15)
-	b.checkStates(AnchorRollback, AnchorRollback, AnchorUnreachable)
-	b.accept()
-	b.goesOn()
-	b.keep()
-	b.checkStates(AnchorOK, AnchorOK, AnchorUnreachable)
-	away.err = nil
-	b.keep()
-	b.checkStates(AnchorOK, AnchorOK, AnchorRollback)
-	b.refused(0, 20)
-	if r := b.accept(); r.Epoch != 3 {
-		t.Errorf("%+v", r)
-	}
-	b.goesOn()
-	b.keep()
-	b.checkStates(AnchorOK, AnchorOK, AnchorOK)
-}
-
-// The acceptance names one of the checkpoints. It covers the other one, because both were known.
-func TestAForkThatTwoPlacesKnowIsAcceptedOnce(t *testing.T) {
-	f := audittest.NewFixture(t)
-	early, late := &shelf{name: "early"}, &shelf{name: "late"}
-	f.Fill(4)
-	backup := f.Copied()
-	f.Fill(5)
-	anchoredAt(f, early).keep() // with an entry
-	f.Fill(4)
-	anchoredAt(f, late).keep()
-	g := f.Opened(backup)
-	g.Fill(40)
-	b := anchoredAt(g, early, late)
-	b.refused(0, 15)
-	b.accept()
-	b.goesOn()
-	b.keep()
-	b.checkStates(AnchorOK, AnchorOK)
-}
-
-// An acceptance may be committed while a check reports the loss that it accepts.
-func TestAnAcceptanceIsNotTakenBackByALateLook(t *testing.T) {
-	f, place := audittest.NewFixture(t), &shelf{name: "place"}
-	a := anchoredAt(f, place)
-	a.Fill(4)
-	backup := a.Copied()
-	a.Fill(5)
-	a.keep()
-	b := anchoredAt(f.Opened(backup), place)
-	b.refused(6, 10)
-	told := b.Log.HaltedBy()
-	b.accept()
-	b.Log.Halt(told) // a check that read the database earlier
-	b.keep()
-	if err := b.Log.HaltedBy(); err != nil {
-		t.Errorf("it is refused still: %v", err)
-	}
-	b.goesOn()
-}
-
 func TestABucketKeepsTheNewestAndWhatWasRefused(t *testing.T) {
 	f := audittest.NewFixture(t)
 	dir := t.TempDir()
@@ -888,4 +568,76 @@ func begun(f *audittest.Fixture) (places []string) {
 		}
 	}
 	return places
+}
+
+// inside lets another process act while one reads an anchor.
+type inside struct {
+	Anchor
+	do func()
+}
+
+func (p *inside) Load(ctx context.Context) ([]byte, error) {
+	note, err := p.Anchor.Load(ctx)
+	if do := p.do; do != nil {
+		p.do = nil
+		do()
+	}
+	return note, err
+}
+
+// If two replicas find an anchor empty at the same time, one of them starts it.
+func TestAPlaceIsBegunOnce(t *testing.T) {
+	f, place := audittest.NewFixture(t), &shelf{name: "place"}
+	f.Follow()
+	other := f.Another(f.Store)
+	second := NewAnchorKeeper(other.Log, other.Guard, []Anchor{&seat{shelf: place}}, AnchorOptions{Logger: quiet(), Now: f.Now})
+	a := anchoredAt(f, &inside{Anchor: &seat{shelf: place}, do: func() { second.visit(t.Context(), second.anchors[0], writeFirst) }})
+	a.keeper.visit(t.Context(), a.keeper.anchors[0], writeFirst)
+	a.checkBegun(0, "place 1")
+	a.checkStates(AnchorOK)
+	if n := len(place.saved); n != 1 {
+		t.Errorf("%d writes", n)
+	}
+}
+
+// An anchor keeps a signed note. The reader bounds its size, because anyone with write access to
+// the anchor chooses it.
+func TestALongAnchorIsNotReadWhole(t *testing.T) {
+	f := audittest.NewFixture(t)
+	dir := t.TempDir()
+	bucket, err := objects.Open(t.Context(), "file://"+dir, objects.SigningOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { bucket.Close() })
+	a := anchoredAt(f, NewBucketAnchor(f.Log.ChainID(), bucket))
+	a.keep()
+	signed := newestOf(t, f.Log)
+	// A note may also carry the signatures of others.
+	others := bytes.Repeat([]byte("\u2014 other AAAAAAAA\n"), maxNote/20)
+	if _, why := a.keeper.readAnchor(append(bytes.Clone(signed), others...)); why != anchorMalformed {
+		t.Errorf("a long note is refused as %q", why)
+	}
+	for _, long := range [][]byte{bytes.Repeat([]byte("x"), 1<<20), append(bytes.Clone(signed), bytes.Repeat([]byte("\n"), 1<<20)...)} {
+		if err := bucket.Put(t.Context(), "anchor/chain_test/checkpoint", long); err != nil {
+			t.Fatal(err)
+		}
+		a.Fill(1)
+		a.Follow()
+		a.keep()
+		a.keep()
+		a.checkStates(AnchorOK)
+	}
+	if n := a.keeper.Status()[0].Refused; n != 2 {
+		t.Errorf("%d were refused", n)
+	}
+	names, err := filepath.Glob(filepath.Join(dir, "anchor", "chain_test", "refused-*"))
+	if err != nil || len(names) != 2 {
+		t.Fatalf("set aside: %v, %v", names, err)
+	}
+	for _, name := range names {
+		if info, err := os.Stat(name); err != nil || info.Size() > maxNote+1 {
+			t.Errorf("%d bytes were set aside: %v", info.Size(), err)
+		}
+	}
 }

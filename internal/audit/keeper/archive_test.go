@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -277,180 +276,6 @@ func TestACrashAtAnyCommitLosesNothing(t *testing.T) {
 	}
 }
 
-// tampering is an archive that an attacker changes.
-type tampering struct {
-	audit.Archive
-	put func(ctx context.Context, name string, data []byte) error
-	get func(ctx context.Context, name string) ([]byte, error)
-}
-
-func (a tampering) Put(ctx context.Context, name string, data []byte) error {
-	if a.put != nil {
-		return a.put(ctx, name, data)
-	}
-	return a.Archive.Put(ctx, name, data)
-}
-
-func (a tampering) Get(ctx context.Context, name string) ([]byte, error) {
-	if a.get != nil {
-		return a.get(ctx, name)
-	}
-	return a.Archive.Get(ctx, name)
-}
-
-func TestNothingIsCutThatTheArchiveDoesNotHold(t *testing.T) {
-	f := audittest.NewFixture(t)
-	good, _ := f.Folder()
-	written := f.Old()
-	text := func(data []byte) (lines [][]byte) {
-		err := audit.Unzip(data, func(r io.Reader) error {
-			b, err := io.ReadAll(r)
-			lines = bytes.SplitAfter(b, []byte("\n"))
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return lines[:len(lines)-1]
-	}
-	returning := func(alter func(data []byte) []byte) tampering {
-		return tampering{Archive: good, get: func(ctx context.Context, name string) ([]byte, error) {
-			data, err := good.Get(ctx, name)
-			if err != nil {
-				return nil, err
-			}
-			return alter(data), nil
-		}}
-	}
-	hanging, cancel := context.WithCancel(t.Context())
-	cases := map[string]struct {
-		archive audit.Archive
-		altered bool
-	}{
-		"a write that fails": {archive: tampering{Archive: good, put: func(context.Context, string, []byte) error {
-			return fault.New(fault.Unavailable, "the bucket is gone")
-		}}},
-		"a write that hangs": {archive: tampering{Archive: good, put: func(ctx context.Context, _ string, _ []byte) error {
-			cancel()
-			<-ctx.Done()
-			return ctx.Err()
-		}}},
-		"a write that did nothing": {archive: tampering{Archive: good, put: func(context.Context, string, []byte) error { return nil },
-			get: func(context.Context, string) ([]byte, error) {
-				return nil, fault.New(fault.NotFound, "the object does not exist")
-			}}},
-		"a read that fails": {archive: tampering{Archive: good, get: func(context.Context, string) ([]byte, error) {
-			return nil, fault.New(fault.Unavailable, "the bucket is gone")
-		}}},
-		"nothing":          {altered: true, archive: returning(func([]byte) []byte { return nil })},
-		"half":             {altered: true, archive: returning(func(b []byte) []byte { return b[:len(b)/2] })},
-		"all but the end":  {altered: true, archive: returning(func(b []byte) []byte { return b[:len(b)-1] })},
-		"something behind": {altered: true, archive: returning(func(b []byte) []byte { return append(bytes.Clone(b), 0) })},
-		"another stream behind": {altered: true, archive: returning(func(b []byte) []byte {
-			return append(bytes.Clone(b), audittest.Zipped([]byte("x"))...)
-		})},
-		"a flipped bit in the middle": {altered: true, archive: returning(func(b []byte) []byte {
-			b = bytes.Clone(b)
-			b[len(b)/2] ^= 1
-			return b
-		})},
-		"another word": {altered: true, archive: returning(func(b []byte) []byte {
-			l := text(b)
-			l[3] = bytes.Replace(l[3], []byte("success"), []byte("failure"), 1)
-			return audittest.Zipped(l...)
-		})},
-		"one entry less": {altered: true, archive: returning(func(b []byte) []byte { return audittest.Zipped(slices.Delete(text(b), 3, 4)...) })},
-		"the last entry less": {altered: true, archive: returning(func(b []byte) []byte {
-			l := text(b)
-			return audittest.Zipped(slices.Delete(l, len(l)-2, len(l)-1)...)
-		})},
-		"no closing line": {altered: true, archive: returning(func(b []byte) []byte {
-			l := text(b)
-			return audittest.Zipped(l[:len(l)-1]...)
-		})},
-		"two entries exchanged": {altered: true, archive: returning(func(b []byte) []byte {
-			l := text(b)
-			l[3], l[4] = l[4], l[3]
-			return audittest.Zipped(l...)
-		})},
-		"another signature that verifies": {altered: true, archive: returning(func(b []byte) []byte {
-			l := text(b)
-			e, err := audit.ParseEntry(bytes.TrimSuffix(l[0], []byte("\n")))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return audittest.Zipped(slices.Concat([][]byte{signedAgain(f, e)}, l[1:])...)
-		})},
-		"another log": {altered: true, archive: returning(func([]byte) []byte {
-			other := audittest.NewFixture(t)
-			return audittest.Zipped(other.Export())
-		})},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			ctx := t.Context()
-			if strings.Contains(name, "hangs") {
-				ctx = hanging
-			}
-			told := false
-			cutter := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: c.archive, Keep: audittest.Keep, most: 25, Before: func(context.Context, uint64) error {
-				told = true
-				return nil
-			}}
-			n, err := cutter.Run(ctx)
-			if n != 0 || err == nil || told {
-				t.Errorf("cut %d: %v; before was told: %v", n, err, told)
-			}
-			if altered := strings.Contains(fault.Message(err), "does not hold what was written"); altered != c.altered {
-				t.Errorf("the error says %q", fault.Message(err))
-			}
-			if got := f.Hashes(); !maps.Equal(got, written) || len(f.Segments()) > 0 {
-				t.Error("something was cut")
-			}
-		})
-	}
-	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: good, Keep: audittest.Keep, most: 25}
-	if _, err := c.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	f.Clean()
-	whole(f, good, written)
-}
-
-func TestNothingIsCutThatDoesNotHold(t *testing.T) {
-	f := audittest.NewFixture(t)
-	a, _ := f.Folder()
-	f.Fill(20)
-	f.Advance(audittest.Keep + lateness + time.Second)
-	f.Fill(1)
-	flip := func(sequence uint64) {
-		err := f.Store.Update(t.Context(), func(tx store.Tx) error {
-			row := audittest.Get(tx, audit.EntryKey(sequence))
-			row[100] ^= 1
-			return tx.Put(audit.EntryKey(sequence), row)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := f.Log.Follow(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	flip(15)
-	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep, most: 10}
-	n, err := c.Run(t.Context())
-	if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != 15 || n != 10 {
-		t.Fatalf("cut %d: %v", n, err)
-	}
-	if segments := f.Segments(); len(segments) != 1 || segments[0].To != 10 {
-		t.Errorf("archived %+v", segments)
-	}
-	flip(15)
-	if n, err := c.Run(t.Context()); err != nil || n == 0 {
-		t.Errorf("mended, it cut %d: %v", n, err)
-	}
-}
-
 func TestACutWaitsForWhoNeedsTheEntries(t *testing.T) {
 	f := audittest.NewFixture(t)
 	a, _ := f.Folder()
@@ -528,165 +353,6 @@ func TestARemovalGoesOnOnlyWhileTheArchiveIsThere(t *testing.T) {
 	}
 	f.Clean()
 	whole(f, a, written)
-}
-
-// A forged row does not cause a removal, and verification finds it.
-func TestARemovalNeedsASignedBase(t *testing.T) {
-	for name, signed := range map[string]bool{"no base": false, "an older base": true} {
-		t.Run(name, func(t *testing.T) {
-			f := audittest.NewFixture(t)
-			a, _ := f.Folder()
-			f.Old()
-			if signed {
-				c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep}
-				if _, err := c.Run(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				f.Fill(10)
-			}
-			written := f.Hashes()
-			newest := slices.Max(slices.Collect(maps.Keys(written)))
-			forged := audit.Segment{From: newest - 1, To: newest - 1, Name: "audit/chain_test/forged"}
-			err := f.Store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(audit.ArchiveKey(forged.From), forged.Encode()) })
-			if err != nil {
-				t.Fatal(err)
-			}
-			c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep}
-			if n, err := c.Run(t.Context()); n != 0 || fault.Of(err) != fault.Internal {
-				t.Errorf("cut %d: %v", n, err)
-			}
-			if !maps.Equal(f.Hashes(), written) {
-				t.Error("entries were removed")
-			}
-			if _, err := f.Verify(); err == nil {
-				t.Error("the verification of the database finds nothing")
-			}
-		})
-	}
-}
-
-func TestTamperingWithTheArchiveIsReported(t *testing.T) {
-	f := audittest.NewFixture(t)
-	a, dir := f.Folder()
-	f.Old()
-	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep, most: 20}
-	if _, err := c.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	segments := f.Segments()
-	path := func(i int) string { return filepath.Join(dir, segments[i].Name) }
-	saved := make(map[int][]byte)
-	for i := range segments {
-		data, err := os.ReadFile(path(i))
-		if err != nil {
-			t.Fatal(err)
-		}
-		saved[i] = data
-	}
-	write := func(i int, data []byte) error { return os.WriteFile(path(i), data, 0o600) }
-	second := segments[1].From
-	for name, c := range map[string]struct {
-		first uint64
-		spoil func() error
-	}{
-		"an object is missing":   {second, func() error { return os.Remove(path(1)) }},
-		"an object is empty":     {second, func() error { return write(1, nil) }},
-		"an object is cut":       {second, func() error { return write(1, saved[1][:len(saved[1])-9]) }},
-		"two objects exchanged":  {1, func() error { return errors.Join(write(0, saved[1]), write(1, saved[0])) }},
-		"an object repeated":     {second, func() error { return write(1, saved[0]) }},
-		"an object of other log": {second, func() error { return write(1, audittest.Zipped(audittest.NewFixture(t).Export())) }},
-		"an entry in it changed": {second + 3, func() error {
-			entries, closing := audittest.Lines(t, a, segments[1])
-			entries[3] = bytes.Replace(entries[3], []byte("success"), []byte("failure"), 1)
-			return write(1, audittest.Zipped(append(entries, closing)...))
-		}},
-	} {
-		if err := c.spoil(); err != nil {
-			t.Fatal(err)
-		}
-		_, err := verify.StoreWithArchive(t.Context(), f.Store, a, verify.Options{})
-		if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != c.first {
-			t.Errorf("%s: %v, want a fault at %d", name, err, c.first)
-		}
-		for i, data := range saved {
-			if err := write(i, data); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if _, err := verify.StoreWithArchive(t.Context(), f.Store, a, verify.Options{}); err != nil {
-		t.Errorf("mended: %v", err)
-	}
-	other := verify.Options{Fingerprint: strings.Repeat("0", 64)}
-	if _, err := verify.StoreWithArchive(t.Context(), f.Store, a, other); err == nil {
-		t.Error("a fingerprint of another log verifies")
-	}
-	// Verification compares the rows about the archive with the base.
-	for name, change := range map[string]func(tx store.Tx) error{
-		"a row lost":  func(tx store.Tx) error { return tx.Delete(audit.ArchiveKey(segments[len(segments)-1].From)) },
-		"the base":    func(tx store.Tx) error { return tx.Delete(audit.BaseKey) },
-		"a row short": func(tx store.Tx) error { return tx.Put(audit.ArchiveKey(segments[1].From), []byte("x")) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			rows := make(map[string][]byte)
-			err := f.Store.Update(t.Context(), func(tx store.Tx) error {
-				for _, s := range segments {
-					rows[string(audit.ArchiveKey(s.From))] = audittest.Get(tx, audit.ArchiveKey(s.From))
-				}
-				rows[string(audit.BaseKey)] = audittest.Get(tx, audit.BaseKey)
-				return change(tx)
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, alone := f.Verify()
-			_, both := verify.StoreWithArchive(t.Context(), f.Store, a, verify.Options{})
-			if alone == nil || both == nil {
-				t.Errorf("the database alone: %v; with the archive: %v", alone, both)
-			}
-			err = f.Store.Update(t.Context(), func(tx store.Tx) error {
-				for key, row := range rows {
-					if err := tx.Put([]byte(key), row); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-}
-
-// The holder of the key can sign a base that contradicts the entries. The archive shows it.
-func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
-	f := audittest.NewFixture(t)
-	a, _ := f.Folder()
-	f.Old()
-	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep}
-	if _, err := c.Run(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	base, err := chain.ReadBase(t.Context(), f.Store)
-	if err != nil {
-		t.Fatal(err)
-	}
-	base.APIKeys[audit.APIKeyName{Tenant: audittest.TenantA, ID: "key_that_never_was"}] = audit.APIKeyState{Sequence: 3}
-	signed, err := base.Sign(f.Log.Signer, f.Log.ChainID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(audit.BaseKey, signed) }); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Verify(); err != nil {
-		t.Errorf("the database alone: %v", err)
-	}
-	_, err = verify.StoreWithArchive(t.Context(), f.Store, a, verify.Options{})
-	if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != 62 {
-		t.Errorf("with the archive: %v", err)
-	}
 }
 
 // A segment contains an accepted rollback like any other entry, and an older checkpoint is also
@@ -932,4 +598,147 @@ func whole(f *audittest.Fixture, a audit.Archive, written map[uint64]string) {
 	if report.From != 1 || report.Entries != uint64(len(have)) || !report.Pinned {
 		f.T.Errorf("with the archive: from %d, %d entries of %d, pinned %v", report.From, report.Entries, len(have), report.Pinned)
 	}
+}
+
+// A restored backup writes another history of the same sequences. The archive keeps both.
+func TestAnArchivedHistoryIsNotOverwritten(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	f.Fill(20)
+	backup := f.Copied()
+	run := func(f *audittest.Fixture) audit.Segment {
+		t.Helper()
+		f.Fill(20)
+		f.Advance(audittest.Keep + 2*lateness)
+		f.Fill(1)
+		if n, err := (&Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep, most: 41}).Run(t.Context()); err != nil || n == 0 {
+			t.Fatalf("cut %d: %v", n, err)
+		}
+		return f.Segments()[0]
+	}
+	lost := run(f)
+	restored := run(f.Opened(backup))
+	if lost.From != restored.From || lost.To != restored.To || lost.Hash == restored.Hash {
+		t.Fatalf("%+v, %+v", lost, restored)
+	}
+	for _, s := range []audit.Segment{lost, restored} {
+		data, err := a.Get(t.Context(), s.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := verify.Segment(data, s, verify.Options{PublicKey: f.Log.Signer.Public()}); err != nil {
+			t.Errorf("%s: %v", s.Name, err)
+		}
+	}
+}
+
+// A base omits deleted items together with the archived entries of their deletion. Rows of deleted
+// items that reappear are found.
+func TestABaseForgetsWhatIsGone(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	gone := func(id string) {
+		f.Record(audit.Event{Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{ID: id, Type: audit.CredentialResource}})
+	}
+	apiKey := func(of audit.EventType, id string) {
+		f.Record(audit.Event{Type: of, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{ID: id, Type: audit.APIKeyResource}})
+	}
+	for i := range 5 {
+		f.Sealed(audittest.TenantA, fmt.Sprintf("cred_%d", i), "1", strings.Repeat("a", 64))
+	}
+	gone("cred_0")
+	gone("cred_1")
+	f.Sealed(audittest.TenantA, "cred_1", "1", strings.Repeat("b", 64)) // sealed again, and stays
+	gone("cred_2")
+	apiKey(audit.APIKeyCreated, "key_0")
+	apiKey(audit.APIKeyCreated, "key_1")
+	apiKey(audit.APIKeyRevoked, "key_0")
+	f.Advance(audittest.Keep + 2*lateness)
+	gone("cred_3") // after the archived part
+	apiKey(audit.APIKeyRevoked, "key_1")
+	f.Fill(2)
+	written := f.Hashes()
+	var row []byte
+	f.Put(func(tx store.Tx) error {
+		row = audittest.Get(tx, audit.CurrentKey(string(audittest.TenantA), "cred_0"))
+		return nil
+	})
+	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep}
+	f.Follow()
+	broken := &failing{Store: f.Store, at: 2} // the Update after the cut's
+	f.Log.Chain.Store = broken
+	if _, err := c.Run(t.Context()); err == nil {
+		t.Fatal("it did not fail")
+	}
+	f.Log.Chain.Store = f.Store
+	whole(f, a, written) // including everything that is still to be removed
+	if _, err := c.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.Clean()
+	whole(f, a, written)
+	base, err := f.Log.Chain.ReadBase(t.Context())
+	if err != nil || len(base.Credentials) != 3 || len(base.APIKeys) != 1 {
+		t.Fatalf("%v: the base knows %v and %v", err, base.Credentials, base.APIKeys)
+	}
+	report, err := f.Verify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, known := range map[string]bool{"cred_0": false, "cred_1": true, "cred_2": false, "cred_3": true, "cred_4": true} {
+		state, ok := report.Credentials[audit.CredentialKey{Tenant: audittest.TenantA, Credential: id}]
+		if ok != known || state.Deleted != (id == "cred_3") {
+			t.Errorf("%s: %+v, %v", id, state, ok)
+		}
+		if err := f.Store.View(t.Context(), func(r store.Reader) error { return audittest.ErrorOf(chain.Current(r, audittest.TenantA, id)) }); (err == nil) != known {
+			t.Errorf("%s: its current version is %v", id, err)
+		}
+	}
+	f.Put(func(tx store.Tx) error { return tx.Put(audit.CurrentKey(string(audittest.TenantA), "cred_0"), row) })
+	if _, err := f.Verify(); err == nil {
+		t.Error("a row that is back is not found")
+	}
+}
+
+// Two processes archive at once. Each removes only what it has read back itself, even if the other
+// has archived more by then.
+func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	f.Old()
+	f.Follow()
+	other := f.Another(f.Store)
+	theirs := &Cutter{Log: other.Log, Reader: other.Reader, Archive: a}
+	// The first segment of c is archived, and its entries are still there.
+	f.Log.Chain.Store = &failing{Store: f.Store, at: 2}
+	c := &Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep, most: 20}
+	if _, err := c.Run(t.Context()); err == nil {
+		t.Fatal("it did not fail")
+	}
+	f.Log.Chain.Store = f.Store
+	first := f.Segments()[0]
+	newest, found, err := theirs.leftOver(t.Context())
+	if err != nil || !found || newest != first {
+		t.Fatal(newest, found, err)
+	}
+	// The other process has read the segment back. Before it removes the entries, c archives
+	// another segment.
+	f.Log.Chain.Store = &failing{Store: f.Store, at: 4} // Updates: removal of the first segment, checkpoint, cut, removal of the second
+	if _, err := c.Run(t.Context()); err == nil {
+		t.Fatal("it did not fail")
+	}
+	f.Log.Chain.Store = f.Store
+	if n := len(f.Segments()); n != 2 {
+		t.Fatalf("%d segments", n)
+	}
+	if err := theirs.removeArchived(t.Context(), newest.To); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.RowsOf(store.Range{From: audit.EntryKey(first.To + 1), To: audit.EntryKey(f.Segments()[1].To + 1)})); n == 0 {
+		t.Error("entries were removed on the word of another process")
+	}
+	if _, err := c.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.Clean()
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"math/rand/v2"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
@@ -569,5 +571,29 @@ func BenchmarkQuery(b *testing.B) {
 			b.ReportMetric(audittest.P99(search).Seconds()*1000, "ms-p99-search")
 			b.ReportMetric(audittest.P99(whole).Seconds()*1000, "ms-p99")
 		})
+	}
+}
+
+// A summary names the entries that a loop over the block finds.
+func TestASummaryNamesTheEntriesThatMatch(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, shape := range [][2]int{{1, 1}, {3, 2}, {60, 256}, {256, 3}} {
+		rows := audittest.Block(random, shape[0], shape[1])
+		summary := audit.SummaryOf(rows)
+		for _, q := range []reader.Query{{EventType: "TYPE_0"}, {UserID: "usr_1"}, {EventType: "TYPE_2", UserID: "usr_0"}, {EventType: "usr_0"}, {UserID: "TYPE_0"}, {}} {
+			at, ok := audit.PlacesOf(summary, q.Keys())
+			var got, want []int
+			for place, more := at.Last(); more; place, more = at.Last() {
+				got = append(got, place)
+			}
+			for i, row := range slices.Backward(rows) {
+				if q.Matches(row) {
+					want = append(want, i)
+				}
+			}
+			if !ok || !slices.Equal(got, want) {
+				t.Errorf("%v, %+v: %v, want %v", shape, q, got, want)
+			}
+		}
 	}
 }

@@ -31,7 +31,7 @@ func verifiedRow(f *audittest.Fixture) []byte {
 	if err := f.Log.KeepProgress(f.T.Context(), 1); err != nil {
 		f.T.Fatal(err)
 	}
-	return row(f, audit.VerifiedKey)
+	return f.Row(audit.VerifiedKey)
 }
 
 // on returns the log as another process finds it in a store.
@@ -77,16 +77,16 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 		t.Errorf("%d entries were verified, want 21", log.Current().Verified())
 	}
 	// Without new entries, nothing is written. New progress is kept.
-	if err := f.Log.KeepProgress(t.Context(), 1); err != nil || !bytes.Equal(row(f, audit.VerifiedKey), kept) {
+	if err := f.Log.KeepProgress(t.Context(), 1); err != nil || !bytes.Equal(f.Row(audit.VerifiedKey), kept) {
 		t.Error("it is written again", err)
 	}
 	if _, err := f.Log.Verify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Log.KeepProgress(t.Context(), 100); err != nil || !bytes.Equal(row(f, audit.VerifiedKey), kept) {
+	if err := f.Log.KeepProgress(t.Context(), 100); err != nil || !bytes.Equal(f.Row(audit.VerifiedKey), kept) {
 		t.Error("a few entries are kept at once", err)
 	}
-	if err := f.Log.KeepProgress(t.Context(), 21); err != nil || bytes.Equal(row(f, audit.VerifiedKey), kept) {
+	if err := f.Log.KeepProgress(t.Context(), 21); err != nil || bytes.Equal(f.Row(audit.VerifiedKey), kept) {
 		t.Error("it is not kept", err)
 	}
 	if _, err := f.Verify(); err != nil {
@@ -276,15 +276,55 @@ func FuzzDecodeVerified(f *testing.F) {
 	})
 }
 
-func row(f *audittest.Fixture, key []byte) (row []byte) {
-	f.T.Helper()
-	err := f.Store.View(f.T.Context(), func(r store.Reader) error {
-		b, err := r.Get(key)
-		row = bytes.Clone(b)
-		return err
-	})
-	if err != nil {
-		f.T.Fatal(err)
+// All processes share one row of verified progress: the best of any process. There is none after a
+// process has found the log broken.
+func TestReplicasKeepWhatIsVerifiedTogether(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, b := f.Log, f.Another(f.Store)
+	verify := func(l *audittest.Parts) {
+		t.Helper()
+		if p, err := l.Verify(t.Context()); err != nil || p.Status != verify.ProofVerified {
+			t.Fatal(p, err)
+		}
 	}
-	return row
+	keeps := func(l *audittest.Parts) {
+		t.Helper()
+		if err := l.KeepProgress(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	row := func() []byte { return f.RowsOf(audit.KeyRange(audit.VerifiedKey))[string(audit.VerifiedKey)] }
+	verify(a)
+	f.Fill(3)
+	verify(b)
+	keeps(b)
+	better := row()
+	keeps(a)
+	if !bytes.Equal(row(), better) {
+		t.Error("what is verified further is written over")
+	}
+	f.Fill(3)
+	verify(a)
+	f.Advance(time.Second)
+	a.SetSince(f.Now())
+	keeps(a)
+	if bytes.Equal(row(), better) {
+		t.Error("what rests on a later pass is not kept")
+	}
+	b.NoteBroken(&audit.Broken{Sequence: 3, Reason: "a test"})
+	keeps(b)
+	if row() != nil {
+		t.Error("what was verified of a broken log is kept")
+	}
+	f.Fill(3)
+	verify(a)
+	keeps(a)
+	if row() != nil {
+		t.Error("it is kept on the word of a process that has not looked at all of it since")
+	}
+	a.SetSince(f.Now().Add(time.Second))
+	keeps(a)
+	if row() == nil {
+		t.Error("nothing is kept after a later pass")
+	}
 }

@@ -6,6 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"encoding/json"
+	"os"
+	"path/filepath"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -39,16 +43,14 @@ func TestAnOlderCheckpointOfAFormerEpoch(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"store":  second(verify.Store(t.Context(), g.Store, verify.Options{Since: lost})),
-		"export": second(verify.Export(bytes.NewReader(export), verify.Options{Since: lost})),
+		"store":  audittest.ErrorOf(verify.Store(t.Context(), g.Store, verify.Options{Since: lost})),
+		"export": audittest.ErrorOf(verify.Export(bytes.NewReader(export), verify.Options{Since: lost})),
 	} {
 		if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != 22 || !strings.Contains(broken.Reason, "entries 22 to 26 are not in this log, they were lost by the rollback that entry 27 accepted") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
-
-func second(_ verify.Report, err error) error { return err }
 
 // Anything but an older checkpoint of this log is a mistake of the caller, and no fault of the log.
 func TestSinceTakesCheckpointsOfThisLogOnly(t *testing.T) {
@@ -156,10 +158,10 @@ func TestATenantsExportVerifies(t *testing.T) {
 		}
 	}
 	missing := append(append([]string{}, own[:4]...), own[5:]...)
-	if _, ok := audit.IsBroken(second(verify.Export(strings.NewReader(strings.Join(missing, "")), verify.Options{Tenant: true}))); !ok {
+	if _, ok := audit.IsBroken(audittest.ErrorOf(verify.Export(strings.NewReader(strings.Join(missing, "")), verify.Options{Tenant: true}))); !ok {
 		t.Error("an entry is missing, and that is not reported")
 	}
-	if _, ok := audit.IsBroken(second(verify.Export(strings.NewReader(strings.Join(lines, "")), verify.Options{Tenant: true}))); !ok {
+	if _, ok := audit.IsBroken(audittest.ErrorOf(verify.Export(strings.NewReader(strings.Join(lines, "")), verify.Options{Tenant: true}))); !ok {
 		t.Error("two tenants are taken for one")
 	}
 }
@@ -200,4 +202,75 @@ func TestDerivedRowsMayLag(t *testing.T) {
 		}
 		f.Fill(300)
 	}
+}
+
+// Exports from before checkpoints have the same entries, but another closing line.
+func TestAnEarlierExportNamesItsRemedy(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(3)
+	lines := f.Lines()
+	lines[len(lines)-1] = `{"end":{"chain_id":"chain_test"}}` + "\n"
+	_, err := verify.Export(strings.NewReader(strings.Join(lines, "")), verify.Options{})
+	if _, broken := audit.IsBroken(err); broken || fault.Of(err) != fault.Invalid || !strings.Contains(fault.Message(err), "export the log again") {
+		t.Errorf("it is answered with %v", err)
+	}
+	lines[1] = strings.Replace(lines[1], "127.0.0.1", "127.0.0.2", 1)
+	_, err = verify.Export(strings.NewReader(strings.Join(lines, "")), verify.Options{})
+	if broken, ok := audit.IsBroken(err); !ok || broken.Sequence != 2 {
+		t.Errorf("one that does not hold either: %v", err)
+	}
+}
+
+// goldenFingerprint is the fingerprint of testdata/export.jsonl, a log of seven entries. Three of
+// them are signed as a group, and one accepts a rollback. The key was not kept. The export must
+// always verify.
+const goldenFingerprint = "f6b6666ae59cd1e8ba67297259d53270ca356f5dc37e428a8a05eedc92d49d3f"
+
+func TestTheGoldenExportVerifies(t *testing.T) {
+	export, err := os.ReadFile(filepath.Join("testdata", "export.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := verify.Export(bytes.NewReader(export), verify.Options{Fingerprint: goldenFingerprint})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.Entries != 7 || report.Sequence != 10 || len(report.Rollbacks) != 1 || !report.Pinned {
+		t.Fatalf("%+v", report)
+	}
+}
+
+// The canonical form matches an independent encoder. RFC 8785 means sorted keys, no spaces, and the
+// shortest escapes.
+func TestTheCanonicalFormIsRFC8785(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(3)
+	for line := range bytes.Lines(f.Export()) {
+		line = bytes.TrimSuffix(line, []byte("\n"))
+		var fields map[string]any
+		decoder := json.NewDecoder(bytes.NewReader(line))
+		decoder.UseNumber()
+		if err := decoder.Decode(&fields); err != nil {
+			t.Fatal(err)
+		}
+		var again bytes.Buffer
+		encoder := json.NewEncoder(&again) // sorts the keys of maps
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(fields); err != nil {
+			t.Fatal(err)
+		}
+		// encoding/json escapes U+2028 and U+2029, RFC 8785 does not.
+		want := strings.NewReplacer(`\u2028`, "\u2028", `\u2029`, "\u2029").Replace(strings.TrimSuffix(again.String(), "\n"))
+		if string(line) != want {
+			t.Fatalf("got  %s\nwant %s", line, want)
+		}
+	}
+}
+
+func FuzzVerifyExport(f *testing.F) {
+	f.Fuzz(func(t *testing.T, export []byte) {
+		if report, err := verify.Export(bytes.NewReader(export), verify.Options{}); err == nil && report.Entries == 0 {
+			t.Fatal("nothing verified")
+		}
+	})
 }

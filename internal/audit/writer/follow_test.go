@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -435,4 +436,73 @@ func TestAFailureToFollowIsLoggedOnceAndGetsOver(t *testing.T) {
 			t.Error(logged)
 		}
 	})
+}
+
+// A step writes nothing if an older copy of the database and newer entries replaced the entries
+// that it read, even if the checkpoint is unchanged.
+func TestAStepOfAnotherHistoryIsNotWritten(t *testing.T) {
+	r := audittest.NewReplicas(t, 1)[0]
+	if _, err := r.Log.Follow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	older := r.Read()
+	for range 5 {
+		r.Append(audit.AuditRead, audittest.TenantA)
+	}
+	slow, err := r.Log.Begin(t.Context())
+	if err == nil {
+		err = slow.Read(t.Context(), r)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Put(older)
+	other := r.Replica(t, r.Log.Signer)
+	for range 9 {
+		other.Append(audit.AuditRead, audittest.TenantA)
+	}
+	if c, err := r.Log.Step(t.Context()); err == nil {
+		t.Errorf("a checkpoint is signed of what this process has seen otherwise: %+v", c)
+	}
+	c, err := slow.Checkpoint(r.Log.Chain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := audittest.SignedNote(t, &audittest.Fixture{Log: r.Log}, c)
+	if err := r.Update(t.Context(), func(tx store.Tx) error { return slow.Write(tx, signed) }); !errors.Is(err, writer.ErrOutrun) {
+		t.Error(err)
+	}
+	r.Verified(t)
+}
+
+// If another process follows and archives the entries that a step is reading, the step does not
+// report damage.
+func TestAStepThatIsArchivedUnderneathFindsNoDamage(t *testing.T) {
+	outrun := 0
+	for at := int64(1); ; at++ {
+		f := audittest.NewFixture(t)
+		a, _ := f.Folder()
+		f.Old()
+		other := f.Another(f.Store)
+		s := &audittest.Between{Store: f.Store, At: at, Do: func() error {
+			_, err := (&keeper.Cutter{Log: other.Log, Reader: other.Reader, Archive: a, Keep: audittest.Keep}).Run(t.Context())
+			return err
+		}}
+		f.Log.Chain.Store = s
+		if _, err := f.Log.Step(t.Context()); errors.Is(err, writer.ErrOutrun) {
+			outrun++
+		} else if err != nil {
+			t.Errorf("archived before look %d: %v", at, err)
+		}
+		f.Log.Chain.Store = f.Store
+		if _, err := f.Log.Follow(t.Context()); err != nil {
+			t.Errorf("archived before look %d: %v", at, err)
+		}
+		if s.Views.Load() < at {
+			break
+		}
+	}
+	if outrun == 0 {
+		t.Error("no step was outrun")
+	}
 }

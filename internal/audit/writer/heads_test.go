@@ -4,7 +4,11 @@ import (
 	"errors"
 	"testing"
 
+	"fmt"
+	"time"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -271,4 +275,197 @@ func putBack(f *audittest.Fixture, m *audittest.Memory) {
 	if err != nil {
 		f.T.Fatal(err)
 	}
+}
+
+// Anyone with write access to the database can write the head row.
+func TestAForeignHeadIsVerified(t *testing.T) {
+	for name, forge := range map[string]func(tx store.Tx, r *audittest.Replica) error{
+		"of an entry that is not there": func(tx store.Tx, _ *audittest.Replica) error {
+			return tx.Put(audit.HeadKey, audit.Position{Sequence: 99, Micros: 1}.Encode())
+		},
+		"of another hash": func(tx store.Tx, r *audittest.Replica) error {
+			head, err := audit.ReadHead(tx)
+			head.Hash[0] ^= 1
+			return errors.Join(err, tx.Put(audit.HeadKey, head.Encode()))
+		},
+		"of an entry that is not signed": func(tx store.Tx, r *audittest.Replica) error {
+			e, err := audit.ReadEntry(tx, 4)
+			if err != nil {
+				return err
+			}
+			e.Sequence, e.PreviousHash = 5, e.Hash
+			core, err := e.Canonical(nil, false)
+			if err != nil {
+				return err
+			}
+			sum, err := e.Digest()
+			return errors.Join(err, tx.Put(audit.EntryKey(5), audittest.EncodeRow(core, make([]byte, 3309))),
+				tx.Put(audit.HeadKey, audit.Position{Sequence: 5, Micros: e.Position().Micros, Hash: sum}.Encode()))
+		},
+		"of an earlier entry": func(tx store.Tx, _ *audittest.Replica) error {
+			e, err := audit.ReadEntry(tx, 2)
+			if err != nil {
+				return err
+			}
+			return tx.Put(audit.HeadKey, e.Position().Encode())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			replicas := audittest.NewReplicas(t, 2)
+			a, b := replicas[0], replicas[1]
+			b.Append(audit.AuditRead, audittest.TenantA)
+			a.Append(audit.AuditRead, audittest.TenantA)
+			b.Append(audit.AuditRead, audittest.TenantA) // head at 4
+			m := a.Read().With(func(tx store.Tx) error { return forge(tx, a) })
+			a.Put(m)
+			for _, r := range replicas {
+				if err := r.Tries(audit.AuditRead, audittest.TenantA); err == nil {
+					t.Error("it is gone on from")
+				}
+				_, _ = r.Log.Detector.CheckForRollback(t.Context())
+				if err := r.Log.HaltedBy(); err != nil {
+					t.Error("what is damaged is taken for an older copy:", err)
+				}
+			}
+		})
+	}
+}
+
+// Damaged rows of a tenant fail at most the commit in which other replicas find the damage while
+// another process writes.
+func TestADamagedTenantIsItsOwnTroubleAmongReplicas(t *testing.T) {
+	replicas := audittest.NewReplicas(t, 2)
+	a, b := replicas[0], replicas[1]
+	for range writer.AloneAfter + 2 {
+		a.Append(audit.AuditRead, audittest.TenantA)
+	}
+	a.Append(audit.AuditRead, audittest.TenantB)
+	a.Put(a.Read().With(func(tx store.Tx) error { return tx.Put(audit.TenantKey(string(audittest.TenantB), 1), []byte("junk")) }))
+	b.Append(audit.AuditRead, audittest.TenantA)
+	both := func() error {
+		return a.Update(t.Context(), func(tx store.Tx) error {
+			_, err := a.Log.Append(tx, audit.Event{Type: audit.AuditRead, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA)})
+			if err == nil {
+				_, err = a.Log.Append(tx, audit.Event{Type: audit.AuditRead, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantB)})
+			}
+			return err
+		})
+	}
+	if err := both(); !errors.Is(err, fault.Internal) {
+		t.Fatal(err)
+	}
+	a.Append(audit.AuditRead, audittest.TenantA)
+	if err := a.Update(t.Context(), func(tx store.Tx) error {
+		_, err := a.Log.Append(tx, audit.Event{Type: audit.AuditRead, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantB)})
+		if err == nil {
+			t.Error("the tenant's own event is let in")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whatever the results of two replicas' commits are, in any order, the log is whole, the next
+// commit succeeds, and each replica counts exactly its own committed entries.
+func TestReplicasGoOnWhateverBecameOfTheirCommits(t *testing.T) {
+	outcomes := []audittest.Outcome{audittest.Done, audittest.Failed, audittest.Persisted, audittest.Again, audittest.Late}
+	length := 4
+	if testing.Short() {
+		length = 3
+	}
+	words := 1
+	for range length {
+		words *= 2 * len(outcomes)
+	}
+	all := audittest.NewReplicas(t, 2)
+	begun, signer := all[0].Read(), all[0].Log.Signer
+	audittest.OnAllCores(words, func(word int) {
+		b := &audittest.Table{Now: begun}
+		pair := []*audittest.Replica{b.Replica(t, signer), b.Replica(t, signer)}
+		var want [2]uint64
+		var said string
+		count := func(said string) {
+			for i, r := range pair {
+				if _, written, err := r.Log.Progress(t.Context()); err != nil || written[writer.Kind{Type: audit.AuditRead, Outcome: audit.Success}] != want[i] {
+					t.Errorf("%s: %d were counted of %d, %v", said, written[writer.Kind{Type: audit.AuditRead, Outcome: audit.Success}], want[i], err)
+				}
+			}
+		}
+		for rest := word; len(said) < 1 || rest > 0; rest /= 2 * len(outcomes) {
+			i, o := rest%2, outcomes[rest/2%len(outcomes)]
+			said += fmt.Sprintf("%d %s; ", i, o)
+			r, other := pair[i], pair[1-i]
+			r.Outcome, r.Frozen = o, func() {
+				other.Outcome = audittest.Done
+				other.Append(audit.AuditRead, audittest.TenantA)
+				want[1-i]++
+			}
+			err := r.Tries(audit.AuditRead, audittest.TenantA)
+			if ok := o != audittest.Failed && o != audittest.Persisted; (err == nil) != ok {
+				t.Errorf("%s: %v", said, err)
+			}
+			if o != audittest.Failed {
+				want[i]++
+			}
+			count(said)
+		}
+		for i, r := range pair {
+			r.Outcome = audittest.Done
+			r.Append(audit.AuditRead, audittest.TenantA)
+			want[i]++
+		}
+		count(said)
+		report, err := verify.Store(t.Context(), b.Read(), verify.Options{PublicKey: signer.Public()})
+		if err != nil || report.Sequence != 1+want[0]+want[1] {
+			t.Errorf("%s: %d entries, %v", said, report.Sequence, err)
+		}
+	})
+}
+
+// The newest entry that a process has seen may be archived by now.
+func TestAReplicaThatSleptSinceEntriesWereArchivedGoesOn(t *testing.T) {
+	replicas := audittest.NewReplicas(t, 2)
+	awake, asleep := replicas[0], replicas[1]
+	now := time.Now()
+	awake.Clock, asleep.Clock = func() time.Time { return now }, func() time.Time { return now }
+	asleep.Append(audit.AuditRead, audittest.TenantB)
+	for range 300 {
+		awake.Append(audit.AuditRead, audittest.TenantA)
+	}
+	now = now.Add(audittest.Keep + 48*time.Hour)
+	awake.Append(audit.AuditRead, audittest.TenantA)
+	a, _ := (&audittest.Fixture{T: t}).Folder()
+	seen := asleep.Log.Proposed().Position
+	if n, err := (&keeper.Cutter{Log: awake.Log.Log, Reader: awake.Log.Reader, Archive: a, Keep: audittest.Keep}).Run(t.Context()); err != nil || n < 300 {
+		t.Fatal(n, err)
+	}
+	cut := asleep.Read()
+	asleep.Append(audit.AuditRead, audittest.TenantB)
+	asleep.Verified(t)
+	if _, written, err := asleep.Log.Progress(t.Context()); err != nil || written[writer.Kind{Type: audit.AuditRead, Outcome: audit.Success}] != 2 {
+		t.Error(written, err)
+	}
+	// The tree shows whether it is the archived entry.
+	if has, err := awake.Log.Chain.HasEntry(cut.Tx(), seen); !has || err != nil {
+		t.Error(has, err)
+	}
+	other := seen
+	other.Hash[0] ^= 1
+	if has, err := awake.Log.Chain.HasEntry(cut.Tx(), other); has || err != nil {
+		t.Error("another entry is said to be archived:", err)
+	}
+	liar := cut.With(func(tx store.Tx) error {
+		row := audittest.Get(tx, audit.TileKey(0, 0))
+		copy(row[32:], tlogLeaf(other))
+		return tx.Put(audit.TileKey(0, 0), row)
+	})
+	if has, err := awake.Log.Chain.HasEntry(liar.Tx(), other); has {
+		t.Error("a tree that does not hold is believed:", err)
+	}
+}
+
+func tlogLeaf(at audit.Position) []byte {
+	leaf := audit.LeafHash(at.Hash)
+	return leaf[:]
 }

@@ -1,22 +1,8 @@
 package audit
 
 import (
-	"bytes"
 	"testing"
 )
-
-func FuzzParseEntry(f *testing.F) {
-	f.Fuzz(func(t *testing.T, line []byte) {
-		e, err := ParseEntry(line)
-		if err != nil {
-			return
-		}
-		again, err := e.JSON()
-		if err != nil || !bytes.Equal(again, line) {
-			t.Fatal("parse and encode differ", err)
-		}
-	})
-}
 
 func FuzzDecodeRow(f *testing.F) {
 	f.Fuzz(func(t *testing.T, row, batch []byte) {
