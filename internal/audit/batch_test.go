@@ -9,8 +9,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"golang.org/x/mod/sumdb/tlog"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
 )
 
 func TestTheTreeOfAGroupIsRFC6962(t *testing.T) {

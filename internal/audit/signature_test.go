@@ -6,14 +6,13 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
-	"strings"
-	"testing"
-
-	"filippo.io/mldsa"
-
 	"os"
 	"path/filepath"
+	"strings"
+	"testing"
 	"time"
+
+	"filippo.io/mldsa"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"

@@ -8,9 +8,10 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"golang.org/x/mod/sumdb/tlog"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/test/audittest"
-	"golang.org/x/mod/sumdb/tlog"
 )
 
 // A builder that grows in steps of any length, and is encoded and decoded between them, makes the

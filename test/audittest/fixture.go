@@ -536,5 +536,5 @@ func (f *Fixture) RowsOf(ranges ...store.Range) map[string][]byte {
 	return rows
 }
 
-// Row returns a row, or nil.
-func (f *Fixture) Row(key []byte) []byte { return f.RowsOf(audit.KeyRange(key))[string(key)] }
+// RowOf returns a row of the fixture's store, or nil.
+func RowOf(f *Fixture, key []byte) []byte { return f.RowsOf(audit.KeyRange(key))[string(key)] }

@@ -1,13 +1,12 @@
 package keeper
 
 import (
-	"slices"
-	"testing"
-
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
+	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"

@@ -2,17 +2,16 @@ package keeper
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
-	"testing"
-
-	"context"
 	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"

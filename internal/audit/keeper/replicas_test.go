@@ -3,14 +3,13 @@ package keeper
 import (
 	"bytes"
 	"context"
-	"log/slog"
-	"sync"
-	"time"
-
 	"errors"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"

@@ -1,14 +1,12 @@
 package keeper
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"math"
-	"testing"
-
-	"context"
-
-	"bytes"
 	"strings"
+	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"

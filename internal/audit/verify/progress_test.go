@@ -31,7 +31,7 @@ func verifiedRow(f *audittest.Fixture) []byte {
 	if err := f.Log.KeepProgress(f.T.Context(), 1); err != nil {
 		f.T.Fatal(err)
 	}
-	return f.Row(audit.VerifiedKey)
+	return audittest.RowOf(f, audit.VerifiedKey)
 }
 
 // on returns the log as another process finds it in a store.
@@ -77,16 +77,16 @@ func TestAVerificationGoesOnInTheNextProcess(t *testing.T) {
 		t.Errorf("%d entries were verified, want 21", log.Current().Verified())
 	}
 	// Without new entries, nothing is written. New progress is kept.
-	if err := f.Log.KeepProgress(t.Context(), 1); err != nil || !bytes.Equal(f.Row(audit.VerifiedKey), kept) {
+	if err := f.Log.KeepProgress(t.Context(), 1); err != nil || !bytes.Equal(audittest.RowOf(f, audit.VerifiedKey), kept) {
 		t.Error("it is written again", err)
 	}
 	if _, err := f.Log.Verify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Log.KeepProgress(t.Context(), 100); err != nil || !bytes.Equal(f.Row(audit.VerifiedKey), kept) {
+	if err := f.Log.KeepProgress(t.Context(), 100); err != nil || !bytes.Equal(audittest.RowOf(f, audit.VerifiedKey), kept) {
 		t.Error("a few entries are kept at once", err)
 	}
-	if err := f.Log.KeepProgress(t.Context(), 21); err != nil || bytes.Equal(f.Row(audit.VerifiedKey), kept) {
+	if err := f.Log.KeepProgress(t.Context(), 21); err != nil || bytes.Equal(audittest.RowOf(f, audit.VerifiedKey), kept) {
 		t.Error("it is not kept", err)
 	}
 	if _, err := f.Verify(); err != nil {

@@ -2,13 +2,12 @@ package verify_test
 
 import (
 	"bytes"
-	"io"
-	"strings"
-	"testing"
-
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"strings"
 	"testing"
-
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"

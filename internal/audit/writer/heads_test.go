@@ -2,9 +2,8 @@ package writer_test
 
 import (
 	"errors"
-	"testing"
-
 	"fmt"
+	"testing"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
