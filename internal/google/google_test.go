@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,8 +151,8 @@ func TestCredentialsOfAnotherUniverseAreRefused(t *testing.T) {
 }
 
 func TestATokenThatIsRefusedIsNotWaitedFor(t *testing.T) {
-	var answer func(http.ResponseWriter)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w) }))
+	var answer atomic.Int64 // the status of every answer
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(answer.Load())) }))
 	defer server.Close()
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
 	t.Setenv("HOME", t.TempDir()) // which has no credentials of gcloud
@@ -160,12 +161,16 @@ func TestATokenThatIsRefusedIsNotWaitedFor(t *testing.T) {
 		http.StatusForbidden: fault.Forbidden, http.StatusNotFound: fault.Forbidden,
 		http.StatusTooManyRequests: fault.Unavailable, http.StatusServiceUnavailable: fault.Unavailable,
 	} {
-		answer = func(w http.ResponseWriter) { w.WriteHeader(code) }
+		answer.Store(int64(code))
 		c, err := Find(t.Context(), Universe)
 		if err != nil {
 			t.Fatalf("finding credentials: %v", err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		patience := time.Minute // ends only the test of a refusal that is waited for
+		if kind == fault.Unavailable {
+			patience = 500 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
 		if err != nil {
 			t.Fatalf("making a request: %v", err)
