@@ -538,3 +538,11 @@ func (f *Fixture) RowsOf(ranges ...store.Range) map[string][]byte {
 
 // RowOf returns a row of the fixture's store, or nil.
 func RowOf(f *Fixture, key []byte) []byte { return f.RowsOf(audit.KeyRange(key))[string(key)] }
+
+// Stride is the step of a loop over every point of interruption: 1, or n under -short.
+func Stride(n int) int {
+	if testing.Short() {
+		return n
+	}
+	return 1
+}

@@ -29,7 +29,7 @@ func TestWhatOnlyEntriesSayIsFoundToo(t *testing.T) {
 							want = append(want, e.Resource.ID)
 						}
 					}
-					for _, limit := range []int{1, 7, 100} {
+					for _, limit := range pageSizes() {
 						got := pages(f, reader.Query{Outcome: outcome, ResourceID: resource, EventType: eventType, UserID: user, Limit: limit})
 						if !slices.Equal(got, want) {
 							t.Errorf("%s of %q, type %q, user %q, pages of %d: %v, want %v", outcome, resource, eventType, user, limit, got, want)
