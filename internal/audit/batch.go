@@ -17,9 +17,9 @@ import (
 // signature from all other signatures in this program.
 const BatchContext = "latticekeep/audit-batch/v1"
 
-// batchProof proves that an entry is one of a group that has one signature. It is the entry's index
+// BatchProof proves that an entry is one of a group that has one signature. It is the entry's index
 // in the RFC 6962 tree over the hashes of the group.
-type batchProof struct {
+type BatchProof struct {
 	N, Index uint32
 	Path     []byte // hashes from the leaf's sibling upwards, 32 bytes each
 }
@@ -39,7 +39,7 @@ func PathLength(n, index uint32) int {
 }
 
 // root computes the root of the tree from a leaf and the path.
-func (p batchProof) root(leaf [32]byte) [32]byte {
+func (p BatchProof) root(leaf [32]byte) [32]byte {
 	hash := LeafHash(leaf)
 	inner := bits.Len32(p.Index ^ (p.N - 1))
 	for i, path := 0, p.Path; len(path) > 0; i, path = i+1, path[32:] {
@@ -107,7 +107,7 @@ func (t BatchTree) appendPath(dst []byte, index int) []byte {
 // its length tells the two forms apart.
 const signatureVersion = 2
 
-func (p batchProof) encode(signature []byte) []byte {
+func (p BatchProof) encode(signature []byte) []byte {
 	b := make([]byte, 0, 9+len(p.Path)+len(signature))
 	b = append(b, signatureVersion)
 	b = binary.BigEndian.AppendUint32(b, p.N)
@@ -118,17 +118,17 @@ func (p batchProof) encode(signature []byte) []byte {
 
 // DecodeSignature decodes the signature of an entry in either form. For a single entry it returns a
 // proof with n zero.
-func DecodeSignature(b []byte) (p batchProof, signature []byte, ok bool) {
+func DecodeSignature(b []byte) (p BatchProof, signature []byte, ok bool) {
 	if len(b) == dualsig.SignatureSize {
-		return batchProof{}, b, true
+		return BatchProof{}, b, true
 	}
 	if len(b) < 9+dualsig.SignatureSize || b[0] != signatureVersion {
-		return batchProof{}, nil, false
+		return BatchProof{}, nil, false
 	}
-	p = batchProof{N: binary.BigEndian.Uint32(b[1:]), Index: binary.BigEndian.Uint32(b[5:])}
+	p = BatchProof{N: binary.BigEndian.Uint32(b[1:]), Index: binary.BigEndian.Uint32(b[5:])}
 	p.Path, signature = b[9:len(b)-dualsig.SignatureSize], b[len(b)-dualsig.SignatureSize:]
 	if p.N < 2 || p.Index >= p.N || len(p.Path) != 32*PathLength(p.N, p.Index) {
-		return batchProof{}, nil, false
+		return BatchProof{}, nil, false
 	}
 	return p, signature, true
 }
@@ -151,7 +151,7 @@ func (e *Entry) Verify(key *dualsig.PublicKey, m *Memo) bool {
 	return p.verify(key, hash, signature, m)
 }
 
-func (p batchProof) verify(key *dualsig.PublicKey, hash [32]byte, signature []byte, m *Memo) bool {
+func (p BatchProof) verify(key *dualsig.PublicKey, hash [32]byte, signature []byte, m *Memo) bool {
 	if p.N == 0 {
 		return key.Verify(SigningContext, hash[:], signature)
 	}

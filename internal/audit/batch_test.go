@@ -55,7 +55,7 @@ func TestTheTreeOfAGroupIsRFC6962(t *testing.T) {
 			if len(path) != 32*PathLength(uint32(n), uint32(i)) {
 				t.Fatalf("pathLength(%d, %d) = %d", n, i, PathLength(uint32(n), uint32(i)))
 			}
-			p := batchProof{uint32(n), uint32(i), path}
+			p := BatchProof{uint32(n), uint32(i), path}
 			if p.root(hashes[i]) != want {
 				t.Fatalf("the path of %d in %d leads elsewhere", i, n)
 			}

@@ -26,18 +26,18 @@ func (e Epoch) Encode() []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, e.First), uint64(e.Size))
 }
 
-// epochRow is the unverified row of an epoch: anyone with write access to the database can change
+// EpochRow is the unverified row of an epoch: anyone with write access to the database can change
 // it.
-type epochRow struct {
+type EpochRow struct {
 	Key []byte
 	Epoch
 }
 
 // ReadEpochRows returns the rows of epochs in the order of their numbers. Epoch 1 has no row. For a
 // malformed row, the epoch is zero.
-func ReadEpochRows(r store.Reader) (rows []epochRow, err error) {
+func ReadEpochRows(r store.Reader) (rows []EpochRow, err error) {
 	err = r.Scan(EpochRange, func(key, value []byte) bool {
-		row := epochRow{Key: bytes.Clone(key)}
+		row := EpochRow{Key: bytes.Clone(key)}
 		if len(key) == len(EpochRange.From)+8 && len(value) == 16 {
 			row.Epoch = Epoch{
 				Number: binary.BigEndian.Uint64(key[len(EpochRange.From):]),

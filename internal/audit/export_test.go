@@ -19,12 +19,7 @@ var (
 	ErrLongLine = errLongLine
 )
 
-type (
-	BatchProof = batchProof
-	PlaceSet   = placeSet
-)
-
-func (p batchProof) Encode(signature []byte) []byte { return p.encode(signature) }
+func (p BatchProof) Encode(signature []byte) []byte { return p.encode(signature) }
 
 func DecodeSegment(key, value []byte) (Segment, error) { return decodeSegment(key, value) }
 
@@ -37,7 +32,7 @@ func EachKey(summary []byte, visit func(key uint32, at PlaceSet)) bool {
 }
 
 // Buffered returns the length of the line that is not complete yet.
-func (d *lineDigest) Buffered() int { return len(d.line) }
+func (d *LineDigest) Buffered() int { return len(d.line) }
 
 func (b *TreeBuilder) Encode() []byte { return b.encode() }
 

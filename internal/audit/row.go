@@ -113,20 +113,20 @@ func RowBatch(row []byte) (first uint64, ok bool) {
 type StoredEntry struct {
 	Entry     *Entry // without Signature
 	Hash      [32]byte
-	Proof     batchProof
+	Proof     BatchProof
 	Signature []byte
 }
 
 // SplitRow returns the bytes that the hash of a stored entry covers, and the proof of its index in
 // its group. For a row of version 1, the proof is zero.
-func SplitRow(row []byte) (core []byte, p batchProof, err error) {
+func SplitRow(row []byte) (core []byte, p BatchProof, err error) {
 	if _, grouped := RowBatch(row); !grouped {
 		if len(row) < PlainRowHeader || row[0] != PlainRow {
 			return nil, p, ErrNotCanonical
 		}
 		return row[PlainRowHeader:], p, nil
 	}
-	p = batchProof{N: binary.BigEndian.Uint32(row[9:]), Index: binary.BigEndian.Uint32(row[13:])}
+	p = BatchProof{N: binary.BigEndian.Uint32(row[9:]), Index: binary.BigEndian.Uint32(row[13:])}
 	if p.N < 2 || p.Index >= p.N {
 		return nil, p, ErrNotCanonical
 	}

@@ -129,9 +129,9 @@ func unzipAtMost(data []byte, most int64, read func(lines io.Reader) error) erro
 	return nil
 }
 
-// lineDigest computes the SHA-256 over all lines written to it except the last one. A line may not
+// LineDigest computes the SHA-256 over all lines written to it except the last one. A line may not
 // be longer than a line of an export.
-type lineDigest struct {
+type LineDigest struct {
 	hash hash.Hash
 	line []byte // the last line, as far as it is written
 	full bool   // the last line is complete
@@ -139,9 +139,9 @@ type lineDigest struct {
 
 var errLongLine = errors.New("reading a segment: a line is too long for an entry")
 
-func NewLineDigest() *lineDigest { return &lineDigest{hash: sha256.New()} }
+func NewLineDigest() *LineDigest { return &LineDigest{hash: sha256.New()} }
 
-func (d *lineDigest) Write(b []byte) (int, error) {
+func (d *LineDigest) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
 		if d.full {
 			d.hash.Write(d.line)
@@ -160,7 +160,7 @@ func (d *lineDigest) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (d *lineDigest) Sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
+func (d *LineDigest) Sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
 
 // Archive stores objects by name. Put returns when the object is durable. Get returns
 // fault.NotFound if the object does not exist.

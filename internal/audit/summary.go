@@ -79,9 +79,9 @@ func SummaryAgrees(stored []byte, rows []IndexRow) bool {
 		return bytes.Equal(stored, SummaryOf(rows))
 	}
 	left := allPlaces.From(BlockSize - len(rows))
-	want := make(map[uint32]placeSet)
-	ok := eachKey(SummaryOf(rows), func(key uint32, at placeSet) { want[key] = at })
-	return eachKey(stored, func(key uint32, at placeSet) {
+	want := make(map[uint32]PlaceSet)
+	ok := eachKey(SummaryOf(rows), func(key uint32, at PlaceSet) { want[key] = at })
+	return eachKey(stored, func(key uint32, at PlaceSet) {
 		if at.and(left) != want[key] {
 			ok = false
 		}
@@ -89,21 +89,21 @@ func SummaryAgrees(stored []byte, rows []IndexRow) bool {
 	}) && ok && len(want) == 0
 }
 
-// placeSet is a set of places in a block.
-type placeSet [BlockSize / 64]uint64
+// PlaceSet is a set of places in a block.
+type PlaceSet [BlockSize / 64]uint64
 
-var allPlaces = placeSet{^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0)}
+var allPlaces = PlaceSet{^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0)}
 
-func (s *placeSet) add(place byte) { s[place/64] |= 1 << (place % 64) }
+func (s *PlaceSet) add(place byte) { s[place/64] |= 1 << (place % 64) }
 
-func (s placeSet) and(t placeSet) placeSet {
+func (s PlaceSet) and(t PlaceSet) PlaceSet {
 	for i := range s {
 		s[i] &= t[i]
 	}
 	return s
 }
 
-func (s placeSet) or(t placeSet) placeSet {
+func (s PlaceSet) or(t PlaceSet) PlaceSet {
 	for i := range s {
 		s[i] |= t[i]
 	}
@@ -111,7 +111,7 @@ func (s placeSet) or(t placeSet) placeSet {
 }
 
 // From returns the places at or after a place.
-func (s placeSet) From(place int) placeSet {
+func (s PlaceSet) From(place int) PlaceSet {
 	for i := range s {
 		s[i] = s[i] >> max(0, place-64*i) << max(0, place-64*i)
 	}
@@ -119,7 +119,7 @@ func (s placeSet) From(place int) placeSet {
 }
 
 // To returns the places at or before a place.
-func (s placeSet) To(place int) placeSet {
+func (s PlaceSet) To(place int) PlaceSet {
 	for i := range s {
 		s[i] = s[i] << max(0, 64*i+63-place) >> max(0, 64*i+63-place)
 	}
@@ -127,7 +127,7 @@ func (s placeSet) To(place int) placeSet {
 }
 
 // Places returns all places, ascending.
-func (s placeSet) Places() (all []int) {
+func (s PlaceSet) Places() (all []int) {
 	for i, of := range s {
 		for ; of != 0; of &= of - 1 {
 			all = append(all, 64*i+bits.TrailingZeros64(of))
@@ -137,7 +137,7 @@ func (s placeSet) Places() (all []int) {
 }
 
 // Last removes and returns the largest place. It returns false for the empty set.
-func (s *placeSet) Last() (int, bool) {
+func (s *PlaceSet) Last() (int, bool) {
 	for i := len(s) - 1; i >= 0; i-- {
 		if n := bits.Len64(s[i]); n > 0 {
 			s[i] &^= 1 << (n - 1)
@@ -149,7 +149,7 @@ func (s *placeSet) Last() (int, bool) {
 
 // eachKey visits the keys of a summary. It reports whether the summary is well-formed and in its
 // only spelling. It may visit some keys of a malformed summary.
-func eachKey(summary []byte, visit func(key uint32, at placeSet)) bool {
+func eachKey(summary []byte, visit func(key uint32, at PlaceSet)) bool {
 	if len(summary) == 0 || summary[0] != summaryVersion {
 		return false
 	}
@@ -161,7 +161,7 @@ func eachKey(summary []byte, visit func(key uint32, at placeSet)) bool {
 		if int64(key) <= before {
 			return false
 		}
-		var at placeSet
+		var at PlaceSet
 		for i, place := range places {
 			if i > 0 && place <= places[i-1] {
 				return false
@@ -176,12 +176,12 @@ func eachKey(summary []byte, visit func(key uint32, at placeSet)) bool {
 
 // PlacesOf returns the places in a block that have all of the keys, by its summary. It returns
 // false if the summary is malformed.
-func PlacesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
+func PlacesOf(summary []byte, keys []uint32) (at PlaceSet, ok bool) {
 	at = allPlaces
 	for _, key := range keys {
 		of, ok := lookUp(summary, key)
 		if !ok {
-			return placeSet{}, false
+			return PlaceSet{}, false
 		}
 		at = at.and(of)
 	}
@@ -190,11 +190,11 @@ func PlacesOf(summary []byte, keys []uint32) (at placeSet, ok bool) {
 
 // PlacesOfAny returns the places in a block that have any of the keys, by its summary. It returns
 // false if the summary is malformed.
-func PlacesOfAny(summary []byte, keys []uint32) (at placeSet, ok bool) {
+func PlacesOfAny(summary []byte, keys []uint32) (at PlaceSet, ok bool) {
 	for _, key := range keys {
 		of, ok := lookUp(summary, key)
 		if !ok {
-			return placeSet{}, false
+			return PlaceSet{}, false
 		}
 		at = at.or(of)
 	}
@@ -203,13 +203,13 @@ func PlacesOfAny(summary []byte, keys []uint32) (at placeSet, ok bool) {
 
 // lookUp returns the places in a block that have a key. In a malformed summary, it may notice
 // errors only before that key.
-func lookUp(summary []byte, key uint32) (at placeSet, ok bool) {
+func lookUp(summary []byte, key uint32) (at PlaceSet, ok bool) {
 	if len(summary) == 0 || summary[0] != summaryVersion {
-		return placeSet{}, false
+		return PlaceSet{}, false
 	}
 	for rest := summary[1:]; len(rest) > 0; {
 		if len(rest) < 6 || len(rest) < 6+int(rest[4]) {
-			return placeSet{}, false
+			return PlaceSet{}, false
 		}
 		n := 6 + int(rest[4])
 		if binary.BigEndian.Uint32(rest) == key {

@@ -282,12 +282,12 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 		"of an entry that is not there": func(tx store.Tx, _ *audittest.Replica) error {
 			return tx.Put(audit.HeadKey, audit.Position{Sequence: 99, Micros: 1}.Encode())
 		},
-		"of another hash": func(tx store.Tx, r *audittest.Replica) error {
+		"of another hash": func(tx store.Tx, _ *audittest.Replica) error {
 			head, err := audit.ReadHead(tx)
 			head.Hash[0] ^= 1
 			return errors.Join(err, tx.Put(audit.HeadKey, head.Encode()))
 		},
-		"of an entry that is not signed": func(tx store.Tx, r *audittest.Replica) error {
+		"of an entry that is not signed": func(tx store.Tx, _ *audittest.Replica) error {
 			e, err := audit.ReadEntry(tx, 4)
 			if err != nil {
 				return err
