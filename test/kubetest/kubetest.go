@@ -276,7 +276,7 @@ func answers(ctx context.Context, client *http.Client, url string) bool {
 func (c *ControlPlane) installCRDs(ctx context.Context, folder string) error {
 	for _, args := range [][]string{
 		{"apply", "-k", folder},
-		{"wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"},
+		{"wait", `--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True`, "--timeout=60s", "crd", "--all"},
 	} {
 		if out, err := c.Kubectl(ctx, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("installing config/crd: kubectl %s: %w: %s", args[0], err, out)
