@@ -21,6 +21,7 @@ func TestTranscriptIsTheSameOnEachRunAndShowsNoSecret(t *testing.T) {
 		{"curl", "Bearer eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln-_x\n", "Bearer <token>\n"},
 		{"kubectl get -o json", "cred_mfrggzdfmztwq2lknnwg23tpoa 00c18e09-1ac1-4a3d-8389-90bf59abbcbd", "<credential>                    <uid>\n"},
 		{"helm test", "head: 3 " + strings.Repeat("0f", 32) + "\n", "head: <sequence> <hash>\n"},
+		{"helm test", "ok: 4 entries, 1 to 14\ncheckpoint: entry 14 is in the tree of 18 entries, epoch 1\n", "ok: 4 entries, 1 to <sequence>\ncheckpoint: entry <sequence> is in the tree of <size> entries, epoch 1\n"},
 		{"kubectl logs", "SHA-256 " + strings.Repeat("0f", 32), "SHA-256 " + strings.Repeat("0f", 32) + "\n"},
 		{"seal --identity 1f0c", "/tmp/latticekeep-e2e-17/data", "<folder>/data\n"},
 		{"kubectl apply --filename hack/e2e/manifests/namespaces.yaml", "", ""},

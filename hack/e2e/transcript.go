@@ -52,6 +52,9 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?`), instead: "<time>"},
 	{pattern: regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`), instead: "<uid>"},
 	{pattern: regexp.MustCompile(`(?m)^head: \d+ [0-9a-f]{64}$`), instead: "head: <sequence> <hash>"}, // printed by `latticekeep audit verify`
+	// How far the log has grown when `latticekeep audit verify` reads it.
+	{pattern: regexp.MustCompile(`(?m)\b1 to \d+$`), instead: "1 to <sequence>"},
+	{pattern: regexp.MustCompile(`(?m)^checkpoint: entry \d+ is in the tree of \d+ entries`), instead: "checkpoint: entry <sequence> is in the tree of <size> entries"},
 	{pattern: regexp.MustCompile(`\bcred_[a-z2-7]+`), instead: "<credential>", column: true},
 	// The end of the pod name of a Deployment.
 	{pattern: regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), instead: "-<suffix>", column: true},
