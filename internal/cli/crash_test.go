@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -138,9 +139,12 @@ func load(t *testing.T, p *process, all *acknowledged) {
 					err = all.change(p.DevReady, mine[rand.IntN(len(mine))], n%8 == 7)
 				} else {
 					var id string
-					if id, err = all.seal(p.DevReady, fmt.Sprintf("value-%d-%d", client, n)); err == nil && id != "" {
+					if id, err = all.seal(p.DevReady, fmt.Sprintf("value-%d-%d", client, n)); err == nil {
 						mine = append(mine, id)
 					}
+				}
+				if errors.Is(err, errUnconfirmed) {
+					continue // only confirmed answers bring the kill nearer
 				}
 				if err != nil {
 					if !dead.Load() {
@@ -167,15 +171,18 @@ func load(t *testing.T, p *process, all *acknowledged) {
 	}
 }
 
-// seal returns the id of a new credential, or none if the server has not confirmed it.
+// errUnconfirmed means that a busy machine answered 503: the outcome is unknown.
+var errUnconfirmed = errors.New("not confirmed")
+
+// seal returns the id of a new credential. Error: [errUnconfirmed].
 func (a *acknowledged) seal(r app.DevReady, value string) (string, error) {
 	status, answer, err := call(r, "POST", "/api/v2/vault/seal",
 		fmt.Sprintf(`{"name":"n","credential_type":"t","values":{"v":%q},"ttl_days":30}`, value))
 	if err != nil {
 		return "", err
 	}
-	if status == http.StatusServiceUnavailable { // a busy machine; the outcome is unknown
-		return "", nil
+	if status == http.StatusServiceUnavailable {
+		return "", errUnconfirmed
 	}
 	if status != http.StatusCreated {
 		return "", fmt.Errorf("seal answered %d", status)
@@ -203,8 +210,8 @@ func (a *acknowledged) change(r app.DevReady, id string, remove bool) error {
 	if err != nil {
 		return err
 	}
-	if status == http.StatusServiceUnavailable { // a busy machine; the outcome is unknown
-		return nil
+	if status == http.StatusServiceUnavailable {
+		return errUnconfirmed
 	}
 	if status != http.StatusOK {
 		return fmt.Errorf("%s answered %d", method, status)

@@ -121,8 +121,8 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 			if !errors.Is(err, fault.Unavailable) || got.Values != nil {
 				t.Errorf("%s: %v %v", name, got.Values, err)
 			}
-			if time.Since(began) > time.Minute { // a second, plus time for a slow machine
-				t.Errorf("%s: hung", name)
+			if d := time.Since(began); d > time.Minute || readTimeout > time.Second { // a busy machine is slow, but the limit is fixed
+				t.Errorf("%s: it took %v, with a limit of %v", name, d, readTimeout)
 			}
 		}
 		if list, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); !errors.Is(err, fault.Unavailable) || list != nil {

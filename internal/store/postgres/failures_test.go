@@ -289,8 +289,8 @@ func TestAFrozenDatabaseIsABoundedWait(t *testing.T) {
 	if err := view(); fault.Of(err) != fault.Unavailable {
 		t.Errorf("a View of a frozen database: %v", err)
 	}
-	if d := time.Since(began); d > time.Minute { // two seconds; more on a busy machine
-		t.Errorf("it took %v", d)
+	if d := time.Since(began); d > time.Minute || viewLimit > 2*time.Second { // a busy machine is slow, but the limit is fixed
+		t.Errorf("it took %v, with a limit of %v", d, viewLimit)
 	}
 	eventually(t, "still called ready", func() bool { return fault.Of(db.Ready(context.Background())) == fault.Unavailable })
 	eventually(t, "Views are not turned away at once", func() bool {
@@ -320,8 +320,8 @@ func TestWhileItIsDownRequestsAreTurnedAwaySoon(t *testing.T) {
 	if err := put(); fault.Of(err) != fault.Unavailable {
 		t.Errorf("an Update without a database: %v", err)
 	}
-	if d := time.Since(began); d > time.Minute { // half a second; more on a busy machine
-		t.Errorf("it took %v", d)
+	if d := time.Since(began); d > time.Minute || impatience > time.Second/2 { // a busy machine is slow, but the limit is fixed
+		t.Errorf("it took %v, with a limit of %v", d, impatience)
 	}
 	if err := s.Restart(); err != nil {
 		t.Fatal(err)
