@@ -40,12 +40,7 @@ const (
 // Sequence returns the sequence of the last entry that the base covers.
 func (b *Base) Sequence() uint64 { return b.Head.Sequence }
 
-// Hash returns the hash of the last entry that the base covers, in lower-case hex.
-func (b *Base) Hash() string { return b.History.Hash }
-
-// Size returns the number of entries that the base covers.
-func (b *Base) Size() int64 { return b.Tree.Size }
-
+// BaseJSON is the JSON of a [Base], with its fields in the order of their names.
 type BaseJSON struct {
 	APIKeys     []baseAPIKey     `json:"api_keys"`
 	ChainID     string           `json:"chain_id"`
@@ -109,6 +104,7 @@ type baseNamespace struct {
 	Tenant    string `json:"tenant"`
 }
 
+// Clone returns a copy that replaying further entries does not change in s.
 func (s History) Clone() History {
 	s.Epochs, s.Lost, s.Kept = slices.Clone(s.Epochs), slices.Clone(s.Lost), slices.Clone(s.Kept)
 	s.Credentials, s.APIKeys, s.Namespaces = maps.Clone(s.Credentials), maps.Clone(s.APIKeys), maps.Clone(s.Namespaces)
@@ -126,6 +122,7 @@ func (s History) Clone() History {
 	return s
 }
 
+// JSON returns the canonical JSON of the base: sorted lists, and no other spelling.
 func (b *Base) JSON() ([]byte, error) {
 	s := b.History
 	j := BaseJSON{
@@ -224,6 +221,7 @@ func ParseBase(in []byte, key *dualsig.PublicKey) (*Base, error) {
 	return b, nil
 }
 
+// Base returns the state that j describes. Error: [ErrBase].
 func (j BaseJSON) Base() (*Base, error) {
 	raw, ok1 := DecodeBase64(j.PublicKey)
 	tree, ok2 := DecodeBase64(j.Tree)

@@ -25,8 +25,8 @@ func TestTheGoldenBase(t *testing.T) {
 	if err != nil || !bytes.Equal(text, row[len(row)-len(text):]) {
 		t.Fatal("it is written in another way than it was read: ", err)
 	}
-	if b.Sequence() != 13 || b.Size() != 11 || Fingerprint(b.ChainID, b.Public.Bytes()) != goldenBase {
-		t.Fatalf("%d %d", b.Sequence(), b.Size())
+	if b.Sequence() != 13 || b.Tree.Size != 11 || Fingerprint(b.ChainID, b.Public.Bytes()) != goldenBase {
+		t.Fatalf("%d %d", b.Sequence(), b.Tree.Size)
 	}
 	if len(b.Credentials) != 1 || len(b.APIKeys) != 1 || len(b.Namespaces) != 1 || len(b.Kept) != 1 || len(b.Lost) != 1 || len(b.Tenants) != 3 {
 		t.Fatalf("%+v", b.History)

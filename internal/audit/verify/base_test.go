@@ -35,7 +35,7 @@ func TestABaseStandsForTheEntriesBeforeIt(t *testing.T) {
 		if err != nil || base.Sequence() != at {
 			t.Fatal(base, err)
 		}
-		rest := lines[base.Size():]
+		rest := lines[base.Tree.Size:]
 		report, err := verify.Export(strings.NewReader(strings.Join(rest, "")), verify.Options{Base: base, Fingerprint: f.Log.Fingerprint()})
 		if err != nil {
 			t.Fatalf("from %d: %v", at, err)

@@ -186,23 +186,3 @@ func splitLines(data []byte, atEOF bool) (advance int, token []byte, err error) 
 	}
 	return 0, nil, nil
 }
-
-// Tenant checks one tenant's part of the chain. The entries are as a tenant reads them from
-// the API, oldest first.
-func Tenant(entries []audit.Entry, o Options) (Report, error) {
-	o.Tenant = true
-	v := NewVerifier(o)
-	for i := range entries {
-		if err := v.Add(&entries[i]); err != nil {
-			break
-		}
-	}
-	report, err := v.Finish()
-	if err == nil {
-		err = v.named()
-	}
-	if err != nil {
-		return Report{}, err
-	}
-	return report, nil
-}

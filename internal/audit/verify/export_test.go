@@ -65,3 +65,23 @@ func ParseVerified(row []byte, chainID string, key *dualsig.PublicKey) (Progress
 func DecodeVerified(since, text []byte, chainID string, key *dualsig.PublicKey) (Progress, error) {
 	return decodeVerified(since, text, chainID, key)
 }
+
+// Tenant checks one tenant's part of the chain. The entries are as a tenant reads them from
+// the API, oldest first.
+func Tenant(entries []audit.Entry, o Options) (Report, error) {
+	o.Tenant = true
+	v := NewVerifier(o)
+	for i := range entries {
+		if err := v.Add(&entries[i]); err != nil {
+			break
+		}
+	}
+	report, err := v.Finish()
+	if err == nil {
+		err = v.named()
+	}
+	if err != nil {
+		return Report{}, err
+	}
+	return report, nil
+}

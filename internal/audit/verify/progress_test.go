@@ -127,7 +127,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 		"of another chain":      {rows: whole, row: sign(func(w *verify.Progress) { w.ChainID = "chain_other" })},
 		"too old":               {rows: whole, row: sign(func(w *verify.Progress) { w.SetSince(since.Add(-time.Hour - 1000)) })},
 		"of a time to come":     {rows: whole, row: sign(func(w *verify.Progress) { w.SetSince(since.Add(time.Second)) })},
-		"of another entry":      {rows: whole, row: sign(func(w *verify.Progress) { w.History.Hash = strings.Repeat("0", 64) })},
+		"of another entry":      {rows: whole, row: sign(func(w *verify.Progress) { w.Hash = strings.Repeat("0", 64) })},
 		"of an entry not there": {rows: older, row: row},
 		"of a damaged entry":    {rows: whole.With(func(tx store.Tx) error { return tx.Put(audit.EntryKey(30), []byte{1}) }), row: row, broken: true},
 		"of an entry above the head": {rows: whole.With(func(tx store.Tx) error {
@@ -249,8 +249,8 @@ func TestTheGoldenVerifiedRow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w.Sequence() != 311 || w.Size() != 304 || !w.Since().Equal(time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)) || len(w.Tenants) != 3 || len(w.Epochs) != 2 || len(w.Credentials)+len(w.Kept) != 0 {
-		t.Fatalf("%d %d %v %d %d", w.Sequence(), w.Size(), w.Since(), len(w.Tenants), len(w.Epochs))
+	if w.Sequence() != 311 || w.Tree.Size != 304 || !w.Since().Equal(time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)) || len(w.Tenants) != 3 || len(w.Epochs) != 2 || len(w.Credentials)+len(w.Kept) != 0 {
+		t.Fatalf("%d %d %v %d %d", w.Sequence(), w.Tree.Size, w.Since(), len(w.Tenants), len(w.Epochs))
 	}
 }
 

@@ -2,10 +2,12 @@ package verify_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -167,5 +169,32 @@ func TestAFingerprintIsAlwaysHeldAgainstTheLog(t *testing.T) {
 	// To is only an upper bound for a tenant's part.
 	if _, err := verify.Export(strings.NewReader(export.String()), verify.Options{Tenant: true, To: 1000}); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestATenantProvesItsOwnHistory(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(60)
+	entries, _, err := f.Log.Query(t.Context(), audittest.Principal(audittest.TenantA), reader.Query{Limit: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Reverse(entries)
+	report, err := verify.Tenant(entries, verify.Options{Fingerprint: f.Log.Fingerprint()})
+	if err != nil || !report.Pinned || report.Entries != 40 {
+		t.Fatal(report, err)
+	}
+	for name, forged := range map[string][]audit.Entry{
+		"first dropped":  entries[1:],
+		"middle dropped": slices.Delete(slices.Clone(entries), 7, 8),
+		"swapped":        append([]audit.Entry{entries[0], entries[2], entries[1]}, entries[3:]...),
+		"repeated":       slices.Insert(slices.Clone(entries), 5, entries[4]),
+		"empty":          nil,
+	} {
+		if _, err := verify.Tenant(forged, verify.Options{}); err == nil {
+			t.Errorf("%s: accepted", name)
+		} else if _, ok := audit.IsBroken(err); !ok {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

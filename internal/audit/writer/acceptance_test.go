@@ -240,7 +240,7 @@ func TestTheTreeAtTheBaseIsHeld(t *testing.T) {
 		t.Fatal(base, err)
 	}
 	at := audit.Checkpoint{
-		ChainID: "chain_test", Epoch: audit.EpochOf(base.Epochs, base.Sequence()).Number, Size: base.Size(), Root: base.Tree.Root(),
+		ChainID: "chain_test", Epoch: audit.EpochOf(base.Epochs, base.Sequence()).Number, Size: base.Tree.Size, Root: base.Tree.Root(),
 		Sequence: base.Sequence(), Hash: base.Head.Hash, Time: time.UnixMicro(base.Head.Micros),
 	}
 	for name, change := range map[string]func(c *audit.Checkpoint, tile []byte){
