@@ -52,6 +52,7 @@ func (p BatchProof) root(leaf [32]byte) [32]byte {
 	return hash
 }
 
+// LeafHash returns the hash of a leaf, SHA-256(0 ‖ data) (RFC 6962, section 2.1).
 func LeafHash(data [32]byte) [32]byte {
 	var b [33]byte
 	copy(b[1:], data[:])
@@ -70,6 +71,7 @@ func nodeHash(left, right []byte) [32]byte {
 // up to the next level unchanged.
 type BatchTree [][][32]byte
 
+// NewBatchTree returns the tree over the hashes of at least one entry.
 func NewBatchTree(hashes [][32]byte) BatchTree {
 	level := make([][32]byte, len(hashes))
 	for i, h := range hashes {
@@ -89,6 +91,7 @@ func NewBatchTree(hashes [][32]byte) BatchTree {
 	return t
 }
 
+// Root returns the root, the value that the signature of a group covers.
 func (t BatchTree) Root() [32]byte { return t[len(t)-1][0] }
 
 // appendPath appends the hashes that lead from a leaf to the root.

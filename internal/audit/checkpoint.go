@@ -199,6 +199,7 @@ func Fingerprint(chainID string, publicKey []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// Head returns the entry at which the checkpoint was made.
 func (c Checkpoint) Head() Head {
 	return Head{Position{c.Sequence, c.Time.UnixMicro(), c.Hash}, c.Epoch}
 }

@@ -151,6 +151,7 @@ func plain(s string) int {
 	return len(s)
 }
 
+// ErrNotCanonical means that bytes have the fields of an entry in another spelling (RFC 8785).
 var ErrNotCanonical = errors.New("the bytes are not the canonical form of an entry")
 
 // Add sets an attribute on a copy of the attributes, because the caller owns the event's map.

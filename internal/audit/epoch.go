@@ -16,12 +16,15 @@ type Epoch struct {
 	Size          int64 // size of the tree before the epoch
 }
 
+// EpochKey returns the key of an epoch's row.
 func EpochKey(number uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/epoch/"), number)
 }
 
+// EpochRange holds the rows of all epochs but the first, which has no row.
 var EpochRange = store.Prefix([]byte("audit/epoch/"))
 
+// Encode returns the row of the epoch: u64 First, u64 Size.
 func (e Epoch) Encode() []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, e.First), uint64(e.Size))
 }

@@ -14,12 +14,15 @@ type Position struct {
 	Hash     [32]byte
 }
 
+// Encode returns the 48 bytes of the position.
 func (k Position) Encode() []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, 48), k.Sequence)
 	b = binary.BigEndian.AppendUint64(b, uint64(k.Micros))
 	return append(b, k.Hash[:]...)
 }
 
+// DecodePosition parses an encoded position; nil is the zero position, that of an empty log. Error:
+// [ErrDamagedLog].
 func DecodePosition(b []byte) (k Position, err error) {
 	if b == nil {
 		return Position{}, nil // there is no entry yet

@@ -26,6 +26,7 @@ func BatchKey(first uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/batch/"), first)
 }
 
+// TenantPrefix returns the prefix of the keys of a tenant's index rows.
 func TenantPrefix(tenant string) []byte { return []byte("audit/tenant/" + tenant + "/") }
 
 // TenantKey returns the key of an index row: the entry of a tenant with a tenant sequence.
@@ -47,10 +48,13 @@ var (
 	CurrentRange = store.Prefix([]byte("audit/anchor/"))
 )
 
+// CheckpointKey is the key of the newest signed checkpoint.
 var CheckpointKey = []byte("audit/checkpoint")
 
+// BaseKey is the key of the signed [Base]. There is none before the first cut.
 var BaseKey = []byte("audit/base")
 
+// VerifiedKey is the key of the signed progress of the verification (audit/verify).
 var VerifiedKey = []byte("audit/verified")
 
 // IndexRow is the value under [TenantKey]. It holds the fields that [reader.Reader.Query] filters
@@ -61,10 +65,12 @@ type IndexRow struct {
 	Actor     string
 }
 
+// Encode returns the position, the event type, a zero byte and the actor.
 func (r IndexRow) Encode() []byte {
 	return append(r.Position.Encode(), string(r.EventType)+"\x00"+r.Actor...)
 }
 
+// DecodeIndexRow parses an index row. Error: [ErrDamagedLog].
 func DecodeIndexRow(b []byte) (IndexRow, error) {
 	if len(b) < 48 {
 		return IndexRow{}, ErrDamagedLog

@@ -33,19 +33,23 @@ type Segment struct {
 	Name   string // object name
 }
 
+// SegmentName returns the object name of a segment.
 func SegmentName(chainID string, s Segment) string {
 	return fmt.Sprintf("audit/%s/%020d-%020d-%x.jsonl.gz", chainID, s.From, s.To, s.Hash[:8])
 }
 
+// ArchiveKey returns the key of the row of the segment that begins at from.
 func ArchiveKey(from uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/archive/"), from)
 }
 
+// ArchiveRange holds the rows of all segments.
 var ArchiveRange = store.Prefix([]byte("audit/archive/"))
 
 // segmentHeader is the length of the fields before the name in a row: u64 To, Hash, Digest.
 const segmentHeader = 8 + 32 + 32
 
+// Encode returns the row of the segment: u64 To, Hash, Digest, Name. From is in its key.
 func (s Segment) Encode() []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, segmentHeader+len(s.Name)), s.To)
 	b = append(b, s.Hash[:]...)
@@ -139,8 +143,10 @@ type LineDigest struct {
 
 var errLongLine = errors.New("reading a segment: a line is too long for an entry")
 
+// NewLineDigest returns the digest of no lines.
 func NewLineDigest() *LineDigest { return &LineDigest{hash: sha256.New()} }
 
+// Write adds text, whose lines it may split. Error: a line is longer than [MaxLine].
 func (d *LineDigest) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
 		if d.full {
@@ -160,6 +166,7 @@ func (d *LineDigest) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// Sum returns the digest of all complete lines before the last one.
 func (d *LineDigest) Sum() [32]byte { return [32]byte(d.hash.Sum(nil)) }
 
 // Archive stores objects by name. Put returns when the object is durable. Get returns

@@ -27,21 +27,26 @@ const (
 	summaryVersion = 1
 )
 
+// BlockOf returns the block of a tenant sequence. Both count from the tenant's first entry, which
+// has sequence 1 and block 0.
 func BlockOf(tenantSequence uint64) uint64 { return (tenantSequence - 1) / BlockSize }
 
 // EndOf returns the last tenant sequence of a block.
 func EndOf(block uint64) uint64 { return (block + 1) * BlockSize }
 
+// SummaryKey returns the key of the summary of a tenant's block.
 func SummaryKey(tenant string, block uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("audit/summary/"+tenant+"/"), block)
 }
 
+// SummaryRange holds all summaries.
 var SummaryRange = store.Prefix([]byte("audit/summary/"))
 
 // TypeKey returns the summary key of an event type. If the keys of two values collide, a query only
 // reads some rows that do not match.
 func TypeKey(t EventType) uint32 { return summaryKeyOf("type", string(t)) }
 
+// ActorKey returns the summary key of an actor's id, as [TypeKey] does for types.
 func ActorKey(actor string) uint32 { return summaryKeyOf("actor", actor) }
 
 func summaryKeyOf(kind, value string) uint32 {

@@ -25,10 +25,12 @@ const (
 	MaxLevel = 62 / TileHeight
 )
 
+// TileKey returns the key of a tile.
 func TileKey(level int, index int64) []byte {
 	return binary.BigEndian.AppendUint64(append([]byte("audit/tile/"), byte(level)), uint64(index))
 }
 
+// TileRange holds all tiles.
 var TileRange = store.Prefix([]byte("audit/tile/"))
 
 // Tile is one row of the tree.

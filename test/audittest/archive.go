@@ -76,6 +76,7 @@ func (f *Fixture) Restart() {
 	f.Log, f.Store = l, Rehearsing(f.T, s)
 }
 
+// Segments returns the segments that the database names, oldest first.
 func (f *Fixture) Segments() []audit.Segment {
 	f.T.Helper()
 	var segments []audit.Segment

@@ -43,6 +43,7 @@ func (f *Fixture) Copied() string {
 	return CopyOf(f.T, f.Path)
 }
 
+// CopyOf copies a file into a new temporary folder.
 func CopyOf(t testing.TB, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -73,6 +74,7 @@ func (f *Fixture) Opened(path string) *Fixture {
 	return g
 }
 
+// SignedNote signs a checkpoint with the key of the fixture's log.
 func SignedNote(t *testing.T, f *Fixture, c audit.Checkpoint) []byte {
 	t.Helper()
 	signed, err := audit.SignCheckpoint(c, f.Log.Signer)
@@ -82,6 +84,7 @@ func SignedNote(t *testing.T, f *Fixture, c audit.Checkpoint) []byte {
 	return signed
 }
 
+// Keep is how long the fixture's entries stay in the database.
 const Keep = 90 * 24 * time.Hour
 
 // Lines returns the lines of the entries of a segment, and its closing line.
@@ -132,34 +135,37 @@ const (
 type Fixture struct {
 	T     testing.TB
 	Path  string // database file of an embedded store
-	Url   string // address of any other database
+	URL   string // address of any other database
 	Log   *Parts
 	Store store.Store
 	mu    sync.Mutex
 	Clock time.Time
 }
 
+// Now returns the time of the fixture's clock.
 func (f *Fixture) Now() time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.Clock
 }
 
+// Advance moves the clock forward.
 func (f *Fixture) Advance(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.Clock = f.Clock.Add(d)
 }
 
+// NewFixture returns a log with its first entry, in a database file.
 func NewFixture(t testing.TB) *Fixture {
 	t.Helper()
 	return (&Fixture{T: t, Path: filepath.Join(t.TempDir(), "audit.db")}).begin()
 }
 
-// newPostgresFixture is newFixture with PostgreSQL.
+// newPostgresFixture is [NewFixture] with PostgreSQL.
 func newPostgresFixture(t testing.TB) *Fixture {
 	t.Helper()
-	return (&Fixture{T: t, Url: pgtest.Shared(t).URL()}).begin()
+	return (&Fixture{T: t, URL: pgtest.Shared(t).URL()}).begin()
 }
 
 // OnBothStores runs a test on each kind of store.
@@ -173,8 +179,8 @@ func (f *Fixture) Opens(hook store.Hook) store.Database {
 	f.T.Helper()
 	var s store.Database
 	var err error
-	if f.Url != "" {
-		s, err = postgres.Open(context.Background(), f.Url, postgres.Options{Hook: hook})
+	if f.URL != "" {
+		s, err = postgres.Open(context.Background(), f.URL, postgres.Options{Hook: hook})
 	} else {
 		s, err = bolt.Open(f.Path, bolt.Options{Hook: hook})
 	}
@@ -204,10 +210,12 @@ func (f *Fixture) begin() *Fixture {
 	return f
 }
 
+// Principal returns an API key of a tenant with all scopes of tenants.
 func Principal(tenant authz.TenantID) authz.Principal {
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: "key_of_" + string(tenant), Scopes: authz.TenantScopes(), RequestID: "req", SourceIP: "127.0.0.1"}
 }
 
+// Record writes one entry.
 func (f *Fixture) Record(e audit.Event) {
 	f.T.Helper()
 	if err := f.Log.Record(context.Background(), e); err != nil {
@@ -215,6 +223,7 @@ func (f *Fixture) Record(e audit.Event) {
 	}
 }
 
+// Sealed writes the entry of a new version of a credential.
 func (f *Fixture) Sealed(tenant authz.TenantID, id, version, digest string) {
 	f.T.Helper()
 	f.Record(audit.Event{
@@ -223,10 +232,12 @@ func (f *Fixture) Sealed(tenant authz.TenantID, id, version, digest string) {
 	})
 }
 
+// Verify verifies the whole store.
 func (f *Fixture) Verify() (verify.Report, error) {
 	return verify.Store(context.Background(), f.Store, verify.Options{})
 }
 
+// Export returns an export of the whole log.
 func (f *Fixture) Export() []byte {
 	f.T.Helper()
 	var out bytes.Buffer
@@ -281,6 +292,7 @@ func (f *Fixture) BaseAt(to uint64) (*audit.Base, []byte) {
 	return b, row
 }
 
+// ErrorOf drops the result of a call.
 func ErrorOf[T any](_ T, err error) error { return err }
 
 // Group writes n entries in one commit and returns the sequence of the first.
@@ -305,6 +317,7 @@ func (f *Fixture) Group(n int) uint64 {
 	return first.Sequence
 }
 
+// Read returns an entry that must exist.
 func (f *Fixture) Read(sequence uint64) *audit.Entry {
 	f.T.Helper()
 	var e *audit.Entry
@@ -318,6 +331,7 @@ func (f *Fixture) Read(sequence uint64) *audit.Entry {
 	return e
 }
 
+// Admin returns a principal who may accept a rollback.
 func Admin() authz.Principal {
 	return authz.Principal{Tenant: authz.SystemTenant, Kind: authz.System, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}, RequestID: "req"}
 }
@@ -372,6 +386,7 @@ type Parts struct {
 	Signer *dualsig.PrivateKey // nil before Use
 }
 
+// NewParts returns a log without store and key, and the parts that work on it.
 func NewParts(now func() time.Time) *Parts {
 	l := writer.New(now)
 	g := guard.New(l)
@@ -384,6 +399,7 @@ func (p *Parts) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateK
 	return p.Log.Use(ctx, s, signer, chainID)
 }
 
+// AcceptRollback goes through the guard, as services do.
 func (p *Parts) AcceptRollback(ctx context.Context, by authz.Principal, reason string) (audit.Rollback, error) {
 	return p.Guard.AcceptRollback(ctx, by, reason)
 }
@@ -424,6 +440,7 @@ func Drain(t *testing.T, tail *reader.Tail) (all []uint64) {
 	}
 }
 
+// Progress returns the newest sequence and the counts of committed entries.
 func (f *Fixture) Progress() (uint64, map[writer.Kind]uint64) {
 	f.T.Helper()
 	sequence, written, err := f.Log.Progress(context.Background())
@@ -433,6 +450,7 @@ func (f *Fixture) Progress() (uint64, map[writer.Kind]uint64) {
 	return sequence, written
 }
 
+// Get returns a copy of a row that must exist.
 func Get(tx store.Tx, key []byte) []byte {
 	b, err := tx.Get(key)
 	if err != nil || b == nil {
@@ -468,6 +486,7 @@ func (f *Fixture) RollBack(head, lostTo uint64) audit.Rollback {
 	return got
 }
 
+// Followed follows the log and returns its signed checkpoint.
 func (f *Fixture) Followed() []byte {
 	f.T.Helper()
 	if _, err := f.Log.Follow(f.T.Context()); err != nil {

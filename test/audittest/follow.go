@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
+// Epochs returns the epochs that the log accepts.
 func (f *Fixture) Epochs() []audit.Epoch {
 	f.T.Helper()
 	var epochs []audit.Epoch
@@ -112,6 +113,7 @@ func (f *Fixture) FollowsTo(size int64) {
 	}
 }
 
+// Follow follows the log and returns its checkpoint.
 func (f *Fixture) Follow() audit.Checkpoint {
 	f.T.Helper()
 	c, err := f.Log.Follow(context.Background())
@@ -262,6 +264,7 @@ func LongLog(b *testing.B, n int, tenant authz.TenantID) *Fixture {
 	return f
 }
 
+// P99 returns the 99th percentile, and sorts the durations.
 func P99(all []time.Duration) time.Duration {
 	slices.Sort(all)
 	return all[len(all)*99/100]

@@ -17,6 +17,7 @@ import (
 // Memory is an in-memory store: a sorted list of rows. A copy shares the values of its original.
 type Memory struct{ Rows []audit.Row }
 
+// CopyStore copies all rows of a store into memory.
 func CopyStore(t testing.TB, s store.Store) *Memory {
 	t.Helper()
 	m := new(Memory)
@@ -39,6 +40,7 @@ func (m *Memory) With(change func(tx store.Tx) error) *Memory {
 	return c
 }
 
+// Find returns the index of a row, or where it would be.
 func (m *Memory) Find(key []byte) (int, bool) {
 	return slices.BinarySearchFunc(m.Rows, string(key), func(r audit.Row, key string) int { return strings.Compare(string(r.Key), key) })
 }
@@ -54,6 +56,7 @@ func (m *Memory) Close() error { return nil }
 // Tx returns a transaction that changes m itself.
 func (m *Memory) Tx() MemoryTx { return MemoryTx{m} }
 
+// MemoryTx is a transaction of a [Memory], without isolation.
 type MemoryTx struct{ m *Memory }
 
 func (tx MemoryTx) Get(key []byte) ([]byte, error) {

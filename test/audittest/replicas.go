@@ -31,6 +31,7 @@ type Table struct {
 	past    []*Memory // all earlier commits
 }
 
+// Read returns the rows as they are now. They must not be changed.
 func (b *Table) Read() *Memory {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -65,6 +66,7 @@ type Replica struct {
 	Clock   func() time.Time
 }
 
+// ErrNotDone is what a replica answers when it cannot tell that its commit succeeded.
 var ErrNotDone = fault.New(fault.Unavailable, "the connection is lost")
 
 func (r *Replica) View(ctx context.Context, fn func(store.Reader) error) error {
@@ -161,6 +163,7 @@ func (b *Table) Replica(t testing.TB, signer *dualsig.PrivateKey) *Replica {
 	return r
 }
 
+// Append writes an entry, which must succeed.
 func (r *Replica) Append(what audit.EventType, tenant authz.TenantID) {
 	r.t.Helper()
 	if err := r.Tries(what, tenant); err != nil {
@@ -168,6 +171,7 @@ func (r *Replica) Append(what audit.EventType, tenant authz.TenantID) {
 	}
 }
 
+// Tries writes an entry and returns the error.
 func (r *Replica) Tries(what audit.EventType, tenant authz.TenantID) error {
 	return r.Log.Record(context.Background(), audit.Event{
 		Type: what, Outcome: audit.Success, Principal: Principal(tenant), Resource: audit.Resource{Type: audit.ChainResource, ID: "chain_test"},
@@ -184,6 +188,7 @@ func (b *Table) Verified(t testing.TB) verify.Report {
 	return report
 }
 
+// LockedWriter lets several goroutines write to one buffer.
 type LockedWriter struct {
 	mu sync.Mutex
 	W  *bytes.Buffer

@@ -22,6 +22,7 @@ func (r *ReferenceTree) ReadHashes(indexes []int64) (hashes []tlog.Hash, err err
 	return hashes, nil
 }
 
+// Add appends an entry, by its hash.
 func (r *ReferenceTree) Add(t testing.TB, entry [32]byte) {
 	t.Helper()
 	hashes, err := tlog.StoredHashes(r.size, entry[:], r)
@@ -32,6 +33,7 @@ func (r *ReferenceTree) Add(t testing.TB, entry [32]byte) {
 	r.size++
 }
 
+// Root returns the root of the tree of a size.
 func (r *ReferenceTree) Root(t testing.TB, size int64) tlog.Hash {
 	t.Helper()
 	root, err := tlog.TreeHash(size, r)

@@ -37,6 +37,7 @@ type Followed struct {
 	audit.Checkpoint
 }
 
+// ErrNoCheckpoint is a [fault.Unavailable]: the log is younger than its first checkpoint.
 var ErrNoCheckpoint = fault.New(fault.Unavailable, "the log has no checkpoint yet: ask again in a second")
 
 // readEpochs caches the epoch rows that were read last and the newest epoch. An entry confirmed

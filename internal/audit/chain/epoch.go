@@ -181,6 +181,7 @@ type LogState struct {
 	Seen   audit.Head // newest entry that this process had seen before
 }
 
+// Epoch returns the newest epoch.
 func (s LogState) Epoch() audit.Epoch { return s.epochs[len(s.epochs)-1] }
 
 // StoredHead returns the head that the store names. Error: [ErrNoCheckpoint] for a log without

@@ -56,6 +56,8 @@ func FirstRow(r store.Reader, tenant string, low, high uint64, wanted func(audit
 	return low + uint64(n), err
 }
 
+// ReadIndexRow reads the index row of a tenant's entry. Errors: audit.ErrDamagedLog, also for a row
+// that is missing, and errors of the store.
 func ReadIndexRow(r store.Reader, tenant string, tenantSequence uint64) (audit.IndexRow, error) {
 	b, err := r.Get(audit.TenantKey(tenant, tenantSequence))
 	if err != nil {

@@ -63,7 +63,7 @@ func newVictimOn(t testing.TB, newFixture func(testing.TB) *audittest.Fixture) *
 	}
 	v.fill(5)
 	v.Memory = audittest.CopyStore(t, f.Store)
-	if f.Url != "" {
+	if f.URL != "" {
 		v.raw = f.Opens(nil)
 	}
 	v.options = verify.Options{PublicKey: f.Log.Signer.Public()}.WithCheck(rememberSignatures())

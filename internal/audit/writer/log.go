@@ -28,7 +28,8 @@ func New(now func() time.Time) *Log {
 
 var errNotEquipped = errors.New("the log has no key yet")
 
-// Log writes the entries of one deployment's chain.
+// Log writes the entries of one deployment's chain. Only packages of internal/audit may use its
+// exported fields (TestImportsDoNotReachIntoTheLog): services go through a guard or a reader.
 type Log struct {
 	Chain   *chain.Chain
 	signer  *dualsig.PrivateKey
