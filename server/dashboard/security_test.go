@@ -372,8 +372,9 @@ func TestNothingSecretStaysBehind(t *testing.T) {
 	b.press("Sign out")
 	b.titled("Sign in")
 	for range 3 {
-		b.script(`history.back()`)
-		b.until(`document.querySelector('h1')?.innerText === 'Sign in' || document.querySelector('h1')?.innerText === 'Verify your address'`)
+		// The old page stays on the screen, and shows such a heading, until the next one has begun.
+		b.script(`(window.leaving = true, addEventListener('popstate', () => { window.leaving = false }, {once: true}), history.back())`)
+		b.until(`!window.leaving && ['Sign in', 'Verify your address'].includes(document.querySelector('h1')?.innerText)`)
 		if strings.Contains(value[string](b, `document.documentElement.outerHTML`), secret) {
 			t.Errorf("after signing out %s shows the secret", b.path())
 		}
