@@ -216,6 +216,7 @@ func TestTheKeyboardAloneIsEnough(t *testing.T) {
 	b := p.tab()
 	b.open("/")
 	b.titled("Sign in")
+	b.until(`document.activeElement !== document.body`) // the page sets the focus after it has painted
 	if role, name := b.focused(); role != "textbox" || name != "E-mail address" {
 		t.Errorf("the focus begins at the %s %q", role, name)
 	}
