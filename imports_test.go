@@ -116,6 +116,7 @@ var ours = map[string]string{
 	"internal/dualsig":        "internal/frame",
 	"internal/kms":            "internal/google internal/durable internal/frame internal/fault",
 	"internal/google":         "internal/fault",
+	"internal/state":          "",
 	"internal/store":          "",
 	"internal/store/bolt":     "internal/store internal/fault",
 	"internal/store/postgres": "internal/store internal/fault",
