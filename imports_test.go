@@ -120,7 +120,7 @@ var ours = map[string]string{
 	"internal/store":          "",
 	"internal/store/bolt":     "internal/store internal/fault",
 	"internal/store/postgres": "internal/store internal/fault",
-	"test/storetest":          "internal/store internal/fault",
+	"test/storetest":          "internal/state internal/store internal/fault",
 
 	"internal/frame":  "",
 	"internal/fault":  "",

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -27,11 +28,11 @@ func Open(ctx context.Context, s store.Store, log *writer.Log, guard *guard.Guar
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	keys, err := openKeys(ctx, s, log, kms, c)
+	keys, err := openKeys(ctx, s, log, guard, kms, c)
 	if errors.Is(err, fault.Conflict) || errors.Is(err, fault.Internal) {
 		// Another replica may have started the deployment at the same time. Then this replica's Put
 		// comes too late, or the log has a head that this replica's keys did not sign.
-		keys, err = openKeys(ctx, s, log, kms, c)
+		keys, err = openKeys(ctx, s, log, guard, kms, c)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -51,7 +52,7 @@ func Open(ctx context.Context, s store.Store, log *writer.Log, guard *guard.Guar
 
 // openKeys opens the keys, gives them to the log, and stores what a new deployment begins with.
 // Error: fault.Conflict when another replica has started a deployment meanwhile.
-func openKeys(ctx context.Context, s store.Store, log *writer.Log, kms keyring.KMS, c keyring.Config) (*keyring.Ring, error) {
+func openKeys(ctx context.Context, s store.Store, log *writer.Log, guard *guard.Guard, kms keyring.KMS, c keyring.Config) (*keyring.Ring, error) {
 	var first *keyring.First
 	keys, err := keyring.Open(ctx, s, kms, c)
 	if errors.Is(err, fault.NotFound) {
@@ -63,8 +64,10 @@ func openKeys(ctx context.Context, s store.Store, log *writer.Log, kms keyring.K
 	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil || first == nil {
 		return keys, err
 	}
+	tenants := tenant.NewStore(s, guard, keys, records.New(s, guard, keys), c.Now)
+	now := c.Now().UTC()
 	err = s.Update(ctx, func(tx store.Tx) error {
-		if err := first.Put(tx); err != nil {
+		if err := errors.Join(first.Put(tx), tenants.PutSystem(tx, now)); err != nil {
 			return err
 		}
 		_, err := log.Append(tx, systemEvent(audit.ChainStarted, audit.ChainResource, keys.ChainID()))

@@ -34,7 +34,7 @@ func openIn(t *testing.T, dir string) *Service {
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	guard := guard.New(log)
-	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, guard, k, keyring.Config{})
+	service, _, err := Open(t.Context(), storetest.RequireEntries(t, storetest.Rehearsing(s)), log, guard, k, keyring.Config{})
 	must(t, err)
 	if service.guard != guard { // a second one would count refusals by itself
 		t.Error("identity does not use the guard that it is given")
@@ -102,6 +102,21 @@ func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {
 	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
 		t.Error(err)
 	}
+}
+
+// A release that stored the system's tenant later than the deployment may have stopped in between.
+func TestTheSystemsTenantIsMadeWhenItIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	s := openIn(t, dir)
+	s.tamper(t, func(tx store.Tx) error { return tx.Delete([]byte("tenant/system")) })
+	must(t, s.store.Close())
+	s = openIn(t, dir)
+	if s.count(t, "tenant/system") != 1 {
+		t.Error("the system has no tenant")
+	}
+	report, err := verify.Store(t.Context(), s.store, verify.Options{})
+	must(t, err)
+	must(t, VerifyStore(t.Context(), s.store, report))
 }
 
 func TestAnExpiredSystemKeyOperatesNothing(t *testing.T) {

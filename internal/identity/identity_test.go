@@ -36,9 +36,16 @@ func newService(t *testing.T) *Service {
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(err)
 	t.Cleanup(func() { s.Close() })
-	service, _, err := Open(t.Context(), storetest.Rehearsing(s), log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
+	recorded := storetest.RequireEntries(t, storetest.Rehearsing(s))
+	service, _, err := Open(t.Context(), recorded, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
 	must(err)
 	return service
+}
+
+// tamper changes rows of the store of [newService] or [openIn] without the service.
+func (s *Service) tamper(t *testing.T, change func(tx store.Tx) error) {
+	t.Helper()
+	must(t, s.store.(*storetest.Recorded).Database.Update(t.Context(), change))
 }
 
 func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {

@@ -230,12 +230,14 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 	other, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-9")
 	must(t, err)
 	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", other)) // the configuration may map the first namespace to another tenant
-	// Nobody can change the UID in the row of the first namespace.
 	key := []byte("namespace-name/cluster-1/shop")
-	must(t, s.store.Update(t.Context(), func(tx store.Tx) error {
+	s.tamper(t, func(tx store.Tx) error { return tx.Delete(key) }) // a release before these rows mapped the namespace
+	must(t, s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-1", other))
+	// Nobody can change the UID in the row of the first namespace.
+	s.tamper(t, func(tx store.Tx) error {
 		row, err := tx.Get(key)
 		return errors.Join(err, tx.Put(key, append(slices.Clone(row[:len(row)-1]), '2')))
-	}))
+	})
 	if err := s.MapNamespace(t.Context(), "cluster-1", "shop", "ns-2", tenant); !errors.Is(err, fault.Internal) {
 		t.Fatal(err)
 	}

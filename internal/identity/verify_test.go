@@ -35,12 +35,12 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	must(t, verify())
 	change := func(key string, value []byte) {
 		t.Helper()
-		must(t, s.store.Update(t.Context(), func(tx store.Tx) error {
+		s.tamper(t, func(tx store.Tx) error {
 			if value == nil {
 				return tx.Delete([]byte(key))
 			}
 			return tx.Put([]byte(key), value)
-		}))
+		})
 	}
 	read := func(key string) (value []byte) {
 		must(t, s.store.View(t.Context(), func(r store.Reader) error {

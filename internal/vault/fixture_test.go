@@ -62,9 +62,11 @@ func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []b
 }
 
 // watchedStore is the database with counters and a switch that makes it fail like a full disk. In
-// tests it runs every closure of Update twice, like a backend that has to retry.
+// tests it runs every closure of Update twice, like a backend that has to retry, and each closure
+// that changes a row that decides must record that.
 type watchedStore struct {
 	*bolt.Store
+	recorded                                          store.Store
 	twice                                             bool
 	views, updates, gets, scans, rows, writes, events atomic.Int64
 	full                                              atomic.Bool
@@ -123,7 +125,7 @@ func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 	if s.twice {
 		storetest.Rehearse(ctx, s.Store, fn)
 	}
-	return s.Store.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
+	return s.recorded.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
 }
 
 func (s *watchedStore) Ready(ctx context.Context) error {
@@ -166,7 +168,7 @@ func (f *fixture) open(cacheTTL time.Duration) {
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	_, benchmark := t.(*testing.B)
-	f.store = &watchedStore{Store: s, twice: !benchmark}
+	f.store = &watchedStore{Store: s, recorded: storetest.RequireEntries(t, s), twice: !benchmark}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, guard.New(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.vault = New(f.store, guard.New(f.log), f.keys, f.now)
@@ -181,7 +183,7 @@ func (f *fixture) tenant() authz.Principal {
 	id := authz.TenantID(authz.NewID("ten"))
 	set, err := f.keys.NewSet(f.t.Context(), id, 1)
 	must(f.t, err)
-	must(f.t, f.store.Update(f.t.Context(), set.Put))
+	f.tamper(set.Put)
 	return authz.Principal{Tenant: id, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
 }
 

@@ -148,13 +148,13 @@ func (v *previousVersions) end(tx store.Tx, due []byte) error {
 	}
 	version := row.Previous.Version
 	stored, err := tx.Get(previousKey(tenant, row.Credential, version))
-	if err != nil {
-		return err
+	if err != nil || stored == nil {
+		return err // it was deleted with its credential, and that has an entry
 	}
 	err = deletePrevious(tx, tenant, uid, row)
 	row.Previous = nil
-	if err = errors.Join(err, v.owners.put(tx, tenant, uid, row)); err != nil || stored == nil {
-		return err // it was deleted with its credential, and that has an entry
+	if err = errors.Join(err, v.owners.put(tx, tenant, uid, row)); err != nil {
+		return err
 	}
 	return appendEvent(v.guard, tx, audit.Event{
 		Type: audit.CredentialVersionEnded, Outcome: audit.Success,

@@ -185,26 +185,27 @@ func (s *Service) MapNamespace(ctx context.Context, clusterUID, name, namespaceU
 	err := s.tenants.store.Update(ctx, func(tx store.Tx) error {
 		nameKey := namespaceNameKey(clusterUID, name)
 		first, err := tx.Get(nameKey)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case first == nil:
-			err = tx.Put(nameKey, s.tenants.keys.SealRow(nameKey, []byte(namespaceUID)))
-		default:
+		}
+		named := first != nil
+		if named {
 			first, err = s.tenants.keys.OpenRow(nameKey, first)
 			if err == nil && string(first) != namespaceUID {
 				err = ErrRecreated
 			}
+		} else {
+			err = tx.Put(nameKey, s.tenants.keys.SealRow(nameKey, []byte(namespaceUID)))
 		}
 		if err != nil {
 			return err
 		}
 		key := namespaceKey(clusterUID, namespaceUID)
 		b, err := tx.Get(key)
-		if err != nil || bytes.Equal(b, s.tenants.keys.SealRow(key, []byte(tenant))) {
+		if err != nil || named && bytes.Equal(b, s.tenants.keys.SealRow(key, []byte(tenant))) {
 			return err
 		}
-		return s.tenants.mapNamespace(tx, clusterUID, namespaceUID, tenant)
+		return s.tenants.mapNamespace(tx, clusterUID, namespaceUID, tenant) // also records the first UID of the name
 	})
 	if err != nil {
 		return fmt.Errorf("mapping a namespace to a tenant: %w", err)

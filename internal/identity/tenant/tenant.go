@@ -126,7 +126,13 @@ func NewStore(s store.Store, guard *guard.Guard, keys *keyring.Ring, rows *recor
 	return &Store{store: s, guard: guard, keys: keys, rows: rows, now: now}
 }
 
-// EnsureSystem stores the system's own tenant if it is missing, as in a new deployment.
+// PutSystem stores the system's own tenant, in the first transaction of a deployment.
+func (s *Store) PutSystem(tx store.Tx, now time.Time) error {
+	return s.rows.Put(tx, tenantKey(authz.SystemTenant), row{Name: "system", CreatedAt: now})
+}
+
+// EnsureSystem stores the system's own tenant if it is missing, as after a release that stored it
+// later than the deployment and was stopped in between.
 func (s *Store) EnsureSystem(ctx context.Context) error {
 	missing := false
 	err := s.store.View(ctx, func(r store.Reader) error {
@@ -140,12 +146,13 @@ func (s *Store) EnsureSystem(ctx context.Context) error {
 	if !missing {
 		return nil
 	}
-	system := row{Name: "system", CreatedAt: s.now().UTC()}
+	now := s.now().UTC()
 	err = s.store.Update(ctx, func(tx store.Tx) error {
 		if b, err := tx.Get(tenantKey(authz.SystemTenant)); err != nil || b != nil {
 			return err
 		}
-		return s.rows.Put(tx, tenantKey(authz.SystemTenant), system)
+		_, err := s.guard.Append(tx, event(audit.TenantCreated, authz.SystemPrincipal(authz.SystemTenant), authz.SystemTenant))
+		return errors.Join(err, s.PutSystem(tx, now))
 	})
 	if err != nil {
 		return fmt.Errorf("storing the system's tenant: %w", err)
