@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -12,10 +13,12 @@ import (
 )
 
 // VerifyStore compares the API keys and namespaces in s with the report of the log's verification.
-// Every listed API key must have been made and not revoked, and every namespace with a tenant must
-// have been mapped to it. It needs no secret key, so it checks where the rows are and not what they
-// contain. An API key that went with the user who answered for it has no entry of its own. Nothing
-// may write to the store meanwhile. An [audit.Broken] error names the first bad sequence.
+// Every API key that is listed or that authenticates must have been made and not revoked, and must
+// have both rows: the one in the list of its tenant and the one under its hash. Every namespace with
+// a tenant must have been mapped to it. VerifyStore needs no secret key, so it reads the rows and
+// does not check their MACs. An API key that went with the user who answered for it has no entry of
+// its own. Nothing may write to the store meanwhile. An [audit.Broken] error names the first bad
+// sequence.
 func VerifyStore(ctx context.Context, s store.Store, report verify.Report) error {
 	if report.APIKeys == nil {
 		return nil // the report on a range does not say which rows must exist
@@ -26,22 +29,11 @@ func VerifyStore(ctx context.Context, s store.Store, report verify.Report) error
 			first = &audit.Broken{Sequence: sequence, Reason: fmt.Sprintf(format, args...)}
 		}
 	}
-	const apiKeys, namespaces, rowMAC = "apikey/tenant/", "namespace/", 32
-	err := audit.ScanAll(ctx, s, store.Prefix([]byte(apiKeys)), func(key, _ []byte) error {
-		tenant, id, _ := strings.Cut(strings.TrimPrefix(string(key), apiKeys), "/")
-		state, known := report.APIKeys[audit.APIKeyName{Tenant: authz.TenantID(tenant), ID: id}]
-		switch {
-		case !known:
-			fault(report.Sequence, "API key %q of tenant %q has a row, and the log never recorded it, or has archived that it was revoked", id, tenant)
-		case state.Revoked:
-			fault(state.Sequence, "API key %s of tenant %s has a row, and the log recorded its revocation here", id, tenant)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("reading API keys: %w", err)
+	if err := verifyAPIKeys(ctx, s, report, fault); err != nil {
+		return err
 	}
-	err = audit.ScanAll(ctx, s, store.Prefix([]byte(namespaces)), func(key, value []byte) error {
+	const namespaces = "namespace/"
+	err := audit.ScanAll(ctx, s, store.Prefix([]byte(namespaces)), func(key, value []byte) error {
 		cluster, namespace, _ := strings.Cut(strings.TrimPrefix(string(key), namespaces), "/")
 		state, known := report.Namespaces[audit.NamespaceName{Cluster: cluster, Namespace: namespace}]
 		switch {
@@ -57,6 +49,70 @@ func VerifyStore(ctx context.Context, s store.Store, report verify.Report) error
 	}
 	if first != nil {
 		return first
+	}
+	return nil
+}
+
+// rowMAC is the length of the MAC at the beginning of a row, in bytes.
+const rowMAC = 32
+
+// decodeUnverified reads the JSON behind the MAC of a row, which it does not check.
+func decodeUnverified(value []byte, row any) bool {
+	return len(value) > rowMAC && json.Unmarshal(value[rowMAC:], row) == nil
+}
+
+// verifyAPIKeys calls fault for every API key whose rows contradict the report or each other.
+func verifyAPIKeys(ctx context.Context, s store.Store, report verify.Report, fault func(sequence uint64, format string, args ...any)) error {
+	exists := func(n apiKeyName) (sequence uint64, ok bool) {
+		state, known := report.APIKeys[audit.APIKeyName(n)]
+		switch {
+		case !known:
+			fault(report.Sequence, "API key %q of tenant %q has a row, and the log never recorded it, or has archived that it was revoked", n.ID, n.Tenant)
+		case state.Revoked:
+			fault(state.Sequence, "API key %s of tenant %s has a row, and the log recorded its revocation here", n.ID, n.Tenant)
+		}
+		return state.Sequence, known && !state.Revoked
+	}
+	const list = "apikey/tenant/"
+	hashes := make(map[apiKeyName]string) // of the keys in the lists, until their other row is read
+	err := audit.ScanAll(ctx, s, store.Prefix([]byte(list)), func(key, value []byte) error {
+		tenant, id, _ := strings.Cut(strings.TrimPrefix(string(key), list), "/")
+		n := apiKeyName{authz.TenantID(tenant), id}
+		if sequence, ok := exists(n); ok {
+			var hash string
+			if !decodeUnverified(value, &hash) {
+				fault(sequence, "the row of API key %s in the list of tenant %s is damaged", id, tenant)
+			}
+			hashes[n] = hash
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the lists of API keys: %w", err)
+	}
+	err = audit.ScanAll(ctx, s, store.Prefix([]byte("apikey/hash/")), func(key, value []byte) error {
+		var row apiKeyRow
+		if !decodeUnverified(value, &row) {
+			fault(report.Sequence, "the row of an API key under its hash is damaged")
+			return nil
+		}
+		n := apiKeyName{row.Tenant, row.ID}
+		sequence, ok := exists(n)
+		hash, listed := hashes[n]
+		switch {
+		case !ok:
+		case !listed || string(apiKeyKey(hash)) != string(key):
+			fault(sequence, "API key %s of tenant %s authenticates and is not in the list of its tenant", n.ID, n.Tenant)
+		default:
+			delete(hashes, n)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading API keys: %w", err)
+	}
+	for n := range hashes {
+		fault(report.APIKeys[audit.APIKeyName(n)].Sequence, "API key %s of tenant %s is in the list of its tenant and has no row under its hash", n.ID, n.Tenant)
 	}
 	return nil
 }

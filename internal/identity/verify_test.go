@@ -50,6 +50,15 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		}))
 		return value
 	}
+	rowOf := func(prefix string) (key string) { // of the API key of the second start
+		t.Helper()
+		must(t, audit.ScanAll(t.Context(), s.store, store.Prefix([]byte(prefix)), func(k, _ []byte) error {
+			key = string(k)
+			return nil
+		}))
+		return key
+	}
+	listed, hashed := rowOf("apikey/tenant/"), rowOf("apikey/hash/")
 	mapped := "namespace/cluster/mapped"
 	made := string(apiKeyNameKey(apiKeyName{dev, authz.NewID(apiKeyIDPrefix)}))
 	whole := read(mapped)
@@ -62,6 +71,13 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		"a made-up namespace": {"namespace/cluster/made-up", whole, "never recorded"},
 		"another tenant's":    {mapped, append(bytes.Clone(whole[:32]), other...), "not part of the tenant"},
 		"no tenant":           {mapped, []byte{}, "not part of the tenant"},
+
+		"a key that is not listed":   {listed, nil, "is not in the list"},
+		"a key without its own row":  {hashed, nil, "no row under its hash"},
+		"a list with another hash":   {listed, append(make([]byte, 32), `"0a"`...), "is not in the list"},
+		"a damaged row in a list":    {listed, []byte("junk"), "is damaged"},
+		"a damaged row under a hash": {"apikey/hash/1/0a", append(make([]byte, 32), "junk"...), "is damaged"},
+		"a key under another hash":   {hashed + "0", read(hashed), "is not in the list"},
 	} {
 		was := read(c.key)
 		change(c.key, c.value)
@@ -70,6 +86,16 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		}
 		change(c.key, was)
 		must(t, verify())
+	}
+	// A revoked key authenticates by the row under its hash alone.
+	for key, value := range previous {
+		was := read(key)
+		change(key, value)
+		if broken, ok := audit.IsBroken(verify()); strings.HasPrefix(key, "apikey/used/") != !ok ||
+			ok && (!strings.Contains(broken.Reason, "its revocation here") || broken.Sequence == 0) {
+			t.Errorf("the row %s of a revoked key is back: %v", key, broken)
+		}
+		change(key, was)
 	}
 	for key, value := range previous {
 		change(key, value)
