@@ -88,6 +88,7 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 		keys, _ := f.rows(prefix)
 		return errors.Join(tx.Delete(keys[len(keys)-1]), deleteAll(tx, []byte(prefix)))
 	})
+	must(t, f.vault.Delete(t.Context(), f.a, shadow.ID))
 	shadow = seal()
 
 	f.advance(day)

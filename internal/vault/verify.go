@@ -3,6 +3,8 @@ package vault
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -26,9 +28,11 @@ func parseCredentialKey(key []byte) (id audit.CredentialKey) {
 // VerifyStore verifies the audit log in s and compares every credential row with it. Each row must
 // be the version that the log recorded last, each recorded credential must have its row, and a
 // deleted credential must have none. A previous version must be one that the log says was kept and
-// that has not ended; it may also be missing. VerifyStore needs no secret key. With a range of the
-// log it verifies only the entries of the range. Nothing may write to the store meanwhile. An
-// [audit.Broken] error names the first bad sequence number.
+// that has not ended; it may also be missing. The index of names must lead to each credential and to
+// no other. VerifyStore needs no secret key, so it does not check the MACs of the index, nor the
+// names of credentials that objects own. With a range of the log it verifies only the entries of the
+// range. Nothing may write to the store meanwhile. An [audit.Broken] error names the first bad
+// sequence number.
 func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
 	report, err := verify.Store(ctx, s, o)
 	if err != nil {
@@ -44,6 +48,7 @@ func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.R
 		}
 	}
 	seen := make(map[audit.CredentialKey]bool)
+	names := make(expectedNames)
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("credential/")), func(key, value []byte) error {
 		r, err := record.At(key, value)
 		if err != nil {
@@ -66,6 +71,7 @@ func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.R
 			fault(state.Sequence, "credential %s of tenant %s is not the version that the log recorded here", r.ID, r.Tenant)
 		}
 		seen[id] = true
+		names[id] = &expectedName{Record: record.Record{Tenant: r.Tenant, ID: r.ID, Version: r.Version, CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt}}
 		return nil
 	})
 	if err != nil {
@@ -89,8 +95,79 @@ func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.R
 			fault(state.Sequence, "credential %s of tenant %s has no row, but the log recorded it here", id.Credential, id.Tenant)
 		}
 	}
+	err = names.verify(ctx, s, func(id audit.CredentialKey, what string) {
+		fault(cmp.Or(report.Credentials[id].Sequence, report.Sequence), "credential %q of tenant %q %s", id.Credential, id.Tenant, what)
+	})
+	if err != nil {
+		return verify.Report{}, err
+	}
 	if first != nil {
 		return verify.Report{}, first
 	}
 	return report, nil
+}
+
+// expectedName says where the index of names must have a credential.
+type expectedName struct {
+	record.Record        // without its values
+	hash          string // keyed hash of the name, from the version's line in the history
+	owned         bool   // an object owns it
+	rows          int    // found in the index
+}
+
+type expectedNames map[audit.CredentialKey]*expectedName
+
+// verify calls fault for every credential that the index of names does not lead to as it must, or
+// that it leads to and that does not exist.
+func (names expectedNames) verify(ctx context.Context, s store.Store, fault func(id audit.CredentialKey, what string)) error {
+	const rowMAC = 32 // bytes
+	owned := audit.ScanAll(ctx, s, store.Prefix([]byte("owner/")), func(key, _ []byte) error {
+		if n := names[parseCredentialKey(append(key, '/'))]; n != nil {
+			n.owned = true
+		}
+		return nil
+	})
+	history := audit.ScanAll(ctx, s, store.Prefix([]byte("credential-version/")), func(key, value []byte) error {
+		n := names[parseCredentialKey(key)]
+		var row versionRow
+		if n != nil && string(versionKey(n.Tenant, n.ID, n.Version)) == string(key) && len(value) > rowMAC && json.Unmarshal(value[rowMAC:], &row) == nil {
+			n.hash = row.Name
+		}
+		return nil
+	})
+	index := audit.ScanAll(ctx, s, store.Prefix([]byte("credential-name/")), func(key, value []byte) error {
+		parts := strings.SplitN(string(key), "/", 4) // family, tenant, section, two times and the id
+		last := parts[len(parts)-1]
+		id := audit.CredentialKey{Tenant: authz.TenantID(parts[1]), Credential: last[min(16, len(last)):]}
+		n, section := names[id], parts[min(2, len(parts)-1)]
+		switch {
+		case n == nil:
+			fault(id, "is in the index of names and does not exist")
+		case string(nameKey(n.Tenant, section, n.ExpiresAt, n.CreatedAt, n.ID)) != string(key):
+			fault(id, "is in the index of names as another version")
+		case n.hash != "" && n.owned == (section == n.hash):
+			fault(id, "is in the index of names under another name")
+		case len(value) != rowMAC:
+			fault(id, "has a damaged row in the index of names")
+		default:
+			n.rows++
+		}
+		return nil
+	})
+	if err := errors.Join(owned, history, index); err != nil {
+		return fmt.Errorf("reading the index of names: %w", err)
+	}
+	for id, n := range names {
+		want := 1
+		if n.owned {
+			want = 2 // section of all objects, section of the namespace
+		}
+		switch {
+		case n.hash == "":
+			fault(id, "has no line in its history")
+		case n.rows != want:
+			fault(id, fmt.Sprintf("has %d rows in the index of names, and needs %d", n.rows, want))
+		}
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -289,6 +290,113 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	}
 	if got, err := f.named("db"); err != nil || got.ID != db.ID {
 		t.Error("the index as it was:", err)
+	}
+}
+
+// Whoever deletes or puts back rows of the index of names makes a name mean an earlier credential.
+// The verification needs no key to find that.
+func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	type rows map[string][]byte
+	index := func() rows {
+		all := make(rows)
+		keys, values := f.rows("credential-name/")
+		for i, key := range keys {
+			all[string(key)] = values[i]
+		}
+		return all
+	}
+	put := func(remove, add rows) {
+		t.Helper()
+		f.tamper(func(tx store.Tx) (err error) {
+			for key := range remove {
+				err = errors.Join(err, tx.Delete([]byte(key)))
+			}
+			for key, value := range add {
+				err = errors.Join(err, tx.Put([]byte(key), value))
+			}
+			return err
+		})
+	}
+	since := func(before rows) rows { // rows that are new
+		after := index()
+		maps.DeleteFunc(after, func(key string, _ []byte) bool { return before[key] != nil })
+		return after
+	}
+	gone := func(before rows) rows {
+		before, after := maps.Clone(before), index()
+		maps.DeleteFunc(before, func(key string, _ []byte) bool { return after[key] != nil })
+		return before
+	}
+
+	f.seal(f.a, login)
+	f.advance(day)
+	second := f.seal(f.a, login)
+	deleted := f.seal(f.a, login)
+	before := index()
+	must(t, f.vault.Delete(t.Context(), f.a, deleted.ID))
+	ofDeleted := gone(before)
+	f.advance(day)
+	before = index()
+	_, err := f.vault.Rotate(t.Context(), f.a, second.ID)
+	must(t, err)
+	replaced := gone(before)
+	newer := since(before)
+	other := make(rows) // in the section of another name
+	for key, value := range newer {
+		section := f.vault.records.names.hash(f.a.Tenant, "other")
+		other[string(namePrefix(f.a.Tenant, section))+key[len(namePrefix(f.a.Tenant, section)):]] = value
+	}
+	before = index()
+	_, err = f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
+	must(t, err)
+	ofObject := since(before)
+	_, err = f.vault.Apply(t.Context(), f.operator(), "second-uid", 0, f.desired(login, "a"))
+	must(t, err)
+	before = index()
+	must(t, f.vault.Release(t.Context(), f.operator(), "second-uid", false))
+	ofReleased := gone(before)
+	released := since(before)
+	junk, one, owner := make(rows), make(rows), make(rows)
+	for key := range newer {
+		junk[key] = []byte("junk")
+	}
+	for key, value := range ofObject {
+		one[key] = value
+		break
+	}
+	keys, values := f.rows("owner/")
+	owner[string(keys[0])] = values[0]
+	history := make(rows)
+	keys, values = f.rows(string(historyPrefix(f.a.Tenant, second.ID)))
+	history[string(keys[1])] = values[1]
+	if len(newer) != 1 || len(ofDeleted) != 1 || len(replaced) != 1 || len(ofObject) != 2 || len(ofReleased) != 2 || len(released) != 1 {
+		t.Fatal(newer, ofDeleted, replaced, ofObject, ofReleased, released)
+	}
+	f.verify()
+	for name, c := range map[string]struct {
+		remove, add rows
+		says        string
+	}{
+		"the newest credential is not found":      {newer, nil, "has 0 rows"},
+		"a deleted credential is back":            {nil, ofDeleted, "does not exist"},
+		"a replaced version is back":              {nil, replaced, "as another version"},
+		"the current version is replaced by it":   {newer, replaced, "as another version"},
+		"another name":                            {newer, other, "under another name"},
+		"a row without a MAC":                     {newer, junk, "damaged"},
+		"an object's credential in one section":   {one, nil, "has 1 rows"},
+		"an object's credential has no object":    {owner, nil, "under another name"},
+		"a released credential is an object's":    {released, ofReleased, "under another name"},
+		"a released credential is also an object": {nil, ofReleased, "under another name"},
+		"a version without a line in the history": {history, nil, "no line in its history"},
+	} {
+		put(c.remove, c.add)
+		_, err := VerifyStore(t.Context(), f.store, verify.Options{})
+		if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
+			t.Errorf("%s: %v, want %q", name, err, c.says)
+		}
+		put(c.add, c.remove)
+		f.verify()
 	}
 }
 
