@@ -26,22 +26,22 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1alpha1 controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/score internal/cli/seal internal/cli/transfer",
+		"internal/cli/score internal/cli/seal internal/cli/transfer internal/store/format",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
 	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/store",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit internal/audit/verify " +
-		"internal/keyring internal/store internal/store/bolt internal/fault",
+		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/cli/command": "api/client internal/offline internal/audit internal/audit/verify internal/dualsig",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
-		"internal/sealing internal/kms internal/store internal/store/bolt internal/store/postgres internal/fault",
+		"internal/sealing internal/kms internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":    "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
-	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/postgres internal/fault",
+	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/audit/verify internal/authz internal/dualsig",
 	"internal/download":  "",
 	"internal/progress":  "",
@@ -49,7 +49,7 @@ var ours = map[string]string{
 	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
-		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/fault",
+		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/store/format internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
@@ -88,7 +88,7 @@ var ours = map[string]string{
 	"internal/identity/ticket":     "internal/identity/records internal/identity/token internal/authz internal/store internal/fault",
 	"internal/identity/token":      "internal/fault internal/secret",
 	"internal/mail":                "internal/keyring internal/authz internal/envelope internal/store internal/durable internal/fault internal/secret",
-	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/fault internal/secret",
+	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/format internal/fault internal/secret",
 	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/audit/chain":         "internal/audit internal/authz internal/dualsig internal/store internal/fault",
 	"internal/audit/writer":        "internal/audit internal/audit/chain internal/authz internal/dualsig internal/store internal/fault",
@@ -120,6 +120,7 @@ var ours = map[string]string{
 	"internal/store":          "",
 	"internal/store/bolt":     "internal/store internal/fault",
 	"internal/store/postgres": "internal/store internal/fault",
+	"internal/store/format":   "internal/store internal/buildinfo internal/fault",
 	"test/storetest":          "internal/state internal/store internal/fault",
 
 	"internal/frame":  "",

@@ -36,6 +36,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/server/dashboard"
 	"github.com/latticekeep/latticekeep/server/docs"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -158,8 +159,11 @@ func New(config Config) (*Server, error) {
 	}
 	s.v2, err = v2.Register(s.engine, s.gate, v2.Config{
 		Services: config.Services,
-		Backups:  v2.Backups{Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients},
-		Program:  config.Version, Now: config.Now, SecureCookies: secure,
+		Backups: v2.Backups{
+			Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients,
+			Format: func(ctx context.Context) ([]byte, error) { return format.RaisedRow(ctx, config.Store) },
+		},
+		Program: config.Version, Now: config.Now, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)

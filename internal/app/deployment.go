@@ -27,6 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -74,7 +75,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	log := writer.New(p.now)
 	guard := guard.New(log)
 	d := &deployment{dir: p.dir, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
-	if d.store, err = openDatabase(ctx, p, offline.HookUnlessMarked(d.log.Commit)); err != nil {
+	if d.store, err = openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit))); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -82,7 +83,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 			err = errors.Join(err, d.close())
 		}
 	}()
-	if err := offline.CheckUnmarked(ctx, d.store); err != nil {
+	if err := checkServable(ctx, d.store); err != nil {
 		return nil, err
 	}
 	made, err := keyring.Made(ctx, d.store)
@@ -131,6 +132,15 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
 	}
 	return d, nil
+}
+
+// checkServable fails if a server must not use the store: because it is incomplete or moved, or
+// because it is of a newer release.
+func checkServable(ctx context.Context, s store.Store) error {
+	if err := offline.CheckUnmarked(ctx, s); err != nil {
+		return err
+	}
+	return format.Check(ctx, s, false)
 }
 
 // readKeyFiles reads the files of the KMS keys that are in use.

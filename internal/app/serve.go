@@ -326,7 +326,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Collectors = append(config.Collectors, auditCollector{s.log})
 	fit := config.Ready
 	config.Ready = func() error {
-		if err := offline.CheckUnmarked(ctx, s.store); err != nil || fit == nil {
+		if err := checkServable(ctx, s.store); err != nil || fit == nil {
 			return err
 		}
 		return fit()

@@ -46,6 +46,7 @@ const SigningContext = "latticekeep/backup/v1"
 
 const (
 	magic       = "latticekeep-backup-2\n"
+	raisedMagic = "latticekeep-backup-3\n" // with the format of a store that not every release reads
 	formerMagic = "latticekeep-backup-1\n" // the format before encryption, which is no longer read
 	chainSize   = 32
 	sumSize     = 32
@@ -56,6 +57,7 @@ const (
 
 	maxKeys    = 16   // number of files with KMS keys
 	maxKeyFile = 4096 // bytes per file
+	maxFormat  = 1024 // bytes of the row `format`
 )
 
 // Tags at the beginning of a row or of the trailer.
@@ -71,9 +73,11 @@ type Header struct {
 	Identity  *dualsig.PublicKey // the deployment's key; it verifies the signature
 	CreatedAt time.Time          // UTC, in whole seconds
 	Program   string             // version of the program that wrote it: at most 255 printable ASCII characters
+	Format    []byte             // row `format` of a store that not every release reads; nil for any other store
 }
 
-// marshal returns magic ‖ chain ‖ identity ‖ u64(created at) ‖ u8(length) ‖ program.
+// marshal returns magic ‖ chain ‖ identity ‖ u64(created at) ‖ u8(length) ‖ program. With a format
+// it returns raisedMagic ‖ u16(length) ‖ format ‖ chain and so on, which earlier releases refuse.
 func (h Header) marshal() ([]byte, error) {
 	chain, err := hex.DecodeString(h.Chain)
 	switch {
@@ -85,8 +89,14 @@ func (h Header) marshal() ([]byte, error) {
 		return nil, errors.New("writing the header: the time is before 1970")
 	case len(h.Program) > 255 || !printable([]byte(h.Program)):
 		return nil, errors.New("writing the header: the version is not printable")
+	case h.Format != nil && len(h.Format) == 0 || len(h.Format) > maxFormat:
+		return nil, fmt.Errorf("writing the header: the format has %d bytes", len(h.Format))
 	}
-	b := append([]byte(magic), chain...)
+	b := []byte(magic)
+	if h.Format != nil {
+		b = append(binary.BigEndian.AppendUint16([]byte(raisedMagic), uint16(len(h.Format))), h.Format...)
+	}
+	b = append(b, chain...)
 	b = append(b, h.Identity.Bytes()...)
 	b = binary.BigEndian.AppendUint64(b, uint64(h.CreatedAt.Unix()))
 	return append(append(b, byte(len(h.Program))), h.Program...), nil

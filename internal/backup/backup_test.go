@@ -130,6 +130,44 @@ func TestABackupReadsAsItWasWritten(t *testing.T) {
 	}
 }
 
+// raised is the header of a backup of a store that not every release reads.
+func raised(k *dualsig.PrivateKey) Header {
+	h := header(k)
+	h.Format = []byte(`{"reader":2,"writer":2,"written_by":"v1.2.3"}`)
+	return h
+}
+
+// A backup begins with the format of its store, and earlier releases do not take it for one of
+// theirs.
+func TestABackupBeginsWithTheFormatOfItsStore(t *testing.T) {
+	k := identity(t, 1)
+	var b bytes.Buffer
+	if _, err := writePlain(t.Context(), &b, some, raised(k), someKeys, signer(k)); err != nil {
+		t.Fatal(err)
+	}
+	// The documentation says: "latticekeep-backup-3" ‖ newline ‖ u16(length) ‖ format, and then as in version 2.
+	if want := "latticekeep-backup-3\n\x00\x2d" + `{"reader":2,"writer":2,"written_by":"v1.2.3"}` + strings.Repeat("\x0a", 32); !strings.HasPrefix(b.String(), want) {
+		t.Errorf("it begins with %q", b.String()[:len(want)])
+	}
+	h, got, err := read(&b)
+	if err != nil || !equal(got, some) || !bytes.Equal(h.Format, raised(k).Format) || h.Program != "v1.2.3" {
+		t.Errorf("%d rows and the header %+v, %v", len(got), h, err)
+	}
+	for what, size := range map[string]int{"an empty format": 0, "a format too long": maxFormat + 1} {
+		h := header(k)
+		h.Format = make([]byte, size)
+		if _, err := writePlain(t.Context(), io.Discard, some, h, someKeys, signer(k)); err == nil {
+			t.Errorf("%s was written", what)
+		}
+		start := append(binary.BigEndian.AppendUint16([]byte(raisedMagic), uint16(size)), h.Format...)
+		rest, err := header(k).marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantRefused(t, what, finish(t, k, append(append(start, rest[len(magic):]...), 0), 0))
+	}
+}
+
 func wantRefused(t *testing.T, what string, b []byte) {
 	t.Helper()
 	if _, _, err := read(bytes.NewReader(b)); fault.Of(err) != fault.Invalid {
@@ -336,7 +374,11 @@ func TestABackupFromTheDocumentation(t *testing.T) {
 // must equal what the writer would produce.
 func FuzzRead(f *testing.F) {
 	k := identity(f, 1)
-	start, err := header(k).marshal()
+	first, err := header(k).marshal()
+	if err != nil {
+		f.Fatal(err)
+	}
+	later, err := raised(k).marshal()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -344,7 +386,7 @@ func FuzzRead(f *testing.F) {
 		if _, _, err := read(bytes.NewReader(body)); err == nil {
 			t.Error("a signature was made up")
 		}
-		for _, b := range [][]byte{append(bytes.Clone(start), body...), body} {
+		for _, b := range [][]byte{append(bytes.Clone(first), body...), append(bytes.Clone(later), body...), body} {
 			file := finish(t, k, b, n)
 			r, err := newReader(bytes.NewReader(file))
 			if err != nil {

@@ -44,7 +44,16 @@ func newReader(r io.Reader) (*Reader, error) {
 	if err := in.read(start); err != nil && !errors.Is(err, errCut) {
 		return nil, err
 	}
-	if string(start) != magic {
+	var format []byte
+	switch string(start) {
+	case magic:
+	case raisedMagic:
+		var b bytes.Buffer
+		if err := in.field(&b, 2, 1, maxFormat); err != nil {
+			return nil, err
+		}
+		format = b.Bytes()
+	default:
 		return nil, errNoBackup
 	}
 	fixed := make([]byte, chainSize+dualsig.PublicKeySize+8+1)
@@ -65,7 +74,7 @@ func newReader(r io.Reader) (*Reader, error) {
 	}
 	in.Header = Header{
 		Chain: hex.EncodeToString(fixed[:chainSize]), Identity: identity,
-		CreatedAt: time.Unix(int64(created), 0).UTC(), Program: string(program),
+		CreatedAt: time.Unix(int64(created), 0).UTC(), Program: string(program), Format: format,
 	}
 	return in, in.keys()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Command returns the program's root command. It writes to the command's own streams, returns
@@ -34,8 +35,16 @@ func Command() *cobra.Command {
 }
 
 func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	formats := false
+	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), buildinfo.Version()) },
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintln(cmd.OutOrStdout(), buildinfo.Version())
+			if formats {
+				fmt.Fprintf(cmd.OutOrStdout(), "reads store formats: 1 to %d\nwrites store formats: 1 to %d\n", format.Reads, format.Writes)
+			}
+		},
 	}
+	cmd.Flags().BoolVar(&formats, "formats", false, "also print which formats of a store this program reads and writes")
+	return cmd
 }

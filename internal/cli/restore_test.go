@@ -320,6 +320,12 @@ func TestAMarkIsNotRestored(t *testing.T) {
 // withRow returns a backup with one more row, signed by the deployment.
 func withRow(t *testing.T, e *estate, file []byte, to recipient, key, value []byte) []byte {
 	t.Helper()
+	return rewritten(t, e, file, to, func(_ *backup.Header, all rows) rows { return append(all, row{key, value}) })
+}
+
+// rewritten returns a backup that change has changed, signed by the deployment.
+func rewritten(t *testing.T, e *estate, file []byte, to recipient, change func(*backup.Header, rows) rows) []byte {
+	t.Helper()
 	in, err := backup.Open(bytes.NewReader(file), to.identities(t))
 	must(t, err)
 	var all rows
@@ -330,7 +336,8 @@ func withRow(t *testing.T, e *estate, file []byte, to recipient, key, value []by
 	must(t, err)
 	var b bytes.Buffer
 	e.with(offline.BoltScheme+e.path("data"), func(s store.Database) {
-		must(t, backup.Write(t.Context(), &b, append(all, row{key, value}), in.Header, in.KMSKeys, to.identities(t)[0].Recipient(), openKeys(t, s, e.keyFile())))
+		all = change(&in.Header, all)
+		must(t, backup.Write(t.Context(), &b, all, in.Header, in.KMSKeys, to.identities(t)[0].Recipient(), openKeys(t, s, e.keyFile())))
 	})
 	return b.Bytes()
 }

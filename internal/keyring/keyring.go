@@ -18,12 +18,14 @@ package keyring
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Ring holds the keys of a deployment. It is safe for concurrent use.
@@ -40,9 +42,11 @@ func (r *Ring) ChainID() string { return r.deployment.ChainID }
 
 // Open returns the ring of a store that holds a deployment. Errors: fault.NotFound for an empty
 // store, which [Create] fills; fault.Invalid for a store with a set under a KMS key that is neither
-// the current nor a previous one of the configuration, and for a current key that was given up.
+// the current nor a previous one of the configuration, and for a current key that was given up;
+// fault.Unavailable for a store of a newer release.
 func Open(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, error) {
 	var d deployment
+	var f format.Format
 	var version uint32
 	found := false
 	err := s.View(ctx, func(r store.Reader) error {
@@ -54,6 +58,9 @@ func Open(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, error) 
 		if err := json.Unmarshal(b, &d); err != nil {
 			return errDamaged
 		}
+		if f, err = format.Read(r); err != nil {
+			return err
+		}
 		version, err = currentVersion(r, authz.SystemTenant)
 		return err
 	})
@@ -62,8 +69,9 @@ func Open(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, error) 
 		return nil, fmt.Errorf("reading the deployment: %w", err)
 	case !found:
 		return nil, fault.New(fault.NotFound, "the store holds no deployment yet")
-	case d.Format != storeFormat:
-		return nil, fault.New(fault.Invalid, fmt.Sprintf("the store has format %d and this program reads %d: use the release that wrote it", d.Format, storeFormat))
+	}
+	if err := errors.Join(f.CheckDeployment(d.Format), f.CheckReader()); err != nil {
+		return nil, err
 	}
 	r := newRing(s, kms, c, d)
 	if err := r.checkKMSKeys(ctx); err != nil {
@@ -99,7 +107,7 @@ type First struct {
 
 // Create makes the keys of a new deployment and its ring. It stores nothing; [First.Put] does.
 func Create(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, *First, error) {
-	d := deployment{Format: storeFormat, ChainID: authz.NewID("chain"), KMSKey: kms.ID()}
+	d := deployment{Format: format.DeploymentFirst, ChainID: authz.NewID("chain"), KMSKey: kms.ID()}
 	row, err := json.Marshal(d)
 	if err != nil {
 		return nil, nil, err
@@ -115,6 +123,9 @@ func Create(ctx context.Context, s store.Store, kms KMS, c Config) (*Ring, *Firs
 // Put stores the deployment. Error: fault.Conflict if the store has one already.
 func (f *First) Put(tx store.Tx) error {
 	if err := f.set.Put(tx); err != nil {
+		return err
+	}
+	if err := format.PutFirst(tx); err != nil {
 		return err
 	}
 	return tx.Put(deploymentRow, f.row)

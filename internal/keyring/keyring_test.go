@@ -3,6 +3,7 @@ package keyring
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // slowKMS is a local key with a counter, a switch and a gate.
@@ -401,5 +403,45 @@ func TestAForeignSealingDocumentIsNotPublished(t *testing.T) {
 	f.put(t, theirs.Put)
 	if _, err := f.ring.SealingDocument(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Error("beside ours:", err)
+	}
+}
+
+// The first row of a store says 1 to releases that do not know the row of the format, and 2 once
+// that row was raised.
+func TestTheDeploymentAgreesWithTheFormatOfTheStore(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	first := func() string {
+		var row string
+		if err := f.store.View(t.Context(), func(r store.Reader) error {
+			b, err := r.Get(deploymentRow)
+			row = string(b)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return row
+	}()
+	row := func(reader, writer int) string {
+		return fmt.Sprintf(`{"reader":%d,"writer":%d,"written_by":"v9.8.7"}`, reader, writer)
+	}
+	for _, c := range []struct {
+		member int
+		row    string // empty: no row
+		want   error
+	}{
+		{1, "", nil}, {1, row(1, 1), nil}, {2, row(1, 2), nil},
+		{2, "", fault.Internal}, {2, row(1, 1), fault.Internal}, {2, row(format.Reads+1, format.Reads+1), fault.Unavailable},
+		{0, row(1, 1), fault.Invalid}, {3, row(1, 2), fault.Invalid},
+	} {
+		f.put(t, func(tx store.Tx) error {
+			err := tx.Delete(format.Row)
+			if c.row != "" {
+				err = tx.Put(format.Row, []byte(c.row))
+			}
+			return errors.Join(err, tx.Put(deploymentRow, []byte(strings.Replace(first, `"format":1`, fmt.Sprintf(`"format":%d`, c.member), 1))))
+		})
+		if _, err := Open(t.Context(), f.store, f.kms, Config{}); !errors.Is(err, c.want) {
+			t.Errorf("format %d and the row %s: %v", c.member, c.row, err)
+		}
 	}
 }

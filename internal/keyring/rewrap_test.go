@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // moving is a deployment with a few sets under a previous key, and the ring that moves them to
@@ -161,7 +162,7 @@ func TestADeploymentMovesToAnotherKMSKey(t *testing.T) {
 	if got := m.counts(t, m.ring, time.Time{}); got.Keys[0].Sets != 5 || got.Keys[1].Sets != 0 || got.Damaged != 0 {
 		t.Fatalf("%+v", got)
 	}
-	if d := m.deploymentRow(t); d.KMSKey != m.current.ID() || d.ChainID != m.ring.ChainID() || d.Format != storeFormat {
+	if d := m.deploymentRow(t); d.KMSKey != m.current.ID() || d.ChainID != m.ring.ChainID() || d.Format != format.DeploymentFirst {
 		t.Errorf("%+v", d)
 	}
 	m.former.down.Store(true)

@@ -89,13 +89,10 @@ func unavailable(what string, err error) error {
 
 // deployment is the first row of a store. It identifies the deployment that owns the store.
 type deployment struct {
-	Format  int    `json:"format"` // format of the whole store
+	Format  int    `json:"format"` // for releases before the row of [format.Format]: 1, and 2 once that row was raised
 	ChainID string `json:"chain_id"`
 	KMSKey  string `json:"kms_key"` // id of the KMS key that the deployment's own set is under
 }
-
-// storeFormat is the only store format so far.
-const storeFormat = 1
 
 var deploymentRow = []byte("deployment")
 

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
@@ -66,9 +67,9 @@ func (s *Deployment) Location(readOnly bool) Location {
 }
 
 // WithStore opens the store for reading and passes it to do. It refuses a store that is incomplete
-// because of a restore or a migration.
+// because of a restore or a migration, and one that only a newer release reads.
 func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) error) error {
-	db, err := Open(ctx, s.Location(true))
+	db, err := openUnchecked(ctx, s.Location(true))
 	if err != nil {
 		return fmt.Errorf("%w (what a running server has is asked for with --url)", err)
 	}
@@ -78,7 +79,9 @@ func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) erro
 	case m != nil && m.Unfinished():
 		err = m.Err()
 	default:
-		err = do(db)
+		if err = format.Check(ctx, db, true); err == nil {
+			err = do(db)
+		}
 	}
 	return errors.Join(err, db.Close())
 }

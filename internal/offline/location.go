@@ -12,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 )
 
@@ -100,8 +101,21 @@ func (a Location) String() string {
 	return fmt.Sprintf("%s://%s%s", u.Scheme, u.Host, u.Path)
 }
 
-// Open opens the store. The store may lack a deployment. The caller closes it.
+// Open opens the store. The store may lack a deployment. The caller closes it. Open refuses a store
+// of a newer release that this program must not read, or must not write unless a.ReadOnly is set.
 func Open(ctx context.Context, a Location) (store.Database, error) {
+	s, err := openUnchecked(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	if err := format.Check(ctx, s, a.ReadOnly); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// openUnchecked opens the store whatever its format is.
+func openUnchecked(ctx context.Context, a Location) (store.Database, error) {
 	if err := a.Check(); err != nil {
 		return nil, err
 	}

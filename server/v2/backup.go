@@ -24,7 +24,8 @@ import (
 
 // Backups configures what a backup contains and who may read it.
 type Backups struct {
-	Store backup.Source // what is backed up
+	Store  backup.Source                         // what is backed up
+	Format func(context.Context) ([]byte, error) // row of the store's format, as backup.Header takes it
 	// KMSKeys returns the key files for a backup, as backup.Write takes them. The caller wipes
 	// them. A nil function means that there are none.
 	KMSKeys    func(context.Context) ([][]byte, error)
@@ -75,6 +76,11 @@ func (a *backupAPI) TakeBackup(c *gin.Context) {
 					fault.Wrap(fault.Unavailable, "the key file of the KMS, which belongs into the backup, cannot be read: see the server's log", err))
 			}
 		}
+		raised, err := a.Format(ctx)
+		if err != nil {
+			a.backingUp.Unlock()
+			return nil, err
+		}
 		err = a.guard.Record(ctx, audit.Event{
 			Type: audit.BackupTaken, Outcome: audit.Success, Principal: call.Principal(), Resource: audit.Resource{Type: audit.BackupResource},
 			Attributes: map[string]string{"recipient": to.ID(), "kms_key": strconv.FormatBool(len(keys) > 0 && len(keys[0]) > 0)},
@@ -83,7 +89,7 @@ func (a *backupAPI) TakeBackup(c *gin.Context) {
 			a.backingUp.Unlock()
 			return nil, err
 		}
-		h := backup.Header{Chain: a.audit.Fingerprint(), Identity: a.keys.Identity(), CreatedAt: a.now(), Program: a.program}
+		h := backup.Header{Chain: a.audit.Fingerprint(), Identity: a.keys.Identity(), CreatedAt: a.now(), Program: a.program, Format: raised}
 		return func(ctx context.Context, w io.Writer) error {
 			defer a.backingUp.Unlock()
 			defer func() {

@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // signatureSuffix is the suffix of the file with the statement beside a backup.
@@ -243,7 +244,7 @@ func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) 
 		return nil, fmt.Errorf("making room to verify the backup: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	from, err := backup.Open(f, c.identities)
+	from, err := openBackup(f, c.identities)
 	if err != nil {
 		return nil, err
 	}
@@ -325,8 +326,12 @@ func backupStopped(ctx context.Context, s *offline.Deployment, to backup.Recipie
 				if err != nil {
 					return err
 				}
+				raised, err := format.RaisedRow(ctx, db)
+				if err != nil {
+					return err
+				}
 				h := backup.Header{
-					Chain: audit.Fingerprint(keys.ChainID(), keys.Audit().Public().Bytes()), Identity: keys.Identity(), CreatedAt: time.Now(), Program: buildinfo.Version(),
+					Chain: audit.Fingerprint(keys.ChainID(), keys.Audit().Public().Bytes()), Identity: keys.Identity(), CreatedAt: time.Now(), Program: buildinfo.Version(), Format: raised,
 				}
 				return backup.Write(ctx, w, db, h, files, to, keys)
 			})

@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // restoreDirectory is the folder in the data directory where a database is built. Its content can
@@ -146,7 +147,7 @@ func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (Restored, 
 		stdin = in
 	}
 	r := Restored{}
-	if r.From, err = backup.Open(backup.Split(stdin), identities); err != nil {
+	if r.From, err = openBackup(backup.Split(stdin), identities); err != nil {
 		return Restored{}, err
 	}
 	if err := o.compare(&r); err != nil {
@@ -159,6 +160,23 @@ func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (Restored, 
 	}
 	if err != nil {
 		return Restored{}, err
+	}
+	return r, nil
+}
+
+// openBackup opens a backup up to its rows. It refuses one of a store that only a newer release
+// reads.
+func openBackup(in io.Reader, identities []backup.Identity) (*backup.Reader, error) {
+	r, err := backup.Open(in, identities)
+	if err != nil {
+		return nil, err
+	}
+	f, err := format.Parse(r.Header.Format)
+	if err == nil {
+		err = f.CheckReader()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening the backup: %w", err)
 	}
 	return r, nil
 }
@@ -318,8 +336,17 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 		return err
 	}
 	r.rows, err = r.From.Rows(func(key, value []byte) error {
-		if bytes.Equal(key, offline.MarkRow) {
+		switch {
+		case bytes.Equal(key, offline.MarkRow):
 			return nil
+		case bytes.Equal(key, format.Row): // raised while the backup was taken, after its header was written
+			f, err := format.Parse(value)
+			if err == nil {
+				err = f.CheckReader()
+			}
+			if err != nil {
+				return err
+			}
 		}
 		batch = append(batch, row{bytes.Clone(key), bytes.Clone(value)})
 		if size += len(key) + len(value); size < offline.BatchBytes && len(batch) < offline.BatchRows {

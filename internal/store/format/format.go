@@ -1,0 +1,185 @@
+// Package format says which programs may open a store.
+//
+// The row `format` of a store names the least format that a program must read to open the store,
+// and the least that it must write to change it. It is JSON without a MAC, so a program without any
+// key can read it. A store without the row has format 1. The row is raised when a feature that needs
+// it is first used, and never because a newer program has started. So an older program can open the
+// store until then. The row is never lowered.
+//
+// The row keeps programs from misunderstanding a store. It is no protection against an attacker:
+// whoever writes the database can change it.
+package format
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Formats of this program.
+const (
+	Reads  = 1 // newest format that this program reads; it reads all older ones too
+	Writes = 1 // newest format that this program writes; at most Reads
+)
+
+// Row is the key of the row.
+var Row = []byte("format")
+
+// Format is the content of the row.
+type Format struct {
+	Reader    int    `json:"reader"`     // least format that a program must read to open the store
+	Writer    int    `json:"writer"`     // least format that a program must write to change it; at least Reader
+	WrittenBy string `json:"written_by"` // version of the program that wrote the row: 1 to 255 printable ASCII characters
+}
+
+// first is the format of a store without the row.
+var first = Format{Reader: 1, Writer: 1}
+
+var errDamaged = fault.New(fault.Internal, "the row that says which release may open the store is damaged: restore a backup")
+
+// Parse returns the content of the row. It returns format 1 for nil. Error: fault.Internal.
+func Parse(row []byte) (Format, error) {
+	if row == nil {
+		return first, nil
+	}
+	var f Format
+	if err := json.Unmarshal(row, &f); err != nil {
+		return Format{}, errDamaged
+	}
+	printable := !strings.ContainsFunc(f.WrittenBy, func(r rune) bool { return r < ' ' || r > '~' })
+	if f.Reader < 1 || f.Writer < f.Reader || !printable || len(f.WrittenBy) == 0 || len(f.WrittenBy) > 255 {
+		return Format{}, errDamaged
+	}
+	return f, nil
+}
+
+// Read returns the format of a store. Errors: fault.Internal for a damaged row, or that of r.
+func Read(r store.Reader) (Format, error) {
+	row, err := r.Get(Row)
+	if err != nil {
+		return Format{}, err
+	}
+	return Parse(row)
+}
+
+// Of reads the format in its own transaction.
+func Of(ctx context.Context, s store.Store) (f Format, err error) {
+	err = s.View(ctx, func(r store.Reader) (err error) {
+		f, err = Read(r)
+		return err
+	})
+	if err != nil {
+		return Format{}, fmt.Errorf("reading the format of the store: %w", err)
+	}
+	return f, nil
+}
+
+// RaisedRow returns the row if some release must not open the store, and otherwise nil. A backup
+// begins with it.
+func RaisedRow(ctx context.Context, s store.Store) (row []byte, err error) {
+	err = s.View(ctx, func(r store.Reader) error {
+		found, err := r.Get(Row)
+		if err != nil {
+			return err
+		}
+		f, err := Parse(found)
+		if row = nil; err == nil && f.Writer > 1 {
+			row = bytes.Clone(found)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the format of the store: %w", err)
+	}
+	return row, nil
+}
+
+// CheckReader fails if this program does not read the format. Error: fault.Unavailable.
+func (f Format) CheckReader() error {
+	if f.Reader > Reads {
+		return fault.New(fault.Unavailable, fmt.Sprintf("the store is of latticekeep %s and has format %d, and this program reads formats up to %d: install latticekeep %[1]s or a newer release",
+			f.WrittenBy, f.Reader, Reads))
+	}
+	return nil
+}
+
+// CheckWriter fails if this program does not read or does not write the format. Error:
+// fault.Unavailable.
+func (f Format) CheckWriter() error {
+	if err := f.CheckReader(); err != nil {
+		return err
+	}
+	if f.Writer > Writes {
+		return fault.New(fault.Unavailable, fmt.Sprintf("the store is of latticekeep %s and is written in format %d, and this program only reads it, as with audit verify or backup: install latticekeep %[1]s or a newer release",
+			f.WrittenBy, f.Writer))
+	}
+	return nil
+}
+
+// Check fails if this program must not open the store, for reading only or for writing too. Errors:
+// fault.Unavailable, fault.Internal.
+func Check(ctx context.Context, s store.Store, readOnly bool) error {
+	f, err := Of(ctx, s)
+	switch {
+	case err != nil:
+		return err
+	case readOnly:
+		return f.CheckReader()
+	}
+	return f.CheckWriter()
+}
+
+// Hook returns a hook for a store that is served. It refuses all further commits once another
+// process has raised the row beyond what this program writes. The row is read in the transaction of
+// each commit, so no commit can come between the raise and the check. It costs nothing: the hook
+// reads the row in every group, so on PostgreSQL it comes with the lock or is in memory.
+func Hook(hook store.Hook) store.Hook {
+	return func(tx store.Tx, events []any) error {
+		f, err := Read(tx)
+		if err == nil {
+			err = f.CheckWriter()
+		}
+		if err != nil {
+			return err
+		}
+		return hook(tx, events)
+	}
+}
+
+// Releases before the row look at the member `format` of the row `deployment` instead, and open
+// only a store where it is 1. It is 2 in every store whose row is above 1, whatever the row says.
+const (
+	DeploymentFirst  = 1
+	DeploymentRaised = 2
+)
+
+// CheckDeployment fails unless the member `format` of the row `deployment` fits the row. Errors:
+// fault.Invalid for a value that no release before this one has written, fault.Internal for a row
+// that was lost.
+func (f Format) CheckDeployment(member int) error {
+	switch {
+	case member != DeploymentFirst && member != DeploymentRaised:
+		return fault.New(fault.Invalid, fmt.Sprintf("the store has format %d, and this program reads formats up to %d: use the release that wrote it", member, Reads))
+	case member == DeploymentRaised && f.Writer == 1:
+		return errDamaged
+	}
+	return nil
+}
+
+// PutFirst writes the row of a new deployment, which every release can open.
+func PutFirst(tx store.Tx) error { return put(tx, first) }
+
+func put(tx store.Tx, f Format) error {
+	f.WrittenBy = buildinfo.Version()
+	row, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	return tx.Put(Row, row)
+}
