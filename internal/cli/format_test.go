@@ -83,6 +83,11 @@ func TestAStoreOfANewerReleaseIsRefused(t *testing.T) {
 			mustRun(t, export...)
 			raised := file("raised.backup")
 			mustRun(t, append(backUp(raised), "--verify-with", to.file)...)
+			in, err := backup.Open(strings.NewReader(readText(t, raised)), to.identities(t))
+			must(t, err)
+			if string(in.Header.Format) != string(formatRow(format.Reads, format.Writes+1)) {
+				t.Errorf("the backup begins with the format %q", in.Header.Format)
+			}
 			target := offline.BoltScheme + file("restored")
 			mustRun(t, "restore", "--input", raised, "--identity-file", to.file, "--store", target)
 			if e.rowsOf(target)[string(format.Row)] != string(formatRow(format.Reads, format.Writes+1)) {

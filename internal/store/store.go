@@ -75,6 +75,10 @@ type Database interface {
 
 	// Commits returns the number of physical commits of this process.
 	Commits() uint64
+
+	// ReplicasRead reports whether all processes that use the database now, this one included, read
+	// the format least (see package format). Error: fault.Unavailable.
+	ReplicasRead(ctx context.Context, least int) (bool, error)
 }
 
 // MaxKeySize is the length of the longest key in bytes.

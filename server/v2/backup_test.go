@@ -13,6 +13,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
@@ -54,6 +56,32 @@ func TestABackupCarriesTheKMSKey(t *testing.T) {
 	}
 	if strings.Contains(s.Logged.String(), "c2VjcmV0") {
 		t.Error("the key is in the log")
+	}
+}
+
+// A backup begins with the format of its store, once not every release may open it.
+func TestABackupOfARunningServerNamesTheFormat(t *testing.T) {
+	s := newService(t)
+	for _, row := range []string{"", `{"reader":1,"writer":1,"written_by":"v9.8.7"}`, `{"reader":2,"writer":2,"written_by":"v9.8.7"}`} {
+		err := s.Store.Update(t.Context(), func(tx store.Tx) error {
+			if row == "" {
+				return tx.Delete(format.Row)
+			}
+			return tx.Put(format.Row, []byte(row))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := backup.Open(backup.Split(s.TakeBackup(s.URL, s.SystemKey()).Body), []backup.Identity{servertest.BackupIdentity(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.Contains(row, "2"); (in.Header.Format != nil) != want || want && string(in.Header.Format) != row {
+			t.Errorf("with the row %q the backup begins with %q", row, in.Header.Format)
+		}
+		if _, err := in.Rows(func(_, _ []byte) error { return nil }); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

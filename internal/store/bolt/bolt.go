@@ -53,6 +53,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 const (
@@ -204,6 +205,11 @@ func (s *Store) Ready(ctx context.Context) error {
 // Scrubbed waits until the bytes of everything that completed Updates deleted, whatever their
 // answer, are wiped from the file. It returns an error when ctx ends first.
 func (s *Store) Scrubbed(ctx context.Context) error { return s.scrubber.wait(ctx) }
+
+// ReplicasRead implements [store.Database]. Only this process uses the file.
+func (s *Store) ReplicasRead(_ context.Context, least int) (bool, error) {
+	return least <= format.Reads, nil
+}
 
 // Commits returns the number of physical commits since Open.
 func (s *Store) Commits() uint64 { return s.writer.commits.Load() }

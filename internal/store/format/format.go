@@ -14,7 +14,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
@@ -80,6 +82,12 @@ func Of(ctx context.Context, s store.Store) (f Format, err error) {
 	return f, nil
 }
 
+// Raised reports whether a row keeps some release away from the store. A damaged row does.
+func Raised(row []byte) bool {
+	f, err := Parse(row)
+	return err != nil || f.Writer > 1
+}
+
 // RaisedRow returns the row if some release must not open the store, and otherwise nil. A backup
 // begins with it.
 func RaisedRow(ctx context.Context, s store.Store) (row []byte, err error) {
@@ -88,11 +96,10 @@ func RaisedRow(ctx context.Context, s store.Store) (row []byte, err error) {
 		if err != nil {
 			return err
 		}
-		f, err := Parse(found)
-		if row = nil; err == nil && f.Writer > 1 {
+		if row = nil; Raised(found) {
 			row = bytes.Clone(found)
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("reading the format of the store: %w", err)
@@ -170,6 +177,43 @@ func (f Format) CheckDeployment(member int) error {
 		return errDamaged
 	}
 	return nil
+}
+
+// deploymentRow is the key of the row that releases before this one look at. The package keyring
+// owns its other members.
+var deploymentRow = []byte("deployment")
+
+// Raise makes reader and writer the least formats of the store, unless the row has higher ones. The
+// transaction that first uses a feature calls it, when all living replicas read the format
+// ([store.Database.ReplicasRead]). From its commit on, every program that is too old refuses the
+// store, also one that is running and one that does not know the row: Raise changes the row
+// `deployment` too, and a PostgreSQL store changes the version of its tables. Errors:
+// fault.Internal for a damaged row, or those of tx.
+func Raise(tx store.Tx, reader, writer int) error {
+	f, err := Read(tx)
+	if err != nil || f.Reader >= reader && f.Writer >= writer {
+		return err
+	}
+	f.Reader = max(f.Reader, reader)
+	f.Writer = max(f.Writer, writer, f.Reader)
+	return errors.Join(put(tx, f), raiseDeployment(tx))
+}
+
+// raiseDeployment changes one member of the row and keeps all others.
+func raiseDeployment(tx store.Tx) error {
+	row, err := tx.Get(deploymentRow)
+	if err != nil || row == nil {
+		return err
+	}
+	var members map[string]json.RawMessage
+	if json.Unmarshal(row, &members) != nil || members["format"] == nil {
+		return fault.New(fault.Internal, "the row that names the deployment is damaged: restore a backup")
+	}
+	members["format"] = json.RawMessage(strconv.Itoa(DeploymentRaised))
+	if row, err = json.Marshal(members); err != nil {
+		return err
+	}
+	return tx.Put(deploymentRow, row)
 }
 
 // PutFirst writes the row of a new deployment, which every release can open.

@@ -1,6 +1,7 @@
 package format_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -120,4 +121,57 @@ func TestARunningProgramNoticesANewerOne(t *testing.T) {
 	}
 	put(t, newer, format.Row, row(1, format.Writes+1))
 	wantRefused(t, "a commit after the raise", overtaken.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("k"), []byte("w")) }))
+}
+
+func TestARaiseNeverLowersAndKeepsTheDeployment(t *testing.T) {
+	onBoth(t, nil, func(t *testing.T, s store.Database) {
+		put(t, s, []byte("deployment"), `{"format":1,"chain_id":"chain_a","kms_key":"k","of_a_newer_release":{"a":1}}`)
+		raise := func(reader, writer int) error {
+			return s.Update(t.Context(), func(tx store.Tx) error { return format.Raise(tx, reader, writer) })
+		}
+		want := func(reader, writer, member int) {
+			t.Helper()
+			f, err := format.Of(t.Context(), s)
+			if err != nil || f.Reader != reader || f.Writer != writer {
+				t.Errorf("the row is %+v, %v, want %d and %d", f, err, reader, writer)
+			}
+			var got map[string]any
+			must(t, s.View(t.Context(), func(r store.Reader) error {
+				row, err := r.Get([]byte("deployment"))
+				return errors.Join(err, json.Unmarshal(row, &got))
+			}))
+			if got["format"] != float64(member) || got["chain_id"] != "chain_a" || got["kms_key"] != "k" || fmt.Sprint(got["of_a_newer_release"]) != "map[a:1]" {
+				t.Errorf("the deployment is %v", got)
+			}
+		}
+		must(t, raise(1, 1))
+		want(1, 1, 1)
+		must(t, raise(1, 2))
+		want(1, 2, 2)
+		must(t, raise(3, 1)) // a program that writes a format reads it
+		want(3, 3, 2)
+		must(t, errors.Join(raise(1, 1), raise(2, 2), raise(2, 3)))
+		want(3, 3, 2)
+		must(t, raise(2, 4))
+		want(3, 4, 2)
+		put(t, s, []byte("deployment"), `damaged`)
+		if err := raise(4, 4); fault.Of(err) != fault.Internal || err == nil {
+			t.Errorf("a damaged deployment: %v", err)
+		}
+		put(t, s, format.Row, `damaged`)
+		if err := raise(4, 4); fault.Of(err) != fault.Internal || err == nil {
+			t.Errorf("a damaged row: %v", err)
+		}
+	})
+}
+
+// Only one process uses an embedded store. A store of PostgreSQL has its own test.
+func TestAProcessReadsItsOwnFormats(t *testing.T) {
+	onBoth(t, nil, func(t *testing.T, s store.Database) {
+		for least := 1; least <= format.Reads+1; least++ {
+			if got, err := s.ReplicasRead(t.Context(), least); err != nil || got != (least <= format.Reads) {
+				t.Errorf("format %d: %v, %v", least, got, err)
+			}
+		}
+	})
 }

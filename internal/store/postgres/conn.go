@@ -23,6 +23,7 @@ const (
 	snapshot
 	rollback
 	commit
+	exclude
 	lock
 	get
 	ahead // a page of a range: ascending, with an upper bound
@@ -34,6 +35,7 @@ const (
 	advance
 	sign
 	lookup
+	raise
 	statements
 )
 
@@ -43,6 +45,7 @@ var sql = [statements]string{
 	rollback:  "ROLLBACK",
 	commit:    "COMMIT",
 	lock:      "SELECT fence, (SELECT version FROM latticekeep_schema WHERE id = 1), commit_id FROM latticekeep_head WHERE id = 1 FOR UPDATE",
+	exclude:   "LOCK TABLE latticekeep_head IN EXCLUSIVE MODE",
 	get:       "SELECT key, value FROM latticekeep_kv WHERE key = ANY ($1::bytea[])",
 	ahead:     "SELECT key, value FROM latticekeep_kv WHERE key >= $1::bytea AND key < $2::bytea ORDER BY key LIMIT $3::bigint",
 	aheadOpen: "SELECT key, value FROM latticekeep_kv WHERE key >= $1::bytea ORDER BY key LIMIT $2::bigint",
@@ -55,6 +58,7 @@ var sql = [statements]string{
 	sign: "INSERT INTO latticekeep_commit (slot, fence, id) VALUES ($1::integer, $2::bigint, $3::bytea) " +
 		"ON CONFLICT (slot) DO UPDATE SET fence = excluded.fence, id = excluded.id",
 	lookup: "SELECT fence, id FROM latticekeep_commit WHERE slot = $1::integer",
+	raise:  "UPDATE latticekeep_schema SET version = $1::bigint WHERE id = 1",
 }
 
 // conn is a session. One goroutine uses it at a time.

@@ -35,7 +35,7 @@ func TestACopyWhoseTakerIsSlowEnds(t *testing.T) {
 }
 
 func TestAStoppedCopyIsEndedByTheServer(t *testing.T) {
-	if got := tending.parameters()["idle_in_transaction_session_timeout"]; got != "3600000" {
+	if got := tending.parameters(application)["idle_in_transaction_session_timeout"]; got != "3600000" {
 		t.Errorf("after %s ms", got)
 	}
 }

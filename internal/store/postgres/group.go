@@ -15,6 +15,7 @@ import (
 type group struct {
 	requests []*request    // queue.mu guards requests and commit until the group is shut
 	commit   bool          // commit even when nothing changed, because Ready has sent a probe
+	raises   bool          // a former attempt wrote a row that keeps some release away; only the writer uses it
 	tx       *tx           // transaction of the current attempt; set before the first turn
 	back     chan struct{} // a request returns the turn
 	phase    sync.Mutex    // held while closures and the hook run

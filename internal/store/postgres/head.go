@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // slots is the number of commits whose ids are kept. At the highest commit rate of PostgreSQL that
@@ -36,6 +38,13 @@ type head struct {
 // lock begins a transaction, takes the lock on the head, and reads what the group's rehearsals and
 // the hook in earlier groups asked for. Then it reads what the requests need that joined meanwhile.
 // That costs one more round trip and saves a commit.
+//
+// A writer that waits for the lock has taken the snapshot from which it reads the version of the
+// tables. So the lock alone would let each waiting writer of an older release commit once more
+// after the version was raised. A group that raises it therefore first excludes all who have the
+// lock or wait for it: it takes the table of the head, which they hold until their transactions
+// end. PostgreSQL gives a statement its snapshot after the locks on its tables, so everyone who
+// comes later reads the new version.
 func (h *head) lock(q *queue, g *group) (*locked, error) {
 	defer h.busy()()
 	if h.session == nil {
@@ -58,22 +67,24 @@ func (h *head) lock(q *queue, g *group) (*locked, error) {
 		asks = wanted.gets(h.cache)
 	}
 	l := &locked{head: h, c: h.session, pages: wanted.pages}
-	var version int64
 	var id string
 	take := []step{{statement: begin}, {statement: lock, row: func(v [][]byte) (err error) {
 		if l.fence, err = number(v[0]); err == nil {
-			version, err = number(v[1])
+			l.schema, err = number(v[1])
 			id = string(v[2])
 		}
 		return err
 	}}}
+	if g.raises {
+		take = slices.Insert(take, 1, step{statement: exclude})
+	}
 	if err := h.session.read(h.commitWait, take, append(asks, l.pages...)); err != nil {
 		h.server.evict(err)
 		return nil, err
 	}
 	switch {
-	case version != schemaVersion:
-		return nil, &failure{errSchema(version), broken}
+	case !isKnown(l.schema):
+		return nil, &failure{errSchema(l.schema), broken}
 	case l.fence == 0:
 		return nil, &failure{errors.New("latticekeep_head has no row"), broken}
 	}
@@ -203,11 +214,12 @@ func (h *head) busy() (end func()) {
 
 // locked is the base of a group's transaction, which holds the lock on the head.
 type locked struct {
-	head  *head
-	c     *conn
-	fence int64 // fence of the previous commit
-	pages []*ask
-	hook  *wants // records what the hook reads; set while it runs
+	head   *head
+	c      *conn
+	fence  int64 // fence of the previous commit
+	schema int64 // version of the tables
+	pages  []*ask
+	hook   *wants // records what the hook reads; set while it runs
 }
 
 func (l *locked) get(key []byte) ([]byte, error) {
@@ -251,6 +263,9 @@ func (l *locked) send(t *tx, fence int64, id []byte) error {
 	if len(keys) > 0 {
 		steps = append(steps, step{statement: upsert, params: [][]byte{byteaArray(keys), byteaArray(values)}})
 	}
+	if l.schema < raisedVersion && raises(t) {
+		steps = append(steps, step{statement: raise, params: [][]byte{binary.BigEndian.AppendUint64(nil, raisedVersion)}})
+	}
 	number := binary.BigEndian.AppendUint64(nil, uint64(fence))
 	steps = append(steps,
 		step{statement: advance, params: [][]byte{number, id}},
@@ -260,6 +275,13 @@ func (l *locked) send(t *tx, fence int64, id []byte) error {
 		return err
 	}
 	return l.c.confirmed(steps)
+}
+
+// raises reports whether a transaction writes a row that keeps some release away. Then the version
+// of the tables must say so too.
+func raises(t *tx) bool {
+	row := t.over[string(format.Row)]
+	return row != nil && format.Raised(row)
 }
 
 // confirmed returns nil if the steps ended with a COMMIT without a warning. When a wait for

@@ -27,6 +27,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/address"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
@@ -175,7 +176,7 @@ func TestOverANetworkOnlyTheHostItselfWillDo(t *testing.T) {
 			if rootcert != "" {
 				text = with(t, text, "sslrootcert", rootcert)
 			}
-			if cfg, err := configure(text, false); (err == nil) != good || err != nil && !strings.Contains(err.Error(), "verify-full") {
+			if cfg, err := address.Parse(text, connectWait, false); (err == nil) != good || err != nil && !strings.Contains(err.Error(), "verify-full") {
 				t.Errorf("%s: %v", text, err)
 			} else if good && cfg.TLSConfig.ServerName != "db.example.com" {
 				t.Errorf("%s: it would do for %q", text, cfg.TLSConfig.ServerName)

@@ -72,6 +72,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/address"
 )
 
 const commitLimit = 750 * time.Millisecond // a commit that takes longer is hanging
@@ -132,14 +134,14 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	o.commitWait = cmp.Or(o.commitWait, commitWait)
 	o.patience = cmp.Or(o.patience, patience)
 	o.copyLimit = cmp.Or(o.copyLimit, copyLimit)
-	cfg, err := configure(url, o.PQRequired)
+	cfg, err := address.Parse(url, connectWait, o.PQRequired)
 	if err != nil {
 		return nil, err
 	}
 	life, end := context.WithCancel(context.Background())
 	srv := &server{
 		cfg: cfg, password: o.Password, pqRequired: o.PQRequired, logger: o.Logger, vacuumAfter: o.vacuumAfter,
-		life: life, end: end, deleted: make(chan struct{}, 1),
+		reads: format.Reads, life: life, end: end, deleted: make(chan struct{}, 1),
 	}
 	if err := srv.migrate(ctx, o.ReadOnly); err != nil {
 		end()
@@ -270,6 +272,19 @@ func (s *Store) Time(ctx context.Context) (time.Time, error) {
 		return time.Time{}, fault.Wrap(fault.Unavailable, "the database does not tell its time: retry", fmt.Errorf("reading the server's clock: %w", err))
 	}
 	return now, nil
+}
+
+// ReplicasRead implements [store.Database].
+func (s *Store) ReplicasRead(ctx context.Context, least int) (bool, error) {
+	if !s.enter() {
+		return false, errClosed()
+	}
+	defer s.leave()
+	ok, err := s.server.replicasRead(ctx, least)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, "the database does not tell who uses it: retry", fmt.Errorf("reading pg_stat_activity: %w", err))
+	}
+	return ok, nil
 }
 
 // Commits returns the number of physical commits since Open.

@@ -13,15 +13,25 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// schemaVersion is the number of the last migration. Each migration is one file, which never
-// changes after its release.
-const schemaVersion = 1
+// Versions of the tables. Both have the same tables. Releases before the row of package format look
+// at the version alone, at their start and at each commit, and know only the first one. So the
+// commit that raises the row sets the second one, and these releases write nothing from that commit
+// on. No start of a program sets it.
+//
+// Each migration is one file, which never changes after its release. The next one has the number 3.
+const (
+	tablesVersion = 1 // number of the last migration
+	raisedVersion = 2 // the row keeps some release away
+)
+
+// isKnown reports whether this program knows a version of the tables.
+func isKnown(version int64) bool { return version == tablesVersion || version == raisedVersion }
 
 func errSchema(version int64) error {
-	if version > schemaVersion {
-		return fmt.Errorf("the database has schema %d, and this program knows %d: run the newer latticekeep that made it", version, schemaVersion)
+	if version > raisedVersion {
+		return fmt.Errorf("the database has schema %d, and this program knows %d: run the newer latticekeep that made it", version, raisedVersion)
 	}
-	return fmt.Errorf("the database has schema %d instead of %d: start latticekeep for writing once", version, schemaVersion)
+	return fmt.Errorf("the database has schema %d instead of %d: start latticekeep for writing once", version, tablesVersion)
 }
 
 // migrate brings the tables to this program's schema. Several processes may migrate at once, also
@@ -61,10 +71,10 @@ func (s *server) migrateOnce(ctx context.Context, readOnly bool) error {
 	}
 	defer c.kill()
 	version, err := c.schema(ctx)
-	if err != nil || version == schemaVersion {
+	if err != nil || isKnown(version) {
 		return err
 	}
-	if readOnly || version > schemaVersion {
+	if readOnly || version > raisedVersion {
 		return errSchema(version)
 	}
 	for _, text := range []string{
@@ -80,7 +90,7 @@ func (s *server) migrateOnce(ctx context.Context, readOnly bool) error {
 	if version, err = c.number(ctx, "SELECT version FROM latticekeep_schema WHERE id = 1 FOR UPDATE"); err != nil {
 		return err
 	}
-	if version > schemaVersion {
+	if version > raisedVersion {
 		return errSchema(version)
 	}
 	if version > 0 { // writers of the older program check the version once they have this lock
@@ -88,7 +98,7 @@ func (s *server) migrateOnce(ctx context.Context, readOnly bool) error {
 			return err
 		}
 	}
-	for v := version + 1; v <= schemaVersion; v++ {
+	for v := version + 1; v <= tablesVersion; v++ {
 		text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", v))
 		if err != nil {
 			return fmt.Errorf("reading a migration: %w", err)
@@ -97,8 +107,10 @@ func (s *server) migrateOnce(ctx context.Context, readOnly bool) error {
 			return fmt.Errorf("migrating the database to schema %d: %w", v, err)
 		}
 	}
-	if err := c.do(ctx, fmt.Sprintf("UPDATE latticekeep_schema SET version = %d WHERE id = 1", schemaVersion)); err != nil {
-		return err
+	if version < tablesVersion {
+		if err := c.do(ctx, fmt.Sprintf("UPDATE latticekeep_schema SET version = %d WHERE id = 1", tablesVersion)); err != nil {
+			return err
+		}
 	}
 	return c.do(ctx, "COMMIT")
 }

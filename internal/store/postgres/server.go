@@ -23,6 +23,7 @@ type server struct {
 	pqRequired  bool
 	logger      *slog.Logger
 	vacuumAfter time.Duration
+	reads       int // newest format of a store that this program reads
 
 	life    context.Context // ends when the last request has left after Close
 	end     context.CancelFunc
@@ -38,7 +39,7 @@ func (s *server) connect(ctx context.Context, p purpose) (*conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectWait)
 	defer cancel()
 	cfg := s.cfg.Copy()
-	maps.Copy(cfg.RuntimeParams, p.parameters())
+	maps.Copy(cfg.RuntimeParams, p.parameters(applicationName(s.reads)))
 	if s.password != nil {
 		password, err := s.password()
 		if err != nil {
@@ -172,9 +173,30 @@ func (s *server) evictOlder(age time.Duration) {
 	}
 	defer c.kill()
 	_ = c.exec(commitWait, fmt.Sprintf(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-		WHERE datname = current_database() AND usename = current_user AND application_name = '%s' AND pid <> pg_backend_pid()
-		AND wait_event IS DISTINCT FROM 'SyncRep' AND backend_xid IS NOT NULL AND xact_start < now() - interval '%d milliseconds'`,
+		WHERE datname = current_database() AND usename = current_user AND (application_name = '%[1]s' OR application_name LIKE '%[1]s/%%') AND pid <> pg_backend_pid()
+		AND wait_event IS DISTINCT FROM 'SyncRep' AND backend_xid IS NOT NULL AND xact_start < now() - interval '%[2]d milliseconds'`,
 		application, age.Milliseconds()))
+}
+
+// replicasRead reports whether every process with a session in the database reads a format. A
+// process that lost its sessions is not seen; when it connects again it finds what was raised.
+func (s *server) replicasRead(ctx context.Context, least int) (bool, error) {
+	c, err := s.connect(ctx, tending)
+	if err != nil {
+		return false, err
+	}
+	defer c.kill()
+	r := c.pg.ExecParams(ctx, "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name IS NOT NULL",
+		nil, nil, nil, nil).Read()
+	if r.Err != nil {
+		return false, failed(r.Err)
+	}
+	for _, row := range r.Rows {
+		if reads, ok := readsOf(string(row[0])); ok && reads < least {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // Deleted rows stay in the files of PostgreSQL until the table is vacuumed. The server vacuums by

@@ -161,6 +161,10 @@ func (w *writer) attempt(g *group, until time.Time) (retry bool, err error) {
 	case err != nil || !g.commit && !t.changed():
 		w.head.release()
 		return false, err
+	case !g.raises && l.schema < raisedVersion && raises(t):
+		g.raises = true
+		w.head.release()
+		return w.attempt(g, until)
 	}
 	return w.commit(l, t, until)
 }
