@@ -24,6 +24,8 @@ import (
 	v1 "github.com/latticekeep/latticekeep/api/openapi/v1"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/cli"
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
 
@@ -176,6 +178,7 @@ func TestADataDirectoryOfAnEarlierCommitIsServed(t *testing.T) {
 	t.Run("logs and scores", func(t *testing.T) { f.readLogs(t, tenants) })
 	stop()
 	run(t, "audit", "verify", "--data-dir", f.path("data"), "--archive", "file://"+f.path("archive"), "--fingerprint", f.known.Chain)
+	f.keepsTheWayBack(t)
 }
 
 func (f *fixture) unsealAll(t *testing.T, tenants map[string]*client.Client) {
@@ -329,8 +332,28 @@ func TestABackupOfAnEarlierCommitIsRestored(t *testing.T) {
 	}
 }
 
-// rows lists the prefixes of all row keys that the earlier commit writes. For a kind of row that
-// the fixture lacks, the value is the reason.
+// keepsTheWayBack fails if the present program made the data directory one that the earlier commit
+// refuses, merely by serving it.
+func (f *fixture) keepsTheWayBack(t *testing.T) {
+	db, err := bolt.Open(f.path("data/latticekeep.db"), 0o600, &bolt.Options{ReadOnly: true})
+	check(t, err, "opening the database")
+	defer db.Close()
+	err = db.View(func(tx *bolt.Tx) error {
+		rows := tx.Bucket([]byte("latticekeep/store/v1"))
+		var deployment struct{ Format int }
+		if err := json.Unmarshal(rows.Get([]byte("deployment")), &deployment); err != nil || deployment.Format != 1 {
+			t.Errorf("the deployment has format %d, %v; the earlier commit reads 1", deployment.Format, err)
+		}
+		if format.Raised(rows.Get(format.Row)) {
+			t.Errorf("the row of the format is %s", rows.Get(format.Row))
+		}
+		return nil
+	})
+	check(t, err, "reading the rows")
+}
+
+// rows lists the prefixes of all row keys that the earlier commit and later ones write. For a kind
+// of row that the fixture lacks, the value is the reason.
 var rows = map[string]string{
 	"apikey/hash/1/": "", "apikey/tenant/": "", "apikey/used/": "",
 	"audit/anchor/": "", "audit/archive/": "", "audit/base": "", "audit/batch/": "", "audit/checkpoint": "", "audit/entry/": "",
@@ -353,6 +376,22 @@ var rows = map[string]string{
 
 	"quota/":      "only replicas on PostgreSQL borrow requests from the store, and the rows last a minute",
 	"maintenance": "a store with it is not served: a restore or migration is under way",
+	"format":      "later than the fixture, which has format 1 without it",
+	"state/":      "later than the fixture",
+}
+
+// TestEveryKindOfRowHasAFixtureOrAReason fails if a kind of row was added, and neither a fixture
+// that has it nor a reason.
+func TestEveryKindOfRowHasAFixtureOrAReason(t *testing.T) {
+	for _, f := range state.Families {
+		covered := false
+		for prefix := range rows {
+			covered = covered || strings.HasPrefix(prefix, f.Prefix) || strings.HasPrefix(f.Prefix, prefix) && strings.HasSuffix(prefix, "/")
+		}
+		if !covered {
+			t.Errorf("rows %s are in no fixture: add one beside those that are there, or give the reason", f.Prefix)
+		}
+	}
 }
 
 // TestTheFixtureHasEveryKindOfRow fails if the fixture lacks a kind of row that the other tests
