@@ -115,7 +115,7 @@ func newWorld(t testing.TB, flags ...string) *world {
 func (w *world) open(crash *crash) {
 	w.t.Helper()
 	ctx, now := context.Background(), w.clock.Now
-	w.log = writer.New(now)
+	w.log = writer.New(now, nil)
 	db, err := bolt.Open(filepath.Join(w.dir, "store.db"), bolt.Options{Hook: w.log.Commit})
 	must(w.t, err)
 	w.store = &flaky{Store: db, crash: crash}

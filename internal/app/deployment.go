@@ -25,6 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/format"
@@ -72,12 +73,15 @@ type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the store. It creates a deployment in it when the store is empty.
 func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, err error) {
-	log := writer.New(p.now)
+	bound := state.New(nil)
+	log := writer.New(p.now, bound)
 	guard := guard.New(log)
 	d := &deployment{dir: p.dir, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
-	if d.store, err = openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit))); err != nil {
+	database, err := openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit)))
+	if err != nil {
 		return nil, err
 	}
+	d.store = bound.Guard(database)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -185,7 +189,7 @@ func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
 func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (store.Database, error) {
 	if p.store.URL != "" {
 		s, err := postgres.Open(ctx, p.store.URL, postgres.Options{
-			Hook: hook, Logger: p.logger, Password: offline.Location{PasswordFile: p.store.PasswordFile}.Password(), Connections: p.store.Connections, PQRequired: p.pq,
+			Hook: hook, Head: state.HeadKey, Logger: p.logger, Password: offline.Location{PasswordFile: p.store.PasswordFile}.Password(), Connections: p.store.Connections, PQRequired: p.pq,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("store.url: %w", err)

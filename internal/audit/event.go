@@ -192,6 +192,10 @@ func (e Event) MakesCurrent() bool {
 	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.ChangesVersion()
 }
 
+// AttributeState commits to the rows that decide who may do what, as the commit leaves them: hex of
+// a SHA-256. The last entry of each commit that changes such a row has it.
+const AttributeState = "state"
+
 // Attributes that internal/compliance reads. Times are RFC 3339 in UTC.
 const (
 	AttributeExpiresAt    = "expires_at"           // expiry of a credential's version, or of an API key that expires

@@ -142,7 +142,7 @@ func (f *fixture) makeSet(r *keyring.Ring, i int) {
 func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	f.t.Helper()
 	now := func() time.Time { return begin }
-	f.log = writer.New(now)
+	f.log = writer.New(now, nil)
 	db, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{Hook: f.log.Commit})
 	must(f.t, err)
 	f.t.Cleanup(func() { _ = db.Close() })

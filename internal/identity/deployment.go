@@ -61,7 +61,10 @@ func openKeys(ctx context.Context, s store.Store, log *writer.Log, guard *guard.
 	if err != nil {
 		return nil, err
 	}
-	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil || first == nil {
+	if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
+		return keys, err
+	}
+	if err := log.BindState(ctx, keys.APIKeyHash()); err != nil || first == nil {
 		return keys, err
 	}
 	tenants := tenant.NewStore(s, guard, keys, records.New(s, guard, keys), c.Now)

@@ -29,7 +29,7 @@ func openIn(t *testing.T, dir string) *Service {
 		k, err = kms.OpenLocal(file)
 	}
 	must(t, err)
-	log := writer.New(time.Now)
+	log := writer.New(time.Now, nil)
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })

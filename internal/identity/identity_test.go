@@ -32,7 +32,7 @@ func newService(t *testing.T) *Service {
 	must(kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(err)
-	log := writer.New(time.Now)
+	log := writer.New(time.Now, nil)
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(err)
 	t.Cleanup(func() { s.Close() })

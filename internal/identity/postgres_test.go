@@ -32,7 +32,7 @@ func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 	for i, ahead := range []time.Duration{0, 3 * time.Minute, -time.Minute} {
 		now := func() time.Time { return time.Now().Add(ahead) }
 		wg.Go(func() {
-			log := writer.New(now)
+			log := writer.New(now, nil)
 			s, err := postgres.Open(t.Context(), url, postgres.Options{Hook: log.Commit})
 			if err != nil {
 				t.Error(err)

@@ -144,7 +144,7 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	log := writer.New(time.Now)
+	log := writer.New(time.Now, nil)
 	db, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { _ = db.Close() })

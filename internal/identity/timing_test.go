@@ -100,7 +100,7 @@ func newTimedService(b *testing.B, now func() time.Time) *Service {
 	must(b, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(b, err)
-	log := writer.New(now)
+	log := writer.New(now, nil)
 	db, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
 	must(b, err)
 	b.Cleanup(func() { _ = db.Close() })

@@ -84,7 +84,7 @@ func newPeople(t *testing.T) *people {
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	f.log = writer.New(f.time)
+	f.log = writer.New(f.time, nil)
 	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })

@@ -109,7 +109,7 @@ func (f *fixture) open() {
 	t.Helper()
 	local, err := kms.OpenLocal(filepath.Join(f.dir, "kms.key"))
 	must(t, err)
-	f.log = writer.New(f.now)
+	f.log = writer.New(f.now, nil)
 	db, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { _ = db.Close() })

@@ -21,6 +21,9 @@ type Family struct {
 	Prefix string
 	// Deciding reports whether the rows decide who may see or do what.
 	Deciding bool
+	// Number stands for a deciding family in the ids of its rows. It never changes, and no other
+	// family ever gets it. 0: the family does not decide.
+	Number byte
 	// Group is the number of '/' in the common prefix of the rows that are decided on together, such
 	// as a user's sessions or the credentials of one name: their number counts, or the newest one, or
 	// each of them is deleted. It is 0 when each row stands alone. A row with fewer '/' in its key
@@ -35,73 +38,73 @@ type Family struct {
 // value of a row, or removes the row.
 var Families = []Family{
 	// Identity of the deployment and the KMS key that its own keys are under.
-	{Prefix: "deployment", Deciding: true, Own: true},
+	{Prefix: "deployment", Deciding: true, Number: 1, Own: true},
 	// The key of the previous start of a development server is not revoked.
-	{Prefix: "dev", Deciding: true, Own: true},
+	{Prefix: "dev", Deciding: true, Number: 2, Own: true},
 
 	// A key that was rotated, or moved to another KMS key, is used again. Without a row a set is
 	// incomplete, and its KMS key seems unused and may be destroyed.
-	{Prefix: "key/", Deciding: true, Group: 3},
-	{Prefix: "key/system/", Deciding: true, Group: 3, Own: true},
+	{Prefix: "key/", Deciding: true, Number: 3, Group: 3},
+	{Prefix: "key/system/", Deciding: true, Number: 4, Group: 3, Own: true},
 	// A KMS key that is being destroyed wraps new keys.
-	{Prefix: "kms/given-up/", Deciding: true, Own: true},
+	{Prefix: "kms/given-up/", Deciding: true, Number: 5, Own: true},
 	// A KMS key that nothing was moved from may be destroyed.
-	{Prefix: "kms/moved-from/", Deciding: true, Own: true},
+	{Prefix: "kms/moved-from/", Deciding: true, Number: 6, Own: true},
 	// An earlier sealing key is published, and values are sealed for it.
-	{Prefix: "sealing/current", Deciding: true, Own: true},
+	{Prefix: "sealing/current", Deciding: true, Number: 7, Own: true},
 	// A retired sealing key opens values again.
-	{Prefix: "sealing/key/", Deciding: true, Group: 2, Own: true},
+	{Prefix: "sealing/key/", Deciding: true, Number: 8, Group: 2, Own: true},
 
 	// A trial that ended goes on, limits of requests return.
-	{Prefix: "tenant/", Deciding: true},
-	{Prefix: "tenant/system", Deciding: true, Own: true},
+	{Prefix: "tenant/", Deciding: true, Number: 9},
+	{Prefix: "tenant/system", Deciding: true, Number: 10, Own: true},
 	// A namespace is part of another tenant.
-	{Prefix: "namespace/", Deciding: true},
+	{Prefix: "namespace/", Deciding: true, Number: 11},
 	// A namespace that was made again under a configured name enters the tenant of that name.
-	{Prefix: "namespace-name/", Deciding: true},
+	{Prefix: "namespace-name/", Deciding: true, Number: 12},
 
 	// A member has an earlier role, a removed one is back. A tenant's members are counted, listed and
 	// searched for the last owner.
-	{Prefix: "user/row/", Deciding: true, Group: 3},
+	{Prefix: "user/row/", Deciding: true, Number: 13, Group: 3},
 	// An address leads to an account that it does not belong to.
-	{Prefix: "user/email/", Deciding: true},
+	{Prefix: "user/email/", Deciding: true, Number: 14},
 	// An earlier password is right.
-	{Prefix: "user/password/", Deciding: true},
+	{Prefix: "user/password/", Deciding: true, Number: 15},
 	// A session that was ended goes on, a used refresh token is new. A user's sessions end together.
-	{Prefix: "session/row/", Deciding: true, Group: 3},
-	{Prefix: "session/selector/", Deciding: true},
+	{Prefix: "session/row/", Deciding: true, Number: 16, Group: 3},
+	{Prefix: "session/selector/", Deciding: true, Number: 17},
 	// A used or replaced token of a mail counts.
-	{Prefix: "ticket/hash/", Deciding: true},
-	{Prefix: "ticket/of/", Deciding: true},
+	{Prefix: "ticket/hash/", Deciding: true, Number: 18},
+	{Prefix: "ticket/of/", Deciding: true, Number: 19},
 	// A withdrawn invitation is accepted. A tenant's invitations are counted, and a user's end together.
-	{Prefix: "invitation/", Deciding: true, Group: 2},
+	{Prefix: "invitation/", Deciding: true, Number: 20, Group: 2},
 	// A revoked API key works. A tenant's keys are counted, and a user's end together.
-	{Prefix: "apikey/hash/", Deciding: true},
-	{Prefix: "apikey/tenant/", Deciding: true, Group: 3},
+	{Prefix: "apikey/hash/", Deciding: true, Number: 21},
+	{Prefix: "apikey/tenant/", Deciding: true, Number: 22, Group: 3},
 
 	// A deleted or replaced value is served. The newest version is the current one.
-	{Prefix: "credential/", Deciding: true, Group: 3},
+	{Prefix: "credential/", Deciding: true, Number: 23, Group: 3},
 	// A version that ended, or another record, stands for the previous version of an object's
 	// credential. All previous versions of a credential are deleted together.
-	{Prefix: "former/", Deciding: true, Group: 3},
+	{Prefix: "former/", Deciding: true, Number: 24, Group: 3},
 	// A credential has another history, whose newest line also says where the index of names has it.
-	{Prefix: "credential-version/", Deciding: true, Group: 3},
+	{Prefix: "credential-version/", Deciding: true, Number: 25, Group: 3},
 	// A name leads to another credential. The newest credential of a name is the answer.
-	{Prefix: "credential-name/", Deciding: true, Group: 3},
+	{Prefix: "credential-name/", Deciding: true, Number: 26, Group: 3},
 	// A credential has another owner or none, so others see and change it.
-	{Prefix: "owner/", Deciding: true},
+	{Prefix: "owner/", Deciding: true, Number: 27},
 	// An object has an earlier version, and its previous version is readable again.
-	{Prefix: "owned/", Deciding: true},
+	{Prefix: "owned/", Deciding: true, Number: 28},
 
 	// A named key has an earlier version as its newest one. A tenant's keys are counted and listed.
-	{Prefix: "transit/key/", Deciding: true, Group: 3},
+	{Prefix: "transit/key/", Deciding: true, Number: 29, Group: 3},
 	// Data is encrypted under a key that is no longer the default.
-	{Prefix: "transit/default/", Deciding: true},
+	{Prefix: "transit/default/", Deciding: true, Number: 30},
 	// A seed that was encrypted again is back under the earlier wrapping key. The newest row of a
 	// version counts.
-	{Prefix: "transit/seed/", Deciding: true, Group: 5},
+	{Prefix: "transit/seed/", Deciding: true, Number: 31, Group: 5},
 	// The list of a key's versions has other times.
-	{Prefix: "transit/version/", Deciding: true, Group: 4},
+	{Prefix: "transit/version/", Deciding: true, Number: 32, Group: 4},
 
 	// The rows that follow decide nothing.
 

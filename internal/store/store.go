@@ -130,6 +130,13 @@ type Tx interface {
 	// key.
 	Delete(key []byte) error
 
+	// Wrote reports whether this closure, or an earlier one of its group, has put or deleted key.
+	Wrote(key []byte) bool
+
+	// Written calls visit once for each key with a prefix that [Tx.Wrote] is true of, in no order,
+	// and tells whether the key is absent now. visit must not use the Tx.
+	Written(prefix []byte, visit func(key []byte, absent bool)) error
+
 	// Enqueue passes an event to the hook of the commit that this closure joins. A closure that
 	// only enqueues is committed too.
 	Enqueue(event any)

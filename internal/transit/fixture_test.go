@@ -141,7 +141,7 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
 	f.kms = &switchedKMS{Key: local}
-	log := writer.New(f.now)
+	log := writer.New(f.now, nil)
 	s, err := bolt.Open(filepath.Join(f.dir, "t.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })

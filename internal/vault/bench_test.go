@@ -66,7 +66,7 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 	}
 	for name, open := range stores {
 		b.Run(name, func(b *testing.B) {
-			log := writer.New(time.Now)
+			log := writer.New(time.Now, nil)
 			s, err := open(b, log.Commit)
 			must(b, err)
 			b.Cleanup(func() { _ = s.Close() })

@@ -110,6 +110,12 @@ func (tx watchedTx) Enqueue(event any) {
 	tx.tx.Enqueue(event)
 }
 
+func (tx watchedTx) Wrote(key []byte) bool { return tx.tx.Wrote(key) }
+
+func (tx watchedTx) Written(prefix []byte, visit func([]byte, bool)) error {
+	return tx.tx.Written(prefix, visit)
+}
+
 func (tx watchedTx) OnCommit(do func()) { tx.tx.OnCommit(do) }
 
 func (s *watchedStore) View(ctx context.Context, fn func(store.Reader) error) error {
@@ -163,7 +169,7 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 func (f *fixture) open(cacheTTL time.Duration) {
 	t := f.t
 	t.Helper()
-	f.log = writer.New(f.now)
+	f.log = writer.New(f.now, nil)
 	s, err := bolt.Open(filepath.Join(f.dir, "vault.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })

@@ -572,7 +572,7 @@ func newHistory(t testing.TB) *history {
 		defer mu.Unlock()
 		clock = clock.Add(1234567 * time.Microsecond)
 		return clock
-	})}
+	}, nil)}
 	var err error
 	if h.store, err = bolt.Open(filepath.Join(t.TempDir(), "audit.db"), bolt.Options{Hook: h.log.Commit}); err != nil {
 		t.Fatal(err)

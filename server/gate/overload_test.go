@@ -170,7 +170,7 @@ paths:
 // A service of one operation, of which few are carried out at a time, and each as long as release says.
 func newHolder(t *testing.T) (url string, g *Gate, release chan struct{}) {
 	t.Helper()
-	g, err := New(Config{Now: time.Now, Guard: guard.New(writer.New(time.Now)), InFlight: 1})
+	g, err := New(Config{Now: time.Now, Guard: guard.New(writer.New(time.Now, nil)), InFlight: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

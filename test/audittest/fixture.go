@@ -388,7 +388,7 @@ type Parts struct {
 
 // NewParts returns a log without store and key, and the parts that work on it.
 func NewParts(now func() time.Time) *Parts {
-	l := writer.New(now)
+	l := writer.New(now, nil)
 	g := guard.New(l)
 	return &Parts{l, reader.New(l, g), writer.NewFollower(l), verify.NewLiveVerifier(l), l.Chain, g, nil}
 }

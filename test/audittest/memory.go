@@ -106,6 +106,10 @@ func (tx MemoryTx) Delete(key []byte) error {
 
 func (tx MemoryTx) Enqueue(any) {}
 
+func (tx MemoryTx) Wrote([]byte) bool { return false }
+
+func (tx MemoryTx) Written([]byte, func([]byte, bool)) error { return nil }
+
 func (tx MemoryTx) OnCommit(func()) {}
 
 func mustOpen(t testing.TB, path string, hook store.Hook) store.Store {

@@ -59,7 +59,7 @@ func embedded(t *testing.T) *site {
 func (s *site) vault(now func() time.Time, change func(store.Database) store.Store) (*vault.Vault, store.Database) {
 	t := s.t
 	t.Helper()
-	log := writer.New(now)
+	log := writer.New(now, nil)
 	db, err := s.open(log.Commit, now)
 	must(t, err)
 	t.Cleanup(func() { must(t, db.Close()) })

@@ -50,7 +50,7 @@ func New(t *testing.T, signing writer.Signing) *Log {
 func NewWithKey(t *testing.T, signing writer.Signing, key *dualsig.PrivateKey) *Log {
 	t.Helper()
 	b := &Log{T: t, Key: key, Dir: t.TempDir(), Now: time.Date(2026, 11, 21, 12, 0, 0, 123456000, time.UTC)}
-	b.Audit = writer.New(func() time.Time { return b.Now })
+	b.Audit = writer.New(func() time.Time { return b.Now }, nil)
 	var err error
 	if b.Store, err = bolt.Open(filepath.Join(b.Dir, offline.DatabaseFile), bolt.Options{Hook: b.Audit.Commit}); err != nil {
 		t.Fatal(err)

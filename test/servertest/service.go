@@ -31,6 +31,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/transit"
@@ -109,12 +110,13 @@ func (s *Service) openStore() {
 		}
 	}
 	dir := s.T.TempDir()
-	s.Audit = writer.New(s.Clock.Now)
+	bound := state.New(func(e *state.RowError) { s.T.Error(e) })
+	s.Audit = writer.New(s.Clock.Now, bound)
 	s.Guard = guard.New(s.Audit)
 	s.Reader, s.Verifier = reader.New(s.Audit, s.Guard), verify.NewLiveVerifier(s.Audit)
 	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: s.Audit.Commit})
 	check(err)
-	db := storetest.Rehearsing(embedded)
+	db := bound.Guard(storetest.Rehearsing(embedded))
 	s.Store = db
 	s.T.Cleanup(func() { _ = db.Close() })
 

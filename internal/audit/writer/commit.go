@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -27,14 +28,24 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if l.signer == nil {
 		return fault.Wrap(fault.Internal, "internal error", errNotEquipped)
 	}
-	group, err := l.group(events)
+	group, changes, err := l.group(events)
 	if err != nil {
 		return err
 	}
-	accepting := group[0].acceptance
+	var accepting *acceptance
+	if len(group) > 0 {
+		accepting = group[0].acceptance
+	}
 	head, err := l.heads.settleHead(tx, accepting)
 	if err != nil {
 		return err
+	}
+	stored, err := l.state.Begin(tx, head.Position, changes, len(group) > 0)
+	if err != nil {
+		return err
+	}
+	if len(group) == 0 {
+		return stored.Put(tx, head.Position)
 	}
 	first, number := head.Sequence+1, head.Epoch
 	if accepting != nil {
@@ -48,7 +59,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if err != nil {
 		return err
 	}
-	c := l.startLinking(group, head.Position, first, tenants)
+	c := l.startLinking(group, head.Position, first, tenants, stored.Commitment())
 	defer c.abandon()
 	for i := range c.filled {
 		at, p, tenant := c.positions[i], group[i], string(group[i].Principal.Tenant)
@@ -79,6 +90,9 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 		l.Detector.noteHead(proposed)
 		l.heads.remember(tenants, number)
 	})
+	if err := stored.Put(tx, c.head); err != nil {
+		return err
+	}
 	return tx.Put(audit.HeadKey, c.head.Encode())
 }
 
@@ -104,24 +118,28 @@ func (l *Log) tenantHeads(tx store.Tx, group []pending, head audit.Position, epo
 	return tenants, nil
 }
 
-// group returns the events of a commit with their own type. While the log is halted, a commit must
-// begin with the acceptance of the loss, so that all of its entries are in the new epoch.
-func (l *Log) group(events []any) ([]pending, error) {
-	group := make([]pending, len(events))
-	for i, event := range events {
-		p, ok := event.(pending)
-		if !ok {
-			return nil, fault.Wrap(fault.Internal, "internal error", fmt.Errorf("an event of type %T is not for the log", event))
+// group returns the entries that the events of a commit become, and the rows that they change. While
+// the log is halted, a commit must begin with the acceptance of the loss, so that all of its entries
+// are in the new epoch.
+func (l *Log) group(events []any) (group []pending, changes []state.Change, err error) {
+	group = make([]pending, 0, len(events))
+	for _, event := range events {
+		switch e := event.(type) {
+		case state.Change:
+			changes = append(changes, e)
+		case pending:
+			if e.acceptance != nil && len(group) > 0 {
+				return nil, nil, errOneByOne
+			}
+			group = append(group, e)
+		default:
+			return nil, nil, fault.Wrap(fault.Internal, "internal error", fmt.Errorf("an event of type %T is not for the log", event))
 		}
-		if p.acceptance != nil && i > 0 {
-			return nil, errOneByOne
-		}
-		group[i] = p
 	}
-	if group[0].acceptance == nil {
-		return group, l.Detector.CheckNotHalted()
+	if len(group) == 0 || group[0].acceptance == nil {
+		err = l.Detector.CheckNotHalted()
 	}
-	return group, nil
+	return group, changes, err
 }
 
 // linker builds the entries of one commit, each with the hash of the entry before it. It runs
@@ -132,6 +150,7 @@ type linker struct {
 	head       audit.Position // the newest entry
 	tenants    map[string]audit.TenantHead
 	timestamp  string
+	commitment string // of the state after the commit; empty when the commit does not change it
 	salts      []byte
 	signatures *signatures
 	positions  []newPosition
@@ -152,11 +171,12 @@ const saltSize = 16
 
 // startLinking starts linking the group to the head. Until the linker ends, only it may use the
 // tenants map, which it updates.
-func (l *Log) startLinking(group []pending, head audit.Position, first uint64, tenants map[string]audit.TenantHead) *linker {
+func (l *Log) startLinking(group []pending, head audit.Position, first uint64, tenants map[string]audit.TenantHead, commitment string) *linker {
 	now := max(l.Now().UnixMicro(), head.Micros)
 	c := &linker{
 		log: l, group: group, head: head, tenants: tenants,
 		timestamp:  time.UnixMicro(now).UTC().Format(audit.TimeFormat),
+		commitment: commitment,
 		salts:      make([]byte, saltSize*len(group)),
 		signatures: l.sign(len(group)),
 		positions:  make([]newPosition, len(group)),
@@ -193,6 +213,9 @@ func (c *linker) add(i int, next audit.Position) error {
 	}
 	if p.acceptance != nil {
 		p.acceptance.describe(entry)
+	}
+	if i == len(c.group)-1 && c.commitment != "" {
+		entry.Add(audit.AttributeState, c.commitment)
 	}
 	core, err := c.signatures.core(i, entry)
 	if err != nil {

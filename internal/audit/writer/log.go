@@ -14,16 +14,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // New returns a log that can serve as the store's commit hook but has no store and no key yet.
 // [Log.Use] sets both. There are two steps because the key is in the store, and the store needs its
-// hook when it is opened.
-func New(now func() time.Time) *Log {
+// hook when it is opened. The state st is bound to the log; nil binds nothing.
+func New(now func() time.Time, st *state.State) *Log {
 	ch := new(chain.Chain)
 	d := newDetector(ch)
-	return &Log{Now: now, Chain: ch, Detector: d, heads: heads{chain: ch, detector: d}}
+	return &Log{Now: now, state: st, Chain: ch, Detector: d, heads: heads{chain: ch, detector: d}}
 }
 
 var errNotEquipped = errors.New("the log has no key yet")
@@ -39,6 +40,7 @@ type Log struct {
 	batches atomic.Bool // see [SignBatches]
 
 	heads    heads
+	state    *state.State // nil: the log stands alone
 	Detector *Detector
 	spare    []byte // buffer for the rows of a commit, reused by the next commit
 
@@ -59,6 +61,16 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 	l.heads.beginAt(head)
 	l.Detector.seen.Store(&head)
 	return nil
+}
+
+// BindState gives the state that is bound to the log its key, the deployment's hash key, and reads
+// it. It must be called once, after Use and before the first event. Error: fault.Internal when the
+// state in the store is not that of the log.
+func (l *Log) BindState(ctx context.Context, key []byte) error {
+	if l.state == nil {
+		return nil
+	}
+	return l.state.Use(ctx, l.Chain.Store, key)
 }
 
 // Ready returns nil when an entry could be written now. Callers ask before they look anything up

@@ -92,7 +92,7 @@ func exportStopped(ctx context.Context, o *exportOptions, p *progress.Progress, 
 			if err := writePublicKey(o.publicKey, keys.Audit().Public().MarshalPEM()); err != nil {
 				return err
 			}
-			log := writer.New(time.Now)
+			log := writer.New(time.Now, nil)
 			if err := log.Use(ctx, s, keys.Audit(), keys.ChainID()); err != nil {
 				return err
 			}

@@ -31,7 +31,7 @@ import (
 func (w *world) restart() {
 	w.t.Helper()
 	check(w.t, w.store.Close())
-	l := writer.New(func() time.Time { return w.Clock })
+	l := writer.New(func() time.Time { return w.Clock }, nil)
 	s, err := bolt.Open(w.path, bolt.Options{Hook: l.Commit})
 	check(w.t, err)
 	w.t.Cleanup(func() { _ = s.Close() })

@@ -69,7 +69,7 @@ func (v viewed) View(ctx context.Context, fn func(store.Reader) error) error {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, Story: &story.Story{Clock: story.Start, Versions: make(map[string]int)}, folder: filepath.Join(t.TempDir(), "reports")}
-	w.log = writer.New(func() time.Time { return w.Clock })
+	w.log = writer.New(func() time.Time { return w.Clock }, nil)
 	w.verifier = verify.NewLiveVerifier(w.log)
 	w.path = filepath.Join(t.TempDir(), "audit.db")
 	s, err := bolt.Open(w.path, bolt.Options{Hook: w.log.Commit})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 
 	bbolt "go.etcd.io/bbolt"
 
@@ -129,6 +130,7 @@ type tx struct {
 	reader
 	bolt   *bbolt.Tx
 	log    []change
+	wrote  map[string]int // number of the changes in log, by key
 	events []any
 	after  []func() // called after the commit
 	broken error    // set when bbolt panicked: the transaction must not be committed
@@ -149,6 +151,24 @@ func (t *tx) Put(key, value []byte) error {
 // Delete implements [store.Tx].
 func (t *tx) Delete(key []byte) error {
 	return t.change(change{key: bytes.Clone(key), deleted: true}, t.data.Delete)
+}
+
+// Wrote implements [store.Tx].
+func (t *tx) Wrote(key []byte) bool { return t.wrote[string(key)] > 0 }
+
+// Written implements [store.Tx].
+func (t *tx) Written(prefix []byte, visit func(key []byte, absent bool)) error {
+	for key := range t.wrote {
+		if !strings.HasPrefix(key, string(prefix)) {
+			continue
+		}
+		value, err := t.Get([]byte(key))
+		if err != nil {
+			return err
+		}
+		visit([]byte(key), value == nil)
+	}
+	return nil
 }
 
 // Enqueue implements [store.Tx].
@@ -183,6 +203,10 @@ func (t *tx) change(c change, do func(key []byte) error) error {
 			return fmt.Errorf("writing to bbolt: %w", err)
 		}
 		t.log = append(t.log, c)
+		if t.wrote == nil {
+			t.wrote = make(map[string]int)
+		}
+		t.wrote[string(c.key)]++
 		t.changes++
 		return nil
 	}))
@@ -210,6 +234,9 @@ func (t *tx) undo(m mark) {
 			}
 			return t.data.Put(c.key, c.before)
 		}))
+		if t.wrote[string(c.key)]--; t.wrote[string(c.key)] == 0 {
+			delete(t.wrote, string(c.key))
+		}
 		t.changes++
 	}
 	t.log, t.events, t.after = t.log[:m.changes], t.events[:m.events], t.after[:m.after]

@@ -83,6 +83,7 @@ type Options struct {
 	Hook     store.Hook       // nil: no hook
 	ReadOnly bool             // no migration; Update fails
 	Logger   *slog.Logger     // nil: discard
+	Head     []byte           // key that nearly every View reads: it is read with the snapshot; nil: none
 	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
 
 	Password    func() (string, error) // called for each connection; nil: the password of the URL
@@ -154,7 +155,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	known := &cache{}
 	s := &Store{
 		opts: o, server: srv, pool: readers,
-		rounds: &rounds{server: srv, pool: readers},
+		rounds: &rounds{server: srv, pool: readers, head: o.Head},
 		loader: &loader{server: srv, pool: readers, cache: known},
 		writer: &writer{
 			server: srv, queue: &queue{wake: make(chan struct{}, 1)},

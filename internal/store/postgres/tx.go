@@ -217,6 +217,19 @@ func (t *tx) Put(key, value []byte) error { return t.write(key, clone(value)) }
 // Delete implements [store.Tx].
 func (t *tx) Delete(key []byte) error { return t.write(key, nil) }
 
+// Wrote implements [store.Tx].
+func (t *tx) Wrote(key []byte) bool { _, ok := t.over[string(key)]; return ok }
+
+// Written implements [store.Tx].
+func (t *tx) Written(prefix []byte, visit func(key []byte, absent bool)) error {
+	for key, value := range t.over {
+		if strings.HasPrefix(key, string(prefix)) {
+			visit([]byte(key), value == nil)
+		}
+	}
+	return nil
+}
+
 // Enqueue implements [store.Tx].
 func (t *tx) Enqueue(event any) { t.events = append(t.events, event) }
 

@@ -21,6 +21,7 @@ import (
 type rounds struct {
 	server *server
 	pool   *pool
+	head   []byte // Options.Head
 
 	mu      sync.Mutex
 	forming *round
@@ -30,6 +31,7 @@ type rounds struct {
 // round is one snapshot. Its goroutine owns the session.
 type round struct {
 	in      *rounds
+	head    *ask   // of rounds.head; travels with BEGIN
 	asks    []*ask // unsent asks; rounds.mu guards it, members and err
 	members int
 	err     error         // answers all further asks; nil while the round works
@@ -51,45 +53,55 @@ var errSlow = fault.New(fault.Unavailable, "the read took longer than two second
 
 func (m *member) get(key []byte) ([]byte, error) {
 	a := newGet(key)
-	if err := m.do(a); err != nil {
+	if len(key) == len(m.in.head) && string(key) == string(m.in.head) {
+		a = nil
+	}
+	a, err := m.do(a)
+	if err != nil {
 		return nil, err // the round may still be writing into a
 	}
 	return a.value, nil
 }
 
 func (m *member) page(rg store.Range, limit int) ([]row, error) {
-	a := newPage(rg, limit)
-	if err := m.do(a); err != nil {
+	a, err := m.do(newPage(rg, limit))
+	if err != nil {
 		return nil, err
 	}
 	return a.rows, nil
 }
 
-func (m *member) do(a *ask) error {
-	if err := m.send(a); err != nil {
-		return err
+// do returns a when it is answered, and the round's own ask for the head when a is nil.
+func (m *member) do(a *ask) (*ask, error) {
+	a, err := m.send(a)
+	if err != nil {
+		return nil, err
 	}
 	select {
 	case <-a.done:
-		return a.err
+		return a, a.err
 	case <-m.ctx.Done():
-		return ended(m.ctx.Err())
+		return nil, ended(m.ctx.Err())
 	case <-m.limit.C:
-		return errSlow
+		return nil, errSlow
 	}
 }
 
 // send queues a in the View's round. It first joins a round if the View has none.
-func (m *member) send(a *ask) error {
+func (m *member) send(a *ask) (*ask, error) {
 	in := m.in
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if m.round == nil {
 		if in.server.down.Load() {
-			return errRecovering
+			return nil, errRecovering
 		}
 		if in.forming == nil {
 			in.forming = &round{in: in, wake: make(chan struct{}, 1)}
+			if in.head != nil {
+				in.forming.head = newGet(in.head)
+				in.forming.asks = []*ask{in.forming.head}
+			}
 			if !in.opening {
 				in.opening = true
 				go in.forming.run()
@@ -98,12 +110,15 @@ func (m *member) send(a *ask) error {
 		m.round = in.forming
 		m.round.members++
 	}
+	if a == nil {
+		return m.round.head, nil
+	}
 	if m.round.err != nil {
-		return m.round.err
+		return nil, m.round.err
 	}
 	m.round.asks = append(m.round.asks, a)
 	poke(m.round.wake)
-	return nil
+	return a, nil
 }
 
 func (m *member) end() {

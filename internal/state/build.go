@@ -1,0 +1,135 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// buildRows is the number of rows that one commit adds to a state that is being built.
+const buildRows = 256
+
+// decidingRanges are the ranges of the deciding rows, in the order of their keys.
+var decidingRanges = func() (all []store.Range) {
+	var prefixes []string
+	for _, f := range Families {
+		if f.Deciding {
+			prefixes = append(prefixes, f.Prefix)
+		}
+	}
+	slices.Sort(prefixes)
+	last := "\xff"
+	for _, p := range prefixes {
+		if strings.HasPrefix(p, last) {
+			continue // in the range before
+		}
+		last = p
+		rng := store.Prefix([]byte(p))
+		if !strings.HasSuffix(p, "/") {
+			rng.To = append([]byte(p), 0)
+		}
+		all = append(all, rng)
+	}
+	return all
+}()
+
+// scanDeciding calls visit for the deciding rows from a key on, until visit returns false.
+func scanDeciding(r store.Reader, from []byte, visit func(f Family, key, value []byte) bool) error {
+	more := true
+	for _, rng := range decidingRanges {
+		if bytes.Compare(rng.To, from) <= 0 || !more {
+			continue
+		}
+		if bytes.Compare(rng.From, from) < 0 {
+			rng.From = from
+		}
+		err := r.Scan(rng, func(key, value []byte) bool {
+			if f, ok := FamilyOf(key); ok && f.Deciding {
+				more = visit(f, key, value)
+			}
+			return more
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Complete reports whether all deciding rows are held against the state. They are in each store
+// that this release or a later one made; [State.Build] brings an earlier store there.
+func (s *State) Complete() bool { return s.enforced() }
+
+// Build adds the rows of an earlier release's store to the state, while the store is used, and ends
+// with one commit that record is part of: from there on rows are held against the state. st is the
+// store without its guard. The work is kept, so a build that was interrupted goes on. Errors: those
+// of the store and of record.
+func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.Tx) error) error {
+	h := s.hasher.Load()
+	for !s.Complete() {
+		err := st.Update(ctx, func(tx store.Tx) error {
+			cursor, err := tx.Get(cursorKey)
+			if err != nil {
+				return err
+			}
+			row, err := tx.Get(HeadKey)
+			if err != nil {
+				return err
+			}
+			if row == nil {
+				cleared, err := clearBuild(tx)
+				if err != nil || !cleared {
+					return err
+				}
+				cursor = nil
+			} else if d, err := h.decodeHead(row); err != nil || d.complete {
+				return err
+			}
+			tx.Enqueue(Change{build: true})
+			n, next := 0, []byte(nil)
+			err = scanDeciding(tx, cursor, func(f Family, key, value []byte) bool {
+				if n == buildRows {
+					next = key
+					return false
+				}
+				n++
+				tx.Enqueue(Change{record: h.record(f, key, value)})
+				return true
+			})
+			if err != nil {
+				return err
+			}
+			if next != nil {
+				return tx.Put(cursorKey, next)
+			}
+			tx.Enqueue(Change{build: true, complete: true})
+			if err := tx.Delete(cursorKey); err != nil {
+				return err
+			}
+			return record(tx)
+		})
+		if err != nil {
+			return fmt.Errorf("building the state: %w", err)
+		}
+	}
+	return nil
+}
+
+// clearBuild deletes rows of a build that was given up, and reports whether none is left.
+func clearBuild(tx store.Tx) (bool, error) {
+	var keys [][]byte
+	err := tx.Scan(ownRows, func(key, _ []byte) bool {
+		keys = append(keys, bytes.Clone(key))
+		return len(keys) < trimRows
+	})
+	for _, key := range keys {
+		if err == nil {
+			err = tx.Delete(key)
+		}
+	}
+	return len(keys) < trimRows, err
+}

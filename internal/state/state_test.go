@@ -1,0 +1,381 @@
+package state_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	mrand "math/rand/v2"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
+)
+
+// fixture is a store under a state that is bound to a log.
+type fixture struct {
+	t       testing.TB
+	path    string
+	signer  *dualsig.PrivateKey
+	key     []byte
+	raw     *bolt.Store
+	log     *writer.Log
+	state   *state.State
+	store   *state.Store
+	refused []*state.RowError
+	rows    map[string]string // what the store must hold
+}
+
+func newFixture(t testing.TB) *fixture {
+	t.Helper()
+	f := &fixture{t: t, path: filepath.Join(t.TempDir(), "s.db"), key: make([]byte, 64), rows: make(map[string]string)}
+	seed := make([]byte, dualsig.SeedSize)
+	_, _ = rand.Read(seed)
+	_, _ = rand.Read(f.key)
+	var err error
+	if f.signer, err = dualsig.NewPrivateKey(seed); err != nil {
+		t.Fatal(err)
+	}
+	f.must(f.open())
+	t.Cleanup(func() { _ = f.raw.Close() })
+	f.must(f.update(audit.ChainStarted, nil))
+	return f
+}
+
+func (f *fixture) must(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) open() error {
+	f.state = state.New(func(e *state.RowError) { f.refused = append(f.refused, e) })
+	f.log = writer.New(time.Now, f.state)
+	var err error
+	if f.raw, err = bolt.Open(f.path, bolt.Options{Hook: f.log.Commit}); err != nil {
+		return err
+	}
+	f.store = f.state.Guard(f.raw)
+	if err := f.log.Use(context.Background(), f.raw, f.signer, "chain_test"); err != nil {
+		return err
+	}
+	return f.state.Use(context.Background(), f.raw, f.key)
+}
+
+func (f *fixture) reopen() error {
+	f.t.Helper()
+	f.must(f.raw.Close())
+	return f.open()
+}
+
+// update commits writes with an entry. A nil value deletes.
+func (f *fixture) update(what audit.EventType, rows map[string][]byte) error {
+	err := f.store.Update(context.Background(), func(tx store.Tx) error {
+		for key, value := range rows {
+			if err := put(tx, key, value); err != nil {
+				return err
+			}
+		}
+		_, err := f.log.Append(tx, event(what))
+		return err
+	})
+	if err == nil {
+		for key, value := range rows {
+			if f.rows[key] = string(value); value == nil {
+				delete(f.rows, key)
+			}
+		}
+	}
+	return err
+}
+
+func put(tx store.Tx, key string, value []byte) error {
+	if value == nil {
+		return tx.Delete([]byte(key))
+	}
+	return tx.Put([]byte(key), value)
+}
+
+func event(what audit.EventType) audit.Event {
+	return audit.Event{Type: what, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant), Resource: audit.Resource{Type: audit.ChainResource, ID: "chain_test"}}
+}
+
+// tamper writes rows as somebody does who has no key.
+func (f *fixture) tamper(rows map[string][]byte) {
+	f.t.Helper()
+	f.must(f.raw.Update(context.Background(), func(tx store.Tx) error {
+		for key, value := range rows {
+			if err := put(tx, key, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+func (f *fixture) get(key string) (value []byte, err error) {
+	err = f.store.View(context.Background(), func(r store.Reader) (err error) {
+		value, err = r.Get([]byte(key))
+		return err
+	})
+	return value, err
+}
+
+func (f *fixture) scan(prefix string) (found int, err error) {
+	err = f.store.View(context.Background(), func(r store.Reader) error {
+		found = 0
+		return r.Scan(store.Prefix([]byte(prefix)), func(_, _ []byte) bool { found++; return true })
+	})
+	return found, err
+}
+
+// check reads every row that must be there.
+func (f *fixture) check() {
+	f.t.Helper()
+	for key, value := range f.rows {
+		if got, err := f.get(key); err != nil || string(got) != value {
+			f.t.Fatalf("%s: %q, %v", key, got, err)
+		}
+	}
+}
+
+// Rows are written, changed and deleted at random, in a store that is opened again and again. Every
+// read must agree, and every row that somebody else changes must be refused.
+func TestEveryRowIsHeldAgainstTheState(t *testing.T) {
+	f := newFixture(t)
+	random := mrand.New(mrand.NewPCG(1, 2))
+	key := func() string {
+		return fmt.Sprintf("session/row/user_%d/sess_%d", random.IntN(40), random.IntN(60))
+	}
+	for round := range 300 {
+		rows := make(map[string][]byte)
+		for range 1 + random.IntN(60) {
+			value := fmt.Appendf(nil, "%d", random.Int())
+			if random.IntN(3) == 0 {
+				value = nil
+			}
+			rows[key()] = value
+		}
+		f.must(f.update(audit.APIKeyCreated, rows))
+		if round%50 == 49 {
+			f.check()
+			f.must(f.reopen())
+			f.check()
+		}
+	}
+	perUser := make(map[string]int)
+	for key := range f.rows {
+		perUser[key[:len(key)-len("sess_00")]]++
+	}
+	for user := range 40 {
+		prefix := fmt.Sprintf("session/row/user_%d/", user)
+		if _, err := f.scan(prefix); err != nil {
+			t.Error(prefix, err)
+		}
+	}
+	if len(f.refused) != 0 {
+		t.Error("false alarms:", f.refused)
+	}
+}
+
+func TestRowsOfSomebodyElseAreRefused(t *testing.T) {
+	const kept, other = "apikey/hash/1/aa", "apikey/hash/1/bb"
+	f := newFixture(t)
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{kept: []byte("old"), other: []byte("other")}))
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{kept: []byte("new"), other: nil}))
+	for name, c := range map[string]struct {
+		row    string
+		value  []byte
+		reason state.Reason
+	}{
+		"an earlier value":  {kept, []byte("old"), state.Replaced},
+		"another row":       {kept, []byte("other"), state.Replaced},
+		"a removed row":     {kept, nil, state.Removed},
+		"a deleted row":     {other, []byte("other"), state.Added},
+		"a row never there": {"apikey/hash/1/cc", []byte("new"), state.Added},
+	} {
+		t.Run(name, func(t *testing.T) {
+			was := map[string][]byte{kept: []byte("new"), other: nil, "apikey/hash/1/cc": nil}
+			f.tamper(map[string][]byte{c.row: c.value})
+			for _, start := range []bool{false, true} {
+				if start {
+					f.must(f.reopen())
+				}
+				f.refused = nil
+				_, err := f.get(c.row)
+				var refused *state.RowError
+				if !errors.As(err, &refused) || refused.Reason != c.reason || fault.Of(err) != fault.Forbidden || len(f.refused) != 1 {
+					t.Errorf("%v, reported %v", err, f.refused)
+				}
+			}
+			f.tamper(was)
+			f.check()
+		})
+	}
+}
+
+func TestAScanOfAGroupMissesNoRow(t *testing.T) {
+	f := newFixture(t)
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"session/row/u/1": {1}, "session/row/u/2": {2}, "session/row/u/3": {3}, "session/row/v/1": {1}}))
+	if n, err := f.scan("session/row/u/"); n != 3 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, err := f.scan("session/row/"); n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	f.tamper(map[string][]byte{"session/row/u/3": nil})
+	if _, err := f.scan("session/row/u/"); !isRefused(err, state.Removed) {
+		t.Error(err)
+	}
+	err := f.store.View(t.Context(), func(r store.Reader) error {
+		return r.Scan(store.Prefix([]byte("session/row/u/")), func(_, _ []byte) bool { return false })
+	})
+	if !isRefused(err, state.Removed) {
+		t.Error("a scan that ended early:", err)
+	}
+	if _, err := f.scan("session/row/v/"); err != nil {
+		t.Error("another group:", err)
+	}
+	f.tamper(map[string][]byte{"session/row/u/3": {3}, "session/row/u/4": {4}})
+	if _, err := f.scan("session/row/u/"); !isRefused(err, state.Added) {
+		t.Error(err)
+	}
+}
+
+func isRefused(err error, reason state.Reason) bool {
+	var refused *state.RowError
+	return errors.As(err, &refused) && refused.Reason == reason
+}
+
+// A transaction sees its own rows, and those of closures before it in the same group.
+func TestATransactionSeesItsOwnRows(t *testing.T) {
+	f := newFixture(t)
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"session/row/u/1": {1}, "session/row/u/2": {2}}))
+	f.must(f.store.Update(t.Context(), func(tx store.Tx) error {
+		f.must(tx.Put([]byte("session/row/u/1"), []byte{9}))
+		f.must(tx.Put([]byte("session/row/u/3"), []byte{3}))
+		f.must(tx.Put([]byte("session/row/u/4"), []byte{4}))
+		f.must(tx.Delete([]byte("session/row/u/4")))
+		f.must(tx.Delete([]byte("session/row/u/2")))
+		if v, err := tx.Get([]byte("session/row/u/1")); err != nil || v[0] != 9 {
+			t.Error(v, err)
+		}
+		n := 0
+		if err := tx.Scan(store.Prefix([]byte("session/row/u/")), func(_, _ []byte) bool { n++; return true }); err != nil || n != 2 {
+			t.Error(n, err)
+		}
+		_, err := f.log.Append(tx, event(audit.APIKeyCreated))
+		return err
+	}))
+	if n, err := f.scan("session/row/u/"); n != 2 || err != nil {
+		t.Error(n, err)
+	}
+}
+
+func TestAChangeNeedsAnEntry(t *testing.T) {
+	f := newFixture(t)
+	err := f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("dev"), []byte("x")) })
+	if fault.Of(err) != fault.Internal {
+		t.Error(err)
+	}
+	if err := f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("apikey/used/x"), []byte("x")) }); err != nil {
+		t.Error("a row that decides nothing:", err)
+	}
+}
+
+// The rows of the state itself, put back or removed, are found at the start.
+func TestTheStatesOwnRowsAreVerified(t *testing.T) {
+	f := newFixture(t)
+	for i := range 40 {
+		rows := make(map[string][]byte)
+		for k := range 40 {
+			rows[fmt.Sprintf("user/email/%d-%d", i, k)] = []byte("x")
+		}
+		f.must(f.update(audit.APIKeyCreated, rows))
+	}
+	own := f.own()
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0-0": nil}))
+	newest := f.own()
+	restore := func() {
+		changed := make(map[string][]byte)
+		for key := range f.own() {
+			changed[key] = nil
+		}
+		for key, value := range newest {
+			changed[key] = value
+		}
+		f.tamper(changed)
+	}
+	f.tamper(own)
+	if err := f.reopen(); fault.Of(err) != fault.Internal {
+		t.Error("all put back:", err)
+	}
+	restore()
+	for key, value := range newest {
+		for what, bad := range map[string][]byte{"removed": nil, "changed": append([]byte{value[0] ^ 1}, value[1:]...), "of another row": own["state/head"]} {
+			if key == "state/head" && what == "removed" {
+				continue // the state is made anew
+			}
+			f.tamper(map[string][]byte{key: bad})
+			if err := f.reopen(); err == nil {
+				t.Errorf("%q %s: not found", key, what)
+			}
+			restore()
+		}
+	}
+	f.must(f.reopen())
+	f.check()
+}
+
+// own returns the rows of the state.
+func (f *fixture) own() map[string][]byte {
+	rows := make(map[string][]byte)
+	f.must(f.raw.View(context.Background(), func(r store.Reader) error {
+		return r.Scan(store.Prefix([]byte("state/")), func(key, value []byte) bool { rows[string(key)] = value; return true })
+	}))
+	return rows
+}
+
+// An earlier release's store gets its state while it is used.
+func TestAnEarlierStoreIsBuilt(t *testing.T) {
+	f := newFixture(t)
+	rows := make(map[string][]byte)
+	for i := range 1500 {
+		rows[fmt.Sprintf("user/email/%d", i)] = []byte("x")
+		rows[fmt.Sprintf("session/row/u%d/%d", i/10, i)] = []byte("x")
+	}
+	f.must(f.update(audit.APIKeyCreated, rows))
+	gone := make(map[string][]byte)
+	for key := range f.own() {
+		gone[key] = nil
+	}
+	f.tamper(gone) // the store as an earlier release made it
+	f.must(f.reopen())
+	if f.state.Complete() {
+		t.Fatal("complete without rows")
+	}
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0": []byte("y")}))
+	f.must(f.state.Build(t.Context(), f.raw, func(tx store.Tx) error {
+		_, err := f.log.Append(tx, event(audit.APIKeyCreated))
+		return err
+	}))
+	if !f.state.Complete() {
+		t.Fatal("not complete")
+	}
+	f.check()
+	f.must(f.reopen())
+	f.check()
+	f.tamper(map[string][]byte{"user/email/1": []byte("z")})
+	if _, err := f.get("user/email/1"); !isRefused(err, state.Replaced) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,283 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Reason says what is wrong with a row.
+type Reason string
+
+// The reasons.
+const (
+	Replaced Reason = "replaced" // the row is not the one that was written last
+	Removed  Reason = "removed"  // the row is not there
+	Added    Reason = "added"    // the row was deleted, or never written
+)
+
+// RowError is the error of a read that found another row than the one that was written last. Its
+// kind is fault.Forbidden, and fault.Unavailable for a row of the deployment itself. Family and key
+// are for the operator and never for a caller.
+type RowError struct {
+	Family string
+	Key    []byte // of the row or, when rows of a group are missing, of their prefix
+	Reason Reason
+	kind   fault.Kind
+}
+
+func newRowError(f Family, key []byte, reason Reason) *RowError {
+	kind := fault.Forbidden
+	if f.Own {
+		kind = fault.Unavailable
+	}
+	return &RowError{f.Prefix, bytes.Clone(key), reason, kind}
+}
+
+// Error implements error.
+func (e *RowError) Error() string {
+	return fmt.Sprintf("the stored row %q is not the one that the log commits to: it was %s", e.Key, e.Reason)
+}
+
+// Unwrap implements the errors package's interface.
+func (e *RowError) Unwrap() error { return fault.New(e.kind, e.kind.Error()) }
+
+// Store is a store whose deciding rows are held against the state. A read of a row that was put
+// back, changed, removed or added by somebody else fails with a [RowError]. An Update that changes
+// a deciding row must append an entry to the log.
+type Store struct {
+	store.Database
+	state *State
+}
+
+// Guard returns s with its deciding rows held against the state.
+func (s *State) Guard(st store.Database) *Store { return &Store{st, s} }
+
+// View implements [store.Store].
+func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
+	if !s.state.enforced() {
+		return s.Database.View(ctx, fn)
+	}
+	floor := s.state.known()
+	var v *reader
+	err := s.Database.View(ctx, func(r store.Reader) error {
+		v = &reader{raw: r, state: s.state, floor: floor}
+		return fn(v)
+	})
+	if v == nil || v.refused == nil {
+		return err
+	}
+	s.state.report(v.refused) // fn may have passed over it
+	return err
+}
+
+// errUnrecorded is a defect of the product.
+var errUnrecorded = errors.New("a deciding row was changed without an entry of the log")
+
+// Update implements [store.Store].
+func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.state.hasher.Load() == nil {
+		return s.Database.Update(ctx, fn)
+	}
+	err := s.Database.Update(ctx, func(raw store.Tx) error {
+		t := &tx{reader: reader{raw: raw, state: s.state, floor: s.state.known(), free: !s.state.enforced()}, Tx: raw}
+		t.writer = raw
+		if err := fn(t); err != nil {
+			return err
+		}
+		if false && t.changes > 0 && t.events == 0 && s.state.enforced() {
+			return fault.Wrap(fault.Internal, fault.Internal.Error(), errUnrecorded)
+		}
+		return nil
+	})
+	var refused *RowError
+	if errors.As(err, &refused) {
+		s.state.report(refused)
+	}
+	return err
+}
+
+// reader holds what it reads against the state.
+type reader struct {
+	raw     store.Reader
+	state   *State
+	floor   uint64
+	free    bool     // the state is being built: nothing is held against it
+	writer  store.Tx // nil in a View
+	placed  bool
+	number  uint64
+	refused *RowError
+}
+
+// at returns the change that the reader stands at.
+func (r *reader) at() (uint64, error) {
+	if r.placed {
+		return r.number, nil
+	}
+	number, err := r.state.at(r.raw, r.floor)
+	if err == nil {
+		r.placed, r.number = true, number
+	}
+	return number, err
+}
+
+func (r *reader) check(w row) error {
+	if r.writer != nil && r.writer.Wrote(w.key) {
+		return nil // the group's own value
+	}
+	number, err := r.at()
+	if err == nil {
+		err = r.state.check(w, number)
+	}
+	return r.note(err)
+}
+
+func (r *reader) note(err error) error {
+	var refused *RowError
+	if errors.As(err, &refused) && r.refused == nil {
+		r.refused = refused
+	}
+	return err
+}
+
+// Get implements [store.Reader].
+func (r *reader) Get(key []byte) ([]byte, error) {
+	f, ok := FamilyOf(key)
+	if !ok {
+		return nil, unknownFamily(key)
+	}
+	value, err := r.raw.Get(key)
+	if err != nil || !f.Deciding || r.free {
+		return value, err
+	}
+	if err := r.check(row{f, key, value}); err != nil {
+		return nil, err
+	}
+	return value, nil
+}
+
+// Scan implements [store.Reader]. A scan of a whole group decides something: it fails when a row is
+// refused or missing, also when visit ends it early. Other scans are lists: they pass over refused
+// rows, so that one row does not keep the others from being seen.
+func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error {
+	f, ok := FamilyOf(rg.From)
+	if r.free || ok && !f.Deciding {
+		return r.raw.Scan(rg, visit)
+	}
+	prefix := f.GroupOf(rg.From)
+	whole := prefix != nil && isPrefix(rg, prefix)
+	var bad error
+	found, wanted := 0, true
+	err := r.raw.Scan(rg, func(key, value []byte) bool {
+		found++
+		if !wanted {
+			return true
+		}
+		if of, ok := FamilyOf(key); ok && of.Deciding {
+			err := r.check(row{of, key, value})
+			var refused *RowError
+			if !whole && errors.As(err, &refused) {
+				return true
+			}
+			if bad = err; bad != nil {
+				return false
+			}
+		}
+		wanted = visit(key, value)
+		return wanted || whole
+	})
+	if err := errors.Join(err, bad); err != nil || !whole {
+		return err
+	}
+	return r.checkCount(f, prefix, found)
+}
+
+// checkCount holds the number of rows of a group against the state, with those that the transaction
+// itself has written or deleted.
+func (r *reader) checkCount(f Family, prefix []byte, found int) error {
+	number, err := r.at()
+	if err != nil {
+		return err
+	}
+	if r.writer != nil {
+		err := r.writer.Written(prefix, func(key []byte, absent bool) {
+			was := r.state.check(row{f, key, nil}, number) != nil
+			switch {
+			case was && absent:
+				found++
+			case !was && !absent:
+				found--
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return r.note(r.state.checkCount(f, prefix, found, number))
+}
+
+func isPrefix(rg store.Range, prefix []byte) bool {
+	whole := store.Prefix(prefix)
+	return bytes.Equal(rg.From, whole.From) && bytes.Equal(rg.To, whole.To)
+}
+
+func unknownFamily(key []byte) error {
+	return fault.Wrap(fault.Internal, fault.Internal.Error(), fmt.Errorf("the row %q is of no family", key))
+}
+
+// tx is a reader that tells the commit hook which deciding rows change.
+type tx struct {
+	reader
+	store.Tx
+	changes, events int
+}
+
+// Get implements [store.Reader].
+func (t *tx) Get(key []byte) ([]byte, error) { return t.reader.Get(key) }
+
+// Scan implements [store.Reader].
+func (t *tx) Scan(rg store.Range, visit func(key, value []byte) bool) error {
+	return t.reader.Scan(rg, visit)
+}
+
+// Put implements [store.Tx].
+func (t *tx) Put(key, value []byte) error {
+	if value == nil {
+		value = []byte{}
+	}
+	if err := t.change(key, value); err != nil {
+		return err
+	}
+	return t.Tx.Put(key, value)
+}
+
+// Delete implements [store.Tx].
+func (t *tx) Delete(key []byte) error {
+	if err := t.change(key, nil); err != nil {
+		return err
+	}
+	return t.Tx.Delete(key)
+}
+
+func (t *tx) change(key, value []byte) error {
+	f, ok := FamilyOf(key)
+	if !ok {
+		return unknownFamily(key)
+	}
+	if !f.Deciding {
+		return nil
+	}
+	t.changes++
+	t.Tx.Enqueue(Change{record: t.state.hasher.Load().record(f, key, value)})
+	return nil
+}
+
+// Enqueue implements [store.Tx].
+func (t *tx) Enqueue(event any) {
+	t.events++
+	t.Tx.Enqueue(event)
+}
