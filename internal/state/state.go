@@ -24,9 +24,11 @@ type State struct {
 	hasher atomic.Pointer[hasher] // nil until Use
 	report func(*RowError)
 
-	mu    sync.RWMutex
-	table *table
-	head  head // of the table
+	mu      sync.RWMutex
+	table   *table
+	head    head // of the table
+	watched int  // scans that are running
+	halted  error
 
 	lastHead atomic.Pointer[verifiedHead]
 }
@@ -40,10 +42,33 @@ type verifiedHead struct {
 // New returns a state that has no key yet and lets everything pass. report is called for each read
 // that is refused; it may be nil.
 func New(report func(*RowError)) *State {
-	if report == nil {
-		report = func(*RowError) {}
+	s := &State{table: newTable()}
+	s.report = func(e *RowError) {
+		if e.kind == fault.Unavailable {
+			s.halt(e)
+		}
+		if report != nil {
+			report(e)
+		}
 	}
-	return &State{report: report, table: newTable()}
+	return s
+}
+
+// Halted returns the row of the deployment itself that is not the one that was written last, and nil
+// while there is none. Nobody can be served meanwhile.
+func (s *State) Halted() error {
+	if s == nil {
+		return nil
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.halted
+}
+
+func (s *State) halt(reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.halted = reason
 }
 
 // Use gives the state its key, the deployment's hash key, and reads what s holds. Error:

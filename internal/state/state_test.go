@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	mrand "math/rand/v2"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -378,4 +380,61 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 	if _, err := f.get("user/email/1"); !isRefused(err, state.Replaced) {
 		t.Error(err)
 	}
+}
+
+func TestAScanNamesEveryRowThatIsWrong(t *testing.T) {
+	f := newFixture(t)
+	rows := make(map[string][]byte)
+	for i := range 700 {
+		rows[fmt.Sprintf("user/email/%d", i)] = []byte("x")
+	}
+	f.must(f.update(audit.APIKeyCreated, rows))
+	scan := func() map[string]int {
+		t.Helper()
+		result, err := f.state.Scan(t.Context(), f.raw, 1)
+		f.must(err)
+		found := make(map[string]int)
+		for _, e := range result.Refused {
+			found[fmt.Sprintf("%s %s %s", e.Family, e.Key, e.Reason)]++
+		}
+		return found
+	}
+	if found := scan(); len(found) != 0 {
+		t.Fatal("false alarms:", found)
+	}
+	f.tamper(map[string][]byte{"user/email/5": []byte("y"), "user/email/6": nil, "user/email/new": []byte("x"), "tenant/system": []byte("x")})
+	want := map[string]int{"user/email/ user/email/5 replaced": 1, "user/email/  removed": 1, "user/email/ user/email/new added": 1, "tenant/system tenant/system added": 1}
+	if found := scan(); !maps.Equal(found, want) {
+		t.Error(found)
+	}
+	f.must(f.reopen())
+	if found := scan(); !maps.Equal(found, want) {
+		t.Error("after a start:", found)
+	}
+}
+
+// Rows that change during a scan are no reason for an alarm.
+func TestAScanBesideChanges(t *testing.T) {
+	f := newFixture(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			rows := make(map[string][]byte)
+			for k := range 20 {
+				rows[fmt.Sprintf("user/email/%d", (i*7+k*13)%900)] = []byte{byte(i)}
+				rows[fmt.Sprintf("user/email/%d", (i*5+k*11)%900)] = nil
+			}
+			f.must(f.update(audit.APIKeyCreated, rows))
+		}
+	})
+	for range 30 {
+		result, err := f.state.Scan(t.Context(), f.raw, 1)
+		if err != nil || len(result.Refused) > 0 {
+			t.Error(result.Refused, err)
+			break
+		}
+	}
+	stop()
+	writing.Wait()
 }

@@ -28,6 +28,7 @@ type RowError struct {
 	Key    []byte // of the row or, when rows of a group are missing, of their prefix
 	Reason Reason
 	kind   fault.Kind
+	id     id // set when the key is not known
 }
 
 func newRowError(f Family, key []byte, reason Reason) *RowError {
@@ -35,11 +36,14 @@ func newRowError(f Family, key []byte, reason Reason) *RowError {
 	if f.Own {
 		kind = fault.Unavailable
 	}
-	return &RowError{f.Prefix, bytes.Clone(key), reason, kind}
+	return &RowError{Family: f.Prefix, Key: bytes.Clone(key), Reason: reason, kind: kind}
 }
 
 // Error implements error.
 func (e *RowError) Error() string {
+	if e.Key == nil {
+		return fmt.Sprintf("a stored row of the family %s is not there, and the log commits to it: its id is %x", e.Family, e.id)
+	}
 	return fmt.Sprintf("the stored row %q is not the one that the log commits to: it was %s", e.Key, e.Reason)
 }
 

@@ -25,8 +25,9 @@ type table struct {
 	runs   []*run // in the order of their first ids; the first begins at the zero id
 	debt   int    // changed rows since the last fold
 
-	past  []past // what the newest changes replaced, oldest first
-	floor uint64 // the change before the oldest in past
+	past    []past          // what the newest changes replaced, oldest first
+	floor   uint64          // the change before the oldest in past
+	changed map[id]struct{} // rows that changed since a scan began; nil when no scan is running
 }
 
 // run holds the records from an id up to the next run.
@@ -162,6 +163,9 @@ func (t *table) apply(changes []record, folds []fold, now time.Time) {
 	for _, c := range changes {
 		before := t.runs[t.runOf(c.id)].set(c)
 		t.past = append(t.past, past{t.number, record{c.id, before}, now})
+		if t.changed != nil {
+			t.changed[c.id] = struct{}{}
+		}
 	}
 	t.debt += len(changes)
 	for _, f := range folds {

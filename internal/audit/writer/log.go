@@ -84,6 +84,9 @@ func (l *Log) Ready(ctx context.Context) error {
 	if err := l.Detector.CheckNotHalted(); err != nil {
 		return err
 	}
+	if err := l.state.Halted(); err != nil {
+		return err
+	}
 	return l.Chain.Store.Ready(ctx)
 }
 

@@ -1,0 +1,169 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// scanRows is the number of rows that a scan reads in one View.
+const scanRows = 256
+
+// Scan is the result of holding all deciding rows of a store against the state.
+type Scan struct {
+	Rows    uint64      // rows that were read
+	Refused []*RowError // at most maxRefused
+	More    bool        // there are other refused rows
+}
+
+// maxRefused bounds what a scan remembers.
+const maxRefused = 10000
+
+func (c *Scan) refuse(e *RowError) {
+	if c.More = len(c.Refused) == maxRefused; !c.More {
+		c.Refused = append(c.Refused, e)
+	}
+}
+
+// Scan holds all deciding rows of st, which is the store without its guard, against the state, and
+// then the rows of the state itself. Rows may change meanwhile. share is the part of the time that
+// the scan may be busy; it rests in between. Errors: those of the store, and fault.Unavailable when
+// the rows of the state are damaged.
+func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, error) {
+	var result Scan
+	if !s.enforced() {
+		return result, nil
+	}
+	s.mu.Lock()
+	began, table := s.table.number, s.table
+	if s.watched++; s.table.changed == nil {
+		s.table.changed = make(map[id]struct{}) // from here on the table remembers what changes
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.watched--; s.watched == 0 {
+			s.table.changed = nil
+		}
+	}()
+	var seen []uint64
+	for from := []byte{0}; from != nil; {
+		start := time.Now()
+		var page []row
+		var next []byte
+		var number uint64
+		err := st.View(ctx, func(r store.Reader) (err error) {
+			page, next = nil, nil
+			if number, err = s.at(r, began); err != nil {
+				return err
+			}
+			return scanDeciding(r, from, func(f Family, key, value []byte) bool {
+				if len(page) == scanRows {
+					next = bytes.Clone(key)
+					return false
+				}
+				page = append(page, row{f, bytes.Clone(key), bytes.Clone(value)})
+				return true
+			})
+		})
+		if err != nil {
+			return result, fmt.Errorf("reading the stored rows: %w", err)
+		}
+		for _, w := range page {
+			err := s.check(w, number)
+			var refused *RowError
+			if errors.As(err, &refused) {
+				result.refuse(refused)
+			} else if err != nil {
+				return result, err
+			}
+			i := s.hasher.Load().id(w.family, w.key)
+			seen = append(seen, binary.BigEndian.Uint64(i[groupSize:]))
+		}
+		result.Rows += uint64(len(page))
+		from = next
+		if err := rest(ctx, time.Since(start), share); err != nil {
+			return result, err
+		}
+	}
+	slices.Sort(seen)
+	if err := s.missing(seen, table, &result); err != nil {
+		return result, err
+	}
+	return result, st.View(ctx, func(r store.Reader) error {
+		row, err := r.Get(HeadKey)
+		if err != nil {
+			return err
+		}
+		h, err := s.hasher.Load().decodeHead(row)
+		if err == nil {
+			_, err = load(r, h)
+		}
+		if err != nil {
+			return ownError(err)
+		}
+		return nil
+	})
+}
+
+// missing adds the rows that the state has, that the scan has not seen, and that did not change
+// since the scan began.
+func (s *State) missing(seen []uint64, scanned *table, result *Scan) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.table != scanned {
+		return errTooOld // the state was read anew meanwhile
+	}
+	names := make(map[byte]Family)
+	for _, f := range Families {
+		names[f.Number] = f
+	}
+	look := func(r record) {
+		if r.tag == absent {
+			return
+		}
+		if _, found := slices.BinarySearch(seen, binary.BigEndian.Uint64(r.id[groupSize:])); found {
+			return
+		}
+		if _, changed := s.table.changed[r.id]; changed {
+			return
+		}
+		e := newRowError(names[r.id[0]], nil, Removed)
+		e.id = r.id
+		result.refuse(e)
+	}
+	for _, run := range s.table.runs {
+		for n := range run.len() {
+			c := recordAt(run.records[n*recordSize:])
+			if _, over := run.change(c.id); !over {
+				look(c)
+			}
+		}
+		for _, c := range run.changes {
+			look(c)
+		}
+	}
+	return nil
+}
+
+// rest waits so that work takes a share of the time.
+func rest(ctx context.Context, worked time.Duration, share float64) error {
+	if share >= 1 {
+		return ctx.Err()
+	}
+	pause := time.NewTimer(time.Duration(float64(worked) * (1/share - 1)))
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
