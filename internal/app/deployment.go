@@ -36,8 +36,11 @@ import (
 
 // deployment is an opened store with its keys and log: the core that server and operator share.
 type deployment struct {
-	dir      string // empty when the store is elsewhere
+	dir      string         // empty when the store is elsewhere
+	database store.Database // without the guard of store
 	store    store.Database
+	state    *state.State
+	rows     *rows
 	kms      []*kms.Key // the current key first, then the previous ones
 	log      *writer.Log
 	guard    *guard.Guard
@@ -73,15 +76,16 @@ type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the store. It creates a deployment in it when the store is empty.
 func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, err error) {
-	bound := state.New(nil)
+	watch := newRows(p.logger)
+	bound := state.New(watch.report)
 	log := writer.New(p.now, bound)
 	guard := guard.New(log)
-	d := &deployment{dir: p.dir, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
+	d := &deployment{dir: p.dir, rows: watch, state: bound, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
 	database, err := openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit)))
 	if err != nil {
 		return nil, err
 	}
-	d.store = bound.Guard(database)
+	d.database, d.store = database, bound.Guard(database)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -117,6 +121,12 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	}
 	d.identity, d.keys, err = identity.Open(ctx, s, d.log, guard, wrapping[0], keyring.Config{CacheTTL: p.kms.CacheTTL, Previous: wrapping[1:], Now: p.now})
 	if err != nil {
+		return nil, err
+	}
+	if err := checkKept(ctx, bound, d.reader); err != nil {
+		return nil, err
+	}
+	if err := bound.CheckOwn(ctx, d.database); err != nil {
 		return nil, err
 	}
 	if !made {

@@ -324,6 +324,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Collectors = append(config.Collectors, proofCollector{s.log, s.verifier, s.evidence.keeper})
 	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
 	config.Collectors = append(config.Collectors, auditCollector{s.log})
+	config.Collectors = append(config.Collectors, s.rows.refused, s.rows.wrong, s.rows.scanned)
 	fit := config.Ready
 	config.Ready = func() error {
 		if err := checkServable(ctx, s.store); err != nil || fit == nil {
@@ -372,6 +373,11 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		s.maintain(running)
 		return nil
 	})
+	parts.Go(func() error {
+		s.buildState(running)
+		s.scanRows(running)
+		return nil
+	})
 	if s.clock != nil {
 		parts.Go(func() error {
 			s.clock.Follow(running, s.logger)
@@ -391,6 +397,9 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	ready()
 	if reason := s.log.HaltedBy(); reason != nil {
 		s.logger.Error("the audit log is halted: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "err", reason)
+	}
+	if reason := s.state.Halted(); reason != nil {
+		s.logger.Error("a stored row of the deployment itself is not the one that the audit log commits to: /readyz and all calls answer 503; stop the server and run latticekeep doctor", "err", reason)
 	}
 	return parts.Wait()
 }

@@ -68,7 +68,7 @@ type History struct {
 	Credentials map[CredentialKey]CredentialState
 	APIKeys     map[APIKeyName]APIKeyState
 	Namespaces  map[NamespaceName]NamespaceState
-	Kept        []*Entry // entries of sealing keys and archived segments, without hash and signature
+	Kept        []*Entry // entries of sealing keys, archived segments and the first state, without hash and signature
 }
 
 // TenantState is the end of a tenant's part of the chain.
@@ -76,6 +76,13 @@ type TenantState struct {
 	Sequence uint64 // tenant sequence
 	Hash     string
 	Last     Position
+}
+
+// keep keeps an entry for the base, without hash and signature.
+func (s *History) keep(e *Entry) {
+	kept := *e
+	kept.Hash, kept.Signature = "", ""
+	s.Kept = append(s.Kept, &kept)
 }
 
 // Replay applies an entry to the state. It copies the strings that it keeps, so the rest of the
@@ -90,10 +97,12 @@ func (s *History) Replay(e *Entry) {
 		s.APIKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence}
 	case APIKeyRevoked:
 		s.APIKeys[APIKeyName{tenant(), strings.Clone(e.Resource.ID)}] = APIKeyState{Sequence: e.Sequence, Revoked: true}
-	case SealingKeyCreated, SealingKeyRetired, SealingKeyRestored, LogArchived:
-		kept := *e
-		kept.Hash, kept.Signature = "", ""
-		s.Kept = append(s.Kept, &kept)
+	case SealingKeyCreated, SealingKeyRetired, SealingKeyRestored, LogArchived, StateCommitted:
+		s.keep(e)
+	case ChainStarted:
+		if e.Attributes[AttributeState] != "" {
+			s.keep(e)
+		}
 	case NamespaceMapped:
 		name := NamespaceName{strings.Clone(e.Attributes["cluster_uid"]), strings.Clone(e.Attributes["namespace_uid"])}
 		s.Namespaces[name] = NamespaceState{e.Sequence, tenant()}

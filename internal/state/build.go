@@ -15,27 +15,25 @@ const buildRows = 256
 
 // decidingRanges are the ranges of the deciding rows, in the order of their keys.
 var decidingRanges = func() (all []store.Range) {
-	var prefixes []string
-	for _, f := range Families {
-		if f.Deciding {
-			prefixes = append(prefixes, f.Prefix)
-		}
-	}
-	slices.Sort(prefixes)
+	deciding := slices.DeleteFunc(slices.Clone(Families), func(f Family) bool { return !f.Deciding })
+	slices.SortFunc(deciding, func(a, b Family) int { return strings.Compare(a.Prefix, b.Prefix) })
 	last := "\xff"
-	for _, p := range prefixes {
-		if strings.HasPrefix(p, last) {
-			continue // in the range before
+	for _, f := range deciding {
+		if !strings.HasPrefix(f.Prefix, last) { // else it is in the range before
+			last = f.Prefix
+			all = append(all, f.rows())
 		}
-		last = p
-		rng := store.Prefix([]byte(p))
-		if !strings.HasSuffix(p, "/") {
-			rng.To = append([]byte(p), 0)
-		}
-		all = append(all, rng)
 	}
 	return all
 }()
+
+// rows returns the range of the family's rows.
+func (f Family) rows() store.Range {
+	if strings.HasSuffix(f.Prefix, "/") {
+		return store.Prefix([]byte(f.Prefix))
+	}
+	return store.Range{From: []byte(f.Prefix), To: append([]byte(f.Prefix), 0)}
+}
 
 // scanDeciding calls visit for the deciding rows from a key on, until visit returns false.
 func scanDeciding(r store.Reader, from []byte, visit func(f Family, key, value []byte) bool) error {

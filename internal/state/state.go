@@ -27,6 +27,7 @@ type State struct {
 	mu      sync.RWMutex
 	table   *table
 	head    head // of the table
+	kept    bool // the store has the rows of a state, or is empty
 	watched int  // scans that are running
 	halted  error
 
@@ -52,6 +53,59 @@ func New(report func(*RowError)) *State {
 		}
 	}
 	return s
+}
+
+// Kept reports whether the store had a state when [State.Use] read it, or was empty. A store of an
+// earlier release has none.
+func (s *State) Kept() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.kept
+}
+
+// CheckOwn holds the rows of the deployment itself against the state, and reports the first that is
+// not the one that was written last. st is the store without its guard. Error: that of the store.
+func (s *State) CheckOwn(ctx context.Context, st store.Store) error {
+	if !s.enforced() {
+		return nil
+	}
+	floor := s.known()
+	var refused error
+	err := st.View(ctx, func(r store.Reader) error {
+		refused = nil
+		number, err := s.at(r, floor)
+		if err != nil {
+			return err
+		}
+		for _, f := range Families {
+			if !f.Own {
+				continue
+			}
+			found := 0
+			err := r.Scan(f.rows(), func(key, value []byte) bool {
+				found++
+				refused = s.check(row{f, key, value}, number)
+				return refused == nil
+			})
+			if err != nil || refused != nil {
+				return err
+			}
+			s.mu.RLock()
+			n, known := s.table.countAt([]byte{f.Number}, number)
+			s.mu.RUnlock()
+			if known && n != found {
+				refused = newRowError(f, []byte(f.Prefix), Removed)
+				return nil
+			}
+		}
+		return nil
+	})
+	var e *RowError
+	if errors.As(refused, &e) {
+		s.report(e)
+		return err
+	}
+	return errors.Join(err, refused)
 }
 
 // Halted returns the row of the deployment itself that is not the one that was written last, and nil
@@ -90,7 +144,7 @@ func (s *State) Use(ctx context.Context, st store.Store, key []byte) error {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.table, s.head = newTable(), head{complete: newest.Sequence == 0}
+		s.table, s.head, s.kept = newTable(), head{complete: newest.Sequence == 0}, newest.Sequence == 0 || row != nil
 		if row == nil {
 			return nil
 		}

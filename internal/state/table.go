@@ -201,13 +201,13 @@ func (t *table) tagAt(i id, number uint64) (tag, bool) {
 	return found, number >= t.floor && number <= t.number
 }
 
-// countAt returns the number of rows of a group as of an earlier change. It reports whether that is
+// countAt returns the number of rows whose ids begin with a prefix, as of an earlier change. It reports whether that is
 // still known.
-func (t *table) countAt(group []byte, number uint64) (int, bool) {
-	n, seen := t.count(group), make(map[id]bool)
+func (t *table) countAt(prefix []byte, number uint64) (int, bool) {
+	n, seen := t.count(prefix), make(map[id]bool)
 	for k := len(t.past) - 1; k >= 0 && t.past[k].number > number; k-- {
 		p := t.past[k]
-		if string(p.id.group()) != string(group) {
+		if string(p.id[:len(prefix)]) != string(prefix) {
 			continue
 		}
 		present, known := seen[p.id]

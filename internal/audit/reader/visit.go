@@ -17,7 +17,7 @@ import (
 )
 
 // Visit calls visit with the successful entries of a tenant that have one of the types, oldest
-// first. The types must be events of sealing keys. Visit verifies all entries in the database. For
+// first. The types must be some that [audit.History.Replay] keeps. Visit verifies all entries in the database. For
 // archived entries, it uses the copies in the base, which lack hash and signature. It reads the
 // entries of these types, the tenant's summaries, and the index rows of blocks without a summary.
 // Error: fault.Internal for a damaged log.
