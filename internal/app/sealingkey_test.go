@@ -55,7 +55,7 @@ func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 	if strings.Contains(log.String(), "sealing key") {
 		t.Fatalf("without a reason: %s", log.String())
 	}
-	if err := d.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }); err != nil {
+	if err := d.database.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.store.Close(); err != nil {

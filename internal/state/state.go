@@ -495,7 +495,7 @@ func (c *Commit) Put(tx store.Tx, newest audit.Position) error {
 	tx.OnCommit(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if c.row != nil {
+		if s.table.number < c.head.number { // else a View has seen the commit before this call
 			s.table.apply(c.records, c.folds, time.Now())
 		}
 		s.head = c.head
@@ -506,7 +506,9 @@ func (c *Commit) Put(tx store.Tx, newest audit.Position) error {
 
 // trim deletes the rows of the journal that all runs have been folded after.
 func (c *Commit) trim(tx store.Tx) error {
+	c.state.mu.RLock()
 	oldest := c.state.table.oldest()
+	c.state.mu.RUnlock()
 	if oldest < c.head.oldest+trimRows {
 		return nil
 	}

@@ -413,6 +413,68 @@ func TestAScanNamesEveryRowThatIsWrong(t *testing.T) {
 	}
 }
 
+// A View may see a commit before the process has heard that it succeeded, and one that began before
+// a commit ends after it.
+func TestViewsBesideCommits(t *testing.T) {
+	f := newFixture(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var reading sync.WaitGroup
+	for range 4 {
+		reading.Go(func() {
+			for ctx.Err() == nil {
+				err := f.store.View(context.Background(), func(r store.Reader) error {
+					for i := range 20 {
+						if _, err := r.Get(fmt.Appendf(nil, "user/email/%d", i)); err != nil {
+							return err
+						}
+					}
+					return r.Scan(store.Prefix([]byte("session/row/u/")), func(_, _ []byte) bool { return true })
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	var writing sync.WaitGroup
+	for w := range 4 {
+		writing.Go(func() {
+			for i := range 300 {
+				value := fmt.Appendf(nil, "%d-%d", w, i)
+				err := f.store.Update(context.Background(), func(tx store.Tx) error {
+					key := fmt.Appendf(nil, "user/email/%d", (i+w)%20)
+					if _, err := tx.Get(key); err != nil {
+						return err
+					}
+					if err := tx.Put(key, value); err != nil {
+						return err
+					}
+					session := fmt.Appendf(nil, "session/row/u/%d", i%7)
+					err := tx.Scan(store.Prefix([]byte("session/row/u/")), func(_, _ []byte) bool { return true })
+					if err == nil && i%2 == 0 {
+						err = tx.Put(session, value)
+					} else if err == nil {
+						err = tx.Delete(session)
+					}
+					if err != nil {
+						return err
+					}
+					_, err = f.log.Append(tx, event(audit.APIKeyCreated))
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	writing.Wait()
+	stop()
+	reading.Wait()
+}
+
 // Rows that change during a scan are no reason for an alarm.
 func TestAScanBesideChanges(t *testing.T) {
 	f := newFixture(t)

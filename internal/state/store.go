@@ -93,7 +93,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 		if err := fn(t); err != nil {
 			return err
 		}
-		if false && t.changes > 0 && t.events == 0 && s.state.enforced() {
+		if t.changes > 0 && t.events == 0 && s.state.enforced() {
 			return fault.Wrap(fault.Internal, fault.Internal.Error(), errUnrecorded)
 		}
 		return nil

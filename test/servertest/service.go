@@ -6,6 +6,7 @@ package servertest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
@@ -132,7 +134,13 @@ func (s *Service) openStore() {
 	})
 	check(err)
 	// Without this row nobody may destroy the key.
-	check(db.Update(ctx, func(tx store.Tx) error { return tx.Put([]byte("kms/moved-from/"+s.PreviousKMSKey), nil) }))
+	check(db.Update(ctx, func(tx store.Tx) error {
+		_, err := s.Audit.Append(tx, audit.Event{
+			Type: audit.KMSRewrapped, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+			Resource: audit.Resource{Type: audit.KMSKeyResource, ID: s.PreviousKMSKey},
+		})
+		return errors.Join(err, tx.Put([]byte("kms/moved-from/"+s.PreviousKMSKey), nil))
+	}))
 	s.Tenant, s.Key, err = s.Identity.Dev(ctx)
 	check(err)
 }
