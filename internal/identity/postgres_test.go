@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
@@ -32,12 +33,14 @@ func TestReplicasOnPostgreSQLAreOneDeployment(t *testing.T) {
 	for i, ahead := range []time.Duration{0, 3 * time.Minute, -time.Minute} {
 		now := func() time.Time { return time.Now().Add(ahead) }
 		wg.Go(func() {
-			log := writer.New(now, nil)
-			s, err := postgres.Open(t.Context(), url, postgres.Options{Hook: log.Commit})
+			bound := state.New(func(e *state.RowError) { t.Error(e) })
+			log := writer.New(now, bound)
+			database, err := postgres.Open(t.Context(), url, postgres.Options{Hook: log.Commit, Head: state.HeadKey})
 			if err != nil {
 				t.Error(err)
 				return
 			}
+			s := bound.Guard(database)
 			t.Cleanup(func() { _ = s.Close() })
 			if all[i], _, err = Open(t.Context(), s, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: now}); err != nil {
 				t.Error("starting:", err)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -22,7 +23,7 @@ var (
 	ownRows    = store.Prefix([]byte("state/"))
 	runRows    = store.Prefix(runs)
 	cursorKey  = []byte("state/building")
-	errDamaged = errors.New("the rows of the state do not fit together")
+	errDamaged = fault.New(fault.Internal, "the rows of the state do not fit together: restore a backup")
 )
 
 const rowVersion = 1
