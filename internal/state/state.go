@@ -22,6 +22,7 @@ import (
 // use.
 type State struct {
 	hasher atomic.Pointer[hasher] // nil until Use
+	stale  atomic.Bool            // the key is not that of the store: as before Use
 	report func(*RowError)
 
 	mu      sync.RWMutex
@@ -166,6 +167,7 @@ func (s *State) Use(ctx context.Context, st store.Store, key []byte) error {
 		return fmt.Errorf("reading the state: %w", err)
 	}
 	s.hasher.Store(hasher)
+	s.stale.Store(false)
 	return nil
 }
 
@@ -192,9 +194,11 @@ func checkEntry(r store.Reader, h head) error {
 	return nil
 }
 
+func (s *State) inUse() bool { return s.hasher.Load() != nil && !s.stale.Load() }
+
 // enforced reports whether rows are held against the state.
 func (s *State) enforced() bool {
-	if s.hasher.Load() == nil {
+	if !s.inUse() {
 		return false
 	}
 	s.mu.RLock()
@@ -210,7 +214,9 @@ func (s *State) known() uint64 {
 }
 
 // at returns the change that a reader stands at, after the state has caught up with it. No reader
-// may stand before floor, the change that was known when it began.
+// may stand before floor, the change that was known when it began. Errors: fault.Unavailable, and
+// fault.Conflict when two replicas start one deployment with keys of their own: the later one needs
+// the keys of the earlier, so its state waits for [State.Use] again.
 func (s *State) at(r store.Reader, floor uint64) (uint64, error) {
 	row, err := r.Get(HeadKey)
 	if err != nil {
@@ -221,6 +227,10 @@ func (s *State) at(r store.Reader, floor uint64) (uint64, error) {
 		h = last.head
 	} else if row != nil {
 		if h, err = s.hasher.Load().decodeHead(row); err != nil {
+			if s.known() == 0 {
+				s.stale.Store(true)
+				return 0, fault.Wrap(fault.Conflict, "another replica has started the deployment meanwhile", err)
+			}
 			return 0, ownError(err)
 		}
 		s.lastHead.Store(&verifiedHead{row, h})
@@ -359,7 +369,7 @@ type Commit struct {
 // tells that the commit has an entry. Errors: fault.Unavailable when the rows of the state are
 // damaged, fault.Internal for a change without an entry.
 func (s *State) Begin(tx store.Tx, newest audit.Position, changes []Change, recorded bool) (*Commit, error) {
-	if s == nil || s.hasher.Load() == nil {
+	if s == nil || !s.inUse() {
 		return nil, nil // the deployment's own rows are not read yet
 	}
 	building := slices.ContainsFunc(changes, func(c Change) bool { return c.build })

@@ -84,7 +84,7 @@ var errUnrecorded = errors.New("a deciding row was changed without an entry of t
 
 // Update implements [store.Store].
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
-	if s.state.hasher.Load() == nil {
+	if !s.state.inUse() {
 		return s.Database.Update(ctx, fn)
 	}
 	err := s.Database.Update(ctx, func(raw store.Tx) error {
