@@ -70,6 +70,7 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 	h := s.hasher.Load()
 	for !s.Complete() {
 		err := st.Update(ctx, func(tx store.Tx) error {
+			t := &tellingTx{reader: reader{raw: tx, state: s, free: true}, Tx: tx}
 			cursor, err := tx.Get(cursorKey)
 			if err != nil {
 				return err
@@ -108,7 +109,7 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 			if err := tx.Delete(cursorKey); err != nil {
 				return err
 			}
-			return record(tx)
+			return record(t)
 		})
 		if err != nil {
 			return fmt.Errorf("building the state: %w", err)

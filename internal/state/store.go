@@ -88,7 +88,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return s.Database.Update(ctx, fn)
 	}
 	err := s.Database.Update(ctx, func(raw store.Tx) error {
-		t := &tx{reader: reader{raw: raw, state: s.state, floor: s.state.known(), free: !s.state.enforced()}, Tx: raw}
+		t := &tellingTx{reader: reader{raw: raw, state: s.state, floor: s.state.known(), free: !s.state.enforced()}, Tx: raw}
 		t.writer = raw
 		if err := fn(t); err != nil {
 			return err
@@ -233,23 +233,23 @@ func unknownFamily(key []byte) error {
 	return fault.Wrap(fault.Internal, fault.Internal.Error(), fmt.Errorf("the row %q is of no family", key))
 }
 
-// tx is a reader that tells the commit hook which deciding rows change.
-type tx struct {
+// tellingTx is a reader that tells the commit hook which deciding rows change.
+type tellingTx struct {
 	reader
 	store.Tx
 	changes, events int
 }
 
 // Get implements [store.Reader].
-func (t *tx) Get(key []byte) ([]byte, error) { return t.reader.Get(key) }
+func (t *tellingTx) Get(key []byte) ([]byte, error) { return t.reader.Get(key) }
 
 // Scan implements [store.Reader].
-func (t *tx) Scan(rg store.Range, visit func(key, value []byte) bool) error {
+func (t *tellingTx) Scan(rg store.Range, visit func(key, value []byte) bool) error {
 	return t.reader.Scan(rg, visit)
 }
 
 // Put implements [store.Tx].
-func (t *tx) Put(key, value []byte) error {
+func (t *tellingTx) Put(key, value []byte) error {
 	if value == nil {
 		value = []byte{}
 	}
@@ -260,14 +260,14 @@ func (t *tx) Put(key, value []byte) error {
 }
 
 // Delete implements [store.Tx].
-func (t *tx) Delete(key []byte) error {
+func (t *tellingTx) Delete(key []byte) error {
 	if err := t.change(key, nil); err != nil {
 		return err
 	}
 	return t.Tx.Delete(key)
 }
 
-func (t *tx) change(key, value []byte) error {
+func (t *tellingTx) change(key, value []byte) error {
 	f, ok := FamilyOf(key)
 	if !ok {
 		return unknownFamily(key)
@@ -281,7 +281,7 @@ func (t *tx) change(key, value []byte) error {
 }
 
 // Enqueue implements [store.Tx].
-func (t *tx) Enqueue(event any) {
+func (t *tellingTx) Enqueue(event any) {
 	t.events++
 	t.Tx.Enqueue(event)
 }
