@@ -39,7 +39,7 @@ var ours = map[string]string{
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
-		"internal/sealing internal/kms internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
+		"internal/sealing internal/kms internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":    "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
 	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/audit/verify internal/authz internal/dualsig",
@@ -91,7 +91,7 @@ var ours = map[string]string{
 	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/format internal/fault internal/secret",
 	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/audit/chain":         "internal/audit internal/authz internal/dualsig internal/store internal/fault",
-	"internal/audit/writer":        "internal/audit internal/audit/chain internal/authz internal/dualsig internal/store internal/fault",
+	"internal/audit/writer":        "internal/audit internal/audit/chain internal/authz internal/dualsig internal/state internal/store internal/fault",
 	"internal/audit/guard":         "internal/audit internal/audit/writer internal/authz internal/store internal/fault",
 	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/writer internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
@@ -116,7 +116,8 @@ var ours = map[string]string{
 	"internal/dualsig":                "internal/frame",
 	"internal/kms":                    "internal/google internal/durable internal/frame internal/fault",
 	"internal/google":                 "internal/fault",
-	"internal/state":                  "",
+	"internal/state/watch":            "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
+	"internal/state":                  "internal/audit internal/store internal/frame internal/fault",
 	"internal/store":                  "",
 	"internal/store/bolt":             "internal/store internal/store/format internal/fault",
 	"internal/store/postgres":         "internal/store internal/store/format internal/store/postgres/address internal/fault",
@@ -138,7 +139,7 @@ var ours = map[string]string{
 	"test/chaos":    "",
 	"test/audittest": "internal/audit internal/audit/chain internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
 		"internal/fault internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
-	"test/servertest": "api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
+	"test/servertest": "internal/state api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/transit internal/vault server " +
@@ -166,7 +167,7 @@ var vendors = map[string]string{
 	"github.com/jackc/pgx/v5":     "internal/store/postgres",
 	"github.com/spf13/cobra":      "internal/cli hack/reference",
 
-	"github.com/prometheus/client_golang": "server internal/app controllers",
+	"github.com/prometheus/client_golang": "server internal/app internal/state/watch controllers",
 	"github.com/prometheus/client_model":  "server internal/app",
 	"go.opentelemetry.io/otel":            "server internal/app internal/otlp controllers",
 	"go.opentelemetry.io/otel/sdk":        "internal/app",

@@ -26,6 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/state/watch"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/format"
@@ -36,11 +37,9 @@ import (
 
 // deployment is an opened store with its keys and log: the core that server and operator share.
 type deployment struct {
-	dir      string         // empty when the store is elsewhere
-	database store.Database // without the guard of store
+	dir      string // empty when the store is elsewhere
 	store    store.Database
-	state    *state.State
-	rows     *rows
+	rows     *watch.Watcher
 	kms      []*kms.Key // the current key first, then the previous ones
 	log      *writer.Log
 	guard    *guard.Guard
@@ -76,16 +75,15 @@ type sealingKeyUse func(context.Context) (map[string]int, error)
 
 // openDeployment opens the store. It creates a deployment in it when the store is empty.
 func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, err error) {
-	watch := newRows(p.logger)
-	bound := state.New(watch.report)
-	log := writer.New(p.now, bound)
+	rows := watch.New(p.logger)
+	log := writer.New(p.now, rows.State)
 	guard := guard.New(log)
-	d := &deployment{dir: p.dir, rows: watch, state: bound, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
+	d := &deployment{dir: p.dir, rows: rows, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
 	database, err := openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit)))
 	if err != nil {
 		return nil, err
 	}
-	d.database, d.store = database, bound.Guard(database)
+	d.store = rows.State.Guard(database)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -123,10 +121,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	if err != nil {
 		return nil, err
 	}
-	if err := checkKept(ctx, bound, d.reader); err != nil {
-		return nil, err
-	}
-	if err := bound.CheckOwn(ctx, d.database); err != nil {
+	if err := rows.Open(ctx, database, log, d.reader); err != nil {
 		return nil, err
 	}
 	if !made {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -55,7 +56,7 @@ func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 	if strings.Contains(log.String(), "sealing key") {
 		t.Fatalf("without a reason: %s", log.String())
 	}
-	if err := d.database.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }); err != nil {
+	if err := d.store.(*state.Store).Database.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.store.Close(); err != nil {

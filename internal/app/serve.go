@@ -324,7 +324,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Collectors = append(config.Collectors, proofCollector{s.log, s.verifier, s.evidence.keeper})
 	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
 	config.Collectors = append(config.Collectors, auditCollector{s.log})
-	config.Collectors = append(config.Collectors, s.rows.refused, s.rows.wrong, s.rows.scanned)
+	config.Collectors = append(config.Collectors, s.rows.Collectors()...)
 	fit := config.Ready
 	config.Ready = func() error {
 		if err := checkServable(ctx, s.store); err != nil || fit == nil {
@@ -374,8 +374,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		return nil
 	})
 	parts.Go(func() error {
-		s.buildState(running)
-		s.scanRows(running)
+		s.rows.Run(running)
 		return nil
 	})
 	if s.clock != nil {
@@ -398,7 +397,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	if reason := s.log.HaltedBy(); reason != nil {
 		s.logger.Error("the audit log is halted: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "err", reason)
 	}
-	if reason := s.state.Halted(); reason != nil {
+	if reason := s.rows.State.Halted(); reason != nil {
 		s.logger.Error("a stored row of the deployment itself is not the one that the audit log commits to: /readyz and all calls answer 503; stop the server and run latticekeep doctor", "err", reason)
 	}
 	return parts.Wait()

@@ -149,6 +149,7 @@ const (
 	EventTypeSESSIONENDED           EventType = "SESSION_ENDED"
 	EventTypeSESSIONLISTED          EventType = "SESSION_LISTED"
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
+	EventTypeSTATECOMMITTED         EventType = "STATE_COMMITTED"
 	EventTypeTENANTACTIVATED        EventType = "TENANT_ACTIVATED"
 	EventTypeTENANTCREATED          EventType = "TENANT_CREATED"
 	EventTypeTENANTLIMITED          EventType = "TENANT_LIMITED"
@@ -281,6 +282,8 @@ func (e EventType) Valid() bool {
 	case EventTypeSESSIONLISTED:
 		return true
 	case EventTypeSESSIONREFRESHED:
+		return true
+	case EventTypeSTATECOMMITTED:
 		return true
 	case EventTypeTENANTACTIVATED:
 		return true

@@ -1,0 +1,186 @@
+// Package watch watches over the stored rows that decide who may do what: it binds those of an
+// earlier release's store to the log, searches for rows that somebody else has written, and reports
+// them.
+package watch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/reader"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// Watcher owns the state of a deployment. It is safe for concurrent use.
+type Watcher struct {
+	State *state.State
+
+	database store.Store // without the guard of the state
+	log      *writer.Log
+	logger   *slog.Logger
+
+	refused *prometheus.CounterVec
+	wrong   prometheus.Gauge
+	scanned prometheus.Gauge
+
+	mu     sync.Mutex
+	logged map[string]time.Time // when a row was reported last
+}
+
+// New returns a watcher, and in it a state that has no key yet.
+func New(logger *slog.Logger) *Watcher {
+	w := &Watcher{
+		logger: logger,
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "latticekeep_state_rows_refused_total",
+			Help: "Reads of a stored row that is not the one that the log commits to, by family and reason: replaced, removed or added.",
+		}, []string{"family", "reason"}),
+		wrong: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "latticekeep_state_rows_wrong", Help: "Stored rows that the last scan found not to be those that the log commits to.",
+		}),
+		scanned: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "latticekeep_state_scanned_timestamp_seconds", Help: "When the last scan of all rows ended.",
+		}),
+		logged: make(map[string]time.Time),
+	}
+	w.State = state.New(w.report)
+	return w
+}
+
+// Collectors returns the metrics.
+func (w *Watcher) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{w.refused, w.wrong, w.scanned}
+}
+
+// Open gives the watcher what it works on, once the state has its key, and holds the rows of the
+// deployment itself against the state. database is the store without the guard of the state. Errors:
+// fault.Internal when the log had a state and the store has none: somebody has removed its rows, and
+// may have put back others before.
+func (w *Watcher) Open(ctx context.Context, database store.Store, log *writer.Log, rd *reader.Reader) error {
+	w.database, w.log = database, log
+	if !w.State.Kept() {
+		gone := false
+		err := rd.Visit(ctx, authz.SystemTenant, func(e *audit.Entry) {
+			gone = gone || e.EventType == audit.StateCommitted || e.Attributes[audit.AttributeState] != ""
+		}, audit.StateCommitted, audit.ChainStarted)
+		if err == nil && gone {
+			err = errGone
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return w.State.CheckOwn(ctx, database)
+}
+
+var errGone = fault.New(fault.Internal, "the rows of the state are not there, and the log says that they were: restore a backup")
+
+// oncePer is how long a row that is wrong is not logged again.
+const oncePer = time.Minute
+
+// mostLogged bounds the rows that the watcher remembers.
+const mostLogged = 10000
+
+// report counts and logs a row that a read has refused.
+func (w *Watcher) report(e *state.RowError) {
+	w.refused.WithLabelValues(e.Family, string(e.Reason)).Inc()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	name := e.Error()
+	now := time.Now()
+	if now.Sub(w.logged[name]) <= oncePer {
+		return
+	}
+	if len(w.logged) >= mostLogged {
+		clear(w.logged)
+	}
+	w.logged[name] = now
+	w.logger.Error("a stored row is not the one that the audit log commits to: stop the server and run latticekeep doctor",
+		"family", e.Family, "row", fmt.Sprintf("%q", e.Key), "reason", e.Reason)
+}
+
+// retryBuild is the pause after which a state that could not be built is tried again.
+const retryBuild = time.Minute
+
+// Run builds the state if the store is of an earlier release, and then scans the rows again and
+// again, until ctx ends.
+func (w *Watcher) Run(ctx context.Context) {
+	w.build(ctx)
+	w.scan(ctx)
+}
+
+// build binds the rows of an earlier release's store to the log.
+func (w *Watcher) build(ctx context.Context) {
+	for !w.State.Complete() {
+		err := w.State.Build(ctx, w.database, func(tx store.Tx) error {
+			_, err := w.log.Append(tx, audit.Event{
+				Type: audit.StateCommitted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+				Resource: audit.Resource{Type: audit.ChainResource, ID: w.log.ChainID()},
+			})
+			return err
+		})
+		if err == nil {
+			w.logger.Info("the stored rows are bound to the audit log from now on: an earlier release can no longer write this store")
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		w.logger.Error("binding the stored rows to the audit log failed; retrying", "in", retryBuild, "err", err)
+		if !sleep(ctx, retryBuild) {
+			return
+		}
+	}
+}
+
+// scanShare is the part of a core that a scan of all rows takes, and scanEvery the shortest time
+// from the beginning of one scan to that of the next.
+const (
+	scanShare = 0.1
+	scanEvery = time.Minute
+)
+
+// scan holds all rows against the state.
+func (w *Watcher) scan(ctx context.Context) {
+	for {
+		began := time.Now()
+		found, err := w.State.Scan(ctx, w.database, scanShare)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			w.logger.Error("holding the stored rows against the audit log failed; retrying", "in", scanEvery, "err", err)
+		case w.State.Complete():
+			for _, e := range found.Refused {
+				w.report(e)
+			}
+			w.wrong.Set(float64(len(found.Refused)))
+			w.scanned.SetToCurrentTime()
+		}
+		if !sleep(ctx, scanEvery-time.Since(began)) {
+			return
+		}
+	}
+}
+
+// sleep waits and reports whether ctx goes on.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
