@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Open opens the deployment in s: its keys, its audit log, which it gives its keys, and its
@@ -72,6 +73,11 @@ func openKeys(ctx context.Context, s store.Store, log *writer.Log, guard *guard.
 	err = s.Update(ctx, func(tx store.Tx) error {
 		if err := errors.Join(first.Put(tx), tenants.PutSystem(tx, now)); err != nil {
 			return err
+		}
+		if log.BindsState() {
+			if err := format.Raise(tx, format.State, format.State); err != nil {
+				return err
+			}
 		}
 		_, err := log.Append(tx, systemEvent(audit.ChainStarted, audit.ChainResource, keys.ChainID()))
 		return err

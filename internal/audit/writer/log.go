@@ -73,6 +73,9 @@ func (l *Log) BindState(ctx context.Context, key []byte) error {
 	return l.state.Use(ctx, l.Chain.Store, key)
 }
 
+// BindsState reports whether a state is bound to the log.
+func (l *Log) BindsState() bool { return l.state != nil }
+
 // Ready returns nil when an entry could be written now. Callers ask before they look anything up
 // for a request, so that no work is done that cannot be recorded.
 func (l *Log) Ready(ctx context.Context) error {

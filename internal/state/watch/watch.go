@@ -5,6 +5,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -19,13 +20,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Watcher owns the state of a deployment. It is safe for concurrent use.
 type Watcher struct {
 	State *state.State
 
-	database store.Store // without the guard of the state
+	database store.Database // without the guard of the state
 	log      *writer.Log
 	logger   *slog.Logger
 
@@ -66,7 +68,7 @@ func (w *Watcher) Collectors() []prometheus.Collector {
 // deployment itself against the state. database is the store without the guard of the state. Errors:
 // fault.Internal when the log had a state and the store has none: somebody has removed its rows, and
 // may have put back others before.
-func (w *Watcher) Open(ctx context.Context, database store.Store, log *writer.Log, rd *reader.Reader) error {
+func (w *Watcher) Open(ctx context.Context, database store.Database, log *writer.Log, rd *reader.Reader) error {
 	w.database, w.log = database, log
 	if !w.State.Kept() {
 		gone := false
@@ -119,28 +121,39 @@ func (w *Watcher) Run(ctx context.Context) {
 	w.scan(ctx)
 }
 
-// build binds the rows of an earlier release's store to the log.
+// build binds the rows of an earlier release's store to the log, once no replica of an earlier
+// release is left.
 func (w *Watcher) build(ctx context.Context) {
+	waits := false
 	for !w.State.Complete() {
-		err := w.State.Build(ctx, w.database, func(tx store.Tx) error {
-			_, err := w.log.Append(tx, audit.Event{
-				Type: audit.StateCommitted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
-				Resource: audit.Resource{Type: audit.ChainResource, ID: w.log.ChainID()},
-			})
-			return err
-		})
-		if err == nil {
-			w.logger.Info("the stored rows are bound to the audit log from now on: an earlier release can no longer write this store")
-			return
+		ready, err := w.database.ReplicasRead(ctx, format.State)
+		if err == nil && ready {
+			err = w.State.Build(ctx, w.database, w.commit)
 		}
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return
+		case err != nil:
+			w.logger.Error("binding the stored rows to the audit log failed; retrying", "in", retryBuild, "err", err)
+		case !ready && !waits:
+			w.logger.Info("the stored rows will be bound to the audit log when all replicas of the earlier release have ended")
+			waits = true
+		case ready:
+			w.logger.Info("the stored rows are bound to the audit log from now on: an earlier release cannot open this store any more")
 		}
-		w.logger.Error("binding the stored rows to the audit log failed; retrying", "in", retryBuild, "err", err)
-		if !sleep(ctx, retryBuild) {
+		if !w.State.Complete() && !sleep(ctx, retryBuild) {
 			return
 		}
 	}
+}
+
+// commit is the end of a build.
+func (w *Watcher) commit(tx store.Tx) error {
+	_, err := w.log.Append(tx, audit.Event{
+		Type: audit.StateCommitted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+		Resource: audit.Resource{Type: audit.ChainResource, ID: w.log.ChainID()},
+	})
+	return errors.Join(err, format.Raise(tx, format.State, format.State))
 }
 
 // scanShare is the part of a core that a scan of all rows takes, and scanEvery the shortest time

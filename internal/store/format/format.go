@@ -26,8 +26,13 @@ import (
 
 // Formats of this program.
 const (
-	Reads  = 1 // newest format that this program reads; it reads all older ones too
-	Writes = 1 // newest format that this program writes; at most Reads
+	Reads  = 2 // newest format that this program reads; it reads all older ones too
+	Writes = 2 // newest format that this program writes; at most Reads
+
+	// State is the format of a store whose rows are bound to the log: a program that does not bind
+	// what it writes must not write there, and one that does not know the rows of the state would
+	// take a row that was put back for a right one.
+	State = 2
 )
 
 // Row is the key of the row.
