@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"time"
@@ -52,11 +53,7 @@ type viewer struct{ store.Reader }
 var errSlow = fault.New(fault.Unavailable, "the read took longer than two seconds: ask for less at once")
 
 func (m *member) get(key []byte) ([]byte, error) {
-	a := newGet(key)
-	if len(key) == len(m.in.head) && string(key) == string(m.in.head) {
-		a = nil
-	}
-	a, err := m.do(a)
+	a, err := m.do(newGet(key))
 	if err != nil {
 		return nil, err // the round may still be writing into a
 	}
@@ -71,7 +68,7 @@ func (m *member) page(rg store.Range, limit int) ([]row, error) {
 	return a.rows, nil
 }
 
-// do returns a when it is answered, and the round's own ask for the head when a is nil.
+// do returns a when it is answered, or the round's own ask for the same.
 func (m *member) do(a *ask) (*ask, error) {
 	a, err := m.send(a)
 	if err != nil {
@@ -110,7 +107,7 @@ func (m *member) send(a *ask) (*ask, error) {
 		m.round = in.forming
 		m.round.members++
 	}
-	if a == nil {
+	if m.round.head != nil && bytes.Equal(a.key, in.head) {
 		return m.round.head, nil
 	}
 	if m.round.err != nil {
