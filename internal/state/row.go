@@ -56,7 +56,7 @@ type hasher struct{ ids, tags, heads sync.Pool }
 // newHasher derives the keys. The root key is the deployment's hash key.
 func newHasher(root []byte) (*hasher, error) {
 	var keys [3][]byte
-	for i, label := range []string{"latticekeep/state-id/v1", "latticekeep/state-tag/v1", "latticekeep/state-head/v1"} {
+	for i, label := range []string{"latticekeep/state-ids/v1", "latticekeep/state-tags/v1", "latticekeep/state-heads/v1"} {
 		key, err := hkdf.Key(sha512.New, root, nil, string(frame.Join(label)), 32)
 		if err != nil {
 			return nil, fmt.Errorf("deriving the key of %s: %w", label, err)
@@ -82,7 +82,7 @@ func sum(pool *sync.Pool, label string, fields ...[]byte) (out [sha256.Size]byte
 // group returns the first part of the ids of a group: that of the rows whose keys begin with a
 // prefix.
 func (h *hasher) group(family byte, prefix []byte) (g [groupSize]byte) {
-	s := sum(&h.ids, "group", prefix)
+	s := sum(&h.ids, "latticekeep/state-group/v1", prefix)
 	g[0] = family
 	copy(g[1:], s[:])
 	return g
@@ -96,7 +96,7 @@ func (h *hasher) id(f Family, key []byte) (i id) {
 	}
 	g := h.group(f.Number, prefix)
 	copy(i[:], g[:])
-	s := sum(&h.ids, "row", key)
+	s := sum(&h.ids, "latticekeep/state-row/v1", key)
 	copy(i[groupSize:], s[:])
 	return i
 }
@@ -106,7 +106,7 @@ func (h *hasher) tag(key, value []byte) (t tag) {
 	if value == nil {
 		return absent
 	}
-	s := sum(&h.tags, "value", key, value)
+	s := sum(&h.tags, "latticekeep/state-value/v1", key, value)
 	copy(t[:], s[:])
 	return t
 }
