@@ -167,10 +167,7 @@ func TestADataDirectoryOfAnEarlierCommitIsServed(t *testing.T) {
 	f := unpack(t)
 	url, stop := f.serve(t)
 	system := connect(t, url, client.WithAPIKey(f.known.SystemKey))
-	tenants := map[string]*client.Client{}
-	for tenant, key := range f.known.APIKeys {
-		tenants[tenant] = connect(t, url, client.WithAPIKey(key))
-	}
+	tenants := tenantsAt(t, f, url)
 	t.Run("credentials", func(t *testing.T) { f.unsealAll(t, tenants) })
 	t.Run("data", func(t *testing.T) { f.decryptAll(t, tenants) })
 	t.Run("identities", func(t *testing.T) { f.signIn(t, url, system) })
@@ -179,6 +176,54 @@ func TestADataDirectoryOfAnEarlierCommitIsServed(t *testing.T) {
 	stop()
 	run(t, "audit", "verify", "--data-dir", f.path("data"), "--archive", "file://"+f.path("archive"), "--fingerprint", f.known.Chain)
 	f.keepsTheWayBack(t)
+}
+
+// TestTheRowsOfAnEarlierCommitAreBoundToTheLog serves the data directory while its rows are being
+// bound, and after. From then on the earlier commit refuses the store.
+func TestTheRowsOfAnEarlierCommitAreBoundToTheLog(t *testing.T) {
+	f := unpack(t)
+	url, stop := f.serve(t)
+	system := connect(t, url, client.WithAPIKey(f.known.SystemKey))
+	tenants := tenantsAt(t, f, url)
+	for bound := false; !bound; {
+		list, err := system.V2.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{From: new(f.known.MadeAt), EventType: new(v2.EventTypeSTATECOMMITTED)})
+		check(t, err, "reading the log")
+		bound = len(list.Entries) > 0
+	}
+	f.unsealAll(t, tenants)
+	f.decryptAll(t, tenants)
+	f.signIn(t, url, system)
+	stop()
+	url, stop = f.serve(t)
+	f.decryptAll(t, tenantsAt(t, f, url))
+	stop()
+	db, err := bolt.Open(f.path("data/latticekeep.db"), 0o600, nil)
+	check(t, err, "opening the database")
+	check(t, db.Update(func(tx *bolt.Tx) error {
+		rows := tx.Bucket([]byte("latticekeep/store/v1"))
+		if row := rows.Get([]byte("deployment")); !bytes.Contains(row, []byte(`"format":2`)) {
+			t.Errorf("the earlier commit takes the store for its own: %s", row)
+		}
+		if err := rows.Delete([]byte("state/head")); err != nil {
+			return err
+		}
+		return rows.Delete([]byte("state/building"))
+	}), "removing the rows of the state")
+	check(t, db.Close(), "closing the database")
+	cmd := cli.Command()
+	cmd.SetArgs([]string{"server", "--config", f.path("config.yaml")})
+	if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "the rows of the state are not there") {
+		t.Errorf("a store without the rows of its state starts with %v", err)
+	}
+}
+
+// tenantsAt returns a client for each tenant.
+func tenantsAt(t *testing.T, f *fixture, url string) map[string]*client.Client {
+	tenants := map[string]*client.Client{}
+	for tenant, key := range f.known.APIKeys {
+		tenants[tenant] = connect(t, url, client.WithAPIKey(key))
+	}
+	return tenants
 }
 
 func (f *fixture) unsealAll(t *testing.T, tenants map[string]*client.Client) {
