@@ -167,10 +167,16 @@ func (p *process) signal(s syscall.Signal) {
 	_ = syscall.Kill(-p.cmd.Process.Pid, s) // it may already be dead
 }
 
-// kill kills the server's processes, like a power cut but without the loss of the page cache.
+// kill kills the server's processes, like a power cut but without the loss of the page cache. The
+// test fails if the server took one of its own rows for somebody else's.
 func (p *process) kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.ended
+	for line := range strings.Lines(p.log.String()) {
+		if strings.Contains(line, "is not the one that the audit log commits to") {
+			p.d.t.Errorf("a false alarm: %s", line)
+		}
+	}
 }
 
 // dead reports whether the server has ended.
