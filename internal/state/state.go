@@ -57,7 +57,8 @@ func New(report func(*RowError)) *State {
 }
 
 // Kept reports whether the store had a state when [State.Use] read it, or was empty. A store of an
-// earlier release has none.
+// earlier release has none. Whoever uses such a store must make sure that the log never had one:
+// somebody may have removed its rows.
 func (s *State) Kept() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -154,7 +155,10 @@ func (s *State) Use(ctx context.Context, st store.Store, key []byte) error {
 			return err
 		}
 		if h.log != newest {
-			return errForeign
+			if s.kept = h.complete; s.kept {
+				return errForeign
+			}
+			return nil // an earlier release has written while the state was being built
 		}
 		t, err := load(r, h)
 		if err != nil {
@@ -437,7 +441,7 @@ func (s *State) settle(tx store.Tx, newest audit.Position, building bool) (kept 
 	switch {
 	case err != nil:
 		return false, ownError(err)
-	case h.log != newest && !h.complete:
+	case h.log != newest && !h.complete && !s.head.complete:
 		// An earlier release has written meanwhile, and nobody knows what: the build begins again.
 		s.table, s.head = newTable(), head{}
 		return false, tx.Delete(HeadKey)

@@ -366,7 +366,10 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 		t.Fatal("complete without rows")
 	}
 	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0": []byte("y")}))
+	var building map[string][]byte
 	f.must(f.state.Build(t.Context(), f.raw, func(tx store.Tx) error {
+		building = map[string][]byte{}
+		f.must(tx.Scan(store.Prefix([]byte("state/")), func(key, value []byte) bool { building[string(key)] = value; return true }))
 		_, err := f.log.Append(tx, event(audit.APIKeyCreated))
 		return err
 	}))
@@ -379,6 +382,18 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 	f.tamper(map[string][]byte{"user/email/1": []byte("z")})
 	if _, err := f.get("user/email/1"); !isRefused(err, state.Replaced) {
 		t.Error(err)
+	}
+	// A state that is complete never becomes one that is being built.
+	f.tamper(building)
+	if _, err := f.get("user/email/1"); fault.Of(err) != fault.Unavailable {
+		t.Error("the rows of the build were put back:", err)
+	}
+	if err := f.update(audit.APIKeyCreated, map[string][]byte{"user/email/2": []byte("z")}); fault.Of(err) != fault.Unavailable {
+		t.Error("a commit on the rows of the build:", err)
+	}
+	f.must(f.reopen())
+	if f.state.Kept() {
+		t.Error("a start takes the rows of the build for a state")
 	}
 }
 
