@@ -29,6 +29,9 @@ type Family struct {
 	// each of them is deleted. It is 0 when each row stands alone. A row with fewer '/' in its key
 	// stands alone too.
 	Group int
+	// Whole reports whether a scan of all rows of the family, or of those of all families that begin
+	// with its prefix, decides something: whether a KMS key may be destroyed.
+	Whole bool
 	// Own reports whether the rows are of the deployment itself. When one of them is put back, no
 	// tenant can be served, so the whole deployment stops.
 	Own bool
@@ -44,7 +47,7 @@ var Families = []Family{
 
 	// A key that was rotated, or moved to another KMS key, is used again. Without a row a set is
 	// incomplete, and its KMS key seems unused and may be destroyed.
-	{Prefix: "key/", Deciding: true, Number: 3, Group: 3},
+	{Prefix: "key/", Deciding: true, Number: 3, Group: 3, Whole: true},
 	{Prefix: "key/system/", Deciding: true, Number: 4, Group: 3, Own: true},
 	// A KMS key that is being destroyed wraps new keys.
 	{Prefix: "kms/given-up/", Deciding: true, Number: 5, Own: true},

@@ -92,11 +92,7 @@ func (s *State) CheckOwn(ctx context.Context, st store.Store) error {
 			if err != nil || refused != nil {
 				return err
 			}
-			s.mu.RLock()
-			n, known := s.table.countAt([]byte{f.Number}, number)
-			s.mu.RUnlock()
-			if known && n != found {
-				refused = newRowError(f, []byte(f.Prefix), Removed)
+			if refused = s.checkCount(f, nil, found, number); refused != nil {
 				return nil
 			}
 		}
@@ -333,11 +329,17 @@ func (s *State) check(r row, number uint64) error {
 	return newRowError(r.family, r.key, Replaced)
 }
 
-// checkCount holds the number of rows of a group against the state as of a change.
+// checkCount holds the number of rows of a group, or of a family, against the state as of a change.
 func (s *State) checkCount(f Family, prefix []byte, found int, number uint64) error {
-	g := s.hasher.Load().group(f.Number, prefix)
+	ids := []byte{f.Number}
+	if prefix != nil {
+		g := s.hasher.Load().group(f.Number, prefix)
+		ids = g[:]
+	} else {
+		prefix = []byte(f.Prefix)
+	}
 	s.mu.RLock()
-	want, known := s.table.countAt(g[:], number)
+	want, known := s.table.countAt(ids, number)
 	s.mu.RUnlock()
 	switch {
 	case !known:

@@ -253,6 +253,32 @@ func TestAScanOfAGroupMissesNoRow(t *testing.T) {
 	}
 }
 
+// A scan of all key sets tells whether a KMS key may be destroyed.
+func TestAScanOfAllKeysMissesNoRow(t *testing.T) {
+	f := newFixture(t)
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"key/a/current": {1}, "key/a/00000001/wrapping": {2}, "key/system/current": {1}, "key/system/00000001/wrapping": {2}}))
+	if n, err := f.scan("key/"); n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	for _, key := range []string{"key/a/00000001/wrapping", "key/system/00000001/wrapping"} {
+		f.tamper(map[string][]byte{key: nil})
+		if _, err := f.scan("key/"); !isRefused(err, state.Removed) {
+			t.Error(key, err)
+		}
+		f.tamper(map[string][]byte{key: {2}})
+	}
+	f.must(f.store.Update(t.Context(), func(tx store.Tx) error {
+		f.must(tx.Put([]byte("key/b/current"), []byte{1}))
+		f.must(tx.Delete([]byte("key/a/current")))
+		n := 0
+		if err := tx.Scan(store.Prefix([]byte("key/")), func(_, _ []byte) bool { n++; return n < 2 }); err != nil {
+			t.Error(err)
+		}
+		_, err := f.log.Append(tx, event(audit.APIKeyCreated))
+		return err
+	}))
+}
+
 func isRefused(err error, reason state.Reason) bool {
 	var refused *state.RowError
 	return errors.As(err, &refused) && refused.Reason == reason

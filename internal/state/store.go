@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -173,15 +174,17 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 		return r.raw.Scan(rg, visit)
 	}
 	prefix := f.GroupOf(rg.From)
+	if f.Whole {
+		prefix = []byte(f.Prefix)
+	}
 	whole := prefix != nil && isPrefix(rg, prefix)
 	var bad error
-	found, wanted := 0, true
+	wanted, found := true, make(map[byte]int) // by the number of the family
 	err := r.raw.Scan(rg, func(key, value []byte) bool {
-		found++
-		if !wanted {
-			return true
-		}
 		if of, ok := FamilyOf(key); ok && of.Deciding {
+			if found[of.Number]++; !wanted {
+				return true
+			}
 			err := r.check(row{of, key, value})
 			var refused *RowError
 			if !whole && errors.As(err, &refused) {
@@ -191,24 +194,43 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 				return false
 			}
 		}
-		wanted = visit(key, value)
+		if wanted {
+			wanted = visit(key, value)
+		}
 		return wanted || whole
 	})
 	if err := errors.Join(err, bad); err != nil || !whole {
 		return err
 	}
-	return r.checkCount(f, prefix, found)
+	if !f.Whole {
+		return r.checkCount(f, prefix, found[f.Number])
+	}
+	for _, of := range Families {
+		if of.Deciding && strings.HasPrefix(of.Prefix, f.Prefix) {
+			if err := r.checkCount(of, nil, found[of.Number]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // checkCount holds the number of rows of a group against the state, with those that the transaction
-// itself has written or deleted.
+// itself has written or deleted. A nil prefix means all rows of the family.
 func (r *reader) checkCount(f Family, prefix []byte, found int) error {
 	number, err := r.at()
 	if err != nil {
 		return err
 	}
 	if r.writer != nil {
-		err := r.writer.Written(prefix, func(key []byte, absent bool) {
+		within := prefix
+		if within == nil {
+			within = []byte(f.Prefix)
+		}
+		err := r.writer.Written(within, func(key []byte, absent bool) {
+			if of, _ := FamilyOf(key); of.Number != f.Number {
+				return
+			}
 			was := r.state.check(row{f, key, nil}, number) != nil
 			switch {
 			case was && absent:
