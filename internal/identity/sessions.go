@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -235,7 +236,7 @@ func (s *sessions) redeem(ctx context.Context, from authz.Principal, t audit.Eve
 		return errors.Join(err, failed)
 	})
 	switch {
-	case errors.Is(err, errNoSession):
+	case errors.Is(err, errNoSession), state.IsRefused(err):
 		return s.refuseStranger(ctx, from, t, audit.SessionResource, reasonNoSession, errNoSession)
 	case err == nil && reused:
 		return errNoSession

@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -68,8 +69,8 @@ func (s *signIns) SignIn(ctx context.Context, from authz.Principal, address stri
 		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, waits)
 	}
 	tokens, err := s.beginSession(ctx, from, l)
-	if errors.Is(err, errWaits) {
-		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, true)
+	if waits := errors.Is(err, errWaits); waits || state.IsRefused(err) {
+		return Tokens{}, s.refuseSignIn(ctx, asked, from, l.account, waits)
 	}
 	if err != nil {
 		return Tokens{}, fmt.Errorf("beginning a session: %w", err)

@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -172,6 +173,8 @@ func (s *users) findLogin(r store.Reader, canonical string) (login, error) {
 	user, err2 := s.rows.GetOr(r, userKey(l.account), d.user, &l.row)
 	hash, err3 := s.rows.GetOr(r, passwordKey(l.User, l.row.Password), d.hash, &l.hash)
 	switch err := errors.Join(err1, err2, err3); {
+	case state.IsRefused(err): // nobody can sign in with rows that somebody has changed
+		return login{}, nil
 	case err != nil:
 		return login{}, err
 	case !known:

@@ -51,6 +51,13 @@ func (e *RowError) Error() string {
 // Unwrap implements the errors package's interface.
 func (e *RowError) Unwrap() error { return fault.New(e.kind, e.kind.Error()) }
 
+// IsRefused reports whether err is about a row of a tenant that is not the one that was written
+// last. A row of the deployment itself is an outage instead.
+func IsRefused(err error) bool {
+	var refused *RowError
+	return errors.As(err, &refused) && refused.kind == fault.Forbidden
+}
+
 // Store is a store whose deciding rows are held against the state. A read of a row that was put
 // back, changed, removed or added by somebody else fails with a [RowError]. An Update that changes
 // a deciding row must append an entry to the log.

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/state"
 )
 
 // AccessCookie holds the access token.
@@ -28,6 +29,9 @@ func (call *Call) authenticate(c *gin.Context) error {
 	}
 	caller, err := call.lookUp(c.Request)
 	if err != nil {
+		if state.IsRefused(err) { // somebody has changed the rows that say who it is
+			err = fault.Wrap(fault.Unauthenticated, fault.Unauthenticated.Error(), err)
+		}
 		if call.operation.Auth == Optional && fault.Of(err) == fault.Unauthenticated {
 			return nil
 		}

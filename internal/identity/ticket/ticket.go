@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -125,7 +126,7 @@ func (s *Store) Find(r store.Reader, k Kind, mailed string, now time.Time) (Subj
 	}
 	var t row
 	found, err := s.rows.Get(r, hashKey(k, s.hash(k, raw)), &t)
-	if err == nil && (!found || !now.Before(t.ExpiresAt)) {
+	if state.IsRefused(err) || err == nil && (!found || !now.Before(t.ExpiresAt)) {
 		err = ErrInvalid
 	}
 	return t.Subject, err
