@@ -28,6 +28,30 @@ func IsBroken(err error) (*Broken, bool) {
 	return b, ok
 }
 
+// RowFault is a stored row that does not hold, or that is missing.
+type RowFault struct {
+	Key      []byte // the row's, or the one that it would have
+	Sequence uint64 // entry that contradicts the row; 0: none does
+	Reason   string
+}
+
+// FirstFault returns a function that remembers faults, and one that returns the fault with the
+// lowest sequence as a [Broken], or nil.
+func FirstFault() (found func(RowFault), first func() error) {
+	var least *Broken
+	found = func(f RowFault) {
+		if least == nil || f.Sequence < least.Sequence {
+			least = &Broken{Sequence: f.Sequence, Reason: f.Reason}
+		}
+	}
+	return found, func() error {
+		if least == nil {
+			return nil
+		}
+		return least
+	}
+}
+
 // IsDamage reports whether err means that the rows read are not the rows that were written.
 func IsDamage(err error) bool { return err != nil && fault.Of(err) == fault.Internal }
 

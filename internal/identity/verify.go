@@ -12,24 +12,30 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// VerifyStore compares the API keys and namespaces in s with the report of the log's verification.
-// Every API key that is listed or that authenticates must have been made and not revoked, and must
-// have both rows: the one in the list of its tenant and the one under its hash. Every namespace with
-// a tenant must have been mapped to it. VerifyStore needs no secret key, so it reads the rows and
-// does not check their MACs. An API key that went with the user who answered for it has no entry of
-// its own. Nothing may write to the store meanwhile. An [audit.Broken] error names the first bad
-// sequence.
+// VerifyStore is [CompareRows] for a caller that wants the first fault only. An [audit.Broken]
+// error names the first bad sequence.
 func VerifyStore(ctx context.Context, s store.Store, report verify.Report) error {
+	found, first := audit.FirstFault()
+	if err := CompareRows(ctx, s, report, found); err != nil {
+		return err
+	}
+	return first()
+}
+
+// CompareRows compares the API keys and namespaces in s with the report of the log's verification,
+// and passes each fault to found. Every API key that is listed or that authenticates must have been
+// made and not revoked, and must have both rows: the one in the list of its tenant and the one under
+// its hash. Every namespace with a tenant must have been mapped to it. CompareRows needs no secret
+// key, so it reads the rows and does not check their MACs. An API key that went with the user who
+// answered for it has no entry of its own. Nothing may write to the store meanwhile.
+func CompareRows(ctx context.Context, s store.Store, report verify.Report, found func(audit.RowFault)) error {
 	if report.APIKeys == nil {
 		return nil // the report on a range does not say which rows must exist
 	}
-	var first *audit.Broken
-	fault := func(sequence uint64, format string, args ...any) {
-		if first == nil || sequence < first.Sequence {
-			first = &audit.Broken{Sequence: sequence, Reason: fmt.Sprintf(format, args...)}
-		}
+	fault := func(key []byte, sequence uint64, format string, args ...any) {
+		found(audit.RowFault{Key: key, Sequence: sequence, Reason: fmt.Sprintf(format, args...)})
 	}
-	if err := verifyAPIKeys(ctx, s, report, fault); err != nil {
+	if err := compareAPIKeys(ctx, s, report, fault); err != nil {
 		return err
 	}
 	const namespaces = "namespace/"
@@ -38,17 +44,14 @@ func VerifyStore(ctx context.Context, s store.Store, report verify.Report) error
 		state, known := report.Namespaces[audit.NamespaceName{Cluster: cluster, Namespace: namespace}]
 		switch {
 		case !known:
-			fault(report.Sequence, "namespace %q of cluster %q has a tenant, and the log never recorded it", namespace, cluster)
+			fault(key, report.Sequence, "namespace %q of cluster %q has a tenant, and the log never recorded it", namespace, cluster)
 		case len(value) < rowMAC || string(value[rowMAC:]) != string(state.Tenant):
-			fault(state.Sequence, "namespace %s of cluster %s is not part of the tenant that the log recorded here", namespace, cluster)
+			fault(key, state.Sequence, "namespace %s of cluster %s is not part of the tenant that the log recorded here", namespace, cluster)
 		}
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("reading namespaces: %w", err)
-	}
-	if first != nil {
-		return first
 	}
 	return nil
 }
@@ -61,15 +64,15 @@ func decodeUnverified(value []byte, row any) bool {
 	return len(value) > rowMAC && json.Unmarshal(value[rowMAC:], row) == nil
 }
 
-// verifyAPIKeys calls fault for every API key whose rows contradict the report or each other.
-func verifyAPIKeys(ctx context.Context, s store.Store, report verify.Report, fault func(sequence uint64, format string, args ...any)) error {
-	exists := func(n apiKeyName) (sequence uint64, ok bool) {
+// compareAPIKeys calls fault for every API key whose rows contradict the report or each other.
+func compareAPIKeys(ctx context.Context, s store.Store, report verify.Report, fault func(key []byte, sequence uint64, format string, args ...any)) error {
+	exists := func(key []byte, n apiKeyName) (sequence uint64, ok bool) {
 		state, known := report.APIKeys[audit.APIKeyName(n)]
 		switch {
 		case !known:
-			fault(report.Sequence, "API key %q of tenant %q has a row, and the log never recorded it, or has archived that it was revoked", n.ID, n.Tenant)
+			fault(key, report.Sequence, "API key %q of tenant %q has a row, and the log never recorded it, or has archived that it was revoked", n.ID, n.Tenant)
 		case state.Revoked:
-			fault(state.Sequence, "API key %s of tenant %s has a row, and the log recorded its revocation here", n.ID, n.Tenant)
+			fault(key, state.Sequence, "API key %s of tenant %s has a row, and the log recorded its revocation here", n.ID, n.Tenant)
 		}
 		return state.Sequence, known && !state.Revoked
 	}
@@ -78,10 +81,10 @@ func verifyAPIKeys(ctx context.Context, s store.Store, report verify.Report, fau
 	err := audit.ScanAll(ctx, s, store.Prefix([]byte(list)), func(key, value []byte) error {
 		tenant, id, _ := strings.Cut(strings.TrimPrefix(string(key), list), "/")
 		n := apiKeyName{authz.TenantID(tenant), id}
-		if sequence, ok := exists(n); ok {
+		if sequence, ok := exists(key, n); ok {
 			var hash string
 			if !decodeUnverified(value, &hash) {
-				fault(sequence, "the row of API key %s in the list of tenant %s is damaged", id, tenant)
+				fault(key, sequence, "the row of API key %s in the list of tenant %s is damaged", id, tenant)
 			}
 			hashes[n] = hash
 		}
@@ -93,16 +96,16 @@ func verifyAPIKeys(ctx context.Context, s store.Store, report verify.Report, fau
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("apikey/hash/")), func(key, value []byte) error {
 		var row apiKeyRow
 		if !decodeUnverified(value, &row) {
-			fault(report.Sequence, "the row of an API key under its hash is damaged")
+			fault(key, report.Sequence, "the row of an API key under its hash is damaged")
 			return nil
 		}
 		n := apiKeyName{row.Tenant, row.ID}
-		sequence, ok := exists(n)
+		sequence, ok := exists(key, n)
 		hash, listed := hashes[n]
 		switch {
 		case !ok:
 		case !listed || string(apiKeyKey(hash)) != string(key):
-			fault(sequence, "API key %s of tenant %s authenticates and is not in the list of its tenant", n.ID, n.Tenant)
+			fault(key, sequence, "API key %s of tenant %s authenticates and is not in the list of its tenant", n.ID, n.Tenant)
 		default:
 			delete(hashes, n)
 		}
@@ -111,8 +114,8 @@ func verifyAPIKeys(ctx context.Context, s store.Store, report verify.Report, fau
 	if err != nil {
 		return fmt.Errorf("reading API keys: %w", err)
 	}
-	for n := range hashes {
-		fault(report.APIKeys[audit.APIKeyName(n)].Sequence, "API key %s of tenant %s is in the list of its tenant and has no row under its hash", n.ID, n.Tenant)
+	for n, hash := range hashes {
+		fault(apiKeyKey(hash), report.APIKeys[audit.APIKeyName(n)].Sequence, "API key %s of tenant %s is in the list of its tenant and has no row under its hash", n.ID, n.Tenant)
 	}
 	return nil
 }

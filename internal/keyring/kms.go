@@ -98,9 +98,11 @@ func (r *kmsKeys) kmsOf(w wrappedKey) (KMS, error) {
 	if kms := r.configured(id); kms != nil {
 		return kms, nil
 	}
-	return nil, unavailable("unwrapping keys", fmt.Errorf("they are under KMS key %s, which this server is not configured with (kms.url is %s): "+
-		"name it in kms.url, or in kms.former to move away from it", id, r.kms.ID()))
+	return nil, unavailable("unwrapping keys", fmt.Errorf("they are under KMS key %s, which %w (kms.url is %s): "+
+		"name it in kms.url, or in kms.former to move away from it", id, errUnnamedKMSKey, r.kms.ID()))
 }
+
+var errUnnamedKMSKey = errors.New("this server is not configured with")
 
 // KMSKeyState says what a KMS key is for.
 type KMSKeyState string
@@ -225,7 +227,7 @@ func (r *kmsKeys) eachWrappedKey(ctx context.Context, visit func(wrappedKey)) er
 var (
 	errGivenUp = fault.New(fault.Invalid, "the key in kms.url was given up by latticekeep kms rewrap --destroy-old: name the key that took its place, or a new one")
 	errInUse   = fault.New(fault.Conflict, "stored keys are still under this KMS key: run latticekeep kms rewrap until none is")
-	errUnclear = fault.New(fault.Conflict, "of some stored keys it cannot be told which KMS key they are under, since they are damaged: restore them from a backup first")
+	errUnclear = fault.New(fault.Conflict, "of some stored keys it cannot be told which KMS key they are under, since they are damaged: find them with latticekeep doctor, and restore a backup first")
 	errUnused  = fault.New(fault.Conflict, "nothing was ever moved from this KMS key, so it may be one that is to be used: a key is destroyed after latticekeep kms rewrap moved away from it")
 	errOneKey  = fault.New(fault.Conflict, "this is another name of a KMS key that is needed, and both would be destroyed: remove it from kms.former")
 )

@@ -25,31 +25,38 @@ func parseCredentialKey(key []byte) (id audit.CredentialKey) {
 	return id
 }
 
-// VerifyStore verifies the audit log in s and compares every credential row with it. Each row must
-// be the version that the log recorded last, each recorded credential must have its row, and a
-// deleted credential must have none. A previous version must be one that the log says was kept and
-// that has not ended; it may also be missing. The index of names must lead to each credential and to
-// no other. VerifyStore needs no secret key, so it does not check the MACs of the index, nor the
-// names of credentials that objects own. With a range of the log it verifies only the entries of the
-// range. Nothing may write to the store meanwhile. An [audit.Broken] error names the first bad
-// sequence number.
+// VerifyStore verifies the audit log in s and compares the rows with it, as [CompareRows] does. With
+// a range of the log it verifies only the entries of the range. Nothing may write to the store
+// meanwhile. An [audit.Broken] error names the first bad sequence number.
 func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
 	report, err := verify.Store(ctx, s, o)
 	if err != nil {
 		return verify.Report{}, err
 	}
-	if report.Credentials == nil {
-		return report, nil // a range does not say which credentials must exist
+	found, first := audit.FirstFault()
+	if err := CompareRows(ctx, s, report, found); err != nil {
+		return verify.Report{}, err
 	}
-	var first *audit.Broken
-	fault := func(sequence uint64, format string, args ...any) {
-		if first == nil || sequence < first.Sequence {
-			first = &audit.Broken{Sequence: sequence, Reason: fmt.Sprintf(format, args...)}
-		}
+	return report, first()
+}
+
+// CompareRows compares every credential row in s with the report of the log's verification, and
+// passes each fault to found. Each row must be the version that the log recorded last, each recorded
+// credential must have its row, and a deleted credential must have none. A previous version must be
+// one that the log says was kept and that has not ended; it may also be missing. The index of names
+// must lead to each credential and to no other. CompareRows needs no secret key, so it does not check
+// the MACs of the index, nor the names of credentials that objects own. The report on a range does
+// not say which credentials must exist, so then nothing is compared.
+func CompareRows(ctx context.Context, s store.Store, report verify.Report, found func(audit.RowFault)) error {
+	if report.Credentials == nil {
+		return nil
+	}
+	fault := func(key []byte, sequence uint64, format string, args ...any) {
+		found(audit.RowFault{Key: key, Sequence: sequence, Reason: fmt.Sprintf(format, args...)})
 	}
 	seen := make(map[audit.CredentialKey]bool)
 	names := make(expectedNames)
-	err = audit.ScanAll(ctx, s, store.Prefix([]byte("credential/")), func(key, value []byte) error {
+	err := audit.ScanAll(ctx, s, store.Prefix([]byte("credential/")), func(key, value []byte) error {
 		r, err := record.At(key, value)
 		if err != nil {
 			id := parseCredentialKey(key)
@@ -57,54 +64,48 @@ func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.R
 			if state, known := report.Credentials[id]; known {
 				sequence, seen[id] = state.Sequence, true
 			}
-			fault(sequence, "the row of credential %q of tenant %q is damaged or under a wrong key", id.Credential, id.Tenant)
+			fault(key, sequence, "the row of credential %q of tenant %q is damaged or under a wrong key", id.Credential, id.Tenant)
 			return nil
 		}
 		id := audit.CredentialKey{Tenant: r.Tenant, Credential: r.ID}
 		state, known := report.Credentials[id]
 		switch {
 		case !known:
-			fault(report.Sequence, "credential %s of tenant %s has a row, but the log never recorded it, or its deletion is archived", r.ID, r.Tenant)
+			fault(key, report.Sequence, "credential %s of tenant %s has a row, but the log never recorded it, or its deletion is archived", r.ID, r.Tenant)
 		case state.Deleted:
-			fault(state.Sequence, "credential %s of tenant %s has a row, but the log recorded its deletion here", r.ID, r.Tenant)
+			fault(key, state.Sequence, "credential %s of tenant %s has a row, but the log recorded its deletion here", r.ID, r.Tenant)
 		case state.Version != strconv.FormatUint(r.Version, 10) || state.Digest != r.Digest() || seen[id]:
-			fault(state.Sequence, "credential %s of tenant %s is not the version that the log recorded here", r.ID, r.Tenant)
+			fault(key, state.Sequence, "credential %s of tenant %s is not the version that the log recorded here", r.ID, r.Tenant)
 		}
 		seen[id] = true
 		names[id] = &expectedName{Record: record.Record{Tenant: r.Tenant, ID: r.ID, Version: r.Version, CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt}}
 		return nil
 	})
 	if err != nil {
-		return verify.Report{}, fmt.Errorf("reading credentials: %w", err)
+		return fmt.Errorf("reading credentials: %w", err)
 	}
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("former/")), func(key, value []byte) error {
 		id := parseCredentialKey(key)
 		state := report.Credentials[id]
 		r, err := previousAt(key, value)
 		if err != nil || state.Previous != (audit.PreviousVersion{Version: strconv.FormatUint(r.Version, 10), Digest: r.Digest()}) {
-			fault(cmp.Or(state.Sequence, report.Sequence),
+			fault(key, cmp.Or(state.Sequence, report.Sequence),
 				"the previous version of credential %q of tenant %q is not one that the log says is kept", id.Credential, id.Tenant)
 		}
 		return nil
 	})
 	if err != nil {
-		return verify.Report{}, fmt.Errorf("reading previous versions: %w", err)
+		return fmt.Errorf("reading previous versions: %w", err)
 	}
 	for id, state := range report.Credentials {
 		if !state.Deleted && !seen[id] {
-			fault(state.Sequence, "credential %s of tenant %s has no row, but the log recorded it here", id.Credential, id.Tenant)
+			version, _ := strconv.ParseUint(state.Version, 10, 64) // the log's own spelling
+			fault(record.Key(id.Tenant, id.Credential, version), state.Sequence, "credential %s of tenant %s has no row, but the log recorded it here", id.Credential, id.Tenant)
 		}
 	}
-	err = names.verify(ctx, s, func(id audit.CredentialKey, what string) {
-		fault(cmp.Or(report.Credentials[id].Sequence, report.Sequence), "credential %q of tenant %q %s", id.Credential, id.Tenant, what)
+	return names.verify(ctx, s, func(key []byte, id audit.CredentialKey, what string) {
+		fault(key, cmp.Or(report.Credentials[id].Sequence, report.Sequence), "credential %q of tenant %q %s", id.Credential, id.Tenant, what)
 	})
-	if err != nil {
-		return verify.Report{}, err
-	}
-	if first != nil {
-		return verify.Report{}, first
-	}
-	return report, nil
 }
 
 // expectedName says where the index of names must have a credential.
@@ -119,7 +120,7 @@ type expectedNames map[audit.CredentialKey]*expectedName
 
 // verify calls fault for every credential that the index of names does not lead to as it must, or
 // that it leads to and that does not exist.
-func (names expectedNames) verify(ctx context.Context, s store.Store, fault func(id audit.CredentialKey, what string)) error {
+func (names expectedNames) verify(ctx context.Context, s store.Store, fault func(key []byte, id audit.CredentialKey, what string)) error {
 	const rowMAC = 32 // bytes
 	owned := audit.ScanAll(ctx, s, store.Prefix([]byte("owner/")), func(key, _ []byte) error {
 		if n := names[parseCredentialKey(append(key, '/'))]; n != nil {
@@ -142,13 +143,13 @@ func (names expectedNames) verify(ctx context.Context, s store.Store, fault func
 		n, section := names[id], parts[min(2, len(parts)-1)]
 		switch {
 		case n == nil:
-			fault(id, "is in the index of names and does not exist")
+			fault(key, id, "is in the index of names and does not exist")
 		case string(nameKey(n.Tenant, section, n.ExpiresAt, n.CreatedAt, n.ID)) != string(key):
-			fault(id, "is in the index of names as another version")
+			fault(key, id, "is in the index of names as another version")
 		case n.hash != "" && n.owned == (section == n.hash):
-			fault(id, "is in the index of names under another name")
+			fault(key, id, "is in the index of names under another name")
 		case len(value) != rowMAC:
-			fault(id, "has a damaged row in the index of names")
+			fault(key, id, "has a damaged row in the index of names")
 		default:
 			n.rows++
 		}
@@ -164,9 +165,9 @@ func (names expectedNames) verify(ctx context.Context, s store.Store, fault func
 		}
 		switch {
 		case n.hash == "":
-			fault(id, "has no line in its history")
+			fault(record.Key(n.Tenant, n.ID, n.Version), id, "has no line in its history")
 		case n.rows != want:
-			fault(id, fmt.Sprintf("has %d rows in the index of names, and needs %d", n.rows, want))
+			fault(record.Key(n.Tenant, n.ID, n.Version), id, fmt.Sprintf("has %d rows in the index of names, and needs %d", n.rows, want))
 		}
 	}
 	return nil
