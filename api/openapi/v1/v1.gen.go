@@ -150,6 +150,7 @@ const (
 	EventTypeSESSIONLISTED          EventType = "SESSION_LISTED"
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
 	EventTypeSTATECOMMITTED         EventType = "STATE_COMMITTED"
+	EventTypeSTATEROWSACCEPTED      EventType = "STATE_ROWS_ACCEPTED"
 	EventTypeTENANTACTIVATED        EventType = "TENANT_ACTIVATED"
 	EventTypeTENANTCREATED          EventType = "TENANT_CREATED"
 	EventTypeTENANTLIMITED          EventType = "TENANT_LIMITED"
@@ -284,6 +285,8 @@ func (e EventType) Valid() bool {
 	case EventTypeSESSIONREFRESHED:
 		return true
 	case EventTypeSTATECOMMITTED:
+		return true
+	case EventTypeSTATEROWSACCEPTED:
 		return true
 	case EventTypeTENANTACTIVATED:
 		return true
