@@ -28,7 +28,7 @@ var ours = map[string]string{
 	"internal/cli": "api/v1alpha1 controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
 		"internal/cli/score internal/cli/seal internal/cli/transfer internal/store/format",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
-	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/store",
+	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
@@ -40,8 +40,10 @@ var ours = map[string]string{
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
-	"internal/config":    "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
-	"internal/offline":   "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
+	"internal/config":  "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
+	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
+	"internal/doctor": "internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/verify internal/audit/writer internal/authz " +
+		"internal/store internal/fault",
 	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/audit/verify internal/authz internal/dualsig",
 	"internal/download":  "",
 	"internal/progress":  "",

@@ -17,6 +17,6 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	if err := cli.Command().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "latticekeep:", err)
-		os.Exit(1)
+		os.Exit(cli.ExitStatus(err))
 	}
 }

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -11,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/cli/admin"
 	"github.com/latticekeep/latticekeep/internal/cli/auditlog"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
@@ -30,8 +32,20 @@ func Command() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), seal.NewImportCommand(), seal.NewValidateCommand(), auditlog.NewCommand(),
 		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), newVersionCommand())
-	root.AddCommand(newWebhookCommand(), newUninstallCommand(), score.NewCommand())
+	root.AddCommand(newWebhookCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand())
 	return root
+}
+
+// ExitStatus returns the status with which the program ends after a command has returned err.
+func ExitStatus(err error) int {
+	var s *command.StatusError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &s):
+		return s.Status
+	}
+	return 1
 }
 
 func newVersionCommand() *cobra.Command {

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"latticekeep": func() {
 		if err := Command().Execute(); err != nil {
 			fmt.Fprintln(os.Stderr, "latticekeep:", err)
-			os.Exit(1)
+			os.Exit(ExitStatus(err))
 		}
 	}})
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
@@ -69,14 +70,30 @@ func (s *Deployment) Location(readOnly bool) Location {
 // WithStore opens the store for reading and passes it to do. It refuses a store that is incomplete
 // because of a restore or a migration, and one that only a newer release reads.
 func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) error) error {
-	db, err := openUnchecked(ctx, s.Location(true))
+	return s.withStore(ctx, s.Location(true), func(m *Mark) bool { return m.Unfinished() }, do)
+}
+
+// WithWritableStore opens the store for writing, with the hook of its commits, and passes it to do.
+// It refuses a store that no server would serve.
+func (s *Deployment) WithWritableStore(ctx context.Context, hook store.Hook, do func(store.Database) error) error {
+	at := s.Location(false)
+	at.Hook = HookUnlessMarked(hook)
+	return s.withStore(ctx, at, func(*Mark) bool { return true }, do)
+}
+
+func (s *Deployment) withStore(ctx context.Context, at Location, refuses func(*Mark) bool, do func(store.Database) error) error {
+	open := openUnchecked
+	if !at.ReadOnly {
+		open = OpenExisting // nothing is made
+	}
+	db, err := open(ctx, at)
 	if err != nil {
 		return fmt.Errorf("%w (what a running server has is asked for with --url)", err)
 	}
 	m, err := MarkOf(ctx, db)
 	switch {
 	case err != nil:
-	case m != nil && m.Unfinished():
+	case m != nil && refuses(m):
 		err = m.Err()
 	default:
 		if err = format.Check(ctx, db, true); err == nil {
@@ -113,9 +130,21 @@ func (s *Deployment) kmsURLs() ([]string, error) {
 	return append([]string{current}, s.FormerKMSURLs...), nil
 }
 
-// WithKeys opens the deployment's keys and passes them to use. former has more KMS keys that may
-// still be needed, besides the configured ones.
-func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyring.KMS, use func(*keyring.Ring) error) error {
+// HasKMSKey reports whether a KMS key is named, or a key file is in the data directory.
+func (s *Deployment) HasKMSKey() bool {
+	if s.KeyFile != "" || s.KMSURL != "" {
+		return true
+	}
+	path, ok := s.KMSKeyFile()
+	if ok {
+		_, err := os.Stat(path)
+		ok = err == nil
+	}
+	return ok
+}
+
+// WithKMS opens the KMS keys and passes them to use, the current one first.
+func (s *Deployment) WithKMS(ctx context.Context, use func([]keyring.KMS) error) error {
 	urls, err := s.kmsURLs()
 	if err != nil {
 		return err
@@ -129,11 +158,19 @@ func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyr
 		defer func() { _ = k.Close() }() // nothing is left to do on an error
 		all = append(all, k)
 	}
-	keys, err := keyring.Open(ctx, db, all[0], keyring.Config{Previous: append(all[1:], former...)})
-	if err != nil {
-		return err
-	}
-	return use(keys)
+	return use(all)
+}
+
+// WithKeys opens the deployment's keys and passes them to use. former has more KMS keys that may
+// still be needed, besides the configured ones.
+func (s *Deployment) WithKeys(ctx context.Context, db store.Store, former []keyring.KMS, use func(*keyring.Ring) error) error {
+	return s.WithKMS(ctx, func(all []keyring.KMS) error {
+		keys, err := keyring.Open(ctx, db, all[0], keyring.Config{Previous: append(all[1:], former...)})
+		if err != nil {
+			return err
+		}
+		return use(keys)
+	})
 }
 
 // ReadKMSKeyFiles returns the key files of the KMS for a backup.

@@ -65,6 +65,7 @@ type Location struct {
 	URL          string // bolt:DIR or postgres://…
 	PasswordFile string // file with the PostgreSQL password; PGPASSWORD otherwise
 	ReadOnly     bool
+	Hook         store.Hook // called for each commit; nil: no hook
 }
 
 // Dir returns the data directory, if the location is one.
@@ -120,13 +121,13 @@ func openUnchecked(ctx context.Context, a Location) (store.Database, error) {
 		return nil, err
 	}
 	if dir, ok := a.Dir(); ok {
-		s, err := bolt.Open(filepath.Join(dir, DatabaseFile), bolt.Options{ReadOnly: a.ReadOnly})
+		s, err := bolt.Open(filepath.Join(dir, DatabaseFile), bolt.Options{ReadOnly: a.ReadOnly, Hook: a.Hook})
 		if err != nil {
 			return nil, fmt.Errorf("opening %s of %s: %w", DatabaseFile, dir, err)
 		}
 		return s, nil
 	}
-	return postgres.Open(ctx, a.URL, postgres.Options{ReadOnly: a.ReadOnly, Password: a.Password()})
+	return postgres.Open(ctx, a.URL, postgres.Options{ReadOnly: a.ReadOnly, Hook: a.Hook, Password: a.Password()})
 }
 
 // Password returns a function that reads the PostgreSQL password from its file, and nil without a

@@ -14,7 +14,9 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/doctor"
 	"github.com/latticekeep/latticekeep/internal/export"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -43,8 +45,9 @@ func newAuditVerifyCommand() *cobra.Command {
 		Long: `Verify an audit log and exit with status 0 only if all of it holds; otherwise
 name the first bad sequence.
 
-  --data-dir     the whole log of a data directory whose server is stopped, with
-                 every credential row held against it
+  --data-dir     the whole log of a data directory whose server is stopped, and
+                 its rows: credentials, API keys and namespaces must be those of
+                 the log, and no key may be missing
   --store        likewise, as a URL: bolt:DIR or postgres://user@host/database
   --file         an export (latticekeep audit export), of the whole log or of a
                  tenant; - is standard input
@@ -52,6 +55,11 @@ name the first bad sequence.
                  links, the server's newest checkpoint, and the proof that your
                  newest entry is in it; the API key needs the scope audit:read
   --url --whole  the whole log of a running server; needs system:admin
+
+With the KMS key (--kms-key-file or --kms-url) of a store, all rows are checked:
+all keys open, every MAC is right, the index of names leads to the credentials,
+and each row that decides who may do what is the one that the log commits to. Each
+row that is not is named; latticekeep doctor says more of it.
 
 --fingerprint (printed by the server as "chain") or --public-key says whose log
 it must be. Without either a log that holds is self-consistent only: someone
@@ -86,10 +94,11 @@ as in audit.retention.archive.`,
 			// A verification makes much garbage and keeps little, so it trades memory for time.
 			defer debug.SetGCPercent(debug.SetGCPercent(400))
 			var report verify.Report
+			var rows *doctor.Examination
 			var proven []string
 			switch {
 			case o.Named():
-				report, err = o.verifyDir(cmd.Context(), a)
+				report, rows, err = o.verifyDir(cmd.Context(), a)
 			case o.file != "":
 				report, err = o.verifier().VerifyFile(cmd.Context(), cmd.InOrStdin(), o.file, a)
 			case o.Server.URL != "":
@@ -108,12 +117,20 @@ as in audit.retention.archive.`,
 			if o.from > 1 || o.to > 0 {
 				report.Credentials = nil
 			}
+			if rows != nil {
+				if len(rows.Findings) > 0 {
+					printFindings(cmd.OutOrStdout(), rows, nil)
+					return rowsError(rows)
+				}
+				proven = append(proven, rowsLine(rows))
+			}
 			return printReport(cmd.OutOrStdout(), report, proven...)
 		},
 	}
 	o.RegisterConnection(cmd)
 	o.Pin.Register(cmd)
 	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
+	command.RegisterKMS(cmd, &o.Deployment, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store, to check all rows")
 	flags := cmd.Flags()
 	flags.StringVar(&o.file, "file", "", "export to verify, - for standard input")
 	flags.BoolVar(&o.whole, "whole", false, "with --url: the entries of all tenants")
@@ -124,6 +141,10 @@ as in audit.retention.archive.`,
 	flags.Uint64Var(&o.to, "to", 0, "last sequence to verify")
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url")
 	cmd.MarkFlagsMutuallyExclusive("store", "file", "url")
+	for _, key := range []string{"kms-key-file", "kms-url"} {
+		cmd.MarkFlagsMutuallyExclusive(key, "file")
+		cmd.MarkFlagsMutuallyExclusive(key, "url")
+	}
 	cmd.MarkFlagsMutuallyExclusive("archive", "from")
 	cmd.MarkFlagsMutuallyExclusive("archive", "to")
 	cmd.MarkFlagsMutuallyExclusive("since", "from")
@@ -179,28 +200,101 @@ func printReport(w io.Writer, r verify.Report, proven ...string) error {
 	return err
 }
 
-// verifyDir verifies the store of a stopped server, and its archive if one is named.
-func (o *verifyOptions) verifyDir(ctx context.Context, a verify.Options) (verify.Report, error) {
+// verifyDir verifies the store of a stopped server, and its archive if one is named. It examines the
+// rows when the whole log is verified.
+func (o *verifyOptions) verifyDir(ctx context.Context, a verify.Options) (report verify.Report, rows *doctor.Examination, err error) {
 	if a.From > 1 && a.PublicKey == nil { // take the key from the store
 		first, err := o.Verify(ctx, verify.Options{To: 1, Fingerprint: a.Fingerprint})
 		if err != nil {
-			return verify.Report{}, err
+			return verify.Report{}, nil, err
 		}
 		a.PublicKey, a.Fingerprint = first.PublicKey, ""
 	}
-	report, err := o.Verify(ctx, a)
-	if err != nil || o.archive == "" {
-		return report, err
-	}
-	bucket, err := objects.OpenExisting(ctx, o.archive)
-	if err != nil {
-		return verify.Report{}, fmt.Errorf("--archive: %w", err)
-	}
-	defer bucket.Close()
-	var whole verify.Report
 	err = o.WithStore(ctx, func(s store.Database) (err error) {
-		whole, err = verify.StoreWithArchive(ctx, s, bucket, a)
+		if report, err = verify.Store(ctx, s, a); err != nil || a.From > 1 || a.To > 0 {
+			return err // a partial log does not show which rows exist
+		}
+		if rows, err = examine(ctx, &o.Deployment, s, doctor.Options{Report: report}); err != nil || o.archive == "" {
+			return err
+		}
+		bucket, err := objects.OpenExisting(ctx, o.archive)
+		if err != nil {
+			return fmt.Errorf("--archive: %w", err)
+		}
+		defer bucket.Close()
+		report, err = verify.StoreWithArchive(ctx, s, bucket, a)
 		return err
 	})
-	return whole, err
+	return report, rows, err
+}
+
+// examine examines the rows of a store, with the KMS keys if some are named.
+func examine(ctx context.Context, d *offline.Deployment, s store.Store, o doctor.Options) (x *doctor.Examination, err error) {
+	if !d.HasKMSKey() {
+		return doctor.Examine(ctx, s, o)
+	}
+	err = d.WithKMS(ctx, func(keys []keyring.KMS) (err error) {
+		o.KMS = keys
+		x, err = doctor.Examine(ctx, s, o)
+		return err
+	})
+	return x, err
+}
+
+const namesKMS = "name the KMS key with --kms-key-file or --kms-url"
+
+// rowsLine says what was checked of rows that hold.
+func rowsLine(x *doctor.Examination) string {
+	switch {
+	case !x.Keys:
+		return "rows: credentials, API keys, namespaces and the presence of keys; rows under a MAC, the content of keys and the state were not checked: " + namesKMS
+	case x.Stateless:
+		return fmt.Sprintf("rows: %d, with every key and MAC; there is no state yet, since no server of this release has served the store: rows that were put back are not all found", x.Rows)
+	}
+	return fmt.Sprintf("rows: %d, with every key and MAC, and those that decide are what the log commits to", x.Rows)
+}
+
+// printFindings lists the rows that do not hold. remedy adds a line to each; nil adds none.
+func printFindings(w io.Writer, x *doctor.Examination, remedy func(*doctor.Finding) string) {
+	for _, f := range x.Findings {
+		fmt.Fprintf(w, "%s\n  family: %s\n", f.Row(), f.Family)
+		if f.Group != nil {
+			fmt.Fprintf(w, "  key: unknown; it begins with %+q\n", f.Group)
+		}
+		for _, p := range f.Problems {
+			fmt.Fprintf(w, "  wrong: %s\n", p)
+		}
+		if f.Entry != nil {
+			fmt.Fprintf(w, "  log: %s\n", f.Entry)
+		}
+		if remedy != nil {
+			fmt.Fprintf(w, "  do: %s\n", remedy(f))
+		}
+	}
+	if x.More {
+		fmt.Fprintln(w, "and more rows, which are not listed")
+	}
+	switch {
+	case !x.Keys:
+		fmt.Fprintln(w, "not checked: rows under a MAC, the content of keys, and the state")
+	case x.Stateless || !x.State:
+		fmt.Fprintln(w, "not checked: the state")
+	}
+}
+
+// rowsError is the error of a store with findings. It wraps the [audit.Broken] of the lowest sequence
+// that contradicts a row.
+func rowsError(x *doctor.Examination) error {
+	rows := "1 row does"
+	if n := len(x.Findings); n > 1 {
+		rows = fmt.Sprintf("%d rows do", n)
+	}
+	advice := "restore a backup, or see latticekeep doctor"
+	if !x.Keys {
+		advice = namesKMS + " to see which others"
+	}
+	if b := x.Broken(); b != nil {
+		return fmt.Errorf("%s not hold: %s: %w", rows, advice, b)
+	}
+	return fmt.Errorf("%s not hold: %s", rows, advice)
 }

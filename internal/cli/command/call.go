@@ -74,3 +74,15 @@ func PrintJSON(out io.Writer, v any) error {
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
+
+// StatusError is an error with which the program ends with a status of its own.
+type StatusError struct {
+	Status int
+	Err    error
+}
+
+// Error implements error.
+func (e *StatusError) Error() string { return e.Err.Error() }
+
+// Unwrap implements the errors package's interface.
+func (e *StatusError) Unwrap() error { return e.Err }

@@ -1,0 +1,208 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/pgtest"
+)
+
+// damaged is a stopped deployment, whose rows a test changes as somebody does who can write the
+// database.
+type damaged struct {
+	*estate
+	at      string
+	revoked string // id of an API key
+	before  map[string]string
+}
+
+// newDamaged makes a deployment in which an API key was revoked and a named key rotated.
+func newDamaged(t *testing.T) *damaged {
+	t.Helper()
+	e, at := newEstate(t, "")
+	d := &damaged{estate: e, at: at, before: e.rows(at)}
+	url, end := e.serve(at)
+	system := e.connect(url, e.systemKey())
+	key, err := system.CreateAPIKey(t.Context(), v2.CreateAPIKeyRequest{Name: "k2", Scopes: []v2.Scope{"audit:read"}})
+	must(t, err)
+	end()
+	d.revoked = key.KeyId
+	for k, v := range e.rows(at) {
+		d.before[k] = v
+	}
+	url, end = e.serve(at)
+	must(t, e.connect(url, e.systemKey()).RevokeAPIKey(t.Context(), d.revoked))
+	end()
+	return d
+}
+
+func (d *damaged) put(key, value string) {
+	d.t.Helper()
+	d.with(d.at, func(s store.Database) {
+		must(d.t, s.Update(d.t.Context(), func(tx store.Tx) error { return tx.Put([]byte(key), []byte(value)) }))
+	})
+}
+
+func (d *damaged) remove(key string) {
+	d.t.Helper()
+	d.with(d.at, func(s store.Database) {
+		must(d.t, s.Update(d.t.Context(), func(tx store.Tx) error { return tx.Delete([]byte(key)) }))
+	})
+}
+
+// find returns a row whose key and value have these parts.
+func (d *damaged) find(rows map[string]string, prefix, part string) (key string) {
+	d.t.Helper()
+	for k, v := range rows {
+		if strings.HasPrefix(k, prefix) && strings.Contains(k+v, part) {
+			return k
+		}
+	}
+	d.t.Fatalf("no row under %s has %s", prefix, part)
+	return ""
+}
+
+// command runs a command on the store, with or without the KMS key, and returns its output and the
+// status with which the program would end.
+func (d *damaged) command(withKey bool, args ...string) (out string, status int, err error) {
+	d.t.Helper()
+	args = append(args, "--store", d.at)
+	if withKey {
+		args = append(args, "--kms-key-file", d.keyFile())
+	}
+	var b bytes.Buffer
+	cmd := Command()
+	cmd.SetArgs(args)
+	cmd.SetOut(&b)
+	cmd.SetErr(&b)
+	err = cmd.ExecuteContext(d.t.Context())
+	return b.String(), ExitStatus(err), err
+}
+
+// toPostgres moves the deployment.
+func (d *damaged) toPostgres() {
+	d.t.Helper()
+	to := pgtest.Shared(d.t).URL()
+	mustRun(d.t, "migrate", "--from", d.at, "--to", to)
+	d.at = to
+}
+
+func TestDoctorFindsWhatIsWrongInEveryStore(t *testing.T) {
+	for _, kind := range []string{"bolt", "postgres"} {
+		t.Run(kind, func(t *testing.T) {
+			d := newDamaged(t)
+			if kind == "postgres" {
+				d.toPostgres()
+			}
+			if out, status, err := d.command(true, "doctor"); status != 0 || !strings.HasPrefix(out, "ok: all is well\n") {
+				t.Fatalf("%d %v %s", status, err, out)
+			}
+			if out, status, err := d.command(true, "audit", "verify"); status != 0 || !strings.Contains(out, "those that decide are what the log commits to") {
+				t.Fatalf("%d %v %s", status, err, out)
+			}
+			if out, status, _ := d.command(false, "audit", "verify"); status != 0 || !strings.Contains(out, "were not checked: name the KMS key with --kms-key-file or --kms-url") {
+				t.Errorf("%d %s", status, out)
+			}
+
+			// A flipped bit of a row under a MAC: without the KMS key nobody sees it.
+			current := d.find(d.rows(d.at), "sealing/current", "")
+			value := d.rows(d.at)[current]
+			d.put(current, value[:5]+string([]byte{value[5] ^ 1})+value[6:])
+			if _, status, err := d.command(false, "audit", "verify"); status != 0 {
+				t.Error(err)
+			}
+			for _, command := range [][]string{{"doctor"}, {"audit", "verify"}} {
+				out, status, err := d.command(true, command...)
+				if status != 1 || !strings.Contains(out, `"sealing/current"`+"\n  family: sealing/current\n") || !strings.Contains(out, "its MAC is wrong") || !strings.Contains(out, "SEALING_KEY_CREATED") {
+					t.Errorf("%v: %d %v %s", command, status, err, out)
+				}
+			}
+			d.put(current, value)
+
+			// A revoked key that works again.
+			hash := d.find(d.before, "apikey/hash/", d.revoked)
+			d.put(hash, d.before[hash])
+			for _, withKey := range []bool{true, false} {
+				out, status, err := d.command(withKey, "audit", "verify")
+				if status != 1 || !strings.Contains(out, fmt.Sprintf("%+q\n  family: apikey/hash/\n", hash)) || !strings.Contains(out, "API_KEY_REVOKED") || !strings.Contains(err.Error(), "recorded its revocation here") {
+					t.Errorf("%d %v %s", status, err, out)
+				}
+			}
+			out, status, err := d.command(true, "doctor", "--explain", fmt.Sprintf("%+q", hash))
+			if status != 0 || !strings.Contains(out, "state: absent\n") || !strings.Contains(out, "API_KEY_REVOKED") || !strings.Contains(out, "stored: id \""+d.revoked) || !strings.Contains(out, ": nothing\n") {
+				t.Errorf("%d %v %s", status, err, out)
+			}
+			if _, status, err := d.command(true, "doctor", "--accept", hash, "--reason", "no"); status != 2 || !strings.Contains(err.Error(), "restore a backup") {
+				t.Errorf("%d %v", status, err)
+			}
+			d.remove(hash)
+		})
+	}
+}
+
+func TestDoctorAcceptsARowForGood(t *testing.T) {
+	for _, kind := range []string{"bolt", "postgres"} {
+		t.Run(kind, func(t *testing.T) {
+			d := newDamaged(t)
+			if kind == "postgres" {
+				d.toPostgres()
+			}
+			row := d.find(d.rows(d.at), "tenant/ten_", "")
+			d.remove(row)
+			out, status, _ := d.command(true, "doctor")
+			if status != 1 || !strings.Contains(out, fmt.Sprintf("%+q\n", row)) || !strings.Contains(out, "removed: ") || !strings.Contains(out, "--accept ROW --reason TEXT") {
+				t.Fatalf("%d %s", status, out)
+			}
+			for _, wrong := range [][]string{{"--accept", row}, {"--reason", "x"}, {"--accept", "tenant/none", "--reason", "x"}, {"--accept", row, "--reason", "\u00e9"}} {
+				if out, status, err := d.command(true, append([]string{"doctor"}, wrong...)...); status != 2 {
+					t.Errorf("%q: %d %v %s", wrong, status, err, out)
+				}
+			}
+			out, status, err := d.command(true, "doctor", "--accept", row, "--reason", "the tenant left")
+			if status != 0 || !strings.HasPrefix(out, "rows accepted: 1, entry ") {
+				t.Fatalf("%d %v %s", status, err, out)
+			}
+			if out, status, err := d.command(true, "doctor"); status != 0 {
+				t.Errorf("%d %v %s", status, err, out)
+			}
+			url, end := d.serve(d.at) // a server begins where the command has ended
+			system := d.connect(url, d.systemKey())
+			entries, err := system.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{})
+			must(t, err)
+			end()
+			found := false
+			for _, e := range entries.Entries {
+				found = found || string(e.EventType) == "STATE_ROWS_ACCEPTED" && e.Attributes["reason"] == "the tenant left" && e.Attributes["row_1"] == fmt.Sprintf("%+q", row)
+			}
+			if !found {
+				t.Error("the acceptance is not in the log")
+			}
+		})
+	}
+}
+
+func TestDoctorSaysWhenItCouldNotLook(t *testing.T) {
+	d := newDamaged(t)
+	if _, status, err := d.command(false, "doctor"); status != 2 || !strings.Contains(err.Error(), "--kms-key-file or --kms-url") {
+		t.Errorf("without a KMS key: %d %v", status, err)
+	}
+	if _, err := run(t, "doctor"); ExitStatus(err) != 2 || !strings.Contains(err.Error(), "--data-dir or --store") {
+		t.Error(err)
+	}
+	if _, err := run(t, "doctor", "--none"); ExitStatus(err) != 2 {
+		t.Error(err)
+	}
+	entry := d.find(d.rows(d.at), "audit/entry/", "API_KEY_REVOKED")
+	d.remove(entry)
+	if _, status, err := d.command(true, "doctor"); status != 2 || !strings.Contains(err.Error(), "broken at sequence") {
+		t.Errorf("without an entry: %d %v", status, err)
+	}
+	if ExitStatus(errors.New("any other")) != 1 || ExitStatus(nil) != 0 {
+		t.Error("other commands end with 1, or 0")
+	}
+}
