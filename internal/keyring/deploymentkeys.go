@@ -99,7 +99,7 @@ func deriveKey(apiKeyHash []byte, label string) (secret.Bytes, error) {
 // rowMACSize is the size of a row's MAC in bytes: HMAC-SHA-512, cut to 256 bits.
 const rowMACSize = 32
 
-var errForeignRow = fault.New(fault.Internal, "a stored row was not written by this deployment: run latticekeep audit verify and restore a backup")
+var errForeignRow = fault.New(fault.Internal, "a stored row was not written by this deployment: stop the server, find the row with latticekeep doctor, and restore a backup")
 
 // SealRow returns content after a MAC that binds it to its key in the store. An attacker who can
 // write the database but has no key cannot change the content or move it to another key. SealRow

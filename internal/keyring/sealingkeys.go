@@ -59,7 +59,7 @@ var (
 	errRetired      = fault.Wrap(fault.NotFound, "the sealing key is retired; seal the values again with the current key (latticekeep seal), "+
 		"or restore it (latticekeep sealing-key restore) and move the manifest to the current key (latticekeep reseal)", ErrRetired)
 	errCurrentRetired = fault.Wrap(fault.Internal, "the sealing key that the database says to publish is retired, which only somebody who writes to the database can have done: "+
-		"make a new key (latticekeep sealing-key rotate), and run latticekeep audit verify", ErrRetired)
+		"make a new key (latticekeep sealing-key rotate), and run latticekeep doctor when the server can be stopped", ErrRetired)
 	errSealingMoved = fault.New(fault.Conflict, "the sealing key changed meanwhile: retry")
 	errCurrent      = fault.New(fault.Conflict, "the current sealing key is not retired: make a new one first (latticekeep sealing-key rotate)")
 )

@@ -19,7 +19,7 @@
 // An attacker who can write to the database can put back the row of a key from before it was
 // retired, or the id of an earlier current key. [Service.Verify], which runs when the deployment is
 // opened, compares both with the audit log and finds this, unless entries were also removed from
-// the log. latticekeep audit verify finds removed entries.
+// the log. latticekeep audit verify finds removed entries, and latticekeep doctor the rows.
 package sealingkey
 
 import (
@@ -346,5 +346,5 @@ func (s *Service) Verify(ctx context.Context) error {
 }
 
 func doubt(format string, args ...any) error {
-	return fault.New(fault.Internal, fmt.Sprintf(format, args...)+"; somebody has written to the database: run latticekeep audit verify")
+	return fault.New(fault.Internal, fmt.Sprintf(format, args...)+"; somebody has written to the database: stop the server and run latticekeep doctor")
 }

@@ -101,7 +101,7 @@ func parseDue(key []byte) (tenant authz.TenantID, id string) {
 	return authz.TenantID(owner), id
 }
 
-var errDamaged = fault.New(fault.Internal, "a stored encryption key is damaged: restore a backup")
+var errDamaged = fault.New(fault.Internal, "a stored encryption key is damaged: find the row with latticekeep doctor, and restore a backup")
 
 // get returns a key of the tenant, or nil when the tenant has none with that id.
 func (t *Transit) get(rd store.Reader, tenant authz.TenantID, id string) (*namedKey, error) {

@@ -42,7 +42,7 @@ const (
 var (
 	errBounds = fault.New(fault.Invalid, "a password has 12 to 1024 bytes")
 	errBusy   = fault.New(fault.Unavailable, "too many passwords are being checked at the moment: retry")
-	errHash   = fault.New(fault.Internal, "a stored password hash is damaged: reset the password or restore a backup")
+	errHash   = fault.New(fault.Internal, "a stored password hash is damaged: reset the password, or find the row with latticekeep doctor and restore a backup")
 )
 
 // Validate refuses a new password that is too short or too long. Error: fault.Invalid.

@@ -96,4 +96,4 @@ func (s *Store) Hash(label string, b []byte) string {
 const ReadTimeout = 900 * time.Millisecond
 
 // ErrDamaged is the error of a row that another row names and that does not exist.
-var ErrDamaged = fault.New(fault.Internal, "the stored identities are damaged: restore a backup")
+var ErrDamaged = fault.New(fault.Internal, "the stored identities are damaged: find the row with latticekeep doctor, and restore a backup")

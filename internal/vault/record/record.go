@@ -32,7 +32,7 @@ const (
 )
 
 // ErrDamaged is the only error of a record that cannot be decoded or opened.
-var ErrDamaged = fault.New(fault.Internal, "the stored record is damaged")
+var ErrDamaged = fault.New(fault.Internal, "the stored record is damaged: find the row with latticekeep doctor, and restore a backup")
 
 // Record is one version of a credential as the store holds it: a version byte, then the fields in
 // this order. A string or blob follows its u32 length. A number is a u64. Both are big-endian.
