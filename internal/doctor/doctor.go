@@ -83,7 +83,11 @@ func Examine(ctx context.Context, s store.Store, o Options) (*Examination, error
 func (x *Examination) openKeys(ctx context.Context, o Options) error {
 	var current keyring.KMS
 	var c keyring.Config
-	if len(o.KMS) > 0 {
+	if len(o.KMS) == 0 {
+		if some, err := x.hasKeys(ctx); err != nil || !some {
+			return err
+		}
+	} else {
 		current, c.Previous = o.KMS[0], o.KMS[1:]
 	}
 	v := keyring.NewVerifier(x.store, current, c, x.report)
@@ -115,6 +119,25 @@ func (x *Examination) openKeys(ctx context.Context, o Options) error {
 		return err
 	}
 	return transit.VerifyKeys(ctx, x.store, x.ring, x.fault)
+}
+
+// hasKeys reports whether the store has a row of the deployment or of its keys. One without any may be
+// a copy of a log.
+func (x *Examination) hasKeys(ctx context.Context) (some bool, err error) {
+	err = x.store.View(ctx, func(r store.Reader) error {
+		b, err := r.Get([]byte("deployment"))
+		if some = b != nil; err != nil {
+			return err
+		}
+		return r.Scan(store.Prefix([]byte("key/")), func(_, _ []byte) bool {
+			some = true
+			return false
+		})
+	})
+	if err != nil {
+		return false, fmt.Errorf("reading keys: %w", err)
+	}
+	return some, nil
 }
 
 // checkMACs reads every row outside the log and checks the MAC of those that have one.
