@@ -74,7 +74,7 @@ var ours = map[string]string{
 	"api/client":     "api/openapi/v1 api/openapi/v2",
 	"api/v1alpha1":   "",
 
-	"internal/vault":                "internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
@@ -146,6 +146,7 @@ var ours = map[string]string{
 		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/transit internal/vault server " +
 		"server/gate test/storetest",
+	"test/statetest":    "internal/state internal/store",
 	"test/upgrade":      "",
 	"test/upgrade/make": "api/client api/openapi/v1 api/openapi/v2 test/kubetest test/upgrade",
 	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 test/pgtest test/kmstest test/kubetest internal/envelope internal/dualsig",

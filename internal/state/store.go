@@ -95,8 +95,9 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if !s.state.inUse() {
 		return s.Database.Update(ctx, fn)
 	}
+	var t *tellingTx
 	err := s.Database.Update(ctx, func(raw store.Tx) error {
-		t := &tellingTx{reader: reader{raw: raw, state: s.state, floor: s.state.known(), free: !s.state.enforced()}, Tx: raw}
+		t = &tellingTx{reader: reader{raw: raw, state: s.state, floor: s.state.known(), free: !s.state.enforced()}, Tx: raw}
 		t.writer = raw
 		if err := fn(t); err != nil {
 			return err
@@ -107,8 +108,8 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 		return nil
 	})
 	var refused *RowError
-	if errors.As(err, &refused) {
-		s.state.report(refused)
+	if t != nil && t.refused != nil && (err == nil || errors.As(err, &refused)) {
+		s.state.report(t.refused) // fn may have passed over it; a rehearsal that came to nothing does not count
 	}
 	return err
 }

@@ -80,7 +80,7 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 			set, err := keys.NewSet(b.Context(), p.Tenant, 1)
 			must(b, err)
 			must(b, s.Update(b.Context(), set.Put))
-			fill(b, s, p.Tenant, time.Now(), 10_000)
+			fill(b, s, log, p.Tenant, time.Now(), 10_000)
 			v := New(s, guard.New(log), keys, time.Now)
 			list := func(q ListQuery) func() error {
 				return func() error { _, _, err := v.List(b.Context(), p, q); return err }

@@ -21,9 +21,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
+	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -33,11 +35,14 @@ type fixture struct {
 	t     testing.TB
 	dir   string
 	store *watchedStore
+	watch *statetest.Watch
 	log   *writer.Log
 	keys  *keyring.Ring
 	kms   *switchedKMS
 	vault *Vault
 	a, b  authz.Principal // principals of two tenants, with all scopes
+
+	unbound bool // the store is not under a state
 	opens atomic.Int64    // records opened, each with two signatures and a decryption
 
 	mu    sync.Mutex
@@ -62,11 +67,10 @@ func (k *switchedKMS) Unwrap(ctx context.Context, keyContext string, wrapped []b
 }
 
 // watchedStore is the database with counters and a switch that makes it fail like a full disk. In
-// tests it runs every closure of Update twice, like a backend that has to retry, and each closure
-// that changes a row that decides must record that.
+// tests it runs every closure of Update twice, like a backend that has to retry.
 type watchedStore struct {
-	*bolt.Store
-	recorded                                          store.Store
+	*bolt.Store                                       // without the guard
+	guarded                                           store.Database
 	twice                                             bool
 	views, updates, gets, scans, rows, writes, events atomic.Int64
 	full                                              atomic.Bool
@@ -120,7 +124,7 @@ func (tx watchedTx) OnCommit(do func()) { tx.tx.OnCommit(do) }
 
 func (s *watchedStore) View(ctx context.Context, fn func(store.Reader) error) error {
 	s.views.Add(1)
-	return s.Store.View(ctx, func(r store.Reader) error { return fn(watchedReader{r, s}) })
+	return s.guarded.View(ctx, func(r store.Reader) error { return fn(watchedReader{r, s}) })
 }
 
 func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
@@ -129,9 +133,9 @@ func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) erro
 		return fault.New(fault.Unavailable, "no space left")
 	}
 	if s.twice {
-		storetest.Rehearse(ctx, s.Store, fn)
+		storetest.Rehearse(ctx, s.guarded, fn)
 	}
-	return s.recorded.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
+	return s.guarded.Update(ctx, func(tx store.Tx) error { return fn(watchedTx{watchedReader{tx, s}, tx}) })
 }
 
 func (s *watchedStore) Ready(ctx context.Context) error {
@@ -155,12 +159,29 @@ func (f *fixture) advance(d time.Duration) {
 
 func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	t.Helper()
-	f := &fixture{t: t, dir: t.TempDir(), clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
+	f := newFixtureWithoutStore(t)
+	f.open(cacheTTL)
+	f.a, f.b = f.tenant(), f.tenant()
+	return f
+}
+
+func newFixtureWithoutStore(t testing.TB) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: t.TempDir(), watch: statetest.New(t), clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
 	keyFile := filepath.Join(t.TempDir(), "kms.key") // outside the directory of the store
 	must(t, kms.CreateLocal(keyFile))
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
 	f.kms = &switchedKMS{Key: local}
+	return f
+}
+
+// newUnboundFixture returns a fixture whose rows are not held against the state yet, as while the
+// store of an earlier release is being brought up to date.
+func newUnboundFixture(t testing.TB, cacheTTL time.Duration) *fixture {
+	t.Helper()
+	f := newFixtureWithoutStore(t)
+	f.unbound = true
 	f.open(cacheTTL)
 	f.a, f.b = f.tenant(), f.tenant()
 	return f
@@ -169,12 +190,19 @@ func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 func (f *fixture) open(cacheTTL time.Duration) {
 	t := f.t
 	t.Helper()
-	f.log = writer.New(f.now, nil)
+	var bound *state.State
+	if !f.unbound {
+		bound = f.watch.State()
+	}
+	f.log = writer.New(f.now, bound)
 	s, err := bolt.Open(filepath.Join(f.dir, "vault.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	_, benchmark := t.(*testing.B)
-	f.store = &watchedStore{Store: s, recorded: storetest.RequireEntries(t, s), twice: !benchmark}
+	f.store = &watchedStore{Store: s, guarded: s, twice: !benchmark}
+	if !f.unbound {
+		f.store.guarded = bound.Guard(s)
+	}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, guard.New(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.vault = New(f.store, guard.New(f.log), f.keys, f.now)
@@ -189,7 +217,7 @@ func (f *fixture) tenant() authz.Principal {
 	id := authz.TenantID(authz.NewID("ten"))
 	set, err := f.keys.NewSet(f.t.Context(), id, 1)
 	must(f.t, err)
-	f.tamper(set.Put)
+	f.commit(set.Put)
 	return authz.Principal{Tenant: id, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes()}
 }
 
@@ -207,7 +235,7 @@ func (f *fixture) sealNamed(p authz.Principal, name string, values map[string]st
 
 func (f *fixture) verify() verify.Report {
 	f.t.Helper()
-	report, err := VerifyStore(f.t.Context(), f.store, verify.Options{})
+	report, err := VerifyStore(f.t.Context(), f.store.Store, verify.Options{})
 	must(f.t, err)
 	return report
 }
@@ -232,10 +260,22 @@ func (f *fixture) rows(prefix string) (keys, values [][]byte) {
 	return keys, values
 }
 
-// tamper changes rows without the vault.
+// commit changes rows without the vault, with an entry.
+func (f *fixture) commit(change func(tx store.Tx) error) {
+	f.t.Helper()
+	must(f.t, f.store.guarded.Update(f.t.Context(), func(tx store.Tx) error {
+		_, err := f.log.Append(tx, audit.Event{
+			Type: audit.TenantCreated, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+			Resource: audit.Resource{Type: audit.TenantResource},
+		})
+		return errors.Join(change(tx), err)
+	}))
+}
+
+// tamper changes rows as somebody does who has no key.
 func (f *fixture) tamper(change func(tx store.Tx) error) {
 	f.t.Helper()
-	must(f.t, f.store.Store.Update(f.t.Context(), change))
+	must(f.t, f.watch.Tamper(f.t.Context(), f.store.Store, change))
 }
 
 // files returns the bytes of every file in the data directory.

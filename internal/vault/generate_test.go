@@ -96,7 +96,7 @@ func TestWhatIsLostIsGeneratedFromNothing(t *testing.T) {
 			return nil
 		}},
 	} {
-		f := newFixture(t, time.Minute)
+		f := newUnboundFixture(t, time.Minute)
 		op := f.operator()
 		o := f.generate(op, 0, 0, login)
 		must(t, c.lose(f, o))
@@ -235,7 +235,7 @@ func TestWhatIsDeletedMeanwhileStaysDeleted(t *testing.T) {
 }
 
 func TestAnObjectsValuesAreReadForItsTarget(t *testing.T) {
-	f := newFixture(t, 0)
+	f := newUnboundFixture(t, 0)
 	op := f.operator()
 	o := f.generate(op, 0, 0, login)
 	values, err := f.vault.UnsealOwned(t.Context(), op, uid, 1)
@@ -331,7 +331,7 @@ func TestSealingKeysAreCountedByWhatIsHeld(t *testing.T) {
 	if want := (map[string]int{"k1": 2, "k2": 1}); !maps.Equal(use, want) {
 		t.Errorf("%v, want %v", use, want)
 	}
-	f.tamper(func(tx store.Tx) error { return tx.Put(ownedKey(f.b.Tenant, "damaged"), []byte("junk")) })
+	f.commit(func(tx store.Tx) error { return tx.Put(ownedKey(f.b.Tenant, "damaged"), []byte("junk")) })
 	if use, err := f.vault.SealingKeyUse(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Errorf("with a damaged row: %v, %v", use, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -126,6 +127,10 @@ func (f *page) add(key, value []byte) error {
 	}
 	f.budget.records -= ownerCost
 	by, err := f.owners.of(f.rd, f.p.Tenant, r.ID)
+	if state.IsRefused(err) {
+		f.damaged++
+		return nil
+	}
 	if err != nil || by.hides(f.p) || !f.matches(r) {
 		return err
 	}
@@ -165,7 +170,7 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]V
 	var list []Version
 	l, err := v.look(ctx, p, id, func(rd store.Reader, l *lookup, id string) (err error) {
 		list, err = v.records.history(rd, p.Tenant, id, l.record)
-		if errors.Is(err, fault.Internal) {
+		if isDamaged(err) {
 			l.failed, err = true, nil
 		}
 		return err
@@ -255,6 +260,10 @@ func (c *counter) count(rd store.Reader, budget readBudget) error {
 		if c.p.Kind == authz.ServiceAccount { // only a ServiceAccount has hidden credentials
 			budget.records -= ownerCost
 			by, err := c.owners.of(rd, c.p.Tenant, r.ID)
+			if state.IsRefused(err) {
+				c.damaged++
+				return true
+			}
 			if bad = err; err != nil || by.hides(c.p) {
 				return err == nil
 			}
@@ -264,6 +273,10 @@ func (c *counter) count(rd store.Reader, budget readBudget) error {
 	})
 	for i := range c.NextToExpire {
 		by, err := c.owners.of(rd, c.p.Tenant, c.NextToExpire[i].ID)
+		if state.IsRefused(err) {
+			c.damaged++
+			continue
+		}
 		bad = errors.Join(bad, err)
 		c.NextToExpire[i].Owned = by.owned
 	}

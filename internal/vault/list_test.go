@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -171,9 +172,9 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 
 // fill stores rows that look like credentials of f.a, as fast as it can. Nobody opens them. They
 // have the size of a credential of 100 bytes.
-func (f *fixture) fill(n int) { fill(f.t, f.store.Store, f.a.Tenant, f.now(), n) }
+func (f *fixture) fill(n int) { fill(f.t, f.store.guarded, f.log, f.a.Tenant, f.now(), n) }
 
-func fill(t testing.TB, s store.Store, tenant authz.TenantID, now time.Time, n int) {
+func fill(t testing.TB, s store.Store, log *writer.Log, tenant authz.TenantID, now time.Time, n int) {
 	t.Helper()
 	for n > 0 {
 		batch := min(n, 500)
@@ -187,7 +188,11 @@ func fill(t testing.TB, s store.Store, tenant authz.TenantID, now time.Time, n i
 					return err
 				}
 			}
-			return nil
+			_, err := log.Append(tx, audit.Event{
+				Type: audit.CredentialSealed, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+				Resource: audit.Resource{Type: audit.CredentialResource},
+			})
+			return err
 		}))
 		n -= batch
 	}
@@ -300,7 +305,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 }
 
 func TestASummaryCounts(t *testing.T) {
-	f := newFixture(t, time.Minute)
+	f := newUnboundFixture(t, time.Minute)
 	if s, err := f.vault.Summary(t.Context(), f.a, day); err != nil || !reflect.DeepEqual(s, Summary{Complete: true}) {
 		t.Fatalf("%+v %v", s, err)
 	}

@@ -73,7 +73,7 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	is("beside a later seal, to its namespace", shop, owned.ID)
 	is("beside a later seal, to a key", f.a, owned.ID)
 	is("beside a later seal, to another namespace", billing, shadow.ID)
-	f.tamper(func(tx store.Tx) (err error) { // as many as a lookup compares
+	f.commit(func(tx store.Tx) (err error) { // as many as a lookup compares
 		for i := range maxNamesakes {
 			at := f.now().Add(3650*day + time.Duration(i)*time.Second)
 			key := nameKey(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, "db"), at, at, authz.NewID(idPrefix))
@@ -84,7 +84,7 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	is("beside many, to its namespace", shop, owned.ID)
 	is("beside many, to a key", f.a, owned.ID)
 	prefix := string(namePrefix(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, "db")))
-	f.tamper(func(tx store.Tx) error {
+	f.commit(func(tx store.Tx) error {
 		keys, _ := f.rows(prefix)
 		return errors.Join(tx.Delete(keys[len(keys)-1]), deleteAll(tx, []byte(prefix)))
 	})
@@ -190,7 +190,7 @@ func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 
 func TestDamageLeavesNoPlaceOfAnObjectsCredentialInTheIndex(t *testing.T) {
 	for _, damaged := range []string{"credential/", "credential-version/", "owned/"} {
-		f := newFixture(t, time.Hour)
+		f := newUnboundFixture(t, time.Hour)
 		c := f.object("shop", "db", 0, 30, 0)
 		keys, _ := f.rows(damaged)
 		f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], []byte("junk")) })

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -190,7 +191,7 @@ func (v *Vault) look(ctx context.Context, p authz.Principal, id string, read fun
 func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder, absent string) error {
 	*l = lookup{}
 	id, err := which.id(rd)
-	if errors.Is(err, fault.Internal) {
+	if isDamaged(err) {
 		l.failed, id, err = true, "", nil
 	}
 	wanted := id
@@ -203,14 +204,19 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 	if r != nil {
 		l.until = r.ExpiresAt
 	}
-	if errors.Is(err2, fault.Internal) {
+	if isDamaged(err2) {
 		l.failed, err2 = true, nil
+	}
+	if state.IsRefused(err3) {
+		l.failed, l.record, err3 = true, nil, nil
 	}
 	if r != nil && which.name != "" && r.Name != which.name {
 		l.failed, l.record = true, nil // the index and the record are from different states
 	}
 	if err = errors.Join(err, err2, err3); err == nil && which.version != nil {
-		err = which.version(rd, l, wanted, by)
+		if err = which.version(rd, l, wanted, by); isDamaged(err) {
+			l.failed, l.record, err = true, nil, nil
+		}
 	}
 	if by.hides(p) {
 		l.record = nil

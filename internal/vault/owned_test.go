@@ -170,7 +170,7 @@ func TestALostCredentialIsMadeAgainUnderItsID(t *testing.T) {
 		},
 	}
 	for name, lose := range losses {
-		f := newFixture(t, time.Minute)
+		f := newUnboundFixture(t, time.Minute)
 		op := f.operator()
 		o, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
 		must(t, err)

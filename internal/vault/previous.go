@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -140,7 +140,7 @@ func (v *previousVersions) end(tx store.Tx, due []byte) error {
 	name, uid, _ := strings.Cut(string(due[min(len(due), len(endPrefix)+8):]), "/")
 	tenant := authz.TenantID(name)
 	row, err := v.owners.get(tx, tenant, uid)
-	if errors.Is(err, fault.Internal) {
+	if isDamaged(err) {
 		return nil // without the object's row nothing is readable
 	}
 	if err != nil || row == nil || row.Previous == nil || string(endKey(row.Previous.Until, tenant, uid)) != string(due) {
@@ -148,10 +148,15 @@ func (v *previousVersions) end(tx store.Tx, due []byte) error {
 	}
 	version := row.Previous.Version
 	stored, err := tx.Get(previousKey(tenant, row.Credential, version))
+	if err == nil && stored != nil {
+		err = deletePrevious(tx, tenant, uid, row)
+	}
+	if state.IsRefused(err) {
+		return nil // somebody changed it, so it is not readable, and it holds up no other
+	}
 	if err != nil || stored == nil {
 		return err // it was deleted with its credential, and that has an entry
 	}
-	err = deletePrevious(tx, tenant, uid, row)
 	row.Previous = nil
 	if err = errors.Join(err, v.owners.put(tx, tenant, uid, row)); err != nil {
 		return err

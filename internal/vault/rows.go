@@ -11,8 +11,10 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -69,6 +71,10 @@ func encodeRow[T any](m macRows, key []byte, row T) (pair, error) {
 	return pair{key, m.keys.SealRow(key, b)}, nil
 }
 
+// isDamaged reports whether an error is about what is stored: a row that cannot be decoded, or that is
+// not the one that was written last.
+func isDamaged(err error) bool { return errors.Is(err, fault.Internal) || state.IsRefused(err) }
+
 // pair is a row that is ready to be put.
 type pair struct{ key, value []byte }
 
@@ -88,6 +94,9 @@ func deleteAll(tx store.Tx, prefix []byte) error {
 		keys = append(keys, bytes.Clone(key))
 		return true
 	})
+	if err != nil {
+		return err
+	}
 	for _, key := range keys {
 		err = errors.Join(err, tx.Delete(key))
 	}

@@ -152,7 +152,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 		return appendEvent(v.guard, tx, changed)
 	})
 	if err != nil {
-		return Credential{}, fmt.Errorf("changing a credential: %w", err)
+		return Credential{}, fmt.Errorf("changing a credential: %w", v.refuseChanged(ctx, changed, err))
 	}
 	return credentialOf(r, now, false), nil
 }
@@ -196,7 +196,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 		return errors.Join(err, appendEvent(v.guard, tx, e))
 	})
 	if err != nil {
-		return fmt.Errorf("deleting a credential: %w", err)
+		return fmt.Errorf("deleting a credential: %w", v.refuseChanged(ctx, e, err))
 	}
 	if denied {
 		return errDenied

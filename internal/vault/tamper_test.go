@@ -87,7 +87,7 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 				}
 				return c.change(tx, key, ids, r)
 			})
-			_, err = VerifyStore(t.Context(), f.store, verify.Options{})
+			_, err = VerifyStore(t.Context(), f.store.Store, verify.Options{})
 			broken, ok := audit.IsBroken(err)
 			if !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
 				t.Errorf("reported as %v, want %q", err, c.says)
@@ -116,7 +116,7 @@ func TestADeletedCredentialThatIsBackIsReported(t *testing.T) {
 	keys, values := f.rows("credential/")
 	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
 	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], values[0]) })
-	_, err := VerifyStore(t.Context(), f.store, verify.Options{})
+	_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "recorded its deletion") {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
 	must(t, err)
 	r.ID = authz.NewID("cred")
 	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()) })
-	_, err = VerifyStore(t.Context(), f.store, verify.Options{})
+	_, err = VerifyStore(t.Context(), f.store.Store, verify.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "never recorded") {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestAWrapOfAnotherVersionOpensNothing(t *testing.T) {
 }
 
 func TestADamagedRecordIsListedAroundAndCanBeDeleted(t *testing.T) {
-	f := newFixture(t, time.Minute)
+	f := newUnboundFixture(t, time.Minute)
 	good, bad := f.seal(f.a, login).ID, f.seal(f.a, login).ID
 	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, bad, 1), []byte("junk")) })
 	list, _, err := f.vault.List(t.Context(), f.a, ListQuery{})

@@ -81,7 +81,7 @@ func TestValuesAreComparedWhateverTheyWereSealedWith(t *testing.T) {
 	}
 	// Sealing the same values again after a loss keeps the time of their change.
 	changed := o.ValuesChangedAt
-	f.tamper(func(tx store.Tx) error { return deleteAll(tx, record.TenantPrefix(f.a.Tenant)) })
+	f.commit(func(tx store.Tx) error { return deleteAll(tx, record.TenantPrefix(f.a.Tenant)) })
 	if o, what := apply(values); what != audit.CredentialSealed || !o.ValuesChangedAt.Equal(changed) {
 		t.Fatal(what, o.ValuesChangedAt, changed)
 	}

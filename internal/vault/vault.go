@@ -35,6 +35,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -113,6 +114,16 @@ func (v *Vault) recordAccess(ctx context.Context, e audit.Event) error {
 		return errDenied
 	}
 	return nil
+}
+
+// refuseChanged records that an operation met rows that somebody else changed, and returns errDenied.
+// It returns every other error as it is.
+func (v *Vault) refuseChanged(ctx context.Context, e audit.Event, err error) error {
+	if !state.IsRefused(err) {
+		return err
+	}
+	e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
+	return v.recordAccess(ctx, e)
 }
 
 // versionEvent returns the entry of a new version.

@@ -421,7 +421,7 @@ func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
 	c := f.seal(f.a, login)
 	set, err := f.keys.NewSet(t.Context(), f.a.Tenant, 2)
 	must(t, err)
-	f.tamper(set.Put)
+	f.commit(set.Put)
 	if err := f.store.Update(t.Context(), set.Put); !errors.Is(err, fault.Conflict) {
 		t.Fatal("a version was stored twice:", err)
 	}

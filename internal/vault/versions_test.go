@@ -419,7 +419,7 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 		return f.store.rows.Load() - before
 	}
 	namesakes := func(n int) { // younger than the active one
-		f.tamper(func(tx store.Tx) (err error) {
+		f.commit(func(tx store.Tx) (err error) {
 			for i := range n {
 				for _, name := range names {
 					at := f.now().Add(time.Duration(-i) * time.Second)
@@ -441,7 +441,7 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 
 // Both the record and the history of a credential know its place in the index.
 func TestDamageLeavesNoOldPlaceInTheIndex(t *testing.T) {
-	f := newFixture(t, time.Minute)
+	f := newUnboundFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	keys, _ := f.rows("credential-version/")
 	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], []byte("junk")) })
