@@ -47,7 +47,7 @@ func New(report func(*RowError)) *State {
 	s := &State{table: newTable()}
 	s.report = func(e *RowError) {
 		if e.kind == fault.Unavailable {
-			s.halt(e)
+			s.Halt(e)
 		}
 		if report != nil {
 			report(e)
@@ -106,8 +106,8 @@ func (s *State) CheckOwn(ctx context.Context, st store.Store) error {
 	return errors.Join(err, refused)
 }
 
-// Halted returns the row of the deployment itself that is not the one that was written last, and nil
-// while there is none. Nobody can be served meanwhile.
+// Halted returns why nobody can be served: a row of the deployment itself is not the one that was
+// written last. It returns nil while there is no reason.
 func (s *State) Halted() error {
 	if s == nil {
 		return nil
@@ -117,7 +117,8 @@ func (s *State) Halted() error {
 	return s.halted
 }
 
-func (s *State) halt(reason error) {
+// Halt has nobody served until the process ends.
+func (s *State) Halt(reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.halted = reason

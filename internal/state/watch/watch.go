@@ -29,6 +29,7 @@ type Watcher struct {
 
 	database store.Database // without the guard of the state
 	log      *writer.Log
+	reader   *reader.Reader
 	logger   *slog.Logger
 
 	refused *prometheus.CounterVec
@@ -69,7 +70,7 @@ func (w *Watcher) Collectors() []prometheus.Collector {
 // fault.Internal when the log had a state and the store has none: somebody has removed its rows, and
 // may have put back others before.
 func (w *Watcher) Open(ctx context.Context, database store.Database, log *writer.Log, rd *reader.Reader) error {
-	w.database, w.log = database, log
+	w.database, w.log, w.reader = database, log, rd
 	if !w.State.Kept() {
 		gone := false
 		err := rd.Visit(ctx, authz.SystemTenant, func(e *audit.Entry) {
@@ -128,7 +129,7 @@ func (w *Watcher) build(ctx context.Context) {
 	for !w.State.Complete() {
 		ready, err := w.database.ReplicasRead(ctx, format.State)
 		if err == nil && ready {
-			err = w.State.Build(ctx, w.database, w.commit)
+			err = w.bind(ctx)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -145,6 +146,20 @@ func (w *Watcher) build(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// bind builds the state, unless the log had one. [Watcher.Open] has asked the same of rows that are
+// derived from the entries, which is quick, but they can be changed.
+func (w *Watcher) bind(ctx context.Context) error {
+	before, err := w.reader.FindState(ctx)
+	if err == nil && before > 0 {
+		err = errGone
+		w.State.Halt(err)
+	}
+	if err != nil {
+		return err
+	}
+	return w.State.Build(ctx, w.database, w.commit)
 }
 
 // commit is the end of a build.
