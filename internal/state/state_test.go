@@ -460,7 +460,7 @@ func TestViewsBesideCommits(t *testing.T) {
 	f := newFixture(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var reading sync.WaitGroup
-	for range 4 {
+	for range 2 {
 		reading.Go(func() {
 			for ctx.Err() == nil {
 				err := f.store.View(context.Background(), func(r store.Reader) error {
@@ -481,7 +481,7 @@ func TestViewsBesideCommits(t *testing.T) {
 	var writing sync.WaitGroup
 	for w := range 4 {
 		writing.Go(func() {
-			for i := range 300 {
+			for i := range 80 {
 				value := fmt.Appendf(nil, "%d-%d", w, i)
 				err := f.store.Update(context.Background(), func(tx store.Tx) error {
 					key := fmt.Appendf(nil, "user/email/%d", (i+w)%20)
