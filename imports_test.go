@@ -233,7 +233,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"test/audittest", "test/kubetest", "test/kmstest", "test/logtest", "test/machine", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/storetest", "test/story", "test/timing"}
+var harness = []string{"test/audittest", "test/kubetest", "test/kmstest", "test/logtest", "test/machine", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/statetest", "test/storetest", "test/story", "test/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

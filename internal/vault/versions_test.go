@@ -391,7 +391,7 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 		"a version without a line in the history": {history, nil, "no line in its history"},
 	} {
 		put(c.remove, c.add)
-		_, err := VerifyStore(t.Context(), f.store, verify.Options{})
+		_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
 		if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}
