@@ -42,8 +42,8 @@ type fixture struct {
 	vault *Vault
 	a, b  authz.Principal // principals of two tenants, with all scopes
 
-	unbound bool // the store is not under a state
-	opens atomic.Int64    // records opened, each with two signatures and a decryption
+	unbound bool         // the store is not under a state
+	opens   atomic.Int64 // records opened, each with two signatures and a decryption
 
 	mu    sync.Mutex
 	clock time.Time
@@ -185,6 +185,13 @@ func newUnboundFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	f.open(cacheTTL)
 	f.a, f.b = f.tenant(), f.tenant()
 	return f
+}
+
+// inBothStores runs a test about changed rows twice: on a store whose rows are held against the state,
+// and on one whose rows are not yet. There the records' own signatures and MACs protect.
+func inBothStores(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Run("held against the state", func(t *testing.T) { test(t, newFixture(t, time.Minute)) })
+	t.Run("not held against the state", func(t *testing.T) { test(t, newUnboundFixture(t, time.Minute)) })
 }
 
 func (f *fixture) open(cacheTTL time.Duration) {

@@ -18,8 +18,9 @@ import (
 func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(f *fixture, o *Owned) error
-		reason string
-		known  bool // the verification, which has no secret key, finds nothing wrong
+		reason string // where the rows are not held against the state: there every refusal is for integrity
+		hides  bool   // the changed row also decides about the current version
+		known  bool   // the verification, which has no secret key, finds nothing wrong
 	}{
 		"an ended one put back": {reason: reasonMissing, change: func(f *fixture, _ *Owned) error {
 			keys, records := f.rows("former/")
@@ -108,7 +109,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			})
 			return nil
 		}},
-		"the row of another object": {reason: reasonMissing, known: true, change: func(f *fixture, o *Owned) error {
+		"the row of another object": {reason: reasonMissing, hides: true, known: true, change: func(f *fixture, o *Owned) error {
 			other := f.operator()
 			other.ID = "other"
 			f.generate(other, 0, 0, map[string]string{"p": "x"})
@@ -116,50 +117,60 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			f.tamper(func(tx store.Tx) error { return tx.Put(ownerKey(f.a.Tenant, o.ID), []byte("other")) })
 			return nil
 		}},
-		"an owner that is too long": {reason: reasonMissing, known: true, change: func(f *fixture, o *Owned) error {
+		"an owner that is too long": {reason: reasonMissing, hides: true, known: true, change: func(f *fixture, o *Owned) error {
 			f.tamper(func(tx store.Tx) error { return tx.Put(ownerKey(f.a.Tenant, o.ID), bytes.Repeat([]byte("x"), 2000)) })
 			return nil
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, time.Minute)
-			o := f.rotated()
-			must(t, c.change(f, o))
-			if got := f.reads(o.ID, 1); got != "" {
-				t.Errorf("read %q", got)
-			}
-			if e := f.last(f.a); e.Outcome == audit.Success || e.Resource.ID != o.ID || e.Attributes[audit.AttributeReason] != c.reason {
-				t.Errorf("recorded as %+v", e)
-			}
-			_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
-			if broken, ok := audit.IsBroken(err); ok == c.known || ok && !strings.Contains(broken.Reason, o.ID) && !strings.Contains(broken.Reason, "previous version") {
-				t.Errorf("reported as %v", err)
-			}
-			if name != "a later end" && !strings.HasPrefix(name, "one of before") {
-				if got := f.reads(o.ID, 2); got != "new" {
-					t.Errorf("the current version suffers: %q", got)
+			inBothStores(t, func(t *testing.T, f *fixture) {
+				o := f.rotated()
+				must(t, c.change(f, o))
+				reason := reasonIntegrity
+				if f.unbound {
+					reason = c.reason
 				}
-			}
+				if got := f.reads(o.ID, 1); got != "" {
+					t.Errorf("read %q", got)
+				}
+				if e := f.last(f.a); e.Outcome == audit.Success || e.Resource.ID != o.ID || e.Attributes[audit.AttributeReason] != reason {
+					t.Errorf("recorded as %+v", e)
+				}
+				_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
+				if broken, ok := audit.IsBroken(err); ok == c.known || ok && !strings.Contains(broken.Reason, o.ID) && !strings.Contains(broken.Reason, "previous version") {
+					t.Errorf("reported as %v", err)
+				}
+				if name != "a later end" && !strings.HasPrefix(name, "one of before") && (f.unbound || !c.hides) {
+					if got := f.reads(o.ID, 2); got != "new" {
+						t.Errorf("the current version suffers: %q", got)
+					}
+				}
+			})
 		})
 	}
 }
 
 // Only the version that the object's row names is read.
 func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
-	f := newFixture(t, time.Minute)
-	o := f.rotated()
-	_, records := f.rows("former/")
-	r, err := record.Decode(records[0])
-	must(t, err)
-	r.Version = 7
-	f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 7), r.Encode()) })
-	if f.reads(o.ID, 7) != "" || f.reads(o.ID, 1) != "old" {
-		t.Fatal("another version is readable")
-	}
-	f.reads(o.ID, 7)
-	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonMissing {
-		t.Errorf("%+v", e)
-	}
+	inBothStores(t, func(t *testing.T, f *fixture) {
+		o := f.rotated()
+		_, records := f.rows("former/")
+		r, err := record.Decode(records[0])
+		must(t, err)
+		r.Version = 7
+		f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 7), r.Encode()) })
+		if f.reads(o.ID, 7) != "" || f.reads(o.ID, 1) != "old" {
+			t.Fatal("another version is readable")
+		}
+		f.reads(o.ID, 7)
+		outcome, reason := audit.Failure, reasonIntegrity
+		if f.unbound {
+			outcome, reason = audit.Denied, reasonMissing
+		}
+		if e := f.last(f.a); e.Outcome != outcome || e.Attributes[audit.AttributeReason] != reason {
+			t.Errorf("%+v", e)
+		}
+	})
 }
 
 // A previous version that has ended must not come back. The verification reports it.
