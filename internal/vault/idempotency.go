@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -23,7 +24,7 @@ import (
 // can be read from the rows. The row of the request depends on the values and is deleted together
 // with them.
 type idempotency struct {
-	macRows
+	mac.Rows
 	store store.Store
 	now   func() time.Time
 	tidy  atomic.Bool // no row of a request outlives its key's row
@@ -78,8 +79,8 @@ func (i *idempotency) fingerprint(tenant authz.TenantID, req SealRequest) *finge
 	values := record.EncodeValues(req.Values)
 	defer values.Zero()
 	return &fingerprint{
-		hash: i.keyedHex("latticekeep/idempotency-key/v1", []byte(tenant), []byte(req.IdempotencyKey)),
-		digest: i.keyedHash("latticekeep/idempotent-request/v1",
+		hash: i.KeyedHex("latticekeep/idempotency-key/v1", []byte(tenant), []byte(req.IdempotencyKey)),
+		digest: i.KeyedHash("latticekeep/idempotent-request/v1",
 			[]byte(tenant), []byte(req.Name), []byte(req.Type), frame.Uint64(uint64(req.ttlDays())), values),
 	}
 }
@@ -96,10 +97,10 @@ func (i *idempotency) firstAnswer(ctx context.Context, tenant authz.TenantID, f 
 	var key *keyRow
 	var first *requestRow
 	err := i.store.View(ctx, func(rd store.Reader) (err error) {
-		if key, err = getRow[keyRow](i.macRows, rd, idempotencyKey(tenant, f.hash)); err != nil || key == nil {
+		if key, err = mac.Get[keyRow](i.Rows, rd, idempotencyKey(tenant, f.hash)); err != nil || key == nil {
 			return err
 		}
-		first, err = getRow[requestRow](i.macRows, rd, requestKey(tenant, key.Credential))
+		first, err = mac.Get[requestRow](i.Rows, rd, requestKey(tenant, key.Credential))
 		return err
 	})
 	switch {
@@ -126,7 +127,7 @@ func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record.Record, no
 		return nil
 	}
 	key := idempotencyKey(r.Tenant, f.hash)
-	before, err := getRow[keyRow](i.macRows, tx, key)
+	before, err := mac.Get[keyRow](i.Rows, tx, key)
 	if err != nil {
 		return err
 	}
@@ -140,8 +141,8 @@ func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record.Record, no
 	}
 	expires := r.SealedAt.Add(idempotencyTime)
 	return errors.Join(
-		putRow(i.macRows, tx, key, keyRow{r.ID, expires}),
-		putRow(i.macRows, tx, requestKey(r.Tenant, r.ID), requestRow{f.digest, r.Name, r.Type, r.SealedAt, r.ExpiresAt}),
+		mac.Put(i.Rows, tx, key, keyRow{r.ID, expires}),
+		mac.Put(i.Rows, tx, requestKey(r.Tenant, r.ID), requestRow{f.digest, r.Name, r.Type, r.SealedAt, r.ExpiresAt}),
 		tx.Put(dueKey(expires, r.Tenant, f.hash), nil),
 	)
 }
@@ -182,7 +183,7 @@ func (i *idempotency) forgetBatch(tx store.Tx, due [][]byte) error {
 		}
 		name, hash, _ := strings.Cut(string(key[min(len(key), len(duePrefix)+8):]), "/")
 		tenant := authz.TenantID(name)
-		row, err := getRow[keyRow](i.macRows, tx, idempotencyKey(tenant, hash))
+		row, err := mac.Get[keyRow](i.Rows, tx, idempotencyKey(tenant, hash))
 		switch {
 		case errors.Is(err, fault.Internal): // a damaged row neither replays nor names its request
 			i.tidy.Store(false)
@@ -216,7 +217,7 @@ func (i *idempotency) forgetOrphans(ctx context.Context) error {
 					return false
 				}
 				rows++
-				row, err := decodeRow[requestRow](i.macRows, key, stored)
+				row, err := mac.Decode[requestRow](i.Rows, key, stored)
 				if err != nil || !now.Before(row.SealedAt.Add(idempotencyTime)) {
 					keys = append(keys, bytes.Clone(key))
 				}

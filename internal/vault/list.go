@@ -33,7 +33,7 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	if err := q.validate(); err != nil {
 		return nil, "", err
 	}
-	cursors, after := cursors{v.records.macRows}, ""
+	cursors, after := cursors{v.records.Rows}, ""
 	if q.Cursor != "" {
 		var ok bool
 		if after, ok = cursors.decode(p.Tenant, q.Filter, q.Cursor); !ok {

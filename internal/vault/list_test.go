@@ -219,7 +219,7 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 		_, next, err := f.vault.List(t.Context(), f.a, ListQuery{Filter: filter, Limit: 1})
 		must(t, err)
 		if name == "expired" || name == "text in another field" { // these lists have only one page
-			next = cursors{f.vault.records.macRows}.encode(f.a.Tenant, filter, authz.NewID(idPrefix))
+			next = cursors{f.vault.records.Rows}.encode(f.a.Tenant, filter, authz.NewID(idPrefix))
 		}
 		for other, filter := range filters {
 			q := ListQuery{Filter: filter, Limit: 1, Cursor: next}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -16,10 +17,10 @@ import (
 // credential without an object has a row in the first. An object's credential has a row in the
 // second and in that of its namespace. So a credential that is sealed under the same name over REST
 // never hides an object's credential.
-type nameIndex struct{ macRows }
+type nameIndex struct{ mac.Rows }
 
 func (x nameIndex) hash(tenant authz.TenantID, name string) string {
-	return x.keyedHex("latticekeep/credential-name/v1", []byte(tenant), []byte(name))
+	return x.KeyedHex("latticekeep/credential-name/v1", []byte(tenant), []byte(name))
 }
 
 // sections returns the sections of a name that hold the credential of o. A nil o means a credential
@@ -33,12 +34,12 @@ func (x nameIndex) sections(tenant authz.TenantID, hash string, o *Object) []str
 
 // objects returns the section of all objects.
 func (x nameIndex) objects(tenant authz.TenantID, hash string) string {
-	return x.keyedHex("latticekeep/object-name/v1", []byte(tenant), []byte(hash))
+	return x.KeyedHex("latticekeep/object-name/v1", []byte(tenant), []byte(hash))
 }
 
 // namespace returns the section of the objects of one namespace.
 func (x nameIndex) namespace(tenant authz.TenantID, hash string, n authz.Namespace) string {
-	return x.keyedHex("latticekeep/namespace-name/v1", []byte(tenant), []byte(hash), []byte(n.Cluster), []byte(n.Name))
+	return x.KeyedHex("latticekeep/namespace-name/v1", []byte(tenant), []byte(hash), []byte(n.Cluster), []byte(n.Name))
 }
 
 // namePrefix returns the prefix of a section's rows. Their keys are ordered by when the credentials
@@ -54,11 +55,11 @@ func nameKey(tenant authz.TenantID, section string, expires, created time.Time, 
 }
 
 // encode returns the rows of a record that o owns. A nil o means a credential without an object.
-func (x nameIndex) encode(r *record.Record, hash string, o *Object) []pair {
-	var rows []pair
+func (x nameIndex) encode(r *record.Record, hash string, o *Object) []mac.Row {
+	var rows []mac.Row
 	for _, section := range x.sections(r.Tenant, hash, o) {
 		key := nameKey(r.Tenant, section, r.ExpiresAt, r.CreatedAt, r.ID)
-		rows = append(rows, pair{key, x.keys.SealRow(key, nil)})
+		rows = append(rows, x.Seal(key, nil))
 	}
 	return rows
 }
@@ -99,7 +100,7 @@ func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	if !found {
 		key, row = q.absent, q.absent
 	}
-	content, bad := x.keys.OpenRow(key, row)
+	content, bad := x.Open(key, row)
 	switch {
 	case !found:
 		return "", nil

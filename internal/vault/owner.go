@@ -2,7 +2,6 @@ package vault
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -67,7 +67,7 @@ func (row *ownerRow) version() uint64 {
 }
 
 // ownerRows keeps the rows of objects, and for each credential the UID of the object that owns it.
-type ownerRows struct{ macRows }
+type ownerRows struct{ mac.Rows }
 
 func ownedKey(tenant authz.TenantID, uid string) []byte {
 	return []byte("owned/" + string(tenant) + "/" + uid)
@@ -83,7 +83,7 @@ func (o ownerRows) hashValues(tenant authz.TenantID, uid string, values map[stri
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		fields = append(fields, []byte(key), values[key])
 	}
-	return o.keyedHash("latticekeep/owned-values/v1", fields...)
+	return o.KeyedHash("latticekeep/owned-values/v1", fields...)
 }
 
 // get returns the row of an object, or nil when it owns nothing.
@@ -97,7 +97,7 @@ func (o ownerRows) get(rd store.Reader, tenant authz.TenantID, uid string) (*own
 }
 
 func (o ownerRows) decode(key, stored []byte) (*ownerRow, error) {
-	row, err := decodeRow[ownerRow](o.macRows, key, stored)
+	row, err := mac.Decode[ownerRow](o.Rows, key, stored)
 	if err == nil && len(row.SpecDigest) != 32 {
 		return nil, record.ErrDamaged
 	}
@@ -105,15 +105,10 @@ func (o ownerRows) decode(key, stored []byte) (*ownerRow, error) {
 }
 
 func (o ownerRows) put(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRow) error {
-	b, err := json.Marshal(row)
-	if err != nil {
-		return err
-	}
-	key := ownedKey(tenant, uid)
 	if err := tx.Put(ownerKey(tenant, row.Credential), []byte(uid)); err != nil {
 		return err
 	}
-	return tx.Put(key, o.keys.SealRow(key, b))
+	return mac.Put(o.Rows, tx, ownedKey(tenant, uid), row)
 }
 
 // ownership says which object owns a credential.

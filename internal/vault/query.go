@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -110,7 +111,7 @@ func (b *readBudget) spent() bool { return b.records <= 0 || b.bytes <= 0 }
 // because the caller may not be allowed to see that credential. It is bound to the tenant and the
 // filter. It consists of a MAC over tenant, filter and id, and of the id XORed with a key stream
 // derived from the MAC.
-type cursors struct{ macRows }
+type cursors struct{ mac.Rows }
 
 // Sizes of the two parts of a cursor, in bytes.
 const (
@@ -144,12 +145,12 @@ func (c cursors) tag(tenant authz.TenantID, f Filter, id []byte) []byte {
 	if !f.ExpiresBefore.IsZero() {
 		before = binary.BigEndian.AppendUint64(nil, uint64(f.ExpiresBefore.UnixMicro()))
 	}
-	return c.keyedHash("latticekeep/list-cursor/v1", []byte(tenant), []byte(f.Text), []byte(f.Type),
+	return c.KeyedHash("latticekeep/list-cursor/v1", []byte(tenant), []byte(f.Text), []byte(f.Type),
 		[]byte(f.Status), before, id)[:cursorTagSize]
 }
 
 func (c cursors) xor(tag, id []byte) []byte {
-	stream := c.keyedHash("latticekeep/list-cursor-stream/v1", tag)
+	stream := c.KeyedHash("latticekeep/list-cursor-stream/v1", tag)
 	out := make([]byte, cursorIDSize)
 	subtle.XORBytes(out, id, stream)
 	return out

@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -20,7 +21,7 @@ var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retr
 
 // recordStore changes records together with their rows in the name index and in the history.
 type recordStore struct {
-	macRows
+	mac.Rows
 	names  nameIndex
 	owners ownerRows
 }
@@ -53,7 +54,7 @@ func versionKey(tenant authz.TenantID, id string, version uint64) []byte {
 }
 
 func (s recordStore) decodeVersion(key, stored []byte) (uint64, *versionRow, error) {
-	row, err := decodeRow[versionRow](s.macRows, key, stored)
+	row, err := mac.Decode[versionRow](s.Rows, key, stored)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -93,9 +94,9 @@ func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, 
 
 // newRows returns all rows of a new credential. The caller makes them before the transaction,
 // because others wait for it. No other row in the store has the new id.
-func (s recordStore) newRows(r *record.Record) ([]pair, error) {
+func (s recordStore) newRows(r *record.Record) ([]mac.Row, error) {
 	rows, err := s.indexRows(r, audit.CredentialSealed, nil)
-	return append(rows, pair{record.Key(r.Tenant, r.ID, r.Version), r.Encode()}), err
+	return append(rows, mac.Row{Key: record.Key(r.Tenant, r.ID, r.Version), Value: r.Encode()}), err
 }
 
 // put stores r as the only version of its credential, with its line in the history and its rows in
@@ -159,20 +160,20 @@ func (s recordStore) index(tx store.Tx, r *record.Record, change audit.EventType
 	if err != nil {
 		return err
 	}
-	if err := putRows(tx, rows); err != nil || r.Version <= MaxVersions {
+	if err := mac.PutAll(tx, rows); err != nil || r.Version <= MaxVersions {
 		return err
 	}
 	return tx.Delete(versionKey(r.Tenant, r.ID, r.Version-MaxVersions))
 }
 
 // indexRows returns the line in the history and the rows in the name index of r.
-func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Object) ([]pair, error) {
+func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Object) ([]mac.Row, error) {
 	hash := s.names.hash(r.Tenant, r.Name)
-	line, err := encodeRow(s.macRows, versionKey(r.Tenant, r.ID, r.Version), versionRow{
+	line, err := mac.Encode(s.Rows, versionKey(r.Tenant, r.ID, r.Version), versionRow{
 		Change: versionNames[change], CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
 		Name: hash, Object: o,
 	})
-	return append([]pair{line}, s.names.encode(r, hash, o)...), err
+	return append([]mac.Row{line}, s.names.encode(r, hash, o)...), err
 }
 
 // unindex removes a credential from every section of the name index that its record, its newest

@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -55,7 +56,7 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp
 		if err := v.idempotency.remember(tx, fp, r, now); err != nil {
 			return err
 		}
-		return errors.Join(putRows(tx, rows), appendEvent(v.guard, tx, e))
+		return errors.Join(mac.PutAll(tx, rows), appendEvent(v.guard, tx, e))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)

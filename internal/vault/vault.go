@@ -37,6 +37,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -58,13 +59,13 @@ type Vault struct {
 
 // New returns a vault that keeps its rows in s.
 func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
-	rows := macRows{keys}
+	rows := mac.New(keys)
 	owners := ownerRows{rows}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
-		records:     recordStore{macRows: rows, names: nameIndex{rows}, owners: owners},
+		records:     recordStore{Rows: rows, names: nameIndex{rows}, owners: owners},
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
-		idempotency: idempotency{macRows: rows, store: s, now: now},
+		idempotency: idempotency{Rows: rows, store: s, now: now},
 		pageBudget:  pageBudget(), summaryBudget: summaryBudget(),
 	}
 }
