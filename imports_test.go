@@ -146,7 +146,7 @@ var ours = map[string]string{
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/transit internal/vault server " +
-		"server/gate test/storetest",
+		"server/gate test/statetest test/storetest",
 	"test/statetest":    "internal/state internal/store",
 	"test/upgrade":      "",
 	"test/upgrade/make": "api/client api/openapi/v1 api/openapi/v2 test/kubetest test/upgrade",

@@ -33,13 +33,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
-	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
+	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -55,6 +55,7 @@ type Service struct {
 	Client         *http.Client // checks every exchange against the contract
 	Mailbox        *Mailbox
 	State          *atomic.Pointer[compliance.State] // what the deployment reports about itself
+	Rows           *Rows                             // the store as somebody reaches it who writes the database
 	ReportFolder   string
 	PreviousKMSKey string // id of a KMS key that no longer wraps anything
 
@@ -112,14 +113,15 @@ func (s *Service) openStore() {
 		}
 	}
 	dir := s.T.TempDir()
-	bound := state.New(func(e *state.RowError) { s.T.Error(e) })
+	watch := statetest.New(s.T)
+	bound := watch.State()
 	s.Audit = writer.New(s.Clock.Now, bound)
 	s.Guard = guard.New(s.Audit)
 	s.Reader, s.Verifier = reader.New(s.Audit, s.Guard), verify.NewLiveVerifier(s.Audit)
 	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: s.Audit.Commit})
 	check(err)
 	db := bound.Guard(storetest.Rehearsing(embedded))
-	s.Store = db
+	s.Store, s.Rows = db, &Rows{s.T, watch, bound, db.Database}
 	s.T.Cleanup(func() { _ = db.Close() })
 
 	var keys [2]*kms.Key
