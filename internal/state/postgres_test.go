@@ -171,3 +171,38 @@ func TestReplicasWriteAtOnceWithoutAFalseAlarm(t *testing.T) {
 		}
 	}
 }
+
+// A View may see the next commit of another replica before this process has heard that its own, the
+// one before, succeeded.
+func TestACommitIsHeardOfLate(t *testing.T) {
+	all := newReplicas(t, 2)
+	a, b := all[0], all[1]
+	const own, other = "user/email/own", "user/email/other"
+	err := a.store.Update(t.Context(), func(tx store.Tx) error {
+		tx.OnCommit(func() {
+			if err := b.update(audit.APIKeyCreated, map[string][]byte{other: []byte("1")}); err != nil {
+				t.Error(err)
+			}
+			if v, err := a.get(other); err != nil || string(v) != "1" {
+				t.Error(string(v), err)
+			}
+		})
+		_, err := a.log.Append(tx, event(audit.APIKeyCreated))
+		return errors.Join(err, tx.Put([]byte(own), []byte("1")))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 3 {
+		for i, r := range all {
+			if err := r.update(audit.APIKeyCreated, map[string][]byte{other: fmt.Appendf(nil, "%d-%d", n, i)}); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range all {
+				if v, err := r.get(other); err != nil || string(v) != fmt.Sprintf("%d-%d", n, i) {
+					t.Error(string(v), err)
+				}
+			}
+		}
+	}
+}

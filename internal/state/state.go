@@ -512,7 +512,11 @@ func (c *Commit) Put(tx store.Tx, newest audit.Position) error {
 	tx.OnCommit(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.table.number < c.head.number { // else a View has seen the commit before this call
+		// A View may have seen this commit before this call, and even the next one of another replica.
+		if c.head.number < s.head.number || c.head.number == s.head.number && c.head.log.Sequence < s.head.log.Sequence {
+			return
+		}
+		if s.table.number < c.head.number {
 			s.table.apply(c.records, c.folds, time.Now())
 		}
 		s.head = c.head
