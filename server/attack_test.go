@@ -428,7 +428,7 @@ func TestAServerWhoseOwnRowsArePutBackAnswersNothing(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		r := w.Call(requests[name])
 		if r.Status != http.StatusServiceUnavailable {
-			t.Errorf("%s: %d %s", name, r.Status, r.Body)
+			t.Errorf("%s: %d %.300s", name, r.Status, r.Body)
 		}
 		servertest.WantNoRowIn(t, r, rows)
 	}

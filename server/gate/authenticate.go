@@ -77,7 +77,7 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, call.gate.config.Limits.Patience)
 	defer cancel()
-	if call.gate.config.Guard.HaltedBy() != nil {
+	if call.gate.config.Guard.CheckNotHalted() != nil {
 		return fault.Unavailable
 	}
 	caller, err := call.lookUp(c.Request.WithContext(ctx))

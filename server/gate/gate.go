@@ -112,16 +112,13 @@ func (call *Call) admit(c *gin.Context) error {
 	return unknown
 }
 
-// standing refuses the call if the audit log is halted because the database lost entries: an answer
-// could be out of date.
+// standing refuses the call if the audit log is halted because the database lost entries, or if a
+// stored row of the deployment itself was changed: an answer could be out of date.
 func (call *Call) standing() error {
 	if call.operation.Recovers {
 		return nil
 	}
-	if reason := call.gate.config.Guard.HaltedBy(); reason != nil {
-		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
-	}
-	return nil
+	return call.gate.config.Guard.CheckNotHalted()
 }
 
 // check checks an admitted request against its operation.

@@ -45,9 +45,8 @@ func (g *Guard) Ready(ctx context.Context) error { return g.log.Ready(ctx) }
 // HaltedBy returns why the log takes no entries. It returns nil while the log takes entries.
 func (g *Guard) HaltedBy() error { return g.log.HaltedBy() }
 
-// CheckNotHalted returns the error for callers while the log is halted, and nil while it takes
-// entries.
-func (g *Guard) CheckNotHalted() error { return g.log.Detector.CheckNotHalted() }
+// CheckNotHalted is [writer.Log.CheckNotHalted].
+func (g *Guard) CheckNotHalted() error { return g.log.CheckNotHalted() }
 
 // Admit checks that an entry could be written and that p may do a. Services call it before they
 // look anything up. Errors: those of [Guard.Ready] and [Guard.Authorize].

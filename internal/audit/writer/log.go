@@ -84,13 +84,19 @@ func (l *Log) Ready(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := l.Detector.CheckNotHalted(); err != nil {
-		return err
-	}
-	if err := l.state.Halted(); err != nil {
+	if err := l.CheckNotHalted(); err != nil {
 		return err
 	}
 	return l.Chain.Store.Ready(ctx)
+}
+
+// CheckNotHalted returns the error for callers while nobody can be served, and nil otherwise: while
+// the log is halted, or a stored row of the deployment itself is not the one that the log commits to.
+func (l *Log) CheckNotHalted() error {
+	if err := l.Detector.CheckNotHalted(); err != nil {
+		return err
+	}
+	return l.state.Halted()
 }
 
 // Halt makes [Log.Ready], [Log.Append] and every commit fail with fault.Unavailable. The halt ends
