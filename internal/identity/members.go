@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -388,7 +389,11 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 		tenant, err = s.tenants.Read(r, invited.Tenant)
 		return err
 	}
-	if err := s.store.View(ctx, find); err != nil {
+	err := s.store.View(ctx, find)
+	if state.IsRefused(err) {
+		err = ErrTicket
+	}
+	if err != nil {
 		return User{}, Tenant{}, fmt.Errorf("looking up an invitation: %w", err)
 	}
 	u, err := s.users.newUser(ctx, invited.Tenant, row.Email, row.Role, chosen)

@@ -209,6 +209,9 @@ func (s *signIns) ResetPassword(ctx context.Context, from authz.Principal, maile
 		l, err = s.users.readLogin(r, account(a))
 		return err
 	})
+	if state.IsRefused(err) {
+		err = ErrTicket
+	}
 	if err != nil {
 		return fmt.Errorf("resetting a password: %w", err)
 	}
