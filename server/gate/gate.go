@@ -36,6 +36,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 )
 
 // New returns a gate. It returns an error for an invalid origin.
@@ -226,22 +227,26 @@ func (op *operation) badQuery(err error) error {
 	return err
 }
 
-// fail answers with the envelope of err. It records an invalid request of a known principal, which
-// has no entry yet.
+// fail answers with the envelope of err. It records an invalid request of a known principal, and one
+// that met a changed row, which have no entry yet.
 func (call *Call) fail(c *gin.Context, err error) {
 	var r *refusal
-	invalid := fault.Of(err) == fault.Invalid || errors.As(err, &r) && r.unrecorded()
+	unrecorded := fault.Of(err) == fault.Invalid || errors.As(err, &r) && r.unrecorded()
 	if call.exceeded { // a caller over its rate gets one entry a minute
-		invalid = false
+		unrecorded = false
 	}
-	if invalid && call.operation.Action != "" && call.Caller.ID != "" {
+	reason := "invalid_request"
+	if state.IsRefused(err) {
+		unrecorded, reason = true, "integrity"
+	}
+	if unrecorded && call.operation.Action != "" && call.Caller.ID != "" {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Request.Context()), call.gate.config.Limits.Patience)
 		defer cancel()
 		attempt := call.gate.config.Guard.RecordAttempt
 		if call.Caller.Kind == authz.ServiceAccount && !call.permitted {
 			attempt = call.gate.config.Guard.RecordAttemptOncePerMinute
 		}
-		failed := attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, "invalid_request")
+		failed := attempt(ctx, call.Caller.Principal, call.operation.Action, audit.Failure, reason)
 		if call.operation.Recovers && call.gate.config.Guard.HaltedBy() != nil {
 			failed = nil // a halted log takes no entry; the caller gets the original error
 		}
