@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
@@ -50,6 +51,17 @@ func (a *attack) same(status int, r, never servertest.Request) {
 	got, want := a.ask(r), a.ask(never)
 	if got.Status != status || got.Mask(a.T) != want.Mask(a.T) {
 		a.T.Errorf("%s %s\ngot:  %s\nwant: %d, %s", r.Method, r.Path, got.Mask(a.T), status, want.Mask(a.T))
+	}
+}
+
+// refused fails the test unless a known caller is refused, and the log says so once.
+func (a *attack) refused(r servertest.Request) {
+	a.T.Helper()
+	next := a.NextSequence()
+	a.ask(r).Want(a.T, http.StatusForbidden)
+	entries := a.AllEntries(next)
+	if len(entries) != 1 || entries[0].Outcome != audit.Failure || entries[0].Attributes[audit.AttributeReason] != "integrity" {
+		a.T.Errorf("%s %s leaves %v", r.Method, r.Path, servertest.Summaries(entries))
 	}
 }
 
@@ -215,6 +227,8 @@ func demotedUser(a *attack) (change, check func()) {
 		}, func() {
 			a.unknown(ofUser(bob.Access)...)
 			a.same(http.StatusUnauthorized, login(a.T, bob.Email, bob.Password), login(a.T, "nobody@example.org", bob.Password))
+			a.refused(servertest.Request{Method: "GET", Path: "/api/v2/members", Bearer: ada.Access})
+			a.refused(servertest.Request{Method: "PUT", Path: "/api/v2/members/" + id, Bearer: ada.Access, Body: `{"role":"auditor"}`})
 		}
 }
 
@@ -261,6 +275,11 @@ func usedReset(a *attack) (change, check func()) {
 			a.same(http.StatusBadRequest, reset(token, servertest.Password), reset("lk_reset_"+strings.Repeat("a", 52), servertest.Password))
 			a.ask(login(a.T, ada.Email, servertest.Password)).Message(a.T, http.StatusUnauthorized)
 			a.Login(ada.Email, servertest.OtherPassword)
+			forgot := func(email string) servertest.Request {
+				return servertest.Request{Method: "POST", Path: "/api/v2/auth/forgot-password", Body: servertest.Marshal(a.T, fields{"email": email})}
+			}
+			a.Clock.Advance(time.Hour)
+			a.same(http.StatusOK, forgot(ada.Email), forgot("nobody@example.org"))
 		}
 }
 
@@ -319,9 +338,7 @@ func rotatedKey(a *attack) (change, check func()) {
 			for _, r := range []servertest.Request{
 				encrypt(id), {Method: "GET", Path: "/api/v2/keys/" + id, Key: a.Key}, {Method: "POST", Path: "/api/v2/keys/" + id + "/rotate", Key: a.Key},
 			} {
-				if got := a.ask(r); got.Status != http.StatusForbidden {
-					a.T.Errorf("%s %s: %d %s", r.Method, r.Path, got.Status, got.Body)
-				}
+				a.refused(r)
 			}
 			a.ask(encrypt(other)).Want(a.T, http.StatusOK)
 		}
