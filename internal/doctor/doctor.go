@@ -189,7 +189,7 @@ func (x *Examination) compareState(ctx context.Context) error {
 	x.State, x.More = true, found.More
 	x.unnamed = x.state.Unnamed(found.Refused)
 	for key := range x.byKey { // a missing row that another check names
-		x.unnamed.Try([]byte(key))
+		_ = x.unnamed.Try([]byte(key))
 	}
 	for _, e := range found.Refused {
 		if e.Key != nil {
