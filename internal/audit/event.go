@@ -198,6 +198,13 @@ func (e Event) MakesCurrent() bool {
 // a SHA-256. The last entry of each commit that changes such a row has it.
 const AttributeState = "state"
 
+// AttributeEarlierReplays is [NotExcluded] in the entry that binds the rows of an earlier release's
+// store: rows that were put back before it are taken as they are.
+const (
+	AttributeEarlierReplays = "earlier_replays"
+	NotExcluded             = "not_excluded"
+)
+
 // Attributes that internal/compliance reads. Times are RFC 3339 in UTC.
 const (
 	AttributeExpiresAt    = "expires_at"           // expiry of a credential's version, or of an API key that expires

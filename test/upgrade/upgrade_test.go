@@ -187,7 +187,9 @@ func TestTheRowsOfAnEarlierCommitAreBoundToTheLog(t *testing.T) {
 	for bound := false; !bound; {
 		list, err := system.V2.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{From: new(f.known.MadeAt), EventType: new(v2.EventTypeSTATECOMMITTED)})
 		check(t, err, "reading the log")
-		bound = len(list.Entries) > 0
+		if bound = len(list.Entries) > 0; bound && list.Entries[0].Attributes["earlier_replays"] != "not_excluded" {
+			t.Errorf("the entry does not say that earlier replays are not excluded: %v", list.Entries[0])
+		}
 	}
 	f.unsealAll(t, tenants)
 	f.decryptAll(t, tenants)

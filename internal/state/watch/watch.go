@@ -166,7 +166,8 @@ func (w *Watcher) bind(ctx context.Context) error {
 func (w *Watcher) commit(tx store.Tx) error {
 	_, err := w.log.Append(tx, audit.Event{
 		Type: audit.StateCommitted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
-		Resource: audit.Resource{Type: audit.ChainResource, ID: w.log.ChainID()},
+		Resource:   audit.Resource{Type: audit.ChainResource, ID: w.log.ChainID()},
+		Attributes: map[string]string{audit.AttributeEarlierReplays: audit.NotExcluded},
 	})
 	return errors.Join(err, format.Raise(tx, format.State, format.State))
 }
