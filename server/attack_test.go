@@ -112,6 +112,10 @@ func refresh(token string) servertest.Request {
 	return servertest.Request{Method: "POST", Path: "/api/v2/auth/refresh", Header: servertest.Cookies("refreshToken", token)}
 }
 
+func reset(t testing.TB, token string) servertest.Request {
+	return servertest.Request{Method: "POST", Path: "/api/v2/auth/reset-password", Body: servertest.Marshal(t, fields{"token": token, "new_password": servertest.OtherPassword})}
+}
+
 const wrongPassword = "no horse, no battery at all"
 
 // putBack are the families whose rows somebody puts back. With exactly, the rows that are newer than
@@ -222,11 +226,14 @@ func (a *attack) accept() servertest.Request {
 
 func demotedUser(a *attack) (change, check func()) {
 	ada, bob, id := a.join("admin")
+	a.Send("POST", "/api/v2/auth/forgot-password", "", fields{"email": bob.Email}).Want(a.T, http.StatusOK)
+	token := a.ResetTokenMailedTo(bob.Email)
 	return func() {
 			a.Send("PUT", "/api/v2/members/"+id, ada.Access, fields{"role": "auditor"}).Want(a.T, http.StatusOK)
 		}, func() {
 			a.unknown(ofUser(bob.Access)...)
 			a.same(http.StatusUnauthorized, login(a.T, bob.Email, bob.Password), login(a.T, "nobody@example.org", bob.Password))
+			a.same(http.StatusBadRequest, reset(a.T, token), reset(a.T, "lk_reset_"+strings.Repeat("a", 52)))
 			a.refused(servertest.Request{Method: "GET", Path: "/api/v2/members", Bearer: ada.Access})
 			a.refused(servertest.Request{Method: "PUT", Path: "/api/v2/members/" + id, Bearer: ada.Access, Body: `{"role":"auditor"}`})
 		}
@@ -266,13 +273,10 @@ func usedRefreshToken(a *attack) (change, check func()) {
 func usedReset(a *attack) (change, check func()) {
 	ada := a.Register("ada@example.org")
 	a.Send("POST", "/api/v2/auth/forgot-password", "", fields{"email": ada.Email}).Want(a.T, http.StatusOK)
-	reset := func(token, password string) servertest.Request {
-		return servertest.Request{Method: "POST", Path: "/api/v2/auth/reset-password", Body: servertest.Marshal(a.T, fields{"token": token, "new_password": password})}
-	}
 	token := a.ResetTokenMailedTo(ada.Email)
-	return func() { a.Call(reset(token, servertest.OtherPassword)).Want(a.T, http.StatusOK) },
+	return func() { a.Call(reset(a.T, token)).Want(a.T, http.StatusOK) },
 		func() {
-			a.same(http.StatusBadRequest, reset(token, servertest.Password), reset("lk_reset_"+strings.Repeat("a", 52), servertest.Password))
+			a.same(http.StatusBadRequest, reset(a.T, token), reset(a.T, "lk_reset_"+strings.Repeat("a", 52)))
 			a.ask(login(a.T, ada.Email, servertest.Password)).Message(a.T, http.StatusUnauthorized)
 			a.Login(ada.Email, servertest.OtherPassword)
 			forgot := func(email string) servertest.Request {
@@ -315,7 +319,8 @@ func (a *attack) wantNotInvited() {
 }
 
 func limitedTenant(a *attack) (change, check func()) {
-	ada, system := a.Register("ada@example.org"), a.SystemKey()
+	ada, system := a.RegisterVerified("ada@example.org"), a.SystemKey()
+	a.Send("POST", "/api/v2/members/invite", ada.Access, fields{"email": "bob@example.org", "role": "member"}).Want(a.T, http.StatusCreated)
 	tenant := a.TenantOf(ada)
 	key := a.GrantKeyIn(tenant, authz.TenantScopes()...)
 	return func() {
@@ -324,6 +329,7 @@ func limitedTenant(a *attack) (change, check func()) {
 		}, func() {
 			a.unknown(of(key)...)
 			a.unknown(ofUser(ada.Access)...)
+			a.wantNotInvited()
 		}
 }
 
