@@ -69,6 +69,7 @@ func (s *State) Complete() bool { return s.enforced() }
 func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.Tx) error) error {
 	h := s.hasher.Load()
 	for !s.Complete() {
+		done := false // by another replica
 		err := st.Update(ctx, func(tx store.Tx) error {
 			t := &tellingTx{reader: reader{raw: tx, state: s, free: true}, Tx: tx}
 			cursor, err := tx.Get(cursorKey)
@@ -86,8 +87,10 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 				}
 				cursor = nil
 			} else if d, err := h.decodeHead(row); err != nil || d.complete {
+				done = err == nil
 				return err
 			}
+			done = false
 			tx.Enqueue(Change{build: true})
 			n, next := 0, []byte(nil)
 			err = scanDeciding(tx, cursor, func(f Family, key, value []byte) bool {
@@ -111,6 +114,9 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 			}
 			return record(t)
 		})
+		if err == nil && done {
+			err = s.refresh(ctx, st)
+		}
 		if err != nil {
 			return fmt.Errorf("building the state: %w", err)
 		}

@@ -21,6 +21,7 @@ import (
 
 // replica is one of several processes that share a database.
 type replica struct {
+	key     []byte
 	raw     *postgres.Store
 	log     *writer.Log
 	state   *state.State
@@ -41,7 +42,7 @@ func newReplicas(t *testing.T, n int) []*replica {
 	}
 	var all []*replica
 	for range n {
-		r := new(replica)
+		r := &replica{key: key}
 		r.state = state.New(func(e *state.RowError) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -204,5 +205,42 @@ func TestACommitIsHeardOfLate(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Two replicas of this release find the store of an earlier one. One of them completes the state,
+// and the other goes by it.
+func TestOneReplicaBuildsForAll(t *testing.T) {
+	all := newReplicas(t, 2)
+	a, b := all[0], all[1]
+	if err := a.update(audit.APIKeyCreated, map[string][]byte{"user/email/x": []byte("1")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.raw.Update(t.Context(), func(tx store.Tx) error {
+		return tx.Delete(state.HeadKey)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range all {
+		if err := r.log.BindState(t.Context(), r.key); err != nil || r.state.Complete() {
+			t.Fatal(err, "complete without rows")
+		}
+	}
+	record := func(r *replica) func(tx store.Tx) error {
+		return func(tx store.Tx) error {
+			_, err := r.log.Append(tx, event(audit.StateCommitted))
+			return err
+		}
+	}
+	for _, r := range []*replica{a, b} {
+		if err := r.state.Build(t.Context(), r.raw, record(r)); err != nil || !r.state.Complete() {
+			t.Fatal(err, r.state.Complete())
+		}
+	}
+	if err := a.raw.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("user/email/x"), []byte("0")) }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.get("user/email/x"); !isRefused(err, state.Replaced) {
+		t.Error(err)
 	}
 }

@@ -242,6 +242,11 @@ func (s *State) at(r store.Reader, floor uint64) (uint64, error) {
 	if h.number <= s.known() {
 		return h.number, nil
 	}
+	if newest, err := audit.ReadHead(r); err != nil {
+		return 0, err
+	} else if h.log != newest {
+		return 0, ownError(errForeign)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return h.number, s.follow(r, h)
@@ -276,7 +281,8 @@ func (s *State) follow(r store.Reader, h head) error {
 		for _, f := range c.folds {
 			pieces, err := s.table.refold(f)
 			if err != nil {
-				return errors.Join(ownError(err), s.reload(r, h))
+				s.table, s.head = newTable(), head{complete: true} // whatever comes next reads everything anew
+				return s.reload(r, h)
 			}
 			s.table.fold(pieces)
 		}
@@ -284,6 +290,33 @@ func (s *State) follow(r store.Reader, h head) error {
 	}
 	s.head = h
 	return nil
+}
+
+// refresh reads the state that another replica has completed.
+func (s *State) refresh(ctx context.Context, st store.Store) error {
+	return st.View(ctx, func(r store.Reader) error {
+		newest, err := audit.ReadHead(r)
+		if err != nil {
+			return err
+		}
+		row, err := r.Get(HeadKey)
+		if err != nil {
+			return err
+		}
+		h, err := s.hasher.Load().decodeHead(row)
+		if err != nil {
+			return ownError(err)
+		}
+		if h.log != newest {
+			return ownError(errForeign)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if h.number < s.head.number {
+			return nil
+		}
+		return s.reload(r, h)
+	})
 }
 
 func (s *State) reload(r store.Reader, h head) error {
@@ -463,10 +496,10 @@ func (s *State) settle(tx store.Tx, newest audit.Position, building bool) (kept 
 	return true, s.follow(tx, h)
 }
 
-// Commitment returns the value of the attribute that binds the state to the log, and "" when the
-// commit changes no deciding row.
+// Commitment returns the value of the attribute that binds the state to the log. It is "" when the
+// commit changes no deciding row, and while the state is being built.
 func (c *Commit) Commitment() string {
-	if c == nil || c.row == nil {
+	if c == nil || c.row == nil || !c.head.complete {
 		return ""
 	}
 	return hex.EncodeToString(c.head.commitment[:])
@@ -485,7 +518,7 @@ func (c *Commit) Put(tx store.Tx, newest audit.Position) error {
 	s := c.state
 	c.head.log = newest
 	if c.row != nil {
-		if c.head.entry = newest.Sequence; !c.recorded {
+		if c.head.entry = newest.Sequence; !c.recorded || !c.head.complete {
 			c.head.entry = 0
 		}
 		if c.number == 0 {

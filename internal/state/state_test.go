@@ -244,6 +244,16 @@ func TestAScanOfAGroupMissesNoRow(t *testing.T) {
 	if !isRefused(err, state.Removed) {
 		t.Error("a scan that ended early:", err)
 	}
+	f.tamper(map[string][]byte{"session/row/u/0": {0}}) // where the scan does not come to
+	err = f.store.View(t.Context(), func(r store.Reader) error {
+		rng := store.Prefix([]byte("session/row/u/"))
+		rng.Reverse = true
+		return r.Scan(rng, func(_, _ []byte) bool { return false })
+	})
+	if !isRefused(err, state.Added) {
+		t.Error("a row in the place of another:", err)
+	}
+	f.tamper(map[string][]byte{"session/row/u/0": nil})
 	if _, err := f.scan("session/row/v/"); err != nil {
 		t.Error("another group:", err)
 	}
@@ -392,6 +402,16 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 		t.Fatal("complete without rows")
 	}
 	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0": []byte("y")}))
+	// A build that is interrupted goes on, and what is recorded meanwhile is no state yet.
+	interrupted := errors.New("interrupted")
+	if err := f.state.Build(t.Context(), f.raw, func(store.Tx) error { return interrupted }); !errors.Is(err, interrupted) {
+		t.Fatal(err)
+	}
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0": []byte("w")}))
+	f.must(f.reopen())
+	if e, err := newestEntry(f); err != nil || e.Attributes[audit.AttributeState] != "" {
+		t.Error(e, err)
+	}
 	var building map[string][]byte
 	f.must(f.state.Build(t.Context(), f.raw, func(tx store.Tx) error {
 		building = map[string][]byte{}
@@ -540,4 +560,15 @@ func TestAScanBesideChanges(t *testing.T) {
 	}
 	stop()
 	writing.Wait()
+}
+
+func newestEntry(f *fixture) (e *audit.Entry, err error) {
+	err = f.raw.View(context.Background(), func(r store.Reader) error {
+		head, err := audit.ReadHead(r)
+		if err == nil {
+			e, err = audit.ReadEntry(r, head.Sequence)
+		}
+		return err
+	})
+	return e, err
 }

@@ -29,7 +29,6 @@ type Watcher struct {
 
 	database store.Database // without the guard of the state
 	log      *writer.Log
-	reader   *reader.Reader
 	logger   *slog.Logger
 
 	refused *prometheus.CounterVec
@@ -68,19 +67,17 @@ func (w *Watcher) Collectors() []prometheus.Collector {
 // Open gives the watcher what it works on, once the state has its key, and holds the rows of the
 // deployment itself against the state. database is the store without the guard of the state. Errors:
 // fault.Internal when the log had a state and the store has none: somebody has removed its rows, and
-// may have put back others before.
+// may have put back others before. To know that of a store of an earlier release, Open reads the
+// whole log, and refuses a damaged one.
 func (w *Watcher) Open(ctx context.Context, database store.Database, log *writer.Log, rd *reader.Reader) error {
-	w.database, w.log, w.reader = database, log, rd
+	w.database, w.log = database, log
 	if !w.State.Kept() {
-		gone := false
-		err := rd.Visit(ctx, authz.SystemTenant, func(e *audit.Entry) {
-			gone = gone || e.EventType == audit.StateCommitted || e.Attributes[audit.AttributeState] != ""
-		}, audit.StateCommitted, audit.ChainStarted)
-		if err == nil && gone {
+		before, err := rd.FindState(ctx)
+		if err == nil && before > 0 {
 			err = errGone
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("looking for an earlier state in the log: %w", err)
 		}
 	}
 	return w.State.CheckOwn(ctx, database)
@@ -129,7 +126,7 @@ func (w *Watcher) build(ctx context.Context) {
 	for !w.State.Complete() {
 		ready, err := w.database.ReplicasRead(ctx, format.State)
 		if err == nil && ready {
-			err = w.bind(ctx)
+			err = w.State.Build(ctx, w.database, w.commit)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -146,20 +143,6 @@ func (w *Watcher) build(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// bind builds the state, unless the log had one. [Watcher.Open] has asked the same of rows that are
-// derived from the entries, which is quick, but they can be changed.
-func (w *Watcher) bind(ctx context.Context) error {
-	before, err := w.reader.FindState(ctx)
-	if err == nil && before > 0 {
-		err = errGone
-		w.State.Halt(err)
-	}
-	if err != nil {
-		return err
-	}
-	return w.State.Build(ctx, w.database, w.commit)
 }
 
 // commit is the end of a build.
@@ -184,15 +167,15 @@ func (w *Watcher) scan(ctx context.Context) {
 	for {
 		began := time.Now()
 		found, err := w.State.Scan(ctx, w.database, scanShare)
+		for _, e := range found.Refused {
+			w.report(e)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
 			w.logger.Error("holding the stored rows against the audit log failed; retrying", "in", scanEvery, "err", err)
 		case w.State.Complete():
-			for _, e := range found.Refused {
-				w.report(e)
-			}
 			w.wrong.Set(float64(len(found.Refused)))
 			w.scanned.SetToCurrentTime()
 		}
