@@ -292,7 +292,7 @@ func (v *Verifier) unwrap(ctx context.Context, w wrappedKey, bad func([]byte, st
 // Unreachable reports whether keys did not open because the KMS or the store gave no answer, and not
 // because of the stored keys.
 func Unreachable(err error) bool {
-	return errors.Is(err, fault.Unavailable) && !errors.Is(err, kms.ErrForeign) && !errors.Is(err, errUnnamedKMSKey)
+	return errors.Is(err, fault.Unavailable) && !errors.Is(err, kms.ErrForeign) && !errors.Is(err, kms.ErrForm) && !errors.Is(err, errUnnamedKMSKey)
 }
 
 // SealingKeys opens every sealing key, and checks that one of them is published. Call it after

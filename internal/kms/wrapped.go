@@ -26,7 +26,8 @@ type wrapped struct {
 var (
 	// ErrForeign is the error of [Key.Unwrap] for text that the key does not open.
 	ErrForeign = errors.New("the KMS key does not open this: it was wrapped by another key or for another purpose, or is damaged")
-	errForm    = errors.New("this is no wrapped key of this release")
+	// ErrForm is the error of [Key.Unwrap] for bytes that no key has wrapped.
+	ErrForm = errors.New("this is no wrapped key of this release")
 )
 
 func (w wrapped) marshal() []byte {
@@ -40,16 +41,16 @@ func (w wrapped) marshal() []byte {
 // parseWrapped parses the output of marshal and accepts no other form.
 func parseWrapped(b []byte) (wrapped, error) {
 	if len(b) < 3 || b[0] != version {
-		return wrapped{}, errForm
+		return wrapped{}, ErrForm
 	}
 	n := int(binary.BigEndian.Uint16(b[1:]))
 	rest := b[3:]
 	if n == 0 || n > maxID || len(rest) <= n || len(rest)-n > maxCiphertext {
-		return wrapped{}, errForm
+		return wrapped{}, ErrForm
 	}
 	for _, c := range rest[:n] {
 		if c <= ' ' || c > '~' {
-			return wrapped{}, errForm
+			return wrapped{}, ErrForm
 		}
 	}
 	return wrapped{string(rest[:n]), rest[n:]}, nil
