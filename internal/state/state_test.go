@@ -289,6 +289,33 @@ func TestAScanOfAllKeysMissesNoRow(t *testing.T) {
 	}))
 }
 
+// A set of keys is a group, and all sets together decide whether a KMS key is still needed.
+func TestAScanOfOneSetOfKeysMissesNoRow(t *testing.T) {
+	f := newFixture(t)
+	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"key/ten_a/00000001/mac": {1}, "key/ten_a/00000001/wrapping": {2}, "key/ten_b/00000001/mac": {3}, "key/system/00000001/audit": {4}}))
+	for _, prefix := range []string{"key/ten_a/00000001/", "key/"} {
+		if _, err := f.scan(prefix); err != nil {
+			t.Fatal(prefix, err)
+		}
+	}
+	for reason, tampered := range map[state.Reason]map[string][]byte{
+		state.Removed:  {"key/ten_a/00000001/wrapping": nil},
+		state.Replaced: {"key/ten_a/00000001/wrapping": {9}},
+		state.Added:    {"key/ten_a/00000001/wrapping/1": {2}},
+	} {
+		f.tamper(tampered)
+		for _, prefix := range []string{"key/ten_a/00000001/", "key/"} {
+			if _, err := f.scan(prefix); !isRefused(err, reason) {
+				t.Errorf("%s, a row %s: %v", prefix, reason, err)
+			}
+		}
+		if _, err := f.scan("key/ten_b/00000001/"); err != nil {
+			t.Error("another set:", err)
+		}
+		f.tamper(map[string][]byte{"key/ten_a/00000001/wrapping": {2}, "key/ten_a/00000001/wrapping/1": nil})
+	}
+}
+
 func isRefused(err error, reason state.Reason) bool {
 	var refused *state.RowError
 	return errors.As(err, &refused) && refused.Reason == reason

@@ -182,10 +182,8 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 		return r.raw.Scan(rg, visit)
 	}
 	prefix := f.GroupOf(rg.From)
-	if f.Whole {
-		prefix = []byte(f.Prefix)
-	}
-	whole := prefix != nil && isPrefix(rg, prefix)
+	all := f.Whole && isPrefix(rg, []byte(f.Prefix))
+	whole := all || prefix != nil && isPrefix(rg, prefix)
 	var bad error
 	wanted, found := true, make(map[byte]int) // by the number of the family
 	err := r.raw.Scan(rg, func(key, value []byte) bool {
@@ -208,7 +206,7 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 	if err := errors.Join(err, bad); err != nil || !whole {
 		return err
 	}
-	if !f.Whole {
+	if !all {
 		return r.checkCount(f, prefix, found[f.Number])
 	}
 	for _, of := range Families {
