@@ -137,10 +137,16 @@ func parseWrappedKey(row, blob []byte) (w wrappedKey, ok bool) {
 	return w, bytes.Equal(w.row(), row)
 }
 
-// readWrappedKey returns the wrapping key of a set. Error: fault.Internal if it has none, or two.
+// readWrappedKey returns the wrapping key of a set. Error: fault.Internal if it has none, or two. It
+// reads all rows of the set, because a store that holds its rows against the log then tells a row
+// that somebody has changed from one that is damaged.
 func readWrappedKey(rd store.Reader, owner authz.TenantID, version uint32) (w wrappedKey, err error) {
 	n, ok := 0, false
-	err = rd.Scan(store.Prefix(keyRow(owner, version, wrapping)), func(row, blob []byte) bool {
+	first := keyRow(owner, version, wrapping)
+	err = rd.Scan(store.Prefix(setPrefix(owner, version)), func(row, blob []byte) bool {
+		if !bytes.HasPrefix(row, first) {
+			return true
+		}
 		n++
 		w, ok = parseWrappedKey(row, bytes.Clone(blob))
 		return ok && n < 2
