@@ -80,7 +80,7 @@ var ours = map[string]string{
 	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
-	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
+	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/identity": "internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/tenant internal/identity/ticket internal/identity/token " +
 		"internal/mail internal/envelope internal/keyring internal/audit internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/state internal/store internal/store/format internal/fault internal/secret",
 	"internal/identity/email":      "internal/fault",

@@ -307,8 +307,8 @@ func (t *Transit) newItem(c Ciphertext, current *keyring.Keys, keyID string) ite
 
 func (m *item) read(rd store.Reader, tenant authz.TenantID) (err error) {
 	m.seed, err = newestSeed(rd, tenant, m.keyID, m.version)
-	if errors.Is(err, fault.Internal) {
-		m.damaged, err = true, nil
+	if isDamaged(err) {
+		m.seed, m.damaged, err = nil, true, nil
 	}
 	return err
 }
@@ -321,7 +321,7 @@ func (t *Transit) openItem(ctx context.Context, keys *keySet, m *item) (Opened, 
 	if m.seed != nil {
 		key, err := keys.messageKey(ctx, m.keyID, m.seed)
 		switch {
-		case errors.Is(err, fault.Internal):
+		case isDamaged(err):
 			m.damaged = true
 		case err != nil:
 			return Opened{}, err
@@ -330,7 +330,7 @@ func (t *Transit) openItem(ctx context.Context, keys *keySet, m *item) (Opened, 
 		}
 	}
 	verified, err := keys.verify(ctx, m.sealed)
-	if errors.Is(err, fault.Internal) {
+	if isDamaged(err) {
 		m.damaged, err = true, nil
 	}
 	if err != nil {

@@ -23,8 +23,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -32,11 +34,15 @@ import (
 // the clock. KMS and store have a switch and a counter.
 type fixture struct {
 	*Transit
-	t    testing.TB
-	dir  string
-	db   *switchedStore
-	kms  *switchedKMS
-	a, b authz.Principal // principals of two tenants, with all scopes
+	t     testing.TB
+	dir   string
+	db    *switchedStore
+	log   *writer.Log
+	watch *statetest.Watch
+	kms   *switchedKMS
+	a, b  authz.Principal // principals of two tenants, with all scopes
+
+	unbound bool // rows are not held against the state yet
 
 	mu    sync.Mutex
 	clock time.Time
@@ -71,7 +77,8 @@ func (k *switchedKMS) Wrap(ctx context.Context, keyContext string, key []byte) (
 
 // switchedStore counts reads. It can fail like a full disk, at once or only at the next commit.
 type switchedStore struct {
-	*storetest.Rehearsed
+	*state.Store
+	raw         *bolt.Store // without the guard
 	views, gets atomic.Int64
 	patience    atomic.Int64 // time left for the first read with a deadline since this was set to 0
 	full        atomic.Bool
@@ -98,21 +105,21 @@ func (s *switchedStore) View(ctx context.Context, fn func(store.Reader) error) e
 	if end, ok := ctx.Deadline(); ok {
 		s.patience.CompareAndSwap(0, int64(time.Until(end)))
 	}
-	return s.Rehearsed.View(ctx, func(r store.Reader) error { return fn(countedReader{r, &s.gets}) })
+	return s.Store.View(ctx, func(r store.Reader) error { return fn(countedReader{r, &s.gets}) })
 }
 
 func (s *switchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if s.full.Load() || s.refuse.Load() {
 		return fault.New(fault.Unavailable, "no space left")
 	}
-	return s.Rehearsed.Update(ctx, fn)
+	return s.Store.Update(ctx, fn)
 }
 
 func (s *switchedStore) Ready(ctx context.Context) error {
 	if s.full.Load() {
 		return fault.New(fault.Unavailable, "no space left")
 	}
-	return s.Rehearsed.Ready(ctx)
+	return s.Store.Ready(ctx)
 }
 
 func (f *fixture) now() time.Time {
@@ -135,17 +142,50 @@ func (f *fixture) advanceBy(d time.Duration) {
 
 func newFixture(t testing.TB, cacheTTL time.Duration) *fixture {
 	t.Helper()
-	f := &fixture{t: t, dir: t.TempDir(), clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
+	return makeFixture(t, cacheTTL, false)
+}
+
+// newUnboundFixture returns a fixture whose rows are not held against the state yet, as while the
+// store of an earlier release is being brought up to date.
+func newUnboundFixture(t testing.TB, cacheTTL time.Duration) *fixture {
+	t.Helper()
+	return makeFixture(t, cacheTTL, true)
+}
+
+// inBothStores runs a test about changed rows on a store whose rows are held against the state, and on
+// one whose rows are not yet.
+func inBothStores(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Run("held against the state", func(t *testing.T) { test(t, newFixture(t, time.Minute)) })
+	t.Run("not held against the state", func(t *testing.T) { test(t, newUnboundFixture(t, time.Minute)) })
+}
+
+// isChanged reports whether err is the answer to a row that somebody has changed. In an unbound store
+// the row's MAC tells that the row is damaged, but not that somebody has put it there.
+func (f *fixture) isChanged(err error) bool {
+	if f.unbound {
+		return errors.Is(err, fault.Internal)
+	}
+	return state.IsRefused(err) && !errors.Is(err, fault.Internal)
+}
+
+func makeFixture(t testing.TB, cacheTTL time.Duration, unbound bool) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: t.TempDir(), watch: statetest.New(t), unbound: unbound, clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
 	keyFile := filepath.Join(t.TempDir(), "kms.key")
 	must(t, kms.CreateLocal(keyFile))
 	local, err := kms.OpenLocal(keyFile)
 	must(t, err)
 	f.kms = &switchedKMS{Key: local}
-	log := writer.New(f.now, nil)
+	guarding := f.watch.State() // holds nothing before the log gives it a key
+	log := writer.New(f.now, guarding)
+	if unbound {
+		log = writer.New(f.now, nil)
+	}
+	f.log = log
 	s, err := bolt.Open(filepath.Join(f.dir, "t.db"), bolt.Options{Hook: log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
-	f.db = &switchedStore{Rehearsed: storetest.Rehearsing(s)}
+	f.db = &switchedStore{Store: guarding.Guard(storetest.Rehearsing(s)), raw: s}
 	_, keys, err := identity.Open(t.Context(), f.db, log, guard.New(log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)
 	f.Transit = New(f.db, guard.New(log), keys, f.now)
@@ -158,7 +198,7 @@ func (f *fixture) tenant() authz.Principal {
 	id := authz.TenantID(authz.NewID("ten"))
 	set, err := f.keys.NewSet(f.t.Context(), id, 1)
 	must(f.t, err)
-	must(f.t, f.db.Rehearsed.Update(f.t.Context(), set.Put))
+	f.commit(set.Put)
 	return authz.Principal{Tenant: id, Kind: authz.APIKey, ID: authz.NewID("key"), Scopes: authz.TenantScopes(), RequestID: "req"}
 }
 
@@ -208,7 +248,7 @@ func (f *fixture) rotate(p authz.Principal, id string, rewrap bool) (Key, int) {
 func (f *fixture) entries(p authz.Principal) []audit.Entry {
 	f.t.Helper()
 	var all []audit.Entry
-	must(f.t, audit.ScanAll(f.t.Context(), f.db.Rehearsed, store.Prefix([]byte("audit/entry/")), func(_, row []byte) error {
+	must(f.t, audit.ScanAll(f.t.Context(), f.db.raw, store.Prefix([]byte("audit/entry/")), func(_, row []byte) error {
 		var e audit.Entry
 		err := json.Unmarshal(row[1+dualsig.SignatureSize:], &e) // see docs/formats.md
 		if err == nil && e.TenantID == string(p.Tenant) {
@@ -236,7 +276,7 @@ func (f *fixture) verify() {
 // rows returns the keys and values of the rows under the prefix.
 func (f *fixture) rows(prefix string) (keys, values []string) {
 	f.t.Helper()
-	must(f.t, f.db.Rehearsed.View(f.t.Context(), func(r store.Reader) error {
+	must(f.t, f.db.raw.View(f.t.Context(), func(r store.Reader) error {
 		return r.Scan(store.Prefix([]byte(prefix)), func(k, v []byte) bool {
 			keys, values = append(keys, string(k)), append(values, string(v))
 			return true
@@ -245,10 +285,22 @@ func (f *fixture) rows(prefix string) (keys, values []string) {
 	return keys, values
 }
 
-// tamper changes rows without the service.
+// commit changes rows without the service, with an entry of the system.
+func (f *fixture) commit(change func(tx store.Tx) error) {
+	f.t.Helper()
+	must(f.t, f.db.Store.Update(f.t.Context(), func(tx store.Tx) error {
+		_, err := f.log.Append(tx, audit.Event{
+			Type: audit.TenantCreated, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+			Resource: audit.Resource{Type: audit.TenantResource},
+		})
+		return errors.Join(change(tx), err)
+	}))
+}
+
+// tamper changes rows as somebody does who has no key.
 func (f *fixture) tamper(change func(tx store.Tx) error) {
 	f.t.Helper()
-	must(f.t, f.db.Rehearsed.Update(f.t.Context(), change))
+	must(f.t, f.watch.Tamper(f.t.Context(), f.db.raw, change))
 }
 
 // inFiles reports whether a file in the data directory contains the bytes.

@@ -58,7 +58,7 @@ func TestABatchAsksTheKMSOnceForEachVersion(t *testing.T) {
 	if _, n := f.rotate(f.a, other.ID, true); n != 2 || f.kms.calls.Load() != 2 {
 		t.Errorf("encrypting %d versions anew: %d calls of the KMS, want 2", n, f.kms.calls.Load())
 	}
-	f.tamper(func(tx store.Tx) error {
+	f.commit(func(tx store.Tx) error {
 		return tx.Put([]byte("key/"+string(f.a.Tenant)+"/00000001/signing"), []byte("damaged"))
 	})
 	f.kms.calls.Store(0)

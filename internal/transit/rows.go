@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -103,6 +104,10 @@ func parseDue(key []byte) (tenant authz.TenantID, id string) {
 
 var errDamaged = fault.New(fault.Internal, "a stored encryption key is damaged: find the row with latticekeep doctor, and restore a backup")
 
+// isDamaged reports whether an error is about what is stored: a row that cannot be read, or that is
+// not the one that was written last.
+func isDamaged(err error) bool { return errors.Is(err, fault.Internal) || state.IsRefused(err) }
+
 // get returns a key of the tenant, or nil when the tenant has none with that id.
 func (t *Transit) get(rd store.Reader, tenant authz.TenantID, id string) (*namedKey, error) {
 	key := keyKey(tenant, id)
@@ -170,17 +175,20 @@ func (t *Transit) putVersion(tx store.Tx, k *namedKey) error {
 	return tx.Put(key, t.keys.SealRow(key, b))
 }
 
-// versions returns the newest versions of a key, newest first.
+// versions returns the newest versions of a key, newest first. It reads the rows of all versions: a
+// store that holds its rows against the log then refuses one that somebody has changed.
 func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
 	list := make([]KeyVersion, min(int(k.Version), MaxKeyVersions))
 	for i := range list {
 		list[i] = KeyVersion{Number: k.Version - uint32(i), Current: i == 0}
 	}
 	prefix := versionRowsPrefix(k.tenant, k.id)
-	newest := store.Prefix(prefix)
-	newest.From = versionRowKey(k.tenant, k.id, list[len(list)-1].Number)
+	oldest := versionRowKey(k.tenant, k.id, list[len(list)-1].Number)
 	var bad error
-	err := rd.Scan(newest, func(key, value []byte) bool {
+	err := rd.Scan(store.Prefix(prefix), func(key, value []byte) bool {
+		if bytes.Compare(key, oldest) < 0 {
+			return true
+		}
 		version, err := strconv.ParseUint(string(key[len(prefix):]), 16, 32)
 		var b []byte
 		if err == nil {
@@ -194,15 +202,18 @@ func (t *Transit) versions(rd store.Reader, k *namedKey) ([]KeyVersion, error) {
 		list[uint64(k.Version)-version].CreatedAt = row.CreatedAt
 		return true
 	})
+	if err != nil || bad != nil {
+		return nil, errors.Join(err, bad)
+	}
 	// The times of the newest and the first version are in the key's own row.
 	list[0].CreatedAt = k.RotatedAt
 	if last := &list[len(list)-1]; last.Number == 1 {
 		last.CreatedAt = k.CreatedAt
 	}
 	if slices.ContainsFunc(list, func(v KeyVersion) bool { return v.CreatedAt.IsZero() }) {
-		bad = errDamaged
+		return nil, errDamaged
 	}
-	return list, errors.Join(err, bad)
+	return list, nil
 }
 
 // newestSeed returns the seed of a version of a key, under its newest wrapping key, or nil when

@@ -3,17 +3,18 @@ package transit
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -147,7 +148,10 @@ func TestACiphertextThatNobodySignedDoesNotOpen(t *testing.T) {
 
 // A row that was moved between tenants, keys or versions opens nothing.
 func TestRowsCannotBeMoved(t *testing.T) {
-	f := newFixture(t, time.Minute)
+	inBothStores(t, testRowsCannotBeMoved)
+}
+
+func testRowsCannotBeMoved(t *testing.T, f *fixture) {
 	k, other := f.create(f.a, "one", 30), f.create(f.b, "theirs", 30)
 	c := f.encrypt(f.a, k.ID, "data")
 	f.rotate(f.a, k.ID, false)
@@ -168,13 +172,81 @@ func TestRowsCannotBeMoved(t *testing.T) {
 	move(seedKey(f.a.Tenant, k.ID, 1, 1), seedKey(f.b.Tenant, k.ID, 1, 1))
 	f.mustNotOpen(f.b, "", c, "a seed of another tenant")
 	move(keyKey(f.a.Tenant, k.ID), keyKey(f.b.Tenant, k.ID))
-	if _, err := f.Encrypt(t.Context(), f.b, k.ID, make([]secret.Bytes, 1)); !errors.Is(err, fault.Internal) {
+	if _, err := f.Encrypt(t.Context(), f.b, k.ID, make([]secret.Bytes, 1)); !f.isChanged(err) {
 		t.Error("a key of another tenant encrypts:", err)
 	}
 	move(keyKey(f.a.Tenant, k.ID), keyKey(f.b.Tenant, other.ID))
 	keys, total, err := f.Keys(t.Context(), f.b, 0, 10)
-	if err != nil || total != 0 {
+	if total != 0 || f.unbound && err != nil || !f.unbound && !f.isChanged(err) {
 		t.Errorf("listed %v (%v)", keys, err)
+	}
+}
+
+// A row of one key or of an earlier version of the tenant's keys that somebody has put back, changed
+// or removed keeps the ciphertexts that need it from opening, and no other.
+func TestAChangedRowStopsOnlyWhatNeedsIt(t *testing.T) {
+	f := newFixture(t, 0)
+	k, other := f.create(f.a, "one", 30), f.create(f.a, "other", 30)
+	c, beside := f.encrypt(f.a, k.ID, "data"), f.encrypt(f.a, other.ID, "beside")
+	before, values := f.rows("transit/seed/" + string(f.a.Tenant) + "/" + k.ID + "/")
+	f.rotate(f.a, k.ID, true)
+	for what, row := range map[string]struct {
+		key, value   string // no value: the row is removed
+		needs, stays Ciphertext
+		text         string
+	}{
+		"a seed put back under the earlier wrapping key": {before[0], values[0], c, beside, "data"},
+		"a removed seed": {string(seedKey(f.a.Tenant, k.ID, 1, 2)), "", c, beside, "data"},
+		"a changed seed": {string(seedKey(f.a.Tenant, k.ID, 1, 2)), values[0], c, beside, "data"},
+		"earlier keys":   {"key/" + string(f.a.Tenant) + "/00000001/mac", "junk", beside, f.encrypt(f.a, k.ID, "beside"), "beside"},
+	} {
+		put := func(value string) {
+			f.tamper(func(tx store.Tx) error {
+				if value == "" {
+					return tx.Delete([]byte(row.key))
+				}
+				return tx.Put([]byte(row.key), []byte(value))
+			})
+		}
+		_, was := f.rows(row.key)
+		put(row.value)
+		entries := f.leaves(f.a, func() {
+			opened, err := f.Decrypt(t.Context(), f.a, "", []Ciphertext{row.needs, row.stays})
+			must(t, err)
+			if opened[0].Err != ErrDecrypt || opened[0].Data != nil || opened[1].Err != nil || string(opened[1].Data) != "beside" {
+				t.Errorf("%s: %v, %v", what, opened[0].Err, opened[1].Err)
+			}
+		})
+		if len(entries) != 1 || entries[0].Outcome != audit.Failure || entries[0].Attributes[audit.AttributeReason] != reasonIntegrity {
+			t.Errorf("%s: recorded as %+v", what, entries)
+		}
+		if len(f.watch.Refused()) == 0 {
+			t.Errorf("%s: the state reports nothing", what)
+		}
+		put(strings.Join(was, ""))
+		f.mustOpen(f.a, "", row.needs, row.text)
+	}
+}
+
+// A tenant's keys that somebody has changed are refused like every other changed row, and are no
+// defect of the service.
+func TestChangedKeysOfATenantAreRefused(t *testing.T) {
+	for _, purpose := range []string{"wrapping", "signing", "mac"} {
+		for what, value := range map[string][]byte{"changed": []byte("junk"), "removed": nil} {
+			f := newFixture(t, 0)
+			f.encrypt(f.a, "", "data")
+			f.tamper(func(tx store.Tx) error {
+				key := []byte("key/" + string(f.a.Tenant) + "/00000001/" + purpose)
+				if value == nil {
+					return tx.Delete(key)
+				}
+				return tx.Put(key, value)
+			})
+			if _, err := f.Encrypt(t.Context(), f.a, "", make([]secret.Bytes, 1)); !state.IsRefused(err) {
+				t.Errorf("%s, %s: %v", purpose, what, err)
+			}
+			f.encrypt(f.b, "", "another tenant's")
+		}
 	}
 }
 
@@ -238,7 +310,7 @@ func TestEveryFailureVerifiesAndDecapsulates(t *testing.T) {
 		"changed": {KEM: c.KEM, Nonce: c.Nonce, Data: flip(c.Data, len(c.Data)-1)}, "no key": other, "malformed": {},
 	} {
 		m := f.newItem(way, keys.Keys, "")
-		must(t, f.db.Rehearsed.View(t.Context(), func(rd store.Reader) error { return m.read(rd, f.a.Tenant) }))
+		must(t, f.db.raw.View(t.Context(), func(rd store.Reader) error { return m.read(rd, f.a.Tenant) }))
 		allocations[name] = leastAllocations(func() {
 			if o, err := f.openItem(t.Context(), keys, &m); err != nil || o.Err != ErrDecrypt {
 				t.Fatal(name, o.Err, err)

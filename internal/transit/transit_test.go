@@ -387,7 +387,7 @@ func TestNothingOfACallerStaysInTheFiles(t *testing.T) {
 // A damaged row fails every call that needs it, as damage and not as a missing key.
 func TestADamagedKeyIsRecordedAsDamage(t *testing.T) {
 	for _, prefix := range []string{"transit/seed/", "transit/key/", "transit/default/"} {
-		f := newFixture(t, 0)
+		f := newUnboundFixture(t, 0)
 		c := f.encrypt(f.a, "", "data")
 		f.tamper(func(tx store.Tx) error {
 			var failed error
