@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -19,8 +20,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -30,6 +33,7 @@ type fixture struct {
 	t         *testing.T
 	dir       string
 	store     *switchedStore
+	watch     *statetest.Watch
 	log       *writer.Log
 	keys      *keyring.Ring
 	service   *Service
@@ -40,7 +44,7 @@ type fixture struct {
 
 // switchedStore is a database that can crash before or after the next commit.
 type switchedStore struct {
-	*storetest.Rehearsed
+	*state.Store
 	before, after atomic.Bool
 }
 
@@ -50,7 +54,7 @@ func (s *switchedStore) Update(ctx context.Context, fn func(store.Tx) error) err
 	if s.before.Swap(false) {
 		return errCrash
 	}
-	err := s.Rehearsed.Update(ctx, fn)
+	err := s.Store.Update(ctx, fn)
 	if s.after.Swap(false) {
 		return errCrash
 	}
@@ -108,7 +112,7 @@ const tenants = 20
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{t: t, dir: t.TempDir()}
+	f := &fixture{t: t, dir: t.TempDir(), watch: statetest.New(t)}
 	f.old, f.new = f.key("old"), f.key("new")
 	f.destroy = func(string) (kms.Destruction, error) { return kms.Destruction{Undo: "ask for it"}, nil }
 	f.open(f.old)
@@ -135,18 +139,25 @@ func (f *fixture) makeSet(r *keyring.Ring, i int) {
 	f.t.Helper()
 	set, err := r.NewSet(f.t.Context(), tenantID(i), 1)
 	must(f.t, err)
-	must(f.t, f.store.Update(f.t.Context(), set.Put))
+	must(f.t, f.store.Update(f.t.Context(), func(tx store.Tx) error {
+		_, err := f.log.Append(tx, audit.Event{
+			Type: audit.TenantCreated, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+			Resource: audit.Resource{Type: audit.TenantResource, ID: string(tenantID(i))},
+		})
+		return errors.Join(set.Put(tx), err)
+	}))
 }
 
 // open opens the deployment, also again after it was closed.
 func (f *fixture) open(current keyring.KMS, former ...keyring.KMS) {
 	f.t.Helper()
 	now := func() time.Time { return begin }
-	f.log = writer.New(now, nil)
+	bound := f.watch.State()
+	f.log = writer.New(now, bound)
 	db, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{Hook: f.log.Commit})
 	must(f.t, err)
 	f.t.Cleanup(func() { _ = db.Close() })
-	f.store = &switchedStore{Rehearsed: storetest.Rehearsing(db)}
+	f.store = &switchedStore{Store: bound.Guard(storetest.Rehearsing(db))}
 	_, f.keys, err = identity.Open(f.t.Context(), f.store, f.log, guard.New(f.log), current, keyring.Config{Previous: former, Now: now})
 	must(f.t, err)
 	f.service = New(f.store, guard.New(f.log), f.keys, Options{Now: now, Destroy: func(_ context.Context, id string) (kms.Destruction, error) {
@@ -186,6 +197,7 @@ func (f *fixture) entries() (all []string) {
 	must(f.t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(string(e.EventType), "KMS_") {
+			delete(e.Attributes, audit.AttributeState)
 			all = append([]string{fmt.Sprint(e.EventType, " ", e.Outcome, " ", e.Resource.ID, " ", e.Attributes)}, all...)
 		}
 	}

@@ -26,8 +26,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
@@ -39,6 +41,8 @@ type fixture struct {
 	t       *testing.T
 	dir     string
 	store   *switchedStore
+	watch   *statetest.Watch
+	unbound bool // rows are not held against the state, as while the store of an earlier release is brought up to date
 	keys    *keyring.Ring
 	log     *writer.Log
 	service *Service
@@ -53,7 +57,8 @@ type fixture struct {
 // switchedStore is the database with a crash before or after the n-th commit from now, and a disk
 // that can be full. It runs every closure of Update twice, like a backend that has to retry.
 type switchedStore struct {
-	*bolt.Store
+	*state.Store
+	raw           *bolt.Store // without the guard
 	full          atomic.Bool
 	before, after atomic.Int64 // commits left until the crash; 0 for none
 }
@@ -97,26 +102,48 @@ func (f *fixture) advance(d time.Duration) { f.clock.Add(int64(d / time.Second))
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{t: t, dir: t.TempDir(), use: make(map[string]int)}
+	return makeFixture(t, false)
+}
+
+func makeFixture(t *testing.T, unbound bool) *fixture {
+	t.Helper()
+	f := &fixture{t: t, dir: t.TempDir(), watch: statetest.New(t), unbound: unbound, use: make(map[string]int)}
 	must(t, kms.CreateLocal(filepath.Join(f.dir, "kms.key")))
 	f.open()
 	return f
 }
 
+// tamper changes rows as somebody does who has no key.
+func (f *fixture) tamper(change func(tx store.Tx) error) {
+	f.t.Helper()
+	must(f.t, f.watch.Tamper(f.t.Context(), f.store.raw, change))
+}
+
 // open opens the deployment, also again after it was closed.
 func (f *fixture) open() {
+	f.t.Helper()
+	must(f.t, f.tryOpen())
+}
+
+func (f *fixture) tryOpen() error {
 	t := f.t
 	t.Helper()
 	local, err := kms.OpenLocal(filepath.Join(f.dir, "kms.key"))
 	must(t, err)
-	f.log = writer.New(f.now, nil)
+	guarding := f.watch.State() // holds nothing before the log gives it a key
+	if f.log = writer.New(f.now, guarding); f.unbound {
+		f.log = writer.New(f.now, nil)
+	}
 	db, err := bolt.Open(filepath.Join(f.dir, "store.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { _ = db.Close() })
-	f.store = &switchedStore{Store: db}
+	f.store = &switchedStore{Store: guarding.Guard(db), raw: db}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, guard.New(f.log), local, keyring.Config{CacheTTL: time.Minute, Now: f.now})
-	must(t, err)
+	if err != nil {
+		return err
+	}
 	f.service = New(f.store, guard.New(f.log), reader.New(f.log, guard.New(f.log)), f.keys, Options{InUse: f.inUse, Policy: f.policy, Now: f.now})
+	return nil
 }
 
 func (f *fixture) inUse(context.Context) (map[string]int, error) {

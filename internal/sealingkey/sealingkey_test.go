@@ -291,9 +291,8 @@ func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 				return err
 			}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
-			first := f.current()
+		putBack := func(t *testing.T, f *fixture) (first string) {
+			first = f.current()
 			if name == "a restored key is retired again" {
 				_, err := f.service.Rotate(t.Context(), admin)
 				must(t, err)
@@ -319,7 +318,37 @@ func TestKeysThatAreNotAsTheLogSaysAreFound(t *testing.T) {
 				must(t, err)
 			}
 			must(t, f.service.Verify(t.Context()))
-			must(t, f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, row) }))
+			f.tamper(func(tx store.Tx) error { return tx.Put(key, row) })
+			return first
+		}
+		t.Run(name, func(t *testing.T) { // nobody can be served, neither now nor after a start
+			f := newFixture(t)
+			putBack(t, f)
+			for _, when := range []string{"running", "started"} {
+				var err error
+				if when == "started" {
+					must(t, f.store.Close())
+					err = f.tryOpen() // it reads the key that is published
+				}
+				if err == nil {
+					_, err1 := f.keys.SealingKeys(t.Context())
+					_, err2 := f.keys.SealingDocument(t.Context())
+					err = errors.Join(err1, err2)
+				}
+				if fault.Of(err) != fault.Unavailable {
+					t.Errorf("%s: %v", when, err)
+				}
+				if err := f.log.Ready(t.Context()); fault.Of(err) != fault.Unavailable {
+					t.Errorf("%s, the log: %v", when, err)
+				}
+				if refused := f.watch.Refused(); len(refused) == 0 || !strings.HasPrefix(refused[0].Family, "sealing/") {
+					t.Errorf("%s: the state reports %v", when, refused)
+				}
+			}
+		})
+		t.Run(name+", without the state", func(t *testing.T) {
+			f := makeFixture(t, true)
+			first := putBack(t, f)
 			must(t, f.store.Close())
 			f.open() // the deployment still opens, whatever was put back
 			err := f.service.Verify(t.Context())
