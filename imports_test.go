@@ -126,7 +126,7 @@ var ours = map[string]string{
 	"internal/store/postgres":         "internal/store internal/store/format internal/store/postgres/address internal/fault",
 	"internal/store/postgres/address": "",
 	"internal/store/format":           "internal/store internal/buildinfo internal/fault",
-	"test/storetest":                  "internal/state internal/store internal/fault",
+	"test/storetest":                  "internal/store internal/fault",
 
 	"internal/frame":  "",
 	"internal/fault":  "",

@@ -193,12 +193,12 @@ func TestATenantHasAThousandKeys(t *testing.T) {
 	f := newPeople(t)
 	tenant, admin := f.newTenantOf("Example Ltd")
 	r := APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}}
-	must(t, f.store.Update(t.Context(), func(tx store.Tx) (err error) {
+	f.commit(func(tx store.Tx) (err error) {
 		for range maxAPIKeys - 1 {
 			err = errors.Join(err, f.putAPIKey(tx, f.newAPIKey(tenant, "x", r)))
 		}
 		return err
-	}))
+	})
 	n := len(f.history(tenant))
 	last, _, err := f.CreateAPIKey(t.Context(), admin, r)
 	must(t, err)

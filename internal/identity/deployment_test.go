@@ -9,18 +9,20 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
-	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 // openIn opens the deployment in a folder and makes it at first.
 func openIn(t *testing.T, dir string) *Service {
+	t.Helper()
+	return openServiceIn(t, dir, false)
+}
+
+func openServiceIn(t *testing.T, dir string, unbound bool) *Service {
 	t.Helper()
 	file := filepath.Join(dir, "kms.key")
 	k, err := kms.OpenLocal(file)
@@ -29,12 +31,9 @@ func openIn(t *testing.T, dir string) *Service {
 		k, err = kms.OpenLocal(file)
 	}
 	must(t, err)
-	log := writer.New(time.Now, nil)
-	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
-	must(t, err)
-	t.Cleanup(func() { s.Close() })
+	s, log := openStore(t, dir, time.Now, unbound)
 	guard := guard.New(log)
-	service, _, err := Open(t.Context(), storetest.RequireEntries(t, storetest.Rehearsing(s)), log, guard, k, keyring.Config{})
+	service, _, err := Open(t.Context(), s, log, guard, k, keyring.Config{})
 	must(t, err)
 	if service.guard != guard { // a second one would count refusals by itself
 		t.Error("identity does not use the guard that it is given")
@@ -99,7 +98,7 @@ func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {
 	if len(delivered) != 2 || delivered[0] == delivered[1] {
 		t.Errorf("%d keys", len(delivered))
 	}
-	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s.bound().raw, verify.Options{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -107,16 +106,16 @@ func TestADeploymentThatNobodyOperatesGetsOneKey(t *testing.T) {
 // A release that stored the system's tenant later than the deployment may have stopped in between.
 func TestTheSystemsTenantIsMadeWhenItIsMissing(t *testing.T) {
 	dir := t.TempDir()
-	s := openIn(t, dir)
-	s.tamper(t, func(tx store.Tx) error { return tx.Delete([]byte("tenant/system")) })
+	s := openServiceIn(t, dir, true)
+	s.bound().tamper(t, func(tx store.Tx) error { return tx.Delete([]byte("tenant/system")) })
 	must(t, s.store.Close())
-	s = openIn(t, dir)
+	s = openServiceIn(t, dir, true)
 	if s.count(t, "tenant/system") != 1 {
 		t.Error("the system has no tenant")
 	}
-	report, err := verify.Store(t.Context(), s.store, verify.Options{})
+	report, err := verify.Store(t.Context(), s.bound().raw, verify.Options{})
 	must(t, err)
-	must(t, VerifyStore(t.Context(), s.store, report))
+	must(t, VerifyStore(t.Context(), s.bound().raw, report))
 }
 
 func TestAnExpiredSystemKeyOperatesNothing(t *testing.T) {

@@ -15,12 +15,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 func newService(t *testing.T) *Service {
+	t.Helper()
+	return makeService(t, false)
+}
+
+func makeService(t *testing.T, unbound bool) *Service {
 	t.Helper()
 	dir := t.TempDir()
 	must := func(err error) {
@@ -32,21 +39,56 @@ func newService(t *testing.T) *Service {
 	must(kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(err)
-	log := writer.New(time.Now, nil)
-	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
-	must(err)
-	t.Cleanup(func() { s.Close() })
-	recorded := storetest.RequireEntries(t, storetest.Rehearsing(s))
-	service, _, err := Open(t.Context(), recorded, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
+	s, log := openStore(t, dir, time.Now, unbound)
+	service, _, err := Open(t.Context(), s, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute, Now: time.Now})
 	must(err)
 	return service
 }
 
-// tamper changes rows of the store of [newService] or [openIn] without the service.
-func (s *Service) tamper(t *testing.T, change func(tx store.Tx) error) {
-	t.Helper()
-	must(t, s.store.(*storetest.Recorded).Database.Update(t.Context(), change))
+// boundStore is a database file whose rows are held against the state. A row that is refused and was
+// not tampered with fails the test.
+type boundStore struct {
+	*state.Store
+	raw     *bolt.Store // without the guard
+	watch   *statetest.Watch
+	unbound bool // rows are not held against the state yet
 }
+
+// openStore opens a store. In an unbound one rows are not held against the state yet, as while the
+// store of an earlier release is brought up to date.
+func openStore(t *testing.T, dir string, now func() time.Time, unbound bool) (*boundStore, *writer.Log) {
+	t.Helper()
+	s := &boundStore{watch: statetest.New(t), unbound: unbound}
+	guarding := s.watch.State() // holds nothing before the log gives it a key
+	log := writer.New(now, guarding)
+	if unbound {
+		log = writer.New(now, nil)
+	}
+	var err error
+	s.raw, err = bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
+	must(t, err)
+	t.Cleanup(func() { _ = s.raw.Close() })
+	s.Store = guarding.Guard(storetest.Rehearsing(s.raw))
+	return s, log
+}
+
+// tamper changes rows as somebody does who has no key.
+func (s *boundStore) tamper(t *testing.T, change func(tx store.Tx) error) {
+	t.Helper()
+	must(t, s.watch.Tamper(t.Context(), s.raw, change))
+}
+
+// isChanged reports whether err is the answer to a row that somebody has changed. In an unbound store
+// the row's MAC tells that the row is damaged, but not that somebody has put it there.
+func (s *boundStore) isChanged(err error) bool {
+	if s.unbound {
+		return errors.Is(err, fault.Internal)
+	}
+	return state.IsRefused(err) && !errors.Is(err, fault.Internal)
+}
+
+// bound returns the store of [newService] or [openIn].
+func (s *Service) bound() *boundStore { return s.store.(*boundStore) }
 
 func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {
 	s := newService(t)
@@ -68,7 +110,7 @@ func TestADevelopmentServerKeepsItsTenantAndReplacesItsKey(t *testing.T) {
 	if _, err := s.Authenticate(t.Context(), key2); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s.bound().raw, verify.Options{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -150,7 +192,7 @@ func TestANamespaceIsATenantOfItsOwn(t *testing.T) {
 	if tenant, err := s.NamespaceTenant(t.Context(), "cluster-1", "ns-3"); err != nil || tenant != dev {
 		t.Fatal(tenant, err)
 	}
-	if _, err := verify.Store(t.Context(), s.store, verify.Options{}); err != nil {
+	if _, err := verify.Store(t.Context(), s.bound().raw, verify.Options{}); err != nil {
 		t.Fatal(err)
 	}
 }

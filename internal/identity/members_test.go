@@ -26,7 +26,7 @@ func key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 func (f *people) key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 	f.t.Helper()
 	k := f.newAPIKey(tenant, "test", APIKeyRequest{Name: "test", Scopes: scopes})
-	must(f.t, f.store.Update(f.t.Context(), func(tx store.Tx) error { return f.putAPIKey(tx, k) }))
+	f.commit(func(tx store.Tx) error { return f.putAPIKey(tx, k) })
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: k.row.ID, Scopes: scopes}
 }
 

@@ -10,15 +10,12 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
-	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 // replica returns another service on the same store, whose clock is ahead by the given time. It
@@ -144,14 +141,10 @@ func TestReplicasThatStartTogetherMakeOneDeployment(t *testing.T) {
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	log := writer.New(time.Now, nil)
-	db, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: log.Commit})
-	must(t, err)
-	t.Cleanup(func() { _ = db.Close() })
-	s := storetest.Rehearsing(db)
+	s, log := openStore(t, dir, time.Now, false)
 
 	// The first replica has found the database empty, and then the other one is faster.
-	overtaking := &overtaken{Rehearsed: s}
+	overtaking := &overtaken{boundStore: s}
 	overtaking.by = func() {
 		_, _, err := Open(t.Context(), s, log, guard.New(log), k, keyring.Config{CacheTTL: time.Minute})
 		must(t, err)
@@ -211,7 +204,7 @@ func TestOneOfTwoFirstSystemKeysWorks(t *testing.T) {
 
 // overtaken is a database on which another replica is faster, once.
 type overtaken struct {
-	*storetest.Rehearsed
+	*boundStore
 	once sync.Once
 	by   func()
 }
@@ -219,5 +212,5 @@ type overtaken struct {
 // Update implements [store.Store].
 func (s *overtaken) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.once.Do(s.by)
-	return s.Rehearsed.Update(ctx, fn)
+	return s.boundStore.Update(ctx, fn)
 }

@@ -25,24 +25,22 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
 // countedStore is a database that counts reads and writes.
 type countedStore struct {
-	*storetest.Rehearsed
+	*boundStore
 	gets, updates atomic.Int64
 	updated       chan struct{} // capacity 1
 }
 
 func (s *countedStore) View(ctx context.Context, fn func(store.Reader) error) error {
-	return s.Rehearsed.View(ctx, func(r store.Reader) error { return fn(countedReader{r, s}) })
+	return s.boundStore.View(ctx, func(r store.Reader) error { return fn(countedReader{r, s}) })
 }
 
 func (s *countedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
 	s.updates.Add(1)
-	err := s.Rehearsed.Update(ctx, fn)
+	err := s.boundStore.Update(ctx, fn)
 	select {
 	case s.updated <- struct{}{}:
 	default:
@@ -79,16 +77,41 @@ type people struct {
 
 func newPeople(t *testing.T) *people {
 	t.Helper()
+	return makePeople(t, false)
+}
+
+// inBothStores runs a test about changed rows on a store whose rows are held against the state, and on
+// one whose rows are not yet.
+func inBothStores(t *testing.T, test func(t *testing.T, f *people)) {
+	t.Run("held against the state", func(t *testing.T) { test(t, makePeople(t, false)) })
+	t.Run("not held against the state", func(t *testing.T) { test(t, makePeople(t, true)) })
+}
+
+func (f *people) commit(change func(tx store.Tx) error) {
+	f.t.Helper()
+	commit(f.t, f.Service, change)
+}
+
+// commit changes rows without the service, with an entry in the history of no tenant of the test.
+func commit(t *testing.T, s *Service, change func(tx store.Tx) error) {
+	t.Helper()
+	e := systemEvent(audit.TenantListed, audit.TenantResource, "")
+	e.Principal.Tenant = "ten_test"
+	must(t, s.store.Update(t.Context(), func(tx store.Tx) error {
+		_, err := s.guard.Append(tx, e)
+		return errors.Join(change(tx), err)
+	}))
+}
+
+func makePeople(t *testing.T, unbound bool) *people {
+	t.Helper()
 	dir := t.TempDir()
 	f := &people{t: t, clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
 	must(t, kms.CreateLocal(filepath.Join(dir, "kms.key")))
 	k, err := kms.OpenLocal(filepath.Join(dir, "kms.key"))
 	must(t, err)
-	f.log = writer.New(f.time, nil)
-	s, err := bolt.Open(filepath.Join(dir, "i.db"), bolt.Options{Hook: f.log.Commit})
-	must(t, err)
-	t.Cleanup(func() { s.Close() })
-	f.store = &countedStore{Rehearsed: storetest.Rehearsing(s), updated: make(chan struct{}, 1)}
+	s, log := openStore(t, dir, f.time, unbound)
+	f.log, f.store = log, &countedStore{boundStore: s, updated: make(chan struct{}, 1)}
 	f.Service, _, err = Open(t.Context(), f.store, f.log, guard.New(f.log), k, keyring.Config{CacheTTL: time.Hour, Now: f.time})
 	must(t, err)
 	return f
@@ -210,7 +233,7 @@ func (f *people) token(to string) string {
 func (f *people) rows(prefix string) map[string]string {
 	f.t.Helper()
 	all := make(map[string]string)
-	must(f.t, f.store.Rehearsed.View(f.t.Context(), func(r store.Reader) error {
+	must(f.t, f.store.raw.View(f.t.Context(), func(r store.Reader) error {
 		return r.Scan(store.Prefix([]byte(prefix)), func(k, v []byte) bool {
 			all[string(k)] = string(v)
 			return true
@@ -443,7 +466,10 @@ func TestNothingSecretIsKept(t *testing.T) {
 
 // An attacker who can write the database must not become an owner.
 func TestAUsersRowsCannotBeRewritten(t *testing.T) {
-	f := newPeople(t)
+	inBothStores(t, testAUsersRowsCannotBeRewritten)
+}
+
+func testAUsersRowsCannotBeRewritten(t *testing.T, f *people) {
 	owner := f.verified("ada@example.com")
 	guest := f.join(owner, "bob@example.com", authz.Member)
 	tokens := f.signIn("bob@example.com", goodPassword)
@@ -454,8 +480,8 @@ func TestAUsersRowsCannotBeRewritten(t *testing.T) {
 		"another's row": rows[string(userKey(accountOf(owner.Principal)))],
 		"no MAC":        rows[theirs][32:],
 	} {
-		must(t, f.store.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte(theirs), []byte(forged)) }))
-		if c, err := f.AuthenticateToken(t.Context(), tokens.Access); !errors.Is(err, fault.Internal) || c.Tenant != "" {
+		f.store.tamper(t, func(tx store.Tx) error { return tx.Put([]byte(theirs), []byte(forged)) })
+		if c, err := f.AuthenticateToken(t.Context(), tokens.Access); !f.store.isChanged(err) || c.Tenant != "" {
 			t.Errorf("%s: %+v, %v", name, c, err)
 		}
 	}

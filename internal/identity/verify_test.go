@@ -18,7 +18,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	dev, _, err := s.Dev(t.Context())
 	must(t, err)
 	previous := make(map[string][]byte) // rows of the key that the next start revokes
-	must(t, audit.ScanAll(t.Context(), s.store, store.Prefix([]byte("apikey/")), func(key, value []byte) error {
+	must(t, audit.ScanAll(t.Context(), s.bound().raw, store.Prefix([]byte("apikey/")), func(key, value []byte) error {
 		previous[string(key)] = value
 		return nil
 	}))
@@ -28,14 +28,14 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	must(t, err)
 	must(t, s.MapNamespace(t.Context(), "cluster", "name", "mapped", dev))
 	verify := func() error {
-		report, err := verify.Store(t.Context(), s.store, verify.Options{})
+		report, err := verify.Store(t.Context(), s.bound().raw, verify.Options{})
 		must(t, err)
-		return VerifyStore(t.Context(), s.store, report)
+		return VerifyStore(t.Context(), s.bound().raw, report)
 	}
 	must(t, verify())
 	change := func(key string, value []byte) {
 		t.Helper()
-		s.tamper(t, func(tx store.Tx) error {
+		s.bound().tamper(t, func(tx store.Tx) error {
 			if value == nil {
 				return tx.Delete([]byte(key))
 			}
@@ -43,7 +43,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 		})
 	}
 	read := func(key string) (value []byte) {
-		must(t, s.store.View(t.Context(), func(r store.Reader) error {
+		must(t, s.bound().raw.View(t.Context(), func(r store.Reader) error {
 			b, err := r.Get([]byte(key))
 			value = bytes.Clone(b)
 			return err
@@ -52,7 +52,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	}
 	rowOf := func(prefix string) (key string) { // of the API key of the second start
 		t.Helper()
-		must(t, audit.ScanAll(t.Context(), s.store, store.Prefix([]byte(prefix)), func(k, _ []byte) error {
+		must(t, audit.ScanAll(t.Context(), s.bound().raw, store.Prefix([]byte(prefix)), func(k, _ []byte) error {
 			key = string(k)
 			return nil
 		}))
