@@ -311,7 +311,7 @@ func (w *world) testRecreation(t *testing.T) {
 func damage(w *world, sc *v1alpha1.SealedCredential) {
 	w.t.Helper()
 	rows := store.Prefix([]byte("credential/" + string(w.tenant(sc.Namespace).Tenant) + "/" + sc.Status.CredentialID + "/"))
-	must(w.t, w.store.Store.Update(w.t.Context(), func(tx store.Tx) error {
+	w.commit(func(tx store.Tx) error {
 		var key, value []byte
 		if err := tx.Scan(rows, func(k, v []byte) bool {
 			key, value = bytes.Clone(k), bytes.Clone(v)
@@ -321,7 +321,7 @@ func damage(w *world, sc *v1alpha1.SealedCredential) {
 		}
 		value[len(value)-1] ^= 1
 		return tx.Put(key, value)
-	}))
+	})
 }
 
 func (w *world) testSuspended(t *testing.T) {

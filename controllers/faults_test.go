@@ -17,6 +17,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
 // crash ends an operator at its nth durable step, and blocks all later steps. The step itself has
@@ -81,6 +82,7 @@ func (c *crash) transport(next http.RoundTripper) http.RoundTripper {
 // flaky is a store that can be down and can hide rows, and whose transactions are steps of a crash.
 type flaky struct {
 	store.Store
+	raw    *bolt.Store // without the guard
 	crash  *crash
 	down   atomic.Bool
 	hidden atomic.Value // string: suffix of the hidden rows' keys

@@ -40,9 +40,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/test/kubetest"
+	"github.com/latticekeep/latticekeep/test/statetest"
 )
 
 // patience is how long a test waits for something that takes milliseconds on an idle machine.
@@ -66,6 +68,7 @@ type world struct {
 	operator *rest.Config // with the rights of config/rbac and no others
 	clock    clock
 	dir      string
+	watch    *statetest.Watch // fails the test for a row that is refused by mistake
 	logs     logs
 	canaries []string // every value sealed so far
 	wire     wire
@@ -83,7 +86,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB, flags ...string) *world {
-	w := &world{t: t, plane: kubetest.ForTest(t, flags...), dir: t.TempDir(), metrics: controllers.NewMetrics()}
+	w := &world{t: t, plane: kubetest.ForTest(t, flags...), dir: t.TempDir(), watch: statetest.New(t), metrics: controllers.NewMetrics()}
 	w.clock.micros.Store(time.Now().Truncate(time.Second).UnixMicro() + 123456) // not a whole second
 
 	scheme := runtime.NewScheme()
@@ -115,10 +118,11 @@ func newWorld(t testing.TB, flags ...string) *world {
 func (w *world) open(crash *crash) {
 	w.t.Helper()
 	ctx, now := context.Background(), w.clock.Now
-	w.log = writer.New(now, nil)
+	bound := w.watch.State()
+	w.log = writer.New(now, bound)
 	db, err := bolt.Open(filepath.Join(w.dir, "store.db"), bolt.Options{Hook: w.log.Commit})
 	must(w.t, err)
-	w.store = &flaky{Store: db, crash: crash}
+	w.store = &flaky{Store: bound.Guard(db), raw: db, crash: crash}
 	if w.counting() {
 		w.store.looks = new(counts)
 	}
@@ -142,7 +146,19 @@ func (w *world) newSealingKey() *keyring.NewSealingKey {
 }
 
 func (w *world) addSealingKey(key *keyring.NewSealingKey) {
-	must(w.t, w.store.Store.Update(context.Background(), key.Put))
+	w.commit(key.Put)
+}
+
+// commit changes rows without the operator, with an entry.
+func (w *world) commit(change func(tx store.Tx) error) {
+	w.t.Helper()
+	must(w.t, w.store.Store.Update(context.Background(), func(tx store.Tx) error {
+		_, err := w.log.Append(tx, audit.Event{
+			Type: audit.SealingKeyListed, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+			Resource: audit.Resource{Type: audit.SealingKeyResource},
+		})
+		return errors.Join(change(tx), err)
+	}))
 }
 
 // start opens the deployment and runs the operator. crash, if not nil, ends the operator.
